@@ -1,0 +1,168 @@
+"""What every engine is: the protocols that sessions, policies and tests rely on.
+
+An engine knows nothing of prompts, budgets or policies. It runs tokens and keeps the KV rows it is told to keep.
+Two counters are never one: the *row* a token has in the cache, and the *position* it has for RoPE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+
+from edge.errors import EngineError, InputError
+from edge.gguf_file import GGUFFile
+from edge.model import ModelSpec
+from edge.types import FloatArray, IntArray
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """What a plan decided for an engine. All of it is allocated at load; nothing grows afterwards."""
+
+    capacity: int  # KV rows per layer and KV head
+    chunk: int  # most tokens that run at once in prefill
+    kv_dtype: str
+    threads: int
+    logits_rows: int = 1  # most rows of logits that exist at once; forward_all works through longer inputs in steps
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes that an engine adds to the process: predicted before load, by counting."""
+
+    weights: int
+    kv: int
+    scratch: int  # compute buffers and logits
+    runtime: int  # the engine's libraries and its own copy of the vocabulary
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What an engine can do. `granularity`: the finest unit of eviction."""
+
+    granularity: Literal["token", "layer", "head"]
+    kv_dtypes: tuple[str, ...]  # the first is the default
+
+
+@dataclass(frozen=True)
+class KVState:
+    """A saved KV cache. It fits only the engine, model, dtype and capacity named in `key`."""
+
+    key: str
+    positions: IntArray  # [length], in row order
+    next_position: int
+    data: bytes
+
+
+class KVCache(Protocol):
+    """The rows that an engine remembers: `length` of `capacity` are in use; `nbytes` is what is allocated."""
+
+    capacity: int
+    nbytes: int
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def positions(self) -> IntArray:
+        """Position of every row in use, int32 [length], in row order."""
+        ...
+
+    def keep(self, rows: IntArray, *, close_gaps: bool) -> None:
+        """Evict all rows but `rows` (strictly increasing, int [n]), in place.
+
+        close_gaps: the kept rows get the positions 0…n-1, as though the evicted ones had never been
+        (StreamingLLM); otherwise they keep their distances, and new tokens their own positions.
+        Raises InputError if a row is out of range or repeated.
+        """
+        ...
+
+    def truncate(self, length: int) -> None:
+        """Forget all rows from `length` on; 0 empties the cache."""
+        ...
+
+    def save(self) -> KVState: ...
+
+    def restore(self, state: KVState) -> None:
+        """Take back a saved state. Raises InputError if it belongs to another engine, model or setting."""
+        ...
+
+
+class Engine(Protocol):
+    """A model, loaded. Arrays that `forward` returns are valid until the next call."""
+
+    spec: ModelSpec
+    config: EngineConfig
+    capabilities: Capabilities
+
+    @property
+    def kv(self) -> KVCache: ...
+
+    def forward(self, tokens: IntArray) -> FloatArray:
+        """Run tokens, int [n]; append n rows. Returns logits after the last, float32 [vocab].
+
+        Raises CapacityError if fewer than n rows are free, InputError for token ids outside the vocabulary.
+        """
+        ...
+
+    def forward_all(self, tokens: IntArray) -> FloatArray:
+        """As `forward`, with the logits after every token, float32 [n, vocab]."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Backend(Protocol):
+    """The module of one engine. Register it in `backends/__init__.py`."""
+
+    NAME: str
+    KV_DTYPES: tuple[str, ...]
+
+    def check_installed(self) -> None:
+        """Raise MissingExtraError if the engine's package is not there."""
+
+    def check_supported(self, file: GGUFFile, spec: ModelSpec) -> None:
+        """Raise UnsupportedError if the engine cannot run this model."""
+
+    def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint: ...
+
+    def load(
+        self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None
+    ) -> Engine:
+        """Load weights and allocate everything. `progress` is called with the fraction that is loaded."""
+        ...
+
+    def versions(self) -> dict[str, str]: ...
+
+
+class CapacityError(EngineError):
+    """More tokens than free rows: make room with `kv.keep` first."""
+
+
+def check_tokens(tokens: IntArray, vocab: int, free: int) -> IntArray:
+    """The tokens as contiguous int32 [n], n ≥ 1, all within the vocabulary and the free rows."""
+    array = np.ascontiguousarray(tokens, dtype=np.int32)
+    if array.ndim != 1 or array.size == 0:
+        raise InputError(f"tokens must be a non-empty list of ids, not an array of shape {array.shape}")
+    if int(array.min()) < 0 or int(array.max()) >= vocab:
+        raise InputError(f"token ids must be from 0 to {vocab - 1}")
+    if array.size > free:
+        raise CapacityError(f"{array.size} tokens, but only {free} free rows in the KV cache")
+    return array
+
+
+def check_rows(rows: IntArray, length: int) -> IntArray:
+    """The rows as int32 [n], strictly increasing and below `length`."""
+    array = np.ascontiguousarray(rows, dtype=np.int32)
+    if array.ndim != 1 or (array.size and (array[0] < 0 or array[-1] >= length or bool((np.diff(array) <= 0).any()))):
+        raise InputError(f"rows to keep must be strictly increasing numbers from 0 to {length - 1}")
+    return array
+
+
+def state_key(backend: str, spec: ModelSpec, config: EngineConfig) -> str:
+    """What a saved state depends on."""
+    shape = (spec.name, spec.layers, spec.hidden, spec.kv_heads, spec.head_dim, spec.vocab, spec.weight_bytes)
+    return f"{backend}:{shape}:{config.kv_dtype}:{config.capacity}"

@@ -1,0 +1,69 @@
+"""What a run may spend: `"256MiB"`, `"20s"` parsed once, into bytes and seconds."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from edge.errors import InputError
+
+_QUANTITY = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-zµ]*)\s*", re.ASCII)
+
+# Memory keeps to the two standards: KiB is 1024 bytes, kB is 1000. A bare K/M/G means KiB/MiB/GiB, as in Docker.
+_BYTES = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", start=1):
+    _BYTES |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
+
+_SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def _parse(text: str, units: dict[str, int] | dict[str, float], what: str, example: str) -> float:
+    match = _QUANTITY.fullmatch(text)
+    if match is None or match[2].lower() not in units:
+        raise InputError(f"{what} {text!r} is not understood: write it like {example}")
+    value = float(match[1]) * units[match[2].lower()]
+    if not math.isfinite(value) or value <= 0:
+        raise InputError(f"{what} {text!r} must be greater than zero")
+    return value
+
+
+def parse_bytes(value: str | int, what: str = "memory") -> int:
+    """`"256MiB"`, `"1.5GiB"`, `"300MB"`, `"512M"` or a number of bytes, as bytes.
+
+    Raises InputError if it is not a positive amount of memory.
+    """
+    return int(_parse(str(value), _BYTES, what, "256MiB"))
+
+
+def parse_seconds(value: str | float, what: str = "time") -> float:
+    """`"20s"`, `"1.5m"`, `"2h"`, `"500ms"` or a number of seconds, as seconds. Raises InputError."""
+    return _parse(str(value), _SECONDS, what, "20s")
+
+
+def format_bytes(count: float) -> str:
+    """Bytes for people: 268435456 -> `256 MiB`. One decimal below 10."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024 or unit == "GiB":
+            break
+        count /= 1024
+    return f"{count:.0f} {unit}" if unit == "B" or count >= 10 else f"{count:.1f} {unit}"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits that a person stated. `None` means not stated.
+
+    memory: bytes, peak resident set of the whole process. time: seconds from the start of the run.
+    """
+
+    memory: int | None = None
+    time: float | None = None
+
+    @classmethod
+    def parse(cls, memory: str | int | None = None, time: str | float | None = None) -> Budget:
+        """Build a budget from what a user typed. Raises InputError."""
+        return cls(
+            memory=None if memory is None else parse_bytes(memory, "memory"),
+            time=None if time is None else parse_seconds(time, "time"),
+        )

@@ -1,0 +1,221 @@
+"""Make the golden models: tiny random Llamas, and what transformers answers for them.
+
+The tests compare our engines with these files, so that they need neither torch nor transformers.
+Run it through `make golden` (it needs torch, transformers, gguf and sentencepiece), then `tokens.py`.
+Weights come from seeded NumPy generators: a rerun with the same versions gives the same bytes.
+
+It writes, beside itself or into the folder it is given,
+
+    llama-*.gguf    a model in float32, with a byte-level tokenizer and a ChatML template
+    llama-*.npz     tokens [64], and logits after each of them, see `answers`
+    spm.gguf        a model whose point is its SentencePiece vocabulary
+    tokenizer.json  the texts of `torture.py` with SentencePiece's ids; `tokens.py` adds llama.cpp's
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import numpy as np
+import sentencepiece
+import torch
+from numpy.typing import NDArray
+from torture import TEXTS
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from write import CONTROL, byte_level, bytes_vocabulary, sentencepiece_bpe, write_gguf
+
+Array = NDArray[Any]
+
+TOKENS = 64
+CHUNK, CAPACITY, SINKS = 8, 32, 4  # streaming: tokens per step, rows in the cache, rows never evicted
+PROMPT, AFTER = 40, 4  # keeping rows: tokens before and after the eviction
+KEEP_ROWS = [0, 1, 2, 3, 7, 8, 12, 15, 16, 17, 21, 26, 30, 33, 34, 38, 39]
+
+GAIN, HEAD_GAIN = 1.2, 3.0  # how much a random matrix stretches its input: logits spread by about 3
+NORM_SPREAD = 0.2  # norm weights differ from 1, or forgetting them would go unnoticed
+LOGIT_STEP = 2.0**-13  # logits are rounded to 1.2e-4, which zips a fifth smaller; ten times that is a failure
+
+LLAMA3_ROPE = {  # with heads of 16, wavelengths 6 | 20, 63 | 199 and up: kept | blended | divided by 8
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What tells one golden model from another."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    head_size: int = 16
+    tied: bool = True
+    rope_theta: float = 10_000.0
+    rope: dict[str, Any] | None = None
+    vocab: int = len(bytes_vocabulary())
+
+
+SHAPES = {
+    "llama-gqa-tied": Shape(layers=2, hidden=64, heads=4, kv_heads=2, ffn=96),
+    "llama-gqa-untied": Shape(layers=3, hidden=96, heads=6, kv_heads=2, ffn=64, tied=False, rope_theta=1e5),
+    # With one layer, a row of the cache depends on its own token and position alone, so an evicted cache
+    # must equal a fresh run over the tokens that stayed. And 4 heads of 16 are not 32.
+    "llama-one-layer": Shape(layers=1, hidden=32, heads=4, kv_heads=4, ffn=64),
+    "llama-rope-scaled": Shape(layers=2, hidden=64, heads=4, kv_heads=2, ffn=32, rope=LLAMA3_ROPE),
+}
+
+
+def main(out: Path) -> None:
+    torch.set_num_threads(1)  # one thread sums in one order
+    torch.set_grad_enabled(False)
+    for seed, (name, shape) in enumerate(SHAPES.items(), start=1):
+        model = random_model(shape, seed)
+        write_gguf(out / f"{name}.gguf", model, byte_level)
+        first = len(CONTROL)  # control tokens would not occur in the middle of a text
+        tokens = np.random.default_rng(100 + seed).integers(first, shape.vocab, TOKENS, dtype=np.int32)
+        np.savez_compressed(out / f"{name}.npz", **answers(model, tokens))
+
+    pieces = train_sentencepiece()
+    vocab = pieces.GetPieceSize()
+    small = random_model(Shape(layers=1, hidden=32, heads=2, kv_heads=1, ffn=32, vocab=vocab), seed=9)
+    write_gguf(out / "spm.gguf", small, sentencepiece_bpe(pieces))
+    cases = [{"text": text, "spm": pieces.EncodeAsIds(text)} for text in TEXTS]
+    (out / "tokenizer.json").write_text(json.dumps(cases), encoding="utf-8")
+
+
+def random_model(shape: Shape, seed: int) -> LlamaForCausalLM:
+    """A float32 Llama with weights wide enough that its attention and its logits are not flat."""
+    config = LlamaConfig(
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.ffn,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_size,
+        max_position_embeddings=512,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=shape.tied,
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta, **(shape.rope or {})},
+        attn_implementation="eager",
+        dtype=torch.float32,
+    )
+    model = LlamaForCausalLM(config).eval()
+    random = np.random.default_rng(seed)
+    for name, weight in model.named_parameters():
+        drawn = random.standard_normal(weight.shape)
+        if weight.ndim == 1:
+            drawn = 1 + NORM_SPREAD * drawn
+        else:
+            gain = HEAD_GAIN if "embed_tokens" in name or "lm_head" in name else GAIN
+            drawn *= gain / np.sqrt(weight.shape[-1])
+        weight.copy_(torch.from_numpy(drawn))
+    return model
+
+
+def answers(model: LlamaForCausalLM, tokens: Array) -> dict[str, Array]:
+    """The arrays of one golden file; all logits are [tokens, vocab], after each token.
+
+    tokens         int32, random
+    logits         all tokens at once
+    stream_logits  in chunks, in a cache that evicts, positions counted in the cache (StreamingLLM)
+    gaps_logits    the same, but every token keeps the position that it has in the text
+    keep_rows      int32, the rows kept out of the first 40
+    keep_logits    the 4 tokens after those 40, at their own positions, seeing these rows alone
+    """
+    cache = DynamicCache(config=model.config)
+    forward(model, cache, tokens[:PROMPT], position=0)
+    keep(cache, KEEP_ROWS)
+    keep_logits = forward(model, cache, tokens[PROMPT : PROMPT + AFTER], position=PROMPT)
+    logits = {
+        "logits": forward(model, DynamicCache(config=model.config), tokens, position=0),
+        "stream_logits": stream(model, tokens, in_cache=True),
+        "gaps_logits": stream(model, tokens, in_cache=False),
+        "keep_logits": keep_logits,
+    }
+    rounded = {name: np.round(array / LOGIT_STEP) * np.float32(LOGIT_STEP) for name, array in logits.items()}
+    return {"tokens": tokens, "keep_rows": np.array(KEEP_ROWS, np.int32), **rounded}
+
+
+def forward(model: LlamaForCausalLM, cache: DynamicCache, tokens: Array, position: int) -> Array:
+    """Append tokens to the cache, the first at `position`, and return their logits."""
+    output = model(
+        input_ids=torch.from_numpy(tokens).long()[None],
+        position_ids=torch.arange(position, position + len(tokens))[None],
+        past_key_values=cache,
+        use_cache=True,
+    )
+    logits: Array = output.logits[0].numpy()
+    return logits
+
+
+def stream(model: LlamaForCausalLM, tokens: Array, in_cache: bool) -> Array:
+    """Run chunk by chunk; make room for each by evicting the oldest rows behind the sinks.
+
+    `in_cache` counts positions in the cache: the rows that move up are rotated to their new place.
+    Otherwise eviction leaves a gap, and everything keeps its position in the text.
+    """
+    cache = DynamicCache(config=model.config)
+    logits = []
+    for start in range(0, len(tokens), CHUNK):
+        length = cache.get_seq_length()
+        evicted = max(0, length + CHUNK - CAPACITY)
+        if evicted:
+            keep(cache, [*range(SINKS), *range(SINKS + evicted, length)])
+            if in_cache:
+                shift(model, cache, first=SINKS, by=-evicted)
+        position = length - evicted if in_cache else start
+        logits.append(forward(model, cache, tokens[start : start + CHUNK], position))
+    return np.concatenate(logits)
+
+
+def keep(cache: DynamicCache, rows: list[int]) -> None:
+    """Drop all other rows from every layer; keys stay rotated as they were."""
+    for layer in cache.layers:
+        layer.keys, layer.values = layer.keys[:, :, rows], layer.values[:, :, rows]
+
+
+def shift(model: LlamaForCausalLM, cache: DynamicCache, first: int, by: int) -> None:
+    """Rotate the keys of the rows from `first` on, as if their positions had been `by` larger."""
+    angle = by * model.model.rotary_emb.inv_freq.double()
+    cos, sin = angle.cos(), angle.sin()
+    for layer in cache.layers:
+        a, b = layer.keys[:, :, first:].double().chunk(2, dim=-1)
+        rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+        layer.keys = torch.cat([layer.keys[:, :, :first], rotated.float()], dim=2)
+
+
+def train_sentencepiece() -> sentencepiece.SentencePieceProcessor:
+    """A BPE vocabulary of 800 with Llama 2's settings, from Python's own manual and the torture texts."""
+    lines = [line for _, text in sorted(topics.items()) for line in text.splitlines()]
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines + TEXTS),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=800,
+        byte_fallback=True,
+        character_coverage=0.9995,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        allow_whitespace_only_pieces=True,
+        split_digits=True,
+        num_threads=1,
+        minloglevel=2,
+    )
+    return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent)
