@@ -27,6 +27,7 @@ class EngineConfig:
     kv_dtype: str
     threads: int
     logits_rows: int = 1  # most rows of logits that exist at once; forward_all works through longer inputs in steps
+    repack: bool = False  # llamacpp: weights re-laid in private memory (faster) instead of mapped (reclaimable)
 
 
 @dataclass(frozen=True)
@@ -119,13 +120,17 @@ class Backend(Protocol):
     """The module of one engine. Register it in `backends/__init__.py`."""
 
     NAME: str
-    KV_DTYPES: tuple[str, ...]
+    KV_DTYPES: tuple[str, ...]  # the first is the default
 
     def check_installed(self) -> None:
         """Raise MissingExtraError if the engine's package is not there."""
 
     def check_supported(self, file: GGUFFile, spec: ModelSpec) -> None:
         """Raise UnsupportedError if the engine cannot run this model."""
+
+    def can_repack(self, spec: ModelSpec) -> bool:
+        """Whether `EngineConfig.repack` speeds this model up."""
+        ...
 
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint: ...
 

@@ -51,6 +51,10 @@ def check_supported(file: GGUFFile, spec: ModelSpec) -> None:
         raise UnsupportedError(f"the model has no tensor {missing[0]}")
 
 
+def can_repack(spec: ModelSpec) -> bool:
+    return False
+
+
 def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     """Weights in float32; the widest intermediate results of one chunk."""
     attention = spec.heads * (config.capacity + 3 * spec.head_dim)

@@ -1,0 +1,81 @@
+"""llama.cpp as an engine: any GGUF that it reads, mapped or repacked, with token-granular eviction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from edge.backends.base import EngineConfig, Footprint
+from edge.backends.llamacpp.library import is_installed, version
+from edge.errors import MissingExtraError
+from edge.gguf_file import GGUFFile
+from edge.model import ModelSpec
+
+if TYPE_CHECKING:
+    from edge.backends.llamacpp.engine import LlamaCppEngine
+
+NAME = "llamacpp"
+KV_DTYPES = ("f16", "q8_0", "q4_0", "f32")  # f32 turns flash attention off: the exact mode, for tests
+
+KV_VALUE_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
+_ROW_STEP = 256  # llama.cpp allocates the cache in steps of this many rows
+
+# Weight types that llama.cpp re-lays for the CPU's wide instructions: about 1.5 × the speed of the mapped file.
+_REPACKED_TYPES = {"Q4_0", "Q4_K", "Q2_K", "IQ4_NL", "MXFP4"}
+
+# Measured with llama-cpp-python 0.3.36: code pages of its libraries once all kernels have run, the graph's own
+# bookkeeping, and what its vocabulary takes per token (49k tokens with merges: 17 MB).
+_LIBRARY_BYTES = 12 << 20
+_GRAPH_BYTES = 3 << 20
+_VOCABULARY_BYTES_PER_TOKEN = 350
+
+
+def check_installed() -> None:
+    if not is_installed():
+        raise MissingExtraError("llama-cpp-python", "llamacpp")
+
+
+def check_supported(file: GGUFFile, spec: ModelSpec) -> None:
+    """llama.cpp decides at load; a model that it does not know is an UnsupportedError there."""
+
+
+def can_repack(spec: ModelSpec) -> bool:
+    return spec.weight_type in _REPACKED_TYPES
+
+
+def allocated_rows(capacity: int) -> int:
+    """Rows that llama.cpp really allocates for a capacity."""
+    return -(-capacity // _ROW_STEP) * _ROW_STEP
+
+
+def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
+    """Bytes by llama.cpp's own rules, checked against its log (`benchmarks/prediction.py`)."""
+    rows = allocated_rows(config.capacity)
+    # The widest point of the graph is the feed-forward: gate, up and their product, four residual-wide tensors.
+    values_per_token = 3 * spec.ffn + 4 * max(spec.hidden, spec.heads * spec.head_dim)
+    if config.kv_dtype == "f32":  # no flash attention: the score matrix exists, before and after its softmax
+        values_per_token += 2 * spec.heads * rows
+    mask, quantized_activations = 2 * rows, spec.ffn * 9 // 8
+    chunk = config.chunk * (4 * values_per_token + mask + quantized_activations)
+    logits = 2 * 4 * config.logits_rows * spec.vocab
+    weights = spec.weight_bytes
+    if config.repack and spec.tied_head:  # looked up in one layout, multiplied in the other
+        weights += spec.largest_tensor
+    return Footprint(
+        weights=weights,
+        kv=int(rows * spec.kv_values_per_row * KV_VALUE_BYTES[config.kv_dtype]),
+        scratch=chunk + logits + _GRAPH_BYTES,
+        runtime=_LIBRARY_BYTES + _VOCABULARY_BYTES_PER_TOKEN * spec.vocab,
+    )
+
+
+def load(
+    file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None
+) -> LlamaCppEngine:
+    from edge.backends.llamacpp.engine import LlamaCppEngine
+
+    return LlamaCppEngine(file, spec, config, progress)
+
+
+def versions() -> dict[str, str]:
+    return {"llama-cpp-python": version()}

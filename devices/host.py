@@ -1,0 +1,83 @@
+"""What this device is: processor, cores, instruction sets, caches, memory. Read, never guessed."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from edge.devices.memory import MemoryLimit, memory_limit, total_memory
+
+# Instruction sets that decide how fast quantized kernels run; `flags` on x86, `Features` on ARM.
+_NOTABLE = (
+    "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8",
+    "asimd", "asimddp", "i8mm", "bf16", "sve", "sve2", "sme",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Host:
+    """This device. Sizes in bytes; `None` or empty where the system does not tell."""
+
+    system: str
+    machine: str
+    processor: str
+    physical_cores: int
+    logical_cores: int
+    usable_cores: int
+    instruction_sets: tuple[str, ...]
+    caches: dict[str, int]
+    memory: int
+    limit: MemoryLimit
+
+
+def probe_host(root: Path = Path("/")) -> Host:
+    """Read the device that this process runs on."""
+    processor, flags = _cpuinfo(root)
+    logical = psutil.cpu_count() or 1
+    return Host(
+        system=f"{platform.system()} {platform.release()}",
+        machine=platform.machine(),
+        processor=processor or platform.processor() or platform.machine(),
+        physical_cores=psutil.cpu_count(logical=False) or logical,
+        logical_cores=logical,
+        usable_cores=usable_cores(),
+        instruction_sets=tuple(name for name in _NOTABLE if name in flags),
+        caches=_caches(root),
+        memory=total_memory(),
+        limit=memory_limit(root),
+    )
+
+
+def usable_cores() -> int:
+    """Physical cores that this process may run on: the default number of threads."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))
+
+
+def _cpuinfo(root: Path) -> tuple[str, set[str]]:
+    """The processor's name and its flags."""
+    try:
+        lines = (root / "proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return "", set()
+    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    return fields.get("model name", ""), set((fields.get("flags") or fields.get("Features") or "").split())
+
+
+def _caches(root: Path) -> dict[str, int]:
+    """`{"L1d": 49152, "L2": …}` of the first core."""
+    caches = {}
+    for index in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            level, kind = (index / "level").read_text().strip(), (index / "type").read_text().strip()
+            size = (index / "size").read_text().strip()
+        except OSError:
+            continue
+        suffix = {"Data": "d", "Instruction": "i"}.get(kind, "") if level == "1" else ""
+        if size.endswith("K") and size[:-1].isdigit():
+            caches[f"L{level}{suffix}"] = int(size[:-1]) * 1024
+    return caches

@@ -1,0 +1,104 @@
+"""What memory this process uses and what it may use, read from the operating system.
+
+Every reader takes the root of the file system, so that it can be tested on a fake tree. Sizes are bytes.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """This process now: resident set, its peak so far (VmHWM), and the parts that are private and file-backed."""
+
+    rss: int
+    peak: int
+    anonymous: int | None  # None where the system does not tell
+    file: int | None
+
+
+@dataclass(frozen=True)
+class MemoryLimit:
+    """The most this process may have resident, and who says so."""
+
+    bytes: int
+    source: str
+
+
+def memory_use(root: Path = Path("/")) -> MemoryUse:
+    """Resident memory of this process, measured."""
+    try:
+        fields = _kib_fields((root / "proc/self/status").read_text())
+        return MemoryUse(fields["VmRSS"], fields["VmHWM"], fields.get("RssAnon"), fields.get("RssFile"))
+    except (OSError, KeyError):
+        return _memory_use_elsewhere()
+
+
+def _memory_use_elsewhere() -> MemoryUse:
+    rss = int(psutil.Process().memory_info().rss)
+    if sys.platform == "win32":
+        return MemoryUse(rss, int(psutil.Process().memory_info().peak_wset), None, None)
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return MemoryUse(rss, peak if sys.platform == "darwin" else peak * 1024, None, None)
+
+
+def memory_limit(root: Path = Path("/")) -> MemoryLimit:
+    """What the system grants: the tightest of its free memory (plus what we hold) and our cgroups' limits."""
+    rss = memory_use(root).rss
+    limits = [MemoryLimit(_available(root) + rss, "free memory")]
+    for path in _cgroup_limit_files(root):
+        try:
+            limits.append(MemoryLimit(int(path.read_text()), "cgroup"))
+        except (OSError, ValueError):
+            continue  # no such controller, or "max"
+    return min(limits, key=lambda limit: limit.bytes)
+
+
+def total_memory() -> int:
+    """Bytes of memory in this device."""
+    return int(psutil.virtual_memory().total)
+
+
+def _available(root: Path) -> int:
+    try:
+        return _kib_fields((root / "proc/meminfo").read_text())["MemAvailable"]
+    except (OSError, KeyError):
+        return int(psutil.virtual_memory().available)
+
+
+def _cgroup_limit_files(root: Path) -> list[Path]:
+    """The limit files of every cgroup above this process: a parent's limit binds its children."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    files = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            base, name = root / "sys/fs/cgroup", "memory.max"
+        elif "memory" in controllers.split(","):
+            base, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+        else:
+            continue
+        group = base / path.lstrip("/")
+        files += [folder / name for folder in (group, *group.parents) if folder == base or base in folder.parents]
+    return files
+
+
+def _kib_fields(text: str) -> dict[str, int]:
+    """`Name:  123 kB` lines, as bytes."""
+    fields = {}
+    for line in text.splitlines():
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        if len(words) == 2 and words[1] == "kB":
+            fields[name] = int(words[0]) * 1024
+    return fields

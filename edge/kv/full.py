@@ -1,0 +1,25 @@
+"""No eviction: every row stays, and the session stops when the cache is full."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edge.types import IntArray
+
+if TYPE_CHECKING:
+    from edge.kv.policy import KVView
+
+
+@dataclass(frozen=True)
+class Full:
+    """Keeps all rows; `evicts` is False, so sessions never ask."""
+
+    name: str = "full"
+    evicts: bool = False
+    close_gaps: bool = False
+
+    def rows_to_keep(self, view: KVView, budget: int) -> IntArray:
+        return np.arange(view.length, dtype=np.int32)

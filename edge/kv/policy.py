@@ -1,0 +1,51 @@
+"""Which rows of the KV cache stay when it is full: the protocol that every policy follows.
+
+A policy knows nothing of engines. It is told how many rows there are and how many may stay, and names those that
+do. The session asks it after every chunk of prefill and during decode, so that
+`rows + incoming tokens ≤ capacity` holds at every moment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from edge.errors import InputError
+from edge.kv.full import Full
+from edge.kv.streaming import StreamingLLM
+from edge.kv.window import Window
+from edge.types import IntArray
+
+
+@dataclass(frozen=True)
+class KVView:
+    """What a policy may look at: the rows in use, in order of their positions."""
+
+    length: int
+
+
+class Policy(Protocol):
+    """name: as in --kv-policy. evicts: whether it ever gives rows up. close_gaps: see `KVCache.keep`."""
+
+    name: str
+    evicts: bool
+    close_gaps: bool
+
+    def rows_to_keep(self, view: KVView, budget: int) -> IntArray:
+        """At most `budget` rows, strictly increasing, int32 [n]. Called only if `view.length > budget`."""
+        ...
+
+
+POLICY_NAMES = ("streaming", "window", "full")
+DEFAULT_SINKS = 4  # StreamingLLM's own figure
+
+
+def make_policy(name: str, sinks: int = DEFAULT_SINKS) -> Policy:
+    """The policy called `name`. Raises InputError if there is none."""
+    if name == "streaming":
+        return StreamingLLM(sinks)
+    if name == "window":
+        return Window()
+    if name == "full":
+        return Full()
+    raise InputError(f"unknown KV policy {name!r}: choose {', '.join(POLICY_NAMES)}")

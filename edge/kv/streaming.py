@@ -1,0 +1,38 @@
+"""StreamingLLM: a few attention sinks and a sliding window.
+
+Xiao et al., "Efficient Streaming Language Models with Attention Sinks", arXiv:2309.17453. Models pour surplus
+attention into their first tokens; keep those (`sinks`, 4 in the paper) and the most recent rows, with positions
+relative to the cache, and decoding stays stable for as long as one likes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edge.errors import InputError
+from edge.types import IntArray
+
+if TYPE_CHECKING:
+    from edge.kv.policy import KVView
+
+
+@dataclass(frozen=True)
+class StreamingLLM:
+    """Keeps the first `sinks` rows and the last `budget − sinks`."""
+
+    sinks: int = 4
+    name: str = "streaming"
+    evicts: bool = True
+    close_gaps: bool = True
+
+    def __post_init__(self) -> None:
+        if self.sinks < 0:
+            raise InputError(f"--sinks must be 0 or more, not {self.sinks}")
+
+    def rows_to_keep(self, view: KVView, budget: int) -> IntArray:
+        sinks = min(self.sinks, budget)
+        recent = view.length - (budget - sinks)
+        return np.r_[0:sinks, recent : view.length].astype(np.int32)

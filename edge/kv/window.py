@@ -1,0 +1,25 @@
+"""A plain sliding window, without sinks: the control that must collapse (arXiv:2309.17453, figure 1b)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edge.types import IntArray
+
+if TYPE_CHECKING:
+    from edge.kv.policy import KVView
+
+
+@dataclass(frozen=True)
+class Window:
+    """Keeps the last `budget` rows."""
+
+    name: str = "window"
+    evicts: bool = True
+    close_gaps: bool = True
+
+    def rows_to_keep(self, view: KVView, budget: int) -> IntArray:
+        return np.arange(view.length - budget, view.length, dtype=np.int32)

@@ -1,0 +1,128 @@
+"""From logits to the next token: small pure functions over a logits array, composed into one sampler.
+
+The order is llama.cpp's: repetition penalty, top-k, top-p, min-p, temperature. Top-k comes first among the cuts
+and is done by blocks, so that drawing from 49k or 262k logits costs little more than reading them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge.errors import EngineError, InputError
+from edge.types import AnyArray, FloatArray, IntArray
+
+PENALTY_WINDOW = 64  # recent tokens that a repetition penalty looks at, as in llama.cpp
+_BLOCK = 64  # logits per block in top_k
+
+Sampler = Callable[[FloatArray], int]
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """temperature 0 is greedy: the same answer every time. 0, 1 and 0 switch top_k, top_p and min_p off."""
+
+    temperature: float = 0.0
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repeat_penalty: float = 1.0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, low, high in (
+            ("temp", self.temperature, 0, 100),
+            ("top-k", self.top_k, 0, math.inf),
+            ("top-p", self.top_p, 0, 1),
+            ("min-p", self.min_p, 0, 1),
+            ("repeat-penalty", self.repeat_penalty, 0.01, 100),
+            ("seed", self.seed or 0, 0, 2**64),
+        ):
+            if not low <= value <= high:  # also catches NaN
+                raise InputError(f"--{name} must be from {low} to {high}, not {value}")
+
+
+def make_sampler(params: SamplingParams, banned: Iterable[int] = ()) -> Sampler:
+    """One callable, logits float32 [vocab] -> token id. It remembers what it drew, for the repetition penalty.
+
+    banned: tokens that are never drawn (the end of turn, under --ignore-eos).
+    """
+    ban = np.fromiter(banned, dtype=np.int64)
+    recent: deque[int] = deque(maxlen=PENALTY_WINDOW)
+    rng = np.random.default_rng(params.seed) if params.temperature > 0 else None
+    edits = ban.size > 0 or params.repeat_penalty != 1.0
+
+    def sample(logits: FloatArray) -> int:
+        if edits:
+            logits = logits.copy()
+            logits[ban] = -np.inf
+            if params.repeat_penalty != 1.0 and recent:
+                penalize(logits, np.fromiter(set(recent), dtype=np.int64), params.repeat_penalty)
+        token = greedy(logits) if rng is None else draw(logits, params, rng)
+        if params.repeat_penalty != 1.0:
+            recent.append(token)
+        return token
+
+    return sample
+
+
+def greedy(logits: FloatArray) -> int:
+    """The most likely token. Raises EngineError if the model produced NaN."""
+    token = int(logits.argmax())
+    if math.isnan(logits[token]):  # argmax stops at the first NaN
+        raise EngineError("the model produced NaN logits: its weights are damaged or overflow")
+    return token
+
+
+def draw(logits: FloatArray, params: SamplingParams, rng: np.random.Generator) -> int:
+    """One random token: top-k, then top-p, then min-p, then temperature."""
+    tokens = top_k(logits, params.top_k or logits.size)
+    kept = logits[tokens].astype(np.float64)
+    if not math.isfinite(kept[0]):
+        raise EngineError("the model produced NaN logits: its weights are damaged or overflow")
+    probabilities = softmax(kept)
+    keep = max(1, min(top_p(probabilities, params.top_p), min_p(probabilities, params.min_p)))
+    return int(tokens[rng.choice(keep, p=softmax(kept[:keep] / params.temperature))])
+
+
+def top_k(logits: FloatArray, k: int) -> IntArray:
+    """Ids of the k largest logits, largest first.
+
+    The k-th largest of the blocks' maxima is a lower bound for the k-th largest logit, so only what reaches it
+    has to be sorted.
+    """
+    blocks = logits.size // _BLOCK
+    if k < blocks:
+        maxima = logits[: blocks * _BLOCK].reshape(blocks, _BLOCK).max(axis=1)
+        candidates = np.flatnonzero(logits >= np.partition(maxima, blocks - k)[blocks - k])
+    else:
+        candidates = np.arange(logits.size)
+    order = np.argsort(-logits[candidates], kind="stable")[:k]
+    return candidates[order].astype(np.int32)
+
+
+def top_p(probabilities: AnyArray, p: float) -> int:
+    """How many of the sorted probabilities make up at least p."""
+    if p >= 1:
+        return int(probabilities.size)
+    return int(np.searchsorted(np.cumsum(probabilities), p)) + 1
+
+
+def min_p(probabilities: AnyArray, p: float) -> int:
+    """How many of the sorted probabilities are at least p times the largest."""
+    return int(np.count_nonzero(probabilities >= p * probabilities[0]))
+
+
+def penalize(logits: FloatArray, tokens: AnyArray, penalty: float) -> None:
+    """Make tokens less likely, in place (CTRL, arXiv:1909.05858)."""
+    found = logits[tokens]
+    logits[tokens] = np.where(found > 0, found / penalty, found * penalty)
+
+
+def softmax(x: AnyArray) -> AnyArray:
+    powers = np.exp(x - x.max())
+    return np.asarray(powers / powers.sum())
