@@ -28,7 +28,17 @@ from edge.types import FloatArray, IntArray
 NAME = "reference"
 KV_DTYPES = ("f32",)
 
-_LAYER_TENSORS = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
+_LAYER_TENSORS = (
+    "attn_norm",
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "attn_output",
+    "ffn_norm",
+    "ffn_gate",
+    "ffn_up",
+    "ffn_down",
+)
 _GLOBAL_TENSORS = ("token_embd", "output_norm", "output", "rope_freqs")
 
 
@@ -39,7 +49,9 @@ def check_installed() -> None:
 def check_supported(file: GGUFFile, spec: ModelSpec) -> None:
     """Llama-family tensors only, no RoPE scaling but llama3's factors."""
     if spec.architecture != "llama":
-        raise UnsupportedError(f"the reference engine runs llama models, not {spec.architecture}: use --backend llamacpp")
+        raise UnsupportedError(
+            f"the reference engine runs llama models, not {spec.architecture}: use --backend llamacpp"
+        )
     scaling = file.metadata.get("llama.rope.scaling.type", "none")
     if scaling not in ("none", ""):
         raise UnsupportedError(f"the reference engine has no RoPE scaling {scaling!r}: use --backend llamacpp")
@@ -250,5 +262,7 @@ def _dequantize(file: GGUFFile, name: str) -> FloatArray:
     try:
         values = dequantize(data, GGMLQuantizationType(info.type_id))
     except NotImplementedError:
-        raise UnsupportedError(f"the reference engine cannot read {info.type} ({name}): use --backend llamacpp") from None
+        raise UnsupportedError(
+            f"the reference engine cannot read {info.type} ({name}): use --backend llamacpp"
+        ) from None
     return np.asarray(values, np.float32).reshape(tuple(reversed(info.shape)))

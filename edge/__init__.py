@@ -1,0 +1,48 @@
+"""edge: language models on small devices, inside a stated budget.
+
+    import edge
+
+    with edge.load("model.gguf", memory="256MiB") as session:
+        print(session.generate("Why is the sky blue?"))
+        print(session.report.memory.peak_rss)
+
+Names are imported when first used: `import edge` itself takes a few milliseconds.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edge.budget import Budget
+    from edge.errors import BudgetError, EdgeError, InputError, MissingExtraError, ModelFormatError, UnsupportedError
+    from edge.evaluate import perplexity
+    from edge.plan import Plan, PlanRequest, make_plan
+    from edge.report.run import RunReport
+    from edge.sampling import SamplingParams
+    from edge.session import Model, Session, load, open_model
+
+_HOMES = {
+    "Budget": "budget", "BudgetError": "errors", "EdgeError": "errors", "InputError": "errors",
+    "MissingExtraError": "errors", "Model": "session", "ModelFormatError": "errors", "Plan": "plan",
+    "PlanRequest": "plan", "RunReport": "report.run", "SamplingParams": "sampling", "Session": "session",
+    "UnsupportedError": "errors", "load": "session", "make_plan": "plan", "open_model": "session",
+    "perplexity": "evaluate",
+}  # fmt: skip
+
+__all__ = [
+    "Budget", "BudgetError", "EdgeError", "InputError", "MissingExtraError", "Model", "ModelFormatError", "Plan",
+    "PlanRequest", "RunReport", "SamplingParams", "Session", "UnsupportedError", "load", "make_plan", "open_model",
+    "perplexity",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'edge' has no attribute {name!r}")
+    return getattr(import_module(f"edge.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

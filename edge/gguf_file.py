@@ -30,7 +30,19 @@ _WINDOW = 1 << 20  # bytes read from disk at a time
 _STRING, _ARRAY = 8, 9
 _SCALARS: dict[int, struct.Struct] = {
     code: struct.Struct("<" + letter)
-    for code, letter in {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}.items()
+    for code, letter in {
+        0: "B",
+        1: "b",
+        2: "H",
+        3: "h",
+        4: "I",
+        5: "i",
+        6: "f",
+        7: "?",
+        10: "Q",
+        11: "q",
+        12: "d",
+    }.items()
 }
 
 # Name, values per block and bytes per block of every ggml tensor type.
@@ -89,7 +101,9 @@ class _Cursor:
         if end > self._size:
             raise ModelFormatError(f"the file is truncated: its header continues past the end ({self._size} bytes)")
         if end > MAX_HEADER:
-            raise ModelFormatError(f"the header is larger than {MAX_HEADER >> 20} MiB: not a GGUF file that edge will read")
+            raise ModelFormatError(
+                f"the header is larger than {MAX_HEADER >> 20} MiB: not a GGUF file that edge will read"
+            )
         if self._at + count > len(self._buffer):
             rest = self._buffer[self._at :]
             self._start, self._at = self.offset, 0
@@ -209,11 +223,15 @@ def _read_header(path: Path, size: int, cursor: _Cursor) -> GGUFFile:
             raise ModelFormatError(f"metadata key {key!r} appears twice" if key else "a metadata key has no name")
         metadata[key] = _read_value(cursor, key, cursor.scalar(_SCALARS[4]))
     if metadata.get("split.count", 0) not in (0, 1):
-        raise UnsupportedError(f"{path}: one part of a model split into {metadata['split.count']} files: merge it first")
+        raise UnsupportedError(
+            f"{path}: one part of a model split into {metadata['split.count']} files: merge it first"
+        )
 
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or not 8 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
-        raise ModelFormatError(f"general.alignment is {alignment!r}: it must be a power of two from 8 to {MAX_ALIGNMENT}")
+        raise ModelFormatError(
+            f"general.alignment is {alignment!r}: it must be a power of two from 8 to {MAX_ALIGNMENT}"
+        )
 
     described = [_read_tensor_info(cursor) for _ in range(tensor_count)]
     data_offset = -(-cursor.offset // alignment) * alignment
@@ -223,7 +241,9 @@ def _read_header(path: Path, size: int, cursor: _Cursor) -> GGUFFile:
         if info.name in tensors:
             raise ModelFormatError(f"tensor {info.name!r} appears twice")
         if info.offset != expected:
-            raise ModelFormatError(f"tensor {info.name!r} lies at {info.offset}, but {expected} is next: the file is damaged")
+            raise ModelFormatError(
+                f"tensor {info.name!r} lies at {info.offset}, but {expected} is next: the file is damaged"
+            )
         expected += -(-info.nbytes // alignment) * alignment
         absolute = data_offset + info.offset
         if absolute + info.nbytes > size:
@@ -278,6 +298,8 @@ def _read_tensor_info(cursor: _Cursor) -> TensorInfo:
         raise UnsupportedError(f"tensor {name!r} has the unknown type {type_id}")
     type_name, block, block_bytes = BLOCK_TYPES[type_id]
     if shape[0] % block:
-        raise ModelFormatError(f"tensor {name!r}: rows of {shape[0]} values do not divide into {type_name} blocks of {block}")
+        raise ModelFormatError(
+            f"tensor {name!r}: rows of {shape[0]} values do not divide into {type_name} blocks of {block}"
+        )
     offset = cursor.scalar(_SCALARS[10])
     return TensorInfo(name, shape, type_name, type_id, offset, elements // block * block_bytes)

@@ -25,7 +25,16 @@ from edge.types import IntArray
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # tokenizer.ggml.token_type
 
 # Tokens that end a turn in models whose metadata names only one of them.
-_END_NAMES = ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "</s>")
+_END_NAMES = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|eom_id|>",
+    "</s>",
+)
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -79,7 +88,9 @@ class Tokenizer:
         if len(tokens) != file.tensors["token_embd.weight"].shape[1]:
             raise ModelFormatError(f"{file.path}: {len(tokens)} tokens, but another number of embeddings")
         self.size = len(tokens)
-        types = file.numbers("tokenizer.ggml.token_type") if "tokenizer.ggml.token_type" in fields else np.ones(self.size)
+        types = (
+            file.numbers("tokenizer.ggml.token_type") if "tokenizer.ggml.token_type" in fields else np.ones(self.size)
+        )
         if types.size != self.size:
             raise ModelFormatError(f"{file.path}: {types.size} token types for {self.size} tokens")
         self._control = frozenset(np.flatnonzero((types == _CONTROL) | (types == _UNKNOWN)).tolist())
@@ -88,7 +99,9 @@ class Tokenizer:
 
         self.bos_id = _token_id(file, "bos", self.size)
         self.eos_id = _token_id(file, "eos", self.size)
-        self.add_bos = bool(fields.get("tokenizer.ggml.add_bos_token", self.kind == "llama")) and self.bos_id is not None
+        self.add_bos = (
+            bool(fields.get("tokenizer.ggml.add_bos_token", self.kind == "llama")) and self.bos_id is not None
+        )
         self._space_prefix = self.kind == "llama" and bool(fields.get("tokenizer.ggml.add_space_prefix", True))
         named = {_token_id(file, name, self.size) for name in ("eos", "eot", "eom")}
         by_text = {tokens[i]: i for i in self._control}
@@ -114,7 +127,9 @@ class Tokenizer:
         return np.frombuffer(ids, dtype=np.int32) if ids else np.zeros(0, np.int32)
 
     def _encode_block(self, text: str, special: bool, start: bool, ids: array[int]) -> None:
-        pattern, by_text = (self._special_pattern, self._special_ids) if special else (self._literal_pattern, self._literal_ids)
+        pattern, by_text = (
+            (self._special_pattern, self._special_ids) if special else (self._literal_pattern, self._literal_ids)
+        )
         parts = pattern.split(text) if pattern else [text]  # plain, special, plain, special, ... plain
         for index, part in enumerate(parts):
             if index % 2:
@@ -172,7 +187,9 @@ def _blocks(parts: Iterable[str]) -> Iterator[tuple[str, bool]]:
 def _byte_level_bpe(file: GGUFFile, tokens: list[str]) -> Merger:
     name = str(file.metadata.get("tokenizer.ggml.pre", "gpt-2"))
     if name not in _PRE_TOKENIZERS:
-        raise UnsupportedError(f"{file.path}: pre-tokenizer {name!r} is not supported yet ({', '.join(sorted(_PRE_TOKENIZERS))})")
+        raise UnsupportedError(
+            f"{file.path}: pre-tokenizer {name!r} is not supported yet ({', '.join(sorted(_PRE_TOKENIZERS))})"
+        )
     vocabulary = {text: index for index, text in enumerate(tokens)}
     merges = []
     for line in file.strings("tokenizer.ggml.merges"):

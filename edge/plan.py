@@ -1,0 +1,198 @@
+"""What fits: bytes of weights, KV rows and scratch, counted before anything is loaded.
+
+A plan tries configurations from the best to the most frugal and takes the first that fits the limit:
+KV rows are given up last, because they are quality; repacked weights and long prefill chunks are only speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from edge.backends.base import Backend, EngineConfig
+from edge.budget import Budget, format_bytes
+from edge.devices.host import usable_cores
+from edge.devices.memory import MemoryLimit, memory_limit, memory_use
+from edge.errors import BudgetError, InputError, UnsupportedError
+from edge.kv.policy import DEFAULT_SINKS, make_policy
+from edge.model import ModelSpec
+
+_CHUNKS = (512, 256, 128, 64, 32, 16)  # prefill steps, best first; llama.cpp gains nothing beyond 512
+_SMALLEST_ROWS = 256  # below this a chat model cannot follow its own template
+_ROWS_WORTH_REPACKING = 1024  # fewer rows than this are not traded for faster weights
+_EVICTED_SHARE = 8  # when the cache is full, 1/8 of it is freed at once: evictions cost, and are rare this way
+_MOST_EVICTED = 256
+
+# Kept free for what cannot be counted: the answer's text, allocator slack, the kernel's own rounding of VmHWM.
+_RESERVE = 6 << 20
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What the user fixed; `None` leaves the choice to the plan. expected_tokens: prompt and answer, if known."""
+
+    kv_policy: str = "streaming"
+    sinks: int = DEFAULT_SINKS
+    max_kv_size: int | None = None
+    kv_dtype: str | None = None
+    prefill_step_size: int | None = None
+    threads: int | None = None
+    expected_tokens: int | None = None
+    logits_rows: int = 1
+
+
+@dataclass(frozen=True)
+class PlanBytes:
+    """The table of bytes. interpreter: measured (this process before load) plus the engine's libraries."""
+
+    interpreter: int
+    weights: int
+    kv: int
+    scratch: int
+    reserve: int = _RESERVE
+
+    @property
+    def total(self) -> int:
+        return self.interpreter + self.weights + self.kv + self.scratch
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that fits. `predicted_peak` is an estimate of the process's peak resident set, in bytes."""
+
+    backend: str
+    kv_policy: str
+    sinks: int
+    config: EngineConfig
+    evict_step: int  # rows freed at once when the cache is full
+    bytes: PlanBytes
+    predicted_peak: int
+    limit: int
+    limit_source: str  # "budget" if stated, else what the system grants
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; sizes in bytes."""
+        return asdict(self)
+
+
+def make_plan(
+    spec: ModelSpec, backend: Backend, request: PlanRequest | None = None, budget: Budget | None = None
+) -> Plan:
+    """Choose how to run `spec` within `budget`, or within what the system grants.
+
+    Raises BudgetError, naming the smallest budget that would do; InputError for impossible requests;
+    UnsupportedError for what the engine lacks.
+    """
+    request, budget = request or PlanRequest(), budget or Budget()
+    _check(spec, backend, request)
+    limit = MemoryLimit(budget.memory, "budget") if budget.memory else memory_limit()
+    use = memory_use()
+    first = None
+    for config in _candidates(spec, backend, request):
+        counted = _count(spec, backend, config, use.rss)
+        if max(counted.total + counted.reserve, use.peak) <= limit.bytes:
+            return Plan(
+                backend=backend.NAME,
+                kv_policy=request.kv_policy,
+                sinks=request.sinks if request.kv_policy == "streaming" else 0,
+                config=config,
+                evict_step=_evict_step(config.capacity),
+                bytes=counted,
+                predicted_peak=max(counted.total, use.peak),
+                limit=limit.bytes,
+                limit_source=limit.source,
+            )
+        first = first or counted
+    assert first is not None
+    raise _too_small(spec, backend, request, limit, first)
+
+
+def _check(spec: ModelSpec, backend: Backend, request: PlanRequest) -> None:
+    make_policy(request.kv_policy, request.sinks)
+    if request.kv_dtype is not None and request.kv_dtype not in backend.KV_DTYPES:
+        raise UnsupportedError(
+            f"the {backend.NAME} engine has no KV dtype {request.kv_dtype!r}: choose {', '.join(backend.KV_DTYPES)}"
+        )
+    for flag, value, low, high in (
+        ("--max-kv-size", request.max_kv_size, 2 * request.sinks + 8, spec.context),
+        ("--prefill-step-size", request.prefill_step_size, 1, 8192),
+        ("--threads", request.threads, 1, 1024),
+    ):
+        if value is not None and not low <= value <= high:
+            why = f" (the model knows {high} positions)" if high == spec.context and value > high else ""
+            raise InputError(f"{flag} must be from {low} to {high}, not {value}{why}")
+
+
+def _candidates(spec: ModelSpec, backend: Backend, request: PlanRequest) -> Iterator[EngineConfig]:
+    """Configurations from the best to the most frugal."""
+    wanted = request.max_kv_size or min(spec.context, _round_up(request.expected_tokens or spec.context))
+    least = wanted if request.max_kv_size or request.kv_policy == "full" else min(wanted, _SMALLEST_ROWS)
+    base = EngineConfig(
+        capacity=wanted,
+        chunk=1,
+        kv_dtype=request.kv_dtype or backend.KV_DTYPES[0],
+        threads=request.threads or usable_cores(),
+        logits_rows=request.logits_rows,
+    )
+    if backend.can_repack(spec):
+        floor = wanted if request.expected_tokens else max(least, min(wanted, _ROWS_WORTH_REPACKING))
+        yield from _sizes(replace(base, repack=True), request, floor)
+    yield from _sizes(base, request, least)
+
+
+def _sizes(base: EngineConfig, request: PlanRequest, least: int) -> Iterator[EngineConfig]:
+    """Fewer and fewer rows; for each, shorter and shorter prefill chunks."""
+    rows = base.capacity
+    while True:
+        for chunk in _chunks(rows, request):
+            yield replace(base, capacity=rows, chunk=chunk, logits_rows=min(base.logits_rows, chunk))
+        if rows <= least:
+            return
+        rows = max(least, min(rows - _SMALLEST_ROWS, int(rows * 0.9) // _SMALLEST_ROWS * _SMALLEST_ROWS))
+
+
+def _chunks(rows: int, request: PlanRequest) -> list[int]:
+    """Prefill steps worth trying. A chunk that evicts must leave most of the window in place."""
+    evicts = make_policy(request.kv_policy).evicts and (request.expected_tokens or rows + 1) > rows
+    if request.prefill_step_size:
+        most = max(1, rows // 2) if evicts else rows
+        if request.prefill_step_size > most:
+            raise InputError(
+                f"--prefill-step-size {request.prefill_step_size} is too long for {rows} KV rows: at most {most}"
+            )
+        return [request.prefill_step_size]
+    most = max(1, rows // _EVICTED_SHARE) if evicts else rows
+    return [chunk for chunk in _CHUNKS if chunk <= most] or [most]
+
+
+def _count(spec: ModelSpec, backend: Backend, config: EngineConfig, resident: int) -> PlanBytes:
+    need = backend.footprint(spec, config)
+    return PlanBytes(interpreter=resident + need.runtime, weights=need.weights, kv=need.kv, scratch=need.scratch)
+
+
+def _too_small(
+    spec: ModelSpec, backend: Backend, request: PlanRequest, limit: MemoryLimit, needed: PlanBytes
+) -> BudgetError:
+    """Say what the request needs, and the smallest budget that would do with fewer rows."""
+    frugal = replace(request, max_kv_size=None, prefill_step_size=None, kv_policy="streaming", expected_tokens=None)
+    *_, last = _candidates(spec, backend, frugal)
+    use = memory_use()
+    smallest_count = _count(spec, backend, last, use.rss)
+    smallest = max(smallest_count.total + smallest_count.reserve, use.peak)
+    smallest = (smallest // (1 << 20) + 3) << 20  # whole MiB, with room for another run's interpreter
+    policy = " --kv-policy streaming" if request.kv_policy == "full" else ""
+    stated = "the memory budget is" if limit.source == "budget" else f"the {limit.source} limit is"
+    return BudgetError(
+        f"needs {format_bytes(needed.total + needed.reserve)}, {stated} {format_bytes(limit.bytes)}: the smallest that "
+        f"fits is --memory {smallest >> 20}MiB with --max-kv-size {last.capacity}{policy}",
+        smallest=smallest,
+    )
+
+
+def _evict_step(rows: int) -> int:
+    return max(1, min(rows // _EVICTED_SHARE, _MOST_EVICTED))
+
+
+def _round_up(rows: int) -> int:
+    return -(-rows // _SMALLEST_ROWS) * _SMALLEST_ROWS

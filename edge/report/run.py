@@ -1,0 +1,73 @@
+"""RunReport: what a run did and what it cost. The names are an interface: `schema` 1, see docs/report.md."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+SCHEMA = 1
+
+StopReason = Literal["eos", "length", "stop", "time", "memory", "capacity", "interrupted"]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    prompt: int
+    generated: int
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds and tokens per second, measured. None where nothing was measured (no second token, say)."""
+
+    load_s: float
+    ttft_s: float | None
+    prefill_tok_s: float | None
+    decode_tok_s: float | None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes. peak_rss, anonymous and file are measured on this process; the others are counted by the plan."""
+
+    peak_rss: int
+    budget: int | None
+    weights: int
+    kv: int
+    scratch: int
+    interpreter: int
+    anonymous: int | None
+    file: int | None
+    measured: tuple[str, ...] = ("peak_rss", "anonymous", "file")
+
+
+@dataclass(frozen=True)
+class KVUse:
+    """The cache at the end of the run. evicted: rows given up so far."""
+
+    policy: str
+    capacity: int
+    rows: int
+    dtype: str
+    evicted: int
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """One run. `text` is None if the caller asked not to keep it. `energy` is None until there is a meter."""
+
+    text: str | None
+    tokens: Tokens
+    timings: Timings
+    stop_reason: StopReason
+    memory: Memory
+    kv: KVUse
+    plan: dict[str, Any]
+    versions: dict[str, str]
+    energy: None = None
+    seed: int | None = None
+    schema: int = field(default=SCHEMA)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `--json` prints it."""
+        return asdict(self)

@@ -1,0 +1,383 @@
+"""Prefill, decode, text: the only loop that produces tokens."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+
+from edge.backends import find_backend
+from edge.backends.base import Backend, Engine
+from edge.budget import Budget, format_bytes
+from edge.catalog import find_model
+from edge.chat import ChatTemplate, Segment
+from edge.devices.memory import memory_use
+from edge.errors import BudgetError, EdgeError, InputError, UnsupportedError
+from edge.gguf_file import GGUFFile, read_gguf
+from edge.governor import Governor
+from edge.kv.policy import KVView, make_policy
+from edge.model import ModelSpec, read_spec
+from edge.plan import Plan, PlanRequest, make_plan
+from edge.report.run import KVUse, Memory, RunReport, StopReason, Timings, Tokens
+from edge.sampling import SamplingParams, make_sampler
+from edge.stops import StopStrings
+from edge.tokenizer import Tokenizer
+from edge.types import FloatArray, IntArray
+
+DEFAULT_MAX_TOKENS = 512
+
+Progress = Callable[[int, int], None]  # tokens done, tokens in all
+
+
+class Model:
+    """A model file, checked and opened but not loaded: its architecture, tokenizer and chat template."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self.file = file
+        self.spec: ModelSpec = read_spec(file)
+        self.tokenizer = Tokenizer(file)
+        source = file.metadata.get("tokenizer.chat_template")
+        bos, eos = self.tokenizer.bos_id, self.tokenizer.eos_id
+        self.template = (
+            ChatTemplate(
+                source,
+                "" if bos is None else self.tokenizer.text(bos),
+                "" if eos is None else self.tokenizer.text(eos),
+            )
+            if isinstance(source, str)
+            else None
+        )
+
+    def encode_prompt(self, prompt: str | Iterable[str], *, system: str | None = None, raw: bool = False) -> IntArray:
+        """Token ids of a first prompt, int32 [n], through the chat template unless `raw` or there is none."""
+        if raw or self.template is None:
+            if system is not None:
+                raise UnsupportedError("a system prompt needs a chat template, and this prompt goes without one")
+            ids = self.tokenizer.encode(prompt, special=True)
+        else:
+            ids = self._encode_segments(self.template.first_turn(prompt, system))
+        bos = self.tokenizer.bos_id
+        if self.tokenizer.add_bos and bos is not None and (ids.size == 0 or ids[0] != bos):
+            ids = np.concatenate([np.array([bos], np.int32), ids])
+        if ids.size == 0:
+            raise InputError("the prompt is empty")
+        return ids
+
+    def encode_follow_up(self, text: str) -> IntArray:
+        """Token ids that continue a conversation after the assistant's reply."""
+        if self.template is None:
+            raise UnsupportedError("this model has no chat template: use edge run --raw")
+        return self._encode_segments(self.template.next_turn(text))
+
+    def _encode_segments(self, segments: list[Segment]) -> IntArray:
+        parts = [
+            self.tokenizer.encode(segment.text, special=segment.trusted, start=index == 0)
+            for index, segment in enumerate(segments)
+        ]
+        return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+
+
+def open_model(model: str | Path) -> Model:
+    """Check and open MODEL: a GGUF path or an installed name. Raises InputError, ModelFormatError, UnsupportedError."""
+    return Model(read_gguf(find_model(model)))
+
+
+def load(
+    model: str | Path | Model,
+    *,
+    backend: str = "auto",
+    memory: str | int | None = None,
+    time: str | float | None = None,
+    request: PlanRequest | None = None,
+    on_load: Callable[[float], None] | None = None,
+    **plan_options: object,
+) -> Session:
+    """Plan a run that fits, load the model, and return a Session.
+
+    model: a GGUF path, an installed name (`smollm2-135m`), or an opened Model. memory: "256MiB" or bytes, the most
+    the whole process may have resident. time: "20s" or seconds per generation. Other keywords are the fields of
+    PlanRequest: kv_policy, max_kv_size, sinks, kv_dtype, prefill_step_size, threads, expected_tokens, logits_rows.
+
+    Raises BudgetError if nothing fits, and the errors of `open_model`.
+    """
+    budget = Budget.parse(memory, time)
+    try:
+        request = request or PlanRequest(**plan_options)  # type: ignore[arg-type]
+    except TypeError:
+        known = ", ".join(PlanRequest.__dataclass_fields__)
+        raise InputError(f"unknown option among {', '.join(plan_options)}: choose from {known}") from None
+    opened = model if isinstance(model, Model) else open_model(model)
+    engine_module = find_backend(backend, opened.file, opened.spec)
+    plan = make_plan(opened.spec, engine_module, request, budget)
+    return Session(opened, engine_module, plan, budget, on_load)
+
+
+@dataclass
+class _Run:
+    """The account of one generation while it lasts."""
+
+    prompt: int
+    started: float
+    generated: int = 0
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+    prefilled_at: float | None = None
+    text: list[str] | None = field(default_factory=list)
+    stop_reason: StopReason = "interrupted"  # what it is if nothing else ends it
+
+
+class Session:
+    """A loaded model and its KV cache. Use it as a context manager, or call `close`."""
+
+    def __init__(
+        self,
+        model: Model,
+        backend: Backend,
+        plan: Plan,
+        budget: Budget,
+        on_load: Callable[[float], None] | None = None,
+    ) -> None:
+        self.model, self.spec, self.tokenizer = model, model.spec, model.tokenizer
+        self.plan, self.budget = plan, budget
+        self.report: RunReport | None = None
+        self._backend = backend
+        self._policy = make_policy(plan.kv_policy, plan.sinks)
+        self._evicted = 0
+        self._unfed: list[int] = []  # tokens that were shown but not run yet: the last one before a stop
+        started = time.perf_counter()
+        self.engine: Engine = backend.load(model.file, model.spec, plan.config, on_load)
+        self._load_s = time.perf_counter() - started
+        peak = memory_use().peak
+        if budget.memory is not None and peak > budget.memory:
+            self.close()
+            raise BudgetError(
+                f"loading took {format_bytes(peak)}, more than predicted and than the budget of "
+                f"{format_bytes(budget.memory)}: use a larger --memory or a smaller --max-kv-size"
+            )
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the engine. The report stays."""
+        if hasattr(self, "engine"):
+            self.engine.close()
+
+    def reset(self) -> None:
+        """Forget the conversation: empty the KV cache."""
+        self.engine.kv.truncate(0)
+        self._evicted, self._unfed = 0, []
+
+    def generate(
+        self,
+        prompt: str | Iterable[str] | IntArray,
+        *,
+        max_tokens: int | None = DEFAULT_MAX_TOKENS,
+        sampling: SamplingParams | None = None,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+        system: str | None = None,
+        raw: bool = False,
+        follow_up: bool = False,
+        time_limit: float | None = None,
+        on_prefill: Progress | None = None,
+    ) -> str:
+        """The whole answer to a prompt; `report` then says what it cost. Options as in `stream`."""
+        return "".join(
+            self.stream(
+                prompt,
+                max_tokens=max_tokens,
+                sampling=sampling,
+                stop=stop,
+                ignore_eos=ignore_eos,
+                system=system,
+                raw=raw,
+                follow_up=follow_up,
+                time_limit=time_limit,
+                on_prefill=on_prefill,
+            )
+        )
+
+    def stream(
+        self,
+        prompt: str | Iterable[str] | IntArray,
+        *,
+        max_tokens: int | None = DEFAULT_MAX_TOKENS,
+        sampling: SamplingParams | None = None,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+        system: str | None = None,
+        raw: bool = False,
+        follow_up: bool = False,
+        time_limit: float | None = None,
+        keep_text: bool = True,
+        on_prefill: Progress | None = None,
+    ) -> Iterator[str]:
+        """Pieces of the answer as they are generated, whole characters only.
+
+        prompt: text (goes through the chat template unless `raw`) or token ids, int [n]. max_tokens: None goes on
+        until something else stops it. follow_up: continue the conversation in the cache instead of starting anew.
+        time_limit: seconds, instead of the session's budget. keep_text=False leaves `report.text` None, for runs
+        without end. After the last piece, or when the iterator is closed, `report` holds the RunReport.
+        """
+        sampling = sampling or SamplingParams()
+        if max_tokens is not None and max_tokens < 1:
+            raise InputError(f"max_tokens must be at least 1, not {max_tokens}")
+        if follow_up and isinstance(prompt, str):
+            tokens = self.model.encode_follow_up(prompt)
+        else:
+            tokens = (
+                prompt if isinstance(prompt, np.ndarray) else self.model.encode_prompt(prompt, system=system, raw=raw)
+            )
+        if follow_up:
+            tokens = np.concatenate([np.array(self._unfed, np.int32), tokens])
+            self._unfed = []
+        else:
+            self.reset()
+        self._check_fits(tokens.size)
+
+        run = _Run(prompt=tokens.size, started=time.perf_counter(), text=[] if keep_text else None)
+        limit = self.budget.time if time_limit is None else time_limit
+        governor = Governor(None if limit is None else run.started + limit, self.budget.memory)
+        try:
+            logits = self._prefill(tokens, governor, run, on_prefill)
+            if logits is not None:
+                sample = make_sampler(sampling, banned=self.tokenizer.end_ids if ignore_eos else ())
+                for text in self._decode(logits, sample, governor, run, StopStrings(stop), max_tokens):
+                    if run.text is not None:
+                        run.text.append(text)
+                    yield text
+        finally:
+            self.report = self._report(run, sampling)
+
+    def make_room(self, count: int) -> bool:
+        """Evict until `count` more rows fit, by the policy. False if it may not evict and they do not fit."""
+        kv = self.engine.kv
+        if kv.length + count <= kv.capacity:
+            return True
+        if not self._policy.evicts or count > kv.capacity:
+            return False
+        budget = min(kv.length, kv.capacity - max(count, self.plan.evict_step))
+        rows = self._policy.rows_to_keep(KVView(kv.length), budget)
+        self._evicted += kv.length - rows.size
+        kv.keep(rows, close_gaps=self._policy.close_gaps)
+        return True
+
+    def _check_fits(self, count: int) -> None:
+        free = self.engine.kv.capacity - self.engine.kv.length
+        if not self._policy.evicts and count > free:
+            raise InputError(
+                f"the prompt has {count} tokens, but --kv-policy {self._policy.name} has {free} free KV rows: "
+                f"raise --max-kv-size or use --kv-policy streaming"
+            )
+
+    def _prefill(
+        self, tokens: IntArray, governor: Governor, run: _Run, on_prefill: Progress | None
+    ) -> FloatArray | None:
+        """Run the prompt chunk by chunk; logits after its last token, or None if a budget ended it."""
+        chunk, logits = self.plan.config.chunk, None
+        for start in range(0, tokens.size, chunk):
+            if reason := governor.stop_reason():
+                run.stop_reason = reason
+                return None
+            part = tokens[start : start + chunk]
+            self.make_room(part.size)
+            logits = self.engine.forward(part)
+            if on_prefill:
+                on_prefill(start + part.size, tokens.size)
+        run.prefilled_at = time.perf_counter()
+        return logits
+
+    def _decode(
+        self,
+        logits: FloatArray,
+        sample: Callable[[FloatArray], int],
+        governor: Governor,
+        run: _Run,
+        stops: StopStrings,
+        max_tokens: int | None,
+    ) -> Iterator[str]:
+        """Sample, show, run, until something stops it; sets `run.stop_reason`."""
+        decoder, piece, end_ids = self.tokenizer.stream_decoder(), self.tokenizer.piece, self.tokenizer.end_ids
+        forward, step = self.engine.forward, np.zeros(1, np.int32)
+        while True:
+            token = sample(logits)
+            run.last_token_at = time.perf_counter()
+            run.first_token_at = run.first_token_at or run.last_token_at
+            if token in end_ids:
+                run.stop_reason = "eos"
+                break
+            run.generated += 1
+            self._unfed = [token]
+            if text := stops.feed(decoder.decode(piece(token))):
+                yield text
+            reason: StopReason | None = (
+                "stop" if stops.met else "length" if run.generated == max_tokens else governor.stop_reason()
+            )
+            if reason is None and not self.make_room(1):
+                reason = "capacity"
+            if reason:
+                run.stop_reason = reason
+                break
+            step[0] = token
+            logits = forward(step)
+            self._unfed = []
+        if rest := stops.rest():
+            yield rest
+
+    def _report(self, run: _Run, sampling: SamplingParams) -> RunReport:
+        use, kv, counted = memory_use(), self.engine.kv, self.plan.bytes
+        return RunReport(
+            text=None if run.text is None else "".join(run.text),
+            tokens=Tokens(run.prompt, run.generated),
+            timings=Timings(
+                load_s=self._load_s,
+                ttft_s=_span(run.started, run.first_token_at),
+                prefill_tok_s=_rate(run.prompt, run.started, run.prefilled_at),
+                decode_tok_s=_rate(run.generated - 1, run.first_token_at, run.last_token_at),
+            ),
+            stop_reason=run.stop_reason,
+            memory=Memory(
+                peak_rss=use.peak,
+                budget=self.budget.memory,
+                weights=counted.weights,
+                kv=kv.nbytes,
+                scratch=counted.scratch,
+                interpreter=counted.interpreter,
+                anonymous=use.anonymous,
+                file=use.file,
+            ),
+            kv=KVUse(self._policy.name, kv.capacity, kv.length, self.plan.config.kv_dtype, self._evicted),
+            plan=self.plan.to_dict(),
+            versions=versions(self._backend),
+            seed=sampling.seed,
+        )
+
+
+def versions(backend: Backend) -> dict[str, str]:
+    """Versions of what took part in a run."""
+    return {"edge": edge_version(), "python": platform.python_version(), "numpy": np.__version__, **backend.versions()}
+
+
+def edge_version() -> str:
+    try:
+        return metadata.version("edge-runtime")
+    except metadata.PackageNotFoundError:
+        raise EdgeError("edge is not installed: pip install -e . in its folder") from None
+
+
+def _span(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else end - start
+
+
+def _rate(count: int, start: float | None, end: float | None) -> float | None:
+    seconds = _span(start, end)
+    return count / seconds if seconds and count > 0 else None
