@@ -13,7 +13,7 @@ from typing import Any
 from edge.backends.base import Backend, EngineConfig
 from edge.budget import Budget, format_bytes
 from edge.devices.host import usable_cores
-from edge.devices.memory import MemoryLimit, memory_limit, memory_use
+from edge.devices.memory import MemoryLimit, memory_limit, memory_use, release_free_memory
 from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.kv.policy import DEFAULT_SINKS, make_policy
 from edge.model import ModelSpec
@@ -87,6 +87,7 @@ def make_plan(
     request, budget = request or PlanRequest(), budget or Budget()
     _check(spec, backend, request)
     limit = MemoryLimit(budget.memory, "budget") if budget.memory else memory_limit()
+    release_free_memory()  # what building the tokenizer left behind would otherwise be counted twice
     use = memory_use()
     first = None
     for config in _candidates(spec, backend, request):

@@ -38,7 +38,7 @@ class Model:
     """A model file, checked and opened but not loaded: its architecture, tokenizer and chat template."""
 
     def __init__(self, file: GGUFFile) -> None:
-        self.file = file
+        self.file, self.path = file, file.path
         self.spec: ModelSpec = read_spec(file)
         self.tokenizer = Tokenizer(file)
         source = file.metadata.get("tokenizer.chat_template")

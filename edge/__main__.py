@@ -1,0 +1,5 @@
+"""`python -m edge`."""
+
+from edge.cli import main
+
+main()

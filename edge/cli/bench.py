@@ -1,0 +1,122 @@
+"""`edge bench`: tokens per second, in the words and formats of llama-bench."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Iterable
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edge.budget import format_bytes
+from edge.cli import options as o
+from edge.cli.show import progress, table
+
+if TYPE_CHECKING:
+    from edge.bench import BenchRow
+
+
+class Format(str, Enum):
+    """Of `-o`."""
+
+    md = "md"
+    json = "json"
+    jsonl = "jsonl"
+    csv = "csv"
+
+
+def bench(
+    model: o.ModelArgument,
+    prompt: Annotated[
+        str, typer.Option("-p", "--n-prompt", envvar="EDGE_N_PROMPT", help="Prompt lengths, comma-separated.")
+    ] = "512",
+    generate: Annotated[
+        str, typer.Option("-n", "--n-gen", envvar="EDGE_N_GEN", help="Generation lengths, comma-separated.")
+    ] = "128",
+    depth: Annotated[
+        str, typer.Option("-d", "--n-depth", envvar="EDGE_N_DEPTH", help="Tokens of context before the test, comma-separated.")
+    ] = "0",
+    repetitions: Annotated[
+        int, typer.Option("-r", "--repetitions", min=1, max=1000, envvar="EDGE_REPETITIONS", help="Runs of each test.")
+    ] = 5,
+    output: Annotated[Format, typer.Option("-o", "--output", envvar="EDGE_OUTPUT", help="Output format.")] = Format.md,
+    memory: o.Memory = None,
+    kv_dtype: o.KVDtype = None,
+    prefill_step_size: o.PrefillStepSize = None,
+    backend: o.Backend = "auto",
+    threads: o.Threads = None,
+    json: Annotated[bool, typer.Option("--json", envvar="EDGE_JSON", help="The same as -o json.")] = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Measure prompt processing (pp) and token generation (tg): mean and standard deviation of tokens per second."""
+    from edge.bench import make_tests, run_bench
+    from edge.errors import InputError
+    from edge.plan import PlanRequest
+    from edge.session import load, open_model
+
+    tests = make_tests(_numbers("-p", prompt), _numbers("-n", generate), _numbers("-d", depth))
+    opened = open_model(model)
+    longest = max(test.rows for test in tests)
+    if longest > opened.spec.context:
+        raise InputError(f"these tests need {longest} positions, the model knows {opened.spec.context}: lower -d, -p or -n")
+    request = PlanRequest(
+        kv_policy="full",
+        max_kv_size=max(longest, 256),
+        kv_dtype=kv_dtype,
+        prefill_step_size=prefill_step_size,
+        threads=threads,
+    )
+    with (
+        progress(enabled=not quiet) as shown,
+        load(opened, backend=backend, memory=memory, request=request) as session,
+    ):
+        rows = []
+        for row in run_bench(session, tests, repetitions, on_step=shown.message):
+            rows.append(row)
+            if output is Format.jsonl and not json:
+                shown.clear()
+                print(_dumps(row.to_dict()), flush=True)
+    _print(rows, Format.json if json else output)
+
+
+def _numbers(flag: str, text: str) -> list[int]:
+    """`0,4096` as numbers, each once. Raises InputError."""
+    from edge.errors import InputError
+
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
+        raise InputError(f"{flag} takes numbers separated by commas, such as 0,4096, not {text!r}")
+    return list(dict.fromkeys(int(part) for part in parts))
+
+
+def _print(rows: list[BenchRow], output: Format) -> None:
+    if output is Format.md:
+        headings = ["model", "size", "params", "backend", "threads", "test", "t/s"]
+        print(table(headings, [_cells(row) for row in rows]))
+    elif output is Format.json:
+        print(_dumps([row.to_dict() for row in rows], indent=2))
+    elif output is Format.csv:
+        _write_csv(row.to_dict() for row in rows)
+
+
+def _cells(row: BenchRow) -> list[str]:
+    from edge.model import format_count
+
+    size, params = format_bytes(row.size), format_count(row.params)
+    return [row.model, size, params, row.backend, str(row.threads), row.test, f"{row.speed:.2f} ± {row.sd:.2f}"]
+
+
+def _write_csv(rows: Iterable[dict[str, Any]]) -> None:
+    writer = None
+    for row in rows:
+        if writer is None:
+            writer = csv.DictWriter(sys.stdout, fieldnames=list(row), lineterminator="\n")
+            writer.writeheader()
+        writer.writerow(row)
+
+
+def _dumps(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)

@@ -1,0 +1,112 @@
+"""`edge chat`: a conversation whose memory is the KV cache and nothing else, so that it can go on forever."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from edge.cli import options as o
+from edge.cli.show import note, print_json, progress, report_lines
+
+_HELP = "/reset forgets the conversation, /report shows what the last answer cost, /quit (or Ctrl-D) leaves"
+
+
+def chat(
+    model: o.ModelArgument,
+    max_tokens: o.MaxTokens = 512,
+    system: o.System = None,
+    stop: o.Stop = None,
+    memory: o.Memory = None,
+    time: o.Time = None,
+    kv_policy: o.KVPolicy = "streaming",
+    max_kv_size: o.MaxKVSize = None,
+    sinks: o.Sinks = 4,
+    kv_dtype: o.KVDtype = None,
+    prefill_step_size: o.PrefillStepSize = None,
+    temp: o.Temperature = 0.0,
+    top_k: o.TopK = 40,
+    top_p: o.TopP = 0.95,
+    min_p: o.MinP = 0.05,
+    repeat_penalty: o.RepeatPenalty = 1.0,
+    seed: o.Seed = None,
+    backend: o.Backend = "auto",
+    threads: o.Threads = None,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Talk with a model. Only each new turn is run; what no longer fits is evicted by the KV policy.
+
+    --time limits each answer. With --json, every answer is one RunReport on a line of its own.
+    """
+    from edge.cli.prompts import answer_limit
+    from edge.errors import UnsupportedError
+    from edge.plan import PlanRequest
+    from edge.sampling import SamplingParams
+    from edge.session import load, open_model
+
+    limit = answer_limit(max_tokens)
+    sampling = SamplingParams(temp, top_k, top_p, min_p, repeat_penalty, seed)
+    opened = open_model(model)
+    if opened.template is None:
+        raise UnsupportedError(f"{opened.path.name} has no chat template: use edge run --raw")
+    request = PlanRequest(
+        kv_policy=kv_policy,
+        sinks=sinks,
+        max_kv_size=max_kv_size,
+        kv_dtype=kv_dtype,
+        prefill_step_size=prefill_step_size,
+        threads=threads,
+    )
+    with (
+        progress(enabled=not quiet) as shown,
+        load(opened, backend=backend, memory=memory, time=time, request=request) as session,
+    ):
+        if not quiet and not json and sys.stdin.isatty():
+            note(f"{opened.spec.label}, {session.plan.config.capacity} KV rows. {_HELP}")
+        for turn in _turns(prompting=not json):
+            if turn == "/quit":
+                return
+            if turn == "/reset":
+                session.reset()
+            elif turn == "/report":
+                note("\n".join(report_lines(session.report)) if session.report else "nothing has been generated yet")
+            elif turn.startswith("/"):
+                note(_HELP)
+            elif turn.strip():
+                pieces = session.stream(
+                    turn,
+                    max_tokens=limit,
+                    sampling=sampling,
+                    stop=stop or (),
+                    system=system,
+                    follow_up=session.engine.kv.length > 0,
+                    on_prefill=shown.step("prefill"),
+                )
+                try:
+                    for piece in pieces:
+                        shown.clear()
+                        if not json:
+                            print(piece, end="", flush=True)
+                except KeyboardInterrupt:
+                    note("\n(interrupted)")  # ends the answer, not the conversation
+                finally:
+                    pieces.close()
+                    shown.clear()
+                if json and session.report is not None:
+                    print_json(session.report.to_dict())
+                elif not json:
+                    print(flush=True)
+
+
+def _turns(prompting: bool) -> Iterator[str]:
+    """What the user says, line by line, until the end of input."""
+    if prompting and sys.stdin.isatty():
+        import readline  # noqa: F401 - gives input() its line editing
+
+        while True:
+            try:
+                yield input("› ")
+            except EOFError:
+                return
+    for line in sys.stdin:
+        yield line.rstrip("\n")

@@ -1,0 +1,64 @@
+"""`edge plan`: what would fit, counted without loading weights."""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+
+from edge.budget import format_bytes
+from edge.cli import options as o
+from edge.cli.show import print_json, table
+
+
+def plan(
+    model: o.ModelArgument,
+    memory: o.Memory = None,
+    kv_policy: o.KVPolicy = "streaming",
+    max_kv_size: o.MaxKVSize = None,
+    sinks: o.Sinks = 4,
+    kv_dtype: o.KVDtype = None,
+    prefill_step_size: o.PrefillStepSize = None,
+    tokens: Annotated[
+        Optional[int],
+        typer.Option("--tokens", min=1, envvar="EDGE_TOKENS", help="Prompt and answer together, if you know (default: no end)."),
+    ] = None,
+    backend: o.Backend = "auto",
+    threads: o.Threads = None,
+    json: o.Json = False,
+) -> None:
+    """Show how a model would run within a memory budget: the bytes, and the settings that were chosen."""
+    from edge.backends import find_backend
+    from edge.budget import Budget
+    from edge.plan import PlanRequest, make_plan
+    from edge.session import open_model
+
+    opened = open_model(model)
+    engine = find_backend(backend, opened.file, opened.spec)
+    request = PlanRequest(
+        kv_policy=kv_policy,
+        sinks=sinks,
+        max_kv_size=max_kv_size,
+        kv_dtype=kv_dtype,
+        prefill_step_size=prefill_step_size,
+        threads=threads,
+        expected_tokens=tokens,
+    )
+    made = make_plan(opened.spec, engine, request, Budget.parse(memory))
+    if json:
+        print_json({"model": opened.spec.label, "path": str(opened.path), **made.to_dict()})
+        return
+    count, config = made.bytes, made.config
+    rows = [
+        ["interpreter", "this process and the engine's libraries", count.interpreter],
+        ["weights", "repacked in memory" if config.repack else "the model file, mapped", count.weights],
+        ["KV cache", f"{config.capacity} rows, {config.kv_dtype}", count.kv],
+        ["scratch", f"prefill chunk of {config.chunk} tokens", count.scratch],
+        ["predicted peak", "estimated", made.predicted_peak],
+        ["limit", made.limit_source, made.limit],
+    ]
+    print(table(["what", "how", "bytes", "size"], [[a, b, str(n), format_bytes(n)] for a, b, n in rows], left=2))
+    print(
+        f"\n{opened.spec.label} on {made.backend}, {config.threads} threads, KV policy {made.kv_policy}"
+        + (f" with {made.sinks} sinks" if made.sinks else "")
+    )

@@ -1,0 +1,103 @@
+"""`edge run`: one prompt, one answer, inside the budget."""
+
+from __future__ import annotations
+
+import sys
+import time as clock
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from edge.cli import options as o
+from edge.cli.show import note, print_json, progress, report_lines
+
+
+def run(
+    model: o.ModelArgument,
+    prompt: Annotated[
+        Optional[str], typer.Option("-p", "--prompt", envvar="EDGE_PROMPT", help="The prompt (default: stdin).")
+    ] = None,
+    file: Annotated[
+        Optional[Path], typer.Option("-f", "--file", envvar="EDGE_FILE", help="Read the prompt from a file.")
+    ] = None,
+    max_tokens: o.MaxTokens = 512,
+    system: o.System = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", envvar="EDGE_RAW", help="Continue the prompt as it is, without a chat template.")
+    ] = False,
+    stop: o.Stop = None,
+    ignore_eos: o.IgnoreEos = False,
+    memory: o.Memory = None,
+    time: o.Time = None,
+    kv_policy: o.KVPolicy = "streaming",
+    max_kv_size: o.MaxKVSize = None,
+    sinks: o.Sinks = 4,
+    kv_dtype: o.KVDtype = None,
+    prefill_step_size: o.PrefillStepSize = None,
+    temp: o.Temperature = 0.0,
+    top_k: o.TopK = 40,
+    top_p: o.TopP = 0.95,
+    min_p: o.MinP = 0.05,
+    repeat_penalty: o.RepeatPenalty = 1.0,
+    seed: o.Seed = None,
+    backend: o.Backend = "auto",
+    threads: o.Threads = None,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Answer one prompt. Text goes to stdout as it is generated; progress and the report go to stderr."""
+    started = clock.perf_counter()
+    from edge.budget import parse_seconds
+    from edge.cli.prompts import answer_limit, read_prompt
+    from edge.plan import PlanRequest
+    from edge.sampling import SamplingParams
+    from edge.session import load, open_model
+
+    limit = answer_limit(max_tokens)
+    time_limit = None if time is None else parse_seconds(time)
+    sampling = SamplingParams(temp, top_k, top_p, min_p, repeat_penalty, seed)
+    text: str | Iterable[str] = read_prompt(prompt, file)
+    with progress(enabled=not quiet) as shown:
+        opened = open_model(model)
+        tokens = opened.encode_prompt(text, system=system, raw=raw)
+        request = PlanRequest(
+            kv_policy=kv_policy,
+            sinks=sinks,
+            max_kv_size=max_kv_size,
+            kv_dtype=kv_dtype,
+            prefill_step_size=prefill_step_size,
+            threads=threads,
+            expected_tokens=None if limit is None else tokens.size + limit,
+        )
+        load_bar = shown.step(f"loading {opened.path.name}")
+        with load(
+            opened, backend=backend, memory=memory, request=request, on_load=lambda part: load_bar(part, 1.0)
+        ) as session:
+            try:
+                pieces = session.stream(
+                    tokens,
+                    max_tokens=limit,
+                    sampling=sampling,
+                    stop=stop or (),
+                    ignore_eos=ignore_eos,
+                    time_limit=None if time_limit is None else max(0.0, time_limit - (clock.perf_counter() - started)),
+                    keep_text=json,
+                    on_prefill=shown.step(f"prefill, {tokens.size} tokens"),
+                )
+                for piece in pieces:
+                    shown.clear()
+                    if not json:
+                        sys.stdout.write(piece)
+                        sys.stdout.flush()
+            finally:
+                pieces.close()  # an interrupted run reports, too
+                shown.clear()
+                if session.report is not None:
+                    if json:
+                        print_json(session.report.to_dict())
+                    else:
+                        print(flush=True)
+                        if not quiet:
+                            note("\n".join(["", *report_lines(session.report)]))

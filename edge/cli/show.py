@@ -1,0 +1,110 @@
+"""What commands print: progress on stderr, reports and tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from edge.budget import format_bytes
+
+if TYPE_CHECKING:
+    from edge.report.run import RunReport
+
+
+def print_json(value: Any) -> None:
+    """One object, one line, to stdout."""
+    print(json.dumps(value, ensure_ascii=False, allow_nan=False), flush=True)
+
+
+def note(text: str) -> None:
+    """A line for the person, on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+class Progress:
+    """A transient bar on stderr for one long step at a time; silent unless a person is watching."""
+
+    def __init__(self, enabled: bool) -> None:
+        self._bar: Any = None
+        if enabled and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+
+            columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+            self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
+            self._task: Any = None
+
+    def step(self, label: str) -> Callable[[float, float], None]:
+        """A callback (done, total) that draws the step `label`; the bar goes away when it is done."""
+
+        def update(done: float, total: float) -> None:
+            if self._bar is None:
+                return
+            if self._task is None:
+                self._bar.start()
+                self._task = self._bar.add_task(label, total=total)
+            self._bar.update(self._task, completed=done, total=total, description=label)
+            if done >= total:
+                self.clear()
+
+        return update
+
+    def message(self, label: str) -> None:
+        """A line without an end in sight."""
+        if self._bar is not None:
+            if self._task is None:
+                self._bar.start()
+                self._task = self._bar.add_task(label, total=None)
+            self._bar.update(self._task, description=label)
+
+    def clear(self) -> None:
+        """Take the bar off the screen, so that text can be printed."""
+        if self._bar is not None and self._task is not None:
+            self._bar.remove_task(self._task)
+            self._bar.stop()
+            self._task = None
+
+
+@contextmanager
+def progress(enabled: bool) -> Iterator[Progress]:
+    shown = Progress(enabled)
+    try:
+        yield shown
+    finally:
+        shown.clear()
+
+
+def report_lines(report: RunReport) -> list[str]:
+    """The report for a person: three lines."""
+    tokens, timings, memory, kv = report.tokens, report.timings, report.memory, report.kv
+    budget = f" of {format_bytes(memory.budget)}" if memory.budget else ""
+    return [
+        f"prompt {tokens.prompt} tokens{_at(timings.prefill_tok_s)} · generated {tokens.generated}"
+        f"{_at(timings.decode_tok_s)} · first token {_seconds(timings.ttft_s)} · load {_seconds(timings.load_s)}"
+        f" · stopped: {report.stop_reason}",
+        f"memory peak {format_bytes(memory.peak_rss)}{budget} (measured) = interpreter {format_bytes(memory.interpreter)}"
+        f" + weights {format_bytes(memory.weights)} + KV {format_bytes(memory.kv)}"
+        f" + scratch {format_bytes(memory.scratch)} (counted)",
+        f"KV {kv.policy} {kv.dtype}: {kv.rows} of {kv.capacity} rows, {kv.evicted} evicted",
+    ]
+
+
+def _at(speed: float | None) -> str:
+    return "" if speed is None else f" at {speed:.0f} tok/s"
+
+
+def _seconds(value: float | None) -> str:
+    return "never" if value is None else f"{value:.2f} s"
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """A Markdown table with aligned columns; the first `left` columns are flush left."""
+    widths = [max(len(row[i]) for row in [headings, *rows]) for i in range(len(headings))]
+    rule = ["-" * w if i < left else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
+    cells = [[c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+             for row in [headings, rule, *rows]]  # fmt: skip
+    return "\n".join("| " + " | ".join(row) + " |" for row in cells)
