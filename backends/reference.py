@@ -23,7 +23,7 @@ from edge.backends.base import (
 from edge.errors import InputError, UnsupportedError
 from edge.gguf_file import GGUFFile
 from edge.model import ModelSpec
-from edge.types import FloatArray, IntArray
+from edge.types import AnyArray, FloatArray, IntArray
 
 NAME = "reference"
 KV_DTYPES = ("f32",)
@@ -93,7 +93,7 @@ def versions() -> dict[str, str]:
 class ReferenceKV:
     """Rotated keys, and values, float32 [layers, KV heads, capacity, head size]."""
 
-    def __init__(self, spec: ModelSpec, config: EngineConfig, frequencies: FloatArray) -> None:
+    def __init__(self, spec: ModelSpec, config: EngineConfig, frequencies: AnyArray) -> None:
         shape = (spec.layers, spec.kv_heads, config.capacity, spec.head_dim)
         self.keys, self.values = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
         self.capacity = config.capacity
@@ -167,13 +167,13 @@ class ReferenceEngine:
             self._weights[name.removesuffix(".weight")] = _dequantize(file, name)
             if progress:
                 progress(done / len(file.tensors))
-        self._frequencies = spec.rope_base ** (-np.arange(0, spec.rope_dim, 2) / spec.rope_dim)
+        self._frequencies: AnyArray = spec.rope_base ** (-np.arange(0, spec.rope_dim, 2) / spec.rope_dim)
         if "rope_freqs" in self._weights:  # llama3: long wavelengths are stretched
             self._frequencies = self._frequencies / self._weights["rope_freqs"]
         self.kv = ReferenceKV(spec, config, self._frequencies)
 
     def forward(self, tokens: IntArray) -> FloatArray:
-        return self._head(self._run(tokens)[-1:])[0]
+        return self._head(self._run(tokens)[-1:]).reshape(-1)
 
     def forward_all(self, tokens: IntArray) -> FloatArray:
         hidden, step = self._run(tokens), self.config.logits_rows
@@ -230,7 +230,7 @@ class ReferenceEngine:
         return np.asarray(x * scale * self._weights[name])
 
 
-def rotate(x: FloatArray, positions: IntArray, frequencies: FloatArray) -> FloatArray:
+def rotate(x: FloatArray, positions: IntArray, frequencies: AnyArray) -> FloatArray:
     """RoPE: turn the pairs (2i, 2i+1) of x [..., n, head size] by position · frequency_i.
 
     GGUF stores Llama's Q and K rows so that neighbours form a pair. Angles are float64, so that position 10^7 is

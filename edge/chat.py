@@ -15,6 +15,7 @@ import signal
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from minijinja import Environment, TemplateError
 
@@ -86,7 +87,7 @@ def _render_forms(source: str, bos: str, eos: str) -> dict[str, dict[str, str]]:
     for name, turns in _CONVERSATIONS.items():
         messages = [{"role": role, "content": content} for role, content in turns]
         try:
-            environment = Environment(templates={"chat": source}, pycompat=True, fuel=_FUEL)
+            environment: Any = Environment(templates={"chat": source}, pycompat=True, fuel=_FUEL)
             environment.trim_blocks = environment.lstrip_blocks = True
             environment.add_function("raise_exception", _raise)
             environment.add_function("strftime_now", lambda form: datetime.datetime.now().strftime(form))
@@ -126,7 +127,7 @@ def _in_child(source: str, bos: str, eos: str) -> dict[str, dict[str, str]]:
         forms: dict[str, dict[str, str]] = json.loads(answer)
         return forms
     except json.JSONDecodeError:
-        return dict.fromkeys(_CONVERSATIONS, {"error": "it takes too much memory or time"})
+        return {name: {"error": "it takes too much memory or time"} for name in _CONVERSATIONS}
 
 
 def _limit_child() -> None:

@@ -7,9 +7,10 @@ and is done by blocks, so that drawing from 49k or 262k logits costs little more
 from __future__ import annotations
 
 import math
+import secrets
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -32,6 +33,12 @@ class SamplingParams:
     min_p: float = 0.05
     repeat_penalty: float = 1.0
     seed: int | None = None
+
+    def with_seed(self) -> SamplingParams:
+        """The same with a seed drawn, if it will draw and has none: reports can then be reproduced."""
+        if self.temperature > 0 and self.seed is None:
+            return replace(self, seed=secrets.randbits(32))
+        return self
 
     def __post_init__(self) -> None:
         for name, value, low, high in (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -55,6 +55,8 @@ class Model:
 
     def encode_prompt(self, prompt: str | Iterable[str], *, system: str | None = None, raw: bool = False) -> IntArray:
         """Token ids of a first prompt, int32 [n], through the chat template unless `raw` or there is none."""
+        if prompt == "":
+            raise InputError("the prompt is empty")
         if raw or self.template is None:
             if system is not None:
                 raise UnsupportedError("a system prompt needs a chat template, and this prompt goes without one")
@@ -220,7 +222,7 @@ class Session:
         time_limit: float | None = None,
         keep_text: bool = True,
         on_prefill: Progress | None = None,
-    ) -> Iterator[str]:
+    ) -> Generator[str, None, None]:
         """Pieces of the answer as they are generated, whole characters only.
 
         prompt: text (goes through the chat template unless `raw`) or token ids, int [n]. max_tokens: None goes on
@@ -228,7 +230,7 @@ class Session:
         time_limit: seconds, instead of the session's budget. keep_text=False leaves `report.text` None, for runs
         without end. After the last piece, or when the iterator is closed, `report` holds the RunReport.
         """
-        sampling = sampling or SamplingParams()
+        sampling = (sampling or SamplingParams()).with_seed()
         if max_tokens is not None and max_tokens < 1:
             raise InputError(f"max_tokens must be at least 1, not {max_tokens}")
         if follow_up and isinstance(prompt, str):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import codecs
 import re
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -62,7 +62,7 @@ def _split(pattern: str) -> Any:
 
 
 # `tokenizer.ggml.pre` -> how text is cut into words before merging. To add one: its name and its rule.
-_PRE_TOKENIZERS = {
+_PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
     **dict.fromkeys(("gpt-2", "gpt2", "phi-2", "olmo", "mpt", "jais", "trillion"), _gpt2),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), _digits_then_gpt2),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "dbrx", "smaug-bpe"), lambda: _split(_LLAMA3)),
@@ -77,7 +77,7 @@ _LONGEST_BLOCK = 64 << 10  # text without a safe place (no spaces at all) is cut
 
 
 class Tokenizer:
-    """Token ids of one model. `end_ids` are the tokens that end a turn; `add_bos` says whether prompts start with `bos_id`."""
+    """Token ids of one model. `end_ids` end a turn; `add_bos` says whether prompts start with `bos_id`."""
 
     def __init__(self, file: GGUFFile) -> None:
         fields = file.metadata
@@ -204,7 +204,7 @@ def _byte_level_bpe(file: GGUFFile, tokens: list[str]) -> Merger:
 
 
 def _sentencepiece_bpe(file: GGUFFile, tokens: list[str]) -> Merger:
-    """SentencePiece BPE joins the neighbours whose union scores best; as merges: every split of every piece, best first."""
+    """SentencePiece joins the neighbours whose union scores best; as merges: every split of a piece, best first."""
     scores = file.numbers("tokenizer.ggml.scores")
     if scores.size != len(tokens):
         raise ModelFormatError(f"{file.path}: {scores.size} token scores for {len(tokens)} tokens")
@@ -252,7 +252,7 @@ def _alternatives(texts: Iterable[str]) -> re.Pattern[str] | None:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-in for every byte, inverted: printable Latin-1 bytes are themselves, the rest follow 255."""
+    """GPT-2's printable stand-ins for bytes, inverted: printable Latin-1 stands for itself, the rest follow 255."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     table = {chr(byte): byte for byte in printable}
     others = (byte for byte in range(256) if byte not in set(printable))

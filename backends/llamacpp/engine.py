@@ -25,7 +25,7 @@ from edge.backends.llamacpp.library import LOG, library
 from edge.errors import EngineError, InputError, UnsupportedError
 from edge.gguf_file import GGUFFile
 from edge.model import ModelSpec
-from edge.types import FloatArray, IntArray
+from edge.types import AnyArray, FloatArray, IntArray
 
 _GGML_TYPE = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
 _LOAD_PRIVATE, _LOAD_MAPPED = 0, 1  # llama_load_mode: read into memory, or map the file
@@ -88,7 +88,7 @@ class LlamaCppKV:
                 start, end = int(positions[first]), int(positions[last]) + 1
                 self._lib.llama_memory_seq_add(self._memory, _SEQUENCE, start, end, -int(moved[first]))
                 self._shift_pending = True
-        positions -= moved
+        self._positions[: self._length] = np.arange(self._length)
         self.next_position = self._length
 
     def truncate(self, length: int) -> None:
@@ -157,7 +157,7 @@ class LlamaCppEngine:
         chunk = self.config.chunk
         for start in range(0, tokens.size, chunk):
             self._decode(tokens[start : start + chunk], every=False)
-        return self._logits(1)[0]
+        return self._logits(1).reshape(-1)
 
     def forward_all(self, tokens: IntArray) -> FloatArray:
         tokens = check_tokens(tokens, self.spec.vocab, self._kv.capacity - self._kv.length)
@@ -255,7 +255,7 @@ class LlamaCppEngine:
         address = ctypes.addressof(self._lib.llama_get_logits(self._context).contents)
         if address not in self._views:
             buffer = (ctypes.c_float * (self.config.logits_rows * self.spec.vocab)).from_address(address)
-            self._views = {address: np.frombuffer(buffer, np.float32).reshape(-1, self.spec.vocab)}
+            self._views = {address: np.ctypeslib.as_array(buffer).reshape(-1, self.spec.vocab)}
         return self._views[address][:rows]
 
     def _settle(self) -> None:
@@ -266,7 +266,7 @@ class LlamaCppEngine:
         self._kv.truncate(self._kv.length - 1)
 
 
-def _runs(values: IntArray, breaks: Any) -> list[tuple[int, int]]:
+def _runs(values: AnyArray, breaks: AnyArray) -> list[tuple[int, int]]:
     """First and last of each unbroken run of `values`; breaks[i] says that a run ends between i and i+1."""
     if values.size == 0:
         return []

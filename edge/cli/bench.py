@@ -9,8 +9,6 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from edge.budget import format_bytes
 from edge.cli import options as o
 from edge.cli.show import progress, table
@@ -30,25 +28,20 @@ class Format(str, Enum):
 
 def bench(
     model: o.ModelArgument,
-    prompt: Annotated[
-        str, typer.Option("-p", "--n-prompt", envvar="EDGE_N_PROMPT", help="Prompt lengths, comma-separated.")
-    ] = "512",
-    generate: Annotated[
-        str, typer.Option("-n", "--n-gen", envvar="EDGE_N_GEN", help="Generation lengths, comma-separated.")
-    ] = "128",
+    prompt: Annotated[str, o.flag("-p", "--n-prompt", help="Prompt lengths, comma-separated.")] = "512",
+    generate: Annotated[str, o.flag("-n", "--n-gen", help="Generation lengths, comma-separated.")] = "128",
     depth: Annotated[
-        str, typer.Option("-d", "--n-depth", envvar="EDGE_N_DEPTH", help="Tokens of context before the test, comma-separated.")
+        str,
+        o.flag("-d", "--n-depth", help="Tokens of context before the test, comma-separated."),
     ] = "0",
-    repetitions: Annotated[
-        int, typer.Option("-r", "--repetitions", min=1, max=1000, envvar="EDGE_REPETITIONS", help="Runs of each test.")
-    ] = 5,
-    output: Annotated[Format, typer.Option("-o", "--output", envvar="EDGE_OUTPUT", help="Output format.")] = Format.md,
+    repetitions: Annotated[int, o.flag("-r", "--repetitions", min=1, max=1000, help="Runs of each test.")] = 5,
+    output: Annotated[Format, o.flag("-o", "--output", help="Output format.")] = Format.md,
     memory: o.Memory = None,
     kv_dtype: o.KVDtype = None,
     prefill_step_size: o.PrefillStepSize = None,
     backend: o.Backend = "auto",
     threads: o.Threads = None,
-    json: Annotated[bool, typer.Option("--json", envvar="EDGE_JSON", help="The same as -o json.")] = False,
+    json: Annotated[bool, o.flag("--json", help="The same as -o json.")] = False,
     quiet: o.Quiet = False,
 ) -> None:
     """Measure prompt processing (pp) and token generation (tg): mean and standard deviation of tokens per second."""
@@ -61,7 +54,9 @@ def bench(
     opened = open_model(model)
     longest = max(test.rows for test in tests)
     if longest > opened.spec.context:
-        raise InputError(f"these tests need {longest} positions, the model knows {opened.spec.context}: lower -d, -p or -n")
+        raise InputError(
+            f"these tests need {longest} positions, the model knows {opened.spec.context}: lower -d, -p or -n"
+        )
     request = PlanRequest(
         kv_policy="full",
         max_kv_size=max(longest, 256),

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
 from edge.cli import options as o
 from edge.cli.show import print_json, progress
 
-evaluate = typer.Typer(help="Measure a model's quality.", no_args_is_help=True)
+evaluate = typer.Typer(help="Measure a model's quality.")
 
 
 @evaluate.callback()
-def _group() -> None:
+def _group() -> None:  # keeps `perplexity` a subcommand although it is the only one so far
     """Measure a model's quality."""
 
 
 @evaluate.command()
 def perplexity(
     model: o.ModelArgument,
-    text: Annotated[Path, typer.Option("--text", envvar="EDGE_TEXT", help="A UTF-8 text file.")],
-    tokens: Annotated[
-        Optional[int], typer.Option("--tokens", min=1, envvar="EDGE_TOKENS", help="Score only the first so many.")
-    ] = None,
+    text: Annotated[Path, o.flag("--text", help="A UTF-8 text file.")],
+    tokens: Annotated[int | None, o.flag("--tokens", min=1, help="Score only the first so many.")] = None,
     memory: o.Memory = None,
     kv_policy: o.KVPolicy = "streaming",
     max_kv_size: o.MaxKVSize = None,
@@ -67,6 +65,6 @@ def perplexity(
         print_json({**asdict(result), **settings})
     else:
         print(
-            f"perplexity {result.perplexity:.4f} (nll {result.nll:.5f} ± {result.stderr:.5f}) over {result.tokens} tokens, "
-            f"KV {kv_policy}, {capacity} rows"
+            f"perplexity {result.perplexity:.4f} (nll {result.nll:.5f} ± {result.stderr:.5f}) "
+            f"over {result.tokens} tokens, KV {kv_policy}, {capacity} rows"
         )

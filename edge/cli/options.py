@@ -1,113 +1,52 @@
-"""The options that several commands share, each declared once. Every flag has an EDGE_… twin in the environment."""
+"""The options that several commands share, each declared once."""
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from typing import Annotated, Any
 
 import typer
 
-_MODEL, _SAMPLING, _BUDGET, _CACHE, _OUTPUT = "Model", "Sampling", "Budgets", "KV cache", "Output"
 
-ModelArgument = Annotated[str, typer.Argument(help="A GGUF file, or an installed model such as smollm2-135m.", metavar="MODEL")]
+def flag(*names: str, help: str, **more: Any) -> Any:
+    """A typer option whose twin in the environment is EDGE_ and its long name: `--kv-policy`, EDGE_KV_POLICY."""
+    long_name = next(name for name in names if name.startswith("--"))
+    return typer.Option(*names, help=help, envvar="EDGE_" + long_name[2:].replace("-", "_").upper(), **more)
 
-Backend = Annotated[
-    str, typer.Option("--backend", envvar="EDGE_BACKEND", help="Engine: auto, llamacpp or reference.", rich_help_panel=_MODEL)
+
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A GGUF file, or an installed model such as smollm2-135m.")
 ]
-Threads = Annotated[
-    Optional[int],
-    typer.Option("--threads", envvar="EDGE_THREADS", help="CPU threads (default: physical cores).", rich_help_panel=_MODEL),
-]
+Backend = Annotated[str, flag("--backend", help="Engine: auto, llamacpp or reference.")]
+Threads = Annotated[int | None, flag("--threads", help="CPU threads (default: physical cores).")]
 
 Memory = Annotated[
-    Optional[str],
-    typer.Option(
-        "--memory",
-        envvar="EDGE_MEMORY",
-        help="Most memory the whole process may have resident, such as 256MiB (default: what the system grants).",
-        rich_help_panel=_BUDGET,
-    ),
+    str | None,
+    flag("--memory", help="Most memory the whole process may hold, such as 256MiB (default: what the system grants)."),
 ]
-Time = Annotated[
-    Optional[str],
-    typer.Option("--time", envvar="EDGE_TIME", help="Stop after this long, such as 20s.", rich_help_panel=_BUDGET),
-]
+Time = Annotated[str | None, flag("--time", help="Stop after this long, such as 20s.")]
 
 KVPolicy = Annotated[
     str,
-    typer.Option(
-        "--kv-policy",
-        envvar="EDGE_KV_POLICY",
-        help="Which rows stay when the cache is full: streaming (sinks + window), window, or full (stop).",
-        rich_help_panel=_CACHE,
-    ),
+    flag("--kv-policy", help="What stays when the KV cache is full: streaming (sinks + window), window, full (stop)."),
 ]
-MaxKVSize = Annotated[
-    Optional[int],
-    typer.Option("--max-kv-size", envvar="EDGE_MAX_KV_SIZE", help="KV rows (default: planned).", rich_help_panel=_CACHE),
-]
-Sinks = Annotated[
-    int,
-    typer.Option("--sinks", envvar="EDGE_SINKS", help="First rows that streaming never evicts.", rich_help_panel=_CACHE),
-]
-KVDtype = Annotated[
-    Optional[str],
-    typer.Option("--kv-dtype", envvar="EDGE_KV_DTYPE", help="f16, q8_0 or q4_0 (default: f16).", rich_help_panel=_CACHE),
-]
+MaxKVSize = Annotated[int | None, flag("--max-kv-size", help="KV rows (default: planned).")]
+Sinks = Annotated[int, flag("--sinks", help="First rows that streaming never evicts.")]
+KVDtype = Annotated[str | None, flag("--kv-dtype", help="f16, q8_0 or q4_0 (default: f16).")]
 PrefillStepSize = Annotated[
-    Optional[int],
-    typer.Option(
-        "--prefill-step-size",
-        envvar="EDGE_PREFILL_STEP_SIZE",
-        help="Prompt tokens run at once (default: planned).",
-        rich_help_panel=_CACHE,
-    ),
+    int | None, flag("--prefill-step-size", help="Prompt tokens run at once (default: planned).")
 ]
 
-MaxTokens = Annotated[
-    int,
-    typer.Option("-n", "--max-tokens", envvar="EDGE_MAX_TOKENS", help="Tokens to generate; -1 has no limit."),
-]
-System = Annotated[Optional[str], typer.Option("--system", envvar="EDGE_SYSTEM", help="System prompt.")]
-Stop = Annotated[
-    Optional[list[str]], typer.Option("--stop", envvar="EDGE_STOP", help="Stop before this text; may be repeated.")
-]
-IgnoreEos = Annotated[
-    bool, typer.Option("--ignore-eos", envvar="EDGE_IGNORE_EOS", help="Never end the turn; go on.")
-]
+MaxTokens = Annotated[int, flag("-n", "--max-tokens", help="Tokens to generate; -1 has no limit.")]
+System = Annotated[str | None, flag("--system", help="System prompt.")]
+Stop = Annotated[list[str] | None, flag("--stop", help="Stop before this text; may be repeated.")]
+IgnoreEos = Annotated[bool, flag("--ignore-eos", help="Never end the turn; go on.")]
 
-Temperature = Annotated[
-    float,
-    typer.Option("--temp", envvar="EDGE_TEMP", help="0 is greedy: the same answer every time.", rich_help_panel=_SAMPLING),
-]
-TopK = Annotated[
-    int, typer.Option("--top-k", envvar="EDGE_TOP_K", help="Draw from the k likeliest; 0 is off.", rich_help_panel=_SAMPLING)
-]
-TopP = Annotated[
-    float,
-    typer.Option("--top-p", envvar="EDGE_TOP_P", help="Draw from the likeliest that make up p.", rich_help_panel=_SAMPLING),
-]
-MinP = Annotated[
-    float,
-    typer.Option("--min-p", envvar="EDGE_MIN_P", help="Drop what is below p × the likeliest.", rich_help_panel=_SAMPLING),
-]
-RepeatPenalty = Annotated[
-    float,
-    typer.Option(
-        "--repeat-penalty",
-        envvar="EDGE_REPEAT_PENALTY",
-        help="Penalty on the last 64 tokens; 1 is off.",
-        rich_help_panel=_SAMPLING,
-    ),
-]
-Seed = Annotated[
-    Optional[int],
-    typer.Option("--seed", envvar="EDGE_SEED", help="Seed of the draws (default: random).", rich_help_panel=_SAMPLING),
-]
+Temperature = Annotated[float, flag("--temp", help="0 is greedy: the same answer every time.")]
+TopK = Annotated[int, flag("--top-k", help="Draw from the k likeliest; 0 is off.")]
+TopP = Annotated[float, flag("--top-p", help="Draw from the likeliest that make up p; 1 is off.")]
+MinP = Annotated[float, flag("--min-p", help="Drop what is below p times the likeliest; 0 is off.")]
+RepeatPenalty = Annotated[float, flag("--repeat-penalty", help="Penalty on the last 64 tokens; 1 is off.")]
+Seed = Annotated[int | None, flag("--seed", help="Seed of the draws (default: random).")]
 
-Json = Annotated[
-    bool, typer.Option("--json", envvar="EDGE_JSON", help="Print one JSON object to stdout.", rich_help_panel=_OUTPUT)
-]
-Quiet = Annotated[
-    bool,
-    typer.Option("--quiet", "-q", envvar="EDGE_QUIET", help="No progress and no report on stderr.", rich_help_panel=_OUTPUT),
-]
+Json = Annotated[bool, flag("--json", help="Print JSON to stdout.")]
+Quiet = Annotated[bool, flag("-q", "--quiet", help="No progress and no report on stderr.")]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
-
-import typer
+from typing import Annotated
 
 from edge.budget import format_bytes
 from edge.cli import options as o
@@ -20,8 +18,8 @@ def plan(
     kv_dtype: o.KVDtype = None,
     prefill_step_size: o.PrefillStepSize = None,
     tokens: Annotated[
-        Optional[int],
-        typer.Option("--tokens", min=1, envvar="EDGE_TOKENS", help="Prompt and answer together, if you know (default: no end)."),
+        int | None,
+        o.flag("--tokens", min=1, help="Prompt and answer together, if you know (default: no end)."),
     ] = None,
     backend: o.Backend = "auto",
     threads: o.Threads = None,
@@ -49,13 +47,13 @@ def plan(
         print_json({"model": opened.spec.label, "path": str(opened.path), **made.to_dict()})
         return
     count, config = made.bytes, made.config
-    rows = [
-        ["interpreter", "this process and the engine's libraries", count.interpreter],
-        ["weights", "repacked in memory" if config.repack else "the model file, mapped", count.weights],
-        ["KV cache", f"{config.capacity} rows, {config.kv_dtype}", count.kv],
-        ["scratch", f"prefill chunk of {config.chunk} tokens", count.scratch],
-        ["predicted peak", "estimated", made.predicted_peak],
-        ["limit", made.limit_source, made.limit],
+    rows: list[tuple[str, str, int]] = [
+        ("interpreter", "this process and the engine's libraries", count.interpreter),
+        ("weights", "repacked in memory" if config.repack else "the model file, mapped", count.weights),
+        ("KV cache", f"{config.capacity} rows, {config.kv_dtype}", count.kv),
+        ("scratch", f"prefill chunk of {config.chunk} tokens", count.scratch),
+        ("predicted peak", "estimated", made.predicted_peak),
+        ("limit", made.limit_source, made.limit),
     ]
     print(table(["what", "how", "bytes", "size"], [[a, b, str(n), format_bytes(n)] for a, b, n in rows], left=2))
     print(

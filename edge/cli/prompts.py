@@ -6,6 +6,7 @@ import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from edge.errors import InputError
 
@@ -29,7 +30,7 @@ def read_prompt(prompt: str | None, file: Path | None) -> str | Iterator[str]:
         return read_text(file)
     if sys.stdin is None or sys.stdin.isatty():
         raise InputError("no prompt: give one with -p, with --file, or on stdin")
-    return _blocks(sys.stdin.buffer)
+    return _blocks(sys.stdin.buffer, "the prompt on stdin")
 
 
 def read_text(path: Path) -> Iterator[str]:
@@ -37,12 +38,16 @@ def read_text(path: Path) -> Iterator[str]:
     if not path.is_file():
         raise InputError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
     try:
-        return _blocks(open(path, "rb"))  # noqa: SIM115 - closed by _blocks
+        return _blocks(open(path, "rb"), str(path))
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
 
 
-def _blocks(binary: io.BufferedIOBase | io.BufferedReader) -> Iterator[str]:
+def _blocks(binary: BinaryIO, what: str) -> Iterator[str]:
+    empty = True
     with io.TextIOWrapper(binary, encoding="utf-8", errors="replace", newline="") as text:
         while block := text.read(_BLOCK):
+            empty = False
             yield block
+    if empty:
+        raise InputError(f"{what} is empty")

@@ -6,9 +6,7 @@ import sys
 import time as clock
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Optional
-
-import typer
+from typing import Annotated
 
 from edge.cli import options as o
 from edge.cli.show import note, print_json, progress, report_lines
@@ -16,17 +14,11 @@ from edge.cli.show import note, print_json, progress, report_lines
 
 def run(
     model: o.ModelArgument,
-    prompt: Annotated[
-        Optional[str], typer.Option("-p", "--prompt", envvar="EDGE_PROMPT", help="The prompt (default: stdin).")
-    ] = None,
-    file: Annotated[
-        Optional[Path], typer.Option("-f", "--file", envvar="EDGE_FILE", help="Read the prompt from a file.")
-    ] = None,
+    prompt: Annotated[str | None, o.flag("-p", "--prompt", help="The prompt (default: stdin).")] = None,
+    file: Annotated[Path | None, o.flag("-f", "--file", help="Read the prompt from a file.")] = None,
     max_tokens: o.MaxTokens = 512,
     system: o.System = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", envvar="EDGE_RAW", help="Continue the prompt as it is, without a chat template.")
-    ] = False,
+    raw: Annotated[bool, o.flag("--raw", help="Continue the prompt as it is, without a chat template.")] = False,
     stop: o.Stop = None,
     ignore_eos: o.IgnoreEos = False,
     memory: o.Memory = None,

@@ -86,9 +86,9 @@ def report_lines(report: RunReport) -> list[str]:
         f"prompt {tokens.prompt} tokens{_at(timings.prefill_tok_s)} · generated {tokens.generated}"
         f"{_at(timings.decode_tok_s)} · first token {_seconds(timings.ttft_s)} · load {_seconds(timings.load_s)}"
         f" · stopped: {report.stop_reason}",
-        f"memory peak {format_bytes(memory.peak_rss)}{budget} (measured) = interpreter {format_bytes(memory.interpreter)}"
-        f" + weights {format_bytes(memory.weights)} + KV {format_bytes(memory.kv)}"
-        f" + scratch {format_bytes(memory.scratch)} (counted)",
+        f"memory peak {format_bytes(memory.peak_rss)}{budget} (measured)"
+        f" · interpreter {format_bytes(memory.interpreter)} + weights {format_bytes(memory.weights)}"
+        f" + KV {format_bytes(memory.kv)} + scratch {format_bytes(memory.scratch)} (counted)",
         f"KV {kv.policy} {kv.dtype}: {kv.rows} of {kv.capacity} rows, {kv.evicted} evicted",
     ]
 

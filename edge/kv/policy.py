@@ -27,9 +27,14 @@ class KVView:
 class Policy(Protocol):
     """name: as in --kv-policy. evicts: whether it ever gives rows up. close_gaps: see `KVCache.keep`."""
 
-    name: str
-    evicts: bool
-    close_gaps: bool
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def evicts(self) -> bool: ...
+
+    @property
+    def close_gaps(self) -> bool: ...
 
     def rows_to_keep(self, view: KVView, budget: int) -> IntArray:
         """At most `budget` rows, strictly increasing, int32 [n]. Called only if `view.length > budget`."""

@@ -35,4 +35,4 @@ class StreamingLLM:
     def rows_to_keep(self, view: KVView, budget: int) -> IntArray:
         sinks = min(self.sinks, budget)
         recent = view.length - (budget - sinks)
-        return np.r_[0:sinks, recent : view.length].astype(np.int32)
+        return np.concatenate([np.arange(sinks), np.arange(recent, view.length)]).astype(np.int32)

@@ -1,0 +1,57 @@
+# Everything works on a fresh machine: Python 3.10+ is all that must be there; Debian's build tools are
+# installed if they are missing and we may.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+# llama-cpp-python is built from source (2-3 minutes); edge does not use its image support.
+export CMAKE_ARGS ?= -DLLAVA_BUILD=OFF
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: run test lint bench golden clean
+
+run: $(VENV)/.run
+	$(BIN)/edge run smollm2-135m -p "Why is the sky blue?" --memory 256MiB -n 128
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest --cov --cov-report=term
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	# mypy finds packages by folders, so it is shown the tree as it installs.
+	rm -rf build/lint && mkdir -p build/lint/edge
+	ln -s $(CURDIR)/edge/* $(CURDIR)/backends $(CURDIR)/devices build/lint/edge/
+	cd build/lint && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml -p edge
+
+bench: $(VENV)/.run
+	$(BIN)/python benchmarks/prediction.py
+	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/policies.py
+	$(BIN)/python benchmarks/endless.py
+	$(BIN)/edge bench smollm2-135m -p 512 -n 128 -d 0,4096 -r 5
+
+# The golden files come from transformers, which stays out of `make test`: make golden GOLDEN_PYTHON=…/python
+# with torch, transformers, gguf and sentencepiece installed there.
+golden: $(VENV)/.dev
+	$(GOLDEN_PYTHON) tests/golden/make.py
+	$(BIN)/python tests/golden/tokens.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .coverage* .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(VENV)/.base:
+	@command -v c++ >/dev/null || { command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] \
+		&& apt-get update -qq && apt-get install -qq -y build-essential >/dev/null; } \
+		|| { echo "a C++ compiler is needed to build llama-cpp-python: install g++ (or clang) first"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade pip
+	touch $@
+
+$(VENV)/.run: $(VENV)/.base pyproject.toml
+	@echo "installing edge and building llama.cpp: 2 to 4 minutes, once"
+	$(PIP) -e '.[llamacpp,demo]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	$(PIP) -e '.[llamacpp,demo,dev]'
+	touch $@

@@ -1,0 +1,69 @@
+"""A long real text: one appendix of Debian's `anarchism` package (public, 96k SmolLM2 tokens), as plain text.
+
+Fetched once into the cache folder with apt-get, without installing anything. Needs Debian or one of its children.
+"""
+
+from __future__ import annotations
+
+import html.parser
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import platformdirs
+
+_PACKAGE, _DOCUMENT = "anarchism", "append31.html"
+_BREAKS = {"p", "li", "h1", "h2", "h3", "h4", "h5", "blockquote", "div", "dd", "dt", "br", "tr"}
+_SKIPPED = {"script", "style", "nav", "head", "table", "pre"}
+
+
+class _Text(html.parser.HTMLParser):
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.parts: list[str] = []
+        self.skipping = 0
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.skipping += tag in _SKIPPED
+        if tag in _BREAKS:
+            self.parts.append("\n" if tag == "br" else "\n\n")
+
+    def handle_endtag(self, tag: str) -> None:
+        self.skipping = max(0, self.skipping - (tag in _SKIPPED))
+        if tag in _BREAKS:
+            self.parts.append("\n\n")
+
+    def handle_data(self, data: str) -> None:
+        if not self.skipping:
+            self.parts.append(re.sub(r"\s+", " ", data))
+
+
+def long_text() -> Path:
+    """The text file, fetched if it is not there yet."""
+    path = Path(platformdirs.user_cache_dir("edge")) / "benchmarks" / f"{_DOCUMENT}.txt"
+    if path.exists():
+        return path
+    print(f"fetching Debian's {_PACKAGE} for a long text ...", file=sys.stderr)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            subprocess.run(["apt-get", "update", "-qq"], check=False, capture_output=True)
+            subprocess.run(["apt-get", "download", "-qq", _PACKAGE], cwd=folder, check=True, capture_output=True)
+            (package,) = Path(folder).glob("*.deb")
+            subprocess.run(["dpkg", "-x", package, folder], check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            sys.exit(f"the long text comes from a Debian package, which could not be fetched here: {error}")
+        (document,) = Path(folder).rglob(_DOCUMENT)
+        parser = _Text()
+        parser.feed(document.read_text(encoding="utf-8", errors="replace"))
+    text = re.sub(r"[ \t]*\n[ \t]*", "\n", "".join(parser.parts))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(re.sub(r"\n{3,}", "\n\n", text).strip(), encoding="utf-8")
+    partial.rename(path)
+    return path
+
+
+if __name__ == "__main__":
+    print(long_text())
