@@ -6,6 +6,7 @@ Two counters are never one: the *row* a token has in the cache, and the *positio
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -77,7 +78,8 @@ class KVCache(Protocol):
 
         close_gaps: the kept rows get the positions 0…n-1, as though the evicted ones had never been
         (StreamingLLM); otherwise they keep their distances, and new tokens their own positions.
-        Raises InputError if a row is out of range or repeated.
+        Raises InputError if a row is out of range or repeated, UnsupportedError where an engine cannot leave a gap
+        behind its newest row.
         """
         ...
 
@@ -149,25 +151,36 @@ class CapacityError(EngineError):
 
 def check_tokens(tokens: IntArray, vocab: int, free: int) -> IntArray:
     """The tokens as contiguous int32 [n], n ≥ 1, all within the vocabulary and the free rows."""
-    array = np.ascontiguousarray(tokens, dtype=np.int32)
-    if array.ndim != 1 or array.size == 0:
-        raise InputError(f"tokens must be a non-empty list of ids, not an array of shape {array.shape}")
+    array = np.asarray(tokens)
+    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
+        raise InputError(f"tokens must be a non-empty list of ids, not {array.dtype} of shape {array.shape}")
     if int(array.min()) < 0 or int(array.max()) >= vocab:
         raise InputError(f"token ids must be from 0 to {vocab - 1}")
     if array.size > free:
         raise CapacityError(f"{array.size} tokens, but only {free} free rows in the KV cache")
-    return array
+    return np.ascontiguousarray(array, dtype=np.int32)
 
 
 def check_rows(rows: IntArray, length: int) -> IntArray:
     """The rows as int32 [n], strictly increasing and below `length`."""
-    array = np.ascontiguousarray(rows, dtype=np.int32)
-    if array.ndim != 1 or (array.size and (array[0] < 0 or array[-1] >= length or bool((np.diff(array) <= 0).any()))):
+    array = np.asarray(rows)
+    numbers = array.ndim == 1 and (array.size == 0 or array.dtype.kind in "iu")
+    if not numbers or (array.size and (array[0] < 0 or array[-1] >= length or bool((np.diff(array) <= 0).any()))):
         raise InputError(f"rows to keep must be strictly increasing numbers from 0 to {length - 1}")
-    return array
+    return np.ascontiguousarray(array, dtype=np.int32)
 
 
-def state_key(backend: str, spec: ModelSpec, config: EngineConfig) -> str:
+def state_key(backend: str, file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> str:
     """What a saved state depends on."""
     shape = (spec.name, spec.layers, spec.hidden, spec.kv_heads, spec.head_dim, spec.vocab, spec.weight_bytes)
-    return f"{backend}:{shape}:{config.kv_dtype}:{config.capacity}"
+    return f"{backend}:{shape}:{config.kv_dtype}:{config.capacity}:{_fingerprint(file)}"
+
+
+def _fingerprint(file: GGUFFile) -> int:
+    """Tells models of one shape apart: a checksum of a few bytes of every tensor."""
+    checksum = 0
+    with open(file.path, "rb") as data:
+        for info in file.tensors.values():
+            data.seek(info.offset + info.nbytes // 2)
+            checksum = zlib.crc32(data.read(min(64, info.nbytes - info.nbytes // 2)), checksum)
+    return checksum

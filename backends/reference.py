@@ -20,7 +20,7 @@ from edge.backends.base import (
     check_tokens,
     state_key,
 )
-from edge.errors import InputError, UnsupportedError
+from edge.errors import EngineError, InputError, UnsupportedError
 from edge.gguf_file import GGUFFile
 from edge.model import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray
@@ -93,7 +93,7 @@ def versions() -> dict[str, str]:
 class ReferenceKV:
     """Rotated keys, and values, float32 [layers, KV heads, capacity, head size]."""
 
-    def __init__(self, spec: ModelSpec, config: EngineConfig, frequencies: AnyArray) -> None:
+    def __init__(self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, frequencies: AnyArray) -> None:
         shape = (spec.layers, spec.kv_heads, config.capacity, spec.head_dim)
         self.keys, self.values = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
         self.capacity = config.capacity
@@ -102,7 +102,7 @@ class ReferenceKV:
         self._positions = np.zeros(config.capacity, np.int32)
         self._length = 0
         self._frequencies = frequencies
-        self._key = state_key(NAME, spec, config)
+        self._key = state_key(NAME, file, spec, config)
 
     @property
     def length(self) -> int:
@@ -170,7 +170,7 @@ class ReferenceEngine:
         self._frequencies: AnyArray = spec.rope_base ** (-np.arange(0, spec.rope_dim, 2) / spec.rope_dim)
         if "rope_freqs" in self._weights:  # llama3: long wavelengths are stretched
             self._frequencies = self._frequencies / self._weights["rope_freqs"]
-        self.kv = ReferenceKV(spec, config, self._frequencies)
+        self.kv = ReferenceKV(file, spec, config, self._frequencies)
 
     def forward(self, tokens: IntArray) -> FloatArray:
         return self._head(self._run(tokens)[-1:]).reshape(-1)
@@ -184,6 +184,8 @@ class ReferenceEngine:
 
     def _run(self, tokens: IntArray) -> FloatArray:
         """Final hidden states of all tokens, [n, hidden], chunk by chunk."""
+        if not self._weights:
+            raise EngineError("the engine is closed")
         tokens = check_tokens(tokens, self.spec.vocab, self.kv.capacity - self.kv.length)
         chunks = [tokens[at : at + self.config.chunk] for at in range(0, tokens.size, self.config.chunk)]
         return np.concatenate([self._run_chunk(chunk) for chunk in chunks])

@@ -1,7 +1,8 @@
 """What fits: bytes of weights, KV rows and scratch, counted before anything is loaded.
 
-A plan tries configurations from the best to the most frugal and takes the first that fits the limit:
-KV rows are given up last, because they are quality; repacked weights and long prefill chunks are only speed.
+A plan tries configurations from the best to the most frugal and takes the first that fits the limit. Long prefill
+chunks are given up first, then KV rows (down to 1,024, unless the run is known to need them), then repacked weights,
+then the rest of the rows.
 """
 
 from __future__ import annotations
@@ -116,7 +117,9 @@ def _check(spec: ModelSpec, backend: Backend, request: PlanRequest) -> None:
             f"the {backend.NAME} engine has no KV dtype {request.kv_dtype!r}: choose {', '.join(backend.KV_DTYPES)}"
         )
     for flag, value, low, high in (
-        ("--max-kv-size", request.max_kv_size, 2 * request.sinks + 8, spec.context),
+        ("--max-kv-size", request.max_kv_size, _least_rows(request), spec.context),
+        ("expected_tokens", request.expected_tokens, 1, 1 << 40),
+        ("logits_rows", request.logits_rows, 1, 8192),
         ("--prefill-step-size", request.prefill_step_size, 1, 8192),
         ("--threads", request.threads, 1, 1024),
     ):
@@ -128,7 +131,9 @@ def _check(spec: ModelSpec, backend: Backend, request: PlanRequest) -> None:
 def _candidates(spec: ModelSpec, backend: Backend, request: PlanRequest) -> Iterator[EngineConfig]:
     """Configurations from the best to the most frugal."""
     wanted = request.max_kv_size or min(spec.context, _round_up(request.expected_tokens or spec.context))
-    least = wanted if request.max_kv_size or request.kv_policy == "full" else min(wanted, _SMALLEST_ROWS)
+    smallest = min(spec.context, max(_SMALLEST_ROWS, _least_rows(request), 2 * (request.prefill_step_size or 0)))
+    wanted = request.max_kv_size or max(wanted, smallest)
+    least = wanted if request.max_kv_size or request.kv_policy == "full" else min(wanted, smallest)
     base = EngineConfig(
         capacity=wanted,
         chunk=1,
@@ -176,7 +181,7 @@ def _too_small(
     spec: ModelSpec, backend: Backend, request: PlanRequest, limit: MemoryLimit, needed: PlanBytes
 ) -> BudgetError:
     """Say what the request needs, and the smallest budget that would do with fewer rows."""
-    frugal = replace(request, max_kv_size=None, prefill_step_size=None, kv_policy="streaming", expected_tokens=None)
+    frugal = replace(request, max_kv_size=None, kv_policy="streaming", expected_tokens=None)
     *_, last = _candidates(spec, backend, frugal)
     use = memory_use()
     smallest_count = _count(spec, backend, last, use.rss)
@@ -197,3 +202,8 @@ def _evict_step(rows: int) -> int:
 
 def _round_up(rows: int) -> int:
     return -(-rows // _SMALLEST_ROWS) * _SMALLEST_ROWS
+
+
+def _least_rows(request: PlanRequest) -> int:
+    """The sinks, as many recent rows, and a few to write to."""
+    return 2 * request.sinks + 8

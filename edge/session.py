@@ -150,7 +150,7 @@ class Session:
         self._backend = backend
         self._policy = make_policy(plan.kv_policy, plan.sinks)
         self._evicted = 0
-        self._unfed: list[int] = []  # tokens that were shown but not run yet: the last one before a stop
+        self._unfed: list[int] = []  # tokens of the conversation that have not been run: the last one before a stop
         started = time.perf_counter()
         self.engine: Engine = backend.load(model.file, model.spec, plan.config, on_load)
         self._load_s = time.perf_counter() - started
@@ -241,10 +241,12 @@ class Session:
             )
         if follow_up:
             tokens = np.concatenate([np.array(self._unfed, np.int32), tokens])
-            self._unfed = []
         else:
             self.reset()
+        if tokens.size == 0:
+            raise InputError("the prompt is empty")
         self._check_fits(tokens.size)
+        self._unfed = []
 
         run = _Run(prompt=tokens.size, started=time.perf_counter(), text=[] if keep_text else None)
         limit = self.budget.time if time_limit is None else time_limit
@@ -285,10 +287,13 @@ class Session:
         self, tokens: IntArray, governor: Governor, run: _Run, on_prefill: Progress | None
     ) -> FloatArray | None:
         """Run the prompt chunk by chunk; logits after its last token, or None if a budget ended it."""
-        chunk, logits = self.plan.config.chunk, None
+        chunk, logits, kv = self.plan.config.chunk, None, self.engine.kv
+        if kv.length + tokens.size > kv.capacity and chunk > kv.capacity // 2:
+            chunk = max(1, kv.capacity // 8)  # the plan expected no eviction; one must leave most of the cache
         for start in range(0, tokens.size, chunk):
             if reason := governor.stop_reason():
                 run.stop_reason = reason
+                self._unfed = tokens[start:].tolist()  # a follow-up runs the rest first
                 return None
             part = tokens[start : start + chunk]
             self.make_room(part.size)

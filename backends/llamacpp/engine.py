@@ -35,18 +35,31 @@ _SEQUENCE = 0
 class LlamaCppKV:
     """KVCache protocol over llama.cpp's unified cache; rows are counted in order of their positions."""
 
-    def __init__(self, low_level: Any, context: Any, spec: ModelSpec, config: EngineConfig, settle: Callable[[], None]):
+    def __init__(
+        self,
+        low_level: Any,
+        context: Any,
+        file: GGUFFile,
+        spec: ModelSpec,
+        config: EngineConfig,
+        settle: Callable[[], None],
+    ):
         self._lib, self._context = low_level, context
         self._memory = low_level.llama_get_memory(context)
         self._can_shift = bool(low_level.llama_memory_can_shift(self._memory))
         self._settle = settle
-        self._key = state_key(NAME, spec, config)
+        self._key = state_key(NAME, file, spec, config)
         self.capacity = config.capacity
         self.nbytes = int(allocated_rows(config.capacity) * spec.kv_values_per_row * KV_VALUE_BYTES[config.kv_dtype])
         self._positions = np.zeros(config.capacity + 1, np.int32)  # one more for `_settle`
         self._length = 0
         self.next_position = 0
         self._shift_pending = False
+        self.closed = False
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise EngineError("the engine is closed")
 
     @property
     def length(self) -> int:
@@ -64,7 +77,10 @@ class LlamaCppKV:
         self._shift_pending = False
 
     def keep(self, rows: IntArray, *, close_gaps: bool) -> None:
+        self._check_open()
         rows = check_rows(rows, self._length)
+        if not close_gaps and self._length and (rows.size == 0 or rows[-1] != self._length - 1):
+            raise UnsupportedError("llama.cpp cannot leave a gap before the next token: keep the newest row")
         if close_gaps and not self._can_shift:
             raise UnsupportedError("llama.cpp cannot shift the positions of this model: use --kv-policy full")
         evicted = np.ones(self._length, bool)
@@ -92,6 +108,7 @@ class LlamaCppKV:
         self.next_position = self._length
 
     def truncate(self, length: int) -> None:
+        self._check_open()
         if not 0 <= length <= self._length:
             raise InputError(f"cannot truncate {self._length} rows to {length}")
         if length == 0:
@@ -103,6 +120,7 @@ class LlamaCppKV:
         self.next_position = int(self._positions[length - 1]) + 1 if length else 0
 
     def save(self) -> KVState:
+        self._check_open()
         if self._shift_pending:  # llama.cpp saves moved positions, but keys that it has not turned yet
             self._settle()
         size = self._lib.llama_state_seq_get_size(self._context, _SEQUENCE)
@@ -112,6 +130,7 @@ class LlamaCppKV:
         return KVState(self._key, self.positions.copy(), self.next_position, bytes(buffer))
 
     def restore(self, state: KVState) -> None:
+        self._check_open()
         if state.key != self._key:
             raise InputError("the saved KV state belongs to another model, engine, KV dtype or capacity")
         self.truncate(0)
@@ -146,7 +165,7 @@ class LlamaCppEngine:
         self._batch = self._lib.llama_batch_init(config.chunk, 0, 1)
         self._tokens, self._batch_positions, self._wanted = self._batch_arrays()
         self._views: dict[int, FloatArray] = {}
-        self._kv = LlamaCppKV(self._lib, self._context, spec, config, self._settle)
+        self._kv = LlamaCppKV(self._lib, self._context, file, spec, config, self._settle)
 
     @property
     def kv(self) -> LlamaCppKV:
@@ -171,6 +190,8 @@ class LlamaCppEngine:
 
     def close(self) -> None:
         """Free everything; safe to call twice."""
+        if hasattr(self, "_kv"):
+            self._kv.closed = True
         if self._batch is not None:
             self._lib.llama_batch_free(self._batch)
         if self._context is not None:
@@ -262,7 +283,12 @@ class LlamaCppEngine:
         """Make llama.cpp apply a pending shift: it does so only when it runs a token."""
         if self._kv.length == 0:
             return
-        self._decode(np.zeros(1, np.int32), every=False)
+        try:
+            self._decode(np.zeros(1, np.int32), every=False)
+        except EngineError:
+            if self._kv.length < allocated_rows(self._kv.capacity):
+                raise
+            return  # no cell was free for the token, but llama.cpp turns the keys before it looks for one
         self._kv.truncate(self._kv.length - 1)
 
 

@@ -28,7 +28,7 @@ class Log:
         # A Ctrl-C that arrives while C code calls back into Python would be swallowed here: remember it.
         try:
             if level in (_LOG_WARNING, _LOG_ERROR):
-                self.lines.append(text.decode("utf-8", errors="replace").strip())
+                self.lines.append(" ".join(text.decode("utf-8", errors="replace").split()))
         except KeyboardInterrupt:
             self.interrupted = True
 

@@ -1,0 +1,112 @@
+"""What several test files share: the golden models, a real model, and children whose memory is measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+from edge.backends import find_backend
+from edge.backends.base import Engine, EngineConfig
+from edge.session import Model, open_model
+from edge.types import FloatArray, IntArray
+
+GOLDEN = Path(__file__).parent / "golden"
+GOLDEN_MODELS = ("llama-gqa-tied", "llama-gqa-untied", "llama-one-layer", "llama-rope-scaled")
+CHUNK, CAPACITY, SINKS = 8, 32, 4  # how the streaming answers were made, see golden/make.py
+
+settings.register_profile("edge", deadline=None, print_blob=True)  # no deadline: tests never judge speed
+settings.load_profile("edge")
+
+# Starts the program given as arguments and prints its exit status and its peak resident set in KiB. It stands
+# between us and the child because Linux hands a process's peak down to the program that it becomes: a direct child
+# of pytest would report pytest's own peak.
+_LAUNCHER = """
+import os, sys
+child = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ)
+_, status, usage = os.wait4(child, 0)
+print(os.waitstatus_to_exitcode(status), usage.ru_maxrss)
+"""
+
+
+@dataclass(frozen=True)
+class Golden:
+    """A tiny random Llama and what transformers answers for it; the arrays are described in golden/make.py."""
+
+    model: Model
+    tokens: IntArray
+    logits: FloatArray
+    stream_logits: FloatArray
+    gaps_logits: FloatArray
+    keep_rows: IntArray
+    keep_logits: FloatArray
+
+
+@lru_cache
+def open_golden(name: str) -> Golden:
+    with np.load(GOLDEN / f"{name}.npz") as arrays:
+        return Golden(open_model(GOLDEN / f"{name}.gguf"), **arrays)
+
+
+def load_engine(
+    model: Model,
+    backend: str,
+    kv_dtype: str,
+    *,
+    capacity: int = 128,
+    chunk: int = CHUNK,
+    logits_rows: int = 8,
+) -> Engine:
+    """An engine on one thread, without a plan or a session around it."""
+    module = find_backend(backend, model.file, model.spec)
+    config = EngineConfig(capacity, chunk, kv_dtype, threads=1, logits_rows=min(logits_rows, chunk))
+    return module.load(model.file, model.spec, config)
+
+
+@pytest.fixture
+def engines() -> Iterator[Callable[[Engine], Engine]]:
+    """Pass an engine through this to have it closed after the test."""
+    with ExitStack() as stack:
+        yield lambda engine: stack.enter_context(closing(engine))
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Model:
+    """SmolLM2-135M-Instruct: the `demo` extra, which the tests need, brings it."""
+    return open_model("smollm2-135m")
+
+
+@dataclass(frozen=True)
+class Child:
+    """A Python process that has ended. Sizes are bytes."""
+
+    status: int
+    output: Any  # the JSON of the last line that it printed
+    errors: str
+    peak: int  # its peak resident set, as the kernel counted it
+
+
+def run_child(code: str, *arguments: object) -> Child:
+    """Run Python code in a process of its own; `arguments` are its sys.argv[1:]. It may import this file."""
+    program = [sys.executable, "-c", code, *map(str, arguments)]
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", _LAUNCHER, *program],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    *printed, account = done.stdout.splitlines()
+    status, peak = map(int, account.split())
+    return Child(status, json.loads(printed[-1]) if printed else None, done.stderr, peak * 1024)

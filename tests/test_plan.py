@@ -1,0 +1,318 @@
+"""What fits a budget: counted before anything is loaded, and compared with what a process then really takes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import load_engine, open_golden, run_child
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge.backends import find_backend
+from edge.backends.base import Backend, Engine
+from edge.budget import Budget
+from edge.devices.memory import MemoryLimit, MemoryUse
+from edge.errors import BudgetError, EdgeError, InputError, UnsupportedError
+from edge.plan import Plan, PlanRequest, make_plan
+from edge.session import Model, open_model
+
+MIB = 1 << 20
+RESIDENT, PEAK = 60 * MIB, 70 * MIB  # of the process that plans, as most tests have it
+CONTEXT = 8192
+
+
+@pytest.fixture(scope="module", autouse=True)
+def planning_process() -> object:
+    """What this process takes must not decide what a test sees: pytest grows from test to test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("edge.plan.memory_use", lambda: MemoryUse(RESIDENT, PEAK, None, None))
+        patch.setattr("edge.plan.memory_limit", lambda: MemoryLimit(4096 * MIB, "free memory"))
+        yield
+
+
+SMOLLM2 = open_model("smollm2-135m")
+LLAMACPP: Backend = find_backend("llamacpp", SMOLLM2.file, SMOLLM2.spec)
+
+
+def plan(request: PlanRequest | None = None, memory: int | None = None) -> Plan:
+    return make_plan(SMOLLM2.spec, LLAMACPP, request, Budget(memory=memory))
+
+
+def plan_if_it_fits(request: PlanRequest, memory: int) -> Plan | None:
+    try:
+        return plan(request, memory)
+    except BudgetError:
+        return None
+
+
+REQUESTS = st.builds(
+    PlanRequest,
+    kv_policy=st.sampled_from(["streaming", "window", "full"]),
+    kv_dtype=st.sampled_from([None, "f32", "f16", "q8_0", "q4_0"]),
+    max_kv_size=st.none() | st.integers(16, CONTEXT),
+    expected_tokens=st.none() | st.integers(1, 2 * CONTEXT),
+    logits_rows=st.integers(1, 16),
+    threads=st.just(1),
+)
+BUDGETS = st.integers(150, 1200).map(lambda mib: mib * MIB)
+
+
+# The table of bytes
+
+
+def test_the_table_adds_up() -> None:
+    counted = plan(memory=256 * MIB).bytes
+    assert counted.total == counted.interpreter + counted.weights + counted.kv + counted.scratch
+    assert counted.weights == SMOLLM2.spec.weight_bytes
+    assert counted.interpreter > RESIDENT
+
+
+def test_a_plan_becomes_json() -> None:
+    chosen = plan(memory=256 * MIB)
+    read = json.loads(json.dumps(chosen.to_dict()))
+    assert read["predicted_peak"] == chosen.predicted_peak
+    assert read["config"]["capacity"] == chosen.config.capacity
+    assert set(read["bytes"]) == {"interpreter", "weights", "kv", "scratch", "reserve"}
+
+
+def test_a_peak_that_already_was_is_part_of_the_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """VmHWM never falls: a process that once took 900 MiB cannot promise less."""
+    monkeypatch.setattr("edge.plan.memory_use", lambda: MemoryUse(RESIDENT, 900 * MIB, None, None))
+    assert plan(PlanRequest(max_kv_size=256), memory=1000 * MIB).predicted_peak == 900 * MIB
+    with pytest.raises(BudgetError):
+        plan(PlanRequest(max_kv_size=256), memory=800 * MIB)
+
+
+@pytest.mark.parametrize("kv_dtype", ["f32", "f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("capacity", [16, 256, 300])
+def test_kv_bytes_are_what_the_engine_allocates(
+    smollm2: Model, engines: Callable[[Engine], Engine], kv_dtype: str, capacity: int
+) -> None:
+    engine = engines(load_engine(smollm2, "llamacpp", kv_dtype, capacity=capacity, chunk=16))
+    assert LLAMACPP.footprint(smollm2.spec, engine.config).kv == engine.kv.nbytes
+    # llama.cpp's own word: a saved row holds what a row of its cache holds, and a few bytes about it.
+    engine.forward(np.full(16, 1000, np.int32))
+    allocated = -(-capacity // 256) * 256
+    assert len(engine.kv.save().data) / 16 * allocated == pytest.approx(engine.kv.nbytes, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["llama-gqa-tied", "llama-one-layer"])
+def test_kv_bytes_of_the_reference_engine(name: str, engines: Callable[[Engine], Engine]) -> None:
+    model = open_golden(name).model
+    engine = engines(load_engine(model, "reference", "f32", capacity=100))
+    backend = find_backend("reference", model.file, model.spec)
+    assert backend.footprint(model.spec, engine.config).kv == engine.kv.nbytes
+
+
+# Choices
+
+
+@given(REQUESTS, BUDGETS)
+def test_a_plan_fits_its_budget(request: PlanRequest, memory: int) -> None:
+    chosen = plan_if_it_fits(request, memory)
+    if chosen is None:
+        return
+    config = chosen.config
+    assert chosen.bytes.total + chosen.bytes.reserve <= memory == chosen.limit
+    assert chosen.predicted_peak == max(chosen.bytes.total, PEAK)
+    assert 1 <= config.capacity <= CONTEXT
+    assert request.max_kv_size is None or config.capacity == request.max_kv_size
+    assert 1 <= config.chunk <= config.capacity
+    assert 1 <= config.logits_rows <= config.chunk
+    assert 1 <= chosen.evict_step <= config.capacity
+    if request.kv_policy != "full" and (request.expected_tokens or CONTEXT) > config.capacity:
+        assert config.chunk <= max(1, config.capacity // 8)  # a chunk that evicts leaves most of the cache in place
+
+
+@given(REQUESTS, BUDGETS, BUDGETS)
+def test_more_memory_never_gives_fewer_rows(request: PlanRequest, one: int, other: int) -> None:
+    less, more = (plan_if_it_fits(request, memory) for memory in sorted((one, other)))
+    if less is not None:
+        assert more is not None
+        assert less.config.capacity <= more.config.capacity
+
+
+def test_rows_are_given_up_last() -> None:
+    ample, tight = plan(memory=400 * MIB), plan(memory=320 * MIB)
+    assert (ample.config.capacity, ample.config.chunk) == (CONTEXT, 512)
+    assert (tight.config.capacity, tight.config.chunk < 512) == (plan(memory=330 * MIB).config.capacity, True)
+
+
+@pytest.mark.parametrize(
+    ("expected", "rows"), [(1, 256), (256, 256), (257, 512), (3000, 3072), (CONTEXT, CONTEXT), (10 * CONTEXT, CONTEXT)]
+)
+def test_the_cache_is_as_long_as_the_run(expected: int, rows: int) -> None:
+    assert plan(PlanRequest(expected_tokens=expected)).config.capacity == rows
+
+
+def test_weights_are_repacked_only_beside_enough_rows() -> None:
+    spec = replace(SMOLLM2.spec, weight_type="Q4_0")
+    ample = make_plan(spec, LLAMACPP, PlanRequest(), Budget(memory=1024 * MIB))
+    assert ample.config.repack
+    assert ample.bytes.weights == spec.weight_bytes + spec.largest_tensor  # the tied head is there twice
+    tight = make_plan(spec, LLAMACPP, PlanRequest(), Budget(memory=200 * MIB))
+    assert not tight.config.repack
+
+
+def test_without_a_budget_the_system_sets_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge.plan.memory_limit", lambda: MemoryLimit(256 * MIB, "cgroup"))
+    chosen = plan()
+    assert (chosen.limit, chosen.limit_source) == (256 * MIB, "cgroup")
+    assert chosen.predicted_peak <= 256 * MIB
+    assert chosen.config.capacity < CONTEXT
+    monkeypatch.setattr("edge.plan.memory_limit", lambda: MemoryLimit(50 * MIB, "cgroup"))
+    with pytest.raises(BudgetError, match="the cgroup limit is 50 MiB"):
+        plan()
+
+
+def test_a_stated_budget_counts_and_not_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge.plan.memory_limit", lambda: MemoryLimit(50 * MIB, "cgroup"))
+    assert plan(memory=256 * MIB).limit_source == "budget"
+
+
+# What does not fit
+
+
+def _differences(request: object) -> str:
+    """The fields that a request sets, as a test's name; what is no request names itself."""
+    if not isinstance(request, PlanRequest):
+        return str(getattr(request, "__name__", ""))
+    changed = {key: value for key, value in vars(request).items() if value != getattr(PlanRequest(), key)}
+    return ",".join(f"{key}={value}" for key, value in changed.items()) or "default"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        PlanRequest(),
+        PlanRequest(kv_policy="window"),
+        PlanRequest(kv_policy="full", expected_tokens=3000),
+        PlanRequest(kv_policy="full", max_kv_size=4096),
+        PlanRequest(max_kv_size=4096),
+        PlanRequest(max_kv_size=16),
+        PlanRequest(kv_dtype="f32"),
+        PlanRequest(kv_dtype="q4_0", logits_rows=8),
+        PlanRequest(expected_tokens=100),
+        PlanRequest(prefill_step_size=100),
+        PlanRequest(prefill_step_size=200),
+        PlanRequest(sinks=200),
+    ],
+    ids=_differences,
+)
+def test_the_smallest_budget_that_is_named_really_fits(request_: PlanRequest) -> None:
+    """Doing what the message says, and nothing else, gives a plan."""
+    with pytest.raises(BudgetError) as caught:
+        plan(request_, memory=100 * MIB)
+    found = re.search(r"--memory (\d+)MiB with --max-kv-size (\d+)((?: --\S+ \S+)*)$", str(caught.value))
+    assert found is not None, caught.value
+    smallest = int(found[1]) * MIB
+    assert caught.value.smallest == smallest
+    options: dict[str, Any] = {"max_kv_size": int(found[2])}
+    for option, value in re.findall(r"--(\S+) (\S+)", found[3]):
+        options[option.replace("-", "_")] = int(value) if value.isdecimal() else value
+    assert plan(replace(request_, **options), memory=smallest).bytes.total < smallest
+
+
+def test_the_smallest_budget_is_not_much_too_large() -> None:
+    with pytest.raises(BudgetError) as caught:
+        plan(memory=100 * MIB)
+    assert caught.value.smallest is not None
+    with pytest.raises(BudgetError):
+        plan(memory=caught.value.smallest - 4 * MIB)
+
+
+def test_the_message_says_what_was_needed_and_what_there_is() -> None:
+    with pytest.raises(BudgetError, match=r"^needs \d+ MiB, the memory budget is 100 MiB: the smallest that fits is"):
+        plan(PlanRequest(max_kv_size=4096), memory=100 * MIB)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "message"),
+    [
+        (PlanRequest(max_kv_size=CONTEXT + 1), InputError, "--max-kv-size must be from 16 to 8192"),
+        (PlanRequest(max_kv_size=15), InputError, "--max-kv-size must be from 16"),
+        (PlanRequest(max_kv_size=0), InputError, "--max-kv-size must be from 16"),
+        (PlanRequest(max_kv_size=-1), InputError, "--max-kv-size must be from 16"),
+        (PlanRequest(max_kv_size=100, sinks=50), InputError, "--max-kv-size must be from 108"),
+        (PlanRequest(threads=0), InputError, "--threads must be from 1"),
+        (PlanRequest(threads=-2), InputError, "--threads must be from 1"),
+        (PlanRequest(threads=100_000), InputError, "--threads must be from 1"),
+        (PlanRequest(prefill_step_size=0), InputError, "--prefill-step-size must be from 1"),
+        (PlanRequest(prefill_step_size=CONTEXT + 1), InputError, "--prefill-step-size must be from 1"),
+        (PlanRequest(prefill_step_size=300, max_kv_size=512), InputError, "too long for 512 KV rows: at most 256"),
+        (PlanRequest(sinks=-1), InputError, "--sinks must be 0 or more"),
+        (PlanRequest(kv_policy="h2o"), InputError, "unknown KV policy 'h2o'"),
+        (PlanRequest(kv_dtype="q5_1"), UnsupportedError, "no KV dtype 'q5_1': choose f16"),
+        (PlanRequest(expected_tokens=-5), InputError, "expected"),
+        (PlanRequest(logits_rows=0), InputError, "logits"),
+        (PlanRequest(logits_rows=-1), InputError, "logits"),
+    ],
+    ids=_differences,
+)
+def test_impossible_requests_are_refused(request_: PlanRequest, error: type[EdgeError], message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        plan(request_)
+
+
+@pytest.mark.parametrize("sinks", [4, 200, 300])
+def test_a_cache_has_room_for_its_sinks_and_a_window(sinks: int) -> None:
+    """--max-kv-size may not go below `2 · sinks + 8`; a plan that chooses the rows must not either."""
+    plans = [plan_if_it_fits(PlanRequest(sinks=sinks), mib * MIB) for mib in range(150, 250, 4)]
+    rows = [chosen.config.capacity for chosen in plans if chosen is not None]
+    assert rows
+    assert min(rows) >= 2 * sinks + 8
+
+
+# What a process really takes
+
+_MEASURE = """
+import json, sys
+import numpy as np
+import edge
+
+memory, rows, kv_dtype = sys.argv[1:]
+model = edge.open_model("smollm2-135m")
+options = {"max_kv_size": int(rows)} if rows != "None" else {}
+with edge.load(model, memory=memory, kv_dtype=kv_dtype, threads=1, **options) as session:
+    config = session.plan.config
+    prompt = np.arange(1000, 1000 + min(config.chunk + 1, config.capacity), dtype=np.int32)  # one whole chunk
+    session.generate(prompt, max_tokens=8, ignore_eos=True)
+    print(json.dumps({
+        "predicted": session.plan.predicted_peak,
+        "planned_kv": session.plan.bytes.kv,
+        "kv": session.engine.kv.nbytes,
+        "reported": session.report.memory.peak_rss,
+    }))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("memory", "rows", "kv_dtype"),
+    [
+        ("200MiB", 256, "f16"),
+        ("256MiB", 512, "q8_0"),
+        ("210MiB", None, "f16"),
+        ("256MiB", None, "f16"),
+        ("220MiB", None, "q4_0"),
+        ("300MiB", 1024, "f32"),
+        ("1GiB", 2048, "f16"),
+        ("512MiB", 4096, "q8_0"),
+    ],
+)
+def test_the_prediction_is_within_a_tenth_of_the_measured_peak(memory: str, rows: int | None, kv_dtype: str) -> None:
+    child = run_child(_MEASURE, memory, rows, kv_dtype)
+    assert child.status == 0, child.errors
+    assert child.output["kv"] == child.output["planned_kv"]
+    assert child.output["reported"] == pytest.approx(child.peak, abs=MIB)
+    assert child.output["predicted"] == pytest.approx(child.peak, rel=0.1)
+    assert child.peak <= Budget.parse(memory=memory).memory  # type: ignore[operator]

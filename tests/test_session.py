@@ -1,0 +1,526 @@
+"""The loop from prompt to text, on a real model: what ends it, what it shows, what it remembers and reports."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import run_child
+
+import edge
+from edge.devices.memory import MemoryUse
+from edge.errors import InputError, UnsupportedError
+from edge.sampling import SamplingParams
+from edge.session import Model, Session, load
+from edge.types import FloatArray, IntArray
+
+ROWS, FULL_ROWS = 512, 256
+PROMPT = "Name three colours."
+WARM = SamplingParams(temperature=0.8, seed=7)
+
+
+@pytest.fixture(scope="module")
+def streaming(smollm2: Model) -> Iterator[Session]:
+    with load(smollm2, max_kv_size=ROWS, threads=1) as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def full(smollm2: Model) -> Iterator[Session]:
+    with load(smollm2, kv_policy="full", max_kv_size=FULL_ROWS, threads=1) as session:
+        yield session
+
+
+Script = Callable[[Sequence[int] | IntArray], None]
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Script:
+    """Call it with tokens, and the model "draws" these, one after another."""
+
+    def set_script(tokens: Sequence[int] | IntArray) -> None:
+        rest = iter([int(token) for token in tokens])
+        monkeypatch.setattr("edge.session.make_sampler", lambda *_, **__: lambda _logits: next(rest))
+
+    return set_script
+
+
+class Tape:
+    """Records the tokens that an engine runs, and the logits that it answers with."""
+
+    def __init__(self, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.tokens: list[int] = []
+        self.logits = np.zeros(0, np.float32)
+        self._forward = session.engine.forward
+        monkeypatch.setattr(session.engine, "forward", self._record)
+
+    def _record(self, tokens: IntArray) -> FloatArray:
+        self.tokens += tokens.tolist()
+        self.logits = self._forward(tokens)
+        return self.logits
+
+
+def report_of(session: Session) -> edge.RunReport:
+    assert session.report is not None
+    return session.report
+
+
+# What is generated
+
+_BOTH_GREEDY = """
+import json, edge
+from edge.sampling import greedy
+
+model = edge.open_model("smollm2-135m")
+prompt = model.encode_prompt("Explain why the sky is blue.")
+ours = []
+with edge.load(model, max_kv_size=512, threads=1) as session:
+    chunk, forward = session.plan.config.chunk, session.engine.forward
+    def record(tokens):
+        ours.extend(tokens.tolist())
+        return forward(tokens)
+    session.engine.forward = record
+    session.generate(prompt, max_tokens=81)
+del ours[:len(prompt)]
+
+import llama_cpp  # the whole package, after edge has loaded its low-level part alone
+theirs = []
+llama = llama_cpp.Llama(str(model.file.path), n_ctx=512, n_batch=chunk, n_ubatch=chunk, n_threads=1,
+                        n_threads_batch=1, flash_attn=True, verbose=False)
+for token in llama.generate(prompt.tolist(), temp=0.0):
+    theirs.append(token)
+    if len(theirs) == 80:
+        break
+llama.close()
+print(json.dumps([ours, theirs]))
+"""
+
+
+def test_greedy_generation_equals_llama_cpp_itself() -> None:
+    child = run_child(_BOTH_GREEDY)
+    assert child.status == 0, child.errors
+    ours, theirs = child.output
+    assert len(ours) == 80
+    assert ours == theirs
+
+
+def test_greedy_generation_repeats_itself(streaming: Session) -> None:
+    first = streaming.generate(PROMPT, max_tokens=20)
+    streaming.generate("Something else in between.", max_tokens=5)
+    assert streaming.generate(PROMPT, max_tokens=20) == first
+
+
+def test_a_seed_makes_sampling_repeat_itself(streaming: Session) -> None:
+    first = streaming.generate(PROMPT, max_tokens=30, sampling=WARM)
+    assert streaming.generate(PROMPT, max_tokens=30, sampling=WARM) == first
+    assert report_of(streaming).seed == WARM.seed
+    other = SamplingParams(temperature=WARM.temperature, seed=8)
+    assert streaming.generate(PROMPT, max_tokens=30, sampling=other) != first
+
+
+def test_text_and_its_token_ids_are_the_same_prompt(streaming: Session) -> None:
+    by_text = streaming.generate(PROMPT, max_tokens=10)
+    assert streaming.generate(streaming.model.encode_prompt(PROMPT), max_tokens=10) == by_text
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        pytest.param(np.zeros(0, np.int32), id="none"),
+        pytest.param(np.ones((2, 3), np.int32), id="two-dimensional"),
+        pytest.param(np.array([1, 10**6]), id="beyond-the-vocabulary"),
+        pytest.param(np.array([1, -1]), id="negative"),
+    ],
+)
+def test_bad_prompt_tokens_are_refused(streaming: Session, tokens: IntArray) -> None:
+    with pytest.raises(InputError):
+        streaming.generate(tokens, max_tokens=2)
+    assert streaming.generate(PROMPT, max_tokens=2)
+
+
+def test_bad_requests_are_refused(streaming: Session) -> None:
+    with pytest.raises(InputError, match="prompt is empty"):
+        streaming.generate("", raw=True)
+    with pytest.raises(InputError, match="max_tokens"):
+        streaming.generate(PROMPT, max_tokens=0)
+    with pytest.raises(UnsupportedError, match="system prompt"):
+        streaming.generate(PROMPT, system="Be brief.", raw=True)
+    with pytest.raises(InputError, match="unknown option"):
+        load(streaming.model, kv_polity="full")
+
+
+# What ends it
+
+
+def test_max_tokens_ends_a_run(streaming: Session) -> None:
+    streaming.generate(PROMPT, max_tokens=7)
+    report = report_of(streaming)
+    assert (report.stop_reason, report.tokens.generated) == ("length", 7)
+
+
+def test_the_end_of_turn_ends_a_run_unless_it_is_ignored(streaming: Session) -> None:
+    text = streaming.generate("Say hello.", max_tokens=300)
+    report = report_of(streaming)
+    assert report.stop_reason == "eos"
+    longer = streaming.generate("Say hello.", max_tokens=report.tokens.generated + 10, ignore_eos=True)
+    assert longer.startswith(text)
+    assert report_of(streaming).stop_reason == "length"
+    assert report_of(streaming).tokens.generated == report.tokens.generated + 10
+
+
+def test_the_end_of_turn_is_neither_shown_nor_counted(streaming: Session, smollm2: Model, script: Script) -> None:
+    script([*smollm2.tokenizer.encode("Hi there"), next(iter(smollm2.tokenizer.end_ids))])
+    assert streaming.generate(PROMPT) == "Hi there"
+    assert report_of(streaming).tokens.generated == 2
+
+
+@pytest.mark.parametrize(
+    ("stops", "shown"),
+    [
+        (["fox"], "The quick brown "),
+        (["quick brown"], "The "),
+        (["n f"], "The quick brow"),
+        (["jumps", "brown"], "The quick "),
+        (["The"], ""),
+        (["nothing of the kind"], "The quick brown fox jumps over"),
+        (["over the dog"], "The quick brown fox jumps over"),
+        ([""], "The quick brown fox jumps over"),
+    ],
+)
+def test_nothing_of_a_stop_string_is_shown(
+    streaming: Session, smollm2: Model, script: Script, stops: list[str], shown: str
+) -> None:
+    tokens = smollm2.tokenizer.encode("The quick brown fox jumps over")
+    script(tokens)
+    pieces = list(streaming.stream(PROMPT, stop=stops, max_tokens=tokens.size))
+    assert "".join(pieces) == shown
+    stopped = any(stop and stop in "The quick brown fox jumps over" for stop in stops)
+    assert report_of(streaming).stop_reason == ("stop" if stopped else "length")
+
+
+def test_a_stop_string_ends_a_real_answer(streaming: Session) -> None:
+    text = streaming.generate(PROMPT, max_tokens=40)
+    stop = text[17:23]
+    assert streaming.generate(PROMPT, max_tokens=40, stop=[stop]) == text[: text.index(stop)]
+    assert report_of(streaming).stop_reason == "stop"
+
+
+def test_time_ends_a_run(streaming: Session) -> None:
+    streaming.generate(PROMPT, max_tokens=None, ignore_eos=True, time_limit=0.5)
+    assert report_of(streaming).stop_reason == "time"
+
+
+def test_no_time_at_all_ends_a_run_before_its_first_token(streaming: Session) -> None:
+    assert streaming.generate(PROMPT, time_limit=0) == ""
+    report = report_of(streaming)
+    assert (report.stop_reason, report.tokens.generated) == ("time", 0)
+    assert report.timings.ttft_s is None
+
+
+def test_the_time_of_the_budget_is_the_limit(smollm2: Model) -> None:
+    with load(smollm2, max_kv_size=256, threads=1, time="300ms") as session:
+        session.generate(PROMPT, max_tokens=None, ignore_eos=True)
+        assert report_of(session).stop_reason == "time"
+
+
+def test_memory_beyond_the_budget_ends_a_run(smollm2: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    budget, readings = 8 << 30, iter([1 << 30, 1 << 30])
+    with load(smollm2, max_kv_size=256, threads=1, memory=budget) as session:
+        monkeypatch.setattr("edge.governor.memory_use", lambda: MemoryUse(0, next(readings, budget + 1), None, None))
+        session.generate(PROMPT, max_tokens=None, ignore_eos=True)
+        assert report_of(session).stop_reason == "memory"
+        assert report_of(session).tokens.generated > 1
+
+
+def test_a_full_cache_ends_a_run_that_may_not_evict(full: Session) -> None:
+    full.generate(PROMPT, max_tokens=None, ignore_eos=True)
+    report = report_of(full)
+    assert (report.stop_reason, report.kv.evicted, report.kv.rows) == ("capacity", 0, FULL_ROWS)
+    assert report.tokens.prompt + report.tokens.generated == FULL_ROWS + 1  # the last token needs no row to be shown
+
+
+def test_a_prompt_beyond_a_cache_that_may_not_evict_is_refused(full: Session) -> None:
+    with pytest.raises(InputError, match=r"free KV rows.*--kv-policy streaming"):
+        full.generate("word " * FULL_ROWS)
+    assert full.generate(PROMPT, max_tokens=3)
+
+
+@pytest.mark.parametrize("policy", ["streaming", "window"])
+def test_a_prompt_longer_than_the_cache_evicts(smollm2: Model, policy: str) -> None:
+    with load(smollm2, kv_policy=policy, max_kv_size=256, threads=1) as session:
+        text = session.generate("The river ran by the old mill. " * 60, max_tokens=40, ignore_eos=True)
+        report = report_of(session)
+    assert text
+    assert report.tokens.prompt > 400
+    assert report.kv.rows <= report.kv.capacity == 256
+    assert report.kv.evicted == report.tokens.prompt + report.tokens.generated - 1 - report.kv.rows
+
+
+def test_the_sinks_survive_a_prompt_longer_than_was_expected(smollm2: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan for a short run takes long prefill chunks, and a session may still be given a long prompt."""
+    with load(smollm2, expected_tokens=200, threads=1) as session:
+        kept: list[list[int]] = []
+        keep = session.engine.kv.keep
+
+        def record(rows: IntArray, *, close_gaps: bool) -> None:
+            kept.append(rows[:4].tolist())
+            keep(rows, close_gaps=close_gaps)
+
+        monkeypatch.setattr(session.engine.kv, "keep", record)
+        session.generate(np.arange(1000, 1600, dtype=np.int32), max_tokens=2)
+    assert kept
+    assert all(rows == [0, 1, 2, 3] for rows in kept), kept
+
+
+# What is shown
+
+
+def test_the_pieces_make_up_the_text(streaming: Session) -> None:
+    pieces = list(streaming.stream(PROMPT, max_tokens=30))
+    assert len(pieces) > 1
+    assert all(pieces)
+    assert "".join(pieces) == report_of(streaming).text == streaming.generate(PROMPT, max_tokens=30)
+
+
+def test_text_need_not_be_kept(streaming: Session) -> None:
+    assert "".join(streaming.stream(PROMPT, max_tokens=5, keep_text=False))
+    assert report_of(streaming).text is None
+
+
+@pytest.mark.parametrize("text", ["a 🦙 and 漢字 — naïve", "👩‍👩‍👧‍👦", "🇪🇺🏳️‍🌈"])
+def test_only_whole_characters_are_shown(streaming: Session, smollm2: Model, script: Script, text: str) -> None:
+    tokens = smollm2.tokenizer.encode(text)
+    assert tokens.size > len(text.split())  # characters are split over tokens
+    for count in range(1, tokens.size + 1):
+        script(tokens)
+        shown = "".join(streaming.stream(np.array([1], np.int32), max_tokens=count))
+        assert text.startswith(shown)
+    assert shown == text
+
+
+def test_the_prompt_is_reported_as_it_runs(streaming: Session) -> None:
+    seen: list[tuple[int, int]] = []
+    tokens = np.arange(1000, 1200, dtype=np.int32)
+    streaming.generate(tokens, max_tokens=1, on_prefill=lambda done, total: seen.append((done, total)))
+    done, totals = zip(*seen, strict=True)
+    assert set(totals) == {tokens.size}
+    assert list(done) == [*range(streaming.plan.config.chunk, tokens.size, streaming.plan.config.chunk), tokens.size]
+
+
+# What is remembered
+
+
+def test_a_follow_up_equals_a_fresh_run_over_the_whole_conversation(
+    streaming: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tape = Tape(streaming, monkeypatch)
+    streaming.generate("Say hello.", max_tokens=300)
+    assert report_of(streaming).stop_reason == "eos"
+    streaming.generate("Now say goodbye.", max_tokens=1, follow_up=True)
+    conversation, logits = np.array(tape.tokens, np.int32), tape.logits.copy()
+    assert report_of(streaming).kv.evicted == 0
+    assert streaming.model.tokenizer.decode(conversation).count("Say hello.") == 1
+
+    streaming.generate(conversation, max_tokens=1)
+    assert tape.tokens == [*conversation, *conversation]
+    assert tape.logits.argmax() == logits.argmax()
+    assert np.corrcoef(tape.logits, logits)[0, 1] > 0.999
+
+
+def _by_length(session: Session, shown: int) -> None:
+    session.generate(PROMPT, max_tokens=shown)
+
+
+def _by_stop_string(session: Session, shown: int) -> None:
+    session.generate(PROMPT, stop=["four"])
+
+
+def _by_end_of_turn(session: Session, shown: int) -> None:
+    session.generate(PROMPT)
+
+
+def _by_closing(session: Session, shown: int) -> None:
+    pieces = session.stream(PROMPT)
+    for _ in range(shown):
+        next(pieces)
+    pieces.close()
+
+
+@pytest.mark.parametrize("end", [_by_length, _by_stop_string, _by_end_of_turn, _by_closing])
+def test_a_follow_up_remembers_every_token_whatever_ended_the_answer(
+    streaming: Session,
+    smollm2: Model,
+    monkeypatch: pytest.MonkeyPatch,
+    script: Script,
+    end: Callable[[Session, int], None],
+) -> None:
+    answer = smollm2.tokenizer.encode("one two three four")
+    script([*answer, next(iter(smollm2.tokenizer.end_ids))])
+    tape = Tape(streaming, monkeypatch)
+    end(streaming, answer.size)
+    script([0])
+    streaming.generate("And then?", follow_up=True, max_tokens=1)
+    expected = [smollm2.encode_prompt(PROMPT), answer, smollm2.encode_follow_up("And then?")]
+    assert tape.tokens == np.concatenate(expected).tolist()
+
+
+def test_a_refused_follow_up_leaves_the_conversation_as_it_was(
+    full: Session, smollm2: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tape = Tape(full, monkeypatch)
+    full.generate(PROMPT, max_tokens=5)
+    answered = len(tape.tokens)
+    with pytest.raises(InputError, match="free KV rows"):
+        full.generate("word " * FULL_ROWS, follow_up=True)
+    assert len(tape.tokens) == answered
+    full.generate("And then?", follow_up=True, max_tokens=1)
+    last = len(tape.tokens) - answered - smollm2.encode_follow_up("And then?").size
+    assert last == 1, "the last token of the answer was shown, and must be run"
+
+
+def test_reset_forgets_the_conversation(streaming: Session) -> None:
+    streaming.generate(PROMPT, max_tokens=5)
+    streaming.reset()
+    assert streaming.engine.kv.length == 0
+    streaming.generate(np.array([5, 6, 7], np.int32), max_tokens=1, follow_up=True)
+    assert report_of(streaming).tokens.prompt == 3
+
+
+_USE_CLOSED_SESSION = """
+import edge
+from edge.errors import EdgeError
+
+session = edge.load("smollm2-135m", max_kv_size=256, threads=1)
+session.generate("Hi", max_tokens=2)
+session.close()
+session.close()
+try:
+    session.generate("Hi", max_tokens=2)
+except EdgeError:
+    print('"refused"')
+"""
+
+
+def test_a_closed_session_says_so() -> None:
+    """In a process of its own: an engine that touches freed memory takes the process with it."""
+    child = run_child(_USE_CLOSED_SESSION)
+    assert (child.status, child.output) == (0, "refused"), child.errors
+
+
+# What is reported
+
+
+def test_closing_the_iterator_early_is_an_interruption(streaming: Session) -> None:
+    pieces = streaming.stream(PROMPT, max_tokens=50)
+    first = next(pieces)
+    pieces.close()
+    report = report_of(streaming)
+    assert (report.stop_reason, report.text, report.tokens.generated) == ("interrupted", first, 1)
+
+
+def test_ctrl_c_during_prefill_leaves_a_report(streaming: Session) -> None:
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    streaming.report = None
+    with pytest.raises(KeyboardInterrupt):
+        streaming.generate(PROMPT, on_prefill=interrupt)
+    report = report_of(streaming)
+    assert (report.stop_reason, report.text, report.tokens.generated) == ("interrupted", "", 0)
+    assert streaming.generate(PROMPT, max_tokens=3)
+
+
+REPORT_KEYS: dict[str, set[str] | None] = {
+    "text": None,
+    "tokens": {"prompt", "generated"},
+    "timings": {"load_s", "ttft_s", "prefill_tok_s", "decode_tok_s"},
+    "stop_reason": None,
+    "memory": {
+        "peak_rss", "budget", "weights", "kv", "scratch", "interpreter", "anonymous", "file", "measured",
+    },
+    "kv": {"policy", "capacity", "rows", "dtype", "evicted"},
+    "energy": None,
+    "plan": {
+        "backend", "kv_policy", "sinks", "config", "evict_step", "bytes", "predicted_peak", "limit", "limit_source",
+    },
+    "versions": {"edge", "python", "numpy", "llama-cpp-python"},
+    "seed": None,
+    "schema": None,
+}  # fmt: skip
+
+
+def test_the_report_has_the_keys_of_schema_1(streaming: Session) -> None:
+    text = streaming.generate(PROMPT, max_tokens=5)
+    report: dict[str, Any] = report_of(streaming).to_dict()
+    assert set(report) == set(REPORT_KEYS)
+    for name, keys in REPORT_KEYS.items():
+        assert keys is None or set(report[name]) == keys, name
+    assert (report["schema"], report["text"], report["energy"]) == (1, text, None)
+    assert set(json.loads(json.dumps(report))) == set(REPORT_KEYS)
+
+
+def test_the_report_counts_and_measures(streaming: Session) -> None:
+    prompt = streaming.model.encode_prompt(PROMPT)
+    streaming.generate(prompt, max_tokens=5)
+    report = report_of(streaming)
+    assert (report.tokens.prompt, report.tokens.generated) == (prompt.size, 5)
+    assert (report.kv.rows, report.kv.capacity, report.kv.evicted) == (prompt.size + 4, ROWS, 0)
+    assert report.memory.kv == streaming.engine.kv.nbytes
+    assert report.memory.peak_rss > report.memory.weights
+    for seconds in (report.timings.load_s, report.timings.ttft_s, report.timings.decode_tok_s):
+        assert seconds is not None
+        assert seconds > 0
+
+
+# The bound on memory
+
+
+def test_a_model_that_takes_more_than_was_predicted_is_given_up(
+    smollm2: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = 8 << 30
+    monkeypatch.setattr("edge.session.memory_use", lambda: MemoryUse(0, budget + 1, None, None))
+    with pytest.raises(edge.BudgetError, match="loading took"):
+        load(smollm2, max_kv_size=256, threads=1, memory=budget)
+
+
+BUDGET = 256 << 20
+
+_LONG_RUN = """
+import json, edge
+
+def status():
+    with open("/proc/self/status") as file:
+        fields = dict(line.split(":", 1) for line in file)
+    return {name: int(fields[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM")}
+
+text = "In the beginning the river ran by the old mill, and nobody had counted the stones in it. " * 160
+with edge.load("smollm2-135m", memory="256MiB", kv_policy="streaming", max_kv_size=512, threads=1) as session:
+    pieces = session.stream(text, raw=True, max_tokens=1500, ignore_eos=True)
+    for _ in range(500):
+        next(pieces)
+    early = status()["VmRSS"]
+    for _ in pieces:
+        pass
+    late = status()
+    report = session.report.to_dict()
+print(json.dumps({"early": early, "late": late["VmRSS"], "peak": late["VmHWM"], "report": report}))
+"""
+
+
+@pytest.mark.slow
+def test_a_long_run_stays_within_its_budget() -> None:
+    child = run_child(_LONG_RUN)
+    assert child.status == 0, child.errors
+    report = child.output["report"]
+    assert report["tokens"]["prompt"] > 3000
+    assert (report["stop_reason"], report["tokens"]["generated"]) == ("length", 1500)
+    assert report["kv"]["evicted"] > 3900
+    assert child.peak <= BUDGET
+    assert child.output["peak"] == pytest.approx(child.peak, abs=1 << 20)
+    assert report["memory"]["peak_rss"] == pytest.approx(child.output["peak"], abs=1 << 20)
+    assert report["memory"]["budget"] == BUDGET
+    assert child.output["late"] - child.output["early"] < 2 << 20
