@@ -95,7 +95,7 @@ class KVCache(Protocol):
 
 
 class Engine(Protocol):
-    """A model, loaded. Arrays that `forward` returns are valid until the next call."""
+    """A model, loaded. Arrays that `forward` returns are valid until the next call; the caller may write to them."""
 
     spec: ModelSpec
     config: EngineConfig

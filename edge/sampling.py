@@ -54,21 +54,20 @@ class SamplingParams:
 
 
 def make_sampler(params: SamplingParams, banned: Iterable[int] = ()) -> Sampler:
-    """One callable, logits float32 [vocab] -> token id. It remembers what it drew, for the repetition penalty.
+    """One callable, logits float32 [vocab] -> token id. It remembers what it drew, for the repetition penalty, and
+    writes bans and penalties into the logits it is given.
 
     banned: tokens that are never drawn (the end of turn, under --ignore-eos).
     """
     ban = np.fromiter(banned, dtype=np.int64)
     recent: deque[int] = deque(maxlen=PENALTY_WINDOW)
     rng = np.random.default_rng(params.seed) if params.temperature > 0 else None
-    edits = ban.size > 0 or params.repeat_penalty != 1.0
 
     def sample(logits: FloatArray) -> int:
-        if edits:
-            logits = logits.copy()
+        if ban.size:
             logits[ban] = -np.inf
-            if params.repeat_penalty != 1.0 and recent:
-                penalize(logits, np.fromiter(set(recent), dtype=np.int64), params.repeat_penalty)
+        if recent:
+            penalize(logits, np.fromiter(set(recent), dtype=np.int64), params.repeat_penalty)
         token = greedy(logits) if rng is None else draw(logits, params, rng)
         if params.repeat_penalty != 1.0:
             recent.append(token)
