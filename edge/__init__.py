@@ -18,16 +18,17 @@ if TYPE_CHECKING:
     from edge.budget import Budget
     from edge.errors import BudgetError, EdgeError, InputError, MissingExtraError, ModelFormatError, UnsupportedError
     from edge.evaluate import perplexity
+    from edge.opened import Model, open_model
     from edge.plan import Plan, PlanRequest, make_plan
     from edge.report.run import RunReport
     from edge.sampling import SamplingParams
-    from edge.session import Model, Session, load, open_model
+    from edge.session import Session, load
 
 _HOMES = {
     "Budget": "budget", "BudgetError": "errors", "EdgeError": "errors", "InputError": "errors",
-    "MissingExtraError": "errors", "Model": "session", "ModelFormatError": "errors", "Plan": "plan",
+    "MissingExtraError": "errors", "Model": "opened", "ModelFormatError": "errors", "Plan": "plan",
     "PlanRequest": "plan", "RunReport": "report.run", "SamplingParams": "sampling", "Session": "session",
-    "UnsupportedError": "errors", "load": "session", "make_plan": "plan", "open_model": "session",
+    "UnsupportedError": "errors", "load": "session", "make_plan": "plan", "open_model": "opened",
     "perplexity": "evaluate",
 }  # fmt: skip
 

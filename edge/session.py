@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -14,79 +12,21 @@ import numpy as np
 from edge.backends import find_backend
 from edge.backends.base import Backend, Engine
 from edge.budget import Budget, format_bytes
-from edge.catalog import find_model
-from edge.chat import ChatTemplate, Segment
 from edge.devices.memory import memory_use
-from edge.errors import BudgetError, EdgeError, InputError, UnsupportedError
-from edge.gguf_file import GGUFFile, read_gguf
+from edge.errors import BudgetError, InputError
 from edge.governor import Governor
 from edge.kv.policy import KVView, make_policy
-from edge.model import ModelSpec, read_spec
+from edge.opened import Model, open_model
 from edge.plan import Plan, PlanRequest, make_plan
 from edge.report.run import KVUse, Memory, RunReport, StopReason, Timings, Tokens
 from edge.sampling import SamplingParams, make_sampler
 from edge.stops import StopStrings
-from edge.tokenizer import Tokenizer
 from edge.types import FloatArray, IntArray
+from edge.versions import own_versions
 
 DEFAULT_MAX_TOKENS = 512
 
 Progress = Callable[[int, int], None]  # tokens done, tokens in all
-
-
-class Model:
-    """A model file, checked and opened but not loaded: its architecture, tokenizer and chat template."""
-
-    def __init__(self, file: GGUFFile) -> None:
-        self.file, self.path = file, file.path
-        self.spec: ModelSpec = read_spec(file)
-        self.tokenizer = Tokenizer(file)
-        source = file.metadata.get("tokenizer.chat_template")
-        bos, eos = self.tokenizer.bos_id, self.tokenizer.eos_id
-        self.template = (
-            ChatTemplate(
-                source,
-                "" if bos is None else self.tokenizer.text(bos),
-                "" if eos is None else self.tokenizer.text(eos),
-            )
-            if isinstance(source, str)
-            else None
-        )
-
-    def encode_prompt(self, prompt: str | Iterable[str], *, system: str | None = None, raw: bool = False) -> IntArray:
-        """Token ids of a first prompt, int32 [n], through the chat template unless `raw` or there is none."""
-        if prompt == "":
-            raise InputError("the prompt is empty")
-        if raw or self.template is None:
-            if system is not None:
-                raise UnsupportedError("a system prompt needs a chat template, and this prompt goes without one")
-            ids = self.tokenizer.encode(prompt, special=True)
-        else:
-            ids = self._encode_segments(self.template.first_turn(prompt, system))
-        bos = self.tokenizer.bos_id
-        if self.tokenizer.add_bos and bos is not None and (ids.size == 0 or ids[0] != bos):
-            ids = np.concatenate([np.array([bos], np.int32), ids])
-        if ids.size == 0:
-            raise InputError("the prompt is empty")
-        return ids
-
-    def encode_follow_up(self, text: str) -> IntArray:
-        """Token ids that continue a conversation after the assistant's reply."""
-        if self.template is None:
-            raise UnsupportedError("this model has no chat template: use edge run --raw")
-        return self._encode_segments(self.template.next_turn(text))
-
-    def _encode_segments(self, segments: list[Segment]) -> IntArray:
-        parts = [
-            self.tokenizer.encode(segment.text, special=segment.trusted, start=index == 0)
-            for index, segment in enumerate(segments)
-        ]
-        return np.concatenate(parts) if parts else np.zeros(0, np.int32)
-
-
-def open_model(model: str | Path) -> Model:
-    """Check and open MODEL: a GGUF path or an installed name. Raises InputError, ModelFormatError, UnsupportedError."""
-    return Model(read_gguf(find_model(model)))
 
 
 def load(
@@ -364,21 +304,9 @@ class Session:
             ),
             kv=KVUse(self._policy.name, kv.capacity, kv.length, self.plan.config.kv_dtype, self._evicted),
             plan=self.plan.to_dict(),
-            versions=versions(self._backend),
+            versions={**own_versions(), **self._backend.versions()},
             seed=sampling.seed,
         )
-
-
-def versions(backend: Backend) -> dict[str, str]:
-    """Versions of what took part in a run."""
-    return {"edge": edge_version(), "python": platform.python_version(), "numpy": np.__version__, **backend.versions()}
-
-
-def edge_version() -> str:
-    try:
-        return metadata.version("edge-runtime")
-    except metadata.PackageNotFoundError:
-        raise EdgeError("edge is not installed: pip install -e . in its folder") from None
 
 
 def _span(start: float | None, end: float | None) -> float | None:

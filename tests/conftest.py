@@ -19,7 +19,7 @@ from hypothesis import settings
 
 from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig
-from edge.session import Model, open_model
+from edge.opened import Model, open_model
 from edge.types import FloatArray, IntArray
 
 GOLDEN = Path(__file__).parent / "golden"

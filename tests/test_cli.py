@@ -277,7 +277,7 @@ def test_a_missing_extra_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) 
     from edge.backends import find_backend, llamacpp
     from edge.catalog import find_model
     from edge.errors import MissingExtraError
-    from edge.session import open_model
+    from edge.opened import open_model
 
     opened = open_model(MODEL)
     monkeypatch.setattr(llamacpp, "is_installed", lambda: False)

@@ -19,8 +19,8 @@ from edge.backends.base import Backend, Engine
 from edge.budget import Budget
 from edge.devices.memory import MemoryLimit, MemoryUse
 from edge.errors import BudgetError, EdgeError, InputError, UnsupportedError
+from edge.opened import Model, open_model
 from edge.plan import Plan, PlanRequest, make_plan
-from edge.session import Model, open_model
 
 MIB = 1 << 20
 RESIDENT, PEAK = 60 * MIB, 70 * MIB  # of the process that plans, as most tests have it

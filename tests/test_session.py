@@ -13,8 +13,9 @@ from conftest import run_child
 import edge
 from edge.devices.memory import MemoryUse
 from edge.errors import InputError, UnsupportedError
+from edge.opened import Model
 from edge.sampling import SamplingParams
-from edge.session import Model, Session, load
+from edge.session import Session, load
 from edge.types import FloatArray, IntArray
 
 ROWS, FULL_ROWS = 512, 256

@@ -35,7 +35,7 @@ app.add_typer(evaluate, name="eval")
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from edge.session import edge_version
+        from edge.versions import edge_version
 
         print(f"edge {edge_version()}")
         raise typer.Exit

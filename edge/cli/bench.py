@@ -47,8 +47,9 @@ def bench(
     """Measure prompt processing (pp) and token generation (tg): mean and standard deviation of tokens per second."""
     from edge.bench import make_tests, run_bench
     from edge.errors import InputError
+    from edge.opened import open_model
     from edge.plan import PlanRequest
-    from edge.session import load, open_model
+    from edge.session import load
 
     tests = make_tests(_numbers("-p", prompt), _numbers("-n", generate), _numbers("-d", depth))
     opened = open_model(model)

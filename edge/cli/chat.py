@@ -40,9 +40,10 @@ def chat(
     """
     from edge.cli.prompts import answer_limit
     from edge.errors import UnsupportedError
+    from edge.opened import open_model
     from edge.plan import PlanRequest
     from edge.sampling import SamplingParams
-    from edge.session import load, open_model
+    from edge.session import load
 
     limit = answer_limit(max_tokens)
     sampling = SamplingParams(temp, top_k, top_p, min_p, repeat_penalty, seed)

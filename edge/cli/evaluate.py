@@ -39,8 +39,9 @@ def perplexity(
     from edge.cli.prompts import read_text
     from edge.evaluate import LOGITS_ROWS
     from edge.evaluate import perplexity as measure
+    from edge.opened import open_model
     from edge.plan import PlanRequest
-    from edge.session import load, open_model
+    from edge.session import load
 
     opened = open_model(model)
     ids = opened.encode_prompt(read_text(text), raw=True)[: None if tokens is None else tokens + 1]

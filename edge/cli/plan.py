@@ -28,8 +28,8 @@ def plan(
     """Show how a model would run within a memory budget: the bytes, and the settings that were chosen."""
     from edge.backends import find_backend
     from edge.budget import Budget
+    from edge.opened import open_model
     from edge.plan import PlanRequest, make_plan
-    from edge.session import open_model
 
     opened = open_model(model)
     engine = find_backend(backend, opened.file, opened.spec)

@@ -43,9 +43,10 @@ def run(
     started = clock.perf_counter()
     from edge.budget import parse_seconds
     from edge.cli.prompts import answer_limit, read_prompt
+    from edge.opened import open_model
     from edge.plan import PlanRequest
     from edge.sampling import SamplingParams
-    from edge.session import load, open_model
+    from edge.session import load
 
     limit = answer_limit(max_tokens)
     time_limit = None if time is None else parse_seconds(time)

@@ -1,0 +1,71 @@
+"""A model file, checked and opened but not loaded: its architecture, its tokenizer, its chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from edge.catalog import find_model
+from edge.chat import ChatTemplate, Segment
+from edge.errors import InputError, UnsupportedError
+from edge.gguf_file import GGUFFile, read_gguf
+from edge.model import ModelSpec, read_spec
+from edge.tokenizer import Tokenizer
+from edge.types import IntArray
+
+
+class Model:
+    """A model file, checked and opened but not loaded: its architecture, tokenizer and chat template."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self.file, self.path = file, file.path
+        self.spec: ModelSpec = read_spec(file)
+        self.tokenizer = Tokenizer(file)
+        source = file.metadata.get("tokenizer.chat_template")
+        bos, eos = self.tokenizer.bos_id, self.tokenizer.eos_id
+        self.template = (
+            ChatTemplate(
+                source,
+                "" if bos is None else self.tokenizer.text(bos),
+                "" if eos is None else self.tokenizer.text(eos),
+            )
+            if isinstance(source, str)
+            else None
+        )
+
+    def encode_prompt(self, prompt: str | Iterable[str], *, system: str | None = None, raw: bool = False) -> IntArray:
+        """Token ids of a first prompt, int32 [n], through the chat template unless `raw` or there is none."""
+        if prompt == "":
+            raise InputError("the prompt is empty")
+        if raw or self.template is None:
+            if system is not None:
+                raise UnsupportedError("a system prompt needs a chat template, and this prompt goes without one")
+            ids = self.tokenizer.encode(prompt, special=True)
+        else:
+            ids = self._encode_segments(self.template.first_turn(prompt, system))
+        bos = self.tokenizer.bos_id
+        if self.tokenizer.add_bos and bos is not None and (ids.size == 0 or ids[0] != bos):
+            ids = np.concatenate([np.array([bos], np.int32), ids])
+        if ids.size == 0:
+            raise InputError("the prompt is empty")
+        return ids
+
+    def encode_follow_up(self, text: str) -> IntArray:
+        """Token ids that continue a conversation after the assistant's reply."""
+        if self.template is None:
+            raise UnsupportedError("this model has no chat template: use edge run --raw")
+        return self._encode_segments(self.template.next_turn(text))
+
+    def _encode_segments(self, segments: list[Segment]) -> IntArray:
+        parts = [
+            self.tokenizer.encode(segment.text, special=segment.trusted, start=index == 0)
+            for index, segment in enumerate(segments)
+        ]
+        return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+
+
+def open_model(model: str | Path) -> Model:
+    """Check and open MODEL: a GGUF path or an installed name. Raises InputError, ModelFormatError, UnsupportedError."""
+    return Model(read_gguf(find_model(model)))
