@@ -6,6 +6,8 @@ Shows the peak resident set and whether the last tokens come as fast as the firs
 from __future__ import annotations
 
 import argparse
+import itertools
+import statistics
 import time
 
 from text import long_text
@@ -33,23 +35,29 @@ def main() -> None:
     report = session.report
     assert report is not None
     span = min(1000, len(ticks) // 3)
-    early, late = _speed(ticks[span : 2 * span]), _speed(ticks[-span:])
+    early, late = ticks[span : 2 * span], ticks[-span:]
     print(f"\n## {report.tokens.prompt} prompt tokens, {report.tokens.generated} generated, {ROWS} rows, {MEMORY}\n")
     rows = [
         ["peak resident set (measured)", format_bytes(report.memory.peak_rss)],
         ["predicted peak", format_bytes(report.plan["predicted_peak"])],
         ["prefill", f"{report.timings.prefill_tok_s:.0f} tok/s"],
-        [f"decode, pieces {span} to {2 * span}", f"{early:.1f}/s"],
-        [f"decode, last {span} pieces", f"{late:.1f}/s"],
-        ["last / early", f"{late / early:.3f}"],
+        [f"decode, pieces {span} to {2 * span}, mean (median)", f"{_mean(early):.1f} ({_median(early):.1f}) /s"],
+        [f"decode, last {span} pieces, mean (median)", f"{_mean(late):.1f} ({_median(late):.1f}) /s"],
+        ["last / early, mean (median)", f"{_mean(late) / _mean(early):.3f} ({_median(late) / _median(early):.3f})"],
         ["rows evicted", str(report.kv.evicted)],
         *[[f"resident after {n} pieces", f"{size / 2**20:.2f} MiB"] for n, size in resident.items()],
     ]
     print(table(["what", "figure"], rows))
 
 
-def _speed(ticks: list[float]) -> float:
+def _mean(ticks: list[float]) -> float:
+    """Pieces per second."""
     return (len(ticks) - 1) / (ticks[-1] - ticks[0])
+
+
+def _median(ticks: list[float]) -> float:
+    """Pieces per second by the median wait: blind to what else the machine did for a moment."""
+    return 1 / statistics.median(b - a for a, b in itertools.pairwise(ticks))
 
 
 if __name__ == "__main__":
