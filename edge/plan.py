@@ -16,7 +16,7 @@ from edge.budget import Budget, format_bytes
 from edge.devices.host import usable_cores
 from edge.devices.memory import MemoryLimit, memory_limit, memory_use, release_free_memory
 from edge.errors import BudgetError, InputError, UnsupportedError
-from edge.kv.policy import DEFAULT_SINKS, make_policy
+from edge.kv import DEFAULT_SINKS, make_policy
 from edge.model import ModelSpec
 
 _CHUNKS = (512, 256, 128, 64, 32, 16)  # prefill steps, best first; llama.cpp gains nothing beyond 512

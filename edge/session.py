@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from edge.budget import Budget, format_bytes
 from edge.devices.memory import memory_use
 from edge.errors import BudgetError, InputError
 from edge.governor import Governor
-from edge.kv.policy import KVView, make_policy
+from edge.kv import KVView, make_policy
 from edge.opened import Model, open_model
 from edge.plan import Plan, PlanRequest, make_plan
 from edge.report.run import KVUse, Memory, RunReport, StopReason, Timings, Tokens
@@ -118,35 +119,9 @@ class Session:
         self.engine.kv.truncate(0)
         self._evicted, self._unfed = 0, []
 
-    def generate(
-        self,
-        prompt: str | Iterable[str] | IntArray,
-        *,
-        max_tokens: int | None = DEFAULT_MAX_TOKENS,
-        sampling: SamplingParams | None = None,
-        stop: Sequence[str] = (),
-        ignore_eos: bool = False,
-        system: str | None = None,
-        raw: bool = False,
-        follow_up: bool = False,
-        time_limit: float | None = None,
-        on_prefill: Progress | None = None,
-    ) -> str:
-        """The whole answer to a prompt; `report` then says what it cost. Options as in `stream`."""
-        return "".join(
-            self.stream(
-                prompt,
-                max_tokens=max_tokens,
-                sampling=sampling,
-                stop=stop,
-                ignore_eos=ignore_eos,
-                system=system,
-                raw=raw,
-                follow_up=follow_up,
-                time_limit=time_limit,
-                on_prefill=on_prefill,
-            )
-        )
+    def generate(self, prompt: str | Iterable[str] | IntArray, **options: Any) -> str:
+        """The whole answer to a prompt; `report` then says what it cost. Options are those of `stream`."""
+        return "".join(self.stream(prompt, **options))
 
     def stream(
         self,

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edge.errors import InputError
-from edge.kv.policy import POLICY_NAMES, KVView, make_policy
+from edge.kv import POLICY_NAMES, KVView, make_policy
 from edge.session import Session, load
 from edge.types import IntArray
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edge.kv.policy import KVView
 from edge.types import IntArray
-
-if TYPE_CHECKING:
-    from edge.kv.policy import KVView
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from edge.errors import InputError
-from edge.kv.full import Full
-from edge.kv.streaming import StreamingLLM
-from edge.kv.window import Window
 from edge.types import IntArray
 
 
@@ -39,18 +35,3 @@ class Policy(Protocol):
     def rows_to_keep(self, view: KVView, budget: int) -> IntArray:
         """At most `budget` rows, strictly increasing, int32 [n]. Called only if `view.length > budget`."""
         ...
-
-
-POLICY_NAMES = ("streaming", "window", "full")
-DEFAULT_SINKS = 4  # StreamingLLM's own figure
-
-
-def make_policy(name: str, sinks: int = DEFAULT_SINKS) -> Policy:
-    """The policy called `name`. Raises InputError if there is none."""
-    if name == "streaming":
-        return StreamingLLM(sinks)
-    if name == "window":
-        return Window()
-    if name == "full":
-        return Full()
-    raise InputError(f"unknown KV policy {name!r}: choose {', '.join(POLICY_NAMES)}")

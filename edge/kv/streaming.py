@@ -8,15 +8,12 @@ relative to the cache, and decoding stays stable for as long as one likes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edge.errors import InputError
+from edge.kv.policy import KVView
 from edge.types import IntArray
-
-if TYPE_CHECKING:
-    from edge.kv.policy import KVView
 
 
 @dataclass(frozen=True)
