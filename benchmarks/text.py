@@ -1,4 +1,4 @@
-"""A long real text: one appendix of Debian's `anarchism` package (public, 96k SmolLM2 tokens), as plain text.
+"""Long real texts: documents of Debian's `anarchism` package (public), as plain text.
 
 Fetched once into the cache folder with apt-get, without installing anything. Needs Debian or one of its children.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import platformdirs
 
-_PACKAGE, _DOCUMENT = "anarchism", "append31.html"
+_PACKAGE = "anarchism"
 _BREAKS = {"p", "li", "h1", "h2", "h3", "h4", "h5", "blockquote", "div", "dd", "dt", "br", "tr"}
 _SKIPPED = {"script", "style", "nav", "head", "table", "pre"}
 
@@ -40,9 +40,9 @@ class _Text(html.parser.HTMLParser):
             self.parts.append(re.sub(r"\s+", " ", data))
 
 
-def long_text() -> Path:
-    """The text file, fetched if it is not there yet."""
-    path = Path(platformdirs.user_cache_dir("edge")) / "benchmarks" / f"{_DOCUMENT}.txt"
+def long_text(document: str = "append31.html") -> Path:
+    """The text file of a document (append31: 96k SmolLM2 tokens), fetched if it is not there yet."""
+    path = Path(platformdirs.user_cache_dir("edge")) / "benchmarks" / f"{document}.txt"
     if path.exists():
         return path
     print(f"fetching Debian's {_PACKAGE} for a long text ...", file=sys.stderr)
@@ -54,9 +54,9 @@ def long_text() -> Path:
             subprocess.run(["dpkg", "-x", package, folder], check=True)
         except (OSError, subprocess.CalledProcessError) as error:
             sys.exit(f"the long text comes from a Debian package, which could not be fetched here: {error}")
-        (document,) = Path(folder).rglob(_DOCUMENT)
+        (found,) = Path(folder).rglob(document)
         parser = _Text()
-        parser.feed(document.read_text(encoding="utf-8", errors="replace"))
+        parser.feed(found.read_text(encoding="utf-8", errors="replace"))
     text = re.sub(r"[ \t]*\n[ \t]*", "\n", "".join(parser.parts))
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
