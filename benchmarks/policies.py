@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 
+from text import long_text
+
 import edge
 from edge.cli.show import table
 from edge.evaluate import LOGITS_ROWS
-from text import long_text
 
 MODEL, ROWS = "smollm2-135m", 512
 DOCUMENTS = ("secI8.html", "secJ3.html")

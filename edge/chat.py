@@ -17,13 +17,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from minijinja import Environment, TemplateError
+from minijinja import Environment
 
 from edge.errors import ModelFormatError, UnsupportedError
 
 _FUEL = 1_000_000  # minijinja instructions; real templates use a few thousand for one exchange
 _CHILD_MEMORY = 64 << 20  # bytes that rendering may take beyond what the process has
 _CHILD_SECONDS = 5
+_MOST_TEXT = 1 << 20  # characters that a template may put around a conversation
 _USER, _ASSISTANT, _SYSTEM = (f"\ue000{role}\ue001" for role in ("user", "assistant", "system"))
 
 # What a session asks of a template: a first turn with and without a system prompt, and a turn after a reply.
@@ -69,8 +70,9 @@ class ChatTemplate:
 
 def _fill(rendered: str, contents: dict[str, str | Iterable[str]]) -> list[Segment]:
     """Cut the rendered text at the marks and put the contents there."""
-    if _USER not in rendered:
-        raise ModelFormatError("the model's chat template drops the user's text: use --raw to prompt without it")
+    for mark, what in ((_USER, "user's text"), (_SYSTEM, "system prompt")):
+        if mark in contents and mark not in rendered:
+            raise ModelFormatError(f"the model's chat template drops the {what}: use --raw to prompt without it")
     segments: list[Segment] = []
     while rendered:
         found = [(at, mark) for mark in contents if (at := rendered.find(mark)) >= 0]
@@ -91,12 +93,19 @@ def _render_forms(source: str, bos: str, eos: str) -> dict[str, dict[str, str]]:
             environment.trim_blocks = environment.lstrip_blocks = True
             environment.add_function("raise_exception", _raise)
             environment.add_function("strftime_now", lambda form: datetime.datetime.now().strftime(form))
+            environment.add_test("iterable", lambda value: isinstance(value, Iterable))  # minijinja iterates over none
             text = environment.render_template(
-                "chat", messages=messages, add_generation_prompt=True, bos_token=bos, eos_token=eos
+                "chat",
+                messages=messages,
+                add_generation_prompt=True,
+                bos_token=bos,
+                eos_token=eos,
+                tools=None,  # as transformers passes them: many templates ask whether they are none
+                documents=None,
             )
-            forms[name] = {"text": text}
-        except (TemplateError, ValueError) as error:
-            forms[name] = {"error": str(error).partition("\n")[0]}
+            forms[name] = {"text": text} if len(text) <= _MOST_TEXT else {"error": "it writes too much"}
+        except Exception as error:  # minijinja's own, and whatever a template makes the two functions raise
+            forms[name] = {"error": str(error).partition("\n")[0][:200]}
     return forms
 
 

@@ -14,6 +14,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr as brief  # what a file claims may be megabytes long, a message may not
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -21,10 +22,13 @@ import numpy as np
 from edge.errors import ModelFormatError, UnsupportedError
 
 MAX_HEADER = 48 << 20  # bytes; the largest real vocabularies (262k tokens with merges) need about 16 MiB
-MAX_STRING = 4 << 20  # bytes; chat templates are the longest honest strings, a few tens of KiB
-MAX_COUNT = 1 << 16  # metadata keys, and tensors; real files have hundreds to a few thousand
+MAX_STRING = 1 << 20  # bytes; chat templates are the longest honest strings, a few tens of KiB
+MAX_TEXT = 4 << 20  # bytes of keys, strings and names together: they stay in memory, up to four times as large
+MAX_ITEMS = 1 << 21  # strings in a list; the largest real vocabularies have half a million merges
+MAX_COUNT = 1 << 14  # metadata keys, and tensors; real files have hundreds to a few thousand
+MAX_KEY = 128  # bytes of a metadata key; the longest real ones have about 60
 MAX_NAME = 63  # bytes of a tensor name that ggml can hold
-MAX_ALIGNMENT = 1 << 20
+MIN_ALIGNMENT, MAX_ALIGNMENT = 32, 1 << 20  # ggml aborts on mapped tensors that are aligned to less
 _WINDOW = 1 << 20  # bytes read from disk at a time
 
 _STRING, _ARRAY = 8, 9
@@ -89,6 +93,7 @@ class _Cursor:
     def __init__(self, file: BinaryIO, size: int, offset: int = 0) -> None:
         self._file, self._size = file, size
         self._buffer, self._start, self._at = b"", offset, 0
+        self._kept = 0
         file.seek(offset)
 
     @property
@@ -123,6 +128,21 @@ class _Cursor:
             raise ModelFormatError(f"{what} claims {length} bytes (at most {limit} are allowed): the file is damaged")
         at = self.take(length)
         return self._buffer[at : at + length].decode("utf-8", errors="replace")
+
+    def keep_text(self, limit: int, what: str) -> str:
+        """As `text`, for what stays in memory as long as the file is open."""
+        text = self.text(limit, what)
+        self._kept += len(text.encode())
+        if self._kept > MAX_TEXT:
+            raise ModelFormatError(f"the header holds more than {MAX_TEXT >> 20} MiB of names and texts")
+        return text
+
+    def name(self, limit: int, what: str) -> str:
+        """A key or a tensor's name. Control characters are refused: C code would see names end at a zero byte."""
+        name = self.keep_text(limit, f"the name of a {what}")
+        if not name or not name.isprintable():
+            raise ModelFormatError(f"{brief(name)} cannot be the name of a {what}: the file is damaged")
+        return name
 
     def skip(self, count: int) -> None:
         """Step over `count` bytes without keeping them."""
@@ -193,9 +213,9 @@ def read_gguf(path: str | Path) -> GGUFFile:
             if size == 0:
                 raise ModelFormatError("the file is empty")
             return _read_header(path, size, _Cursor(file, size))
-    except ModelFormatError as error:
+    except (ModelFormatError, UnsupportedError) as error:
         message = str(error)
-        raise ModelFormatError(message if message.startswith(str(path)) else f"{path}: {message}") from None
+        raise type(error)(message if message.startswith(str(path)) else f"{path}: {message}") from None
     except OSError as error:
         raise ModelFormatError(f"{path}: cannot be read ({error.strerror})") from None
 
@@ -207,10 +227,10 @@ def _read_header(path: Path, size: int, cursor: _Cursor) -> GGUFFile:
     if magic != b"GGUF":
         raise ModelFormatError(f"not a GGUF file: it starts with {magic!r} instead of b'GGUF'")
     version = cursor.scalar(_SCALARS[4])
-    if version & 0xFFFF == 0:
-        raise UnsupportedError(f"{path}: a big-endian GGUF file: edge reads little-endian files only")
+    if version and version & 0xFFFF == 0:
+        raise UnsupportedError("a big-endian GGUF file: edge reads little-endian files only")
     if version not in (2, 3):
-        raise UnsupportedError(f"{path}: GGUF version {version}: edge reads versions 2 and 3")
+        raise UnsupportedError(f"GGUF version {version}: edge reads versions 2 and 3")
     tensor_count, key_count = cursor.scalar(_SCALARS[10]), cursor.scalar(_SCALARS[10])
     for count, what in ((tensor_count, "tensors"), (key_count, "metadata keys")):
         if count > MAX_COUNT:
@@ -218,19 +238,19 @@ def _read_header(path: Path, size: int, cursor: _Cursor) -> GGUFFile:
 
     metadata: dict[str, Any] = {}
     for _ in range(key_count):
-        key = cursor.text(1024, "the name of a metadata key")
-        if not key or key in metadata:
-            raise ModelFormatError(f"metadata key {key!r} appears twice" if key else "a metadata key has no name")
+        key = cursor.name(MAX_KEY, "metadata key")
+        if key in metadata:
+            raise ModelFormatError(f"metadata key {key!r} appears twice")
         metadata[key] = _read_value(cursor, key, cursor.scalar(_SCALARS[4]))
-    if metadata.get("split.count", 0) not in (0, 1):
-        raise UnsupportedError(
-            f"{path}: one part of a model split into {metadata['split.count']} files: merge it first"
-        )
+    if (parts := metadata.get("split.count", 0)) not in (0, 1):
+        raise UnsupportedError(f"one part of a model split into {brief(parts)} files: merge it first")
 
     alignment = metadata.get("general.alignment", 32)
-    if not isinstance(alignment, int) or not 8 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
+    in_range = isinstance(alignment, int) and MIN_ALIGNMENT <= alignment <= MAX_ALIGNMENT
+    if not in_range or alignment & (alignment - 1):
         raise ModelFormatError(
-            f"general.alignment is {alignment!r}: it must be a power of two from 8 to {MAX_ALIGNMENT}"
+            f"general.alignment is {brief(alignment)}: "
+            f"it must be a power of two from {MIN_ALIGNMENT} to {MAX_ALIGNMENT}"
         )
 
     described = [_read_tensor_info(cursor) for _ in range(tensor_count)]
@@ -258,7 +278,7 @@ def _read_value(cursor: _Cursor, key: str, type_id: int) -> Any:
     if type_id in _SCALARS:
         return cursor.scalar(_SCALARS[type_id])
     if type_id == _STRING:
-        return cursor.text(MAX_STRING, key)
+        return cursor.keep_text(MAX_STRING, f"metadata {key!r}")
     if type_id != _ARRAY:
         raise ModelFormatError(f"metadata {key!r} has the unknown type {type_id}")
     item_type, count = cursor.scalar(_SCALARS[4]), cursor.scalar(_SCALARS[10])
@@ -269,7 +289,7 @@ def _read_value(cursor: _Cursor, key: str, type_id: int) -> Any:
             raise ModelFormatError(f"the list {key!r} claims {count} items: the file is damaged")
         cursor.skip(nbytes)
     elif item_type == _STRING:
-        if count > MAX_HEADER // 8:
+        if count > MAX_ITEMS:
             raise ModelFormatError(f"the list {key!r} claims {count} strings: the file is damaged")
         length = _SCALARS[10]
         for _ in range(count):
@@ -283,7 +303,7 @@ def _read_value(cursor: _Cursor, key: str, type_id: int) -> Any:
 
 
 def _read_tensor_info(cursor: _Cursor) -> TensorInfo:
-    name = cursor.text(MAX_NAME, "the name of a tensor")
+    name = cursor.name(MAX_NAME, "tensor")
     rank = cursor.scalar(_SCALARS[4])
     if not 1 <= rank <= 4:
         raise ModelFormatError(f"tensor {name!r} claims {rank} dimensions (1 to 4 are allowed)")

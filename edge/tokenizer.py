@@ -10,8 +10,9 @@ from __future__ import annotations
 import codecs
 import re
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from functools import lru_cache
+from reprlib import repr as brief
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,9 @@ from edge.errors import ModelFormatError, UnsupportedError
 from edge.gguf_file import GGUFFile
 from edge.types import IntArray
 
-_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # tokenizer.ggml.token_type
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6  # tokenizer.ggml.token_type
+_HIDDEN = "\0"  # no token contains it
+_LONGEST_TOKEN = 1024  # characters; the longest real ones are runs of a few hundred spaces
 
 # Tokens that end a turn in models whose metadata names only one of them.
 _END_NAMES = (
@@ -35,9 +38,12 @@ _END_NAMES = (
     "<|eom_id|>",
     "</s>",
 )
+# What templates mark turns with. Some files list such tokens as ordinary words that anybody may type: not here.
+_MARK = re.compile(r"<\|.+\|>|</?s>|<start_of_turn>|<end_of_turn>|\[/?INST\]")
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = _CONTRACTIONS + _WORDS % "{1,3}"
 _QWEN2 = _CONTRACTIONS + _WORDS % ""
 
@@ -52,23 +58,25 @@ def _gpt2() -> Any:
     return pre_tokenizers.ByteLevel(add_prefix_space=False)
 
 
-def _split(pattern: str) -> Any:
-    return pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+def _split(*patterns: str) -> Any:
+    splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in patterns]
+    return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def _default() -> Any:
+    return _split(r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")
 
 
 # `tokenizer.ggml.pre` -> how text is cut into words before merging. To add one: its name and its rule.
 _PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
-    **dict.fromkeys(("gpt-2", "gpt2", "phi-2", "olmo", "mpt", "jais", "trillion"), _gpt2),
+    "default": _default,
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt", "jais", "trillion"), _gpt2),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), _digits_then_gpt2),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "dbrx", "smaug-bpe"), lambda: _split(_LLAMA3)),
     **dict.fromkeys(("qwen2", "stablelm2", "deepseek-r1-qwen", "megrez", "hunyuan"), lambda: _split(_QWEN2)),
 }
-_WHOLE_WORDS_FIRST = {"llama-bpe", "llama3", "llama-v3", "falcon3"}  # a word in the vocabulary is not merged up
+# A word that is in the vocabulary is not merged up, and a prompt starts with BOS unless the file says otherwise.
+_LLAMA3_FAMILY = {"llama-bpe", "llama3", "llama-v3", "falcon3"}
 
 # Between a letter and a space before a letter no pre-tokenizer above, and no SentencePiece vocabulary, joins text.
 _SAFE_CUT = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
@@ -83,8 +91,10 @@ class Tokenizer:
         fields = file.metadata
         self.kind = fields.get("tokenizer.ggml.model")
         if self.kind not in ("gpt2", "llama"):
-            raise UnsupportedError(f"{file.path}: tokenizer {self.kind!r} is not supported yet (gpt2 and llama are)")
-        tokens = list(file.strings("tokenizer.ggml.tokens"))
+            raise UnsupportedError(
+                f"{file.path}: tokenizer {brief(self.kind)} is not supported yet (gpt2 and llama are)"
+            )
+        tokens = _read_tokens(file)
         if len(tokens) != file.tensors["token_embd.weight"].shape[1]:
             raise ModelFormatError(f"{file.path}: {len(tokens)} tokens, but another number of embeddings")
         self.size = len(tokens)
@@ -93,26 +103,34 @@ class Tokenizer:
         )
         if types.size != self.size:
             raise ModelFormatError(f"{file.path}: {types.size} token types for {self.size} tokens")
-        self._control = frozenset(np.flatnonzero((types == _CONTROL) | (types == _UNKNOWN)).tolist())
-        self._literal = frozenset(np.flatnonzero(types == _USER_DEFINED).tolist())
+        # Some files mark the end of a turn as an ordinary word; that </s> is one is true of a few vocabularies.
+        ends = {i for i, text in enumerate(tokens) if text in _END_NAMES and (text != "</s>" or types[i] != _NORMAL)}
+        self._control = frozenset(ends.union(np.flatnonzero((types == _CONTROL) | (types == _UNKNOWN)).tolist()))
+        self._literal = frozenset(np.flatnonzero(types == _USER_DEFINED).tolist()) - self._control
         self._bytes = {int(i): _byte_of(tokens[i], file) for i in np.flatnonzero(types == _BYTE)}
 
         self.bos_id = _token_id(file, "bos", self.size)
         self.eos_id = _token_id(file, "eos", self.size)
-        self.add_bos = (
-            bool(fields.get("tokenizer.ggml.add_bos_token", self.kind == "llama")) and self.bos_id is not None
-        )
+        adds_bos = self.kind == "llama" or fields.get("tokenizer.ggml.pre") in _LLAMA3_FAMILY
+        self.add_bos = self.bos_id is not None and bool(fields.get("tokenizer.ggml.add_bos_token", adds_bos))
         self._space_prefix = self.kind == "llama" and bool(fields.get("tokenizer.ggml.add_space_prefix", True))
         named = {_token_id(file, name, self.size) for name in ("eos", "eot", "eom")}
         by_text = {tokens[i]: i for i in self._control}
         self.end_ids = frozenset({i for i in named if i is not None} | {by_text[n] for n in _END_NAMES if n in by_text})
 
-        self._literal_ids = {tokens[i]: i for i in self._literal if tokens[i]}
-        self._special_ids = {**by_text, **self._literal_ids}
-        self._special_ids.pop("", None)
+        self._special_ids = {**by_text, **{tokens[i]: i for i in self._literal}}
+        self._literal_ids = {tokens[i]: i for i in self._literal if not _MARK.fullmatch(tokens[i])}
+        self._swallowing: set[int] = set()
+        if re.search("phi-?3", str(fields.get("general.name")), re.IGNORECASE):
+            # Its control tokens swallow the space after them, which no field says.
+            self._swallowing = {i for n, i in by_text.items() if n not in ("<unk>", "<s>", "<|endoftext|>")}
         self._literal_pattern = _alternatives(self._literal_ids)
         self._special_pattern = _alternatives(self._special_ids)
-        self._merger = _byte_level_bpe(file, tokens) if self.kind == "gpt2" else _sentencepiece_bpe(file, tokens)
+        # Under these names no text can be merged into a control token.
+        names = [_HIDDEN + text if i in self._control else text for i, text in enumerate(tokens)]
+        self._merger = (
+            _byte_level_bpe(file, names) if self.kind == "gpt2" else _sentencepiece_bpe(file, names, self._bytes)
+        )
         self.piece = lru_cache(maxsize=4096)(self._piece)
 
     def encode(self, text: str | Iterable[str], *, special: bool = False, start: bool = True) -> IntArray:
@@ -135,7 +153,11 @@ class Tokenizer:
             if index % 2:
                 ids.append(by_text[part])
                 start = by_text[part] in self._control
-            elif part:
+            else:
+                if ids and index and ids[-1] in self._swallowing:
+                    part = part.lstrip(" \t\n\r\v\f")
+                if not part:
+                    continue
                 prefix = " " if start and self._space_prefix else ""
                 ids.extend(self._merger.encode(prefix + part, add_special_tokens=False).ids)
 
@@ -144,7 +166,7 @@ class Tokenizer:
         text = self._merger.id_to_token(token)
         if text is None:
             raise IndexError(f"token {token} is not in the vocabulary of {self.size}")
-        return str(text)
+        return str(text).removeprefix(_HIDDEN)
 
     def _piece(self, token: int) -> bytes:
         """The bytes that a token adds to a text; control tokens add none."""
@@ -170,25 +192,48 @@ class Tokenizer:
 
 def _blocks(parts: Iterable[str]) -> Iterator[tuple[str, bool]]:
     """Cut a text into blocks that can be encoded one by one; the flag marks the first."""
-    rest, first = "", True
+    rest, wanted, first = "", _BLOCK, True
     for part in parts:
-        rest += part
-        while len(rest) > _BLOCK:
-            cuts = [match.start() for match in _SAFE_CUT.finditer(rest, 1, _BLOCK)]
-            cut = cuts[-1] if cuts else next((m.start() for m in _SAFE_CUT.finditer(rest, _BLOCK)), _LONGEST_BLOCK)
-            if cut > len(rest) - 2:
-                break  # no safe place yet: wait for more text
-            yield rest[:cut], first
-            rest, first = rest[cut:], False
+        for start in range(0, len(part), _LONGEST_BLOCK):  # so that cutting a long text takes linear time
+            rest += part[start : start + _LONGEST_BLOCK]
+            while len(rest) > wanted:
+                cut = _safe_cut(rest)
+                if cut is None:
+                    wanted += _BLOCK  # wait for more text
+                    continue
+                yield rest[:cut], first
+                rest, wanted, first = rest[cut:], _BLOCK, False
     if rest:
         yield rest, first
 
 
+def _safe_cut(text: str) -> int | None:
+    """The last place below _BLOCK, or else the first one above it, where a cut changes no token."""
+    below = [match.start() for match in _SAFE_CUT.finditer(text, 1, _BLOCK)]
+    if below:
+        return below[-1]
+    above = _SAFE_CUT.search(text, _BLOCK, _LONGEST_BLOCK)
+    return above.start() if above else _LONGEST_BLOCK if len(text) > _LONGEST_BLOCK else None
+
+
+def _read_tokens(file: GGUFFile) -> list[str]:
+    """The vocabulary, as llama.cpp reads it: up to a zero byte, and none twice (it would abort)."""
+    tokens = [
+        text.partition("\0")[0] or f"[EMPTY_{index}]"
+        for index, text in enumerate(file.strings("tokenizer.ggml.tokens"))
+    ]
+    if max(map(len, tokens), default=0) > _LONGEST_TOKEN:
+        raise ModelFormatError(f"{file.path}: a token has more than {_LONGEST_TOKEN} characters: the file is damaged")
+    if len(set(tokens)) < len(tokens):
+        raise ModelFormatError(f"{file.path}: the vocabulary contains a token twice: the file is damaged")
+    return tokens
+
+
 def _byte_level_bpe(file: GGUFFile, tokens: list[str]) -> Merger:
-    name = str(file.metadata.get("tokenizer.ggml.pre", "gpt-2"))
+    name = file.metadata.get("tokenizer.ggml.pre") or "default"
     if name not in _PRE_TOKENIZERS:
         raise UnsupportedError(
-            f"{file.path}: pre-tokenizer {name!r} is not supported yet ({', '.join(sorted(_PRE_TOKENIZERS))})"
+            f"{file.path}: pre-tokenizer {brief(name)} is not supported yet ({', '.join(sorted(_PRE_TOKENIZERS))})"
         )
     vocabulary = {text: index for index, text in enumerate(tokens)}
     merges = []
@@ -196,22 +241,24 @@ def _byte_level_bpe(file: GGUFFile, tokens: list[str]) -> Merger:
         left, _, right = line[1:].partition(" ")  # the first character may itself be a space, never the separator
         pair = (line[:1] + left, right)
         if pair[0] not in vocabulary or pair[1] not in vocabulary or pair[0] + pair[1] not in vocabulary:
-            raise ModelFormatError(f"{file.path}: merge {line!r} names tokens that are not in the vocabulary")
+            if any(_HIDDEN + text in vocabulary for text in (*pair, pair[0] + pair[1])):
+                continue
+            raise ModelFormatError(f"{file.path}: merge {brief(line)} names tokens that are not in the vocabulary")
         merges.append(pair)
-    merger = Merger(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=name in _WHOLE_WORDS_FIRST))
+    merger = Merger(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=name in _LLAMA3_FAMILY))
     merger.pre_tokenizer = _PRE_TOKENIZERS[name]()
     return merger
 
 
-def _sentencepiece_bpe(file: GGUFFile, tokens: list[str]) -> Merger:
+def _sentencepiece_bpe(file: GGUFFile, tokens: list[str], byte_tokens: Container[int]) -> Merger:
     """SentencePiece joins the neighbours whose union scores best; as merges: every split of a piece, best first."""
     scores = file.numbers("tokenizer.ggml.scores")
-    if scores.size != len(tokens):
-        raise ModelFormatError(f"{file.path}: {scores.size} token scores for {len(tokens)} tokens")
+    if scores.size != len(tokens) or np.isnan(scores).any():
+        raise ModelFormatError(f"{file.path}: {scores.size} token scores for {len(tokens)} tokens, or no numbers")
     vocabulary = {text: index for index, text in enumerate(tokens)}
     ranked = []
     for index, text in enumerate(tokens):
-        for cut in range(1, len(text)):
+        for cut in range(1, 0 if index in byte_tokens else len(text)):
             if text[:cut] in vocabulary and text[cut:] in vocabulary:
                 ranked.append((-float(scores[index]), vocabulary[text[:cut]], vocabulary[text[cut:]]))
     ranked.sort()
@@ -235,14 +282,14 @@ def _token_id(file: GGUFFile, name: str, size: int) -> int | None:
     if value is None or value == 0xFFFFFFFF:
         return None
     if not isinstance(value, int) or not 0 <= value < size:
-        raise ModelFormatError(f"{file.path}: {name}_token_id is {value!r}, outside the vocabulary of {size}")
+        raise ModelFormatError(f"{file.path}: {name}_token_id is {brief(value)}, outside the vocabulary of {size}")
     return value
 
 
 def _byte_of(text: str, file: GGUFFile) -> bytes:
     match = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", text)
     if match is None:
-        raise ModelFormatError(f"{file.path}: byte token {text!r} is not of the form <0x41>")
+        raise ModelFormatError(f"{file.path}: byte token {brief(text)} is not of the form <0x41>")
     return bytes.fromhex(match[1])
 
 

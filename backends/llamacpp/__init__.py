@@ -1,4 +1,4 @@
-"""llama.cpp as an engine: any GGUF that it reads, mapped or repacked, with token-granular eviction."""
+"""llama.cpp as an engine: GGUF files mapped or repacked, rows evicted token by token."""
 
 from __future__ import annotations
 
