@@ -105,7 +105,8 @@ def _render_forms(source: str, bos: str, eos: str) -> dict[str, dict[str, str]]:
             )
             forms[name] = {"text": text} if len(text) <= _MOST_TEXT else {"error": "it writes too much"}
         except Exception as error:  # minijinja's own, and whatever a template makes the two functions raise
-            forms[name] = {"error": str(error).partition("\n")[0][:200]}
+            first_line = str(error).partition("\n")[0][:200]
+            forms[name] = {"error": "".join(filter(str.isprintable, first_line))}
     return forms
 
 
@@ -140,8 +141,10 @@ def _in_child(source: str, bos: str, eos: str) -> dict[str, dict[str, str]]:
 
 
 def _limit_child() -> None:
+    import faulthandler
     import resource
 
+    faulthandler.disable()  # its death is nobody's business
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(_CHILD_SECONDS)
     with open("/dev/null", "w") as null:

@@ -167,7 +167,7 @@ class GGUFFile:
         """The strings of an array of strings, one at a time. Raises ModelFormatError if it is not one."""
         ref = self._array_ref(key)
         if ref.type_id != _STRING:
-            raise ModelFormatError(f"{self.path.name}: {key} is not a list of strings")
+            raise ModelFormatError(f"{self.path}: {key} is not a list of strings")
         with open(self.path, "rb") as file:
             cursor = _Cursor(file, self.size, ref.offset)
             for _ in range(ref.count):
@@ -177,7 +177,7 @@ class GGUFFile:
         """A numeric array as NumPy, in its own dtype. Raises ModelFormatError if it is not one."""
         ref = self._array_ref(key)
         if ref.type_id not in _SCALARS:
-            raise ModelFormatError(f"{self.path.name}: {key} is not a list of numbers")
+            raise ModelFormatError(f"{self.path}: {key} is not a list of numbers")
         with open(self.path, "rb") as file:
             file.seek(ref.offset)
             return np.fromfile(file, dtype=np.dtype(_SCALARS[ref.type_id].format), count=ref.count)
@@ -188,13 +188,13 @@ class GGUFFile:
             file.seek(info.offset)
             data = np.fromfile(file, dtype=np.uint8, count=info.nbytes)
         if data.size != info.nbytes:
-            raise ModelFormatError(f"{self.path.name}: tensor {info.name} ends before its {info.nbytes} bytes")
+            raise ModelFormatError(f"{self.path}: tensor {info.name} ends before its {info.nbytes} bytes")
         return data
 
     def _array_ref(self, key: str) -> ArrayRef:
         ref = self.metadata.get(key)
         if not isinstance(ref, ArrayRef):
-            raise ModelFormatError(f"{self.path.name}: the list {key} is missing")
+            raise ModelFormatError(f"{self.path}: the list {key} is missing")
         return ref
 
 

@@ -99,7 +99,7 @@ def read_spec(file: GGUFFile) -> ModelSpec:
     if heads % kv_heads:
         raise ModelFormatError(f"{file.path}: {heads} heads cannot share {kv_heads} KV heads")
     head_dim = _count(file, architecture, "attention.key_length", "head_dim", default=hidden // heads)
-    if head_dim != _count(file, architecture, "attention.value_length", "head_dim", default=head_dim):
+    if head_dim != _count(file, architecture, "attention.value_length", "head_dim", default=hidden // heads):
         raise UnsupportedError(f"{file.path}: keys and values of different sizes are not supported yet")
     if file.metadata.get(f"{architecture}.vocab_size", vocab) != vocab:
         raise ModelFormatError(f"{file.path}: vocab_size differs from the rows of token_embd.weight ({vocab})")
@@ -135,7 +135,7 @@ def read_spec(file: GGUFFile) -> ModelSpec:
         values_by_type[tensor.type] = values_by_type.get(tensor.type, 0) + tensor.elements
     return ModelSpec(
         architecture=architecture,
-        name=str(file.metadata.get("general.name", file.path.stem)),
+        name="".join(filter(str.isprintable, str(file.metadata.get("general.name", file.path.stem))))[:100],
         layers=layers,
         hidden=hidden,
         heads=heads,

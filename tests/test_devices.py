@@ -1,0 +1,209 @@
+"""Readers of the device, on fake /proc and /sys trees and on the real one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from edge.devices.host import probe_host, usable_cores
+from edge.devices.memory import MemoryLimit, MemoryUse, memory_limit, memory_use, release_free_memory, total_memory
+
+STATUS = """Name:\tpython
+VmPeak:\t  900000 kB
+VmHWM:\t  300000 kB
+VmRSS:\t  200000 kB
+RssAnon:\t  150000 kB
+RssFile:\t   50000 kB
+Threads:\t2
+Cpus_allowed_list:\t0-1
+"""
+MEMINFO = (
+    "MemTotal:        2000000 kB\nMemFree:          100000 kB\nMemAvailable:    1000000 kB\nHugePages_Total:       0\n"
+)
+KIB = 1024
+FREE = MemoryLimit((1_000_000 + 200_000) * KIB, "free memory")  # what is available, and what we hold
+
+CPUINFO_X86 = """processor\t: 0
+vendor_id\t: GenuineIntel
+model name\t: Intel(R) Xeon(R) Processor
+flags\t\t: fpu avx avx2 avx512f avx512_vnni amx_int8
+power management:
+
+processor\t: 1
+model name\t: Intel(R) Xeon(R) Processor
+flags\t\t: fpu avx avx2 avx512f avx512_vnni amx_int8
+"""
+CPUINFO_ARM = "processor\t: 0\nBogoMIPS\t: 108.00\nFeatures\t: fp asimd crc32 asimddp i8mm\nCPU implementer\t: 0x41\n"
+
+
+def tree(root: Path, **files: str) -> Path:
+    """A file system with these files; double underscores are slashes."""
+    for name, content in {"proc__self__status": STATUS, "proc__meminfo": MEMINFO, **files}.items():
+        write(root, name.replace("__", "/"), content)
+    return root
+
+
+def write(root: Path, path: str, content: str) -> None:
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_text(content)
+
+
+# Memory
+
+
+def test_memory_use(tmp_path: Path) -> None:
+    use = memory_use(tree(tmp_path))
+    assert use == MemoryUse(rss=200_000 * KIB, peak=300_000 * KIB, anonymous=150_000 * KIB, file=50_000 * KIB)
+
+
+def test_memory_use_of_an_old_kernel(tmp_path: Path) -> None:
+    use = memory_use(tree(tmp_path, proc__self__status="VmHWM:\t30 kB\nVmRSS:\t20 kB\n"))
+    assert use == MemoryUse(20 * KIB, 30 * KIB, None, None)
+
+
+@pytest.mark.parametrize("status", ["", "VmRSS:\t20 kB\n", "VmHWM 30\n"])
+def test_memory_use_where_proc_does_not_tell(tmp_path: Path, status: str) -> None:
+    use = memory_use(tree(tmp_path, proc__self__status=status))
+    assert 1 << 20 < use.rss < 1 << 40
+    assert use.peak >= use.rss // 2
+    assert (use.anonymous, use.file) == (None, None)
+
+
+def test_limit_without_cgroups(tmp_path: Path) -> None:
+    assert memory_limit(tree(tmp_path)) == FREE
+
+
+@pytest.mark.parametrize(
+    "cgroup", ["", "0::/\n", "0::/some/where\n", "3:cpu,cpuacct:/x\n", "1:name=systemd:/init.scope\n"]
+)
+def test_limit_where_no_group_has_one(tmp_path: Path, cgroup: str) -> None:
+    assert memory_limit(tree(tmp_path, proc__self__cgroup=cgroup)) == FREE
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "limit"),
+    [
+        ("0::/\n", {"memory.max": "500000000"}, 500_000_000),
+        ("0::/a/b\n", {"a/b/memory.max": "500000000\n"}, 500_000_000),
+        ("0::/a/b\n", {"a/b/memory.max": "max\n", "a/memory.max": "400000000\n"}, 400_000_000),
+        ("0::/a/b\n", {"a/b/memory.max": "300000000", "a/memory.max": "400000000"}, 300_000_000),
+        ("0::/a/b\n", {"a/b/memory.max": "500000000", "a/memory.max": "400000000"}, 400_000_000),
+        ("0::/a/b\n", {"memory.max": "200000000"}, 200_000_000),
+        ("0::/a/b\n", {"a/b/memory.max": "nonsense", "memory.max": "200000000"}, 200_000_000),
+        ("0::/a/b\n", {"a/b/memory.max": "max"}, None),
+        ("0::/a/b\n", {"a/b/memory.max": "9223372036854771712"}, None),
+        ("0::/a b/c:d\n", {"a b/c:d/memory.max": "300000000"}, 300_000_000),
+        ("0::/a\n", {"memory/a/memory.limit_in_bytes": "1"}, None),  # of another hierarchy
+        ("5:memory:/a\n", {"memory/a/memory.limit_in_bytes": "300000000"}, 300_000_000),
+        ("5:cpu,memory:/a/b\n", {"memory/a/memory.limit_in_bytes": "300000000"}, 300_000_000),
+        ("5:memory:/a\n", {"memory/memory.limit_in_bytes": "300000000"}, 300_000_000),
+        ("5:memory:/a\n", {"memory/a/memory.limit_in_bytes": "9223372036854771712"}, None),
+        ("5:memory:/docker/1\n4:cpu:/x\n0::/y\n", {"memory/docker/1/memory.limit_in_bytes": "77"}, 77),
+        ("5:memory:/a\n0::/b\n", {"memory/a/memory.limit_in_bytes": "99", "b/memory.max": "88"}, 88),
+    ],
+)  # fmt: skip
+def test_limits_of_cgroups(tmp_path: Path, cgroup: str, files: dict[str, str], limit: int | None) -> None:
+    tree(tmp_path, proc__self__cgroup=cgroup)
+    for name, content in files.items():
+        write(tmp_path, f"sys/fs/cgroup/{name}", content)
+    assert memory_limit(tmp_path) == (FREE if limit is None else MemoryLimit(limit, "cgroup"))
+
+
+def test_free_memory_may_be_the_tightest_limit(tmp_path: Path) -> None:
+    tree(tmp_path, proc__self__cgroup="0::/\n", proc__meminfo="MemAvailable:    10 kB\n")
+    write(tmp_path, "sys/fs/cgroup/memory.max", "500000000")
+    assert memory_limit(tmp_path) == MemoryLimit(200_010 * KIB, "free memory")
+
+
+def test_limit_where_meminfo_does_not_tell(tmp_path: Path) -> None:
+    limit = memory_limit(tree(tmp_path, proc__meminfo="MemTotal: 1 kB\n"))
+    assert limit.source == "free memory"
+    assert 1 << 20 < limit.bytes < 1 << 50
+
+
+# The processor
+
+
+def test_host_on_x86(tmp_path: Path) -> None:
+    tree(tmp_path, proc__cpuinfo=CPUINFO_X86)
+    caches = (
+        ("index0", "1", "Data", "48K"),
+        ("index1", "1", "Instruction", "32K"),
+        ("index2", "2", "Unified", "2048K"),
+        ("index3", "3", "Unified", "266240K"),
+        ("index4", "4", "Unified", "some"),
+    )
+    for index, level, kind, size in caches:
+        for name, content in (("level", level), ("type", kind), ("size", size)):
+            write(tmp_path, f"sys/devices/system/cpu/cpu0/cache/{index}/{name}", content + "\n")
+    write(tmp_path, "sys/devices/system/cpu/cpu0/cache/index5/level", "5\n")  # and nothing else
+    host = probe_host(tmp_path)
+    assert host.processor == "Intel(R) Xeon(R) Processor"
+    assert host.instruction_sets == ("avx2", "avx512f", "avx512_vnni", "amx_int8")
+    assert host.caches == {"L1d": 48 * KIB, "L1i": 32 * KIB, "L2": 2048 * KIB, "L3": 266240 * KIB}
+    assert host.limit == FREE
+
+
+def test_host_on_arm(tmp_path: Path) -> None:
+    host = probe_host(tree(tmp_path, proc__cpuinfo=CPUINFO_ARM))
+    assert host.instruction_sets == ("asimd", "asimddp", "i8mm")
+    assert host.processor  # the platform's own name for it
+    assert host.caches == {}
+
+
+def test_host_that_tells_nothing(tmp_path: Path) -> None:
+    host = probe_host(tmp_path)
+    assert (host.instruction_sets, host.caches) == ((), {})
+    assert host.processor
+    assert host.limit.bytes > 0
+
+
+# This device
+
+
+def test_this_process() -> None:
+    use = memory_use()
+    assert 1 << 20 < use.rss <= use.peak < total_memory()
+    assert use.rss == pytest.approx(psutil.Process().memory_info().rss, rel=0.2)
+    if sys.platform == "linux":
+        assert use.anonymous is not None
+        assert use.file is not None
+        assert use.anonymous + use.file <= use.rss
+
+
+def test_peak_follows_what_is_touched() -> None:
+    before = memory_use().peak
+    block = bytearray(64 << 20)
+    block[:: 4 << 10] = b"x" * len(block[:: 4 << 10])
+    after = memory_use()
+    assert after.peak >= before
+    assert after.rss > 64 << 20
+    del block
+    release_free_memory()
+    assert memory_use().peak >= after.rss - (1 << 20)
+    assert memory_use().rss < after.rss - (32 << 20)
+
+
+def test_this_device() -> None:
+    host, limit = probe_host(), memory_limit()
+    assert host.memory == total_memory()
+    assert 0 < limit.bytes <= host.memory + memory_use().rss
+    assert limit.source in ("free memory", "cgroup")
+    assert 1 <= host.usable_cores == usable_cores() <= host.logical_cores
+    assert 1 <= host.physical_cores <= host.logical_cores
+    assert host.system
+    assert host.machine
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
+def test_cores_that_this_process_may_use() -> None:
+    allowed = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(allowed)})
+        assert usable_cores() == 1
+    finally:
+        os.sched_setaffinity(0, allowed)

@@ -1,0 +1,273 @@
+"""read_spec: a header's figures, and what is refused because they contradict each other or because engines abort."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_gguf_file import ARRAY, BOOL, F32, GGUF, GOLDEN, I32, STRING, U32, Value
+
+from edge.catalog import find_model
+from edge.errors import EdgeError, ModelFormatError, UnsupportedError
+from edge.gguf_file import read_gguf
+from edge.model import ARCHITECTURES, ModelSpec, format_count, read_spec
+
+COMMON = {"architecture": "llama", "context": 512, "head_dim": 16, "rope_dim": 16, "weight_type": "F32"}
+GOLDEN_SPECS: dict[str, dict[str, Any]] = {
+    "llama-gqa-tied": {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 96, "tied_head": True},
+    "llama-gqa-untied": {"layers": 3, "hidden": 96, "heads": 6, "ffn": 64, "rope_base": 1e5, "tied_head": False},
+    "llama-one-layer": {"layers": 1, "hidden": 32, "heads": 4, "kv_heads": 4, "ffn": 64, "rope_scaled": False},
+    "llama-rope-scaled": {"layers": 2, "hidden": 64, "ffn": 32, "rope_base": 1e4, "rope_scaled": True},
+    "spm": {"layers": 1, "hidden": 32, "heads": 2, "kv_heads": 1, "vocab": 800, "ffn": 32},
+}  # fmt: skip
+
+
+def spec_of(path: Path) -> ModelSpec:
+    return read_spec(read_gguf(path))
+
+
+@pytest.mark.parametrize("name", GOLDEN_SPECS)
+def test_golden_figures(name: str) -> None:
+    spec = spec_of(GOLDEN / f"{name}.gguf")
+    expected = {"name": name, **COMMON, **GOLDEN_SPECS[name]}
+    assert {figure: getattr(spec, figure) for figure in expected} == expected
+    assert spec.weight_bytes == 4 * spec.parameters
+    assert spec.norm_eps == pytest.approx(1e-5)
+
+
+def test_real_model_figures() -> None:
+    spec = spec_of(find_model("smollm2-135m"))
+    assert spec == ModelSpec(
+        architecture="llama",
+        name="Smollm2 135M 8k Lc100K Mix1 Ep2",
+        layers=30,
+        hidden=576,
+        heads=9,
+        kv_heads=3,
+        head_dim=64,
+        ffn=1536,
+        vocab=49152,
+        context=8192,
+        norm_eps=spec.norm_eps,
+        rope_base=1e5,
+        rope_dim=64,
+        rope_scaled=False,
+        tied_head=True,
+        parameters=134515008,
+        weight_bytes=96576768,
+        largest_tensor=30081024,
+        weight_type="Q4_1",
+    )
+    assert spec.norm_eps == pytest.approx(1e-5)
+    assert spec.kv_values_per_row == 2 * 30 * 3 * 64
+    assert spec.label == "llama 135M Q4_1"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(999, "0.0M"), (1_234_567, "1.2M"), (9_999_999, "10.0M"), (134_515_008, "135M"), (1_540_000_000, "1.5B")],
+)
+def test_format_count(count: int, text: str) -> None:
+    assert format_count(count) == text
+
+
+def zeros(*shape: int) -> tuple[tuple[int, ...], int, bytes]:
+    size = 4
+    for extent in shape:
+        size *= extent
+    return shape, 0, bytes(size)
+
+
+def test_defaults(tmp_path: Path) -> None:
+    file = GGUF.read(GOLDEN / "llama-one-layer.gguf")
+    for key in ("attention.head_count_kv", "context_length", "rope.freq_base", "rope.dimension_count", "vocab_size"):
+        del file.metadata[f"llama.{key}"]
+    del file.metadata["llama.attention.layer_norm_rms_epsilon"], file.metadata["general.name"]
+    spec = spec_of(file.write(tmp_path / "a name.gguf"))
+    assert (spec.kv_heads, spec.context, spec.rope_base, spec.rope_dim, spec.vocab) == (4, 2048, 1e4, 16, 272)
+    assert (spec.norm_eps, spec.name) == (1e-5, "a name")
+
+
+def test_one_figure_for_all_layers_may_be_a_list(tmp_path: Path) -> None:
+    file = GGUF.read().set(
+        attention__head_count_kv=(ARRAY, (U32, [2, 2])), feed_forward_length=(ARRAY, (I32, [96, 96]))
+    )
+    spec = spec_of(file.write(tmp_path / "m.gguf"))
+    assert (spec.kv_heads, spec.ffn) == (2, 96)
+
+
+@pytest.mark.parametrize("scaling", ["none", "linear", "yarn", "longrope"])
+def test_rope_scalings(tmp_path: Path, scaling: str) -> None:
+    file = GGUF.read().set(rope__scaling__type=(STRING, scaling))
+    assert spec_of(file.write(tmp_path / "m.gguf")).rope_scaled == (scaling != "none")
+
+
+def test_a_part_of_each_head_may_be_turned_where_the_architecture_does(tmp_path: Path) -> None:
+    file = GGUF.read().set(rope__dimension_count=(U32, 8))
+    file.metadata = {str(key).replace("llama.", "stablelm.", 1): value for key, value in file.metadata.items()}
+    file.metadata["general.architecture"] = (STRING, "stablelm")
+    assert spec_of(file.write(tmp_path / "m.gguf")).rope_dim == 8
+
+
+# Refusals
+
+Edit = Callable[[GGUF], object]
+
+
+def key(name: str, value: Value | None) -> Edit:
+    def edit(file: GGUF) -> None:
+        file.metadata.pop(name, None)
+        if value is not None:
+            file.metadata[name] = value
+
+    return edit
+
+
+def figure(name: str, value: Any, kind: int = U32) -> Edit:
+    return key(f"llama.{name}", None if value is None else (kind, value))
+
+
+def tensor(name: str, value: tuple[tuple[int, ...], int, bytes] | None) -> Edit:
+    def edit(file: GGUF) -> None:
+        file.tensors.pop(name, None)
+        if value is not None:
+            file.tensors[name] = value
+
+    return edit
+
+
+DAMAGED: dict[str, tuple[Edit, str]] = {
+    "no architecture": (key("general.architecture", None), "general.architecture is missing"),
+    "an architecture that is a number": (key("general.architecture", (U32, 7)), "general.architecture is missing"),
+    "no embedding": (tensor("token_embd.weight", None), "has no token_embd.weight"),
+    "an embedding of one dimension": (tensor("token_embd.weight", zeros(64)), "1 dimensions instead of 2"),
+    "no layers": (figure("block_count", None), "llama.block_count is missing"),
+    "zero layers": (figure("block_count", 0), "block_count is 0: it must be from 1 to 512"),
+    "a layer too many": (figure("block_count", 3), "layer 2 of 3 has no attn_q.weight"),
+    "a layer too few": (figure("block_count", 1), "belongs to none of 1 layers"),
+    "513 layers": (figure("block_count", 513), "it must be from 1 to 512"),
+    "layers that are a text": (figure("block_count", "x" * 10_000, STRING), "it must be from 1 to 512"),
+    "layers that are a truth value": (figure("block_count", True, BOOL), "it must be from 1 to 512"),
+    "layers that are a fraction": (figure("block_count", 2.0, F32), "it must be from 1 to 512"),
+    "another width": (figure("embedding_length", 65), "embedding_length differs"),
+    "no width": (figure("embedding_length", None), "embedding_length is missing"),
+    "no heads": (figure("attention.head_count", None), "attention.head_count is missing"),
+    "zero heads": (figure("attention.head_count", 0), "it must be from 1"),
+    "zero KV heads": (figure("attention.head_count_kv", 0), "it must be from 1"),
+    "three KV heads": (figure("attention.head_count_kv", 3), "4 heads cannot share 3 KV heads"),
+    "more heads than values": (figure("attention.head_count", 128), "key_length is 0"),
+    "other heads": (figure("attention.head_count", 8), "rope.dimension_count is 16, but heads have 8 values"),
+    "other KV heads": (figure("attention.head_count_kv", 4), "has shape (64, 32) instead of (64, 64)"),
+    "a long list of heads": (figure("attention.head_count", (U32, [4] * 600), ARRAY), "has 600 values"),
+    "heads that are texts": (figure("attention.head_count", (STRING, ["4"]), ARRAY), "not a list of numbers"),
+    "another vocabulary": (figure("vocab_size", 271), "vocab_size differs"),
+    "another feed-forward": (figure("feed_forward_length", 64), "instead of"),
+    "a negative base": (figure("rope.freq_base", -1.0, F32), "it must lie between 0"),
+    "an infinite base": (figure("rope.freq_base", float("inf"), F32), "rope.freq_base is inf"),
+    "a base that is no number": (figure("rope.freq_base", "x", STRING), "it must lie between 0"),
+    "no epsilon at all": (figure("attention.layer_norm_rms_epsilon", 0.0, F32), "it must lie between 0 and 1"),
+    "a negative epsilon": (figure("attention.layer_norm_epsilon", -1.0, F32), "it must lie between 0 and 1"),
+    "a scale that is not a number": (figure("attention.scale", float("nan"), F32), "llama.attention.scale is nan"),
+    "an odd RoPE": (figure("rope.dimension_count", 15), "rope.dimension_count is 15"),
+    "a RoPE larger than the head": (figure("rope.dimension_count", 32), "but heads have 16 values"),
+    "a RoPE smaller than the head": (figure("rope.dimension_count", 8), "but heads have 16 values"),
+    "no keys": (tensor("blk.1.attn_k.weight", None), "layer 1 of 2 has no attn_k.weight"),
+    "a norm of another size": (tensor("blk.0.attn_norm.weight", zeros(65)), "instead of (64,)"),
+    "a norm that is a matrix": (tensor("blk.0.ffn_norm.weight", zeros(64, 1)), "instead of (64,)"),
+    "a bias of another size": (tensor("blk.0.attn_k.bias", zeros(64)), "instead of (32,)"),
+    "an output of another size": (tensor("output.weight", zeros(64, 270)), "instead of (64, 272)"),
+    "other RoPE factors": (tensor("rope_freqs.weight", zeros(16)), "instead of (8,)"),
+    "a matrix turned": (tensor("blk.0.ffn_down.weight", zeros(64, 96)), "shape (64, 96) instead of (96, 64)"),
+    "a norm of halves": (tensor("blk.0.attn_norm.weight", ((64,), 1, bytes(128))), "is of type F16"),
+    "a bias of halves": (tensor("blk.0.attn_q.bias", ((64,), 1, bytes(128))), "is of type F16"),
+    "weights of bytes": (tensor("blk.0.attn_q.weight", ((64, 64), 24, bytes(4096))), "is of type I8"),
+    "weights that are activations": (tensor("blk.0.attn_q.weight", ((64, 64), 9, bytes(5120))), "is of type Q8_1"),
+    "a scale of nothing": (tensor("output.scale", zeros(1)), "belongs to output.weight, which is missing"),
+    "a layer of no number": (tensor("blk.x.attn_q.weight", zeros(64, 64)), "belongs to none of 2 layers"),
+    "a layer with two numbers": (tensor("blk.0.0.attn_q.weight", zeros(64, 64)), "belongs to none of 2 layers"),
+}  # fmt: skip
+
+UNSUPPORTED: dict[str, tuple[Edit, str]] = {
+    "an unknown architecture": (key("general.architecture", (STRING, "mamba")), "the architecture 'mamba' is not"),
+    "an architecture of two lines": (key("general.architecture", (STRING, "a\nb")), r"'a\nb' is not supported"),
+    "heads that differ": (figure("attention.head_count", (U32, [4, 2]), ARRAY), "differs from layer to layer"),
+    "keys of another size": (figure("attention.key_length", 32), "keys and values of different sizes"),
+    "values of another size": (figure("attention.value_length", 8), "keys and values of different sizes"),
+    "experts": (figure("expert_count", 8), "llama.expert_count is not 0"),
+    "used experts": (figure("expert_used_count", 1), "llama.expert_used_count is not 0"),
+    "used experts in a list": (figure("expert_used_count", (U32, [2]), ARRAY), "llama.expert_used_count is not 0"),
+    "groups of experts": (figure("expert_group_count", 1), "llama.expert_group_count is not 0"),
+    "predicting layers": (figure("nextn_predict_layers", 1), "llama.nextn_predict_layers is not 0"),
+    "attention to what comes": (figure("attention.causal", False, BOOL), "not causal"),
+    "an unknown RoPE scaling": (figure("rope.scaling.type", "su\n", STRING), r"RoPE scaling 'su\n' is not one of"),
+    "a RoPE scaling that is a number": (figure("rope.scaling.type", 1), "RoPE scaling 1 is not one of"),
+    "a stack of matrices": (tensor("blk.0.ffn_up_exps.weight", zeros(64, 96, 2)), "has 3 dimensions"),
+}  # fmt: skip
+
+
+def refusal(edit: Edit, path: Path, error: type[EdgeError]) -> str:
+    file = GGUF.read()
+    edit(file)
+    with pytest.raises(error) as caught:
+        spec_of(file.write(path))
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert message.isprintable()
+    assert len(message) < len(str(path)) + 200
+    return message
+
+
+@pytest.mark.parametrize(("edit", "message"), DAMAGED.values(), ids=DAMAGED)
+def test_damage_is_refused(tmp_path: Path, edit: Edit, message: str) -> None:
+    assert message in refusal(edit, tmp_path / "m.gguf", ModelFormatError)
+
+
+@pytest.mark.parametrize(("edit", "message"), UNSUPPORTED.values(), ids=UNSUPPORTED)
+def test_what_edge_does_not_run(tmp_path: Path, edit: Edit, message: str) -> None:
+    assert message in refusal(edit, tmp_path / "m.gguf", UnsupportedError)
+
+
+def test_zero_experts_are_none(tmp_path: Path) -> None:
+    file = GGUF.read().set(expert_count=(U32, 0), expert_used_count=(U32, 0), attention__causal=(BOOL, True))
+    assert spec_of(file.write(tmp_path / "m.gguf")).layers == 2
+
+
+def renamed(architecture: str, **figures: Value) -> GGUF:
+    file = GGUF.read().set(**figures)
+    file.metadata = {str(name).replace("llama.", f"{architecture}.", 1): value for name, value in file.metadata.items()}
+    file.metadata["general.architecture"] = (STRING, architecture)
+    return file
+
+
+WINDOW: Value = (U32, 128)
+
+
+@pytest.mark.parametrize(
+    ("file", "accepted"),
+    [
+        (renamed("gemma2"), True),
+        (renamed("gemma2", attention__sliding_window_pattern=(U32, 1)), False),
+        (renamed("gemma2", attention__sliding_window_pattern=(ARRAY, (BOOL, [True, True]))), False),
+        (renamed("gemma3"), True),
+        (renamed("gemma3", attention__sliding_window=WINDOW), False),
+        (renamed("gemma3", attention__sliding_window=WINDOW, attention__sliding_window_pattern=(U32, 2)), True),
+        (renamed("olmo2", attention__sliding_window=WINDOW), False),
+        (renamed("llama", attention__sliding_window=WINDOW), True),
+        (renamed("granite"), True),
+        (renamed("granite", rope__scaling__finetuned=(BOOL, False)), False),
+    ],
+)
+def test_layers_that_llama_cpp_needs(tmp_path: Path, file: GGUF, accepted: bool) -> None:
+    path = file.write(tmp_path / "m.gguf")
+    if accepted:
+        assert spec_of(path).layers == 2
+    else:
+        with pytest.raises(EdgeError):
+            spec_of(path)
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_architectures(tmp_path: Path, architecture: str) -> None:
+    assert spec_of(renamed(architecture).write(tmp_path / "m.gguf")).architecture == architecture

@@ -1,0 +1,461 @@
+"""Tokenizers: the ids of llama.cpp and SentencePiece, text in parts and at any length, and vocabularies refused."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_gguf_file import ARRAY, BOOL, F32, GGUF, GOLDEN, I32, STRING, U32, Value
+
+import edge.tokenizer
+from edge.catalog import find_model
+from edge.errors import EdgeError, ModelFormatError, UnsupportedError
+from edge.gguf_file import read_gguf
+from edge.tokenizer import Tokenizer
+
+CASES: list[dict[str, Any]] = json.loads((GOLDEN / "tokenizer.json").read_text(encoding="utf-8"))
+TEXTS = [case["text"] for case in CASES]
+MANUAL = "\n".join(text for _, text in sorted(topics.items()))
+SPM = GOLDEN / "spm.gguf"
+NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
+
+# Texts that tokenizers disagree on: fragments of the torture texts between characters of every kind.
+PIECES = st.one_of(
+    st.text(max_size=5),
+    st.text("abzAZ019 \n\t'.,-_<|>", max_size=8),
+    st.sampled_from([piece for text in TEXTS for piece in text.split(" ") if len(piece) < 30]),
+    st.sampled_from([" ", "  ", "\n\n", " \n", "'s", "'LL", "<|im_end|>", "\u2581", "\u0301", "\u200d", "\ufe0f"]),
+)
+TORTURE = st.lists(PIECES, max_size=12).map("".join)
+
+
+@lru_cache
+def smollm2() -> Tokenizer:
+    return Tokenizer(read_gguf(find_model("smollm2-135m")))
+
+
+@lru_cache
+def spm() -> Tokenizer:
+    return Tokenizer(read_gguf(SPM))
+
+
+@lru_cache
+def lost_bytes() -> frozenset[int]:
+    """Bytes that SmolLM2 has no token for: 0x06, and some that are rare in UTF-8."""
+    pieces = {smollm2().piece(token) for token in range(smollm2().size)}
+    return frozenset(byte for byte in range(256) if bytes([byte]) not in pieces)
+
+
+def known_to_smollm2(text: str) -> str:
+    return "".join(char for char in text if lost_bytes().isdisjoint(char.encode()))
+
+
+def ids(tokenizer: Tokenizer, text: str, **options: bool) -> list[int]:
+    result = tokenizer.encode(text, **options)
+    assert result.dtype == np.int32
+    return result.tolist()
+
+
+# The ids
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: ascii(case["text"][:20]))
+def test_golden_ids(case: dict[str, Any]) -> None:
+    assert ids(smollm2(), case["text"]) == case["plain"]
+    assert ids(smollm2(), case["text"], special=True) == case["special"]
+    assert ids(spm(), case["text"]) == case["spm"]
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=lambda text: ascii(text[:20]))
+def test_decoding_gives_the_text_back(text: str) -> None:
+    assert smollm2().decode(smollm2().encode(text)) == text
+    if text:  # SentencePiece puts a space before a text, and takes its own sign for a space
+        assert spm().decode(spm().encode(text)) == " " + text.replace("\u2581", " ")
+        assert spm().decode(spm().encode(text, start=False)) == text.replace("\u2581", " ")
+
+
+@settings(max_examples=150, deadline=None)
+@given(TORTURE)
+def test_decoding_gives_any_text_back(text: str) -> None:
+    text = known_to_smollm2(text)
+    assert smollm2().decode(smollm2().encode(text)) == text
+    assert smollm2()._control.isdisjoint(ids(smollm2(), text))
+    assert spm()._control.isdisjoint(ids(spm(), text))
+
+
+class LlamaCpp:
+    """llama.cpp's own tokenizer."""
+
+    def __init__(self, path: Path) -> None:
+        library = pytest.importorskip("edge.backends.llamacpp.library")
+        self._lib = library.library()
+        parameters = self._lib.llama_model_default_params()
+        parameters.vocab_only = True
+        self._model = self._lib.llama_model_load_from_file(str(path).encode(), parameters)
+        assert self._model
+        self._vocabulary = self._lib.llama_model_get_vocab(self._model)
+
+    def __call__(self, text: str, special: bool) -> list[int]:
+        data = text.encode()
+        buffer = (ctypes.c_int32 * (len(data) + 8))()
+        count = self._lib.llama_tokenize(self._vocabulary, data, len(data), buffer, len(buffer), False, special)
+        return list(buffer[:count])
+
+    def adds_bos(self) -> bool:
+        return bool(self._lib.llama_vocab_get_add_bos(self._vocabulary))
+
+    def close(self) -> None:
+        self._lib.llama_model_free(self._model)
+
+
+@pytest.fixture(scope="module")
+def llama_cpp_smollm2() -> Iterator[LlamaCpp]:
+    tokenize = LlamaCpp(find_model("smollm2-135m"))
+    yield tokenize
+    tokenize.close()
+
+
+@pytest.fixture(scope="module")
+def llama_cpp_spm() -> Iterator[LlamaCpp]:
+    tokenize = LlamaCpp(SPM)
+    yield tokenize
+    tokenize.close()
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=TORTURE, special=st.booleans())
+def test_ids_are_those_of_llama_cpp(
+    llama_cpp_smollm2: LlamaCpp, llama_cpp_spm: LlamaCpp, text: str, special: bool
+) -> None:
+    text = known_to_smollm2(text).replace("\0", "")  # where C strings end
+    assert ids(smollm2(), text, special=special) == llama_cpp_smollm2(text, special)
+    assert ids(spm(), text, special=special) == llama_cpp_spm(text, special)
+
+
+@pytest.fixture(scope="module")
+def vocabulary_only() -> GGUF:
+    """SmolLM2's vocabulary, with embeddings of one number."""
+    file, tokens = read_gguf(find_model("smollm2-135m")), "tokenizer.ggml.tokens"
+    texts, merges = list(file.strings(tokens)), list(file.strings("tokenizer.ggml.merges"))
+    types = file.numbers("tokenizer.ggml.token_type").tolist()
+    metadata: dict[str | bytes, Value] = {
+        "general.architecture": (STRING, "llama"),
+        "tokenizer.ggml.model": (STRING, "gpt2"),
+        tokens: (ARRAY, (STRING, texts)),
+        "tokenizer.ggml.token_type": (ARRAY, (I32, types)),
+        "tokenizer.ggml.merges": (ARRAY, (STRING, merges)),
+        "tokenizer.ggml.bos_token_id": (U32, 1),
+    }
+    return GGUF(metadata, {"token_embd.weight": ((1, len(texts)), 0, bytes(4 * len(texts)))})
+
+
+@pytest.mark.parametrize("name", [*edge.tokenizer._PRE_TOKENIZERS, None])
+def test_every_pre_tokenizer_is_that_of_llama_cpp(tmp_path: Path, vocabulary_only: GGUF, name: str | None) -> None:
+    file = GGUF(dict(vocabulary_only.metadata), vocabulary_only.tensors)
+    if name is not None:
+        file.metadata["tokenizer.ggml.pre"] = (STRING, name)
+    path = file.write(tmp_path / "m.gguf")
+    ours, theirs, rnd = Tokenizer(read_gguf(path)), LlamaCpp(path), random.Random(1)
+    words = [word for text in TEXTS for word in text.split(" ")]
+    mixed = ["".join(rnd.choice(words) + rnd.choice(("", " ", "  ", "\n", "'s")) for _ in range(6)) for _ in range(300)]
+    assert [text for text in TEXTS + mixed if ids(ours, text) != theirs(text, special=False)] == []
+    assert ours.add_bos == theirs.adds_bos()
+    theirs.close()
+
+
+# Parts and lengths
+
+
+@settings(max_examples=100, deadline=None)
+@given(parts=st.lists(PIECES, max_size=15))
+def test_text_in_parts(parts: list[str]) -> None:
+    for tokenizer in (smollm2(), spm()):
+        assert tokenizer.encode(iter(parts)).tolist() == ids(tokenizer, "".join(parts))
+
+
+def lines_of(text: str) -> Iterator[str]:
+    yield from text.splitlines(keepends=True)
+
+
+def odd_parts_of(text: str) -> Iterator[str]:
+    rnd, at = random.Random(2), 0
+    while at < len(text):
+        size = rnd.choice((0, 1, 7, 100, 30_000))
+        yield text[at : at + size]
+        at += size
+
+
+@pytest.mark.parametrize("tokenizer", [smollm2, spm])
+@pytest.mark.parametrize("parts_of", [lines_of, odd_parts_of])
+def test_long_text_in_blocks(
+    monkeypatch: pytest.MonkeyPatch, tokenizer: Callable[[], Tokenizer], parts_of: Callable[[str], Iterator[str]]
+) -> None:
+    text = MANUAL[:150_000]
+    whole, parts = ids(tokenizer(), text), tokenizer().encode(parts_of(text)).tolist()
+    monkeypatch.setattr(edge.tokenizer, "_BLOCK", len(text))
+    assert whole == parts == ids(tokenizer(), text)
+
+
+@pytest.mark.parametrize(
+    "text", ["a" * 300_000, "\u4f60\u597d" * 100_000, "\n" * 200_000, "word " * 50_000, "1 2 " * 60_000]
+)
+def test_long_text_without_a_place_to_cut(text: str) -> None:
+    assert smollm2().decode(smollm2().encode(text)) == text
+
+
+def test_blocks_are_cut_where_no_token_is() -> None:
+    words = "one two three four " * 3000
+    blocks = list(edge.tokenizer._blocks([words]))
+    assert "".join(block for block, _ in blocks) == words
+    assert [first for _, first in blocks] == [True] + [False] * (len(blocks) - 1)
+    assert all(block.startswith(" ") for block, _ in blocks[1:])
+    assert max(len(block) for block, _ in blocks) <= edge.tokenizer._BLOCK
+    solid = ["x" * 1000] * 200 + ["y z"]  # one safe place, at the end
+    assert [len(block) for block, _ in edge.tokenizer._blocks(solid)] == [65536, 65536, 65536, 3395]
+
+
+ENCODE_IN_A_CHILD = """
+import sys
+from pydoc_data.topics import topics
+from edge.catalog import find_model
+from edge.devices.memory import memory_use
+from edge.gguf_file import read_gguf
+from edge.tokenizer import Tokenizer
+tokenizer = Tokenizer(read_gguf(find_model("smollm2-135m")))
+texts = sorted(topics.values())
+tokenizer.encode(texts)
+before = memory_use().peak
+size = tokenizer.encode(text for _ in range(int(sys.argv[1])) for text in texts).size
+print(size, memory_use().peak - before)
+"""
+
+
+def test_memory_for_a_long_prompt() -> None:
+    child = subprocess.run(
+        [sys.executable, "-c", ENCODE_IN_A_CHILD, "8"], capture_output=True, text=True, check=True, timeout=120
+    )
+    tokens, peak = map(int, child.stdout.split())
+    assert tokens > 800_000
+    assert peak < 12 * tokens  # four bytes each, twice while the array grows; the text itself is not kept
+
+
+# Tokens
+
+
+def test_pieces() -> None:
+    tokenizer = smollm2()
+    assert tokenizer.piece(1) == tokenizer.piece(2) == b""  # control tokens show nothing
+    assert tokenizer.text(1) == "<|im_start|>"
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.add_bos) == (1, 2, False)
+    assert {tokenizer.text(token) for token in tokenizer.end_ids} == {"<|im_end|>", "<|endoftext|>"}
+    assert (
+        b"".join(tokenizer.piece(token) for token in ids(tokenizer, "na\u00efve \U0001f600"))
+        == "na\u00efve \U0001f600".encode()
+    )
+    for token in (-1, tokenizer.size):
+        with pytest.raises((IndexError, OverflowError)):
+            tokenizer.text(token)
+
+
+def test_pieces_of_sentencepiece() -> None:
+    tokenizer = spm()
+    assert [tokenizer.piece(token) for token in (0, 1, 2)] == [b""] * 3
+    assert sorted(tokenizer.piece(token) for token in range(3, 259)) == sorted(bytes([byte]) for byte in range(256))
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.add_bos) == (1, 2, True)
+
+
+def test_stream_decoder_waits_for_whole_characters() -> None:
+    tokenizer = smollm2()
+    text = "ok \U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f3fd\u0e2a\u6f22 end"
+    tokens = ids(tokenizer, text)
+    decoder = tokenizer.stream_decoder()
+    shown = [decoder.decode(tokenizer.piece(token)) for token in tokens]
+    assert "".join(shown) == text
+    assert "\ufffd" not in "".join(shown)
+    assert shown.count("") > 5  # these emoji take several tokens each
+    assert decoder.decode(b"\xf0\x9f") == ""
+    assert decoder.decode(b"", final=True) == "\ufffd"
+
+
+def test_bytes_that_are_no_text_are_replaced() -> None:
+    assert smollm2().decode(ids(smollm2(), "\U0001f600")[:1]) == "\ufffd"
+
+
+# Vocabularies
+
+
+def opened(file: GGUF, path: Path) -> Tokenizer:
+    return Tokenizer(read_gguf(file.write(path)))
+
+
+def with_tokens(
+    changes: dict[int, str | bytes], base: Path = GOLDEN / "llama-gqa-tied.gguf", kind: int | None = None
+) -> GGUF:
+    """A golden file with other texts, and another type, for some tokens; merges that name the old texts go."""
+    file = GGUF.read(base)
+    tokens, types = (list(file.metadata[f"tokenizer.ggml.{name}"][1][1]) for name in ("tokens", "token_type"))
+    gone = {tokens[index] for index in changes}
+    for index, text in changes.items():
+        tokens[index] = text
+        types[index] = kind or types[index]
+    file.metadata["tokenizer.ggml.tokens"] = (ARRAY, (STRING, tokens))
+    file.metadata["tokenizer.ggml.token_type"] = (ARRAY, (I32, types))
+    if merges := file.metadata.get("tokenizer.ggml.merges"):
+        kept = [line for line in merges[1][1] if not gone & {*line.split(" "), line.replace(" ", "")}]
+        file.metadata["tokenizer.ggml.merges"] = (ARRAY, (STRING, kept))
+    return file
+
+
+def test_user_defined_tokens_match_in_any_text_but_marks_do_not(tmp_path: Path) -> None:
+    marks = ["<|user|>", "<end_of_turn>", "[INST]", "<|im_x|>"]
+    tokenizer = opened(with_tokens(dict(enumerate(["[PAD]", *marks], 267)), kind=USER_DEFINED), tmp_path / "m.gguf")
+    assert ids(tokenizer, "a[PAD]b")[1] == 267
+    for index, mark in enumerate(marks, 268):
+        assert index not in ids(tokenizer, f"a{mark}b")
+        assert ids(tokenizer, f"a{mark}b", special=True)[1] == index
+        assert tokenizer.decode(ids(tokenizer, f"a{mark}b")) == f"a{mark}b"
+    assert 269 in tokenizer.end_ids
+    assert (tokenizer.piece(267), tokenizer.piece(269), tokenizer.piece(270)) == (b"[PAD]", b"", b"[INST]")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "ends"),
+    [("<|eot_id|>", NORMAL, True), ("<|end|>", USER_DEFINED, True), ("<|other|>", CONTROL, False),
+     ("</s>", CONTROL, True), ("</s>", USER_DEFINED, True), ("</s>", NORMAL, False)],
+)  # fmt: skip
+def test_tokens_that_end_a_turn_by_their_name(tmp_path: Path, text: str, kind: int, ends: bool) -> None:
+    tokenizer = opened(with_tokens({271: text}, kind=kind), tmp_path / "m.gguf")
+    assert (271 in tokenizer.end_ids) == ends
+    assert 271 not in ids(tokenizer, text) or kind == NORMAL
+
+
+def test_tokens_that_end_a_turn_by_their_id(tmp_path: Path) -> None:
+    file = GGUF.read()
+    file.metadata["tokenizer.ggml.eot_token_id"] = (U32, 100)
+    file.metadata["tokenizer.ggml.eom_token_id"] = (U32, 0xFFFFFFFF)  # none
+    assert opened(file, tmp_path / "m.gguf").end_ids == {0, 2, 100}
+
+
+@pytest.mark.parametrize(
+    ("pre", "stated", "adds"),
+    [("smollm", None, False), ("llama-bpe", None, True), ("llama-bpe", False, False), ("gpt-2", True, True)],
+)
+def test_whether_prompts_start_with_bos(tmp_path: Path, pre: str, stated: bool | None, adds: bool) -> None:
+    file = GGUF.read()
+    file.metadata["tokenizer.ggml.pre"] = (STRING, pre)
+    del file.metadata["tokenizer.ggml.add_bos_token"]
+    if stated is not None:
+        file.metadata["tokenizer.ggml.add_bos_token"] = (BOOL, stated)
+    assert opened(file, tmp_path / "m.gguf").add_bos == adds
+    del file.metadata["tokenizer.ggml.bos_token_id"]
+    assert not opened(file, tmp_path / "m.gguf").add_bos
+
+
+def test_text_is_never_merged_into_a_control_token(tmp_path: Path) -> None:
+    """Its halves are tokens, and llama.cpp would put them together: the best score of all is a control token's 0."""
+    file = with_tokens({700: "</", 701: "s>"}, SPM)
+    tokenizer = opened(file, tmp_path / "m.gguf")
+    assert tokenizer.text(2) == "</s>"
+    assert ids(tokenizer, "a</s>", start=False)[-2:] == [700, 701]
+    assert ids(tokenizer, "a</s>", start=False, special=True)[-1] == 2
+
+    file = with_tokens({271: "it"})
+    file.metadata["tokenizer.ggml.merges"] = (ARRAY, (STRING, ["i t", "i n"]))
+    assert 271 in ids(opened(file, tmp_path / "m.gguf"), "it")
+    file = with_tokens({271: "it"}, kind=CONTROL)
+    file.metadata["tokenizer.ggml.merges"] = (ARRAY, (STRING, ["i t", "i n"]))
+    tokenizer = opened(file, tmp_path / "m.gguf")
+    assert tokenizer.decode(ids(tokenizer, "it")) == "it"
+    assert ids(tokenizer, "it", special=True) == [271]
+
+
+def test_control_tokens_of_phi3_swallow_the_space_after_them(tmp_path: Path) -> None:
+    file = with_tokens({271: "<|user|>"}, kind=CONTROL)
+    text = "<|user|>\n hi<|endoftext|> x"
+    assert (
+        opened(file, tmp_path / "m.gguf").decode(ids(opened(file, tmp_path / "m.gguf"), text, special=True))
+        == "\n hi x"
+    )
+    file.metadata["general.name"] = (STRING, "Phi 3 is Phi-3-mini")
+    assert (
+        opened(file, tmp_path / "m.gguf").decode(ids(opened(file, tmp_path / "m.gguf"), text, special=True)) == "hi x"
+    )
+
+
+def test_empty_tokens_have_names_of_their_own(tmp_path: Path) -> None:
+    tokenizer = opened(with_tokens({270: "", 271: "\0x"}), tmp_path / "m.gguf")
+    assert (tokenizer.text(270), tokenizer.text(271)) == ("[EMPTY_270]", "[EMPTY_271]")
+
+
+def changed(key: str, value: Value | None, base: Path = GOLDEN / "llama-gqa-tied.gguf") -> GGUF:
+    file = GGUF.read(base)
+    file.metadata.pop(f"tokenizer.ggml.{key}", None)
+    if value is not None:
+        file.metadata[f"tokenizer.ggml.{key}"] = value
+    return file
+
+
+DAMAGED: dict[str, tuple[Callable[[], GGUF], str]] = {
+    "no tokens": (lambda: changed("tokens", None), "tokenizer.ggml.tokens is missing"),
+    "tokens that are numbers": (lambda: changed("tokens", (ARRAY, (U32, [1] * 272))), "not a list of strings"),
+    "too few tokens": (lambda: changed("tokens", (ARRAY, (STRING, ["a", "b"]))), "2 tokens, but another number"),
+    "a token twice": (lambda: with_tokens({100: "a", 101: "a"}), "contains a token twice"),
+    "a token twice up to a zero byte": (lambda: with_tokens({100: "q", 101: "q\0x"}), "contains a token twice"),
+    "tokens that are no text": (lambda: with_tokens({100: b"\xff", 101: b"\xfe"}), "contains a token twice"),
+    "a long token": (lambda: with_tokens({100: "x" * 1025}), "more than 1024 characters"),
+    "too few types": (lambda: changed("token_type", (ARRAY, (I32, [1]))), "1 token types for 272 tokens"),
+    "types that are texts": (lambda: changed("token_type", (ARRAY, (STRING, ["a"]))), "not a list of numbers"),
+    "a byte token of another form": (lambda: with_tokens({100: "x\ny"}, kind=6), r"byte token 'x\ny' is not"),
+    "no merges": (lambda: changed("merges", None), "tokenizer.ggml.merges is missing"),
+    "an unknown merge": (lambda: changed("merges", (ARRAY, (STRING, ["a Z\n"]))), "names tokens that are not in"),
+    "a merge into nothing": (lambda: changed("merges", (ARRAY, (STRING, ["z z"]))), "names tokens that are not in"),
+    "an empty merge": (lambda: changed("merges", (ARRAY, (STRING, [""]))), "names tokens that are not in"),
+    "an end outside": (lambda: changed("eos_token_id", (U32, 272)), "eos_token_id is 272, outside"),
+    "a negative start": (lambda: changed("bos_token_id", (I32, -1)), "bos_token_id is -1, outside"),
+    "a start that is a text": (lambda: changed("bos_token_id", (STRING, "x\n")), r"bos_token_id is 'x\n', outside"),
+    "no scores": (lambda: changed("scores", None, SPM), "tokenizer.ggml.scores is missing"),
+    "too few scores": (lambda: changed("scores", (ARRAY, (F32, [1.0])), SPM), "1 token scores for 800 tokens"),
+    "scores that are no numbers": (lambda: changed("scores", (ARRAY, (F32, [math.nan] * 800)), SPM), "or no numbers"),
+    "an unknown token outside": (lambda: changed("unknown_token_id", (U32, 800), SPM), "token_id is 800, outside"),
+}  # fmt: skip
+
+UNSUPPORTED: dict[str, tuple[Callable[[], GGUF], str]] = {
+    "no tokenizer": (lambda: changed("model", None), "tokenizer None is not supported"),
+    "another tokenizer": (lambda: changed("model", (STRING, "bert")), "tokenizer 'bert' is not supported"),
+    "a tokenizer of two lines": (lambda: changed("model", (STRING, "a\nb" * 9999)), r"tokenizer 'a\nb"),
+    "another pre-tokenizer": (lambda: changed("pre", (STRING, "gpt2")), "pre-tokenizer 'gpt2' is not supported"),
+    "a pre-tokenizer that is a list": (lambda: changed("pre", (ARRAY, (U32, []))), "is not supported"),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), DAMAGED.values(), ids=DAMAGED)
+def test_damage_is_refused(tmp_path: Path, make: Callable[[], GGUF], message: str) -> None:
+    assert message in refusal(make(), tmp_path / "m.gguf", ModelFormatError)
+
+
+@pytest.mark.parametrize(("make", "message"), UNSUPPORTED.values(), ids=UNSUPPORTED)
+def test_what_edge_does_not_read(tmp_path: Path, make: Callable[[], GGUF], message: str) -> None:
+    assert message in refusal(make(), tmp_path / "m.gguf", UnsupportedError)
+
+
+def refusal(file: GGUF, path: Path, error: type[EdgeError]) -> str:
+    with pytest.raises(error) as caught:
+        opened(file, path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert message.isprintable()
+    assert len(message) < len(str(path)) + 400
+    return message
