@@ -26,6 +26,7 @@ from edge.types import IntArray
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6  # tokenizer.ggml.token_type
 _HIDDEN = "\0"  # no token contains it
 _LONGEST_TOKEN = 1024  # characters; the longest real ones are runs of a few hundred spaces
+_MOST_SPLITS = 16  # ways to make a token of two others, on average; real vocabularies have two
 
 # Tokens that end a turn in models whose metadata names only one of them.
 _END_NAMES = (
@@ -261,6 +262,8 @@ def _sentencepiece_bpe(file: GGUFFile, tokens: list[str], byte_tokens: Container
         for cut in range(1, 0 if index in byte_tokens else len(text)):
             if text[:cut] in vocabulary and text[cut:] in vocabulary:
                 ranked.append((-float(scores[index]), vocabulary[text[:cut]], vocabulary[text[cut:]]))
+        if len(ranked) > _MOST_SPLITS * len(tokens):
+            raise ModelFormatError(f"{file.path}: its tokens are made of each other in too many ways: it is damaged")
     ranked.sort()
     merges = [(tokens[left], tokens[right]) for _, left, right in ranked]
     unknown = _token_id(file, "unknown", len(tokens))

@@ -25,6 +25,7 @@ from test_gguf_file import ARRAY, BOOL, F32, F64, GGUF, GOLDEN, I32, STRING, U8,
 
 from edge.backends import llamacpp
 from edge.backends.base import EngineConfig
+from edge.backends.llamacpp.library import is_installed
 from edge.errors import EdgeError
 from edge.gguf_file import BLOCK_TYPES
 from edge.opened import open_model
@@ -214,13 +215,13 @@ def mutant(index: int) -> bytes:
     return file.to_bytes()
 
 
-def run_mutant(path: Path) -> str:
+def run_mutant(path: Path, kv_dtype: str = "f16") -> str:
     """Open, load, and run a prompt, a token, an eviction and a token; which of them was refused, or `ran`."""
     step = "opened"
     try:
         model = open_model(path)
         step = "loaded"
-        config = EngineConfig(capacity=256, chunk=8, kv_dtype="f16", threads=1)
+        config = EngineConfig(capacity=256, chunk=8, kv_dtype=kv_dtype, threads=1)
         engine = llamacpp.load(model.file, model.spec, config)
         step = "run"
         try:
@@ -247,7 +248,8 @@ def main(first: int, count: int) -> None:
 
 @pytest.mark.slow
 def test_accepted_mutants_do_not_crash_llama_cpp() -> None:
-    pytest.importorskip("llama_cpp")
+    if not is_installed():
+        pytest.skip("needs llama-cpp-python")
     outcomes: Counter[str] = Counter()
     deaths: list[tuple[int, int]] = []
     first = 0
@@ -270,6 +272,20 @@ def test_accepted_mutants_do_not_crash_llama_cpp() -> None:
     assert not deaths, f"mutants and the signals that they died of: {deaths}"
     assert sum(outcomes.values()) == MUTANTS
     assert min(outcomes["not opened"], outcomes["not loaded"], outcomes["ran"]) > MUTANTS // 20, outcomes
+
+
+@pytest.mark.xfail(reason="llama.cpp shifts quantized keys by a matrix it makes for heads of 64 only", strict=False)
+@pytest.mark.parametrize("kv_dtype", ["q8_0", "q4_0"])
+def test_small_heads_in_a_quantized_cache_do_not_crash_llama_cpp(tmp_path: Path, kv_dtype: str) -> None:
+    if not is_installed():
+        pytest.skip("needs llama-cpp-python")
+    heads_of_32 = GGUF.read().set(
+        attention__head_count=(U32, 2), attention__head_count_kv=(U32, 1), rope__dimension_count=(U32, 32)
+    )
+    path = heads_of_32.write(tmp_path / "m.gguf")
+    program = f"from pathlib import Path; import test_fuzz_engine as t; print(t.run_mutant(Path({str(path)!r}), {kv_dtype!r}))"
+    child = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parent, capture_output=True, text=True)
+    assert child.returncode == 0, child.stderr
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from edge.backends.llamacpp.library import is_installed, library
 from edge.errors import EngineError, InputError
 from edge.sampling import (
     PENALTY_WINDOW,
@@ -240,7 +241,9 @@ def test_parameters_out_of_range(options: dict[str, Any], message: str) -> None:
 
 def llama_cpp_survivors(logits: FloatArray, params: SamplingParams, recent: list[int]) -> dict[int, float]:
     """Tokens and logits that llama.cpp's own sampler chain leaves."""
-    lib: Any = pytest.importorskip("edge.backends.llamacpp.library").library()
+    if not is_installed():
+        pytest.skip("needs llama-cpp-python")
+    lib = library()
     entries = (lib.llama_token_data * logits.size)()
     for token, logit in enumerate(logits.tolist()):
         entries[token] = lib.llama_token_data(token, logit, 0.0)

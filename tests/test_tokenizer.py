@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from test_gguf_file import ARRAY, BOOL, F32, GGUF, GOLDEN, I32, STRING, U32, Value
 
 import edge.tokenizer
+from edge.backends.llamacpp.library import is_installed, library
 from edge.catalog import find_model
 from edge.errors import EdgeError, ModelFormatError, UnsupportedError
 from edge.gguf_file import read_gguf
@@ -66,7 +67,8 @@ def known_to_smollm2(text: str) -> str:
 def ids(tokenizer: Tokenizer, text: str, **options: bool) -> list[int]:
     result = tokenizer.encode(text, **options)
     assert result.dtype == np.int32
-    return result.tolist()
+    tokens: list[int] = result.tolist()
+    return tokens
 
 
 # The ids
@@ -100,8 +102,9 @@ class LlamaCpp:
     """llama.cpp's own tokenizer."""
 
     def __init__(self, path: Path) -> None:
-        library = pytest.importorskip("edge.backends.llamacpp.library")
-        self._lib = library.library()
+        if not is_installed():
+            pytest.skip("needs llama-cpp-python")
+        self._lib = library()
         parameters = self._lib.llama_model_default_params()
         parameters.vocab_only = True
         self._model = self._lib.llama_model_load_from_file(str(path).encode(), parameters)
@@ -429,6 +432,7 @@ DAMAGED: dict[str, tuple[Callable[[], GGUF], str]] = {
     "no scores": (lambda: changed("scores", None, SPM), "tokenizer.ggml.scores is missing"),
     "too few scores": (lambda: changed("scores", (ARRAY, (F32, [1.0])), SPM), "1 token scores for 800 tokens"),
     "scores that are no numbers": (lambda: changed("scores", (ARRAY, (F32, [math.nan] * 800)), SPM), "or no numbers"),
+    "tokens of each other": (lambda: with_tokens({i: "\u0e01" * (i - 299) for i in range(300, 600)}, SPM), "too many"),
     "an unknown token outside": (lambda: changed("unknown_token_id", (U32, 800), SPM), "token_id is 800, outside"),
 }  # fmt: skip
 
