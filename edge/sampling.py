@@ -86,13 +86,13 @@ def greedy(logits: FloatArray) -> int:
 
 def draw(logits: FloatArray, params: SamplingParams, rng: np.random.Generator) -> int:
     """One random token: top-k, then top-p, then min-p, then temperature."""
+    if not math.isfinite(float(logits.max())):  # NaN wins every max
+        raise EngineError("the model produced NaN logits: its weights are damaged or overflow")
     tokens = top_k(logits, params.top_k or logits.size)
     kept = logits[tokens].astype(np.float64)
-    if not math.isfinite(kept[0]):
-        raise EngineError("the model produced NaN logits: its weights are damaged or overflow")
     probabilities = softmax(kept)
     keep = max(1, min(top_p(probabilities, params.top_p), min_p(probabilities, params.min_p)))
-    return int(tokens[rng.choice(keep, p=softmax(kept[:keep] / params.temperature))])
+    return int(tokens[rng.choice(keep, p=softmax((kept[:keep] - kept[0]) / params.temperature))])
 
 
 def top_k(logits: FloatArray, k: int) -> IntArray:

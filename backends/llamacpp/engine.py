@@ -152,8 +152,8 @@ class LlamaCppEngine:
         self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None
     ) -> None:
         self.spec, self.config = spec, config
-        if config.kv_dtype.startswith("q") and spec.head_dim % 32:
-            raise UnsupportedError(f"{config.kv_dtype} KV rows need a head size divisible by 32, not {spec.head_dim}")
+        if config.kv_dtype.startswith("q") and spec.head_dim % 64:  # llama.cpp crashes when it shifts smaller heads
+            raise UnsupportedError(f"{config.kv_dtype} KV rows need a head size divisible by 64, not {spec.head_dim}")
         self._lib: Any = library()
         self._model = self._context = self._batch = None
         try:
