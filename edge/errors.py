@@ -32,6 +32,10 @@ class EngineError(EdgeError):
     """An engine failed while it ran a valid request."""
 
 
+class CacheError(EdgeError):
+    """The cache folder cannot be written, or has no room."""
+
+
 class BudgetError(EdgeError):
     """The stated budget cannot be met. `smallest` is the smallest memory budget (bytes) that would, if known."""
 

@@ -105,7 +105,8 @@ def test_environment_twins_work_and_flags_win() -> None:
 
 def test_every_flag_has_an_environment_twin() -> None:
     group: Any = typer.main.get_command(app)
-    commands = [*group.commands.values(), *group.commands["eval"].commands.values()]
+    groups = [group.commands["eval"], group.commands["cache"]]
+    commands = [*group.commands.values(), *(command for each in groups for command in each.commands.values())]
     for command in commands:
         for parameter in command.params:
             if parameter.param_type_name == "option" and parameter.name != "help":

@@ -13,6 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from edge.cli.bench import bench
+from edge.cli.cache import cache
 from edge.cli.chat import chat
 from edge.cli.devices import devices
 from edge.cli.evaluate import evaluate
@@ -31,6 +32,7 @@ app = typer.Typer(
 for command in (run, chat, plan, bench, devices):
     app.command()(command)
 app.add_typer(evaluate, name="eval")
+app.add_typer(cache, name="cache")
 
 
 def _version(wanted: bool) -> None:
@@ -76,7 +78,8 @@ def main() -> None:
 
 
 def _subcommand() -> str:
-    names = {info.name or getattr(info.callback, "__name__", "") for info in app.registered_commands} | {"eval"}
+    names = {info.name or getattr(info.callback, "__name__", "") for info in app.registered_commands}
+    names |= {info.name for info in app.registered_groups}
     return f"{sys.argv[1]} " if len(sys.argv) > 1 and sys.argv[1] in names else ""
 
 

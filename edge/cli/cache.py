@@ -1,0 +1,71 @@
+"""`edge cache`: what the cache folder holds, and a way to empty it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edge.budget import format_bytes
+from edge.cli import options as o
+from edge.cli.show import print_json, table
+from edge.errors import InputError
+
+if TYPE_CHECKING:
+    from edge.cache import Kind
+
+cache = typer.Typer(help="Look into the cache folder, or empty it.")
+
+
+@cache.command("list")
+def list_entries(json: o.Json = False) -> None:
+    """List what the cache folder holds, last used first."""
+    from edge.cache import cache_folder, cache_limit, entries
+
+    found, folder, limit = entries(), str(cache_folder()), cache_limit()
+    total = sum(entry.bytes for entry in found)
+    if json:
+        rows = [
+            {**asdict(entry), "path": str(entry.path), "last_used": _moment(entry.last_used).isoformat()}
+            for entry in found
+        ]
+        print_json({"folder": folder, "total": total, "limit": limit, "entries": rows})
+        return
+    if found:
+        cells = [
+            [e.kind, e.about, e.key[:12], _moment(e.last_used).astimezone().strftime("%Y-%m-%d %H:%M"),
+             format_bytes(e.bytes)] for e in found
+        ]  # fmt: skip
+        print(table(["kind", "about", "key", "last used", "size"], cells, left=4))
+    print(f"{folder}: {format_bytes(total)} of at most {format_bytes(limit)}")
+
+
+@cache.command()
+def clear(
+    kind: Annotated[str | None, o.flag("--kind", help="Only weights, or only kernels (default: all).")] = None,
+    json: o.Json = False,
+) -> None:
+    """Empty the cache folder: what is needed again is made again."""
+    from edge.cache import clear as remove
+
+    count, freed = remove(None if kind is None else _kind(kind))
+    if json:
+        print_json({"removed": count, "bytes": freed})
+    else:
+        print(f"removed {count} {'entry' if count == 1 else 'entries'}, {format_bytes(freed)}")
+
+
+def _kind(name: str) -> Kind:
+    """Raises InputError."""
+    from edge.cache import KINDS
+
+    for kind in KINDS:
+        if kind == name:
+            return kind
+    raise InputError(f"unknown kind {name!r}: choose {', '.join(KINDS)}")
+
+
+def _moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, timezone.utc)

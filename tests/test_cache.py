@@ -1,0 +1,493 @@
+"""The cache folder: what it hands out is whole, whatever happened to the disk or to other processes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edge.stamp
+from edge.cache import KINDS, clear, create, entries, find, lock
+from edge.errors import CacheError, InputError
+
+KEY, OTHER, THIRD = "00" * 16, "a1" * 16, "b2" * 16
+TWO_DAYS = 2 * 86_400
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("EDGE_CACHE_LIMIT", raising=False)
+    return tmp_path / "cache"
+
+
+def make(key: str = KEY, content: bytes = b"0123456789", about: str = "tiny model") -> Path:
+    with create("weights", key, ".bin", about) as temporary:
+        temporary.write_bytes(content)
+    path = find("weights", key, ".bin")
+    assert path is not None
+    return path
+
+
+def make_half(exception: type[BaseException]) -> None:
+    with create("weights", KEY, ".bin") as temporary:
+        temporary.write_bytes(b"half")
+        raise exception
+
+
+def stamp_of(path: Path) -> Path:
+    return path.with_name(path.name + ".ok")
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if not path.is_dir())
+
+
+def age(path: Path, seconds: float) -> None:
+    then = path.stat().st_mtime - seconds
+    os.utime(path, (then, then))
+
+
+def flip_a_byte(path: Path) -> None:
+    with open(path, "r+b") as file:
+        first = file.read(1)[0]
+        file.seek(0)
+        file.write(bytes([first ^ 1]))
+
+
+@pytest.fixture
+def no_reading(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """From here on, whoever reads a whole file fails."""
+
+    def refuse(path: Path) -> int:
+        raise AssertionError(f"{path} was read")
+
+    monkeypatch.setattr(edge.stamp, "_checksum", refuse)
+    return
+
+
+def start(code: str, *arguments: object) -> subprocess.Popen[str]:
+    code = "import os, sys\nfrom edge.cache import create, find, lock\n" + code
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_what_was_created_is_found(folder: Path) -> None:
+    assert find("weights", KEY, ".bin") is None
+    path = make()
+    assert path.read_bytes() == b"0123456789"
+    assert files(folder) == [f"{KEY}.bin", f"{KEY}.bin.ok"]
+    for other in (find("kernels", KEY, ".bin"), find("weights", OTHER, ".bin"), find("weights", KEY, ".so")):
+        assert other is None
+    (entry,) = entries()
+    assert (entry.kind, entry.key, entry.about, entry.bytes, entry.path) == ("weights", KEY, "tiny model", 10, path)
+
+
+def test_a_whole_entry_is_found_without_reading_it(request: pytest.FixtureRequest) -> None:
+    path = make()
+    request.getfixturevalue("no_reading")
+    assert find("weights", KEY, ".bin") == path
+
+
+def test_the_temporary_file_ends_like_the_entry() -> None:
+    with create("kernels", KEY, ".x86.so") as temporary:
+        assert temporary.name.endswith(".x86.so")
+        assert temporary.parent.name == "kernels"
+        assert entries() == []
+
+
+def test_a_replaced_entry_has_the_new_content() -> None:
+    make(content=b"old")
+    assert make(content=b"new and longer").read_bytes() == b"new and longer"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no modes")
+def test_the_folder_is_private(folder: Path) -> None:
+    make()
+    assert [path.stat().st_mode & 0o777 for path in (folder, folder / "weights")] == [0o700, 0o700]
+
+
+@pytest.mark.parametrize("size", [0, 9, 11])
+def test_another_size_is_damage(folder: Path, size: int) -> None:
+    os.truncate(make(), size)
+    assert entries() == []
+    assert find("weights", KEY, ".bin") is None
+    assert files(folder) == []
+
+
+@pytest.mark.parametrize("restore_time", [False, True])
+def test_a_flipped_byte_is_damage(folder: Path, restore_time: bool) -> None:
+    path = make()
+    before = path.stat()
+    moved = before.st_mtime_ns + (0 if restore_time else 1_000_000_000)
+    while path.stat().st_ctime_ns == before.st_ctime_ns:  # the clock of files ticks every few ms
+        os.utime(path, ns=(moved, moved))
+    flip_a_byte(path)
+    os.utime(path, ns=(moved, moved))
+    assert find("weights", KEY, ".bin") is None
+    assert files(folder) == []
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        None,
+        b"",
+        b"\xff\x00",
+        b"{",
+        b"[]",
+        b"null",
+        b"{}",
+        b"[" * 5000,
+        b'{"size": ' + b"9" * 5000 + b"}",
+        b'{"size": 10, "mtime_ns": 0, "ctime_ns": 0, "crc32": 0, "about": ""}',
+        b'{"size": 10, "mtime_ns": 0, "ctime_ns": 0, "crc32": "0", "about": ""}',
+        b'{"size": 10, "mtime_ns": 0, "ctime_ns": 0, "crc32": NaN, "about": ""}',
+        b'{"size": 10, "mtime_ns": 0, "ctime_ns": 0, "crc32": 0, "about": 1}',
+        b'{"size": 10, "mtime_ns": 0, "ctime_ns": 0, "crc32": 0, "about": "", "more": 1}',
+    ],
+)
+def test_without_a_good_stamp_nothing_is_trusted(folder: Path, garbage: bytes | None) -> None:
+    stamp = stamp_of(make())
+    if garbage is None:
+        stamp.unlink()
+    else:
+        stamp.write_bytes(garbage)
+    assert find("weights", KEY, ".bin") is None
+    assert files(folder) == []
+
+
+def test_a_stamp_too_long_to_be_ours_is_not_read() -> None:
+    stamp = stamp_of(make())
+    stamp.write_bytes(stamp.read_bytes() + b" " * 10_000)
+    assert entries() == []
+    assert find("weights", KEY, ".bin") is None
+
+
+def test_a_copied_folder_is_read_once_and_then_trusted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    make()
+    copied = folder.with_name("copied")
+    shutil.copytree(folder, copied, copy_function=shutil.copyfile)
+    monkeypatch.setenv("EDGE_CACHE", str(copied))
+    expected = copied / "weights" / f"{KEY}.bin"
+    assert find("weights", KEY, ".bin") == expected
+    request.getfixturevalue("no_reading")
+    assert find("weights", KEY, ".bin") == expected
+
+
+@pytest.mark.parametrize("which", ["file", "stamp"])
+def test_links_are_not_followed(folder: Path, which: str) -> None:
+    path = make()
+    linked = path if which == "file" else stamp_of(path)
+    outside = folder.with_name("outside")
+    linked.rename(outside)
+    linked.symlink_to(outside)
+    assert entries() == []
+    assert find("weights", KEY, ".bin") is None
+    assert files(folder) == []
+    assert outside.exists()
+
+
+def test_a_linked_folder_is_left_alone(folder: Path) -> None:
+    make()
+    (folder / "weights").rename(folder.with_name("outside"))
+    (folder / "weights").symlink_to(folder.with_name("outside"))
+    assert find("weights", KEY, ".bin") is None
+    assert entries() == []
+    assert clear() == (0, 0)
+    with pytest.raises(CacheError, match="is a link"):
+        make()
+    assert len(files(folder.with_name("outside"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "suffix"),
+    [
+        ("models", KEY, ".bin"),
+        ("weights", "../../etc", ".bin"),
+        ("weights", KEY.replace("0", "G"), ".bin"),
+        ("weights", "", ".bin"),
+        ("weights", KEY, "/../x"),
+        ("weights", KEY, ".bin.ok"),
+        ("weights", KEY, ""),
+    ],
+)
+def test_names_that_might_leave_the_folder_are_refused(kind: Any, key: str, suffix: str) -> None:
+    with pytest.raises(ValueError, match="not a cache entry"):
+        find(kind, key, suffix)
+    with pytest.raises(ValueError, match="not a cache entry"), create(kind, key, suffix):
+        pass
+
+
+@pytest.mark.parametrize("exception", [KeyboardInterrupt, RuntimeError, SystemExit, FileNotFoundError])
+def test_an_interrupted_create_leaves_nothing(folder: Path, exception: type[BaseException]) -> None:
+    with pytest.raises(exception):
+        make_half(exception)
+    assert files(folder) == []
+    assert find("weights", KEY, ".bin") is None
+
+
+def test_an_interrupted_create_leaves_the_entry_of_before() -> None:
+    make(content=b"old")
+    with pytest.raises(KeyboardInterrupt):
+        make_half(KeyboardInterrupt)
+    path = find("weights", KEY, ".bin")
+    assert path is not None
+    assert path.read_bytes() == b"old"
+
+
+def test_what_a_killed_process_left_is_swept_after_a_day(folder: Path) -> None:
+    for killed in ("create('weights', sys.argv[1], '.bin')", "lock('weights', sys.argv[1])"):
+        with start(f"with {killed}: os._exit(1)", OTHER) as child:
+            child.communicate(timeout=60)
+    lock_file = folder / "weights" / f".{OTHER}.lock"
+    (temporary,) = (folder / "weights").glob(f".*-{OTHER}.bin")
+    ours = temporary.with_name(f".{os.getpid()}-random-{OTHER}.bin")  # of a living process: it may be at work
+    ours.touch()
+    foreign = temporary.with_name("notes.txt")
+    foreign.touch()
+    unstamped = temporary.with_name(f"{THIRD}.bin")
+    unstamped.touch()
+    assert entries() == []
+    make()
+    assert all(path.exists() for path in (temporary, lock_file, unstamped))
+    for path in (temporary, lock_file, ours, foreign, unstamped):
+        age(path, TWO_DAYS)
+    make()
+    assert files(folder) == sorted([ours.name, f"{KEY}.bin", f"{KEY}.bin.ok", "notes.txt"])
+
+
+def test_the_least_recently_used_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = make(KEY), make(OTHER)
+    age(stamp_of(first), 300)
+    age(stamp_of(second), 200)
+    assert [entry.key for entry in entries()] == [OTHER, KEY]
+    assert find("weights", KEY, ".bin") == first  # a use
+    assert [entry.key for entry in entries()] == [KEY, OTHER]
+    monkeypatch.setenv("EDGE_CACHE_LIMIT", "25")
+    make(THIRD)
+    assert {entry.key for entry in entries()} == {KEY, THIRD}
+    assert not second.exists()
+
+
+def test_what_was_just_written_stays_even_above_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    make(OTHER)
+    monkeypatch.setenv("EDGE_CACHE_LIMIT", "5B")
+    make(KEY)
+    assert [entry.key for entry in entries()] == [KEY]
+
+
+def test_a_bad_limit_is_refused_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_CACHE_LIMIT", "lots")
+    with pytest.raises(InputError, match="EDGE_CACHE_LIMIT"), create("weights", KEY, ".bin"):
+        pytest.fail("the work was begun")
+
+
+def test_clear_removes_one_kind_or_all(folder: Path) -> None:
+    make()
+    with create("kernels", KEY, ".o") as temporary:
+        temporary.write_bytes(b"abc")
+    assert clear("kernels") == (1, 3)
+    assert [entry.kind for entry in entries()] == ["weights"]
+    unstamped = folder / "weights" / f"{OTHER}.bin"
+    unstamped.write_bytes(b"12345")
+    assert clear() == (1, 15)
+    assert files(folder) == []
+    assert clear() == (0, 0)
+
+
+def test_a_folder_that_cannot_be_written_says_what_to_do(folder: Path) -> None:
+    folder.write_text("a file in the way", encoding="ascii")
+    assert find("weights", KEY, ".bin") is None
+    assert entries() == []
+    for attempt in (create("weights", KEY, ".bin"), lock("weights", KEY)):
+        with (
+            pytest.raises(CacheError, match=r"cannot be written \(.+\): set EDGE_CACHE to a folder") as caught,
+            attempt,
+        ):
+            pass
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_folder_still_serves_what_it_has(folder: Path) -> None:
+    path = make()
+    (folder / "weights").chmod(0o500)
+    try:
+        assert find("weights", KEY, ".bin") == path
+        with pytest.raises(CacheError, match="set EDGE_CACHE"):
+            make(OTHER)
+        with pytest.raises(CacheError, match="set EDGE_CACHE"):
+            clear()
+    finally:
+        (folder / "weights").chmod(0o700)
+
+
+def test_a_full_disk_is_noticed_beforehand_if_the_size_is_known(folder: Path) -> None:
+    with pytest.raises(CacheError, match=r"free \d+ GiB there, or set EDGE_CACHE"):  # noqa: SIM117
+        with create("weights", KEY, ".bin", expected=1 << 60):
+            pytest.fail("the work was begun")
+    assert files(folder) == []
+
+
+def test_a_disk_that_becomes_full_says_what_to_do(folder: Path) -> None:
+    with pytest.raises(CacheError, match=r"free space there \(edge cache clear\)"), create("weights", KEY, ".bin"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert files(folder) == []
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EDQUOT])
+def test_a_disk_that_fails_at_the_end_leaves_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(CacheError, match="set EDGE_CACHE"):
+        make()
+    assert files(folder) == []
+
+
+def test_two_at_once_without_a_lock_both_end_well() -> None:
+    code = """
+for _ in range(25):
+    with create("weights", sys.argv[1], ".bin") as temporary:
+        temporary.write_bytes(bytes(100_000))
+    path = find("weights", sys.argv[1], ".bin")
+    assert path is not None and path.stat().st_size == 100_000
+print("well")
+"""
+    children = [start(code, KEY) for _ in range(2)]
+    assert [child.communicate(timeout=60)[0] for child in children] == ["well\n", "well\n"]
+    assert [entry.bytes for entry in entries()] == [100_000]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no flock")
+def test_with_the_lock_the_second_process_waits_and_finds(folder: Path) -> None:
+    code = """
+print("waits", flush=True)
+with lock("weights", sys.argv[1]):
+    path = find("weights", sys.argv[1], ".bin")
+    if path is None:
+        with create("weights", sys.argv[1], ".bin") as temporary:
+            print("makes", flush=True)
+            sys.stdin.readline()
+            temporary.write_bytes(b"made")
+print("found" if path else "made")
+"""
+    with start(code, KEY) as first:
+        assert first.stdout is not None
+        assert [first.stdout.readline() for _ in range(2)] == ["waits\n", "makes\n"]
+        with start(code, KEY) as second:
+            assert second.stdout is not None
+            assert second.stdout.readline() == "waits\n"
+            assert entries() == []
+            assert first.communicate("go\n", timeout=60)[0] == "made\n"
+            assert second.communicate("go\n", timeout=60)[0] == "found\n"
+    assert files(folder) == [f"{KEY}.bin", f"{KEY}.bin.ok"]
+
+
+def test_the_lock_of_a_dead_process_does_not_block(folder: Path) -> None:
+    with start("with lock('weights', sys.argv[1]): os._exit(1)", KEY) as child:
+        child.communicate(timeout=60)
+    with lock("weights", KEY):
+        make()
+    assert files(folder) == [f"{KEY}.bin", f"{KEY}.bin.ok"]
+
+
+def test_an_error_under_the_lock_is_the_callers_own_and_frees_it() -> None:
+    with pytest.raises(FileNotFoundError), lock("weights", KEY):
+        raise FileNotFoundError
+    with lock("weights", KEY), lock("weights", OTHER), lock("kernels", KEY):
+        pass
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no flock")
+@pytest.mark.parametrize(
+    ("failure", "raised"),
+    [
+        (OSError(errno.ENOLCK, "no locks"), None),  # a network folder: go on without
+        (OSError(errno.EIO, "broken"), CacheError),
+        (KeyboardInterrupt(), KeyboardInterrupt),  # Ctrl-C while waiting
+    ],
+)
+def test_locks_that_fail(
+    monkeypatch: pytest.MonkeyPatch, failure: BaseException, raised: type[BaseException] | None
+) -> None:
+    def fail(*_: object) -> None:
+        raise failure
+
+    monkeypatch.setattr("fcntl.flock", fail)
+    with contextlib.nullcontext() if raised is None else pytest.raises(raised):  # noqa: SIM117
+        with lock("weights", KEY):
+            make()
+    assert len(entries()) == (raised is None)
+
+
+def edge_command(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "edge", "cache", *args],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **environment},
+        encoding="utf-8",
+    )
+
+
+def edge_json(*args: str) -> Any:
+    done = edge_command(*args, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_command_list_of_nothing(folder: Path) -> None:
+    done = edge_command("list")
+    assert (done.returncode, done.stdout) == (0, f"{folder}: 0 B of at most 16 GiB\n")
+    assert edge_json("list") == {"folder": str(folder), "total": 0, "limit": 16 << 30, "entries": []}
+    assert not folder.exists()
+
+
+def test_command_list_and_clear(folder: Path) -> None:
+    path = make(about="SmolLM2\x1b[31m\n135M")
+    (row,) = edge_json("list")["entries"]
+    assert set(row) == {"kind", "key", "about", "bytes", "last_used", "path"}
+    assert (row["kind"], row["bytes"], row["path"]) == ("weights", 10, str(path))
+    done = edge_command("list")
+    heading, _, line, summary = done.stdout.splitlines()
+    assert [cell.strip() for cell in heading.split("|")[1:-1]] == ["kind", "about", "key", "last used", "size"]
+    for part in ("weights", "SmolLM2\ufffd[31m\ufffd135M", KEY[:12], "10 B"):
+        assert part in line
+    assert summary == f"{folder}: 10 B of at most 16 GiB"
+    assert edge_json("clear", "--kind", "kernels") == {"removed": 0, "bytes": 0}
+    assert edge_command("clear").stdout == "removed 1 entry, 10 B\n"
+    assert edge_json("clear") == {"removed": 0, "bytes": 0}
+
+
+@pytest.mark.parametrize(
+    ("args", "environment", "says"),
+    [
+        ((), {}, "Missing command"),
+        (("clear", "--kind", "models"), {}, f"choose {', '.join(KINDS)}"),
+        (("list",), {"EDGE_CACHE_LIMIT": "lots"}, "EDGE_CACHE_LIMIT 'lots' is not understood"),
+        (("list", "--magic"), {}, "see edge cache --help"),
+    ],
+)
+def test_bad_input_gets_one_line_and_exit_code_2(args: tuple[str, ...], environment: dict[str, str], says: str) -> None:
+    done = edge_command(*args, **environment)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
