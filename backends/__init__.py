@@ -10,7 +10,7 @@ from edge.errors import InputError
 from edge.gguf_file import GGUFFile
 from edge.model import ModelSpec
 
-_MODULES = {"llamacpp": "edge.backends.llamacpp", "reference": "edge.backends.reference"}
+_MODULES = {"tvm": "edge.backends.tvm", "llamacpp": "edge.backends.llamacpp", "reference": "edge.backends.reference"}
 _DEFAULT = "llamacpp"  # what `auto` means
 
 

@@ -3,14 +3,7 @@
 It is EDGE_CACHE, or the system's folder for caches, and holds at most EDGE_CACHE_LIMIT (16 GiB); what was not used
 for longest goes first. Entries are named by what they hold: the caller hashes all that the content depends on.
 
-    path = find(kind, key, suffix)
-    if path is None:
-        with lock(kind, key):  # a second process waits here, and then finds what the first one made
-            path = find(kind, key, suffix)
-            if path is None:
-                with create(kind, key, suffix, about=label) as temporary:
-                    ...  # write the file `temporary`
-                path = find(kind, key, suffix)
+    path = find_or_make(kind, key, suffix, write, about=label)  # write(temporary) is called if there is no entry
 
 An entry for which its stamp does not vouch (see stamp.py) is never handed out. Another process may remove an entry
 at any time: open it soon.
@@ -25,7 +18,7 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,6 +116,25 @@ def lock(kind: Kind, key: str) -> Iterator[None]:
             _make_folder(path.parent)
             held.enter_context(file_lock(path.with_name(f".{path.name}")))
         yield
+
+
+def find_or_make(
+    kind: Kind, key: str, suffix: str, write: Callable[[Path], None], about: str = "", expected: int = 0
+) -> Path:
+    """The entry's file; `write(temporary)` fills it if there is none. A second process waits for the first.
+
+    Raises CacheError, and what `write` raises.
+    """
+    if path := find(kind, key, suffix):
+        return path
+    with lock(kind, key):
+        if path := find(kind, key, suffix):
+            return path
+        with create(kind, key, suffix, about, expected) as temporary:
+            write(temporary)
+        if path := find(kind, key, suffix):
+            return path
+    raise CacheError(f"{_place(kind, key, suffix)} was removed at once: EDGE_CACHE_LIMIT is too small, or try again")
 
 
 def entries(kind: Kind | None = None) -> list[Entry]:

@@ -48,6 +48,7 @@ class ModelSpec:
     norm_eps: float
     rope_base: float
     rope_dim: int
+    window: int  # positions that a token sees, where the model limits them; 0: all
     rope_scaled: bool  # positions are stretched by factors in the file (llama3, yarn, linear ...)
     tied_head: bool  # the output head is the token embedding
     parameters: int
@@ -147,6 +148,9 @@ def read_spec(file: GGUFFile) -> ModelSpec:
         norm_eps=_positive(file, architecture, "attention.layer_norm_rms_epsilon", 1e-5, below=1.0),
         rope_base=_positive(file, architecture, "rope.freq_base", 10000.0, below=1e12),
         rope_dim=rope_dim,
+        window=_count(file, architecture, "attention.sliding_window", "context")
+        if _value(file, architecture, "attention.sliding_window")
+        else 0,
         rope_scaled=scaling not in ("none", "") or "rope_freqs.weight" in file.tensors,
         tied_head="output.weight" not in file.tensors,
         parameters=sum(tensor.elements for tensor in tensors),

@@ -1,0 +1,86 @@
+"""The native engine: the whole step of a model compiled by TVM into one function for this CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from edge.backends.base import EngineConfig, Footprint
+from edge.errors import MissingExtraError, UnsupportedError
+from edge.gguf_file import GGUFFile
+from edge.model import ModelSpec
+
+if TYPE_CHECKING:
+    from edge.backends.tvm.engine import NativeEngine
+
+NAME = "tvm"
+KV_DTYPES = ("f16", "int8", "f32")  # f32 is the exact mode: float32 activations too, for tests
+
+# Measured: TVM's runtime and its loader of object files with the Python around them, and the loaded code.
+_LIBRARY_BYTES = 40 << 20
+
+
+def check_installed() -> None:
+    from edge.backends.tvm.runtime import is_installed
+
+    if not is_installed():
+        raise MissingExtraError("apache-tvm", "tvm")
+
+
+def check_supported(file: GGUFFile, spec: ModelSpec) -> None:
+    """Llama's tensors in block types that have kernels, and a CPU that they are compiled for."""
+    from edge.backends.tvm.layout import MATRICES, NORMS, make_layout
+    from edge.backends.tvm.targets import choose_target
+
+    if spec.architecture != "llama":
+        raise UnsupportedError(f"the tvm engine has no {spec.architecture} models yet: use --backend llamacpp")
+    scaling = file.metadata.get("llama.rope.scaling.type", "none")
+    if scaling not in ("none", ""):
+        raise UnsupportedError(f"the tvm engine has no RoPE scaling {scaling!r} yet: use --backend llamacpp")
+    known = {"token_embd.weight", "output_norm.weight", "output.weight", "rope_freqs.weight"}
+    known |= {f"blk.{layer}.{name}.weight" for layer in range(spec.layers) for name in (*NORMS, *MATRICES)}
+    if unknown := sorted(set(file.tensors) - known):
+        raise UnsupportedError(f"the tvm engine does not know tensor {unknown[0]}: use --backend llamacpp")
+    if missing := sorted(known - set(file.tensors) - {"output.weight", "rope_freqs.weight"}):
+        raise UnsupportedError(f"the model has no tensor {missing[0]}")
+    choose_target()
+    make_layout(file, spec)
+
+
+def can_repack(spec: ModelSpec) -> bool:
+    return False
+
+
+def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
+    """Counted from the arrays that the engine allocates; the weights are those of the packed file."""
+    from edge.backends.tvm.kv import allocated_rows, row_bytes
+    from edge.backends.tvm.layout import Shape, make_scratch, round_up
+    from edge.backends.tvm.targets import choose_target
+
+    shape, target = Shape.of(spec), choose_target()
+    scratch = make_scratch(shape, target, config.chunk, config.threads)
+    logits = config.logits_rows * shape.padded_vocab
+    rope = round_up(config.chunk, target.gemm_tokens) * 2 * shape.padded_head
+    return Footprint(
+        weights=spec.weight_bytes,
+        kv=allocated_rows(config.capacity) * row_bytes(shape, config.kv_dtype),
+        scratch=4 * (scratch.floats + scratch.integers + 2 * logits + 3 * rope),
+        runtime=_LIBRARY_BYTES,
+    )
+
+
+def load(
+    file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None
+) -> NativeEngine:
+    """Compile and repack what is not in the cache folder, map the weights, allocate the cache.
+
+    Raises EngineError if compiling fails, CacheError if the cache folder cannot be written.
+    """
+    from edge.backends.tvm.engine import NativeEngine
+
+    return NativeEngine(file, spec, config, progress)
+
+
+def versions() -> dict[str, str]:
+    return {"apache-tvm": metadata.version("apache-tvm"), "apache-tvm-ffi": metadata.version("apache-tvm-ffi")}

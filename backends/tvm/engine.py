@@ -1,0 +1,118 @@
+"""The native engine: tokens in, logits out, one compiled function per step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from edge.backends.base import Capabilities, EngineConfig, check_tokens, state_key
+from edge.backends.tvm import KV_DTYPES, NAME
+from edge.backends.tvm.design import Design
+from edge.backends.tvm.kv import NativeKV, allocated_rows
+from edge.backends.tvm.layout import fill_table, make_layout, make_scratch, round_up
+from edge.backends.tvm.memory import aligned_zeros, pointer
+from edge.backends.tvm.rope import frequencies, rope_table
+from edge.backends.tvm.runtime import compiled, use_threads
+from edge.backends.tvm.targets import choose_target
+from edge.backends.tvm.weights import open_weights
+from edge.errors import EngineError
+from edge.gguf_file import GGUFFile
+from edge.model import ModelSpec
+from edge.types import FloatArray, IntArray
+
+_ROPE_AHEAD = 64  # decode steps whose angles are computed at once
+
+
+class NativeEngine:
+    """Engine protocol over compiled passes. Everything is allocated here; a step allocates nothing that stays."""
+
+    capabilities = Capabilities(granularity="token", kv_dtypes=KV_DTYPES)
+
+    def __init__(
+        self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None
+    ) -> None:
+        self.spec, self.config = spec, config
+        target, layout = choose_target(), make_layout(file, spec)
+        module = compiled(Design.of(layout, config.kv_dtype, target), progress and (lambda part: progress(part / 2)))
+        self._weights = open_weights(file, layout, progress and (lambda part: progress(0.5 + part / 2)))
+        self._step, self._chunk = module["step"], module["chunk"]
+
+        shape, self._radians = layout.shape, frequencies(file, spec)
+        self._head, self._padded_vocab = shape.padded_head, shape.padded_vocab
+        key = f"{state_key(NAME, file, spec, config)}"
+        self._kv = NativeKV(shape, config.kv_dtype, config.capacity, self._radians, key, module["move"])
+        scratch = make_scratch(shape, target, config.chunk, config.threads)
+        table = np.array(fill_table(layout, scratch, allocated_rows(config.capacity)), np.int64)
+        self._table = aligned_zeros(table.size, "int64")
+        self._table[:] = table
+        self._floats = aligned_zeros(scratch.floats, "float32")
+        self._integers = aligned_zeros(scratch.integers, "int32")
+        tokens = round_up(config.chunk, target.gemm_tokens)
+        self._tokens = aligned_zeros(tokens, "int32")
+        self._rope = aligned_zeros(max(tokens, _ROPE_AHEAD) * 2 * self._head, "float32")
+        self._rope_from = self._rope_rows = 0
+        self._logits = aligned_zeros(config.logits_rows * self._padded_vocab, "float32")
+        self._arguments = self._pointers()
+
+    @property
+    def kv(self) -> NativeKV:
+        return self._kv
+
+    def forward(self, tokens: IntArray) -> FloatArray:
+        tokens = check_tokens(tokens, self.spec.vocab, self._kv.capacity - self._kv.length)
+        for start in range(0, tokens.size, self.config.chunk):
+            part = tokens[start : start + self.config.chunk]
+            self._run(part, wanted=int(start + part.size == tokens.size))
+        return self._logits[: self.spec.vocab]
+
+    def forward_all(self, tokens: IntArray) -> FloatArray:
+        tokens = check_tokens(tokens, self.spec.vocab, self._kv.capacity - self._kv.length)
+        logits = np.empty((tokens.size, self.spec.vocab), np.float32)
+        step = min(self.config.logits_rows, self.config.chunk)
+        for start in range(0, tokens.size, step):
+            part = tokens[start : start + step]
+            self._run(part, wanted=part.size)
+            rows = self._logits.reshape(-1, self._padded_vocab)
+            logits[start : start + part.size] = rows[: part.size, : self.spec.vocab]
+        return logits
+
+    def close(self) -> None:
+        """Free everything; safe to call twice."""
+        self._kv.closed = True
+        self._kv.arrays.clear()
+        self._arguments = ()
+        self._weights = self._floats = self._integers = np.zeros(0, np.uint8)
+
+    def _run(self, tokens: IntArray, *, wanted: int) -> None:
+        if not self._arguments:
+            raise EngineError("the engine is closed")
+        kv, count = self._kv, tokens.size
+        self._tokens[:count] = tokens
+        kv.announce(count)
+        use_threads(self.config.threads)
+        step = self._step if count == 1 else self._chunk
+        step(*self._arguments, self._angles(count), count, kv.next_position, self.config.threads, wanted)
+        kv.appended(count)
+
+    def _angles(self, count: int) -> Any:
+        """Where the table of rotary angles has the next `count` positions."""
+        first = self._kv.next_turn
+        if not self._rope_from <= first <= first + count <= self._rope_from + self._rope_rows:
+            self._rope_from, self._rope_rows = first, max(count, _ROPE_AHEAD)
+            positions = np.arange(first, first + self._rope_rows)
+            table = rope_table(positions, self._radians, self._head)
+            self._rope[: table.size] = table.reshape(-1)
+        return pointer(self._rope[(first - self._rope_from) * 2 * self._head :])
+
+    def _pointers(self) -> tuple[Any, ...]:
+        """The arguments that stay the same, in the order of `generator.POINTERS`."""
+        kv = self._kv
+        arrays = (
+            self._weights, self._table, self._floats, self._integers, *kv.arrays.values(),
+            kv.lengths, kv.slot_positions, self._tokens, self._logits,
+        )  # fmt: skip
+        return tuple(map(pointer, arrays))
+
+

@@ -1,0 +1,466 @@
+"""The whole pass of a model, tokens to logits, as one TVM function: one parallel launch, barriers between phases.
+
+`step` runs one token (decode); `chunk` runs several (prefill). Both are this generator: in a step every thread
+normalises and quantizes its own copy of the one row, which is cheaper than a barrier; in a chunk the rows are shared
+out first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tvm
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script.builder import ir as T
+
+from edge.backends.tvm.blocks import BLOCKS
+from edge.backends.tvm.blocks.base import FloatBlock
+from edge.backends.tvm.design import Design
+from edge.backends.tvm.kernels.activations import Quantized, quantize, rms_norm
+from edge.backends.tvm.kernels.attention import Query, Window, Work, attend, finish, merge
+from edge.backends.tvm.kernels.cache import MEMORY_TYPE, Cache, copy_cache_row
+from edge.backends.tvm.kernels.isa import ISAS
+from edge.backends.tvm.kernels.lanes import (
+    Buffer,
+    Value,
+    exp,
+    floats,
+    i64,
+    let,
+    load,
+    loop,
+    store,
+    swap_pairs,
+    when,
+)
+from edge.backends.tvm.kernels.matmul import Inputs, Matrix, Weights, copy_row, multiply
+from edge.backends.tvm.layout import GROUPS, Table, work_offsets
+
+POINTERS = {  # arguments of a pass, and what they point to
+    "weights": "uint8", "table": "int64", "floats": "float32", "integers": "int32",
+    "keys": "", "values": "", "key_scales": "float32", "value_scales": "float32",
+    "lengths": "int32",  # rows in use, [layers, KV heads]: heads may keep different numbers
+    "positions": "int32",  # of every row, for sliding windows
+    "tokens": "int32", "logits": "float32", "rope": "float32",
+}  # fmt: skip
+NUMBERS = ("count", "position", "threads", "wanted")  # int64
+
+
+def build(design: Design) -> Any:
+    """The module with `step`, `chunk` and `move`, ready for TVM's compiler."""
+    functions = {"step": _Pass(design, single=True), "chunk": _Pass(design, single=False)}
+    return tvm.IRModule({name: each.function(name) for name, each in functions.items()} | {"move": move_rows(design)})
+
+
+def move_rows(design: Design) -> Any:
+    """Copy rows of the cache within each head: from where to where are pairs of int32, [heads of all layers, pairs, 2].
+
+    stride: pairs between two heads, 0 if all heads move the same rows.
+    """
+    shape, memory = design.shape, MEMORY_TYPE[design.kv_dtype]
+    pointers = {"keys": memory, "values": memory, "key_scales": "float32", "value_scales": "float32", "pairs": "int32"}
+    with IRBuilder() as builder:
+        with T.prim_func(s_tir=True):
+            T.func_name("move")
+            T.func_attr({"global_symbol": "move", "tirx.noalias": True})
+            arguments = {name: T.arg(name, T.ptr(dtype)) for name, dtype in pointers.items()}
+            count, stride, capacity = (T.arg(name, T.int64()) for name in ("count", "stride", "capacity"))
+            arrays = {name: T.decl_buffer((1 << 48,), dtype, data=arguments[name]) for name, dtype in pointers.items()}
+            pairs = arrays.pop("pairs")
+            with T.parallel(i64(shape.layers * shape.kv_heads)) as head, loop(i64(0), count) as index:
+                at = let((head * stride + index) * 2)
+                source, target = (let(head * capacity + T.cast(pairs[at + end], "int64")) for end in (0, 1))
+                copy_cache_row(design.kv_dtype, shape.padded_head, arrays, source, target)
+    return builder.get()
+
+
+class _Pass:
+    """One function while it is built; every method emits a part of it."""
+
+    def __init__(self, design: Design, single: bool) -> None:
+        self.design, self.single = design, single
+        self.shape, self.target, self.isa = design.shape, design.target, ISAS[design.target.name]
+        self.batch = 1 if single else self.target.gemm_tokens
+
+    def function(self, name: str) -> Any:
+        with IRBuilder() as builder:
+            with T.prim_func(s_tir=True):
+                T.func_name(name)
+                T.func_attr({"global_symbol": name, "tirx.noalias": True})
+                self._arguments()
+                # Raw pointers carry no device; what allocates registers wants to know it.
+                with T.attr(0, "device_id", 0), T.attr(0, "device_type", 1), T.attr(0, "pragma_parallel_launch_point", 1):
+                    self._body()
+        return builder.get()
+
+    def _arguments(self) -> None:
+        memory = MEMORY_TYPE[self.design.kv_dtype]
+        pointers = {name: T.arg(name, T.ptr(dtype or memory)) for name, dtype in POINTERS.items()}
+        numbers = {name: T.arg(name, T.int64()) for name in NUMBERS}
+        self.count = i64(1) if self.single else numbers["count"]
+        self.position, self.threads, self.wanted = numbers["position"], numbers["threads"], numbers["wanted"]
+
+        def view(name: str, dtype: str) -> Buffer:
+            return T.decl_buffer((1 << 48,), dtype, data=pointers[name])
+
+        self.weights = Weights(view("weights", "int32"), view("weights", "uint16"), view("weights", "float32"))
+        self.table, self.tokens = view("table", "int64"), view("tokens", "int32")
+        self.floats, self.integers = view("floats", "float32"), view("integers", "int32")
+        self.rope, self.logits = view("rope", "float32"), view("logits", "float32")
+        self.positions, self.lengths = view("positions", "int32"), view("lengths", "int32")
+        self.cache = Cache(
+            self.isa, self.design.kv_dtype, view("keys", memory), view("values", memory),
+            view("key_scales", "float32"), view("value_scales", "float32"),
+            self.shape.kv_heads, self.shape.padded_head, self.table[Table.slot("capacity")],
+        )  # fmt: skip
+
+    # Phases
+
+    def _body(self) -> None:
+        with self._phase() as thread:
+            self._embed(thread)
+        with loop(i64(0), i64(self.shape.layers)) as layer:
+            self._layer(layer)
+        self._head()
+
+    def _layer(self, layer: Value) -> None:
+        shape = self.shape
+        self._normalise("attn_norm", layer, GROUPS["qkv"])
+        with self._phase() as thread:
+            inputs = self._normalised(thread, "attn_norm", layer, "qkv")
+            self._per_variant("qkv", layer, lambda matrices: self._qkv(thread, layer, matrices, inputs))
+        with self._phase() as thread:
+            (self._attend_step if self.single else self._attend_chunk)(thread, layer)
+        self._share_out("mixed", shape.padded_mixed, "output")
+        with self._phase() as thread:
+            if self.single:
+                self._merge(thread)
+            inputs = self._ready(thread, "mixed", shape.padded_mixed, "output", private=True)
+            self._per_variant("output", layer, lambda matrices: self._add(thread, matrices[0], inputs))
+        self._normalise("ffn_norm", layer, GROUPS["gate_up"])
+        with self._phase() as thread:
+            inputs = self._normalised(thread, "ffn_norm", layer, "gate_up")
+            self._per_variant("gate_up", layer, lambda matrices: self._gate_up(thread, matrices, inputs))
+        self._share_out("ffn", shape.padded_ffn, "down")
+        with self._phase() as thread:
+            inputs = self._ready(thread, "ffn", shape.padded_ffn, "down", private=False)
+            self._per_variant("down", layer, lambda matrices: self._add(thread, matrices[0], inputs))
+
+    def _embed(self, thread: Value) -> None:
+        matrix = self._matrix(self.design.embedding, self.shape.hidden, "embedding")
+        with self._shared_out(thread, self.count) as token:
+            row = T.cast(self.tokens[token], "int64")
+            copy_row(self.isa, self.weights, matrix, row, self.floats, self._at("x") + token * self.shape.padded_hidden)
+
+    def _qkv(self, thread: Value, layer: Value, matrices: Sequence[Matrix], inputs: Inputs) -> None:
+        """Queries to scratch, keys and values to the cache; keys and queries turned by RoPE."""
+        shape, parts = self.shape, self.shape.padded_head // 16
+        tiles = [shape.heads * parts, shape.kv_heads * parts, shape.kv_heads * parts]
+        start, stop = self._range(thread, sum(tiles))
+        with loop(_clip(start, tiles[0]), _clip(stop, tiles[0])) as tile:
+            self._query_tile(matrices[0], tile, inputs)
+        for which, before in ((1, tiles[0]), (2, tiles[0] + tiles[1])):
+            # A head is one piece of work: int8 rows need its largest value. It is the thread's that has its first tile.
+            first, last = (_clip((edge - before + (parts - 1)) // parts, shape.kv_heads) for edge in (start, stop))
+            with loop(first, last) as head:
+                self._key_or_value(matrices[which], which == 1, layer, head, inputs)
+
+    def _query_tile(self, matrix: Matrix, tile: Value, inputs: Inputs) -> None:
+        shape, parts = self.shape, self.shape.padded_head // 16
+        head, part = let(tile // parts), let(tile % parts)
+        first = let(self._at("queries") + (head // shape.group) * self._at("query_rows") * shape.padded_head)
+        with self._batches() as tokens:
+            sums = multiply(self.isa, self.weights, matrix, tile, inputs, self._rows(tokens, inputs))
+            for token, each in zip(tokens, sums, strict=True):
+                turned = self._turn(each.value, token, part)
+                at = first + (token * shape.group + head % shape.group) * shape.padded_head + part * 16
+                store(self.floats, at, turned * floats(shape.head**-0.5))
+
+    def _key_or_value(self, matrix: Matrix, is_key: bool, layer: Value, head: Value, inputs: Inputs) -> None:
+        parts = self.shape.padded_head // 16
+        first_row, length = let(self.cache.first_row(layer, head)), let(self._length(layer, head))
+        with self._batches() as tokens:
+            rows = self._rows(tokens, inputs)
+            sums = [
+                multiply(self.isa, self.weights, matrix, let(head * parts + part), inputs, rows) for part in range(parts)
+            ]
+            for index, token in enumerate(tokens):
+                vectors = [each[index] for each in sums]
+                with self._if_real(token):
+                    row = let(length + token)
+                    if is_key:
+                        for part, vector in enumerate(vectors):
+                            vector.value = self._turn(vector.value, token, i64(part))
+                        self.cache.write_key(first_row, row, vectors)
+                    else:
+                        self.cache.write_value(first_row, row, vectors)
+
+    def _turn(self, vector: Value, token: Value, part: Value) -> Value:
+        """RoPE on 8 neighbouring pairs: (a, b) → (a cos − b sin, b cos + a sin). The table holds −sin, +sin."""
+        head = self.shape.padded_head
+        at = let(token * (2 * head) + part * 16)
+        vector = let(vector)
+        return vector * load(self.rope, at) + swap_pairs(vector) * load(self.rope, at + head)
+
+    def _attend_step(self, thread: Value, layer: Value) -> None:
+        """The thread's share of the cache's rows, for all heads."""
+        shape, rows = self.shape, self.target.score_rows
+        with loop(i64(0), i64(shape.kv_heads)) as kv_head:
+            visible = let(self._length(layer, kv_head) + 1)
+            mine = self._range(thread, let((visible + 15) // 16))
+            first = let(self._at("queries") + kv_head * self._at("query_rows") * shape.padded_head)
+            for start in range(0, shape.group, rows):
+                lines = range(start, min(start + rows, shape.group))
+                queries = [Query(first + line * shape.padded_head, visible, self.position) for line in lines]
+                work = self._work(thread, let(kv_head * shape.group + start))
+                attend(
+                    self.target, self.cache, self.floats, queries, let(self.cache.first_row(layer, kv_head)), mine, work,
+                    self._window(layer, kv_head),
+                )  # fmt: skip
+
+    def _merge(self, thread: Value) -> None:
+        """Every thread makes its own copy of the heads' outputs from all threads' parts."""
+        shape, work = self.shape, self._work(i64(0), i64(0))
+        out = let(self._at("mixed") + thread * shape.padded_mixed)
+        with loop(i64(0), i64(shape.heads)) as head:
+            merge(
+                self.floats, shape.padded_head, shape.head, self.threads, self._at("part_stride"), head,
+                work.out, work.maxima, work.sums, self.floats, out + head * shape.head,
+            )  # fmt: skip
+
+    def _attend_chunk(self, thread: Value, layer: Value) -> None:
+        """Blocks of query rows, dealt out in turn: later ones see more rows and cost more."""
+        shape, side = self.shape, self.target.score_rows
+        rows = let(self.count * shape.group)
+        units = let((rows + (side - 1)) // side * shape.kv_heads)
+        with loop(i64(0), (units - thread + self.threads - 1) // self.threads) as turn:
+            unit = let(thread + turn * self.threads)
+            kv_head, first = let(unit % shape.kv_heads), let(unit // shape.kv_heads * side)
+            length = let(self._length(layer, kv_head))
+            start = let(self._at("queries") + kv_head * self._at("query_rows") * shape.padded_head)
+            lines = [let(first + index) for index in range(side)]
+            tokens = [let(T.min(line // shape.group, self.count - 1)) for line in lines]
+            queries = [
+                Query(let(start + line * shape.padded_head), let(length + token + 1), self.position + token)
+                for line, token in zip(lines, tokens, strict=True)
+            ]
+            work = self._work(thread, i64(0))
+            tiles = (i64(0), let((queries[-1].visible + 15) // 16))
+            attend(
+                self.target, self.cache, self.floats, queries, let(self.cache.first_row(layer, kv_head)), tiles, work,
+                self._window(layer, kv_head),
+            )  # fmt: skip
+            for index, (line, token) in enumerate(zip(lines, tokens, strict=True)):
+                with when(line < rows):
+                    head = kv_head * shape.group + line % shape.group
+                    at = let(self._at("mixed") + token * shape.padded_mixed + head * shape.head)
+                    finish(self.cache, shape.head, index, work, self.floats, at)
+
+    def _add(self, thread: Value, matrix: Matrix, inputs: Inputs) -> None:
+        """x += matrix · inputs."""
+        width = self.shape.padded_hidden
+        with self._tiles(thread, -(-self.shape.hidden // 16)) as tile, self._batches() as tokens:
+            sums = multiply(self.isa, self.weights, matrix, tile, inputs, self._rows(tokens, inputs))
+            for token, each in zip(tokens, sums, strict=True):
+                at = let(self._at("x") + token * width + tile * 16)
+                store(self.floats, at, load(self.floats, at) + each.value)
+
+    def _gate_up(self, thread: Value, matrices: Sequence[Matrix], inputs: Inputs) -> None:
+        """silu(gate) · up, silu(x) = x / (1 + e^−x)."""
+        width = self.shape.padded_ffn
+        with self._tiles(thread, -(-self.shape.ffn // 16)) as tile, self._batches() as tokens:
+            rows = self._rows(tokens, inputs)
+            gates, ups = (multiply(self.isa, self.weights, matrix, tile, inputs, rows) for matrix in matrices)
+            for token, gate, up in zip(tokens, gates, ups, strict=True):
+                silu = gate.value / (floats(1) + exp(floats(0) - gate.value))
+                store(self.floats, self._at("ffn") + token * width + tile * 16, silu * up.value)
+
+    def _head(self) -> None:
+        """Logits of the last `wanted` tokens."""
+        shape = self.shape
+        first = self.count - self.wanted
+        matrix = self._matrix(self.design.head, shape.hidden, "head")
+        if not self.single:
+            with self._phase() as thread, self._shared_out(thread, self.wanted) as row:
+                self._norm_row(first + row, row, "output_norm", None)
+                self._quantize_row("normed", shape.padded_hidden, row, row, [self.design.head])
+        with self._phase() as thread:
+            row = thread if self.single else i64(0)
+            if self.single:
+                self._norm_row(i64(0), row, "output_norm", None)
+                self._quantize_row("normed", shape.padded_hidden, row, row, [self.design.head])
+            inputs = self._inputs("normed", shape.padded_hidden)
+            with self._tiles(thread, shape.padded_vocab // 16) as tile:
+                if self.single:
+                    self._logits_tile(matrix, tile, inputs, [row], [i64(0)])
+                    return
+                with when(self.wanted == 1):
+                    self._logits_tile(matrix, tile, inputs, [i64(0)], [i64(0)])
+                with when(self.wanted > 1), loop(i64(0), (self.wanted + (self.batch - 1)) // self.batch) as block:
+                    rows = [let(block * self.batch + index) for index in range(self.batch)]
+                    self._logits_tile(matrix, tile, inputs, rows, rows)
+
+    def _logits_tile(
+        self, matrix: Matrix, tile: Value, inputs: Inputs, rows: Sequence[Value], out: Sequence[Value]
+    ) -> None:
+        sums = multiply(self.isa, self.weights, matrix, tile, inputs, rows)
+        for row, each in zip(out, sums, strict=True):
+            with when(row < T.max(self.wanted, i64(1))):
+                store(self.logits, row * self.shape.padded_vocab + tile * 16, each.value)
+
+    # Rows of activations, made ready for a product
+
+    def _normalise(self, norm: str, layer: Value, names: Sequence[str]) -> None:
+        """In a chunk, a phase of its own."""
+        if self.single:
+            return
+        group = next(group for group, members in GROUPS.items() if tuple(members) == tuple(names))
+        with self._phase() as thread, self._shared_out(thread, self.count) as token:
+            self._norm_row(token, token, norm, layer)
+            self._quantize_row("normed", self.shape.padded_hidden, token, token, self._blocks(group))
+
+    def _normalised(self, thread: Value, norm: str, layer: Value, group: str) -> Inputs:
+        """In a step, the thread's own copy."""
+        if self.single:
+            self._norm_row(i64(0), thread, norm, layer)
+            self._quantize_row("normed", self.shape.padded_hidden, thread, thread, self._blocks(group))
+        return self._inputs("normed", self.shape.padded_hidden, thread)
+
+    def _share_out(self, name: str, width: int, group: str) -> None:
+        """In a chunk, quantize rows in a phase of its own."""
+        if self.single or not self._needs_integers(self._blocks(group)):
+            return
+        with self._phase() as thread, self._shared_out(thread, self.count) as token:
+            self._quantize_row(name, width, token, token, self._blocks(group))
+
+    def _ready(self, thread: Value, name: str, width: int, group: str, *, private: bool) -> Inputs:
+        """In a step, quantize the thread's own copy, from its own row or from the one that all share."""
+        source = thread if private else i64(0)
+        if self.single:
+            self._quantize_row(name, width, source, thread, self._blocks(group))
+        return self._inputs(name, width, thread, shared_floats=not private)
+
+    def _norm_row(self, source: Value, row: Value, norm: str, layer: Value | None) -> None:
+        shape = self.shape
+        weight = self._at(norm) if layer is None else self._layer_at(layer, norm)
+        rms_norm(
+            self.floats, let(self._at("x") + source * shape.padded_hidden), self.weights.floats, let(weight),
+            shape.hidden, shape.padded_hidden, shape.norm_eps,
+            self.floats, let(self._at("normed") + row * shape.padded_hidden),
+        )  # fmt: skip
+
+    def _quantize_row(self, name: str, width: int, source: Value, row: Value, blocks: Sequence[str]) -> None:
+        if self._needs_integers(blocks):
+            quantize(self.floats, let(self._at(name) + source * width), width, self._quantized(), row)
+
+    def _needs_integers(self, blocks: Sequence[str]) -> bool:
+        return not self.design.exact and any(not isinstance(BLOCKS[name], FloatBlock) for name in blocks)
+
+    def _inputs(self, name: str, width: int, thread: Value | None = None, *, shared_floats: bool = False) -> Inputs:
+        """In a step, a product's row is the thread's number."""
+        stride = 0 if self.single and shared_floats else width
+        return Inputs(self.floats, self._at(name), stride, None if self.design.exact else self._quantized(), self.design.exact, thread)
+
+    def _quantized(self) -> Quantized:
+        return Quantized(
+            self.integers, self._at("words"), self._at("corrections"),
+            self.floats, self._at("scales"), self._at("sums"), self.shape.widest,
+        )  # fmt: skip
+
+    # Small parts
+
+    @contextmanager
+    def _phase(self) -> Iterator[Value]:
+        """Work of all threads, which wait for each other at its end."""
+        with T.attr(0, "pragma_parallel_barrier_when_finish", 1), T.parallel(self.threads) as thread:
+            yield thread
+
+    def _range(self, thread: Value, count: Value | int) -> tuple[Value, Value]:
+        """The thread's part of `count` pieces."""
+        return let(thread * count // self.threads), let((thread + 1) * count // self.threads)
+
+    @contextmanager
+    def _shared_out(self, thread: Value, count: Value) -> Iterator[Value]:
+        start, stop = self._range(thread, count)
+        with loop(start, stop) as index:
+            yield index
+
+    @contextmanager
+    def _tiles(self, thread: Value, count: int) -> Iterator[Value]:
+        with self._shared_out(thread, i64(count)) as tile:
+            yield tile
+
+    @contextmanager
+    def _batches(self) -> Iterator[list[Value]]:
+        """The tokens that a pass over a tile serves; the last ones may be beyond the chunk."""
+        if self.single:
+            yield [i64(0)]
+            return
+        with loop(i64(0), (self.count + (self.batch - 1)) // self.batch) as batch:
+            yield [let(batch * self.batch + index) for index in range(self.batch)]
+
+    @contextmanager
+    def _if_real(self, token: Value) -> Iterator[None]:
+        if self.single:
+            yield
+            return
+        with when(token < self.count):
+            yield
+
+    def _rows(self, tokens: Sequence[Value], inputs: Inputs) -> Sequence[Value]:
+        return [inputs.thread] if self.single else tokens
+
+    def _per_variant(self, group: str, layer: Value, emit: Callable[[list[Matrix]], None]) -> None:
+        """Code for every combination of block types in use; a layer picks its own."""
+        variants = self.design.variants[group]
+        for number, blocks in enumerate(variants):
+            matrices = [self._layer_matrix(layer, name, block) for name, block in zip(GROUPS[group], blocks, strict=True)]
+            if len(variants) == 1:
+                emit(matrices)
+            else:
+                with when(self._layer_at(layer, group) == number):
+                    emit(matrices)
+
+    def _blocks(self, group: str) -> list[str]:
+        return [name for blocks in self.design.variants[group] for name in blocks]
+
+    def _layer_matrix(self, layer: Value, name: str, block: str) -> Matrix:
+        shape = self.shape
+        columns = {"attn_output": shape.heads * shape.head, "ffn_down": shape.ffn}.get(name, shape.hidden)
+        quants, scales = self._layer_at(layer, name), self._layer_at(layer, name, scales=True)
+        return Matrix(BLOCKS[block], columns, let(quants), let(scales))
+
+    def _matrix(self, block: str, columns: int, name: str) -> Matrix:
+        return Matrix(BLOCKS[block], columns, self._at(name), self._at(f"{name}_scales"))
+
+    def _work(self, thread: Value, line: Value) -> Work:
+        sizes = work_offsets(self.shape, self.target)
+        start = let(self._at("work") + thread * self._at("part_stride"))
+        return Work(
+            self.floats, scores=start + sizes["scores"], out=let(start + line * self.shape.padded_head),
+            maxima=let(start + sizes["maxima"] + line), sums=let(start + sizes["sums"] + line),
+        )  # fmt: skip
+
+    def _window(self, layer: Value, kv_head: Value) -> tuple[Window, Value] | None:
+        if not self.shape.window:
+            return None
+        window = Window(self.shape.window, self.positions, self._at("layer_stride"), self._at("head_stride"))
+        return window, let(layer * window.layer_stride + kv_head * window.head_stride)
+
+    def _length(self, layer: Value, kv_head: Value) -> Value:
+        """Rows of a head before this pass."""
+        return T.cast(self.lengths[layer * self.shape.kv_heads + kv_head], "int64")
+
+    def _at(self, name: str) -> Value:
+        return self.table[Table.slot(name)]
+
+    def _layer_at(self, layer: Value, name: str, *, scales: bool = False) -> Value:
+        return self.table[len(Table.NAMES) + layer * Table.per_layer() + Table.layer_slot(name, scales)]
+
+
+def _clip(value: Value, most: int) -> Value:
+    return let(T.max(i64(0), T.min(value, i64(most))))
+
+

@@ -1,0 +1,226 @@
+"""Attention over the KV cache, each row read once: softmax as in FlashAttention (arXiv:2205.14135), block by block.
+
+The query heads that share a KV head are rows of one small matrix, together with the chunk's tokens in prefill. For a
+block of cache rows: scores = Q Kᵀ, then the running maximum m and sum l, then out = out · e^(m − m') + e^(scores − m') V.
+In decode the rows of the cache are split over the threads, and whoever needs the result merges the parts
+(FlashDecoding); in prefill the query rows are split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tvm.tirx.script.builder import ir as T
+
+from edge.backends.tvm.kernels.cache import Cache, row_scales
+from edge.backends.tvm.kernels.lanes import (
+    Buffer,
+    Register,
+    Value,
+    exp,
+    floats,
+    i64,
+    largest,
+    let,
+    load,
+    loop,
+    spread,
+    store,
+    total,
+)
+from edge.backends.tvm.targets import Target
+
+BLOCK_TILES = 8  # tiles of 16 rows between two corrections of the running maximum
+NEVER = -1e30  # the score of a row that may not be seen
+
+
+@dataclass(frozen=True)
+class Window:
+    """A sliding window: a query at position p sees positions above p − size. Positions are int32, per cache row."""
+
+    size: int
+    positions: Buffer
+    layer_stride: Value  # 0 where all layers and heads keep the same rows
+    head_stride: Value
+
+
+@dataclass(frozen=True)
+class Work:
+    """Where one thread keeps what it works on, float32: offsets into `memory`."""
+
+    memory: Buffer
+    scores: Value  # [query rows, BLOCK_TILES · 16]
+    out: Value  # [query rows, head]
+    maxima: Value  # [query rows]
+    sums: Value  # [query rows]
+
+
+@dataclass(frozen=True)
+class Query:
+    """A row of queries: where it starts, how many cache rows it may see, and its position (for windows)."""
+
+    at: Value
+    visible: Value
+    position: Value
+
+
+def attend(
+    target: Target, cache: Cache, queries: Buffer, rows: Sequence[Query], first_row: Value, tiles: tuple[Value, Value],
+    work: Work, window: tuple[Window, Value] | None,
+) -> None:  # fmt: skip
+    """Fill work.out (not yet divided by work.sums), work.maxima and work.sums for a range of the cache's tiles.
+
+    `window`: with the offset of this head's positions.
+    """
+    parts = cache.head // 16
+    for index in range(len(rows)):
+        T.buffer_store(work.memory, T.float32(NEVER), [work.maxima + index])
+        T.buffer_store(work.memory, T.float32(0), [work.sums + index])
+        for part in range(parts):
+            store(work.memory, work.out + index * cache.head + part * 16, floats(0))
+    first, last = tiles
+    with loop(i64(0), (last - first + (BLOCK_TILES - 1)) // BLOCK_TILES) as step:
+        start = let(first + step * BLOCK_TILES)
+        count = let(T.min(i64(BLOCK_TILES), last - start))
+        _score(target, cache, queries, rows, first_row, start, count, work, window)
+        _soften(cache, rows, first_row, start, count, work)
+        most = rows[-1].visible  # the last query sees most
+        _mix(target, cache, len(rows), first_row, start, let(T.min(count * 16, most - start * 16)), work)
+
+
+def _score(
+    target: Target, cache: Cache, queries: Buffer, rows: Sequence[Query], first_row: Value, start: Value, count: Value,
+    work: Work, window: tuple[Window, Value] | None,
+) -> None:  # fmt: skip
+    """work.scores = Q Kᵀ for `count` tiles; a few tiles at a time, all query rows in registers."""
+    side = _tiles_at_once(target, len(rows))
+    with loop(i64(0), (count + (side - 1)) // side) as group:
+        tiles = [let(start + group * side + offset) for offset in range(side)]
+        sums = [[Register() for _ in tiles] for _ in rows]
+        for line in sums:
+            for each in line:
+                each.value = floats(0)
+        with loop(i64(0), i64(cache.head)) as dimension:
+            keys = [let(cache.load_key(first_row, tile, dimension)) for tile in tiles]
+            for line, query in zip(sums, rows, strict=True):
+                x = let(spread(queries[query.at + dimension]))
+                for each, key in zip(line, keys, strict=True):
+                    each.value = each.value + x * key
+        for offset, tile in enumerate(tiles):
+            scales = row_scales(cache, cache.key_scales, first_row, tile)
+            row_numbers = let(T.ramp(T.cast(tile * 16, "int32"), T.int32(1), 16))
+            for index, (line, query) in enumerate(zip(sums, rows, strict=True)):
+                score = line[offset].value if scales is None else line[offset].value * scales
+                seen = row_numbers < spread(T.cast(query.visible, "int32"))
+                score = T.Select(seen, score, floats(NEVER))
+                if window:
+                    span, at = window
+                    newer = load(span.positions, at + tile * 16) > spread(T.cast(query.position - span.size, "int32"))
+                    score = T.Select(newer, score, floats(NEVER))
+                where = work.scores + index * (BLOCK_TILES * 16) + (group * side + offset) * 16
+                store(work.memory, where, score)
+
+
+def _soften(cache: Cache, rows: Sequence[Query], first_row: Value, start: Value, count: Value, work: Work) -> None:
+    """Turn the block's scores into powers, and correct sum and output so far for the new maximum."""
+    for index in range(len(rows)):
+        scores = let(work.scores + index * (BLOCK_TILES * 16))
+        most, powers = Register(), Register()
+        most.value = load(work.memory, scores)
+        with loop(i64(1), count) as tile:
+            most.value = T.max(most.value, load(work.memory, scores + tile * 16))
+        before = let(work.memory[work.maxima + index])
+        maximum = let(T.max(before, largest(most.value)))
+        powers.value = floats(0)
+        with loop(i64(0), count) as tile:
+            power = let(exp(load(work.memory, scores + tile * 16) - spread(maximum)))
+            powers.value = powers.value + power
+            scales = row_scales(cache, cache.value_scales, first_row, start + tile)
+            store(work.memory, scores + tile * 16, power if scales is None else power * scales)
+        correction = let(exp(spread(before - maximum)))
+        scalar = let(exp(before - maximum, lanes=1))
+        T.buffer_store(work.memory, maximum, [work.maxima + index])
+        T.buffer_store(
+            work.memory, work.memory[work.sums + index] * scalar + total(powers.value), [work.sums + index]
+        )
+        for part in range(cache.head // 16):
+            at = work.out + index * cache.head + part * 16
+            store(work.memory, at, load(work.memory, at) * correction)
+
+
+def _mix(
+    target: Target, cache: Cache, rows: int, first_row: Value, start: Value, count: Value, work: Work
+) -> None:
+    """work.out += powers · V over `count` cache rows; as many sums as fit in registers at a time."""
+    parts = cache.head // 16
+    width = min(parts, target.mix_registers)
+    height = max(1, target.mix_registers // width)
+    for top in range(0, rows, height):
+        lines = range(top, min(top + height, rows))
+        for left in range(0, parts, width):
+            columns = range(left, min(left + width, parts))
+            sums = {(line, part): Register() for line in lines for part in columns}
+            places = {(line, part): work.out + (line * cache.head + part * 16) for line, part in sums}
+            for key, each in sums.items():
+                each.value = load(work.memory, places[key])
+            with loop(i64(0), count) as row:
+                values = {part: let(cache.load_value(first_row, start * 16 + row, part * 16)) for part in columns}
+                for line in lines:
+                    power = let(spread(work.memory[work.scores + line * (BLOCK_TILES * 16) + row]))
+                    for part in columns:
+                        sums[line, part].value = sums[line, part].value + power * values[part]
+            for key, each in sums.items():
+                store(work.memory, places[key], each.value)
+
+
+def finish(cache: Cache, head_size: int, index: int, work: Work, out: Buffer, at: Value) -> None:
+    """out[at : at + head_size] = work.out / work.sums for one query row."""
+    inverse = let(T.float32(1) / work.memory[work.sums + index])
+    for part in range(cache.head // 16):
+        value = Register()
+        value.value = load(work.memory, work.out + index * cache.head + part * 16) * spread(inverse)
+        _store_part(value, out, at + part * 16, head_size - part * 16)
+
+
+def merge(
+    memory: Buffer, head: int, head_size: int, count: Value, part_stride: int, index: Value, outs: Value,
+    maxima: Value, sums: Value, out: Buffer, at: Value,
+) -> None:  # fmt: skip
+    """out[at : at + head_size]: one query row from the parts of `count` threads.
+
+    Thread p's part starts `part_stride` · p behind `outs`, `maxima`, `sums`; `index` is the row within a part.
+    """
+    most, weights = Register(lanes=1), Register(lanes=1)
+    most.value = T.float32(NEVER)
+    with loop(i64(0), count) as part:
+        most.value = T.max(most.value, memory[maxima + part * part_stride + index])
+    mixed = [Register() for _ in range(head // 16)]
+    for each in mixed:
+        each.value = floats(0)
+    weights.value = T.float32(0)
+    with loop(i64(0), count) as part:
+        weight = let(exp(memory[maxima + part * part_stride + index] - most.value, lanes=1))
+        weights.value = weights.value + weight * memory[sums + part * part_stride + index]
+        for position, each in enumerate(mixed):
+            where = outs + part * part_stride + index * head + position * 16
+            each.value = each.value + spread(weight) * load(memory, where)
+    inverse = let(T.float32(1) / weights.value)
+    for position, each in enumerate(mixed):
+        each.value = each.value * spread(inverse)
+        _store_part(each, out, at + position * 16, head_size - position * 16)
+
+
+def _store_part(value: Register, out: Buffer, at: Value, left: int) -> None:
+    """Store 16 lanes, or what is left of a head whose size is no multiple of 16."""
+    if left >= 16:
+        store(out, at, value.value)
+        return
+    for lane in range(left):
+        T.buffer_store(out, value.lane(i64(lane)), [at + lane])
+
+
+def _tiles_at_once(target: Target, rows: int) -> int:
+    """How many tiles of keys fit beside the queries' sums: all registers used, but no short cache overshot."""
+    fitting = max(1, target.score_rows * target.score_tiles // rows)
+    return next(side for side in (4, 2, 1) if side <= fitting)

@@ -1,0 +1,115 @@
+"""Rows of the KV cache in memory, and how a kernel writes and reads them.
+
+Keys lie in tiles of 16 rows, transposed, so that 16 scores come out of 16 lanes without a sum across lanes:
+K [layers, KV heads, capacity / 16, head, 16], V [layers, KV heads, capacity, head]; `head` is the head size
+rounded up to 16, the rest zero. With int8 every row of every head has a float32 scale: [layers, KV heads, capacity].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm.tirx.script.builder import ir as T
+
+from edge.backends.tvm.kernels.isa import Isa
+from edge.backends.tvm.kernels.lanes import (
+    Buffer,
+    Register,
+    Value,
+    floats,
+    i64,
+    largest,
+    let,
+    load,
+    loop,
+    pure,
+    spread,
+    store,
+)
+
+MEMORY_TYPE = {"f32": "float32", "f16": "uint16", "int8": "int8"}
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The arrays, and the sizes that offsets are made of. `capacity` is known when the kernel runs."""
+
+    isa: Isa
+    dtype: str  # f32, f16, int8
+    keys: Buffer
+    values: Buffer
+    key_scales: Buffer
+    value_scales: Buffer
+    kv_heads: int
+    head: int  # padded
+    capacity: Value
+
+    def first_row(self, layer: Value, kv_head: Value) -> Value:
+        """Rows that lie before those of this head."""
+        return (layer * self.kv_heads + kv_head) * self.capacity
+
+    def load_key(self, first_row: Value, tile: Value, dimension: Value) -> Value:
+        """One dimension of 16 rows, float32, not yet scaled."""
+        return self._float(load(self.keys, (first_row + tile * 16) * self.head + dimension * 16))
+
+    def load_value(self, first_row: Value, row: Value, dimension: int) -> Value:
+        """16 dimensions of one row, float32, not yet scaled."""
+        return self._float(load(self.values, (first_row + row) * self.head + dimension))
+
+    def write_key(self, first_row: Value, row: Value, vectors: list[Register]) -> None:
+        """`vectors` hold the head's dimensions, 16 by 16; they are overwritten."""
+        self._quantize(self.key_scales, first_row + row, vectors)
+        start = let((first_row + (row // 16) * 16) * self.head + row % 16)
+        for part, vector in enumerate(vectors):
+            store(self.keys, start + part * 256, self._stored(vector.value), stride=16)
+
+    def write_value(self, first_row: Value, row: Value, vectors: list[Register]) -> None:
+        self._quantize(self.value_scales, first_row + row, vectors)
+        for part, vector in enumerate(vectors):
+            store(self.values, (first_row + row) * self.head + part * 16, self._stored(vector.value))
+
+    def _quantize(self, scales: Buffer, at: Value, vectors: list[Register]) -> None:
+        """int8: q = round(x · 127 / max|x|) over the whole head."""
+        if self.dtype != "int8":
+            return
+        size: Value = floats(0)
+        for vector in vectors:
+            size = let(T.max(size, pure("float32x16", "llvm.fabs", vector.value)))
+        most = let(largest(size))
+        inverse = let(T.if_then_else(most > T.float32(0), T.float32(127) / most, T.float32(0)))
+        T.buffer_store(scales, most * T.float32(1 / 127), [at])
+        for vector in vectors:
+            vector.value = pure("float32x16", "llvm.rint", vector.value * spread(inverse))
+
+    def _stored(self, values: Value) -> Value:
+        if self.dtype == "f16":
+            return self.isa.to_f16(values)
+        return T.cast(T.cast(values, "int32x16"), "int8x16") if self.dtype == "int8" else values
+
+    def _float(self, stored: Value) -> Value:
+        if self.dtype == "f16":
+            return self.isa.from_f16(stored)
+        return T.cast(T.cast(stored, "int32x16"), "float32x16") if self.dtype == "int8" else stored
+
+
+def row_scales(cache: Cache, scales: Buffer, first_row: Value, tile: Value) -> Value | None:
+    """The scales of 16 rows, if rows have any."""
+    return let(load(scales, first_row + tile * 16)) if cache.dtype == "int8" else None
+
+
+def value_scale(cache: Cache, first_row: Value, row: Value) -> Value | None:
+    return cache.value_scales[first_row + row] if cache.dtype == "int8" else None
+
+
+
+
+def copy_cache_row(dtype: str, head: int, arrays: dict[str, Buffer], source: Value, target: Value) -> None:
+    """Row `target` becomes a copy of row `source`; both count from the start of the arrays."""
+    keys, values = arrays["keys"], arrays["values"]
+    from_key, to_key = (let((row // 16 * 16) * head + row % 16) for row in (source, target))
+    with loop(i64(0), i64(head)) as dimension:
+        T.buffer_store(keys, keys[from_key + dimension * 16], [to_key + dimension * 16])
+        T.buffer_store(values, values[source * head + dimension], [target * head + dimension])
+    if dtype == "int8":
+        for name in ("key_scales", "value_scales"):
+            T.buffer_store(arrays[name], arrays[name][source], [target])

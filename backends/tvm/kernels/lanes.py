@@ -1,0 +1,145 @@
+"""A few words over TVM's IR builder, so that kernels read like their maths.
+
+The unit of work is a vector of 16 lanes, whatever the CPU's registers hold: LLVM splits it where they are narrower.
+Python control flow happens while a kernel is built (and so unrolls); `loop` and `when` are control flow of the
+kernel itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tvm.tirx.script.builder import ir as T
+
+LANES = 16
+
+Value = Any  # an expression of TVM: a scalar or a vector
+Buffer = Any  # memory of one element type
+
+
+def i64(value: int) -> Value:
+    return T.int64(value)
+
+
+def spread(value: Value, lanes: int = LANES) -> Value:
+    """The same scalar in every lane."""
+    return T.broadcast(value, lanes) if lanes > 1 else value
+
+
+def floats(value: float, lanes: int = LANES) -> Value:
+    """A constant in every lane, float32."""
+    return spread(T.float32(value), lanes)
+
+
+def ints(value: int, lanes: int = LANES) -> Value:
+    """A constant in every lane, int32."""
+    return spread(T.int32(value), lanes)
+
+
+def load(buffer: Buffer, at: Value, lanes: int = LANES) -> Value:
+    return buffer[T.ramp(at, i64(1), lanes)] if lanes > 1 else buffer[at]
+
+
+def store(buffer: Buffer, at: Value, value: Value, lanes: int = LANES, stride: int = 1) -> None:
+    T.buffer_store(buffer, value, [T.ramp(at, i64(stride), lanes) if lanes > 1 else at])
+
+
+def let(value: Value) -> Value:
+    """Compute once, here."""
+    return T.Bind(value)
+
+
+def pure(dtype: str, intrinsic: str, *arguments: Value) -> Value:
+    """An LLVM intrinsic without side effects."""
+    return T.call_llvm_pure_intrin(dtype, intrinsic, *arguments)
+
+
+@contextmanager
+def loop(start: Value, stop: Value) -> Iterator[Value]:
+    with T.serial(start, stop) as index:
+        yield index
+
+
+@contextmanager
+def when(condition: Value) -> Iterator[None]:
+    with T.If(condition), T.Then():
+        yield
+
+
+class Register:
+    """A variable of 16 lanes (or `lanes` of them), which LLVM keeps in registers."""
+
+    def __init__(self, dtype: str = "float32", lanes: int = LANES) -> None:
+        self._buffer = T.alloc_buffer((lanes,), dtype, scope="local")
+        self._lanes = lanes
+
+    @property
+    def value(self) -> Value:
+        return load(self._buffer, i64(0), self._lanes)
+
+    @value.setter
+    def value(self, value: Value) -> None:
+        store(self._buffer, i64(0), value, self._lanes)
+
+    def lane(self, index: Value) -> Value:
+        return self._buffer[index]
+
+
+def half(vector: Value, which: int, dtype: str) -> Value:
+    """The low (0) or high (1) half of a vector, of type `dtype`."""
+    return T.vectorhigh(dtype, vector) if which else T.vectorlow(dtype, vector)
+
+
+def total(vector: Value) -> Value:
+    """The sum of 16 float lanes."""
+    eight = let(half(vector, 0, "float32x8") + half(vector, 1, "float32x8"))
+    four = let(half(eight, 0, "float32x4") + half(eight, 1, "float32x4"))
+    return pure("float32", "llvm.vector.reduce.fadd", T.float32(0), four)
+
+
+def largest(vector: Value) -> Value:
+    """The greatest of 16 float lanes."""
+    eight = let(T.max(half(vector, 0, "float32x8"), half(vector, 1, "float32x8")))
+    four = let(T.max(half(eight, 0, "float32x4"), half(eight, 1, "float32x4")))
+    return pure("float32", "llvm.vector.reduce.fmax", four)
+
+
+def swap_pairs(vector: Value) -> Value:
+    """Lanes 2i and 2i+1 exchanged."""
+    return T.Shuffle([vector], [lane ^ 1 for lane in range(LANES)])
+
+
+def exp(x: Value, lanes: int = LANES) -> Value:
+    """e^x, relative error 2e-7: x clipped to ±87, 2^fraction by a polynomial, 2^whole by its exponent bits."""
+    scaled = let(T.max(T.min(x, floats(87.0, lanes)), floats(-87.0, lanes)) * floats(1.4426950408889634, lanes))
+    whole = let(pure(_f(lanes), "llvm.rint", scaled))
+    fraction = let(scaled - whole)
+    power: Value = floats(1.5403530e-4, lanes)
+    for coefficient in (1.3333558e-3, 9.6181291e-3, 5.5504109e-2, 2.4022651e-1, 6.9314718e-1, 1.0):
+        power = power * fraction + floats(coefficient, lanes)
+    exponent = T.cast(whole, _i(lanes)) + ints(127, lanes)
+    return let(power * T.reinterpret(_f(lanes), T.shift_left(exponent, ints(23, lanes))))
+
+
+def _f(lanes: int) -> str:
+    return f"float32x{lanes}" if lanes > 1 else "float32"
+
+
+def _i(lanes: int) -> str:
+    return f"int32x{lanes}" if lanes > 1 else "int32"
+
+
+def low_nibbles(words: Value) -> Value:
+    """The low 4 bits of each of the 4 bytes in a lane."""
+    return T.bitwise_and(words, ints(0x0F0F0F0F))
+
+
+def high_nibbles(words: Value) -> Value:
+    return T.bitwise_and(T.shift_right(words, ints(4)), ints(0x0F0F0F0F))
+
+
+def shift_to_float(stored: Value, bits: int) -> Value:
+    """16 lanes of uint16, moved up by `bits`, read as float32."""
+    return T.reinterpret("float32x16", T.shift_left(T.cast(stored, "int32x16"), ints(bits)))

@@ -1,0 +1,166 @@
+"""Weights times activations: 16 rows of a matrix (a tile) against one token or several at once.
+
+Decode reads each weight once and is bound by memory. Prefill reads a tile once for several tokens: its registers
+are unpacked once per block and serve every token. Both are this kernel, with one token or `Target.gemm_tokens`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tvm.tirx.script.builder import ir as T
+
+from edge.backends.tvm.blocks.base import Block, FloatBlock, IntegerBlock
+from edge.backends.tvm.kernels.activations import BLOCK, CENTER, Quantized
+from edge.backends.tvm.kernels.isa import Isa
+from edge.backends.tvm.kernels.lanes import Buffer, Register, Value, floats, i64, ints, let, load, loop, spread
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A packed matrix in the file of weights: its block type, its width, and where it lies (bytes)."""
+
+    block: Block
+    columns: int
+    quants: Value
+    scales: Value
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The file of weights, seen as each of the types that it holds."""
+
+    words: Buffer  # int32
+    halves: Buffer  # uint16: scales, F16, BF16
+    floats: Buffer  # float32: F32, norms
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The activations of a product: float rows (`stride` values each), and the same quantized, if there are any.
+
+    exact: use the float rows even where the weights are integers. thread: the only row, in decode.
+    """
+
+    floats: Buffer
+    start: Value
+    stride: int
+    quantized: Quantized | None
+    exact: bool
+    thread: Value | None = None
+
+
+def multiply(
+    isa: Isa, weights: Weights, matrix: Matrix, tile: Value, inputs: Inputs, rows: Sequence[Value]
+) -> list[Register]:
+    """16 products of tile `tile` with each of the given rows of the inputs."""
+    sums = [Register() for _ in rows]
+    for each in sums:
+        each.value = floats(0)
+    if isinstance(matrix.block, FloatBlock):
+        _float_weights(isa, weights, matrix, matrix.block, tile, inputs, rows, sums)
+    elif inputs.exact or inputs.quantized is None:
+        _exact(isa, weights, matrix, matrix.block, tile, inputs, rows, sums)
+    else:
+        _integers(isa, weights, matrix, matrix.block, tile, inputs.quantized, rows, sums)
+    return sums
+
+
+def _integers(
+    isa: Isa, weights: Weights, matrix: Matrix, block: IntegerBlock, tile: Value, x: Quantized,
+    rows: Sequence[Value], sums: list[Register],
+) -> None:  # fmt: skip
+    """Σ over blocks of d · s · (Σ w q − center Σ q) + m · s Σ q, where s and q are the activations'."""
+    count = matrix.columns // block.values
+    words = let((matrix.quants + tile * (count * block.quant_bytes)) // 4)
+    halves = let((matrix.scales + tile * (count * block.scale_bytes)) // 2)
+    x_words = [let(x.words_at(row)) for row in rows]
+    x_blocks = [let(x.blocks_at(row)) for row in rows]
+    dot = isa.dot_signed if block.signed else isa.dot
+    center = block.center + (isa.signed_offset if block.signed else 0)
+    with loop(i64(0), i64(count)) as at:
+        first = let(words + at * (block.quant_bytes // 4))
+        registers = block.registers(lambda index: load(weights.words, first + index * 16))
+        scales_at = let(halves + at * (block.scale_bytes // 2))
+        scale = let(isa.from_f16(load(weights.halves, scales_at)))
+        minimum = let(isa.from_f16(load(weights.halves, scales_at + 16))) if block.has_minimum else None
+        for each, x_at, block_at in zip(sums, x_words, x_blocks, strict=True):
+            products = ints(0)
+            if center:
+                products = spread(x.integers[x.corrections + block_at + at] * T.int32(center // CENTER))
+            for index, register in enumerate(registers):
+                products = dot(products, register, x.integers[x_at + at * (BLOCK // 4) + index])
+            factor = scale * spread(x.numbers[x.scales + block_at + at])
+            result = each.value + T.cast(products, "float32x16") * factor
+            if minimum is not None:
+                result = result + minimum * spread(x.numbers[x.sums + block_at + at])
+            each.value = result
+
+
+def _exact(
+    isa: Isa, weights: Weights, matrix: Matrix, block: IntegerBlock, tile: Value, inputs: Inputs,
+    rows: Sequence[Value], sums: list[Register],
+) -> None:  # fmt: skip
+    """The same with every weight made a float: slow, for tests and for comparison."""
+    count = matrix.columns // block.values
+    words = let((matrix.quants + tile * (count * block.quant_bytes)) // 4)
+    halves = let((matrix.scales + tile * (count * block.scale_bytes)) // 2)
+    starts = [let(inputs.start + row * inputs.stride) for row in rows]
+    with loop(i64(0), i64(count)) as at:
+        first = let(words + at * (block.quant_bytes // 4))
+        registers = block.registers(lambda index: load(weights.words, first + index * 16))
+        scales_at = let(halves + at * (block.scale_bytes // 2))
+        scale = let(isa.from_f16(load(weights.halves, scales_at)))
+        minimum = let(isa.from_f16(load(weights.halves, scales_at + 16))) if block.has_minimum else floats(0)
+        for index, register in enumerate(registers):
+            for byte in range(4):
+                weight = let(T.cast(_byte(register, byte) - ints(block.center), "float32x16") * scale + minimum)
+                for each, start in zip(sums, starts, strict=True):
+                    x = inputs.floats[start + at * block.values + (4 * index + byte)]
+                    each.value = each.value + weight * spread(x)
+
+
+def _byte(register: Value, byte: int) -> Value:
+    """One signed byte of each lane; unsigned ones are below 128, so their sign is no matter."""
+    return (register << ints(24 - 8 * byte)) >> ints(24)
+
+
+def _float_weights(
+    isa: Isa, weights: Weights, matrix: Matrix, block: FloatBlock, tile: Value, inputs: Inputs,
+    rows: Sequence[Value], sums: list[Register],
+) -> None:  # fmt: skip
+    memory = weights.floats if block.raw_bytes == 4 else weights.halves
+    first = let(matrix.quants // block.raw_bytes + tile * (matrix.columns * 16))
+    starts = [let(inputs.start + row * inputs.stride) for row in rows]
+    with loop(i64(0), i64(matrix.columns)) as at:
+        weight = let(block.decode(isa, load(memory, first + at * 16)))
+        for each, start in zip(sums, starts, strict=True):
+            each.value = each.value + weight * spread(inputs.floats[start + at])
+
+
+def copy_row(isa: Isa, weights: Weights, matrix: Matrix, row: Value, out: Buffer, out_at: Value) -> None:
+    """out[out_at : out_at + columns] = row `row` of the matrix: the embedding of a token.
+
+    Works through whole tiles, of which one lane is kept: 16 × the work of a few µs, and no second layout.
+    """
+    block, tile, lane = matrix.block, let(row // 16), let(row % 16)
+    kept = Register()
+    if isinstance(block, FloatBlock):
+        memory = weights.floats if block.raw_bytes == 4 else weights.halves
+        first = let(matrix.quants // block.raw_bytes + tile * (matrix.columns * 16))
+        with loop(i64(0), i64(matrix.columns)) as at:
+            kept.value = block.decode(isa, load(memory, first + at * 16))
+            T.buffer_store(out, kept.lane(lane), [out_at + at])
+        return
+    count = matrix.columns // block.values
+    with loop(i64(0), i64(count)) as at:
+        first = let((matrix.quants + (tile * count + at) * block.quant_bytes) // 4)
+        registers = block.registers(lambda index: load(weights.words, first + index * 16))
+        scales_at = let((matrix.scales + (tile * count + at) * block.scale_bytes) // 2)
+        scale = let(isa.from_f16(load(weights.halves, scales_at)))
+        minimum = let(isa.from_f16(load(weights.halves, scales_at + 16))) if block.has_minimum else floats(0)
+        for index, register in enumerate(registers):
+            for byte in range(4):
+                kept.value = T.cast(_byte(register, byte) - ints(block.center), "float32x16") * scale + minimum
+                T.buffer_store(out, kept.lane(lane), [out_at + at * block.values + (4 * index + byte)])

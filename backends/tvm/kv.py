@@ -1,0 +1,251 @@
+"""The native engine's KV cache: every head keeps its own rows, in place.
+
+Three numbers are never one. A row's *order* is its place among the rows in use; its *slot* is where it lies in
+memory: evicted rows are overwritten by the last ones, so that most rows never move; its *position* is what RoPE turned
+its key by. When gaps are closed, the few rows before a gap are turned forward rather than the many behind it back, so
+turned positions grow for ever, and `base` is what separates them from the positions that callers see.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from edge.backends.base import KVState, check_rows
+from edge.backends.tvm.layout import Shape, round_up
+from edge.backends.tvm.memory import aligned_zeros, pointer
+from edge.backends.tvm.rope import turn
+from edge.errors import EngineError, InputError
+from edge.types import AnyArray, FloatArray, IntArray
+
+NUMPY_TYPE = {"f32": "float32", "f16": "float16", "int8": "int8"}
+_SPARE_TILES = 4  # scores are computed for up to 4 tiles of 16 rows at once
+_ANCHORS = 16  # first rows whose exact keys are remembered once they are turned
+
+
+def allocated_rows(capacity: int) -> int:
+    return round_up(capacity, 16 * _SPARE_TILES)
+
+
+def row_bytes(shape: Shape, dtype: str) -> int:
+    """Bytes that a token adds, in all layers."""
+    heads = shape.layers * shape.kv_heads
+    scales = 8 if dtype == "int8" else 0
+    return heads * (2 * shape.padded_head * np.dtype(NUMPY_TYPE[dtype]).itemsize + scales)
+
+
+class NativeKV:
+    """KVCache protocol. `arrays` are what compiled code works on; `move` is its function that copies rows."""
+
+    def __init__(self, shape: Shape, dtype: str, capacity: int, radians: AnyArray, key: str, move: Any) -> None:
+        self.shape, self.dtype, self.capacity = shape, dtype, capacity
+        self._heads = shape.layers * shape.kv_heads
+        self._rows = allocated_rows(capacity)
+        self.nbytes = self._rows * row_bytes(shape, dtype)
+        count, memory = self._heads * self._rows, NUMPY_TYPE[dtype]
+        scales = count if dtype == "int8" else 0
+        self.arrays = {
+            "keys": aligned_zeros(count * shape.padded_head, memory),
+            "values": aligned_zeros(count * shape.padded_head, memory),
+            "key_scales": aligned_zeros(scales, "float32"),
+            "value_scales": aligned_zeros(scales, "float32"),
+        }
+        self.lengths = aligned_zeros(self._heads, "int32")
+        self.slot_positions = aligned_zeros(self._rows, "int32")  # by slot, for sliding windows
+        self._slots = np.zeros((1, capacity), np.int32)  # by order; one line while all heads keep the same rows
+        self._turned = np.zeros((1, capacity), np.int64)
+        self._base = 0
+        self._next = 0
+        self._anchors = np.zeros((self._heads, 0, shape.padded_head), np.float32)
+        self._anchor_turns = np.zeros(0, np.int64)
+        self._radians, self._key, self._move = radians, key, move
+        self.closed = False
+
+    @property
+    def length(self) -> int:
+        return int(self.lengths.max())
+
+    @property
+    def positions(self) -> IntArray:
+        return (self._turned[0, : self.length] - self._base).astype(np.int32)
+
+    @property
+    def next_position(self) -> int:
+        """As callers count."""
+        return self._next - self._base
+
+    @property
+    def next_turn(self) -> int:
+        """What RoPE turns the next key by."""
+        return self._next
+
+    def appended(self, count: int) -> None:
+        """Book `count` rows that a pass has written behind the last slots."""
+        length = self.length
+        self._slots[:, length : length + count] = np.arange(length, length + count)
+        self._turned[:, length : length + count] = np.arange(self._next, self._next + count)
+        self.lengths += count
+        self._next += count
+
+    def announce(self, count: int) -> None:
+        """Tell a sliding window the positions of `count` rows that are about to be written."""
+        if self.shape.window:
+            start = self.next_position
+            self.slot_positions[self.length : self.length + count] = np.arange(start, start + count)
+
+    def keep(self, rows: IntArray, *, close_gaps: bool) -> None:
+        self._check_open()
+        rows = check_rows(rows, self.length)
+        kept = rows.size
+        self._forget_anchors(rows)
+        slots = self._slots[0, rows]
+        self._slots[0, :kept] = self._fill_holes(slots)
+        self._turned[0, :kept] = self._turned[0, rows]
+        self.lengths[:] = kept
+        if close_gaps:
+            self._close_gaps(kept)
+        self._note_positions()
+
+    def truncate(self, length: int) -> None:
+        self._check_open()
+        if not 0 <= length <= self.length:
+            raise InputError(f"cannot truncate {self.length} rows to {length}")
+        following = int(self._turned[0, length - 1]) + 1 if length else 0
+        if length < self.length:
+            self._forget_anchors(np.arange(length, dtype=np.int32))
+            self._slots[0, :length] = self._fill_holes(self._slots[0, :length])
+            self.lengths[:] = length
+        self._next = following
+        if not length:
+            self._base = 0
+        self._note_positions()
+
+    def save(self) -> KVState:
+        self._check_open()
+        slots = self._slots[0, : self.length]
+        data = b"".join(self._gather(name, slots).tobytes() for name in self.arrays)
+        return KVState(self._key, self.positions.copy(), self.next_position, data)
+
+    def restore(self, state: KVState) -> None:
+        self._check_open()
+        count = state.positions.size
+        if state.key != self._key or count > self.capacity or len(state.data) != count * row_bytes(self.shape, self.dtype):
+            raise InputError("the saved KV state belongs to another model, engine, KV dtype or capacity")
+        self.truncate(0)
+        at, slots = 0, np.arange(count)
+        for name, array in self.arrays.items():
+            part = np.frombuffer(state.data, array.dtype, self._heads * count * self._width(name), at)
+            self._scatter(name, slots, part.reshape(self._heads, count, self._width(name)))
+            at += part.nbytes
+        self._slots[0, :count], self._turned[0, :count] = slots, state.positions
+        self.lengths[:] = count
+        self._next = state.next_position
+        self._note_positions()
+
+    # Slots
+
+    def _fill_holes(self, slots: AnyArray) -> AnyArray:
+        """Make `slots` the first ones, moving those that lie beyond into holes; returns where each row lies now."""
+        count = slots.size
+        beyond = slots >= count
+        sources = slots[beyond]
+        if sources.size == 0:
+            return slots
+        occupied = np.zeros(count, bool)
+        occupied[slots[~beyond]] = True
+        targets = np.flatnonzero(~occupied).astype(np.int32)
+        pairs = np.ascontiguousarray(np.stack([sources, targets], axis=1), np.int32)
+        self._move(*(pointer(array) for array in self.arrays.values()), pointer(pairs), len(pairs), 0, self._rows)
+        filled = slots.copy()
+        filled[beyond] = targets
+        return filled
+
+    def _note_positions(self) -> None:
+        if self.shape.window:
+            self.slot_positions[self._slots[0, : self.length]] = self.positions
+
+    # Positions
+
+    def _close_gaps(self, count: int) -> None:
+        """Give the rows positions 0 … count − 1 by turning those whose distance to the last row changes."""
+        if not count:
+            self._base = self._next = 0
+            return
+        turned = self._turned[0, :count]
+        self._base = int(turned[-1]) - (count - 1)
+        wanted = self._base + np.arange(count)
+        moved = np.flatnonzero(turned != wanted)
+        if moved.size:
+            self._turn(moved, wanted[moved])
+            self._turned[0, moved] = wanted[moved]
+        self._next = self._base + count
+
+    def _turn(self, rows: AnyArray, wanted: AnyArray) -> None:
+        """Turn the keys of `rows` to the positions `wanted`.
+
+        The first rows are turned at every eviction for ever, and each time their keys would be rounded: theirs are
+        turned from what they were at first.
+        """
+        keys = self._keys(self._slots[0, rows])
+        by = wanted - self._turned[0, rows]
+        known = min(int(rows.size), _ANCHORS)
+        if (rows[:known] == np.arange(known)).all():
+            have = min(known, self._anchor_turns.size)
+            keys[:, :have] = self._anchors[:, :have]
+            by[:have] = wanted[:have] - self._anchor_turns[:have]
+            if have < known:
+                self._anchors = keys[:, :known].copy()
+                self._anchor_turns = (wanted - by)[:known]
+        self._set_keys(self._slots[0, rows], turn(keys, by, self._radians))
+
+    def _forget_anchors(self, rows: IntArray) -> None:
+        """Anchors stay with the first rows only as long as these stay the first."""
+        known = min(self._anchor_turns.size, rows.size)
+        same = np.flatnonzero(rows[:known] != np.arange(known))
+        left = int(same[0]) if same.size else known
+        self._anchors, self._anchor_turns = self._anchors[:, :left], self._anchor_turns[:left]
+
+    def _keys(self, slots: AnyArray) -> FloatArray:
+        """float32 [heads of all layers, n, head]."""
+        keys = self._gather("keys", slots).astype(np.float32)
+        return keys * self._gather("key_scales", slots) if self.dtype == "int8" else keys
+
+    def _set_keys(self, slots: AnyArray, keys: FloatArray) -> None:
+        if self.dtype == "int8":
+            scales = np.abs(keys).max(axis=-1, keepdims=True) / np.float32(127)
+            self._scatter("key_scales", slots, scales)
+            keys = np.rint(keys / np.where(scales > 0, scales, 1))
+        self._scatter("keys", slots, keys.astype(NUMPY_TYPE[self.dtype]))
+
+    # Arrays, as [heads of all layers, rows, width]
+
+    def _width(self, name: str) -> int:
+        return self.shape.padded_head if name in ("keys", "values") else int(self.dtype == "int8")
+
+    def _gather(self, name: str, slots: AnyArray) -> AnyArray:
+        if self._width(name) == 0:
+            return np.zeros((self._heads, slots.size, 0), np.float32)
+        if name != "keys":
+            return np.asarray(self._view(name)[:, slots])
+        return np.ascontiguousarray(self._view(name)[:, slots // 16, :, slots % 16].swapaxes(0, 1))
+
+    def _scatter(self, name: str, slots: AnyArray, rows: AnyArray) -> None:
+        if self._width(name) == 0:
+            return
+        if name != "keys":
+            self._view(name)[:, slots] = rows
+        else:
+            self._view(name)[:, slots // 16, :, slots % 16] = rows.swapaxes(0, 1)
+
+    def _view(self, name: str) -> AnyArray:
+        array = self.arrays[name]
+        if name == "keys":
+            return array.reshape(self._heads, self._rows // 16, self.shape.padded_head, 16)
+        return array.reshape(self._heads, self._rows, self._width(name))
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise EngineError("the engine is closed")
+
+

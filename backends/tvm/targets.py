@@ -1,0 +1,76 @@
+"""Instruction sets that the native engine compiles for, and which of them this CPU has. No TVM is needed here."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from edge.errors import InputError, UnsupportedError
+
+
+@dataclass(frozen=True)
+class Target:
+    """An instruction set, and the sizes of the pieces of work that suit its registers."""
+
+    name: str
+    llvm: dict[str, Any]  # TVM's description of the CPU
+    flags: frozenset[str] = frozenset()  # what /proc/cpuinfo must list
+    gemm_tokens: int = 4  # tokens that a pass over a weight tile serves in prefill
+    step_tiles: int = 1  # weight tiles that decode runs through side by side
+    score_rows: int = 4  # query rows × key tiles (of 16 rows) in registers while scores are computed
+    score_tiles: int = 1
+    mix_registers: int = 4  # 16-lane accumulators while values are mixed
+
+
+def _x86(cpu: str, *features: str) -> dict[str, Any]:
+    return {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": cpu, "mattr": list(features), "num-cores": 2}
+
+
+TARGETS = (
+    Target(
+        "avx512vnni",
+        _x86("x86-64-v4", "+avx512vnni"),
+        frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"}),
+        gemm_tokens=8,
+        score_rows=12,
+        score_tiles=2,
+        mix_registers=24,
+    ),
+    Target("avx2", _x86("x86-64-v3"), frozenset({"avx2", "fma", "f16c"})),
+    Target("generic", _x86("x86-64")),
+)
+
+
+def choose_target(name: str | None = None) -> Target:
+    """The target called `name`, else EDGE_ISA, else the best of this CPU.
+
+    Raises InputError for an unknown name, UnsupportedError where the CPU lacks it or is no x86-64.
+    """
+    name = name or os.environ.get("EDGE_ISA") or None
+    if platform.machine() not in ("x86_64", "AMD64"):
+        raise UnsupportedError(f"the tvm engine does not run on {platform.machine()} yet: use --backend llamacpp")
+    runnable = [target for target in TARGETS if target.flags <= _cpu_flags()]
+    if name is None:
+        return runnable[0]
+    known = {target.name: target for target in TARGETS}
+    if name not in known:
+        raise InputError(f"EDGE_ISA {name!r} is unknown: choose {', '.join(known)}")
+    if known[name] not in runnable:
+        raise UnsupportedError(f"this CPU has no {name}: choose {', '.join(target.name for target in runnable)}")
+    return known[name]
+
+
+@lru_cache
+def _cpu_flags() -> frozenset[str]:
+    """Features that Linux lists for the first core; none elsewhere, which leaves the generic target."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("flags"):
+                return frozenset(line.split(":", 1)[1].split())
+    except OSError:
+        pass
+    return frozenset()

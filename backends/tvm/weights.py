@@ -1,0 +1,97 @@
+"""The packed file of weights: a model's tensors re-laid for the kernels once, then mapped.
+
+Mapped weights are file pages: shared between processes, and the system may drop and reread them. The file lies in the
+cache folder under a key made of everything it depends on; `edge.cache` tells whether it is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from edge import cache
+from edge.backends.tvm.layout import PER_HEAD, Layout, Place, Shape
+from edge.backends.tvm.sources import source_hash
+from edge.gguf_file import GGUFFile, TensorInfo
+from edge.types import AnyArray
+
+_SLICE = 4 << 20  # bytes of a tensor that are re-laid at once: what packing adds to the process
+_SAMPLE = 64  # bytes of every tensor that tell models of one shape apart
+
+Progress = Callable[[float], None]
+
+
+def open_weights(file: GGUFFile, layout: Layout, progress: Progress | None = None) -> AnyArray:
+    """The packed bytes, uint8 [nbytes], mapped read-only; packed first if the cache folder has them not.
+
+    Raises EdgeError if the cache folder cannot be written.
+    """
+    path = cache.find_or_make(
+        "weights",
+        _key(file, layout),
+        ".bin",
+        lambda target: _pack(file, layout, target, progress or (lambda _fraction: None)),
+        about=file.path.name,
+        expected=layout.nbytes,
+    )
+    with open(path, "rb") as data:
+        mapped = mmap.mmap(data.fileno(), 0, access=mmap.ACCESS_READ)
+    return np.frombuffer(mapped, np.uint8)
+
+
+def _key(file: GGUFFile, layout: Layout) -> str:
+    """What the packed bytes depend on: the model, where its tensors go, and how they are packed."""
+    digest = hashlib.sha256(source_hash("layout.py", "weights.py", "blocks").encode())
+    digest.update(repr((sorted(layout.places), file.size, file.path.stat().st_mtime_ns)).encode())
+    with open(file.path, "rb") as data:
+        for info in file.tensors.values():
+            digest.update(repr(info).encode())
+            data.seek(info.offset + info.nbytes // 2)
+            digest.update(data.read(min(_SAMPLE, info.nbytes - info.nbytes // 2)))
+    return digest.hexdigest()[:32]
+
+
+def _pack(file: GGUFFile, layout: Layout, target: Path, progress: Progress) -> None:
+    done = 0
+    with open(target, "wb") as out, open(file.path, "rb") as source:
+        out.truncate(layout.nbytes)
+        for place in layout.places.values():
+            _pack_tensor(source, file.tensors[place.tensor], layout.shape, place, out)
+            done += place.nbytes
+            progress(done / layout.nbytes)
+
+
+def _pack_tensor(source: BinaryIO, info: TensorInfo, shape: Shape, place: Place, out: BinaryIO) -> None:
+    if place.block is None:
+        out.seek(place.quants)
+        source.seek(info.offset)
+        out.write(source.read(info.nbytes))
+        return
+    rows, row_bytes = info.shape[1], info.nbytes // info.shape[1]
+    unit = shape.head if info.name.split(".")[-2] in PER_HEAD else 16  # rows that are rounded up to whole tiles
+    step = max(1, _SLICE // (unit * row_bytes)) * unit
+    quants_at, scales_at = place.quants, place.scales
+    for first in range(0, rows, step):
+        source.seek(info.offset + first * row_bytes)
+        raw = np.frombuffer(source.read(min(step, rows - first) * row_bytes), np.uint8).reshape(-1, row_bytes)
+        padded = _pad(raw, unit)
+        quants, scales = place.block.pack(padded.reshape(len(padded), -1, place.block.raw_bytes))
+        for at, packed in ((quants_at, quants), (scales_at, scales)):
+            out.seek(at)
+            out.write(packed.tobytes())
+        quants_at, scales_at = quants_at + quants.nbytes, scales_at + scales.nbytes
+
+
+def _pad(raw: AnyArray, unit: int) -> AnyArray:
+    """Every `unit` rows followed by zero rows up to a whole number of tiles."""
+    units, width = -(-len(raw) // unit), raw.shape[1]
+    padded = np.zeros((units, -(-unit // 16) * 16, width), np.uint8)
+    for index in range(units):
+        part = raw[index * unit : (index + 1) * unit]
+        padded[index, : len(part)] = part
+    return padded.reshape(-1, width)
