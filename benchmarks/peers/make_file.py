@@ -1,0 +1,139 @@
+"""Model files for `peers.py`, written once.
+
+make_file.py pure SOURCE TARGET                         every matrix of SOURCE as Q4_0, by llama.cpp's own quantizer
+make_file.py random SOURCE TARGET HIDDEN LAYERS FFN     a Llama of that shape with random Q4_0 weights: 64 wide heads,
+                                                        4 query heads per KV head, the first tokens of SOURCE
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+_Q4_0 = 2  # llama_ftype, and ggml_type too
+_VOCAB, _HEAD, _CONTEXT = 32768, 64, 8192
+_SPREAD = 0.02 / 4.6  # 4.6 is the standard deviation of a random nibble: weights get one of 0.02
+
+
+def pure_q4_0(source: Path, target: Path) -> None:
+    import ctypes
+
+    from llama_worker import low_level
+
+    library = low_level()
+    parameters = library.llama_model_quantize_default_params()
+    parameters.ftype = _Q4_0
+    parameters.pure = True
+    parameters.allow_requantize = True
+    status = library.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(parameters))
+    if status != 0:
+        raise RuntimeError(f"llama_model_quantize returned {status}")
+
+
+def random_llama(source: Path, target: Path, hidden: int, layers: int, ffn: int) -> None:
+    import gguf
+
+    writer = gguf.GGUFWriter(target, "llama")
+    heads, kv_heads = hidden // _HEAD, max(1, hidden // _HEAD // 4)
+    writer.add_name(f"random llama {hidden}x{layers}")
+    writer.add_context_length(_CONTEXT)
+    writer.add_embedding_length(hidden)
+    writer.add_block_count(layers)
+    writer.add_feed_forward_length(ffn)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_rope_dimension_count(_HEAD)
+    writer.add_rope_freq_base(100000.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(_VOCAB)
+    writer.add_file_type(_Q4_0)
+    _copy_tokenizer(writer, source)
+    tensors = _tensors(hidden, layers, ffn, kv_heads * _HEAD)
+    for name, shape in tensors.items():
+        matrix = len(shape) == 2
+        dtype = np.dtype(np.uint8 if matrix else np.float32)
+        nbytes = shape[0] * shape[1] // 32 * 18 if matrix else shape[0] * 4
+        raw_shape = (shape[0], shape[1] // 32 * 18) if matrix else shape
+        kind = gguf.GGMLQuantizationType.Q4_0 if matrix else None
+        writer.add_tensor_info(name, raw_shape, dtype, nbytes, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    generator = np.random.default_rng(0)
+    for shape in tensors.values():
+        writer.write_tensor_data(_random_q4_0(generator, *shape) if len(shape) == 2 else np.ones(shape, np.float32))
+    writer.close()
+
+
+def _tensors(hidden: int, layers: int, ffn: int, kv: int) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor, outermost first; the head is the embedding."""
+    tensors: dict[str, tuple[int, ...]] = {"token_embd.weight": (_VOCAB, hidden), "output_norm.weight": (hidden,)}
+    for layer in range(layers):
+        parts = {
+            "attn_norm": (hidden,),
+            "attn_q": (hidden, hidden),
+            "attn_k": (kv, hidden),
+            "attn_v": (kv, hidden),
+            "attn_output": (hidden, hidden),
+            "ffn_norm": (hidden,),
+            "ffn_gate": (ffn, hidden),
+            "ffn_up": (ffn, hidden),
+            "ffn_down": (hidden, ffn),
+        }
+        tensors |= {f"blk.{layer}.{name}.weight": shape for name, shape in parts.items()}
+    return tensors
+
+
+def _random_q4_0(generator: np.random.Generator, rows: int, columns: int) -> npt.NDArray[np.uint8]:
+    """Random blocks, uint8 [rows, bytes]: a float16 scale and 32 random nibbles each."""
+    blocks = np.empty((rows * columns // 32, 18), np.uint8)
+    blocks[:, 2:] = generator.integers(0, 256, (blocks.shape[0], 16), dtype=np.uint8)
+    scales = _SPREAD * generator.uniform(0.5, 1.5, (blocks.shape[0], 1))
+    blocks[:, :2] = scales.astype(np.float16).view(np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+def _copy_tokenizer(writer: object, source: Path) -> None:
+    """The first tokens of SOURCE, and those of its merges that need no others."""
+    import gguf
+
+    from edge.gguf_file import read_gguf
+
+    assert isinstance(writer, gguf.GGUFWriter)
+    file = read_gguf(source)
+    tokens = list(file.strings("tokenizer.ggml.tokens"))[:_VOCAB]
+    known = set(tokens)
+    merges = [
+        merge
+        for merge in file.strings("tokenizer.ggml.merges")
+        if known.issuperset(merge.split(" ")) and merge.replace(" ", "") in known
+    ]
+    writer.add_tokenizer_model(file.metadata["tokenizer.ggml.model"])
+    writer.add_tokenizer_pre(file.metadata["tokenizer.ggml.pre"])
+    writer.add_token_list(tokens)
+    writer.add_token_types(file.numbers("tokenizer.ggml.token_type")[:_VOCAB].tolist())
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(file.metadata["tokenizer.ggml.bos_token_id"])
+    writer.add_eos_token_id(file.metadata["tokenizer.ggml.eos_token_id"])
+    writer.add_unk_token_id(file.metadata["tokenizer.ggml.unknown_token_id"])
+    writer.add_pad_token_id(file.metadata["tokenizer.ggml.padding_token_id"])
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(file.metadata["tokenizer.chat_template"])  # OpenVINO wants one
+
+
+def main(kind: str, source: str, target: str, *shape: int) -> None:
+    """Write to a temporary name first, so that half a file is never taken for one."""
+    partial = Path(target).with_suffix(".partial")
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    if kind == "pure":
+        pure_q4_0(Path(source), partial)
+    else:
+        random_llama(Path(source), partial, *shape)
+    partial.rename(target)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3], *map(int, sys.argv[4:]))

@@ -1,0 +1,127 @@
+"""What a worker and its parent say to each other: one JSON object per line, over stdin and stdout.
+
+A worker loads its engine, says `{"ready": true, "version": …}`, and then answers one request at a time:
+
+- `{"op": "prefill", "n": 512, "seed": 1}` → `{"seconds": …}`: n random token ids into an empty cache, logits after the
+  last one there to be read.
+- `{"op": "decode", "depth": 4096, "n": 64, "seed": 1}` → `{"seconds": …}`: n steps of one token and its argmax, in a
+  cache that holds `depth` rows when the clock starts. The rows are always the same ones, so they may be kept.
+- `{"op": "memory"}` → `{"peak": bytes}`: the process's peak resident set.
+
+It stops when stdin ends. Only the standard library and NumPy may be imported here: workers run in other environments.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+FILL_SEED = 12345
+START_TEXT = "The sea was calm that morning, and the old boat lay quiet on the sand"  # 16 tokens of SmolLM2
+ANSWER_TOKENS = 32  # generated at the end of the run whose memory is measured
+
+Tokens = npt.NDArray[np.int32]
+
+
+class Measured(Protocol):
+    """What a worker can be asked for; both return seconds."""
+
+    version: str
+    vocab: int
+
+    def prefill(self, tokens: Tokens) -> float: ...
+
+    def decode(self, depth: int, tokens: Tokens) -> float: ...
+
+
+class Steps:
+    """`prefill` and `decode` for an engine that runs the tokens it is given; subclasses supply the three verbs."""
+
+    version = ""
+    vocab = 0
+    _filled = 0  # rows of the fixed filling that the cache begins with
+
+    def run(self, tokens: Tokens) -> npt.NDArray[np.float32]:
+        """Append the tokens; logits after the last."""
+        raise NotImplementedError
+
+    def truncate(self, rows: int) -> None:
+        """Keep only the first rows."""
+        raise NotImplementedError
+
+    def prefill(self, tokens: Tokens) -> float:
+        self._filled = 0
+        self.truncate(0)
+        started = time.perf_counter()
+        float(self.run(tokens)[0])
+        return time.perf_counter() - started
+
+    def decode(self, depth: int, tokens: Tokens) -> float:
+        self._fill(depth)
+        steps = [tokens[i : i + 1] for i in range(tokens.size)]
+        started = time.perf_counter()
+        for step in steps:
+            int(self.run(step).argmax())
+        return time.perf_counter() - started
+
+    def _fill(self, depth: int) -> None:
+        if depth == 0 or self._filled < depth:
+            self.truncate(0)
+            if depth:
+                self.run(random_tokens(depth, FILL_SEED, self.vocab))
+        else:
+            self.truncate(depth)
+        self._filled = depth
+
+
+def random_tokens(count: int, seed: int, vocab: int) -> Tokens:
+    """Token ids, int32 [count], none of the first 100: special tokens are there.
+
+    Those of another count begin differently, or an engine that remembers prefixes would be measured on the rest only.
+    """
+    return np.random.default_rng((seed, count)).integers(100, vocab, count, dtype=np.int32)
+
+
+def peak_memory() -> int:
+    """VmHWM of this process, bytes."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) << 10
+
+
+def take_stdout() -> Any:
+    """The real stdout as a file; whatever engines print from now on goes to stderr."""
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    return out
+
+
+def serve(load: Callable[[], Measured]) -> None:
+    """Load, then answer until stdin ends. A failure is said, not raised: the parent skips the engine."""
+    out = take_stdout()
+
+    def say(**message: Any) -> None:
+        print(json.dumps(message), file=out, flush=True)
+
+    try:
+        engine = load()
+        say(ready=True, version=engine.version)
+        for line in sys.stdin:
+            request = json.loads(line)
+            if request["op"] == "memory":
+                say(peak=peak_memory())
+                continue
+            tokens = random_tokens(request["n"], request["seed"], engine.vocab)
+            if request["op"] == "prefill":
+                say(seconds=engine.prefill(tokens))
+            else:
+                say(seconds=engine.decode(request["depth"], tokens))
+    except Exception as error:
+        say(error=f"{type(error).__name__}: {error}".splitlines()[0][:200])
