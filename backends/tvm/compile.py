@@ -13,12 +13,15 @@ from edge.backends.tvm.design import Design
 
 def main() -> None:
     from tvm import compile as compile_module
+    from tvm.ir.transform import PassContext
     from tvm.target import Target
 
     from edge.backends.tvm.generator import build
 
     design = Design.from_json(sys.stdin.read())
-    executable = compile_module(build(design), target=Target(design.target.llvm))
+    # Storage rewriting would merge registers into arrays too large for the stack, which come from a slow allocator.
+    with PassContext(config={"tirx.disable_storage_rewrite": True}):
+        executable = compile_module(build(design), target=Target(design.target.llvm))
     executable.mod.write_to_file(sys.argv[1], "o")
 
 

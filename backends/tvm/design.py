@@ -8,7 +8,7 @@ from typing import Any
 
 from edge.backends.tvm.blocks.base import Block
 from edge.backends.tvm.layout import Layout, Shape
-from edge.backends.tvm.targets import TARGETS, Target
+from edge.backends.tvm.targets import Target
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,13 @@ class Design:
 
     def to_json(self) -> str:
         fields: dict[str, Any] = asdict(self)
-        return json.dumps(fields | {"target": self.target.name}, sort_keys=True)
+        fields["target"]["flags"] = sorted(self.target.flags)
+        return json.dumps(fields, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Design:
         fields = json.loads(text)
-        fields["shape"] = Shape(**fields["shape"])
-        fields["target"] = next(target for target in TARGETS if target.name == fields["target"])
-        return cls(**fields)
+        return cls(**fields | {"shape": Shape(**fields["shape"]), "target": Target(**fields["target"])})
 
 
 def _name(block: Block | None) -> str:

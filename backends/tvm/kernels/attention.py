@@ -67,11 +67,12 @@ class Query:
 
 def attend(
     target: Target, cache: Cache, queries: Buffer, rows: Sequence[Query], first_row: Value, tiles: tuple[Value, Value],
-    work: Work, window: tuple[Window, Value] | None,
+    work: Work, window: tuple[Window, Value] | None, *, fetch: bool,
 ) -> None:  # fmt: skip
     """Fill work.out (not yet divided by work.sums), work.maxima and work.sums for a range of the cache's tiles.
 
-    `window`: with the offset of this head's positions.
+    `window`: with the offset of this head's positions. fetch: the cache is read once and not soon again, so ask
+    memory ahead of need.
     """
     parts = cache.head // 16
     for index in range(len(rows)):
@@ -83,15 +84,15 @@ def attend(
     with loop(i64(0), (last - first + (BLOCK_TILES - 1)) // BLOCK_TILES) as step:
         start = let(first + step * BLOCK_TILES)
         count = let(T.min(i64(BLOCK_TILES), last - start))
-        _score(target, cache, queries, rows, first_row, start, count, work, window)
+        _score(target, cache, queries, rows, first_row, start, count, work, window, fetch)
         _soften(cache, rows, first_row, start, count, work)
         most = rows[-1].visible  # the last query sees most
-        _mix(target, cache, len(rows), first_row, start, let(T.min(count * 16, most - start * 16)), work)
+        _mix(target, cache, len(rows), first_row, start, let(T.min(count * 16, most - start * 16)), work, fetch)
 
 
 def _score(
     target: Target, cache: Cache, queries: Buffer, rows: Sequence[Query], first_row: Value, start: Value, count: Value,
-    work: Work, window: tuple[Window, Value] | None,
+    work: Work, window: tuple[Window, Value] | None, fetch: bool,
 ) -> None:  # fmt: skip
     """work.scores = Q Kᵀ for `count` tiles; a few tiles at a time, all query rows in registers."""
     side = _tiles_at_once(target, len(rows))
@@ -102,6 +103,8 @@ def _score(
             for each in line:
                 each.value = floats(0)
         with loop(i64(0), i64(cache.head)) as dimension:
+            if fetch:  # the values that will be mixed next
+                cache.fetch_values(first_row, tiles[0], dimension, side)
             keys = [let(cache.load_key(first_row, tile, dimension)) for tile in tiles]
             for line, query in zip(sums, rows, strict=True):
                 x = let(spread(queries[query.at + dimension]))
@@ -150,7 +153,7 @@ def _soften(cache: Cache, rows: Sequence[Query], first_row: Value, start: Value,
 
 
 def _mix(
-    target: Target, cache: Cache, rows: int, first_row: Value, start: Value, count: Value, work: Work
+    target: Target, cache: Cache, rows: int, first_row: Value, start: Value, count: Value, work: Work, fetch: bool
 ) -> None:
     """work.out += powers · V over `count` cache rows; as many sums as fit in registers at a time."""
     parts = cache.head // 16
@@ -165,6 +168,8 @@ def _mix(
             for key, each in sums.items():
                 each.value = load(work.memory, places[key])
             with loop(i64(0), count) as row:
+                if fetch:  # the next block's keys
+                    cache.fetch_keys(first_row, start + BLOCK_TILES, row)
                 values = {part: let(cache.load_value(first_row, start * 16 + row, part * 16)) for part in columns}
                 for line in lines:
                     power = let(spread(work.memory[work.scores + line * (BLOCK_TILES * 16) + row]))

@@ -22,6 +22,7 @@ from edge.backends.tvm.kernels.lanes import (
     let,
     load,
     loop,
+    prefetch,
     pure,
     spread,
     store,
@@ -55,6 +56,22 @@ class Cache:
     def load_value(self, first_row: Value, row: Value, dimension: int) -> Value:
         """16 dimensions of one row, float32, not yet scaled."""
         return self._float(load(self.values, (first_row + row) * self.head + dimension))
+
+    def fetch_values(self, first_row: Value, tile: Value, dimension: Value, tiles: int) -> None:
+        """Ask for one part in `head` of the values of `tiles` tiles."""
+        share = tiles * 16  # values, of head · share
+        for line in range(-(-share // self._line)):
+            prefetch(self.values, (first_row + tile * 16) * self.head + dimension * share + line * self._line)
+
+    def fetch_keys(self, first_row: Value, tile: Value, row: Value) -> None:
+        """Ask for the row-th part, as large as a row, of the keys from `tile` on."""
+        for line in range(-(-self.head // self._line)):
+            prefetch(self.keys, (first_row + tile * 16 + row) * self.head + line * self._line)
+
+    @property
+    def _line(self) -> int:
+        """Values in a cache line."""
+        return 64 // {"f32": 4, "f16": 2, "int8": 1}[self.dtype]
 
     def write_key(self, first_row: Value, row: Value, vectors: list[Register]) -> None:
         """`vectors` hold the head's dimensions, 16 by 16; they are overwritten."""

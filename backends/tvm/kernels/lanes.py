@@ -56,6 +56,12 @@ def pure(dtype: str, intrinsic: str, *arguments: Value) -> Value:
     return T.call_llvm_pure_intrin(dtype, intrinsic, *arguments)
 
 
+def prefetch(buffer: Buffer, at: Value) -> None:
+    """Ask for the cache line of buffer[at] to be brought into the second-level cache. Any address will do."""
+    address = T.address_of(buffer[at])
+    T.evaluate(T.call_llvm_intrin("void", "llvm.prefetch.p0", address, T.int32(0), T.int32(2), T.int32(1)))
+
+
 @contextmanager
 def loop(start: Value, stop: Value) -> Iterator[Value]:
     with T.serial(start, stop) as index:
@@ -72,7 +78,8 @@ class Register:
     """A variable of 16 lanes (or `lanes` of them), which LLVM keeps in registers."""
 
     def __init__(self, dtype: str = "float32", lanes: int = LANES) -> None:
-        self._buffer = T.alloc_buffer((lanes,), dtype, scope="local")
+        # Left alone, TVM would take these few bytes from a heap, at every turn of a loop.
+        self._buffer = T.alloc_buffer((lanes,), dtype, scope="local", annotations={"disable_lower_builtin": True})
         self._lanes = lanes
 
     @property
