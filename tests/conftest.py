@@ -74,6 +74,14 @@ def load_engine(
     return module.load(model.file, model.spec, config)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Compiled kernels and packed weights of the tests go where they are forgotten; children inherit the setting."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDGE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture
 def engines() -> Iterator[Callable[[Engine], Engine]]:
     """Pass an engine through this to have it closed after the test."""

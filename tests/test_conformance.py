@@ -46,6 +46,9 @@ ENGINES = (
     Row("reference", "f32", tolerance=1e-3),
     Row("llamacpp", "f32", tolerance=1e-3),
     Row("llamacpp", "f16", tolerance=8e-2),
+    Row("tvm", "f32", tolerance=1e-3),
+    Row("tvm", "f16", tolerance=8e-2),
+    Row("tvm", "int8", tolerance=8e-1),
 )
 
 

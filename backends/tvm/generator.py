@@ -35,7 +35,7 @@ from edge.backends.tvm.kernels.lanes import (
     swap_pairs,
     when,
 )
-from edge.backends.tvm.kernels.matmul import Inputs, Matrix, Weights, copy_row, fetch_ahead, multiply
+from edge.backends.tvm.kernels.matmul import Inputs, Matrix, Weights, copy_row, multiply
 from edge.backends.tvm.layout import GROUPS, Table, work_offsets
 
 POINTERS = {  # arguments of a pass, and what they point to
@@ -129,11 +129,9 @@ class _Pass:
         shape = self.shape
         self._normalise("attn_norm", layer, GROUPS["qkv"])
         with self._phase() as thread:
-            self._fetch_ahead(thread, "attn_q", layer, self.shape.heads * self.shape.padded_head)
             inputs = self._normalised(thread, "attn_norm", layer, "qkv")
             self._per_variant("qkv", layer, lambda matrices: self._qkv(thread, layer, matrices, inputs))
         with self._phase() as thread:
-            self._fetch_ahead(thread, "attn_output", layer, self.shape.hidden)
             (self._attend_step if self.single else self._attend_chunk)(thread, layer)
         self._share_out("mixed", shape.padded_mixed, "output")
         with self._phase() as thread:
@@ -143,12 +141,10 @@ class _Pass:
             self._per_variant("output", layer, lambda matrices: self._add(thread, matrices[0], inputs))
         self._normalise("ffn_norm", layer, GROUPS["gate_up"])
         with self._phase() as thread:
-            self._fetch_ahead(thread, "ffn_gate", layer, self.shape.ffn)
             inputs = self._normalised(thread, "ffn_norm", layer, "gate_up")
             self._per_variant("gate_up", layer, lambda matrices: self._gate_up(thread, matrices, inputs))
         self._share_out("ffn", shape.padded_ffn, "down")
         with self._phase() as thread:
-            self._fetch_ahead(thread, "ffn_down", layer, self.shape.hidden)
             inputs = self._ready(thread, "ffn", shape.padded_ffn, "down", private=False)
             self._per_variant("down", layer, lambda matrices: self._add(thread, matrices[0], inputs))
 
@@ -345,19 +341,6 @@ class _Pass:
         if self.single:
             self._quantize_row(name, width, source, thread, self._blocks(group))
         return self._inputs(name, width, thread, shared_floats=not private)
-
-    def _fetch_ahead(self, thread: Value, name: str, layer: Value, rows: int) -> None:
-        """In a step, have memory deliver a product's first weights while its inputs are made ready."""
-        if not self.single:
-            return
-        group = next(group for group, names in GROUPS.items() if name in names)
-        index = GROUPS[group].index(name)
-        self._per_variant(
-            group, layer,
-            lambda matrices: fetch_ahead(
-                self.weights, matrices[index], *self._range(thread, -(-rows // 16)), self.target.fetch_bytes
-            ),
-        )  # fmt: skip
 
     def _norm_row(self, source: Value, row: Value, norm: str, layer: Value | None) -> None:
         shape = self.shape

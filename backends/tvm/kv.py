@@ -21,6 +21,7 @@ from edge.types import AnyArray, FloatArray, IntArray
 
 NUMPY_TYPE = {"f32": "float32", "f16": "float16", "int8": "int8"}
 _SPARE_TILES = 4  # scores are computed for up to 4 tiles of 16 rows at once
+_BASE_BYTES = 8  # a saved state begins with `base`: its keys are turned by position + base
 _ANCHORS = 16  # first rows whose exact keys are remembered once they are turned
 
 
@@ -124,23 +125,25 @@ class NativeKV:
     def save(self) -> KVState:
         self._check_open()
         slots = self._slots[0, : self.length]
-        data = b"".join(self._gather(name, slots).tobytes() for name in self.arrays)
-        return KVState(self._key, self.positions.copy(), self.next_position, data)
+        parts = [np.int64(self._base).tobytes(), *(self._gather(name, slots).tobytes() for name in self.arrays)]
+        return KVState(self._key, self.positions.copy(), self.next_position, b"".join(parts))
 
     def restore(self, state: KVState) -> None:
         self._check_open()
         count = state.positions.size
-        if state.key != self._key or count > self.capacity or len(state.data) != count * row_bytes(self.shape, self.dtype):
+        size = _BASE_BYTES + count * row_bytes(self.shape, self.dtype)
+        if state.key != self._key or count > self.capacity or len(state.data) != size:
             raise InputError("the saved KV state belongs to another model, engine, KV dtype or capacity")
         self.truncate(0)
-        at, slots = 0, np.arange(count)
+        at, slots = _BASE_BYTES, np.arange(count)
         for name, array in self.arrays.items():
             part = np.frombuffer(state.data, array.dtype, self._heads * count * self._width(name), at)
             self._scatter(name, slots, part.reshape(self._heads, count, self._width(name)))
             at += part.nbytes
-        self._slots[0, :count], self._turned[0, :count] = slots, state.positions
+        self._base = int(np.frombuffer(state.data, np.int64, 1)[0])
+        self._slots[0, :count], self._turned[0, :count] = slots, state.positions.astype(np.int64) + self._base
         self.lengths[:] = count
-        self._next = state.next_position
+        self._next = self._base + state.next_position
         self._note_positions()
 
     # Slots

@@ -23,7 +23,6 @@ class Target:
     step_tiles: int = 1  # weight tiles that decode runs through side by side
     score_rows: int = 4  # query rows × key tiles (of 16 rows) in registers while scores are computed
     score_tiles: int = 1
-    fetch_bytes: int = 32 << 10  # weights that decode asks for before it needs them
     mix_registers: int = 4  # 16-lane accumulators while values are mixed
 
 

@@ -14,7 +14,7 @@ from tvm.tirx.script.builder import ir as T
 from edge.backends.tvm.blocks.base import Block, FloatBlock, IntegerBlock
 from edge.backends.tvm.kernels.activations import BLOCK, CENTER, Quantized
 from edge.backends.tvm.kernels.isa import Isa
-from edge.backends.tvm.kernels.lanes import Buffer, Register, Value, floats, i64, ints, let, load, loop, prefetch, spread
+from edge.backends.tvm.kernels.lanes import Buffer, Register, Value, floats, i64, ints, let, load, loop, spread
 
 
 @dataclass(frozen=True)
@@ -137,15 +137,6 @@ def _float_weights(
         weight = let(block.decode(isa, load(memory, first + at * 16)))
         for each, start in zip(sums, starts, strict=True):
             each.value = each.value + weight * spread(inputs.floats[start + at])
-
-
-def fetch_ahead(weights: Weights, matrix: Matrix, start: Value, stop: Value, most: int) -> None:
-    """Bring the quants of tiles start … stop towards the CPU, at most `most` bytes, while it does something else."""
-    tile_bytes = matrix.block.packed_bytes(16, matrix.columns)[0]
-    first = let((matrix.quants + start * tile_bytes) // 4)
-    lines = T.min((stop - start) * tile_bytes, i64(most)) // 64
-    with loop(i64(0), T.max(lines, i64(0))) as line:
-        prefetch(weights.words, first + line * 16)
 
 
 def copy_row(isa: Isa, weights: Weights, matrix: Matrix, row: Value, out: Buffer, out_at: Value) -> None:
