@@ -2,31 +2,53 @@
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import cast
 
 from edge.backends.base import Backend
-from edge.errors import InputError
+from edge.errors import InputError, MissingExtraError, UnsupportedError
 from edge.gguf_file import GGUFFile
 from edge.model import ModelSpec
 
-_MODULES = {"tvm": "edge.backends.tvm", "llamacpp": "edge.backends.llamacpp", "reference": "edge.backends.reference"}
-_DEFAULT = "llamacpp"  # what `auto` means
+_MODULES = {
+    "tvm": "edge.backends.tvm",
+    "llamacpp": "edge.backends.llamacpp",
+    "reference": "edge.backends.reference",
+}
+_AUTO = ("tvm", "llamacpp")  # what `auto` tries, the fastest first
+
+_log = logging.getLogger("edge")
 
 
 def backend_names() -> tuple[str, ...]:
     return tuple(_MODULES)
 
 
-def find_backend(name: str, file: GGUFFile, spec: ModelSpec) -> Backend:
-    """The engine called `name` (or `auto`), installed and able to run this model.
+def find_backend(name: str, file: GGUFFile, spec: ModelSpec, kv_dtype: str | None = None) -> Backend:
+    """The engine called `name`, installed and able to run this model; or, for `auto`, the first that is.
 
+    `auto` takes an engine that has `kv_dtype`, and logs a warning if it is not the first, with the reason.
     Raises InputError for unknown names, MissingExtraError, UnsupportedError.
     """
-    module = _MODULES.get(_DEFAULT if name == "auto" else name)
-    if module is None:
-        raise InputError(f"unknown backend {name!r}: choose auto, {', '.join(_MODULES)}")
-    backend = cast(Backend, import_module(module))
+    if name != "auto":
+        if name not in _MODULES:
+            raise InputError(f"unknown backend {name!r}: choose auto, {', '.join(_MODULES)}")
+        return _usable(name, file, spec)
+    *better, last = _AUTO
+    for each in better:
+        try:
+            backend = _usable(each, file, spec)
+        except (MissingExtraError, UnsupportedError) as error:
+            _log.warning("%s runs this model, more slowly: %s", last, str(error).removesuffix(f": use --backend {last}"))
+            continue
+        if kv_dtype in (None, *backend.KV_DTYPES):
+            return backend
+    return _usable(last, file, spec)
+
+
+def _usable(name: str, file: GGUFFile, spec: ModelSpec) -> Backend:
+    backend = cast(Backend, import_module(_MODULES[name]))
     backend.check_installed()
     backend.check_supported(file, spec)
     return backend

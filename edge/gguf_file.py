@@ -151,6 +151,30 @@ class _Cursor:
             self.take(step)
             count -= step
 
+    def spans(self, count: int, limit: int, what: str) -> Iterator[tuple[bytes, int, int]]:
+        """`count` strings in turn, each as a buffer, its start and its end there. Raises ModelFormatError.
+
+        Vocabularies hold a hundred thousand, so those that lie whole in the window are found without a call.
+        """
+        length_at = _SCALARS[10].unpack_from
+        while count:
+            buffer, at, size = self._buffer, self._at, len(self._buffer)
+            while count and at + 8 <= size:
+                (length,) = length_at(buffer, at)
+                end = at + 8 + length
+                if length > limit or end > size:
+                    break
+                yield buffer, at + 8, end
+                at, count = end, count - 1
+            self._at = at
+            if count:
+                length = self.scalar(_SCALARS[10])
+                if length > limit:
+                    raise ModelFormatError(f"a string in {what} claims {length} bytes: the file is damaged")
+                start = self.take(length)
+                yield self._buffer, start, start + length
+                count -= 1
+
 
 @dataclass(frozen=True)
 class GGUFFile:
@@ -170,8 +194,8 @@ class GGUFFile:
             raise ModelFormatError(f"{self.path}: {key} is not a list of strings")
         with open(self.path, "rb") as file:
             cursor = _Cursor(file, self.size, ref.offset)
-            for _ in range(ref.count):
-                yield cursor.text(MAX_STRING, key)
+            for buffer, start, end in cursor.spans(ref.count, MAX_STRING, key):
+                yield buffer[start:end].decode("utf-8", errors="replace")
 
     def numbers(self, key: str) -> np.ndarray[Any, Any]:
         """A numeric array as NumPy, in its own dtype. Raises ModelFormatError if it is not one."""
@@ -291,12 +315,8 @@ def _read_value(cursor: _Cursor, key: str, type_id: int) -> Any:
     elif item_type == _STRING:
         if count > MAX_ITEMS:
             raise ModelFormatError(f"the list {key!r} claims {count} strings: the file is damaged")
-        length = _SCALARS[10]
-        for _ in range(count):
-            nbytes = cursor.scalar(length)
-            if nbytes > MAX_STRING:
-                raise ModelFormatError(f"a string in {key!r} claims {nbytes} bytes: the file is damaged")
-            cursor.take(nbytes)
+        for _ in cursor.spans(count, MAX_STRING, repr(key)):
+            pass
     else:
         raise ModelFormatError(f"the list {key!r} holds items of type {item_type}, which edge does not read")
     return ref

@@ -55,7 +55,7 @@ def load(
         known = ", ".join(PlanRequest.__dataclass_fields__)
         raise InputError(f"unknown option among {', '.join(plan_options)}: choose from {known}") from None
     opened = model if isinstance(model, Model) else open_model(model)
-    engine_module = find_backend(backend, opened.file, opened.spec)
+    engine_module = find_backend(backend, opened.file, opened.spec, request.kv_dtype)
     plan = make_plan(opened.spec, engine_module, request, budget)
     return Session(opened, engine_module, plan, budget, on_load)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import metadata
 from typing import TYPE_CHECKING
 
 from edge.backends.base import EngineConfig, Footprint
@@ -83,4 +82,6 @@ def load(
 
 
 def versions() -> dict[str, str]:
+    from importlib import metadata  # here: it takes 20 ms, and reports come last
+
     return {"apache-tvm": metadata.version("apache-tvm"), "apache-tvm-ffi": metadata.version("apache-tvm-ffi")}

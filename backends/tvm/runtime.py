@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import importlib.metadata
 import importlib.util
 import os
 import subprocess
@@ -45,8 +44,8 @@ def compiled(design: Design, progress: Progress | None = None) -> Any:
     Raises EngineError if TVM's compiler fails, EdgeError if the cache folder cannot be written.
     """
     text = design.to_json()
-    versions = [importlib.metadata.version(name) for name in ("apache-tvm", "apache-tvm-ffi")]
-    key = hashlib.sha256("\n".join([text, source_hash("."), *versions]).encode()).hexdigest()[:32]
+    compiler = _tvm_library("compiler").stat()  # stands for its version, which takes 20 ms to look up
+    key = hashlib.sha256(f"{text}\n{source_hash('.')}\n{compiler.st_size}".encode()).hexdigest()[:32]
     about = f"{design.shape.layers} layers, {design.kv_dtype} KV, {design.target.name}"
     path = cache.find_or_make("kernels", key, ".o", lambda out: _compile(text, out, progress), about=about)
     return _load(path)
@@ -107,13 +106,17 @@ def _libraries() -> Any:
     os.environ.setdefault("TVM_BIND_THREADS", "0")
     os.environ.setdefault("TVM_NUM_THREADS", str(usable_cores()))
     os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", _SPINS)
-    spec = importlib.util.find_spec("tvm")
-    assert spec and spec.origin
     import tvm_ffi
 
-    library = Path(spec.origin).parent / "lib" / ("libtvm_runtime.dylib" if sys.platform == "darwin" else "libtvm_runtime.so")
-    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(str(_tvm_library("runtime")), mode=ctypes.RTLD_GLOBAL)
     return tvm_ffi
+
+
+def _tvm_library(name: str) -> Path:
+    """A library of TVM's package, found without importing the package, which would load the compiler."""
+    spec = importlib.util.find_spec("tvm")
+    assert spec and spec.origin
+    return Path(spec.origin).parent / "lib" / f"libtvm_{name}.{'dylib' if sys.platform == 'darwin' else 'so'}"
 
 
 @lru_cache

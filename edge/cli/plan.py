@@ -32,7 +32,7 @@ def plan(
     from edge.plan import PlanRequest, make_plan
 
     opened = open_model(model)
-    engine = find_backend(backend, opened.file, opened.spec)
+    engine = find_backend(backend, opened.file, opened.spec, kv_dtype)
     request = PlanRequest(
         kv_policy=kv_policy,
         sinks=sinks,

@@ -1,0 +1,136 @@
+"""Tiny random Llamas in any mixture of block types and in any shape, written with the `gguf` package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType, TokenType
+from gguf.quants import quantize
+
+from edge.types import AnyArray
+
+CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+GAIN, HEAD_GAIN, NORM_SPREAD = 1.2, 3.0, 0.2  # as in golden/make.py: logits spread by about 3
+
+Edit = Callable[[dict[str, AnyArray]], None]
+"""Changes the weights, by their names without `.weight`, before they are quantized."""
+
+
+@dataclass(frozen=True)
+class Small:
+    """A shape. `types`: the block type of every matrix, or of those whose name ends so (the longest ending wins)."""
+
+    layers: int = 1
+    hidden: int = 64
+    heads: int = 4
+    kv_heads: int = 2
+    head: int = 16
+    ffn: int = 96
+    vocab: int = 272
+    tied: bool = True
+    window: int = 0
+    rope_freqs: bool = False
+    types: str | Mapping[str, str] = field(default="F32", hash=False)
+    seed: int = 1
+    architecture: str = "llama"
+
+    def type_of(self, name: str) -> str:
+        if isinstance(self.types, str):
+            return self.types
+        return self.types[max((ending for ending in self.types if name.endswith(ending)), key=len)]
+
+
+def random_weights(small: Small) -> dict[str, AnyArray]:
+    """float32 tensors, matrices [rows, columns]."""
+    random = np.random.default_rng(small.seed)
+
+    def matrix(rows: int, columns: int, gain: float = GAIN) -> AnyArray:
+        return (random.standard_normal((rows, columns)) * gain / np.sqrt(columns)).astype(np.float32)
+
+    def norm() -> AnyArray:
+        return (1 + NORM_SPREAD * random.standard_normal(small.hidden)).astype(np.float32)
+
+    queries, keys = small.heads * small.head, small.kv_heads * small.head
+    weights = {"token_embd": matrix(small.vocab, small.hidden, HEAD_GAIN), "output_norm": norm()}
+    if not small.tied:
+        weights["output"] = matrix(small.vocab, small.hidden, HEAD_GAIN)
+    if small.rope_freqs:
+        weights["rope_freqs"] = np.linspace(1, 8, small.head // 2, dtype=np.float32)
+    for layer in range(small.layers):
+        weights |= {
+            f"blk.{layer}.attn_norm": norm(),
+            f"blk.{layer}.attn_q": matrix(queries, small.hidden),
+            f"blk.{layer}.attn_k": matrix(keys, small.hidden),
+            f"blk.{layer}.attn_v": matrix(keys, small.hidden),
+            f"blk.{layer}.attn_output": matrix(small.hidden, queries),
+            f"blk.{layer}.ffn_norm": norm(),
+            f"blk.{layer}.ffn_gate": matrix(small.ffn, small.hidden),
+            f"blk.{layer}.ffn_up": matrix(small.ffn, small.hidden),
+            f"blk.{layer}.ffn_down": matrix(small.hidden, small.ffn),
+        }
+    return weights
+
+
+def write_small(
+    path: Path, small: Small, edit: Edit | None = None, *, raw: Mapping[str, AnyArray] | None = None, **fields: Any
+) -> Path:
+    """Write a GGUF file.
+
+    raw: bytes of some tensors, uint8 [rows, row bytes], instead of quantized weights. fields: more metadata, named
+    without the architecture and with `__` for dots; a string or a number.
+    """
+    weights = random_weights(small)
+    if edit:
+        edit(weights)
+    writer = gguf.GGUFWriter(path, small.architecture)
+    writer.add_name(path.stem)
+    writer.add_block_count(small.layers)
+    writer.add_context_length(512)
+    writer.add_embedding_length(small.hidden)
+    writer.add_feed_forward_length(small.ffn)
+    writer.add_head_count(small.heads)
+    writer.add_head_count_kv(small.kv_heads)
+    writer.add_key_length(small.head)
+    writer.add_value_length(small.head)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_rope_dimension_count(small.head)
+    writer.add_vocab_size(small.vocab)
+    if small.window:
+        writer.add_sliding_window(small.window)
+    for key, value in fields.items():
+        name = f"{small.architecture}.{key.replace('__', '.')}"
+        (writer.add_string if isinstance(value, str) else writer.add_float32)(name, value)
+    _add_tokenizer(writer, small.vocab)
+    for name, weight in weights.items():
+        kind = "F32" if weight.ndim == 1 else small.type_of(name)
+        chosen = GGMLQuantizationType[kind]
+        data = raw[name] if raw and name in raw else quantize(weight, chosen)
+        writer.add_tensor(name if "." in name and name.endswith(".bias") else f"{name}.weight", data, raw_dtype=chosen)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, vocab: int) -> None:
+    """A byte-level BPE tokenizer as in golden/write.py, filled up with words that nothing is merged to."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = [chr(byte) for byte in printable] + [chr(256 + i) for i in range(256 - len(printable))]
+    tokens = [*CONTROL, *alphabet, "th"]
+    tokens += [f"word{index}" for index in range(vocab - len(tokens))]
+    assert len(tokens) == vocab, f"a vocabulary needs at least {len(tokens)} tokens"
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([TokenType.CONTROL] * len(CONTROL) + [TokenType.NORMAL] * (vocab - len(CONTROL)))
+    writer.add_token_merges(["t h"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_add_bos_token(False)
