@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -11,12 +12,13 @@ from edge.backends.base import Capabilities, EngineConfig, check_tokens, state_k
 from edge.backends.tvm import KV_DTYPES, NAME
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.kv import NativeKV, allocated_rows
-from edge.backends.tvm.layout import fill_table, make_layout, make_scratch, round_up
+from edge.backends.tvm.layout import Job, fill_table, make_layout, make_scratch, round_up
 from edge.backends.tvm.memory import aligned_zeros, pointer
 from edge.backends.tvm.rope import frequencies, rope_table
-from edge.backends.tvm.runtime import compiled, use_threads
+from edge.backends.tvm.runtime import compiled
 from edge.backends.tvm.targets import choose_target
 from edge.backends.tvm.weights import open_weights
+from edge.backends.tvm.workers import Workers
 from edge.errors import EngineError
 from edge.gguf_file import GGUFFile
 from edge.model import ModelSpec
@@ -37,7 +39,6 @@ class NativeEngine:
         target, layout = choose_target(), make_layout(file, spec)
         module = compiled(Design.of(layout, config.kv_dtype, target), progress and (lambda part: progress(part / 2)))
         self._weights = open_weights(file, layout, progress and (lambda part: progress(0.5 + part / 2)))
-        self._step, self._chunk = module["step"], module["chunk"]
 
         shape, self._radians = layout.shape, frequencies(file, spec)
         self._head, self._padded_vocab = shape.padded_head, shape.padded_vocab
@@ -54,7 +55,8 @@ class NativeEngine:
         self._rope = aligned_zeros(max(tokens, _ROPE_AHEAD) * 2 * self._head, "float32")
         self._rope_from = self._rope_rows = 0
         self._logits = aligned_zeros(config.logits_rows * self._padded_vocab, "float32")
-        self._arguments = self._pointers()
+        self._workers: Workers | None = Workers(module["run"], config.threads, self._pointers())
+        weakref.finalize(self, self._workers.close)  # at exit, too: threads must not outlive the interpreter
 
     @property
     def kv(self) -> NativeKV:
@@ -80,38 +82,41 @@ class NativeEngine:
 
     def close(self) -> None:
         """Free everything; safe to call twice."""
+        if self._workers is not None:
+            self._workers.close()
+        self._workers = None
         self._kv.closed = True
         self._kv.arrays.clear()
-        self._arguments = ()
         self._weights = self._floats = self._integers = np.zeros(0, np.uint8)
 
     def _run(self, tokens: IntArray, *, wanted: int) -> None:
-        if not self._arguments:
+        if self._workers is None:
             raise EngineError("the engine is closed")
         kv, count = self._kv, tokens.size
         self._tokens[:count] = tokens
         kv.announce(count)
-        use_threads(self.config.threads)
-        step = self._step if count == 1 else self._chunk
-        step(*self._arguments, self._angles(count), count, kv.next_position, self.config.threads, wanted)
+        kind = Job.STEP if count == 1 else Job.CHUNK
+        self._workers.run(
+            kind=kind, count=count, position=kv.next_position, angle=self._angle_row(count), wanted=wanted
+        )
         kv.appended(count)
 
-    def _angles(self, count: int) -> Any:
-        """Where the table of rotary angles has the next `count` positions."""
+    def _angle_row(self, count: int) -> int:
+        """The row at which the table of rotary angles has the next `count` positions."""
         first = self._kv.next_turn
         if not self._rope_from <= first <= first + count <= self._rope_from + self._rope_rows:
             self._rope_from, self._rope_rows = first, max(count, _ROPE_AHEAD)
             positions = np.arange(first, first + self._rope_rows)
             table = rope_table(positions, self._radians, self._head)
             self._rope[: table.size] = table.reshape(-1)
-        return pointer(self._rope[(first - self._rope_from) * 2 * self._head :])
+        return first - self._rope_from
 
     def _pointers(self) -> tuple[Any, ...]:
-        """The arguments that stay the same, in the order of `generator.POINTERS`."""
+        """What a pass reads and writes, in the order of `generator.POINTERS`."""
         kv = self._kv
         arrays = (
             self._weights, self._table, self._floats, self._integers, *kv.arrays.values(),
-            kv.lengths, kv.slot_positions, self._tokens, self._logits,
+            kv.lengths, kv.slot_positions, self._tokens, self._logits, self._rope,
         )  # fmt: skip
         return tuple(map(pointer, arrays))
 

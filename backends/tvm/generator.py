@@ -1,6 +1,6 @@
-"""The whole pass of a model, tokens to logits, as one TVM function: one parallel launch, barriers between phases.
+"""The whole pass of a model, tokens to logits, as one TVM function that every thread runs, with barriers between phases.
 
-`step` runs one token (decode); `chunk` runs several (prefill). Both are this generator: in a step every thread
+A step runs one token (decode), a chunk several (prefill). Both are this generator: in a step every thread
 normalises and quantizes its own copy of the one row, which is cheaper than a barrier; in a chunk the rows are shared
 out first.
 """
@@ -24,6 +24,7 @@ from edge.backends.tvm.kernels.cache import MEMORY_TYPE, Cache, copy_cache_row
 from edge.backends.tvm.kernels.isa import ISAS
 from edge.backends.tvm.kernels.lanes import (
     Buffer,
+    Register,
     Value,
     exp,
     floats,
@@ -36,22 +37,57 @@ from edge.backends.tvm.kernels.lanes import (
     when,
 )
 from edge.backends.tvm.kernels.matmul import Inputs, Matrix, Weights, copy_row, multiply
-from edge.backends.tvm.layout import GROUPS, Table, work_offsets
+from edge.backends.tvm.kernels.threads import IMPORTS, arrive, meet, wait
+from edge.backends.tvm.layout import GROUPS, Job, Table, work_offsets
 
-POINTERS = {  # arguments of a pass, and what they point to
+POINTERS = {  # arguments of `run`, and what they point to
+    "job": "int64", "lines": "int32",
     "weights": "uint8", "table": "int64", "floats": "float32", "integers": "int32",
     "keys": "", "values": "", "key_scales": "float32", "value_scales": "float32",
     "lengths": "int32",  # rows in use, [layers, KV heads]: heads may keep different numbers
     "positions": "int32",  # of every row, for sliding windows
     "tokens": "int32", "logits": "float32", "rope": "float32",
 }  # fmt: skip
-NUMBERS = ("count", "position", "threads", "wanted")  # int64
 
 
 def build(design: Design) -> Any:
-    """The module with `step`, `chunk` and `move`, ready for TVM's compiler."""
-    functions = {"step": _Pass(design, single=True), "chunk": _Pass(design, single=False)}
-    return tvm.IRModule({name: each.function(name) for name, each in functions.items()} | {"move": move_rows(design)})
+    """The module with `run` and `move`, ready for TVM's compiler."""
+    return tvm.IRModule({"run": run(design), "move": move_rows(design)})
+
+
+def run(design: Design) -> Any:
+    """What every thread calls: thread 0 for one job, at whose start it wakes the others; these for all jobs to come."""
+    with IRBuilder() as builder:
+        with T.prim_func(s_tir=True):
+            T.func_name("run")
+            T.func_attr({"global_symbol": "run", "tirx.noalias": True})
+            memory = MEMORY_TYPE[design.kv_dtype]
+            pointers = {name: T.arg(name, T.ptr(dtype or memory)) for name, dtype in POINTERS.items()}
+            thread = T.arg("thread", T.int64())
+            # Raw pointers carry no device; TVM's lowering wants to know it.
+            with T.attr(0, "device_id", 0), T.attr(0, "device_type", 1), T.attr(0, "pragma_import_llvm", IMPORTS):
+                _work(design, pointers, thread)
+    return builder.get()
+
+
+def _work(design: Design, pointers: dict[str, Any], thread: Value) -> None:
+    job, lines = (T.decl_buffer((1 << 48,), POINTERS[name], data=pointers[name]) for name in ("job", "lines"))
+    threads = let(job[Job.slot("threads")])
+    seen, busy = Register("int32", lanes=1), Register("int32", lanes=1)
+    seen.value, busy.value = T.cast(job[Job.slot("first")], "int32"), T.int32(1)
+    with T.While(busy.value == 1):
+        with when(thread == 0):
+            T.evaluate(arrive(lines, threads))
+            busy.value = T.int32(0)
+        with when(thread > 0):
+            seen.value = seen.value + 1
+            wait(lines, threads, seen.value)
+        kind = let(job[Job.slot("kind")])
+        with when(kind == Job.QUIT):
+            busy.value = T.int32(0)
+        for number, single in ((Job.STEP, True), (Job.CHUNK, False)):
+            with when(kind == number):
+                _Pass(design, single, pointers, thread).emit()
 
 
 def move_rows(design: Design) -> Any:
@@ -69,7 +105,7 @@ def move_rows(design: Design) -> Any:
             count, stride, capacity = (T.arg(name, T.int64()) for name in ("count", "stride", "capacity"))
             arrays = {name: T.decl_buffer((1 << 48,), dtype, data=arguments[name]) for name, dtype in pointers.items()}
             pairs = arrays.pop("pairs")
-            with T.parallel(i64(shape.layers * shape.kv_heads)) as head, loop(i64(0), count) as index:
+            with loop(i64(0), i64(shape.layers * shape.kv_heads)) as head, loop(i64(0), count) as index:
                 at = let((head * stride + index) * 2)
                 source, target = (let(head * capacity + T.cast(pairs[at + end], "int64")) for end in (0, 1))
                 copy_cache_row(design.kv_dtype, shape.padded_head, arrays, source, target)
@@ -79,32 +115,20 @@ def move_rows(design: Design) -> Any:
 class _Pass:
     """One function while it is built; every method emits a part of it."""
 
-    def __init__(self, design: Design, single: bool) -> None:
-        self.design, self.single = design, single
+    def __init__(self, design: Design, single: bool, pointers: dict[str, Any], thread: Value) -> None:
+        self.design, self.single, self.thread = design, single, thread
         self.shape, self.target, self.isa = design.shape, design.target, ISAS[design.target.name]
         self.batch = 1 if single else self.target.gemm_tokens
-
-    def function(self, name: str) -> Any:
-        with IRBuilder() as builder:
-            with T.prim_func(s_tir=True):
-                T.func_name(name)
-                T.func_attr({"global_symbol": name, "tirx.noalias": True})
-                self._arguments()
-                # Raw pointers carry no device; what allocates registers wants to know it.
-                with T.attr(0, "device_id", 0), T.attr(0, "device_type", 1), T.attr(0, "pragma_parallel_launch_point", 1):
-                    self._body()
-        return builder.get()
-
-    def _arguments(self) -> None:
-        memory = MEMORY_TYPE[self.design.kv_dtype]
-        pointers = {name: T.arg(name, T.ptr(dtype or memory)) for name, dtype in POINTERS.items()}
-        numbers = {name: T.arg(name, T.int64()) for name in NUMBERS}
-        self.count = i64(1) if self.single else numbers["count"]
-        self.position, self.threads, self.wanted = numbers["position"], numbers["threads"], numbers["wanted"]
+        memory = MEMORY_TYPE[design.kv_dtype]
 
         def view(name: str, dtype: str) -> Buffer:
             return T.decl_buffer((1 << 48,), dtype, data=pointers[name])
 
+        job, self.lines = view("job", "int64"), view("lines", "int32")
+        count, self.position, self.first_angle, self.threads, self.wanted = (
+            let(job[Job.slot(name)]) for name in ("count", "position", "angle", "threads", "wanted")
+        )
+        self.count = i64(1) if single else count
         self.weights = Weights(view("weights", "int32"), view("weights", "uint16"), view("weights", "float32"))
         self.table, self.tokens = view("table", "int64"), view("tokens", "int32")
         self.floats, self.integers = view("floats", "float32"), view("integers", "int32")
@@ -118,7 +142,7 @@ class _Pass:
 
     # Phases
 
-    def _body(self) -> None:
+    def emit(self) -> None:
         with self._phase() as thread:
             self._embed(thread)
         with loop(i64(0), i64(self.shape.layers)) as layer:
@@ -200,7 +224,7 @@ class _Pass:
     def _turn(self, vector: Value, token: Value, part: Value) -> Value:
         """RoPE on 8 neighbouring pairs: (a, b) → (a cos − b sin, b cos + a sin). The table holds −sin, +sin."""
         head = self.shape.padded_head
-        at = let(token * (2 * head) + part * 16)
+        at = let((self.first_angle + token) * (2 * head) + part * 16)
         vector = let(vector)
         return vector * load(self.rope, at) + swap_pairs(vector) * load(self.rope, at + head)
 
@@ -293,21 +317,19 @@ class _Pass:
                 self._quantize_row("normed", shape.padded_hidden, row, row, [self.design.head])
             inputs = self._inputs("normed", shape.padded_hidden)
             with self._tiles(thread, shape.padded_vocab // 16) as tile:
-                if self.single:
-                    self._logits_tile(matrix, tile, inputs, [row], [i64(0)])
-                    return
                 with when(self.wanted == 1):
-                    self._logits_tile(matrix, tile, inputs, [i64(0)], [i64(0)])
-                with when(self.wanted > 1), loop(i64(0), (self.wanted + (self.batch - 1)) // self.batch) as block:
-                    rows = [let(block * self.batch + index) for index in range(self.batch)]
-                    self._logits_tile(matrix, tile, inputs, rows, rows)
+                    self._logits_tile(matrix, tile, inputs, [row], [i64(0)])
+                if not self.single:
+                    with when(self.wanted > 1), loop(i64(0), (self.wanted + (self.batch - 1)) // self.batch) as block:
+                        rows = [let(block * self.batch + index) for index in range(self.batch)]
+                        self._logits_tile(matrix, tile, inputs, rows, rows)
 
     def _logits_tile(
         self, matrix: Matrix, tile: Value, inputs: Inputs, rows: Sequence[Value], out: Sequence[Value]
     ) -> None:
         sums = multiply(self.isa, self.weights, matrix, tile, inputs, rows)
         for row, each in zip(out, sums, strict=True):
-            with when(row < T.max(self.wanted, i64(1))):
+            with when(row < self.wanted):
                 store(self.logits, row * self.shape.padded_vocab + tile * 16, each.value)
 
     # Rows of activations, made ready for a product
@@ -373,9 +395,9 @@ class _Pass:
 
     @contextmanager
     def _phase(self) -> Iterator[Value]:
-        """Work of all threads, which wait for each other at its end."""
-        with T.attr(0, "pragma_parallel_barrier_when_finish", 1), T.parallel(self.threads) as thread:
-            yield thread
+        """Work of all threads, which wait for each other at its end. Yields the thread's number."""
+        yield self.thread
+        meet(self.lines, self.thread, self.threads)
 
     def _range(self, thread: Value, count: Value | int) -> tuple[Value, Value]:
         """The thread's part of `count` pieces."""

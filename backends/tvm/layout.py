@@ -163,6 +163,20 @@ def _place(file: GGUFFile, shape: Shape, name: str, at: int) -> Place:
     return Place(info.name, rows, columns, at, start, start - at + scales, block)
 
 
+class Job:
+    """What the threads are to do next: an int64 array that thread 0 fills before it wakes the others.
+
+    first: jobs before the first one. angle: row of the rotary table for the first token. wanted: rows of logits.
+    """
+
+    NAMES = ("kind", "threads", "first", "count", "position", "angle", "wanted")
+    QUIT, STEP, CHUNK = 0, 1, 2
+
+    @classmethod
+    def slot(cls, name: str) -> int:
+        return cls.NAMES.index(name)
+
+
 class Table:
     """Numbers that a compiled pass reads from an int64 array: offsets that depend on the weights or on the run."""
 

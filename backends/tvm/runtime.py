@@ -1,11 +1,10 @@
-"""Compiled passes on this machine: found in the cache folder or compiled, loaded, and called.
+"""Compiled passes on this machine: found in the cache folder or compiled, and loaded.
 
-The warm path needs TVM's small runtime only (threads, and a loader of object files): no compiler, no linker.
+The warm path needs TVM's loader of object files only: no compiler, no linker.
 """
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import importlib.util
 import os
@@ -22,14 +21,11 @@ from typing import Any
 from edge import cache
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.sources import source_hash
-from edge.devices.host import usable_cores
 from edge.errors import EngineError
 
 _PACKAGES = ("tvm", "tvm_ffi", "tvm_ffi_orcjit")
 _USUAL_COMPILE_S = 12.0  # for the progress bar only
 _COMPILE_TIMEOUT_S = 600.0
-_BIG_CORES = 1  # an affinity mode of TVM: without effect, as binding is off
-_SPINS = "20000"  # how often an idle worker yields before it sleeps: some milliseconds
 
 Progress = Callable[[float], None]
 
@@ -44,7 +40,7 @@ def compiled(design: Design, progress: Progress | None = None) -> Any:
     Raises EngineError if TVM's compiler fails, EdgeError if the cache folder cannot be written.
     """
     text = design.to_json()
-    compiler = _tvm_library("compiler").stat()  # stands for its version, which takes 20 ms to look up
+    compiler = _compiler_library().stat()  # stands for its version, which takes 20 ms to look up
     key = hashlib.sha256(f"{text}\n{source_hash('.')}\n{compiler.st_size}".encode()).hexdigest()[:32]
     about = f"{design.shape.layers} layers, {design.kv_dtype} KV, {design.target.name}"
     path = cache.find_or_make("kernels", key, ".o", lambda out: _compile(text, out, progress), about=about)
@@ -99,29 +95,15 @@ def _ticking(progress: Progress | None) -> Any:
         ticker.join()
 
 
-@lru_cache
-def _libraries() -> Any:
-    """TVM's runtime, loaded once: its library must be there before any object that calls it."""
-    # Threads bound to cores would sit beside other programs' threads while another core is free.
-    os.environ.setdefault("TVM_BIND_THREADS", "0")
-    os.environ.setdefault("TVM_NUM_THREADS", str(usable_cores()))
-    os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", _SPINS)
-    import tvm_ffi
-
-    ctypes.CDLL(str(_tvm_library("runtime")), mode=ctypes.RTLD_GLOBAL)
-    return tvm_ffi
-
-
-def _tvm_library(name: str) -> Path:
-    """A library of TVM's package, found without importing the package, which would load the compiler."""
+def _compiler_library() -> Path:
+    """Found without importing TVM, which would load it."""
     spec = importlib.util.find_spec("tvm")
     assert spec and spec.origin
-    return Path(spec.origin).parent / "lib" / f"libtvm_{name}.{'dylib' if sys.platform == 'darwin' else 'so'}"
+    return Path(spec.origin).parent / "lib" / f"libtvm_compiler.{'dylib' if sys.platform == 'darwin' else 'so'}"
 
 
 @lru_cache
 def _load(path: Path) -> Any:
-    _libraries()
     # The loader asks $CXX for its runtime library, which our objects do not use: spare the two processes.
     before = os.environ.get("CXX")
     os.environ["CXX"] = "/nonexistent"
@@ -134,13 +116,3 @@ def _load(path: Path) -> Any:
             del os.environ["CXX"]
         else:
             os.environ["CXX"] = before
-
-
-def use_threads(count: int) -> None:
-    """Let parallel launches of the calling thread use `count` threads, or as many as there are cores."""
-    if getattr(_local, "threads", None) != count:
-        _libraries().get_global_func("runtime.config_threadpool")(_BIG_CORES, count)
-        _local.threads = count
-
-
-_local = threading.local()

@@ -1,0 +1,91 @@
+"""Threads that meet between phases, without a library: counters in memory, a bounded spin, then the system's futex.
+
+Every thread counts its arrivals in a line of its own, so meeting costs one transfer between caches each way. Who
+waits longer than some microseconds sleeps, and is woken by whoever it waits for: when other programs use the cores,
+a spinning or yielding thread would burn the time in which the other could arrive, while a sleeper gets the core
+back at once. TIR has no atomic operations, so these few are LLVM IR.
+"""
+
+from __future__ import annotations
+
+from tvm.tirx.script.builder import ir as T
+
+from edge.backends.tvm.kernels.lanes import Value, i64, loop, when
+
+LINE = 32  # int32 words between two counters: two cache lines, as neighbours are fetched together
+SPINS = 2000  # pauses before sleeping: about 30 µs
+
+# The second word of a line counts its sleepers. A counter only grows; differences of 32 bits may wrap.
+IMPORTS = r"""
+declare i64 @syscall(i64, ...)
+declare void @llvm.x86.sse2.pause()
+
+define i32 @edge_arrive(ptr %line) {
+  %before = atomicrmw add ptr %line, i32 1 seq_cst
+  %sleepers = getelementptr i8, ptr %line, i64 4
+  %asleep = load atomic i32, ptr %sleepers seq_cst, align 4
+  %none = icmp eq i32 %asleep, 0
+  br i1 %none, label %done, label %wake
+wake:
+  call i64 (i64, ...) @syscall(i64 FUTEX, ptr %line, i64 129, i64 2147483647)
+  br label %done
+done:
+  %mine = add i32 %before, 1
+  ret i32 %mine
+}
+
+define i32 @edge_wait(ptr %line, i32 %value) {
+entry:
+  %sleepers = getelementptr i8, ptr %line, i64 4
+  br label %spin
+spin:
+  %turn = phi i32 [ 0, %entry ], [ %next, %pause ]
+  %seen = load atomic i32, ptr %line acquire, align 4
+  %ahead = sub i32 %seen, %value
+  %there = icmp sge i32 %ahead, 0
+  br i1 %there, label %done, label %pause
+pause:
+  call void @llvm.x86.sse2.pause()
+  %next = add i32 %turn, 1
+  %patient = icmp ult i32 %next, SPINS
+  br i1 %patient, label %spin, label %doze
+doze:
+  %entering = atomicrmw add ptr %sleepers, i32 1 seq_cst
+  br label %look
+look:
+  %found = load atomic i32, ptr %line seq_cst, align 4
+  %past = sub i32 %found, %value
+  %arrived = icmp sge i32 %past, 0
+  br i1 %arrived, label %rise, label %sleep
+sleep:
+  call i64 (i64, ...) @syscall(i64 FUTEX, ptr %line, i64 128, i32 %found, ptr null)
+  br label %look
+rise:
+  %leaving = atomicrmw sub ptr %sleepers, i32 1 seq_cst
+  br label %done
+done:
+  ret i32 0
+}
+""".replace("SPINS", str(SPINS)).replace("FUTEX", "202")  # the system call's number on x86-64
+
+
+def arrive(lines: Value, index: Value) -> Value:
+    """Count an arrival at line `index`, wake who waits for it; returns the count so far, int32."""
+    return T.call_extern("int32", "edge_arrive", _address(lines, index))
+
+
+def wait(lines: Value, index: Value, count: Value) -> None:
+    """Return once line `index` has counted at least `count` arrivals."""
+    T.evaluate(T.call_extern("int32", "edge_wait", _address(lines, index), count))
+
+
+def meet(lines: Value, thread: Value, threads: Value) -> None:
+    """A barrier: everything that any thread wrote before it is seen by all after it."""
+    with when(threads > 1):
+        mine = T.Bind(arrive(lines, thread))
+        with loop(i64(0), threads) as other, when(other != thread):
+            wait(lines, other, mine)
+
+
+def _address(lines: Value, index: Value) -> Value:
+    return T.address_of(lines[index * LINE])

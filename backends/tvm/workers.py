@@ -1,0 +1,46 @@
+"""The threads of one engine: they sleep between jobs, and all run the same compiled function."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from edge.backends.tvm.layout import Job
+from edge.backends.tvm.memory import aligned_zeros, pointer
+
+_LINE = 32  # int32 words of one counter, as `kernels/threads.py` has it
+
+
+class Workers:
+    """Thread 0 is the caller's; the others are started with the first job."""
+
+    def __init__(self, function: Any, threads: int, pointers: Sequence[Any]) -> None:
+        self._job = aligned_zeros(len(Job.NAMES), "int64")
+        self._lines = aligned_zeros((threads + 1) * _LINE, "int32")
+        self._job[Job.slot("threads")] = threads
+        self._function = function
+        self._arguments = (pointer(self._job), pointer(self._lines), *pointers)
+        self._others = [
+            threading.Thread(target=function, args=(*self._arguments, number), daemon=True, name=f"edge-{number}")
+            for number in range(1, threads)
+        ]
+        self._started = False
+
+    def run(self, **numbers: int) -> None:
+        """Do one job; its numbers are those of `Job`."""
+        if not self._started:
+            self._started = True
+            for each in self._others:
+                each.start()
+        for name, value in numbers.items():
+            self._job[Job.slot(name)] = value
+        self._function(*self._arguments, 0)
+
+    def close(self) -> None:
+        """End the threads; safe to call twice. Memory that they use may be freed afterwards."""
+        if self._started:
+            self.run(kind=Job.QUIT)
+            for each in self._others:
+                each.join()
+        self._others, self._started = [], False
