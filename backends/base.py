@@ -28,6 +28,7 @@ class EngineConfig:
     kv_dtype: str
     threads: int
     logits_rows: int = 1  # most rows of logits that exist at once; forward_all works through longer inputs in steps
+    observes: bool = False  # tvm: room to add up the attention that rows get
     repack: bool = False  # llamacpp: weights re-laid in private memory (faster) instead of mapped (reclaimable)
 
 

@@ -58,12 +58,16 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     from edge.backends.tvm.targets import choose_target
 
     shape, target = Shape.of(spec), choose_target()
-    scratch = make_scratch(shape, target, config.chunk, config.threads)
+    rows = allocated_rows(config.capacity)
+    scratch = make_scratch(shape, target, config.chunk, config.threads, rows if config.observes else 0)
+    per_row = row_bytes(shape, config.kv_dtype) + 4 * shape.layers * shape.kv_heads * (
+        bool(shape.window) + config.observes
+    )
     logits = config.logits_rows * shape.padded_vocab
     rope = round_up(config.chunk, target.gemm_tokens) * 2 * shape.padded_head
     return Footprint(
         weights=spec.weight_bytes,
-        kv=allocated_rows(config.capacity) * row_bytes(shape, config.kv_dtype),
+        kv=rows * per_row,
         scratch=4 * (scratch.floats + scratch.integers + 2 * logits + 3 * rope),
         runtime=_LIBRARY_BYTES,
     )

@@ -19,7 +19,7 @@ from edge.backends.tvm.runtime import compiled
 from edge.backends.tvm.targets import choose_target
 from edge.backends.tvm.weights import open_weights
 from edge.backends.tvm.workers import Workers
-from edge.errors import EngineError
+from edge.errors import EngineError, UnsupportedError
 from edge.gguf_file import GGUFFile
 from edge.model import ModelSpec
 from edge.types import FloatArray, IntArray
@@ -30,7 +30,7 @@ _ROPE_AHEAD = 64  # decode steps whose angles are computed at once
 class NativeEngine:
     """Engine protocol over compiled passes. Everything is allocated here; a step allocates nothing that stays."""
 
-    capabilities = Capabilities(granularity="token", kv_dtypes=KV_DTYPES)
+    capabilities = Capabilities(granularity="head", kv_dtypes=KV_DTYPES)
 
     def __init__(
         self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None
@@ -43,9 +43,10 @@ class NativeEngine:
         shape, self._radians = layout.shape, frequencies(file, spec)
         self._head, self._padded_vocab = shape.padded_head, shape.padded_vocab
         key = f"{state_key(NAME, file, spec, config)}"
-        self._kv = NativeKV(shape, config.kv_dtype, config.capacity, self._radians, key, module["move"])
-        scratch = make_scratch(shape, target, config.chunk, config.threads)
-        table = np.array(fill_table(layout, scratch, allocated_rows(config.capacity)), np.int64)
+        self._kv = NativeKV(shape, config.kv_dtype, config.capacity, self._radians, key, module["move"], config.observes)
+        rows = allocated_rows(config.capacity)
+        scratch = make_scratch(shape, target, config.chunk, config.threads, rows if config.observes else 0)
+        table = np.array(fill_table(layout, scratch, rows), np.int64)
         self._table = aligned_zeros(table.size, "int64")
         self._table[:] = table
         self._floats = aligned_zeros(scratch.floats, "float32")
@@ -53,10 +54,20 @@ class NativeEngine:
         tokens = round_up(config.chunk, target.gemm_tokens)
         self._tokens = aligned_zeros(tokens, "int32")
         self._rope = aligned_zeros(max(tokens, _ROPE_AHEAD) * 2 * self._head, "float32")
-        self._rope_from = self._rope_rows = 0
+        self._rope_from = self._rope_rows = self._observed = 0
         self._logits = aligned_zeros(config.logits_rows * self._padded_vocab, "float32")
         self._workers: Workers | None = Workers(module["run"], config.threads, self._pointers())
         weakref.finalize(self, self._workers.close)  # at exit, too: threads must not outlive the interpreter
+
+    def observe(self, queries: int) -> None:
+        """Add up the attention that the last `queries` tokens of every chunk pay to each row, in `kv.attention`.
+
+        0 observes nothing, and costs nothing. Raises UnsupportedError if the engine was loaded without
+        `EngineConfig.observes`.
+        """
+        if queries and not self.config.observes:
+            raise UnsupportedError("this engine was loaded without EngineConfig.observes")
+        self._observed = queries
 
     @property
     def kv(self) -> NativeKV:
@@ -97,8 +108,9 @@ class NativeEngine:
         kv.announce(count)
         kind = Job.STEP if count == 1 else Job.CHUNK
         self._workers.run(
-            kind=kind, count=count, position=kv.next_position, angle=self._angle_row(count), wanted=wanted
-        )
+            kind=kind, count=count, position=kv.next_position, angle=self._angle_row(count), wanted=wanted,
+            observed=min(count, self._observed),
+        )  # fmt: skip
         kv.appended(count)
 
     def _angle_row(self, count: int) -> int:
@@ -117,6 +129,7 @@ class NativeEngine:
         arrays = (
             self._weights, self._table, self._floats, self._integers, *kv.arrays.values(),
             kv.lengths, kv.slot_positions, self._tokens, self._logits, self._rope,
+            kv.slot_attention,
         )  # fmt: skip
         return tuple(map(pointer, arrays))
 

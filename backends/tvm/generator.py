@@ -37,6 +37,7 @@ from edge.backends.tvm.kernels.lanes import (
     when,
 )
 from edge.backends.tvm.kernels.matmul import Inputs, Matrix, Weights, copy_row, multiply
+from edge.backends.tvm.kernels.observe import observe
 from edge.backends.tvm.kernels.threads import IMPORTS, arrive, meet, wait
 from edge.backends.tvm.layout import GROUPS, Job, Table, work_offsets
 
@@ -47,6 +48,7 @@ POINTERS = {  # arguments of `run`, and what they point to
     "lengths": "int32",  # rows in use, [layers, KV heads]: heads may keep different numbers
     "positions": "int32",  # of every row, for sliding windows
     "tokens": "int32", "logits": "float32", "rope": "float32",
+    "attention": "float32",  # what rows got from observed queries, [layers, KV heads, capacity]
 }  # fmt: skip
 
 
@@ -125,14 +127,15 @@ class _Pass:
             return T.decl_buffer((1 << 48,), dtype, data=pointers[name])
 
         job, self.lines = view("job", "int64"), view("lines", "int32")
-        count, self.position, self.first_angle, self.threads, self.wanted = (
-            let(job[Job.slot(name)]) for name in ("count", "position", "angle", "threads", "wanted")
+        count, self.position, self.first_angle, self.threads, self.wanted, self.observed = (
+            let(job[Job.slot(name)]) for name in ("count", "position", "angle", "threads", "wanted", "observed")
         )
         self.count = i64(1) if single else count
         self.weights = Weights(view("weights", "int32"), view("weights", "uint16"), view("weights", "float32"))
         self.table, self.tokens = view("table", "int64"), view("tokens", "int32")
         self.floats, self.integers = view("floats", "float32"), view("integers", "int32")
         self.rope, self.logits = view("rope", "float32"), view("logits", "float32")
+        self.attention = view("attention", "float32")
         self.positions, self.lengths = view("positions", "int32"), view("lengths", "int32")
         self.cache = Cache(
             self.isa, self.design.kv_dtype, view("keys", memory), view("values", memory),
@@ -157,6 +160,8 @@ class _Pass:
             self._per_variant("qkv", layer, lambda matrices: self._qkv(thread, layer, matrices, inputs))
         with self._phase() as thread:
             (self._attend_step if self.single else self._attend_chunk)(thread, layer)
+        with when(self.observed > 0):
+            self._observe(self.thread, layer)  # it changes nothing that the next phase reads
         self._share_out("mixed", shape.padded_mixed, "output")
         with self._phase() as thread:
             if self.single:
@@ -281,6 +286,21 @@ class _Pass:
                     head = kv_head * shape.group + line % shape.group
                     at = let(self._at("mixed") + token * shape.padded_mixed + head * shape.head)
                     finish(self.cache, shape.head, index, work, self.floats, at)
+
+    def _observe(self, thread: Value, layer: Value) -> None:
+        """The attention of the last `observed` tokens, mean over the query heads of a group."""
+        shape = self.shape
+        raw = let(self._at("raw") + thread * self.cache.capacity)
+        with self._shared_out(thread, i64(shape.kv_heads)) as kv_head:
+            first = let(self._at("queries") + kv_head * self._at("query_rows") * shape.padded_head)
+            first_row, length = let(self.cache.first_row(layer, kv_head)), let(self._length(layer, kv_head))
+            with loop((self.count - self.observed) * shape.group, self.count * shape.group) as line:
+                token = let(line // shape.group)
+                query = Query(let(first + line * shape.padded_head), let(length + token + 1), self.position + token)
+                observe(
+                    self.cache, self.floats, query, first_row, raw, 1 / shape.group, self.attention,
+                    self._window(layer, kv_head),
+                )  # fmt: skip
 
     def _add(self, thread: Value, matrix: Matrix, inputs: Inputs) -> None:
         """x += matrix · inputs."""

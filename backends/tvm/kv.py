@@ -8,6 +8,7 @@ turned positions grow for ever, and `base` is what separates them from the posit
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from edge.backends.base import KVState, check_rows
 from edge.backends.tvm.layout import Shape, round_up
 from edge.backends.tvm.memory import aligned_zeros, pointer
 from edge.backends.tvm.rope import turn
-from edge.errors import EngineError, InputError
+from edge.errors import EngineError, InputError, UnsupportedError
 from edge.types import AnyArray, FloatArray, IntArray
 
 NUMPY_TYPE = {"f32": "float32", "f16": "float16", "int8": "int8"}
@@ -37,13 +38,17 @@ def row_bytes(shape: Shape, dtype: str) -> int:
 
 
 class NativeKV:
-    """KVCache protocol. `arrays` are what compiled code works on; `move` is its function that copies rows."""
+    """KVCache protocol, and `keep_heads`. `arrays` are what compiled code works on; `move` copies rows in them.
 
-    def __init__(self, shape: Shape, dtype: str, capacity: int, radians: AnyArray, key: str, move: Any) -> None:
+    `lines` of bookkeeping: one while all heads keep the same rows, else one per head of every layer.
+    """
+
+    def __init__(
+        self, shape: Shape, dtype: str, capacity: int, radians: AnyArray, key: str, move: Any, observes: bool
+    ) -> None:
         self.shape, self.dtype, self.capacity = shape, dtype, capacity
         self._heads = shape.layers * shape.kv_heads
         self._rows = allocated_rows(capacity)
-        self.nbytes = self._rows * row_bytes(shape, dtype)
         count, memory = self._heads * self._rows, NUMPY_TYPE[dtype]
         scales = count if dtype == "int8" else 0
         self.arrays = {
@@ -53,8 +58,10 @@ class NativeKV:
             "value_scales": aligned_zeros(scales, "float32"),
         }
         self.lengths = aligned_zeros(self._heads, "int32")
-        self.slot_positions = aligned_zeros(self._rows, "int32")  # by slot, for sliding windows
-        self._slots = np.zeros((1, capacity), np.int32)  # by order; one line while all heads keep the same rows
+        self.slot_positions = aligned_zeros(count if shape.window else 0, "int32")  # by slot, for sliding windows
+        self.slot_attention = aligned_zeros(count if observes else 0, "float32")
+        self.nbytes = sum(array.nbytes for array in (*self.arrays.values(), self.slot_positions, self.slot_attention))
+        self._slots = np.zeros((1, capacity), np.int32)  # by order
         self._turned = np.zeros((1, capacity), np.int64)
         self._base = 0
         self._next = 0
@@ -65,11 +72,30 @@ class NativeKV:
 
     @property
     def length(self) -> int:
+        """Rows in use; of the head that keeps most, where they differ."""
         return int(self.lengths.max())
 
     @property
     def positions(self) -> IntArray:
-        return (self._turned[0, : self.length] - self._base).astype(np.int32)
+        """int32 [length]; once heads keep different rows [layers, KV heads, length], -1 behind a head's last."""
+        if len(self._slots) == 1:
+            return (self._turned[0, : self.length] - self._base).astype(np.int32)
+        used = np.arange(self.length) < self.lengths[:, None]
+        positions = np.where(used, self._turned[:, : self.length] - self._base, -1)
+        return positions.astype(np.int32).reshape(self.shape.layers, self.shape.kv_heads, -1)
+
+    @property
+    def attention(self) -> FloatArray:
+        """What every row got from the observed queries, float32 [layers, KV heads, length]; 0 behind a head's last."""
+        if self.slot_attention.size == 0:
+            raise UnsupportedError("this engine was loaded without EngineConfig.observes")
+        by_slot, slots = self.slot_attention.reshape(self._heads, -1), self._slots[:, : self.length]
+        used = np.arange(self.length) < self.lengths[:, None]
+        gathered = np.take_along_axis(by_slot, np.broadcast_to(slots, used.shape), axis=1)
+        return np.where(used, gathered, np.float32(0)).reshape(self.shape.layers, self.shape.kv_heads, -1)
+
+    def clear_attention(self) -> None:
+        self.slot_attention[:] = 0
 
     @property
     def next_position(self) -> int:
@@ -81,49 +107,75 @@ class NativeKV:
         """What RoPE turns the next key by."""
         return self._next
 
+    def announce(self, count: int) -> None:
+        """Prepare the slots of `count` rows that are about to be written."""
+        if self.slot_positions.size == 0 and self.slot_attention.size == 0:
+            return
+        slots = self.lengths[:, None] + np.arange(count)
+        if self.slot_positions.size:
+            np.put_along_axis(
+                self.slot_positions.reshape(self._heads, -1), slots, self.next_position + np.arange(count), axis=1
+            )
+        if self.slot_attention.size:
+            np.put_along_axis(self.slot_attention.reshape(self._heads, -1), slots, 0, axis=1)
+
     def appended(self, count: int) -> None:
         """Book `count` rows that a pass has written behind the last slots."""
-        length = self.length
-        self._slots[:, length : length + count] = np.arange(length, length + count)
-        self._turned[:, length : length + count] = np.arange(self._next, self._next + count)
+        turned = np.arange(self._next, self._next + count)
+        for line, length in enumerate(self.lengths[: len(self._slots)].tolist()):
+            self._slots[line, length : length + count] = np.arange(length, length + count)
+            self._turned[line, length : length + count] = turned
         self.lengths += count
         self._next += count
 
-    def announce(self, count: int) -> None:
-        """Tell a sliding window the positions of `count` rows that are about to be written."""
-        if self.shape.window:
-            start = self.next_position
-            self.slot_positions[self.length : self.length + count] = np.arange(start, start + count)
-
     def keep(self, rows: IntArray, *, close_gaps: bool) -> None:
         self._check_open()
-        rows = check_rows(rows, self.length)
-        kept = rows.size
+        rows = check_rows(rows, int(self.lengths.min()))
+        if close_gaps and len(self._slots) > 1:
+            raise UnsupportedError("gaps cannot be closed once heads keep different rows")
         self._forget_anchors(rows)
-        slots = self._slots[0, rows]
-        self._slots[0, :kept] = self._fill_holes(slots)
-        self._turned[0, :kept] = self._turned[0, rows]
-        self.lengths[:] = kept
+        self._retain([rows] * len(self._slots))
         if close_gaps:
-            self._close_gaps(kept)
+            self._close_gaps(rows.size)
+        self._note_positions()
+
+    def keep_heads(self, rows: Sequence[IntArray]) -> None:
+        """Evict, for every head of every layer (layer by layer), all rows but its own, in place.
+
+        Heads may keep different numbers of rows. Kept rows keep their positions. Raises InputError as `keep` does.
+        """
+        self._check_open()
+        if len(rows) != self._heads:
+            raise InputError(f"rows for {self._heads} heads are wanted, not for {len(rows)}")
+        checked = [check_rows(each, length) for each, length in zip(rows, self.lengths.tolist(), strict=True)]
+        if len(self._slots) == 1:
+            self._slots, self._turned = (np.repeat(each, self._heads, axis=0) for each in (self._slots, self._turned))
+        self._forget_anchors(np.zeros(0, np.int32))
+        self._retain(checked)
         self._note_positions()
 
     def truncate(self, length: int) -> None:
         self._check_open()
-        if not 0 <= length <= self.length:
+        dropped = self.length - length
+        if not 0 <= length <= self.length or (length and dropped > int(self.lengths.min())):
             raise InputError(f"cannot truncate {self.length} rows to {length}")
-        following = int(self._turned[0, length - 1]) + 1 if length else 0
-        if length < self.length:
+        if length == 0:
+            self._slots, self._turned = self._slots[:1], self._turned[:1]
+            self.lengths[:] = 0
+            self._base = self._next = 0
+            self._forget_anchors(np.zeros(0, np.int32))
+        elif dropped:
+            lengths = self.lengths[: len(self._slots)].tolist()
+            # Where heads differ, the newest rows are what they have in common.
+            self._next = int(self._turned[0, length - 1]) + 1 if len(lengths) == 1 else self._next - dropped
             self._forget_anchors(np.arange(length, dtype=np.int32))
-            self._slots[0, :length] = self._fill_holes(self._slots[0, :length])
-            self.lengths[:] = length
-        self._next = following
-        if not length:
-            self._base = 0
-        self._note_positions()
+            self._retain([np.arange(each - dropped, dtype=np.int32) for each in lengths])
+            self._note_positions()
 
     def save(self) -> KVState:
         self._check_open()
+        if len(self._slots) > 1:
+            raise UnsupportedError("a cache whose heads keep different rows cannot be saved yet")
         slots = self._slots[0, : self.length]
         parts = [np.int64(self._base).tobytes(), *(self._gather(name, slots).tobytes() for name in self.arrays)]
         return KVState(self._key, self.positions.copy(), self.next_position, b"".join(parts))
@@ -148,25 +200,36 @@ class NativeKV:
 
     # Slots
 
-    def _fill_holes(self, slots: AnyArray) -> AnyArray:
-        """Make `slots` the first ones, moving those that lie beyond into holes; returns where each row lies now."""
-        count = slots.size
-        beyond = slots >= count
-        sources = slots[beyond]
-        if sources.size == 0:
-            return slots
-        occupied = np.zeros(count, bool)
-        occupied[slots[~beyond]] = True
-        targets = np.flatnonzero(~occupied).astype(np.int32)
-        pairs = np.ascontiguousarray(np.stack([sources, targets], axis=1), np.int32)
-        self._move(*(pointer(array) for array in self.arrays.values()), pointer(pairs), len(pairs), 0, self._rows)
-        filled = slots.copy()
-        filled[beyond] = targets
-        return filled
+    def _retain(self, rows: list[IntArray]) -> None:
+        """Keep these rows of each line. Slots stay gapless: rows that lie beyond the new length move into holes."""
+        moves = []
+        for line, kept in enumerate(rows):
+            slots, pairs = _fill_holes(self._slots[line, kept])
+            self._slots[line, : kept.size] = slots
+            self._turned[line, : kept.size] = self._turned[line, kept]
+            moves.append(pairs)
+        longest = max(map(len, moves))
+        if longest:
+            pairs = np.zeros((len(moves), longest, 2), np.int32)
+            for line, each in enumerate(moves):
+                if len(each):
+                    pairs[line] = each[-1]  # what is left over repeats the last move
+                pairs[line, : len(each)] = each
+            stride = 0 if len(moves) == 1 else longest
+            self._move(*(pointer(array) for array in self.arrays.values()), pointer(pairs), longest, stride, self._rows)
+            if self.slot_attention.size:
+                attention = self.slot_attention.reshape(self._heads, -1)
+                sources, targets = (np.broadcast_to(pairs[:, :, end], (self._heads, longest)) for end in (0, 1))
+                moved = np.take_along_axis(attention, sources, axis=1)
+                np.put_along_axis(attention, targets, moved, axis=1)
+        self.lengths[:] = [kept.size for kept in rows] * (self._heads // len(rows))
 
     def _note_positions(self) -> None:
-        if self.shape.window:
-            self.slot_positions[self._slots[0, : self.length]] = self.positions
+        """Tell sliding windows where rows lie now."""
+        if self.slot_positions.size:
+            positions = np.broadcast_to(self.positions.reshape(len(self._slots), -1), (self._heads, self.length))
+            slots = np.broadcast_to(self._slots[:, : self.length], positions.shape)
+            np.put_along_axis(self.slot_positions.reshape(self._heads, -1), slots, positions, axis=1)
 
     # Positions
 
@@ -250,5 +313,20 @@ class NativeKV:
     def _check_open(self) -> None:
         if self.closed:
             raise EngineError("the engine is closed")
+
+
+def _fill_holes(slots: AnyArray) -> tuple[AnyArray, AnyArray]:
+    """Slots of kept rows, pressed into the first ones: where each row lies then, and the moves, int32 [n, 2]."""
+    count = slots.size
+    beyond = slots >= count
+    sources = slots[beyond]
+    if sources.size == 0:
+        return slots, np.zeros((0, 2), np.int32)
+    occupied = np.zeros(count, bool)
+    occupied[slots[~beyond]] = True
+    targets = np.flatnonzero(~occupied).astype(np.int32)
+    filled = slots.copy()
+    filled[beyond] = targets
+    return filled, np.stack([sources, targets], axis=1)
 
 

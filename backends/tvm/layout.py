@@ -167,9 +167,10 @@ class Job:
     """What the threads are to do next: an int64 array that thread 0 fills before it wakes the others.
 
     first: jobs before the first one. angle: row of the rotary table for the first token. wanted: rows of logits.
+    observed: last tokens whose attention is added up.
     """
 
-    NAMES = ("kind", "threads", "first", "count", "position", "angle", "wanted")
+    NAMES = ("kind", "threads", "first", "count", "position", "angle", "wanted", "observed")
     QUIT, STEP, CHUNK = 0, 1, 2
 
     @classmethod
@@ -182,7 +183,7 @@ class Table:
 
     NAMES = (
         "capacity", "layer_stride", "head_stride",  # of the cache; of its positions
-        "x", "normed", "queries", "query_rows", "mixed", "ffn", "work", "part_stride",
+        "x", "normed", "queries", "query_rows", "mixed", "ffn", "work", "part_stride", "raw",
         "words", "corrections", "scales", "sums",
         "embedding", "embedding_scales", "output_norm", "head", "head_scales",
     )  # fmt: skip
@@ -211,10 +212,12 @@ class Table:
 
 
 def fill_table(layout: Layout, scratch: Scratch, capacity: int) -> list[int]:
-    """The whole table for one run; positions are shared by all heads at first."""
+    """The whole table for one run; `capacity` in rows as allocated."""
     places = layout.places
     values = dict.fromkeys(Table.NAMES, 0) | {
         "capacity": capacity,
+        "layer_stride": layout.shape.kv_heads * capacity,
+        "head_stride": capacity,
         **scratch.offsets,
         "embedding": places["token_embd"].quants,
         "embedding_scales": places["token_embd"].scales,
@@ -257,8 +260,8 @@ def work_offsets(shape: Shape, target: Target) -> dict[str, int]:
     }
 
 
-def make_scratch(shape: Shape, target: Target, chunk: int, threads: int) -> Scratch:
-    """Rows serve the tokens of a chunk, or in decode each thread its own copy."""
+def make_scratch(shape: Shape, target: Target, chunk: int, threads: int, observed_rows: int = 0) -> Scratch:
+    """Rows serve the tokens of a chunk, or in decode each thread its own copy. observed_rows: the cache's, if any."""
     tokens = round_up(chunk, target.gemm_tokens)
     rows = max(tokens, threads)
     query_rows = round_up(tokens * shape.group, target.score_rows) + target.score_rows
@@ -271,6 +274,7 @@ def make_scratch(shape: Shape, target: Target, chunk: int, threads: int) -> Scra
         "mixed": rows * shape.padded_mixed,
         "ffn": tokens * shape.padded_ffn,
         "work": threads * part,
+        "raw": threads * observed_rows,
         "scales": rows * blocks,
         "sums": rows * blocks,
     }

@@ -112,17 +112,22 @@ def _score(
                     each.value = each.value + x * key
         for offset, tile in enumerate(tiles):
             scales = row_scales(cache, cache.key_scales, first_row, tile)
-            row_numbers = let(T.ramp(T.cast(tile * 16, "int32"), T.int32(1), 16))
             for index, (line, query) in enumerate(zip(sums, rows, strict=True)):
                 score = line[offset].value if scales is None else line[offset].value * scales
-                seen = row_numbers < spread(T.cast(query.visible, "int32"))
-                score = T.Select(seen, score, floats(NEVER))
-                if window:
-                    span, at = window
-                    newer = load(span.positions, at + tile * 16) > spread(T.cast(query.position - span.size, "int32"))
-                    score = T.Select(newer, score, floats(NEVER))
+                score = mask(score, query, tile, window)
                 where = work.scores + index * (BLOCK_TILES * 16) + (group * side + offset) * 16
                 store(work.memory, where, score)
+
+
+def mask(scores: Value, query: Query, tile: Value, window: tuple[Window, Value] | None) -> Value:
+    """The scores of 16 rows, those that the query may not see made NEVER."""
+    numbers = T.ramp(T.cast(tile * 16, "int32"), T.int32(1), 16)
+    scores = T.Select(numbers < spread(T.cast(query.visible, "int32")), scores, floats(NEVER))
+    if window:
+        span, at = window
+        newer = load(span.positions, at + tile * 16) > spread(T.cast(query.position - span.size, "int32"))
+        scores = T.Select(newer, scores, floats(NEVER))
+    return scores
 
 
 def _soften(cache: Cache, rows: Sequence[Query], first_row: Value, start: Value, count: Value, work: Work) -> None:

@@ -1,0 +1,57 @@
+"""How much attention cached rows get: what score-based eviction decides by (H2O, TOVA, SnapKV …).
+
+Computed beside attention, for the last queries of a pass only, and not at all when nobody asks. It costs a second
+Q Kᵀ for those queries, without the sharing of keys between them.
+"""
+
+from __future__ import annotations
+
+from tvm.tirx.script.builder import ir as T
+
+from edge.backends.tvm.kernels.attention import NEVER, Query, Window, mask
+from edge.backends.tvm.kernels.cache import Cache, row_scales
+from edge.backends.tvm.kernels.lanes import (
+    Buffer,
+    Register,
+    Value,
+    exp,
+    floats,
+    i64,
+    largest,
+    let,
+    load,
+    loop,
+    spread,
+    store,
+    total,
+)
+
+def observe(
+    cache: Cache, memory: Buffer, query: Query, first_row: Value, raw: Value, share: float, out: Buffer,
+    window: tuple[Window, Value] | None,
+) -> None:  # fmt: skip
+    """out[first_row : first_row + visible] += share · softmax(q Kᵀ) for one query row.
+
+    `raw` is an offset into `memory`, with room for every row of the cache.
+    """
+    tiles = let((query.visible + 15) // 16)
+    most, sums, score = Register(), Register(), Register()
+    most.value = floats(NEVER)
+    with loop(i64(0), tiles) as tile:
+        score.value = floats(0)
+        with loop(i64(0), i64(cache.head)) as dimension:
+            score.value = score.value + spread(memory[query.at + dimension]) * cache.load_key(first_row, tile, dimension)
+        scales = row_scales(cache, cache.key_scales, first_row, tile)
+        seen = let(mask(score.value if scales is None else score.value * scales, query, tile, window))
+        store(memory, raw + tile * 16, seen)
+        most.value = T.max(most.value, seen)
+    maximum = let(largest(most.value))
+    sums.value = floats(0)
+    with loop(i64(0), tiles) as tile:
+        power = let(exp(load(memory, raw + tile * 16) - spread(maximum)))
+        store(memory, raw + tile * 16, power)
+        sums.value = sums.value + power
+    factor = let(T.float32(share) / total(sums.value))
+    with loop(i64(0), tiles) as tile:
+        at = let(first_row + tile * 16)
+        store(out, at, load(out, at) + load(memory, raw + tile * 16) * spread(factor))
