@@ -1,9 +1,9 @@
-# Everything works on a fresh machine: Python 3.10+ is all that must be there; Debian's build tools are
-# installed if they are missing and we may.
+# Everything works on a fresh machine: Python 3.10+ is all that must be there. For the tests, Debian's build tools
+# are installed if they are missing and we may.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-# llama-cpp-python is built from source (2-3 minutes); edge does not use its image support.
+# edge does not use llama.cpp's image support.
 export CMAKE_ARGS ?= -DLLAVA_BUILD=OFF
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -23,7 +23,8 @@ lint: $(VENV)/.dev
 	ln -s $(CURDIR)/edge/* $(CURDIR)/backends $(CURDIR)/devices build/lint/edge/
 	cd build/lint && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml -p edge
 
-bench: $(VENV)/.run
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/peers.py --large --busy
 	$(BIN)/python benchmarks/prediction.py
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/policies.py
@@ -40,18 +41,19 @@ clean:
 	rm -rf $(VENV) build dist *.egg-info .coverage* .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/.base:
-	@command -v c++ >/dev/null || { command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] \
-		&& apt-get update -qq && apt-get install -qq -y build-essential >/dev/null; } \
-		|| { echo "a C++ compiler is needed to build llama-cpp-python: install g++ (or clang) first"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip
 	touch $@
 
 $(VENV)/.run: $(VENV)/.base pyproject.toml
-	@echo "installing edge and building llama.cpp: 2 to 4 minutes, once"
-	$(PIP) -e '.[llamacpp,demo]'
+	$(PIP) -e '.[tvm,demo]'
 	touch $@
 
+# The tests compare with llama.cpp, which is built from source.
 $(VENV)/.dev: $(VENV)/.run
-	$(PIP) -e '.[llamacpp,demo,dev]'
+	@command -v c++ >/dev/null || { command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] \
+		&& apt-get update -qq && apt-get install -qq -y build-essential >/dev/null; } \
+		|| { echo "a C++ compiler is needed to build llama-cpp-python: install g++ (or clang) first"; exit 1; }
+	@echo "building llama.cpp for the tests: 2 to 4 minutes, once"
+	$(PIP) -e '.[tvm,llamacpp,demo,dev]'
 	touch $@

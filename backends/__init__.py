@@ -40,7 +40,9 @@ def find_backend(name: str, file: GGUFFile, spec: ModelSpec, kv_dtype: str | Non
         try:
             backend = _usable(each, file, spec)
         except (MissingExtraError, UnsupportedError) as error:
-            _log.warning("%s runs this model, more slowly: %s", last, str(error).removesuffix(f": use --backend {last}"))
+            _log.warning(
+                "%s runs this model, more slowly: %s", last, str(error).removesuffix(f": use --backend {last}")
+            )
             continue
         if kv_dtype in (None, *backend.KV_DTYPES):
             return backend

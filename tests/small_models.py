@@ -23,7 +23,7 @@ Edit = Callable[[dict[str, AnyArray]], None]
 
 @dataclass(frozen=True)
 class Small:
-    """A shape. `types`: the block type of every matrix, or of those whose name ends so (the longest ending wins)."""
+    """A shape. `types`: the block type of all matrices, or by name, with or without the layer; "" is all others'."""
 
     layers: int = 1
     hidden: int = 64
@@ -42,7 +42,8 @@ class Small:
     def type_of(self, name: str) -> str:
         if isinstance(self.types, str):
             return self.types
-        return self.types[max((ending for ending in self.types if name.endswith(ending)), key=len)]
+        stem = name.rpartition(".")[2]
+        return self.types.get(name, self.types.get(stem, self.types[""]))
 
 
 def random_weights(small: Small) -> dict[str, AnyArray]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def oracle(golden: Golden, engines: Callable[[Engine], Engine]) -> Engine:
 
 
 @pytest.fixture
-def softmaxes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FloatArray]]:
+def softmaxes(monkeypatch: pytest.MonkeyPatch) -> list[FloatArray]:
     """What the reference engine's softmax gives, call by call: one per layer and chunk."""
     seen: list[FloatArray] = []
     softmax = reference.softmax
@@ -48,7 +48,7 @@ def softmaxes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FloatArray]]:
         return seen[-1]
 
     monkeypatch.setattr(reference, "softmax", remember)
-    yield seen
+    return seen
 
 
 def expected(softmaxes: list[FloatArray], engine: NativeEngine, queries: int) -> FloatArray:

@@ -43,7 +43,9 @@ class NativeEngine:
         shape, self._radians = layout.shape, frequencies(file, spec)
         self._head, self._padded_vocab = shape.padded_head, shape.padded_vocab
         key = f"{state_key(NAME, file, spec, config)}"
-        self._kv = NativeKV(shape, config.kv_dtype, config.capacity, self._radians, key, module["move"], config.observes)
+        self._kv = NativeKV(
+            shape, config.kv_dtype, config.capacity, self._radians, key, module["move"], config.observes
+        )
         rows = allocated_rows(config.capacity)
         scratch = make_scratch(shape, target, config.chunk, config.threads, rows if config.observes else 0)
         table = np.array(fill_table(layout, scratch, rows), np.int64)
@@ -53,7 +55,9 @@ class NativeEngine:
         self._integers = aligned_zeros(scratch.integers, "int32")
         tokens = round_up(config.chunk, target.gemm_tokens)
         self._tokens = aligned_zeros(tokens, "int32")
-        self._rope = aligned_zeros(max(tokens, _ROPE_AHEAD) * 2 * self._head, "float32")
+        # The last batch of a chunk may read on beyond the tokens that there are.
+        rope_rows = max(tokens, _ROPE_AHEAD) + target.gemm_tokens
+        self._rope = aligned_zeros(rope_rows * 2 * self._head, "float32")
         self._rope_from = self._rope_rows = self._observed = 0
         self._logits = aligned_zeros(config.logits_rows * self._padded_vocab, "float32")
         self._workers: Workers | None = Workers(module["run"], config.threads, self._pointers())
@@ -132,5 +136,3 @@ class NativeEngine:
             kv.slot_attention,
         )  # fmt: skip
         return tuple(map(pointer, arrays))
-
-

@@ -1,4 +1,4 @@
-"""The whole pass of a model, tokens to logits, as one TVM function that every thread runs, with barriers between phases.
+"""The whole pass of a model, tokens to logits: one TVM function that every thread runs, with barriers between phases.
 
 A step runs one token (decode), a chunk several (prefill). Both are this generator: in a step every thread
 normalises and quantizes its own copy of the one row, which is cheaper than a barrier; in a chunk the rows are shared
@@ -59,16 +59,15 @@ def build(design: Design) -> Any:
 
 def run(design: Design) -> Any:
     """What every thread calls: thread 0 for one job, at whose start it wakes the others; these for all jobs to come."""
-    with IRBuilder() as builder:
-        with T.prim_func(s_tir=True):
-            T.func_name("run")
-            T.func_attr({"global_symbol": "run", "tirx.noalias": True})
-            memory = MEMORY_TYPE[design.kv_dtype]
-            pointers = {name: T.arg(name, T.ptr(dtype or memory)) for name, dtype in POINTERS.items()}
-            thread = T.arg("thread", T.int64())
-            # Raw pointers carry no device; TVM's lowering wants to know it.
-            with T.attr(0, "device_id", 0), T.attr(0, "device_type", 1), T.attr(0, "pragma_import_llvm", IMPORTS):
-                _work(design, pointers, thread)
+    with IRBuilder() as builder, T.prim_func(s_tir=True):
+        T.func_name("run")
+        T.func_attr({"global_symbol": "run", "tirx.noalias": True})
+        memory = MEMORY_TYPE[design.kv_dtype]
+        pointers = {name: T.arg(name, T.ptr(dtype or memory)) for name, dtype in POINTERS.items()}
+        thread = T.arg("thread", T.int64())
+        # Raw pointers carry no device; TVM's lowering wants to know it.
+        with T.attr(0, "device_id", 0), T.attr(0, "device_type", 1), T.attr(0, "pragma_import_llvm", IMPORTS):
+            _work(design, pointers, thread)
     return builder.get()
 
 
@@ -99,18 +98,17 @@ def move_rows(design: Design) -> Any:
     """
     shape, memory = design.shape, MEMORY_TYPE[design.kv_dtype]
     pointers = {"keys": memory, "values": memory, "key_scales": "float32", "value_scales": "float32", "pairs": "int32"}
-    with IRBuilder() as builder:
-        with T.prim_func(s_tir=True):
-            T.func_name("move")
-            T.func_attr({"global_symbol": "move", "tirx.noalias": True})
-            arguments = {name: T.arg(name, T.ptr(dtype)) for name, dtype in pointers.items()}
-            count, stride, capacity = (T.arg(name, T.int64()) for name in ("count", "stride", "capacity"))
-            arrays = {name: T.decl_buffer((1 << 48,), dtype, data=arguments[name]) for name, dtype in pointers.items()}
-            pairs = arrays.pop("pairs")
-            with loop(i64(0), i64(shape.layers * shape.kv_heads)) as head, loop(i64(0), count) as index:
-                at = let((head * stride + index) * 2)
-                source, target = (let(head * capacity + T.cast(pairs[at + end], "int64")) for end in (0, 1))
-                copy_cache_row(design.kv_dtype, shape.padded_head, arrays, source, target)
+    with IRBuilder() as builder, T.prim_func(s_tir=True):
+        T.func_name("move")
+        T.func_attr({"global_symbol": "move", "tirx.noalias": True})
+        arguments = {name: T.arg(name, T.ptr(dtype)) for name, dtype in pointers.items()}
+        count, stride, capacity = (T.arg(name, T.int64()) for name in ("count", "stride", "capacity"))
+        arrays = {name: T.decl_buffer((1 << 48,), dtype, data=arguments[name]) for name, dtype in pointers.items()}
+        pairs = arrays.pop("pairs")
+        with loop(i64(0), i64(shape.layers * shape.kv_heads)) as head, loop(i64(0), count) as index:
+            at = let((head * stride + index) * 2)
+            source, target = (let(head * capacity + T.cast(pairs[at + end], "int64")) for end in (0, 1))
+            copy_cache_row(design.kv_dtype, shape.padded_head, arrays, source, target)
     return builder.get()
 
 
@@ -120,7 +118,8 @@ class _Pass:
     def __init__(self, design: Design, single: bool, pointers: dict[str, Any], thread: Value) -> None:
         self.design, self.single, self.thread = design, single, thread
         self.shape, self.target, self.isa = design.shape, design.target, ISAS[design.target.name]
-        self.batch = 1 if single else self.target.gemm_tokens
+        # In the exact mode a batch of 8 tokens would take half a minute to compile.
+        self.batch = 1 if single else min(2, self.target.gemm_tokens) if design.exact else self.target.gemm_tokens
         memory = MEMORY_TYPE[design.kv_dtype]
 
         def view(name: str, dtype: str) -> Buffer:
@@ -181,7 +180,10 @@ class _Pass:
         matrix = self._matrix(self.design.embedding, self.shape.hidden, "embedding")
         with self._shared_out(thread, self.count) as token:
             row = T.cast(self.tokens[token], "int64")
-            copy_row(self.isa, self.weights, matrix, row, self.floats, self._at("x") + token * self.shape.padded_hidden)
+            at = let(self._at("x") + token * self.shape.padded_hidden)
+            copy_row(self.isa, self.weights, matrix, row, self.floats, at)
+            for padding in range(self.shape.hidden, self.shape.padded_hidden):
+                T.buffer_store(self.floats, T.float32(0), [at + padding])
 
     def _qkv(self, thread: Value, layer: Value, matrices: Sequence[Matrix], inputs: Inputs) -> None:
         """Queries to scratch, keys and values to the cache; keys and queries turned by RoPE."""
@@ -213,7 +215,8 @@ class _Pass:
         with self._batches() as tokens:
             rows = self._rows(tokens, inputs)
             sums = [
-                multiply(self.isa, self.weights, matrix, let(head * parts + part), inputs, rows) for part in range(parts)
+                multiply(self.isa, self.weights, matrix, let(head * parts + part), inputs, rows)
+                for part in range(parts)
             ]
             for index, token in enumerate(tokens):
                 vectors = [each[index] for each in sums]
@@ -244,8 +247,9 @@ class _Pass:
                 lines = range(start, min(start + rows, shape.group))
                 queries = [Query(first + line * shape.padded_head, visible, self.position) for line in lines]
                 work = self._work(thread, let(kv_head * shape.group + start))
+                first_row = let(self.cache.first_row(layer, kv_head))
                 attend(
-                    self.target, self.cache, self.floats, queries, let(self.cache.first_row(layer, kv_head)), mine, work,
+                    self.target, self.cache, self.floats, queries, first_row, mine, work,
                     self._window(layer, kv_head), fetch=True,
                 )  # fmt: skip
 
@@ -403,7 +407,14 @@ class _Pass:
     def _inputs(self, name: str, width: int, thread: Value | None = None, *, shared_floats: bool = False) -> Inputs:
         """In a step, a product's row is the thread's number."""
         stride = 0 if self.single and shared_floats else width
-        return Inputs(self.floats, self._at(name), stride, None if self.design.exact else self._quantized(), self.design.exact, thread)
+        return Inputs(
+            self.floats,
+            self._at(name),
+            stride,
+            None if self.design.exact else self._quantized(),
+            self.design.exact,
+            thread,
+        )
 
     def _quantized(self) -> Quantized:
         return Quantized(
@@ -458,7 +469,9 @@ class _Pass:
         """Code for every combination of block types in use; a layer picks its own."""
         variants = self.design.variants[group]
         for number, blocks in enumerate(variants):
-            matrices = [self._layer_matrix(layer, name, block) for name, block in zip(GROUPS[group], blocks, strict=True)]
+            matrices = [
+                self._layer_matrix(layer, name, block) for name, block in zip(GROUPS[group], blocks, strict=True)
+            ]
             if len(variants) == 1:
                 emit(matrices)
             else:
@@ -504,5 +517,3 @@ class _Pass:
 
 def _clip(value: Value, most: int) -> Value:
     return let(T.max(i64(0), T.min(value, i64(most))))
-
-

@@ -21,13 +21,14 @@ from edge.errors import EngineError, InputError, UnsupportedError
 from edge.types import AnyArray, FloatArray, IntArray
 
 NUMPY_TYPE = {"f32": "float32", "f16": "float16", "int8": "int8"}
-_SPARE_TILES = 4  # scores are computed for up to 4 tiles of 16 rows at once
+_SPARE_ROWS = 64  # behind the last head: scores are computed for up to 4 tiles of 16 rows at once
 _BASE_BYTES = 8  # a saved state begins with `base`: its keys are turned by position + base
 _ANCHORS = 16  # first rows whose exact keys are remembered once they are turned
 
 
 def allocated_rows(capacity: int) -> int:
-    return round_up(capacity, 16 * _SPARE_TILES)
+    """Whole tiles."""
+    return round_up(capacity, 16)
 
 
 def row_bytes(shape: Shape, dtype: str) -> int:
@@ -52,14 +53,14 @@ class NativeKV:
         count, memory = self._heads * self._rows, NUMPY_TYPE[dtype]
         scales = count if dtype == "int8" else 0
         self.arrays = {
-            "keys": aligned_zeros(count * shape.padded_head, memory),
-            "values": aligned_zeros(count * shape.padded_head, memory),
-            "key_scales": aligned_zeros(scales, "float32"),
-            "value_scales": aligned_zeros(scales, "float32"),
+            "keys": _with_spare(count, shape.padded_head, memory),
+            "values": _with_spare(count, shape.padded_head, memory),
+            "key_scales": _with_spare(scales, 1, "float32"),
+            "value_scales": _with_spare(scales, 1, "float32"),
         }
         self.lengths = aligned_zeros(self._heads, "int32")
-        self.slot_positions = aligned_zeros(count if shape.window else 0, "int32")  # by slot, for sliding windows
-        self.slot_attention = aligned_zeros(count if observes else 0, "float32")
+        self.slot_positions = _with_spare(count if shape.window else 0, 1, "int32")  # by slot, for sliding windows
+        self.slot_attention = _with_spare(count if observes else 0, 1, "float32")
         self.nbytes = sum(array.nbytes for array in (*self.arrays.values(), self.slot_positions, self.slot_attention))
         self._slots = np.zeros((1, capacity), np.int32)  # by order
         self._turned = np.zeros((1, capacity), np.int64)
@@ -149,7 +150,8 @@ class NativeKV:
             raise InputError(f"rows for {self._heads} heads are wanted, not for {len(rows)}")
         checked = [check_rows(each, length) for each, length in zip(rows, self.lengths.tolist(), strict=True)]
         if len(self._slots) == 1:
-            self._slots, self._turned = (np.repeat(each, self._heads, axis=0) for each in (self._slots, self._turned))
+            self._slots = np.repeat(self._slots, self._heads, axis=0)
+            self._turned = np.repeat(self._turned, self._heads, axis=0)
         self._forget_anchors(np.zeros(0, np.int32))
         self._retain(checked)
         self._note_positions()
@@ -315,6 +317,10 @@ class NativeKV:
             raise EngineError("the engine is closed")
 
 
+def _with_spare(rows: int, width: int, dtype: str) -> AnyArray:
+    return aligned_zeros((rows + _SPARE_ROWS) * width, dtype)[: rows * width]
+
+
 def _fill_holes(slots: AnyArray) -> tuple[AnyArray, AnyArray]:
     """Slots of kept rows, pressed into the first ones: where each row lies then, and the moves, int32 [n, 2]."""
     count = slots.size
@@ -328,5 +334,3 @@ def _fill_holes(slots: AnyArray) -> tuple[AnyArray, AnyArray]:
     filled = slots.copy()
     filled[beyond] = targets
     return filled, np.stack([sources, targets], axis=1)
-
-

@@ -98,7 +98,8 @@ def _ticking(progress: Progress | None) -> Any:
 def _compiler_library() -> Path:
     """Found without importing TVM, which would load it."""
     spec = importlib.util.find_spec("tvm")
-    assert spec and spec.origin
+    assert spec is not None
+    assert spec.origin is not None
     return Path(spec.origin).parent / "lib" / f"libtvm_compiler.{'dylib' if sys.platform == 'darwin' else 'so'}"
 
 

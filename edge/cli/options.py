@@ -16,7 +16,7 @@ def flag(*names: str, help: str, **more: Any) -> Any:
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="A GGUF file, or an installed model such as smollm2-135m.")
 ]
-Backend = Annotated[str, flag("--backend", help="Engine: auto, llamacpp or reference.")]
+Backend = Annotated[str, flag("--backend", help="Engine: auto, tvm, llamacpp or reference.")]
 Threads = Annotated[int | None, flag("--threads", help="CPU threads (default: physical cores).")]
 
 Memory = Annotated[

@@ -49,7 +49,7 @@ def plan(
     count, config = made.bytes, made.config
     rows: list[tuple[str, str, int]] = [
         ("interpreter", "this process and the engine's libraries", count.interpreter),
-        ("weights", "repacked in memory" if config.repack else "the model file, mapped", count.weights),
+        ("weights", "repacked in memory" if config.repack else "mapped from a file", count.weights),
         ("KV cache", f"{config.capacity} rows, {config.kv_dtype}", count.kv),
         ("scratch", f"prefill chunk of {config.chunk} tokens", count.scratch),
         ("predicted peak", "estimated", made.predicted_peak),

@@ -76,7 +76,8 @@ Block = IntegerBlock | FloatBlock
 def by_fours(values: Bytes) -> Bytes:
     """[rows, blocks, n] bytes to [rows / 16, blocks, n / 4, 16, 4]: 4 neighbours of 16 rows side by side."""
     rows, blocks, count = values.shape
-    return values.reshape(rows // TILE, TILE, blocks, count // 4, 4).transpose(0, 2, 3, 1, 4)
+    tiles: Bytes = values.reshape(rows // TILE, TILE, blocks, count // 4, 4).transpose(0, 2, 3, 1, 4)
+    return tiles
 
 
 def scales_of(raw: Bytes, count: int) -> NDArray[np.uint16]:

@@ -1,7 +1,7 @@
 """Attention over the KV cache, each row read once: softmax as in FlashAttention (arXiv:2205.14135), block by block.
 
 The query heads that share a KV head are rows of one small matrix, together with the chunk's tokens in prefill. For a
-block of cache rows: scores = Q Kᵀ, then the running maximum m and sum l, then out = out · e^(m − m') + e^(scores − m') V.
+block of cache rows: scores = Q Kᵀ; the running maximum m and sum l; out = out · e^(m − m') + e^(scores − m') V.
 In decode the rows of the cache are split over the threads, and whoever needs the result merges the parts
 (FlashDecoding); in prefill the query rows are split.
 """
@@ -149,9 +149,7 @@ def _soften(cache: Cache, rows: Sequence[Query], first_row: Value, start: Value,
         correction = let(exp(spread(before - maximum)))
         scalar = let(exp(before - maximum, lanes=1))
         T.buffer_store(work.memory, maximum, [work.maxima + index])
-        T.buffer_store(
-            work.memory, work.memory[work.sums + index] * scalar + total(powers.value), [work.sums + index]
-        )
+        T.buffer_store(work.memory, work.memory[work.sums + index] * scalar + total(powers.value), [work.sums + index])
         for part in range(cache.head // 16):
             at = work.out + index * cache.head + part * 16
             store(work.memory, at, load(work.memory, at) * correction)

@@ -118,8 +118,6 @@ def value_scale(cache: Cache, first_row: Value, row: Value) -> Value | None:
     return cache.value_scales[first_row + row] if cache.dtype == "int8" else None
 
 
-
-
 def copy_cache_row(dtype: str, head: int, arrays: dict[str, Buffer], source: Value, target: Value) -> None:
     """Row `target` becomes a copy of row `source`; both count from the start of the arrays."""
     keys, values = arrays["keys"], arrays["values"]

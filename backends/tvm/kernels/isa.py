@@ -6,7 +6,7 @@ from typing import Protocol
 
 from tvm.tirx.script.builder import ir as T
 
-from edge.backends.tvm.kernels.lanes import Value, floats, half, ints, let, pure, shift_to_float, spread
+from edge.backends.tvm.kernels.lanes import Value, floats, half, ints, let, pure, spread
 
 
 class Isa(Protocol):
@@ -92,7 +92,7 @@ class Avx2(_Float16Instructions):
         for which in (0, 1):
             w = T.reinterpret("int8x32", half(weights, which, "int32x8"))
             signs = pure("int8x32", "llvm.x86.avx2.psign.b", T.reinterpret("int8x32", spread(x, 8)), w)
-            size = pure("int8x32", "llvm.abs", w, T.bool(False))
+            size = pure("int8x32", "llvm.x86.avx2.psign.b", w, w)  # |w|; 128 as an unsigned byte for -128
             parts.append(self._pairs(size, signs))
         return let(sums + T.vectorcombine("int32x16", *parts))
 

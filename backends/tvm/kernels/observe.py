@@ -26,6 +26,7 @@ from edge.backends.tvm.kernels.lanes import (
     total,
 )
 
+
 def observe(
     cache: Cache, memory: Buffer, query: Query, first_row: Value, raw: Value, share: float, out: Buffer,
     window: tuple[Window, Value] | None,
@@ -40,7 +41,9 @@ def observe(
     with loop(i64(0), tiles) as tile:
         score.value = floats(0)
         with loop(i64(0), i64(cache.head)) as dimension:
-            score.value = score.value + spread(memory[query.at + dimension]) * cache.load_key(first_row, tile, dimension)
+            score.value = score.value + spread(memory[query.at + dimension]) * cache.load_key(
+                first_row, tile, dimension
+            )
         scales = row_scales(cache, cache.key_scales, first_row, tile)
         seen = let(mask(score.value if scales is None else score.value * scales, query, tile, window))
         store(memory, raw + tile * 16, seen)

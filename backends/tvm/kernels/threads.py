@@ -1,9 +1,9 @@
 """Threads that meet between phases, without a library: counters in memory, a bounded spin, then the system's futex.
 
 Every thread counts its arrivals in a line of its own, so meeting costs one transfer between caches each way. Who
-waits longer than some microseconds sleeps, and is woken by whoever it waits for: when other programs use the cores,
-a spinning or yielding thread would burn the time in which the other could arrive, while a sleeper gets the core
-back at once. TIR has no atomic operations, so these few are LLVM IR.
+waits longer than a fraction of a millisecond sleeps, and is woken by whoever it waits for: when other programs use
+the cores, spinning on would burn the time in which the other could arrive, and yielding gives a whole time slice
+away at every meeting. TIR has no atomic operations, so these few are LLVM IR.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tvm.tirx.script.builder import ir as T
 from edge.backends.tvm.kernels.lanes import Value, i64, loop, when
 
 LINE = 32  # int32 words between two counters: two cache lines, as neighbours are fetched together
-SPINS = 2000  # pauses before sleeping: about 30 µs
+SPINS = 10_000  # pauses before sleeping: about 150 µs; with all cores busy, much less or more costs a third
 
 # The second word of a line counts its sleepers. A counter only grows; differences of 32 bits may wrap.
 IMPORTS = r"""

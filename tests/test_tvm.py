@@ -1,0 +1,775 @@
+"""The native engine against what others say: the NumPy reference with gguf's own dequantization, and llama.cpp.
+
+What all engines must do is in test_conformance.py. Here: block types, shapes, instruction sets, sliding windows,
+quantized rows, streams without end, the packed file, and memory that may not be touched.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import load_engine, open_golden, run_child
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_models import Edit, Small, write_small
+
+from edge import cache
+from edge.backends import find_backend
+from edge.backends.base import Engine, EngineConfig, KVState
+from edge.backends.reference import ReferenceEngine
+from edge.errors import CacheError, InputError, UnsupportedError
+from edge.gguf_file import BLOCK_TYPES
+from edge.kv import KVView, make_policy
+from edge.opened import Model, open_model
+from edge.types import AnyArray, FloatArray, IntArray
+
+tvm = pytest.importorskip("edge.backends.tvm")
+pytest.importorskip("tvm_ffi")
+if platform.machine() not in ("x86_64", "AMD64"):
+    pytest.skip("the native engine runs on x86-64", allow_module_level=True)
+
+EXACT = 1e-3  # largest error of a logit in the exact mode; the logits' standard deviation is 3
+TYPES = ("Q4_0", "Q4_1", "Q8_0", "F16", "BF16", "F32")
+MIXED = {
+    "": "Q4_0", "token_embd": "F16", "output": "Q8_0", "attn_v": "Q8_0", "attn_k": "BF16", "ffn_gate": "F32",
+    "blk.0.ffn_down": "Q4_1", "blk.1.ffn_down": "Q8_0", "blk.2.ffn_down": "Q4_1", "blk.1.attn_q": "F16",
+    "attn_output": "Q4_1",
+}  # fmt: skip
+
+
+def tokens_of(model: Model, count: int, seed: int = 7) -> IntArray:
+    return np.random.default_rng(seed).integers(3, model.spec.vocab, count).astype(np.int32)
+
+
+def open_with(model: Model, kv_dtype: str, *, threads: int = 1, chunk: int = 8, capacity: int = 128) -> Engine:
+    module = find_backend("tvm", model.file, model.spec)
+    return module.load(model.file, model.spec, EngineConfig(capacity, chunk, kv_dtype, threads, min(8, chunk)))
+
+
+def expected_logits(model: Model, tokens: IntArray) -> FloatArray:
+    return load_engine(model, "reference", "f32", capacity=tokens.size).forward_all(tokens)
+
+
+def correlation(ours: AnyArray, theirs: AnyArray) -> float:
+    return float(np.corrcoef(np.ravel(ours), np.ravel(theirs))[0, 1])
+
+
+def assert_close(ours: AnyArray, theirs: AnyArray, tolerance: float = EXACT) -> None:
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance)
+
+
+def in_pieces(engine: Engine, tokens: IntArray, sizes: Sequence[int], *, every: bool = True) -> FloatArray:
+    """Logits after every token, or after every piece, of an engine that is emptied first."""
+    engine.kv.truncate(0)
+    logits, start = [], 0
+    while start < tokens.size:
+        size = sizes[len(logits) % len(sizes)]
+        part = tokens[start : start + size]
+        logits.append(engine.forward_all(part).copy() if every else engine.forward(part)[None].copy())
+        start += size
+    return np.concatenate(logits)
+
+
+# Block types
+
+
+@pytest.fixture(params=[*TYPES, "mixed"])
+def typed(request: pytest.FixtureRequest, tmp_path: Path) -> Model:
+    """64 + 32 columns, so that no matrix is square; as many rows as no whole number of vectors has."""
+    small = Small(layers=2, hidden=64, ffn=96, vocab=275, types=request.param)
+    if request.param == "mixed":
+        small = replace(small, layers=3, types=MIXED, tied=False)
+    return open_model(write_small(tmp_path / "model.gguf", small))
+
+
+@pytest.mark.slow
+def test_every_block_type_is_read_as_gguf_reads_it(typed: Model, engines: Callable[[Engine], Engine]) -> None:
+    tokens = tokens_of(typed, 45)
+    expected = expected_logits(typed, tokens)
+    engine = engines(load_engine(typed, "tvm", "f32"))
+    assert_close(engine.forward_all(tokens), expected)
+    assert_close(in_pieces(engine, tokens, [1], every=False), expected)
+    assert_close(in_pieces(engine, tokens, [3, 1, 17]), expected)
+
+
+@pytest.mark.slow
+def test_quantized_activations_cost_as_little_as_in_llama_cpp(
+    typed: Model, engines: Callable[[Engine], Engine]
+) -> None:
+    tokens = tokens_of(typed, 45)
+    expected = expected_logits(typed, tokens)
+    engine = engines(load_engine(typed, "tvm", "f16"))
+    ours = engine.forward_all(tokens).copy()
+    assert correlation(ours, expected) > 0.999
+    theirs = engines(load_engine(typed, "llamacpp", "f16")).forward_all(tokens)
+    assert correlation(ours, theirs) > 0.999
+    assert np.abs(ours - expected).std() < 2 * np.abs(theirs - expected).std()
+    # Decode and prefill are different code. Sums in another order may round an activation to the other side.
+    for sizes in ([1], [2, 7, 1, 13], [45]):
+        assert correlation(in_pieces(engine, tokens, sizes), ours) > 0.9999
+
+
+FLOAT16 = np.arange(1 << 16, dtype=np.uint16)
+FLOAT16 = FLOAT16[np.isfinite(FLOAT16.view(np.float16))]
+
+
+def random_blocks(kind: str, rows: int, columns: int) -> AnyArray:
+    """Any bytes that are weights: every quant, scales of all sizes, and all finite halves."""
+    random = np.random.default_rng(3)
+    _, values, size = next(each for each in BLOCK_TYPES.values() if each[0] == kind)
+    raw = random.integers(0, 256, (rows, columns // values, size), dtype=np.uint8)
+    if kind == "F16":
+        raw = np.resize(random.permutation(FLOAT16), (rows, columns)).view(np.uint8)
+    elif kind in ("BF16", "F32"):
+        numbers = random.standard_normal((rows, columns)) * 10.0 ** random.integers(-20, 5, (rows, columns))
+        raw = np.ascontiguousarray(numbers.astype("<f4").view(np.uint8).reshape(rows, columns, 4)[..., 4 - size :])
+    else:
+        scales = 2 if kind == "Q4_1" else 1
+        halves = random.choice(FLOAT16[np.abs(FLOAT16.view(np.float16)) < 100], (rows, columns // values, scales))
+        raw[:, :, : 2 * scales] = halves.view(np.uint8).reshape(rows, columns // values, 2 * scales)
+    return raw.reshape(rows, -1)
+
+
+def runnable_isas() -> list[str]:
+    from edge.backends.tvm.targets import TARGETS, _cpu_flags
+
+    return [target.name for target in TARGETS if target.flags <= _cpu_flags()]
+
+
+def isas() -> list[Any]:
+    names, have = ("avx512vnni", "avx2", "generic"), runnable_isas()
+    return [pytest.param(name, marks=pytest.mark.skipif(name not in have, reason=f"no {name}")) for name in names]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("kind", TYPES)
+def test_every_weight_comes_back_from_the_packed_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engines: Callable[[Engine], Engine], kind: str, isa: str
+) -> None:
+    """Layers that add nothing, and activations that 8 bits hold exactly: logits are columns, or sums, of the head."""
+    monkeypatch.setenv("EDGE_ISA", isa)
+    hidden, vocab = 256, 288
+    small = Small(
+        hidden=hidden, vocab=vocab, heads=1, kv_heads=1, ffn=32, tied=False, types={"": "F32", "output": kind}
+    )
+    inputs = np.sign(np.random.default_rng(1).standard_normal((vocab, hidden))).astype(np.float32)
+    inputs[:hidden] = np.eye(hidden)
+
+    def pass_through(weights: dict[str, AnyArray]) -> None:
+        weights["token_embd"] = inputs
+        weights["output_norm"][:] = 1
+        for name in ("blk.0.attn_output", "blk.0.ffn_down"):
+            weights[name][:] = 0
+
+    raw = random_blocks(kind, vocab, hidden)
+    model = open_model(write_small(tmp_path / "model.gguf", small, pass_through, raw={"output": raw}))
+    head = dequantize(raw, GGMLQuantizationType[kind]).astype(np.float64)
+    normed = inputs / np.sqrt(np.mean(inputs.astype(np.float64) ** 2, axis=-1, keepdims=True) + 1e-5)
+    if kind == "Q4_1":  # what errors are measured by: d · q and m, which may cancel out
+        raw = raw.copy().reshape(vocab, -1, 20)
+        raw[:, :, 1:4:2] &= 0x7F
+        raw = raw.reshape(vocab, -1)
+    terms = dequantize(raw, GGMLQuantizationType[kind]).astype(np.float64)
+    expected, size = normed @ head.T, np.abs(normed) @ np.abs(terms.T)
+    engine = engines(open_with(model, "f16", chunk=32, capacity=vocab))
+    tokens = np.arange(vocab, dtype=np.int32)
+    errors = np.abs(engine.forward_all(tokens) - expected)
+    assert (errors <= 2e-6 * size + 1e-30).all()
+    if kind == "Q8_0":
+        assert (raw.reshape(vocab, -1, 34)[:, :, 2:] == 0x80).any()  # −128, which gguf itself never writes
+
+
+# Shapes
+
+
+SHAPES = {  # sizes, types and options, each with each other's somewhere
+    "1-head-of-2": Small(hidden=33, heads=2, kv_heads=2, head=2, ffn=37, vocab=275, layers=2),
+    "2-heads-of-6": Small(hidden=40, heads=4, kv_heads=2, head=6, ffn=50, vocab=289, tied=False, types="F16"),
+    "3-heads-of-10": Small(hidden=47, heads=6, kv_heads=2, head=10, ffn=65, vocab=261, types="BF16", rope_freqs=True),
+    "4-heads-of-16": Small(hidden=32, heads=4, kv_heads=1, ffn=96, types="Q4_0", layers=2, rope_freqs=True),
+    "7-heads-of-48": Small(hidden=52, heads=7, kv_heads=1, head=48, ffn=20, vocab=300, types="F16", rope_freqs=True),
+    "8-heads-of-64": Small(hidden=96, heads=8, kv_heads=1, head=64, ffn=64, tied=False, types="Q8_0"),
+    "1-head-of-80": Small(hidden=81, heads=1, kv_heads=1, head=80, ffn=33, vocab=263, layers=2),
+    "2-heads-of-96": Small(hidden=64, heads=2, kv_heads=1, head=96, ffn=32, vocab=277, tied=False),
+    "3-heads-of-128": Small(hidden=32, heads=3, kv_heads=1, head=128, ffn=32, types="BF16", tied=False),
+    "1-head-of-256": Small(hidden=64, heads=2, kv_heads=2, head=256, ffn=32, vocab=271),
+    "7-heads-of-6": Small(hidden=30, heads=14, kv_heads=2, head=6, ffn=18, vocab=262, layers=2, tied=False),
+    "16-heads-of-16": Small(hidden=100, heads=16, kv_heads=1, ffn=128, vocab=281, types="F16"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("small", SHAPES.values(), ids=SHAPES)
+def test_any_shape_and_any_number_of_threads(tmp_path: Path, engines: Callable[[Engine], Engine], small: Small) -> None:
+    model = open_model(write_small(tmp_path / "model.gguf", small))
+    tokens = tokens_of(model, 61)
+    expected = expected_logits(model, tokens)
+    for threads in (1, 2, 3, 5):
+        engine = engines(open_with(model, "f32", threads=threads, chunk=13, capacity=67))
+        assert_close(engine.forward_all(tokens), expected)
+        assert_close(in_pieces(engine, tokens, [1], every=False), expected)
+        assert_close(in_pieces(engine, tokens, [13, 1, 1, 2, 5]), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "kv_dtype"),
+    [("2-heads-of-6", "int8"), ("7-heads-of-48", "f16"), ("7-heads-of-6", "int8"), ("1-head-of-256", "f16")],
+)
+def test_small_rows_work_in_odd_shapes(
+    tmp_path: Path, engines: Callable[[Engine], Engine], name: str, kv_dtype: str
+) -> None:
+    model = open_model(write_small(tmp_path / "model.gguf", SHAPES[name]))
+    tokens = tokens_of(model, 61)
+    expected = expected_logits(model, tokens)
+    for threads in (1, 3):
+        engine = engines(open_with(model, kv_dtype, threads=threads, chunk=13))
+        for sizes in ([1], [13], [13, 1, 1, 2, 5]):
+            assert correlation(in_pieces(engine, tokens, sizes), expected) > (0.999 if kv_dtype == "f16" else 0.99)
+
+
+def test_any_thread_may_call_an_engine() -> None:
+    golden = open_golden("llama-gqa-tied")
+    one, two = (open_with(golden.model, "f32", threads=threads) for threads in (1, 2))
+    with ThreadPoolExecutor(3) as pool:
+        for start in range(0, 64, 8):
+            part = golden.tokens[start : start + 8]
+            answers = [pool.submit(engine.forward_all, part) for engine in (one, two)]
+            for answer in answers:
+                assert_close(answer.result(), golden.logits[start : start + 8])
+    one.close()
+    two.close()
+
+
+# Instruction sets
+
+
+def choose(monkeypatch: pytest.MonkeyPatch, isa: str) -> None:
+    monkeypatch.setenv("EDGE_ISA", isa)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kv_dtype", ["f32", "f16", "int8"])
+def test_every_instruction_set_gives_the_same_logits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engines: Callable[[Engine], Engine], kv_dtype: str
+) -> None:
+    small = Small(layers=3, vocab=275, tied=False, types=MIXED)
+    model = open_model(write_small(tmp_path / "model.gguf", small))
+    tokens = tokens_of(model, 45)
+    expected, answers = expected_logits(model, tokens), []
+    for isa in runnable_isas():
+        choose(monkeypatch, isa)
+        engine = engines(open_with(model, kv_dtype, threads=2))
+        for sizes in ([8], [1]):
+            answers.append(in_pieces(engine, tokens, sizes))
+    for logits in answers:
+        if kv_dtype == "f32":
+            assert_close(logits, expected)
+        else:
+            assert correlation(logits, expected) > 0.995
+            assert correlation(logits, answers[0]) > 0.9999
+
+
+@pytest.mark.slow
+def test_every_instruction_set_rounds_rows_alike(
+    monkeypatch: pytest.MonkeyPatch, engines: Callable[[Engine], Engine]
+) -> None:
+    """Without integers only float16 differs, which some CPUs convert themselves."""
+    golden, answers = open_golden("llama-gqa-tied"), []
+    for isa in runnable_isas():
+        choose(monkeypatch, isa)
+        answers.append(engines(open_with(golden.model, "f16")).forward_all(golden.tokens))
+    for logits in answers:
+        assert_close(logits, answers[0], 1e-2)  # a sum at the edge between two halves
+        assert (logits - answers[0]).std() < 5e-4
+        assert_close(logits, golden.logits, 3e-2)
+
+
+@pytest.mark.slow
+def test_every_instruction_set_writes_the_same_text_from_one_packed_file(
+    smollm2: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, engines: Callable[[Engine], Engine]
+) -> None:
+    """The same but for ties: sums in another order may round an activation to the other side, in 30 layers."""
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
+    prompt, text, answers = smollm2.encode_prompt("Why is the sky blue?"), [], []
+    for number, isa in enumerate(runnable_isas(), start=1):
+        choose(monkeypatch, isa)
+        engine = engines(open_with(smollm2, "f16", threads=2, chunk=32))
+        logits = [engine.forward(prompt).copy()]
+        for step in range(48):
+            if number == 1:
+                text.append(int(logits[-1].argmax()))
+            logits.append(engine.forward(np.array(text[step : step + 1])).copy())
+        answers.append(np.array(logits[:-1]))
+        assert len(cache.entries("weights")) == 1
+        assert len(cache.entries("kernels")) == number
+    assert len(set(text)) > 15  # a text, and not one word again and again
+    judge = engines(load_engine(smollm2, "llamacpp", "f32", capacity=128, chunk=32))
+    expected = judge.forward_all(np.concatenate([prompt, np.array(text[:-1])]))[prompt.size - 1 :]
+    for each in answers:
+        assert correlation(each, expected) > 0.998
+        lost = each.max(axis=1) - each[np.arange(48), text]
+        assert lost.max() < 0.5
+        assert np.count_nonzero(lost) <= 4
+
+
+# Sliding windows
+
+
+WINDOW = 8
+
+
+@pytest.fixture
+def windowed(tmp_path: Path) -> Model:
+    return open_model(write_small(tmp_path / "model.gguf", Small(layers=2, window=WINDOW, seed=4)))
+
+
+def run_windowed(engine: ReferenceEngine, tokens: IntArray) -> FloatArray:
+    """The rule of transformers, a position p sees those above p − 8, by hiding all other rows of the reference."""
+    logits, kv = [], engine.kv
+    for token in tokens:
+        everything = kv.save()
+        near = np.flatnonzero(kv.positions > kv.next_position - WINDOW)
+        kv.keep(near.astype(np.int32), close_gaps=False)
+        logits.append(engine.forward(np.array([token])))
+        key, value = kv.keys[:, :, near.size].copy(), kv.values[:, :, near.size].copy()
+        kv.restore(everything)
+        rows, _ = kv.append(1)
+        kv.keys[:, :, rows.start], kv.values[:, :, rows.start] = key, value
+    return np.array(logits)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_token_sees_its_window_only(windowed: Model, engines: Callable[[Engine], Engine], threads: int) -> None:
+    reference = load_engine(windowed, "reference", "f32")
+    assert isinstance(reference, ReferenceEngine)
+    tokens = tokens_of(windowed, 75)
+    expected = run_windowed(reference, tokens)
+    assert np.abs(expected - expected_logits(windowed, tokens))[WINDOW:].max() > 1  # windows do matter here
+    engine = engines(open_with(windowed, "f32", threads=threads, chunk=29))
+    for sizes in ([29], [1], [5, 1, 1, 18]):
+        assert_close(in_pieces(engine, tokens, sizes), expected)
+
+
+@pytest.mark.parametrize("close_gaps", [True, False])
+@pytest.mark.parametrize("step", [1, 9])
+def test_windows_reach_over_rows_that_are_gone(
+    windowed: Model, engines: Callable[[Engine], Engine], close_gaps: bool, step: int
+) -> None:
+    """Closed gaps bring rows back into the window; open ones leave it half empty. Slots are not in order then."""
+    reference = load_engine(windowed, "reference", "f32")
+    assert isinstance(reference, ReferenceEngine)
+    engine, tokens = engines(open_with(windowed, "f32", threads=2, chunk=16)), tokens_of(windowed, 150)
+    random, at = np.random.default_rng(2), 0
+    for turn in range(6):
+        part = tokens[at : at + 18]
+        at += part.size
+        ours = np.concatenate([engine.forward_all(part[i : i + step]).copy() for i in range(0, part.size, step)])
+        assert_close(ours, run_windowed(reference, part))
+        kept = random.random(engine.kv.length) < 0.7
+        kept[-3:] = [True, turn % 2 == 0, True]
+        rows = np.flatnonzero(kept).astype(np.int32)
+        for each in (engine, reference):
+            each.kv.keep(rows, close_gaps=close_gaps)
+        np.testing.assert_array_equal(engine.kv.positions, reference.kv.positions)
+        if turn == 3:
+            state = engine.kv.save()
+            engine.kv.truncate(2)
+            engine.forward(tokens[:30])
+            engine.kv.restore(state)
+
+
+def test_an_empty_window_beside_a_full_cache(windowed: Model, engines: Callable[[Engine], Engine]) -> None:
+    """All kept rows lie far behind: a token sees itself alone, whatever else is in the cache."""
+    engine, tokens = engines(open_with(windowed, "f32", threads=3, chunk=16)), tokens_of(windowed, 60)
+    engine.forward(tokens)
+    engine.kv.keep(np.r_[0:40, 59], close_gaps=False)
+    engine.forward(tokens[:8])
+    engine.kv.keep(np.arange(40, dtype=np.int32), close_gaps=False)
+    ours = engine.forward(tokens[:1])
+    assert engine.kv.positions[-1] == 68
+    assert_close(ours, expected_logits(windowed, tokens[:1])[0])
+
+
+# Rows of the cache
+
+
+def test_int8_rows_cost_little(tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
+    """127 steps to a head's largest value: keys and values are off by 0.4 % of it at most."""
+    model = open_model(write_small(tmp_path / "model.gguf", Small(layers=2, head=32, heads=2, kv_heads=1)))
+    tokens = tokens_of(model, 90)
+    exact = engines(open_with(model, "f32")).forward_all(tokens)
+    for sizes in ([1], [8]):
+        logits = in_pieces(engines(open_with(model, "int8")), tokens, sizes)
+        assert correlation(logits, exact) > 0.9995
+        assert np.abs(logits - exact).max() < 0.5
+    assert 3 * open_with(model, "int8").kv.nbytes < open_with(model, "f32").kv.nbytes
+
+
+STREAM = (("f32", 1e-3), ("f16", 3e-2), ("int8", 5e-1))
+
+
+@pytest.mark.parametrize(("kv_dtype", "tolerance"), STREAM)
+@pytest.mark.parametrize("step", [1, 3])
+def test_a_stream_without_end_does_not_drift(
+    engines: Callable[[Engine], Engine], kv_dtype: str, tolerance: float, step: int
+) -> None:
+    """The sinks are turned at every eviction; after 600 tokens they must be what a fresh run gives."""
+    golden = open_golden("llama-one-layer")
+    sinks, capacity = 4, 32
+    engine = engines(open_with(golden.model, kv_dtype, capacity=capacity))
+    fresh = engines(open_with(golden.model, "f32", capacity=capacity))
+    policy, tokens = make_policy("streaming", sinks), tokens_of(golden.model, 600)
+    seen: list[int] = []
+    for start in range(0, tokens.size, step):
+        if engine.kv.length + step > capacity:
+            rows = policy.rows_to_keep(KVView(engine.kv.length), capacity - step)
+            engine.kv.keep(rows, close_gaps=True)
+            seen = [seen[row] for row in rows]
+        part = tokens[start : start + step]
+        ours, seen = engine.forward(part), [*seen, *part.tolist()]
+        if start % 60 == 0 or start + step >= tokens.size:
+            fresh.kv.truncate(0)
+            assert_close(ours, fresh.forward(np.array(seen)), tolerance)
+            np.testing.assert_array_equal(engine.kv.positions, np.arange(len(seen)))
+
+
+LENGTHS = st.integers(1, 14)
+OPERATION = st.one_of(
+    st.tuples(st.just("append"), LENGTHS),
+    st.tuples(st.just("keep"), st.integers(0, 2**32 - 1), st.sampled_from([0.3, 0.6, 0.95]), st.booleans()),
+    st.tuples(st.just("stream"), st.integers(1, 9)),
+    st.tuples(st.just("truncate"), st.floats(0, 1)),
+    st.tuples(st.just("save")),
+    st.tuples(st.just("restore"), st.integers(0, 9)),
+)
+
+
+@lru_cache
+def pair(name: str, threads: int) -> tuple[Engine, Engine]:
+    """The engine under test and the oracle, loaded once: every example empties them."""
+    model = open_golden(name).model
+    engine = open_with(model, "f32", threads=threads, capacity=48)
+    return engine, load_engine(model, "reference", "f32", capacity=48)
+
+
+@pytest.mark.parametrize(("name", "threads"), [("llama-gqa-untied", 1), ("llama-rope-scaled", 3)])
+@settings(max_examples=120)
+@given(operations=st.lists(OPERATION, min_size=3, max_size=18))
+def test_any_sequence_of_operations_equals_the_reference(
+    name: str, threads: int, operations: list[tuple[Any, ...]]
+) -> None:
+    both, tokens, at = pair(name, threads), open_golden(name).tokens, 0
+    states: list[tuple[KVState, KVState]] = []
+    for engine in both:
+        engine.kv.truncate(0)
+    for operation, *arguments in [("append", 9), *operations, ("append", 3)]:
+        length, free = both[0].kv.length, both[0].kv.capacity - both[0].kv.length
+        if operation == "append" and free:
+            count = min(arguments[0], free)
+            part = np.take(tokens, range(at, at + count), mode="wrap")
+            at += count
+            ours, theirs = (engine.forward_all(part) for engine in both)
+            assert_close(ours, theirs, 2e-3)
+        elif operation == "keep":
+            seed, share, close_gaps = arguments
+            chosen = np.random.default_rng(seed).random(length) < share
+            for engine in both:  # the newest row may go as well, and all of them
+                engine.kv.keep(np.flatnonzero(chosen).astype(np.int32), close_gaps=close_gaps)
+        elif operation == "stream" and length > 4 + arguments[0]:
+            for engine in both:
+                engine.kv.keep(np.r_[0:4, 4 + arguments[0] : length], close_gaps=True)
+        elif operation == "truncate":
+            for engine in both:
+                engine.kv.truncate(round(arguments[0] * length))
+        elif operation == "save":
+            states.append((both[0].kv.save(), both[1].kv.save()))
+        elif operation == "restore" and states:
+            for engine, state in zip(both, states[arguments[0] % len(states)], strict=True):
+                engine.kv.restore(state)
+        assert both[0].kv.length == both[1].kv.length <= both[0].kv.capacity
+        np.testing.assert_array_equal(both[0].kv.positions, both[1].kv.positions)
+
+
+# The packed file
+
+
+@pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder without packed files. Kernels take long to compile: those that there are come along."""
+    open_with(open_golden("llama-gqa-tied").model, "f32").close()
+    folder = tmp_path / "cache"
+    shutil.copytree(cache.cache_folder() / "kernels", folder / "kernels")
+    monkeypatch.setenv("EDGE_CACHE", str(folder))
+    return folder
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x41
+    path.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-4096])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("damage", [flip, cut, empty])
+def test_a_damaged_packed_file_is_made_again(own_folder: Path, damage: Callable[[Path], None]) -> None:
+    golden = open_golden("llama-gqa-tied")
+    open_with(golden.model, "f32").close()
+    (path,) = (own_folder / "weights").glob("*.bin")
+    whole = path.read_bytes()
+    damage(path)
+    engine = open_with(golden.model, "f32")
+    assert_close(engine.forward_all(golden.tokens), golden.logits)
+    engine.close()
+    assert path.read_bytes() == whole
+
+
+def test_a_changed_model_gets_a_packed_file_of_its_own(own_folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    for seed in (1, 2):
+        model = open_model(write_small(path, Small(layers=2, seed=seed)))
+        tokens = tokens_of(model, 20)
+        engine = open_with(model, "f32")
+        assert_close(engine.forward_all(tokens), expected_logits(model, tokens))
+        engine.close()
+        assert len(cache.entries("weights")) == seed
+
+
+_LOAD_AND_RUN = """
+import json, sys
+from conftest import load_engine, open_golden
+
+golden = open_golden("llama-gqa-tied")
+engine = load_engine(golden.model, "tvm", sys.argv[1])
+print(json.dumps(engine.forward_all(golden.tokens).tolist()))
+engine.close()
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_may_load_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither finds anything in the cache; in the end there is one of each."""
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
+    with ThreadPoolExecutor(2) as pool:
+        children = list(pool.map(lambda _: run_child(_LOAD_AND_RUN, "f32"), range(2)))
+    for child in children:
+        assert child.status == 0, child.errors
+        assert_close(child.output, open_golden("llama-gqa-tied").logits)
+    assert [len(cache.entries(kind)) for kind in cache.KINDS] == [1, 1]
+
+
+# Memory
+
+
+_GUARDED = """
+import ctypes, mmap, sys
+from pathlib import Path
+import numpy as np
+from conftest import load_engine, open_golden
+from edge.backends.base import EngineConfig
+import edge.backends.tvm as tvm
+from edge.backends.tvm import engine as engine_module, kv as kv_module
+from edge.opened import open_model
+
+PAGE, libc, regions = mmap.PAGESIZE, ctypes.CDLL(None, use_errno=True), []
+
+def guarded(count, dtype):
+    "Zeros between two pages that may not be touched, close to the first (start) or to the second (end)."
+    size = count * np.dtype(dtype).itemsize
+    room = -(-max(size, 1) // PAGE) * PAGE
+    region = mmap.mmap(-1, room + 2 * PAGE)
+    regions.append(region)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(region))
+    for page in (address, address + PAGE + room):
+        assert libc.mprotect(ctypes.c_void_p(page), PAGE, 0) == 0
+    at = PAGE if side == "start" else PAGE + room - -(-size // 64) * 64
+    return np.frombuffer(region, np.uint8)[at : at + size].view(dtype)
+
+def in_guard(*arguments):
+    packed = open_weights(*arguments)
+    copy = guarded(packed.size, "uint8")
+    copy[:] = packed
+    return copy
+
+side, path, kv_dtype = sys.argv[1:4]
+engine_module.aligned_zeros = kv_module.aligned_zeros = guarded
+open_weights, engine_module.open_weights = engine_module.open_weights, in_guard
+model = open_model(path)
+tokens = np.random.default_rng(1).integers(0, model.spec.vocab, 64)
+tokens[:2] = 0, model.spec.vocab - 1
+for capacity, chunk in ((64, 8), (64, 5), (50, 64)):
+    for threads in (1, 2, 3, 5):
+        for sizes in ((1,), (2,), (64,), (3, 1, 7)):
+            print("capacity", capacity, "chunk", chunk, "threads", threads, "sizes", sizes, file=sys.stderr, flush=True)
+            engine = tvm.load(model.file, model.spec, EngineConfig(capacity, chunk, kv_dtype, threads, min(5, chunk)))
+            at = 0
+            while engine.kv.length < capacity:
+                size = sizes[at % len(sizes)]
+                at += 1
+                part = tokens[engine.kv.length : min(capacity, engine.kv.length + size)]
+                (engine.forward_all if at % 2 else engine.forward)(part)
+            for close_gaps in (False, True):
+                engine.kv.keep(np.arange(3, capacity, 2), close_gaps=close_gaps)
+                engine.forward(tokens[: capacity - engine.kv.length])
+            engine.close()
+print('"done"')
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side", ["start", "end"])
+@pytest.mark.parametrize(
+    ("small", "kv_dtype"),
+    [
+        (Small(), "f16"),
+        (Small(head=256, heads=2, kv_heads=1, ffn=32), "f16"),
+        (Small(head=64, heads=4, kv_heads=4, hidden=32, ffn=32, types="Q4_0", tied=False), "int8"),
+        (Small(head=10, heads=7, kv_heads=1, hidden=47, ffn=65, vocab=261, window=WINDOW), "f32"),
+    ],
+    ids=["plain", "wide-heads", "int8", "window"],
+)
+def test_no_array_is_left_on_either_side(tmp_path: Path, small: Small, kv_dtype: str, side: str) -> None:
+    """Arrays between pages that end the process when they are touched: reads count as well as writes."""
+    path = write_small(tmp_path / "model.gguf", small)
+    child = run_child(_GUARDED, side, path, kv_dtype)
+    last = [line for line in child.errors.splitlines() if line.startswith(("capacity", "edge.errors"))][-1:]
+    assert (child.status, child.output) == (0, "done"), f"ended at {last}"
+
+
+# What cannot run, and what should not
+
+
+def open_edited(path: Path, small: Small, edit: Edit | None = None, **options: Any) -> Model:
+    return open_model(write_small(path / "model.gguf", small, edit, **options))
+
+
+def refused(model: Model, match: str) -> None:
+    with pytest.raises(UnsupportedError, match=match):
+        find_backend("tvm", model.file, model.spec)
+
+
+@pytest.mark.parametrize("name", ["blk.0.ffn_up", "token_embd", "output"])
+def test_a_block_type_without_kernels_is_named(tmp_path: Path, name: str) -> None:
+    small = Small(types={"": "Q4_0", name: "Q5_0"}, tied=False)
+    refused(open_edited(tmp_path, small), rf"Q5_0 \({name}\.weight\).*--backend llamacpp")
+
+
+def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
+    def drop(weights: dict[str, AnyArray]) -> None:
+        del weights["blk.0.ffn_norm"]
+
+    refused(open_edited(tmp_path, Small(), drop), r"no tensor blk\.0\.ffn_norm\.weight")
+
+
+def test_an_unknown_tensor_is_named(tmp_path: Path) -> None:
+    def add(weights: dict[str, AnyArray]) -> None:
+        weights["blk.0.attn_q.bias"] = np.ones(64, np.float32)
+
+    refused(open_edited(tmp_path, Small(), add), r"blk\.0\.attn_q\.bias.*--backend llamacpp")
+
+
+def test_another_architecture_is_named(tmp_path: Path) -> None:
+    refused(open_edited(tmp_path, Small(architecture="qwen2")), "qwen2.*--backend llamacpp")
+
+
+def test_other_rope_scalings_are_named(tmp_path: Path) -> None:
+    fields = {"rope__scaling__type": "linear", "rope__scaling__factor": 2.0}
+    refused(open_edited(tmp_path, Small(), **fields), "'linear'.*--backend llamacpp")
+
+
+def test_an_unknown_instruction_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    choose(monkeypatch, "nonsense")
+    with pytest.raises(InputError, match=r"EDGE_ISA 'nonsense'.*generic"):
+        open_with(open_golden("llama-one-layer").model, "f32")
+
+
+def test_a_cache_folder_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    monkeypatch.setenv("EDGE_CACHE", str(blocked / "cache"))
+    with pytest.raises(CacheError, match="file"):
+        open_with(open_golden("llama-one-layer").model, "f32")
+
+
+_RUN_ANYTHING = """
+import sys
+import numpy as np
+import edge.backends.tvm as tvm
+from edge.backends.base import EngineConfig
+from edge.opened import open_model
+
+model = open_model(sys.argv[1])
+for kv_dtype in ("f32", "f16", "int8"):
+    engine = tvm.load(model.file, model.spec, EngineConfig(64, 8, kv_dtype, 2, 8))
+    logits = engine.forward_all(np.arange(40))
+    for token in range(12):
+        engine.forward(np.array([token]))
+    engine.kv.keep(np.r_[0:4, 20:52], close_gaps=True)
+    engine.kv.restore(engine.kv.save())
+    assert engine.forward(np.arange(9)).shape == (model.spec.vocab,)
+print('"alive"')
+"""
+
+
+@pytest.mark.slow
+def test_weights_that_are_no_numbers_do_not_end_the_process(tmp_path: Path) -> None:
+    types = {"": "Q4_0", "token_embd": "F32", "attn_k": "F16", "attn_v": "Q8_0", "ffn_up": "Q4_1"}
+
+    def spoil(weights: dict[str, AnyArray]) -> None:
+        weights["token_embd"][5] = np.nan
+        weights["token_embd"][6] = np.inf
+        weights["token_embd"][7] = 3e38
+        weights["blk.1.attn_k"][::3] = np.inf
+        weights["blk.1.attn_norm"][4] = np.nan
+
+    raw = {
+        "blk.0.attn_v": np.full((32, 2 * 34), 0x7B, np.uint8),  # scales near 65504
+        "blk.0.ffn_up": np.full((96, 2 * 20), 0xFF, np.uint8),  # scales that are no number
+    }
+    path = write_small(tmp_path / "model.gguf", Small(layers=2, types=types), spoil, raw=raw)
+    child = run_child(_RUN_ANYTHING, path)
+    assert (child.status, child.output) == (0, "alive"), child.errors
+
+
+@pytest.mark.parametrize("hidden", [64, 40])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_token_that_is_no_number_does_not_outlast_its_row(
+    tmp_path: Path, engines: Callable[[Engine], Engine], hidden: int, bad: float
+) -> None:
+    """Scratch memory outlives a pass, and the padding in it as well."""
+
+    def spoil(weights: dict[str, AnyArray]) -> None:
+        weights["token_embd"][5] = bad
+
+    small = Small(hidden=hidden, heads=3, kv_heads=1, head=10, ffn=50, layers=2)
+    model = open_edited(tmp_path, small, spoil)
+    engine, tokens = engines(open_with(model, "f32", threads=2)), tokens_of(model, 30) % 200 + 10
+    with np.errstate(all="ignore"):
+        expected = expected_logits(model, tokens)
+    for spoiled in ([5], [5] * 9, [9, 5, 8, 5, 7]):
+        for sizes in ([1], [8]):
+            engine.kv.truncate(0)
+            engine.forward(tokens[:4])
+            assert np.isnan(engine.forward(np.array(spoiled))).any()
+            engine.kv.truncate(4)
+            ours = [engine.forward_all(tokens[at : at + sizes[0]]).copy() for at in range(4, 30, sizes[0])]
+            assert_close(np.concatenate(ours), expected[4:])
