@@ -39,7 +39,7 @@ from edge.backends.tvm.kernels.lanes import (
 from edge.backends.tvm.kernels.matmul import Inputs, Matrix, Weights, copy_row, multiply
 from edge.backends.tvm.kernels.observe import observe
 from edge.backends.tvm.kernels.threads import IMPORTS, arrive, meet, wait
-from edge.backends.tvm.layout import GROUPS, Job, Table, work_offsets
+from edge.backends.tvm.layout import CHUNK_TILES, GROUPS, STEP_TILES, Job, Table, work_offsets
 
 POINTERS = {  # arguments of `run`, and what they point to
     "job": "int64", "lines": "int32",
@@ -496,6 +496,7 @@ class _Pass:
         return Work(
             self.floats, scores=start + sizes["scores"], out=let(start + line * self.shape.padded_head),
             maxima=let(start + sizes["maxima"] + line), sums=let(start + sizes["sums"] + line),
+            block=STEP_TILES if self.single else CHUNK_TILES,
         )  # fmt: skip
 
     def _window(self, layer: Value, kv_head: Value) -> tuple[Window, Value] | None:

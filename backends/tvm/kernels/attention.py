@@ -31,7 +31,6 @@ from edge.backends.tvm.kernels.lanes import (
 )
 from edge.backends.tvm.targets import Target
 
-BLOCK_TILES = 8  # tiles of 16 rows between two corrections of the running maximum
 NEVER = -1e30  # the score of a row that may not be seen
 
 
@@ -50,10 +49,11 @@ class Work:
     """Where one thread keeps what it works on, float32: offsets into `memory`."""
 
     memory: Buffer
-    scores: Value  # [query rows, BLOCK_TILES · 16]
+    scores: Value  # [query rows, block · 16]
     out: Value  # [query rows, head]
     maxima: Value  # [query rows]
     sums: Value  # [query rows]
+    block: int  # tiles of cache rows that are worked through at once
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,9 @@ def attend(
         for part in range(parts):
             store(work.memory, work.out + index * cache.head + part * 16, floats(0))
     first, last = tiles
-    with loop(i64(0), (last - first + (BLOCK_TILES - 1)) // BLOCK_TILES) as step:
-        start = let(first + step * BLOCK_TILES)
-        count = let(T.min(i64(BLOCK_TILES), last - start))
+    with loop(i64(0), (last - first + (work.block - 1)) // work.block) as step:
+        start = let(first + step * work.block)
+        count = let(T.min(i64(work.block), last - start))
         _score(target, cache, queries, rows, first_row, start, count, work, window, fetch)
         _soften(cache, rows, first_row, start, count, work)
         most = rows[-1].visible  # the last query sees most
@@ -115,7 +115,7 @@ def _score(
             for index, (line, query) in enumerate(zip(sums, rows, strict=True)):
                 score = line[offset].value if scales is None else line[offset].value * scales
                 score = mask(score, query, tile, window)
-                where = work.scores + index * (BLOCK_TILES * 16) + (group * side + offset) * 16
+                where = work.scores + index * (work.block * 16) + (group * side + offset) * 16
                 store(work.memory, where, score)
 
 
@@ -133,7 +133,7 @@ def mask(scores: Value, query: Query, tile: Value, window: tuple[Window, Value] 
 def _soften(cache: Cache, rows: Sequence[Query], first_row: Value, start: Value, count: Value, work: Work) -> None:
     """Turn the block's scores into powers, and correct sum and output so far for the new maximum."""
     for index in range(len(rows)):
-        scores = let(work.scores + index * (BLOCK_TILES * 16))
+        scores = let(work.scores + index * (work.block * 16))
         most, powers = Register(), Register()
         most.value = load(work.memory, scores)
         with loop(i64(1), count) as tile:
@@ -172,10 +172,10 @@ def _mix(
                 each.value = load(work.memory, places[key])
             with loop(i64(0), count) as row:
                 if fetch:  # the next block's keys
-                    cache.fetch_keys(first_row, start + BLOCK_TILES, row)
+                    cache.fetch_keys(first_row, start + work.block, row)
                 values = {part: let(cache.load_value(first_row, start * 16 + row, part * 16)) for part in columns}
                 for line in lines:
-                    power = let(spread(work.memory[work.scores + line * (BLOCK_TILES * 16) + row]))
+                    power = let(spread(work.memory[work.scores + line * (work.block * 16) + row]))
                     for part in columns:
                         sums[line, part].value = sums[line, part].value + power * values[part]
             for key, each in sums.items():
