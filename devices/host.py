@@ -7,8 +7,6 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from edge.devices.memory import MemoryLimit, memory_limit, total_memory
 
 # Instruction sets that decide how fast quantized kernels run; `flags` on x86, `Features` on ARM.
@@ -37,6 +35,8 @@ class Host:
 def probe_host(root: Path = Path("/")) -> Host:
     """Read the device that this process runs on."""
     processor, flags = _cpuinfo(root)
+    import psutil  # here, as it takes 8 ms that a run does not need
+
     logical = psutil.cpu_count() or 1
     return Host(
         system=f"{platform.system()} {platform.release()}",
@@ -55,7 +55,22 @@ def probe_host(root: Path = Path("/")) -> Host:
 def usable_cores() -> int:
     """Physical cores that this process may run on: the default number of threads."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))
+    return max(1, min(allowed, _physical_cores() or allowed))
+
+
+def _physical_cores() -> int | None:
+    """None where the system does not tell."""
+    cores = set()
+    for path in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology"):
+        try:
+            cores.add(((path / "physical_package_id").read_text(), (path / "core_id").read_text()))
+        except OSError:
+            continue  # a core that is off
+    if cores:
+        return len(cores)
+    import psutil
+
+    return psutil.cpu_count(logical=False)
 
 
 def _cpuinfo(root: Path) -> tuple[str, set[str]]:

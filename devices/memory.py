@@ -11,8 +11,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 
 @dataclass(frozen=True)
 class MemoryUse:
@@ -42,6 +40,8 @@ def memory_use(root: Path = Path("/")) -> MemoryUse:
 
 
 def _memory_use_elsewhere() -> MemoryUse:
+    import psutil
+
     rss = int(psutil.Process().memory_info().rss)
     if sys.platform == "win32":
         return MemoryUse(rss, int(psutil.Process().memory_info().peak_wset), None, None)
@@ -71,6 +71,8 @@ def release_free_memory() -> None:
 
 def total_memory() -> int:
     """Bytes of memory in this device."""
+    import psutil
+
     return int(psutil.virtual_memory().total)
 
 
@@ -78,6 +80,8 @@ def _available(root: Path) -> int:
     try:
         return _kib_fields((root / "proc/meminfo").read_text())["MemAvailable"]
     except (OSError, KeyError):
+        import psutil
+
         return int(psutil.virtual_memory().available)
 
 

@@ -187,15 +187,17 @@ class GGUFFile:
     tensors: dict[str, TensorInfo]
     data_offset: int
 
-    def strings(self, key: str) -> Iterator[str]:
-        """The strings of an array of strings, one at a time. Raises ModelFormatError if it is not one."""
+    def strings(self, key: str) -> list[str]:
+        """The strings of an array of strings. Raises ModelFormatError if it is not one."""
         ref = self._array_ref(key)
         if ref.type_id != _STRING:
             raise ModelFormatError(f"{self.path}: {key} is not a list of strings")
         with open(self.path, "rb") as file:
             cursor = _Cursor(file, self.size, ref.offset)
-            for buffer, start, end in cursor.spans(ref.count, MAX_STRING, key):
-                yield buffer[start:end].decode("utf-8", errors="replace")
+            pieces = [buffer[start:end] for buffer, start, end in cursor.spans(ref.count, MAX_STRING, key)]
+        # Decoded together, a hundred thousand take a third of the time; a zero byte within one tells on itself.
+        texts = b"\0".join(pieces).decode("utf-8", errors="replace").split("\0")
+        return texts if len(texts) == len(pieces) else [piece.decode("utf-8", errors="replace") for piece in pieces]
 
     def numbers(self, key: str) -> np.ndarray[Any, Any]:
         """A numeric array as NumPy, in its own dtype. Raises ModelFormatError if it is not one."""

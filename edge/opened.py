@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import gc
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -68,4 +70,17 @@ class Model:
 
 def open_model(model: str | Path) -> Model:
     """Check and open MODEL: a GGUF path or an installed name. Raises InputError, ModelFormatError, UnsupportedError."""
-    return Model(read_gguf(find_model(model)))
+    with _uncollected():
+        return Model(read_gguf(find_model(model)))
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without garbage collection: it would search a vocabulary's hundred thousand objects again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -219,10 +219,9 @@ def _safe_cut(text: str) -> int | None:
 
 def _read_tokens(file: GGUFFile) -> list[str]:
     """The vocabulary, as llama.cpp reads it: up to a zero byte, and none twice (it would abort)."""
-    tokens = [
-        text.partition("\0")[0] or f"[EMPTY_{index}]"
-        for index, text in enumerate(file.strings("tokenizer.ggml.tokens"))
-    ]
+    tokens = file.strings("tokenizer.ggml.tokens")
+    if not all(tokens) or "\0" in "".join(tokens):
+        tokens = [text.partition("\0")[0] or f"[EMPTY_{index}]" for index, text in enumerate(tokens)]
     if max(map(len, tokens), default=0) > _LONGEST_TOKEN:
         raise ModelFormatError(f"{file.path}: a token has more than {_LONGEST_TOKEN} characters: the file is damaged")
     if len(set(tokens)) < len(tokens):
@@ -237,18 +236,28 @@ def _byte_level_bpe(file: GGUFFile, tokens: list[str]) -> Merger:
             f"{file.path}: pre-tokenizer {brief(name)} is not supported yet ({', '.join(sorted(_PRE_TOKENIZERS))})"
         )
     vocabulary = {text: index for index, text in enumerate(tokens)}
-    merges = []
-    for line in file.strings("tokenizer.ggml.merges"):
-        left, _, right = line[1:].partition(" ")  # the first character may itself be a space, never the separator
-        pair = (line[:1] + left, right)
-        if pair[0] not in vocabulary or pair[1] not in vocabulary or pair[0] + pair[1] not in vocabulary:
-            if any(_HIDDEN + text in vocabulary for text in (*pair, pair[0] + pair[1])):
-                continue
-            raise ModelFormatError(f"{file.path}: merge {brief(line)} names tokens that are not in the vocabulary")
-        merges.append(pair)
+    merges = _merges(file, vocabulary)
     merger = Merger(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=name in _LLAMA3_FAMILY))
     merger.pre_tokenizer = _PRE_TOKENIZERS[name]()
     return merger
+
+
+def _merges(file: GGUFFile, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
+    """The pairs that merge, best first, without those that make or take a control token."""
+    lines = file.strings("tokenizer.ggml.merges")
+    pairs = [line.partition(" ")[::2] for line in lines]
+    known = vocabulary.__contains__
+    if all(known(left) and known(right) and known(left + right) for left, right in pairs):
+        return pairs  # as in every sound file
+    merges = []
+    for line in lines:
+        left, _, right = line[1:].partition(" ")  # the first character may itself be a space, never the separator
+        pair = (line[:1] + left, right)
+        if all(map(known, (*pair, pair[0] + pair[1]))):
+            merges.append(pair)
+        elif not any(_HIDDEN + text in vocabulary for text in (*pair, pair[0] + pair[1])):
+            raise ModelFormatError(f"{file.path}: merge {brief(line)} names tokens that are not in the vocabulary")
+    return merges
 
 
 def _sentencepiece_bpe(file: GGUFFile, tokens: list[str], byte_tokens: Container[int]) -> Merger:

@@ -1,12 +1,14 @@
-"""Compile a pass to an object file, as a program of its own: TVM's compiler never enters the process whose memory is
+"""Compile and link a pass, as a program of its own: TVM's compiler never enters the process whose memory is
 promised. It takes about 400 MiB and some seconds, once per design; `runtime.py` calls it.
 
-    python -m edge.backends.tvm.compile OUT.o < design.json
+    python -m edge.backends.tvm.compile OUT.img < design.json
 """
 
 from __future__ import annotations
 
 import sys
+import tempfile
+from pathlib import Path
 
 from edge.backends.tvm.design import Design
 
@@ -17,12 +19,17 @@ def main() -> None:
     from tvm.target import Target
 
     from edge.backends.tvm.generator import build
+    from edge.backends.tvm.linking import link
 
     design = Design.from_json(sys.stdin.read())
     # Storage rewriting would merge registers into arrays too large for the stack, which come from a slow allocator.
     with PassContext(config={"tirx.disable_storage_rewrite": True}):
         executable = compile_module(build(design), target=Target(design.target.llvm))
-    executable.mod.write_to_file(sys.argv[1], "o")
+    out = Path(sys.argv[1])
+    with tempfile.TemporaryDirectory() as folder:
+        object_file = Path(folder) / "pass.o"
+        executable.mod.write_to_file(str(object_file), "o")
+        out.write_bytes(link(object_file.read_bytes()))
 
 
 if __name__ == "__main__":

@@ -37,15 +37,13 @@ class NativeEngine:
     ) -> None:
         self.spec, self.config = spec, config
         target, layout = choose_target(), make_layout(file, spec)
-        module = compiled(Design.of(layout, config.kv_dtype, target), progress and (lambda part: progress(part / 2)))
+        image = compiled(Design.of(layout, config.kv_dtype, target), progress and (lambda part: progress(part / 2)))
         self._weights = open_weights(file, layout, progress and (lambda part: progress(0.5 + part / 2)))
 
         shape, self._radians = layout.shape, frequencies(file, spec)
         self._head, self._padded_vocab = shape.padded_head, shape.padded_vocab
         key = f"{state_key(NAME, file, spec, config)}"
-        self._kv = NativeKV(
-            shape, config.kv_dtype, config.capacity, self._radians, key, module["move"], config.observes
-        )
+        self._kv = NativeKV(shape, config.kv_dtype, config.capacity, self._radians, key, image, config.observes)
         rows = allocated_rows(config.capacity)
         scratch = make_scratch(shape, target, config.chunk, config.threads, rows if config.observes else 0)
         table = np.array(fill_table(layout, scratch, rows), np.int64)
@@ -60,7 +58,7 @@ class NativeEngine:
         self._rope = aligned_zeros(rope_rows * 2 * self._head, "float32")
         self._rope_from = self._rope_rows = self._observed = 0
         self._logits = aligned_zeros(config.logits_rows * self._padded_vocab, "float32")
-        self._workers: Workers | None = Workers(module["run"], config.threads, self._pointers())
+        self._workers: Workers | None = Workers(image, config.threads, self._pointers())
         weakref.finalize(self, self._workers.close)  # at exit, too: threads must not outlive the interpreter
 
     def observe(self, queries: int) -> None:

@@ -9,12 +9,12 @@ turned positions grow for ever, and `base` is what separates them from the posit
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from edge.backends.base import KVState, check_rows
 from edge.backends.tvm.layout import Shape, round_up
+from edge.backends.tvm.loading import Call, Image
 from edge.backends.tvm.memory import aligned_zeros, pointer
 from edge.backends.tvm.rope import turn
 from edge.errors import EngineError, InputError, UnsupportedError
@@ -39,13 +39,14 @@ def row_bytes(shape: Shape, dtype: str) -> int:
 
 
 class NativeKV:
-    """KVCache protocol, and `keep_heads`. `arrays` are what compiled code works on; `move` copies rows in them.
+    """KVCache protocol, and `keep_heads`. `arrays` are what compiled code works on; `image` has the function that
+    moves rows in them.
 
     `lines` of bookkeeping: one while all heads keep the same rows, else one per head of every layer.
     """
 
     def __init__(
-        self, shape: Shape, dtype: str, capacity: int, radians: AnyArray, key: str, move: Any, observes: bool
+        self, shape: Shape, dtype: str, capacity: int, radians: AnyArray, key: str, image: Image, observes: bool
     ) -> None:
         self.shape, self.dtype, self.capacity = shape, dtype, capacity
         self._heads = shape.layers * shape.kv_heads
@@ -68,7 +69,7 @@ class NativeKV:
         self._next = 0
         self._anchors = np.zeros((self._heads, 0, shape.padded_head), np.float32)
         self._anchor_turns = np.zeros(0, np.int64)
-        self._radians, self._key, self._move = radians, key, move
+        self._radians, self._key, self._image = radians, key, image
         self.closed = False
 
     @property
@@ -218,7 +219,8 @@ class NativeKV:
                     pairs[line] = each[-1]  # what is left over repeats the last move
                 pairs[line, : len(each)] = each
             stride = 0 if len(moves) == 1 else longest
-            self._move(*(pointer(array) for array in self.arrays.values()), pointer(pairs), longest, stride, self._rows)
+            arrays = (pointer(array) for array in self.arrays.values())
+            Call(self._image, "move", (*arrays, pointer(pairs), longest, stride, self._rows))()
             if self.slot_attention.size:
                 attention = self.slot_attention.reshape(self._heads, -1)
                 sources, targets = (np.broadcast_to(pairs[:, :, end], (self._heads, longest)) for end in (0, 1))

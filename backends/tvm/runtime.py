@@ -1,13 +1,12 @@
 """Compiled passes on this machine: found in the cache folder or compiled, and loaded.
 
-The warm path needs TVM's loader of object files only: no compiler, no linker.
+The warm path needs nothing of TVM: neither its compiler nor its runtime.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
-import os
 import subprocess
 import sys
 import threading
@@ -20,10 +19,11 @@ from typing import Any
 
 from edge import cache
 from edge.backends.tvm.design import Design
+from edge.backends.tvm.loading import Image
 from edge.backends.tvm.sources import source_hash
 from edge.errors import EngineError
 
-_PACKAGES = ("tvm", "tvm_ffi", "tvm_ffi_orcjit")
+_PACKAGES = ("tvm", "tvm_ffi", "elftools")
 _USUAL_COMPILE_S = 12.0  # for the progress bar only
 _COMPILE_TIMEOUT_S = 600.0
 
@@ -34,8 +34,8 @@ def is_installed() -> bool:
     return all(importlib.util.find_spec(name) for name in _PACKAGES)
 
 
-def compiled(design: Design, progress: Progress | None = None) -> Any:
-    """The module with the design's functions, compiled in a child process if it is not in the cache.
+def compiled(design: Design, progress: Progress | None = None) -> Image:
+    """The design's functions, compiled in a child process if it is not in the cache.
 
     Raises EngineError if TVM's compiler fails, EdgeError if the cache folder cannot be written.
     """
@@ -43,7 +43,7 @@ def compiled(design: Design, progress: Progress | None = None) -> Any:
     compiler = _compiler_library().stat()  # stands for its version, which takes 20 ms to look up
     key = hashlib.sha256(f"{text}\n{source_hash('.')}\n{compiler.st_size}".encode()).hexdigest()[:32]
     about = f"{design.shape.layers} layers, {design.kv_dtype} KV, {design.target.name}"
-    path = cache.find_or_make("kernels", key, ".o", lambda out: _compile(text, out, progress), about=about)
+    path = cache.find_or_make("kernels", key, ".img", lambda out: _compile(text, out, progress), about=about)
     return _load(path)
 
 
@@ -103,17 +103,4 @@ def _compiler_library() -> Path:
     return Path(spec.origin).parent / "lib" / f"libtvm_compiler.{'dylib' if sys.platform == 'darwin' else 'so'}"
 
 
-@lru_cache
-def _load(path: Path) -> Any:
-    # The loader asks $CXX for its runtime library, which our objects do not use: spare the two processes.
-    before = os.environ.get("CXX")
-    os.environ["CXX"] = "/nonexistent"
-    try:
-        import tvm_ffi_orcjit
-
-        return tvm_ffi_orcjit.default_session().load_module(str(path))
-    finally:
-        if before is None:
-            del os.environ["CXX"]
-        else:
-            os.environ["CXX"] = before
+_load = lru_cache(Image)  # engines of one design share its code

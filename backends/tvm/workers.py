@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 from edge.backends.tvm.layout import Job
+from edge.backends.tvm.loading import Call, Image
 from edge.backends.tvm.memory import aligned_zeros, pointer
 
 _LINE = 32  # int32 words of one counter, as `kernels/threads.py` has it
@@ -15,16 +16,13 @@ _LINE = 32  # int32 words of one counter, as `kernels/threads.py` has it
 class Workers:
     """Thread 0 is the caller's; the others are started with the first job."""
 
-    def __init__(self, function: Any, threads: int, pointers: Sequence[Any]) -> None:
+    def __init__(self, image: Image, threads: int, pointers: Sequence[ctypes.c_void_p]) -> None:
         self._job = aligned_zeros(len(Job.NAMES), "int64")
         self._lines = aligned_zeros((threads + 1) * _LINE, "int32")
         self._job[Job.slot("threads")] = threads
-        self._function = function
-        self._arguments = (pointer(self._job), pointer(self._lines), *pointers)
-        self._others = [
-            threading.Thread(target=function, args=(*self._arguments, number), daemon=True, name=f"edge-{number}")
-            for number in range(1, threads)
-        ]
+        shared = (pointer(self._job), pointer(self._lines), *pointers)
+        self._call, *others = (Call(image, "run", (*shared, number)) for number in range(threads))
+        self._others = [threading.Thread(target=each, daemon=True, name="edge-worker") for each in others]
         self._started = False
 
     def run(self, **numbers: int) -> None:
@@ -35,7 +33,7 @@ class Workers:
                 each.start()
         for name, value in numbers.items():
             self._job[Job.slot(name)] = value
-        self._function(*self._arguments, 0)
+        self._call()
 
     def close(self) -> None:
         """End the threads; safe to call twice. Memory that they use may be freed afterwards."""

@@ -1,0 +1,80 @@
+"""A linked image, copied into memory and made callable. Everything here is Python and the C library."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from edge.errors import EngineError
+
+_MAGIC, _PAGE = b"EDGEIMG1", 4096  # as in linking.py
+_READ, _EXECUTE = 1, 4
+_INTEGER, _POINTER = 1, 4  # type_index of TVM's calling convention
+
+
+class _Any(ctypes.Structure):
+    """TVM's calling convention passes arrays of these."""
+
+    _fields_ = (("type_index", ctypes.c_int32), ("padding", ctypes.c_uint32), ("value", ctypes.c_uint64))
+
+
+_Function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(_Any), ctypes.c_int32, ctypes.POINTER(_Any))
+_Complaint = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.POINTER(ctypes.c_char_p), ctypes.c_int32)
+
+
+class Call:
+    """A compiled function with its arguments, ready to be called any number of times, from one thread at a time."""
+
+    def __init__(self, image: Image, name: str, arguments: Sequence[int | ctypes.c_void_p]) -> None:
+        self._image, self._name = image, name  # the image stays while it may be called
+        self._function = _Function(image.entry(name))
+        self._arguments = (_Any * len(arguments))(*(_pack(each) for each in arguments))
+        self._result = _Any()
+
+    def __call__(self) -> None:
+        """Raises EngineError if the function refuses its arguments."""
+        if self._function(None, self._arguments, len(self._arguments), ctypes.byref(self._result)):
+            raise EngineError(f"the compiled function {self._name} failed: {self._image.complaint}")
+
+
+class Image:
+    """Executable memory. It is written first and made executable after, never both."""
+
+    def __init__(self, path: Path) -> None:
+        data = path.read_bytes()
+        (length,) = struct.unpack_from("<Q", data, len(_MAGIC))
+        start = len(_MAGIC) + 8
+        header = json.loads(data[start : start + length])
+        body = data[-(-(start + length) // _PAGE) * _PAGE :]
+        self.complaint = ""
+        self._complain = _Complaint(self._note)
+        self._memory = mmap.mmap(-1, len(body), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._memory.write(body)
+        libc = ctypes.CDLL(None, use_errno=True)
+        for name, slot in header["imports"].items():
+            struct.pack_into("<Q", self._memory, slot, self._outside(libc, name))
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self._entries: dict[str, int] = header["entries"]
+        if libc.mprotect(ctypes.c_void_p(self._address), ctypes.c_size_t(len(body)), _READ | _EXECUTE):
+            raise EngineError("this system lets no program make its memory executable: use --backend llamacpp")
+
+    def entry(self, name: str) -> int:
+        return self._address + self._entries[name]
+
+    def _outside(self, libc: Any, name: str) -> int:
+        function = self._complain if name == "TVMFFIErrorSetRaisedFromCStrParts" else getattr(libc, name)
+        return int(ctypes.cast(function, ctypes.c_void_p).value or 0)
+
+    def _note(self, kind: bytes, parts: Any, count: int) -> None:
+        self.complaint = f"{kind.decode()}: {b''.join(parts[:count]).decode(errors='replace')}"
+
+
+def _pack(argument: int | ctypes.c_void_p) -> _Any:
+    if isinstance(argument, int):
+        return _Any(_INTEGER, 0, argument)
+    return _Any(_POINTER, 0, argument.value or 0)
