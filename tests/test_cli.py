@@ -233,7 +233,7 @@ def test_bench_formats() -> None:
     flags = ["bench", MODEL, "-p", "16", "-n", "4", "-d", "0,32", "-r", "2"]
     rows = edge_json(*flags, "-o", "json")
     assert [row["test"] for row in rows] == ["pp16", "tg4", "pp16 @ d32", "tg4 @ d32"]
-    assert all(row["t/s"] > 0 and row["backend"] == "llamacpp" and row["threads"] > 0 for row in rows)
+    assert all(row["t/s"] > 0 and row["backend"] == "tvm" and row["threads"] > 0 for row in rows)
     assert set(rows[0]) == {"model", "size", "params", "backend", "threads", "test", "t/s", "sd"}
     lines = edge(*flags, "-o", "jsonl").stdout.splitlines()
     assert [json.loads(line)["test"] for line in lines] == [row["test"] for row in rows]
@@ -283,7 +283,7 @@ def test_a_missing_extra_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) 
     opened = open_model(MODEL)
     monkeypatch.setattr(llamacpp, "is_installed", lambda: False)
     with pytest.raises(MissingExtraError, match=r"pip install 'edge-runtime\[llamacpp\]'"):
-        find_backend("auto", opened.file, opened.spec)
+        find_backend("llamacpp", opened.file, opened.spec)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"pip install 'edge-runtime\[demo\]'"):
         find_model(MODEL)

@@ -50,6 +50,7 @@ def test_real_model_figures() -> None:
         ffn=1536,
         vocab=49152,
         context=8192,
+        window=0,
         norm_eps=spec.norm_eps,
         rope_base=1e5,
         rope_dim=64,

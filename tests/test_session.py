@@ -78,7 +78,7 @@ from edge.sampling import greedy
 model = edge.open_model("smollm2-135m")
 prompt = model.encode_prompt("Explain why the sky is blue.")
 ours = []
-with edge.load(model, max_kv_size=512, threads=1) as session:
+with edge.load(model, backend="llamacpp", max_kv_size=512, threads=1) as session:
     chunk, forward = session.plan.config.chunk, session.engine.forward
     def record(tokens):
         ours.extend(tokens.tolist())
@@ -447,7 +447,7 @@ REPORT_KEYS: dict[str, set[str] | None] = {
     "plan": {
         "backend", "kv_policy", "sinks", "config", "evict_step", "bytes", "predicted_peak", "limit", "limit_source",
     },
-    "versions": {"edge", "python", "numpy", "llama-cpp-python"},
+    "versions": {"edge", "python", "numpy", "apache-tvm", "apache-tvm-ffi"},
     "seed": None,
     "schema": None,
 }  # fmt: skip
