@@ -14,11 +14,11 @@ from edge.cli.show import table
 MODEL = "smollm2-135m"
 COMBINATIONS = (
     "--memory 256MiB --max-kv-size 512",
-    "--memory 256MiB --max-kv-size 512 --kv-dtype q8_0",
-    "--memory 220MiB --max-kv-size 256 --kv-dtype q4_0",
+    "--memory 256MiB --max-kv-size 512 --kv-dtype int8",
+    "--memory 180MiB --max-kv-size 256 --kv-dtype f16",
     "--memory 256MiB",
     "--memory 400MiB --max-kv-size 2048",
-    "--memory 512MiB --max-kv-size 4096 --kv-dtype q8_0",
+    "--memory 512MiB --max-kv-size 4096 --kv-dtype int8",
     "--memory 1GiB --max-kv-size 8192",
     "--max-kv-size 1024 --prefill-step-size 512",
 )

@@ -1,0 +1,42 @@
+"""What the native engine's 8-bit activations cost: perplexity of real texts, engine against llama.cpp, same file.
+
+Every document is run through a full f16 cache, in both engines. `--model` takes any GGUF file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+from text import long_text
+
+import edge
+from edge.cli.show import table
+from edge.evaluate import LOGITS_ROWS
+
+DOCUMENTS = ("secI8.html", "secJ3.html", "secI5.html", "secJ5.html", "secI4.html", "secJ7.html")
+ENGINES = (("llamacpp", "f16"), ("tvm", "f16"), ("tvm", "int8"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--tokens", type=int, default=4096, help="of each document")
+    options = parser.parse_args()
+    model = edge.open_model(options.model)
+    texts = [model.encode_prompt(long_text(name).read_text(encoding="utf-8"), raw=True) for name in DOCUMENTS]
+    lines, first, count = [], 0.0, 0
+    for backend, kv_dtype in ENGINES:
+        settings = {"backend": backend, "kv_dtype": kv_dtype, "kv_policy": "full", "max_kv_size": options.tokens}
+        with edge.load(model, logits_rows=LOGITS_ROWS, expected_tokens=options.tokens, **settings) as session:
+            figures = [edge.perplexity(session, text, max_tokens=options.tokens) for text in texts]
+        count = sum(figure.tokens for figure in figures)
+        perplexity = math.exp(sum(figure.nll * figure.tokens for figure in figures) / count)
+        first = first or perplexity
+        lines.append([backend, kv_dtype, f"{perplexity:.4f}", f"{perplexity / first:.4f}"])
+    print(f"\n## Perplexity of {count} tokens in {len(texts)} documents, {model.spec.label}\n")
+    print(table(["engine", "KV", "perplexity", "× llama.cpp"], lines, left=2))
+
+
+if __name__ == "__main__":
+    main()
