@@ -113,7 +113,7 @@ def move_rows(design: Design) -> Any:
 
 
 class _Pass:
-    """One function while it is built; every method emits a part of it."""
+    """A step or a chunk while it is built; every method emits a part of it."""
 
     def __init__(self, design: Design, single: bool, pointers: dict[str, Any], thread: Value) -> None:
         self.design, self.single, self.thread = design, single, thread
@@ -145,51 +145,51 @@ class _Pass:
     # Phases
 
     def emit(self) -> None:
-        with self._phase() as thread:
-            self._embed(thread)
+        with self._phase():
+            self._embed()
         with loop(i64(0), i64(self.shape.layers)) as layer:
             self._layer(layer)
         self._head()
 
     def _layer(self, layer: Value) -> None:
         shape = self.shape
-        self._normalise("attn_norm", layer, GROUPS["qkv"])
-        with self._phase() as thread:
-            inputs = self._normalised(thread, "attn_norm", layer, "qkv")
-            self._per_variant("qkv", layer, lambda matrices: self._qkv(thread, layer, matrices, inputs))
-        with self._phase() as thread:
-            (self._attend_step if self.single else self._attend_chunk)(thread, layer)
+        self._normalise("attn_norm", layer, "qkv")
+        with self._phase():
+            inputs = self._normalised("attn_norm", layer, "qkv")
+            self._per_variant("qkv", layer, lambda matrices: self._qkv(layer, matrices, inputs))
+        with self._phase():
+            (self._attend_step if self.single else self._attend_chunk)(layer)
         with when(self.observed > 0):
-            self._observe(self.thread, layer)  # it changes nothing that the next phase reads
+            self._observe(layer)  # it changes nothing that the next phase reads
         self._share_out("mixed", shape.padded_mixed, "output")
-        with self._phase() as thread:
+        with self._phase():
             if self.single:
-                self._merge(thread)
-            inputs = self._ready(thread, "mixed", shape.padded_mixed, "output", private=True)
-            self._per_variant("output", layer, lambda matrices: self._add(thread, matrices[0], inputs))
-        self._normalise("ffn_norm", layer, GROUPS["gate_up"])
-        with self._phase() as thread:
-            inputs = self._normalised(thread, "ffn_norm", layer, "gate_up")
-            self._per_variant("gate_up", layer, lambda matrices: self._gate_up(thread, matrices, inputs))
+                self._merge()
+            inputs = self._ready("mixed", shape.padded_mixed, "output", private=True)
+            self._per_variant("output", layer, lambda matrices: self._add(matrices[0], inputs))
+        self._normalise("ffn_norm", layer, "gate_up")
+        with self._phase():
+            inputs = self._normalised("ffn_norm", layer, "gate_up")
+            self._per_variant("gate_up", layer, lambda matrices: self._gate_up(matrices, inputs))
         self._share_out("ffn", shape.padded_ffn, "down")
-        with self._phase() as thread:
-            inputs = self._ready(thread, "ffn", shape.padded_ffn, "down", private=False)
-            self._per_variant("down", layer, lambda matrices: self._add(thread, matrices[0], inputs))
+        with self._phase():
+            inputs = self._ready("ffn", shape.padded_ffn, "down", private=False)
+            self._per_variant("down", layer, lambda matrices: self._add(matrices[0], inputs))
 
-    def _embed(self, thread: Value) -> None:
+    def _embed(self) -> None:
         matrix = self._matrix(self.design.embedding, self.shape.hidden, "embedding")
-        with self._shared_out(thread, self.count) as token:
+        with self._shared_out(self.count) as token:
             row = T.cast(self.tokens[token], "int64")
             at = let(self._at("x") + token * self.shape.padded_hidden)
             copy_row(self.isa, self.weights, matrix, row, self.floats, at)
             for padding in range(self.shape.hidden, self.shape.padded_hidden):
                 T.buffer_store(self.floats, T.float32(0), [at + padding])
 
-    def _qkv(self, thread: Value, layer: Value, matrices: Sequence[Matrix], inputs: Inputs) -> None:
+    def _qkv(self, layer: Value, matrices: Sequence[Matrix], inputs: Inputs) -> None:
         """Queries to scratch, keys and values to the cache; keys and queries turned by RoPE."""
         shape, parts = self.shape, self.shape.padded_head // 16
         tiles = [shape.heads * parts, shape.kv_heads * parts, shape.kv_heads * parts]
-        start, stop = self._range(thread, sum(tiles))
+        start, stop = self._range(sum(tiles))
         with loop(_clip(start, tiles[0]), _clip(stop, tiles[0])) as tile:
             self._query_tile(matrices[0], tile, inputs)
         for which, before in ((1, tiles[0]), (2, tiles[0] + tiles[1])):
@@ -203,7 +203,7 @@ class _Pass:
         head, part = let(tile // parts), let(tile % parts)
         first = let(self._at("queries") + (head // shape.group) * self._at("query_rows") * shape.padded_head)
         with self._batches() as tokens:
-            sums = multiply(self.isa, self.weights, matrix, tile, inputs, self._rows(tokens, inputs))
+            sums = self._multiply(matrix, tile, inputs, self._rows(tokens))
             for token, each in zip(tokens, sums, strict=True):
                 turned = self._turn(each.value, token, part)
                 at = first + (token * shape.group + head % shape.group) * shape.padded_head + part * 16
@@ -213,11 +213,8 @@ class _Pass:
         parts = self.shape.padded_head // 16
         first_row, length = let(self.cache.first_row(layer, head)), let(self._length(layer, head))
         with self._batches() as tokens:
-            rows = self._rows(tokens, inputs)
-            sums = [
-                multiply(self.isa, self.weights, matrix, let(head * parts + part), inputs, rows)
-                for part in range(parts)
-            ]
+            rows = self._rows(tokens)
+            sums = [self._multiply(matrix, let(head * parts + part), inputs, rows) for part in range(parts)]
             for index, token in enumerate(tokens):
                 vectors = [each[index] for each in sums]
                 with self._if_real(token):
@@ -236,40 +233,40 @@ class _Pass:
         vector = let(vector)
         return vector * load(self.rope, at) + swap_pairs(vector) * load(self.rope, at + head)
 
-    def _attend_step(self, thread: Value, layer: Value) -> None:
+    def _attend_step(self, layer: Value) -> None:
         """The thread's share of the cache's rows, for all heads."""
         shape, rows = self.shape, self.target.score_rows
         with loop(i64(0), i64(shape.kv_heads)) as kv_head:
             visible = let(self._length(layer, kv_head) + 1)
-            mine = self._range(thread, let((visible + 15) // 16))
+            mine = self._range(let((visible + 15) // 16))
             first = let(self._at("queries") + kv_head * self._at("query_rows") * shape.padded_head)
             for start in range(0, shape.group, rows):
                 lines = range(start, min(start + rows, shape.group))
                 queries = [Query(first + line * shape.padded_head, visible, self.position) for line in lines]
-                work = self._work(thread, let(kv_head * shape.group + start))
+                work = self._work(self.thread, let(kv_head * shape.group + start))
                 first_row = let(self.cache.first_row(layer, kv_head))
                 attend(
                     self.target, self.cache, self.floats, queries, first_row, mine, work,
                     self._window(layer, kv_head), fetch=True,
                 )  # fmt: skip
 
-    def _merge(self, thread: Value) -> None:
+    def _merge(self) -> None:
         """Every thread makes its own copy of the heads' outputs from all threads' parts."""
         shape, work = self.shape, self._work(i64(0), i64(0))
-        out = let(self._at("mixed") + thread * shape.padded_mixed)
+        out = let(self._at("mixed") + self.thread * shape.padded_mixed)
         with loop(i64(0), i64(shape.heads)) as head:
             merge(
                 self.floats, shape.padded_head, shape.head, self.threads, self._at("part_stride"), head,
                 work.out, work.maxima, work.sums, self.floats, out + head * shape.head,
             )  # fmt: skip
 
-    def _attend_chunk(self, thread: Value, layer: Value) -> None:
+    def _attend_chunk(self, layer: Value) -> None:
         """Blocks of query rows, dealt out in turn: later ones see more rows and cost more."""
         shape, side = self.shape, self.target.score_rows
         rows = let(self.count * shape.group)
         units = let((rows + (side - 1)) // side * shape.kv_heads)
-        with loop(i64(0), (units - thread + self.threads - 1) // self.threads) as turn:
-            unit = let(thread + turn * self.threads)
+        with loop(i64(0), (units - self.thread + self.threads - 1) // self.threads) as turn:
+            unit = let(self.thread + turn * self.threads)
             kv_head, first = let(unit % shape.kv_heads), let(unit // shape.kv_heads * side)
             length = let(self._length(layer, kv_head))
             start = let(self._at("queries") + kv_head * self._at("query_rows") * shape.padded_head)
@@ -279,7 +276,7 @@ class _Pass:
                 Query(let(start + line * shape.padded_head), let(length + token + 1), self.position + token)
                 for line, token in zip(lines, tokens, strict=True)
             ]
-            work = self._work(thread, i64(0))
+            work = self._work(self.thread, i64(0))
             tiles = (i64(0), let((queries[-1].visible + 15) // 16))
             attend(
                 self.target, self.cache, self.floats, queries, let(self.cache.first_row(layer, kv_head)), tiles, work,
@@ -291,11 +288,11 @@ class _Pass:
                     at = let(self._at("mixed") + token * shape.padded_mixed + head * shape.head)
                     finish(self.cache, shape.head, index, work, self.floats, at)
 
-    def _observe(self, thread: Value, layer: Value) -> None:
+    def _observe(self, layer: Value) -> None:
         """The attention of the last `observed` tokens, mean over the query heads of a group."""
         shape = self.shape
-        raw = let(self._at("raw") + thread * self.cache.capacity)
-        with self._shared_out(thread, i64(shape.kv_heads)) as kv_head:
+        raw = let(self._at("raw") + self.thread * self.cache.capacity)
+        with self._shared_out(i64(shape.kv_heads)) as kv_head:
             first = let(self._at("queries") + kv_head * self._at("query_rows") * shape.padded_head)
             first_row, length = let(self.cache.first_row(layer, kv_head)), let(self._length(layer, kv_head))
             with loop((self.count - self.observed) * shape.group, self.count * shape.group) as line:
@@ -306,21 +303,21 @@ class _Pass:
                     self._window(layer, kv_head),
                 )  # fmt: skip
 
-    def _add(self, thread: Value, matrix: Matrix, inputs: Inputs) -> None:
+    def _add(self, matrix: Matrix, inputs: Inputs) -> None:
         """x += matrix · inputs."""
         width = self.shape.padded_hidden
-        with self._tiles(thread, -(-self.shape.hidden // 16)) as tile, self._batches() as tokens:
-            sums = multiply(self.isa, self.weights, matrix, tile, inputs, self._rows(tokens, inputs))
+        with self._tiles(-(-self.shape.hidden // 16)) as tile, self._batches() as tokens:
+            sums = self._multiply(matrix, tile, inputs, self._rows(tokens))
             for token, each in zip(tokens, sums, strict=True):
                 at = let(self._at("x") + token * width + tile * 16)
                 store(self.floats, at, load(self.floats, at) + each.value)
 
-    def _gate_up(self, thread: Value, matrices: Sequence[Matrix], inputs: Inputs) -> None:
+    def _gate_up(self, matrices: Sequence[Matrix], inputs: Inputs) -> None:
         """silu(gate) · up, silu(x) = x / (1 + e^−x)."""
         width = self.shape.padded_ffn
-        with self._tiles(thread, -(-self.shape.ffn // 16)) as tile, self._batches() as tokens:
-            rows = self._rows(tokens, inputs)
-            gates, ups = (multiply(self.isa, self.weights, matrix, tile, inputs, rows) for matrix in matrices)
+        with self._tiles(-(-self.shape.ffn // 16)) as tile, self._batches() as tokens:
+            rows = self._rows(tokens)
+            gates, ups = (self._multiply(matrix, tile, inputs, rows) for matrix in matrices)
             for token, gate, up in zip(tokens, gates, ups, strict=True):
                 silu = gate.value / (floats(1) + exp(floats(0) - gate.value))
                 store(self.floats, self._at("ffn") + token * width + tile * 16, silu * up.value)
@@ -331,16 +328,16 @@ class _Pass:
         first = self.count - self.wanted
         matrix = self._matrix(self.design.head, shape.hidden, "head")
         if not self.single:
-            with self._phase() as thread, self._shared_out(thread, self.wanted) as row:
+            with self._phase(), self._shared_out(self.wanted) as row:
                 self._norm_row(first + row, row, "output_norm", None)
                 self._quantize_row("normed", shape.padded_hidden, row, row, [self.design.head])
-        with self._phase() as thread:
-            row = thread if self.single else i64(0)
+        with self._phase():
+            row = self.thread if self.single else i64(0)
             if self.single:
                 self._norm_row(i64(0), row, "output_norm", None)
                 self._quantize_row("normed", shape.padded_hidden, row, row, [self.design.head])
             inputs = self._inputs("normed", shape.padded_hidden)
-            with self._tiles(thread, shape.padded_vocab // 16) as tile:
+            with self._tiles(shape.padded_vocab // 16) as tile:
                 with when(self.wanted == 1):
                     self._logits_tile(matrix, tile, inputs, [row], [i64(0)])
                 if not self.single:
@@ -351,42 +348,41 @@ class _Pass:
     def _logits_tile(
         self, matrix: Matrix, tile: Value, inputs: Inputs, rows: Sequence[Value], out: Sequence[Value]
     ) -> None:
-        sums = multiply(self.isa, self.weights, matrix, tile, inputs, rows)
+        sums = self._multiply(matrix, tile, inputs, rows)
         for row, each in zip(out, sums, strict=True):
             with when(row < self.wanted):
                 store(self.logits, row * self.shape.padded_vocab + tile * 16, each.value)
 
     # Rows of activations, made ready for a product
 
-    def _normalise(self, norm: str, layer: Value, names: Sequence[str]) -> None:
+    def _normalise(self, norm: str, layer: Value, group: str) -> None:
         """In a chunk, a phase of its own."""
         if self.single:
             return
-        group = next(group for group, members in GROUPS.items() if tuple(members) == tuple(names))
-        with self._phase() as thread, self._shared_out(thread, self.count) as token:
+        with self._phase(), self._shared_out(self.count) as token:
             self._norm_row(token, token, norm, layer)
             self._quantize_row("normed", self.shape.padded_hidden, token, token, self._blocks(group))
 
-    def _normalised(self, thread: Value, norm: str, layer: Value, group: str) -> Inputs:
+    def _normalised(self, norm: str, layer: Value, group: str) -> Inputs:
         """In a step, the thread's own copy."""
         if self.single:
-            self._norm_row(i64(0), thread, norm, layer)
-            self._quantize_row("normed", self.shape.padded_hidden, thread, thread, self._blocks(group))
-        return self._inputs("normed", self.shape.padded_hidden, thread)
+            self._norm_row(i64(0), self.thread, norm, layer)
+            self._quantize_row("normed", self.shape.padded_hidden, self.thread, self.thread, self._blocks(group))
+        return self._inputs("normed", self.shape.padded_hidden)
 
     def _share_out(self, name: str, width: int, group: str) -> None:
         """In a chunk, quantize rows in a phase of its own."""
         if self.single or not self._needs_integers(self._blocks(group)):
             return
-        with self._phase() as thread, self._shared_out(thread, self.count) as token:
+        with self._phase(), self._shared_out(self.count) as token:
             self._quantize_row(name, width, token, token, self._blocks(group))
 
-    def _ready(self, thread: Value, name: str, width: int, group: str, *, private: bool) -> Inputs:
+    def _ready(self, name: str, width: int, group: str, *, private: bool) -> Inputs:
         """In a step, quantize the thread's own copy, from its own row or from the one that all share."""
-        source = thread if private else i64(0)
+        source = self.thread if private else i64(0)
         if self.single:
-            self._quantize_row(name, width, source, thread, self._blocks(group))
-        return self._inputs(name, width, thread, shared_floats=not private)
+            self._quantize_row(name, width, source, self.thread, self._blocks(group))
+        return self._inputs(name, width, shared=not private)
 
     def _norm_row(self, source: Value, row: Value, norm: str, layer: Value | None) -> None:
         shape = self.shape
@@ -404,17 +400,14 @@ class _Pass:
     def _needs_integers(self, blocks: Sequence[str]) -> bool:
         return not self.design.exact and any(not isinstance(BLOCKS[name], FloatBlock) for name in blocks)
 
-    def _inputs(self, name: str, width: int, thread: Value | None = None, *, shared_floats: bool = False) -> Inputs:
-        """In a step, a product's row is the thread's number."""
-        stride = 0 if self.single and shared_floats else width
-        return Inputs(
-            self.floats,
-            self._at(name),
-            stride,
-            None if self.design.exact else self._quantized(),
-            self.design.exact,
-            thread,
-        )
+    def _inputs(self, name: str, width: int, *, shared: bool = False) -> Inputs:
+        """shared: in a step, all threads read the one row of floats rather than copies of their own."""
+        stride = 0 if self.single and shared else width
+        return Inputs(self.floats, self._at(name), stride, None if self.design.exact else self._quantized())
+
+    def _multiply(self, matrix: Matrix, tile: Value, inputs: Inputs, rows: Sequence[Value]) -> list[Register]:
+        ahead = self.target.fetch_ahead if len(rows) == 1 else 0  # for several tokens, arithmetic is what takes time
+        return multiply(self.isa, self.weights, matrix, tile, inputs, rows, ahead)
 
     def _quantized(self) -> Quantized:
         return Quantized(
@@ -425,24 +418,24 @@ class _Pass:
     # Small parts
 
     @contextmanager
-    def _phase(self) -> Iterator[Value]:
-        """Work of all threads, which wait for each other at its end. Yields the thread's number."""
-        yield self.thread
+    def _phase(self) -> Iterator[None]:
+        """Work of all threads, which wait for each other at its end."""
+        yield
         meet(self.lines, self.thread, self.threads)
 
-    def _range(self, thread: Value, count: Value | int) -> tuple[Value, Value]:
+    def _range(self, count: Value | int) -> tuple[Value, Value]:
         """The thread's part of `count` pieces."""
-        return let(thread * count // self.threads), let((thread + 1) * count // self.threads)
+        return let(self.thread * count // self.threads), let((self.thread + 1) * count // self.threads)
 
     @contextmanager
-    def _shared_out(self, thread: Value, count: Value) -> Iterator[Value]:
-        start, stop = self._range(thread, count)
+    def _shared_out(self, count: Value) -> Iterator[Value]:
+        start, stop = self._range(count)
         with loop(start, stop) as index:
             yield index
 
     @contextmanager
-    def _tiles(self, thread: Value, count: int) -> Iterator[Value]:
-        with self._shared_out(thread, i64(count)) as tile:
+    def _tiles(self, count: int) -> Iterator[Value]:
+        with self._shared_out(i64(count)) as tile:
             yield tile
 
     @contextmanager
@@ -462,8 +455,9 @@ class _Pass:
         with when(token < self.count):
             yield
 
-    def _rows(self, tokens: Sequence[Value], inputs: Inputs) -> Sequence[Value]:
-        return [inputs.thread] if self.single else tokens
+    def _rows(self, tokens: Sequence[Value]) -> Sequence[Value]:
+        """Rows of activations: in a step, the thread's own copy."""
+        return [self.thread] if self.single else tokens
 
     def _per_variant(self, group: str, layer: Value, emit: Callable[[list[Matrix]], None]) -> None:
         """Code for every combination of block types in use; a layer picks its own."""

@@ -14,7 +14,19 @@ from tvm.tirx.script.builder import ir as T
 from edge.backends.tvm.blocks.base import Block, FloatBlock, IntegerBlock
 from edge.backends.tvm.kernels.activations import BLOCK, CENTER, Quantized
 from edge.backends.tvm.kernels.isa import Isa
-from edge.backends.tvm.kernels.lanes import Buffer, Register, Value, floats, i64, ints, let, load, loop, spread
+from edge.backends.tvm.kernels.lanes import (
+    Buffer,
+    Register,
+    Value,
+    floats,
+    i64,
+    ints,
+    let,
+    load,
+    loop,
+    prefetch,
+    spread,
+)
 
 
 @dataclass(frozen=True)
@@ -38,38 +50,39 @@ class Weights:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The activations of a product: float rows (`stride` values each), and the same quantized, if there are any.
+    """The activations of a product: float rows, `stride` values each, and the same quantized.
 
-    exact: use the float rows even where the weights are integers. thread: the only row, in decode.
+    Without the latter, integer weights are multiplied with the floats: the exact mode.
     """
 
     floats: Buffer
     start: Value
     stride: int
     quantized: Quantized | None
-    exact: bool
-    thread: Value | None = None
 
 
 def multiply(
-    isa: Isa, weights: Weights, matrix: Matrix, tile: Value, inputs: Inputs, rows: Sequence[Value]
+    isa: Isa, weights: Weights, matrix: Matrix, tile: Value, inputs: Inputs, rows: Sequence[Value], ahead: int = 0
 ) -> list[Register]:
-    """16 products of tile `tile` with each of the given rows of the inputs."""
+    """16 products of tile `tile` with each of the given rows of the inputs.
+
+    ahead: bytes by which memory is asked for weights before they are multiplied, or 0.
+    """
     sums = [Register() for _ in rows]
     for each in sums:
         each.value = floats(0)
     if isinstance(matrix.block, FloatBlock):
         _float_weights(isa, weights, matrix, matrix.block, tile, inputs, rows, sums)
-    elif inputs.exact or inputs.quantized is None:
+    elif inputs.quantized is None:
         _exact(isa, weights, matrix, matrix.block, tile, inputs, rows, sums)
     else:
-        _integers(isa, weights, matrix, matrix.block, tile, inputs.quantized, rows, sums)
+        _integers(isa, weights, matrix, matrix.block, tile, inputs.quantized, rows, sums, ahead)
     return sums
 
 
 def _integers(
     isa: Isa, weights: Weights, matrix: Matrix, block: IntegerBlock, tile: Value, x: Quantized,
-    rows: Sequence[Value], sums: list[Register],
+    rows: Sequence[Value], sums: list[Register], ahead: int,
 ) -> None:  # fmt: skip
     """Σ over blocks of d · s · (Σ w q − center Σ q) + m · s Σ q, where s and q are the activations'."""
     count = matrix.columns // block.values
@@ -81,6 +94,9 @@ def _integers(
     center = block.center + (isa.signed_offset if block.signed else 0)
     with loop(i64(0), i64(count)) as at:
         first = let(words + at * (block.quant_bytes // 4))
+        if ahead:
+            for line in range(0, block.quant_bytes, 64):
+                prefetch(weights.words, first + (ahead + line) // 4)
         registers = block.registers(lambda index: load(weights.words, first + index * 16))
         scales_at = let(halves + at * (block.scale_bytes // 2))
         scale = let(isa.from_f16(load(weights.halves, scales_at)))
