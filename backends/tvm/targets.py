@@ -23,7 +23,7 @@ class Target:
     step_tiles: int = 1  # weight tiles that decode runs through side by side
     score_rows: int = 4  # query rows × key tiles (of 16 rows) in registers while scores are computed
     score_tiles: int = 1
-    fetch_ahead: int = 0  # bytes of weights that decode asks memory for in advance
+    fetch_ahead: int = 8192  # bytes of weights that decode asks memory for in advance
     mix_registers: int = 4  # 16-lane accumulators while values are mixed
 
 
@@ -41,7 +41,7 @@ TARGETS = (
         score_tiles=2,
         mix_registers=24,
     ),
-    Target("avx2", _x86("x86-64-v3"), frozenset({"avx2", "fma", "f16c"})),
+    Target("avx2", _x86("x86-64-v3"), frozenset({"avx2", "fma", "f16c"}), score_rows=6),
     Target("generic", _x86("x86-64")),
 )
 

@@ -34,7 +34,8 @@ class IntegerBlock:
     raw_bytes: int
     quant_bytes: int  # of 16 rows
     center: int
-    signed: bool  # whether q are signed bytes; unsigned ones must be below 128
+    largest: int  # q; unsigned ones must be below 128
+    signed: bool  # whether q are signed bytes
     has_minimum: bool  # whether there is an m
     pack: Callable[[Bytes], tuple[Bytes, NDArray[np.uint16]]]
     registers: Callable[[Callable[[int], Value]], Sequence[Value]]

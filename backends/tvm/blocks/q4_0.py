@@ -23,6 +23,6 @@ def registers(read: Callable[[int], Value]) -> Sequence[Value]:
 
 
 BLOCK = IntegerBlock(
-    "Q4_0", values=32, raw_bytes=18, quant_bytes=256, center=8, signed=False, has_minimum=False,
+    "Q4_0", values=32, raw_bytes=18, quant_bytes=256, center=8, largest=15, signed=False, has_minimum=False,
     pack=pack, registers=registers,
 )  # fmt: skip

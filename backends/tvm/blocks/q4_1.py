@@ -14,6 +14,6 @@ def pack(raw: Bytes) -> tuple[Bytes, NDArray[np.uint16]]:
 
 
 BLOCK = IntegerBlock(
-    "Q4_1", values=32, raw_bytes=20, quant_bytes=256, center=0, signed=False, has_minimum=True,
+    "Q4_1", values=32, raw_bytes=20, quant_bytes=256, center=0, largest=15, signed=False, has_minimum=True,
     pack=pack, registers=registers,
 )  # fmt: skip

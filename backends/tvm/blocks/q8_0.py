@@ -21,6 +21,6 @@ def registers(read: Callable[[int], Value]) -> Sequence[Value]:
 
 
 BLOCK = IntegerBlock(
-    "Q8_0", values=32, raw_bytes=34, quant_bytes=512, center=0, signed=True, has_minimum=False,
+    "Q8_0", values=32, raw_bytes=34, quant_bytes=512, center=0, largest=127, signed=True, has_minimum=False,
     pack=pack, registers=registers,
 )  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Protocol
 
 from tvm.tirx.script.builder import ir as T
@@ -10,16 +12,16 @@ from edge.backends.tvm.kernels.lanes import Value, floats, half, ints, let, pure
 
 
 class Isa(Protocol):
-    """16 int32 lanes hold 4 bytes each; `x` is one int32 of 4 signed bytes, the same for all lanes."""
+    """16 int32 lanes hold 4 weights each; a word of x is one int32 of 4 signed bytes, the same for all lanes."""
 
-    signed_offset: int  # what `dot_signed` adds to every weight; the caller subtracts its product with the sum of x
+    signed_offset: int  # what `dot` adds to every signed weight; the caller subtracts its product with the sum of x
 
-    def dot(self, sums: Value, weights: Value, x: Value) -> Value:
-        """sums + Σ weights · x over the 4 bytes of each lane; weights are unsigned and below 128."""
-        ...
+    def dot(self, sums: Value, weights: Sequence[Value], x: Sequence[Value], largest: int | None) -> Value:
+        """sums + Σ weights · x, over the 4 bytes of each lane and over the pairs of weights and words of x.
 
-    def dot_signed(self, sums: Value, weights: Value, x: Value) -> Value:
-        """The same for signed weights, plus signed_offset · Σ x."""
+        largest: of the weights, which are then unsigned and below 128; None: they are signed, and to the result
+        comes signed_offset · Σ x.
+        """
         ...
 
     def from_f16(self, stored: Value) -> Value:
@@ -36,16 +38,12 @@ class Generic:
 
     signed_offset = 0
 
-    def dot(self, sums: Value, weights: Value, x: Value) -> Value:
-        return self._dot(sums, weights, x, lambda byte: (weights >> ints(8 * byte)) & ints(0xFF))
-
-    def dot_signed(self, sums: Value, weights: Value, x: Value) -> Value:
-        return self._dot(sums, weights, x, lambda byte: (weights << ints(24 - 8 * byte)) >> ints(24))
-
-    def _dot(self, sums: Value, weights: Value, x: Value, byte_of: object) -> Value:
-        for byte in range(4):
-            scalar = (x << T.int32(24 - 8 * byte)) >> T.int32(24)
-            sums = let(sums + byte_of(byte) * spread(scalar))  # type: ignore[operator]
+    def dot(self, sums: Value, weights: Sequence[Value], x: Sequence[Value], largest: int | None) -> Value:
+        for register, word in zip(weights, x, strict=True):
+            for byte in range(4):
+                scalar = (word << T.int32(24 - 8 * byte)) >> T.int32(24)
+                weight = (register << ints(24 - 8 * byte)) >> ints(24)  # unsigned ones have no sign bit
+                sums = let(sums + weight * spread(scalar))
         return sums
 
     def from_f16(self, stored: Value) -> Value:
@@ -83,22 +81,24 @@ class _Float16Instructions(Generic):
 class Avx2(_Float16Instructions):
     """vpmaddubsw adds two products of an unsigned and a signed byte in 16 bits: weights below 129 cannot overflow."""
 
-    def dot(self, sums: Value, weights: Value, x: Value) -> Value:
-        parts = [self._pairs(half(weights, which, "int32x8"), spread(x, 8)) for which in (0, 1)]
-        return let(sums + T.vectorcombine("int32x16", *parts))
-
-    def dot_signed(self, sums: Value, weights: Value, x: Value) -> Value:
-        parts = []
+    def dot(self, sums: Value, weights: Sequence[Value], x: Sequence[Value], largest: int | None) -> Value:
+        halves = []
         for which in (0, 1):
-            w = T.reinterpret("int8x32", half(weights, which, "int32x8"))
-            signs = pure("int8x32", "llvm.x86.avx2.psign.b", T.reinterpret("int8x32", spread(x, 8)), w)
-            size = pure("int8x32", "llvm.x86.avx2.psign.b", w, w)  # |w|; 128 as an unsigned byte for -128
-            parts.append(self._pairs(size, signs))
-        return let(sums + T.vectorcombine("int32x16", *parts))
+            registers = [half(weight, which, "int32x8") for weight in weights]
+            pairs = [self._pairs(w, spread(word, 8), largest) for w, word in zip(registers, x, strict=True)]
+            if largest is not None and 2 * largest * 127 * len(pairs) < 1 << 15:  # all of them fit 16 bits together
+                pairs = [functools.reduce(lambda a, b: let(a + b), pairs)]
+            halves.append(functools.reduce(lambda a, b: let(a + b), map(self._widened, pairs)))
+        return let(sums + T.vectorcombine("int32x16", *halves))
 
-    def _pairs(self, weights: Value, x: Value) -> Value:
-        arguments = (T.reinterpret("int8x32", weights), T.reinterpret("int8x32", x))
-        pairs = pure("int16x16", "llvm.x86.avx2.pmadd.ub.sw", *arguments)
+    def _pairs(self, weights: Value, x: Value, largest: int | None) -> Value:
+        w, signs = T.reinterpret("int8x32", weights), T.reinterpret("int8x32", x)
+        if largest is None:
+            signs = pure("int8x32", "llvm.x86.avx2.psign.b", signs, w)
+            w = pure("int8x32", "llvm.x86.avx2.psign.b", w, w)  # |w|; 128 as an unsigned byte for -128
+        return let(pure("int16x16", "llvm.x86.avx2.pmadd.ub.sw", w, signs))
+
+    def _widened(self, pairs: Value) -> Value:
         return pure("int32x8", "llvm.x86.avx2.pmadd.wd", pairs, spread(T.int16(1), 16))
 
 
@@ -107,12 +107,12 @@ class Avx512Vnni(_Float16Instructions):
 
     signed_offset = 128
 
-    def dot(self, sums: Value, weights: Value, x: Value) -> Value:
-        arguments = (T.reinterpret("int8x64", weights), T.reinterpret("int8x64", spread(x)))
-        return let(pure("int32x16", "llvm.x86.avx512.vpdpbusd.512", sums, *arguments))
-
-    def dot_signed(self, sums: Value, weights: Value, x: Value) -> Value:
-        return self.dot(sums, weights ^ ints(-0x7F7F7F80), x)  # 0x80808080: signed to unsigned + 128
+    def dot(self, sums: Value, weights: Sequence[Value], x: Sequence[Value], largest: int | None) -> Value:
+        for register, word in zip(weights, x, strict=True):
+            unsigned = register if largest is not None else register ^ ints(-0x7F7F7F80)  # 0x80808080: + 128
+            arguments = (T.reinterpret("int8x64", unsigned), T.reinterpret("int8x64", spread(word)))
+            sums = let(pure("int32x16", "llvm.x86.avx512.vpdpbusd.512", sums, *arguments))
+        return sums
 
 
 ISAS: dict[str, Isa] = {"generic": Generic(), "avx2": Avx2(), "avx512vnni": Avx512Vnni()}

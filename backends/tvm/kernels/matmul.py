@@ -90,7 +90,6 @@ def _integers(
     halves = let((matrix.scales + tile * (count * block.scale_bytes)) // 2)
     x_words = [let(x.words_at(row)) for row in rows]
     x_blocks = [let(x.blocks_at(row)) for row in rows]
-    dot = isa.dot_signed if block.signed else isa.dot
     center = block.center + (isa.signed_offset if block.signed else 0)
     with loop(i64(0), i64(count)) as at:
         first = let(words + at * (block.quant_bytes // 4))
@@ -105,8 +104,8 @@ def _integers(
             products = ints(0)
             if center:
                 products = spread(x.integers[x.corrections + block_at + at] * T.int32(center // CENTER))
-            for index, register in enumerate(registers):
-                products = dot(products, register, x.integers[x_at + at * (BLOCK // 4) + index])
+            words_of_x = [x.integers[x_at + at * (BLOCK // 4) + index] for index in range(len(registers))]
+            products = isa.dot(products, registers, words_of_x, None if block.signed else block.largest)
             factor = scale * spread(x.numbers[x.scales + block_at + at])
             result = each.value + T.cast(products, "float32x16") * factor
             if minimum is not None:
