@@ -74,7 +74,7 @@ def edge_loop(session: edge.Session, prompt: np.ndarray) -> Callable[[], float]:
 
 
 def main() -> None:
-    with edge.load(MODEL, max_kv_size=CELLS) as session:
+    with edge.load(MODEL, backend="llamacpp", max_kv_size=CELLS) as session:
         prompt = session.model.encode_prompt("Why is the sky blue?")
         ours = edge_loop(session, prompt)
         bare = bare_loop(str(session.model.path), prompt, session.plan.config.threads)
