@@ -48,9 +48,9 @@ def compiled(design: Design, progress: Progress | None = None) -> Image:
 
 
 def _compile(design: str, out: Path, progress: Progress | None) -> None:
-    # Isolated from the user's folder: a tvm.py there must not be imported.
+    # In the cache folder, not in the user's: a tvm.py there would be imported.
     child = subprocess.Popen(
-        [sys.executable, "-P" if sys.version_info >= (3, 11) else "-E", "-m", "edge.backends.tvm.compile", str(out)],
+        [sys.executable, "-m", "edge.backends.tvm.compile", str(out)], cwd=out.parent,
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     with _ended(child), _ticking(progress):
