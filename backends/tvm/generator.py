@@ -20,7 +20,7 @@ from edge.backends.tvm.blocks.base import FloatBlock
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.kernels.activations import Quantized, quantize, rms_norm
 from edge.backends.tvm.kernels.attention import Query, Window, Work, attend, finish, merge
-from edge.backends.tvm.kernels.cache import MEMORY_TYPE, Cache, copy_cache_row
+from edge.backends.tvm.kernels.cache import MEMORY_TYPE, Cache
 from edge.backends.tvm.kernels.isa import ISAS
 from edge.backends.tvm.kernels.lanes import (
     Buffer,
@@ -37,6 +37,7 @@ from edge.backends.tvm.kernels.lanes import (
     when,
 )
 from edge.backends.tvm.kernels.matmul import Inputs, Matrix, Weights, copy_row, multiply
+from edge.backends.tvm.kernels.move import move_rows
 from edge.backends.tvm.kernels.observe import observe
 from edge.backends.tvm.kernels.threads import IMPORTS, arrive, meet, wait
 from edge.backends.tvm.layout import CHUNK_TILES, GROUPS, STEP_TILES, Job, Table, work_offsets
@@ -54,7 +55,7 @@ POINTERS = {  # arguments of `run`, and what they point to
 
 def build(design: Design) -> Any:
     """The module with `run` and `move`, ready for TVM's compiler."""
-    return tvm.IRModule({"run": run(design), "move": move_rows(design)})
+    return tvm.IRModule({"run": run(design), "move": move_rows(design.shape, design.kv_dtype)})
 
 
 def run(design: Design) -> Any:
@@ -89,27 +90,6 @@ def _work(design: Design, pointers: dict[str, Any], thread: Value) -> None:
         for number, single in ((Job.STEP, True), (Job.CHUNK, False)):
             with when(kind == number):
                 _Pass(design, single, pointers, thread).emit()
-
-
-def move_rows(design: Design) -> Any:
-    """Copy rows of the cache within each head: from where to where are pairs of int32, [heads of all layers, pairs, 2].
-
-    stride: pairs between two heads, 0 if all heads move the same rows.
-    """
-    shape, memory = design.shape, MEMORY_TYPE[design.kv_dtype]
-    pointers = {"keys": memory, "values": memory, "key_scales": "float32", "value_scales": "float32", "pairs": "int32"}
-    with IRBuilder() as builder, T.prim_func(s_tir=True):
-        T.func_name("move")
-        T.func_attr({"global_symbol": "move", "tirx.noalias": True})
-        arguments = {name: T.arg(name, T.ptr(dtype)) for name, dtype in pointers.items()}
-        count, stride, capacity = (T.arg(name, T.int64()) for name in ("count", "stride", "capacity"))
-        arrays = {name: T.decl_buffer((1 << 48,), dtype, data=arguments[name]) for name, dtype in pointers.items()}
-        pairs = arrays.pop("pairs")
-        with loop(i64(0), i64(shape.layers * shape.kv_heads)) as head, loop(i64(0), count) as index:
-            at = let((head * stride + index) * 2)
-            source, target = (let(head * capacity + T.cast(pairs[at + end], "int64")) for end in (0, 1))
-            copy_cache_row(design.kv_dtype, shape.padded_head, arrays, source, target)
-    return builder.get()
 
 
 class _Pass:

@@ -17,11 +17,9 @@ from edge.backends.tvm.kernels.lanes import (
     Register,
     Value,
     floats,
-    i64,
     largest,
     let,
     load,
-    loop,
     prefetch,
     pure,
     spread,
@@ -116,15 +114,3 @@ def row_scales(cache: Cache, scales: Buffer, first_row: Value, tile: Value) -> V
 
 def value_scale(cache: Cache, first_row: Value, row: Value) -> Value | None:
     return cache.value_scales[first_row + row] if cache.dtype == "int8" else None
-
-
-def copy_cache_row(dtype: str, head: int, arrays: dict[str, Buffer], source: Value, target: Value) -> None:
-    """Row `target` becomes a copy of row `source`; both count from the start of the arrays."""
-    keys, values = arrays["keys"], arrays["values"]
-    from_key, to_key = (let((row // 16 * 16) * head + row % 16) for row in (source, target))
-    with loop(i64(0), i64(head)) as dimension:
-        T.buffer_store(keys, keys[from_key + dimension * 16], [to_key + dimension * 16])
-        T.buffer_store(values, values[source * head + dimension], [target * head + dimension])
-    if dtype == "int8":
-        for name in ("key_scales", "value_scales"):
-            T.buffer_store(arrays[name], arrays[name][source], [target])

@@ -1,0 +1,45 @@
+"""Moving rows of the KV cache: eviction fills its holes with the last rows of each head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script.builder import ir as T
+
+from edge.backends.tvm.kernels.cache import MEMORY_TYPE
+from edge.backends.tvm.kernels.lanes import Buffer, Value, i64, let, loop
+from edge.backends.tvm.layout import Shape
+
+
+def move_rows(shape: Shape, kv_dtype: str) -> Any:
+    """Copy rows of the cache within each head: from where to where are pairs of int32, [heads of all layers, pairs, 2].
+
+    stride: pairs between two heads, 0 if all heads move the same rows.
+    """
+    memory = MEMORY_TYPE[kv_dtype]
+    pointers = {"keys": memory, "values": memory, "key_scales": "float32", "value_scales": "float32", "pairs": "int32"}
+    with IRBuilder() as builder, T.prim_func(s_tir=True):
+        T.func_name("move")
+        T.func_attr({"global_symbol": "move", "tirx.noalias": True})
+        arguments = {name: T.arg(name, T.ptr(dtype)) for name, dtype in pointers.items()}
+        count, stride, capacity = (T.arg(name, T.int64()) for name in ("count", "stride", "capacity"))
+        arrays = {name: T.decl_buffer((1 << 48,), dtype, data=arguments[name]) for name, dtype in pointers.items()}
+        pairs = arrays.pop("pairs")
+        with loop(i64(0), i64(shape.layers * shape.kv_heads)) as head, loop(i64(0), count) as index:
+            at = let((head * stride + index) * 2)
+            source, target = (let(head * capacity + T.cast(pairs[at + end], "int64")) for end in (0, 1))
+            _copy(kv_dtype, shape.padded_head, arrays, source, target)
+    return builder.get()
+
+
+def _copy(dtype: str, head: int, arrays: dict[str, Buffer], source: Value, target: Value) -> None:
+    """Row `target` becomes a copy of row `source`; both count from the start of the arrays."""
+    keys, values = arrays["keys"], arrays["values"]
+    from_key, to_key = (let((row // 16 * 16) * head + row % 16) for row in (source, target))
+    with loop(i64(0), i64(head)) as dimension:
+        T.buffer_store(keys, keys[from_key + dimension * 16], [to_key + dimension * 16])
+        T.buffer_store(values, values[source * head + dimension], [target * head + dimension])
+    if dtype == "int8":
+        for name in ("key_scales", "value_scales"):
+            T.buffer_store(arrays[name], arrays[name][source], [target])
