@@ -7,7 +7,7 @@ and is done by blocks, so that drawing from 49k or 262k logits costs little more
 from __future__ import annotations
 
 import math
-import secrets
+import os
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ class SamplingParams:
     def with_seed(self) -> SamplingParams:
         """The same with a seed drawn, if it will draw and has none: reports can then be reproduced."""
         if self.temperature > 0 and self.seed is None:
-            return replace(self, seed=secrets.randbits(32))
+            return replace(self, seed=int.from_bytes(os.urandom(4), "little"))
         return self
 
     def __post_init__(self) -> None:
