@@ -42,7 +42,7 @@ class NativeEngine:
 
         shape, self._radians = layout.shape, frequencies(file, spec)
         self._head, self._padded_vocab = shape.padded_head, shape.padded_vocab
-        key = f"{state_key(NAME, file, spec, config)}"
+        key = state_key(NAME, file, spec, config)
         self._kv = NativeKV(shape, config.kv_dtype, config.capacity, self._radians, key, image, config.observes)
         rows = allocated_rows(config.capacity)
         scratch = make_scratch(shape, target, config.chunk, config.threads, rows if config.observes else 0)

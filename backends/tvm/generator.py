@@ -76,7 +76,7 @@ def _work(design: Design, pointers: dict[str, Any], thread: Value) -> None:
     job, lines = (T.decl_buffer((1 << 48,), POINTERS[name], data=pointers[name]) for name in ("job", "lines"))
     threads = let(job[Job.slot("threads")])
     seen, busy = Register("int32", lanes=1), Register("int32", lanes=1)
-    seen.value, busy.value = T.cast(job[Job.slot("first")], "int32"), T.int32(1)
+    seen.value, busy.value = T.int32(0), T.int32(1)
     with T.While(busy.value == 1):
         with when(thread == 0):
             T.evaluate(arrive(lines, threads))
@@ -115,7 +115,8 @@ class _Pass:
         self.floats, self.integers = view("floats", "float32"), view("integers", "int32")
         self.rope, self.logits = view("rope", "float32"), view("logits", "float32")
         self.attention = view("attention", "float32")
-        self.positions, self.lengths = view("positions", "int32"), view("lengths", "int32")
+        positions, self.lengths = view("positions", "int32"), view("lengths", "int32")
+        self.window = Window(self.shape.window, positions) if self.shape.window else None
         self.cache = Cache(
             self.isa, self.design.kv_dtype, view("keys", memory), view("values", memory),
             view("key_scales", "float32"), view("value_scales", "float32"),
@@ -227,7 +228,7 @@ class _Pass:
                 first_row = let(self.cache.first_row(layer, kv_head))
                 attend(
                     self.target, self.cache, self.floats, queries, first_row, mine, work,
-                    self._window(layer, kv_head), fetch=True,
+                    self.window, fetch=True,
                 )  # fmt: skip
 
     def _merge(self) -> None:
@@ -260,7 +261,7 @@ class _Pass:
             tiles = (i64(0), let((queries[-1].visible + 15) // 16))
             attend(
                 self.target, self.cache, self.floats, queries, let(self.cache.first_row(layer, kv_head)), tiles, work,
-                self._window(layer, kv_head), fetch=False,
+                self.window, fetch=False,
             )  # fmt: skip
             for index, (line, token) in enumerate(zip(lines, tokens, strict=True)):
                 with when(line < rows):
@@ -280,7 +281,7 @@ class _Pass:
                 query = Query(let(first + line * shape.padded_head), let(length + token + 1), self.position + token)
                 observe(
                     self.cache, self.floats, query, first_row, raw, 1 / shape.group, self.attention,
-                    self._window(layer, kv_head),
+                    self.window,
                 )  # fmt: skip
 
     def _add(self, matrix: Matrix, inputs: Inputs) -> None:
@@ -473,12 +474,6 @@ class _Pass:
             block=STEP_TILES if self.single else CHUNK_TILES,
         )  # fmt: skip
 
-    def _window(self, layer: Value, kv_head: Value) -> tuple[Window, Value] | None:
-        if not self.shape.window:
-            return None
-        window = Window(self.shape.window, self.positions, self._at("layer_stride"), self._at("head_stride"))
-        return window, let(layer * window.layer_stride + kv_head * window.head_stride)
-
     def _length(self, layer: Value, kv_head: Value) -> Value:
         """Rows of a head before this pass."""
         return T.cast(self.lengths[layer * self.shape.kv_heads + kv_head], "int64")
@@ -487,7 +482,7 @@ class _Pass:
         return self.table[Table.slot(name)]
 
     def _layer_at(self, layer: Value, name: str, *, scales: bool = False) -> Value:
-        return self.table[len(Table.NAMES) + layer * Table.per_layer() + Table.layer_slot(name, scales)]
+        return self.table[len(Table.NAMES) + layer * Table.PER_LAYER + Table.layer_slot(name, scales)]
 
 
 def _clip(value: Value, most: int) -> Value:

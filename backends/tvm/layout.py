@@ -14,6 +14,7 @@ from edge.gguf_file import GGUFFile
 from edge.model import ModelSpec
 
 ALIGNMENT = 64  # bytes: what the widest loads want
+LINE = 32  # int32 words between two threads' counters: two cache lines, as neighbours are fetched together
 
 # Tiles of 16 cache rows that attention works through between two corrections of its maximum: few in a step, which is
 # bound by memory and best reads keys and values in turns; many in a chunk, which is bound by arithmetic.
@@ -170,11 +171,11 @@ def _place(file: GGUFFile, shape: Shape, name: str, at: int) -> Place:
 class Job:
     """What the threads are to do next: an int64 array that thread 0 fills before it wakes the others.
 
-    first: jobs before the first one. angle: row of the rotary table for the first token. wanted: rows of logits.
+    angle: row of the rotary table for the first token. wanted: rows of logits.
     observed: last tokens whose attention is added up.
     """
 
-    NAMES = ("kind", "threads", "first", "count", "position", "angle", "wanted", "observed")
+    NAMES = ("kind", "threads", "count", "position", "angle", "wanted", "observed")
     QUIT, STEP, CHUNK = 0, 1, 2
 
     @classmethod
@@ -186,12 +187,12 @@ class Table:
     """Numbers that a compiled pass reads from an int64 array: offsets that depend on the weights or on the run."""
 
     NAMES = (
-        "capacity", "layer_stride", "head_stride",  # of the cache; of its positions
+        "capacity",
         "x", "normed", "queries", "query_rows", "mixed", "ffn", "work", "part_stride", "raw",
         "words", "corrections", "scales", "sums",
         "embedding", "embedding_scales", "output_norm", "head", "head_scales",
     )  # fmt: skip
-    _PER_LAYER = 2 * len(MATRICES) + len(NORMS) + len(GROUPS)
+    PER_LAYER = 2 * len(MATRICES) + len(NORMS) + len(GROUPS)
 
     @classmethod
     def slot(cls, name: str) -> int:
@@ -206,22 +207,12 @@ class Table:
             return 2 * len(MATRICES) + len(NORMS) + list(GROUPS).index(name)
         return 2 * MATRICES.index(name) + scales
 
-    @classmethod
-    def per_layer(cls) -> int:
-        return cls._PER_LAYER
-
-    @classmethod
-    def size(cls, layers: int) -> int:
-        return len(cls.NAMES) + layers * cls._PER_LAYER
-
 
 def fill_table(layout: Layout, scratch: Scratch, capacity: int) -> list[int]:
     """The whole table for one run; `capacity` in rows as allocated."""
     places = layout.places
     values = dict.fromkeys(Table.NAMES, 0) | {
         "capacity": capacity,
-        "layer_stride": layout.shape.kv_heads * capacity,
-        "head_stride": capacity,
         **scratch.offsets,
         "embedding": places["token_embd"].quants,
         "embedding_scales": places["token_embd"].scales,
@@ -231,7 +222,7 @@ def fill_table(layout: Layout, scratch: Scratch, capacity: int) -> list[int]:
     }
     table = [values[name] for name in Table.NAMES]
     for layer in range(layout.shape.layers):
-        slots = [0] * Table.per_layer()
+        slots = [0] * Table.PER_LAYER
         for name in MATRICES:
             place = places[f"blk.{layer}.{name}"]
             slots[Table.layer_slot(name)], slots[Table.layer_slot(name, True)] = place.quants, place.scales

@@ -16,8 +16,7 @@ from elftools.elf.constants import SH_FLAGS
 from elftools.elf.elffile import ELFFile
 from elftools.elf.relocation import RelocationSection
 
-MAGIC = b"EDGEIMG1"
-PAGE = 4096
+from edge.backends.tvm.loading import MAGIC, PAGE
 
 _RELATIVE, _CALL, _SLOT, _SLOT_CALL = 2, 4, 41, 42  # R_X86_64_PC32, PLT32, GOTPCRELX, REX_GOTPCRELX
 _STUB = b"\xff\x25\x02\x00\x00\x00\x90\x90"  # jmp *[rip + 2]: to what the slot behind it holds

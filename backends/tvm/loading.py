@@ -12,7 +12,7 @@ from typing import Any
 
 from edge.errors import EngineError
 
-_MAGIC, _PAGE = b"EDGEIMG1", 4096  # as in linking.py
+MAGIC, PAGE = b"EDGEIMG1", 4096  # how linking.py begins an image, and what it aligns the bytes to copy to
 _READ, _EXECUTE = 1, 4
 _INTEGER, _POINTER = 1, 4  # type_index of TVM's calling convention
 
@@ -47,10 +47,10 @@ class Image:
 
     def __init__(self, path: Path) -> None:
         data = path.read_bytes()
-        (length,) = struct.unpack_from("<Q", data, len(_MAGIC))
-        start = len(_MAGIC) + 8
+        (length,) = struct.unpack_from("<Q", data, len(MAGIC))
+        start = len(MAGIC) + 8
         header = json.loads(data[start : start + length])
-        body = data[-(-(start + length) // _PAGE) * _PAGE :]
+        body = data[-(-(start + length) // PAGE) * PAGE :]
         self.complaint = ""
         self._complain = _Complaint(self._note)
         self._memory = mmap.mmap(-1, len(body), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

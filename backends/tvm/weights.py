@@ -15,13 +15,13 @@ from typing import BinaryIO
 import numpy as np
 
 from edge import cache
-from edge.backends.tvm.layout import PER_HEAD, Layout, Place, Shape
+from edge.backends.base import tensor_samples
+from edge.backends.tvm.layout import PER_HEAD, Layout, Place, Shape, round_up
 from edge.backends.tvm.sources import source_hash
 from edge.gguf_file import GGUFFile, TensorInfo
 from edge.types import AnyArray
 
 _SLICE = 4 << 20  # bytes of a tensor that are re-laid at once: what packing adds to the process
-_SAMPLE = 64  # bytes of every tensor that tell models of one shape apart
 
 Progress = Callable[[float], None]
 
@@ -50,11 +50,8 @@ def _key(file: GGUFFile, layout: Layout) -> str:
     """What the packed bytes depend on: the model, where its tensors go, and how they are packed."""
     digest = hashlib.sha256(source_hash("layout.py", "weights.py", "blocks").encode())
     digest.update(repr((sorted(layout.places), file.size, file.path.stat().st_mtime_ns)).encode())
-    with open(file.path, "rb") as data:
-        for info in file.tensors.values():
-            digest.update(repr(info).encode())
-            data.seek(info.offset + info.nbytes // 2)
-            digest.update(data.read(min(_SAMPLE, info.nbytes - info.nbytes // 2)))
+    for info, sample in zip(file.tensors.values(), tensor_samples(file), strict=True):
+        digest.update(repr(info).encode() + sample)
     return digest.hexdigest()[:32]
 
 
@@ -92,7 +89,7 @@ def _pack_tensor(source: BinaryIO, info: TensorInfo, shape: Shape, place: Place,
 def _pad(raw: AnyArray, unit: int) -> AnyArray:
     """Every `unit` rows followed by zero rows up to a whole number of tiles."""
     units, width = -(-len(raw) // unit), raw.shape[1]
-    padded = np.zeros((units, -(-unit // 16) * 16, width), np.uint8)
+    padded = np.zeros((units, round_up(unit, 16), width), np.uint8)
     for index in range(units):
         part = raw[index * unit : (index + 1) * unit]
         padded[index, : len(part)] = part

@@ -6,11 +6,9 @@ import ctypes
 import threading
 from collections.abc import Sequence
 
-from edge.backends.tvm.layout import Job
+from edge.backends.tvm.layout import LINE, Job
 from edge.backends.tvm.loading import Call, Image
 from edge.backends.tvm.memory import aligned_zeros, pointer
-
-_LINE = 32  # int32 words of one counter, as `kernels/threads.py` has it
 
 
 class Workers:
@@ -18,7 +16,7 @@ class Workers:
 
     def __init__(self, image: Image, threads: int, pointers: Sequence[ctypes.c_void_p]) -> None:
         self._job = aligned_zeros(len(Job.NAMES), "int64")
-        self._lines = aligned_zeros((threads + 1) * _LINE, "int32")
+        self._lines = aligned_zeros((threads + 1) * LINE, "int32")
         self._job[Job.slot("threads")] = threads
         shared = (pointer(self._job), pointer(self._lines), *pointers)
         self._call, *others = (Call(image, "run", (*shared, number)) for number in range(threads))

@@ -36,12 +36,10 @@ NEVER = -1e30  # the score of a row that may not be seen
 
 @dataclass(frozen=True)
 class Window:
-    """A sliding window: a query at position p sees positions above p − size. Positions are int32, per cache row."""
+    """A sliding window: a query at position p sees positions above p − size. Positions lie like the cache's rows."""
 
     size: int
-    positions: Buffer
-    layer_stride: Value  # 0 where all layers and heads keep the same rows
-    head_stride: Value
+    positions: Buffer  # int32
 
 
 @dataclass(frozen=True)
@@ -67,11 +65,11 @@ class Query:
 
 def attend(
     target: Target, cache: Cache, queries: Buffer, rows: Sequence[Query], first_row: Value, tiles: tuple[Value, Value],
-    work: Work, window: tuple[Window, Value] | None, *, fetch: bool,
+    work: Work, window: Window | None, *, fetch: bool,
 ) -> None:  # fmt: skip
     """Fill work.out (not yet divided by work.sums), work.maxima and work.sums for a range of the cache's tiles.
 
-    `window`: with the offset of this head's positions. fetch: the cache is read once and not soon again, so ask
+    fetch: the cache is read once and not soon again, so ask
     memory ahead of need.
     """
     parts = cache.head // 16
@@ -92,7 +90,7 @@ def attend(
 
 def _score(
     target: Target, cache: Cache, queries: Buffer, rows: Sequence[Query], first_row: Value, start: Value, count: Value,
-    work: Work, window: tuple[Window, Value] | None, fetch: bool,
+    work: Work, window: Window | None, fetch: bool,
 ) -> None:  # fmt: skip
     """work.scores = Q Kᵀ for `count` tiles; a few tiles at a time, all query rows in registers."""
     side = _tiles_at_once(target, len(rows))
@@ -114,18 +112,17 @@ def _score(
             scales = row_scales(cache, cache.key_scales, first_row, tile)
             for index, (line, query) in enumerate(zip(sums, rows, strict=True)):
                 score = line[offset].value if scales is None else line[offset].value * scales
-                score = mask(score, query, tile, window)
+                score = mask(score, query, first_row, tile, window)
                 where = work.scores + index * (work.block * 16) + (group * side + offset) * 16
                 store(work.memory, where, score)
 
 
-def mask(scores: Value, query: Query, tile: Value, window: tuple[Window, Value] | None) -> Value:
+def mask(scores: Value, query: Query, first_row: Value, tile: Value, window: Window | None) -> Value:
     """The scores of 16 rows, those that the query may not see made NEVER."""
     numbers = T.ramp(T.cast(tile * 16, "int32"), T.int32(1), 16)
     scores = T.Select(numbers < spread(T.cast(query.visible, "int32")), scores, floats(NEVER))
     if window:
-        span, at = window
-        newer = load(span.positions, at + tile * 16) > spread(T.cast(query.position - span.size, "int32"))
+        newer = load(window.positions, first_row + tile * 16) > spread(T.cast(query.position - window.size, "int32"))
         scores = T.Select(newer, scores, floats(NEVER))
     return scores
 

@@ -110,7 +110,3 @@ class Cache:
 def row_scales(cache: Cache, scales: Buffer, first_row: Value, tile: Value) -> Value | None:
     """The scales of 16 rows, if rows have any."""
     return let(load(scales, first_row + tile * 16)) if cache.dtype == "int8" else None
-
-
-def value_scale(cache: Cache, first_row: Value, row: Value) -> Value | None:
-    return cache.value_scales[first_row + row] if cache.dtype == "int8" else None

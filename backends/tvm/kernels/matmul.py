@@ -96,10 +96,7 @@ def _integers(
         if ahead:
             for line in range(0, block.quant_bytes, 64):
                 prefetch(weights.words, first + (ahead + line) // 4)
-        registers = block.registers(lambda index: load(weights.words, first + index * 16))
-        scales_at = let(halves + at * (block.scale_bytes // 2))
-        scale = let(isa.from_f16(load(weights.halves, scales_at)))
-        minimum = let(isa.from_f16(load(weights.halves, scales_at + 16))) if block.has_minimum else None
+        registers, scale, minimum = _read_block(isa, weights, block, first, halves + at * (block.scale_bytes // 2))
         for each, x_at, block_at in zip(sums, x_words, x_blocks, strict=True):
             products = ints(0)
             if center:
@@ -124,21 +121,30 @@ def _exact(
     starts = [let(inputs.start + row * inputs.stride) for row in rows]
     with loop(i64(0), i64(count)) as at:
         first = let(words + at * (block.quant_bytes // 4))
-        registers = block.registers(lambda index: load(weights.words, first + index * 16))
-        scales_at = let(halves + at * (block.scale_bytes // 2))
-        scale = let(isa.from_f16(load(weights.halves, scales_at)))
-        minimum = let(isa.from_f16(load(weights.halves, scales_at + 16))) if block.has_minimum else floats(0)
+        registers, scale, minimum = _read_block(isa, weights, block, first, halves + at * (block.scale_bytes // 2))
         for index, register in enumerate(registers):
             for byte in range(4):
-                weight = let(T.cast(_byte(register, byte) - ints(block.center), "float32x16") * scale + minimum)
+                weight = let(_weight(block, register, byte, scale, minimum))
                 for each, start in zip(sums, starts, strict=True):
                     x = inputs.floats[start + at * block.values + (4 * index + byte)]
                     each.value = each.value + weight * spread(x)
 
 
-def _byte(register: Value, byte: int) -> Value:
-    """One signed byte of each lane; unsigned ones are below 128, so their sign is no matter."""
-    return (register << ints(24 - 8 * byte)) >> ints(24)
+def _read_block(
+    isa: Isa, weights: Weights, block: IntegerBlock, first: Value, scales: Value
+) -> tuple[Sequence[Value], Value, Value | None]:
+    """A packed block of 16 rows at word `first`: its registers, d, and m if it has any."""
+    registers = block.registers(lambda index: load(weights.words, first + index * 16))
+    at = let(scales)
+    scale = let(isa.from_f16(load(weights.halves, at)))
+    return registers, scale, let(isa.from_f16(load(weights.halves, at + 16))) if block.has_minimum else None
+
+
+def _weight(block: IntegerBlock, register: Value, byte: int, scale: Value, minimum: Value | None) -> Value:
+    """16 weights as floats. Unsigned bytes are below 128, so reading them as signed is no matter."""
+    quant = (register << ints(24 - 8 * byte)) >> ints(24)
+    weight = T.cast(quant - ints(block.center), "float32x16") * scale
+    return weight if minimum is None else weight + minimum
 
 
 def _float_weights(
@@ -171,11 +177,9 @@ def copy_row(isa: Isa, weights: Weights, matrix: Matrix, row: Value, out: Buffer
     count = matrix.columns // block.values
     with loop(i64(0), i64(count)) as at:
         first = let((matrix.quants + (tile * count + at) * block.quant_bytes) // 4)
-        registers = block.registers(lambda index: load(weights.words, first + index * 16))
-        scales_at = let((matrix.scales + (tile * count + at) * block.scale_bytes) // 2)
-        scale = let(isa.from_f16(load(weights.halves, scales_at)))
-        minimum = let(isa.from_f16(load(weights.halves, scales_at + 16))) if block.has_minimum else floats(0)
+        scales_at = (matrix.scales + (tile * count + at) * block.scale_bytes) // 2
+        registers, scale, minimum = _read_block(isa, weights, block, first, scales_at)
         for index, register in enumerate(registers):
             for byte in range(4):
-                kept.value = T.cast(_byte(register, byte) - ints(block.center), "float32x16") * scale + minimum
+                kept.value = _weight(block, register, byte, scale, minimum)
                 T.buffer_store(out, kept.lane(lane), [out_at + at * block.values + (4 * index + byte)])

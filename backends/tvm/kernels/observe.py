@@ -29,7 +29,7 @@ from edge.backends.tvm.kernels.lanes import (
 
 def observe(
     cache: Cache, memory: Buffer, query: Query, first_row: Value, raw: Value, share: float, out: Buffer,
-    window: tuple[Window, Value] | None,
+    window: Window | None,
 ) -> None:  # fmt: skip
     """out[first_row : first_row + visible] += share · softmax(q Kᵀ) for one query row.
 
@@ -45,7 +45,7 @@ def observe(
                 first_row, tile, dimension
             )
         scales = row_scales(cache, cache.key_scales, first_row, tile)
-        seen = let(mask(score.value if scales is None else score.value * scales, query, tile, window))
+        seen = let(mask(score.value if scales is None else score.value * scales, query, first_row, tile, window))
         store(memory, raw + tile * 16, seen)
         most.value = T.max(most.value, seen)
     maximum = let(largest(most.value))

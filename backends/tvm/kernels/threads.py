@@ -11,8 +11,8 @@ from __future__ import annotations
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.kernels.lanes import Value, i64, loop, when
+from edge.backends.tvm.layout import LINE
 
-LINE = 32  # int32 words between two counters: two cache lines, as neighbours are fetched together
 SPINS = 10_000  # pauses before sleeping: about 150 µs; with all cores busy, much less or more costs a third
 
 # The second word of a line counts its sleepers. A counter only grows; differences of 32 bits may wrap.
