@@ -18,26 +18,30 @@ from tvm.tirx.script.builder import ir as T
 from edge.backends.tvm.blocks import BLOCKS
 from edge.backends.tvm.blocks.base import FloatBlock
 from edge.backends.tvm.design import Design
-from edge.backends.tvm.kernels.activations import Quantized, quantize, rms_norm
-from edge.backends.tvm.kernels.attention import Query, Window, Work, attend, finish, merge
+from edge.backends.tvm.kernels.activations import Quantized, quantize
+from edge.backends.tvm.kernels.attention import Limits, Query, Work, attend, finish, merge
 from edge.backends.tvm.kernels.cache import MEMORY_TYPE, Cache
+from edge.backends.tvm.kernels.functions import ACTIVATIONS, soft_cap
 from edge.backends.tvm.kernels.isa import ISAS
 from edge.backends.tvm.kernels.lanes import (
     Buffer,
     Register,
+    Strip,
     Value,
-    exp,
     floats,
     i64,
     let,
     load,
     loop,
+    spread,
     store,
     swap_pairs,
+    total,
     when,
 )
 from edge.backends.tvm.kernels.matmul import Inputs, Matrix, Weights, copy_row, multiply
 from edge.backends.tvm.kernels.move import move_rows
+from edge.backends.tvm.kernels.norms import NORMS, rms_scale
 from edge.backends.tvm.kernels.observe import observe
 from edge.backends.tvm.kernels.threads import IMPORTS, arrive, meet, wait
 from edge.backends.tvm.layout import CHUNK_TILES, GROUPS, STEP_TILES, Job, Table, work_offsets
@@ -115,8 +119,7 @@ class _Pass:
         self.floats, self.integers = view("floats", "float32"), view("integers", "int32")
         self.rope, self.logits = view("rope", "float32"), view("logits", "float32")
         self.attention = view("attention", "float32")
-        positions, self.lengths = view("positions", "int32"), view("lengths", "int32")
-        self.window = Window(self.shape.window, positions) if self.shape.window else None
+        self.positions, self.lengths = view("positions", "int32"), view("lengths", "int32")
         self.cache = Cache(
             self.isa, self.design.kv_dtype, view("keys", memory), view("values", memory),
             view("key_scales", "float32"), view("value_scales", "float32"),
@@ -147,76 +150,132 @@ class _Pass:
             if self.single:
                 self._merge()
             inputs = self._ready("mixed", shape.padded_mixed, "output", private=True)
-            self._per_variant("output", layer, lambda matrices: self._add(matrices[0], inputs))
+            self._add("output", layer, inputs, "post_attention_norm")
         self._normalise("ffn_norm", layer, "gate_up")
         with self._phase():
             inputs = self._normalised("ffn_norm", layer, "gate_up")
-            self._per_variant("gate_up", layer, lambda matrices: self._gate_up(matrices, inputs))
+            self._per_variant("gate_up", layer, lambda matrices: self._widen(layer, matrices, inputs))
         self._share_out("ffn", shape.padded_ffn, "down")
         with self._phase():
             inputs = self._ready("ffn", shape.padded_ffn, "down", private=False)
-            self._per_variant("down", layer, lambda matrices: self._add(matrices[0], inputs))
+            self._add("down", layer, inputs, "post_ffw_norm")
 
     def _embed(self) -> None:
-        matrix = self._matrix(self.design.embedding, self.shape.hidden, "embedding")
+        shape = self.shape
         with self._shared_out(self.count) as token:
             row = T.cast(self.tokens[token], "int64")
-            at = let(self._at("x") + token * self.shape.padded_hidden)
+            at = let(self._at("x") + token * shape.padded_hidden)
+            matrix = self._matrix(self.design.embedding, shape.hidden, "token_embd")
             copy_row(self.isa, self.weights, matrix, row, self.floats, at)
-            for padding in range(self.shape.hidden, self.shape.padded_hidden):
+            for padding in range(shape.hidden, shape.padded_hidden):
                 T.buffer_store(self.floats, T.float32(0), [at + padding])
+            if shape.embedding_scale != 1:
+                with loop(i64(0), i64(shape.padded_hidden // 16)) as part:
+                    place = at + part * 16
+                    store(self.floats, place, load(self.floats, place) * floats(shape.embedding_scale))
+            if self.design.positions:
+                self._add_position(self.design.positions, token, at)
+
+    def _add_position(self, block: str, token: Value, at: Value) -> None:
+        """Learned positions: x += row `position` of their table."""
+        shape = self.shape
+        learned = let(self._at("normed") + token * shape.padded_hidden)
+        matrix = self._matrix(block, shape.hidden, "position_embd")
+        copy_row(self.isa, self.weights, matrix, let(self.position + token), self.floats, learned)
+        with loop(i64(0), i64(shape.hidden)) as index:
+            T.buffer_store(self.floats, self.floats[at + index] + self.floats[learned + index], [at + index])
 
     def _qkv(self, layer: Value, matrices: Sequence[Matrix], inputs: Inputs) -> None:
-        """Queries to scratch, keys and values to the cache; keys and queries turned by RoPE."""
-        shape, parts = self.shape, self.shape.padded_head // 16
-        tiles = [shape.heads * parts, shape.kv_heads * parts, shape.kv_heads * parts]
-        start, stop = self._range(sum(tiles))
-        with loop(_clip(start, tiles[0]), _clip(stop, tiles[0])) as tile:
-            self._query_tile(matrices[0], tile, inputs)
-        for which, before in ((1, tiles[0]), (2, tiles[0] + tiles[1])):
-            # A head is one piece of work: int8 rows need its largest value. It is the thread's that has its first tile.
-            first, last = (_clip((edge - before + (parts - 1)) // parts, shape.kv_heads) for edge in (start, stop))
-            with loop(first, last) as head:
-                self._key_or_value(matrices[which], which == 1, layer, head, inputs)
+        """Queries to scratch, keys and values to the cache; keys and queries turned by RoPE.
 
-    def _query_tile(self, matrix: Matrix, tile: Value, inputs: Inputs) -> None:
+        A head of keys or values is one piece of work, as int8 rows need its largest value, and so are normalised
+        queries. It is the thread's that has its first tile.
+        """
         shape, parts = self.shape, self.shape.padded_head // 16
-        head, part = let(tile // parts), let(tile % parts)
-        first = let(self._at("queries") + (head // shape.group) * self._at("query_rows") * shape.padded_head)
-        with self._batches() as tokens:
-            sums = self._multiply(matrix, tile, inputs, self._rows(tokens))
-            for token, each in zip(tokens, sums, strict=True):
-                turned = self._turn(each.value, token, part)
-                at = first + (token * shape.group + head % shape.group) * shape.padded_head + part * 16
-                store(self.floats, at, turned * floats(shape.head**-0.5))
+        start, stop = self._range((shape.heads + 2 * shape.kv_heads) * parts)
+        before = 0
+        for name, matrix in zip(GROUPS["qkv"], matrices, strict=True):
+            heads = shape.heads if name == "attn_q" else shape.kv_heads
+            if name == "attn_q" and "attn_q_norm" not in self.design.vectors:
+                with loop(_clip(start, heads * parts), _clip(stop, heads * parts)) as tile:
+                    self._query_tile(layer, matrix, tile, inputs)
+            else:
+                first, last = (_clip((edge - before + (parts - 1)) // parts, heads) for edge in (start, stop))
+                with loop(first, last) as head:
+                    self._whole_head(name, matrix, layer, head, inputs)
+            before += heads * parts
 
-    def _key_or_value(self, matrix: Matrix, is_key: bool, layer: Value, head: Value, inputs: Inputs) -> None:
+    def _query_tile(self, layer: Value, matrix: Matrix, tile: Value, inputs: Inputs) -> None:
         parts = self.shape.padded_head // 16
-        first_row, length = let(self.cache.first_row(layer, head)), let(self._length(layer, head))
+        head, part = let(tile // parts), let(tile % parts)
         with self._batches() as tokens:
-            rows = self._rows(tokens)
-            sums = [self._multiply(matrix, let(head * parts + part), inputs, rows) for part in range(parts)]
-            for index, token in enumerate(tokens):
-                vectors = [each[index] for each in sums]
-                with self._if_real(token):
-                    row = let(length + token)
-                    if is_key:
-                        for part, vector in enumerate(vectors):
-                            vector.value = self._turn(vector.value, token, i64(part))
-                        self.cache.write_key(first_row, row, vectors)
-                    else:
-                        self.cache.write_value(first_row, row, vectors)
+            sums = self._product("attn_q", layer, matrix, tile, inputs, self._rows(tokens))
+            for token, each in zip(tokens, sums, strict=True):
+                self._store_query(head, token, part, self._turn(layer, each.value, token, part))
 
-    def _turn(self, vector: Value, token: Value, part: Value) -> Value:
+    def _store_query(self, head: Value, token: Value, part: Value | int, vector: Value) -> None:
+        """The query heads of a KV head lie together, [KV heads, tokens · group, head]."""
+        shape = self.shape
+        first = self._at("queries") + (head // shape.group) * self._at("query_rows") * shape.padded_head
+        at = first + (token * shape.group + head % shape.group) * shape.padded_head + part * 16
+        store(self.floats, at, vector * floats(shape.query_scale))
+
+    def _whole_head(self, name: str, matrix: Matrix, layer: Value, head: Value, inputs: Inputs) -> None:
+        parts = self.shape.padded_head // 16
+        with self._batches() as tokens:
+            strip = Strip(len(tokens) * parts)
+            with loop(i64(0), i64(parts)) as part:
+                tile = let(head * parts + part)
+                sums = self._product(name, layer, matrix, tile, inputs, self._rows(tokens))
+                for index, each in enumerate(sums):
+                    strip[index * parts + part] = each.value
+            with loop(i64(0), i64(len(tokens))) as index:
+                token = let(tokens[0] + index)
+                with self._if_real(token):
+                    vectors = [let(strip[index * parts + part]) for part in range(parts)]
+                    self._store_head(name, layer, head, token, vectors)
+
+    def _store_head(self, name: str, layer: Value, head: Value, token: Value, vectors: Sequence[Value]) -> None:
+        if name == "attn_v":
+            row = let(self._length(layer, head) + token)
+            self.cache.write_value(let(self.cache.first_row(layer, head)), row, vectors)
+            return
+        if f"{name}_norm" in self.design.vectors:
+            vectors = self._norm_head(f"{name}_norm", layer, vectors)
+        vectors = [let(self._turn(layer, vector, token, i64(part))) for part, vector in enumerate(vectors)]
+        if name == "attn_k":
+            row = let(self._length(layer, head) + token)
+            self.cache.write_key(let(self.cache.first_row(layer, head)), row, vectors)
+        else:
+            for part, vector in enumerate(vectors):
+                self._store_query(head, token, part, vector)
+
+    def _norm_head(self, norm: str, layer: Value, vectors: Sequence[Value]) -> list[Value]:
+        """RMSNorm of one head."""
+        squares: Value = floats(0)
+        for vector in vectors:
+            squares = let(squares + vector * vector)
+        mean = total(squares) * T.float32(1 / self.shape.head)
+        scale = let(spread(T.float32(1) / T.sqrt(mean + T.float32(self.shape.norm_eps))))
+        weight = let(self._layer_at(layer, norm))
+        return [
+            let(vector * scale * load(self.weights.floats, weight + part * 16)) for part, vector in enumerate(vectors)
+        ]
+
+    def _turn(self, layer: Value, vector: Value, token: Value, part: Value) -> Value:
         """RoPE on 8 neighbouring pairs: (a, b) → (a cos − b sin, b cos + a sin). The table holds −sin, +sin."""
         head = self.shape.padded_head
-        at = let((self.first_angle + token) * (2 * head) + part * 16)
+        at = let(self._layer_at(layer, "angles") + (self.first_angle + token) * (2 * head) + part * 16)
         vector = let(vector)
         return vector * load(self.rope, at) + swap_pairs(vector) * load(self.rope, at + head)
 
+    def _limits(self, layer: Value) -> Limits:
+        window = let(self._layer_at(layer, "window")) if self.shape.windowed else None
+        return Limits(self.shape.score_cap, window, self.positions)
+
     def _attend_step(self, layer: Value) -> None:
         """The thread's share of the cache's rows, for all heads."""
-        shape, rows = self.shape, self.target.score_rows
+        shape, rows, limits = self.shape, self.target.score_rows, self._limits(layer)
         with loop(i64(0), i64(shape.kv_heads)) as kv_head:
             visible = let(self._length(layer, kv_head) + 1)
             mine = self._range(let((visible + 15) // 16))
@@ -228,7 +287,7 @@ class _Pass:
                 first_row = let(self.cache.first_row(layer, kv_head))
                 attend(
                     self.target, self.cache, self.floats, queries, first_row, mine, work,
-                    self.window, fetch=True,
+                    limits, fetch=True,
                 )  # fmt: skip
 
     def _merge(self) -> None:
@@ -243,7 +302,7 @@ class _Pass:
 
     def _attend_chunk(self, layer: Value) -> None:
         """Blocks of query rows, dealt out in turn: later ones see more rows and cost more."""
-        shape, side = self.shape, self.target.score_rows
+        shape, side, limits = self.shape, self.target.score_rows, self._limits(layer)
         rows = let(self.count * shape.group)
         units = let((rows + (side - 1)) // side * shape.kv_heads)
         with loop(i64(0), (units - self.thread + self.threads - 1) // self.threads) as turn:
@@ -261,7 +320,7 @@ class _Pass:
             tiles = (i64(0), let((queries[-1].visible + 15) // 16))
             attend(
                 self.target, self.cache, self.floats, queries, let(self.cache.first_row(layer, kv_head)), tiles, work,
-                self.window, fetch=False,
+                limits, fetch=False,
             )  # fmt: skip
             for index, (line, token) in enumerate(zip(lines, tokens, strict=True)):
                 with when(line < rows):
@@ -271,7 +330,7 @@ class _Pass:
 
     def _observe(self, layer: Value) -> None:
         """The attention of the last `observed` tokens, mean over the query heads of a group."""
-        shape = self.shape
+        shape, limits = self.shape, self._limits(layer)
         raw = let(self._at("raw") + self.thread * self.cache.capacity)
         with self._shared_out(i64(shape.kv_heads)) as kv_head:
             first = let(self._at("queries") + kv_head * self._at("query_rows") * shape.padded_head)
@@ -281,27 +340,55 @@ class _Pass:
                 query = Query(let(first + line * shape.padded_head), let(length + token + 1), self.position + token)
                 observe(
                     self.cache, self.floats, query, first_row, raw, 1 / shape.group, self.attention,
-                    self.window,
+                    limits,
                 )  # fmt: skip
 
-    def _add(self, matrix: Matrix, inputs: Inputs) -> None:
-        """x += matrix · inputs."""
-        width = self.shape.padded_hidden
-        with self._tiles(-(-self.shape.hidden // 16)) as tile, self._batches() as tokens:
-            sums = self._multiply(matrix, tile, inputs, self._rows(tokens))
-            for token, each in zip(tokens, sums, strict=True):
-                at = let(self._at("x") + token * width + tile * 16)
-                store(self.floats, at, load(self.floats, at) + each.value)
+    def _add(self, group: str, layer: Value, inputs: Inputs, post_norm: str) -> None:
+        """x += matrix · inputs, normalised first where the model does so."""
+        has_norm = post_norm in self.design.vectors
+        target = "normed" if has_norm else "x"  # nobody reads the normalised rows any more
 
-    def _gate_up(self, matrices: Sequence[Matrix], inputs: Inputs) -> None:
-        """silu(gate) · up, silu(x) = x / (1 + e^−x)."""
-        width = self.shape.padded_ffn
-        with self._tiles(-(-self.shape.ffn // 16)) as tile, self._batches() as tokens:
+        def emit(matrices: list[Matrix]) -> None:
+            (name,) = GROUPS[group]
+            with self._tiles(-(-self.shape.hidden // 16)) as tile, self._batches() as tokens:
+                sums = self._product(name, layer, matrices[0], tile, inputs, self._rows(tokens))
+                for token, each in zip(tokens, sums, strict=True):
+                    at = let(self._at(target) + token * self.shape.padded_hidden + tile * 16)
+                    store(self.floats, at, each.value if has_norm else load(self.floats, at) + each.value)
+
+        self._per_variant(group, layer, emit)
+        if has_norm:
+            meet(self.lines, self.thread, self.threads)
+            self._add_normed(let(self._layer_at(layer, post_norm)))
+
+    def _add_normed(self, weight: Value) -> None:
+        """x += the RMSNorm of `normed`; in a step each thread its share of the row."""
+        shape, parts = self.shape, self.shape.padded_hidden // 16
+        tokens = (i64(0), i64(1)) if self.single else self._range(self.count)
+        first, last = self._range(parts) if self.single else (i64(0), i64(parts))
+        with loop(*tokens) as token:
+            row, x = (let(self._at(name) + token * shape.padded_hidden) for name in ("normed", "x"))
+            scale = rms_scale(self.floats, row, shape.hidden, shape.padded_hidden, shape.norm_eps)
+            with loop(first, last) as part:
+                at = part * 16
+                normed = load(self.floats, row + at) * spread(scale) * load(self.weights.floats, weight + at)
+                store(self.floats, x + at, load(self.floats, x + at) + normed)
+
+    def _widen(self, layer: Value, matrices: Sequence[Matrix], inputs: Inputs) -> None:
+        """activation(gate) · up, or activation(up) where there is no gate."""
+        shape, names = self.shape, self.shape.groups["gate_up"]
+        activation = ACTIVATIONS[shape.activation]
+        with self._tiles(-(-shape.ffn // 16)) as tile, self._batches() as tokens:
             rows = self._rows(tokens)
-            gates, ups = (self._multiply(matrix, tile, inputs, rows) for matrix in matrices)
-            for token, gate, up in zip(tokens, gates, ups, strict=True):
-                silu = gate.value / (floats(1) + exp(floats(0) - gate.value))
-                store(self.floats, self._at("ffn") + token * width + tile * 16, silu * up.value)
+            first, *second = (
+                self._product(name, layer, matrix, tile, inputs, rows)
+                for name, matrix in zip(names, matrices, strict=True)
+            )
+            for index, token in enumerate(tokens):
+                value = activation(first[index].value)
+                for each in second:
+                    value = value * each[index].value
+                store(self.floats, self._at("ffn") + token * shape.padded_ffn + tile * 16, value)
 
     def _head(self) -> None:
         """Logits of the last `wanted` tokens."""
@@ -332,7 +419,8 @@ class _Pass:
         sums = self._multiply(matrix, tile, inputs, rows)
         for row, each in zip(out, sums, strict=True):
             with when(row < self.wanted):
-                store(self.logits, row * self.shape.padded_vocab + tile * 16, each.value)
+                logits = soft_cap(each.value, self.shape.logit_cap)
+                store(self.logits, row * self.shape.padded_vocab + tile * 16, logits)
 
     # Rows of activations, made ready for a product
 
@@ -367,9 +455,14 @@ class _Pass:
 
     def _norm_row(self, source: Value, row: Value, norm: str, layer: Value | None) -> None:
         shape = self.shape
-        weight = self._at(norm) if layer is None else self._layer_at(layer, norm)
-        rms_norm(
-            self.floats, let(self._at("x") + source * shape.padded_hidden), self.weights.floats, let(weight),
+        weight, bias = (
+            let(self._at(name) if layer is None else self._layer_at(layer, name))
+            if name == norm or name in self.design.vectors
+            else None
+            for name in (norm, f"{norm}.bias")
+        )
+        NORMS[shape.norm](
+            self.floats, let(self._at("x") + source * shape.padded_hidden), self.weights.floats, weight, bias,
             shape.hidden, shape.padded_hidden, shape.norm_eps,
             self.floats, let(self._at("normed") + row * shape.padded_hidden),
         )  # fmt: skip
@@ -389,6 +482,17 @@ class _Pass:
     def _multiply(self, matrix: Matrix, tile: Value, inputs: Inputs, rows: Sequence[Value]) -> list[Register]:
         ahead = self.target.fetch_ahead if len(rows) == 1 else 0  # for several tokens, arithmetic is what takes time
         return multiply(self.isa, self.weights, matrix, tile, inputs, rows, ahead)
+
+    def _product(
+        self, name: str, layer: Value, matrix: Matrix, tile: Value, inputs: Inputs, rows: Sequence[Value]
+    ) -> list[Register]:
+        """As `_multiply`, with the matrix's bias added if it has one."""
+        sums = self._multiply(matrix, tile, inputs, rows)
+        if f"{name}.bias" in self.design.vectors:
+            bias = let(load(self.weights.floats, self._layer_at(layer, f"{name}.bias") + tile * 16))
+            for each in sums:
+                each.value = each.value + bias
+        return sums
 
     def _quantized(self) -> Quantized:
         return Quantized(
@@ -445,7 +549,8 @@ class _Pass:
         variants = self.design.variants[group]
         for number, blocks in enumerate(variants):
             matrices = [
-                self._layer_matrix(layer, name, block) for name, block in zip(GROUPS[group], blocks, strict=True)
+                self._layer_matrix(layer, name, block)
+                for name, block in zip(self.shape.groups[group], blocks, strict=True)
             ]
             if len(variants) == 1:
                 emit(matrices)
@@ -459,11 +564,11 @@ class _Pass:
     def _layer_matrix(self, layer: Value, name: str, block: str) -> Matrix:
         shape = self.shape
         columns = {"attn_output": shape.heads * shape.head, "ffn_down": shape.ffn}.get(name, shape.hidden)
-        quants, scales = self._layer_at(layer, name), self._layer_at(layer, name, scales=True)
+        quants, scales = self._layer_at(layer, name), self._layer_at(layer, f"{name}.scales")
         return Matrix(BLOCKS[block], columns, let(quants), let(scales))
 
     def _matrix(self, block: str, columns: int, name: str) -> Matrix:
-        return Matrix(BLOCKS[block], columns, self._at(name), self._at(f"{name}_scales"))
+        return Matrix(BLOCKS[block], columns, self._at(name), self._at(f"{name}.scales"))
 
     def _work(self, thread: Value, line: Value) -> Work:
         sizes = work_offsets(self.shape, self.target)
@@ -481,8 +586,8 @@ class _Pass:
     def _at(self, name: str) -> Value:
         return self.table[Table.slot(name)]
 
-    def _layer_at(self, layer: Value, name: str, *, scales: bool = False) -> Value:
-        return self.table[len(Table.NAMES) + layer * Table.PER_LAYER + Table.layer_slot(name, scales)]
+    def _layer_at(self, layer: Value, name: str) -> Value:
+        return self.table[len(Table.NAMES) + layer * len(Table.PER_LAYER) + Table.layer_slot(name)]
 
 
 def _clip(value: Value, most: int) -> Value:

@@ -12,9 +12,7 @@ from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.kernels.lanes import (
     Buffer,
-    Register,
     Value,
-    floats,
     i64,
     largest,
     let,
@@ -23,7 +21,6 @@ from edge.backends.tvm.kernels.lanes import (
     pure,
     spread,
     store,
-    total,
 )
 
 BLOCK = 32
@@ -65,23 +62,6 @@ def quantize(source: Buffer, start: Value, columns: int, out: Quantized, row: Va
         T.buffer_store(out.numbers, scale, [out.scales + blocks + block])
         T.buffer_store(out.numbers, scale * T.cast(count, "float32"), [out.sums + blocks + block])
         T.buffer_store(out.integers, count * T.int32(-CENTER), [out.corrections + blocks + block])
-
-
-def rms_norm(
-    source: Buffer, start: Value, weight: Buffer, weight_at: Value, width: int, padded: int, epsilon: float,
-    out: Buffer, out_at: Value,
-) -> None:  # fmt: skip
-    """x / sqrt(mean(x²) + ε) · weight. Values beyond `width`, up to `padded`, are zero and stay so."""
-    squares = Register()
-    squares.value = floats(0)
-    with loop(i64(0), i64(padded // 16)) as part:
-        x = let(load(source, start + part * 16))
-        squares.value = squares.value + x * x
-    mean = total(squares.value) * T.float32(1 / width)
-    scale = let(T.float32(1) / T.sqrt(mean + T.float32(epsilon)))
-    with loop(i64(0), i64(padded // 16)) as part:
-        x = load(source, start + part * 16) * spread(scale)
-        store(out, out_at + part * 16, x * load(weight, weight_at + part * 16))
 
 
 def _abs(x: Value) -> Value:

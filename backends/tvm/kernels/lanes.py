@@ -94,6 +94,20 @@ class Register:
         return self._buffer[index]
 
 
+class Strip:
+    """`count` vectors of 16 lanes side by side on the stack, indexed while the kernel runs."""
+
+    def __init__(self, count: int) -> None:
+        annotations = {"disable_lower_builtin": True}
+        self._buffer = T.alloc_buffer((count * LANES,), "float32", scope="local", annotations=annotations)
+
+    def __getitem__(self, index: Value) -> Value:
+        return load(self._buffer, index * LANES)
+
+    def __setitem__(self, index: Value, value: Value) -> None:
+        store(self._buffer, index * LANES, value)
+
+
 def half(vector: Value, which: int, dtype: str) -> Value:
     """The low (0) or high (1) half of a vector, of type `dtype`."""
     return T.vectorhigh(dtype, vector) if which else T.vectorlow(dtype, vector)
