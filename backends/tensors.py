@@ -13,6 +13,7 @@ MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "
 NORMS = ("attn_norm", "attn_q_norm", "attn_k_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
 BIASES = tuple(f"{name}.bias" for name in ("attn_norm", "ffn_norm", *MATRICES))
 _FUSED = {"attn_qkv": MATRICES[:3], "ffn_up": MATRICES[4:6]}  # matrices that may lie in one, row behind row
+_TABLES = ("token_embd", "position_embd", "output")
 _FACTORS = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 
 
@@ -58,10 +59,27 @@ def find_tensors(file: GGUFFile, spec: ModelSpec) -> dict[str, Source]:
     known |= wanted | {"output", "output_norm.bias", *_FACTORS}
     if unknown := sorted(set(found) - known):
         raise UnsupportedError(f"our engines do not know the tensor {unknown[0]}: use --backend llamacpp")
+    for name, source in found.items():
+        _check_shape(file, spec, name, source)
     first = {name.removeprefix("blk.0.") for name in in_layers if name.startswith("blk.0.")}
     if odd := sorted(in_layers ^ {f"blk.{layer}.{name}" for layer in range(spec.layers) for name in first}):
         raise UnsupportedError(f"only some layers have {odd[0]}: use --backend llamacpp")
     return found
+
+
+def _check_shape(file: GGUFFile, spec: ModelSpec, name: str, source: Source) -> None:
+    """Engines read by the spec's figures, so each tensor must have just these."""
+    queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    rows = {"attn_q": queries, "attn_k": keys, "attn_v": keys, "ffn_gate": spec.ffn, "ffn_up": spec.ffn}
+    rows |= {"token_embd": spec.vocab, "output": spec.vocab, "position_embd": spec.context}
+    rows |= {"attn_q_norm": spec.head_dim, "attn_k_norm": spec.head_dim} | dict.fromkeys(_FACTORS, spec.rope_dim // 2)
+    columns = {"attn_output": queries, "ffn_down": spec.ffn}
+    stem = name.removesuffix(".bias").rpartition(".")[2]
+    shape = file.tensors[source.tensor].shape
+    is_matrix = stem in MATRICES + _TABLES and not name.endswith(".bias")
+    expected = (columns.get(stem, spec.hidden),) * is_matrix + (rows.get(stem, spec.hidden),)
+    if (*shape[:-1], source.rows) != expected:
+        raise ModelFormatError(f"{file.path}: {source.tensor} has shape {shape} instead of {expected}")
 
 
 def _split(file: GGUFFile, spec: ModelSpec, layer: str, fused: str, parts: tuple[str, ...]) -> dict[str, Source]:
