@@ -33,6 +33,7 @@ from edge.types import AnyArray, FloatArray, IntArray
 NAME = "reference"
 KV_DTYPES = ("f32",)
 
+
 def check_installed() -> None:
     """NumPy and gguf are part of the base install."""
 
@@ -208,7 +209,7 @@ class ReferenceEngine:
 
     def _heads(self, x: FloatArray, norm: str = "") -> FloatArray:
         """[n, heads · head size] to [heads, n, head size], each head normalised where the model does so."""
-        return self._norm_if_any(x.reshape(len(x), -1, self.spec.head_dim).swapaxes(0, 1), norm)
+        return self._norm_if_any(np.asarray(x.reshape(len(x), -1, self.spec.head_dim).swapaxes(0, 1)), norm)
 
     def _feed_forward(self, layer: int, x: FloatArray) -> FloatArray:
         act = {"silu": silu, "gelu": gelu}[self._recipe.activation]

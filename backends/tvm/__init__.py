@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from edge.backends.base import EngineConfig, Footprint
-from edge.errors import MissingExtraError, UnsupportedError
+from edge.errors import MissingExtraError
 from edge.gguf_file import GGUFFile
 from edge.model import ModelSpec
 
@@ -50,9 +50,7 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     shape, target = Shape.of(spec), choose_target()
     rows = allocated_rows(config.capacity)
     scratch = make_scratch(shape, target, config.chunk, config.threads, rows if config.observes else 0)
-    per_row = row_bytes(shape, config.kv_dtype) + 4 * shape.layers * shape.kv_heads * (
-        shape.windowed + config.observes
-    )
+    per_row = row_bytes(shape, config.kv_dtype) + 4 * shape.layers * shape.kv_heads * (shape.windowed + config.observes)
     logits = config.logits_rows * shape.padded_vocab
     kinds = max(1, len(find_recipe(spec).ropes))
     rope = kinds * round_up(config.chunk, target.gemm_tokens) * 2 * shape.padded_head
