@@ -10,12 +10,20 @@ from typing import Any
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType, TokenType
-from gguf.quants import quantize
+from gguf.quants import dequantize, quantize
 
+from edge.gguf_file import BLOCK_TYPES
 from edge.types import AnyArray
 
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 GAIN, HEAD_GAIN, NORM_SPREAD = 1.2, 3.0, 0.2  # as in golden/make.py: logits spread by about 3
+
+# Where blocks have their float16 numbers, a scale and then a minimum's: byte and count.
+NUMBERS = {
+    "Q4_0": (0, 1), "Q4_1": (0, 2), "Q5_0": (0, 1), "Q5_1": (0, 2), "Q8_0": (0, 1), "IQ4_NL": (0, 1),
+    "Q2_K": (80, 2), "Q3_K": (108, 1), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208, 1),
+}  # fmt: skip
+UNWRITTEN = ("IQ4_NL", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")  # gguf reads but does not quantize them
 
 Edit = Callable[[dict[str, AnyArray]], None]
 """Changes the weights, by their names without `.weight`, before they are quantized."""
@@ -77,6 +85,34 @@ def random_weights(small: Small) -> dict[str, AnyArray]:
     return weights
 
 
+def random_bytes(kind: str, rows: int, columns: int, seed: int) -> AnyArray:
+    """Blocks of any bytes, uint8 [rows, blocks, bytes of a block]."""
+    _, values, size = next(each for each in BLOCK_TYPES.values() if each[0] == kind)
+    return np.random.default_rng(seed).integers(0, 256, (rows, columns // values, size), dtype=np.uint8)
+
+
+def set_numbers(raw: AnyArray, kind: str, numbers: AnyArray) -> None:
+    """Write float16 numbers, [rows, blocks, 1 or 2], or fewer that are the same for all."""
+    start, count = NUMBERS[kind]
+    halves = np.broadcast_to(numbers.astype(np.float16), (*raw.shape[:2], count)).copy()
+    raw[:, :, start : start + 2 * count] = halves.view(np.uint8)
+
+
+def random_quants(kind: str, rows: int, columns: int, deviation: float, seed: int) -> AnyArray:
+    """Random weights with this standard deviation and mean 0, uint8 [rows, row bytes]."""
+    raw = random_bytes(kind, rows, columns, seed)
+    two = NUMBERS[kind][1] == 2
+    scaled, minima = [], []
+    for found, numbers in ((scaled, [1, 0][: 1 + two]), (minima, [0, 1][: 1 + two])):
+        set_numbers(raw, kind, np.array(numbers))
+        found.append(dequantize(raw.reshape(rows, -1), GGMLQuantizationType[kind]))
+    minimum = -np.mean(scaled) / np.mean(minima) if two else 0.0
+    scale = deviation / np.std(scaled[0] + minimum * minima[0])
+    uneven = np.random.default_rng(seed).uniform(0.5, 1.5, (*raw.shape[:2], 1))
+    set_numbers(raw, kind, scale * uneven * np.array([1, minimum][: 1 + two]))
+    return raw.reshape(rows, -1)
+
+
 def write_small(
     path: Path, small: Small, edit: Edit | None = None, *, raw: Mapping[str, AnyArray] | None = None, **fields: Any
 ) -> Path:
@@ -111,7 +147,12 @@ def write_small(
     for name, weight in weights.items():
         kind = "F32" if weight.ndim == 1 else small.type_of(name)
         chosen = GGMLQuantizationType[kind]
-        data = raw[name] if raw and name in raw else quantize(weight, chosen)
+        if raw and name in raw:
+            data = raw[name]
+        elif kind in UNWRITTEN:
+            data = random_quants(kind, *weight.shape, float(weight.std()), small.seed + len(name))
+        else:
+            data = quantize(weight, chosen)
         writer.add_tensor(name if "." in name and name.endswith(".bias") else f"{name}.weight", data, raw_dtype=chosen)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

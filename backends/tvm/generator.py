@@ -16,9 +16,9 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.blocks import BLOCKS
-from edge.backends.tvm.blocks.base import FloatBlock
+from edge.backends.tvm.blocks.base import IntegerBlock
 from edge.backends.tvm.design import Design
-from edge.backends.tvm.kernels.activations import Quantized, quantize, rms_norm
+from edge.backends.tvm.kernels.activations import Quantized, Sums, quantize, rms_norm
 from edge.backends.tvm.kernels.attention import Query, Window, Work, attend, finish, merge
 from edge.backends.tvm.kernels.cache import MEMORY_TYPE, Cache
 from edge.backends.tvm.kernels.isa import ISAS
@@ -110,7 +110,7 @@ class _Pass:
             let(job[Job.slot(name)]) for name in ("count", "position", "angle", "threads", "wanted", "observed")
         )
         self.count = i64(1) if single else count
-        self.weights = Weights(view("weights", "int32"), view("weights", "uint16"), view("weights", "float32"))
+        self.weights = Weights(*(view("weights", dtype) for dtype in ("int32", "uint16", "int8", "float32")))
         self.table, self.tokens = view("table", "int64"), view("tokens", "int32")
         self.floats, self.integers = view("floats", "float32"), view("integers", "int32")
         self.rope, self.logits = view("rope", "float32"), view("logits", "float32")
@@ -353,7 +353,7 @@ class _Pass:
 
     def _share_out(self, name: str, width: int, group: str) -> None:
         """In a chunk, quantize rows in a phase of its own."""
-        if self.single or not self._needs_integers(self._blocks(group)):
+        if self.single or not self._spans(self._blocks(group)):
             return
         with self._phase(), self._shared_out(self.count) as token:
             self._quantize_row(name, width, token, token, self._blocks(group))
@@ -375,11 +375,14 @@ class _Pass:
         )  # fmt: skip
 
     def _quantize_row(self, name: str, width: int, source: Value, row: Value, blocks: Sequence[str]) -> None:
-        if self._needs_integers(blocks):
-            quantize(self.floats, let(self._at(name) + source * width), width, self._quantized(), row)
+        spans = self._spans(blocks)
+        if spans:
+            quantize(self.floats, let(self._at(name) + source * width), width, self._quantized(), row, spans)
 
-    def _needs_integers(self, blocks: Sequence[str]) -> bool:
-        return not self.design.exact and any(not isinstance(BLOCKS[name], FloatBlock) for name in blocks)
+    def _spans(self, blocks: Sequence[str]) -> Sequence[int]:
+        """How many values each of the sums is of that products with these weights need; none without integers."""
+        integers = [block for block in map(BLOCKS.__getitem__, blocks) if isinstance(block, IntegerBlock)]
+        return [] if self.design.exact else sorted({block.span for block in integers})
 
     def _inputs(self, name: str, width: int, *, shared: bool = False) -> Inputs:
         """shared: in a step, all threads read the one row of floats rather than copies of their own."""
@@ -392,8 +395,10 @@ class _Pass:
 
     def _quantized(self) -> Quantized:
         return Quantized(
-            self.integers, self._at("words"), self._at("corrections"),
-            self.floats, self._at("scales"), self._at("sums"), self.shape.widest,
+            self.integers, self._at("words"), self.floats, self._at("scales"),
+            {32: Sums(self._at("corrections"), self._at("sums")),
+             16: Sums(self._at("half_corrections"), self._at("half_sums"))},
+            self.shape.widest,
         )  # fmt: skip
 
     # Small parts
