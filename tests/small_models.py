@@ -26,6 +26,13 @@ NUMBERS = {
 CONTEXT = 512
 UNWRITTEN = ("IQ4_NL", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")  # gguf reads but does not quantize them
 
+# Where blocks have their float16 numbers, a scale and then a minimum's: byte and count.
+NUMBERS = {
+    "Q4_0": (0, 1), "Q4_1": (0, 2), "Q5_0": (0, 1), "Q5_1": (0, 2), "Q8_0": (0, 1), "IQ4_NL": (0, 1),
+    "Q2_K": (80, 2), "Q3_K": (108, 1), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208, 1),
+}  # fmt: skip
+UNWRITTEN = ("IQ4_NL", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")  # gguf reads but does not quantize them
+
 Edit = Callable[[dict[str, AnyArray]], None]
 """Changes the weights, by their names without `.weight`, before they are quantized."""
 

@@ -218,7 +218,7 @@ class Table:
     NAMES = (
         "capacity",
         "x", "normed", "queries", "query_rows", "mixed", "ffn", "work", "part_stride", "raw",
-        "words", "corrections", "scales", "sums",
+        "words", "scales", "corrections", "sums", "half_corrections", "half_sums",
         "token_embd", "token_embd.scales", "position_embd", "position_embd.scales",
         "output_norm", "output_norm.bias", "head", "head.scales",
     )  # fmt: skip
@@ -305,8 +305,13 @@ def make_scratch(shape: Shape, target: Target, chunk: int, threads: int, observe
         "raw": threads * observed_rows,
         "scales": rows * blocks,
         "sums": rows * blocks,
+        "half_sums": rows * 2 * blocks,
     }
-    integers = {"words": rows * shape.widest // 4, "corrections": rows * blocks}
+    integers = {
+        "words": rows * shape.widest // 4,
+        "corrections": rows * blocks,
+        "half_corrections": rows * 2 * blocks,
+    }
     offsets = {"query_rows": query_rows, "part_stride": part}
     totals = []
     for arena in (floats, integers):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+import numpy as np
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.kernels.lanes import Value, floats, half, ints, let, pure, spread
@@ -22,6 +23,16 @@ class Isa(Protocol):
         largest: of the weights, which are then unsigned and below 128; None: they are signed, and to the result
         comes signed_offset · Σ x.
         """
+        ...
+
+    def dots(
+        self, starts: Sequence[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], largest: int | None
+    ) -> Iterator[Value]:
+        """`dot` for every token's sums and words of x, in this order; a token is asked for when its turn comes."""
+        ...
+
+    def lookup(self, table: Sequence[int], indices: Value) -> Value:
+        """16 int32 lanes of 4 bytes, each 0 … 15, become table[byte], signed bytes."""
         ...
 
     def from_f16(self, stored: Value) -> Value:
@@ -45,6 +56,18 @@ class Generic:
                 weight = (register << ints(24 - 8 * byte)) >> ints(24)  # unsigned ones have no sign bit
                 sums = let(sums + weight * spread(scalar))
         return sums
+
+    def dots(
+        self, starts: Sequence[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], largest: int | None
+    ) -> Iterator[Value]:
+        for start, words in zip(starts, x, strict=True):
+            yield self.dot(start, weights, words, largest)
+
+    def lookup(self, table: Sequence[int], indices: Value) -> Value:
+        index, found = let(T.reinterpret("int8x64", indices)), spread(T.int8(table[0]), 64)
+        for number, entry in enumerate(table[1:], start=1):
+            found = let(T.Select(index == spread(T.int8(number), 64), spread(T.int8(entry), 64), found))
+        return T.reinterpret("int32x16", found)
 
     def from_f16(self, stored: Value) -> Value:
         """Its exponent and fraction, read as a float32, are too small by 2^112; infinities are put right."""
@@ -86,10 +109,17 @@ class Avx2(_Float16Instructions):
         for which in (0, 1):
             registers = [half(weight, which, "int32x8") for weight in weights]
             pairs = [self._pairs(w, spread(word, 8), largest) for w, word in zip(registers, x, strict=True)]
-            if largest is not None and 2 * largest * 127 * len(pairs) < 1 << 15:  # all of them fit 16 bits together
-                pairs = [functools.reduce(lambda a, b: let(a + b), pairs)]
-            halves.append(functools.reduce(lambda a, b: let(a + b), map(self._widened, pairs)))
+            # As many as fit 16 bits are added there.
+            fit = 1 if largest is None else ((1 << 15) - 1) // (2 * largest * 127)
+            pairs = [functools.reduce(_add, pairs[at : at + fit]) for at in range(0, len(pairs), fit)]
+            halves.append(functools.reduce(_add, map(self._widened, pairs)))
         return let(sums + T.vectorcombine("int32x16", *halves))
+
+    def lookup(self, table: Sequence[int], indices: Value) -> Value:
+        bytes_of = T.reinterpret("int8x32", _repeated(table, 8))
+        halves = [T.reinterpret("int8x32", half(indices, which, "int32x8")) for which in (0, 1)]
+        found = [pure("int8x32", "llvm.x86.avx2.pshuf.b", bytes_of, each) for each in halves]
+        return T.vectorcombine("int32x16", *(T.reinterpret("int32x8", each) for each in found))
 
     def _pairs(self, weights: Value, x: Value, largest: int | None) -> Value:
         w, signs = T.reinterpret("int8x32", weights), T.reinterpret("int8x32", x)
@@ -113,6 +143,20 @@ class Avx512Vnni(_Float16Instructions):
             arguments = (T.reinterpret("int8x64", unsigned), T.reinterpret("int8x64", spread(word)))
             sums = let(pure("int32x16", "llvm.x86.avx512.vpdpbusd.512", sums, *arguments))
         return sums
+
+    def lookup(self, table: Sequence[int], indices: Value) -> Value:
+        arguments = (T.reinterpret("int8x64", _repeated(table, 16)), T.reinterpret("int8x64", indices))
+        return T.reinterpret("int32x16", pure("int8x64", "llvm.x86.avx512.pshuf.b.512", *arguments))
+
+
+def _add(a: Value, b: Value) -> Value:
+    return let(a + b)
+
+
+def _repeated(table: Sequence[int], lanes: int) -> Value:
+    """16 signed bytes as 4 int32 lanes, again and again."""
+    words = np.array(table, np.int8).view("<i4").tolist()
+    return T.Shuffle([ints(word, 4) for word in words], [4 * (lane % 4) for lane in range(lanes)])
 
 
 ISAS: dict[str, Isa] = {"generic": Generic(), "avx2": Avx2(), "avx512vnni": Avx512Vnni()}

@@ -9,9 +9,9 @@ from typing import Any
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.blocks import BLOCKS
-from edge.backends.tvm.blocks.base import FloatBlock
+from edge.backends.tvm.blocks.base import IntegerBlock
 from edge.backends.tvm.design import Design
-from edge.backends.tvm.kernels.activations import Quantized, quantize
+from edge.backends.tvm.kernels.activations import Quantized, Sums, quantize
 from edge.backends.tvm.kernels.cache import MEMORY_TYPE, Cache
 from edge.backends.tvm.kernels.isa import ISAS
 from edge.backends.tvm.kernels.lanes import Buffer, Register, Value, i64, let, load, loop, when
@@ -43,7 +43,7 @@ class Frame:
             let(job[Job.slot(name)]) for name in ("count", "position", "angle", "threads", "wanted", "observed")
         )
         self.count = i64(1) if single else count
-        self.weights = Weights(view("weights", "int32"), view("weights", "uint16"), view("weights", "float32"))
+        self.weights = Weights(*(view("weights", dtype) for dtype in ("int32", "uint16", "int8", "float32")))
         self.table, self.tokens = view("table", "int64"), view("tokens", "int32")
         self.floats, self.integers = view("floats", "float32"), view("integers", "int32")
         self.rope, self.logits = view("rope", "float32"), view("logits", "float32")
@@ -72,7 +72,7 @@ class Frame:
 
     def share_out(self, name: str, width: int, group: str) -> None:
         """In a chunk, quantize rows in a phase of its own."""
-        if self.single or not self.needs_integers(self.blocks(group)):
+        if self.single or not self._spans(self.blocks(group)):
             return
         with self.phase(), self.shared_out(self.count) as token:
             self.quantize_row(name, width, token, token, self.blocks(group))
@@ -99,11 +99,13 @@ class Frame:
         )  # fmt: skip
 
     def quantize_row(self, name: str, width: int, source: Value, row: Value, blocks: Sequence[str]) -> None:
-        if self.needs_integers(blocks):
-            quantize(self.floats, let(self.at(name) + source * width), width, self.quantized(), row)
+        if spans := self._spans(blocks):
+            quantize(self.floats, let(self.at(name) + source * width), width, self.quantized(), row, spans)
 
-    def needs_integers(self, blocks: Sequence[str]) -> bool:
-        return not self.design.exact and any(not isinstance(BLOCKS[name], FloatBlock) for name in blocks)
+    def _spans(self, blocks: Sequence[str]) -> Sequence[int]:
+        """How many values each of the sums is of that products with these weights need; none without integers."""
+        integers = [block for block in map(BLOCKS.__getitem__, blocks) if isinstance(block, IntegerBlock)]
+        return [] if self.design.exact else sorted({block.span for block in integers})
 
     def inputs(self, name: str, width: int, *, shared: bool = False) -> Inputs:
         """shared: in a step, all threads read the one row of floats rather than copies of their own."""
@@ -126,10 +128,11 @@ class Frame:
         return sums
 
     def quantized(self) -> Quantized:
-        return Quantized(
-            self.integers, self.at("words"), self.at("corrections"),
-            self.floats, self.at("scales"), self.at("sums"), self.shape.widest,
-        )  # fmt: skip
+        sums = {
+            32: Sums(self.at("corrections"), self.at("sums")),
+            16: Sums(self.at("half_corrections"), self.at("half_sums")),
+        }
+        return Quantized(self.integers, self.at("words"), self.floats, self.at("scales"), sums, self.shape.widest)
 
     @contextmanager
     def phase(self) -> Iterator[None]:
