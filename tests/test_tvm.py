@@ -94,7 +94,7 @@ def typed(request: pytest.FixtureRequest, tmp_path: Path) -> Model:
     """64 + 32 columns, so that no matrix is square; as many rows as no whole number of vectors has."""
     small = Small(layers=2, hidden=64, ffn=96, vocab=275, types=request.param)
     if request.param in SUPER_TYPES or request.param == "super-mixed":
-        small = replace(small, hidden=256, heads=2, kv_heads=1, head=128, ffn=512)
+        small = replace(small, hidden=256, heads=16, kv_heads=8, ffn=512)
     if "mixed" in request.param:
         types = MIXED if request.param == "mixed" else SUPER_MIXED
         small = replace(small, layers=3, types=types, tied=False)
