@@ -39,7 +39,7 @@ from edge.backends.tvm.kernels.lanes import (
 from edge.backends.tvm.kernels.matmul import Inputs, Matrix, Weights, copy_row, multiply
 from edge.backends.tvm.kernels.move import move_rows
 from edge.backends.tvm.kernels.observe import observe
-from edge.backends.tvm.kernels.threads import IMPORTS, arrive, meet, wait
+from edge.backends.tvm.kernels.threads import arrive, imports, meet, wait
 from edge.backends.tvm.layout import CHUNK_TILES, GROUPS, STEP_TILES, Job, Table, work_offsets
 
 POINTERS = {  # arguments of `run`, and what they point to
@@ -67,7 +67,8 @@ def run(design: Design) -> Any:
         pointers = {name: T.arg(name, T.ptr(dtype or memory)) for name, dtype in POINTERS.items()}
         thread = T.arg("thread", T.int64())
         # Raw pointers carry no device; TVM's lowering wants to know it.
-        with T.attr(0, "device_id", 0), T.attr(0, "device_type", 1), T.attr(0, "pragma_import_llvm", IMPORTS):
+        functions = imports(design.target.machine)
+        with T.attr(0, "device_id", 0), T.attr(0, "device_type", 1), T.attr(0, "pragma_import_llvm", functions):
             _work(design, pointers, thread)
     return builder.get()
 

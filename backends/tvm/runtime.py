@@ -43,19 +43,22 @@ def compiled(design: Design, progress: Progress | None = None) -> Image:
     compiler = _compiler_library().stat()  # stands for its version, which takes 20 ms to look up
     key = hashlib.sha256(f"{text}\n{source_hash('.')}\n{compiler.st_size}".encode()).hexdigest()[:32]
     about = f"{design.shape.layers} layers, {design.kv_dtype} KV, {design.target.name}"
-    path = cache.find_or_make("kernels", key, ".img", lambda out: _compile(text, out, progress), about=about)
+    path = cache.find_or_make(
+        "kernels", key, ".img", lambda out: compile_design(design, out, progress=progress), about=about
+    )
     return _load(path)
 
 
-def _compile(design: str, out: Path, progress: Progress | None) -> None:
+def compile_design(design: Design, *out: Path, progress: Progress | None = None) -> None:
+    """Write the image, and to a second path the object file. Raises EngineError if TVM's compiler fails."""
     # In the cache folder, not in the user's: a tvm.py there would be imported.
     child = subprocess.Popen(
-        [sys.executable, "-m", "edge.backends.tvm.compile", str(out)], cwd=out.parent,
+        [sys.executable, "-m", "edge.backends.tvm.compile", *map(str, out)], cwd=out[0].parent,
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     with _ended(child), _ticking(progress):
         try:
-            _, errors = child.communicate(design, timeout=_COMPILE_TIMEOUT_S)
+            _, errors = child.communicate(design.to_json(), timeout=_COMPILE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             raise EngineError(f"TVM's compiler took more than {_COMPILE_TIMEOUT_S:.0f} s") from None
     if child.returncode:

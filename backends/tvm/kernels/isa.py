@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+import numpy as np
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.kernels.lanes import Value, floats, half, ints, let, pure, spread
@@ -22,6 +23,12 @@ class Isa(Protocol):
         largest: of the weights, which are then unsigned and below 128; None: they are signed, and to the result
         comes signed_offset · Σ x.
         """
+        ...
+
+    def dots(
+        self, starts: Sequence[Value], weights: Sequence[Value], words: Sequence[Sequence[Value]], largest: int | None
+    ) -> Iterator[Value]:
+        """`dot` for several tokens, starts[i] + Σ weights · words[i], in the order that suits the registers."""
         ...
 
     def from_f16(self, stored: Value) -> Value:
@@ -45,6 +52,13 @@ class Generic:
                 weight = (register << ints(24 - 8 * byte)) >> ints(24)  # unsigned ones have no sign bit
                 sums = let(sums + weight * spread(scalar))
         return sums
+
+    def dots(
+        self, starts: Sequence[Value], weights: Sequence[Value], words: Sequence[Sequence[Value]], largest: int | None
+    ) -> Iterator[Value]:
+        """One token after the other: its sum is used before the next is begun."""
+        for start, x in zip(starts, words, strict=True):
+            yield self.dot(start, weights, x, largest)
 
     def from_f16(self, stored: Value) -> Value:
         """Its exponent and fraction, read as a float32, are too small by 2^112; infinities are put right."""
@@ -109,10 +123,142 @@ class Avx512Vnni(_Float16Instructions):
 
     def dot(self, sums: Value, weights: Sequence[Value], x: Sequence[Value], largest: int | None) -> Value:
         for register, word in zip(weights, x, strict=True):
-            unsigned = register if largest is not None else register ^ ints(-0x7F7F7F80)  # 0x80808080: + 128
-            arguments = (T.reinterpret("int8x64", unsigned), T.reinterpret("int8x64", spread(word)))
+            arguments = (T.reinterpret("int8x64", _unsigned(register, largest)), T.reinterpret("int8x64", spread(word)))
             sums = let(pure("int32x16", "llvm.x86.avx512.vpdpbusd.512", sums, *arguments))
         return sums
 
 
-ISAS: dict[str, Isa] = {"generic": Generic(), "avx2": Avx2(), "avx512vnni": Avx512Vnni()}
+class AvxVnni(_Float16Instructions):
+    """vpdpbusd on registers of 256 bits, for CPUs without AVX-512."""
+
+    signed_offset = 128
+
+    def dot(self, sums: Value, weights: Sequence[Value], x: Sequence[Value], largest: int | None) -> Value:
+        registers = [_unsigned(register, largest) for register in weights]
+        halves = []
+        for which in (0, 1):
+            part = let(half(sums, which, "int32x8"))
+            for register, word in zip(registers, x, strict=True):
+                bytes_of = half(register, which, "int32x8"), spread(word, 8)
+                arguments = (T.reinterpret("int8x32", each) for each in bytes_of)
+                part = let(pure("int32x8", "llvm.x86.avx512.vpdpbusd.256", part, *arguments))
+            halves.append(part)
+        return let(T.vectorcombine("int32x16", *halves))
+
+
+def _unsigned(weights: Value, largest: int | None) -> Value:
+    """Bytes as vpdpbusd takes them: to signed ones 128 is added."""
+    return weights if largest is not None else let(weights ^ ints(-0x7F7F7F80))  # 0x80808080
+
+
+class Neon(_Float16Instructions):
+    """ARM64: 32 registers of 128 bits. A block's weights would fill them all, so tokens take turns at each register."""
+
+    def dot(self, sums: Value, weights: Sequence[Value], x: Sequence[Value], largest: int | None) -> Value:
+        (result,) = self.dots([sums], weights, [x], largest)
+        return result
+
+    def dots(
+        self, starts: Sequence[Value], weights: Sequence[Value], words: Sequence[Sequence[Value]], largest: int | None
+    ) -> Iterator[Value]:
+        """smull: products are added in 16 bits while they fit, two of signed bytes, all of a block of nibbles."""
+        sums = [_quarters(start) for start in starts]
+        room = ((1 << 15) - 1) // (127 * (128 if largest is None else largest))
+        for first in range(0, len(weights), room):
+            group = [_quarters(register) for register in weights[first : first + room]]
+            for token, x in zip(sums, words, strict=True):
+                scalars = [T.reinterpret("int8x8", spread(word, 2)) for word in x[first : first + room]]
+                for quarter in range(4):
+                    parts = [
+                        self._products([half(_bytes(each[quarter]), which, "int8x8") for each in group], scalars)
+                        for which in (0, 1)
+                    ]
+                    token[quarter] = let(token[quarter] + pure("int32x4", "llvm.aarch64.neon.addp", *parts))
+        return map(_joined, sums)
+
+    def lookup(self, table: Sequence[int], indices: Value) -> Value:
+        """16 int32 lanes of 4 bytes from 0 to 15 become table[byte], signed bytes."""
+        packed = np.array(table, np.int8).view("<i4")
+        entries = _bytes(T.Shuffle([T.int32(int(word)) for word in packed], list(range(4))))
+        found = [pure("int8x16", "llvm.aarch64.neon.tbl1", entries, _bytes(each)) for each in _quarters(indices)]
+        return _joined([T.reinterpret("int32x4", each) for each in found])
+
+    def _products(self, weights: Sequence[Value], x: Sequence[Value]) -> Value:
+        """Sums of 2 neighbouring products each, over all weights: int32x4 from pairs of int8x8."""
+        each = (pure("int16x8", "llvm.aarch64.neon.smull", *pair) for pair in zip(weights, x, strict=True))
+        return pure("int32x4", "llvm.aarch64.neon.saddlp", functools.reduce(lambda a, b: let(a + b), each))
+
+
+class DotProd(Neon):
+    """sdot: 4 sums of 4 products of signed bytes."""
+
+    def dots(
+        self, starts: Sequence[Value], weights: Sequence[Value], words: Sequence[Sequence[Value]], largest: int | None
+    ) -> Iterator[Value]:
+        sums = [_quarters(start) for start in starts]
+        for index, register in enumerate(weights):
+            quarters = [_bytes(each) for each in _quarters(register)]
+            for token, x in zip(sums, words, strict=True):
+                scalar = _bytes(let(spread(x[index], 4)))
+                for number, quarter in enumerate(quarters):
+                    token[number] = let(pure("int32x4", "llvm.aarch64.neon.sdot", token[number], quarter, scalar))
+        return map(_joined, sums)
+
+
+class I8mm(DotProd):
+    """smmla: [2, 8] · [2, 8]ᵀ of signed bytes, here two tokens · two rows. A single token is left to sdot."""
+
+    def dots(
+        self, starts: Sequence[Value], weights: Sequence[Value], words: Sequence[Sequence[Value]], largest: int | None
+    ) -> Iterator[Value]:
+        """Pairs of words meet pairs of registers, whose rows are brought together: 8 values of one row in 8 bytes."""
+        if len(starts) % 2:
+            return super().dots(starts, weights, words, largest)
+        pairs = range(0, len(starts), 2)
+        sums = [_crossed(*starts[pair : pair + 2], _TOKENS) for pair in pairs]
+        for index in range(0, len(weights), 2):
+            rows = [_bytes(each) for each in _crossed(*weights[index : index + 2], _ROWS)]
+            for pair, products in zip(pairs, sums, strict=True):
+                four = [x[at] for x in words[pair : pair + 2] for at in (index, index + 1)]
+                tokens = _bytes(let(T.Shuffle(four, list(range(4)))))
+                for number, row in enumerate(rows):
+                    products[number] = let(pure("int32x4", "llvm.aarch64.neon.smmla", products[number], tokens, row))
+        return (_joined(each) for products in sums for each in _uncrossed(products))
+
+
+# Lanes of two registers that are put together, and those of the register behind it.
+_ROWS = (0, 4, 1, 5), (2, 6, 3, 7)  # 8 bytes of a row, 4 from each
+_TOKENS = (0, 1, 4, 5), (2, 3, 6, 7)  # two rows' sums of one token, and of the other; twice is as before
+
+
+def _crossed(first: Value, second: Value, orders: tuple[tuple[int, ...], ...]) -> list[Value]:
+    """Two vectors of 16 int32 lanes as 8 of 4, with lanes of both in each."""
+    pairs = zip(_quarters(first), _quarters(second), strict=True)
+    return [let(T.Shuffle(pair, order)) for pair in pairs for order in orders]
+
+
+def _uncrossed(products: Sequence[Value]) -> list[list[Value]]:
+    """The quarters of two tokens' sums."""
+    pairs = [products[at : at + 2] for at in range(0, 8, 2)]
+    return [[let(T.Shuffle(pair, order)) for pair in pairs] for order in _TOKENS]
+
+
+def _bytes(quarter: Value) -> Value:
+    return T.reinterpret("int8x16", quarter)
+
+
+def _quarters(vector: Value) -> list[Value]:
+    """16 int32 lanes as 4 times 4."""
+    halves = [half(vector, which, "int32x8") for which in (0, 1)]
+    return [let(half(each, which, "int32x4")) for each in halves for which in (0, 1)]
+
+
+def _joined(quarters: Sequence[Value]) -> Value:
+    a, b = (T.vectorcombine("int32x8", *quarters[at : at + 2]) for at in (0, 2))
+    return let(T.vectorcombine("int32x16", a, b))
+
+
+ISAS: dict[str, Isa] = {
+    "generic": Generic(), "avx2": Avx2(), "avxvnni": AvxVnni(), "avx512vnni": Avx512Vnni(),
+    "neon": Neon(), "dotprod": DotProd(), "i8mm": I8mm(),
+}  # fmt: skip

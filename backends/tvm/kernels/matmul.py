@@ -97,12 +97,11 @@ def _integers(
             for line in range(0, block.quant_bytes, 64):
                 prefetch(weights.words, first + (ahead + line) // 4)
         registers, scale, minimum = _read_block(isa, weights, block, first, halves + at * (block.scale_bytes // 2))
-        for each, x_at, block_at in zip(sums, x_words, x_blocks, strict=True):
-            products = ints(0)
-            if center:
-                products = spread(x.integers[x.corrections + block_at + at] * T.int32(center // CENTER))
-            words_of_x = [x.integers[x_at + at * (BLOCK // 4) + index] for index in range(len(registers))]
-            products = isa.dot(products, registers, words_of_x, None if block.signed else block.largest)
+        parts = T.int32(center // CENTER)
+        starts = [spread(x.integers[x.corrections + b + at] * parts) if center else ints(0) for b in x_blocks]
+        words_of_x = [[x.integers[w + at * (BLOCK // 4) + i] for i in range(len(registers))] for w in x_words]
+        dots = isa.dots(starts, registers, words_of_x, None if block.signed else block.largest)
+        for each, block_at, products in zip(sums, x_blocks, dots, strict=True):
             factor = scale * spread(x.numbers[x.scales + block_at + at])
             result = each.value + T.cast(products, "float32x16") * factor
             if minimum is not None:

@@ -1,0 +1,150 @@
+"""The native engine's ARM code, compiled and linked here and run by QEMU: the same tokens as on x86.
+
+This shows that the code is right, and nothing of its speed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_models import Small, write_small
+
+from edge.backends import find_backend
+from edge.backends.base import Engine, EngineConfig
+from edge.opened import Model, open_model
+from edge.types import AnyArray, FloatArray, IntArray
+
+pytest.importorskip("tvm_ffi")
+
+from edge.backends.tvm.design import Design
+from edge.backends.tvm.kv import NUMPY_TYPE, allocated_rows
+from edge.backends.tvm.layout import LINE, Job, fill_table, make_layout, make_scratch, round_up
+from edge.backends.tvm.rope import frequencies, rope_table
+from edge.backends.tvm.runtime import compile_design
+from edge.backends.tvm.targets import TARGETS
+from edge.backends.tvm.weights import open_weights
+
+QEMU, COMPILER = "qemu-aarch64-static", "aarch64-linux-gnu-gcc"
+for program, package in ((QEMU, "qemu-user-static"), (COMPILER, "gcc-aarch64-linux-gnu")):
+    if shutil.which(program) is None:
+        pytest.skip(f"no {program}: apt-get install {package}", allow_module_level=True)
+
+HARNESS = Path(__file__).parent / "arm" / "harness.c"
+THREADS = 2
+CPUS = {"neon": "cortex-a53", "dotprod": "cortex-a76", "i8mm": "max"}  # what QEMU plays: no more than the code needs
+MIXED = {"": "Q4_0", "token_embd": "Q8_0", "attn_v": "F16", "attn_k": "Q8_0", "ffn_down": "Q4_1"}
+
+
+def compile_for(model: Model, isa: str, kv_dtype: str, folder: Path) -> Design:
+    """Put run.img and run.o into the folder."""
+    target = next(target for target in TARGETS if target.name == isa)
+    design = Design.of(make_layout(model.file, model.spec), kv_dtype, target)
+    compile_design(design, folder / "run.img", folder / "run.o")
+    return design
+
+
+def build_harness(out: Path, *more: str | Path) -> Path:
+    options = ("-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-static", "-pthread")
+    subprocess.run([COMPILER, *options, HARNESS, *more, "-o", out], check=True)
+    return out
+
+
+@pytest.fixture(scope="module")
+def harness(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_harness(tmp_path_factory.mktemp("harness") / "harness")
+
+
+def write_input(path: Path, model: Model, design: Design, prompt: IntArray, steps: int) -> None:
+    """Numbers and arrays of a run for the harness: int64 threads, prompt tokens, steps, vocabulary, KV heads of all
+    layers; then the arguments of a pass, each as its length in bytes, int64, and its bytes."""
+    layout, shape, kv_dtype = make_layout(model.file, model.spec), design.shape, design.kv_dtype
+    heads, tokens = shape.layers * shape.kv_heads, round_up(prompt.size, design.target.gemm_tokens)
+    rows = allocated_rows(prompt.size + steps)
+    scratch = make_scratch(shape, design.target, prompt.size, THREADS)
+    cache = np.zeros(heads * rows * shape.padded_head, NUMPY_TYPE[kv_dtype])
+    scales = np.zeros(heads * rows * (kv_dtype == "int8"), np.float32)
+    nothing = np.zeros(0, np.int32)
+    positions = np.arange(prompt.size + steps + design.target.gemm_tokens)
+    arrays: list[AnyArray] = [
+        np.zeros(len(Job.NAMES), np.int64), np.zeros((THREADS + 1) * LINE, np.int32),
+        open_weights(model.file, layout), np.array(fill_table(layout, scratch, rows), np.int64),
+        np.zeros(scratch.floats, np.float32), np.zeros(scratch.integers, np.int32),
+        cache, cache, scales, scales, np.zeros(heads, np.int32), nothing,
+        np.pad(prompt, (0, tokens - prompt.size)).astype(np.int32), np.zeros(shape.padded_vocab, np.float32),
+        rope_table(positions, frequencies(model.file, model.spec), shape.padded_head), nothing,
+    ]  # fmt: skip
+    with open(path, "wb") as file:
+        file.write(np.array([THREADS, prompt.size, steps, model.spec.vocab, heads], np.int64).tobytes())
+        for array in arrays:
+            file.write(np.int64(array.nbytes).tobytes() + array.tobytes())
+
+
+def run_harness(
+    program: Path, model: Model, design: Design, folder: Path, prompt: IntArray, steps: int
+) -> tuple[list[int], FloatArray]:
+    """The tokens, and the logits that they are the greatest of, float32 [steps + 1, vocab]."""
+    write_input(folder / "input", model, design, prompt, steps)
+    done = subprocess.run(
+        [QEMU, "-cpu", CPUS[design.target.name], program, folder / "run.img", folder / "input", folder / "logits"],
+        capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [int(line) for line in done.stdout.split()], np.fromfile(folder / "logits", np.float32).reshape(
+        steps + 1, -1
+    )
+
+
+def run_here(model: Model, kv_dtype: str, prompt: IntArray, steps: int) -> tuple[list[int], FloatArray]:
+    """The same on this machine's CPU."""
+    engine: Engine = find_backend("tvm", model.file, model.spec).load(
+        model.file, model.spec, EngineConfig(prompt.size + steps, prompt.size, kv_dtype, THREADS)
+    )
+    logits = [engine.forward(prompt).copy()]
+    for _ in range(steps):
+        logits.append(engine.forward(logits[-1].argmax(keepdims=True)).copy())
+    engine.close()
+    return [int(each.argmax()) for each in logits], np.array(logits)
+
+
+def assert_alike(ours: tuple[list[int], FloatArray], theirs: tuple[list[int], FloatArray], most: float) -> None:
+    assert ours[0] == theirs[0]
+    assert np.corrcoef(ours[1].ravel(), theirs[1].ravel())[0, 1] > 0.9999
+    assert np.abs(ours[1] - theirs[1]).max() < most
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """Compiling takes most of the time, so all block types are in one model."""
+    return open_model(write_small(tmp_path_factory.mktemp("mixed") / "model.gguf", Small(vocab=275, types=MIXED)))
+
+
+def prompt_for(model: Model) -> IntArray:
+    """Odd: the last pass over a weight tile serves fewer tokens than it has room for."""
+    return np.random.default_rng(5).integers(3, model.spec.vocab, 21).astype(np.int32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kv_dtype", ["f16", "int8"])
+@pytest.mark.parametrize("isa", CPUS)
+def test_arm_writes_the_same_tokens(tmp_path: Path, harness: Path, mixed: Model, isa: str, kv_dtype: str) -> None:
+    design = compile_for(mixed, isa, kv_dtype, tmp_path)
+    prompt = prompt_for(mixed)
+    ours = run_harness(harness, mixed, design, tmp_path, prompt, 24)
+    assert_alike(ours, run_here(mixed, kv_dtype, prompt, 24), 0.1)
+    if (isa, kv_dtype) == ("neon", "f16"):  # an ordinary linker makes the object file part of a program
+        program = build_harness(tmp_path / "linked", "-DLINKED", tmp_path / "run.o")
+        linked = run_harness(program, mixed, design, tmp_path, prompt, 24)
+        assert linked[0] == ours[0]
+        np.testing.assert_array_equal(linked[1], ours[1])
+
+
+@pytest.mark.slow
+def test_arm_runs_a_real_model(tmp_path: Path, harness: Path, smollm2: Model) -> None:
+    design = compile_for(smollm2, "dotprod", "f16", tmp_path)
+    prompt = smollm2.encode_prompt("The sky is", raw=True)
+    ours = run_harness(harness, smollm2, design, tmp_path, prompt, 8)
+    assert_alike(ours, run_here(smollm2, "f16", prompt, 8), 0.5)
