@@ -21,15 +21,19 @@ _RUNTIME_BYTES = 6 << 20
 
 
 def check_installed() -> None:
+    """A device without TVM runs what was compiled elsewhere: whether this model was, `check_supported` looks."""
     from edge.backends.tvm.runtime import is_installed
+    from edge.cache import entries
 
-    if not is_installed():
+    if not is_installed() and not entries("kernels"):
         raise MissingExtraError("apache-tvm", "tvm")
 
 
 def check_supported(file: GGUFFile, spec: ModelSpec) -> None:
     """Llama's tensors in block types that have kernels, and a CPU that they are compiled for."""
+    from edge.backends.tvm.design import Design
     from edge.backends.tvm.layout import MATRICES, NORMS, make_layout
+    from edge.backends.tvm.runtime import is_compiled, is_installed
     from edge.backends.tvm.targets import choose_target
 
     if spec.architecture != "llama":
@@ -43,8 +47,9 @@ def check_supported(file: GGUFFile, spec: ModelSpec) -> None:
         raise UnsupportedError(f"the tvm engine does not know tensor {unknown[0]}: use --backend llamacpp")
     if missing := sorted(known - set(file.tensors) - {"output.weight", "rope_freqs.weight"}):
         raise UnsupportedError(f"the model has no tensor {missing[0]}")
-    choose_target()
-    make_layout(file, spec)
+    target, layout = choose_target(), make_layout(file, spec)
+    if not is_installed() and not any(is_compiled(Design.of(layout, kv, target)) for kv in KV_DTYPES):
+        raise MissingExtraError("apache-tvm", "tvm")
 
 
 def can_repack(spec: ModelSpec) -> bool:
@@ -86,6 +91,11 @@ def load(
 
 
 def versions() -> dict[str, str]:
+    """Of TVM, where it is installed."""
     from importlib import metadata  # here: it takes 20 ms, and reports come last
 
+    from edge.backends.tvm.runtime import is_installed
+
+    if not is_installed():
+        return {}
     return {"apache-tvm": metadata.version("apache-tvm"), "apache-tvm-ffi": metadata.version("apache-tvm-ffi")}

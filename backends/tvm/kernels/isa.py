@@ -215,9 +215,9 @@ class I8mm(DotProd):
         if len(starts) % 2:
             return super().dots(starts, weights, words, largest)
         pairs = range(0, len(starts), 2)
-        sums = [_crossed(*starts[pair : pair + 2], _TOKENS) for pair in pairs]
+        sums = [_crossed(starts[pair], starts[pair + 1], _TOKENS) for pair in pairs]
         for index in range(0, len(weights), 2):
-            rows = [_bytes(each) for each in _crossed(*weights[index : index + 2], _ROWS)]
+            rows = [_bytes(each) for each in _crossed(weights[index], weights[index + 1], _ROWS)]
             for pair, products in zip(pairs, sums, strict=True):
                 four = [x[at] for x in words[pair : pair + 2] for at in (index, index + 1)]
                 tokens = _bytes(let(T.Shuffle(four, list(range(4)))))
