@@ -37,7 +37,7 @@ for program, package in ((QEMU, "qemu-user-static"), (COMPILER, "gcc-aarch64-lin
 
 HARNESS = Path(__file__).parent / "arm" / "harness.c"
 THREADS = 2
-DEVICES = {  # and the CPU that QEMU plays, which has no more than the code may use
+DEVICES = {  # and the CPU that QEMU plays: the device's own, or all that QEMU has
     "raspberry-pi-zero-2w": "cortex-a53",
     "raspberry-pi-5": "cortex-a76",
     "pixel-9": "max",

@@ -16,6 +16,7 @@ from test_cli import edge, edge_json
 
 pytest.importorskip("tvm_ffi")
 
+from edge.backends.tvm import targets
 from edge.backends.tvm.export import FILES
 from edge.backends.tvm.layout import make_layout
 from edge.backends.tvm.linking import link
@@ -23,7 +24,7 @@ from edge.backends.tvm.relocations import MACHINES
 from edge.backends.tvm.targets import TARGETS
 from edge.backends.tvm.weights import open_weights
 from edge.devices.profiles import HOST, find_profile, profile_names
-from edge.errors import InputError
+from edge.errors import InputError, UnsupportedError
 
 MODEL = Path(__file__).parent / "golden" / "llama-one-layer.gguf"
 
@@ -76,6 +77,36 @@ def test_every_device_is_one_that_code_can_be_made_for(name: str) -> None:
 def test_an_unknown_device_is_answered_with_all_names() -> None:
     with pytest.raises(InputError, match=r"'toaster'.*host.*raspberry-pi-5"):
         find_profile("toaster")
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags", "isa"),
+    [
+        ("aarch64", "fp asimd crc32", "neon"),
+        ("aarch64", "fp asimd asimddp", "dotprod"),
+        ("aarch64", "fp asimd asimddp i8mm bf16", "i8mm"),
+        ("x86_64", "sse2", "generic"),
+        ("x86_64", "avx2 fma f16c", "avx2"),
+        ("x86_64", "avx2 fma f16c avx_vnni", "avxvnni"),
+    ],
+)
+def test_the_best_that_a_cpu_has_is_chosen(monkeypatch: pytest.MonkeyPatch, machine: str, flags: str, isa: str) -> None:
+    monkeypatch.delenv("EDGE_ISA", raising=False)
+    monkeypatch.setattr(targets.platform, "machine", lambda: machine)
+    monkeypatch.setattr(targets, "_cpu_flags", lambda: frozenset(flags.split()))
+    assert targets.choose_target().name == isa
+    better = {"aarch64": "i8mm", "x86_64": "avx512vnni"}[machine]
+    if isa != better:
+        with pytest.raises(UnsupportedError, match=f"no {better}: choose {isa}"):
+            targets.choose_target(better)
+
+
+@pytest.mark.parametrize(("system", "machine"), [("Linux", "riscv64"), ("Darwin", "arm64"), ("Windows", "AMD64")])
+def test_other_systems_are_sent_to_llama_cpp(monkeypatch: pytest.MonkeyPatch, system: str, machine: str) -> None:
+    monkeypatch.setattr(targets.platform, "system", lambda: system)
+    monkeypatch.setattr(targets.platform, "machine", lambda: machine)
+    with pytest.raises(UnsupportedError, match=f"{system}.*{machine}.*llamacpp"):
+        targets.choose_target()
 
 
 # The folder

@@ -63,13 +63,13 @@ TARGETS = (
 def choose_target(name: str | None = None) -> Target:
     """The target called `name`, else EDGE_ISA, else the best of this CPU.
 
-    Raises InputError for an unknown name, UnsupportedError where the CPU lacks it or is neither x86-64 nor ARM64.
+    Raises InputError for an unknown name, UnsupportedError where the CPU lacks it, and off x86-64 and ARM64 Linux.
     """
     name = name or os.environ.get("EDGE_ISA") or None
-    machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
+    system, machine = platform.system(), platform.machine()
     runnable = [target for target in TARGETS if target.machine == machine and target.flags <= _cpu_flags()]
-    if not runnable:
-        raise UnsupportedError(f"the tvm engine does not run on {machine} yet: use --backend llamacpp")
+    if system != "Linux" or not runnable:
+        raise UnsupportedError(f"the tvm engine does not run on {system} ({machine}) yet: use --backend llamacpp")
     if name is None:
         return runnable[0]
     known = {target.name: target for target in TARGETS}

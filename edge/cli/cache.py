@@ -65,12 +65,15 @@ def add(
 ) -> None:
     """Take over kernels that edge compile made elsewhere: this device then needs no compiler for that model."""
     from edge.backends.tvm.export import add as take
+    from edge.backends.tvm.targets import choose_target
 
-    design = take(folder)
+    design, isa = take(folder), choose_target().name
     if json:
         print_json({"isa": design.target.name, "kv_dtype": design.kv_dtype})
-    else:
-        print(f"added: {design.shape.layers} layers, {design.kv_dtype} KV, {design.target.name}")
+        return
+    print(f"added: {design.shape.layers} layers, {design.kv_dtype} KV, {design.target.name}")
+    if design.target.name != isa:
+        print(f"this CPU has {isa}, which is better: EDGE_ISA={design.target.name} makes use of what was added")
 
 
 def _kind(name: str) -> Kind:

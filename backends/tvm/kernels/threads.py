@@ -15,7 +15,7 @@ from tvm.tirx.script.builder import ir as T
 from edge.backends.tvm.kernels.lanes import Value, i64, loop, when
 from edge.backends.tvm.layout import LINE
 
-SPINS = 10_000  # pauses before sleeping: about 150 µs; with all cores busy, much less or more costs a third
+SPINS = 10_000  # pauses before sleeping: about 150 µs; with all cores busy, much less or more costs a third (on x86-64)
 
 # The second word of a line counts its sleepers. A counter only grows; differences of 32 bits may wrap.
 _FUNCTIONS = r"""
