@@ -162,6 +162,12 @@ def check_tokens(tokens: IntArray, vocab: int, free: int) -> IntArray:
     return np.ascontiguousarray(array, dtype=np.int32)
 
 
+def check_positions(spec: ModelSpec, last: int) -> None:
+    """Refuse positions beyond a table of learned ones, `last` being one behind the last. Raises CapacityError."""
+    if spec.recipe and spec.recipe.learned_positions and last > spec.context:
+        raise CapacityError(f"position {last - 1} is beyond the {spec.context} that this model has learned")
+
+
 def check_rows(rows: IntArray, length: int) -> IntArray:
     """The rows as int32 [n], strictly increasing and below `length`."""
     array = np.asarray(rows)

@@ -1,4 +1,4 @@
-"""The oracle: a Llama-family decoder in NumPy float32, written to be read.
+"""The oracle: a decoder in NumPy float32, written to be read.
 
 Every weight is dequantized to float32 at load, every formula stands as in the paper. It is slow and large on
 purpose; it is what the other engines are compared with.
@@ -7,19 +7,24 @@ purpose; it is what the other engines are compared with.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from edge.architectures.angles import find_angles
 from edge.backends.base import (
     Capabilities,
     EngineConfig,
     Footprint,
     KVState,
+    check_positions,
     check_rows,
     check_tokens,
     state_key,
 )
+from edge.backends.tensors import find_recipe, find_tensors
 from edge.errors import EngineError, InputError, UnsupportedError
 from edge.gguf_file import GGUFFile
 from edge.model import ModelSpec
@@ -28,39 +33,14 @@ from edge.types import AnyArray, FloatArray, IntArray
 NAME = "reference"
 KV_DTYPES = ("f32",)
 
-_LAYER_TENSORS = (
-    "attn_norm",
-    "attn_q",
-    "attn_k",
-    "attn_v",
-    "attn_output",
-    "ffn_norm",
-    "ffn_gate",
-    "ffn_up",
-    "ffn_down",
-)
-_GLOBAL_TENSORS = ("token_embd", "output_norm", "output", "rope_freqs")
-
 
 def check_installed() -> None:
     """NumPy and gguf are part of the base install."""
 
 
 def check_supported(file: GGUFFile, spec: ModelSpec) -> None:
-    """Llama-family tensors only, no RoPE scaling but llama3's factors."""
-    if spec.architecture != "llama":
-        raise UnsupportedError(
-            f"the reference engine runs llama models, not {spec.architecture}: use --backend llamacpp"
-        )
-    scaling = file.metadata.get("llama.rope.scaling.type", "none")
-    if scaling not in ("none", ""):
-        raise UnsupportedError(f"the reference engine has no RoPE scaling {scaling!r}: use --backend llamacpp")
-    known = {f"{name}.weight" for name in _GLOBAL_TENSORS}
-    known |= {f"blk.{layer}.{name}.weight" for layer in range(spec.layers) for name in _LAYER_TENSORS}
-    if unknown := sorted(set(file.tensors) - known):
-        raise UnsupportedError(f"the reference engine does not know tensor {unknown[0]}: use --backend llamacpp")
-    if missing := sorted(known - set(file.tensors) - {"output.weight", "rope_freqs.weight"}):
-        raise UnsupportedError(f"the model has no tensor {missing[0]}")
+    """Architectures that have a recipe."""
+    find_tensors(file, spec)
 
 
 def can_repack(spec: ModelSpec) -> bool:
@@ -68,7 +48,7 @@ def can_repack(spec: ModelSpec) -> bool:
 
 
 def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
-    """Weights in float32; the widest intermediate results of one chunk."""
+    """Weights in float32, fused ones while they are parted; the widest intermediate results of one chunk."""
     attention = spec.heads * (config.capacity + 3 * spec.head_dim)
     widest = 3 * spec.ffn + 4 * spec.hidden + 2 * attention
     return Footprint(
@@ -93,7 +73,7 @@ def versions() -> dict[str, str]:
 class ReferenceKV:
     """Rotated keys, and values, float32 [layers, KV heads, capacity, head size]."""
 
-    def __init__(self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, frequencies: AnyArray) -> None:
+    def __init__(self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, turns: Sequence[Turn]) -> None:
         shape = (spec.layers, spec.kv_heads, config.capacity, spec.head_dim)
         self.keys, self.values = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
         self.capacity = config.capacity
@@ -101,7 +81,7 @@ class ReferenceKV:
         self.next_position = 0
         self._positions = np.zeros(config.capacity, np.int32)
         self._length = 0
-        self._frequencies = frequencies
+        self._turns = turns
         self._key = state_key(NAME, file, spec, config)
 
     @property
@@ -129,7 +109,8 @@ class ReferenceKV:
         self._length = count
         if close_gaps:
             moved = np.arange(count, dtype=np.int32) - self._positions[:count]
-            self.keys[:, :, :count] = rotate(self.keys[:, :, :count], moved, self._frequencies)
+            for layer, turn in enumerate(self._turns):
+                self.keys[layer, :, :count] = replace(turn, magnitude=1.0)(self.keys[layer, :, :count], moved)
             self._positions[:count] += moved
             self.next_position = count
 
@@ -162,15 +143,18 @@ class ReferenceEngine:
         self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None
     ) -> None:
         self.spec, self.config = spec, config
+        self._recipe = find_recipe(spec)
         self._weights: dict[str, FloatArray] = {}
-        for done, name in enumerate(file.tensors, start=1):
-            self._weights[name.removesuffix(".weight")] = _dequantize(file, name)
+        tensors = find_tensors(file, spec)
+        for done, (name, source) in enumerate(tensors.items(), start=1):
+            self._weights[name] = _dequantize(file, source.tensor)[source.first : source.first + source.rows].copy()
             if progress:
-                progress(done / len(file.tensors))
-        self._frequencies: AnyArray = spec.rope_base ** (-np.arange(0, spec.rope_dim, 2) / spec.rope_dim)
-        if "rope_freqs" in self._weights:  # llama3: long wavelengths are stretched
-            self._frequencies = self._frequencies / self._weights["rope_freqs"]
-        self.kv = ReferenceKV(file, spec, config, self._frequencies)
+                progress(done / len(tensors))
+        angles = [find_angles(file, rope, config.capacity) for rope in self._recipe.ropes]
+        kinds = [Turn(each.radians, each.magnitude, self._recipe.halves) for each in angles]
+        kinds = kinds or [Turn(np.zeros(0), 1.0, halves=False)]
+        self._turns = [kinds[self._recipe.rope_of(layer)] for layer in range(spec.layers)]
+        self.kv = ReferenceKV(file, spec, config, self._turns)
 
     def forward(self, tokens: IntArray) -> FloatArray:
         return self._head(self._run(tokens)[-1:]).reshape(-1)
@@ -191,61 +175,105 @@ class ReferenceEngine:
         return np.concatenate([self._run_chunk(chunk) for chunk in chunks])
 
     def _run_chunk(self, tokens: IntArray) -> FloatArray:
+        check_positions(self.spec, self.kv.next_position + tokens.size)
         rows, positions = self.kv.append(tokens.size)
-        x = self._weights["token_embd"][tokens]
+        x = self._weights["token_embd"][tokens] * np.float32(self._recipe.embedding_scale)
+        if self._recipe.learned_positions:
+            x = x + self._weights["position_embd"][positions]
         for layer in range(self.spec.layers):
-            x = x + self._attention(layer, self._norm(x, f"blk.{layer}.attn_norm"), rows, positions)
-            x = x + self._feed_forward(layer, self._norm(x, f"blk.{layer}.ffn_norm"))
+            mixed = self._attention(layer, self._norm(x, f"blk.{layer}.attn_norm"), rows, positions)
+            x = x + self._norm_if_any(mixed, f"blk.{layer}.post_attention_norm")
+            widened = self._feed_forward(layer, self._norm(x, f"blk.{layer}.ffn_norm"))
+            x = x + self._norm_if_any(widened, f"blk.{layer}.post_ffw_norm")
         return x
 
     def _attention(self, layer: int, x: FloatArray, rows: slice, positions: IntArray) -> FloatArray:
-        spec, count = self.spec, len(x)
-        queries = self._project(x, layer, "attn_q").reshape(count, spec.heads, spec.head_dim).swapaxes(0, 1)
-        keys = self._project(x, layer, "attn_k").reshape(count, spec.kv_heads, spec.head_dim).swapaxes(0, 1)
-        values = self._project(x, layer, "attn_v").reshape(count, spec.kv_heads, spec.head_dim).swapaxes(0, 1)
-        self.kv.keys[layer, :, rows] = rotate(keys, positions, self._frequencies)
+        spec, recipe, count, turn = self.spec, self._recipe, len(x), self._turns[layer]
+        queries = self._heads(self._project(x, layer, "attn_q"), f"blk.{layer}.attn_q_norm")
+        keys = self._heads(self._project(x, layer, "attn_k"), f"blk.{layer}.attn_k_norm")
+        values = self._heads(self._project(x, layer, "attn_v"))
+        self.kv.keys[layer, :, rows] = turn(keys, positions)
         self.kv.values[layer, :, rows] = values
         seen_keys, seen_values = self.kv.keys[layer, :, : rows.stop], self.kv.values[layer, :, : rows.stop]
 
         # Each KV head serves a group of query heads: [KV heads, group, n, rows].
-        queries = rotate(queries, positions, self._frequencies)
+        queries = turn(queries, positions) * np.float32(recipe.query_scale)
         queries = queries.reshape(spec.kv_heads, spec.heads // spec.kv_heads, count, spec.head_dim)
-        scores = queries @ seen_keys[:, None].swapaxes(-1, -2) / np.float32(np.sqrt(spec.head_dim))
-        future = np.arange(rows.stop)[None, :] > np.arange(rows.start, rows.stop)[:, None]
-        mixed = softmax(np.where(future, np.float32(-np.inf), scores)) @ seen_values[:, None]
+        scores = soft_cap(queries @ seen_keys[:, None].swapaxes(-1, -2), recipe.score_cap)
+        hidden = np.arange(rows.stop)[None, :] > np.arange(rows.start, rows.stop)[:, None]
+        if window := recipe.windows[layer]:
+            hidden |= self.kv.positions[None, :] <= positions[:, None] - window
+        mixed = softmax(np.where(hidden, np.float32(-np.inf), scores)) @ seen_values[:, None]
         merged = mixed.reshape(spec.heads, count, spec.head_dim).swapaxes(0, 1).reshape(count, -1)
         return self._project(merged, layer, "attn_output")
 
+    def _heads(self, x: FloatArray, norm: str = "") -> FloatArray:
+        """[n, heads · head size] to [heads, n, head size], each head normalised where the model does so."""
+        return self._norm_if_any(np.asarray(x.reshape(len(x), -1, self.spec.head_dim).swapaxes(0, 1)), norm)
+
     def _feed_forward(self, layer: int, x: FloatArray) -> FloatArray:
-        gate, up = self._project(x, layer, "ffn_gate"), self._project(x, layer, "ffn_up")
-        return self._project(gate / (1 + np.exp(-gate)) * up, layer, "ffn_down")
+        act = {"silu": silu, "gelu": gelu}[self._recipe.activation]
+        up = self._project(x, layer, "ffn_up")
+        inner = act(self._project(x, layer, "ffn_gate")) * up if self._recipe.gated else act(up)
+        return self._project(inner, layer, "ffn_down")
 
     def _head(self, x: FloatArray) -> FloatArray:
         head = self._weights["token_embd" if self.spec.tied_head else "output"]
-        return np.asarray(self._norm(x, "output_norm") @ head.T)
+        return soft_cap(np.asarray(self._norm(x, "output_norm") @ head.T), self._recipe.logit_cap)
 
     def _project(self, x: FloatArray, layer: int, name: str) -> FloatArray:
-        return np.asarray(x @ self._weights[f"blk.{layer}.{name}"].T)
+        product = x @ self._weights[f"blk.{layer}.{name}"].T
+        bias = self._weights.get(f"blk.{layer}.{name}.bias")
+        return np.asarray(product if bias is None else product + bias)
 
     def _norm(self, x: FloatArray, name: str) -> FloatArray:
-        scale = 1 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(self.spec.norm_eps))
-        return np.asarray(x * scale * self._weights[name])
+        if self._recipe.norm == "layer":
+            x = x - x.mean(axis=-1, keepdims=True)
+        scaled = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(self.spec.norm_eps))
+        return np.asarray(scaled * self._weights[name] + self._weights.get(f"{name}.bias", np.float32(0)))
+
+    def _norm_if_any(self, x: FloatArray, name: str) -> FloatArray:
+        return self._norm(x, name) if name in self._weights else x
 
 
-def rotate(x: FloatArray, positions: IntArray, frequencies: AnyArray) -> FloatArray:
-    """RoPE: turn the pairs (2i, 2i+1) of x [..., n, head size] by position · frequency_i.
+@dataclass(frozen=True)
+class Turn:
+    """RoPE: turn pairs of values of x [..., n, head size] by position · radians_i, radians [pairs].
 
-    GGUF stores Llama's Q and K rows so that neighbours form a pair. Angles are float64, so that position 10^7 is
-    as exact as position 10. Values beyond 2 · len(frequencies) are left as they are (partial rotation).
+    halves: value i pairs with i + pairs, else 2i with 2i + 1. Angles are float64, so that position 10^7 is as exact
+    as position 10. Values beyond 2 · pairs are left as they are (partial rotation).
     """
-    angles = positions[:, None].astype(np.float64) * frequencies
-    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
-    width = 2 * frequencies.size
-    even, odd = x[..., 0:width:2], x[..., 1:width:2]
-    out = np.array(x)
-    out[..., 0:width:2] = even * cos - odd * sin
-    out[..., 1:width:2] = even * sin + odd * cos
-    return out
+
+    radians: AnyArray
+    magnitude: float
+    halves: bool
+
+    def __call__(self, x: FloatArray, positions: IntArray) -> FloatArray:
+        angles = positions[:, None].astype(np.float64) * self.radians
+        cos, sin = ((self.magnitude * f(angles)).astype(np.float32) for f in (np.cos, np.sin))
+        pairs = self.radians.size
+        one, other = (
+            (np.s_[..., :pairs], np.s_[..., pairs : 2 * pairs])
+            if self.halves
+            else (np.s_[..., 0 : 2 * pairs : 2], np.s_[..., 1 : 2 * pairs : 2])
+        )
+        out = np.array(x)
+        out[one] = x[one] * cos - x[other] * sin
+        out[other] = x[one] * sin + x[other] * cos
+        return out
+
+
+def silu(x: FloatArray) -> FloatArray:
+    return np.asarray(x / (1 + np.exp(-x)))
+
+
+def gelu(x: FloatArray) -> FloatArray:
+    """In its tanh form."""
+    return np.asarray(x * np.float32(0.5) * (1 + np.tanh(np.float32(math.sqrt(2 / math.pi)) * (x + 0.044715 * x**3))))
+
+
+def soft_cap(x: FloatArray, cap: float) -> FloatArray:
+    return np.asarray(cap * np.tanh(x / np.float32(cap))) if cap else x
 
 
 def softmax(x: FloatArray) -> FloatArray:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from reprlib import repr as brief
-from typing import Any
 
-import numpy as np
-
+from edge.architectures import find_recipe
+from edge.architectures.recipe import Recipe
 from edge.errors import ModelFormatError, UnsupportedError
-from edge.gguf_file import ArrayRef, GGUFFile
-
-# Bounds on what a header may claim; generous for any model that could run on a device, tight enough that no
-# product of two of them overflows what an engine multiplies.
-_LIMITS = {"layers": 512, "hidden": 1 << 17, "heads": 1024, "head_dim": 1024, "ffn": 1 << 20, "context": 1 << 27}
+from edge.gguf_file import GGUFFile
+from edge.header import Header
 
 # llama.cpp knows three times as many, and trusts what each one's header says in its own way: where figures contradict
 # each other it aborts the process. These are the decoders for which fuzzing found that what passes the checks below
@@ -55,6 +51,7 @@ class ModelSpec:
     weight_bytes: int
     largest_tensor: int  # bytes
     weight_type: str  # the block type that holds most of the parameters, such as Q4_1
+    recipe: Recipe | None = None  # how our own engines run it; None: only llama.cpp knows this architecture
 
     @property
     def kv_values_per_row(self) -> int:
@@ -88,28 +85,29 @@ def read_spec(file: GGUFFile) -> ModelSpec:
     if "token_embd.weight" not in file.tensors:
         raise ModelFormatError(f"{file.path}: has no token_embd.weight: a vocabulary or adapter, not a whole model")
 
+    header = Header(file, architecture)
     embedding = file.tensors["token_embd.weight"]
     if len(embedding.shape) != 2:
         raise ModelFormatError(f"{file.path}: token_embd.weight has {len(embedding.shape)} dimensions instead of 2")
     hidden, vocab = embedding.shape
-    layers = _count(file, architecture, "block_count", "layers")
-    heads = _count(file, architecture, "attention.head_count", "heads")
-    kv_heads = _count(file, architecture, "attention.head_count_kv", "heads", default=heads)
-    if hidden != _count(file, architecture, "embedding_length", "hidden"):
+    layers = header.count("block_count", "layers")
+    heads = header.count("attention.head_count", "heads")
+    kv_heads = header.count("attention.head_count_kv", "heads", default=heads)
+    if hidden != header.count("embedding_length", "hidden"):
         raise ModelFormatError(f"{file.path}: embedding_length differs from the width of token_embd.weight ({hidden})")
     if heads % kv_heads:
         raise ModelFormatError(f"{file.path}: {heads} heads cannot share {kv_heads} KV heads")
-    head_dim = _count(file, architecture, "attention.key_length", "head_dim", default=hidden // heads)
-    if head_dim != _count(file, architecture, "attention.value_length", "head_dim", default=hidden // heads):
+    head_dim = header.count("attention.key_length", "head_dim", default=hidden // heads)
+    if head_dim != header.count("attention.value_length", "head_dim", default=hidden // heads):
         raise UnsupportedError(f"{file.path}: keys and values of different sizes are not supported yet")
     if file.metadata.get(f"{architecture}.vocab_size", vocab) != vocab:
         raise ModelFormatError(f"{file.path}: vocab_size differs from the rows of token_embd.weight ({vocab})")
 
-    ffn = _count(file, architecture, "feed_forward_length", "ffn", default=4 * hidden)
-    rope_dim = _count(file, architecture, "rope.dimension_count", "head_dim", default=head_dim)
+    ffn = header.count("feed_forward_length", "ffn", default=4 * hidden)
+    rope_dim = header.count("rope.dimension_count", "head_dim", default=head_dim)
     if rope_dim % 2 or rope_dim > head_dim or (rope_dim < head_dim and architecture not in _PARTIAL_ROPE):
         raise ModelFormatError(f"{file.path}: rope.dimension_count is {rope_dim}, but heads have {head_dim} values")
-    _check_hyperparameters(file, architecture, layers)
+    _check_hyperparameters(header, layers)
     _check_types(file)
     queries, keys = heads * head_dim, kv_heads * head_dim
     shapes = {
@@ -129,12 +127,13 @@ def read_spec(file: GGUFFile) -> ModelSpec:
         shapes |= {"ffn_gate": (hidden, ffn), "ffn_up": (hidden, ffn)}
     _check_shapes(file, layers, shapes)
 
-    scaling = str(file.metadata.get(f"{architecture}.rope.scaling.type", "none"))
+    layer_norm_eps = header.positive("attention.layer_norm_epsilon", 1e-5, below=1.0)
+    scaling = header.text("rope.scaling.type", "none")
     tensors = file.tensors.values()
     values_by_type: dict[str, int] = {}
     for tensor in tensors:
         values_by_type[tensor.type] = values_by_type.get(tensor.type, 0) + tensor.elements
-    return ModelSpec(
+    spec = ModelSpec(
         architecture=architecture,
         name="".join(filter(str.isprintable, str(file.metadata.get("general.name", file.path.stem))))[:100],
         layers=layers,
@@ -144,13 +143,11 @@ def read_spec(file: GGUFFile) -> ModelSpec:
         head_dim=head_dim,
         ffn=ffn,
         vocab=vocab,
-        context=_count(file, architecture, "context_length", "context", default=2048),
-        norm_eps=_positive(file, architecture, "attention.layer_norm_rms_epsilon", 1e-5, below=1.0),
-        rope_base=_positive(file, architecture, "rope.freq_base", 10000.0, below=1e12),
+        context=header.count("context_length", "context", default=2048),
+        norm_eps=header.positive("attention.layer_norm_rms_epsilon", layer_norm_eps, below=1.0),
+        rope_base=header.positive("rope.freq_base", 10000.0, below=1e12),
         rope_dim=rope_dim,
-        window=_count(file, architecture, "attention.sliding_window", "context")
-        if _value(file, architecture, "attention.sliding_window")
-        else 0,
+        window=header.count("attention.sliding_window", "context") if header.value("attention.sliding_window") else 0,
         rope_scaled=scaling not in ("none", "") or "rope_freqs.weight" in file.tensors,
         tied_head="output.weight" not in file.tensors,
         parameters=sum(tensor.elements for tensor in tensors),
@@ -158,21 +155,22 @@ def read_spec(file: GGUFFile) -> ModelSpec:
         largest_tensor=max(tensor.nbytes for tensor in tensors),
         weight_type=max(values_by_type, key=lambda name: values_by_type[name]),
     )
+    return replace(spec, recipe=find_recipe(header, spec))
 
 
-def _check_hyperparameters(file: GGUFFile, architecture: str, layers: int) -> None:
+def _check_hyperparameters(header: Header, layers: int) -> None:
     """Refuse what the plan does not count, and what llama.cpp does not survive."""
+    file, architecture = header.file, header.architecture
     prefix = f"{architecture}."
     ours = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
     for key, value in ours.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ModelFormatError(f"{file.path}: {prefix}{key} is {value}")
     for key in ("expert_count", "expert_used_count", "expert_group_count", "nextn_predict_layers"):
-        if _value(file, architecture, key) not in (None, 0):
+        if header.value(key) not in (None, 0):
             raise UnsupportedError(f"{file.path}: {prefix}{key} is not 0: mixtures of experts are not supported yet")
-    if _value(file, architecture, "attention.causal") not in (None, True):
+    if header.value("attention.causal") not in (None, True):
         raise UnsupportedError(f"{file.path}: its attention is not causal: it cannot generate text")
-    _positive(file, architecture, "attention.layer_norm_epsilon", 1e-5, below=1.0)
     scaling = ours.get("rope.scaling.type", "none")
     if scaling not in _ROPE_SCALINGS:
         raise UnsupportedError(f"{file.path}: RoPE scaling {brief(scaling)} is not one of {', '.join(_ROPE_SCALINGS)}")
@@ -213,39 +211,3 @@ def _check_shapes(file: GGUFFile, layers: int, shapes: dict[str, tuple[int, ...]
             shape = shape[-1:]
         if shape and kind in ("weight", "bias") and tensor.shape != shape:
             raise ModelFormatError(f"{file.path}: {name} has shape {tensor.shape} instead of {shape}")
-
-
-def _value(file: GGUFFile, architecture: str, key: str) -> Any:
-    value = file.metadata.get(f"{architecture}.{key}")
-    if isinstance(value, ArrayRef):  # some architectures give one figure per layer
-        if value.count > _LIMITS["layers"]:
-            raise ModelFormatError(f"{file.path}: {architecture}.{key} has {value.count} values: the file is damaged")
-        distinct = np.unique(file.numbers(f"{architecture}.{key}"))
-        if distinct.size != 1:
-            raise UnsupportedError(f"{file.path}: {architecture}.{key} differs from layer to layer: not supported yet")
-        return distinct[0].item()
-    return value
-
-
-def _count(file: GGUFFile, architecture: str, key: str, kind: str, default: int | None = None) -> int:
-    value = _value(file, architecture, key)
-    if value is None:
-        value = default
-    if value is None:
-        raise ModelFormatError(f"{file.path}: {architecture}.{key} is missing")
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= _LIMITS[kind]:
-        raise ModelFormatError(
-            f"{file.path}: {architecture}.{key} is {brief(value)}: it must be from 1 to {_LIMITS[kind]}"
-        )
-    return value
-
-
-def _positive(file: GGUFFile, architecture: str, key: str, default: float, below: float) -> float:
-    value = _value(file, architecture, key)
-    if value is None:
-        return default
-    if not isinstance(value, int | float) or not math.isfinite(value) or not 0 < value < below:
-        raise ModelFormatError(
-            f"{file.path}: {architecture}.{key} is {brief(value)}: it must lie between 0 and {below:g}"
-        )
-    return float(value)

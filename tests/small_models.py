@@ -1,4 +1,4 @@
-"""Tiny random Llamas in any mixture of block types and in any shape, written with the `gguf` package."""
+"""Tiny random models in any mixture of block types and in any shape, written with the `gguf` package."""
 
 from __future__ import annotations
 
@@ -10,12 +10,28 @@ from typing import Any
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType, TokenType
-from gguf.quants import quantize
+from gguf.quants import dequantize, quantize
 
+from edge.gguf_file import BLOCK_TYPES
 from edge.types import AnyArray
 
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-GAIN, HEAD_GAIN, NORM_SPREAD = 1.2, 3.0, 0.2  # as in golden/make.py: logits spread by about 3
+GAIN, HEAD_GAIN, NORM_SPREAD, BIAS_SPREAD = 1.2, 3.0, 0.2, 0.5  # as in golden/make.py: logits spread by about 3
+
+# Where blocks have their float16 numbers, a scale and then a minimum's: byte and count.
+NUMBERS = {
+    "Q4_0": (0, 1), "Q4_1": (0, 2), "Q5_0": (0, 1), "Q5_1": (0, 2), "Q8_0": (0, 1), "IQ4_NL": (0, 1),
+    "Q2_K": (80, 2), "Q3_K": (108, 1), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208, 1),
+}  # fmt: skip
+CONTEXT = 512
+UNWRITTEN = ("IQ4_NL", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")  # gguf reads but does not quantize them
+
+# Where blocks have their float16 numbers, a scale and then a minimum's: byte and count.
+NUMBERS = {
+    "Q4_0": (0, 1), "Q4_1": (0, 2), "Q5_0": (0, 1), "Q5_1": (0, 2), "Q8_0": (0, 1), "IQ4_NL": (0, 1),
+    "Q2_K": (80, 2), "Q3_K": (108, 1), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208, 1),
+}  # fmt: skip
+UNWRITTEN = ("IQ4_NL", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")  # gguf reads but does not quantize them
 
 Edit = Callable[[dict[str, AnyArray]], None]
 """Changes the weights, by their names without `.weight`, before they are quantized."""
@@ -23,7 +39,10 @@ Edit = Callable[[dict[str, AnyArray]], None]
 
 @dataclass(frozen=True)
 class Small:
-    """A shape. `types`: the block type of all matrices, or by name, with or without the layer; "" is all others'."""
+    """A shape. `types`: the block type of all matrices, or by name, with or without the layer; "" is all others'.
+
+    `architecture`: one that `edge/architectures` has; Gemma's windows are as large as `window` says.
+    """
 
     layers: int = 1
     hidden: int = 64
@@ -53,8 +72,8 @@ def random_weights(small: Small) -> dict[str, AnyArray]:
     def matrix(rows: int, columns: int, gain: float = GAIN) -> AnyArray:
         return (random.standard_normal((rows, columns)) * gain / np.sqrt(columns)).astype(np.float32)
 
-    def norm() -> AnyArray:
-        return (1 + NORM_SPREAD * random.standard_normal(small.hidden)).astype(np.float32)
+    def norm(size: int = small.hidden) -> AnyArray:
+        return (1 + NORM_SPREAD * random.standard_normal(size)).astype(np.float32)
 
     queries, keys = small.heads * small.head, small.kv_heads * small.head
     weights = {"token_embd": matrix(small.vocab, small.hidden, HEAD_GAIN), "output_norm": norm()}
@@ -74,7 +93,54 @@ def random_weights(small: Small) -> dict[str, AnyArray]:
             f"blk.{layer}.ffn_up": matrix(small.ffn, small.hidden),
             f"blk.{layer}.ffn_down": matrix(small.hidden, small.ffn),
         }
+    family = small.architecture
+    for layer in range(small.layers):
+        at = f"blk.{layer}."
+        if family in ("qwen3", "gemma3"):
+            weights |= {f"{at}attn_q_norm": norm(small.head), f"{at}attn_k_norm": norm(small.head)}
+        if family in ("gemma2", "gemma3"):
+            weights |= {f"{at}post_attention_norm": norm(), f"{at}post_ffw_norm": norm()}
+        if family in ("phi3", "gpt2"):
+            weights[f"{at}attn_qkv"] = np.concatenate([weights.pop(f"{at}attn_{part}") for part in "qkv"])
+        if family == "phi3":
+            weights[f"{at}ffn_up"] = np.concatenate([weights.pop(f"{at}ffn_gate"), weights[f"{at}ffn_up"]])
+        if family == "gpt2":
+            del weights[f"{at}ffn_gate"]
+    if family == "gpt2":
+        weights["position_embd"] = matrix(CONTEXT, small.hidden, HEAD_GAIN)
+    biased = {"qwen2": ("attn_q", "attn_k", "attn_v"), "gpt2": ("attn", "ffn", "output_norm")}.get(family, ())
+    for name in [name for name in weights if name.rpartition(".")[2].startswith(biased)]:
+        bias = random.standard_normal(len(weights[name])) * BIAS_SPREAD
+        weights[f"{name}.bias"] = bias.astype(np.float32)
     return weights
+
+
+def random_bytes(kind: str, rows: int, columns: int, seed: int) -> AnyArray:
+    """Blocks of any bytes, uint8 [rows, blocks, bytes of a block]."""
+    _, values, size = next(each for each in BLOCK_TYPES.values() if each[0] == kind)
+    return np.random.default_rng(seed).integers(0, 256, (rows, columns // values, size), dtype=np.uint8)
+
+
+def set_numbers(raw: AnyArray, kind: str, numbers: AnyArray) -> None:
+    """Write float16 numbers, [rows, blocks, 1 or 2], or fewer that are the same for all."""
+    start, count = NUMBERS[kind]
+    halves = np.broadcast_to(numbers.astype(np.float16), (*raw.shape[:2], count)).copy()
+    raw[:, :, start : start + 2 * count] = halves.view(np.uint8)
+
+
+def random_quants(kind: str, rows: int, columns: int, deviation: float, seed: int) -> AnyArray:
+    """Random weights with this standard deviation and mean 0, uint8 [rows, row bytes]."""
+    raw = random_bytes(kind, rows, columns, seed)
+    two = NUMBERS[kind][1] == 2
+    scaled, minima = [], []
+    for found, numbers in ((scaled, [1, 0][: 1 + two]), (minima, [0, 1][: 1 + two])):
+        set_numbers(raw, kind, np.array(numbers))
+        found.append(dequantize(raw.reshape(rows, -1), GGMLQuantizationType[kind]))
+    minimum = -np.mean(scaled) / np.mean(minima) if two else 0.0
+    scale = deviation / np.std(scaled[0] + minimum * minima[0])
+    uneven = np.random.default_rng(seed).uniform(0.5, 1.5, (*raw.shape[:2], 1))
+    set_numbers(raw, kind, scale * uneven * np.array([1, minimum][: 1 + two]))
+    return raw.reshape(rows, -1)
 
 
 def write_small(
@@ -91,27 +157,35 @@ def write_small(
     writer = gguf.GGUFWriter(path, small.architecture)
     writer.add_name(path.stem)
     writer.add_block_count(small.layers)
-    writer.add_context_length(512)
+    writer.add_context_length(CONTEXT)
     writer.add_embedding_length(small.hidden)
     writer.add_feed_forward_length(small.ffn)
     writer.add_head_count(small.heads)
     writer.add_head_count_kv(small.kv_heads)
     writer.add_key_length(small.head)
     writer.add_value_length(small.head)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(10_000.0)
-    writer.add_rope_dimension_count(small.head)
+    if small.architecture == "gpt2":
+        writer.add_layer_norm_eps(1e-5)
+    else:
+        writer.add_layer_norm_rms_eps(1e-5)
+        writer.add_rope_freq_base(10_000.0)
+        writer.add_rope_dimension_count(small.head)
     writer.add_vocab_size(small.vocab)
     if small.window:
         writer.add_sliding_window(small.window)
+    add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
     for key, value in fields.items():
-        name = f"{small.architecture}.{key.replace('__', '.')}"
-        (writer.add_string if isinstance(value, str) else writer.add_float32)(name, value)
+        add[type(value)](f"{small.architecture}.{key.replace('__', '.')}", value)
     _add_tokenizer(writer, small.vocab)
     for name, weight in weights.items():
-        kind = "F32" if weight.ndim == 1 else small.type_of(name)
+        kind = "F32" if weight.ndim == 1 or name == "position_embd" else small.type_of(name)
         chosen = GGMLQuantizationType[kind]
-        data = raw[name] if raw and name in raw else quantize(weight, chosen)
+        if raw and name in raw:
+            data = raw[name]
+        elif kind in UNWRITTEN:
+            data = random_quants(kind, *weight.shape, float(weight.std()), small.seed + len(name))
+        else:
+            data = quantize(weight, chosen)
         writer.add_tensor(name if "." in name and name.endswith(".bias") else f"{name}.weight", data, raw_dtype=chosen)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

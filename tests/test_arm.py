@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,12 +25,10 @@ from edge.types import AnyArray, FloatArray, IntArray
 
 pytest.importorskip("tvm_ffi")
 
+from edge.backends.tvm import engine as engine_module
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.export import export
-from edge.backends.tvm.kv import NUMPY_TYPE, allocated_rows
-from edge.backends.tvm.layout import LINE, Job, fill_table, make_layout, make_scratch, round_up
-from edge.backends.tvm.rope import frequencies, rope_table
-from edge.backends.tvm.weights import open_weights
+from edge.backends.tvm.layout import LINE, Job
 
 QEMU, COMPILER = "qemu-aarch64-static", "aarch64-linux-gnu-gcc"
 for program, package in ((QEMU, "qemu-user-static"), (COMPILER, "gcc-aarch64-linux-gnu")):
@@ -43,7 +43,10 @@ DEVICES = {  # and the CPU that QEMU plays: the device's own, or all that QEMU h
     "pixel-9": "max",
 }
 Answer = tuple[list[int], FloatArray]  # tokens, and the logits that they are the greatest of, [steps + 1, vocab]
-MIXED = {"": "Q4_0", "token_embd": "Q8_0", "attn_v": "F16", "attn_k": "Q8_0", "ffn_down": "Q4_1"}
+MIXED = {
+    "": "Q4_0", "token_embd": "Q8_0", "attn_v": "F16", "attn_k": "IQ4_NL", "ffn_down": "Q4_1", "ffn_gate": "Q4_K",
+    "ffn_up": "Q6_K",
+}  # fmt: skip
 
 
 def compile_for(device: str, model: Model, kv_dtype: str, folder: Path) -> Design:
@@ -63,25 +66,31 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_harness(tmp_path_factory.mktemp("harness") / "harness")
 
 
+class Recorder:
+    """In place of the engine's threads: keeps copies of all arrays as the first job finds them."""
+
+    def __init__(self, _image: object, _threads: int, arrays: Sequence[AnyArray]) -> None:
+        self._arrays = arrays
+
+    def run(self, **_numbers: int) -> None:
+        self.found = [array.copy() for array in self._arrays]
+
+    def close(self) -> None: ...
+
+
 def write_input(path: Path, model: Model, design: Design, prompt: IntArray, steps: int) -> None:
     """Numbers and arrays of a run for the harness: int64 threads, prompt tokens, steps, vocabulary, KV heads of all
     layers; then the arguments of a pass, each as its length in bytes, int64, and its bytes."""
-    layout, shape, kv_dtype = make_layout(model.file, model.spec), design.shape, design.kv_dtype
-    heads, tokens = shape.layers * shape.kv_heads, round_up(prompt.size, design.target.gemm_tokens)
-    rows = allocated_rows(prompt.size + steps)
-    scratch = make_scratch(shape, design.target, prompt.size, THREADS)
-    cache = np.zeros(heads * rows * shape.padded_head, NUMPY_TYPE[kv_dtype])
-    scales = np.zeros(heads * rows * (kv_dtype == "int8"), np.float32)
-    nothing = np.zeros(0, np.int32)
-    positions = np.arange(prompt.size + steps + design.target.gemm_tokens)
-    arrays: list[AnyArray] = [
-        np.zeros(len(Job.NAMES), np.int64), np.zeros((THREADS + 1) * LINE, np.int32),
-        open_weights(model.file, layout), np.array(fill_table(layout, scratch, rows), np.int64),
-        np.zeros(scratch.floats, np.float32), np.zeros(scratch.integers, np.int32),
-        cache, cache, scales, scales, np.zeros(heads, np.int32), nothing,
-        np.pad(prompt, (0, tokens - prompt.size)).astype(np.int32), np.zeros(shape.padded_vocab, np.float32),
-        rope_table(positions, frequencies(model.file, model.spec), shape.padded_head), nothing,
-    ]  # fmt: skip
+    config = EngineConfig(prompt.size + steps, prompt.size, design.kv_dtype, THREADS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_module, "choose_target", lambda: design.target)
+        patch.setattr(engine_module, "compiled", lambda *_: None)
+        patch.setattr(engine_module, "pointer", lambda array: array)
+        patch.setattr(engine_module, "Workers", Recorder)
+        engine: Any = engine_module.NativeEngine(model.file, model.spec, config)
+        engine.forward(prompt)
+        arrays = [np.zeros(len(Job.NAMES), np.int64), np.zeros((THREADS + 1) * LINE, np.int32), *engine._workers.found]
+    heads = design.shape.layers * design.shape.kv_heads
     with open(path, "wb") as file:
         file.write(np.array([THREADS, prompt.size, steps, model.spec.vocab, heads], np.int64).tobytes())
         for array in arrays:
@@ -123,7 +132,8 @@ def assert_alike(ours: Answer, theirs: Answer, most: float) -> None:
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Model:
     """Compiling takes most of the time, so all block types are in one model."""
-    return open_model(write_small(tmp_path_factory.mktemp("mixed") / "model.gguf", Small(vocab=275, types=MIXED)))
+    small = Small(hidden=256, vocab=275, types=MIXED)
+    return open_model(write_small(tmp_path_factory.mktemp("mixed") / "model.gguf", small))
 
 
 @pytest.mark.slow

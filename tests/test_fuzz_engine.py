@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import gguf
@@ -23,10 +23,12 @@ import numpy as np
 import pytest
 from test_gguf_file import ARRAY, BOOL, F32, F64, GGUF, GOLDEN, I32, STRING, U8, U32, U64, Value
 
-from edge.backends import llamacpp
-from edge.backends.base import EngineConfig
+from edge.backends import find_backend, llamacpp
+from edge.backends.base import CapacityError, EngineConfig
 from edge.backends.llamacpp.library import is_installed
-from edge.errors import EdgeError
+from edge.backends.tvm.layout import make_layout
+from edge.backends.tvm.weights import open_weights
+from edge.errors import EdgeError, UnsupportedError
 from edge.gguf_file import BLOCK_TYPES
 from edge.opened import open_model
 
@@ -46,6 +48,10 @@ def quantized(kind: gguf.GGMLQuantizationType) -> GGUF:
 BASES = [
     *(GGUF.read(GOLDEN / f"{name}.gguf") for name in ("llama-gqa-tied", "llama-rope-scaled", "spm")),
     quantized(gguf.GGMLQuantizationType.Q4_0),
+]
+
+FAMILIES = [
+    GGUF.read(GOLDEN / f"{name}.gguf") for name in ("gemma2", "gemma3", "gpt2", "llama-yarn", "phi3-longrope", "qwen3")
 ]
 
 COUNTS = (0, 1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 32, 64, 96, 128, 256, 272, 512, 1024, (1 << 31) - 1, (1 << 32) - 1)
@@ -99,7 +105,8 @@ def any_value(rnd: Random) -> Value:
 
 
 def set_hyperparameter(rnd: Random, file: GGUF) -> None:
-    file.metadata[f"llama.{rnd.choice(KEYS)}"] = any_value(rnd)
+    _, name = file.metadata.get("general.architecture", (STRING, "llama"))
+    file.metadata[f"{name}.{rnd.choice(KEYS)}"] = any_value(rnd)
 
 
 def change_value(rnd: Random, file: GGUF) -> None:
@@ -204,9 +211,9 @@ def damage_bytes(rnd: Random, data: bytes) -> bytes:
     return bytes(whole)
 
 
-def mutant(index: int) -> bytes:
+def mutant(index: int, bases: Sequence[GGUF] = BASES) -> bytes:
     rnd = Random(index)
-    base = rnd.choice(BASES)
+    base = rnd.choice(bases)
     file = GGUF(dict(base.metadata), dict(base.tensors))
     if index % 4 == 0:
         return damage_bytes(rnd, file.to_bytes())
@@ -272,6 +279,47 @@ def test_accepted_mutants_do_not_crash_llama_cpp() -> None:
     assert not deaths, f"mutants and the signals that they died of: {deaths}"
     assert sum(outcomes.values()) == MUTANTS
     assert min(outcomes["not opened"], outcomes["not loaded"], outcomes["ran"]) > MUTANTS // 20, outcomes
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value", "ignore:divide by zero")
+def test_mutants_that_our_own_engines_accept_are_run_and_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
+    outcomes: Counter[str] = Counter()
+    for index in range(MUTANTS // 2):
+        path = tmp_path / "mutant.gguf"
+        path.write_bytes(mutant(index, FAMILIES))
+        try:
+            outcomes[run_on_our_engines(path)] += 1
+        except Exception as error:
+            raise AssertionError(f"mutant {index}") from error
+    assert min(outcomes[each] for each in ("not opened", "not loaded", "ran")) > MUTANTS // 100, outcomes
+
+
+def run_on_our_engines(path: Path) -> str:
+    try:
+        model = open_model(path)
+    except EdgeError:
+        return "not opened"
+    try:
+        engine = find_backend("reference", model.file, model.spec).load(
+            model.file, model.spec, EngineConfig(capacity=32, chunk=8, kv_dtype="f32", threads=1)
+        )
+    except EdgeError:
+        return "not loaded"
+    try:
+        engine.forward(np.arange(12, dtype=np.int32) % model.spec.vocab)
+        engine.kv.keep(np.array([0, 1, 11], np.int32), close_gaps=True)
+        engine.forward(np.zeros(1, np.int32))
+    except CapacityError:  # of 12 tokens, some are beyond the positions that were learned
+        return "short"
+    try:
+        open_weights(model.file, make_layout(model.file, model.spec))
+    except UnsupportedError:
+        return "not packed"
+    return "ran"
 
 
 @pytest.mark.parametrize("kv_dtype", ["q8_0", "q4_0"])

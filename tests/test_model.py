@@ -51,6 +51,7 @@ def test_real_model_figures() -> None:
         vocab=49152,
         context=8192,
         window=0,
+        recipe=spec.recipe,
         norm_eps=spec.norm_eps,
         rope_base=1e5,
         rope_dim=64,

@@ -22,14 +22,13 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import Edit, Small, write_small
+from small_models import NUMBERS, Edit, Small, random_bytes, set_numbers, write_small
 
 from edge import cache
 from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig, KVState
 from edge.backends.reference import ReferenceEngine
 from edge.errors import CacheError, InputError, UnsupportedError
-from edge.gguf_file import BLOCK_TYPES
 from edge.kv import KVView, make_policy
 from edge.opened import Model, open_model
 from edge.types import AnyArray, FloatArray, IntArray
@@ -40,11 +39,17 @@ if platform.machine() not in ("x86_64", "AMD64"):
     pytest.skip("the native engine runs on x86-64", allow_module_level=True)
 
 EXACT = 1e-3  # largest error of a logit in the exact mode; the logits' standard deviation is 3
-TYPES = ("Q4_0", "Q4_1", "Q8_0", "F16", "BF16", "F32")
+TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "F16", "BF16", "F32")
+SUPER_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")  # blocks of 256
 MIXED = {
     "": "Q4_0", "token_embd": "F16", "output": "Q8_0", "attn_v": "Q8_0", "attn_k": "BF16", "ffn_gate": "F32",
     "blk.0.ffn_down": "Q4_1", "blk.1.ffn_down": "Q8_0", "blk.2.ffn_down": "Q4_1", "blk.1.attn_q": "F16",
     "attn_output": "Q4_1",
+}  # fmt: skip
+
+SUPER_MIXED = {  # as llama.cpp mixes them, and worse
+    "": "Q4_K", "token_embd": "Q3_K", "output": "Q6_K", "attn_v": "Q6_K", "attn_q": "IQ4_NL", "ffn_gate": "Q2_K",
+    "blk.0.ffn_down": "Q6_K", "blk.1.ffn_down": "Q5_K", "blk.1.attn_q": "Q3_K", "blk.2.attn_output": "Q5_0",
 }  # fmt: skip
 
 
@@ -84,12 +89,15 @@ def in_pieces(engine: Engine, tokens: IntArray, sizes: Sequence[int], *, every: 
 # Block types
 
 
-@pytest.fixture(params=[*TYPES, "mixed"])
+@pytest.fixture(params=[*TYPES, *SUPER_TYPES, "mixed", "super-mixed"])
 def typed(request: pytest.FixtureRequest, tmp_path: Path) -> Model:
     """64 + 32 columns, so that no matrix is square; as many rows as no whole number of vectors has."""
     small = Small(layers=2, hidden=64, ffn=96, vocab=275, types=request.param)
-    if request.param == "mixed":
-        small = replace(small, layers=3, types=MIXED, tied=False)
+    if request.param in SUPER_TYPES or request.param == "super-mixed":
+        small = replace(small, hidden=256, heads=2, kv_heads=1, head=128, ffn=512)
+    if "mixed" in request.param:
+        types = MIXED if request.param == "mixed" else SUPER_MIXED
+        small = replace(small, layers=3, types=types, tied=False)
     return open_model(write_small(tmp_path / "model.gguf", small))
 
 
@@ -126,19 +134,26 @@ FLOAT16 = FLOAT16[np.isfinite(FLOAT16.view(np.float16))]
 
 def random_blocks(kind: str, rows: int, columns: int) -> AnyArray:
     """Any bytes that are weights: every quant, scales of all sizes, and all finite halves."""
-    random = np.random.default_rng(3)
-    _, values, size = next(each for each in BLOCK_TYPES.values() if each[0] == kind)
-    raw = random.integers(0, 256, (rows, columns // values, size), dtype=np.uint8)
+    random, raw = np.random.default_rng(3), random_bytes(kind, rows, columns, 3)
     if kind == "F16":
         raw = np.resize(random.permutation(FLOAT16), (rows, columns)).view(np.uint8)
     elif kind in ("BF16", "F32"):
         numbers = random.standard_normal((rows, columns)) * 10.0 ** random.integers(-20, 5, (rows, columns))
+        size = raw.shape[-1]
         raw = np.ascontiguousarray(numbers.astype("<f4").view(np.uint8).reshape(rows, columns, 4)[..., 4 - size :])
     else:
-        scales = 2 if kind == "Q4_1" else 1
-        halves = random.choice(FLOAT16[np.abs(FLOAT16.view(np.float16)) < 100], (rows, columns // values, scales))
-        raw[:, :, : 2 * scales] = halves.view(np.uint8).reshape(rows, columns // values, 2 * scales)
+        halves = FLOAT16.view(np.float16)
+        halves = random.choice(halves[np.abs(halves) < 100], (*raw.shape[:2], NUMBERS[kind][1]))
+        set_numbers(raw, kind, halves)
     return raw.reshape(rows, -1)
+
+
+def without(raw: AnyArray, kind: str, number: int) -> FloatArray:
+    """The weights with their scales (0) or their minima (1) set to 0."""
+    start, _ = NUMBERS[kind]
+    blocks = raw.copy().reshape(len(raw), -1, random_bytes(kind, 1, 256, 0).shape[-1])
+    blocks[:, :, start + 2 * number : start + 2 * number + 2] = 0
+    return dequantize(blocks.reshape(len(raw), -1), GGMLQuantizationType[kind]).astype(np.float64)
 
 
 def runnable_isas() -> list[str]:
@@ -154,7 +169,7 @@ def isas() -> list[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("isa", isas())
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", [*TYPES, *SUPER_TYPES])
 def test_every_weight_comes_back_from_the_packed_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engines: Callable[[Engine], Engine], kind: str, isa: str
 ) -> None:
@@ -177,12 +192,10 @@ def test_every_weight_comes_back_from_the_packed_file(
     model = open_model(write_small(tmp_path / "model.gguf", small, pass_through, raw={"output": raw}))
     head = dequantize(raw, GGMLQuantizationType[kind]).astype(np.float64)
     normed = inputs / np.sqrt(np.mean(inputs.astype(np.float64) ** 2, axis=-1, keepdims=True) + 1e-5)
-    if kind == "Q4_1":  # what errors are measured by: d · q and m, which may cancel out
-        raw = raw.copy().reshape(vocab, -1, 20)
-        raw[:, :, 1:4:2] &= 0x7F
-        raw = raw.reshape(vocab, -1)
-    terms = dequantize(raw, GGMLQuantizationType[kind]).astype(np.float64)
-    expected, size = normed @ head.T, np.abs(normed) @ np.abs(terms.T)
+    terms = np.abs(head)
+    if NUMBERS.get(kind, (0, 1))[1] == 2:  # what errors are measured by: d · q and m, which may cancel out
+        terms = sum(np.abs(without(raw, kind, number)) for number in (0, 1))
+    expected, size = normed @ head.T, np.abs(normed) @ terms.T
     engine = engines(open_with(model, "f16", chunk=32, capacity=vocab))
     tokens = np.arange(vocab, dtype=np.int32)
     errors = np.abs(engine.forward_all(tokens) - expected)
@@ -669,8 +682,8 @@ def refused(model: Model, match: str) -> None:
 
 @pytest.mark.parametrize("name", ["blk.0.ffn_up", "token_embd", "output"])
 def test_a_block_type_without_kernels_is_named(tmp_path: Path, name: str) -> None:
-    small = Small(types={"": "Q4_0", name: "Q5_0"}, tied=False)
-    refused(open_edited(tmp_path, small), rf"Q5_0 \({name}\.weight\).*--backend llamacpp")
+    small = Small(types={"": "Q4_0", name: "MXFP4"}, tied=False)
+    refused(open_edited(tmp_path, small), rf"MXFP4 \({name}\.weight\).*--backend llamacpp")
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from edge.backends.base import EngineConfig, Footprint
-from edge.errors import MissingExtraError, UnsupportedError
+from edge.errors import MissingExtraError
 from edge.gguf_file import GGUFFile
 from edge.model import ModelSpec
 
@@ -30,23 +30,12 @@ def check_installed() -> None:
 
 
 def check_supported(file: GGUFFile, spec: ModelSpec) -> None:
-    """Llama's tensors in block types that have kernels, and a CPU that they are compiled for."""
+    """An architecture with a recipe, block types that have kernels, and a CPU that they are compiled for."""
     from edge.backends.tvm.design import Design
-    from edge.backends.tvm.layout import MATRICES, NORMS, make_layout
+    from edge.backends.tvm.layout import make_layout
     from edge.backends.tvm.runtime import is_compiled, is_installed
     from edge.backends.tvm.targets import choose_target
 
-    if spec.architecture != "llama":
-        raise UnsupportedError(f"the tvm engine has no {spec.architecture} models yet: use --backend llamacpp")
-    scaling = file.metadata.get("llama.rope.scaling.type", "none")
-    if scaling not in ("none", ""):
-        raise UnsupportedError(f"the tvm engine has no RoPE scaling {scaling!r} yet: use --backend llamacpp")
-    known = {"token_embd.weight", "output_norm.weight", "output.weight", "rope_freqs.weight"}
-    known |= {f"blk.{layer}.{name}.weight" for layer in range(spec.layers) for name in (*NORMS, *MATRICES)}
-    if unknown := sorted(set(file.tensors) - known):
-        raise UnsupportedError(f"the tvm engine does not know tensor {unknown[0]}: use --backend llamacpp")
-    if missing := sorted(known - set(file.tensors) - {"output.weight", "rope_freqs.weight"}):
-        raise UnsupportedError(f"the model has no tensor {missing[0]}")
     target, layout = choose_target(), make_layout(file, spec)
     if not is_installed() and not any(is_compiled(Design.of(layout, kv, target)) for kv in KV_DTYPES):
         raise MissingExtraError("apache-tvm", "tvm")
@@ -58,6 +47,7 @@ def can_repack(spec: ModelSpec) -> bool:
 
 def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     """Counted from the arrays that the engine allocates; the weights are those of the packed file."""
+    from edge.backends.tensors import find_recipe
     from edge.backends.tvm.kv import allocated_rows, row_bytes
     from edge.backends.tvm.layout import Shape, make_scratch, round_up
     from edge.backends.tvm.targets import choose_target
@@ -65,11 +55,10 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     shape, target = Shape.of(spec), choose_target()
     rows = allocated_rows(config.capacity)
     scratch = make_scratch(shape, target, config.chunk, config.threads, rows if config.observes else 0)
-    per_row = row_bytes(shape, config.kv_dtype) + 4 * shape.layers * shape.kv_heads * (
-        bool(shape.window) + config.observes
-    )
+    per_row = row_bytes(shape, config.kv_dtype) + 4 * shape.layers * shape.kv_heads * (shape.windowed + config.observes)
     logits = config.logits_rows * shape.padded_vocab
-    rope = round_up(config.chunk, target.gemm_tokens) * 2 * shape.padded_head
+    kinds = max(1, len(find_recipe(spec).ropes))
+    rope = kinds * round_up(config.chunk, target.gemm_tokens) * 2 * shape.padded_head
     return Footprint(
         weights=spec.weight_bytes,
         kv=rows * per_row,

@@ -6,21 +6,23 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from edge.backends.tvm.blocks.base import Block
 from edge.backends.tvm.layout import Layout, Shape
 from edge.backends.tvm.targets import Target
 
 
 @dataclass(frozen=True)
 class Design:
-    """The key of a compiled pass. variants, head and embedding name block types.
+    """The key of a compiled pass. variants, head, embedding and positions (None: not learned) name block types;
+    vectors, the norms and biases of every layer.
 
     exact: products in float32 throughout, rather than with activations quantized to 8 bits.
     """
 
     shape: Shape
     variants: dict[str, list[tuple[str, ...]]]
+    vectors: list[str]
     embedding: str
+    positions: str | None
     head: str
     kv_dtype: str
     exact: bool
@@ -29,8 +31,13 @@ class Design:
     @classmethod
     def of(cls, layout: Layout, kv_dtype: str, target: Target) -> Design:
         """The exact mode goes with float32 KV rows."""
-        embedding, head = (_name(layout.places[name].block) for name in ("token_embd", layout.head))
-        return cls(layout.shape, layout.variants, embedding, head, kv_dtype, kv_dtype == "f32", target)
+        embedding, positions, head = (_name(layout, name) for name in ("token_embd", "position_embd", layout.head))
+        assert embedding is not None
+        assert head is not None
+        exact = kv_dtype == "f32"
+        return cls(
+            layout.shape, layout.variants, layout.vectors, embedding, positions, head, kv_dtype, exact, target
+        )  # fmt: skip
 
     def to_json(self) -> str:
         fields: dict[str, Any] = asdict(self)
@@ -43,6 +50,6 @@ class Design:
         return cls(**fields | {"shape": Shape(**fields["shape"]), "target": Target(**fields["target"])})
 
 
-def _name(block: Block | None) -> str:
-    assert block is not None  # embeddings and heads are matrices
-    return block.name
+def _name(layout: Layout, matrix: str) -> str | None:
+    place = layout.places.get(matrix)
+    return place.block.name if place and place.block else None

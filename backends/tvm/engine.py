@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from edge.backends.base import Capabilities, EngineConfig, check_tokens, state_key
+from edge.backends.base import Capabilities, EngineConfig, check_positions, check_tokens, state_key
 from edge.backends.tvm import KV_DTYPES, NAME
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.kv import NativeKV, allocated_rows
 from edge.backends.tvm.layout import Job, fill_table, make_layout, make_scratch, round_up
 from edge.backends.tvm.memory import aligned_zeros, pointer
-from edge.backends.tvm.rope import frequencies, rope_table
+from edge.backends.tvm.rope import find_rotation
 from edge.backends.tvm.runtime import compiled
 from edge.backends.tvm.targets import choose_target
 from edge.backends.tvm.weights import open_weights
@@ -40,22 +40,23 @@ class NativeEngine:
         image = compiled(Design.of(layout, config.kv_dtype, target), progress and (lambda part: progress(part / 2)))
         self._weights = open_weights(file, layout, progress and (lambda part: progress(0.5 + part / 2)))
 
-        shape, self._radians = layout.shape, frequencies(file, spec)
+        shape, self._rotation = layout.shape, find_rotation(file, layout.recipe, config.capacity)
         self._head, self._padded_vocab = shape.padded_head, shape.padded_vocab
         key = state_key(NAME, file, spec, config)
-        self._kv = NativeKV(shape, config.kv_dtype, config.capacity, self._radians, key, image, config.observes)
+        self._kv = NativeKV(shape, config.kv_dtype, config.capacity, self._rotation, key, image, config.observes)
         rows = allocated_rows(config.capacity)
         scratch = make_scratch(shape, target, config.chunk, config.threads, rows if config.observes else 0)
-        table = np.array(fill_table(layout, scratch, rows), np.int64)
+        tokens = round_up(config.chunk, target.gemm_tokens)
+        # The last batch of a chunk may read on beyond the tokens that there are.
+        rope_size = (max(tokens, _ROPE_AHEAD) + target.gemm_tokens) * 2 * self._head
+        table = np.array(fill_table(layout, scratch, rows, rope_size), np.int64)
         self._table = aligned_zeros(table.size, "int64")
         self._table[:] = table
         self._floats = aligned_zeros(scratch.floats, "float32")
         self._integers = aligned_zeros(scratch.integers, "int32")
-        tokens = round_up(config.chunk, target.gemm_tokens)
         self._tokens = aligned_zeros(tokens, "int32")
-        # The last batch of a chunk may read on beyond the tokens that there are.
-        rope_rows = max(tokens, _ROPE_AHEAD) + target.gemm_tokens
-        self._rope = aligned_zeros(rope_rows * 2 * self._head, "float32")
+        kinds = len(self._rotation.angles)
+        self._rope = aligned_zeros(kinds * rope_size, "float32").reshape(kinds, rope_size)
         self._rope_from = self._rope_rows = self._observed = 0
         self._logits = aligned_zeros(config.logits_rows * self._padded_vocab, "float32")
         self._workers: Workers | None = Workers(image, config.threads, self._pointers())
@@ -106,6 +107,7 @@ class NativeEngine:
         if self._workers is None:
             raise EngineError("the engine is closed")
         kv, count = self._kv, tokens.size
+        check_positions(self.spec, kv.next_position + count)
         self._tokens[:count] = tokens
         kv.announce(count)
         kind = Job.STEP if count == 1 else Job.CHUNK
@@ -121,8 +123,8 @@ class NativeEngine:
         if not self._rope_from <= first <= first + count <= self._rope_from + self._rope_rows:
             self._rope_from, self._rope_rows = first, max(count, _ROPE_AHEAD)
             positions = np.arange(first, first + self._rope_rows)
-            table = rope_table(positions, self._radians, self._head)
-            self._rope[: table.size] = table.reshape(-1)
+            tables = self._rotation.tables(positions, self._head).reshape(len(self._rope), -1)
+            self._rope[:, : tables.shape[1]] = tables
         return first - self._rope_from
 
     def _pointers(self) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ from edge.backends.base import KVState, check_rows
 from edge.backends.tvm.layout import Shape, round_up
 from edge.backends.tvm.loading import Call, Image
 from edge.backends.tvm.memory import aligned_zeros, pointer
-from edge.backends.tvm.rope import turn
+from edge.backends.tvm.rope import Rotation
 from edge.errors import EngineError, InputError, UnsupportedError
 from edge.types import AnyArray, FloatArray, IntArray
 
@@ -46,7 +46,7 @@ class NativeKV:
     """
 
     def __init__(
-        self, shape: Shape, dtype: str, capacity: int, radians: AnyArray, key: str, image: Image, observes: bool
+        self, shape: Shape, dtype: str, capacity: int, rotation: Rotation, key: str, image: Image, observes: bool
     ) -> None:
         self.shape, self.dtype, self.capacity = shape, dtype, capacity
         self._heads = shape.layers * shape.kv_heads
@@ -60,7 +60,7 @@ class NativeKV:
             "value_scales": _with_spare(scales, 1, "float32"),
         }
         self.lengths = aligned_zeros(self._heads, "int32")
-        self.slot_positions = _with_spare(count if shape.window else 0, 1, "int32")  # by slot, for sliding windows
+        self.slot_positions = _with_spare(count if shape.windowed else 0, 1, "int32")  # by slot, for sliding windows
         self.slot_attention = _with_spare(count if observes else 0, 1, "float32")
         self.nbytes = sum(array.nbytes for array in (*self.arrays.values(), self.slot_positions, self.slot_attention))
         self._slots = np.zeros((1, capacity), np.int32)  # by order
@@ -69,7 +69,7 @@ class NativeKV:
         self._next = 0
         self._anchors = np.zeros((self._heads, 0, shape.padded_head), np.float32)
         self._anchor_turns = np.zeros(0, np.int64)
-        self._radians, self._key, self._image = radians, key, image
+        self._rotation, self._key, self._image = rotation, key, image
         self.closed = False
 
     @property
@@ -267,7 +267,7 @@ class NativeKV:
             if have < known:
                 self._anchors = keys[:, :known].copy()
                 self._anchor_turns = (wanted - by)[:known]
-        self._set_keys(self._slots[0, rows], turn(keys, by, self._radians))
+        self._set_keys(self._slots[0, rows], self._rotation.turn(keys, by))
 
     def _forget_anchors(self, rows: IntArray) -> None:
         """Anchors stay with the first rows only as long as these stay the first."""

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from edge.architectures.recipe import Recipe
+from edge.backends.tensors import BIASES, MATRICES, NORMS, Source, find_recipe, find_tensors
 from edge.backends.tvm.blocks import BLOCKS
 from edge.backends.tvm.blocks.base import Block
 from edge.backends.tvm.targets import Target
@@ -20,15 +22,19 @@ LINE = 32  # int32 words between two threads' counters: two cache lines, as neig
 # bound by memory and best reads keys and values in turns; many in a chunk, which is bound by arithmetic.
 STEP_TILES, CHUNK_TILES = 8, 32
 
-NORMS = ("attn_norm", "ffn_norm")
-MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 GROUPS = {  # matrices that one phase of the pass multiplies
     "qkv": ("attn_q", "attn_k", "attn_v"),
     "output": ("attn_output",),
     "gate_up": ("ffn_gate", "ffn_up"),
     "down": ("ffn_down",),
 }
-PER_HEAD = {"attn_q", "attn_k", "attn_v"}  # their rows are heads, each rounded up to whole tiles
+_PER_HEAD = {"attn_q", "attn_k", "attn_v", "attn_q_norm", "attn_k_norm"}  # heads, each rounded up to whole tiles
+_TURNED = _PER_HEAD - {"attn_v"}  # where RoPE turns halves, their rows are packed so that pairs are neighbours
+_READING_ORDER = (
+    "attn_norm", *MATRICES[:3], "attn_q_norm", "attn_k_norm", "attn_output", "post_attention_norm",
+    "ffn_norm", *MATRICES[4:], "post_ffw_norm",
+)  # fmt: skip
+_SEES_ALL = 1 << 30  # a window that no position is beyond
 
 
 def round_up(value: int, step: int) -> int:
@@ -47,14 +53,28 @@ class Shape:
     ffn: int
     vocab: int
     norm_eps: float
-    window: int  # sliding window, 0 for none
+    windowed: bool  # some layers have a sliding window
+    norm: str
+    activation: str
+    gated: bool
+    query_scale: float
+    embedding_scale: float
+    score_cap: float
+    logit_cap: float
 
     @classmethod
     def of(cls, spec: ModelSpec) -> Shape:
+        recipe = find_recipe(spec)
         return cls(
             spec.layers, spec.hidden, spec.heads, spec.kv_heads, spec.head_dim, spec.ffn, spec.vocab, spec.norm_eps,
-            spec.window,
+            any(recipe.windows), recipe.norm, recipe.activation, recipe.gated, recipe.query_scale,
+            recipe.embedding_scale, recipe.score_cap, recipe.logit_cap,
         )  # fmt: skip
+
+    @property
+    def groups(self) -> dict[str, tuple[str, ...]]:
+        """Matrices that one phase multiplies."""
+        return GROUPS if self.gated else GROUPS | {"gate_up": ("ffn_up",)}
 
     @property
     def group(self) -> int:
@@ -92,13 +112,15 @@ class Shape:
 class Place:
     """A tensor in the packed file: bytes from its start. Vectors have no scales."""
 
-    tensor: str
+    source: Source
     rows: int  # padded
     columns: int
     quants: int
     scales: int
     nbytes: int
     block: Block | None  # None: a vector of float32, `rows` long
+    unit: int  # rows of the source that are rounded up to whole tiles together
+    turned: int  # first rows of each unit whose halves are interleaved, 0 for none
 
 
 @dataclass(frozen=True)
@@ -106,6 +128,7 @@ class Layout:
     """Every tensor's place. `nbytes`: the size of the packed data."""
 
     shape: Shape
+    recipe: Recipe
     places: dict[str, Place]
     nbytes: int
 
@@ -119,8 +142,14 @@ class Layout:
         return found
 
     def blocks_of(self, group: str, layer: int) -> tuple[str, ...]:
-        blocks = (self.places[f"blk.{layer}.{name}"].block for name in GROUPS[group])
+        blocks = (self.places[f"blk.{layer}.{name}"].block for name in self.shape.groups[group])
         return tuple(block.name for block in blocks if block is not None)
+
+    @property
+    def vectors(self) -> list[str]:
+        """Norms and biases that every layer has, and `output_norm.bias` if there is one."""
+        found = [name for name in (*NORMS, *BIASES) if f"blk.0.{name}" in self.places]
+        return found + ["output_norm.bias"] * ("output_norm.bias" in self.places)
 
     @property
     def head(self) -> str:
@@ -128,44 +157,44 @@ class Layout:
 
 
 def make_layout(file: GGUFFile, spec: ModelSpec) -> Layout:
-    """Raises UnsupportedError for block types that have no kernels."""
-    shape = Shape.of(spec)
+    """Raises UnsupportedError for tensors that are unknown, and for block types that have no kernels."""
+    shape, recipe, tensors = Shape.of(spec), find_recipe(spec), find_tensors(file, spec)
+    turned = spec.rope_dim if recipe.ropes and recipe.halves else 0
     places: dict[str, Place] = {}
     at = 0
-    for name in _tensor_names(file, spec):
-        place = _place(file, shape, name, at)
-        places[name] = place
-        at = round_up(place.quants + place.nbytes, ALIGNMENT)
-    return Layout(shape, places, at)
+    for name in _reading_order(spec.layers):
+        if name in tensors:
+            stem = name.removesuffix(".bias").rpartition(".")[2]
+            unit = shape.head if stem in _PER_HEAD else 16
+            place = _place(file, tensors[name], at, unit, turned if stem in _TURNED else 0)
+            places[name] = place
+            at = round_up(place.quants + place.nbytes, ALIGNMENT)
+    return Layout(shape, recipe, places, at)
 
 
-def _tensor_names(file: GGUFFile, spec: ModelSpec) -> Iterator[str]:
-    """In the order in which a pass reads them."""
-    yield "token_embd"
-    for layer in range(spec.layers):
-        for name in ("attn_norm", *MATRICES[:4], "ffn_norm", *MATRICES[4:]):
-            yield f"blk.{layer}.{name}"
-    yield "output_norm"
-    if not spec.tied_head:
-        yield "output"
+def _reading_order(layers: int) -> Iterator[str]:
+    """Names of all tensors that there could be, in the order in which a pass reads them."""
+    yield from ("token_embd", "position_embd")
+    for layer in range(layers):
+        for name in _READING_ORDER:
+            yield from (f"blk.{layer}.{name}", f"blk.{layer}.{name}.bias")
+    yield from ("output_norm", "output_norm.bias", "output")
 
 
-def _place(file: GGUFFile, shape: Shape, name: str, at: int) -> Place:
-    info = file.tensors[f"{name}.weight"]
-    stem = name.rpartition(".")[2]
+def _place(file: GGUFFile, source: Source, at: int, unit: int, turned: int) -> Place:
+    info = file.tensors[source.tensor]
+    rows = -(-source.rows // unit) * round_up(unit, 16)
     if len(info.shape) == 1:
-        rows = round_up(info.shape[0], 32)
-        return Place(info.name, rows, 1, at, 0, 4 * rows, None)
-    columns, rows = info.shape
+        rows = round_up(rows, 32)
+        return Place(source, rows, 1, at, 0, 4 * rows, None, unit, turned)
     block = BLOCKS.get(info.type)
     if block is None:
         raise UnsupportedError(
             f"the tvm engine has no kernels for {info.type} ({info.name}) yet: use --backend llamacpp"
         )
-    rows = rows // shape.head * shape.padded_head if stem in PER_HEAD else round_up(rows, 16)
-    quants, scales = block.packed_bytes(rows, columns)
+    quants, scales = block.packed_bytes(rows, info.shape[0])
     start = round_up(at + quants, ALIGNMENT)
-    return Place(info.name, rows, columns, at, start, start - at + scales, block)
+    return Place(source, rows, info.shape[0], at, start, start - at + scales, block, unit, turned)
 
 
 class Job:
@@ -189,49 +218,53 @@ class Table:
     NAMES = (
         "capacity",
         "x", "normed", "queries", "query_rows", "mixed", "ffn", "work", "part_stride", "raw",
-        "words", "corrections", "scales", "sums",
-        "embedding", "embedding_scales", "output_norm", "head", "head_scales",
+        "words", "scales", "corrections", "sums", "half_corrections", "half_sums",
+        "token_embd", "token_embd.scales", "position_embd", "position_embd.scales",
+        "output_norm", "output_norm.bias", "head", "head.scales",
     )  # fmt: skip
-    PER_LAYER = 2 * len(MATRICES) + len(NORMS) + len(GROUPS)
+    PER_LAYER = (
+        *MATRICES, *(f"{name}.scales" for name in MATRICES), *NORMS, *BIASES,
+        *GROUPS,  # which variant
+        "window",  # positions that a token sees
+        "angles",  # where the layer's table of rotary angles begins
+    )  # fmt: skip
 
     @classmethod
     def slot(cls, name: str) -> int:
         return cls.NAMES.index(name)
 
     @classmethod
-    def layer_slot(cls, name: str, scales: bool = False) -> int:
-        """Within a layer's slots: a matrix's quants or scales, a norm, or the variant of a group."""
-        if name in NORMS:
-            return 2 * len(MATRICES) + NORMS.index(name)
-        if name in GROUPS:
-            return 2 * len(MATRICES) + len(NORMS) + list(GROUPS).index(name)
-        return 2 * MATRICES.index(name) + scales
+    def layer_slot(cls, name: str) -> int:
+        """Within a layer's slots."""
+        return cls.PER_LAYER.index(name)
 
 
-def fill_table(layout: Layout, scratch: Scratch, capacity: int) -> list[int]:
-    """The whole table for one run; `capacity` in rows as allocated."""
-    places = layout.places
-    values = dict.fromkeys(Table.NAMES, 0) | {
-        "capacity": capacity,
-        **scratch.offsets,
-        "embedding": places["token_embd"].quants,
-        "embedding_scales": places["token_embd"].scales,
-        "output_norm": places["output_norm"].quants // 4,
-        "head": places[layout.head].quants,
-        "head_scales": places[layout.head].scales,
-    }
-    table = [values[name] for name in Table.NAMES]
+def fill_table(layout: Layout, scratch: Scratch, capacity: int, rope_size: int) -> list[int]:
+    """The whole table for one run; `capacity` in rows as allocated, `rope_size` in values of one table of angles."""
+    values = {"capacity": capacity, **scratch.offsets}
+    for name in ("token_embd", "position_embd", "output_norm", "output_norm.bias"):
+        values |= _offsets(layout, name, name)
+    values |= _offsets(layout, layout.head, "head")
+    table = [values.get(name, 0) for name in Table.NAMES]
     for layer in range(layout.shape.layers):
-        slots = [0] * Table.PER_LAYER
-        for name in MATRICES:
-            place = places[f"blk.{layer}.{name}"]
-            slots[Table.layer_slot(name)], slots[Table.layer_slot(name, True)] = place.quants, place.scales
-        for name in NORMS:
-            slots[Table.layer_slot(name)] = places[f"blk.{layer}.{name}"].quants // 4
+        values = {
+            "window": layout.recipe.windows[layer] or _SEES_ALL,
+            "angles": layout.recipe.rope_of(layer) * rope_size,
+        }
+        for name in (*MATRICES, *NORMS, *BIASES):
+            values |= _offsets(layout, f"blk.{layer}.{name}", name)
         for group, variants in layout.variants.items():
-            slots[Table.layer_slot(group)] = variants.index(layout.blocks_of(group, layer))
-        table += slots
+            values[group] = variants.index(layout.blocks_of(group, layer))
+        table += [values.get(name, 0) for name in Table.PER_LAYER]
     return table
+
+
+def _offsets(layout: Layout, tensor: str, name: str) -> dict[str, int]:
+    """Of matrices in bytes, of vectors in values; nothing if the model has no such tensor."""
+    place = layout.places.get(tensor)
+    if place is None:
+        return {}
+    return {name: place.quants // 4} if place.block is None else {name: place.quants, f"{name}.scales": place.scales}
 
 
 @dataclass(frozen=True)
@@ -272,8 +305,13 @@ def make_scratch(shape: Shape, target: Target, chunk: int, threads: int, observe
         "raw": threads * observed_rows,
         "scales": rows * blocks,
         "sums": rows * blocks,
+        "half_sums": rows * 2 * blocks,
     }
-    integers = {"words": rows * shape.widest // 4, "corrections": rows * blocks}
+    integers = {
+        "words": rows * shape.widest // 4,
+        "corrections": rows * blocks,
+        "half_corrections": rows * 2 * blocks,
+    }
     offsets = {"query_rows": query_rows, "part_stride": part}
     totals = []
     for arena in (floats, integers):

@@ -16,7 +16,7 @@ import numpy as np
 
 from edge import cache
 from edge.backends.base import tensor_samples
-from edge.backends.tvm.layout import PER_HEAD, Layout, Place, Shape, round_up
+from edge.backends.tvm.layout import Layout, Place, round_up
 from edge.backends.tvm.sources import source_hash
 from edge.gguf_file import GGUFFile, TensorInfo
 from edge.types import AnyArray
@@ -61,26 +61,25 @@ def pack_weights(file: GGUFFile, layout: Layout, target: Path, progress: Progres
     with open(target, "wb") as out, open(file.path, "rb") as source:
         out.truncate(layout.nbytes)
         for place in layout.places.values():
-            _pack_tensor(source, file.tensors[place.tensor], layout.shape, place, out)
+            _pack_tensor(source, file.tensors[place.source.tensor], place, out)
             done += place.nbytes
             if progress:
                 progress(done / layout.nbytes)
 
 
-def _pack_tensor(source: BinaryIO, info: TensorInfo, shape: Shape, place: Place, out: BinaryIO) -> None:
-    if place.block is None:
-        out.seek(place.quants)
-        source.seek(info.offset)
-        out.write(source.read(info.nbytes))
-        return
-    rows, row_bytes = info.shape[1], info.nbytes // info.shape[1]
-    unit = shape.head if info.name.split(".")[-2] in PER_HEAD else 16  # rows that are rounded up to whole tiles
+def _pack_tensor(source: BinaryIO, info: TensorInfo, place: Place, out: BinaryIO) -> None:
+    rows, unit = place.source.rows, place.unit
+    row_bytes = info.nbytes // info.shape[-1]
     step = max(1, _SLICE // (unit * row_bytes)) * unit
     quants_at, scales_at = place.quants, place.scales
     for first in range(0, rows, step):
-        source.seek(info.offset + first * row_bytes)
+        source.seek(info.offset + (place.source.first + first) * row_bytes)
         raw = np.frombuffer(source.read(min(step, rows - first) * row_bytes), np.uint8).reshape(-1, row_bytes)
-        padded = _pad(raw, unit)
+        padded = _pad(raw, unit, place.turned)
+        if place.block is None:
+            out.seek(quants_at)
+            quants_at += out.write(padded.tobytes())
+            continue
         quants, scales = place.block.pack(padded.reshape(len(padded), -1, place.block.raw_bytes))
         for at, packed in ((quants_at, quants), (scales_at, scales)):
             out.seek(at)
@@ -88,11 +87,14 @@ def _pack_tensor(source: BinaryIO, info: TensorInfo, shape: Shape, place: Place,
         quants_at, scales_at = quants_at + quants.nbytes, scales_at + scales.nbytes
 
 
-def _pad(raw: AnyArray, unit: int) -> AnyArray:
-    """Every `unit` rows followed by zero rows up to a whole number of tiles."""
+def _pad(raw: AnyArray, unit: int, turned: int) -> AnyArray:
+    """Every `unit` rows followed by zero rows up to a whole number of tiles; the halves of the first `turned` of them
+    interleaved."""
     units, width = -(-len(raw) // unit), raw.shape[1]
+    order = np.arange(unit)
+    order[:turned] = order[:turned].reshape(2, -1).T.reshape(-1)
     padded = np.zeros((units, round_up(unit, 16), width), np.uint8)
     for index in range(units):
         part = raw[index * unit : (index + 1) * unit]
-        padded[index, : len(part)] = part
+        padded[index, : len(part)] = part[order[: len(part)]]
     return padded.reshape(-1, width)

@@ -1,4 +1,4 @@
-"""Make the golden models: tiny random Llamas, and what transformers answers for them.
+"""Make the golden models: tiny random ones, and what transformers answers for them.
 
 The tests compare our engines with these files, so that they need neither torch nor transformers.
 Run it through `make golden` (it needs torch, transformers, gguf and sentencepiece), then `tokens.py`.
@@ -6,8 +6,9 @@ Weights come from seeded NumPy generators: a rerun with the same versions gives 
 
 It writes, beside itself or into the folder it is given,
 
-    llama-*.gguf    a model in float32, with a byte-level tokenizer and a ChatML template
-    llama-*.npz     tokens [64], and logits after each of them, see `answers`
+    *.gguf          a model in float32, with a byte-level tokenizer and a ChatML template
+    *.npz           tokens [64], and logits after them: see `answers` for those in SHAPES, which every test of an
+                    engine runs through, `family_answers` for those in families.py, one for each formula
     spm.gguf        a model whose point is its SentencePiece vocabulary
     tokenizer.json  the texts of `torture.py` with SentencePiece's ids; `tokens.py` adds llama.cpp's
 """
@@ -25,29 +26,23 @@ from typing import Any
 import numpy as np
 import sentencepiece
 import torch
+from families import LLAMA3, WINDOW, configurations
 from numpy.typing import NDArray
 from torture import TEXTS
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from write import CONTROL, byte_level, bytes_vocabulary, sentencepiece_bpe, write_gguf
 
 Array = NDArray[Any]
 
-TOKENS = 64
+TOKENS, LAST = 64, 16
 CHUNK, CAPACITY, SINKS = 8, 32, 4  # streaming: tokens per step, rows in the cache, rows never evicted
 PROMPT, AFTER = 40, 4  # keeping rows: tokens before and after the eviction
 KEEP_ROWS = [0, 1, 2, 3, 7, 8, 12, 15, 16, 17, 21, 26, 30, 33, 34, 38, 39]
 
 GAIN, HEAD_GAIN = 1.2, 3.0  # how much a random matrix stretches its input: logits spread by about 3
+BIAS_SPREAD = 0.5
 NORM_SPREAD = 0.2  # norm weights differ from 1, or forgetting them would go unnoticed
 LOGIT_STEP = 2.0**-13  # logits are rounded to 1.2e-4, which zips a fifth smaller; ten times that is a failure
-
-LLAMA3_ROPE = {  # with heads of 16, wavelengths 6 | 20, 63 | 199 and up: kept | blended | divided by 8
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 
 
 @dataclass(frozen=True)
@@ -72,7 +67,7 @@ SHAPES = {
     # With one layer, a row of the cache depends on its own token and position alone, so an evicted cache
     # must equal a fresh run over the tokens that stayed. And 4 heads of 16 are not 32.
     "llama-one-layer": Shape(layers=1, hidden=32, heads=4, kv_heads=4, ffn=64),
-    "llama-rope-scaled": Shape(layers=2, hidden=64, heads=4, kv_heads=2, ffn=32, rope=LLAMA3_ROPE),
+    "llama-rope-scaled": Shape(layers=2, hidden=64, heads=4, kv_heads=2, ffn=32, rope=LLAMA3),
 }
 
 
@@ -82,9 +77,11 @@ def main(out: Path) -> None:
     for seed, (name, shape) in enumerate(SHAPES.items(), start=1):
         model = random_model(shape, seed)
         write_gguf(out / f"{name}.gguf", model, byte_level)
-        first = len(CONTROL)  # control tokens would not occur in the middle of a text
-        tokens = np.random.default_rng(100 + seed).integers(first, shape.vocab, TOKENS, dtype=np.int32)
-        np.savez_compressed(out / f"{name}.npz", **answers(model, tokens))
+        np.savez_compressed(out / f"{name}.npz", **answers(model, random_tokens(seed)))
+    for seed, (name, config) in enumerate(configurations().items(), start=21):
+        model = fill(AutoModelForCausalLM.from_config(config).eval(), seed)
+        write_gguf(out / f"{name}.gguf", model, byte_level)
+        np.savez_compressed(out / f"{name}.npz", **family_answers(model, seed))
 
     pieces = train_sentencepiece()
     vocab = pieces.GetPieceSize()
@@ -92,6 +89,11 @@ def main(out: Path) -> None:
     write_gguf(out / "spm.gguf", small, sentencepiece_bpe(pieces))
     cases = [{"text": text, "spm": pieces.EncodeAsIds(text)} for text in TEXTS]
     (out / "tokenizer.json").write_text(json.dumps(cases), encoding="utf-8")
+
+
+def random_tokens(seed: int) -> Array:
+    first = len(CONTROL)  # control tokens would not occur in the middle of a text
+    return np.random.default_rng(100 + seed).integers(first, len(bytes_vocabulary()), TOKENS, dtype=np.int32)
 
 
 def random_model(shape: Shape, seed: int) -> LlamaForCausalLM:
@@ -111,20 +113,28 @@ def random_model(shape: Shape, seed: int) -> LlamaForCausalLM:
         attn_implementation="eager",
         dtype=torch.float32,
     )
-    model = LlamaForCausalLM(config).eval()
+    return fill(LlamaForCausalLM(config).eval(), seed)
+
+
+def fill(model: PreTrainedModel, seed: int) -> PreTrainedModel:
+    """Draw all weights anew."""
     random = np.random.default_rng(seed)
     for name, weight in model.named_parameters():
         drawn = random.standard_normal(weight.shape)
-        if weight.ndim == 1:
-            drawn = 1 + NORM_SPREAD * drawn
+        if name.endswith(".bias"):
+            drawn *= BIAS_SPREAD
+        elif weight.ndim == 1:  # a norm; Gemma's count from 1
+            drawn = (0 if model.config.model_type.startswith("gemma") else 1) + NORM_SPREAD * drawn
+        elif name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):  # GPT-2 has them transposed
+            drawn *= GAIN / np.sqrt(weight.shape[0])
         else:
-            gain = HEAD_GAIN if "embed_tokens" in name or "lm_head" in name else GAIN
+            gain = HEAD_GAIN if any(part in name for part in ("embed_tokens", "lm_head", "wte", "wpe")) else GAIN
             drawn *= gain / np.sqrt(weight.shape[-1])
         weight.copy_(torch.from_numpy(drawn))
     return model
 
 
-def answers(model: LlamaForCausalLM, tokens: Array) -> dict[str, Array]:
+def answers(model: PreTrainedModel, tokens: Array) -> dict[str, Array]:
     """The arrays of one golden file; all logits are [tokens, vocab], after each token.
 
     tokens         int32, random
@@ -148,19 +158,78 @@ def answers(model: LlamaForCausalLM, tokens: Array) -> dict[str, Array]:
     return {"tokens": tokens, "keep_rows": np.array(KEEP_ROWS, np.int32), **rounded}
 
 
-def forward(model: LlamaForCausalLM, cache: DynamicCache, tokens: Array, position: int) -> Array:
-    """Append tokens to the cache, the first at `position`, and return their logits."""
+def family_answers(model: PreTrainedModel, seed: int) -> dict[str, Array]:
+    """The arrays of one golden file of an architecture other than plain Llama.
+
+    tokens         int32 [64], random
+    logits         [16, vocab], after each of the last 16
+    keep_rows      int32, the rows kept out of the first 40
+    keep_logits    the 4 tokens after those 40, at their own positions, seeing these rows alone
+    close_logits   the same where the kept rows, and the new tokens, move up to positions 0, 1, 2, ...; not for models
+                   with windows, whose rows transformers throws away, or with positions that are learned
+    long_logits    as `logits`, with the factors that LongRoPE has for long texts
+    """
+    tokens = random_tokens(seed)
+    arrays = {
+        "logits": forward(model, None, tokens, position=0)[-LAST:],
+        "keep_logits": seeing_kept_rows(model, tokens),
+    }
+    if model.config.model_type != "gpt2" and not windows(model):
+        cache = DynamicCache(config=model.config)
+        forward(model, cache, tokens[:PROMPT], position=0)
+        keep(cache, KEEP_ROWS)
+        positions = np.array(KEEP_ROWS)
+        turn(model, cache, np.arange(positions.size) - positions)
+        arrays["close_logits"] = forward(model, cache, tokens[PROMPT : PROMPT + AFTER], position=len(KEEP_ROWS))
+    if model.config.model_type == "phi3" and model.config.rope_parameters["rope_type"] == "longrope":
+        # The length of the text decides for all of its positions; what comes later changes nothing else.
+        text = np.resize(tokens, model.config.original_max_position_embeddings + 1)
+        arrays["long_logits"] = forward(model, None, text, position=0)[TOKENS - LAST : TOKENS]
+    rounded = {name: np.round(array / LOGIT_STEP) * np.float32(LOGIT_STEP) for name, array in arrays.items()}
+    return {"tokens": tokens, "keep_rows": np.array(KEEP_ROWS, np.int32), **rounded}
+
+
+def windows(model: PreTrainedModel) -> bool:
+    return getattr(model.config, "sliding_window", None) is not None
+
+
+def seeing_kept_rows(model: PreTrainedModel, tokens: Array) -> Array:
+    """Logits of the tokens after PROMPT, by masks: what was evicted after PROMPT is hidden from them alone."""
+    count = PROMPT + AFTER
+    query, key = np.arange(count)[:, None], np.arange(count)
+    seen = (key <= query) & ((query < PROMPT) | (key >= PROMPT) | np.isin(key, KEEP_ROWS))
+    in_window = seen & (query - key < WINDOW)
+    if getattr(model.config, "layer_types", None):
+        mask: Any = {"full_attention": additive(seen), "sliding_attention": additive(in_window)}
+    else:
+        mask = additive(in_window if windows(model) else seen)
+    output = model(
+        input_ids=torch.from_numpy(tokens[:count]).long()[None],
+        attention_mask=mask,
+        use_cache=False,
+    )
+    logits: Array = output.logits[0, PROMPT:].numpy()
+    return logits
+
+
+def additive(seen: Array) -> torch.Tensor:
+    """A mask as attention adds it to its scores, [1, 1, queries, keys]."""
+    return torch.from_numpy(np.where(seen, 0, np.finfo(np.float32).min).astype(np.float32))[None, None]
+
+
+def forward(model: PreTrainedModel, cache: DynamicCache | None, tokens: Array, position: int) -> Array:
+    """Append tokens to the cache, if there is one, the first at `position`, and return their logits."""
     output = model(
         input_ids=torch.from_numpy(tokens).long()[None],
         position_ids=torch.arange(position, position + len(tokens))[None],
         past_key_values=cache,
-        use_cache=True,
+        use_cache=cache is not None,
     )
     logits: Array = output.logits[0].numpy()
     return logits
 
 
-def stream(model: LlamaForCausalLM, tokens: Array, in_cache: bool) -> Array:
+def stream(model: PreTrainedModel, tokens: Array, in_cache: bool) -> Array:
     """Run chunk by chunk; make room for each by evicting the oldest rows behind the sinks.
 
     `in_cache` counts positions in the cache: the rows that move up are rotated to their new place.
@@ -186,14 +255,20 @@ def keep(cache: DynamicCache, rows: list[int]) -> None:
         layer.keys, layer.values = layer.keys[:, :, rows], layer.values[:, :, rows]
 
 
-def shift(model: LlamaForCausalLM, cache: DynamicCache, first: int, by: int) -> None:
+def shift(model: PreTrainedModel, cache: DynamicCache, first: int, by: int) -> None:
     """Rotate the keys of the rows from `first` on, as if their positions had been `by` larger."""
-    angle = by * model.model.rotary_emb.inv_freq.double()
-    cos, sin = angle.cos(), angle.sin()
+    rows = np.arange(cache.get_seq_length())
+    turn(model, cache, np.where(rows < first, 0, by))
+
+
+def turn(model: PreTrainedModel, cache: DynamicCache, by: Array) -> None:
+    """Rotate the key of every row, as if its position had been larger by its entry in `by`."""
+    angle = torch.from_numpy(by)[:, None] * model.model.rotary_emb.inv_freq.double()
+    cos, sin, width = angle.cos(), angle.sin(), 2 * angle.shape[-1]
     for layer in cache.layers:
-        a, b = layer.keys[:, :, first:].double().chunk(2, dim=-1)
+        a, b = layer.keys[..., :width].double().chunk(2, dim=-1)
         rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
-        layer.keys = torch.cat([layer.keys[:, :, :first], rotated.float()], dim=2)
+        layer.keys = torch.cat([rotated.float(), layer.keys[..., width:]], dim=-1)
 
 
 def train_sentencepiece() -> sentencepiece.SentencePieceProcessor:

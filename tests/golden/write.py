@@ -1,11 +1,12 @@
-"""Write a transformers Llama model and a vocabulary as the GGUF file that llama.cpp expects.
+"""Write a transformers model and a vocabulary as the GGUF file that llama.cpp expects.
 
 Our own converters are tested against these files, so this goes straight to `gguf.GGUFWriter`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import gguf
@@ -13,11 +14,12 @@ import numpy as np
 import sentencepiece
 from gguf import TokenType
 from numpy.typing import NDArray
-from transformers import LlamaForCausalLM
+from transformers import PreTrainedConfig, PreTrainedModel
 
 Vocabulary = Callable[[gguf.GGUFWriter], None]
 """Adds the tokenizer's fields to a file."""
 
+ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3"}  # GGUF's names, where they differ from transformers'
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]  # ids 0, 1, 2, as in SmolLM2
 MERGES = ["Ġ t", "h e", "i n", "Ġt he", "Ġ a", "e r", "a n", "Ġa n", "Ġan d", "in g", "Ġ Ġ", "r e", "o n"]
 CHATML = (
@@ -27,48 +29,106 @@ CHATML = (
 )
 
 
-def write_gguf(path: Path, model: LlamaForCausalLM, vocabulary: Vocabulary) -> None:
-    """Write every weight in float32, with all the metadata that llama.cpp reads."""
+def write_gguf(path: Path, model: PreTrainedModel, vocabulary: Vocabulary) -> None:
+    """Write every weight in float32, with all the metadata that llama.cpp's own converter writes."""
     config = model.config
-    head_size, theta = config.head_dim, config.rope_parameters["rope_theta"]
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_name(path.stem)
+    architecture = ARCHITECTURES.get(config.model_type, config.model_type)
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_name(path.stem.replace("phi3", "phi 3"))  # for the real one llama.cpp expects certain tokens
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    if head_size * config.num_attention_heads != config.hidden_size:  # else the readers' default is right
-        writer.add_key_length(head_size)
-        writer.add_value_length(head_size)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(theta)
-    writer.add_rope_dimension_count(head_size)
-    writer.add_vocab_size(config.vocab_size)
+    add_shape(writer, config)
+    if architecture != "gpt2":
+        add_rope(writer, config)
+    if config.model_type == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if config.model_type == "phi3":  # 0 tells Phi 4 from Phi 3; llama.cpp ignores any other window
+        writer.add_sliding_window(config.sliding_window or 0)
+    elif getattr(config, "sliding_window", None):
+        writer.add_sliding_window(config.sliding_window)
+    if architecture == "llama":
+        writer.add_vocab_size(config.vocab_size)
     vocabulary(writer)
-
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    for name, tensor in model.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue  # a reader takes the embedding where there is no output.weight
-        weight = tensor.numpy()
-        if name.endswith("q_proj.weight"):
-            weight = interleave(weight, config.num_attention_heads)
-        elif name.endswith("k_proj.weight"):
-            weight = interleave(weight, config.num_key_value_heads)
-        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), np.ascontiguousarray(weight))
-    if config.rope_parameters["rope_type"] == "llama3":
-        # GGUF has no fields for this scaling: it stores what each frequency is divided by.
-        plain = theta ** (-np.arange(0, head_size, 2, dtype=np.float64) / head_size)
-        scaled = model.model.rotary_emb.inv_freq.double().numpy()
-        writer.add_tensor("rope_freqs.weight", (plain / scaled).astype(np.float32))
-
+    for name, weight in tensors(model, architecture):
+        writer.add_tensor(name, np.ascontiguousarray(weight))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def add_shape(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(4 * config.n_embd if config.model_type == "gpt2" else config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    if config.model_type == "gpt2":
+        writer.add_layer_norm_eps(config.layer_norm_epsilon)
+        return
+    writer.add_head_count_kv(config.num_key_value_heads)
+    if head_size(config) * config.num_attention_heads != config.hidden_size:  # else the readers' default is right
+        writer.add_key_length(head_size(config))
+        writer.add_value_length(head_size(config))
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+
+
+def add_rope(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
+    """The base for all layers, or for those that see everything; the scaling, as far as GGUF has fields for it."""
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    local = config.rope_parameters.get("sliding_attention")
+    if config.model_type != "gemma2":  # llama.cpp's converter leaves the usual 10000 out
+        writer.add_rope_freq_base(rope["rope_theta"])
+    if local and local["rope_theta"] != 10_000.0:  # as long as that was the only value, it was not written
+        writer.add_rope_freq_base_swa(local["rope_theta"])
+    if config.model_type in ("llama", "mistral", "phi3"):
+        writer.add_rope_dimension_count(int(rope.get("partial_rotary_factor", 1.0) * head_size(config)))
+    if config.model_type == "phi3":  # names no type: what scales is that there are tensors of factors
+        original = config.original_max_position_embeddings
+        writer.add_rope_scaling_orig_ctx_len(original)
+        if rope["rope_type"] == "longrope":
+            longer = config.max_position_embeddings / original
+            writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(longer) / math.log(original)))
+    elif rope["rope_type"] in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+        if rope["rope_type"] == "yarn":
+            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+
+
+def tensors(model: PreTrainedModel, architecture: str) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """All weights by their names in GGUF, laid out as there."""
+    config = model.config
+    kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue  # a reader takes the embedding where there is no output.weight
+        weight = tensor.numpy()
+        if architecture == "llama" and name.endswith("q_proj.weight"):
+            weight = interleave(weight, config.num_attention_heads)
+        elif architecture == "llama" and name.endswith("k_proj.weight"):
+            weight = interleave(weight, config.num_key_value_heads)
+        elif architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
+            weight = weight + 1  # transformers adds this 1 when it runs
+        elif architecture == "gpt2" and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
+            weight = weight.T
+        yield names.get_name(name, try_suffixes=(".weight", ".bias")), weight
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "llama3":
+        # GGUF has no fields for this scaling: it stores what each frequency is divided by.
+        size = head_size(config)
+        plain = rope["rope_theta"] ** (-np.arange(0, size, 2, dtype=np.float64) / size)
+        scaled = model.model.rotary_emb.inv_freq.double().numpy()
+        yield "rope_freqs.weight", (plain / scaled).astype(np.float32)
+    elif rope.get("rope_type") == "longrope":
+        yield "rope_factors_long.weight", np.array(rope["long_factor"], np.float32)
+        yield "rope_factors_short.weight", np.array(rope["short_factor"], np.float32)
+
+
+def head_size(config: PreTrainedConfig) -> int:
+    size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return size
 
 
 def interleave(weight: NDArray[np.float32], heads: int) -> NDArray[np.float32]:

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
-from edge.backends.tvm.blocks import bf16, f16, f32, q4_0, q4_1, q8_0
+from edge.backends.tvm.blocks import (
+    bf16,
+    f16,
+    f32,
+    iq4_nl,
+    q2_k,
+    q3_k,
+    q4_0,
+    q4_1,
+    q4_k,
+    q5_0,
+    q5_1,
+    q5_k,
+    q6_k,
+    q8_0,
+)
 from edge.backends.tvm.blocks.base import Block
 
-BLOCKS: dict[str, Block] = {
-    block.name: block for block in (q4_0.BLOCK, q4_1.BLOCK, q8_0.BLOCK, f16.BLOCK, bf16.BLOCK, f32.BLOCK)
-}
+_FILES = (bf16, f16, f32, iq4_nl, q2_k, q3_k, q4_0, q4_1, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0)
+
+BLOCKS: dict[str, Block] = {each.BLOCK.name: each.BLOCK for each in _FILES}

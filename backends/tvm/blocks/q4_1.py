@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
-from edge.backends.tvm.blocks.base import Bytes, IntegerBlock, by_fours, scales_of
-from edge.backends.tvm.blocks.q4_0 import registers
+from edge.backends.tvm.blocks.base import Bytes, IntegerBlock, Split, numbers_at
 
 
-def pack(raw: Bytes) -> tuple[Bytes, NDArray[np.uint16]]:
-    return np.ascontiguousarray(by_fours(raw[:, :, 4:])), scales_of(raw, 2)
+def split(raw: Bytes) -> Split:
+    return Split(raw[:, :, 4:], numbers_at(raw, 0, 2))
 
 
-BLOCK = IntegerBlock(
-    "Q4_1", values=32, raw_bytes=20, quant_bytes=256, center=0, largest=15, signed=False, has_minimum=True,
-    pack=pack, registers=registers,
-)  # fmt: skip
+BLOCK = IntegerBlock("Q4_1", values=32, raw_bytes=20, planes=(4,), has_minimum=True, split=split)

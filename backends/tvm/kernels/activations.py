@@ -1,20 +1,20 @@
 """Activations as matrix products read them: float32 rows, and the same rows in blocks of 32 signed bytes.
 
 A block is q = round(x · 127 / max|x|) with one float32 scale, as in llama.cpp's Q8_0, but rounded from the exact
-scale. Products with integer weights need no float until the block's end, so two sums of q are kept beside it.
+scale. Products with integer weights need no float until the block's end, so two sums of q are kept beside it: of all
+32, and of 16 each where weights' scales are those of 16.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.kernels.lanes import (
     Buffer,
-    Register,
     Value,
-    floats,
     i64,
     largest,
     let,
@@ -23,23 +23,29 @@ from edge.backends.tvm.kernels.lanes import (
     pure,
     spread,
     store,
-    total,
 )
 
 BLOCK = 32
-CENTER = 8  # what the stored sums are multiplied by: Q4_0's center
+CENTER = {32: 8, 16: 4}  # what sums of as many values are stored multiplied by: the centers of Q4_0 and of Q3_K
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Two sums of every 32 or 16 values."""
+
+    corrections: Value  # −CENTER · Σ q, int32
+    sums: Value  # scale · Σ q, float32
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """Rows of signed bytes, four to a word, and per block of 32 a scale and two sums. Offsets are in elements."""
+    """Rows of signed bytes, four to a word, and per block of 32 a scale. Offsets are in elements."""
 
     integers: Buffer  # int32
     words: Value  # where they start: stride / 4 per row
-    corrections: Value  # −8 · Σ q: stride / 32 per row
     numbers: Buffer  # float32
     scales: Value  # stride / 32 per row
-    sums: Value  # scale · Σ q: stride / 32 per row
+    sums: Mapping[int, Sums]  # by the number of values that are added up
     stride: int
 
     def words_at(self, row: Value) -> Value:
@@ -49,8 +55,10 @@ class Quantized:
         return row * (self.stride // BLOCK)
 
 
-def quantize(source: Buffer, start: Value, columns: int, out: Quantized, row: Value) -> None:
-    """Row `row` of `out` becomes source[start : start + columns]."""
+def quantize(
+    source: Buffer, start: Value, columns: int, out: Quantized, row: Value, spans: Collection[int]
+) -> None:  # fmt: skip
+    """Row `row` of `out` becomes source[start : start + columns], with the sums of `spans` values."""
     words, blocks = let(out.words_at(row)), let(out.blocks_at(row))
     with loop(i64(0), i64(columns // BLOCK)) as block:
         low = let(load(source, start + block * BLOCK))
@@ -61,27 +69,13 @@ def quantize(source: Buffer, start: Value, columns: int, out: Quantized, row: Va
         first, second = (let(_round(half, inverse)) for half in (low, high))
         store(out.integers, words + block * 8, _bytes(first), 4)
         store(out.integers, words + block * 8 + 4, _bytes(second), 4)
-        count = let(pure("int32", "llvm.vector.reduce.add", first + second))
         T.buffer_store(out.numbers, scale, [out.scales + blocks + block])
-        T.buffer_store(out.numbers, scale * T.cast(count, "float32"), [out.sums + blocks + block])
-        T.buffer_store(out.integers, count * T.int32(-CENTER), [out.corrections + blocks + block])
-
-
-def rms_norm(
-    source: Buffer, start: Value, weight: Buffer, weight_at: Value, width: int, padded: int, epsilon: float,
-    out: Buffer, out_at: Value,
-) -> None:  # fmt: skip
-    """x / sqrt(mean(x²) + ε) · weight. Values beyond `width`, up to `padded`, are zero and stay so."""
-    squares = Register()
-    squares.value = floats(0)
-    with loop(i64(0), i64(padded // 16)) as part:
-        x = let(load(source, start + part * 16))
-        squares.value = squares.value + x * x
-    mean = total(squares.value) * T.float32(1 / width)
-    scale = let(T.float32(1) / T.sqrt(mean + T.float32(epsilon)))
-    with loop(i64(0), i64(padded // 16)) as part:
-        x = load(source, start + part * 16) * spread(scale)
-        store(out, out_at + part * 16, x * load(weight, weight_at + part * 16))
+        for span in spans:
+            sums, parts = out.sums[span], (first + second,) if span == BLOCK else (first, second)
+            for index, part in enumerate(parts):
+                count, at = let(pure("int32", "llvm.vector.reduce.add", part)), (blocks + block) * len(parts) + index
+                T.buffer_store(out.numbers, scale * T.cast(count, "float32"), [sums.sums + at])
+                T.buffer_store(out.integers, count * T.int32(-CENTER[span]), [sums.corrections + at])
 
 
 def _abs(x: Value) -> Value:

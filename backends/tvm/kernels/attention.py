@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.kernels.cache import Cache, row_scales
+from edge.backends.tvm.kernels.functions import soft_cap
 from edge.backends.tvm.kernels.lanes import (
     Buffer,
     Register,
@@ -35,11 +36,15 @@ NEVER = -1e30  # the score of a row that may not be seen
 
 
 @dataclass(frozen=True)
-class Window:
-    """A sliding window: a query at position p sees positions above p − size. Positions lie like the cache's rows."""
+class Limits:
+    """What scores go through before softmax: a soft cap (0: none), and a sliding window, if any layer has one.
 
-    size: int
-    positions: Buffer  # int32
+    A query at position p sees positions above p − window; `positions` (int32) lie like the cache's rows.
+    """
+
+    cap: float
+    window: Value | None
+    positions: Buffer
 
 
 @dataclass(frozen=True)
@@ -65,12 +70,11 @@ class Query:
 
 def attend(
     target: Target, cache: Cache, queries: Buffer, rows: Sequence[Query], first_row: Value, tiles: tuple[Value, Value],
-    work: Work, window: Window | None, *, fetch: bool,
+    work: Work, limits: Limits, *, fetch: bool,
 ) -> None:  # fmt: skip
     """Fill work.out (not yet divided by work.sums), work.maxima and work.sums for a range of the cache's tiles.
 
-    fetch: the cache is read once and not soon again, so ask
-    memory ahead of need.
+    fetch: the cache is read once and not soon again, so ask memory ahead of need.
     """
     parts = cache.head // 16
     for index in range(len(rows)):
@@ -82,7 +86,7 @@ def attend(
     with loop(i64(0), (last - first + (work.block - 1)) // work.block) as step:
         start = let(first + step * work.block)
         count = let(T.min(i64(work.block), last - start))
-        _score(target, cache, queries, rows, first_row, start, count, work, window, fetch)
+        _score(target, cache, queries, rows, first_row, start, count, work, limits, fetch)
         _soften(cache, rows, first_row, start, count, work)
         most = rows[-1].visible  # the last query sees most
         _mix(target, cache, len(rows), first_row, start, let(T.min(count * 16, most - start * 16)), work, fetch)
@@ -90,7 +94,7 @@ def attend(
 
 def _score(
     target: Target, cache: Cache, queries: Buffer, rows: Sequence[Query], first_row: Value, start: Value, count: Value,
-    work: Work, window: Window | None, fetch: bool,
+    work: Work, limits: Limits, fetch: bool,
 ) -> None:  # fmt: skip
     """work.scores = Q Kᵀ for `count` tiles; a few tiles at a time, all query rows in registers."""
     side = _tiles_at_once(target, len(rows))
@@ -112,17 +116,19 @@ def _score(
             scales = row_scales(cache, cache.key_scales, first_row, tile)
             for index, (line, query) in enumerate(zip(sums, rows, strict=True)):
                 score = line[offset].value if scales is None else line[offset].value * scales
-                score = mask(score, query, first_row, tile, window)
+                score = limit(score, query, first_row, tile, limits)
                 where = work.scores + index * (work.block * 16) + (group * side + offset) * 16
                 store(work.memory, where, score)
 
 
-def mask(scores: Value, query: Query, first_row: Value, tile: Value, window: Window | None) -> Value:
-    """The scores of 16 rows, those that the query may not see made NEVER."""
+def limit(scores: Value, query: Query, first_row: Value, tile: Value, limits: Limits) -> Value:
+    """The scores of 16 rows, capped, and NEVER for those that the query may not see."""
+    scores = soft_cap(scores, limits.cap)
     numbers = T.ramp(T.cast(tile * 16, "int32"), T.int32(1), 16)
     scores = T.Select(numbers < spread(T.cast(query.visible, "int32")), scores, floats(NEVER))
-    if window:
-        newer = load(window.positions, first_row + tile * 16) > spread(T.cast(query.position - window.size, "int32"))
+    if limits.window is not None:
+        oldest = T.cast(query.position - limits.window, "int32")
+        newer = load(limits.positions, first_row + tile * 16) > spread(oldest)
         scores = T.Select(newer, scores, floats(NEVER))
     return scores
 

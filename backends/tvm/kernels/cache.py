@@ -7,6 +7,7 @@ rounded up to 16, the rest zero. With int8 every row of every head has a float32
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvm.tirx.script.builder import ir as T
@@ -14,7 +15,6 @@ from tvm.tirx.script.builder import ir as T
 from edge.backends.tvm.kernels.isa import Isa
 from edge.backends.tvm.kernels.lanes import (
     Buffer,
-    Register,
     Value,
     floats,
     largest,
@@ -71,30 +71,27 @@ class Cache:
         """Values in a cache line."""
         return 64 // {"f32": 4, "f16": 2, "int8": 1}[self.dtype]
 
-    def write_key(self, first_row: Value, row: Value, vectors: list[Register]) -> None:
-        """`vectors` hold the head's dimensions, 16 by 16; they are overwritten."""
-        self._quantize(self.key_scales, first_row + row, vectors)
+    def write_key(self, first_row: Value, row: Value, vectors: Sequence[Value]) -> None:
+        """`vectors` hold the head's dimensions, 16 by 16."""
         start = let((first_row + (row // 16) * 16) * self.head + row % 16)
-        for part, vector in enumerate(vectors):
-            store(self.keys, start + part * 256, self._stored(vector.value), stride=16)
+        for part, vector in enumerate(self._quantized(self.key_scales, first_row + row, vectors)):
+            store(self.keys, start + part * 256, self._stored(vector), stride=16)
 
-    def write_value(self, first_row: Value, row: Value, vectors: list[Register]) -> None:
-        self._quantize(self.value_scales, first_row + row, vectors)
-        for part, vector in enumerate(vectors):
-            store(self.values, (first_row + row) * self.head + part * 16, self._stored(vector.value))
+    def write_value(self, first_row: Value, row: Value, vectors: Sequence[Value]) -> None:
+        for part, vector in enumerate(self._quantized(self.value_scales, first_row + row, vectors)):
+            store(self.values, (first_row + row) * self.head + part * 16, self._stored(vector))
 
-    def _quantize(self, scales: Buffer, at: Value, vectors: list[Register]) -> None:
+    def _quantized(self, scales: Buffer, at: Value, vectors: Sequence[Value]) -> Sequence[Value]:
         """int8: q = round(x · 127 / max|x|) over the whole head."""
         if self.dtype != "int8":
-            return
+            return vectors
         size: Value = floats(0)
         for vector in vectors:
-            size = let(T.max(size, pure("float32x16", "llvm.fabs", vector.value)))
+            size = let(T.max(size, pure("float32x16", "llvm.fabs", vector)))
         most = let(largest(size))
         inverse = let(T.if_then_else(most > T.float32(0), T.float32(127) / most, T.float32(0)))
         T.buffer_store(scales, most * T.float32(1 / 127), [at])
-        for vector in vectors:
-            vector.value = pure("float32x16", "llvm.rint", vector.value * spread(inverse))
+        return [pure("float32x16", "llvm.rint", vector * spread(inverse)) for vector in vectors]
 
     def _stored(self, values: Value) -> Value:
         if self.dtype == "f16":

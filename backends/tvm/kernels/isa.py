@@ -26,9 +26,13 @@ class Isa(Protocol):
         ...
 
     def dots(
-        self, starts: Sequence[Value], weights: Sequence[Value], words: Sequence[Sequence[Value]], largest: int | None
+        self, starts: Sequence[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], largest: int | None
     ) -> Iterator[Value]:
-        """`dot` for several tokens, starts[i] + Σ weights · words[i], in the order that suits the registers."""
+        """`dot` for every token's sums and words of x, in this order; a token is asked for when its turn comes."""
+        ...
+
+    def lookup(self, table: Sequence[int], indices: Value) -> Value:
+        """16 int32 lanes of 4 bytes, each 0 … 15, become table[byte], signed bytes."""
         ...
 
     def from_f16(self, stored: Value) -> Value:
@@ -54,11 +58,16 @@ class Generic:
         return sums
 
     def dots(
-        self, starts: Sequence[Value], weights: Sequence[Value], words: Sequence[Sequence[Value]], largest: int | None
+        self, starts: Sequence[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], largest: int | None
     ) -> Iterator[Value]:
-        """One token after the other: its sum is used before the next is begun."""
-        for start, x in zip(starts, words, strict=True):
-            yield self.dot(start, weights, x, largest)
+        for start, words in zip(starts, x, strict=True):
+            yield self.dot(start, weights, words, largest)
+
+    def lookup(self, table: Sequence[int], indices: Value) -> Value:
+        index, found = let(T.reinterpret("int8x64", indices)), spread(T.int8(table[0]), 64)
+        for number, entry in enumerate(table[1:], start=1):
+            found = let(T.Select(index == spread(T.int8(number), 64), spread(T.int8(entry), 64), found))
+        return T.reinterpret("int32x16", found)
 
     def from_f16(self, stored: Value) -> Value:
         """Its exponent and fraction, read as a float32, are too small by 2^112; infinities are put right."""
@@ -100,10 +109,17 @@ class Avx2(_Float16Instructions):
         for which in (0, 1):
             registers = [half(weight, which, "int32x8") for weight in weights]
             pairs = [self._pairs(w, spread(word, 8), largest) for w, word in zip(registers, x, strict=True)]
-            if largest is not None and 2 * largest * 127 * len(pairs) < 1 << 15:  # all of them fit 16 bits together
-                pairs = [functools.reduce(lambda a, b: let(a + b), pairs)]
-            halves.append(functools.reduce(lambda a, b: let(a + b), map(self._widened, pairs)))
+            # As many as fit 16 bits are added there.
+            fit = 1 if largest is None else ((1 << 15) - 1) // (2 * largest * 127)
+            pairs = [functools.reduce(_add, pairs[at : at + fit]) for at in range(0, len(pairs), fit)]
+            halves.append(functools.reduce(_add, map(self._widened, pairs)))
         return let(sums + T.vectorcombine("int32x16", *halves))
+
+    def lookup(self, table: Sequence[int], indices: Value) -> Value:
+        bytes_of = T.reinterpret("int8x32", _repeated(table, 8))
+        halves = [T.reinterpret("int8x32", half(indices, which, "int32x8")) for which in (0, 1)]
+        found = [pure("int8x32", "llvm.x86.avx2.pshuf.b", bytes_of, each) for each in halves]
+        return T.vectorcombine("int32x16", *(T.reinterpret("int32x8", each) for each in found))
 
     def _pairs(self, weights: Value, x: Value, largest: int | None) -> Value:
         w, signs = T.reinterpret("int8x32", weights), T.reinterpret("int8x32", x)
@@ -127,9 +143,23 @@ class Avx512Vnni(_Float16Instructions):
             sums = let(pure("int32x16", "llvm.x86.avx512.vpdpbusd.512", sums, *arguments))
         return sums
 
+    def lookup(self, table: Sequence[int], indices: Value) -> Value:
+        arguments = (T.reinterpret("int8x64", _repeated(table, 16)), T.reinterpret("int8x64", indices))
+        return T.reinterpret("int32x16", pure("int8x64", "llvm.x86.avx512.pshuf.b.512", *arguments))
 
-class AvxVnni(_Float16Instructions):
-    """vpdpbusd on registers of 256 bits, for CPUs without AVX-512."""
+
+def _add(a: Value, b: Value) -> Value:
+    return let(a + b)
+
+
+def _repeated(table: Sequence[int], lanes: int) -> Value:
+    """16 signed bytes as 4 int32 lanes, again and again."""
+    words = np.array(table, np.int8).view("<i4").tolist()
+    return T.Shuffle([ints(word, 4) for word in words], [4 * (lane % 4) for lane in range(lanes)])
+
+
+class AvxVnni(Avx2):
+    """AVX2 with vpdpbusd, on registers of 256 bits."""
 
     signed_offset = 128
 
@@ -159,15 +189,15 @@ class Neon(_Float16Instructions):
         return result
 
     def dots(
-        self, starts: Sequence[Value], weights: Sequence[Value], words: Sequence[Sequence[Value]], largest: int | None
+        self, starts: Sequence[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], largest: int | None
     ) -> Iterator[Value]:
         """smull: products are added in 16 bits while they fit, two of signed bytes, all of a block of nibbles."""
         sums = [_quarters(start) for start in starts]
         room = ((1 << 15) - 1) // (127 * (128 if largest is None else largest))
         for first in range(0, len(weights), room):
             group = [_quarters(register) for register in weights[first : first + room]]
-            for token, x in zip(sums, words, strict=True):
-                scalars = [T.reinterpret("int8x8", spread(word, 2)) for word in x[first : first + room]]
+            for token, words in zip(sums, x, strict=True):
+                scalars = [T.reinterpret("int8x8", spread(word, 2)) for word in words[first : first + room]]
                 for quarter in range(4):
                     parts = [
                         self._products([half(_bytes(each[quarter]), which, "int8x8") for each in group], scalars)
@@ -177,29 +207,27 @@ class Neon(_Float16Instructions):
         return map(_joined, sums)
 
     def lookup(self, table: Sequence[int], indices: Value) -> Value:
-        """16 int32 lanes of 4 bytes from 0 to 15 become table[byte], signed bytes."""
-        packed = np.array(table, np.int8).view("<i4")
-        entries = _bytes(T.Shuffle([T.int32(int(word)) for word in packed], list(range(4))))
+        entries = _bytes(_repeated(table, 4))
         found = [pure("int8x16", "llvm.aarch64.neon.tbl1", entries, _bytes(each)) for each in _quarters(indices)]
         return _joined([T.reinterpret("int32x4", each) for each in found])
 
     def _products(self, weights: Sequence[Value], x: Sequence[Value]) -> Value:
         """Sums of 2 neighbouring products each, over all weights: int32x4 from pairs of int8x8."""
         each = (pure("int16x8", "llvm.aarch64.neon.smull", *pair) for pair in zip(weights, x, strict=True))
-        return pure("int32x4", "llvm.aarch64.neon.saddlp", functools.reduce(lambda a, b: let(a + b), each))
+        return pure("int32x4", "llvm.aarch64.neon.saddlp", functools.reduce(_add, each))
 
 
 class DotProd(Neon):
     """sdot: 4 sums of 4 products of signed bytes."""
 
     def dots(
-        self, starts: Sequence[Value], weights: Sequence[Value], words: Sequence[Sequence[Value]], largest: int | None
+        self, starts: Sequence[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], largest: int | None
     ) -> Iterator[Value]:
         sums = [_quarters(start) for start in starts]
         for index, register in enumerate(weights):
             quarters = [_bytes(each) for each in _quarters(register)]
-            for token, x in zip(sums, words, strict=True):
-                scalar = _bytes(let(spread(x[index], 4)))
+            for token, words in zip(sums, x, strict=True):
+                scalar = _bytes(let(spread(words[index], 4)))
                 for number, quarter in enumerate(quarters):
                     token[number] = let(pure("int32x4", "llvm.aarch64.neon.sdot", token[number], quarter, scalar))
         return map(_joined, sums)
@@ -209,17 +237,17 @@ class I8mm(DotProd):
     """smmla: [2, 8] · [2, 8]ᵀ of signed bytes, here two tokens · two rows. A single token is left to sdot."""
 
     def dots(
-        self, starts: Sequence[Value], weights: Sequence[Value], words: Sequence[Sequence[Value]], largest: int | None
+        self, starts: Sequence[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], largest: int | None
     ) -> Iterator[Value]:
         """Pairs of words meet pairs of registers, whose rows are brought together: 8 values of one row in 8 bytes."""
         if len(starts) % 2:
-            return super().dots(starts, weights, words, largest)
+            return super().dots(starts, weights, x, largest)
         pairs = range(0, len(starts), 2)
         sums = [_crossed(starts[pair], starts[pair + 1], _TOKENS) for pair in pairs]
         for index in range(0, len(weights), 2):
             rows = [_bytes(each) for each in _crossed(weights[index], weights[index + 1], _ROWS)]
             for pair, products in zip(pairs, sums, strict=True):
-                four = [x[at] for x in words[pair : pair + 2] for at in (index, index + 1)]
+                four = [words[at] for words in x[pair : pair + 2] for at in (index, index + 1)]
                 tokens = _bytes(let(T.Shuffle(four, list(range(4)))))
                 for number, row in enumerate(rows):
                     products[number] = let(pure("int32x4", "llvm.aarch64.neon.smmla", products[number], tokens, row))

@@ -94,6 +94,20 @@ class Register:
         return self._buffer[index]
 
 
+class Strip:
+    """`count` vectors of 16 lanes side by side on the stack, indexed while the kernel runs."""
+
+    def __init__(self, count: int) -> None:
+        annotations = {"disable_lower_builtin": True}
+        self._buffer = T.alloc_buffer((count * LANES,), "float32", scope="local", annotations=annotations)
+
+    def __getitem__(self, index: Value) -> Value:
+        return load(self._buffer, index * LANES)
+
+    def __setitem__(self, index: Value, value: Value) -> None:
+        store(self._buffer, index * LANES, value)
+
+
 def half(vector: Value, which: int, dtype: str) -> Value:
     """The low (0) or high (1) half of a vector, of type `dtype`."""
     return T.vectorhigh(dtype, vector) if which else T.vectorlow(dtype, vector)
@@ -138,13 +152,15 @@ def _i(lanes: int) -> str:
     return f"int32x{lanes}" if lanes > 1 else "int32"
 
 
-def low_nibbles(words: Value) -> Value:
-    """The low 4 bits of each of the 4 bytes in a lane."""
-    return T.bitwise_and(words, ints(0x0F0F0F0F))
-
-
-def high_nibbles(words: Value) -> Value:
-    return T.bitwise_and(T.shift_right(words, ints(4)), ints(0x0F0F0F0F))
+def move_bits(words: Value, bits: int, at: int, to: int) -> Value:
+    """`bits` bits from bit `at` of each of the 4 bytes in a lane, moved to bit `to`; all others 0. 8 bits stay."""
+    if bits == 8:
+        return words
+    if at > to:
+        words = T.shift_right(words, ints(at - to))
+    elif at < to:
+        words = T.shift_left(words, ints(to - at))
+    return T.bitwise_and(words, ints(((1 << bits) - 1 << to) * 0x01010101))
 
 
 def shift_to_float(stored: Value, bits: int) -> Value:

@@ -6,13 +6,13 @@ are unpacked once per block and serve every token. Both are this kernel, with on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tvm.tirx.script.builder import ir as T
 
-from edge.backends.tvm.blocks.base import Block, FloatBlock, IntegerBlock
-from edge.backends.tvm.kernels.activations import BLOCK, CENTER, Quantized
+from edge.backends.tvm.blocks.base import PART, Block, FloatBlock, IntegerBlock
+from edge.backends.tvm.kernels.activations import CENTER, Quantized
 from edge.backends.tvm.kernels.isa import Isa
 from edge.backends.tvm.kernels.lanes import (
     Buffer,
@@ -45,6 +45,7 @@ class Weights:
 
     words: Buffer  # int32
     halves: Buffer  # uint16: scales, F16, BF16
+    bytes: Buffer  # int8: factors of scales
     floats: Buffer  # float32: F32, norms
 
 
@@ -84,28 +85,35 @@ def _integers(
     isa: Isa, weights: Weights, matrix: Matrix, block: IntegerBlock, tile: Value, x: Quantized,
     rows: Sequence[Value], sums: list[Register], ahead: int,
 ) -> None:  # fmt: skip
-    """Σ over blocks of d · s · (Σ w q − center Σ q) + m · s Σ q, where s and q are the activations'."""
-    count = matrix.columns // block.values
-    words = let((matrix.quants + tile * (count * block.quant_bytes)) // 4)
-    halves = let((matrix.scales + tile * (count * block.scale_bytes)) // 2)
+    """Σ over spans of d · s · (Σ w q − center Σ q) + m · s Σ q, where s and q are the activations'."""
+    count, first_part, first_scales = _tile(matrix, block, tile)
     x_words = [let(x.words_at(row)) for row in rows]
     x_blocks = [let(x.blocks_at(row)) for row in rows]
     center = block.center + (isa.signed_offset if block.signed else 0)
     with loop(i64(0), i64(count)) as at:
-        first = let(words + at * (block.quant_bytes // 4))
+        first = let(first_part + at * (block.part_bytes // 4))
         if ahead:
-            for line in range(0, block.quant_bytes, 64):
+            for line in range(0, block.part_bytes, 64):
                 prefetch(weights.words, first + (ahead + line) // 4)
-        registers, scale, minimum = _read_block(isa, weights, block, first, halves + at * (block.scale_bytes // 2))
-        parts = T.int32(center // CENTER)
-        starts = [spread(x.integers[x.corrections + b + at] * parts) if center else ints(0) for b in x_blocks]
-        words_of_x = [[x.integers[w + at * (BLOCK // 4) + i] for i in range(len(registers))] for w in x_words]
-        dots = isa.dots(starts, registers, words_of_x, None if block.signed else block.largest)
-        for each, block_at, products in zip(sums, x_blocks, dots, strict=True):
-            factor = scale * spread(x.numbers[x.scales + block_at + at])
-            result = each.value + T.cast(products, "float32x16") * factor
-            if minimum is not None:
-                result = result + minimum * spread(x.numbers[x.sums + block_at + at])
+        spans = _read_part(isa, weights, block, first, first_scales, at)
+        x_sums, products = x.sums[block.span], []
+        for number, span in enumerate(spans):
+            starts, words_of_x = [], []
+            for x_at, block_at in zip(x_words, x_blocks, strict=True):
+                sum_at = (block_at + at) * len(spans) + number
+                correction = x.integers[x_sums.corrections + sum_at] * T.int32(center // CENTER[block.span])
+                starts.append(spread(correction) if center else ints(0))
+                word = x_at + at * (PART // 4) + number * len(span.registers)
+                words_of_x.append([x.integers[word + index] for index in range(len(span.registers))])
+            products.append(isa.dots(starts, span.registers, words_of_x, block.largest))
+        for each, block_at, *dots in zip(sums, x_blocks, *products, strict=True):
+            result = each.value
+            for number, (span, dot) in enumerate(zip(spans, dots, strict=True)):
+                factor = span.scale * spread(x.numbers[x.scales + block_at + at])
+                result = result + T.cast(dot, "float32x16") * factor
+                if span.minimum is not None:
+                    sum_at = (block_at + at) * len(spans) + number
+                    result = result + span.minimum * spread(x.numbers[x_sums.sums + sum_at])
             each.value = result
 
 
@@ -114,36 +122,63 @@ def _exact(
     rows: Sequence[Value], sums: list[Register],
 ) -> None:  # fmt: skip
     """The same with every weight made a float: slow, for tests and for comparison."""
-    count = matrix.columns // block.values
-    words = let((matrix.quants + tile * (count * block.quant_bytes)) // 4)
-    halves = let((matrix.scales + tile * (count * block.scale_bytes)) // 2)
+    count, first_part, first_scales = _tile(matrix, block, tile)
     starts = [let(inputs.start + row * inputs.stride) for row in rows]
     with loop(i64(0), i64(count)) as at:
-        first = let(words + at * (block.quant_bytes // 4))
-        registers, scale, minimum = _read_block(isa, weights, block, first, halves + at * (block.scale_bytes // 2))
-        for index, register in enumerate(registers):
+        first = first_part + at * (block.part_bytes // 4)
+        for index, weight in enumerate(_weights(block, _read_part(isa, weights, block, first, first_scales, at))):
+            weight = let(weight)
+            for each, start in zip(sums, starts, strict=True):
+                each.value = each.value + weight * spread(inputs.floats[start + at * PART + index])
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Neighbouring values of 16 rows, 4 in each register, that share a scale and a minimum."""
+
+    registers: Sequence[Value]
+    scale: Value
+    minimum: Value | None = None
+
+
+def _tile(matrix: Matrix, block: IntegerBlock, tile: Value) -> tuple[int, Value, Value]:
+    """The number of its parts, and where it lies: the quants in words, the scales in halves."""
+    quants, scales = block.packed_bytes(16, matrix.columns)
+    words, halves = (matrix.quants + tile * quants) // 4, (matrix.scales + tile * scales) // 2
+    return matrix.columns // PART, let(words), let(halves)
+
+
+def _read_part(
+    isa: Isa, weights: Weights, block: IntegerBlock, first: Value, first_scales: Value, at: Value
+) -> list[_Span]:
+    """Part `at` of a tile, whose quants are at word `first` and whose scales begin at half `first_scales`."""
+    first = let(first)
+    registers = block.registers(isa, lambda index: load(weights.words, first + index * 16))
+    scales = let(first_scales + at // block.parts * (block.scale_bytes // 2))
+    numbers = [let(isa.from_f16(load(weights.halves, scales + index * 16))) for index in range(block.numbers)]
+    if block.parts == 1:
+        return [_Span(registers, *numbers)]
+    factors_at = let((scales + block.numbers * 16) * 2 + at % block.parts * PART)
+    stored = [let(T.cast(load(weights.bytes, factors_at + index * 16), "int32x16")) for index in (0, 1)]
+    if block.span == PART:
+        factors = [stored]
+    elif block.has_minimum:
+        factors = [[each & ints(15), (each >> ints(4)) & ints(15)] for each in stored]
+    else:
+        factors = [[each] for each in stored]
+    scaled = [[let(d * T.cast(f, "float32x16")) for d, f in zip(numbers, each, strict=True)] for each in factors]
+    count = len(registers) // len(scaled)
+    return [_Span(registers[index * count : (index + 1) * count], *each) for index, each in enumerate(scaled)]
+
+
+def _weights(block: IntegerBlock, spans: Sequence[_Span]) -> Iterator[Value]:
+    """The values of a part as floats, one of each row. Unsigned bytes are below 128: they may be read as signed."""
+    for span in spans:
+        for register in span.registers:
             for byte in range(4):
-                weight = let(_weight(block, register, byte, scale, minimum))
-                for each, start in zip(sums, starts, strict=True):
-                    x = inputs.floats[start + at * block.values + (4 * index + byte)]
-                    each.value = each.value + weight * spread(x)
-
-
-def _read_block(
-    isa: Isa, weights: Weights, block: IntegerBlock, first: Value, scales: Value
-) -> tuple[Sequence[Value], Value, Value | None]:
-    """A packed block of 16 rows at word `first`: its registers, d, and m if it has any."""
-    registers = block.registers(lambda index: load(weights.words, first + index * 16))
-    at = let(scales)
-    scale = let(isa.from_f16(load(weights.halves, at)))
-    return registers, scale, let(isa.from_f16(load(weights.halves, at + 16))) if block.has_minimum else None
-
-
-def _weight(block: IntegerBlock, register: Value, byte: int, scale: Value, minimum: Value | None) -> Value:
-    """16 weights as floats. Unsigned bytes are below 128, so reading them as signed is no matter."""
-    quant = (register << ints(24 - 8 * byte)) >> ints(24)
-    weight = T.cast(quant - ints(block.center), "float32x16") * scale
-    return weight if minimum is None else weight + minimum
+                quant = (register << ints(24 - 8 * byte)) >> ints(24)
+                weight = T.cast(quant - ints(block.center), "float32x16") * span.scale
+                yield weight if span.minimum is None else weight + span.minimum
 
 
 def _float_weights(
@@ -173,12 +208,9 @@ def copy_row(isa: Isa, weights: Weights, matrix: Matrix, row: Value, out: Buffer
             kept.value = block.decode(isa, load(memory, first + at * 16))
             T.buffer_store(out, kept.lane(lane), [out_at + at])
         return
-    count = matrix.columns // block.values
+    count, first_part, first_scales = _tile(matrix, block, tile)
     with loop(i64(0), i64(count)) as at:
-        first = let((matrix.quants + (tile * count + at) * block.quant_bytes) // 4)
-        scales_at = (matrix.scales + (tile * count + at) * block.scale_bytes) // 2
-        registers, scale, minimum = _read_block(isa, weights, block, first, scales_at)
-        for index, register in enumerate(registers):
-            for byte in range(4):
-                kept.value = _weight(block, register, byte, scale, minimum)
-                T.buffer_store(out, kept.lane(lane), [out_at + at * block.values + (4 * index + byte)])
+        first = first_part + at * (block.part_bytes // 4)
+        for index, weight in enumerate(_weights(block, _read_part(isa, weights, block, first, first_scales, at))):
+            kept.value = weight
+            T.buffer_store(out, kept.lane(lane), [out_at + at * PART + index])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tvm.tirx.script.builder import ir as T
 
-from edge.backends.tvm.kernels.attention import NEVER, Query, Window, mask
+from edge.backends.tvm.kernels.attention import NEVER, Limits, Query, limit
 from edge.backends.tvm.kernels.cache import Cache, row_scales
 from edge.backends.tvm.kernels.lanes import (
     Buffer,
@@ -29,7 +29,7 @@ from edge.backends.tvm.kernels.lanes import (
 
 def observe(
     cache: Cache, memory: Buffer, query: Query, first_row: Value, raw: Value, share: float, out: Buffer,
-    window: Window | None,
+    limits: Limits,
 ) -> None:  # fmt: skip
     """out[first_row : first_row + visible] += share · softmax(q Kᵀ) for one query row.
 
@@ -45,7 +45,7 @@ def observe(
                 first_row, tile, dimension
             )
         scales = row_scales(cache, cache.key_scales, first_row, tile)
-        seen = let(mask(score.value if scales is None else score.value * scales, query, first_row, tile, window))
+        seen = let(limit(score.value if scales is None else score.value * scales, query, first_row, tile, limits))
         store(memory, raw + tile * 16, seen)
         most.value = T.max(most.value, seen)
     maximum = let(largest(most.value))

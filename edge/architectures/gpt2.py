@@ -1,0 +1,22 @@
+"""GPT-2 (Radford et al., 2019): LayerNorm, learned positions, biases everywhere, a feed-forward without a gate."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edge.architectures.recipe import Recipe, same_window
+from edge.header import Header
+
+if TYPE_CHECKING:
+    from edge.model import ModelSpec
+
+
+def recipe(_header: Header, spec: ModelSpec) -> Recipe:
+    return Recipe(
+        ropes=(),
+        windows=same_window(spec),
+        query_scale=spec.head_dim**-0.5,
+        norm="layer",
+        activation="gelu",
+        gated=False,
+    )

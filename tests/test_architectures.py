@@ -1,0 +1,237 @@
+"""Every architecture on every engine, against transformers and against each other.
+
+The golden models, one for each formula, are made by golden/make.py. Larger random ones bring the block types.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import GOLDEN, load_engine
+from small_models import Edit, Small, write_small
+
+from edge.backends.base import Engine
+from edge.errors import UnsupportedError
+from edge.opened import Model, open_model
+from edge.types import AnyArray, FloatArray, IntArray
+
+NAMES = (
+    "gemma2", "gemma3", "gemma3-linear", "gpt2", "llama-linear", "llama-llama3", "llama-window", "llama-yarn", "phi3",
+    "phi3-longrope", "qwen2", "qwen2-untied", "qwen2-yarn", "qwen3",
+)  # fmt: skip
+PROMPT = 40  # tokens before rows are evicted, see golden/make.py
+EXACT = 2e-4  # transformers' logits are rounded to 1.2e-4
+# llama.cpp looks gelu up in a table of float16.
+GELU = 6e-3
+
+
+@dataclass(frozen=True)
+class Family:
+    """A golden model and the arrays of `family_answers` in golden/make.py."""
+
+    name: str
+    model: Model
+    arrays: dict[str, AnyArray]
+
+    @property
+    def tokens(self) -> IntArray:
+        return self.arrays["tokens"]
+
+    @property
+    def expected(self) -> FloatArray:
+        """Logits after the last tokens."""
+        return self.arrays["logits"]
+
+
+@lru_cache
+def open_family(name: str) -> Family:
+    with np.load(GOLDEN / f"{name}.npz") as arrays:
+        return Family(name, open_model(GOLDEN / f"{name}.gguf"), dict(arrays))
+
+
+@dataclass(frozen=True)
+class Row:
+    """An engine in one of its settings. tolerance: largest error of a logit; their standard deviation is 3."""
+
+    backend: str
+    kv_dtype: str
+    tolerance: float
+
+    def __str__(self) -> str:
+        return f"{self.backend}-{self.kv_dtype}"
+
+    def close_to(self, ours: FloatArray, expected: FloatArray, name: str) -> None:
+        gelu = self.backend == "llamacpp" and name.startswith(("gemma", "gpt2"))
+        np.testing.assert_allclose(ours, expected, rtol=0, atol=max(self.tolerance, GELU if gelu else 0))
+
+
+REFERENCE = Row("reference", "f32", EXACT)
+LLAMACPP = Row("llamacpp", "f32", EXACT), Row("llamacpp", "f16", 8e-2)
+NATIVE = Row("tvm", "f32", EXACT), Row("tvm", "f16", 8e-2), Row("tvm", "int8", 8e-1)
+INT8 = ("gemma3", "gpt2", "phi3-longrope", "qwen2")  # different enough
+
+
+def cases() -> list[Any]:
+    """Engines × golden models; every shape is compiled anew, which takes a while."""
+    rows = [pytest.param(row, name, id=f"{row}-{name}") for name in NAMES for row in (REFERENCE, *LLAMACPP)]
+    rows = [each for each in rows if not (each.values[0] in LLAMACPP and each.values[1] == "llama-window")]
+    native = [(row, name) for name in NAMES for row in NATIVE if row.kv_dtype != "int8" or name in INT8]
+    return rows + [pytest.param(row, name, id=f"{row}-{name}", marks=pytest.mark.slow) for row, name in native]
+
+
+ENGINES = pytest.mark.parametrize(("row", "name"), cases())
+
+
+@pytest.fixture(autouse=True)
+def native_here(request: pytest.FixtureRequest) -> None:
+    """The native engine is tested where it is installed and runs."""
+    if "row" in request.fixturenames and request.getfixturevalue("row").backend == "tvm":
+        require_native()
+
+
+def require_native() -> None:
+    pytest.importorskip("tvm_ffi")
+    if platform.machine() not in ("x86_64", "AMD64"):
+        pytest.skip("the native engine runs on x86-64")
+
+
+@ENGINES
+def test_logits_are_those_of_transformers_however_tokens_come(
+    row: Row, name: str, engines: Callable[[Engine], Engine]
+) -> None:
+    family = open_family(name)
+    count, last = family.tokens.size, len(family.expected)
+    engine = engines(load_engine(family.model, row.backend, row.kv_dtype, chunk=count, logits_rows=count))
+    row.close_to(engine.forward_all(family.tokens)[-last:], family.expected, name)
+    for step in (7, 1):
+        engine.kv.truncate(0)
+        parts = [engine.forward_all(family.tokens[at : at + step]).copy() for at in range(0, count, step)]
+        row.close_to(np.concatenate(parts)[-last:], family.expected, name)
+
+
+@ENGINES
+def test_kept_rows_are_seen_at_their_own_positions(row: Row, name: str, engines: Callable[[Engine], Engine]) -> None:
+    family, answer = open_family(name), open_family(name).arrays["keep_logits"]
+    engine = engines(load_engine(family.model, row.backend, row.kv_dtype))
+    engine.forward(family.tokens[:PROMPT])
+    engine.kv.keep(family.arrays["keep_rows"], close_gaps=False)
+    row.close_to(engine.forward_all(family.tokens[PROMPT : PROMPT + len(answer)]), answer, name)
+
+
+def cases_of_closing() -> list[Any]:
+    """llama.cpp multiplies keys that it shifts by what yarn and longrope multiply them by, a second time."""
+    wrong = ("llama-yarn", "qwen2-yarn", "phi3-longrope")
+    known = [each for each in cases() if "close_logits" in open_family(each.values[1]).arrays]
+    return [each for each in known if not (each.values[0] in LLAMACPP and each.values[1] in wrong)]
+
+
+@pytest.mark.parametrize(("row", "name"), cases_of_closing())
+def test_kept_rows_move_up(row: Row, name: str, engines: Callable[[Engine], Engine]) -> None:
+    family, answer = open_family(name), open_family(name).arrays["close_logits"]
+    engine = engines(load_engine(family.model, row.backend, row.kv_dtype))
+    engine.forward(family.tokens[:PROMPT])
+    engine.kv.keep(family.arrays["keep_rows"], close_gaps=True)
+    row.close_to(engine.forward_all(family.tokens[PROMPT : PROMPT + len(answer)]), answer, name)
+
+
+@pytest.mark.parametrize("row", [REFERENCE, LLAMACPP[0], pytest.param(NATIVE[0], marks=pytest.mark.slow)], ids=str)
+def test_longrope_has_other_factors_for_a_cache_beyond_the_original_context(
+    row: Row, engines: Callable[[Engine], Engine]
+) -> None:
+    family, answer = open_family("phi3-longrope"), open_family("phi3-longrope").arrays["long_logits"]
+    engine = engines(load_engine(family.model, row.backend, row.kv_dtype, capacity=512))
+    row.close_to(engine.forward_all(family.tokens)[-len(answer) :], answer, family.name)
+    assert np.abs(answer - family.expected).max() > 1
+
+
+# Keeping rows of windowed layers and of everything else, again and again
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("close_gaps", [True, False], ids=["close", "leave"])
+@pytest.mark.parametrize("name", ["gemma2", "gemma3-linear", "gpt2", "phi3-longrope", "qwen2-yarn", "qwen3"])
+def test_the_native_engine_streams_as_the_reference_does(
+    name: str, close_gaps: bool, engines: Callable[[Engine], Engine]
+) -> None:
+    require_native()
+    model, random = open_family(name).model, np.random.default_rng(5)
+    both = [engines(load_engine(model, backend, "f32", capacity=64)) for backend in ("tvm", "reference")]
+    if close_gaps and name == "gpt2":  # learned positions are in the rows: they cannot move
+        for engine in both:
+            engine.forward(open_family(name).tokens[:9])
+            with pytest.raises(UnsupportedError):
+                engine.kv.keep(np.array([0, 8], np.int32), close_gaps=True)
+        return
+    for step in (40, 9, 1, 24, 1, 30):
+        part = random.integers(3, model.spec.vocab, step).astype(np.int32)
+        ours, theirs = (engine.forward_all(part) for engine in both)
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=EXACT)
+        kept = random.random(both[0].kv.length) < 0.6
+        kept[[0, -1]] = True
+        for engine in both:
+            engine.kv.keep(np.flatnonzero(kept).astype(np.int32), close_gaps=close_gaps)
+        np.testing.assert_array_equal(both[0].kv.positions, both[1].kv.positions)
+
+
+# Block types
+
+
+WIDE = {"hidden": 256, "heads": 4, "kv_heads": 2, "head": 64, "ffn": 256}  # rows of whole blocks, of any type
+FIELDS: dict[str, dict[str, Any]] = {
+    "gemma2": {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0},
+    "gemma3": {"attention__sliding_window_pattern": 2, "rope__freq_base_swa": 5000.0},
+    "phi3": {"rope__scaling__original_context_length": 64, "rope__scaling__attn_factor": 1.2},
+}
+TYPES = {  # of each architecture two or more mixtures; every type of a matrix stands somewhere
+    "gemma2": ("Q4_0", "Q6_K"),
+    "gemma3": ("Q8_0", {"": "Q4_K", "token_embd": "Q6_K", "ffn_down": "Q5_K"}),
+    "gpt2": ("F16", {"": "Q5_K", "token_embd": "Q8_0", "ffn_down": "Q5_1"}),
+    "phi3": ("Q4_1", {"": "Q5_K", "attn_qkv": "Q3_K", "ffn_up": "Q2_K"}),
+    "qwen2": ("Q5_0", {"": "Q4_K", "token_embd": "Q6_K", "attn_v": "Q6_K", "ffn_down": "IQ4_NL"}),
+    "qwen3": ("BF16", {"": "IQ4_NL", "token_embd": "Q4_0"}),
+}
+
+
+def add_factors(weights: dict[str, AnyArray]) -> None:
+    """LongRoPE's, for heads of 64."""
+    weights["rope_factors_short"] = np.linspace(1, 1.5, 32, dtype=np.float32)
+    weights["rope_factors_long"] = np.linspace(1.2, 8, 32, dtype=np.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("architecture", "types"),
+    [
+        pytest.param(name, types, id=f"{name}-{types if isinstance(types, str) else 'mixed'}")
+        for name, both in TYPES.items()
+        for types in both
+    ],
+)
+def test_quantized_models_of_every_architecture(
+    architecture: str, types: Any, tmp_path: Path, engines: Callable[[Engine], Engine]
+) -> None:
+    require_native()
+    window = 20 if architecture.startswith("gemma") else 0
+    small = Small(layers=2, window=window, types=types, architecture=architecture, **WIDE)
+    edit: Edit | None = add_factors if architecture == "phi3" else None
+    model = open_model(write_small(tmp_path / "model.gguf", small, edit, **FIELDS.get(architecture, {})))
+    tokens = np.random.default_rng(7).integers(3, small.vocab, 45).astype(np.int32)
+
+    expected = engines(load_engine(model, "reference", "f32")).forward_all(tokens)
+    exact = engines(load_engine(model, "tvm", "f32")).forward_all(tokens)
+    np.testing.assert_allclose(exact, expected, rtol=0, atol=1e-3)
+
+    fast = engines(load_engine(model, "tvm", "f16"))
+    ours, theirs = fast.forward_all(tokens).copy(), engines(load_engine(model, "llamacpp", "f16")).forward_all(tokens)
+    for other in (expected, theirs):
+        assert np.corrcoef(ours.ravel(), other.ravel())[0, 1] > 0.999
+    fast.kv.truncate(0)
+    pieces = np.concatenate([fast.forward_all(tokens[at : at + 1]).copy() for at in range(tokens.size)])
+    assert np.corrcoef(pieces.ravel(), ours.ravel())[0, 1] > 0.9999
