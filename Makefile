@@ -55,6 +55,10 @@ $(VENV)/.dev: $(VENV)/.run
 	@command -v c++ >/dev/null || { command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] \
 		&& apt-get update -qq && apt-get install -qq -y build-essential >/dev/null; } \
 		|| { echo "a C++ compiler is needed to build llama-cpp-python: install g++ (or clang) first"; exit 1; }
+	@{ command -v qemu-aarch64-static && command -v aarch64-linux-gnu-gcc; } >/dev/null \
+		|| { command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -qq -y \
+		qemu-user-static gcc-aarch64-linux-gnu libc6-dev-arm64-cross >/dev/null; } \
+		|| echo "without qemu-aarch64-static and aarch64-linux-gnu-gcc the tests of ARM code are skipped"
 	@echo "building llama.cpp for the tests: 2 to 4 minutes, once"
 	$(PIP) -e '.[tvm,llamacpp,demo,dev]'
 	touch $@

@@ -159,11 +159,11 @@ def without(raw: AnyArray, kind: str, number: int) -> FloatArray:
 def runnable_isas() -> list[str]:
     from edge.backends.tvm.targets import TARGETS, _cpu_flags
 
-    return [target.name for target in TARGETS if target.flags <= _cpu_flags()]
+    return [target.name for target in TARGETS if target.machine == "x86_64" and target.flags <= _cpu_flags()]
 
 
 def isas() -> list[Any]:
-    names, have = ("avx512vnni", "avx2", "generic"), runnable_isas()
+    names, have = ("avx512vnni", "avxvnni", "avx2", "generic"), runnable_isas()
     return [pytest.param(name, marks=pytest.mark.skipif(name not in have, reason=f"no {name}")) for name in names]
 
 

@@ -21,19 +21,24 @@ _RUNTIME_BYTES = 6 << 20
 
 
 def check_installed() -> None:
+    """A device without TVM runs what was compiled elsewhere: whether this model was, `check_supported` looks."""
     from edge.backends.tvm.runtime import is_installed
+    from edge.cache import entries
 
-    if not is_installed():
+    if not is_installed() and not entries("kernels"):
         raise MissingExtraError("apache-tvm", "tvm")
 
 
 def check_supported(file: GGUFFile, spec: ModelSpec) -> None:
     """An architecture with a recipe, block types that have kernels, and a CPU that they are compiled for."""
+    from edge.backends.tvm.design import Design
     from edge.backends.tvm.layout import make_layout
+    from edge.backends.tvm.runtime import is_compiled, is_installed
     from edge.backends.tvm.targets import choose_target
 
-    choose_target()
-    make_layout(file, spec)
+    target, layout = choose_target(), make_layout(file, spec)
+    if not is_installed() and not any(is_compiled(Design.of(layout, kv, target)) for kv in KV_DTYPES):
+        raise MissingExtraError("apache-tvm", "tvm")
 
 
 def can_repack(spec: ModelSpec) -> bool:
@@ -75,6 +80,11 @@ def load(
 
 
 def versions() -> dict[str, str]:
+    """Of TVM, where it is installed."""
     from importlib import metadata  # here: it takes 20 ms, and reports come last
 
+    from edge.backends.tvm.runtime import is_installed
+
+    if not is_installed():
+        return {}
     return {"apache-tvm": metadata.version("apache-tvm"), "apache-tvm-ffi": metadata.version("apache-tvm-ffi")}

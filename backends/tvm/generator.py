@@ -15,7 +15,7 @@ from edge.backends.tvm.design import Design
 from edge.backends.tvm.kernels.cache import MEMORY_TYPE
 from edge.backends.tvm.kernels.lanes import Register, Value, i64, let, loop, when
 from edge.backends.tvm.kernels.move import move_rows
-from edge.backends.tvm.kernels.threads import IMPORTS, arrive, wait
+from edge.backends.tvm.kernels.threads import arrive, imports, wait
 from edge.backends.tvm.layout import Job
 from edge.backends.tvm.phases.attend import attend_chunk, attend_step, merge_parts, observe_last
 from edge.backends.tvm.phases.embed import embed
@@ -49,7 +49,8 @@ def run(design: Design) -> Any:
         pointers = {name: T.arg(name, T.ptr(dtype or memory)) for name, dtype in POINTERS.items()}
         thread = T.arg("thread", T.int64())
         # Raw pointers carry no device; TVM's lowering wants to know it.
-        with T.attr(0, "device_id", 0), T.attr(0, "device_type", 1), T.attr(0, "pragma_import_llvm", IMPORTS):
+        functions = imports(design.target.machine)
+        with T.attr(0, "device_id", 0), T.attr(0, "device_type", 1), T.attr(0, "pragma_import_llvm", functions):
             _work(design, pointers, thread)
     return builder.get()
 

@@ -17,9 +17,8 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.relocation import RelocationSection
 
 from edge.backends.tvm.loading import MAGIC, PAGE
+from edge.backends.tvm.relocations import MACHINES, Machine
 
-_RELATIVE, _CALL, _SLOT, _SLOT_CALL = 2, 4, 41, 42  # R_X86_64_PC32, PLT32, GOTPCRELX, REX_GOTPCRELX
-_STUB = b"\xff\x25\x02\x00\x00\x00\x90\x90"  # jmp *[rip + 2]: to what the slot behind it holds
 _PREFIX = "__tvm_ffi_"  # of the functions that others may call
 
 
@@ -30,6 +29,9 @@ def link(object_file: bytes) -> bytes:
     this linker, such as variables.
     """
     elf = ELFFile(io.BytesIO(object_file))
+    machine = MACHINES.get(elf.get_machine_arch())
+    if machine is None:
+        raise ValueError(f"an object file for {elf.get_machine_arch()}")
     image = bytearray()
     places = _copy_sections(elf, image)
     symbols = elf.get_section_by_name(".symtab")
@@ -38,7 +40,7 @@ def link(object_file: bytes) -> bytes:
         if isinstance(section, RelocationSection) and section["sh_info"] in places:
             for relocation in section.iter_relocations():
                 symbol = symbols.get_symbol(relocation["r_info_sym"])
-                _relocate(image, places, imports, places[section["sh_info"]], relocation, symbol)
+                _relocate(machine, image, places, imports, places[section["sh_info"]], relocation, symbol)
     entries = {
         symbol.name.removeprefix(_PREFIX): places[symbol["st_shndx"]] + symbol["st_value"]
         for symbol in symbols.iter_symbols()
@@ -65,25 +67,27 @@ def _copy_sections(elf: ELFFile, image: bytearray) -> dict[int, int]:
 
 
 def _relocate(
-    image: bytearray, places: dict[int, int], imports: dict[str, int], start: int, relocation: Any, symbol: Any
-) -> None:
-    """Write the distance from a place in the code to what it refers to."""
-    kind, at = relocation["r_info_type"], start + relocation["r_offset"]
-    if symbol["st_shndx"] != "SHN_UNDEF" and kind in (_RELATIVE, _CALL):
+    machine: Machine, image: bytearray, places: dict[int, int], imports: dict[str, int], start: int,
+    relocation: Any, symbol: Any,
+) -> None:  # fmt: skip
+    """Write into the code how to reach what it refers to."""
+    kind, at, outside = relocation["r_info_type"], start + relocation["r_offset"], symbol["st_shndx"] == "SHN_UNDEF"
+    if not outside and (write := machine.calls.get(kind) or machine.places.get(kind)):
         target = places[symbol["st_shndx"]] + symbol["st_value"]
-    elif symbol["st_shndx"] == "SHN_UNDEF" and kind in (_RELATIVE, _CALL, _SLOT, _SLOT_CALL):
-        slot = _slot(image, imports, symbol.name)
-        target = slot if kind in (_SLOT, _SLOT_CALL) else slot - len(_STUB)
+    elif outside and (write := machine.calls.get(kind)):
+        target = _slot(machine, image, imports, symbol.name) - len(machine.stub)
+    elif outside and (write := machine.slots.get(kind)):
+        target = _slot(machine, image, imports, symbol.name)
     else:
         raise ValueError(f"relocation {kind} of {symbol.name or 'a section'}")
-    struct.pack_into("<i", image, at, target + relocation["r_addend"] - at)
+    write(image, at, target + relocation["r_addend"])
 
 
-def _slot(image: bytearray, imports: dict[str, int], name: str) -> int:
+def _slot(machine: Machine, image: bytearray, imports: dict[str, int], name: str) -> int:
     """Where the address of an outside function will be; a stub that jumps there lies before it."""
     if name not in imports:
         _align(image, 16)
-        image += _STUB
+        image += machine.stub
         imports[name] = len(image)
         image += bytes(8)
     return imports[name]

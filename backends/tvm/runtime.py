@@ -1,19 +1,21 @@
 """Compiled passes on this machine: found in the cache folder or compiled, and loaded.
 
-The warm path needs nothing of TVM: neither its compiler nor its runtime.
+The warm path needs nothing of TVM: neither its compiler nor its runtime. A device without it runs what was compiled
+elsewhere (`export.py`).
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
+import shutil
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from edge import cache
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.loading import Image
 from edge.backends.tvm.sources import source_hash
-from edge.errors import EngineError
+from edge.errors import EngineError, MissingExtraError
 
 _PACKAGES = ("tvm", "tvm_ffi", "elftools")
 _USUAL_COMPILE_S = 12.0  # for the progress bar only
@@ -37,25 +39,38 @@ def is_installed() -> bool:
 def compiled(design: Design, progress: Progress | None = None) -> Image:
     """The design's functions, compiled in a child process if it is not in the cache.
 
-    Raises EngineError if TVM's compiler fails, EdgeError if the cache folder cannot be written.
+    Raises EngineError if TVM's compiler fails, MissingExtraError if there is none, EdgeError if the cache folder
+    cannot be written.
     """
-    text = design.to_json()
-    compiler = _compiler_library().stat()  # stands for its version, which takes 20 ms to look up
-    key = hashlib.sha256(f"{text}\n{source_hash('.')}\n{compiler.st_size}".encode()).hexdigest()[:32]
-    about = f"{design.shape.layers} layers, {design.kv_dtype} KV, {design.target.name}"
-    path = cache.find_or_make("kernels", key, ".img", lambda out: _compile(text, out, progress), about=about)
-    return _load(path)
+    make = functools.partial(compile_design, design, progress=progress)
+    return _load(cache.find_or_make("kernels", _key(design), ".img", make, about=_about(design)))
 
 
-def _compile(design: str, out: Path, progress: Progress | None) -> None:
+def is_compiled(design: Design) -> bool:
+    return cache.find("kernels", _key(design), ".img") is not None
+
+
+def install(design: Design, image: Path) -> None:
+    """Put an image that was compiled elsewhere into the cache. Raises EdgeError if that cannot be written."""
+    with cache.create("kernels", _key(design), ".img", _about(design)) as out:
+        shutil.copyfile(image, out)
+
+
+def compile_design(design: Design, *out: Path, progress: Progress | None = None) -> None:
+    """Write the image, and to a second path the object file.
+
+    Raises EngineError if TVM's compiler fails, MissingExtraError if it is not installed.
+    """
+    if not is_installed():
+        raise MissingExtraError("apache-tvm", "tvm")
     # In the cache folder, not in the user's: a tvm.py there would be imported.
     child = subprocess.Popen(
-        [sys.executable, "-m", "edge.backends.tvm.compile", str(out)], cwd=out.parent,
+        [sys.executable, "-m", "edge.backends.tvm.compile", *map(str, out)], cwd=out[0].parent,
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     with _ended(child), _ticking(progress):
         try:
-            _, errors = child.communicate(design, timeout=_COMPILE_TIMEOUT_S)
+            _, errors = child.communicate(design.to_json(), timeout=_COMPILE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             raise EngineError(f"TVM's compiler took more than {_COMPILE_TIMEOUT_S:.0f} s") from None
     if child.returncode:
@@ -95,12 +110,22 @@ def _ticking(progress: Progress | None) -> Any:
         ticker.join()
 
 
-def _compiler_library() -> Path:
-    """Found without importing TVM, which would load it."""
+def _key(design: Design) -> str:
+    """A hash of all that compiled code depends on; where no compiler is, of all but that."""
+    return hashlib.sha256(f"{design.to_json()}\n{source_hash('.')}\n{_compiler_size()}".encode()).hexdigest()[:32]
+
+
+def _about(design: Design) -> str:
+    return f"{design.shape.layers} layers, {design.kv_dtype} KV, {design.target.name}"
+
+
+def _compiler_size() -> int:
+    """It stands for the version, which takes 20 ms to look up. Found without importing TVM; 0 if it is not there."""
     spec = importlib.util.find_spec("tvm")
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parent / "lib" / f"libtvm_compiler.{'dylib' if sys.platform == 'darwin' else 'so'}"
+    if spec is None or spec.origin is None:
+        return 0
+    name = f"libtvm_compiler.{'dylib' if sys.platform == 'darwin' else 'so'}"
+    return (Path(spec.origin).parent / "lib" / name).stat().st_size
 
 
-_load = lru_cache(Image)  # engines of one design share its code
+_load = functools.lru_cache(Image)  # engines of one design share its code

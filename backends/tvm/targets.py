@@ -26,9 +26,18 @@ class Target:
     fetch_ahead: int = 8192  # bytes of weights that decode asks memory for in advance
     mix_registers: int = 4  # 16-lane accumulators while values are mixed
 
+    @property
+    def machine(self) -> str:
+        """x86_64 or aarch64."""
+        return str(self.llvm["mtriple"]).partition("-")[0]
+
 
 def _x86(cpu: str, *features: str) -> dict[str, Any]:
     return {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": cpu, "mattr": list(features), "num-cores": 2}
+
+
+def _arm(*features: str) -> dict[str, Any]:
+    return {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "generic", "mattr": list(features), "num-cores": 2}
 
 
 TARGETS = (
@@ -41,20 +50,26 @@ TARGETS = (
         score_tiles=2,
         mix_registers=24,
     ),
+    Target("avxvnni", _x86("x86-64-v3", "+avxvnni"), frozenset({"avx_vnni", "avx2", "fma", "f16c"}), score_rows=6),
     Target("avx2", _x86("x86-64-v3"), frozenset({"avx2", "fma", "f16c"}), score_rows=6),
     Target("generic", _x86("x86-64")),
+    # 32 registers of 128 bits: 16 lanes of float32 or of words are four of them.
+    Target("i8mm", _arm("+i8mm", "+dotprod"), frozenset({"i8mm", "asimddp"})),
+    Target("dotprod", _arm("+dotprod"), frozenset({"asimddp"})),
+    Target("neon", _arm(), gemm_tokens=2),
 )
 
 
 def choose_target(name: str | None = None) -> Target:
     """The target called `name`, else EDGE_ISA, else the best of this CPU.
 
-    Raises InputError for an unknown name, UnsupportedError where the CPU lacks it or is no x86-64.
+    Raises InputError for an unknown name, UnsupportedError where the CPU lacks it, and off x86-64 and ARM64 Linux.
     """
     name = name or os.environ.get("EDGE_ISA") or None
-    if platform.machine() not in ("x86_64", "AMD64"):
-        raise UnsupportedError(f"the tvm engine does not run on {platform.machine()} yet: use --backend llamacpp")
-    runnable = [target for target in TARGETS if target.flags <= _cpu_flags()]
+    system, machine = platform.system(), platform.machine()
+    runnable = [target for target in TARGETS if target.machine == machine and target.flags <= _cpu_flags()]
+    if system != "Linux" or not runnable:
+        raise UnsupportedError(f"the tvm engine does not run on {system} ({machine}) yet: use --backend llamacpp")
     if name is None:
         return runnable[0]
     known = {target.name: target for target in TARGETS}
@@ -67,10 +82,10 @@ def choose_target(name: str | None = None) -> Target:
 
 @lru_cache
 def _cpu_flags() -> frozenset[str]:
-    """Features that Linux lists for the first core; none elsewhere, which leaves the generic target."""
+    """Features that Linux lists for the first core; none elsewhere, which leaves the machine's plainest target."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("flags"):
+            if line.startswith(("flags", "Features")):  # as x86 and ARM call them
                 return frozenset(line.split(":", 1)[1].split())
     except OSError:
         pass

@@ -35,7 +35,7 @@ def open_weights(file: GGUFFile, layout: Layout, progress: Progress | None = Non
         "weights",
         _key(file, layout),
         ".bin",
-        lambda target: _pack(file, layout, target, progress or (lambda _fraction: None)),
+        lambda target: pack_weights(file, layout, target, progress),
         about=file.path.name,
         expected=layout.nbytes,
     )
@@ -55,14 +55,16 @@ def _key(file: GGUFFile, layout: Layout) -> str:
     return digest.hexdigest()[:32]
 
 
-def _pack(file: GGUFFile, layout: Layout, target: Path, progress: Progress) -> None:
+def pack_weights(file: GGUFFile, layout: Layout, target: Path, progress: Progress | None = None) -> None:
+    """Write the packed file."""
     done = 0
     with open(target, "wb") as out, open(file.path, "rb") as source:
         out.truncate(layout.nbytes)
         for place in layout.places.values():
             _pack_tensor(source, file.tensors[place.source.tensor], place, out)
             done += place.nbytes
-            progress(done / layout.nbytes)
+            if progress:
+                progress(done / layout.nbytes)
 
 
 def _pack_tensor(source: BinaryIO, info: TensorInfo, place: Place, out: BinaryIO) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -55,6 +56,24 @@ def clear(
         print_json({"removed": count, "bytes": freed})
     else:
         print(f"removed {count} {'entry' if count == 1 else 'entries'}, {format_bytes(freed)}")
+
+
+@cache.command()
+def add(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What edge compile made for this device.")],
+    json: o.Json = False,
+) -> None:
+    """Take over kernels that edge compile made elsewhere: this device then needs no compiler for that model."""
+    from edge.backends.tvm.export import add as take
+    from edge.backends.tvm.targets import choose_target
+
+    design, isa = take(folder), choose_target().name
+    if json:
+        print_json({"isa": design.target.name, "kv_dtype": design.kv_dtype})
+        return
+    print(f"added: {design.shape.layers} layers, {design.kv_dtype} KV, {design.target.name}")
+    if design.target.name != isa:
+        print(f"this CPU has {isa}, which is better: EDGE_ISA={design.target.name} makes use of what was added")
 
 
 def _kind(name: str) -> Kind:

@@ -139,8 +139,7 @@ class Avx512Vnni(_Float16Instructions):
 
     def dot(self, sums: Value, weights: Sequence[Value], x: Sequence[Value], largest: int | None) -> Value:
         for register, word in zip(weights, x, strict=True):
-            unsigned = register if largest is not None else register ^ ints(-0x7F7F7F80)  # 0x80808080: + 128
-            arguments = (T.reinterpret("int8x64", unsigned), T.reinterpret("int8x64", spread(word)))
+            arguments = (T.reinterpret("int8x64", _unsigned(register, largest)), T.reinterpret("int8x64", spread(word)))
             sums = let(pure("int32x16", "llvm.x86.avx512.vpdpbusd.512", sums, *arguments))
         return sums
 
@@ -159,4 +158,135 @@ def _repeated(table: Sequence[int], lanes: int) -> Value:
     return T.Shuffle([ints(word, 4) for word in words], [4 * (lane % 4) for lane in range(lanes)])
 
 
-ISAS: dict[str, Isa] = {"generic": Generic(), "avx2": Avx2(), "avx512vnni": Avx512Vnni()}
+class AvxVnni(Avx2):
+    """AVX2 with vpdpbusd, on registers of 256 bits."""
+
+    signed_offset = 128
+
+    def dot(self, sums: Value, weights: Sequence[Value], x: Sequence[Value], largest: int | None) -> Value:
+        registers = [_unsigned(register, largest) for register in weights]
+        halves = []
+        for which in (0, 1):
+            part = let(half(sums, which, "int32x8"))
+            for register, word in zip(registers, x, strict=True):
+                bytes_of = half(register, which, "int32x8"), spread(word, 8)
+                arguments = (T.reinterpret("int8x32", each) for each in bytes_of)
+                part = let(pure("int32x8", "llvm.x86.avx512.vpdpbusd.256", part, *arguments))
+            halves.append(part)
+        return let(T.vectorcombine("int32x16", *halves))
+
+
+def _unsigned(weights: Value, largest: int | None) -> Value:
+    """Bytes as vpdpbusd takes them: to signed ones 128 is added."""
+    return weights if largest is not None else let(weights ^ ints(-0x7F7F7F80))  # 0x80808080
+
+
+class Neon(_Float16Instructions):
+    """ARM64: 32 registers of 128 bits. A block's weights would fill them all, so tokens take turns at each register."""
+
+    def dot(self, sums: Value, weights: Sequence[Value], x: Sequence[Value], largest: int | None) -> Value:
+        (result,) = self.dots([sums], weights, [x], largest)
+        return result
+
+    def dots(
+        self, starts: Sequence[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], largest: int | None
+    ) -> Iterator[Value]:
+        """smull: products are added in 16 bits while they fit, two of signed bytes, all of a block of nibbles."""
+        sums = [_quarters(start) for start in starts]
+        room = ((1 << 15) - 1) // (127 * (128 if largest is None else largest))
+        for first in range(0, len(weights), room):
+            group = [_quarters(register) for register in weights[first : first + room]]
+            for token, words in zip(sums, x, strict=True):
+                scalars = [T.reinterpret("int8x8", spread(word, 2)) for word in words[first : first + room]]
+                for quarter in range(4):
+                    parts = [
+                        self._products([half(_bytes(each[quarter]), which, "int8x8") for each in group], scalars)
+                        for which in (0, 1)
+                    ]
+                    token[quarter] = let(token[quarter] + pure("int32x4", "llvm.aarch64.neon.addp", *parts))
+        return map(_joined, sums)
+
+    def lookup(self, table: Sequence[int], indices: Value) -> Value:
+        entries = _bytes(_repeated(table, 4))
+        found = [pure("int8x16", "llvm.aarch64.neon.tbl1", entries, _bytes(each)) for each in _quarters(indices)]
+        return _joined([T.reinterpret("int32x4", each) for each in found])
+
+    def _products(self, weights: Sequence[Value], x: Sequence[Value]) -> Value:
+        """Sums of 2 neighbouring products each, over all weights: int32x4 from pairs of int8x8."""
+        each = (pure("int16x8", "llvm.aarch64.neon.smull", *pair) for pair in zip(weights, x, strict=True))
+        return pure("int32x4", "llvm.aarch64.neon.saddlp", functools.reduce(_add, each))
+
+
+class DotProd(Neon):
+    """sdot: 4 sums of 4 products of signed bytes."""
+
+    def dots(
+        self, starts: Sequence[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], largest: int | None
+    ) -> Iterator[Value]:
+        sums = [_quarters(start) for start in starts]
+        for index, register in enumerate(weights):
+            quarters = [_bytes(each) for each in _quarters(register)]
+            for token, words in zip(sums, x, strict=True):
+                scalar = _bytes(let(spread(words[index], 4)))
+                for number, quarter in enumerate(quarters):
+                    token[number] = let(pure("int32x4", "llvm.aarch64.neon.sdot", token[number], quarter, scalar))
+        return map(_joined, sums)
+
+
+class I8mm(DotProd):
+    """smmla: [2, 8] · [2, 8]ᵀ of signed bytes, here two tokens · two rows. A single token is left to sdot."""
+
+    def dots(
+        self, starts: Sequence[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], largest: int | None
+    ) -> Iterator[Value]:
+        """Pairs of words meet pairs of registers, whose rows are brought together: 8 values of one row in 8 bytes."""
+        if len(starts) % 2:
+            return super().dots(starts, weights, x, largest)
+        pairs = range(0, len(starts), 2)
+        sums = [_crossed(starts[pair], starts[pair + 1], _TOKENS) for pair in pairs]
+        for index in range(0, len(weights), 2):
+            rows = [_bytes(each) for each in _crossed(weights[index], weights[index + 1], _ROWS)]
+            for pair, products in zip(pairs, sums, strict=True):
+                four = [words[at] for words in x[pair : pair + 2] for at in (index, index + 1)]
+                tokens = _bytes(let(T.Shuffle(four, list(range(4)))))
+                for number, row in enumerate(rows):
+                    products[number] = let(pure("int32x4", "llvm.aarch64.neon.smmla", products[number], tokens, row))
+        return (_joined(each) for products in sums for each in _uncrossed(products))
+
+
+# Lanes of two registers that are put together, and those of the register behind it.
+_ROWS = (0, 4, 1, 5), (2, 6, 3, 7)  # 8 bytes of a row, 4 from each
+_TOKENS = (0, 1, 4, 5), (2, 3, 6, 7)  # two rows' sums of one token, and of the other; twice is as before
+
+
+def _crossed(first: Value, second: Value, orders: tuple[tuple[int, ...], ...]) -> list[Value]:
+    """Two vectors of 16 int32 lanes as 8 of 4, with lanes of both in each."""
+    pairs = zip(_quarters(first), _quarters(second), strict=True)
+    return [let(T.Shuffle(pair, order)) for pair in pairs for order in orders]
+
+
+def _uncrossed(products: Sequence[Value]) -> list[list[Value]]:
+    """The quarters of two tokens' sums."""
+    pairs = [products[at : at + 2] for at in range(0, 8, 2)]
+    return [[let(T.Shuffle(pair, order)) for pair in pairs] for order in _TOKENS]
+
+
+def _bytes(quarter: Value) -> Value:
+    return T.reinterpret("int8x16", quarter)
+
+
+def _quarters(vector: Value) -> list[Value]:
+    """16 int32 lanes as 4 times 4."""
+    halves = [half(vector, which, "int32x8") for which in (0, 1)]
+    return [let(half(each, which, "int32x4")) for each in halves for which in (0, 1)]
+
+
+def _joined(quarters: Sequence[Value]) -> Value:
+    a, b = (T.vectorcombine("int32x8", *quarters[at : at + 2]) for at in (0, 2))
+    return let(T.vectorcombine("int32x16", a, b))
+
+
+ISAS: dict[str, Isa] = {
+    "generic": Generic(), "avx2": Avx2(), "avxvnni": AvxVnni(), "avx512vnni": Avx512Vnni(),
+    "neon": Neon(), "dotprod": DotProd(), "i8mm": I8mm(),
+}  # fmt: skip

@@ -8,17 +8,19 @@ away at every meeting. TIR has no atomic operations, so these few are LLVM IR.
 
 from __future__ import annotations
 
+import functools
+
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.kernels.lanes import Value, i64, loop, when
 from edge.backends.tvm.layout import LINE
 
-SPINS = 10_000  # pauses before sleeping: about 150 µs; with all cores busy, much less or more costs a third
+SPINS = 10_000  # pauses before sleeping: about 150 µs; with all cores busy, much less or more costs a third (on x86-64)
 
 # The second word of a line counts its sleepers. A counter only grows; differences of 32 bits may wrap.
-IMPORTS = r"""
+_FUNCTIONS = r"""
 declare i64 @syscall(i64, ...)
-declare void @llvm.x86.sse2.pause()
+declare void @PAUSE
 
 define i32 @edge_arrive(ptr %line) {
   %before = atomicrmw add ptr %line, i32 1 seq_cst
@@ -45,7 +47,7 @@ spin:
   %there = icmp sge i32 %ahead, 0
   br i1 %there, label %done, label %pause
 pause:
-  call void @llvm.x86.sse2.pause()
+  call void @CALL
   %next = add i32 %turn, 1
   %patient = icmp ult i32 %next, SPINS
   br i1 %patient, label %spin, label %doze
@@ -66,7 +68,18 @@ rise:
 done:
   ret i32 0
 }
-""".replace("SPINS", str(SPINS)).replace("FUTEX", "202")  # the system call's number on x86-64
+"""
+
+_MACHINES = {  # the number of the system call, the declaration and the call of a pause
+    "x86_64": ("202", "llvm.x86.sse2.pause()", "llvm.x86.sse2.pause()"),
+    "aarch64": ("98", "llvm.aarch64.hint(i32)", "llvm.aarch64.hint(i32 1)"),
+}
+
+
+def imports(machine: str) -> str:
+    """The functions below as LLVM IR, for `Target.machine`."""
+    words = dict(zip(("FUTEX", "PAUSE", "CALL"), _MACHINES[machine], strict=True)) | {"SPINS": str(SPINS)}
+    return functools.reduce(lambda text, word: text.replace(word, words[word]), words, _FUNCTIONS)
 
 
 def arrive(lines: Value, index: Value) -> Value:

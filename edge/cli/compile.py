@@ -1,0 +1,43 @@
+"""`edge compile`: a model's pass for another device, compiled here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from edge.budget import format_bytes
+from edge.cli import options as o
+from edge.cli.show import print_json, progress, table
+
+
+def compile(
+    model: o.ModelArgument,
+    device: Annotated[str, o.flag("--device", help="The device's name (edge devices --list), or host.")],
+    output: Annotated[Path, o.flag("-o", "--output", help="The folder to make.")],
+    kv_dtype: Annotated[str, o.flag("--kv-dtype", help="f16 or int8.")] = "f16",
+    weights: Annotated[bool, o.flag("--weights", help="Add the packed weights.")] = False,
+    force: Annotated[bool, o.flag("--force", help="Write into a folder that holds other files.")] = False,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Compile a model for another device: an object file for apps, and an image for edge cache add there."""
+    from edge.backends import find_backend
+    from edge.devices.profiles import find_profile
+    from edge.opened import open_model
+
+    profile, opened = find_profile(device), open_model(model)
+    find_backend("tvm", opened.file, opened.spec)
+    from edge.backends.tvm.export import export
+
+    with progress(enabled=not quiet) as shown:
+        bar = shown.step(f"compiling for {profile.name}")
+        about = export(
+            opened.file, opened.spec, profile, output, kv_dtype=kv_dtype, weights=weights, force=force,
+            progress=lambda part: bar(part, 1.0),
+        )  # fmt: skip
+    if json:
+        print_json({"folder": str(output), **about})
+        return
+    rows = [[name, format_bytes(each["bytes"])] for name, each in about["files"].items()]
+    print(table([str(output), "size"], rows))
+    print(f"\n{about['model']} for {profile.name} ({about['design']['target']['name']}), {kv_dtype} KV")
