@@ -188,7 +188,7 @@ class ReferenceEngine:
             x = x + self._norm_if_any(mixed, f"blk.{layer}.post_attention_norm")
             widened = self._feed_forward(layer, self._norm(x, f"blk.{layer}.ffn_norm"))
             x = x + self._norm_if_any(widened, f"blk.{layer}.post_ffw_norm")
-        return x
+        return np.asarray(x)
 
     def _attention(self, layer: int, x: FloatArray, rows: slice, positions: IntArray) -> FloatArray:
         spec, recipe, count, turn = self.spec, self._recipe, len(x), self._turns[layer]
