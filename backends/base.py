@@ -7,7 +7,7 @@ Two counters are never one: the *row* a token has in the cache, and the *positio
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -29,6 +29,7 @@ class EngineConfig:
     threads: int
     logits_rows: int = 1  # most rows of logits that exist at once; forward_all works through longer inputs in steps
     observes: bool = False  # tvm: room to add up the attention that rows get
+    per_head: bool = False  # tvm: room for the bookkeeping of rows that differ from head to head
     repack: bool = False  # llamacpp: weights re-laid in private memory (faster) instead of mapped (reclaimable)
 
 
@@ -95,6 +96,39 @@ class KVCache(Protocol):
         ...
 
 
+class HeadKVCache(KVCache, Protocol):
+    """The cache of an engine that evicts head by head. [layers, KV heads, …], with 0 behind a head's last row."""
+
+    @property
+    def head_lengths(self) -> IntArray:
+        """Rows in use, int32 [layers, KV heads]."""
+        ...
+
+    @property
+    def ages(self) -> IntArray:
+        """Tokens since each row came, int32 [layers, KV heads, length]: 1 for the newest."""
+        ...
+
+    @property
+    def attention(self) -> FloatArray:
+        """What observed queries paid to each row since `clear_attention`, float32 [layers, KV heads, length]."""
+        ...
+
+    def keys(self) -> FloatArray:
+        """As they are stored, float32 [layers, KV heads, length, head]."""
+        ...
+
+    def clear_attention(self) -> None: ...
+
+    def keep_heads(self, rows: Sequence[IntArray]) -> None:
+        """As `keep`, with rows for every KV head of every layer; their positions stay."""
+        ...
+
+    def renumber(self) -> None:
+        """Close all gaps: each head's rows get consecutive positions, the newest of all heads the same."""
+        ...
+
+
 class Engine(Protocol):
     """A model, loaded. Arrays that `forward` returns are valid until the next call; the caller may write to them."""
 
@@ -124,6 +158,7 @@ class Backend(Protocol):
 
     NAME: str
     KV_DTYPES: tuple[str, ...]  # the first is the default
+    EVICTS_HEADS: bool  # rows may differ from head to head: what policies that look at attention or keys need
 
     def check_installed(self) -> None:
         """Raise MissingExtraError if the engine's package is not there."""

@@ -33,6 +33,7 @@ from edge.types import AnyArray, FloatArray, IntArray
 
 NAME = "reference"
 KV_DTYPES = ("f32",)
+EVICTS_HEADS = False
 
 
 def check_installed() -> None:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 NAME = "tvm"
 KV_DTYPES = ("f16", "int8", "f32")  # f32 is the exact mode: float32 activations too, for tests
+EVICTS_HEADS = True
+
+# Slots and positions of every head's rows, and what a policy's choice among them takes while it lasts.
+_BOOKKEEPING = 12 + 36
 
 # Measured: the engine's Python modules, its threads and the compiled code.
 _RUNTIME_BYTES = 6 << 20

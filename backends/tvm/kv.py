@@ -106,6 +106,26 @@ class NativeKV:
         gathered = np.take_along_axis(by_slot, np.broadcast_to(slots, used.shape), axis=1)
         return np.where(used, gathered, np.float32(0)).reshape(self.shape.layers, self.shape.kv_heads, -1)
 
+    @property
+    def head_lengths(self) -> IntArray:
+        return self.lengths.reshape(self.shape.layers, self.shape.kv_heads).copy()
+
+    @property
+    def ages(self) -> IntArray:
+        shape = (self.shape.layers, self.shape.kv_heads, self.length)
+        positions = self.positions
+        if positions.ndim == 1:
+            positions = np.broadcast_to(positions, shape)
+        return np.where(positions < 0, 0, self.next_position - positions)
+
+    def keys(self) -> FloatArray:
+        by_slot = self._view("keys").swapaxes(2, 3).reshape(self._heads, self._rows, -1)
+        keys = np.take_along_axis(by_slot, self._slots[:, : self.length, None], axis=1).astype(np.float32)
+        if self.dtype == "int8":
+            keys *= np.take_along_axis(self._view("key_scales"), self._slots[:, : self.length, None], axis=1)
+        keys[np.arange(self.length) >= self.lengths[:, None]] = 0
+        return keys.reshape(self.shape.layers, self.shape.kv_heads, self.length, -1)
+
     def clear_attention(self) -> None:
         self.slot_attention[:] = 0
 
@@ -167,6 +187,22 @@ class NativeKV:
             self._turned = np.repeat(self._turned, self._heads, axis=0)
         self._forget_anchors(np.zeros(0, np.int32))
         self._retain(checked)
+        self._note_positions()
+
+    def renumber(self) -> None:
+        self._check_open()
+        check_movable(self._spec)
+        longest = self.length
+        wanted = np.arange(longest) + (longest - self.lengths[: len(self._slots), None])  # the newest of all level
+        used = np.arange(longest) < self.lengths[: len(self._slots), None]
+        by = np.where(used, wanted - self._turned[:, :longest], 0)
+        slots = np.broadcast_to(self._slots[:, :longest], (self._heads, longest))
+        for layer in range(self.shape.layers):  # layer by layer, as float32 keys are large
+            heads = slice(layer * self.shape.kv_heads, (layer + 1) * self.shape.kv_heads)
+            ...
+        self._turned[:, :longest] = wanted
+        self._base, self._next = 0, longest
+        self._forget_anchors(np.zeros(0, np.int32))
         self._note_positions()
 
     def truncate(self, length: int) -> None:

@@ -1,23 +1,55 @@
 """Which rows of the KV cache stay when it is full: the protocol that every policy follows.
 
-A policy knows nothing of engines. It is told how many rows there are and how many may stay, and names those that
-do. The session asks it after every chunk of prefill and during decode, so that
-`rows + incoming tokens ≤ capacity` holds at every moment.
+A policy knows nothing of engines. It is told what rows there are and how many may stay, and names those that do. The
+session asks it after every chunk of prefill and during decode, so that `rows + incoming tokens ≤ capacity` holds at
+every moment.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from edge.types import IntArray
+import numpy as np
+
+from edge.types import FloatArray, IntArray
+
+Selection = IntArray | Sequence[IntArray]
+"""Rows that stay, strictly increasing, int32 [n]: the same for all heads, or one array for each KV head of each layer."""
 
 
 @dataclass(frozen=True)
 class KVView:
-    """What a policy may look at: the rows in use, in order of their positions."""
+    """What a policy may look at: the rows in use, oldest first.
 
-    length: int
+    attention: what the observed queries paid to each row, float32 [layers, KV heads, rows], mean over the query heads
+    of a group; None unless the policy `watches`. ages: tokens since each row came, in the same shape. keys: a function
+    that gives the keys, unrotated, float32 [layers, KV heads, rows, head]. Behind a head's last row all are 0.
+    """
+
+    length: int  # of the head that has most
+    lengths: IntArray | None = None  # [layers, KV heads]; None: all have `length`
+    attention: FloatArray | None = None
+    ages: IntArray | None = None
+    keys: Callable[[], FloatArray] | None = None
+
+
+@dataclass(frozen=True)
+class Needs:
+    """queries: how many of the last ones are observed before an eviction, EVERY for all that ever ran; keys: read."""
+
+    queries: int = 0
+    keys: bool = False
+
+    @property
+    def per_head(self) -> bool:
+        """The engine must evict head by head."""
+        return bool(self.queries) or self.keys
+
+
+EVERY = -1
+NOTHING = Needs()
 
 
 class Policy(Protocol):
@@ -32,6 +64,26 @@ class Policy(Protocol):
     @property
     def close_gaps(self) -> bool: ...
 
-    def rows_to_keep(self, view: KVView, budget: int) -> IntArray:
-        """At most `budget` rows, strictly increasing, int32 [n]. Called only if `view.length > budget`."""
+    @property
+    def needs(self) -> Needs: ...
+
+    def rows_to_keep(self, view: KVView, budget: int) -> Selection:
+        """At most `budget` rows of each head. Called only if `view.length > budget`."""
         ...
+
+
+def best_rows(scores: FloatArray, view: KVView, budget: int, sinks: int, recent: int) -> list[IntArray]:
+    """For each head the first `sinks` rows, the last `recent`, and of the rest those with the highest scores.
+
+    scores: [layers, KV heads, rows]. If sinks and recent rows exceed the budget, the latter give way.
+    """
+    heads = scores.reshape(-1, scores.shape[-1])
+    lengths = np.full(len(heads), view.length) if view.lengths is None else view.lengths.reshape(-1)
+    sinks = min(sinks, budget)
+    recent = min(recent, budget - sinks)
+    rows = np.arange(heads.shape[-1])
+    protected = (rows < sinks) | ((rows >= lengths[:, None] - recent) & (rows < lengths[:, None]))
+    ranked = np.where(protected, np.inf, np.where(rows < lengths[:, None], heads, -np.inf))
+    chosen = np.argpartition(-ranked, budget - 1, axis=-1)[:, :budget]
+    chosen.sort(axis=-1)
+    return [each[each < length].astype(np.int32) for each, length in zip(chosen, lengths.tolist(), strict=True)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge.errors import InputError
-from edge.kv.policy import KVView
+from edge.kv.policy import NOTHING, KVView, Needs
 from edge.types import IntArray
 
 
@@ -24,6 +24,7 @@ class StreamingLLM:
     name: str = "streaming"
     evicts: bool = True
     close_gaps: bool = True
+    needs: Needs = NOTHING
 
     def __post_init__(self) -> None:
         if self.sinks < 0:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge.kv.policy import KVView
+from edge.kv.policy import NOTHING, KVView, Needs
 from edge.types import IntArray
 
 
@@ -17,6 +17,7 @@ class Window:
     name: str = "window"
     evicts: bool = True
     close_gaps: bool = True
+    needs: Needs = NOTHING
 
     def rows_to_keep(self, view: KVView, budget: int) -> IntArray:
         return np.arange(view.length - budget, view.length, dtype=np.int32)

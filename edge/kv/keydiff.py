@@ -1,0 +1,31 @@
+"""KeyDiff: rows whose keys are least like the others.
+
+Park et al., "KeyDiff: Key Similarity-Based KV Cache Eviction for Long-Context LLM Inference", arXiv:2504.15364. Keys
+that point where most do are interchangeable; distinctive ones attract attention. No scores are needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge.kv.policy import KVView, Needs, best_rows
+from edge.types import IntArray
+
+
+@dataclass(frozen=True)
+class KeyDiff:
+    sinks: int = 4
+    recent: float = 0.25
+    name: str = "keydiff"
+    evicts: bool = True
+    close_gaps: bool = False
+    needs: Needs = Needs(keys=True)
+
+    def rows_to_keep(self, view: KVView, budget: int) -> list[IntArray]:
+        assert view.keys is not None
+        keys = view.keys()
+        directions = keys / np.maximum(np.linalg.norm(keys, axis=-1, keepdims=True), 1e-6)
+        anchor = directions.mean(axis=-2, keepdims=True)
+        return best_rows(-(directions * anchor).sum(axis=-1), view, budget, self.sinks, int(self.recent * budget))

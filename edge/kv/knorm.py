@@ -1,0 +1,29 @@
+"""K-norm: rows whose keys are short.
+
+Devoto et al., "A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression", arXiv:2406.11430. Keys of small
+norm get high attention, so the longest go. No scores are needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge.kv.policy import KVView, Needs, best_rows
+from edge.types import IntArray
+
+
+@dataclass(frozen=True)
+class KNorm:
+    sinks: int = 4
+    recent: float = 0.25
+    name: str = "knorm"
+    evicts: bool = True
+    close_gaps: bool = False
+    needs: Needs = Needs(keys=True)
+
+    def rows_to_keep(self, view: KVView, budget: int) -> list[IntArray]:
+        assert view.keys is not None
+        norms = np.linalg.norm(view.keys(), axis=-1)
+        return best_rows(-norms, view, budget, self.sinks, int(self.recent * budget))
