@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import struct
 from pathlib import Path
@@ -50,9 +51,9 @@ def compile_model(folder: Path, *more: str, device: str = HOST) -> Any:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """For this machine."""
+    """For this machine, by a path relative to where we are."""
     folder = tmp_path_factory.mktemp("made") / "new" / "folder"
-    compile_model(folder, "--weights")
+    compile_model(Path(os.path.relpath(folder)), "--weights")
     return folder
 
 

@@ -65,7 +65,8 @@ def compile_design(design: Design, *out: Path, progress: Progress | None = None)
         raise MissingExtraError("apache-tvm", "tvm")
     # In the cache folder, not in the user's: a tvm.py there would be imported.
     child = subprocess.Popen(
-        [sys.executable, "-m", "edge.backends.tvm.compile", *map(str, out)], cwd=out[0].parent,
+        [sys.executable, "-m", "edge.backends.tvm.compile", *(str(path.absolute()) for path in out)],
+        cwd=out[0].parent,
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     with _ended(child), _ticking(progress):
