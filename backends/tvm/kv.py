@@ -192,15 +192,12 @@ class NativeKV:
     def renumber(self) -> None:
         self._check_open()
         check_movable(self._spec)
-        longest = self.length
-        wanted = np.arange(longest) + (longest - self.lengths[: len(self._slots), None])  # the newest of all level
-        used = np.arange(longest) < self.lengths[: len(self._slots), None]
-        by = np.where(used, wanted - self._turned[:, :longest], 0)
-        slots = np.broadcast_to(self._slots[:, :longest], (self._heads, longest))
-        for layer in range(self.shape.layers):  # layer by layer, as float32 keys are large
-            heads = slice(layer * self.shape.kv_heads, (layer + 1) * self.shape.kv_heads)
-            ...
-        self._turned[:, :longest] = wanted
+        longest, lines = self.length, len(self._slots)
+        for head, length in enumerate(self.lengths.tolist()):
+            line = head % lines
+            wanted = np.arange(length) + longest - length  # the newest rows of all heads are level
+            self._turn_head(head, self._slots[line, :length], wanted - self._turned[line, :length])
+        self._turned[:, :longest] = np.arange(longest) + longest - self.lengths[:lines, None]
         self._base, self._next = 0, longest
         self._forget_anchors(np.zeros(0, np.int32))
         self._note_positions()
@@ -316,6 +313,17 @@ class NativeKV:
                 self._anchors = keys[:, :known].copy()
                 self._anchor_turns = (wanted - by)[:known]
         self._set_keys(self._slots[0, rows], self._rotation.turn(keys, by))
+
+    def _turn_head(self, head: int, slots: AnyArray, by: AnyArray) -> None:
+        tiles, scales = self._view("keys")[head], self._view("key_scales")[head]
+        keys = tiles[slots // 16, :, slots % 16].astype(np.float32)
+        if self.dtype == "int8":
+            keys *= scales[slots]
+        keys = self._rotation.turn_head(head // self.shape.kv_heads, keys, by)
+        if self.dtype == "int8":
+            scales[slots] = np.abs(keys).max(axis=-1, keepdims=True) / np.float32(127)
+            keys = np.rint(keys / np.where(scales[slots] > 0, scales[slots], 1))
+        tiles[slots // 16, :, slots % 16] = keys
 
     def _forget_anchors(self, rows: IntArray) -> None:
         """Anchors stay with the first rows only as long as these stay the first."""

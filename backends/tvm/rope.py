@@ -37,6 +37,10 @@ class Rotation:
             turned[chosen] = _turn(layers[chosen], by, each.radians)
         return turned.reshape(keys.shape)
 
+    def turn_head(self, layer: int, keys: FloatArray, by: AnyArray) -> FloatArray:
+        """The same for one head of a layer, keys float32 [n, head]."""
+        return _turn(keys, by, self.angles[self.kinds[layer]].radians)
+
 
 def find_rotation(file: GGUFFile, recipe: Recipe, positions: int) -> Rotation:
     """For a model that will see `positions` at most. Learned positions turn nothing."""
