@@ -18,7 +18,6 @@ from conftest import GOLDEN, load_engine
 from small_models import Edit, Small, write_small
 
 from edge.backends.base import Engine
-from edge.errors import UnsupportedError
 from edge.opened import Model, open_model
 from edge.types import AnyArray, FloatArray, IntArray
 
@@ -163,12 +162,6 @@ def test_the_native_engine_streams_as_the_reference_does(
     require_native()
     model, random = open_family(name).model, np.random.default_rng(5)
     both = [engines(load_engine(model, backend, "f32", capacity=64)) for backend in ("tvm", "reference")]
-    if close_gaps and name == "gpt2":  # learned positions are in the rows: they cannot move
-        for engine in both:
-            engine.forward(open_family(name).tokens[:9])
-            with pytest.raises(UnsupportedError):
-                engine.kv.keep(np.array([0, 8], np.int32), close_gaps=True)
-        return
     for step in (40, 9, 1, 24, 1, 30):
         part = random.integers(3, model.spec.vocab, step).astype(np.int32)
         ours, theirs = (engine.forward_all(part) for engine in both)
