@@ -18,6 +18,7 @@ from conftest import GOLDEN, load_engine
 from small_models import Edit, Small, write_small
 
 from edge.backends.base import Engine
+from edge.errors import UnsupportedError
 from edge.opened import Model, open_model
 from edge.types import AnyArray, FloatArray, IntArray
 
@@ -124,11 +125,23 @@ def test_kept_rows_are_seen_at_their_own_positions(row: Row, name: str, engines:
     row.close_to(engine.forward_all(family.tokens[PROMPT : PROMPT + len(answer)]), answer, name)
 
 
+WRONGLY_SHIFTED = ("llama-yarn", "qwen2-yarn", "phi3-longrope")
+
+
+@pytest.mark.parametrize("name", WRONGLY_SHIFTED)
+def test_llama_cpp_is_not_trusted_to_shift_what_yarn_and_longrope_magnify(
+    name: str, engines: Callable[[Engine], Engine]
+) -> None:
+    """It multiplies the keys once more."""
+    engine = engines(load_engine(open_family(name).model, "llamacpp", "f16"))
+    engine.forward(open_family(name).tokens[:9])
+    with pytest.raises(UnsupportedError, match="cannot shift"):
+        engine.kv.keep(np.array([0, 8], np.int32), close_gaps=True)
+
+
 def cases_of_closing() -> list[Any]:
-    """llama.cpp multiplies keys that it shifts by what yarn and longrope multiply them by, a second time."""
-    wrong = ("llama-yarn", "qwen2-yarn", "phi3-longrope")
     known = [each for each in cases() if "close_logits" in open_family(each.values[1]).arrays]
-    return [each for each in known if not (each.values[0] in LLAMACPP and each.values[1] in wrong)]
+    return [each for each in known if not (each.values[0] in LLAMACPP and each.values[1] in WRONGLY_SHIFTED)]
 
 
 @pytest.mark.parametrize(("row", "name"), cases_of_closing())

@@ -47,7 +47,6 @@ class NativeKV:
 
     def __init__(
         self,
-        spec: ModelSpec,
         shape: Shape,
         dtype: str,
         capacity: int,
