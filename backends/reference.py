@@ -16,6 +16,7 @@ from edge.backends.base import (
     EngineConfig,
     Footprint,
     KVState,
+    Tuned,
     check_rows,
     check_tokens,
     state_key,
@@ -77,6 +78,10 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
         scratch=4 * (config.chunk * widest + 2 * config.logits_rows * spec.vocab) + 2 * spec.largest_tensor,
         runtime=8 << 20,
     )
+
+
+def tuned(spec: ModelSpec, kv_dtype: str) -> Tuned | None:
+    return None
 
 
 def load(

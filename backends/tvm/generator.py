@@ -39,8 +39,8 @@ from edge.backends.tvm.kernels.lanes import (
 from edge.backends.tvm.kernels.matmul import Inputs, Matrix, Weights, copy_row, multiply
 from edge.backends.tvm.kernels.move import move_rows
 from edge.backends.tvm.kernels.observe import observe
-from edge.backends.tvm.kernels.threads import IMPORTS, arrive, meet, wait
-from edge.backends.tvm.layout import CHUNK_TILES, GROUPS, STEP_TILES, Job, Table, work_offsets
+from edge.backends.tvm.kernels.threads import arrive, imports, meet, wait
+from edge.backends.tvm.layout import GROUPS, Job, Table, work_offsets
 
 POINTERS = {  # arguments of `run`, and what they point to
     "job": "int64", "lines": "int32",
@@ -67,7 +67,8 @@ def run(design: Design) -> Any:
         pointers = {name: T.arg(name, T.ptr(dtype or memory)) for name, dtype in POINTERS.items()}
         thread = T.arg("thread", T.int64())
         # Raw pointers carry no device; TVM's lowering wants to know it.
-        with T.attr(0, "device_id", 0), T.attr(0, "device_type", 1), T.attr(0, "pragma_import_llvm", IMPORTS):
+        llvm = imports(design.target.spins)
+        with T.attr(0, "device_id", 0), T.attr(0, "device_type", 1), T.attr(0, "pragma_import_llvm", llvm):
             _work(design, pointers, thread)
     return builder.get()
 
@@ -98,6 +99,7 @@ class _Pass:
     def __init__(self, design: Design, single: bool, pointers: dict[str, Any], thread: Value) -> None:
         self.design, self.single, self.thread = design, single, thread
         self.shape, self.target, self.isa = design.shape, design.target, ISAS[design.target.name]
+        self.dealt = self.target.step_dealt if single else self.target.chunk_dealt
         # In the exact mode a batch of 8 tokens would take half a minute to compile.
         self.batch = 1 if single else min(2, self.target.gemm_tokens) if design.exact else self.target.gemm_tokens
         memory = MEMORY_TYPE[design.kv_dtype]
@@ -169,6 +171,15 @@ class _Pass:
     def _qkv(self, layer: Value, matrices: Sequence[Matrix], inputs: Inputs) -> None:
         """Queries to scratch, keys and values to the cache; keys and queries turned by RoPE."""
         shape, parts = self.shape, self.shape.padded_head // 16
+        if self.dealt:
+            with self._tiles(shape.heads * parts) as tile:
+                self._query_tile(matrices[0], tile, inputs)
+            with self._shared_out(i64(2 * shape.kv_heads)) as piece:
+                with when(piece < shape.kv_heads):
+                    self._key_or_value(matrices[1], True, layer, piece, inputs)
+                with when(piece >= shape.kv_heads):
+                    self._key_or_value(matrices[2], False, layer, let(piece - shape.kv_heads), inputs)
+            return
         tiles = [shape.heads * parts, shape.kv_heads * parts, shape.kv_heads * parts]
         start, stop = self._range(sum(tiles))
         with loop(_clip(start, tiles[0]), _clip(stop, tiles[0])) as tile:
@@ -246,8 +257,7 @@ class _Pass:
         shape, side = self.shape, self.target.score_rows
         rows = let(self.count * shape.group)
         units = let((rows + (side - 1)) // side * shape.kv_heads)
-        with loop(i64(0), (units - self.thread + self.threads - 1) // self.threads) as turn:
-            unit = let(self.thread + turn * self.threads)
+        with self._dealt_out(units) as unit:
             kv_head, first = let(unit % shape.kv_heads), let(unit // shape.kv_heads * side)
             length = let(self._length(layer, kv_head))
             start = let(self._at("queries") + kv_head * self._at("query_rows") * shape.padded_head)
@@ -410,9 +420,19 @@ class _Pass:
 
     @contextmanager
     def _shared_out(self, count: Value) -> Iterator[Value]:
+        if self.dealt:
+            with self._dealt_out(count) as index:
+                yield index
+            return
         start, stop = self._range(count)
         with loop(start, stop) as index:
             yield index
+
+    @contextmanager
+    def _dealt_out(self, count: Value) -> Iterator[Value]:
+        """Every so-manieth piece is the thread's, rather than a range of them."""
+        with loop(i64(0), (count - self.thread + self.threads - 1) // self.threads) as turn:
+            yield let(self.thread + turn * self.threads)
 
     @contextmanager
     def _tiles(self, count: int) -> Iterator[Value]:
@@ -471,7 +491,7 @@ class _Pass:
         return Work(
             self.floats, scores=start + sizes["scores"], out=let(start + line * self.shape.padded_head),
             maxima=let(start + sizes["maxima"] + line), sums=let(start + sizes["sums"] + line),
-            block=STEP_TILES if self.single else CHUNK_TILES,
+            block=self.target.step_block if self.single else self.target.chunk_block,
         )  # fmt: skip
 
     def _length(self, layer: Value, kv_head: Value) -> Value:

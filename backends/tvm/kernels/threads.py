@@ -13,8 +13,6 @@ from tvm.tirx.script.builder import ir as T
 from edge.backends.tvm.kernels.lanes import Value, i64, loop, when
 from edge.backends.tvm.layout import LINE
 
-SPINS = 10_000  # pauses before sleeping: about 150 µs; with all cores busy, much less or more costs a third
-
 # The second word of a line counts its sleepers. A counter only grows; differences of 32 bits may wrap.
 IMPORTS = r"""
 declare i64 @syscall(i64, ...)
@@ -66,7 +64,12 @@ rise:
 done:
   ret i32 0
 }
-""".replace("SPINS", str(SPINS)).replace("FUTEX", "202")  # the system call's number on x86-64
+""".replace("FUTEX", "202")  # the system call's number on x86-64
+
+
+def imports(spins: int) -> str:
+    """The LLVM IR behind `arrive` and `wait`. spins: pauses before a thread sleeps; 1 is as good as none."""
+    return IMPORTS.replace("SPINS", str(spins))
 
 
 def arrive(lines: Value, index: Value) -> Value:
