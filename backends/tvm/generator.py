@@ -73,6 +73,25 @@ def run(design: Design) -> Any:
     return builder.get()
 
 
+def run_job(design: Design, threads: int) -> Any:
+    """The same for one job that is there, with arrays instead of pointers and TVM's own threads: what measures a
+    device elsewhere. TVM must have `threads` threads, as they wait for each other.
+    """
+    with IRBuilder() as builder, T.prim_func(s_tir=True):
+        T.func_name("run_job")
+        T.func_attr({"global_symbol": "run_job", "tirx.noalias": True})
+        memory = MEMORY_TYPE[design.kv_dtype]
+        arguments = {name: T.arg(name, T.handle()) for name in POINTERS}
+        pointers = {
+            name: T.match_buffer(argument, (T.int64(),), POINTERS[name] or memory).data
+            for name, argument in arguments.items()
+        }
+        with T.attr(0, "pragma_import_llvm", imports(design.target.spins)), T.parallel(0, threads) as thread:
+            job = T.decl_buffer((1 << 48,), POINTERS["job"], data=pointers["job"])
+            _job(design, pointers, T.cast(thread, "int64"), let(job[Job.slot("kind")]))
+    return builder.get()
+
+
 def _work(design: Design, pointers: dict[str, Any], thread: Value) -> None:
     job, lines = (T.decl_buffer((1 << 48,), POINTERS[name], data=pointers[name]) for name in ("job", "lines"))
     threads = let(job[Job.slot("threads")])
@@ -88,9 +107,13 @@ def _work(design: Design, pointers: dict[str, Any], thread: Value) -> None:
         kind = let(job[Job.slot("kind")])
         with when(kind == Job.QUIT):
             busy.value = T.int32(0)
-        for number, single in ((Job.STEP, True), (Job.CHUNK, False)):
-            with when(kind == number):
-                _Pass(design, single, pointers, thread).emit()
+        _job(design, pointers, thread, kind)
+
+
+def _job(design: Design, pointers: dict[str, Any], thread: Value, kind: Value) -> None:
+    for number, single in ((Job.STEP, True), (Job.CHUNK, False)):
+        with when(kind == number):
+            _Pass(design, single, pointers, thread).emit()
 
 
 class _Pass:

@@ -23,7 +23,7 @@ def tune(
     tracker: Annotated[str | None, o.flag("--tracker", help="HOST:PORT of a TVM RPC tracker: measure there.")] = None,
     key: Annotated[str | None, o.flag("--key", help="The device's key at the tracker.")] = None,
     show: Annotated[bool, o.flag("--show", help="Explain what was found, or list all records.")] = False,
-    output: Annotated[Path | None, o.flag("-o", "--output", help="With --show: plot the trials (.svg, .png).")] = None,
+    plot: Annotated[Path | None, o.flag("-o", "--plot", help="With --show: plot the trials (.svg, .png).")] = None,
     force: Annotated[bool, o.flag("--force", help="Repeat the trials of earlier tunings.")] = False,
     kv_dtype: o.NativeKVDtype = "f16",
     seed: Annotated[int, o.flag("--seed", help="Order of the trials.")] = 0,
@@ -40,10 +40,10 @@ def tune(
         raise InputError(f"tuning for {device} needs the device to measure on: give --tracker HOST:PORT and --key")
     if (tracker is None) != (key is None):
         raise InputError("--tracker and --key go together")
-    if output is not None and not (show and model):
-        raise InputError("--output goes with --show MODEL")
+    if plot is not None and not (show and model):
+        raise InputError("--plot goes with --show MODEL")
     if show:
-        _list(json) if model is None else _explain(model, kv_dtype, output, json)
+        _list(json) if model is None else _explain(model, kv_dtype, plot, json)
         return
     assert model is not None
     result = _tune(model, device, trials, time, tracker, key, force, kv_dtype, seed, quiet or json)
@@ -130,7 +130,7 @@ def _row(record: Record) -> list[str]:
     ]  # fmt: skip
 
 
-def _explain(name: str, kv_dtype: str, output: Path | None, json: bool) -> None:
+def _explain(name: str, kv_dtype: str, picture: Path | None, json: bool) -> None:
     """What was tried, what mattered, and a chart."""
     from edge.backends.tvm.tuning.lookup import find_record
     from edge.backends.tvm.tuning.table import read_trials
@@ -145,8 +145,8 @@ def _explain(name: str, kv_dtype: str, output: Path | None, json: bool) -> None:
     tried = read_trials(trials_path(record.name))
     usual = tried[0].against if tried else record.values  # the first race is against the defaults
     found = effects(tried, usual)
-    if output is not None:
-        plot(tried, f"{record.model}, {record.subject.cpu}", output)
+    if picture is not None:
+        plot(tried, f"{record.model}, {record.subject.cpu}", picture)
     if json:
         print_json({
             "record": asdict(record), "fates": fates(tried), "effects": [asdict(effect) for effect in found],

@@ -16,7 +16,8 @@ from edge.backends.base import EngineConfig
 from edge.backends.tvm.engine import NativeEngine
 from edge.backends.tvm.targets import choose_target
 from edge.backends.tvm.tuning.lookup import make_subject
-from edge.backends.tvm.tuning.space import CHUNK, Field, Values, make_space, relevant
+from edge.backends.tvm.tuning.pool import Pool
+from edge.backends.tvm.tuning.space import CHUNK, Field, Values, make_space
 from edge.backends.tvm.tuning.tune import Setting
 from edge.devices.host import usable_cores
 from edge.opened import Model
@@ -25,7 +26,6 @@ PROMPT, ANSWER = 512, 128  # tokens of the score
 SHORT, LONG = 64, 1024  # rows in the cache while halves of the answer are decoded
 _BATCH_S = 0.03  # decode steps measured at once take about so long; at least two
 _MOST_STEPS = 16
-_ENGINES = 4  # loaded at once: the best's and the candidate's, for decode and for prefill
 _SETTLE_S = 0.002  # for the threads of the engine before to fall asleep
 
 
@@ -67,7 +67,7 @@ class Rig:
     ) -> None:  # fmt: skip
         self._model, self._space, self._kv_dtype, self._cores = model, space, kv_dtype, cores
         self._depths, self._on_compile = Depths.of(model.spec.context), on_compile
-        self._engines: list[tuple[Values, NativeEngine]] = []  # last used last
+        self._engines = Pool(space, self._load, NativeEngine.close)
         self._steps = 2
         random = np.random.default_rng(0)
         self._tokens = random.integers(0, model.spec.vocab, self._depths.prompt).astype(np.int32)
@@ -78,12 +78,11 @@ class Rig:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        while self._engines:
-            self._engines.pop()[1].close()
+        self._engines.close()
 
     def measure(self, values: Values, part: str) -> float:
         """Seconds of the prompt, or of the answer. Raises EngineError if the values do not compile."""
-        engine = self._engine(values, part)
+        engine = self._engines.get(values, part)
         time.sleep(_SETTLE_S)
         if part == CHUNK:
             engine.forward(self._tokens[:2])  # the caches are warm again, and the threads awake
@@ -113,21 +112,8 @@ class Rig:
         kv.truncate(0)
         return seconds
 
-    def _engine(self, values: Values, part: str) -> NativeEngine:
-        """One whose values are these, as far as this part is concerned."""
-        wanted = relevant(self._space, values, (part,))
-        for index, (found, engine) in enumerate(self._engines):
-            if relevant(self._space, found, (part,)) == wanted:
-                self._engines.append(self._engines.pop(index))
-                return engine
-        while len(self._engines) >= _ENGINES:
-            self._engines.pop(0)[1].close()
-        self._on_compile()
-        engine = self._load(values)
-        self._engines.append((values, engine))
-        return engine
-
     def _load(self, values: Values) -> NativeEngine:
+        self._on_compile()
         tuning = {each.name: values[each.name] for each in self._space if each.compiled}
         config = EngineConfig(
             capacity=self._depths.capacity, chunk=values.get("chunk", self._depths.prompt), kv_dtype=self._kv_dtype,

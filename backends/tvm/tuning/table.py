@@ -30,8 +30,8 @@ class Table:
             out.write(json.dumps(asdict(trial)) + "\n")
 
     def known(self) -> list[Trial]:
-        """Trials of this key; none if the table is another's."""
-        return read_trials(self.path, self.key)
+        """Trials of this key; none if the table is another's. Those that failed may be tried again."""
+        return [trial for trial in read_trials(self.path, self.key) if trial.fate != "failed"]
 
 
 def read_trials(path: Path, key: str | None = None) -> list[Trial]:
