@@ -55,12 +55,14 @@ def _compiled(target: Target) -> list[Field]:
         field("step_block", "tiles of cache rows between corrections, decode", (4, 8, 16, 32), STEP),
         field("fetch_ahead", "bytes of weights asked for ahead, decode", (0, 2048, 4096, 8192, 16384, 32768), STEP),
         field("step_dealt", "work dealt out in turn, decode", (False, True), STEP),
-        field("gemm_tokens", "tokens per weight tile, prefill", _around(target.gemm_tokens), CHUNK),
+        field("gemm_tokens", "tokens per weight tile, prefill", _sixths(target.gemm_tokens, 3, 4, 6, 9, 12), CHUNK),
         field("chunk_block", "tiles of cache rows between corrections, prefill", (8, 16, 32, 64), CHUNK),
         field("chunk_dealt", "work dealt out in turn, prefill", (False, True), CHUNK),
-        field("score_rows", "query rows in registers, attention", _around(target.score_rows), *PARTS),
+        field("score_rows", "query rows in registers, attention", _sixths(target.score_rows, 2, 3, 4, 6, 8), *PARTS),
         field("score_tiles", "key tiles in registers, attention", (1, 2, 4), *PARTS),
-        field("mix_registers", "accumulators while values are mixed", _around(target.mix_registers), *PARTS),
+        field(
+            "mix_registers", "accumulators while values are mixed", _sixths(target.mix_registers, 2, 3, 4, 6, 8), *PARTS
+        ),
         field("spins", "pauses at a barrier before sleeping", (1, 1000, 10_000, 100_000), *PARTS),
     ]
 
@@ -81,6 +83,6 @@ def allowed(target: Target, values: Values) -> bool:
     return all(value in choices.get(name, ()) for name, value in values.items())
 
 
-def _around(value: int) -> tuple[int, ...]:
-    """Half, two thirds, the same, four thirds, twice: registers fit or they do not."""
-    return tuple(sorted({max(1, value * part // 6) for part in (3, 4, 6, 8, 12)}))
+def _sixths(value: int, *parts: int) -> tuple[int, ...]:
+    """So many sixths of a default: what suits registers is known but for their number."""
+    return tuple(max(1, value * part // 6) for part in parts)
