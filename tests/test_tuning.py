@@ -477,6 +477,19 @@ def test_every_point_of_the_space_gives_the_same_tokens(
 
 
 @pytest.mark.slow
+def test_batches_of_any_size_serve_every_token(tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
+    """With 8-bit activations, which the exact mode has not, batches are of `gemm_tokens`."""
+    model = open_model(write_small(tmp_path / "m.gguf", Small(layers=2, types="Q4_0")))
+    tokens = np.random.default_rng(3).integers(3, model.spec.vocab, 90).astype(np.int32)
+    oracle = engines(ReferenceEngine(model.file, model.spec, EngineConfig(128, 90, "f32", 1, logits_rows=90)))
+    config = EngineConfig(128, 33, "f16", 2, logits_rows=33, tuning={"gemm_tokens": 5, "chunk_dealt": True})
+    engine = engines(find_backend("tvm", model.file, model.spec).load(model.file, model.spec, config))
+    ours, theirs = engine.forward_all(tokens), oracle.forward_all(tokens)
+    for ours_row, theirs_row in zip(ours, theirs, strict=True):
+        assert np.corrcoef(ours_row, theirs_row)[0, 1] > 0.99
+
+
+@pytest.mark.slow
 def test_the_rig_measures_both_parts_and_loads_a_candidate_once(tiny: Path) -> None:
     model = open_model(tiny)
     depths = Depths.of(model.spec.context)
@@ -542,6 +555,8 @@ def test_a_plot_is_one_file(tmp_path: Path) -> None:
         (["MODEL", "--device", "pi5"], "--tracker"),
         (["MODEL", "--tracker", "localhost:9190"], "--key"),
         (["MODEL", "--tracker", "nowhere", "--key", "k"], "HOST:PORT"),
+        (["MODEL", "--tracker", "nowhere:1", "--key", "k", "--target", "z80"], "avx2"),
+        (["MODEL", "--target", "avx2"], "--tracker"),
         (["MODEL", "--time", "soon"], "soon"),
         (["MODEL", "--kv-dtype", "q8_0"], "q8_0"),
         (["MODEL", "--plot", "x.svg"], "--show"),

@@ -22,6 +22,9 @@ def tune(
     time: Annotated[str, o.flag("--time", help="Look for this long, such as 5m.")] = "5m",
     tracker: Annotated[str | None, o.flag("--tracker", help="HOST:PORT of a TVM RPC tracker: measure there.")] = None,
     key: Annotated[str | None, o.flag("--key", help="The device's key at the tracker.")] = None,
+    target: Annotated[
+        str | None, o.flag("--target", help="The device's instruction set, with --tracker (default: ours).")
+    ] = None,
     show: Annotated[bool, o.flag("--show", help="Explain what was found, or list all records.")] = False,
     plot: Annotated[Path | None, o.flag("-o", "--plot", help="With --show: plot the trials (.svg, .png).")] = None,
     force: Annotated[bool, o.flag("--force", help="Repeat the trials of earlier tunings.")] = False,
@@ -40,13 +43,15 @@ def tune(
         raise InputError(f"tuning for {device} needs the device to measure on: give --tracker HOST:PORT and --key")
     if (tracker is None) != (key is None):
         raise InputError("--tracker and --key go together")
+    if target is not None and tracker is None:
+        raise InputError("--target goes with --tracker; for this device, set EDGE_ISA")
     if plot is not None and not (show and model):
         raise InputError("--plot goes with --show MODEL")
     if show:
         _list(json) if model is None else _explain(model, kv_dtype, plot, json)
         return
     assert model is not None
-    result = _tune(model, device, trials, time, tracker, key, force, kv_dtype, seed, quiet or json)
+    result = _tune(model, device, trials, time, tracker, key, target, force, kv_dtype, seed, quiet or json)
     if json:
         print_json({**asdict(result.record), "interrupted": result.interrupted, "measured": result.measured})
     elif not quiet:
@@ -56,8 +61,8 @@ def tune(
 
 
 def _tune(
-    name: str, device: str, trials: int, time: str, tracker: str | None, key: str | None, force: bool, kv_dtype: str,
-    seed: int, quiet: bool,
+    name: str, device: str, trials: int, time: str, tracker: str | None, key: str | None, target: str | None,
+    force: bool, kv_dtype: str, seed: int, quiet: bool,
 ) -> Result:  # fmt: skip
     from edge.backends import find_backend
     from edge.budget import parse_seconds
@@ -75,7 +80,7 @@ def _tune(
     if tracker is not None and key is not None:
         from edge.backends.tvm.tuning.remote import remote_setting
 
-        setting = remote_setting(opened, device, kv_dtype, tracker, key)
+        setting = remote_setting(opened, device, kv_dtype, tracker, key, target)
     else:
         setting = host_setting(opened, kv_dtype)
     with progress(enabled=not quiet) as shown:

@@ -36,14 +36,15 @@ _SPARE_ROWS = 64  # as in kv.py
 _STEPS = 8  # decode steps measured at once
 
 
-def remote_setting(model: Model, device: str, kv_dtype: str, tracker: str, key: str) -> Setting:
-    """Tuning for the device that has `key` at the tracker. EDGE_ISA names its instruction set, if not ours.
+def remote_setting(model: Model, device: str, kv_dtype: str, tracker: str, key: str, isa: str | None = None) -> Setting:
+    """Tuning for the device that has `key` at the tracker. isa: the name of its target, if it is not ours.
 
     Raises InputError if it cannot be reached, MissingExtraError without what RPC needs.
     """
     from edge.backends.tvm.tuning.lookup import make_subject
 
-    session, target = _connect(tracker, key), _target()
+    target = _target(isa)
+    session = _connect(tracker, key)
     depths, cores = Depths.of(model.spec.context), int(session.get_function("runtime.NumThreads")())
     space = make_space(target, kv_dtype, cores, depths.prompt)
     here = make_subject(model.spec, target, kv_dtype)
@@ -180,7 +181,11 @@ def _connect(tracker: str, key: str) -> Any:
         raise InputError(f"no device with key {key!r} at the tracker {tracker} ({why})") from None
 
 
-def _target() -> Target:
-    name = os.environ.get("EDGE_ISA")
+def _target(name: str | None) -> Target:
+    """Any that we compile for, whether this machine runs it or not."""
+    if name is None:
+        return choose_target()
     known = {target.name: target for target in TARGETS}
-    return known[name] if name in known else choose_target()
+    if name not in known:
+        raise InputError(f"--target {name!r} is unknown: choose {', '.join(known)}")
+    return known[name]
