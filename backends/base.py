@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import numpy as np
@@ -30,6 +30,7 @@ class EngineConfig:
     logits_rows: int = 1  # most rows of logits that exist at once; forward_all works through longer inputs in steps
     observes: bool = False  # tvm: room to add up the attention that rows get
     repack: bool = False  # llamacpp: weights re-laid in private memory (faster) instead of mapped (reclaimable)
+    tuning: dict[str, int] = field(default_factory=dict)  # tvm: sizes of pieces of work, where not the defaults
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,19 @@ class Footprint:
     kv: int
     scratch: int  # compute buffers and logits
     runtime: int  # the engine's libraries and its own copy of the vocabulary
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a tuning record says of a model on this device. `about` names the record.
+
+    values: `EngineConfig.tuning`. threads, chunk: None where the record leaves them open.
+    """
+
+    about: str
+    values: dict[str, int]
+    threads: int | None
+    chunk: int | None
 
 
 @dataclass(frozen=True)
@@ -136,6 +150,10 @@ class Backend(Protocol):
         ...
 
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint: ...
+
+    def tuned(self, spec: ModelSpec, kv_dtype: str) -> Tuned | None:
+        """What `edge tune` found for this model and device, or for the most alike; None if nothing applies."""
+        ...
 
     def load(
         self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None

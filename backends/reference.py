@@ -19,6 +19,7 @@ from edge.backends.base import (
     EngineConfig,
     Footprint,
     KVState,
+    Tuned,
     check_positions,
     check_rows,
     check_tokens,
@@ -57,6 +58,10 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
         scratch=4 * (config.chunk * widest + 2 * config.logits_rows * spec.vocab) + 2 * spec.largest_tensor,
         runtime=8 << 20,
     )
+
+
+def tuned(spec: ModelSpec, kv_dtype: str) -> Tuned | None:
+    return None
 
 
 def load(

@@ -16,7 +16,7 @@ from edge.backends.tvm.layout import Job, fill_table, make_layout, make_scratch,
 from edge.backends.tvm.memory import aligned_zeros, pointer
 from edge.backends.tvm.rope import find_rotation
 from edge.backends.tvm.runtime import compiled
-from edge.backends.tvm.targets import choose_target
+from edge.backends.tvm.targets import choose_target, with_tuning
 from edge.backends.tvm.weights import open_weights
 from edge.backends.tvm.workers import Workers
 from edge.errors import EngineError, UnsupportedError
@@ -36,7 +36,7 @@ class NativeEngine:
         self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None
     ) -> None:
         self.spec, self.config = spec, config
-        target, layout = choose_target(), make_layout(file, spec)
+        target, layout = with_tuning(choose_target(), config.tuning), make_layout(file, spec)
         image = compiled(Design.of(layout, config.kv_dtype, target), progress and (lambda part: progress(part / 2)))
         self._weights = open_weights(file, layout, progress and (lambda part: progress(0.5 + part / 2)))
 
