@@ -99,16 +99,17 @@ class Remote:
         module = self._compile(Design.of(self._layout, self._kv_dtype, target), threads)
         scratch, rows = make_scratch(shape, target, chunk, threads), allocated_rows(self._depths.capacity)
         heads, tokens = shape.layers * shape.kv_heads, round_up(chunk, target.gemm_tokens)
+        rope_size = (tokens + target.gemm_tokens) * 2 * shape.padded_head
         cached = np.ones((heads * rows + _SPARE_ROWS) * shape.padded_head, MEMORY_TYPE[self._kv_dtype])
         scales = np.ones(heads * rows + _SPARE_ROWS, np.float32)
         arrays: dict[str, AnyArray] = {
             "job": np.zeros(len(Job.NAMES), np.int64), "lines": np.zeros((threads + 1) * LINE, np.int32),
-            "table": np.array(fill_table(self._layout, scratch, rows), np.int64),
+            "table": np.array(fill_table(self._layout, scratch, rows, rope_size), np.int64),
             "floats": np.zeros(scratch.floats, np.float32), "integers": np.zeros(scratch.integers, np.int32),
             "keys": cached, "values": cached, "key_scales": scales, "value_scales": scales,
             "lengths": np.zeros(heads, np.int32), "positions": np.zeros(heads * rows + _SPARE_ROWS, np.int32),
             "tokens": np.ones(tokens, np.int32), "logits": np.zeros(shape.padded_vocab, np.float32),
-            "rope": np.zeros((tokens + target.gemm_tokens) * 2 * shape.padded_head, np.float32),
+            "rope": np.zeros(max(1, len(self._layout.recipe.ropes)) * rope_size, np.float32),
             "attention": np.zeros(64, np.float32),
         }  # fmt: skip
         sent = {name: self._send(array) for name, array in arrays.items()}
