@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from edge.errors import EngineError, InputError, UnsupportedError
+from edge.errors import EngineError, InputError
 from edge.gguf_file import GGUFFile
 from edge.model import ModelSpec
 from edge.types import FloatArray, IntArray
@@ -166,12 +166,6 @@ def check_positions(spec: ModelSpec, last: int) -> None:
     """Refuse positions beyond a table of learned ones, `last` being one behind the last. Raises CapacityError."""
     if spec.recipe and spec.recipe.learned_positions and last > spec.context:
         raise CapacityError(f"position {last - 1} is beyond the {spec.context} that this model has learned")
-
-
-def check_movable(spec: ModelSpec) -> None:
-    """Refuse to give rows other positions where these are learned: keys hold them for good."""
-    if spec.recipe and spec.recipe.learned_positions:
-        raise UnsupportedError("this model has learned its positions, rows cannot move to others: use --kv-policy full")
 
 
 def check_rows(rows: IntArray, length: int) -> IntArray:

@@ -19,7 +19,6 @@ from edge.backends.base import (
     EngineConfig,
     Footprint,
     KVState,
-    check_movable,
     check_positions,
     check_rows,
     check_tokens,
@@ -82,7 +81,7 @@ class ReferenceKV:
         self.next_position = 0
         self._positions = np.zeros(config.capacity, np.int32)
         self._length = 0
-        self._spec, self._turns = spec, turns
+        self._turns = turns
         self._key = state_key(NAME, file, spec, config)
 
     @property
@@ -103,8 +102,6 @@ class ReferenceKV:
 
     def keep(self, rows: IntArray, *, close_gaps: bool) -> None:
         rows = check_rows(rows, self._length)
-        if close_gaps:
-            check_movable(self._spec)
         count = rows.size
         self.keys[:, :, :count] = self.keys[:, :, rows]
         self.values[:, :, :count] = self.values[:, :, rows]
@@ -188,7 +185,7 @@ class ReferenceEngine:
             x = x + self._norm_if_any(mixed, f"blk.{layer}.post_attention_norm")
             widened = self._feed_forward(layer, self._norm(x, f"blk.{layer}.ffn_norm"))
             x = x + self._norm_if_any(widened, f"blk.{layer}.post_ffw_norm")
-        return x
+        return np.asarray(x)
 
     def _attention(self, layer: int, x: FloatArray, rows: slice, positions: IntArray) -> FloatArray:
         spec, recipe, count, turn = self.spec, self._recipe, len(x), self._turns[layer]

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Sequence
 
 from text import long_text
 
 import edge
 from edge.cli.show import table
 from edge.evaluate import LOGITS_ROWS
+from edge.opened import Model
 
 DOCUMENTS = ("secI8.html", "secJ3.html", "secI5.html", "secJ5.html", "secI4.html", "secJ7.html")
 ENGINES = (("llamacpp", "f16"), ("tvm", "f16"), ("tvm", "int8"))
@@ -24,18 +26,25 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4096, help="of each document")
     options = parser.parse_args()
     model = edge.open_model(options.model)
-    texts = [model.encode_prompt(long_text(name).read_text(encoding="utf-8"), raw=True) for name in DOCUMENTS]
     lines, first, count = [], 0.0, 0
     for backend, kv_dtype in ENGINES:
-        settings = {"backend": backend, "kv_dtype": kv_dtype, "kv_policy": "full", "max_kv_size": options.tokens}
-        with edge.load(model, logits_rows=LOGITS_ROWS, expected_tokens=options.tokens, **settings) as session:
-            figures = [edge.perplexity(session, text, max_tokens=options.tokens) for text in texts]
-        count = sum(figure.tokens for figure in figures)
-        perplexity = math.exp(sum(figure.nll * figure.tokens for figure in figures) / count)
+        perplexity, count = perplexity_of(model, backend, kv_dtype, DOCUMENTS, options.tokens)
         first = first or perplexity
         lines.append([backend, kv_dtype, f"{perplexity:.4f}", f"{perplexity / first:.4f}"])
-    print(f"\n## Perplexity of {count} tokens in {len(texts)} documents, {model.spec.label}\n")
+    print(f"\n## Perplexity of {count} tokens in {len(DOCUMENTS)} documents, {model.spec.label}\n")
     print(table(["engine", "KV", "perplexity", "× llama.cpp"], lines, left=2))
+
+
+def perplexity_of(
+    model: Model, backend: str, kv_dtype: str, documents: Sequence[str], tokens: int
+) -> tuple[float, int]:  # fmt: skip
+    """The perplexity of so many tokens of each document, and how many tokens they are together."""
+    texts = [model.encode_prompt(long_text(name).read_text(encoding="utf-8"), raw=True) for name in documents]
+    settings = {"backend": backend, "kv_dtype": kv_dtype, "kv_policy": "full", "max_kv_size": tokens}
+    with edge.load(model, logits_rows=LOGITS_ROWS, expected_tokens=tokens, **settings) as session:
+        figures = [edge.perplexity(session, text, max_tokens=tokens) for text in texts]
+    count = sum(figure.tokens for figure in figures)
+    return math.exp(sum(figure.nll * figure.tokens for figure in figures) / count), count
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ class NativeEngine:
         shape, self._rotation = layout.shape, find_rotation(file, layout.recipe, config.capacity)
         self._head, self._padded_vocab = shape.padded_head, shape.padded_vocab
         key = state_key(NAME, file, spec, config)
-        self._kv = NativeKV(spec, shape, config.kv_dtype, config.capacity, self._rotation, key, image, config.observes)
+        self._kv = NativeKV(shape, config.kv_dtype, config.capacity, self._rotation, key, image, config.observes)
         rows = allocated_rows(config.capacity)
         scratch = make_scratch(shape, target, config.chunk, config.threads, rows if config.observes else 0)
         tokens = round_up(config.chunk, target.gemm_tokens)

@@ -1,6 +1,8 @@
-"""Model files for `peers.py`, written once.
+"""Model files for `peers.py` and `block_types.py`, written once.
 
-make_file.py pure SOURCE TARGET                         every matrix of SOURCE as Q4_0, by llama.cpp's own quantizer
+make_file.py pure SOURCE TARGET [FTYPE]                 every matrix of SOURCE in the block type of this llama_ftype,
+                                                        else in Q4_0, by llama.cpp's own quantizer
+make_file.py mixed SOURCE TARGET FTYPE                  the same in the types that llama.cpp chooses for each
 make_file.py random SOURCE TARGET HIDDEN LAYERS FFN     a Llama of that shape with random Q4_0 weights: 64 wide heads,
                                                         4 query heads per KV head, the first tokens of SOURCE
 """
@@ -18,15 +20,15 @@ _VOCAB, _HEAD, _CONTEXT = 32768, 64, 8192
 _SPREAD = 0.02 / 4.6  # 4.6 is the standard deviation of a random nibble: weights get one of 0.02
 
 
-def pure_q4_0(source: Path, target: Path) -> None:
+def quantize(source: Path, target: Path, ftype: int, pure: bool) -> None:
     import ctypes
 
     from llama_worker import low_level
 
     library = low_level()
     parameters = library.llama_model_quantize_default_params()
-    parameters.ftype = _Q4_0
-    parameters.pure = True
+    parameters.ftype = ftype
+    parameters.pure = pure
     parameters.allow_requantize = True
     status = library.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(parameters))
     if status != 0:
@@ -128,8 +130,8 @@ def main(kind: str, source: str, target: str, *shape: int) -> None:
     """Write to a temporary name first, so that half a file is never taken for one."""
     partial = Path(target).with_suffix(".partial")
     partial.parent.mkdir(parents=True, exist_ok=True)
-    if kind == "pure":
-        pure_q4_0(Path(source), partial)
+    if kind in ("pure", "mixed"):
+        quantize(Path(source), partial, *(shape or [_Q4_0]), pure=kind == "pure")
     else:
         random_llama(Path(source), partial, *shape)
     partial.rename(target)

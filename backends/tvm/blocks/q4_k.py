@@ -20,8 +20,8 @@ def factors(raw: Bytes) -> Bytes:
     last 4, whose lower halves are the nibbles of bytes 8 … 11.
     """
     first, last = raw[:, :, :8].reshape(*raw.shape[:2], 2, 4), bits_of(raw[:, :, 8:], 4, 4)
-    last = last.reshape(first.shape) | first >> 2 & 0x30
-    return np.concatenate([first & 0x3F, last], axis=-1).swapaxes(2, 3).reshape(*raw.shape[:2], 16)
+    both = [first & 0x3F, last.reshape(first.shape) | first >> 2 & 0x30]
+    return np.asarray(np.concatenate(both, axis=-1).swapaxes(2, 3).reshape(*raw.shape[:2], 16))
 
 
 def split(raw: Bytes) -> Split:

@@ -1,0 +1,87 @@
+"""The native engine against llama.cpp in every block type: speed and perplexity on the same files.
+
+    python benchmarks/block_types.py [--types Q4_K_M,Q6_K] [--rounds 11] [--tokens 2048]
+
+Two files per type, made once by llama.cpp's own quantizer: SmolLM2 in the mixture of types that llama.cpp chooses (its
+576 columns are no multiple of 256, so that most tensors of a K-quant are in other types), and a Llama of random
+weights, hidden 768, 12 layers, FFN 2048, with this type alone. Speeds are medians, engines in turns, ratios edge over
+llama.cpp: decode of 64 tokens into an empty cache, prefill of 512. Perplexity: ratio tvm over llama.cpp, f16 KV.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections import Counter
+from pathlib import Path
+
+import platformdirs
+from peers import EDGE, LLAMA, Row, Setting, Sizes, Team, machine, make_file
+from quality import DOCUMENTS, perplexity_of
+
+from edge.catalog import find_model
+from edge.cli.show import table
+from edge.gguf_file import read_gguf
+from edge.opened import open_model
+
+FTYPES = {  # llama_ftype
+    "Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "Q8_0": 7, "IQ4_NL": 25,
+    "Q2_K": 10, "Q3_K_M": 12, "Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18,
+}  # fmt: skip
+SHAPE = (768, 12, 2048)  # of the random Llama: hidden, layers, FFN
+STEPS, PREFILL = 64, 512
+
+
+def types_in(path: Path) -> str:
+    """The block types that hold most of the bytes, with their shares."""
+    sizes: Counter[str] = Counter()
+    for info in read_gguf(path).tensors.values():
+        sizes[info.type] += info.nbytes
+    return ", ".join(f"{name} {size / sizes.total():.0%}" for name, size in sizes.most_common(3))
+
+
+def speed_cells(row: Row) -> list[str]:
+    ratio = row.ratio(LLAMA)
+    figures = [row.median(engine) for engine in (EDGE, LLAMA)]
+    return [*("–" if each is None else f"{each:,.0f}" for each in figures), "–" if ratio is None else f"{ratio:.2f}"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--types", default=",".join(FTYPES), help="some of them, with commas")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--tokens", type=int, default=2048, help="of each document, for perplexity; 0 measures none")
+    parser.add_argument("--cache", type=Path, default=Path(platformdirs.user_cache_dir("edge")) / "benchmarks")
+    options = parser.parse_args()
+    sizes = Sizes(steps=STEPS, deep=0, prefills=(PREFILL,))
+    setting = Setting("tvm", None, options.threads, None, options.cache.absolute(), sizes, options.rounds, 0, ())
+    source = find_model("smollm2-135m").absolute()
+    name = f"random-llama-{'x'.join(map(str, SHAPE))}"
+    random = make_file(setting.cache / f"{name}.gguf", "random", source, *SHAPE)
+    lines = []
+    for kind in options.types.split(","):
+        for mixture, origin in (("mixed", source), ("pure", random)):
+            model = make_file(setting.cache / f"{origin.stem}.{mixture}-{kind}.gguf", mixture, origin, FTYPES[kind])
+            with Team(setting, model, model.stem) as team:
+                decode = team.speeds(f"{model.stem}: decode", STEPS, op="decode", depth=0)
+                prefill = team.speeds(f"{model.stem}: prefill", PREFILL, op="prefill")
+            quality = "–"
+            if origin == source and options.tokens:
+                opened = open_model(model)
+                ours, theirs = (
+                    perplexity_of(opened, backend, "f16", DOCUMENTS[:2], options.tokens)[0]
+                    for backend in ("tvm", "llamacpp")
+                )
+                quality = f"{ours / theirs:.4f}"
+            line = [kind, "SmolLM2" if origin == source else "random", types_in(model)]
+            lines.append([*line, *speed_cells(decode), *speed_cells(prefill), quality])
+    print(f"\n## Block types, {machine()['cpu']}, {options.threads} threads\n")
+    heads = [f"{what}{each}" for what in ("decode ", "prefill ") for each in ("edge", "llama.cpp", "ratio")]
+    print(table(["type", "model", "tensors", *heads, "perplexity"], lines, left=3))
+    for what, why in setting.skipped.items():
+        print(f"\nNot measured: {what}: {why}")
+
+
+if __name__ == "__main__":
+    main()
