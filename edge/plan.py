@@ -89,9 +89,9 @@ def make_plan(
     request, budget = request or PlanRequest(), budget or Budget()
     _check(spec, backend, request)
     limit = MemoryLimit(budget.memory, "budget") if budget.memory else memory_limit()
+    tuned = backend.tuned(spec, request.kv_dtype or backend.KV_DTYPES[0])  # before the count: it imports a little
     release_free_memory()  # what building the tokenizer left behind would otherwise be counted twice
     use = memory_use()
-    tuned = backend.tuned(spec, request.kv_dtype or backend.KV_DTYPES[0])
     first = None
     for config in _candidates(spec, backend, request, tuned):
         counted = _count(spec, backend, config, use.rss)
