@@ -60,5 +60,5 @@ $(VENV)/.dev: $(VENV)/.run
 		qemu-user-static gcc-aarch64-linux-gnu libc6-dev-arm64-cross >/dev/null; } \
 		|| echo "without qemu-aarch64-static and aarch64-linux-gnu-gcc the tests of ARM code are skipped"
 	@echo "building llama.cpp for the tests: 2 to 4 minutes, once"
-	$(PIP) -e '.[tvm,llamacpp,demo,dev]'
+	$(PIP) -e '.[tvm,llamacpp,demo,plot,tracker,dev]'
 	touch $@

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import numpy as np
 
-from edge.errors import EngineError, InputError, UnsupportedError
+from edge.errors import EngineError, InputError
 from edge.gguf_file import GGUFFile
 from edge.model import ModelSpec
 from edge.types import FloatArray, IntArray
@@ -31,6 +31,7 @@ class EngineConfig:
     observes: bool = False  # tvm: room to add up the attention that rows get
     per_head: bool = False  # tvm: room for the bookkeeping of rows that differ from head to head
     repack: bool = False  # llamacpp: weights re-laid in private memory (faster) instead of mapped (reclaimable)
+    tuning: dict[str, int] = field(default_factory=dict)  # tvm: sizes of pieces of work, where not the defaults
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,19 @@ class Footprint:
     kv: int
     scratch: int  # compute buffers and logits
     runtime: int  # the engine's libraries and its own copy of the vocabulary
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a tuning record says of a model on this device. `about` names the record.
+
+    values: `EngineConfig.tuning`. threads, chunk: None where the record leaves them open.
+    """
+
+    about: str
+    values: dict[str, int]
+    threads: int | None
+    chunk: int | None
 
 
 @dataclass(frozen=True)
@@ -172,6 +186,10 @@ class Backend(Protocol):
 
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint: ...
 
+    def tuned(self, spec: ModelSpec, kv_dtype: str) -> Tuned | None:
+        """What `edge tune` found for this model and device, or for the most alike; None if nothing applies."""
+        ...
+
     def load(
         self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None
     ) -> Engine:
@@ -201,12 +219,6 @@ def check_positions(spec: ModelSpec, last: int) -> None:
     """Refuse positions beyond a table of learned ones, `last` being one behind the last. Raises CapacityError."""
     if spec.recipe and spec.recipe.learned_positions and last > spec.context:
         raise CapacityError(f"position {last - 1} is beyond the {spec.context} that this model has learned")
-
-
-def check_movable(spec: ModelSpec) -> None:
-    """Refuse to give rows other positions where these are learned: keys hold them for good."""
-    if spec.recipe and spec.recipe.learned_positions:
-        raise UnsupportedError("this model has learned its positions, rows cannot move to others: use --kv-policy full")
 
 
 def check_rows(rows: IntArray, length: int) -> IntArray:

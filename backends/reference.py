@@ -19,7 +19,7 @@ from edge.backends.base import (
     EngineConfig,
     Footprint,
     KVState,
-    check_movable,
+    Tuned,
     check_positions,
     check_rows,
     check_tokens,
@@ -61,6 +61,10 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     )
 
 
+def tuned(spec: ModelSpec, kv_dtype: str) -> Tuned | None:
+    return None
+
+
 def load(
     file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None
 ) -> ReferenceEngine:
@@ -83,7 +87,7 @@ class ReferenceKV:
         self.next_position = 0
         self._positions = np.zeros(config.capacity, np.int32)
         self._length = 0
-        self._spec, self._turns = spec, turns
+        self._turns = turns
         self._key = state_key(NAME, file, spec, config)
 
     @property
@@ -104,8 +108,6 @@ class ReferenceKV:
 
     def keep(self, rows: IntArray, *, close_gaps: bool) -> None:
         rows = check_rows(rows, self._length)
-        if close_gaps:
-            check_movable(self._spec)
         count = rows.size
         self.keys[:, :, :count] = self.keys[:, :, rows]
         self.values[:, :, :count] = self.values[:, :, rows]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from edge.backends.base import Backend, EngineConfig
+from edge.backends.base import Backend, EngineConfig, Tuned
 from edge.budget import Budget, format_bytes
 from edge.devices.host import usable_cores
 from edge.devices.memory import MemoryLimit, memory_limit, memory_use, release_free_memory
@@ -71,6 +71,7 @@ class Plan:
     predicted_peak: int
     limit: int
     limit_source: str  # "budget" if stated, else what the system grants
+    tuned: str = "default"  # or "record NAME": where threads, chunk and sizes of pieces of work come from
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; sizes in bytes."""
@@ -88,10 +89,11 @@ def make_plan(
     request, budget = request or PlanRequest(), budget or Budget()
     _check(spec, backend, request)
     limit = MemoryLimit(budget.memory, "budget") if budget.memory else memory_limit()
+    tuned = backend.tuned(spec, request.kv_dtype or backend.KV_DTYPES[0])  # before the count: it imports a little
     release_free_memory()  # what building the tokenizer left behind would otherwise be counted twice
     use = memory_use()
     first = None
-    for config in _candidates(spec, backend, request):
+    for config in _candidates(spec, backend, request, tuned):
         counted = _count(spec, backend, config, use.rss)
         if max(counted.total + counted.reserve, use.peak) <= limit.bytes:
             return Plan(
@@ -104,10 +106,11 @@ def make_plan(
                 predicted_peak=max(counted.total, use.peak),
                 limit=limit.bytes,
                 limit_source=limit.source,
+                tuned=tuned.about if tuned else "default",
             )
         first = first or counted
     assert first is not None
-    raise _too_small(spec, backend, request, limit, first)
+    raise _too_small(spec, backend, request, tuned, limit, first)
 
 
 def _check(spec: ModelSpec, backend: Backend, request: PlanRequest) -> None:
@@ -128,8 +131,8 @@ def _check(spec: ModelSpec, backend: Backend, request: PlanRequest) -> None:
             raise InputError(f"{flag} must be from {low} to {high}, not {value}{why}")
 
 
-def _candidates(spec: ModelSpec, backend: Backend, request: PlanRequest) -> Iterator[EngineConfig]:
-    """Configurations from the best to the most frugal."""
+def _candidates(spec: ModelSpec, backend: Backend, request: PlanRequest, tuned: Tuned | None) -> Iterator[EngineConfig]:
+    """Configurations from the best to the most frugal. What the user fixed goes before what was tuned."""
     wanted = request.max_kv_size or min(spec.context, _round_up(request.expected_tokens or spec.context))
     smallest = min(spec.context, max(_SMALLEST_ROWS, _least_rows(request), 2 * (request.prefill_step_size or 0)))
     wanted = request.max_kv_size or max(wanted, smallest)
@@ -138,28 +141,30 @@ def _candidates(spec: ModelSpec, backend: Backend, request: PlanRequest) -> Iter
         capacity=wanted,
         chunk=1,
         kv_dtype=request.kv_dtype or backend.KV_DTYPES[0],
-        threads=request.threads or usable_cores(),
+        threads=request.threads or min(usable_cores(), (tuned and tuned.threads) or usable_cores()),
         logits_rows=request.logits_rows,
+        tuning=tuned.values if tuned else {},
     )
+    chunk = (tuned and tuned.chunk) or _CHUNKS[0]
     if backend.can_repack(spec):
         floor = wanted if request.expected_tokens else max(least, min(wanted, _ROWS_WORTH_REPACKING))
-        yield from _sizes(replace(base, repack=True), request, floor)
-    yield from _sizes(base, request, least)
+        yield from _sizes(replace(base, repack=True), request, floor, chunk)
+    yield from _sizes(base, request, least, chunk)
 
 
-def _sizes(base: EngineConfig, request: PlanRequest, least: int) -> Iterator[EngineConfig]:
+def _sizes(base: EngineConfig, request: PlanRequest, least: int, longest: int) -> Iterator[EngineConfig]:
     """Fewer and fewer rows; for each, shorter and shorter prefill chunks."""
     rows = base.capacity
     while True:
-        for chunk in _chunks(rows, request):
+        for chunk in _chunks(rows, request, longest):
             yield replace(base, capacity=rows, chunk=chunk, logits_rows=min(base.logits_rows, chunk))
         if rows <= least:
             return
         rows = max(least, min(rows - _SMALLEST_ROWS, int(rows * 0.9) // _SMALLEST_ROWS * _SMALLEST_ROWS))
 
 
-def _chunks(rows: int, request: PlanRequest) -> list[int]:
-    """Prefill steps worth trying. A chunk that evicts must leave most of the window in place."""
+def _chunks(rows: int, request: PlanRequest, longest: int) -> list[int]:
+    """Prefill steps worth trying, `longest` first. A chunk that evicts must leave most of the window in place."""
     evicts = make_policy(request.kv_policy).evicts and (request.expected_tokens or rows + 1) > rows
     if request.prefill_step_size:
         most = max(1, rows // 2) if evicts else rows
@@ -169,7 +174,8 @@ def _chunks(rows: int, request: PlanRequest) -> list[int]:
             )
         return [request.prefill_step_size]
     most = max(1, rows // _EVICTED_SHARE) if evicts else rows
-    return [chunk for chunk in _CHUNKS if chunk <= most] or [most]
+    tried = [longest, *(chunk for chunk in _CHUNKS if chunk < longest)]
+    return [chunk for chunk in tried if chunk <= most] or [most]
 
 
 def _count(spec: ModelSpec, backend: Backend, config: EngineConfig, resident: int) -> PlanBytes:
@@ -178,11 +184,11 @@ def _count(spec: ModelSpec, backend: Backend, config: EngineConfig, resident: in
 
 
 def _too_small(
-    spec: ModelSpec, backend: Backend, request: PlanRequest, limit: MemoryLimit, needed: PlanBytes
+    spec: ModelSpec, backend: Backend, request: PlanRequest, tuned: Tuned | None, limit: MemoryLimit, needed: PlanBytes
 ) -> BudgetError:
     """Say what the request needs, and the smallest budget that would do with fewer rows."""
     frugal = replace(request, max_kv_size=None, kv_policy="streaming", expected_tokens=None)
-    *_, last = _candidates(spec, backend, frugal)
+    *_, last = _candidates(spec, backend, frugal, tuned)
     use = memory_use()
     smallest_count = _count(spec, backend, last, use.rss)
     smallest = max(smallest_count.total + smallest_count.reserve, use.peak)

@@ -79,6 +79,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Compiled kernels and packed weights of the tests go where they are forgotten; children inherit the setting."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("EDGE_TUNING", str(tmp_path_factory.mktemp("tuning")))
         yield
 
 

@@ -125,11 +125,23 @@ def test_kept_rows_are_seen_at_their_own_positions(row: Row, name: str, engines:
     row.close_to(engine.forward_all(family.tokens[PROMPT : PROMPT + len(answer)]), answer, name)
 
 
+WRONGLY_SHIFTED = ("llama-yarn", "qwen2-yarn", "phi3-longrope")
+
+
+@pytest.mark.parametrize("name", WRONGLY_SHIFTED)
+def test_llama_cpp_is_not_trusted_to_shift_what_yarn_and_longrope_magnify(
+    name: str, engines: Callable[[Engine], Engine]
+) -> None:
+    """It multiplies the keys once more."""
+    engine = engines(load_engine(open_family(name).model, "llamacpp", "f16"))
+    engine.forward(open_family(name).tokens[:9])
+    with pytest.raises(UnsupportedError, match="cannot shift"):
+        engine.kv.keep(np.array([0, 8], np.int32), close_gaps=True)
+
+
 def cases_of_closing() -> list[Any]:
-    """llama.cpp multiplies keys that it shifts by what yarn and longrope multiply them by, a second time."""
-    wrong = ("llama-yarn", "qwen2-yarn", "phi3-longrope")
     known = [each for each in cases() if "close_logits" in open_family(each.values[1]).arrays]
-    return [each for each in known if not (each.values[0] in LLAMACPP and each.values[1] in wrong)]
+    return [each for each in known if not (each.values[0] in LLAMACPP and each.values[1] in WRONGLY_SHIFTED)]
 
 
 @pytest.mark.parametrize(("row", "name"), cases_of_closing())
@@ -163,12 +175,6 @@ def test_the_native_engine_streams_as_the_reference_does(
     require_native()
     model, random = open_family(name).model, np.random.default_rng(5)
     both = [engines(load_engine(model, backend, "f32", capacity=64)) for backend in ("tvm", "reference")]
-    if close_gaps and name == "gpt2":  # learned positions are in the rows: they cannot move
-        for engine in both:
-            engine.forward(open_family(name).tokens[:9])
-            with pytest.raises(UnsupportedError):
-                engine.kv.keep(np.array([0, 8], np.int32), close_gaps=True)
-        return
     for step in (40, 9, 1, 24, 1, 30):
         part = random.integers(3, model.spec.vocab, step).astype(np.int32)
         ours, theirs = (engine.forward_all(part) for engine in both)

@@ -130,24 +130,28 @@ def assert_alike(ours: Answer, theirs: Answer, most: float) -> None:
 
 
 @pytest.fixture(scope="module")
-def mixed(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    """Compiling takes most of the time, so all block types are in one model."""
-    small = Small(hidden=256, vocab=275, types=MIXED)
-    return open_model(write_small(tmp_path_factory.mktemp("mixed") / "model.gguf", small))
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
+    """By KV dtype. Compiling takes most of the time, so all block types are in one model, and few in the other."""
+    folder = tmp_path_factory.mktemp("models")
+    smalls = {"f16": Small(hidden=256, vocab=275, types=MIXED), "int8": Small(vocab=275, types="Q4_0")}
+    return {name: open_model(write_small(folder / f"{name}.gguf", small)) for name, small in smalls.items()}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kv_dtype", ["f16", "int8"])
 @pytest.mark.parametrize("device", DEVICES)
-def test_arm_writes_the_same_tokens(tmp_path: Path, harness: Path, mixed: Model, device: str, kv_dtype: str) -> None:
+def test_arm_writes_the_same_tokens(
+    tmp_path: Path, harness: Path, models: dict[str, Model], device: str, kv_dtype: str
+) -> None:
     """The prompt is odd: the last pass over a weight tile serves fewer tokens than it has room for."""
-    design = compile_for(device, mixed, kv_dtype, tmp_path / "code")
-    prompt = np.random.default_rng(5).integers(3, mixed.spec.vocab, 21).astype(np.int32)
-    ours = run_harness(harness, device, mixed, design, tmp_path, prompt, 24)
-    assert_alike(ours, run_here(mixed, kv_dtype, prompt.tobytes(), 24), 0.1)
+    model = models[kv_dtype]
+    design = compile_for(device, model, kv_dtype, tmp_path / "code")
+    prompt = np.random.default_rng(5).integers(3, model.spec.vocab, 21).astype(np.int32)
+    ours = run_harness(harness, device, model, design, tmp_path, prompt, 24)
+    assert_alike(ours, run_here(model, kv_dtype, prompt.tobytes(), 24), 0.1)
     if (device, kv_dtype) == ("raspberry-pi-5", "f16"):  # a linker makes the object file part of a program
         program = build_harness(tmp_path / "linked", "-DLINKED", tmp_path / "code" / "run.o")
-        linked = run_harness(program, device, mixed, design, tmp_path, prompt, 24)
+        linked = run_harness(program, device, model, design, tmp_path, prompt, 24)
         assert linked[0] == ours[0]
         np.testing.assert_array_equal(linked[1], ours[1])
 

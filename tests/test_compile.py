@@ -137,6 +137,8 @@ def test_a_folder_is_renewed_and_strangers_files_are_left_alone(tmp_path: Path) 
     (folder / "weights.bin").write_text("of another time")
     compile_model(folder, device="generic-x86")
     assert {path.name for path in folder.iterdir()} == {"run.o", "run.img", "design.json"}
+    if targets.choose_target().name != "generic":
+        assert "EDGE_ISA=generic" in edge("cache", "add", str(folder)).stdout
     (folder / "diary").write_text("dear")
     before = (folder / "run.img").read_bytes()
     refused = edge("compile", str(MODEL), "--device", "steam-deck", "-o", str(folder))

@@ -167,6 +167,16 @@ def isas() -> list[Any]:
     return [pytest.param(name, marks=pytest.mark.skipif(name not in have, reason=f"no {name}")) for name in names]
 
 
+@pytest.mark.parametrize("kind", [*TYPES, *SUPER_TYPES])
+def test_packed_weights_are_hardly_larger_than_the_file(kind: str) -> None:
+    from edge.backends.tvm.blocks import BLOCKS
+
+    raw, block = random_bytes(kind, 32, 512, 1), BLOCKS[kind]
+    sizes = tuple(packed.nbytes for packed in block.pack(raw))
+    assert sizes == block.packed_bytes(32, 512)
+    assert raw.nbytes <= sum(sizes) <= 1.05 * raw.nbytes
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("isa", isas())
 @pytest.mark.parametrize("kind", [*TYPES, *SUPER_TYPES])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from edge.backends.base import EngineConfig, Footprint
+from edge.backends.base import EngineConfig, Footprint, Tuned
 from edge.backends.llamacpp.library import is_installed, version
 from edge.errors import MissingExtraError
 from edge.gguf_file import GGUFFile
@@ -68,6 +68,10 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
         scratch=chunk + logits + _GRAPH_BYTES,
         runtime=_LIBRARY_BYTES + _VOCABULARY_BYTES_PER_TOKEN * spec.vocab,
     )
+
+
+def tuned(spec: ModelSpec, kv_dtype: str) -> Tuned | None:
+    return None
 
 
 def load(

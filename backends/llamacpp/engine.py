@@ -32,6 +32,12 @@ _LOAD_PRIVATE, _LOAD_MAPPED = 0, 1  # llama_load_mode: read into memory, or map 
 _SEQUENCE = 0
 
 
+def _magnified(file: GGUFFile) -> bool:
+    """RoPE that multiplies keys as it turns them: llama.cpp would do so again whenever it shifts them."""
+    scaling = file.metadata.get(f"{file.metadata['general.architecture']}.rope.scaling.type")
+    return scaling in ("yarn", "longrope") or "rope_factors_long.weight" in file.tensors
+
+
 class LlamaCppKV:
     """KVCache protocol over llama.cpp's unified cache; rows are counted in order of their positions."""
 
@@ -46,7 +52,7 @@ class LlamaCppKV:
     ):
         self._lib, self._context = low_level, context
         self._memory = low_level.llama_get_memory(context)
-        self._can_shift = bool(low_level.llama_memory_can_shift(self._memory))
+        self._can_shift = bool(low_level.llama_memory_can_shift(self._memory)) and not _magnified(file)
         self._settle = settle
         self._key = state_key(NAME, file, spec, config)
         self.capacity = config.capacity

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from edge.backends.base import EngineConfig, Footprint
+from edge.backends.base import EngineConfig, Footprint, Tuned
 from edge.errors import MissingExtraError
 from edge.gguf_file import GGUFFile
 from edge.model import ModelSpec
@@ -54,9 +54,9 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     from edge.backends.tensors import find_recipe
     from edge.backends.tvm.kv import allocated_rows, row_bytes
     from edge.backends.tvm.layout import Shape, make_scratch, round_up
-    from edge.backends.tvm.targets import choose_target
+    from edge.backends.tvm.targets import choose_target, with_tuning
 
-    shape, target = Shape.of(spec), choose_target()
+    shape, target = Shape.of(spec), with_tuning(choose_target(), config.tuning)
     rows = allocated_rows(config.capacity)
     scratch = make_scratch(shape, target, config.chunk, config.threads, rows if config.observes else 0)
     per_row = row_bytes(shape, config.kv_dtype) + 4 * shape.layers * shape.kv_heads * (shape.windowed + config.observes)
@@ -69,6 +69,12 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
         scratch=4 * (scratch.floats + scratch.integers + 2 * logits + 3 * rope),
         runtime=_RUNTIME_BYTES,
     )
+
+
+def tuned(spec: ModelSpec, kv_dtype: str) -> Tuned | None:
+    from edge.backends.tvm.tuning.lookup import find_tuned
+
+    return find_tuned(spec, kv_dtype)
 
 
 def load(

@@ -16,7 +16,7 @@ from edge.backends.tvm.layout import Job, fill_table, make_layout, make_scratch,
 from edge.backends.tvm.memory import aligned_zeros, pointer
 from edge.backends.tvm.rope import find_rotation
 from edge.backends.tvm.runtime import compiled
-from edge.backends.tvm.targets import choose_target
+from edge.backends.tvm.targets import choose_target, with_tuning
 from edge.backends.tvm.weights import open_weights
 from edge.backends.tvm.workers import Workers
 from edge.errors import EngineError, UnsupportedError
@@ -36,14 +36,14 @@ class NativeEngine:
         self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None
     ) -> None:
         self.spec, self.config = spec, config
-        target, layout = choose_target(), make_layout(file, spec)
+        target, layout = with_tuning(choose_target(), config.tuning), make_layout(file, spec)
         image = compiled(Design.of(layout, config.kv_dtype, target), progress and (lambda part: progress(part / 2)))
         self._weights = open_weights(file, layout, progress and (lambda part: progress(0.5 + part / 2)))
 
         shape, self._rotation = layout.shape, find_rotation(file, layout.recipe, config.capacity)
         self._head, self._padded_vocab = shape.padded_head, shape.padded_vocab
         key = state_key(NAME, file, spec, config)
-        self._kv = NativeKV(spec, shape, config.kv_dtype, config.capacity, self._rotation, key, image, config.observes)
+        self._kv = NativeKV(shape, config.kv_dtype, config.capacity, self._rotation, key, image, config.observes)
         rows = allocated_rows(config.capacity)
         scratch = make_scratch(shape, target, config.chunk, config.threads, rows if config.observes else 0)
         tokens = round_up(config.chunk, target.gemm_tokens)

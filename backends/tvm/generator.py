@@ -49,9 +49,29 @@ def run(design: Design) -> Any:
         pointers = {name: T.arg(name, T.ptr(dtype or memory)) for name, dtype in POINTERS.items()}
         thread = T.arg("thread", T.int64())
         # Raw pointers carry no device; TVM's lowering wants to know it.
-        functions = imports(design.target.machine)
+        functions = imports(design.target.machine, design.target.spins)
         with T.attr(0, "device_id", 0), T.attr(0, "device_type", 1), T.attr(0, "pragma_import_llvm", functions):
             _work(design, pointers, thread)
+    return builder.get()
+
+
+def run_job(design: Design, threads: int) -> Any:
+    """The same for one job that is there, with arrays instead of pointers and TVM's own threads: what measures a
+    device elsewhere. TVM must have `threads` threads, as they wait for each other.
+    """
+    with IRBuilder() as builder, T.prim_func(s_tir=True):
+        T.func_name("run_job")
+        T.func_attr({"global_symbol": "run_job", "tirx.noalias": True})
+        memory = MEMORY_TYPE[design.kv_dtype]
+        arguments = {name: T.arg(name, T.handle()) for name in POINTERS}
+        pointers = {
+            name: T.match_buffer(argument, (T.int64(),), POINTERS[name] or memory).data
+            for name, argument in arguments.items()
+        }
+        functions = imports(design.target.machine, design.target.spins)
+        with T.attr(0, "pragma_import_llvm", functions), T.parallel(0, threads) as thread:
+            job = T.decl_buffer((1 << 48,), POINTERS["job"], data=pointers["job"])
+            _job(design, pointers, T.cast(thread, "int64"), let(job[Job.slot("kind")]))
     return builder.get()
 
 
@@ -70,9 +90,13 @@ def _work(design: Design, pointers: dict[str, Any], thread: Value) -> None:
         kind = let(job[Job.slot("kind")])
         with when(kind == Job.QUIT):
             busy.value = T.int32(0)
-        for number, single in ((Job.STEP, True), (Job.CHUNK, False)):
-            with when(kind == number):
-                _emit(Frame(design, single, pointers, thread))
+        _job(design, pointers, thread, kind)
+
+
+def _job(design: Design, pointers: dict[str, Any], thread: Value, kind: Value) -> None:
+    for number, single in ((Job.STEP, True), (Job.CHUNK, False)):
+        with when(kind == number):
+            _emit(Frame(design, single, pointers, thread))
 
 
 def _emit(f: Frame) -> None:

@@ -12,13 +12,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edge.backends.base import KVState, check_movable, check_rows
+from edge.backends.base import KVState, check_rows
 from edge.backends.tvm.layout import Shape, round_up
 from edge.backends.tvm.loading import Call, Image
 from edge.backends.tvm.memory import aligned_zeros, pointer
 from edge.backends.tvm.rope import Rotation
 from edge.errors import EngineError, InputError, UnsupportedError
-from edge.model import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray
 
 NUMPY_TYPE = {"f32": "float32", "f16": "float16", "int8": "int8"}
@@ -48,7 +47,6 @@ class NativeKV:
 
     def __init__(
         self,
-        spec: ModelSpec,
         shape: Shape,
         dtype: str,
         capacity: int,
@@ -58,7 +56,6 @@ class NativeKV:
         observes: bool,
     ) -> None:
         self.shape, self.dtype, self.capacity = shape, dtype, capacity
-        self._spec = spec
         self._heads = shape.layers * shape.kv_heads
         self._rows = allocated_rows(capacity)
         count, memory = self._heads * self._rows, NUMPY_TYPE[dtype]
@@ -163,8 +160,6 @@ class NativeKV:
     def keep(self, rows: IntArray, *, close_gaps: bool) -> None:
         self._check_open()
         rows = check_rows(rows, int(self.lengths.min()))
-        if close_gaps:
-            check_movable(self._spec)
         if close_gaps and len(self._slots) > 1:
             raise UnsupportedError("gaps cannot be closed once heads keep different rows")
         self._forget_anchors(rows)
@@ -191,7 +186,6 @@ class NativeKV:
 
     def renumber(self) -> None:
         self._check_open()
-        check_movable(self._spec)
         longest, lines = self.length, len(self._slots)
         for head, length in enumerate(self.lengths.tolist()):
             line = head % lines

@@ -18,10 +18,6 @@ from edge.model import ModelSpec
 ALIGNMENT = 64  # bytes: what the widest loads want
 LINE = 32  # int32 words between two threads' counters: two cache lines, as neighbours are fetched together
 
-# Tiles of 16 cache rows that attention works through between two corrections of its maximum: few in a step, which is
-# bound by memory and best reads keys and values in turns; many in a chunk, which is bound by arithmetic.
-STEP_TILES, CHUNK_TILES = 8, 32
-
 GROUPS = {  # matrices that one phase of the pass multiplies
     "qkv": ("attn_q", "attn_k", "attn_v"),
     "output": ("attn_output",),
@@ -284,7 +280,7 @@ def work_offsets(shape: Shape, target: Target) -> dict[str, int]:
         "maxima": lines * shape.padded_head,
         "sums": lines * (shape.padded_head + 1),
         "scores": scores,
-        "size": scores + target.score_rows * CHUNK_TILES * 16,
+        "size": scores + target.score_rows * max(target.step_block, target.chunk_block) * 16,
     }
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,19 @@ class Target:
     llvm: dict[str, Any]  # TVM's description of the CPU
     flags: frozenset[str] = frozenset()  # what /proc/cpuinfo must list
     gemm_tokens: int = 4  # tokens that a pass over a weight tile serves in prefill
-    step_tiles: int = 1  # weight tiles that decode runs through side by side
     score_rows: int = 4  # query rows × key tiles (of 16 rows) in registers while scores are computed
     score_tiles: int = 1
     fetch_ahead: int = 8192  # bytes of weights that decode asks memory for in advance
     mix_registers: int = 4  # 16-lane accumulators while values are mixed
+    # Tiles of 16 cache rows that attention works through between two corrections of its maximum: few in a step, which
+    # is bound by memory and best reads keys and values in turns; many in a chunk, which is bound by arithmetic.
+    step_block: int = 8
+    chunk_block: int = 32
+    # Pieces of work are dealt out to the threads in turn, rather than each getting as many neighbours.
+    step_dealt: bool = False
+    chunk_dealt: bool = False
+    # Pauses at a barrier before sleeping: about 150 µs; with all cores busy, much less or more costs a third.
+    spins: int = 10_000
 
     @property
     def machine(self) -> str:
@@ -78,6 +87,12 @@ def choose_target(name: str | None = None) -> Target:
     if known[name] not in runnable:
         raise UnsupportedError(f"this CPU has no {name}: choose {', '.join(target.name for target in runnable)}")
     return known[name]
+
+
+def with_tuning(target: Target, values: Mapping[str, int]) -> Target:
+    """The target with what tuning chose for it. Values that are no fields of a target are not its business."""
+    known = {field.name for field in fields(Target)}
+    return replace(target, **{name: value for name, value in values.items() if name in known})  # type: ignore[arg-type]
 
 
 @lru_cache

@@ -5,11 +5,14 @@ make_file.py pure SOURCE TARGET [FTYPE]                 every matrix of SOURCE i
 make_file.py mixed SOURCE TARGET FTYPE                  the same in the types that llama.cpp chooses for each
 make_file.py random SOURCE TARGET HIDDEN LAYERS FFN     a Llama of that shape with random Q4_0 weights: 64 wide heads,
                                                         4 query heads per KV head, the first tokens of SOURCE
+make_file.py qwen2 SOURCE TARGET                        the shape of Qwen2-0.5B with random Q4_0 weights, the tokens of
+                                                        SOURCE and words that fill its vocabulary up
 """
 
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -35,26 +38,64 @@ def quantize(source: Path, target: Path, ftype: int, pure: bool) -> None:
         raise RuntimeError(f"llama_model_quantize returned {status}")
 
 
-def random_llama(source: Path, target: Path, hidden: int, layers: int, ffn: int) -> None:
+@dataclass(frozen=True)
+class Shape:
+    """Of a random model, with 64 wide heads and a tied head. Qwen2 has biases on queries, keys and values."""
+
+    architecture: str
+    hidden: int
+    layers: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    vocab: int
+    rope_base: float
+
+    @property
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every tensor, outermost first."""
+        queries, kv = self.heads * _HEAD, self.kv_heads * _HEAD
+        tensors: dict[str, tuple[int, ...]] = {"token_embd.weight": (self.vocab, self.hidden)}
+        tensors["output_norm.weight"] = (self.hidden,)
+        parts: dict[str, tuple[int, ...]] = {
+            "attn_norm.weight": (self.hidden,),
+            "attn_q.weight": (queries, self.hidden),
+            "attn_k.weight": (kv, self.hidden),
+            "attn_v.weight": (kv, self.hidden),
+            "attn_output.weight": (self.hidden, queries),
+            "ffn_norm.weight": (self.hidden,),
+            "ffn_gate.weight": (self.ffn, self.hidden),
+            "ffn_up.weight": (self.ffn, self.hidden),
+            "ffn_down.weight": (self.hidden, self.ffn),
+        }
+        if self.architecture == "qwen2":
+            parts |= {"attn_q.bias": (queries,), "attn_k.bias": (kv,), "attn_v.bias": (kv,)}
+        for layer in range(self.layers):
+            tensors |= {f"blk.{layer}.{name}": shape for name, shape in parts.items()}
+        return tensors
+
+
+QWEN2 = Shape("qwen2", hidden=896, layers=24, ffn=4864, heads=14, kv_heads=2, vocab=151_936, rope_base=1e6)
+
+
+def random_model(source: Path, target: Path, model: Shape) -> None:
     import gguf
 
-    writer = gguf.GGUFWriter(target, "llama")
-    heads, kv_heads = hidden // _HEAD, max(1, hidden // _HEAD // 4)
-    writer.add_name(f"random llama {hidden}x{layers}")
+    writer = gguf.GGUFWriter(target, model.architecture)
+    writer.add_name(f"random {model.architecture} {model.hidden}x{model.layers}")
     writer.add_context_length(_CONTEXT)
-    writer.add_embedding_length(hidden)
-    writer.add_block_count(layers)
-    writer.add_feed_forward_length(ffn)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
+    writer.add_embedding_length(model.hidden)
+    writer.add_block_count(model.layers)
+    writer.add_feed_forward_length(model.ffn)
+    writer.add_head_count(model.heads)
+    writer.add_head_count_kv(model.kv_heads)
     writer.add_rope_dimension_count(_HEAD)
-    writer.add_rope_freq_base(100000.0)
+    writer.add_rope_freq_base(model.rope_base)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(_VOCAB)
+    writer.add_vocab_size(model.vocab)
     writer.add_file_type(_Q4_0)
-    _copy_tokenizer(writer, source)
-    tensors = _tensors(hidden, layers, ffn, kv_heads * _HEAD)
-    for name, shape in tensors.items():
+    _copy_tokenizer(writer, source, model.vocab)
+    for name, shape in model.tensors.items():
         matrix = len(shape) == 2
         dtype = np.dtype(np.uint8 if matrix else np.float32)
         nbytes = shape[0] * shape[1] // 32 * 18 if matrix else shape[0] * 4
@@ -65,28 +106,9 @@ def random_llama(source: Path, target: Path, hidden: int, layers: int, ffn: int)
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     generator = np.random.default_rng(0)
-    for shape in tensors.values():
+    for shape in model.tensors.values():
         writer.write_tensor_data(_random_q4_0(generator, *shape) if len(shape) == 2 else np.ones(shape, np.float32))
     writer.close()
-
-
-def _tensors(hidden: int, layers: int, ffn: int, kv: int) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor, outermost first; the head is the embedding."""
-    tensors: dict[str, tuple[int, ...]] = {"token_embd.weight": (_VOCAB, hidden), "output_norm.weight": (hidden,)}
-    for layer in range(layers):
-        parts = {
-            "attn_norm": (hidden,),
-            "attn_q": (hidden, hidden),
-            "attn_k": (kv, hidden),
-            "attn_v": (kv, hidden),
-            "attn_output": (hidden, hidden),
-            "ffn_norm": (hidden,),
-            "ffn_gate": (ffn, hidden),
-            "ffn_up": (ffn, hidden),
-            "ffn_down": (hidden, ffn),
-        }
-        tensors |= {f"blk.{layer}.{name}.weight": shape for name, shape in parts.items()}
-    return tensors
 
 
 def _random_q4_0(generator: np.random.Generator, rows: int, columns: int) -> npt.NDArray[np.uint8]:
@@ -98,15 +120,16 @@ def _random_q4_0(generator: np.random.Generator, rows: int, columns: int) -> npt
     return blocks.reshape(rows, -1)
 
 
-def _copy_tokenizer(writer: object, source: Path) -> None:
-    """The first tokens of SOURCE, and those of its merges that need no others."""
+def _copy_tokenizer(writer: object, source: Path, vocab: int) -> None:
+    """The first tokens of SOURCE, and those of its merges that need no others; words fill a larger vocabulary up."""
     import gguf
 
     from edge.gguf_file import read_gguf
 
     assert isinstance(writer, gguf.GGUFWriter)
     file = read_gguf(source)
-    tokens = list(file.strings("tokenizer.ggml.tokens"))[:_VOCAB]
+    tokens = list(file.strings("tokenizer.ggml.tokens"))[:vocab]
+    fillers = vocab - len(tokens)
     known = set(tokens)
     merges = [
         merge
@@ -115,8 +138,8 @@ def _copy_tokenizer(writer: object, source: Path) -> None:
     ]
     writer.add_tokenizer_model(file.metadata["tokenizer.ggml.model"])
     writer.add_tokenizer_pre(file.metadata["tokenizer.ggml.pre"])
-    writer.add_token_list(tokens)
-    writer.add_token_types(file.numbers("tokenizer.ggml.token_type")[:_VOCAB].tolist())
+    writer.add_token_list([*tokens, *(f"filler{index}" for index in range(fillers))])
+    writer.add_token_types([*file.numbers("tokenizer.ggml.token_type")[:vocab].tolist(), *[1] * fillers])
     writer.add_token_merges(merges)
     writer.add_bos_token_id(file.metadata["tokenizer.ggml.bos_token_id"])
     writer.add_eos_token_id(file.metadata["tokenizer.ggml.eos_token_id"])
@@ -132,8 +155,13 @@ def main(kind: str, source: str, target: str, *shape: int) -> None:
     partial.parent.mkdir(parents=True, exist_ok=True)
     if kind in ("pure", "mixed"):
         quantize(Path(source), partial, *(shape or [_Q4_0]), pure=kind == "pure")
+    elif kind == "qwen2":
+        random_model(Path(source), partial, QWEN2)
     else:
-        random_llama(Path(source), partial, *shape)
+        hidden, layers, ffn = shape
+        heads = hidden // _HEAD
+        llama = Shape("llama", hidden, layers, ffn, heads, max(1, heads // 4), _VOCAB, rope_base=1e5)
+        random_model(Path(source), partial, llama)
     partial.rename(target)
 
 

@@ -25,4 +25,5 @@ def recipe(header: Header, spec: ModelSpec) -> Recipe:
         halves=True,
         activation="gelu",
         embedding_scale=math.sqrt(spec.hidden),
+        logit_cap=header.positive("final_logit_softcapping", 0.0, below=1e6),
     )

@@ -59,12 +59,12 @@ class Recipe:
 
 def read_rope(header: Header, spec: ModelSpec) -> Rope:
     """The rotary positions that a header describes, with the names that all architectures share."""
-    scaling = header.text("rope.scaling.type", "none") or "none"
+    factor = header.positive("rope.scaling.factor", header.positive("rope.scale_linear", 1.0, below=1e4), below=1e4)
     return Rope(
         dim=spec.rope_dim,
         base=spec.rope_base,
-        scaling=scaling,
-        factor=header.positive("rope.scaling.factor", 1.0, below=1e4),
+        scaling=header.text("rope.scaling.type", "linear"),  # a factor alone means linear
+        factor=factor,
         original_context=header.count("rope.scaling.original_context_length", "context", default=spec.context),
         magnitude=header.positive("rope.scaling.attn_factor", 1.0, below=1e3),
     )

@@ -16,6 +16,9 @@ def flag(*names: str, help: str, **more: Any) -> Any:
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="A GGUF file, or an installed model such as smollm2-135m.")
 ]
+OptionalModelArgument = Annotated[
+    str | None, typer.Argument(metavar="MODEL", help="A GGUF file, or an installed model such as smollm2-135m.")
+]
 Backend = Annotated[str, flag("--backend", help="Engine: auto, tvm, llamacpp or reference.")]
 Threads = Annotated[int | None, flag("--threads", help="CPU threads (default: physical cores).")]
 
@@ -32,6 +35,7 @@ KVPolicy = Annotated[
 MaxKVSize = Annotated[int | None, flag("--max-kv-size", help="KV rows (default: planned).")]
 Sinks = Annotated[int, flag("--sinks", help="First rows that streaming never evicts.")]
 KVDtype = Annotated[str | None, flag("--kv-dtype", help="f16, q8_0 or q4_0 (default: f16).")]
+NativeKVDtype = Annotated[str, flag("--kv-dtype", help="f16, int8 or f32.")]
 PrefillStepSize = Annotated[
     int | None, flag("--prefill-step-size", help="Prompt tokens run at once (default: planned).")
 ]

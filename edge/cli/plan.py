@@ -59,4 +59,5 @@ def plan(
     print(
         f"\n{opened.spec.label} on {made.backend}, {config.threads} threads, KV policy {made.kv_policy}"
         + (f" with {made.sinks} sinks" if made.sinks else "")
+        + f"\ntuned: {made.tuned}"
     )

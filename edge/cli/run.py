@@ -42,6 +42,7 @@ def run(
     """Answer one prompt. Text goes to stdout as it is generated; progress and the report go to stderr."""
     started = clock.perf_counter()
     from edge.budget import parse_seconds
+    from edge.cli.hint import suggest_tuning
     from edge.cli.prompts import answer_limit, read_prompt
     from edge.opened import open_model
     from edge.plan import PlanRequest
@@ -94,3 +95,4 @@ def run(
                         print(flush=True)
                         if not quiet:
                             note("\n".join(["", *report_lines(session.report)]))
+                            suggest_tuning(model, session.spec, session.plan)

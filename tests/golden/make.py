@@ -165,8 +165,9 @@ def family_answers(model: PreTrainedModel, seed: int) -> dict[str, Array]:
     logits         [16, vocab], after each of the last 16
     keep_rows      int32, the rows kept out of the first 40
     keep_logits    the 4 tokens after those 40, at their own positions, seeing these rows alone
-    close_logits   the same where the kept rows, and the new tokens, move up to positions 0, 1, 2, ...; not for models
-                   with windows, whose rows transformers throws away, or with positions that are learned
+    close_logits   the same where the kept rows, and the new tokens, move up to positions 0, 1, 2, ...; where positions
+                   are learned, rows keep what they took from theirs. Not for models with windows, whose rows
+                   transformers throws away
     long_logits    as `logits`, with the factors that LongRoPE has for long texts
     """
     tokens = random_tokens(seed)
@@ -174,12 +175,13 @@ def family_answers(model: PreTrainedModel, seed: int) -> dict[str, Array]:
         "logits": forward(model, None, tokens, position=0)[-LAST:],
         "keep_logits": seeing_kept_rows(model, tokens),
     }
-    if model.config.model_type != "gpt2" and not windows(model):
+    if not windows(model):
         cache = DynamicCache(config=model.config)
         forward(model, cache, tokens[:PROMPT], position=0)
         keep(cache, KEEP_ROWS)
         positions = np.array(KEEP_ROWS)
-        turn(model, cache, np.arange(positions.size) - positions)
+        if model.config.model_type != "gpt2":
+            turn(model, cache, np.arange(positions.size) - positions)
         arrays["close_logits"] = forward(model, cache, tokens[PROMPT : PROMPT + AFTER], position=len(KEEP_ROWS))
     if model.config.model_type == "phi3" and model.config.rope_parameters["rope_type"] == "longrope":
         # The length of the text decides for all of its positions; what comes later changes nothing else.

@@ -19,9 +19,10 @@ def factors(raw: Bytes) -> Bytes:
     Those of the first 4 parts are the low 6 bits of bytes 0 … 3 and 4 … 7; the high 2 bits there belong to those of the
     last 4, whose lower halves are the nibbles of bytes 8 … 11.
     """
-    first, last = raw[:, :, :8].reshape(*raw.shape[:2], 2, 4), bits_of(raw[:, :, 8:], 4, 4)
-    both = [first & 0x3F, last.reshape(first.shape) | first >> 2 & 0x30]
-    return np.asarray(np.concatenate(both, axis=-1).swapaxes(2, 3).reshape(*raw.shape[:2], 16))
+    rows, blocks, _ = raw.shape
+    first, last = (each.reshape(rows, blocks, 2, 4) for each in (raw[:, :, :8], bits_of(raw[:, :, 8:], 4, 4)))
+    each = np.concatenate([first & np.uint8(0x3F), last | first >> np.uint8(2) & np.uint8(0x30)], axis=-1)
+    return np.asarray(each.swapaxes(2, 3).reshape(rows, blocks, 16))
 
 
 def split(raw: Bytes) -> Split:

@@ -15,8 +15,6 @@ from tvm.tirx.script.builder import ir as T
 from edge.backends.tvm.kernels.lanes import Value, i64, loop, when
 from edge.backends.tvm.layout import LINE
 
-SPINS = 10_000  # pauses before sleeping: about 150 µs; with all cores busy, much less or more costs a third (on x86-64)
-
 # The second word of a line counts its sleepers. A counter only grows; differences of 32 bits may wrap.
 _FUNCTIONS = r"""
 declare i64 @syscall(i64, ...)
@@ -76,9 +74,12 @@ _MACHINES = {  # the number of the system call, the declaration and the call of 
 }
 
 
-def imports(machine: str) -> str:
-    """The functions below as LLVM IR, for `Target.machine`."""
-    words = dict(zip(("FUTEX", "PAUSE", "CALL"), _MACHINES[machine], strict=True)) | {"SPINS": str(SPINS)}
+def imports(machine: str, spins: int) -> str:
+    """The functions below as LLVM IR, for `Target.machine`.
+
+    spins: pauses before a thread sleeps; 1 is as good as none.
+    """
+    words = dict(zip(("FUTEX", "PAUSE", "CALL"), _MACHINES[machine], strict=True)) | {"SPINS": str(spins)}
     return functools.reduce(lambda text, word: text.replace(word, words[word]), words, _FUNCTIONS)
 
 

@@ -7,7 +7,7 @@ from tvm.tirx.script.builder import ir as T
 from edge.backends.tvm.kernels.attention import Limits, Query, Work, attend, finish, merge
 from edge.backends.tvm.kernels.lanes import Value, i64, let, loop, when
 from edge.backends.tvm.kernels.observe import observe
-from edge.backends.tvm.layout import CHUNK_TILES, STEP_TILES, work_offsets
+from edge.backends.tvm.layout import work_offsets
 from edge.backends.tvm.phases.frame import Frame
 
 
@@ -42,8 +42,7 @@ def attend_chunk(f: Frame, layer: Value) -> None:
     shape, side, limits = f.shape, f.target.score_rows, _limits(f, layer)
     rows = let(f.count * shape.group)
     units = let((rows + (side - 1)) // side * shape.kv_heads)
-    with loop(i64(0), (units - f.thread + f.threads - 1) // f.threads) as turn:
-        unit = let(f.thread + turn * f.threads)
+    with f.dealt_out(units) as unit:
         kv_head, first = let(unit % shape.kv_heads), let(unit // shape.kv_heads * side)
         length = let(f.length(layer, kv_head))
         start = let(f.at("queries") + kv_head * f.at("query_rows") * shape.padded_head)
@@ -88,5 +87,5 @@ def _work(f: Frame, thread: Value, line: Value) -> Work:
     return Work(
         f.floats, scores=start + sizes["scores"], out=let(start + line * f.shape.padded_head),
         maxima=let(start + sizes["maxima"] + line), sums=let(start + sizes["sums"] + line),
-        block=STEP_TILES if f.single else CHUNK_TILES,
+        block=f.target.step_block if f.single else f.target.chunk_block,
     )  # fmt: skip

@@ -31,6 +31,7 @@ class Frame:
     def __init__(self, design: Design, single: bool, pointers: dict[str, Any], thread: Value) -> None:
         self.design, self.single, self.thread = design, single, thread
         self.shape, self.target, self.isa = design.shape, design.target, ISAS[design.target.name]
+        self.dealt = self.target.step_dealt if single else self.target.chunk_dealt
         # In the exact mode a batch of 8 tokens would take half a minute to compile.
         self.batch = 1 if single else min(2, self.target.gemm_tokens) if design.exact else self.target.gemm_tokens
         memory = MEMORY_TYPE[design.kv_dtype]
@@ -146,9 +147,20 @@ class Frame:
 
     @contextmanager
     def shared_out(self, count: Value) -> Iterator[Value]:
+        """The thread's pieces: a range of them, or dealt out."""
+        if self.dealt:
+            with self.dealt_out(count) as index:
+                yield index
+            return
         start, stop = self.range(count)
         with loop(start, stop) as index:
             yield index
+
+    @contextmanager
+    def dealt_out(self, count: Value) -> Iterator[Value]:
+        """The pieces in turn, one thread after the other."""
+        with loop(i64(0), (count - self.thread + self.threads - 1) // self.threads) as turn:
+            yield let(self.thread + turn * self.threads)
 
     @contextmanager
     def tiles(self, count: int) -> Iterator[Value]:

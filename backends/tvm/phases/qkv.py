@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from tvm.tirx.script.builder import ir as T
 
@@ -19,18 +20,29 @@ def qkv(f: Frame, layer: Value, matrices: Sequence[Matrix], inputs: Inputs) -> N
     queries. It is the thread's that has its first tile.
     """
     shape, parts = f.shape, f.shape.padded_head // 16
-    start, stop = f.range((shape.heads + 2 * shape.kv_heads) * parts)
     before = 0
     for name, matrix in zip(GROUPS["qkv"], matrices, strict=True):
         heads = shape.heads if name == "attn_q" else shape.kv_heads
         if name == "attn_q" and "attn_q_norm" not in f.design.vectors:
-            with loop(_clip(start, heads * parts), _clip(stop, heads * parts)) as tile:
+            with _pieces(f, heads * parts, before, 1) as tile:
                 _query_tile(f, layer, matrix, tile, inputs)
         else:
-            first, last = (_clip((edge - before + (parts - 1)) // parts, heads) for edge in (start, stop))
-            with loop(first, last) as head:
+            with _pieces(f, heads, before, parts) as head:
                 _whole_head(f, name, matrix, layer, head, inputs)
         before += heads * parts
+
+
+@contextmanager
+def _pieces(f: Frame, count: int, before: int, size: int) -> Iterator[Value]:
+    """The thread's pieces of `count`, each of `size` tiles, behind `before` tiles of the same phase."""
+    if f.dealt:
+        with f.dealt_out(i64(count)) as piece:
+            yield piece
+        return
+    tiles = (f.shape.heads + 2 * f.shape.kv_heads) * (f.shape.padded_head // 16)
+    first, last = (_clip((edge - before + (size - 1)) // size, count) for edge in f.range(i64(tiles)))
+    with loop(first, last) as piece:
+        yield piece
 
 
 def _query_tile(f: Frame, layer: Value, matrix: Matrix, tile: Value, inputs: Inputs) -> None:

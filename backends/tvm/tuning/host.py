@@ -1,0 +1,133 @@
+"""How long a candidate takes, on the real engine: the score is the time of a 512-token prompt and 128 tokens of answer.
+
+Half of the answer is decoded at a short context, half at a long one, since what suits one need not suit the other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+
+import numpy as np
+
+from edge.backends.base import EngineConfig
+from edge.backends.tvm.engine import NativeEngine
+from edge.backends.tvm.targets import choose_target
+from edge.backends.tvm.tuning.lookup import make_subject
+from edge.backends.tvm.tuning.pool import Pool
+from edge.backends.tvm.tuning.space import CHUNK, Field, Values, make_space
+from edge.backends.tvm.tuning.tune import Setting
+from edge.devices.host import usable_cores
+from edge.opened import Model
+
+PROMPT, ANSWER = 512, 128  # tokens of the score
+SHORT, LONG = 64, 1024  # rows in the cache while halves of the answer are decoded
+_BATCH_S = 0.03  # decode steps measured at once take about so long; at least two
+_MOST_STEPS = 16
+_SETTLE_S = 0.002  # for the threads of the engine before to fall asleep
+
+
+@dataclass(frozen=True)
+class Depths:
+    """What fits a model's context: tokens of the prompt, rows of the two halves of the answer."""
+
+    prompt: int
+    short: int
+    long: int
+
+    @classmethod
+    def of(cls, context: int) -> Depths:
+        most = max(2, context - _MOST_STEPS - 2)
+        return cls(min(PROMPT, most), min(SHORT, most // 2), min(LONG, most))
+
+    @property
+    def capacity(self) -> int:
+        return max(self.prompt, self.long) + _MOST_STEPS + 2
+
+    def about(self) -> str:
+        return f"{self.prompt}-token prompt and {ANSWER} tokens of answer at {self.short} and {self.long} rows"
+
+
+def host_setting(model: Model, kv_dtype: str) -> Setting:
+    """Tuning of a model for the device that this runs on."""
+    target, depths, cores = choose_target(), Depths.of(model.spec.context), usable_cores()
+    space = make_space(target, kv_dtype, cores, depths.prompt)
+    subject = make_subject(model.spec, target, kv_dtype)
+    return Setting(subject, space, depths.about(), lambda on_compile: Rig(model, space, kv_dtype, cores, on_compile))
+
+
+class Rig:
+    """Engines of one model, loaded as they are needed. `measure` is what `search` wants."""
+
+    def __init__(
+        self, model: Model, space: tuple[Field, ...], kv_dtype: str, cores: int,
+        on_compile: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self._model, self._space, self._kv_dtype, self._cores = model, space, kv_dtype, cores
+        self._depths, self._on_compile = Depths.of(model.spec.context), on_compile
+        self._engines = Pool(space, self._load, NativeEngine.close)
+        self._steps = 2
+        random = np.random.default_rng(0)
+        self._tokens = random.integers(0, model.spec.vocab, self._depths.prompt).astype(np.int32)
+
+    def __enter__(self) -> Rig:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._engines.close()
+
+    def measure(self, values: Values, part: str) -> float:
+        """Seconds of the prompt, or of the answer. Raises EngineError if the values do not compile."""
+        engine = self._engines.get(values, part)
+        time.sleep(_SETTLE_S)
+        if part == CHUNK:
+            engine.forward(self._tokens[:2])  # the caches are warm again, and the threads awake
+            engine.kv.truncate(0)
+            return _timed(lambda: self._prefill(engine))
+        return sum(self._decode(engine, rows) * ANSWER / 2 for rows in (self._depths.short, self._depths.long))
+
+    def _prefill(self, engine: NativeEngine) -> None:
+        chunk = engine.config.chunk
+        for start in range(0, self._tokens.size, chunk):
+            engine.forward(self._tokens[start : start + chunk])
+
+    def _decode(self, engine: NativeEngine, rows: int) -> float:
+        """Seconds of a step."""
+        kv, token = engine.kv, self._tokens[:1]
+        kv.truncate(0)
+        kv.announce(rows)
+        kv.appended(rows)  # booked, not computed: only the time matters
+        warm = _timed(lambda: engine.forward(token))
+        self._steps = max(2, min(_MOST_STEPS, int(_BATCH_S / warm)))
+
+        def steps() -> None:
+            for _ in range(self._steps):
+                engine.forward(token)
+
+        seconds = _timed(steps) / self._steps
+        kv.truncate(0)
+        return seconds
+
+    def _load(self, values: Values) -> NativeEngine:
+        self._on_compile()
+        tuning = {each.name: values[each.name] for each in self._space if each.compiled}
+        config = EngineConfig(
+            capacity=self._depths.capacity, chunk=values.get("chunk", self._depths.prompt), kv_dtype=self._kv_dtype,
+            threads=values.get("threads", self._cores), tuning=tuning,
+        )  # fmt: skip
+        engine = NativeEngine(self._model.file, self._model.spec, config)
+        for array in engine.kv.arrays.values():
+            array.fill(1)  # memory that nobody has written to is one page, again and again: it would be too fast
+        engine.forward(self._tokens[:2])
+        engine.kv.truncate(0)
+        return engine
+
+
+def _timed(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started

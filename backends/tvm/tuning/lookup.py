@@ -1,0 +1,48 @@
+"""What a run uses of the records. It is asked at every start, so it imports little."""
+
+from __future__ import annotations
+
+from edge.backends.base import Tuned
+from edge.backends.tvm.targets import Target, choose_target
+from edge.backends.tvm.tuning.space import allowed
+from edge.devices.host import processor, usable_cores
+from edge.devices.records import Record, Subject, nearest, read_records, set_aside, user_folder
+from edge.model import ModelSpec
+
+
+def find_tuned(spec: ModelSpec, kv_dtype: str) -> Tuned | None:
+    """From the record of this device and model, or of the most alike."""
+    record = find_record(spec, kv_dtype)
+    if record is None:
+        return None
+    if record.kept != "tuned":
+        return Tuned(f"default (record {record.name})", {}, None, None)
+    values = dict(record.values)
+    threads, chunk = values.pop("threads", None), values.pop("chunk", None)
+    same = (record.subject.cpu, record.subject.cores) == (processor().name, usable_cores())
+    return Tuned(f"record {record.name}", values, threads if same else None, chunk)
+
+
+def find_record(spec: ModelSpec, kv_dtype: str) -> Record | None:
+    """The record that `find_tuned` goes by."""
+    target = choose_target()
+    known = (record for record in read_records() if _usable(record, target))
+    return nearest(known, make_subject(spec, target, kv_dtype))
+
+
+def make_subject(spec: ModelSpec, target: Target, kv_dtype: str) -> Subject:
+    """What a record made here and now would be about."""
+    cpu = processor()
+    shape = {
+        "layers": spec.layers, "hidden": spec.hidden, "heads": spec.heads, "kv_heads": spec.kv_heads,
+        "head": spec.head_dim, "ffn": spec.ffn, "vocab": spec.vocab, "window": spec.window, "type": spec.weight_type,
+    }  # fmt: skip
+    return Subject(cpu.name, cpu.family, usable_cores(), target.name, kv_dtype, shape)
+
+
+def _usable(record: Record, target: Target) -> bool:
+    """Another instruction set's values are not looked at; wrong ones of ours are complained about, once."""
+    if record.subject.isa != target.name or allowed(target, record.values):
+        return True
+    set_aside(user_folder() / f"{record.name}.json", "it has values that this version of edge does not know")
+    return False

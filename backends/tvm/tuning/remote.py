@@ -1,0 +1,192 @@
+"""Measuring on a device elsewhere, through TVM's RPC: candidates are compiled here, sent there, and timed there.
+
+The device runs TVM's RPC server and nothing of ours. What is timed is one job of the pass at a time, on TVM's threads
+instead of the engine's, with the model's real weights, which are sent once.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from edge.backends.tvm.design import Design
+from edge.backends.tvm.kv import allocated_rows
+from edge.backends.tvm.layout import LINE, Job, fill_table, make_layout, make_scratch, round_up
+from edge.backends.tvm.targets import TARGETS, Target, choose_target, with_tuning
+from edge.backends.tvm.tuning.host import ANSWER, Depths
+from edge.backends.tvm.tuning.pool import Pool
+from edge.backends.tvm.tuning.space import CHUNK, Field, Values, make_space
+from edge.backends.tvm.tuning.tune import Setting
+from edge.backends.tvm.weights import open_weights
+from edge.devices.records import Subject
+from edge.errors import EngineError, InputError, MissingExtraError
+from edge.opened import Model
+from edge.types import AnyArray
+
+_WAIT_S = 20  # for a device to become free
+_SPARE_ROWS = 64  # as in kv.py
+_STEPS = 8  # decode steps measured at once
+
+
+def remote_setting(model: Model, device: str, kv_dtype: str, tracker: str, key: str, isa: str | None = None) -> Setting:
+    """Tuning for the device that has `key` at the tracker. isa: the name of its target, if it is not ours.
+
+    Raises InputError if it cannot be reached, MissingExtraError without what RPC needs.
+    """
+    from edge.backends.tvm.tuning.lookup import make_subject
+
+    target = _target(isa)
+    session = _connect(tracker, key)
+    depths, cores = Depths.of(model.spec.context), int(session.get_function("runtime.NumThreads")())
+    space = make_space(target, kv_dtype, cores, depths.prompt)
+    here = make_subject(model.spec, target, kv_dtype)
+    name = key if device == "host" else device
+    subject = Subject(name, name, cores, target.name, kv_dtype, here.shape)
+
+    def open_remote(on_compile: Callable[[], None]) -> Remote:
+        return Remote(session, model, target, space, kv_dtype, cores, on_compile)
+
+    return Setting(subject, space, f"{depths.about()}, by RPC", open_remote)
+
+
+class Remote:
+    """Candidates on the device, as they are needed. `measure` is what `search` wants."""
+
+    def __init__(
+        self, session: Any, model: Model, target: Target, space: tuple[Field, ...], kv_dtype: str, cores: int,
+        on_compile: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._session, self._device, self._target, self._space = session, session.cpu(0), target, space
+        self._kv_dtype, self._cores, self._on_compile = kv_dtype, cores, on_compile
+        self._layout, self._depths = make_layout(model.file, model.spec), Depths.of(model.spec.context)
+        self._weights = self._send(open_weights(model.file, self._layout))
+        self._candidates = Pool(space, self._load, lambda candidate: None)
+        self._compiled = 0
+
+    def __enter__(self) -> Remote:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._candidates.close()
+
+    def measure(self, values: Values, part: str) -> float:
+        """Seconds of the prompt, or of the answer. Raises EngineError if the values do not compile."""
+        candidate = self._candidates.get(values, part)
+        if part == CHUNK:
+            prompt, chunk = self._depths.prompt, candidate.chunk
+            starts = range(0, prompt, chunk)
+            return sum(candidate.seconds(Job.CHUNK, min(chunk, prompt - start), start, 1) for start in starts)
+        depths = (self._depths.short, self._depths.long)
+        return sum(candidate.seconds(Job.STEP, 1, rows, _STEPS) * ANSWER / 2 for rows in depths)
+
+    def _load(self, values: Values) -> _Candidate:
+        from edge.backends.tvm.kernels.cache import MEMORY_TYPE
+
+        self._on_compile()
+        tuning = {each.name: values[each.name] for each in self._space if each.compiled}
+        target, shape = with_tuning(self._target, tuning), self._layout.shape
+        threads, chunk = values.get("threads", self._cores), values.get("chunk", self._depths.prompt)
+        module = self._compile(Design.of(self._layout, self._kv_dtype, target), threads)
+        scratch, rows = make_scratch(shape, target, chunk, threads), allocated_rows(self._depths.capacity)
+        heads, tokens = shape.layers * shape.kv_heads, round_up(chunk, target.gemm_tokens)
+        rope_size = (tokens + target.gemm_tokens) * 2 * shape.padded_head
+        cached = np.ones((heads * rows + _SPARE_ROWS) * shape.padded_head, MEMORY_TYPE[self._kv_dtype])
+        scales = np.ones(heads * rows + _SPARE_ROWS, np.float32)
+        arrays: dict[str, AnyArray] = {
+            "job": np.zeros(len(Job.NAMES), np.int64), "lines": np.zeros((threads + 1) * LINE, np.int32),
+            "table": np.array(fill_table(self._layout, scratch, rows, rope_size), np.int64),
+            "floats": np.zeros(scratch.floats, np.float32), "integers": np.zeros(scratch.integers, np.int32),
+            "keys": cached, "values": cached, "key_scales": scales, "value_scales": scales,
+            "lengths": np.zeros(heads, np.int32), "positions": np.zeros(heads * rows + _SPARE_ROWS, np.int32),
+            "tokens": np.ones(tokens, np.int32), "logits": np.zeros(shape.padded_vocab, np.float32),
+            "rope": np.zeros(max(1, len(self._layout.recipe.ropes)) * rope_size, np.float32),
+            "attention": np.zeros(64, np.float32),
+        }  # fmt: skip
+        sent = {name: self._send(array) for name, array in arrays.items()}
+        return _Candidate(module, self._device, sent | {"weights": self._weights}, threads, chunk, heads)
+
+    def _compile(self, design: Design, threads: int) -> Any:
+        """The candidate as a library on the device."""
+        import tvm
+        from tvm.ir.transform import PassContext
+        from tvm.support import cc
+
+        from edge.backends.tvm.generator import run_job
+
+        triple = design.target.llvm["mtriple"]
+        native = triple.partition("-")[0] == platform.machine()
+        compiler = (os.environ.get("CC") or "cc") if native else f"{triple}-gcc"
+        try:
+            with PassContext(config={"tirx.disable_storage_rewrite": True}):
+                module = tvm.IRModule({"run_job": run_job(design, threads)})
+                built = tvm.compile(module, target=tvm.target.Target(design.target.llvm))
+            with tempfile.TemporaryDirectory() as folder:
+                self._compiled += 1  # a name of its own: the device has the others mapped
+                library = Path(folder) / f"candidate{self._compiled}.so"
+                built.export_library(str(library), fcompile=cc.cross_compiler(compiler))
+                self._session.upload(str(library))
+                return self._session.load_module(library.name)
+        except Exception as error:  # TVM's and the linker's errors have no common type
+            raise EngineError(f"a candidate does not compile: {str(error).splitlines()[-1][:200]}") from None
+
+    def _send(self, array: AnyArray) -> Any:
+        import tvm
+
+        return tvm.runtime.tensor(np.ascontiguousarray(array), self._device)
+
+
+class _Candidate:
+    """A compiled pass on the device, with its arrays."""
+
+    def __init__(self, module: Any, device: Any, arrays: dict[str, Any], threads: int, chunk: int, heads: int) -> None:
+        from edge.backends.tvm.generator import POINTERS
+
+        self.chunk, self._threads, self._heads, self._device = chunk, threads, heads, device
+        self._module, self._arrays = module, arrays
+        self._arguments = [arrays[name] for name in POINTERS]
+
+    def seconds(self, kind: int, count: int, rows: int, number: int) -> float:
+        """Of one job with `rows` rows in the cache, mean of `number`."""
+        job = {"kind": kind, "threads": self._threads, "count": count, "position": rows, "wanted": 1}
+        try:
+            self._arrays["job"].copyfrom(np.array([job.get(name, 0) for name in Job.NAMES], np.int64))
+            self._arrays["lengths"].copyfrom(np.full(self._heads, rows, np.int32))
+            timed = self._module.time_evaluator("run_job", self._device, number=number, repeat=1)
+            return float(timed(*self._arguments).mean)
+        except Exception as error:  # TVM's own: the device is gone, or the candidate brought it down
+            raise EngineError(f"the device failed: {str(error).splitlines()[-1][:200]}") from None
+
+
+def _connect(tracker: str, key: str) -> Any:
+    host, _, port = tracker.rpartition(":")
+    if not host or not port.isdigit():
+        raise InputError(f"--tracker takes HOST:PORT, not {tracker!r}")
+    if not all(importlib.util.find_spec(name) for name in ("tornado", "cloudpickle")):
+        raise MissingExtraError("tornado", "tracker")
+    from tvm import rpc
+
+    try:
+        return rpc.connect_tracker(host, int(port)).request(key, session_timeout=0, max_retry=1)
+    except Exception as error:  # sockets, and TVM's own
+        why = (str(error) or type(error).__name__).splitlines()[0][:200]
+        raise InputError(f"no device with key {key!r} at the tracker {tracker} ({why})") from None
+
+
+def _target(name: str | None) -> Target:
+    """Any that we compile for, whether this machine runs it or not."""
+    if name is None:
+        return choose_target()
+    known = {target.name: target for target in TARGETS}
+    if name not in known:
+        raise InputError(f"--target {name!r} is unknown: choose {', '.join(known)}")
+    return known[name]

@@ -1,0 +1,229 @@
+"""The search: one field at a time in random order, then several at once, each candidate racing the best so far.
+
+A race is a few pairs of measurements, best and candidate in turns, and only their ratios count: what slows the machine
+down for a while slows both. A candidate that is clearly worse dies after three pairs. Nothing here knows what is
+measured, so tests can plant an optimum and look for it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from statistics import median
+
+import numpy as np
+
+from edge.backends.tvm.tuning.space import CHUNK, PARTS, STEP, Field, Values, defaults, relevant
+from edge.devices.records import Comparison
+from edge.errors import EngineError
+
+PAIRS = 9  # of a race that goes to its end, and of the comparison with the defaults
+EARLY = 3  # pairs after which a candidate may die
+WORSE, BETTER = 1.01, 0.99  # ratios of time nearer to 1 than these are not worth a change
+JUMPS = 8  # candidates in a round that changes several fields at once
+IDLE_ROUNDS = 3  # rounds without any gain that end the search
+
+Measure = Callable[[Values, str], float]  # one measurement of a part of the score, in seconds
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One race. changes: what the candidate had and the best so far (`against`) had not.
+
+    ratio: median time of the candidate / the best, over the parts that the changes affect; None if it failed. score:
+    the predicted time of prompt and answer / that of the defaults. fate: better, no better, died or failed.
+    """
+
+    changes: Values
+    against: Values
+    parts: tuple[str, ...]
+    fate: str
+    pairs: int
+    ratio: float | None
+    part_ratios: dict[str, float]
+    score: float | None
+    seconds: float  # compiling and measuring
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The search ends with so many trials, those known from earlier included, or at a moment on `clock`."""
+
+    trials: int
+    deadline: float
+    clock: Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best values. estimate: their time / that of the defaults, by the races that they won."""
+
+    values: Values
+    estimate: float
+    trials: tuple[Trial, ...]
+    interrupted: bool
+
+
+@dataclass
+class _State:
+    """The search while it goes on. standing: time of the best / of the defaults, part by part."""
+
+    space: Sequence[Field]
+    measure: Measure
+    limits: Limits
+    known: dict[str, Trial]
+    on_trial: Callable[[Trial, bool], None]
+    best: Values
+    shares: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 1.0))
+    standing: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 1.0))
+    trials: list[Trial] = field(default_factory=list)
+
+    def score(self, ratios: dict[str, float]) -> float:
+        """Time / that of the defaults, if the best's parts change by these ratios."""
+        total = sum(self.shares[part] * self.standing[part] * ratios.get(part, 1.0) for part in PARTS)
+        return total / sum(self.shares.values())
+
+
+def search(
+    space: Sequence[Field], measure: Measure, limits: Limits, *, seed: int = 0, known: Sequence[Trial] = (),
+    on_trial: Callable[[Trial, bool], None] = lambda trial, is_new: None,
+) -> Found:  # fmt: skip
+    """Look for values that take less time than the defaults. Deterministic but for what is measured.
+
+    known: trials of an earlier search of this space, which are not repeated. on_trial: called with every trial, and
+    whether it is new. Ctrl-C ends the search and loses nothing.
+    """
+    remembered = {_key(space, trial.against | trial.changes, trial.against, trial.parts): trial for trial in known}
+    state = _State(space, measure, limits, remembered, on_trial, defaults(tuple(space)))
+    interrupted = False
+    try:
+        for part in PARTS:
+            state.shares[part] = median(measure(state.best, part) for _ in range(EARLY))
+        _explore(state, random.Random(seed))
+    except KeyboardInterrupt:
+        interrupted = True
+    return Found(state.best, state.score({}), tuple(state.trials), interrupted)
+
+
+def compare(
+    measure: Measure, usual: Values, best: Values, on_pair: Callable[[int], None] = lambda pair: None
+) -> Comparison:
+    """Usual, best, usual, best …: how many times as long the usual values take."""
+    ratios = []
+    for pair in range(PAIRS):
+        on_pair(pair)
+        slow = sum(measure(usual, part) for part in PARTS)
+        ratios.append(slow / sum(measure(best, part) for part in PARTS))
+    return Comparison(median(ratios), quantile(ratios, 0.1), quantile(ratios, 0.9), PAIRS)
+
+
+def is_gain(comparison: Comparison) -> bool:
+    """Beyond the noise: all but the lowest tenth of the pairs say so."""
+    return comparison.low > 1
+
+
+def race(measure: Measure, candidate: Values, best: Values, parts: Sequence[str]) -> tuple[str, list[dict[str, float]]]:
+    """The candidate's fate, and for every pair the time of candidate / best: of each part, and of all as ""."""
+    pairs: list[dict[str, float]] = []
+    for _ in range(PAIRS):
+        usual, mine = {}, {}
+        for part in parts:
+            usual[part], mine[part] = measure(best, part), measure(candidate, part)
+        ratios = {part: mine[part] / usual[part] for part in parts}
+        pairs.append(ratios | {"": sum(mine.values()) / sum(usual.values())})
+        totals = [each[""] for each in pairs]
+        if len(pairs) >= EARLY and quantile(totals, 0.25) > WORSE:
+            return "died", pairs
+    return ("better" if median(totals) < BETTER and quantile(totals, 0.75) < 1 else "no better"), pairs
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    return float(np.quantile(values, share))
+
+
+def _explore(state: _State, rng: random.Random) -> None:
+    """Rounds of single changes while they bring something, of jumps when they do not."""
+    gained, idle = True, 0
+    while idle < IDLE_ROUNDS:
+        before = state.best
+        for moves in list((_single_changes if gained else _jumps)(state.space, rng)):
+            if not _try(state, moves):
+                return
+        gained = state.best != before
+        idle = 0 if gained else idle + 1
+
+
+def _single_changes(space: Sequence[Field], rng: random.Random) -> Iterator[list[Values]]:
+    """Every value of every field. One for decode and one for prefill share a compilation."""
+    groups: dict[tuple[str, ...], list[Values]] = {(STEP,): [], (CHUNK,): [], PARTS: []}
+    for each in space:
+        groups[each.parts] += [{each.name: value} for value in each.choices]
+    for group in groups.values():
+        rng.shuffle(group)
+    rounds = [[move for move in pair if move] for pair in zip_longest(groups[(STEP,)], groups[(CHUNK,)])]
+    rounds += [[move] for move in groups[PARTS]]
+    rng.shuffle(rounds)
+    yield from rounds
+
+
+def _jumps(space: Sequence[Field], rng: random.Random) -> Iterator[list[Values]]:
+    """Two or three fields at once: what single changes cannot see."""
+
+    def jump(group: Sequence[Field]) -> Values:
+        chosen = rng.sample(group, min(len(group), rng.choice((2, 3))))
+        return {each.name: rng.choice(each.choices) for each in chosen}
+
+    for _ in range(JUMPS):
+        yield [jump([each for each in space if each.parts == (part,)]) for part in PARTS]
+        yield [jump(space)]
+
+
+def _try(state: _State, moves: Sequence[Values]) -> bool:
+    """Race candidates that differ from the best in parts of their own. False if the search is over."""
+    changes = [{name: value for name, value in move.items() if state.best[name] != value} for move in moves]
+    merged = state.best.copy()
+    for each in changes:
+        merged |= each
+    for each in filter(None, changes):
+        if len(state.trials) >= state.limits.trials:
+            return False
+        parts = _parts(state.space, each)
+        trial = state.known.get(_key(state.space, merged, state.best, parts))
+        is_new = trial is None
+        if trial is None:
+            if state.limits.clock() >= state.limits.deadline:
+                return False
+            trial = _race(state, each, merged, parts)
+            state.known[_key(state.space, merged, state.best, parts)] = trial
+        elif trial in state.trials:
+            continue  # the same race as before in this search
+        state.trials.append(trial)
+        if trial.fate == "better":
+            state.best = state.best | each
+            for part, ratio in trial.part_ratios.items():
+                state.standing[part] *= ratio
+        state.on_trial(trial, is_new)
+    return True
+
+
+def _race(state: _State, changes: Values, merged: Values, parts: tuple[str, ...]) -> Trial:
+    started, against = state.limits.clock(), state.best
+    try:
+        fate, pairs = race(state.measure, merged, against, parts)
+    except EngineError:  # a candidate that does not compile
+        return Trial(changes, against, parts, "failed", 0, None, {}, None, state.limits.clock() - started)
+    ratios = {part: median(pair[part] for pair in pairs) for part in parts}
+    ratio, seconds = median(pair[""] for pair in pairs), state.limits.clock() - started
+    return Trial(changes, against, parts, fate, len(pairs), ratio, ratios, state.score(ratios), seconds)
+
+
+def _parts(space: Sequence[Field], changes: Values) -> tuple[str, ...]:
+    affected = {part for each in space if each.name in changes for part in each.parts}
+    return tuple(part for part in PARTS if part in affected)
+
+
+def _key(space: Sequence[Field], candidate: Values, best: Values, parts: tuple[str, ...]) -> str:
+    """What a race's result depends on."""
+    return str([sorted(relevant(tuple(space), each, parts).items()) for each in (candidate, best)])

@@ -1,0 +1,151 @@
+"""One tuning from beginning to end: search, comparison with the defaults, record."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import date
+from typing import Protocol
+
+from edge.backends.tvm import versions
+from edge.backends.tvm.sources import source_hash
+from edge.backends.tvm.tuning.search import Found, Limits, Trial, compare, is_gain, search
+from edge.backends.tvm.tuning.space import Field, Values, defaults
+from edge.backends.tvm.tuning.table import Table
+from edge.devices.records import Comparison, Record, Subject, read_records, record_name, user_folder, write_record
+from edge.errors import InputError
+from edge.file_lock import file_lock
+from edge.opened import Model
+from edge.versions import own_versions
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a tuning is. best: predicted time / that of the defaults. seconds_left: until --time is over."""
+
+    doing: str
+    trials: int
+    best: float
+    seconds_left: float
+
+
+@dataclass(frozen=True)
+class Result:
+    record: Record
+    interrupted: bool
+    measured: int  # trials that no earlier tuning had done
+
+
+class Measurer(Protocol):
+    """What measures candidates: the engine here, or a device elsewhere."""
+
+    def measure(self, values: Values, part: str) -> float: ...
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where a tuning happens. open: starts the measurer; its argument is called before anything is compiled."""
+
+    subject: Subject
+    space: tuple[Field, ...]
+    score: str
+    open: Callable[[Callable[[], None]], AbstractContextManager[Measurer]]
+
+
+def tune(
+    model: Model, setting: Setting, *, device: str = "host", trials: int, seconds: float, seed: int = 0,
+    force: bool = False, on_status: Callable[[Status], None] = lambda status: None,
+) -> Result:  # fmt: skip
+    """Search, compare, and write the record and its table. Ctrl-C ends it early; what was found is kept.
+
+    force: forget the trials of earlier tunings. Raises InputError if the folder of records cannot be written.
+    """
+    name, started = record_name(setting.subject, model.spec.label), time.monotonic()
+    space, usual = setting.space, defaults(setting.space)
+    table = Table(user_folder() / f"{name}.trials.jsonl", _key(setting, seed))
+    progress = _Progress(on_status, started + seconds)
+    new: list[Trial] = []
+
+    def on_trial(trial: Trial, is_new: bool) -> None:
+        progress.count += 1
+        if trial.fate == "better" and trial.score is not None:
+            progress.best = trial.score
+        if is_new:
+            new.append(trial)
+            table.add(trial)
+        progress.say(f"{_text(trial.changes)}: {trial.fate}")
+
+    try:
+        table.path.parent.mkdir(parents=True, exist_ok=True)
+        with file_lock(table.path.with_suffix(".lock")):  # a second tuning of the same waits for the first
+            known = [] if force else table.known()
+            table.start(known)
+            limits = Limits(trials, started + seconds, time.monotonic)
+            comparison = None
+            with setting.open(lambda: progress.say("compiling")) as measurer:
+                found = search(space, measurer.measure, limits, seed=seed, known=known, on_trial=on_trial)
+                interrupted = found.interrupted
+                if not interrupted and found.values != usual:
+                    try:
+                        comparison = compare(
+                            measurer.measure, usual, found.values,
+                            lambda pair: progress.say(f"the best against the defaults, pair {pair + 1}"),
+                        )  # fmt: skip
+                    except KeyboardInterrupt:
+                        interrupted = True
+            record = _record(name, device, setting, model, found, comparison, time.monotonic() - started)
+            if not interrupted or _is_worth_more(record):
+                write_record(record)
+    except OSError as error:
+        raise InputError(
+            f"the folder of tuning records {table.path.parent} cannot be written ({error.strerror}): "
+            f"set EDGE_TUNING to one that can"
+        ) from None
+    return Result(record, interrupted, len(new))
+
+
+@dataclass
+class _Progress:
+    on_status: Callable[[Status], None]
+    deadline: float
+    count: int = 0
+    best: float = 1.0
+
+    def say(self, doing: str) -> None:
+        left = max(0.0, self.deadline - time.monotonic())
+        self.on_status(Status(doing, self.count, self.best, left))
+
+
+def _record(
+    name: str, device: str, setting: Setting, model: Model, found: Found, comparison: Comparison | None,
+    seconds: float,
+) -> Record:  # fmt: skip
+    """Whatever does not beat the defaults beyond the noise leaves them in place, with a gain of 1."""
+    usual = defaults(setting.space)
+    estimate = 1 / found.estimate if found.interrupted or comparison is None else 0.0
+    gain = comparison.median if comparison and is_gain(comparison) else max(1.0, estimate)
+    kept = "tuned" if gain > 1 and found.values != usual else "default"
+    return Record(
+        name=name, device=device, subject=setting.subject, model=model.spec.label, score=setting.score,
+        values=found.values if kept == "tuned" else usual, kept=kept,
+        gain=round(gain, 4), comparison=comparison, trials=len(found.trials), seconds=round(seconds, 1),
+        date=date.today().isoformat(), versions={**own_versions(), **versions()},
+    )  # fmt: skip
+
+
+def _is_worth_more(record: Record) -> bool:
+    """Whether an interrupted tuning's record may replace the one that there is: never one that was compared."""
+    return all(other.comparison is None for other in read_records() if other.name == record.name)
+
+
+def _key(setting: Setting, seed: int) -> str:
+    """What trials depend on: another space, engine or compiler makes them worthless."""
+    text = repr((setting.space, setting.subject.key, setting.score, seed, source_hash("."), sorted(versions().items())))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _text(changes: Values) -> str:
+    return ", ".join(f"{name} {value}" for name, value in changes.items())

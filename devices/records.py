@@ -1,0 +1,194 @@
+"""Records of tuning: what `edge tune` found for a model on a device, one small JSON file each.
+
+The user's lie in EDGE_TUNING, or in the system's folder for data; those that edge ships lie in `tuning/` beside this
+file. NAME.trials.jsonl beside a record holds all that was tried, a line each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+import re
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+SCHEMA = 1
+
+_SHIPPED = Path(__file__).parent / "tuning"
+_MOST_BYTES = 1 << 16  # no record of ours is longer
+_FAR = 2.0  # a model whose hidden size is more than so many times another's is tuned on its own
+
+_log = logging.getLogger("edge")
+_complained: set[Path] = set()
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a record is about: a processor, and a model's shape as the engine sees it."""
+
+    cpu: str
+    family: str  # of the processor
+    cores: int
+    isa: str
+    kv_dtype: str
+    shape: dict[str, Any]  # sizes, and the block type of most weights; `hidden` must be among them
+
+    @property
+    def key(self) -> str:
+        text = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Defaults against the best that was found, in turns: time of the former / time of the latter, pair by pair."""
+
+    median: float
+    low: float  # 10 % of the pairs are below
+    high: float  # 90 %
+    pairs: int
+
+
+@dataclass(frozen=True)
+class Record:
+    """What was found. `gain` is a ratio of times and never below 1: where nothing beat the defaults, they stay.
+
+    comparison: None if the search was interrupted before it; `gain` is then the product of the races that were won.
+    """
+
+    name: str
+    device: str
+    subject: Subject
+    model: str
+    score: str  # what was timed
+    values: dict[str, int]
+    kept: str  # "tuned" or "default"
+    gain: float
+    comparison: Comparison | None
+    trials: int
+    seconds: float
+    date: str
+    versions: dict[str, str]
+    schema: int = field(default=SCHEMA)
+
+
+def user_folder() -> Path:
+    import platformdirs
+
+    chosen = os.environ.get("EDGE_TUNING") or Path(platformdirs.user_data_dir("edge")) / "tuning"
+    return Path(os.path.abspath(os.path.expanduser(chosen)))
+
+
+def record_name(subject: Subject, model: str) -> str:
+    """A file name that a person can tell from others, and that no two subjects share."""
+    words = re.sub(r"[^a-z0-9]+", "-", f"{subject.cpu} {model} {subject.kv_dtype}".lower()).strip("-")
+    return f"{words[:80]}-{subject.key}"
+
+
+def trials_path(name: str) -> Path:
+    """The user's own table of trials, else the shipped one if there is one."""
+    own, shipped = (folder / f"{name}.trials.jsonl" for folder in (user_folder(), _SHIPPED))
+    return shipped if shipped.exists() and not own.exists() else own
+
+
+def write_record(record: Record) -> Path:
+    """Into the user's folder, whole or not at all. Raises OSError."""
+    path = user_folder() / f"{record.name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as out:
+            out.write(json.dumps(asdict(record), indent=2, ensure_ascii=False) + "\n")
+        os.replace(temporary, path)
+    finally:
+        with suppress(OSError):
+            os.unlink(temporary)  # it is there only if something failed
+    return path
+
+
+def read_records() -> list[Record]:
+    """The user's, then the shipped ones. Files that are no records are left out, with one warning each."""
+    found = []
+    for folder in (user_folder(), _SHIPPED):
+        with suppress(OSError):
+            found += [record for path in sorted(folder.glob("*.json")) if (record := _read(path))]
+    return found
+
+
+def nearest(records: Iterable[Record], subject: Subject) -> Record | None:
+    """The record that says most about `subject`, or None.
+
+    Never from another instruction set or KV dtype: those are other kernels. Then, in this order: the same processor,
+    its family, the same shape, the nearest hidden size (at most twice or half); the user's own before shipped ones.
+    """
+
+    def distance(record: Record) -> tuple[bool, bool, bool, float]:
+        other = record.subject
+        return (
+            other.cpu != subject.cpu or other.cores != subject.cores,
+            other.family != subject.family,
+            other.shape != subject.shape,
+            abs(math.log(other.shape["hidden"] / subject.shape["hidden"])),
+        )
+
+    like = [
+        record
+        for record in records
+        if (record.subject.isa, record.subject.kv_dtype) == (subject.isa, subject.kv_dtype)
+        and distance(record)[3] <= math.log(_FAR)
+    ]
+    return min(like, key=distance, default=None)
+
+
+def set_aside(path: Path, why: str) -> None:
+    """Say once that a record is not used."""
+    if path not in _complained:
+        _complained.add(path)
+        _log.warning("tuning record %s is ignored: %s", path, why)
+
+
+def _read(path: Path) -> Record | None:
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ValueError("too long for a record")
+        record: Record = _parse(Record, json.loads(path.read_text(encoding="utf-8")))
+        if record.schema != SCHEMA:
+            raise ValueError(f"schema {record.schema} is not {SCHEMA}")
+        if record.name != path.stem or record.gain < 1 or not record.subject.shape.get("hidden", 0) > 0:
+            raise ValueError("its figures contradict each other")
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        set_aside(path, str(error) or type(error).__name__)
+        return None
+    return record
+
+
+def _parse(kind: Any, data: Any) -> Any:
+    """A dataclass from JSON, with every field of its type. Raises ValueError, KeyError."""
+    if not isinstance(data, dict):
+        raise ValueError(f"{kind.__name__} is no object")
+    hints, values = get_type_hints(kind), {}
+    for each in fields(kind):
+        value, hint = data[each.name], hints[each.name]
+        if hint in (Subject, Comparison) or (hint == (Comparison | None) and value is not None):
+            value = _parse(Subject if hint is Subject else Comparison, value)
+        elif hint == dict[str, int]:
+            _check(isinstance(value, dict) and all(isinstance(number, int) for number in value.values()), each.name)
+        elif hint in (str, int, float):
+            _check(isinstance(value, (int, float) if hint is float else hint), each.name)
+            _check(hint is not float or math.isfinite(value), each.name)
+        elif value is not None:
+            _check(isinstance(value, dict), each.name)
+        values[each.name] = value
+    return kind(**values)
+
+
+def _check(right: bool, name: str) -> None:
+    if not right:
+        raise ValueError(f"{name} is of the wrong kind")

@@ -1,0 +1,24 @@
+"""A line that a person sees once: that this model could be tuned for this device."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import suppress
+
+from edge.cache import cache_folder
+from edge.cli.show import note
+from edge.devices.host import processor
+from edge.model import ModelSpec
+from edge.plan import Plan
+
+
+def suggest_tuning(model: str, spec: ModelSpec, plan: Plan) -> None:
+    """Say so if nobody tuned anything like it. An empty file in the cache folder remembers that it was said."""
+    if plan.backend != "tvm" or plan.tuned != "default":
+        return
+    subject = f"{processor().name}, {spec.label}, {spec.layers} × {spec.hidden}"
+    stamp = cache_folder() / "hints" / hashlib.sha256(subject.encode()).hexdigest()[:16]
+    with suppress(OSError):  # then nothing would remember it
+        stamp.parent.mkdir(parents=True, exist_ok=True)
+        stamp.touch(exist_ok=False)
+        note(f"edge tune {model} looks for settings that run this model faster on this device (once, about 5 minutes)")

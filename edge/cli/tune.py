@@ -1,0 +1,172 @@
+"""`edge tune`: find the settings of the native engine that suit this device and model, and say what they gain."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from edge.cli import options as o
+from edge.cli.show import print_json, progress, table
+from edge.errors import InputError
+
+if TYPE_CHECKING:
+    from edge.backends.tvm.tuning.tune import Result, Status
+    from edge.devices.records import Record
+
+
+def tune(
+    model: o.OptionalModelArgument = None,
+    device: Annotated[str, o.flag("--device", help="What to tune for; others than host need --tracker.")] = "host",
+    trials: Annotated[int, o.flag("--trials", min=1, max=10_000, help="Most trials, earlier ones included.")] = 80,
+    time: Annotated[str, o.flag("--time", help="Look for this long, such as 5m.")] = "5m",
+    tracker: Annotated[str | None, o.flag("--tracker", help="HOST:PORT of a TVM RPC tracker: measure there.")] = None,
+    key: Annotated[str | None, o.flag("--key", help="The device's key at the tracker.")] = None,
+    target: Annotated[
+        str | None, o.flag("--target", help="The device's instruction set, with --tracker (default: ours).")
+    ] = None,
+    show: Annotated[bool, o.flag("--show", help="Explain what was found, or list all records.")] = False,
+    plot: Annotated[Path | None, o.flag("-o", "--plot", help="With --show: plot the trials (.svg, .png).")] = None,
+    force: Annotated[bool, o.flag("--force", help="Repeat the trials of earlier tunings.")] = False,
+    kv_dtype: o.NativeKVDtype = "f16",
+    seed: Annotated[int, o.flag("--seed", help="Order of the trials.")] = 0,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Find the fastest settings of the native engine for this device and model; later runs use them.
+
+    Searched, then compared with the defaults end to end: if the gain is not beyond the noise, the defaults stay.
+    """
+    if model is None and not show:
+        raise InputError("no MODEL: give one, or --show to list all records")
+    if device != "host" and tracker is None:
+        raise InputError(f"tuning for {device} needs the device to measure on: give --tracker HOST:PORT and --key")
+    if (tracker is None) != (key is None):
+        raise InputError("--tracker and --key go together")
+    if target is not None and tracker is None:
+        raise InputError("--target goes with --tracker; for this device, set EDGE_ISA")
+    if plot is not None and not (show and model):
+        raise InputError("--plot goes with --show MODEL")
+    if show:
+        _list(json) if model is None else _explain(model, kv_dtype, plot, json)
+        return
+    assert model is not None
+    result = _tune(model, device, trials, time, tracker, key, target, force, kv_dtype, seed, quiet or json)
+    if json:
+        print_json({**asdict(result.record), "interrupted": result.interrupted, "measured": result.measured})
+    elif not quiet:
+        print("\n".join(_summary(result)))
+    if result.interrupted:
+        raise KeyboardInterrupt
+
+
+def _tune(
+    name: str, device: str, trials: int, time: str, tracker: str | None, key: str | None, target: str | None,
+    force: bool, kv_dtype: str, seed: int, quiet: bool,
+) -> Result:  # fmt: skip
+    from edge.backends import find_backend
+    from edge.budget import parse_seconds
+    from edge.errors import UnsupportedError
+    from edge.opened import open_model
+
+    seconds = parse_seconds(time)
+    opened = open_model(name)
+    backend = find_backend("tvm", opened.file, opened.spec)
+    if kv_dtype not in backend.KV_DTYPES:
+        raise UnsupportedError(f"the tvm engine has no KV dtype {kv_dtype!r}: choose {', '.join(backend.KV_DTYPES)}")
+    from edge.backends.tvm.tuning.host import host_setting
+    from edge.backends.tvm.tuning.tune import tune as search
+
+    if tracker is not None and key is not None:
+        from edge.backends.tvm.tuning.remote import remote_setting
+
+        setting = remote_setting(opened, device, kv_dtype, tracker, key, target)
+    else:
+        setting = host_setting(opened, kv_dtype)
+    with progress(enabled=not quiet) as shown:
+
+        def on_status(status: Status) -> None:
+            left = f"{status.seconds_left:.0f} s left"
+            label = f"trial {status.trials} of {trials}, best {1 / status.best:.3f} ×, {left}: {status.doing}"
+            shown.step(label)(status.trials, trials + 1)
+
+        return search(
+            opened, setting, device=device, trials=trials, seconds=seconds, seed=seed, force=force,
+            on_status=on_status,
+        )  # fmt: skip
+
+
+def _summary(result: Result) -> list[str]:
+    from edge.devices.records import user_folder
+
+    record, compared = result.record, result.record.comparison
+    spread = f"10–90 % of {compared.pairs} pairs: {compared.low:.3f} to {compared.high:.3f}" if compared else ""
+    done = f"{record.trials} trials, {result.measured} of them new, {record.seconds:.0f} s"
+    if record.kept == "default":
+        found = f"the best candidate came to {compared.median:.3f} × ({spread})" if compared else "nothing was faster"
+        lines = [f"{record.model}: the defaults stay, {found}; {done}"]
+    else:
+        sure = spread or "not compared with the defaults yet: interrupted"
+        lines = [f"{record.model}: {record.gain:.3f} × as fast as the defaults ({sure}); {done}"]
+        lines.append("chosen: " + ", ".join(f"{name} {value}" for name, value in record.values.items()))
+    return [*lines, f"record: {user_folder() / record.name}.json"]
+
+
+def _list(json: bool) -> None:
+    from edge.devices.records import read_records, user_folder
+
+    records = read_records()
+    if json:
+        print_json({"folder": str(user_folder()), "records": [asdict(record) for record in records]})
+        return
+    if records:
+        headings = ["model", "KV", "processor", "date", "trials", "kept", "gain", "10–90 %"]
+        print(table(headings, [_row(record) for record in records], left=4))
+    else:
+        print(f"no tuning records in {user_folder()}")
+
+
+def _row(record: Record) -> list[str]:
+    compared, subject = record.comparison, record.subject
+    spread = f"{compared.low:.3f}–{compared.high:.3f}" if compared else "not compared"
+    return [
+        record.model, subject.kv_dtype, subject.cpu, record.date, str(record.trials), record.kept,
+        f"{record.gain:.3f}", spread,
+    ]  # fmt: skip
+
+
+def _explain(name: str, kv_dtype: str, picture: Path | None, json: bool) -> None:
+    """What was tried, what mattered, and a chart."""
+    from edge.backends.tvm.tuning.lookup import find_record
+    from edge.backends.tvm.tuning.table import read_trials
+    from edge.devices.records import trials_path
+    from edge.opened import open_model
+    from edge.report.tuning import chart, effects, fates, plot
+
+    opened = open_model(name)
+    record = find_record(opened.spec, kv_dtype)
+    if record is None:
+        raise InputError(f"no tuning record fits {opened.spec.label} with {kv_dtype} KV here: run edge tune {name}")
+    tried = read_trials(trials_path(record.name))
+    usual = tried[0].against if tried else record.values  # the first race is against the defaults
+    found = effects(tried, usual)
+    if picture is not None:
+        plot(tried, f"{record.model}, {record.subject.cpu}", picture)
+    if json:
+        print_json({
+            "record": asdict(record), "fates": fates(tried), "effects": [asdict(effect) for effect in found],
+            "trials": [asdict(trial) for trial in tried],
+        })  # fmt: skip
+        return
+    print(table(["model", "KV", "processor", "date", "trials", "kept", "gain", "10–90 %"], [_row(record)], left=4))
+    print(f"\ntimed: {record.score}\n")
+    if found:
+        cells = [
+            [e.field, str(e.value), "" if e.value == usual[e.field] else f"{e.ratio:.3f}", str(e.races),
+             " and ".join(e.parts), "chosen" if record.values.get(e.field) == e.value else ""] for e in found
+        ]  # fmt: skip
+        print(table(["field", "value", "time / default's", "races", "of", ""], cells))
+        print("\ntrials: " + ", ".join(f"{count} {fate}" for fate, count in fates(tried).items()) + "\n")
+        from rich.console import Console
+
+        Console(highlight=False).print(chart(tried))

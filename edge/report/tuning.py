@@ -1,0 +1,109 @@
+"""What a tuning's trials say: the effect of every value, and plots of all trials."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from edge.errors import InputError, MissingExtraError
+
+if TYPE_CHECKING:
+    from edge.backends.tvm.tuning.search import Trial
+
+_COLOURS = {"better": "tab:green", "no better": "tab:blue", "died": "tab:gray"}
+
+_REACH = 0.25  # bars of worse trials are cut here
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A value of a field. ratio: time with it / time with the field's default, of the parts that it affects."""
+
+    field: str
+    value: int
+    ratio: float
+    races: int
+    parts: tuple[str, ...]
+
+
+def effects(trials: Sequence[Trial], usual: dict[str, int]) -> list[Effect]:
+    """From the trials that changed one field only, in the order of the fields; medians where there are several.
+
+    A value that raced another than the default is chained with what that other one had.
+    """
+    ratios: dict[tuple[str, int], list[float]] = {}
+    parts: dict[str, tuple[str, ...]] = {}
+    for trial in trials:
+        if len(trial.changes) != 1 or trial.ratio is None:
+            continue
+        ((name, value),) = trial.changes.items()
+        before = trial.against[name]
+        base = 1.0 if before == usual[name] else median(ratios.get((name, before), [1.0]))
+        ratios.setdefault((name, value), []).append(trial.ratio * base)
+        parts[name] = trial.parts
+    order = list(usual)
+    found = [Effect(name, value, median(each), len(each), parts[name]) for (name, value), each in ratios.items()]
+    return sorted(found, key=lambda effect: (order.index(effect.field), effect.value))
+
+
+def fates(trials: Sequence[Trial]) -> dict[str, int]:
+    """How many trials ended how, most frequent first."""
+    return dict(Counter(trial.fate for trial in trials).most_common())
+
+
+def chart(trials: Sequence[Trial], width: int = 32) -> Any:
+    """A table for rich to print, with a bar per trial: to the left of the middle is faster than the defaults."""
+    from rich.bar import Bar
+    from rich.table import Table
+
+    scores = [trial.score for trial in trials if trial.score is not None]
+    reach = min(_REACH, max([abs(score - 1) for score in scores] + [0.01]))
+    shown = Table(box=None, pad_edge=False)
+    for heading in ("trial", f"time −{reach:.0%} · defaults · +{reach:.0%}", "ratio", "pairs", "fate", "changes"):
+        shown.add_column(heading, justify="right" if heading in ("trial", "ratio", "pairs") else "left")
+    for number, trial in enumerate(trials, start=1):
+        at = 0.0 if trial.score is None else max(-reach, min(reach, trial.score - 1))
+        bar = Bar(2 * reach, reach + min(at, 0), reach + max(at, 0) + reach / width, width=width)
+        score = "–" if trial.score is None else f"{trial.score:.3f}"
+        changes = ", ".join(f"{name} {value}" for name, value in trial.changes.items())
+        shown.add_row(str(number), bar, score, str(trial.pairs), trial.fate, changes)
+    return shown
+
+
+def plot(trials: Sequence[Trial], title: str, out: Path) -> None:
+    """All trials in one picture; the ending of `out` says which kind (svg, png, pdf).
+
+    Raises MissingExtraError without matplotlib, InputError if the file cannot be written.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise MissingExtraError("matplotlib", "plot")
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
+    drawn = [(number, trial, trial.score) for number, trial in enumerate(trials, start=1) if trial.score is not None]
+    for fate, colour in _COLOURS.items():
+        points = [(number, score) for number, trial, score in drawn if trial.fate == fate]
+        if points:
+            axes.scatter(*zip(*points, strict=True), color=colour, label=f"{fate} ({len(points)})", zorder=2)
+    best, line = 1.0, []
+    for _, trial, score in drawn:
+        best = score if trial.fate == "better" else best
+        line.append(best)
+    axes.step([number for number, _, _ in drawn], line, where="post", color="black", linewidth=1, label="best so far")
+    axes.axhline(1, color="lightgray", zorder=1)
+    axes.set(xlabel="trial", ylabel="time of prompt and answer / defaults", title=title)
+    axes.legend()
+    try:
+        figure.savefig(out)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{out}: cannot be written ({error})") from None
+    finally:
+        pyplot.close(figure)
