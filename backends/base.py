@@ -138,6 +138,9 @@ class HeadKVCache(KVCache, Protocol):
         """As `keep`, with rows for every KV head of every layer; their positions stay."""
         ...
 
+    @property
+    def next_position(self) -> int: ...
+
     def renumber(self) -> None:
         """Close all gaps: each head's rows get consecutive positions, the newest of all heads the same."""
         ...
@@ -165,6 +168,14 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class ObservedEngine(Engine, Protocol):
+    """An engine that can add up attention in its cache."""
+
+    def observe(self, queries: int) -> None:
+        """Add up what the last `queries` tokens of every pass pay to each row; 0 observes nothing."""
+        ...
 
 
 class Backend(Protocol):

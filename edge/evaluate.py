@@ -53,7 +53,7 @@ def perplexity(
     for start in range(0, total, step):
         part = tokens[start : min(start + step, total)]
         session.make_room(part.size)
-        logits = session.engine.forward_all(part)
+        logits = session.forward(part, upcoming=step, every=True)
         for row, target in enumerate(tokens[start + 1 : start + 1 + part.size]):
             losses[start + row] = _loss(logits[row], int(target))
         if on_progress:

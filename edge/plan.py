@@ -8,11 +8,12 @@ then the rest of the rows.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from edge.backends.base import Backend, EngineConfig, Tuned
-from edge.budget import Budget, format_bytes
+from edge.budget import Budget, format_bytes, parse_bytes
 from edge.devices.host import usable_cores
 from edge.devices.memory import MemoryLimit, memory_limit, memory_use, release_free_memory
 from edge.errors import BudgetError, InputError, UnsupportedError
@@ -28,14 +29,21 @@ _MOST_EVICTED = 256
 # Kept free for what cannot be counted: the answer's text, allocator slack, the kernel's own rounding of VmHWM.
 _RESERVE = 6 << 20
 
+_KV_ROW_STEP = 16  # --kv-memory is rounded down to so many rows
+AUTO = "auto"
+
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What the user fixed; `None` leaves the choice to the plan. expected_tokens: prompt and answer, if known."""
+    """What the user fixed; `None` leaves the choice to the plan.
+
+    max_kv_size: rows. kv_memory: bytes of rows ("12MiB"), instead. expected_tokens: prompt and answer, if known.
+    """
 
     kv_policy: str = "streaming"
     sinks: int = DEFAULT_SINKS
     max_kv_size: int | None = None
+    kv_memory: str | int | None = None
     kv_dtype: str | None = None
     prefill_step_size: int | None = None
     threads: int | None = None
@@ -87,7 +95,10 @@ def make_plan(
     UnsupportedError for what the engine lacks.
     """
     request, budget = request or PlanRequest(), budget or Budget()
+    if request.kv_policy == AUTO:
+        return _automatic(spec, backend, request, budget)
     _check(spec, backend, request)
+    request = _rows_for_bytes(spec, backend, request)
     limit = MemoryLimit(budget.memory, "budget") if budget.memory else memory_limit()
     tuned = backend.tuned(spec, request.kv_dtype or backend.KV_DTYPES[0])  # before the count: it imports a little
     release_free_memory()  # what building the tokenizer left behind would otherwise be counted twice
@@ -99,7 +110,7 @@ def make_plan(
             return Plan(
                 backend=backend.NAME,
                 kv_policy=request.kv_policy,
-                sinks=request.sinks if request.kv_policy == "streaming" else 0,
+                sinks=getattr(make_policy(request.kv_policy, request.sinks), "sinks", 0),
                 config=config,
                 evict_step=_evict_step(config.capacity),
                 bytes=counted,
@@ -113,8 +124,57 @@ def make_plan(
     raise _too_small(spec, backend, request, tuned, limit, first)
 
 
+def _automatic(spec: ModelSpec, backend: Backend, request: PlanRequest, budget: Budget) -> Plan:
+    """Rows in f16 as long as all fit. Else, where the engine can, twice as many in int8, chosen by H2O: of what was
+    measured at equal bytes (benchmarks/policies.py), this loses least."""
+    plain = replace(request, kv_policy="streaming")
+    if request.expected_tokens is not None:
+        with suppress(BudgetError):
+            plan = make_plan(spec, backend, plain, budget)
+            if plan.config.capacity >= request.expected_tokens:
+                return plan
+    if not backend.EVICTS_HEADS:
+        return make_plan(spec, backend, plain, budget)
+    return make_plan(spec, backend, replace(request, kv_policy="h2o", kv_dtype=request.kv_dtype or "int8"), budget)
+
+
+def _rows_for_bytes(spec: ModelSpec, backend: Backend, request: PlanRequest) -> PlanRequest:
+    """`kv_memory` as `max_kv_size`."""
+    if request.kv_memory is None:
+        return request
+    if request.max_kv_size is not None:
+        raise InputError("--max-kv-size and --kv-memory both say how large the KV cache is: state one")
+    row = backend.footprint(spec, _config(backend, request, 1024)).kv // 1024
+    wanted = parse_bytes(request.kv_memory, "--kv-memory")
+    rows = min(spec.context, wanted // row // _KV_ROW_STEP * _KV_ROW_STEP)
+    if rows < (least := _least_rows(request)):
+        raise InputError(
+            f"--kv-memory {format_bytes(wanted)} holds {rows} rows of {row} bytes: at least "
+            f"{format_bytes(-(-least // _KV_ROW_STEP) * _KV_ROW_STEP * row)} are needed"
+        )
+    return replace(request, max_kv_size=rows, kv_memory=None)
+
+
+def _config(backend: Backend, request: PlanRequest, rows: int) -> EngineConfig:
+    needs = make_policy(request.kv_policy, request.sinks).needs
+    return EngineConfig(
+        capacity=rows,
+        chunk=1,
+        kv_dtype=request.kv_dtype or backend.KV_DTYPES[0],
+        threads=request.threads or usable_cores(),
+        logits_rows=request.logits_rows,
+        observes=bool(needs.queries),
+        per_head=needs.per_head,
+    )
+
+
 def _check(spec: ModelSpec, backend: Backend, request: PlanRequest) -> None:
-    make_policy(request.kv_policy, request.sinks)
+    needs = make_policy(request.kv_policy, request.sinks).needs
+    if needs.per_head and not backend.EVICTS_HEADS:
+        raise UnsupportedError(
+            f"--kv-policy {request.kv_policy} looks at every head, which the {backend.NAME} engine does not show: "
+            "use --kv-policy streaming"
+        )
     if request.kv_dtype is not None and request.kv_dtype not in backend.KV_DTYPES:
         raise UnsupportedError(
             f"the {backend.NAME} engine has no KV dtype {request.kv_dtype!r}: choose {', '.join(backend.KV_DTYPES)}"
@@ -137,14 +197,10 @@ def _candidates(spec: ModelSpec, backend: Backend, request: PlanRequest, tuned: 
     smallest = min(spec.context, max(_SMALLEST_ROWS, _least_rows(request), 2 * (request.prefill_step_size or 0)))
     wanted = request.max_kv_size or max(wanted, smallest)
     least = wanted if request.max_kv_size or request.kv_policy == "full" else min(wanted, smallest)
-    base = EngineConfig(
-        capacity=wanted,
-        chunk=1,
-        kv_dtype=request.kv_dtype or backend.KV_DTYPES[0],
-        threads=request.threads or min(usable_cores(), (tuned and tuned.threads) or usable_cores()),
-        logits_rows=request.logits_rows,
-        tuning=tuned.values if tuned else {},
-    )
+    base = _config(backend, request, wanted)
+    if tuned:
+        threads = request.threads or min(base.threads, tuned.threads or base.threads)
+        base = replace(base, threads=threads, tuning=tuned.values)
     chunk = (tuned and tuned.chunk) or _CHUNKS[0]
     if backend.can_repack(spec):
         floor = wanted if request.expected_tokens else max(least, min(wanted, _ROWS_WORTH_REPACKING))

@@ -16,7 +16,8 @@ from edge.budget import Budget, format_bytes
 from edge.devices.memory import memory_use
 from edge.errors import BudgetError, InputError
 from edge.governor import Governor
-from edge.kv import KVView, make_policy
+from edge.kv import make_policy
+from edge.kv.look import keep_heads, look, observe, queries_to_observe
 from edge.opened import Model, open_model
 from edge.plan import Plan, PlanRequest, make_plan
 from edge.report.run import KVUse, Memory, RunReport, StopReason, Timings, Tokens
@@ -184,11 +185,24 @@ class Session:
             return True
         if not self._policy.evicts or count > kv.capacity:
             return False
-        budget = min(kv.length, kv.capacity - max(count, self.plan.evict_step))
-        rows = self._policy.rows_to_keep(KVView(kv.length), budget)
-        self._evicted += kv.length - rows.size
-        kv.keep(rows, close_gaps=self._policy.close_gaps)
+        before, budget = kv.length, min(kv.length, kv.capacity - max(count, self.plan.evict_step))
+        rows = self._policy.rows_to_keep(look(kv, self._policy.needs), budget)
+        if isinstance(rows, np.ndarray):
+            kv.keep(rows, close_gaps=self._policy.close_gaps)
+        else:
+            keep_heads(kv, rows, self.spec.context - count, forget=0 < self._policy.needs.queries)
+        self._evicted += before - kv.length
         return True
+
+    def forward(self, tokens: IntArray, *, upcoming: int, every: bool = False) -> FloatArray:
+        """Run tokens for which there is room, and let the policy see what it needs.
+
+        upcoming: tokens that will want room next. Returns logits after the last, or after every token.
+        """
+        if self._policy.needs.queries:
+            free = self.engine.kv.capacity - self.engine.kv.length
+            observe(self.engine, queries_to_observe(self._policy.needs, free, tokens.size, upcoming))
+        return self.engine.forward_all(tokens) if every else self.engine.forward(tokens)
 
     def _check_fits(self, count: int) -> None:
         free = self.engine.kv.capacity - self.engine.kv.length
@@ -212,7 +226,7 @@ class Session:
                 return None
             part = tokens[start : start + chunk]
             self.make_room(part.size)
-            logits = self.engine.forward(part)
+            logits = self.forward(part, upcoming=min(chunk, max(1, tokens.size - start - part.size)))
             if on_prefill:
                 on_prefill(start + part.size, tokens.size)
         run.prefilled_at = time.perf_counter()
@@ -229,7 +243,7 @@ class Session:
     ) -> Iterator[str]:
         """Sample, show, run, until something stops it; sets `run.stop_reason`."""
         decoder, piece, end_ids = self.tokenizer.stream_decoder(), self.tokenizer.piece, self.tokenizer.end_ids
-        forward, step = self.engine.forward, np.zeros(1, np.int32)
+        step = np.zeros(1, np.int32)
         while True:
             token = sample(logits)
             run.last_token_at = time.perf_counter()
@@ -250,7 +264,7 @@ class Session:
                 run.stop_reason = reason
                 break
             step[0] = token
-            logits = forward(step)
+            logits = self.forward(step, upcoming=1)
             self._unfed = []
         if rest := stops.rest():
             yield rest

@@ -30,8 +30,13 @@ Time = Annotated[str | None, flag("--time", help="Stop after this long, such as 
 
 KVPolicy = Annotated[
     str,
-    flag("--kv-policy", help="What stays when the KV cache is full: streaming (sinks + window), window, full (stop)."),
+    flag(
+        "--kv-policy",
+        help="What stays when the KV cache is full: streaming (sinks + window), window, full (stop), auto, or by "
+        "attention h2o, tova, snapkv, by keys keydiff, knorm; options as in snapkv:window=16,kernel=5.",
+    ),
 ]
+KVMemory = Annotated[str | None, flag("--kv-memory", help="Size of the KV cache instead of its rows, such as 12MiB.")]
 MaxKVSize = Annotated[int | None, flag("--max-kv-size", help="KV rows (default: planned).")]
 Sinks = Annotated[int, flag("--sinks", help="First rows that streaming never evicts.")]
 KVDtype = Annotated[str | None, flag("--kv-dtype", help="f16, q8_0 or q4_0 (default: f16).")]

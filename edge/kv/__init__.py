@@ -2,24 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import fields
+
 from edge.errors import InputError
 from edge.kv.full import Full
-from edge.kv.policy import KVView, Policy
+from edge.kv.h2o import H2O
+from edge.kv.keydiff import KeyDiff
+from edge.kv.knorm import KNorm
+from edge.kv.policy import KVView, Needs, Policy
+from edge.kv.snapkv import SnapKV
 from edge.kv.streaming import StreamingLLM
+from edge.kv.tova import TOVA
 from edge.kv.window import Window
 
-__all__ = ["DEFAULT_SINKS", "POLICY_NAMES", "KVView", "Policy", "make_policy"]
+__all__ = ["DEFAULT_SINKS", "POLICY_NAMES", "KVView", "Needs", "Policy", "make_policy"]
 
-POLICY_NAMES = ("streaming", "window", "full")
+_POLICIES: dict[str, Callable[..., Policy]] = {
+    "streaming": StreamingLLM,
+    "window": Window,
+    "full": Full,
+    "h2o": H2O,
+    "tova": TOVA,
+    "snapkv": SnapKV,
+    "keydiff": KeyDiff,
+    "knorm": KNorm,
+}
+POLICY_NAMES = tuple(_POLICIES)
 DEFAULT_SINKS = 4  # StreamingLLM's own figure
+_FIXED = {"name", "evicts", "close_gaps", "needs"}
 
 
-def make_policy(name: str, sinks: int = DEFAULT_SINKS) -> Policy:
-    """The policy called `name`. Raises InputError if there is none."""
-    if name == "streaming":
-        return StreamingLLM(sinks)
-    if name == "window":
-        return Window()
-    if name == "full":
-        return Full()
-    raise InputError(f"unknown KV policy {name!r}: choose {', '.join(POLICY_NAMES)}")
+def make_policy(text: str, sinks: int = DEFAULT_SINKS) -> Policy:
+    """The policy that `NAME[:key=value,…]` describes. Raises InputError for unknown names, keys and values."""
+    name, _, rest = text.partition(":")
+    if name not in _POLICIES:
+        raise InputError(f"unknown KV policy {name!r}: choose {', '.join(_POLICIES)}")
+    make = _POLICIES[name]
+    options = {each.name: type(each.default) for each in fields(make) if each.name not in _FIXED}  # type: ignore[arg-type]
+    chosen: dict[str, int | float] = {"sinks": sinks} if "sinks" in options else {}
+    for pair in filter(None, rest.split(",")):
+        key, _, value = pair.partition("=")
+        if key not in options:
+            known = f"choose {', '.join(options)}" if options else "it has none"
+            raise InputError(f"KV policy {name} has no option {key!r}: {known}")
+        try:
+            chosen[key] = options[key](value)
+        except ValueError:
+            raise InputError(f"KV policy {name}: {key} must be a number, not {value!r}") from None
+    return make(**chosen)

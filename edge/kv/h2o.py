@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge.kv.policy import EVERY, KVView, Needs, best_rows
+from edge.kv.policy import EVERY, KVView, Needs, best_rows, check_options
 from edge.types import IntArray
 
 
@@ -25,6 +25,9 @@ class H2O:
     evicts: bool = True
     close_gaps: bool = False
     needs: Needs = Needs(queries=EVERY)
+
+    def __post_init__(self) -> None:
+        check_options(self.sinks, self.recent)
 
     def rows_to_keep(self, view: KVView, budget: int) -> list[IntArray]:
         assert view.attention is not None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge.kv.policy import KVView, Needs, best_rows
+from edge.kv.policy import KVView, Needs, best_rows, check_options
 from edge.types import IntArray
 
 
@@ -22,6 +22,9 @@ class KeyDiff:
     evicts: bool = True
     close_gaps: bool = False
     needs: Needs = Needs(keys=True)
+
+    def __post_init__(self) -> None:
+        check_options(self.sinks, self.recent)
 
     def rows_to_keep(self, view: KVView, budget: int) -> list[IntArray]:
         assert view.keys is not None

@@ -1,22 +1,26 @@
-"""What a policy sees of an engine's cache, and how long before an eviction it has to be observed."""
+"""Between policies and engines: what a policy sees of a cache, when it has to be observed, how its choice is kept."""
 
 from __future__ import annotations
 
-from edge.backends.base import HeadKVCache, KVCache
+from collections.abc import Sequence
+from typing import cast
+
+from edge.backends.base import Engine, HeadKVCache, KVCache, ObservedEngine
 from edge.kv.policy import EVERY, KVView, Needs
+from edge.types import IntArray
 
 
 def look(kv: KVCache, needs: Needs) -> KVView:
     """The rows in use, with no more than the policy needs."""
     if not needs.per_head:
         return KVView(kv.length)
-    assert isinstance(kv, HeadKVCache)
+    heads = cast(HeadKVCache, kv)
     return KVView(
         kv.length,
-        kv.head_lengths,
-        kv.attention if needs.queries else None,
-        kv.ages,
-        kv.keys if needs.keys else None,
+        heads.head_lengths,
+        heads.attention if needs.queries else None,
+        heads.ages,
+        heads.keys if needs.keys else None,
     )
 
 
@@ -30,3 +34,21 @@ def queries_to_observe(needs: Needs, free: int, incoming: int, upcoming: int) ->
         return incoming
     near = free - incoming < max(upcoming, needs.queries)
     return min(needs.queries, incoming) if near else 0
+
+
+def observe(engine: Engine, queries: int) -> None:
+    cast(ObservedEngine, engine).observe(queries)
+
+
+def keep_heads(kv: KVCache, rows: Sequence[IntArray], positions: int, forget: bool) -> None:
+    """Keep rows head by head. forget: attention so far, for policies that look at the last queries only.
+
+    Rows keep their positions until these would exceed `positions`, what the model knows: then all gaps are closed at
+    once, which is rare enough to cost nothing.
+    """
+    heads = cast(HeadKVCache, kv)
+    heads.keep_heads(rows)
+    if forget:
+        heads.clear_attention()
+    if heads.next_position > positions:
+        heads.renumber()

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
+from edge.errors import InputError
 from edge.types import FloatArray, IntArray
 
 Selection = IntArray | Sequence[IntArray]
@@ -70,6 +71,16 @@ class Policy(Protocol):
     def rows_to_keep(self, view: KVView, budget: int) -> Selection:
         """At most `budget` rows of each head. Called only if `view.length > budget`."""
         ...
+
+
+def check_options(sinks: int, recent: float = 0.5, window: int = 1, kernel: int = 1) -> None:
+    """Raises InputError for options that no policy can work with."""
+    if sinks < 0:
+        raise InputError(f"--sinks must be 0 or more, not {sinks}")
+    if not 0 <= recent <= 1:
+        raise InputError(f"recent is a share of the cache, from 0 to 1, not {recent}")
+    if window < 1 or kernel < 1:
+        raise InputError("window and kernel must be 1 or more")
 
 
 def best_rows(scores: FloatArray, view: KVView, budget: int, sinks: int, recent: int) -> list[IntArray]:

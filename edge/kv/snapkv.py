@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge.kv.policy import KVView, Needs, best_rows
+from edge.kv.policy import KVView, Needs, best_rows, check_options
 from edge.types import FloatArray, IntArray
 
 
@@ -25,6 +25,9 @@ class SnapKV:
     name: str = "snapkv"
     evicts: bool = True
     close_gaps: bool = False
+
+    def __post_init__(self) -> None:
+        check_options(self.sinks, window=self.window, kernel=self.kernel)
 
     @property
     def needs(self) -> Needs:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge.errors import InputError
-from edge.kv.policy import NOTHING, KVView, Needs
+from edge.kv.policy import NOTHING, KVView, Needs, check_options
 from edge.types import IntArray
 
 
@@ -27,8 +26,7 @@ class StreamingLLM:
     needs: Needs = NOTHING
 
     def __post_init__(self) -> None:
-        if self.sinks < 0:
-            raise InputError(f"--sinks must be 0 or more, not {self.sinks}")
+        check_options(self.sinks)
 
     def rows_to_keep(self, view: KVView, budget: int) -> IntArray:
         sinks = min(self.sinks, budget)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edge.kv.policy import KVView, Needs, best_rows
+from edge.kv.policy import KVView, Needs, best_rows, check_options
 from edge.types import IntArray
 
 
@@ -21,6 +21,9 @@ class TOVA:
     evicts: bool = True
     close_gaps: bool = False
     needs: Needs = Needs(queries=1)
+
+    def __post_init__(self) -> None:
+        check_options(self.sinks)
 
     def rows_to_keep(self, view: KVView, budget: int) -> list[IntArray]:
         assert view.attention is not None
