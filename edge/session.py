@@ -190,7 +190,7 @@ class Session:
         if isinstance(rows, np.ndarray):
             kv.keep(rows, close_gaps=self._policy.close_gaps)
         else:
-            keep_heads(kv, rows, self.spec.context - count, forget=0 < self._policy.needs.queries)
+            keep_heads(kv, rows, self.spec.context - count, forget=self._policy.needs.queries > 0)
         self._evicted += before - kv.length
         return True
 

@@ -112,8 +112,8 @@ class NativeKV:
         shape = (self.shape.layers, self.shape.kv_heads, self.length)
         positions = self.positions
         if positions.ndim == 1:
-            positions = np.broadcast_to(positions, shape)
-        return np.where(positions < 0, 0, self.next_position - positions)
+            positions = np.asarray(np.broadcast_to(positions, shape))
+        return np.asarray(np.where(positions < 0, 0, self.next_position - positions))
 
     def keys(self) -> FloatArray:
         by_slot = self._view("keys").swapaxes(2, 3).reshape(self._heads, self._rows, -1)

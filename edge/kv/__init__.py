@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import fields
+from typing import Any, cast
 
 from edge.errors import InputError
 from edge.kv.full import Full
@@ -18,7 +18,7 @@ from edge.kv.window import Window
 
 __all__ = ["DEFAULT_SINKS", "POLICY_NAMES", "KVView", "Needs", "Policy", "make_policy"]
 
-_POLICIES: dict[str, Callable[..., Policy]] = {
+_POLICIES: dict[str, type[Any]] = {
     "streaming": StreamingLLM,
     "window": Window,
     "full": Full,
@@ -30,7 +30,6 @@ _POLICIES: dict[str, Callable[..., Policy]] = {
 }
 POLICY_NAMES = tuple(_POLICIES)
 DEFAULT_SINKS = 4  # StreamingLLM's own figure
-_FIXED = {"name", "evicts", "close_gaps", "needs"}
 
 
 def make_policy(text: str, sinks: int = DEFAULT_SINKS) -> Policy:
@@ -39,7 +38,7 @@ def make_policy(text: str, sinks: int = DEFAULT_SINKS) -> Policy:
     if name not in _POLICIES:
         raise InputError(f"unknown KV policy {name!r}: choose {', '.join(_POLICIES)}")
     make = _POLICIES[name]
-    options = {each.name: type(each.default) for each in fields(make) if each.name not in _FIXED}  # type: ignore[arg-type]
+    options = {each.name: int if each.type == "int" else float for each in fields(make)}
     chosen: dict[str, int | float] = {"sinks": sinks} if "sinks" in options else {}
     for pair in filter(None, rest.split(",")):
         key, _, value = pair.partition("=")
@@ -50,4 +49,4 @@ def make_policy(text: str, sinks: int = DEFAULT_SINKS) -> Policy:
             chosen[key] = options[key](value)
         except ValueError:
             raise InputError(f"KV policy {name}: {key} must be a number, not {value!r}") from None
-    return make(**chosen)
+    return cast(Policy, make(**chosen))

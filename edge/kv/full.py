@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -14,10 +15,10 @@ from edge.types import IntArray
 class Full:
     """Keeps all rows; `evicts` is False, so sessions never ask."""
 
-    name: str = "full"
-    evicts: bool = False
-    close_gaps: bool = False
-    needs: Needs = NOTHING
+    name: ClassVar[str] = "full"
+    evicts: ClassVar[bool] = False
+    close_gaps: ClassVar[bool] = False
+    needs: ClassVar[Needs] = NOTHING
 
     def rows_to_keep(self, view: KVView, budget: int) -> IntArray:
         return np.arange(view.length, dtype=np.int32)

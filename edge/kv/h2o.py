@@ -8,6 +8,7 @@ queries so far: here per query that could see the row, or old rows would win for
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -21,10 +22,10 @@ class H2O:
 
     sinks: int = 4
     recent: float = 0.5
-    name: str = "h2o"
-    evicts: bool = True
-    close_gaps: bool = False
-    needs: Needs = Needs(queries=EVERY)
+    name: ClassVar[str] = "h2o"
+    evicts: ClassVar[bool] = True
+    close_gaps: ClassVar[bool] = False
+    needs: ClassVar[Needs] = Needs(queries=EVERY)
 
     def __post_init__(self) -> None:
         check_options(self.sinks, self.recent)

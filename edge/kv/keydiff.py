@@ -7,6 +7,7 @@ that point where most do are interchangeable; distinctive ones attract attention
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,10 +19,10 @@ from edge.types import IntArray
 class KeyDiff:
     sinks: int = 4
     recent: float = 0.25
-    name: str = "keydiff"
-    evicts: bool = True
-    close_gaps: bool = False
-    needs: Needs = Needs(keys=True)
+    name: ClassVar[str] = "keydiff"
+    evicts: ClassVar[bool] = True
+    close_gaps: ClassVar[bool] = False
+    needs: ClassVar[Needs] = Needs(keys=True)
 
     def __post_init__(self) -> None:
         check_options(self.sinks, self.recent)

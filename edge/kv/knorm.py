@@ -7,6 +7,7 @@ norm get high attention, so the longest go. No scores are needed.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,10 +19,10 @@ from edge.types import IntArray
 class KNorm:
     sinks: int = 4
     recent: float = 0.25
-    name: str = "knorm"
-    evicts: bool = True
-    close_gaps: bool = False
-    needs: Needs = Needs(keys=True)
+    name: ClassVar[str] = "knorm"
+    evicts: ClassVar[bool] = True
+    close_gaps: ClassVar[bool] = False
+    needs: ClassVar[Needs] = Needs(keys=True)
 
     def __post_init__(self) -> None:
         check_options(self.sinks, self.recent)

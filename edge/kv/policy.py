@@ -14,10 +14,10 @@ from typing import Protocol
 import numpy as np
 
 from edge.errors import InputError
-from edge.types import FloatArray, IntArray
+from edge.types import AnyArray, FloatArray, IntArray
 
 Selection = IntArray | Sequence[IntArray]
-"""Rows that stay, strictly increasing, int32 [n]: the same for all heads, or one array for each KV head of each layer."""
+"""Rows that stay, strictly increasing, int32 [n]: the same for all heads, or one array per KV head of each layer."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def check_options(sinks: int, recent: float = 0.5, window: int = 1, kernel: int 
         raise InputError("window and kernel must be 1 or more")
 
 
-def best_rows(scores: FloatArray, view: KVView, budget: int, sinks: int, recent: int) -> list[IntArray]:
+def best_rows(scores: AnyArray, view: KVView, budget: int, sinks: int, recent: int) -> list[IntArray]:
     """For each head the first `sinks` rows, the last `recent`, and of the rest those with the highest scores.
 
     scores: [layers, KV heads, rows]. If sinks and recent rows exceed the budget, the latter give way.

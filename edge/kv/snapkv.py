@@ -8,6 +8,7 @@ itself is kept. The paper compresses once, at the end of the prompt; here it hap
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -22,9 +23,9 @@ class SnapKV:
     sinks: int = 4
     window: int = 32
     kernel: int = 7
-    name: str = "snapkv"
-    evicts: bool = True
-    close_gaps: bool = False
+    name: ClassVar[str] = "snapkv"
+    evicts: ClassVar[bool] = True
+    close_gaps: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_options(self.sinks, window=self.window, kernel=self.kernel)
@@ -42,4 +43,4 @@ def pooled(votes: FloatArray, kernel: int) -> FloatArray:
     """The largest of each value and its neighbours, `kernel` of them together."""
     side = kernel // 2
     padded = np.pad(votes, [(0, 0)] * (votes.ndim - 1) + [(side, side)])
-    return np.max([padded[..., at : at + votes.shape[-1]] for at in range(2 * side + 1)], axis=0)
+    return np.asarray(np.max([padded[..., at : at + votes.shape[-1]] for at in range(2 * side + 1)], axis=0))

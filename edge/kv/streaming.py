@@ -8,6 +8,7 @@ relative to the cache, and decoding stays stable for as long as one likes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -20,10 +21,10 @@ class StreamingLLM:
     """Keeps the first `sinks` rows and the last `budget − sinks`."""
 
     sinks: int = 4
-    name: str = "streaming"
-    evicts: bool = True
-    close_gaps: bool = True
-    needs: Needs = NOTHING
+    name: ClassVar[str] = "streaming"
+    evicts: ClassVar[bool] = True
+    close_gaps: ClassVar[bool] = True
+    needs: ClassVar[Needs] = NOTHING
 
     def __post_init__(self) -> None:
         check_options(self.sinks)

@@ -7,6 +7,7 @@ does not look at is dropped. Ours evicts several rows at once, and head by head 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from edge.kv.policy import KVView, Needs, best_rows, check_options
 from edge.types import IntArray
@@ -17,10 +18,10 @@ class TOVA:
     """sinks are kept as by all policies; `recent` is 1: the newest row has not been looked at by others."""
 
     sinks: int = 4
-    name: str = "tova"
-    evicts: bool = True
-    close_gaps: bool = False
-    needs: Needs = Needs(queries=1)
+    name: ClassVar[str] = "tova"
+    evicts: ClassVar[bool] = True
+    close_gaps: ClassVar[bool] = False
+    needs: ClassVar[Needs] = Needs(queries=1)
 
     def __post_init__(self) -> None:
         check_options(self.sinks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -14,10 +15,10 @@ from edge.types import IntArray
 class Window:
     """Keeps the last `budget` rows."""
 
-    name: str = "window"
-    evicts: bool = True
-    close_gaps: bool = True
-    needs: Needs = NOTHING
+    name: ClassVar[str] = "window"
+    evicts: ClassVar[bool] = True
+    close_gaps: ClassVar[bool] = True
+    needs: ClassVar[Needs] = NOTHING
 
     def rows_to_keep(self, view: KVView, budget: int) -> IntArray:
         return np.arange(view.length - budget, view.length, dtype=np.int32)
