@@ -113,7 +113,8 @@ class NativeKV:
         positions = self.positions
         if positions.ndim == 1:
             positions = np.asarray(np.broadcast_to(positions, shape))
-        return np.asarray(np.where(positions < 0, 0, self.next_position - positions))
+        ages: IntArray = np.where(positions < 0, 0, self.next_position - positions).astype(np.int32)
+        return ages
 
     def keys(self) -> FloatArray:
         by_slot = self._view("keys").swapaxes(2, 3).reshape(self._heads, self._rows, -1)
