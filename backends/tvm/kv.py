@@ -105,7 +105,7 @@ class NativeKV:
 
     @property
     def head_lengths(self) -> IntArray:
-        return self.lengths.reshape(self.shape.layers, self.shape.kv_heads).copy()
+        return np.array(self.lengths).reshape(self.shape.layers, self.shape.kv_heads)
 
     @property
     def ages(self) -> IntArray:
