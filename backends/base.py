@@ -128,8 +128,8 @@ class HeadKVCache(KVCache, Protocol):
         """What observed queries paid to each row since `clear_attention`, float32 [layers, KV heads, length]."""
         ...
 
-    def keys(self) -> FloatArray:
-        """As they are stored, float32 [layers, KV heads, length, head]."""
+    def keys(self, layer: int) -> FloatArray:
+        """A layer's, as they are stored, float32 [KV heads, length, head]."""
         ...
 
     def clear_attention(self) -> None: ...
@@ -142,7 +142,10 @@ class HeadKVCache(KVCache, Protocol):
     def next_position(self) -> int: ...
 
     def renumber(self) -> None:
-        """Close all gaps: each head's rows get consecutive positions, the newest of all heads the same."""
+        """Close all gaps: each head's rows get consecutive positions, the newest of all heads the same.
+
+        Rows become younger; their attention shrinks likewise, so that it stays what it was per query.
+        """
         ...
 
 

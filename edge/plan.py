@@ -144,14 +144,17 @@ def _rows_for_bytes(spec: ModelSpec, backend: Backend, request: PlanRequest) -> 
         return request
     if request.max_kv_size is not None:
         raise InputError("--max-kv-size and --kv-memory both say how large the KV cache is: state one")
-    row = backend.footprint(spec, _config(backend, request, 1024)).kv // 1024
+
+    def taken(rows: int) -> int:
+        return backend.footprint(spec, _config(backend, request, rows)).kv
+
     wanted = parse_bytes(request.kv_memory, "--kv-memory")
-    rows = min(spec.context, wanted // row // _KV_ROW_STEP * _KV_ROW_STEP)
-    if rows < (least := _least_rows(request)):
-        raise InputError(
-            f"--kv-memory {format_bytes(wanted)} holds {rows} rows of {row} bytes: at least "
-            f"{format_bytes(-(-least // _KV_ROW_STEP) * _KV_ROW_STEP * row)} are needed"
-        )
+    rows = min(spec.context, wanted // (taken(1024) // 1024) // _KV_ROW_STEP * _KV_ROW_STEP)
+    least = -(-_least_rows(request) // _KV_ROW_STEP) * _KV_ROW_STEP
+    while rows >= least and taken(rows) > wanted:  # llama.cpp allocates rows by the hundred
+        rows -= _KV_ROW_STEP
+    if rows < min(spec.context, least):
+        raise InputError(f"--kv-memory {format_bytes(wanted)} is too small: {-(-taken(least) // 1024)}KiB are needed")
     return replace(request, max_kv_size=rows, kv_memory=None)
 
 
@@ -243,7 +246,8 @@ def _too_small(
     spec: ModelSpec, backend: Backend, request: PlanRequest, tuned: Tuned | None, limit: MemoryLimit, needed: PlanBytes
 ) -> BudgetError:
     """Say what the request needs, and the smallest budget that would do with fewer rows."""
-    frugal = replace(request, max_kv_size=None, kv_policy="streaming", expected_tokens=None)
+    evicting = "streaming" if request.kv_policy == "full" else request.kv_policy
+    frugal = replace(request, max_kv_size=None, kv_policy=evicting, expected_tokens=None)
     *_, last = _candidates(spec, backend, frugal, tuned)
     use = memory_use()
     smallest_count = _count(spec, backend, last, use.rss)
@@ -268,4 +272,4 @@ def _round_up(rows: int) -> int:
 
 def _least_rows(request: PlanRequest) -> int:
     """The sinks, as many recent rows, and a few to write to."""
-    return 2 * request.sinks + 8
+    return 2 * int(getattr(make_policy(request.kv_policy, request.sinks), "sinks", request.sinks)) + 8

@@ -190,7 +190,7 @@ class Session:
         if isinstance(rows, np.ndarray):
             kv.keep(rows, close_gaps=self._policy.close_gaps)
         else:
-            keep_heads(kv, rows, self.spec.context - count, forget=self._policy.needs.queries > 0)
+            keep_heads(kv, rows, self.spec.context, forget=self._policy.needs.queries > 0)
         self._evicted += before - kv.length
         return True
 
@@ -219,16 +219,21 @@ class Session:
         chunk, logits, kv = self.plan.config.chunk, None, self.engine.kv
         if kv.length + tokens.size > kv.capacity and chunk > kv.capacity // 2:
             chunk = max(1, kv.capacity // 8)  # the plan expected no eviction; one must leave most of the cache
-        for start in range(0, tokens.size, chunk):
+        starts = [*range(0, tokens.size, chunk)]
+        free = kv.capacity - kv.length
+        if self._policy.needs.queries and 0 < free < min(chunk, tokens.size):
+            # Nobody could know that these tokens would come: what fits is run first, and observed.
+            starts = [0, *range(free, tokens.size, chunk)]
+        for start, end in zip(starts, [*starts[1:], tokens.size], strict=True):
             if reason := governor.stop_reason():
                 run.stop_reason = reason
                 self._unfed = tokens[start:].tolist()  # a follow-up runs the rest first
                 return None
-            part = tokens[start : start + chunk]
+            part = tokens[start:end]
             self.make_room(part.size)
-            logits = self.forward(part, upcoming=min(chunk, max(1, tokens.size - start - part.size)))
+            logits = self.forward(part, upcoming=min(chunk, max(1, tokens.size - end)))
             if on_prefill:
-                on_prefill(start + part.size, tokens.size)
+                on_prefill(end, tokens.size)
         run.prefilled_at = time.perf_counter()
         return logits
 

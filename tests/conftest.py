@@ -67,10 +67,11 @@ def load_engine(
     capacity: int = 128,
     chunk: int = CHUNK,
     logits_rows: int = 8,
+    observes: bool = False,
 ) -> Engine:
     """An engine on one thread, without a plan or a session around it."""
     module = find_backend(backend, model.file, model.spec)
-    config = EngineConfig(capacity, chunk, kv_dtype, threads=1, logits_rows=min(logits_rows, chunk))
+    config = EngineConfig(capacity, chunk, kv_dtype, threads=1, logits_rows=min(logits_rows, chunk), observes=observes)
     return module.load(model.file, model.spec, config)
 
 

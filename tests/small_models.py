@@ -26,13 +26,6 @@ NUMBERS = {
 CONTEXT = 512
 UNWRITTEN = ("IQ4_NL", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")  # gguf reads but does not quantize them
 
-# Where blocks have their float16 numbers, a scale and then a minimum's: byte and count.
-NUMBERS = {
-    "Q4_0": (0, 1), "Q4_1": (0, 2), "Q5_0": (0, 1), "Q5_1": (0, 2), "Q8_0": (0, 1), "IQ4_NL": (0, 1),
-    "Q2_K": (80, 2), "Q3_K": (108, 1), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208, 1),
-}  # fmt: skip
-UNWRITTEN = ("IQ4_NL", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")  # gguf reads but does not quantize them
-
 Edit = Callable[[dict[str, AnyArray]], None]
 """Changes the weights, by their names without `.weight`, before they are quantized."""
 
@@ -57,6 +50,7 @@ class Small:
     types: str | Mapping[str, str] = field(default="F32", hash=False)
     seed: int = 1
     architecture: str = "llama"
+    context: int = CONTEXT
 
     def type_of(self, name: str) -> str:
         if isinstance(self.types, str):
@@ -107,7 +101,7 @@ def random_weights(small: Small) -> dict[str, AnyArray]:
         if family == "gpt2":
             del weights[f"{at}ffn_gate"]
     if family == "gpt2":
-        weights["position_embd"] = matrix(CONTEXT, small.hidden, HEAD_GAIN)
+        weights["position_embd"] = matrix(small.context, small.hidden, HEAD_GAIN)
     biased = {"qwen2": ("attn_q", "attn_k", "attn_v"), "gpt2": ("attn", "ffn", "output_norm")}.get(family, ())
     for name in [name for name in weights if name.rpartition(".")[2].startswith(biased)]:
         bias = random.standard_normal(len(weights[name])) * BIAS_SPREAD
@@ -157,7 +151,7 @@ def write_small(
     writer = gguf.GGUFWriter(path, small.architecture)
     writer.add_name(path.stem)
     writer.add_block_count(small.layers)
-    writer.add_context_length(CONTEXT)
+    writer.add_context_length(small.context)
     writer.add_embedding_length(small.hidden)
     writer.add_feed_forward_length(small.ffn)
     writer.add_head_count(small.heads)

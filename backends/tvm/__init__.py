@@ -17,8 +17,10 @@ NAME = "tvm"
 KV_DTYPES = ("f16", "int8", "f32")  # f32 is the exact mode: float32 activations too, for tests
 EVICTS_HEADS = True
 
-# Slots and positions of every head's rows, and what a policy's choice among them takes while it lasts.
+# Bytes for every row of a head: its slot and position, and what a policy's choice among them takes while it lasts.
 _BOOKKEEPING = 12 + 36
+# Bytes for every value of the keys that are looked at, or turned, at once.
+_LOOKED_AT = 24
 
 # Measured: the engine's Python modules, its threads and the compiled code.
 _RUNTIME_BYTES = 6 << 20
@@ -63,10 +65,14 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     logits = config.logits_rows * shape.padded_vocab
     kinds = max(1, len(find_recipe(spec).ropes))
     rope = kinds * round_up(config.chunk, target.gemm_tokens) * 2 * shape.padded_head
+    by_head = 0
+    if config.per_head:  # keys are looked at layer by layer, and turned head by head
+        heads = 2 if config.observes else max(2, shape.kv_heads)
+        by_head = rows * (shape.layers * shape.kv_heads * _BOOKKEEPING + heads * shape.padded_head * _LOOKED_AT)
     return Footprint(
         weights=spec.weight_bytes,
         kv=rows * per_row,
-        scratch=4 * (scratch.floats + scratch.integers + 2 * logits + 3 * rope),
+        scratch=4 * (scratch.floats + scratch.integers + 2 * logits + 3 * rope) + by_head,
         runtime=_RUNTIME_BYTES,
     )
 

@@ -116,13 +116,13 @@ class NativeKV:
         ages: IntArray = np.where(positions < 0, 0, self.next_position - positions).astype(np.int32)
         return ages
 
-    def keys(self) -> FloatArray:
-        by_slot = self._view("keys").swapaxes(2, 3).reshape(self._heads, self._rows, -1)
-        keys = np.take_along_axis(by_slot, self._slots[:, : self.length, None], axis=1).astype(np.float32)
-        if self.dtype == "int8":
-            keys *= np.take_along_axis(self._view("key_scales"), self._slots[:, : self.length, None], axis=1)
-        keys[np.arange(self.length) >= self.lengths[:, None]] = 0
-        return keys.reshape(self.shape.layers, self.shape.kv_heads, self.length, -1)
+    def keys(self, layer: int) -> FloatArray:
+        first = layer * self.shape.kv_heads
+        keys = np.zeros((self.shape.kv_heads, self.length, self.shape.padded_head), np.float32)
+        for head, length in enumerate(self.lengths[first : first + len(keys)].tolist()):
+            line = (first + head) % len(self._slots)
+            keys[head, :length] = self._head_keys(first + head, self._slots[line, :length])
+        return keys
 
     def clear_attention(self) -> None:
         self.slot_attention[:] = 0
@@ -189,9 +189,13 @@ class NativeKV:
         self._check_open()
         longest, lines = self.length, len(self._slots)
         for head, length in enumerate(self.lengths.tolist()):
-            line = head % lines
+            slots, turned = self._slots[head % lines, :length], self._turned[head % lines, :length]
             wanted = np.arange(length) + longest - length  # the newest rows of all heads are level
-            self._turn_head(head, self._slots[line, :length], wanted - self._turned[line, :length])
+            if self.slot_attention.size:
+                younger = (longest - wanted) / (self._next - turned)
+                self.slot_attention.reshape(self._heads, -1)[head, slots] *= younger.astype(np.float32)
+            moved = np.flatnonzero(wanted != turned)
+            self._turn_head(head, slots[moved], (wanted - turned)[moved])
         self._turned[:, :longest] = np.arange(longest) + longest - self.lengths[:lines, None]
         self._base, self._next = 0, longest
         self._forget_anchors(np.zeros(0, np.int32))
@@ -240,6 +244,7 @@ class NativeKV:
         self.lengths[:] = count
         self._next = self._base + state.next_position
         self._note_positions()
+        self.clear_attention()
 
     # Slots
 
@@ -271,9 +276,10 @@ class NativeKV:
     def _note_positions(self) -> None:
         """Tell sliding windows where rows lie now."""
         if self.slot_positions.size:
-            positions = np.broadcast_to(self.positions.reshape(len(self._slots), -1), (self._heads, self.length))
-            slots = np.broadcast_to(self._slots[:, : self.length], positions.shape)
-            np.put_along_axis(self.slot_positions.reshape(self._heads, -1), slots, positions, axis=1)
+            by_slot = self.slot_positions.reshape(self._heads, -1)
+            for head, length in enumerate(self.lengths.tolist()):
+                line = head % len(self._slots)
+                by_slot[head, self._slots[line, :length]] = self._turned[line, :length] - self._base
 
     # Positions
 
@@ -311,14 +317,16 @@ class NativeKV:
 
     def _turn_head(self, head: int, slots: AnyArray, by: AnyArray) -> None:
         tiles, scales = self._view("keys")[head], self._view("key_scales")[head]
-        keys = tiles[slots // 16, :, slots % 16].astype(np.float32)
-        if self.dtype == "int8":
-            keys *= scales[slots]
-        keys = self._rotation.turn_head(head // self.shape.kv_heads, keys, by)
+        keys = self._rotation.turn_head(head // self.shape.kv_heads, self._head_keys(head, slots), by)
         if self.dtype == "int8":
             scales[slots] = np.abs(keys).max(axis=-1, keepdims=True) / np.float32(127)
             keys = np.rint(keys / np.where(scales[slots] > 0, scales[slots], 1))
         tiles[slots // 16, :, slots % 16] = keys
+
+    def _head_keys(self, head: int, slots: AnyArray) -> FloatArray:
+        """float32 [n, head]."""
+        keys: FloatArray = self._view("keys")[head, slots // 16, :, slots % 16].astype(np.float32)
+        return keys * self._view("key_scales")[head, slots] if self.dtype == "int8" else keys
 
     def _forget_anchors(self, rows: IntArray) -> None:
         """Anchors stay with the first rows only as long as these stay the first."""

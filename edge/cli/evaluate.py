@@ -62,7 +62,7 @@ def perplexity(
         load(opened, backend=backend, memory=memory, request=request) as session,
     ):
         result = measure(session, ids, on_progress=shown.step("perplexity"))
-        capacity = session.plan.config.capacity
+        capacity, kv_policy = session.plan.config.capacity, session.plan.kv_policy
     if json:
         settings = {"model": opened.spec.label, "kv_policy": kv_policy, "kv_capacity": capacity}
         print_json({**asdict(result), **settings})

@@ -34,13 +34,13 @@ DEFAULT_SINKS = 4  # StreamingLLM's own figure
 
 def make_policy(text: str, sinks: int = DEFAULT_SINKS) -> Policy:
     """The policy that `NAME[:key=value,…]` describes. Raises InputError for unknown names, keys and values."""
-    name, _, rest = text.partition(":")
+    name, colon, rest = text.partition(":")
     if name not in _POLICIES:
         raise InputError(f"unknown KV policy {name!r}: choose {', '.join(_POLICIES)}")
     make = _POLICIES[name]
     options = {each.name: int if each.type == "int" else float for each in fields(make)}
     chosen: dict[str, int | float] = {"sinks": sinks} if "sinks" in options else {}
-    for pair in filter(None, rest.split(",")):
+    for pair in rest.split(",") if colon else ():
         key, _, value = pair.partition("=")
         if key not in options:
             known = f"choose {', '.join(options)}" if options else "it has none"

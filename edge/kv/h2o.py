@@ -33,5 +33,5 @@ class H2O:
     def rows_to_keep(self, view: KVView, budget: int) -> list[IntArray]:
         assert view.attention is not None
         assert view.ages is not None
-        scores = view.attention / np.maximum(view.ages, 1)
+        scores = view.attention / np.maximum(view.ages, 1).astype(np.float32)
         return best_rows(scores, view, budget, self.sinks, int(self.recent * budget))

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from edge.kv.policy import KVView, Needs, best_rows, check_options
-from edge.types import IntArray
+from edge.types import FloatArray, IntArray
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,10 @@ class KeyDiff:
         check_options(self.sinks, self.recent)
 
     def rows_to_keep(self, view: KVView, budget: int) -> list[IntArray]:
-        assert view.keys is not None
-        keys = view.keys()
-        directions = keys / np.maximum(np.linalg.norm(keys, axis=-1, keepdims=True), 1e-6)
-        anchor = directions.mean(axis=-2, keepdims=True)
-        return best_rows(-(directions * anchor).sum(axis=-1), view, budget, self.sinks, int(self.recent * budget))
+        return best_rows(-view.by_keys(similarity), view, budget, self.sinks, int(self.recent * budget))
+
+
+def similarity(keys: FloatArray) -> FloatArray:
+    """Of each key's direction with the mean direction, [..., rows, head] to [..., rows]."""
+    directions = keys / np.maximum(np.linalg.norm(keys, axis=-1, keepdims=True), 1e-6)
+    return np.asarray((directions @ directions.mean(axis=-2)[..., None])[..., 0])

@@ -28,6 +28,5 @@ class KNorm:
         check_options(self.sinks, self.recent)
 
     def rows_to_keep(self, view: KVView, budget: int) -> list[IntArray]:
-        assert view.keys is not None
-        norms = np.linalg.norm(view.keys(), axis=-1)
+        norms = view.by_keys(lambda keys: np.linalg.norm(keys, axis=-1))
         return best_rows(-norms, view, budget, self.sinks, int(self.recent * budget))

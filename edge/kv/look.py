@@ -40,15 +40,15 @@ def observe(engine: Engine, queries: int) -> None:
     cast(ObservedEngine, engine).observe(queries)
 
 
-def keep_heads(kv: KVCache, rows: Sequence[IntArray], positions: int, forget: bool) -> None:
+def keep_heads(kv: KVCache, rows: Sequence[IntArray], context: int, forget: bool) -> None:
     """Keep rows head by head. forget: attention so far, for policies that look at the last queries only.
 
-    Rows keep their positions until these would exceed `positions`, what the model knows: then all gaps are closed at
-    once, which is rare enough to cost nothing.
+    Rows keep their positions until those to come before the next eviction would exceed the model's `context`: then all
+    gaps are closed at once, which is rare enough to cost nothing.
     """
     heads = cast(HeadKVCache, kv)
     heads.keep_heads(rows)
     if forget:
         heads.clear_attention()
-    if heads.next_position > positions:
+    if heads.next_position + heads.capacity - heads.length > context:
         heads.renumber()

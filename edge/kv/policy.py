@@ -25,15 +25,22 @@ class KVView:
     """What a policy may look at: the rows in use, oldest first.
 
     attention: what the observed queries paid to each row, float32 [layers, KV heads, rows], mean over the query heads
-    of a group; None unless the policy `watches`. ages: tokens since each row came, in the same shape. keys: a function
-    that gives the keys, unrotated, float32 [layers, KV heads, rows, head]. Behind a head's last row all are 0.
+    of a group; None unless the policy needs queries. ages: tokens since each row came, in the same shape. keys: a
+    function that gives a layer's keys as they are stored, float32 [KV heads, rows, head]: of all layers together they
+    would be larger than the cache. Behind a head's last row all are 0.
     """
 
     length: int  # of the head that has most
     lengths: IntArray | None = None  # [layers, KV heads]; None: all have `length`
     attention: FloatArray | None = None
     ages: IntArray | None = None
-    keys: Callable[[], FloatArray] | None = None
+    keys: Callable[[int], FloatArray] | None = None
+
+    def by_keys(self, score: Callable[[FloatArray], FloatArray]) -> FloatArray:
+        """What `score` makes of the keys, layer by layer: float32 [layers, KV heads, rows]."""
+        assert self.keys is not None
+        assert self.lengths is not None
+        return np.stack([score(self.keys(layer)) for layer in range(len(self.lengths))])
 
 
 @dataclass(frozen=True)
@@ -79,8 +86,10 @@ def check_options(sinks: int, recent: float = 0.5, window: int = 1, kernel: int 
         raise InputError(f"--sinks must be 0 or more, not {sinks}")
     if not 0 <= recent <= 1:
         raise InputError(f"recent is a share of the cache, from 0 to 1, not {recent}")
-    if window < 1 or kernel < 1:
-        raise InputError("window and kernel must be 1 or more")
+    if window < 1:
+        raise InputError(f"window must be 1 or more, not {window}")
+    if kernel < 1 or kernel % 2 == 0:
+        raise InputError(f"kernel must be an odd number, not {kernel}")
 
 
 def best_rows(scores: AnyArray, view: KVView, budget: int, sinks: int, recent: int) -> list[IntArray]:
@@ -94,7 +103,8 @@ def best_rows(scores: AnyArray, view: KVView, budget: int, sinks: int, recent: i
     recent = min(recent, budget - sinks)
     rows = np.arange(heads.shape[-1])
     protected = (rows < sinks) | ((rows >= lengths[:, None] - recent) & (rows < lengths[:, None]))
-    ranked = np.where(protected, np.inf, np.where(rows < lengths[:, None], heads, -np.inf))
-    chosen = np.argpartition(-ranked, budget - 1, axis=-1)[:, :budget]
+    most = np.float32(np.inf)
+    ranked = np.where(protected, -most, np.where(rows < lengths[:, None], -heads, most))  # the best first
+    chosen = np.argpartition(ranked, budget - 1, axis=-1)[:, :budget]
     chosen.sort(axis=-1)
     return [each[each < length].astype(np.int32) for each, length in zip(chosen, lengths.tolist(), strict=True)]

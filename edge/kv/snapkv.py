@@ -18,7 +18,7 @@ from edge.types import FloatArray, IntArray
 
 @dataclass(frozen=True)
 class SnapKV:
-    """window: queries that vote; kernel: rows over which votes are pooled (the largest counts)."""
+    """window: queries that vote; kernel: rows over which votes are pooled (the largest counts), an odd number."""
 
     sinks: int = 4
     window: int = 32
@@ -40,7 +40,9 @@ class SnapKV:
 
 
 def pooled(votes: FloatArray, kernel: int) -> FloatArray:
-    """The largest of each value and its neighbours, `kernel` of them together."""
-    side = kernel // 2
-    padded = np.pad(votes, [(0, 0)] * (votes.ndim - 1) + [(side, side)])
-    return np.asarray(np.max([padded[..., at : at + votes.shape[-1]] for at in range(2 * side + 1)], axis=0))
+    """The largest of each value and its neighbours, `kernel // 2` on either side."""
+    most = votes.copy()
+    for step in range(1, min(kernel // 2, votes.shape[-1] - 1) + 1):
+        np.maximum(most[..., step:], votes[..., :-step], out=most[..., step:])
+        np.maximum(most[..., :-step], votes[..., step:], out=most[..., :-step])
+    return most

@@ -1,0 +1,104 @@
+"""Heads that keep rows of their own, done simply: the reference engine with rows hidden instead of moved."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from conftest import load_engine
+
+from edge.backends import reference
+from edge.backends.reference import ReferenceEngine, softmax
+from edge.opened import Model
+from edge.types import AnyArray, FloatArray, IntArray
+
+_FAR = 1 << 30  # behind every window: windows are applied here, by the positions that each head's rows have
+
+
+class HeadOracle:
+    """Every row that ever ran stays; `kept` says which ones a head sees, [heads of all layers, rows].
+
+    positions, attention, seen (the number of observed queries that could see a row): in the same shape.
+    """
+
+    def __init__(self, model: Model, capacity: int, chunk: int) -> None:
+        engine = load_engine(model, "reference", "f32", capacity=capacity, chunk=chunk, logits_rows=chunk)
+        assert isinstance(engine, ReferenceEngine)
+        self.engine, self.spec = engine, engine.spec
+        self._windows = engine._recipe.windows
+        shape = (self.spec.layers * self.spec.kv_heads, capacity)
+        self.kept, self.positions = np.zeros(shape, bool), np.zeros(shape, np.int64)
+        self.attention, self.seen = np.zeros(shape), np.zeros(shape, np.int64)
+        self._layer = self._observed = 0
+
+    def reset(self) -> None:
+        self.engine.kv.truncate(0)
+        for array in (self.kept, self.positions, self.attention, self.seen):
+            array[:] = 0
+
+    @property
+    def lengths(self) -> IntArray:
+        return self.kept.sum(axis=1)
+
+    @property
+    def next_position(self) -> int:
+        return self.engine.kv.next_position
+
+    def forward_all(self, tokens: IntArray, observed: int = 0) -> FloatArray:
+        """Logits after every token; the last `observed` of every chunk are observed."""
+        chunk = self.engine.config.chunk
+        return np.concatenate([self._run(tokens[at : at + chunk], observed) for at in range(0, tokens.size, chunk)])
+
+    def _run(self, tokens: IntArray, observed: int) -> FloatArray:
+        kv, count = self.engine.kv, tokens.size
+        first = kv.length
+        kv._positions[:first] = _FAR
+        self.kept[:, first : first + count] = True
+        self.positions[:, first : first + count] = kv.next_position + np.arange(count)
+        self._layer, self._observed = 0, min(observed, count)
+        for query in range(first + count - self._observed, first + count):
+            self.seen[:, : query + 1] += 1
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(reference, "softmax", self._softmax)
+            return self.engine.forward_all(tokens)
+
+    def _softmax(self, scores: FloatArray) -> FloatArray:
+        """Scores [KV heads, group, n, rows] of the next layer."""
+        layer, count, rows = self._layer, *scores.shape[-2:]
+        heads = slice(layer * len(scores), (layer + 1) * len(scores))
+        hidden = ~self.kept[heads, None, None, :rows]
+        if window := self._windows[layer]:
+            positions = self.positions[heads, :rows]
+            hidden = hidden | (positions[:, None, None, :] <= positions[:, None, -count:, None] - window)
+        shares = softmax(np.where(hidden, np.float32(-np.inf), scores))
+        if self._observed:
+            self.attention[heads, :rows] += shares.mean(axis=1)[:, -self._observed :].sum(axis=1)
+        self._layer += 1
+        return shares
+
+    def keep_heads(self, rows: list[IntArray]) -> None:
+        for head, own in enumerate(rows):
+            staying = np.flatnonzero(self.kept[head])[own]
+            self.kept[head] = False
+            self.kept[head, staying] = True
+
+    def renumber(self) -> None:
+        """Turn the rows of every head to consecutive positions, so that the newest are level."""
+        kv, longest = self.engine.kv, int(self.lengths.max())
+        for head, length in enumerate(self.lengths):
+            layer, kv_head = divmod(head, self.spec.kv_heads)
+            rows, wanted = np.flatnonzero(self.kept[head]), np.arange(longest - length, longest)
+            turn = replace(self.engine._turns[layer], magnitude=1.0)
+            old = self.positions[head, rows]
+            kv.keys[layer, kv_head, rows] = turn(kv.keys[layer, kv_head, rows], wanted - old)
+            self.attention[head, rows] *= (longest - wanted) / (kv.next_position - old)
+            self.positions[head, rows] = wanted
+        kv.next_position = longest
+
+    def rows_of(self, values: AnyArray, behind: int = 0) -> AnyArray:
+        """The values of the rows that heads see, [layers, KV heads, length], `behind` a head's last."""
+        out = np.full((len(values), self.lengths.max()), behind, values.dtype)
+        for head, length in enumerate(self.lengths):
+            out[head, :length] = values[head, self.kept[head]]
+        return out.reshape(self.spec.layers, self.spec.kv_heads, -1)

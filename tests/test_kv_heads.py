@@ -1,0 +1,623 @@
+"""Policies that evict head by head, in sessions on the native engine, beside an oracle that only hides rows."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import GOLDEN, load_engine, open_golden
+from heads_oracle import HeadOracle
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from small_models import Small, write_small
+from test_architectures import require_native
+
+from edge.architectures.angles import find_angles
+from edge.backends import find_backend
+from edge.backends.base import Engine, EngineConfig
+from edge.backends.reference import Turn
+from edge.backends.tvm.engine import NativeEngine
+from edge.errors import InputError, UnsupportedError
+from edge.kv import KVView, make_policy
+from edge.kv.look import keep_heads, look, queries_to_observe
+from edge.kv.policy import EVERY, Needs
+from edge.opened import Model, open_model
+from edge.session import Session, load
+from edge.types import AnyArray, FloatArray, IntArray
+
+CHUNK, SINKS = 8, 3
+HEAD_POLICIES = ("h2o", "tova", "snapkv:window=5,kernel=3", "keydiff", "knorm")
+EXACT, INT8 = 1e-3, 8e-1  # largest errors of a logit; their standard deviation is 3
+
+
+@pytest.fixture(autouse=True)
+def native_here() -> None:
+    require_native()
+
+
+def model_of(name: str) -> Model:
+    return open_golden(name).model if name.startswith("llama-gqa") else open_model(GOLDEN / f"{name}.gguf")
+
+
+def native_engine(model: Model, dtype: str = "f32", capacity: int = 128) -> NativeEngine:
+    engine = load_engine(model, "tvm", dtype, capacity=capacity, chunk=CHUNK, observes=True)
+    assert isinstance(engine, NativeEngine)
+    return engine
+
+
+def some_tokens(count: int, seed: int = 1) -> IntArray:
+    return np.random.default_rng(seed).integers(3, 200, count).astype(np.int32)
+
+
+def some_rows(lengths: AnyArray, seed: int) -> list[IntArray]:
+    """For every head, rows of its own choice and number."""
+    random = np.random.default_rng(seed)
+    return [
+        np.sort(random.choice(length, random.integers(length // 3, length), replace=False)).astype(np.int32)
+        for length in lengths.reshape(-1).tolist()
+    ]
+
+
+def all_keys(engine: Engine) -> FloatArray:
+    """[layers, KV heads, length, head], dequantized."""
+    return np.stack([engine.kv.keys(layer) for layer in range(engine.spec.layers)])  # type: ignore[attr-defined]
+
+
+def assert_same_rows(engine: NativeEngine, oracle: HeadOracle, atol: float = 1e-4) -> None:
+    """Positions, lengths, attention and ages are what the oracle has."""
+    kv = engine.kv
+    np.testing.assert_array_equal(kv.head_lengths.reshape(-1), oracle.lengths)
+    positions = np.broadcast_to(kv.positions, (engine.spec.layers, engine.spec.kv_heads, kv.length))
+    np.testing.assert_array_equal(positions, oracle.rows_of(oracle.positions, behind=-1))
+    assert kv.next_position == oracle.next_position
+    np.testing.assert_allclose(kv.attention, oracle.rows_of(oracle.attention), rtol=1e-4, atol=atol)
+
+
+# What the engine does
+
+
+@pytest.mark.parametrize("name", ["llama-gqa-tied", "llama-window", "gemma3", "phi3", "gpt2"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_rows_of_different_heads_are_kept_and_renumbered(
+    name: str, seed: int, engines: Callable[[Engine], Engine]
+) -> None:
+    """Windows, two rotations, partial rotation and none; attention after evictions, too."""
+    model, tokens = model_of(name), some_tokens(85, seed)
+    native, oracle = native_engine(model), HeadOracle(model, capacity=128, chunk=CHUNK)
+    engines(native)
+    native.observe(3)
+    at = 0
+    for step, count in enumerate((40, 9, 1, 17, 1, 17)):
+        part, at = tokens[at : at + count], at + count
+        ours, theirs = native.forward_all(part), oracle.forward_all(part, observed=3)
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=EXACT)
+        assert_same_rows(native, oracle)
+        rows = some_rows(native.kv.head_lengths, seed + step)
+        native.kv.keep_heads(rows)
+        oracle.keep_heads(rows)
+        assert_same_rows(native, oracle)
+        if step % 2:
+            native.kv.renumber()
+            oracle.renumber()
+            assert native.kv.next_position == native.kv.length
+            assert_same_rows(native, oracle)
+
+
+def test_renumbering_moves_what_queries_see(engines: Callable[[Engine], Engine]) -> None:
+    """Else the test above would pass without it."""
+    model, tokens, answers = model_of("llama-gqa-tied"), some_tokens(48), []
+    native = native_engine(model)
+    engines(native)
+    for renumbered in (False, True):
+        native.kv.truncate(0)
+        native.forward_all(tokens[:40])
+        native.kv.keep_heads(some_rows(native.kv.head_lengths, 3))
+        if renumbered:
+            native.kv.renumber()
+        answers.append(native.forward_all(tokens[40:]).copy())
+    assert np.abs(answers[0] - answers[1]).max() > 100 * EXACT
+
+
+@pytest.mark.parametrize("name", ["llama-gqa-tied", "gemma3", "phi3"])
+def test_int8_keys_are_renumbered_within_their_rounding(name: str, engines: Callable[[Engine], Engine]) -> None:
+    model, tokens = model_of(name), some_tokens(50)
+    native, oracle = native_engine(model, "int8"), HeadOracle(model, capacity=128, chunk=CHUNK)
+    engines(native)
+    kv, recipe = native.kv, model.spec.recipe
+    assert recipe is not None
+    for engine in (native, oracle):
+        engine.forward_all(tokens[:40])
+        engine.forward_all(tokens[40:41])  # type: ignore[union-attr]
+    rows = some_rows(kv.head_lengths, 5)
+    kv.keep_heads(rows)
+    oracle.keep_heads(rows)
+    before, old = all_keys(native), kv.positions
+    kv.renumber()
+    oracle.renumber()
+    after, moved = all_keys(native), kv.positions - old
+    assert (moved < 0).any()
+    for layer in range(model.spec.layers):
+        angles = find_angles(model.file, recipe.ropes[recipe.rope_of(layer)], 128)
+        turn = Turn(angles.radians, 1.0, halves=False)  # the native engine packs pairs as neighbours
+        for head, length in enumerate(kv.head_lengths[layer]):
+            expected = turn(before[layer, head, :length], moved[layer, head, :length])
+            rounding = np.abs(expected).max(axis=-1, keepdims=True) / 127 * 0.5001 + 1e-6
+            assert (np.abs(after[layer, head, :length] - expected) <= rounding).all()
+    ours, theirs = native.forward_all(tokens[41:]), oracle.forward_all(tokens[41:])
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=INT8)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "int8"])
+def test_renumbering_without_gaps_changes_nothing(dtype: str, engines: Callable[[Engine], Engine]) -> None:
+    native, tokens = native_engine(model_of("llama-gqa-tied"), dtype), some_tokens(40)
+    engines(native)
+    native.observe(CHUNK)
+    native.forward_all(tokens[:30])
+    native.kv.keep_heads([np.arange(30, dtype=np.int32)] * native.kv.lengths.size)
+    keys, attention, positions = all_keys(native), native.kv.attention, native.kv.positions
+    native.kv.renumber()
+    np.testing.assert_array_equal(all_keys(native), keys)
+    np.testing.assert_array_equal(native.kv.attention, attention)
+    np.testing.assert_array_equal(native.kv.positions, positions)
+    ours = native.forward_all(tokens[30:]).copy()
+    native.kv.truncate(0)
+    native.forward_all(tokens[:30])
+    np.testing.assert_array_equal(ours, native.forward_all(tokens[30:]))
+
+
+def test_a_renumbered_row_keeps_its_attention_per_query(engines: Callable[[Engine], Engine]) -> None:
+    """What H2O ranks by must not change because positions did."""
+    native = native_engine(model_of("llama-gqa-tied"))
+    engines(native)
+    native.observe(CHUNK)
+    native.forward_all(some_tokens(60))
+    native.kv.keep_heads(some_rows(native.kv.head_lengths, 9))
+    before = native.kv.attention / np.maximum(native.kv.ages, 1)
+    native.kv.renumber()
+    after = native.kv.attention / np.maximum(native.kv.ages, 1)
+    np.testing.assert_allclose(after, before, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "int8"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_kept_rows_are_bit_equal_and_keeping_all_changes_nothing(
+    dtype: str, seed: int, engines: Callable[[Engine], Engine]
+) -> None:
+    native = native_engine(model_of("llama-gqa-tied"), dtype)
+    engines(native)
+    native.observe(2)
+    native.forward_all(some_tokens(50, seed))
+    for again in range(4):
+        native.forward_all(some_tokens(7, again))
+        lengths, rows = native.kv.head_lengths, some_rows(native.kv.head_lengths, seed + again)
+        before = head_rows(native)
+        native.kv.keep_heads(rows)
+        kept = head_rows(native)
+        assert [each.size for each in rows] == native.kv.lengths.tolist()
+        for head, own in enumerate(rows):
+            for old, new in zip(before[head], kept[head], strict=True):
+                np.testing.assert_array_equal(new, old[own])
+        native.kv.keep_heads([np.arange(each.size, dtype=np.int32) for each in rows])
+        for once, twice in zip(kept, head_rows(native), strict=True):
+            for one, other in zip(once, twice, strict=True):
+                np.testing.assert_array_equal(one, other)
+        assert (native.kv.head_lengths < lengths).all()
+
+
+def head_rows(engine: NativeEngine) -> list[tuple[AnyArray, ...]]:
+    """For every head its rows' positions, attention, keys and values, as they lie in memory but for their order."""
+    kv, shape = engine.kv, engine.kv.shape
+    positions = np.broadcast_to(kv.positions, (shape.layers, shape.kv_heads, kv.length)).reshape(kv.lengths.size, -1)
+    attention, keys = (
+        kv.attention.reshape(kv.lengths.size, -1),
+        all_keys(engine).reshape(kv.lengths.size, kv.length, -1),
+    )
+    found = []
+    for head, length in enumerate(kv.lengths.tolist()):
+        slots = kv._slots[head % len(kv._slots), :length]
+        values = [kv._view(name)[head, slots] for name in ("values", "key_scales", "value_scales")]
+        found.append((positions[head, :length], attention[head, :length], keys[head, :length], *values))
+    return found
+
+
+def test_a_restored_cache_has_no_attention_of_others(engines: Callable[[Engine], Engine]) -> None:
+    native = native_engine(model_of("llama-gqa-tied"))
+    engines(native)
+    native.forward_all(some_tokens(20))
+    state = native.kv.save()
+    native.observe(CHUNK)
+    native.kv.truncate(0)
+    native.forward_all(some_tokens(30, 2))
+    assert native.kv.attention.any()
+    native.kv.restore(state)
+    assert not native.kv.attention.any()
+
+
+# What is observed
+
+
+def test_what_no_eviction_follows_is_not_observed() -> None:
+    last, few = Needs(queries=1), Needs(queries=32)
+    assert queries_to_observe(last, free=100, incoming=8, upcoming=8) == 0
+    assert queries_to_observe(last, free=15, incoming=8, upcoming=8) == 1
+    assert queries_to_observe(last, free=16, incoming=8, upcoming=8) == 0
+    assert queries_to_observe(few, free=100, incoming=64, upcoming=64) == 32
+    assert queries_to_observe(few, free=100, incoming=8, upcoming=8) == 0
+    assert queries_to_observe(few, free=33, incoming=1, upcoming=1) == 0
+    assert queries_to_observe(few, free=32, incoming=1, upcoming=1) == 1
+    assert queries_to_observe(Needs(queries=EVERY), free=1000, incoming=8, upcoming=8) == 8
+
+
+@given(st.integers(1, 64), st.integers(1, 100), st.integers(1, 40))
+def test_in_decode_the_last_queries_before_an_eviction_are_observed(window: int, free: int, steps: int) -> None:
+    """One token at a time until no row is free: the last `window` of them, and no others."""
+    needs = Needs(queries=window)
+    observed = [queries_to_observe(needs, left, incoming=1, upcoming=1) for left in range(free, 0, -1)]
+    wanted = min(window, free)
+    assert observed == [0] * (free - wanted) + [1] * wanted
+
+
+# Sessions
+
+
+class Recorder:
+    """A policy that remembers what it was shown and what it chose."""
+
+    def __init__(self, policy: Any) -> None:
+        self._policy = policy
+        self.evictions = 0
+        self.view: KVView | None = None
+        self.budget, self.chosen = 0, list[IntArray]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._policy, name)
+
+    def rows_to_keep(self, view: KVView, budget: int) -> list[IntArray]:
+        self.view, self.budget, self.evictions = view, budget, self.evictions + 1
+        self.chosen = self._policy.rows_to_keep(view, budget)
+        return self.chosen
+
+
+class Twin:
+    """A session and an oracle that follows it; every step compares them."""
+
+    def __init__(self, session: Session, oracle: HeadOracle | None, tolerance: float = EXACT) -> None:
+        self.session, self.oracle, self.tolerance = session, oracle, tolerance
+        self.kv = session.engine.kv
+        self.policy = session._policy = Recorder(make_policy(session.plan.kv_policy, session.plan.sinks))
+        self.renumbered = 0
+        self.reset()
+
+    def reset(self) -> None:
+        self.session.reset()
+        self.renumbered = self.policy.evictions = 0
+        if self.oracle:
+            self.oracle.reset()
+
+    def feed(self, tokens: IntArray, upcoming: int = 1) -> None:
+        self._make_room(tokens.size)
+        logits = self.session.forward(tokens, upcoming=upcoming, every=True)
+        assert np.isfinite(logits).all()
+        assert self.kv.length <= self.kv.capacity
+        assert self.kv.next_position <= self.session.spec.context
+        if self.oracle:
+            answers = self.oracle.forward_all(tokens, observed=self.session.engine._observed)
+            np.testing.assert_allclose(logits, answers, rtol=0, atol=self.tolerance)
+
+    def _make_room(self, count: int) -> None:
+        kv, evictions, position = self.kv, self.policy.evictions, self.kv.next_position
+        keys, lengths = all_keys(self.session.engine), kv.head_lengths.reshape(-1)
+        assert self.session.make_room(count)
+        assert kv.length + count <= kv.capacity
+        if self.policy.evictions == evictions:
+            return
+        chosen, renumbered = self.policy.chosen, kv.next_position != position
+        self._check_choice(chosen, lengths)
+        if not renumbered:
+            by_head, kept = (
+                each.reshape(lengths.size, each.shape[2], -1) for each in (keys, all_keys(kv_engine(self)))
+            )
+            for head, rows in enumerate(chosen):
+                np.testing.assert_array_equal(kept[head, : rows.size], by_head[head, rows])
+        self.renumbered += renumbered
+        if self.oracle:
+            self.oracle.keep_heads(chosen)
+            if self.policy.needs.queries > 0:
+                self.oracle.attention[:] = 0
+            if renumbered:
+                self.oracle.renumber()
+            np.testing.assert_array_equal(kv.positions, self.oracle.rows_of(self.oracle.positions, behind=-1))
+
+    def _check_choice(self, chosen: list[IntArray], lengths: IntArray) -> None:
+        view, budget, sinks = self.policy.view, self.policy.budget, self.session.plan.sinks
+        recent = recent_rows(self.policy, budget)
+        for rows, length in zip(chosen, lengths.tolist(), strict=True):
+            assert rows.size == min(budget, length)
+            assert set(range(min(sinks, rows.size))) <= set(rows.tolist())
+            last = min(recent, budget - min(sinks, budget), length)
+            assert set(range(length - last, length)) <= set(rows.tolist())
+        assert view is not None
+        if self.oracle and view.attention is not None and self.tolerance == EXACT:
+            attention = self.oracle.rows_of(self.oracle.attention)
+            np.testing.assert_allclose(view.attention, attention, rtol=1e-4, atol=1e-4)
+
+
+def kv_engine(twin: Twin) -> Engine:
+    return twin.session.engine
+
+
+def recent_rows(policy: Any, budget: int) -> int:
+    """How many of the newest rows a policy promises to keep."""
+    if policy.name == "snapkv":
+        return int(policy.window)
+    return 1 if policy.name == "tova" else int(policy.recent * budget)
+
+
+@lru_cache
+def twin_of(policy: str, capacity: int, dtype: str = "f32", model: str = "llama-gqa-tied") -> Twin:
+    """Loaded once: every example resets it."""
+    opened = model_of(model)
+    session = load(
+        opened, backend="tvm", kv_policy=policy, sinks=SINKS, max_kv_size=capacity, kv_dtype=dtype, threads=1,
+        prefill_step_size=CHUNK, logits_rows=CHUNK,
+    )  # fmt: skip
+    return Twin(session, oracle_of(model), EXACT if dtype == "f32" else INT8)
+
+
+@lru_cache
+def oracle_of(model: str) -> HeadOracle:
+    return HeadOracle(model_of(model), capacity=400, chunk=CHUNK)
+
+
+CHUNKS = st.lists(st.tuples(st.integers(1, CHUNK), st.integers(1, CHUNK)), min_size=1, max_size=25)
+CAPACITIES = st.sampled_from([16, 23, 40])
+
+
+@pytest.mark.parametrize("policy", HEAD_POLICIES)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@given(capacity=CAPACITIES, chunks=CHUNKS)
+@example(capacity=16, chunks=[(8, 8), (8, 8), (8, 1), *[(1, 1)] * 20, (8, 8)])
+def test_a_session_is_what_an_oracle_that_hides_rows_says(
+    policy: str, capacity: int, chunks: list[tuple[int, int]]
+) -> None:
+    """Chunks of any size, and promises about the next one that may not be kept."""
+    twin = twin_of(policy, capacity)
+    twin.reset()
+    tokens = some_tokens(sum(count for count, _ in chunks), len(chunks))
+    at = 0
+    for count, upcoming in chunks:
+        twin.feed(tokens[at : at + count], upcoming)
+        at += count
+    assert bool(twin.policy.evictions) == (tokens.size > capacity)
+
+
+@pytest.mark.parametrize("policy", ["h2o", "keydiff"])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@given(capacity=CAPACITIES, chunks=CHUNKS)
+def test_a_session_with_an_int8_cache_keeps_its_rows(policy: str, capacity: int, chunks: list[tuple[int, int]]) -> None:
+    twin = twin_of(policy, capacity, "int8")
+    twin.reset()
+    tokens = some_tokens(sum(count for count, _ in chunks), len(chunks))
+    at = 0
+    for count, upcoming in chunks:
+        twin.feed(tokens[at : at + count], upcoming)
+        at += count
+
+
+@pytest.mark.parametrize("model", ["gemma3", "phi3"])
+def test_policies_with_two_rotations_windows_and_partial_rotation(model: str) -> None:
+    twin = twin_of("h2o", 40, model=model)
+    twin.reset()
+    for part in np.split(some_tokens(160), 32):
+        twin.feed(part, 5)
+    assert twin.policy.evictions > 10
+
+
+def test_h2o_counts_the_queries_that_saw_a_row() -> None:
+    twin = twin_of("h2o", 40)
+    twin.reset()
+    assert twin.oracle is not None
+    evictions = 0
+    for part in [*np.split(some_tokens(64), 8), *some_tokens(60)[:, None]]:
+        twin.feed(part)
+        if twin.policy.evictions > evictions and not twin.renumbered:
+            evictions = twin.policy.evictions
+        np.testing.assert_array_equal(twin.kv.ages, twin.oracle.rows_of(twin.oracle.seen))
+    assert evictions > 5
+
+
+def small_model(path: Path, context: int, **shape: Any) -> Model:
+    return open_model(write_small(path / "small.gguf", Small(context=context, **shape)))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "int8"])
+@pytest.mark.parametrize("policy", ["h2o", "tova", "snapkv:window=5", "keydiff"])
+def test_endless_decoding_stays_within_the_context(policy: str, dtype: str, tmp_path: Path) -> None:
+    model = small_model(tmp_path, 64)
+    with load(
+        model, backend="tvm", kv_policy=policy, max_kv_size=32, kv_dtype=dtype, threads=1, prefill_step_size=CHUNK
+    ) as session:
+        compared = HeadOracle(model, capacity=300, chunk=1) if dtype == "f32" else None
+        twin = Twin(session, compared)
+        for count, token in enumerate(some_tokens(2000)):
+            if count == 300:
+                twin.oracle = None
+            twin.feed(token[None])
+        assert twin.renumbered > 20
+
+
+def test_endless_decoding_with_learned_positions(tmp_path: Path) -> None:
+    """There is no position 64 to take."""
+    model = small_model(tmp_path, 64, architecture="gpt2", kv_heads=4)
+    with load(model, backend="tvm", kv_policy="h2o", max_kv_size=32, kv_dtype="f32", threads=1) as session:
+        text = session.generate(some_tokens(50), max_tokens=400, ignore_eos=True)
+        assert session.report is not None
+        assert session.report.tokens.generated == 400
+        assert text
+
+
+def test_a_cache_as_large_as_the_context_is_renumbered_in_time(tmp_path: Path) -> None:
+    model = small_model(tmp_path, 64)
+    with load(model, backend="tvm", kv_policy="h2o", max_kv_size=64, kv_dtype="f32", threads=1) as session:
+        twin = Twin(session, HeadOracle(model, capacity=300, chunk=1))
+        for token in some_tokens(300):
+            twin.feed(token[None])
+        assert twin.renumbered == twin.policy.evictions > 10
+
+
+# Conversations
+
+
+@pytest.fixture
+def session_of(engines: Callable[[Any], Any]) -> Callable[..., Session]:
+    def make(policy: str, rows: int = 48, **options: Any) -> Session:
+        model = model_of("llama-gqa-tied")
+        options = {"backend": "tvm", "max_kv_size": rows, "kv_dtype": "f32", "threads": 1, **options}
+        return engines(load(model, kv_policy=policy, **options))  # type: ignore[no-any-return]
+
+    return make
+
+
+@pytest.mark.parametrize("policy", ["h2o", "tova", "snapkv:window=5"])
+@pytest.mark.parametrize("answer", range(20, 32))
+def test_a_follow_up_evicts_by_what_was_observed(policy: str, answer: int, session_of: Callable[..., Session]) -> None:
+    """However many rows the answer left free; attention of nobody would be an arbitrary choice."""
+    session = session_of(policy, sinks=2)
+    recorder = session._policy = Recorder(make_policy(policy, 2))
+    shown: list[FloatArray] = []
+    choose = recorder.rows_to_keep
+
+    def remember(view: KVView, budget: int) -> list[IntArray]:
+        assert view.attention is not None
+        shown.append(view.attention.sum(axis=-1))
+        return choose(view, budget)
+
+    recorder.rows_to_keep = remember  # type: ignore[method-assign]
+    session.generate(some_tokens(20), max_tokens=answer, ignore_eos=True)
+    before = session.engine.kv.next_position
+    session.generate(some_tokens(30, 2), max_tokens=5, ignore_eos=True, follow_up=True)
+    assert session.engine.kv.next_position == before + 1 + 30 + 4  # the last answer's token is run first
+    assert len(shown) > 1
+    for sums in shown:
+        assert (sums > 0.999 * (1 if policy == "tova" else 0.5)).all()
+
+
+def test_a_follow_up_is_the_conversation_run_at_once(session_of: Callable[..., Session]) -> None:
+    """As long as nothing is evicted; afterwards rows differ from head to head and the answer goes on."""
+    session = session_of("h2o", rows=64, prefill_step_size=CHUNK)
+    oracle = HeadOracle(session.model, capacity=200, chunk=CHUNK)
+    fed: list[int] = []
+    forward = session.engine.forward
+    logits = np.zeros(0, np.float32)
+
+    def record(tokens: IntArray) -> FloatArray:
+        nonlocal logits
+        fed.extend(tokens.tolist())
+        logits = forward(tokens)
+        return logits
+
+    session.engine.forward = record  # type: ignore[method-assign]
+    session.generate(some_tokens(20), max_tokens=10, ignore_eos=True)
+    session.generate(some_tokens(20, 2), max_tokens=3, ignore_eos=True, follow_up=True)
+    np.testing.assert_allclose(logits, oracle.forward_all(np.array(fed, np.int32))[-1], atol=EXACT)
+    assert session.engine.kv.positions.ndim == 1
+    session.generate(some_tokens(40, 3), max_tokens=30, ignore_eos=True, follow_up=True)
+    assert len(fed) == 20 + 10 + 20 + 3 + 40 + 29
+    assert session.engine.kv.positions.ndim == 3
+    assert (session.engine.kv.positions[..., :4] == np.arange(4)).all()
+    assert session.report is not None
+    assert session.report.kv.evicted == len(fed) - session.engine.kv.length
+
+
+def test_after_evictions_a_session_is_not_saved_and_starts_anew(session_of: Callable[..., Session]) -> None:
+    session, tokens = session_of("tova", rows=32), some_tokens(30)
+    first = session.generate(tokens, max_tokens=1, ignore_eos=True)
+    session.generate(some_tokens(60, 2), max_tokens=20, ignore_eos=True)
+    kv = session.engine.kv
+    with pytest.raises(UnsupportedError, match="cannot be saved"):
+        kv.save()
+    session.reset()
+    assert (kv.length, kv.positions.ndim) == (0, 1)
+    assert session.generate(tokens, max_tokens=1, ignore_eos=True) == first
+    oracle = HeadOracle(session.model, capacity=64, chunk=CHUNK)
+    session.reset()
+    logits = session.engine.forward(tokens[:20])
+    np.testing.assert_allclose(logits, oracle.forward_all(tokens[:20])[-1], atol=EXACT)
+    kv.restore(kv.save())
+    assert kv.length == 20
+
+
+def test_observing_happens_only_before_evictions(session_of: Callable[..., Session]) -> None:
+    session = session_of("tova", rows=64)
+    recorder = session._policy = Recorder(make_policy("tova"))
+    asked: list[int] = []
+    observe = session.engine.observe  # type: ignore[attr-defined]
+    session.engine.observe = lambda queries: (asked.append(queries), observe(queries))  # type: ignore[attr-defined]
+    session.generate(some_tokens(30), max_tokens=150, ignore_eos=True)
+    assert recorder.evictions > 10
+    assert sum(map(bool, asked)) <= recorder.evictions + 1
+
+
+# Bytes
+
+
+@pytest.mark.parametrize("policy", HEAD_POLICIES)
+@pytest.mark.parametrize("dtype", ["f16", "int8"])
+def test_an_eviction_takes_no_more_than_was_counted(
+    policy: str, dtype: str, tmp_path: Path, engines: Callable[[Engine], Engine]
+) -> None:
+    """What NumPy allocates while rows are chosen, moved and renumbered, against the plan's scratch."""
+    rows = 4096
+    model = small_model(tmp_path, rows, layers=3, heads=6, kv_heads=3)
+    backend, needs = find_backend("tvm", model.file, model.spec), make_policy(policy).needs
+    config = EngineConfig(rows, 64, dtype, threads=1, observes=bool(needs.queries), per_head=True)
+    counted = backend.footprint(model.spec, config)
+    without = backend.footprint(model.spec, replace(config, per_head=False))
+    engine = engines(backend.load(model.file, model.spec, config))
+    assert engine.kv.nbytes == counted.kv
+    engine.forward(some_tokens(64))
+    heads = model.spec.layers * model.spec.kv_heads
+    engine.kv.keep_heads([np.arange(60, dtype=np.int32)] * heads)  # type: ignore[attr-defined]
+    engine.forward(np.zeros(rows - 60, np.int32))
+    tracemalloc.start()
+    try:
+        base = tracemalloc.get_traced_memory()[0]
+        chosen = make_policy(policy).rows_to_keep(look(engine.kv, needs), rows * 7 // 8)
+        keep_heads(engine.kv, chosen, context=rows, forget=needs.queries > 0)
+        peak = tracemalloc.get_traced_memory()[1] - base
+    finally:
+        tracemalloc.stop()
+    assert engine.kv.positions.max() < engine.kv.length  # renumbered
+    room = 12 * heads * rows  # slots and positions, which were allocated before
+    assert peak <= counted.scratch - without.scratch - room + (64 << 10)
+    assert peak >= (counted.scratch - without.scratch - room) / 4  # and not far more is counted
+
+
+def test_impossible_options_of_policies_are_refused() -> None:
+    for text, says in {
+        "h2o:decay=1": "no option 'decay': choose sinks, recent",
+        "h2o:": "no option ''",
+        "h2o:recent": "recent must be a number, not ''",
+        "h2o:recent=much": "recent must be a number, not 'much'",
+        "h2o:recent=1.5": "from 0 to 1",
+        "h2o:recent=nan": "from 0 to 1",
+        "h2o:sinks=-1": "--sinks must be 0 or more",
+        "h2o:sinks=1.5": "sinks must be a number",
+        "tova:recent=0.5": "no option 'recent'",
+        "snapkv:window=0": "window must be 1 or more",
+        "snapkv:kernel=4": "kernel must be an odd number",
+        "full:sinks=4": "it has none",
+        "window:sinks=4": "it has none",
+        "H2O": "unknown KV policy 'H2O': choose streaming",
+        "": "unknown KV policy",
+    }.items():
+        with pytest.raises(InputError) as caught:
+            make_policy(text)
+        assert says in str(caught.value)
+        assert "\n" not in str(caught.value)
