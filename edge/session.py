@@ -45,7 +45,8 @@ def load(
 
     model: a GGUF path, an installed name (`smollm2-135m`), or an opened Model. memory: "256MiB" or bytes, the most
     the whole process may have resident. time: "20s" or seconds per generation. Other keywords are the fields of
-    PlanRequest: kv_policy, max_kv_size, sinks, kv_dtype, prefill_step_size, threads, expected_tokens, logits_rows.
+    PlanRequest: kv_policy, max_kv_size, kv_memory, sinks, kv_dtype, prefill_step_size, threads, expected_tokens,
+    logits_rows.
 
     Raises BudgetError if nothing fits, and the errors of `open_model`.
     """

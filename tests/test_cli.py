@@ -125,6 +125,12 @@ def test_every_flag_has_an_environment_twin() -> None:
         (["run", MODEL, "-p", "x", "--time", "soon"], 2, "write it like 20s"),
         (["run", MODEL, "-p", "x", "-n", "0"], 2, "--max-tokens"),
         (["run", MODEL, "-p", "x", "--kv-policy", "magic"], 2, "choose streaming, window, full"),
+        (["run", MODEL, "-p", "x", "--kv-policy", "snapkv:windows=3"], 2, "choose sinks, window, kernel"),
+        (["run", MODEL, "-p", "x", "--kv-policy", "h2o:recent=2"], 2, "recent is a share of the cache"),
+        (["run", MODEL, "-p", "x", "--kv-policy", "h2o", "--backend", "llamacpp"], 2, "use --kv-policy streaming"),
+        (["run", MODEL, "-p", "x", "--kv-policy", "knorm", "--backend", "reference"], 2, "use --kv-policy streaming"),
+        (["run", MODEL, "-p", "x", "--kv-memory", "1KiB"], 2, "KiB are needed"),
+        (["run", MODEL, "-p", "x", "--kv-memory", "5MiB", "--max-kv-size", "64"], 2, "state one"),
         (["run", MODEL, "-p", "x", "--kv-dtype", "f64"], 2, "choose f16"),
         (["run", MODEL, "-p", "x", "--max-kv-size", "100000"], 2, "the model knows 8192 positions"),
         (["run", MODEL, "-p", "x", "--max-kv-size", "64", "--prefill-step-size", "64"], 2, "--prefill-step-size"),
@@ -152,6 +158,23 @@ def test_bad_input_gets_one_line_and_an_exit_code(args: list[str], code: int, sa
     assert says in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize(("tokens", "policy", "kv_dtype"), [("1000", "streaming", "f16"), ("9000", "h2o", "int8")])
+def test_auto_says_what_it_chose(tokens: str, policy: str, kv_dtype: str) -> None:
+    flags = ["--kv-policy", "auto", "--backend", "tvm", "--tokens", tokens, "--memory", "1GiB", "--json"]
+    made = edge_json("plan", MODEL, *flags)
+    assert (made["kv_policy"], made["config"]["kv_dtype"]) == (policy, kv_dtype)
+
+
+def test_a_run_with_a_policy_and_a_cache_in_bytes() -> None:
+    flags = ["--kv-policy", "h2o:recent=0.25", "--kv-memory", "1.5MiB", "-n", "90", "--ignore-eos", "--json"]
+    report = edge_json("run", MODEL, "-p", "Count from one to fifty.", *flags)
+    assert report["kv"]["policy"] == "h2o"
+    assert report["plan"]["kv_policy"] == "h2o:recent=0.25"
+    assert report["memory"]["kv"] <= 1.5 * (1 << 20)
+    assert report["kv"]["rows"] <= report["kv"]["capacity"] == 64
+    assert report["kv"]["evicted"] > 0
 
 
 def test_a_budget_error_names_a_budget_that_works() -> None:

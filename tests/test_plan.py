@@ -6,7 +6,8 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from importlib import import_module
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -250,7 +251,7 @@ def test_the_message_says_what_was_needed_and_what_there_is() -> None:
         (PlanRequest(prefill_step_size=CONTEXT + 1), InputError, "--prefill-step-size must be from 1"),
         (PlanRequest(prefill_step_size=300, max_kv_size=512), InputError, "too long for 512 KV rows: at most 256"),
         (PlanRequest(sinks=-1), InputError, "--sinks must be 0 or more"),
-        (PlanRequest(kv_policy="h2o"), InputError, "unknown KV policy 'h2o'"),
+        (PlanRequest(kv_policy="h3o"), InputError, "unknown KV policy 'h3o'"),
         (PlanRequest(kv_dtype="q5_1"), UnsupportedError, "no KV dtype 'q5_1': choose f16"),
         (PlanRequest(expected_tokens=-5), InputError, "expected"),
         (PlanRequest(logits_rows=0), InputError, "logits"),
@@ -272,6 +273,111 @@ def test_a_cache_has_room_for_its_sinks_and_a_window(sinks: int) -> None:
     assert min(rows) >= 2 * sinks + 8
 
 
+# Policies that look at heads, and sizes in bytes
+
+NATIVE = cast(Backend, import_module("edge.backends.tvm"))
+
+
+def native_plan(request: PlanRequest, memory: int | None = None, backend: Backend = NATIVE) -> Plan:
+    return make_plan(SMOLLM2.spec, backend, request, Budget(memory=memory))
+
+
+@pytest.mark.parametrize(
+    ("backend", "request_", "memory", "policy", "kv_dtype"),
+    [
+        (NATIVE, PlanRequest(expected_tokens=1000), None, "streaming", "f16"),
+        (NATIVE, PlanRequest(expected_tokens=CONTEXT), None, "streaming", "f16"),
+        (NATIVE, PlanRequest(expected_tokens=CONTEXT), 256 * MIB, "h2o", "int8"),
+        (NATIVE, PlanRequest(expected_tokens=CONTEXT + 1), None, "h2o", "int8"),
+        (NATIVE, PlanRequest(), None, "h2o", "int8"),
+        (NATIVE, PlanRequest(expected_tokens=20_000, kv_dtype="f32"), None, "h2o", "f32"),
+        (NATIVE, PlanRequest(expected_tokens=1000, kv_dtype="int8"), None, "streaming", "int8"),
+        (NATIVE, PlanRequest(expected_tokens=400, max_kv_size=512), None, "streaming", "f16"),
+        (NATIVE, PlanRequest(expected_tokens=1000, max_kv_size=512), None, "h2o", "int8"),
+        (NATIVE, PlanRequest(expected_tokens=200, kv_memory="6MiB"), None, "streaming", "f16"),
+        (NATIVE, PlanRequest(expected_tokens=1000, kv_memory="6MiB"), None, "h2o", "int8"),
+        (LLAMACPP, PlanRequest(expected_tokens=20_000), None, "streaming", "f16"),
+        (LLAMACPP, PlanRequest(expected_tokens=20_000, kv_dtype="q8_0"), None, "streaming", "q8_0"),
+        (LLAMACPP, PlanRequest(), None, "streaming", "f16"),
+    ],
+)
+def test_auto_keeps_all_rows_if_they_fit_and_else_what_loses_least(
+    backend: Backend, request_: PlanRequest, memory: int | None, policy: str, kv_dtype: str
+) -> None:
+    chosen = native_plan(replace(request_, kv_policy="auto"), memory, backend)
+    assert (chosen.kv_policy, chosen.config.kv_dtype) == (policy, kv_dtype)
+    assert chosen.config.observes == chosen.config.per_head == (policy == "h2o")
+    assert chosen == native_plan(replace(request_, kv_policy=policy, kv_dtype=kv_dtype), memory, backend)
+
+
+@pytest.mark.parametrize("backend", [LLAMACPP, find_backend("reference", SMOLLM2.file, SMOLLM2.spec)])
+@pytest.mark.parametrize("policy", ["h2o", "tova", "snapkv:window=8", "keydiff", "knorm"])
+def test_engines_that_show_no_heads_refuse_what_looks_at_them(backend: Backend, policy: str) -> None:
+    with pytest.raises(UnsupportedError, match="looks at every head, which the") as caught:
+        native_plan(PlanRequest(kv_policy=policy), backend=backend)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("policy", ["h2o", "keydiff", "snapkv:sinks=200", "auto"])
+def test_the_smallest_budget_for_a_policy_that_looks_at_heads_fits(policy: str) -> None:
+    request = PlanRequest(kv_policy=policy)
+    with pytest.raises(BudgetError) as caught:
+        native_plan(request, 80 * MIB)
+    found = re.search(r"--memory (\d+)MiB with --max-kv-size (\d+)$", str(caught.value))
+    assert found is not None, caught.value
+    chosen = native_plan(replace(request, max_kv_size=int(found[2])), int(found[1]) * MIB)
+    assert chosen.bytes.total < int(found[1]) * MIB
+
+
+def test_sinks_among_a_policys_options_count_as_sinks() -> None:
+    with pytest.raises(InputError, match="--max-kv-size must be from 108"):
+        native_plan(PlanRequest(kv_policy="h2o:sinks=50", max_kv_size=100))
+    assert native_plan(PlanRequest(kv_policy="h2o:sinks=50", max_kv_size=108)).sinks == 50
+    assert native_plan(PlanRequest(kv_policy="h2o:sinks=0", max_kv_size=8)).sinks == 0
+
+
+def test_what_heads_need_is_counted() -> None:
+    plain, *watching = (
+        native_plan(PlanRequest(kv_policy=policy, max_kv_size=1024)).bytes for policy in ("streaming", "h2o", "keydiff")
+    )
+    assert all(each.scratch > plain.scratch for each in watching)
+    assert watching[0].kv == plain.kv + 1024 * 4 * SMOLLM2.spec.layers * SMOLLM2.spec.kv_heads
+    assert watching[1].kv == plain.kv
+
+
+@given(st.sampled_from([NATIVE, LLAMACPP]), st.integers(1, 300 * MIB))
+def test_kv_memory_is_filled_and_not_exceeded(backend: Backend, size: int) -> None:
+    request = PlanRequest(kv_memory=size)
+    try:
+        chosen = native_plan(request, backend=backend)
+    except InputError as error:
+        needed = int(re.findall(r"(\d+)KiB are needed", str(error))[0]) << 10
+        assert size < needed
+        assert native_plan(PlanRequest(kv_memory=needed), backend=backend).bytes.kv <= needed
+        return
+    assert chosen.bytes.kv <= size
+    more = chosen.config.capacity + 16
+    assert more > CONTEXT or native_plan(PlanRequest(max_kv_size=more), backend=backend).bytes.kv > size
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (PlanRequest(kv_memory="5MiB", max_kv_size=64), "--max-kv-size and --kv-memory both say"),
+        (PlanRequest(kv_memory="lots"), "--kv-memory 'lots' is not understood"),
+        (PlanRequest(kv_memory=0), "--kv-memory '0' must be greater than zero"),
+        (PlanRequest(kv_memory="1KiB"), "--kv-memory 1.0 KiB is too small: "),
+        (PlanRequest(kv_memory="1KiB", kv_policy="auto"), "--kv-memory 1.0 KiB is too small: "),
+        (PlanRequest(kv_memory="1MiB", sinks=100), "is too small: "),
+    ],
+    ids=_differences,
+)
+def test_impossible_sizes_in_bytes_are_refused(request_: PlanRequest, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)) as caught:
+        native_plan(request_)
+    assert "\n" not in str(caught.value)
+
+
 # What a process really takes
 
 _MEASURE = """
@@ -279,12 +385,16 @@ import json, sys
 import numpy as np
 import edge
 
-backend, memory, rows, kv_dtype = sys.argv[1:]
+backend, memory, rows, kv_dtype, policy = sys.argv[1:]
 model = edge.open_model("smollm2-135m")
 options = {"max_kv_size": int(rows)} if rows != "None" else {}
-with edge.load(model, backend=backend, memory=memory, kv_dtype=kv_dtype, threads=1, **options) as session:
+options |= {"backend": backend, "kv_dtype": kv_dtype, "kv_policy": policy}
+with edge.load(model, memory=memory, threads=1, **options) as session:
     config = session.plan.config
-    prompt = np.arange(1000, 1000 + min(config.chunk + 1, config.capacity), dtype=np.int32)  # one whole chunk
+    count = min(config.chunk + 1, config.capacity)  # one whole chunk
+    if config.per_head:  # and evictions
+        count = config.capacity + 3 * config.chunk
+    prompt = np.arange(1000, 1000 + count, dtype=np.int32)
     session.generate(prompt, max_tokens=8, ignore_eos=True)
     print(json.dumps({
         "predicted": session.plan.predicted_peak,
@@ -297,30 +407,32 @@ with edge.load(model, backend=backend, memory=memory, kv_dtype=kv_dtype, threads
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("backend", "memory", "rows", "kv_dtype"),
+    ("backend", "memory", "rows", "kv_dtype", "policy"),
     [
-        ("llamacpp", "200MiB", 256, "f16"),
-        ("llamacpp", "256MiB", 512, "q8_0"),
-        ("llamacpp", "210MiB", None, "f16"),
-        ("llamacpp", "256MiB", None, "f16"),
-        ("llamacpp", "220MiB", None, "q4_0"),
-        ("llamacpp", "300MiB", 1024, "f32"),
-        ("llamacpp", "1GiB", 2048, "f16"),
-        ("llamacpp", "512MiB", 4096, "q8_0"),
-        ("tvm", "180MiB", 256, "f16"),
-        ("tvm", "200MiB", None, "f16"),
-        ("tvm", "256MiB", 2048, "f16"),
-        ("tvm", "256MiB", None, "int8"),
-        ("tvm", "300MiB", 1024, "f32"),
-        ("tvm", "1GiB", None, "f16"),
+        ("tvm", "256MiB", 1024, "int8", "h2o"),
+        ("tvm", "256MiB", 1024, "f16", "keydiff"),
+        ("llamacpp", "200MiB", 256, "f16", "streaming"),
+        ("llamacpp", "256MiB", 512, "q8_0", "streaming"),
+        ("llamacpp", "210MiB", None, "f16", "streaming"),
+        ("llamacpp", "256MiB", None, "f16", "streaming"),
+        ("llamacpp", "220MiB", None, "q4_0", "streaming"),
+        ("llamacpp", "300MiB", 1024, "f32", "streaming"),
+        ("llamacpp", "1GiB", 2048, "f16", "streaming"),
+        ("llamacpp", "512MiB", 4096, "q8_0", "streaming"),
+        ("tvm", "180MiB", 256, "f16", "streaming"),
+        ("tvm", "200MiB", None, "f16", "streaming"),
+        ("tvm", "256MiB", 2048, "f16", "streaming"),
+        ("tvm", "256MiB", None, "int8", "streaming"),
+        ("tvm", "300MiB", 1024, "f32", "streaming"),
+        ("tvm", "1GiB", None, "f16", "streaming"),
     ],
 )
 def test_the_prediction_is_within_a_tenth_of_the_measured_peak(
-    backend: str, memory: str, rows: int | None, kv_dtype: str
+    backend: str, memory: str, rows: int | None, kv_dtype: str, policy: str
 ) -> None:
     if backend == "tvm":  # compile first: the kernel counts a child's children in, and the compiler is one
-        run_child(_MEASURE, backend, memory, rows, kv_dtype)
-    child = run_child(_MEASURE, backend, memory, rows, kv_dtype)
+        run_child(_MEASURE, backend, memory, rows, kv_dtype, policy)
+    child = run_child(_MEASURE, backend, memory, rows, kv_dtype, policy)
     assert child.status == 0, child.errors
     assert child.output["kv"] == child.output["planned_kv"]
     assert child.output["reported"] == pytest.approx(child.peak, abs=MIB)

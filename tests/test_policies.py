@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +14,20 @@ from hypothesis import strategies as st
 
 from edge.errors import InputError
 from edge.kv import POLICY_NAMES, KVView, make_policy
+from edge.kv.h2o import H2O
+from edge.kv.keydiff import KeyDiff
+from edge.kv.knorm import KNorm
+from edge.kv.snapkv import SnapKV
+from edge.kv.tova import TOVA
 from edge.session import Session, load
-from edge.types import IntArray
+from edge.types import FloatArray, IntArray
 
-EVICTING = tuple(name for name in POLICY_NAMES if make_policy(name).evicts)
+STREAMING = ("streaming", "window")  # the same rows for all heads, by age alone
+HEAD_POLICIES = tuple(name for name in POLICY_NAMES if make_policy(name).needs.per_head)
+
+
+def test_all_policies_are_tested() -> None:
+    assert {*STREAMING, *HEAD_POLICIES, "full"} == set(POLICY_NAMES)
 
 
 @st.composite
@@ -28,11 +40,16 @@ def lengths_and_budgets(draw: st.DrawFn) -> tuple[int, int]:
 SINK_COUNTS = st.integers(0, 64)
 
 
-@pytest.mark.parametrize("name", EVICTING)
+@pytest.mark.parametrize("name", STREAMING)
 @given(lengths_and_budgets(), SINK_COUNTS)
 def test_at_most_the_budget_stays_in_order(name: str, sizes: tuple[int, int], sinks: int) -> None:
     length, budget = sizes
     rows = make_policy(name, sinks).rows_to_keep(KVView(length), budget)
+    assert isinstance(rows, np.ndarray)
+    assert_rows(rows, length, budget)
+
+
+def assert_rows(rows: IntArray, length: int, budget: int) -> None:
     assert rows.dtype == np.int32
     assert rows.ndim == 1
     assert rows.size <= budget
@@ -78,11 +95,159 @@ def test_a_policy_has_the_name_it_is_made_by(name: str) -> None:
     assert make_policy(name).name == name
 
 
-def test_unknown_policies_and_negative_sinks_are_refused() -> None:
-    with pytest.raises(InputError, match="choose streaming, window, full"):
-        make_policy("h2o")
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("H2O", "unknown KV policy 'H2O': choose streaming, window, full, h2o"),
+        ("", "unknown KV policy ''"),
+        ("streaming:sinks=-1", "--sinks must be 0 or more, not -1"),
+        ("window:sinks=4", "has no option 'sinks': it has none"),
+        ("full:", "has no option ''"),
+        ("h2o:", "has no option '': choose sinks, recent"),
+        ("h2o:decay=1", "has no option 'decay': choose sinks, recent"),
+        ("h2o:recent", "recent must be a number, not ''"),
+        ("h2o:recent=much", "recent must be a number, not 'much'"),
+        ("h2o:recent=1.5", "from 0 to 1, not 1.5"),
+        ("h2o:recent=nan", "from 0 to 1, not nan"),
+        ("keydiff:recent=-0.1", "from 0 to 1"),
+        ("knorm:sinks=1.5", "sinks must be a number, not '1.5'"),
+        ("tova:recent=0.5", "has no option 'recent': choose sinks"),
+        ("snapkv:window=0", "window must be 1 or more, not 0"),
+        ("snapkv:window=4,kernel=4", "kernel must be an odd number, not 4"),
+        ("snapkv:kernel=-1", "kernel must be an odd number"),
+    ],
+)
+def test_what_no_policy_understands_is_refused_in_one_line(text: str, says: str) -> None:
+    with pytest.raises(InputError) as caught:
+        make_policy(text)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_options_and_sinks_are_taken() -> None:
+    assert make_policy("snapkv:window=16,kernel=5", 9) == SnapKV(sinks=9, window=16, kernel=5)
+    assert make_policy("h2o:sinks=2,recent=0.25", 9) == H2O(sinks=2, recent=0.25)
     with pytest.raises(InputError, match="sinks"):
         make_policy("streaming", -1)
+
+
+# Head by head
+
+
+@dataclass(frozen=True)
+class Heads:
+    """A view with all that a policy may ask for, and a budget."""
+
+    lengths: IntArray  # [layers, KV heads]
+    attention: FloatArray
+    ages: IntArray
+    keys: FloatArray
+    budget: int
+
+    @property
+    def view(self) -> KVView:
+        return KVView(int(self.lengths.max()), self.lengths, self.attention, self.ages, lambda layer: self.keys[layer])
+
+
+@st.composite
+def heads(draw: st.DrawFn) -> Heads:
+    """Heads of any lengths, with scores that may tie and keys that may be zero."""
+    shape = draw(st.tuples(st.integers(1, 2), st.integers(1, 3)))
+    count = shape[0] * shape[1]
+    lengths = np.array(draw(st.lists(st.integers(0, 60), min_size=count, max_size=count)), np.int32).reshape(shape)
+    lengths.flat[draw(st.integers(0, count - 1))] = draw(st.integers(1, 60))
+    length = int(lengths.max())
+    random = np.random.default_rng(draw(st.integers(0, 1 << 30)))
+    levels = draw(st.sampled_from([0, 1, 3, 1000]))  # 0: nothing was observed
+    used = np.arange(length) < lengths[..., None]
+    attention = np.where(used, random.integers(0, levels + 1, used.shape) / 7, 0).astype(np.float32)
+    ages = np.where(used, np.sort(random.integers(1, 500, used.shape))[..., ::-1], 0).astype(np.int32)
+    keys = random.standard_normal((*used.shape, 8)) * used[..., None] * random.integers(0, 3, (*used.shape, 1))
+    return Heads(lengths, attention, ages, keys.astype(np.float32), draw(st.integers(0, length - 1)))
+
+
+POLICIES = {
+    "h2o": st.builds(H2O, sinks=st.integers(0, 6), recent=st.floats(0, 1)),
+    "tova": st.builds(TOVA, sinks=st.integers(0, 6)),
+    "snapkv": st.builds(
+        SnapKV, sinks=st.integers(0, 6), window=st.integers(1, 40), kernel=st.sampled_from([1, 3, 7, 101])
+    ),
+    "keydiff": st.builds(KeyDiff, sinks=st.integers(0, 6), recent=st.floats(0, 1)),
+    "knorm": st.builds(KNorm, sinks=st.integers(0, 6), recent=st.floats(0, 1)),
+}
+
+
+def naive_scores(policy: Any, attention: FloatArray, ages: IntArray, keys: FloatArray) -> list[float]:
+    """Of the rows of one head, as the papers have them."""
+    if policy.name == "h2o":
+        return [float(paid) / int(age) for paid, age in zip(attention, ages, strict=True)]
+    if policy.name == "tova":
+        return [float(paid) for paid in attention]
+    if policy.name == "snapkv":
+        side = policy.kernel // 2
+        return [float(max(attention[max(0, row - side) : row + side + 1])) for row in range(attention.size)]
+    norms = [float(np.sqrt(sum(float(each) ** 2 for each in key))) for key in keys]
+    if policy.name == "knorm":
+        return [-norm for norm in norms]
+    directions = [key / norm if norm else key for key, norm in zip(keys, norms, strict=True)]
+    mean = sum(directions) / max(1, len(directions))
+    return [-float(np.dot(direction, mean)) for direction in directions]
+
+
+def naive_recent(policy: Any, budget: int) -> int:
+    if policy.name == "snapkv":
+        return int(policy.window)
+    return 1 if policy.name == "tova" else int(policy.recent * budget)
+
+
+@pytest.mark.parametrize("name", HEAD_POLICIES)
+@given(st.data(), heads())
+def test_heads_keep_sinks_recent_rows_and_the_highest_scores(name: str, data: st.DataObject, shown: Heads) -> None:
+    policy, budget = data.draw(POLICIES[name]), shown.budget
+    with np.errstate(divide="raise", invalid="raise"):
+        chosen = policy.rows_to_keep(shown.view, budget)
+    assert len(chosen) == shown.lengths.size
+    sinks = min(policy.sinks, budget)
+    recent = min(naive_recent(policy, budget), budget - sinks)
+    for at, rows in zip(np.ndindex(shown.lengths.shape), chosen, strict=True):
+        length = int(shown.lengths[at])
+        assert_rows(rows, length, budget)
+        assert rows.size == min(budget, length)
+        kept = set(rows.tolist())
+        protected = {*range(min(sinks, length)), *range(max(0, length - recent), length)}
+        assert protected <= kept
+        scores = naive_scores(policy, *(each[at][:length] for each in (shown.attention, shown.ages, shown.keys)))
+        worst = min((scores[row] for row in kept - protected), default=np.inf)
+        best = max((scores[row] for row in set(range(length)) - kept), default=-np.inf)
+        assert best <= worst + 1e-5
+
+
+@pytest.mark.parametrize("name", HEAD_POLICIES)
+@pytest.mark.parametrize("budget", [0, 1, 2, 7])
+def test_small_budgets(name: str, budget: int) -> None:
+    random = np.random.default_rng(2)
+    lengths, shape = np.full((2, 2), 8, np.int32), (2, 2, 8)
+    keys = random.standard_normal((*shape, 4)).astype(np.float32)
+    view = KVView(8, lengths, random.random(shape, np.float32), np.ones(shape, np.int32), lambda layer: keys[layer])
+    for sinks in (0, 1, 4):
+        for rows in make_policy(name, sinks).rows_to_keep(view, budget):
+            assert_rows(rows, 8, budget)
+            assert rows.size == budget
+            first = min(sinks, budget)
+            np.testing.assert_array_equal(rows[:first], np.arange(first))
+
+
+def test_h2o_does_not_prefer_rows_for_being_old() -> None:
+    """Twice the attention over four times the queries is less."""
+    attention = np.array([[[2, 1, 0, 0]]], np.float32)
+    view = KVView(4, np.array([[4]], np.int32), attention, np.array([[[8, 2, 2, 1]]], np.int32))
+    assert [rows.tolist() for rows in make_policy("h2o:sinks=0,recent=0").rows_to_keep(view, 1)] == [[1]]
+
+
+def test_keydiff_gives_up_what_points_where_most_do() -> None:
+    keys = np.array([[1, 0], [2, 0.1], [0.5, -0.1], [0, 1], [3, 0]], np.float32)[None]
+    view = KVView(5, np.array([[5]], np.int32), keys=lambda layer: keys)
+    assert [rows.tolist() for rows in make_policy("keydiff:sinks=0,recent=0").rows_to_keep(view, 1)] == [[3]]
 
 
 # In a session
@@ -104,7 +269,7 @@ def session_of(policy: str) -> Session:
 CHUNKS = st.lists(st.integers(1, CAPACITY // 2), min_size=1, max_size=12)
 
 
-@pytest.mark.parametrize("policy", EVICTING)
+@pytest.mark.parametrize("policy", STREAMING)
 @given(CHUNKS)
 def test_rows_and_incoming_tokens_never_exceed_the_capacity(policy: str, chunks: list[int]) -> None:
     """The loop of prefill and decode, chunk by chunk; `held` is what the cache ought to hold."""
@@ -155,7 +320,7 @@ def test_full_refuses_what_does_not_fit_and_evicts_nothing(chunks: list[int]) ->
         assert session.engine.kv.length == held
 
 
-@pytest.mark.parametrize("policy", EVICTING)
+@pytest.mark.parametrize("policy", STREAMING)
 def test_more_than_the_whole_cache_never_fits(policy: str) -> None:
     session = session_of(policy)
     session.reset()

@@ -40,7 +40,8 @@ class NativeEngine:
         image = compiled(Design.of(layout, config.kv_dtype, target), progress and (lambda part: progress(part / 2)))
         self._weights = open_weights(file, layout, progress and (lambda part: progress(0.5 + part / 2)))
 
-        shape, self._rotation = layout.shape, find_rotation(file, layout.recipe, config.capacity)
+        positions = spec.context if config.per_head else config.capacity  # gaps stay open while the context allows
+        shape, self._rotation = layout.shape, find_rotation(file, layout.recipe, positions)
         self._head, self._padded_vocab = shape.padded_head, shape.padded_vocab
         key = state_key(NAME, file, spec, config)
         self._kv = NativeKV(shape, config.kv_dtype, config.capacity, self._rotation, key, image, config.observes)
