@@ -220,10 +220,9 @@ class Session:
         chunk, logits, kv = self.plan.config.chunk, None, self.engine.kv
         if kv.length + tokens.size > kv.capacity and chunk > kv.capacity // 2:
             chunk = max(1, kv.capacity // 8)  # the plan expected no eviction; one must leave most of the cache
-        starts = [*range(0, tokens.size, chunk)]
-        free = kv.capacity - kv.length
-        if self._policy.needs.queries and 0 < free < min(chunk, tokens.size):
-            # Nobody could know that these tokens would come: what fits is run first, and observed.
+        starts, free = [*range(0, tokens.size, chunk)], kv.capacity - kv.length
+        if self._policy.needs.queries > 0 and 0 < free < min(chunk, tokens.size):
+            # Nobody knew that these tokens would come, so nothing may have been observed: what fits is run first.
             starts = [0, *range(free, tokens.size, chunk)]
         for start, end in zip(starts, [*starts[1:], tokens.size], strict=True):
             if reason := governor.stop_reason():
