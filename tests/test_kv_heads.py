@@ -524,8 +524,9 @@ def test_a_follow_up_is_the_conversation_run_at_once(session_of: Callable[..., S
     def record(tokens: IntArray) -> FloatArray:
         nonlocal logits
         fed.extend(tokens.tolist())
-        logits = forward(tokens)
-        return logits
+        answer = forward(tokens)
+        logits = answer.copy()  # the sampler bans tokens in place
+        return answer
 
     session.engine.forward = record  # type: ignore[method-assign]
     session.generate(some_tokens(20), max_tokens=10, ignore_eos=True)

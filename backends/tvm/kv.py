@@ -195,7 +195,8 @@ class NativeKV:
                 younger = (longest - wanted) / (self._next - turned)
                 self.slot_attention.reshape(self._heads, -1)[head, slots] *= younger.astype(np.float32)
             moved = np.flatnonzero(wanted != turned)
-            self._turn_head(head, slots[moved], (wanted - turned)[moved])
+            if moved.size:
+                self._turn_head(head, slots[moved], (wanted - turned)[moved])
         self._turned[:, :longest] = np.arange(longest) + longest - self.lengths[:lines, None]
         self._base, self._next = 0, longest
         self._forget_anchors(np.zeros(0, np.int32))
