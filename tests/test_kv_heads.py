@@ -99,6 +99,8 @@ def test_rows_of_different_heads_are_kept_and_renumbered(
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=EXACT)
         assert_same_rows(native, oracle)
         rows = some_rows(native.kv.head_lengths, seed + step)
+        if seed == 2:
+            rows[-1] = rows[-1][:0]  # a head may lose all
         native.kv.keep_heads(rows)
         oracle.keep_heads(rows)
         assert_same_rows(native, oracle)
@@ -445,7 +447,7 @@ def small_model(path: Path, context: int, **shape: Any) -> Model:
 @pytest.mark.parametrize("dtype", ["f32", "int8"])
 @pytest.mark.parametrize("policy", ["h2o", "tova", "snapkv:window=5", "keydiff"])
 def test_endless_decoding_stays_within_the_context(policy: str, dtype: str, tmp_path: Path) -> None:
-    model = small_model(tmp_path, 64)
+    model = small_model(tmp_path, 62)
     with load(
         model, backend="tvm", kv_policy=policy, max_kv_size=32, kv_dtype=dtype, threads=1, prefill_step_size=CHUNK
     ) as session:
@@ -459,8 +461,8 @@ def test_endless_decoding_stays_within_the_context(policy: str, dtype: str, tmp_
 
 
 def test_endless_decoding_with_learned_positions(tmp_path: Path) -> None:
-    """There is no position 64 to take."""
-    model = small_model(tmp_path, 64, architecture="gpt2", kv_heads=4)
+    """There is no position 62 to take."""
+    model = small_model(tmp_path, 62, architecture="gpt2", kv_heads=4)
     with load(model, backend="tvm", kv_policy="h2o", max_kv_size=32, kv_dtype="f32", threads=1) as session:
         session.generate(some_tokens(50), max_tokens=400, ignore_eos=True)
         assert session.report is not None

@@ -170,7 +170,7 @@ POLICIES = {
     "h2o": st.builds(H2O, sinks=st.integers(0, 6), recent=st.floats(0, 1)),
     "tova": st.builds(TOVA, sinks=st.integers(0, 6)),
     "snapkv": st.builds(
-        SnapKV, sinks=st.integers(0, 6), window=st.integers(1, 40), kernel=st.sampled_from([1, 3, 7, 101])
+        SnapKV, sinks=st.integers(0, 6), window=st.integers(1, 12), kernel=st.sampled_from([1, 3, 7, 101])
     ),
     "keydiff": st.builds(KeyDiff, sinks=st.integers(0, 6), recent=st.floats(0, 1)),
     "knorm": st.builds(KNorm, sinks=st.integers(0, 6), recent=st.floats(0, 1)),
@@ -242,6 +242,14 @@ def test_h2o_does_not_prefer_rows_for_being_old() -> None:
     attention = np.array([[[2, 1, 0, 0]]], np.float32)
     view = KVView(4, np.array([[4]], np.int32), attention, np.array([[[8, 2, 2, 1]]], np.int32))
     assert [rows.tolist() for rows in make_policy("h2o:sinks=0,recent=0").rows_to_keep(view, 1)] == [[1]]
+
+
+def test_snapkv_keeps_the_neighbours_of_what_got_votes() -> None:
+    attention = np.zeros((1, 1, 30), np.float32)
+    attention[..., 10] = 1
+    view = KVView(30, np.array([[30]], np.int32), attention, np.ones((1, 1, 30), np.int32))
+    (rows,) = make_policy("snapkv:sinks=1,window=2,kernel=5").rows_to_keep(view, 8)
+    assert rows.tolist() == [0, 8, 9, 10, 11, 12, 28, 29]
 
 
 def test_keydiff_gives_up_what_points_where_most_do() -> None:
