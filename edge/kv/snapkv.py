@@ -41,7 +41,7 @@ class SnapKV:
 
 def pooled(votes: FloatArray, kernel: int) -> FloatArray:
     """The largest of each value and its neighbours, `kernel // 2` on either side."""
-    most = votes.copy()
+    most: FloatArray = votes.copy()
     for step in range(1, min(kernel // 2, votes.shape[-1] - 1) + 1):
         np.maximum(most[..., step:], votes[..., :-step], out=most[..., step:])
         np.maximum(most[..., :-step], votes[..., step:], out=most[..., :-step])
