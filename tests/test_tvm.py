@@ -121,7 +121,10 @@ def test_quantized_activations_cost_as_little_as_in_llama_cpp(
     ours = engine.forward_all(tokens).copy()
     assert correlation(ours, expected) > 0.999
     theirs = engines(load_engine(typed, "llamacpp", "f16")).forward_all(tokens)
-    assert correlation(ours, theirs) > 0.999
+    # For super-blocks llama.cpp quantizes activations in blocks of 256: several such types in a model leave its logits
+    # further from the exact ones (0.9991) than ours are (0.9996), and so further from ours.
+    kinds = {info.type for info in typed.file.tensors.values()}
+    assert correlation(ours, theirs) > (0.998 if len(kinds.intersection(SUPER_TYPES)) > 1 else 0.999)
     assert np.abs(ours - expected).std() < 2 * np.abs(theirs - expected).std()
     # Decode and prefill are different code. Sums in another order may round an activation to the other side.
     for sizes in ([1], [2, 7, 1, 13], [45]):
@@ -142,6 +145,7 @@ def random_blocks(kind: str, rows: int, columns: int) -> AnyArray:
         size = raw.shape[-1]
         raw = np.ascontiguousarray(numbers.astype("<f4").view(np.uint8).reshape(rows, columns, 4)[..., 4 - size :])
     else:
+        raw[0] = 0xFF  # the largest sums of products
         halves = FLOAT16.view(np.float16)
         halves = random.choice(halves[np.abs(halves) < 100], (*raw.shape[:2], NUMBERS[kind][1]))
         set_numbers(raw, kind, halves)
@@ -190,7 +194,7 @@ def test_every_weight_comes_back_from_the_packed_file(
         hidden=hidden, vocab=vocab, heads=1, kv_heads=1, ffn=32, tied=False, types={"": "F32", "output": kind}
     )
     inputs = np.sign(np.random.default_rng(1).standard_normal((vocab, hidden))).astype(np.float32)
-    inputs[:hidden] = np.eye(hidden)
+    inputs[:hidden], inputs[-1] = np.eye(hidden), 1
 
     def pass_through(weights: dict[str, AnyArray]) -> None:
         weights["token_embd"] = inputs
