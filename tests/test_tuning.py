@@ -411,6 +411,14 @@ def test_threads_of_another_processor_say_nothing(tiny: Path, folder: Path) -> N
     assert chosen.tuning == {"spins": 1000}
 
 
+def test_what_was_never_compared_is_used_and_said_to_be_so(tiny: Path, folder: Path) -> None:
+    model = open_model(tiny)
+    write_record(replace(record_for(model, {"spins": 1000}), comparison=None))
+    plan = plan_for(model)
+    assert plan.config.tuning == {"spins": 1000}
+    assert "not compared" in plan.tuned
+
+
 def test_a_record_that_keeps_the_defaults_changes_nothing(tiny: Path, folder: Path) -> None:
     model = open_model(tiny)
     before = plan_for(model).config
