@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
 from reprlib import repr as brief
 
@@ -51,6 +52,7 @@ class ModelSpec:
     weight_bytes: int
     largest_tensor: int  # bytes
     weight_type: str  # the block type that holds most of the parameters, such as Q4_1
+    type_bytes: tuple[tuple[str, int], ...]  # bytes of weights in each block type
     recipe: Recipe | None = None  # how our own engines run it; None: only llama.cpp knows this architecture
 
     @property
@@ -130,9 +132,10 @@ def read_spec(file: GGUFFile) -> ModelSpec:
     layer_norm_eps = header.positive("attention.layer_norm_epsilon", 1e-5, below=1.0)
     scaling = header.text("rope.scaling.type", "none")
     tensors = file.tensors.values()
-    values_by_type: dict[str, int] = {}
+    values_by_type, bytes_by_type = Counter[str](), Counter[str]()
     for tensor in tensors:
-        values_by_type[tensor.type] = values_by_type.get(tensor.type, 0) + tensor.elements
+        values_by_type[tensor.type] += tensor.elements
+        bytes_by_type[tensor.type] += tensor.nbytes
     spec = ModelSpec(
         architecture=architecture,
         name="".join(filter(str.isprintable, str(file.metadata.get("general.name", file.path.stem))))[:100],
@@ -154,6 +157,7 @@ def read_spec(file: GGUFFile) -> ModelSpec:
         weight_bytes=sum(tensor.nbytes for tensor in tensors),
         largest_tensor=max(tensor.nbytes for tensor in tensors),
         weight_type=max(values_by_type, key=lambda name: values_by_type[name]),
+        type_bytes=tuple(bytes_by_type.items()),
     )
     return replace(spec, recipe=find_recipe(header, spec))
 

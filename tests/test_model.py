@@ -39,6 +39,7 @@ def test_golden_figures(name: str) -> None:
 
 def test_real_model_figures() -> None:
     spec = spec_of(find_model("smollm2-135m"))
+    assert sum(size for _, size in spec.type_bytes) == spec.weight_bytes
     assert spec == ModelSpec(
         architecture="llama",
         name="Smollm2 135M 8k Lc100K Mix1 Ep2",
@@ -52,6 +53,7 @@ def test_real_model_figures() -> None:
         context=8192,
         window=0,
         recipe=spec.recipe,
+        type_bytes=spec.type_bytes,
         norm_eps=spec.norm_eps,
         rope_base=1e5,
         rope_dim=64,

@@ -48,6 +48,8 @@ def can_repack(spec: ModelSpec) -> bool:
 def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     """Counted from the arrays that the engine allocates; the weights are those of the packed file."""
     from edge.backends.tensors import find_recipe
+    from edge.backends.tvm.blocks import BLOCKS
+    from edge.backends.tvm.blocks.base import growth
     from edge.backends.tvm.kv import allocated_rows, row_bytes
     from edge.backends.tvm.layout import Shape, make_scratch, round_up
     from edge.backends.tvm.targets import choose_target, with_tuning
@@ -60,7 +62,7 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     kinds = max(1, len(find_recipe(spec).ropes))
     rope = kinds * round_up(config.chunk, target.gemm_tokens) * 2 * shape.padded_head
     return Footprint(
-        weights=spec.weight_bytes,
+        weights=sum(int(size * growth(BLOCKS[name])) for name, size in spec.type_bytes),
         kv=rows * per_row,
         scratch=4 * (scratch.floats + scratch.integers + 2 * logits + 3 * rope),
         runtime=_RUNTIME_BYTES,
