@@ -25,6 +25,7 @@ lint: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/peers.py --large --busy
+	$(BIN)/python benchmarks/block_types.py
 	$(BIN)/python benchmarks/prediction.py
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/policies.py
