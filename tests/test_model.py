@@ -12,7 +12,8 @@ from test_gguf_file import ARRAY, BOOL, F32, GGUF, GOLDEN, I32, STRING, U32, Val
 from edge.catalog import find_model
 from edge.errors import EdgeError, ModelFormatError, UnsupportedError
 from edge.gguf_file import read_gguf
-from edge.model import ARCHITECTURES, ModelSpec, format_count, read_spec
+from edge.model import ARCHITECTURES, read_spec
+from edge.spec import ModelSpec, format_count
 
 COMMON = {"architecture": "llama", "context": 512, "head_dim": 16, "rope_dim": 16, "weight_type": "F32"}
 GOLDEN_SPECS: dict[str, dict[str, Any]] = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from edge.backends.base import EngineConfig, Footprint, Tuned
 from edge.errors import MissingExtraError
 from edge.gguf_file import GGUFFile
-from edge.model import ModelSpec
+from edge.spec import ModelSpec
 
 if TYPE_CHECKING:
     from edge.backends.tvm.engine import NativeEngine

@@ -7,7 +7,7 @@ from edge.backends.tvm.targets import Target, choose_target
 from edge.backends.tvm.tuning.space import allowed
 from edge.devices.host import processor, usable_cores
 from edge.devices.records import Record, Subject, nearest, read_records, set_aside, user_folder
-from edge.model import ModelSpec
+from edge.spec import ModelSpec
 
 
 def find_tuned(spec: ModelSpec, kv_dtype: str) -> Tuned | None:
