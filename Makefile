@@ -13,7 +13,7 @@ run: $(VENV)/.run
 	$(BIN)/edge run smollm2-135m -p "Why is the sky blue?" --memory 256MiB -n 128
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest --cov --cov-report=term
+	$(BIN)/python -m pytest -n auto --dist worksteal --cov --cov-report=term
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -25,6 +25,7 @@ lint: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/peers.py --large --busy
+	$(BIN)/python benchmarks/block_types.py
 	$(BIN)/python benchmarks/prediction.py
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/policies.py

@@ -9,7 +9,7 @@ from typing import cast
 from edge.backends.base import Backend
 from edge.errors import InputError, MissingExtraError, UnsupportedError
 from edge.gguf_file import GGUFFile
-from edge.model import ModelSpec
+from edge.spec import ModelSpec
 
 _MODULES = {
     "tvm": "edge.backends.tvm",

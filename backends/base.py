@@ -15,7 +15,7 @@ import numpy as np
 
 from edge.errors import EngineError, InputError
 from edge.gguf_file import GGUFFile
-from edge.model import ModelSpec
+from edge.spec import ModelSpec
 from edge.types import FloatArray, IntArray
 
 

@@ -28,7 +28,7 @@ from edge.backends.base import (
 from edge.backends.tensors import find_recipe, find_tensors
 from edge.errors import EngineError, InputError, UnsupportedError
 from edge.gguf_file import GGUFFile
-from edge.model import ModelSpec
+from edge.spec import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray
 
 NAME = "reference"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edge.architectures.recipe import Recipe
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.gguf_file import GGUFFile
-from edge.model import ModelSpec
+from edge.spec import ModelSpec, Recipe
 
 MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 NORMS = ("attn_norm", "attn_q_norm", "attn_k_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")

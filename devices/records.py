@@ -51,6 +51,7 @@ class Comparison:
     """Defaults against the best that was found, in turns: time of the former / time of the latter, pair by pair."""
 
     median: float
+    floor: float  # the true median is above it, with 97.5 % certainty
     low: float  # 10 % of the pairs are below
     high: float  # 90 %
     pairs: int

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import replace
 from reprlib import repr as brief
 
 from edge.architectures import find_recipe
-from edge.architectures.recipe import Recipe
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.gguf_file import GGUFFile
 from edge.header import Header
+from edge.spec import ModelSpec
 
 # llama.cpp knows three times as many, and trusts what each one's header says in its own way: where figures contradict
 # each other it aborts the process. These are the decoders for which fuzzing found that what passes the checks below
@@ -25,50 +26,6 @@ _PARTIAL_ROPE = {"chatglm", "gptneox", "nemotron", "phi2", "phi3", "stablelm"}  
 _SLIDING_PERIOD = {"gemma2": 2, "gemma3": 6, "olmo2": 4}  # with a sliding window: every n-th layer sees everything
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 _NOT_WEIGHTS = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}  # no engine multiplies by these
-
-
-@dataclass(frozen=True)
-class ModelSpec:
-    """What engines and plans need to know of a model. Counts are numbers of values, sizes are bytes."""
-
-    architecture: str
-    name: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    vocab: int
-    context: int  # positions the model was trained for
-    norm_eps: float
-    rope_base: float
-    rope_dim: int
-    window: int  # positions that a token sees, where the model limits them; 0: all
-    rope_scaled: bool  # positions are stretched by factors in the file (llama3, yarn, linear ...)
-    tied_head: bool  # the output head is the token embedding
-    parameters: int
-    weight_bytes: int
-    largest_tensor: int  # bytes
-    weight_type: str  # the block type that holds most of the parameters, such as Q4_1
-    recipe: Recipe | None = None  # how our own engines run it; None: only llama.cpp knows this architecture
-
-    @property
-    def kv_values_per_row(self) -> int:
-        """Values of K and V that one token adds to the KV cache, all layers together."""
-        return 2 * self.layers * self.kv_heads * self.head_dim
-
-    @property
-    def label(self) -> str:
-        """How benchmarks name the model: `llama 135M Q4_1`."""
-        return f"{self.architecture} {format_count(self.parameters)} {self.weight_type}"
-
-
-def format_count(count: int) -> str:
-    """134515008 -> `135M`, 1540000000 -> `1.5B`."""
-    if count >= 1e9:
-        return f"{count / 1e9:.1f}B"
-    return f"{count / 1e6:.0f}M" if count >= 1e7 else f"{count / 1e6:.1f}M"
 
 
 def read_spec(file: GGUFFile) -> ModelSpec:
@@ -130,9 +87,10 @@ def read_spec(file: GGUFFile) -> ModelSpec:
     layer_norm_eps = header.positive("attention.layer_norm_epsilon", 1e-5, below=1.0)
     scaling = header.text("rope.scaling.type", "none")
     tensors = file.tensors.values()
-    values_by_type: dict[str, int] = {}
+    values_by_type, bytes_by_type = Counter[str](), Counter[str]()
     for tensor in tensors:
-        values_by_type[tensor.type] = values_by_type.get(tensor.type, 0) + tensor.elements
+        values_by_type[tensor.type] += tensor.elements
+        bytes_by_type[tensor.type] += tensor.nbytes
     spec = ModelSpec(
         architecture=architecture,
         name="".join(filter(str.isprintable, str(file.metadata.get("general.name", file.path.stem))))[:100],
@@ -154,6 +112,7 @@ def read_spec(file: GGUFFile) -> ModelSpec:
         weight_bytes=sum(tensor.nbytes for tensor in tensors),
         largest_tensor=max(tensor.nbytes for tensor in tensors),
         weight_type=max(values_by_type, key=lambda name: values_by_type[name]),
+        type_bytes=tuple(bytes_by_type.items()),
     )
     return replace(spec, recipe=find_recipe(header, spec))
 

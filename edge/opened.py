@@ -13,7 +13,8 @@ from edge.catalog import find_model
 from edge.chat import ChatTemplate, Segment
 from edge.errors import InputError, UnsupportedError
 from edge.gguf_file import GGUFFile, read_gguf
-from edge.model import ModelSpec, read_spec
+from edge.model import read_spec
+from edge.spec import ModelSpec
 from edge.tokenizer import Tokenizer
 from edge.types import IntArray
 

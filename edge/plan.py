@@ -18,7 +18,7 @@ from edge.devices.host import usable_cores
 from edge.devices.memory import MemoryLimit, memory_limit, memory_use, release_free_memory
 from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.kv import DEFAULT_SINKS, make_policy
-from edge.model import ModelSpec
+from edge.spec import ModelSpec
 
 _CHUNKS = (512, 256, 128, 64, 32, 16)  # prefill steps, best first; llama.cpp gains nothing beyond 512
 _SMALLEST_ROWS = 256  # below this a chat model cannot follow its own template

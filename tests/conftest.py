@@ -77,9 +77,14 @@ def load_engine(
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Compiled kernels and packed weights of the tests go where they are forgotten; children inherit the setting."""
+    """Compiled kernels and packed weights of the tests go where they are forgotten; children inherit the setting.
+
+    Processes that share the tests share the cache, too.
+    """
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EDGE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("EDGE_CACHE", str(shared / "cache"))
         patch.setenv("EDGE_TUNING", str(tmp_path_factory.mktemp("tuning")))
         yield
 

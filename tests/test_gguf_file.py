@@ -390,8 +390,9 @@ def test_every_truncation_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", GOLDEN_FILES, ids=lambda path: path.stem)
 def test_truncated_models(tmp_path: Path, path: Path) -> None:
     whole, cut = path.read_bytes(), tmp_path / "m.gguf"
-    start = read_gguf(path).data_offset
-    for length in [*range(24, start, 97), *range(start, len(whole), 9973), len(whole) - 1]:
+    file = read_gguf(path)
+    start, end = file.data_offset, max(info.offset + info.nbytes for info in file.tensors.values())  # then padding
+    for length in [*range(24, start, 97), *range(start, end, 9973), end - 1]:
         cut.write_bytes(whole[:length])
         assert "truncated" in refusal(cut)
 

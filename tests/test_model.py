@@ -12,7 +12,8 @@ from test_gguf_file import ARRAY, BOOL, F32, GGUF, GOLDEN, I32, STRING, U32, Val
 from edge.catalog import find_model
 from edge.errors import EdgeError, ModelFormatError, UnsupportedError
 from edge.gguf_file import read_gguf
-from edge.model import ARCHITECTURES, ModelSpec, format_count, read_spec
+from edge.model import ARCHITECTURES, read_spec
+from edge.spec import ModelSpec, format_count
 
 COMMON = {"architecture": "llama", "context": 512, "head_dim": 16, "rope_dim": 16, "weight_type": "F32"}
 GOLDEN_SPECS: dict[str, dict[str, Any]] = {
@@ -39,6 +40,7 @@ def test_golden_figures(name: str) -> None:
 
 def test_real_model_figures() -> None:
     spec = spec_of(find_model("smollm2-135m"))
+    assert sum(size for _, size in spec.type_bytes) == spec.weight_bytes
     assert spec == ModelSpec(
         architecture="llama",
         name="Smollm2 135M 8k Lc100K Mix1 Ep2",
@@ -52,6 +54,7 @@ def test_real_model_figures() -> None:
         context=8192,
         window=0,
         recipe=spec.recipe,
+        type_bytes=spec.type_bytes,
         norm_eps=spec.norm_eps,
         rope_base=1e5,
         rope_dim=64,

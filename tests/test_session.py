@@ -446,6 +446,7 @@ REPORT_KEYS: dict[str, set[str] | None] = {
     "energy": None,
     "plan": {
         "backend", "kv_policy", "sinks", "config", "evict_step", "bytes", "predicted_peak", "limit", "limit_source",
+        "tuned",
     },
     "versions": {"edge", "python", "numpy", "apache-tvm", "apache-tvm-ffi"},
     "seed": None,

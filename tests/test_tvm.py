@@ -27,7 +27,6 @@ from small_models import NUMBERS, Edit, Small, random_bytes, set_numbers, write_
 from edge import cache
 from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig, KVState
-from edge.backends.reference import ReferenceEngine
 from edge.errors import CacheError, InputError, UnsupportedError
 from edge.kv import KVView, make_policy
 from edge.opened import Model, open_model
@@ -121,7 +120,10 @@ def test_quantized_activations_cost_as_little_as_in_llama_cpp(
     ours = engine.forward_all(tokens).copy()
     assert correlation(ours, expected) > 0.999
     theirs = engines(load_engine(typed, "llamacpp", "f16")).forward_all(tokens)
-    assert correlation(ours, theirs) > 0.999
+    # For super-blocks llama.cpp quantizes activations in blocks of 256: several such types in a model leave its logits
+    # further from the exact ones (0.9991) than ours are (0.9996), and so further from ours.
+    kinds = {info.type for info in typed.file.tensors.values()}
+    assert correlation(ours, theirs) > (0.998 if len(kinds.intersection(SUPER_TYPES)) > 1 else 0.999)
     assert np.abs(ours - expected).std() < 2 * np.abs(theirs - expected).std()
     # Decode and prefill are different code. Sums in another order may round an activation to the other side.
     for sizes in ([1], [2, 7, 1, 13], [45]):
@@ -142,6 +144,7 @@ def random_blocks(kind: str, rows: int, columns: int) -> AnyArray:
         size = raw.shape[-1]
         raw = np.ascontiguousarray(numbers.astype("<f4").view(np.uint8).reshape(rows, columns, 4)[..., 4 - size :])
     else:
+        raw[0] = 0xFF  # the largest sums of products
         halves = FLOAT16.view(np.float16)
         halves = random.choice(halves[np.abs(halves) < 100], (*raw.shape[:2], NUMBERS[kind][1]))
         set_numbers(raw, kind, halves)
@@ -190,7 +193,7 @@ def test_every_weight_comes_back_from_the_packed_file(
         hidden=hidden, vocab=vocab, heads=1, kv_heads=1, ffn=32, tied=False, types={"": "F32", "output": kind}
     )
     inputs = np.sign(np.random.default_rng(1).standard_normal((vocab, hidden))).astype(np.float32)
-    inputs[:hidden] = np.eye(hidden)
+    inputs[:hidden], inputs[-1] = np.eye(hidden), 1
 
     def pass_through(weights: dict[str, AnyArray]) -> None:
         weights["token_embd"] = inputs
@@ -359,28 +362,15 @@ def windowed(tmp_path: Path) -> Model:
     return open_model(write_small(tmp_path / "model.gguf", Small(layers=2, window=WINDOW, seed=4)))
 
 
-def run_windowed(engine: ReferenceEngine, tokens: IntArray) -> FloatArray:
-    """The rule of transformers, a position p sees those above p − 8, by hiding all other rows of the reference."""
-    logits, kv = [], engine.kv
-    for token in tokens:
-        everything = kv.save()
-        near = np.flatnonzero(kv.positions > kv.next_position - WINDOW)
-        kv.keep(near.astype(np.int32), close_gaps=False)
-        logits.append(engine.forward(np.array([token])))
-        key, value = kv.keys[:, :, near.size].copy(), kv.values[:, :, near.size].copy()
-        kv.restore(everything)
-        rows, _ = kv.append(1)
-        kv.keys[:, :, rows.start], kv.values[:, :, rows.start] = key, value
-    return np.array(logits)
-
-
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_token_sees_its_window_only(windowed: Model, engines: Callable[[Engine], Engine], threads: int) -> None:
-    reference = load_engine(windowed, "reference", "f32")
-    assert isinstance(reference, ReferenceEngine)
     tokens = tokens_of(windowed, 75)
-    expected = run_windowed(reference, tokens)
-    assert np.abs(expected - expected_logits(windowed, tokens))[WINDOW:].max() > 1  # windows do matter here
+    expected, recipe = expected_logits(windowed, tokens), windowed.spec.recipe
+    assert recipe is not None
+    everything = replace(windowed.spec, recipe=replace(recipe, windows=(0,) * windowed.spec.layers))
+    module = find_backend("reference", windowed.file, everything)
+    unlimited = engines(module.load(windowed.file, everything, EngineConfig(tokens.size, 8, "f32", 1, 8)))
+    assert np.abs(expected - unlimited.forward_all(tokens))[WINDOW:].max() > 1  # windows do matter here
     engine = engines(open_with(windowed, "f32", threads=threads, chunk=29))
     for sizes in ([29], [1], [5, 1, 1, 18]):
         assert_close(in_pieces(engine, tokens, sizes), expected)
@@ -393,14 +383,13 @@ def test_windows_reach_over_rows_that_are_gone(
 ) -> None:
     """Closed gaps bring rows back into the window; open ones leave it half empty. Slots are not in order then."""
     reference = load_engine(windowed, "reference", "f32")
-    assert isinstance(reference, ReferenceEngine)
     engine, tokens = engines(open_with(windowed, "f32", threads=2, chunk=16)), tokens_of(windowed, 150)
     random, at = np.random.default_rng(2), 0
     for turn in range(6):
         part = tokens[at : at + 18]
         at += part.size
         ours = np.concatenate([engine.forward_all(part[i : i + step]).copy() for i in range(0, part.size, step)])
-        assert_close(ours, run_windowed(reference, part))
+        assert_close(ours, reference.forward_all(part))
         kept = random.random(engine.kv.length) < 0.7
         kept[-3:] = [True, turn % 2 == 0, True]
         rows = np.flatnonzero(kept).astype(np.int32)
@@ -705,18 +694,20 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
 
 def test_an_unknown_tensor_is_named(tmp_path: Path) -> None:
     def add(weights: dict[str, AnyArray]) -> None:
+        weights["blk.0.attn_q_scale"] = np.ones((64, 64), np.float32)
+
+    refused(open_edited(tmp_path, Small(), add), r"blk\.0\.attn_q_scale.*--backend llamacpp")
+
+
+def test_a_tensor_that_only_some_layers_have_is_named(tmp_path: Path) -> None:
+    def add(weights: dict[str, AnyArray]) -> None:
         weights["blk.0.attn_q.bias"] = np.ones(64, np.float32)
 
-    refused(open_edited(tmp_path, Small(), add), r"blk\.0\.attn_q\.bias.*--backend llamacpp")
+    refused(open_edited(tmp_path, Small(layers=2), add), r"blk\.1\.attn_q\.bias.*--backend llamacpp")
 
 
-def test_another_architecture_is_named(tmp_path: Path) -> None:
-    refused(open_edited(tmp_path, Small(architecture="qwen2")), "qwen2.*--backend llamacpp")
-
-
-def test_other_rope_scalings_are_named(tmp_path: Path) -> None:
-    fields = {"rope__scaling__type": "linear", "rope__scaling__factor": 2.0}
-    refused(open_edited(tmp_path, Small(), **fields), "'linear'.*--backend llamacpp")
+def test_an_architecture_without_a_recipe_is_named(tmp_path: Path) -> None:
+    refused(open_edited(tmp_path, Small(architecture="arcee")), "arcee.*--backend llamacpp")
 
 
 def test_an_unknown_instruction_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from edge.backends.base import EngineConfig, Footprint, Tuned
 from edge.backends.llamacpp.library import is_installed, version
 from edge.errors import MissingExtraError
 from edge.gguf_file import GGUFFile
-from edge.model import ModelSpec
+from edge.spec import ModelSpec
 
 if TYPE_CHECKING:
     from edge.backends.llamacpp.engine import LlamaCppEngine

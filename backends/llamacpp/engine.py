@@ -24,7 +24,7 @@ from edge.backends.llamacpp import KV_DTYPES, KV_VALUE_BYTES, NAME, allocated_ro
 from edge.backends.llamacpp.library import LOG, library
 from edge.errors import EngineError, InputError, UnsupportedError
 from edge.gguf_file import GGUFFile
-from edge.model import ModelSpec
+from edge.spec import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray
 
 _GGML_TYPE = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}

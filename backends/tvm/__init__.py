@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from edge.backends.base import EngineConfig, Footprint, Tuned
 from edge.errors import MissingExtraError
 from edge.gguf_file import GGUFFile
-from edge.model import ModelSpec
+from edge.spec import ModelSpec
 
 if TYPE_CHECKING:
     from edge.backends.tvm.engine import NativeEngine
@@ -54,6 +54,8 @@ def can_repack(spec: ModelSpec) -> bool:
 def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     """Counted from the arrays that the engine allocates; the weights are those of the packed file."""
     from edge.backends.tensors import find_recipe
+    from edge.backends.tvm.blocks import BLOCKS
+    from edge.backends.tvm.blocks.base import growth
     from edge.backends.tvm.kv import allocated_rows, row_bytes
     from edge.backends.tvm.layout import Shape, make_scratch, round_up
     from edge.backends.tvm.targets import choose_target, with_tuning
@@ -70,7 +72,7 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
         heads = 2 if config.observes else max(2, shape.kv_heads)
         by_head = rows * (shape.layers * shape.kv_heads * _BOOKKEEPING + heads * shape.padded_head * _LOOKED_AT)
     return Footprint(
-        weights=spec.weight_bytes,
+        weights=sum(int(size * growth(BLOCKS[name])) for name, size in spec.type_bytes),
         kv=rows * per_row,
         scratch=4 * (scratch.floats + scratch.integers + 2 * logits + 3 * rope) + by_head,
         runtime=_RUNTIME_BYTES,

@@ -21,7 +21,7 @@ from edge.backends.tvm.weights import open_weights
 from edge.backends.tvm.workers import Workers
 from edge.errors import EngineError, UnsupportedError
 from edge.gguf_file import GGUFFile
-from edge.model import ModelSpec
+from edge.spec import ModelSpec
 from edge.types import FloatArray, IntArray
 
 _ROPE_AHEAD = 64  # decode steps whose angles are computed at once

@@ -29,7 +29,7 @@ from edge.backends.tvm.weights import pack_weights
 from edge.devices.profiles import Profile
 from edge.errors import InputError
 from edge.gguf_file import GGUFFile
-from edge.model import ModelSpec
+from edge.spec import ModelSpec
 from edge.versions import own_versions
 
 OBJECT, IMAGE, WEIGHTS, DESIGN = FILES = ("run.o", "run.img", "weights.bin", "design.json")

@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from edge.architectures.recipe import Recipe
 from edge.backends.tensors import BIASES, MATRICES, NORMS, Source, find_recipe, find_tensors
 from edge.backends.tvm.blocks import BLOCKS
 from edge.backends.tvm.blocks.base import Block
 from edge.backends.tvm.targets import Target
 from edge.errors import UnsupportedError
 from edge.gguf_file import GGUFFile
-from edge.model import ModelSpec
+from edge.spec import ModelSpec, Recipe
 
 ALIGNMENT = 64  # bytes: what the widest loads want
 LINE = 32  # int32 words between two threads' counters: two cache lines, as neighbours are fetched together

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge.architectures.angles import Angles, find_angles
-from edge.architectures.recipe import Recipe
 from edge.gguf_file import GGUFFile
+from edge.spec import Recipe
 from edge.types import AnyArray, FloatArray
 
 

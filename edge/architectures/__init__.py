@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from edge.architectures import gemma2, gemma3, gpt2, llama, phi3, qwen2, qwen3
-from edge.architectures.recipe import Recipe
 from edge.header import Header
-
-if TYPE_CHECKING:
-    from edge.model import ModelSpec
+from edge.spec import ModelSpec, Recipe
 
 _RECIPES: dict[str, Callable[[Header, ModelSpec], Recipe]] = {
     "llama": llama.recipe,

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge.architectures.recipe import Rope
 from edge.errors import ModelFormatError
 from edge.gguf_file import GGUFFile
+from edge.spec import Rope
 from edge.types import AnyArray
 
 _FAST, _SLOW = 32, 1  # yarn: turns within the original context above which a pair stays, below which it is stretched
@@ -26,13 +26,15 @@ class Angles:
 def find_angles(file: GGUFFile, rope: Rope, positions: int) -> Angles:
     """The angles of a model that will see `positions` at most: longrope chooses by it.
 
-    Raises ModelFormatError if factors are not positive numbers.
+    Raises ModelFormatError if factors are not positive numbers, or for yarn without frequencies that fall.
     """
     powers: AnyArray = rope.base ** (-np.arange(0, rope.dim, 2) / rope.dim)
     magnitude = rope.magnitude
     if rope.scaling == "linear":
         powers = powers / rope.factor
     elif rope.scaling == "yarn":
+        if rope.base <= 1:
+            raise ModelFormatError(f"{file.path}: yarn cannot stretch RoPE with a base of {rope.base:g}")
         stretched = _yarn_share(rope)
         powers = powers / rope.factor * stretched + powers * (1 - stretched)
         magnitude *= 1 + 0.1 * math.log(rope.factor)

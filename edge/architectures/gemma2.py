@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
-from edge.architectures.recipe import Recipe, read_rope, window_but_every
+from edge.architectures.common import read_rope, window_but_every
 from edge.header import Header
-
-if TYPE_CHECKING:
-    from edge.model import ModelSpec
+from edge.spec import ModelSpec, Recipe
 
 _LAYERS_OF_27B = 46  # alone divides scores by the square root of hidden / heads; no field of the file says so
 

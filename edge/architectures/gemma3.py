@@ -4,14 +4,11 @@ that sees everything."""
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
+from edge.architectures.common import read_rope, window_but_every
 from edge.architectures.gemma2 import query_scale
-from edge.architectures.recipe import Recipe, Rope, read_rope, window_but_every
 from edge.header import Header
-
-if TYPE_CHECKING:
-    from edge.model import ModelSpec
+from edge.spec import ModelSpec, Recipe, Rope
 
 _LAYERS_OF_27B = 62
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from edge.architectures.recipe import Recipe, same_window
+from edge.architectures.common import same_window
 from edge.header import Header
-
-if TYPE_CHECKING:
-    from edge.model import ModelSpec
+from edge.spec import ModelSpec, Recipe
 
 
 def recipe(_header: Header, spec: ModelSpec) -> Recipe:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from edge.architectures import llama
-from edge.architectures.recipe import Recipe
 from edge.header import Header
-
-if TYPE_CHECKING:
-    from edge.model import ModelSpec
+from edge.spec import ModelSpec, Recipe
 
 
 def recipe(header: Header, spec: ModelSpec) -> Recipe:

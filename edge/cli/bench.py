@@ -99,7 +99,7 @@ def _print(rows: list[BenchRow], output: Format) -> None:
 
 
 def _cells(row: BenchRow) -> list[str]:
-    from edge.model import format_count
+    from edge.spec import format_count
 
     size, params = format_bytes(row.size), format_count(row.params)
     return [row.model, size, params, row.backend, str(row.threads), row.test, f"{row.speed:.2f} ± {row.sd:.2f}"]

@@ -8,8 +8,8 @@ from contextlib import suppress
 from edge.cache import cache_folder
 from edge.cli.show import note
 from edge.devices.host import processor
-from edge.model import ModelSpec
 from edge.plan import Plan
+from edge.spec import ModelSpec
 
 
 def suggest_tuning(model: str, spec: ModelSpec, plan: Plan) -> None:

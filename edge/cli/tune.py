@@ -100,7 +100,12 @@ def _summary(result: Result) -> list[str]:
     from edge.devices.records import user_folder
 
     record, compared = result.record, result.record.comparison
-    spread = f"10–90 % of {compared.pairs} pairs: {compared.low:.3f} to {compared.high:.3f}" if compared else ""
+    spread = (
+        f"median of {compared.pairs} pairs, surely above {compared.floor:.3f}; "
+        f"10–90 % of them: {compared.low:.3f} to {compared.high:.3f}"
+        if compared
+        else ""
+    )
     done = f"{record.trials} trials, {result.measured} of them new, {record.seconds:.0f} s"
     if record.kept == "default":
         found = f"the best candidate came to {compared.median:.3f} × ({spread})" if compared else "nothing was faster"

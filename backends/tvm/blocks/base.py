@@ -157,6 +157,11 @@ def plane(values: Bytes, bits: int) -> Bytes:
     return packed
 
 
+def growth(block: Block) -> float:
+    """Packed bytes over the file's."""
+    return sum(block.packed_bytes(TILE, block.values)) / (TILE * block.raw_bytes)
+
+
 def _by_lanes(numbers: NDArray[Any]) -> Bytes:
     """[rows, blocks, n] numbers to [rows / 16, blocks, bytes]: each number of 16 rows side by side."""
     rows, blocks, count = numbers.shape

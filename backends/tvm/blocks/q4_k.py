@@ -21,8 +21,9 @@ def factors(raw: Bytes) -> Bytes:
     """
     rows, blocks, _ = raw.shape
     first, last = (each.reshape(rows, blocks, 2, 4) for each in (raw[:, :, :8], bits_of(raw[:, :, 8:], 4, 4)))
-    each = np.concatenate([first & np.uint8(0x3F), last | first >> np.uint8(2) & np.uint8(0x30)], axis=-1)
-    return np.asarray(each.swapaxes(2, 3).reshape(rows, blocks, 16))
+    both = np.concatenate([first & np.uint8(0x3F), last | first >> np.uint8(2) & np.uint8(0x30)], axis=-1)
+    turns: Bytes = both.swapaxes(2, 3).reshape(rows, blocks, 16)
+    return turns
 
 
 def split(raw: Bytes) -> Split:

@@ -7,7 +7,7 @@ from edge.backends.tvm.targets import Target, choose_target
 from edge.backends.tvm.tuning.space import allowed
 from edge.devices.host import processor, usable_cores
 from edge.devices.records import Record, Subject, nearest, read_records, set_aside, user_folder
-from edge.model import ModelSpec
+from edge.spec import ModelSpec
 
 
 def find_tuned(spec: ModelSpec, kv_dtype: str) -> Tuned | None:
@@ -20,7 +20,8 @@ def find_tuned(spec: ModelSpec, kv_dtype: str) -> Tuned | None:
     values = dict(record.values)
     threads, chunk = values.pop("threads", None), values.pop("chunk", None)
     same = (record.subject.cpu, record.subject.cores) == (processor().name, usable_cores())
-    return Tuned(f"record {record.name}", values, threads if same else None, chunk)
+    doubt = "" if record.comparison else " (interrupted: not compared with the defaults)"
+    return Tuned(f"record {record.name}{doubt}", values, threads if same else None, chunk)
 
 
 def find_record(spec: ModelSpec, kv_dtype: str) -> Record | None:

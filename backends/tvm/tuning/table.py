@@ -29,6 +29,10 @@ class Table:
         with open(self.path, "a", encoding="utf-8") as out:
             out.write(json.dumps(asdict(trial)) + "\n")
 
+    def distrust(self, trials: Sequence[Trial]) -> None:
+        """Keep them for `--show` only: the comparison contradicts the races, so the next tuning starts anew."""
+        Table(self.path, "contradicted").start(trials)
+
     def known(self) -> list[Trial]:
         """Trials of this key; none if the table is another's. Those that failed may be tried again."""
         return [trial for trial in read_trials(self.path, self.key) if trial.fate != "failed"]

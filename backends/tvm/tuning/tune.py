@@ -96,10 +96,14 @@ def tune(
                         )  # fmt: skip
                     except KeyboardInterrupt:
                         interrupted = True
+            if comparison and not is_gain(comparison):
+                table.distrust(found.trials)
             record = _record(name, device, setting, model, found, comparison, time.monotonic() - started)
             if not interrupted or _is_worth_more(record):
                 write_record(record)
     except OSError as error:
+        if error.filename is not None and not str(error.filename).startswith(str(table.path.parent)):
+            raise
         raise InputError(
             f"the folder of tuning records {table.path.parent} cannot be written ({error.strerror}): "
             f"set EDGE_TUNING to one that can"
