@@ -196,7 +196,11 @@ def _check(spec: ModelSpec, backend: Backend, request: PlanRequest) -> None:
 
 def _candidates(spec: ModelSpec, backend: Backend, request: PlanRequest, tuned: Tuned | None) -> Iterator[EngineConfig]:
     """Configurations from the best to the most frugal. What the user fixed goes before what was tuned."""
-    wanted = request.max_kv_size or min(spec.context, _round_up(request.expected_tokens or spec.context))
+    per_head = make_policy(request.kv_policy, request.sinks).needs.per_head
+    # Heads that evict on their own close gaps only when positions reach the context, which takes a second or so: a
+    # cache that leaves half of it free does so every few thousand tokens.
+    most = max(1, spec.context // 2) if per_head and not _fits(spec, request) else spec.context
+    wanted = request.max_kv_size or min(most, _round_up(request.expected_tokens or spec.context))
     smallest = min(spec.context, max(_SMALLEST_ROWS, _least_rows(request), 2 * (request.prefill_step_size or 0)))
     wanted = request.max_kv_size or max(wanted, smallest)
     least = wanted if request.max_kv_size or request.kv_policy == "full" else min(wanted, smallest)
@@ -209,6 +213,11 @@ def _candidates(spec: ModelSpec, backend: Backend, request: PlanRequest, tuned: 
         floor = wanted if request.expected_tokens else max(least, min(wanted, _ROWS_WORTH_REPACKING))
         yield from _sizes(replace(base, repack=True), request, floor, chunk)
     yield from _sizes(base, request, least, chunk)
+
+
+def _fits(spec: ModelSpec, request: PlanRequest) -> bool:
+    """Nothing will have to be evicted."""
+    return request.expected_tokens is not None and request.expected_tokens <= spec.context
 
 
 def _sizes(base: EngineConfig, request: PlanRequest, least: int, longest: int) -> Iterator[EngineConfig]:
