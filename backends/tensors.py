@@ -38,13 +38,13 @@ def find_tensors(file: GGUFFile, spec: ModelSpec) -> dict[str, Source]:
     Raises UnsupportedError if tensors are missing, unknown, or not the same in all layers; ModelFormatError if a
     fused one has not the rows of its parts.
     """
-    recipe = find_recipe(spec)
+    recipe, rows = find_recipe(spec), _row_counts(spec)
     matrices = [name for name in MATRICES if recipe.gated or name != "ffn_gate"]
     found: dict[str, Source] = {}
     for layer in range(spec.layers):
         for fused, parts in _FUSED.items():
             if f"blk.{layer}.{parts[0]}.weight" not in file.tensors and parts[0] in matrices:
-                found |= _split(file, spec, f"blk.{layer}", fused, parts)
+                found |= _split(file, rows, f"blk.{layer}", fused, parts)
     taken = {source.tensor for source in found.values()}
     for name, info in file.tensors.items():
         if name not in taken:
@@ -59,31 +59,35 @@ def find_tensors(file: GGUFFile, spec: ModelSpec) -> dict[str, Source]:
     if unknown := sorted(set(found) - known):
         raise UnsupportedError(f"our engines do not know the tensor {unknown[0]}: use --backend llamacpp")
     for name, source in found.items():
-        _check_shape(file, spec, name, source)
+        _check_shape(file, spec, rows, name, source)
     first = {name.removeprefix("blk.0.") for name in in_layers if name.startswith("blk.0.")}
     if odd := sorted(in_layers ^ {f"blk.{layer}.{name}" for layer in range(spec.layers) for name in first}):
         raise UnsupportedError(f"only some layers have {odd[0]}: use --backend llamacpp")
     return found
 
 
-def _check_shape(file: GGUFFile, spec: ModelSpec, name: str, source: Source) -> None:
-    """Engines read by the spec's figures, so each tensor must have just these."""
+def _row_counts(spec: ModelSpec) -> dict[str, int]:
+    """Rows of matrices and lengths of vectors that are not as long as a hidden state."""
     queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     rows = {"attn_q": queries, "attn_k": keys, "attn_v": keys, "ffn_gate": spec.ffn, "ffn_up": spec.ffn}
     rows |= {"token_embd": spec.vocab, "output": spec.vocab, "position_embd": spec.context}
-    rows |= {"attn_q_norm": spec.head_dim, "attn_k_norm": spec.head_dim} | dict.fromkeys(_FACTORS, spec.rope_dim // 2)
-    columns = {"attn_output": queries, "ffn_down": spec.ffn}
+    rows |= {"attn_q_norm": spec.head_dim, "attn_k_norm": spec.head_dim}
+    return rows | dict.fromkeys(_FACTORS, spec.rope_dim // 2)
+
+
+def _check_shape(file: GGUFFile, spec: ModelSpec, rows: dict[str, int], name: str, source: Source) -> None:
+    """Engines read by the spec's figures, so each tensor must have just these."""
     stem = name.removesuffix(".bias").rpartition(".")[2]
     shape = file.tensors[source.tensor].shape
-    is_matrix = stem in MATRICES + _TABLES and not name.endswith(".bias")
-    expected = (columns.get(stem, spec.hidden),) * is_matrix + (rows.get(stem, spec.hidden),)
+    expected: tuple[int, ...] = (rows.get(stem, spec.hidden),)
+    if stem in MATRICES + _TABLES and not name.endswith(".bias"):
+        columns = {"attn_output": rows["attn_q"], "ffn_down": rows["ffn_up"]}.get(stem, spec.hidden)
+        expected = (columns, *expected)
     if (*shape[:-1], source.rows) != expected:
         raise ModelFormatError(f"{file.path}: {source.tensor} has shape {shape} instead of {expected}")
 
 
-def _split(file: GGUFFile, spec: ModelSpec, layer: str, fused: str, parts: tuple[str, ...]) -> dict[str, Source]:
-    keys = spec.kv_heads * spec.head_dim
-    rows = {"attn_q": spec.heads * spec.head_dim, "attn_k": keys, "attn_v": keys}
+def _split(file: GGUFFile, rows: dict[str, int], layer: str, fused: str, parts: tuple[str, ...]) -> dict[str, Source]:
     found = {}
     for kind, suffix in (("weight", ""), ("bias", ".bias")):
         name = f"{layer}.{fused}.{kind}"
@@ -91,8 +95,8 @@ def _split(file: GGUFFile, spec: ModelSpec, layer: str, fused: str, parts: tuple
             continue
         first = 0
         for part in parts:
-            found[f"{layer}.{part}{suffix}"] = Source(name, first, rows.get(part, spec.ffn))
-            first += rows.get(part, spec.ffn)
+            found[f"{layer}.{part}{suffix}"] = Source(name, first, rows[part])
+            first += rows[part]
         if info.shape[-1] != first:
             raise ModelFormatError(f"{file.path}: {name} has {info.shape[-1]} rows instead of {first}")
     return found

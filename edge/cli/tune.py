@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -125,10 +126,14 @@ def _list(json: bool) -> None:
         print_json({"folder": str(user_folder()), "records": [asdict(record) for record in records]})
         return
     if records:
-        headings = ["model", "KV", "processor", "date", "trials", "kept", "gain", "10–90 %"]
-        print(table(headings, [_row(record) for record in records], left=4))
+        print(_table(records))
     else:
         print(f"no tuning records in {user_folder()}")
+
+
+def _table(records: Sequence[Record]) -> str:
+    headings = ["model", "KV", "processor", "date", "trials", "kept", "gain", "10–90 %"]
+    return table(headings, [_row(record) for record in records], left=4)
 
 
 def _row(record: Record) -> list[str]:
@@ -163,7 +168,7 @@ def _explain(name: str, kv_dtype: str, picture: Path | None, json: bool) -> None
             "trials": [asdict(trial) for trial in tried],
         })  # fmt: skip
         return
-    print(table(["model", "KV", "processor", "date", "trials", "kept", "gain", "10–90 %"], [_row(record)], left=4))
+    print(_table([record]))
     print(f"\ntimed: {record.score}\n")
     if found:
         cells = [

@@ -120,7 +120,7 @@ class Frame:
     def product(
         self, name: str, layer: Value, matrix: Matrix, tile: Value, inputs: Inputs, rows: Sequence[Value]
     ) -> list[Register]:
-        """As `_multiply`, with the matrix's bias added if it has one."""
+        """As `multiply`, with the matrix's bias added if it has one."""
         sums = self.multiply(matrix, tile, inputs, rows)
         if f"{name}.bias" in self.design.vectors:
             bias = let(load(self.weights.floats, self.layer_at(layer, f"{name}.bias") + tile * 16))
