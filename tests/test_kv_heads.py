@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, load_engine, open_golden
+from conftest import GOLDEN, bring_back, load_engine, open_golden
 from heads_oracle import HeadOracle
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -235,7 +235,7 @@ def test_a_restored_cache_has_no_attention_of_others(engines: Callable[[Engine],
     native.kv.truncate(0)
     native.forward_all(some_tokens(30, 2))
     assert native.kv.attention.any()
-    native.kv.restore(state)
+    bring_back(native.kv, state)
     assert not native.kv.attention.any()
 
 
@@ -557,7 +557,7 @@ def test_after_evictions_a_session_is_not_saved_and_starts_anew(session_of: Call
     session.reset()
     logits = session.engine.forward(tokens[:20])
     np.testing.assert_allclose(logits, oracle.forward_all(tokens[:20])[-1], atol=EXACT)
-    kv.restore(kv.save())
+    bring_back(kv, kv.save())
     assert kv.length == 20
 
 

@@ -16,6 +16,7 @@ from edge.backends.tvm.layout import Job, fill_table, make_layout, make_scratch,
 from edge.backends.tvm.memory import aligned_zeros, pointer
 from edge.backends.tvm.rope import find_rotation
 from edge.backends.tvm.runtime import compiled
+from edge.backends.tvm.sources import source_hash
 from edge.backends.tvm.targets import choose_target, with_tuning
 from edge.backends.tvm.weights import open_weights
 from edge.backends.tvm.workers import Workers
@@ -43,7 +44,7 @@ class NativeEngine:
         positions = spec.context if config.per_head else config.capacity  # gaps stay open while the context allows
         shape, self._rotation = layout.shape, find_rotation(file, layout.recipe, positions)
         self._head, self._padded_vocab = shape.padded_head, shape.padded_vocab
-        key = state_key(NAME, file, spec, config)
+        key = state_key(f"{NAME} {source_hash('kv.py', 'kernels', 'phases')}", file, spec, config)
         self._kv = NativeKV(shape, config.kv_dtype, config.capacity, self._rotation, key, image, config.observes)
         rows = allocated_rows(config.capacity)
         scratch = make_scratch(shape, target, config.chunk, config.threads, rows if config.observes else 0)
