@@ -15,6 +15,7 @@ import numpy as np
 from edge.types import AnyArray, FloatArray
 
 STEPS = 15  # between the least and the greatest of 4 bits
+LARGEST = 65504  # of float16
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def encode(dtype: str, x: FloatArray) -> tuple[AnyArray, AnyArray]:
         x = hadamard(x)
         least = x.min(axis=-1, keepdims=True)
         scale = (x.max(axis=-1, keepdims=True) - least) * np.float32(1 / STEPS)
-        scales = np.concatenate([scale, least], axis=-1).astype(np.float16)
+        scales = np.concatenate([scale, least], axis=-1).clip(-LARGEST, LARGEST).astype(np.float16)
         scale, least = np.split(scales.astype(np.float32), 2, axis=-1)
         inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
         return np.rint((x - least) * inverse).clip(0, STEPS).astype(np.uint8), scales

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tvm.tirx.script.builder import ir as T
 
-from edge.backends.tvm.codes import FORMATS, STEPS
+from edge.backends.tvm.codes import FORMATS, LARGEST, STEPS
 from edge.backends.tvm.kernels.hadamard import hadamard
 from edge.backends.tvm.kernels.isa import Isa
 from edge.backends.tvm.kernels.lanes import (
@@ -68,7 +68,8 @@ def _encode_int4(isa: Isa, vectors: Sequence[Value]) -> tuple[list[Value], list[
     scale = let((largest(high) - least) * T.float32(1 / STEPS))
     stored, rounded = Register("uint16"), Register()
     first = T.ramp(T.int32(0), T.int32(1), 16) < ints(1)
-    stored.value = isa.to_f16(let(T.Select(first, spread(scale), spread(least))))
+    pair = T.Select(first, spread(scale), spread(least))
+    stored.value = isa.to_f16(let(T.max(T.min(pair, floats(LARGEST)), floats(-LARGEST))))
     rounded.value = isa.from_f16(stored.value)
     scale, least = (let(rounded.lane(i64(lane))) for lane in (0, 1))
     inverse = let(T.if_then_else(scale > T.float32(0), T.float32(1) / scale, T.float32(0)))
