@@ -92,7 +92,8 @@ class PrefixTree:
         if self.has(block.parent, block.tokens):
             return True
         while self.nbytes + block.nbytes > self.limit:
-            victim = next((each for each in self._blocks.values() if not self.references(each.name)), None)
+            free = (each for each in self._blocks.values() if not self.references(each.name))
+            victim = next((each for each in free if each.name != block.parent), None)
             if victim is None:
                 return False
             self.drop(victim)

@@ -66,10 +66,10 @@ class BlockFiles:
     def find(self, parent: str, tokens: IntArray) -> Block | None:
         """The block behind `parent` that agrees with most of `tokens`, if any agrees with one. A use."""
         whole = self._path(parent, tokens[:BLOCK])
-        if tokens.size >= BLOCK and (block := self._read(whole)):
+        if block := self._read(whole):
             return block
         for path, _ in self._alike(parent, tokens):
-            if path != whole and (block := self._read(path)) and block.agreement(tokens):
+            if (block := self._read(path)) and block.agreement(tokens):
                 return block
         return None
 
