@@ -204,12 +204,13 @@ class Session:
         The last token is run for its logits, and as many as the policy wants to observe before an eviction: rows that
         come back have no attention. A policy that counts all attention there ever was has to see the whole prompt.
         """
-        queries = self._policy.needs.queries
+        kv, queries = self.engine.kv, self._policy.needs.queries
         if self._prompt_cache is None or queries == EVERY:
             return 0
-        reused = self._prompt_cache.restore(
-            self.engine.kv, tokens, min(tokens.size, self.engine.kv.capacity) - max(1, queries)
-        )
+        most = min(tokens.size, kv.capacity) - max(1, queries)
+        if tokens.size > kv.capacity:  # chunks begin, and rows are evicted, where they would be without the cache
+            most -= most % self._chunk(tokens.size)
+        reused = self._prompt_cache.restore(kv, tokens, most)
         self._fed = tokens[:reused].tolist()
         return reused
 
@@ -256,13 +257,18 @@ class Session:
                 f"raise --max-kv-size or use --kv-policy streaming"
             )
 
+    def _chunk(self, count: int) -> int:
+        """Tokens that are run at once when `count` are to come."""
+        chunk, kv = self.plan.config.chunk, self.engine.kv
+        if count > kv.free and chunk > kv.capacity // 2:
+            return max(1, kv.capacity // 8)  # the plan expected no eviction; one must leave most of the cache
+        return chunk
+
     def _prefill(
         self, tokens: IntArray, governor: Governor, run: _Run, on_prefill: Progress | None
     ) -> FloatArray | None:
         """Run the prompt chunk by chunk; logits after its last token, or None if a budget ended it."""
-        chunk, logits, kv = self.plan.config.chunk, None, self.engine.kv
-        if tokens.size > kv.free and chunk > kv.capacity // 2:
-            chunk = max(1, kv.capacity // 8)  # the plan expected no eviction; one must leave most of the cache
+        chunk, logits, kv = self._chunk(tokens.size), None, self.engine.kv
         starts, free = [*range(0, tokens.size, chunk)], kv.free
         if self._policy.needs.queries > 0 and 0 < free < min(chunk, tokens.size):
             # Nobody knew that these tokens would come, so nothing may have been observed: what fits is run first.

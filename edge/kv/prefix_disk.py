@@ -28,7 +28,7 @@ from edge.kv.prefix import BLOCK, Block, agreement, prefix_name
 from edge.stamp import make_temporary, status_of
 from edge.types import IntArray
 
-_HEAD = struct.Struct("<8s16sIxxxxQ")  # magic, checksum, tokens, bytes of data; tokens and data follow
+_HEAD = struct.Struct("<8s16sIQ")  # magic, checksum, tokens, bytes of data; tokens and data follow
 _MAGIC = b"edge-kv1"
 _FILE = re.compile(r"(?P<parent>[0-9a-f]{24})-(?P<name>[0-9a-f]{24})\.kv")
 _TEMPORARY = re.compile(rf"\.\d+-\w+-{_FILE.pattern}")
