@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from edge.budget import Budget
     from edge.errors import BudgetError, EdgeError, InputError, MissingExtraError, ModelFormatError, UnsupportedError
     from edge.evaluate import perplexity
+    from edge.kv.prompt_cache import PromptCache
     from edge.opened import Model, open_model
     from edge.plan import Plan, PlanRequest, make_plan
     from edge.report.run import RunReport
@@ -27,15 +28,15 @@ if TYPE_CHECKING:
 _HOMES = {
     "Budget": "budget", "BudgetError": "errors", "EdgeError": "errors", "InputError": "errors",
     "MissingExtraError": "errors", "Model": "opened", "ModelFormatError": "errors", "Plan": "plan",
-    "PlanRequest": "plan", "RunReport": "report.run", "SamplingParams": "sampling", "Session": "session",
-    "UnsupportedError": "errors", "load": "session", "make_plan": "plan", "open_model": "opened",
+    "PlanRequest": "plan", "PromptCache": "kv.prompt_cache", "RunReport": "report.run", "SamplingParams": "sampling",
+    "Session": "session", "UnsupportedError": "errors", "load": "session", "make_plan": "plan", "open_model": "opened",
     "perplexity": "evaluate",
 }  # fmt: skip
 
 __all__ = [
     "Budget", "BudgetError", "EdgeError", "InputError", "MissingExtraError", "Model", "ModelFormatError", "Plan",
-    "PlanRequest", "RunReport", "SamplingParams", "Session", "UnsupportedError", "load", "make_plan", "open_model",
-    "perplexity",
+    "PlanRequest", "PromptCache", "RunReport", "SamplingParams", "Session", "UnsupportedError", "load", "make_plan",
+    "open_model", "perplexity",
 ]  # fmt: skip
 
 
