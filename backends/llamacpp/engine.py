@@ -7,7 +7,7 @@ vocabulary, and full caches, so all of that is checked before every call.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,14 @@ import numpy as np
 from edge.backends.base import (
     EngineConfig,
     KVState,
+    check_positions,
     check_rows,
     check_tokens,
     state_key,
 )
-from edge.backends.llamacpp import CAPABILITIES, KV_VALUE_BYTES, NAME, allocated_rows
+from edge.backends.llamacpp import CAPABILITIES, KV_VALUE_BYTES, NAME, allocated_rows, check_observed, uses_flash
 from edge.backends.llamacpp.library import LOG, library
+from edge.backends.llamacpp.scores import Scores, interrupts_wait
 from edge.errors import EngineError, InputError, UnsupportedError
 from edge.gguf_file import GGUFFile
 from edge.spec import ModelSpec
@@ -38,7 +40,10 @@ def _magnified(file: GGUFFile) -> bool:
 
 
 class LlamaCppKV:
-    """KVCache protocol over llama.cpp's unified cache; rows are counted in order of their positions."""
+    """KVCache protocol over llama.cpp's unified cache; rows are counted in order of their positions.
+
+    With `scores` it is a HeadKVCache without `keys`: one head of one layer, which stands for all.
+    """
 
     def __init__(
         self,
@@ -48,15 +53,18 @@ class LlamaCppKV:
         spec: ModelSpec,
         config: EngineConfig,
         settle: Callable[[], None],
+        scores: Scores | None,
     ):
         self._lib, self._context = low_level, context
-        self._memory = low_level.llama_get_memory(context)
-        self._can_shift = bool(low_level.llama_memory_can_shift(self._memory)) and not _magnified(file)
+        self.memory = low_level.llama_get_memory(context)
+        self._can_shift = bool(low_level.llama_memory_can_shift(self.memory)) and not _magnified(file)
         self._settle = settle
-        self._key = state_key(NAME, file, spec, config)
+        self._scores = scores
+        self._key = state_key(NAME, file, spec, config) + (":observed" if scores else "")  # values lie otherwise
         self.capacity = config.capacity
         self.nbytes = int(allocated_rows(config.capacity) * spec.kv_values_per_row * KV_VALUE_BYTES[config.kv_dtype])
         self._positions = np.zeros(config.capacity + 1, np.int32)  # one more for `_settle`
+        self._cells = np.zeros(config.capacity + 1, np.int32)  # where rows lie, if there are scores
         self._length = 0
         self.next_position = 0
         self._shift_pending = False
@@ -78,8 +86,33 @@ class LlamaCppKV:
     def positions(self) -> IntArray:
         return self._positions[: self._length]
 
-    def appended(self, count: int) -> None:
+    @property
+    def head_lengths(self) -> IntArray:
+        return np.array([[self._length]], np.int32)
+
+    @property
+    def ages(self) -> IntArray:
+        return (self.next_position - self.positions)[None, None]
+
+    @property
+    def attention(self) -> FloatArray:
+        return self._observed().by_cell[self._cells[: self._length]][None, None]
+
+    def clear_attention(self) -> None:
+        self._observed().by_cell[:] = 0
+
+    def keys(self, layer: int) -> FloatArray:
+        raise UnsupportedError("llama.cpp does not show its keys")
+
+    def _observed(self) -> Scores:
+        if self._scores is None:
+            raise UnsupportedError("this engine was loaded without EngineConfig.observes")
+        return self._scores
+
+    def appended(self, count: int, cells: IntArray | None) -> None:
         """Book rows that the engine has just run."""
+        if cells is not None:
+            self._cells[self._length : self._length + count] = cells
         self._positions[self._length : self._length + count] = range(self.next_position, self.next_position + count)
         self._length += count
         self.next_position += count
@@ -96,12 +129,28 @@ class LlamaCppKV:
         evicted[rows] = False
         for first, last in _runs(np.flatnonzero(evicted), np.diff(np.flatnonzero(evicted)) != 1):
             self._lib.llama_memory_seq_rm(
-                self._memory, _SEQUENCE, int(self._positions[first]), int(self._positions[last]) + 1
+                self.memory, _SEQUENCE, int(self._positions[first]), int(self._positions[last]) + 1
             )
         self._positions[: rows.size] = self._positions[rows]
+        self._cells[: rows.size] = self._cells[rows]
         self._length = rows.size
         if close_gaps:
             self._renumber()
+
+    def keep_heads(self, rows: Sequence[IntArray]) -> None:
+        if len(rows) != 1:
+            raise InputError(f"rows for 1 head are wanted, not for {len(rows)}: all of llama.cpp's keep the same")
+        self.keep(rows[0], close_gaps=False)
+
+    def renumber(self) -> None:
+        self._check_open()
+        if not self._can_shift:
+            raise UnsupportedError(
+                "llama.cpp cannot shift the positions of this model, which have reached the end of its context"
+            )
+        cells, ages = self._cells[: self._length], self.ages[0, 0]
+        self._renumber()
+        self._observed().by_cell[cells] *= (self.ages[0, 0] / ages).astype(np.float32)
 
     def _renumber(self) -> None:
         """Give the rows positions 0…n-1. llama.cpp turns the whole cache whatever is moved, so the window moves
@@ -111,7 +160,7 @@ class LlamaCppKV:
         for first, last in _runs(np.arange(self._length), np.diff(moved) != 0):
             if moved[first]:
                 start, end = int(positions[first]), int(positions[last]) + 1
-                self._lib.llama_memory_seq_add(self._memory, _SEQUENCE, start, end, -int(moved[first]))
+                self._lib.llama_memory_seq_add(self.memory, _SEQUENCE, start, end, -int(moved[first]))
                 self._shift_pending = True
         self._positions[: self._length] = np.arange(self._length)
         self.next_position = self._length
@@ -121,10 +170,10 @@ class LlamaCppKV:
         if not 0 <= length <= self._length:
             raise InputError(f"cannot truncate {self._length} rows to {length}")
         if length == 0:
-            self._lib.llama_memory_clear(self._memory, False)
+            self._lib.llama_memory_clear(self.memory, False)
             self._shift_pending = False
         elif length < self._length:
-            self._lib.llama_memory_seq_rm(self._memory, _SEQUENCE, int(self._positions[length]), -1)
+            self._lib.llama_memory_seq_rm(self.memory, _SEQUENCE, int(self._positions[length]), -1)
         self._length = length
         self.next_position = int(self._positions[length - 1]) + 1 if length else 0
 
@@ -161,12 +210,17 @@ class LlamaCppEngine:
         self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None
     ) -> None:
         self.spec, self.config = spec, config
+        check_observed(config)
         if config.kv_dtype.startswith("q") and spec.head_dim % 64:  # llama.cpp crashes when it shifts smaller heads
             raise UnsupportedError(f"{config.kv_dtype} KV rows need a head size divisible by 64, not {spec.head_dim}")
         self._lib: Any = library()
         self._model = self._context = self._batch = None
+        self._scores: Scores | None = None
+        self._queries = 0
         try:
             self._model = self._load_model(file, progress)
+            if config.observes:
+                self._scores = self._make_scores()
             self._context = self._make_context()
         except BaseException:
             self.close()
@@ -174,21 +228,26 @@ class LlamaCppEngine:
         self._batch = self._lib.llama_batch_init(config.chunk, 0, 1)
         self._tokens, self._batch_positions, self._wanted = self._batch_arrays()
         self._views: dict[int, FloatArray] = {}
-        self._kv = LlamaCppKV(self._lib, self._context, file, spec, config, self._settle)
+        self._kv = LlamaCppKV(self._lib, self._context, file, spec, config, self._settle, self._scores)
 
     @property
     def kv(self) -> LlamaCppKV:
         return self._kv
 
+    def observe(self, queries: int) -> None:
+        if queries and self._scores is None:
+            raise UnsupportedError("this engine was loaded without EngineConfig.observes")
+        self._queries = queries
+
     def forward(self, tokens: IntArray) -> FloatArray:
-        tokens = check_tokens(tokens, self.spec.vocab, self._kv.free)
+        tokens = self._check(tokens)
         chunk = self.config.chunk
         for start in range(0, tokens.size, chunk):
             self._decode(tokens[start : start + chunk], every=False)
         return self._logits(1).reshape(-1)
 
     def forward_all(self, tokens: IntArray) -> FloatArray:
-        tokens = check_tokens(tokens, self.spec.vocab, self._kv.free)
+        tokens = self._check(tokens)
         logits = np.empty((tokens.size, self.spec.vocab), np.float32)
         step = min(self.config.logits_rows, self.config.chunk)
         for start in range(0, tokens.size, step):
@@ -196,6 +255,11 @@ class LlamaCppEngine:
             self._decode(part, every=True)
             logits[start : start + part.size] = self._logits(part.size)
         return logits
+
+    def _check(self, tokens: IntArray) -> IntArray:
+        tokens = check_tokens(tokens, self.spec.vocab, self._kv.free)
+        check_positions(self.spec, self._kv.next_position + tokens.size)
+        return tokens
 
     def close(self) -> None:
         """Free everything; safe to call twice."""
@@ -240,6 +304,14 @@ class LlamaCppEngine:
             raise UnsupportedError(f"{file.path}: llama.cpp cannot load it ({LOG.reason()})")
         return model
 
+    def _make_scores(self) -> Scores:
+        if self._lib.llama_model_n_swa(self._model) > 0:
+            raise UnsupportedError(
+                "llama.cpp keeps the rows of sliding windows in a cache of its own, where no policy can look: "
+                "use --kv-policy streaming"
+            )
+        return Scores(self._lib, self.spec.layers, allocated_rows(self.config.capacity))
+
     def _make_context(self) -> Any:
         lib, config = self._lib, self.config
         parameters = lib.llama_context_default_params()
@@ -248,7 +320,9 @@ class LlamaCppEngine:
         parameters.n_outputs_max = config.logits_rows  # the logits buffer; more outputs than this would abort
         parameters.n_threads = parameters.n_threads_batch = config.threads
         parameters.type_k = parameters.type_v = _GGML_TYPE[config.kv_dtype]
-        parameters.flash_attn_type = int(config.kv_dtype != "f32")
+        parameters.flash_attn_type = int(uses_flash(config))
+        if self._scores:
+            parameters.cb_eval = self._scores.callback
         parameters.no_perf = True
         parameters.offload_kqv = parameters.op_offload = False
         context = lib.llama_init_from_model(self._model, parameters)
@@ -275,10 +349,25 @@ class LlamaCppEngine:
         self._wanted[:count] = every
         self._wanted[count - 1] = True
         self._batch.n_tokens = count
+        if self._scores is None:
+            self._run_batch()
+            self._kv.appended(count, None)
+            return
+        self._scores.begin(min(self._queries, count))
+        with interrupts_wait():
+            self._run_batch()
+        try:
+            cells = self._scores.finish()
+        except BaseException:
+            self._lib.llama_memory_seq_rm(self._kv.memory, _SEQUENCE, position, -1)
+            raise
+        self._kv.appended(count, cells)
+
+    def _run_batch(self) -> None:
+        assert self._batch is not None
         status = self._lib.llama_decode(self._context, self._batch)
         if status != 0:
-            raise EngineError(f"llama.cpp could not run {count} tokens (status {status}): {LOG.reason()}")
-        self._kv.appended(count)
+            raise EngineError(f"llama.cpp could not run {self._batch.n_tokens} tokens (status {status}): {LOG.reason()}")
 
     def _logits(self, rows: int) -> FloatArray:
         """The last outputs, float32 [rows, vocab]: a view of llama.cpp's own buffer."""
@@ -292,12 +381,15 @@ class LlamaCppEngine:
         """Make llama.cpp apply a pending shift: it does so only when it runs a token."""
         if self._kv.length == 0:
             return
+        queries, self._queries = self._queries, 0
         try:
             self._decode(np.zeros(1, np.int32), every=False)
         except EngineError:
             if self._kv.length < allocated_rows(self._kv.capacity):
                 raise
             return  # no cell was free for the token, but llama.cpp turns the keys before it looks for one
+        finally:
+            self._queries = queries
         self._kv.truncate(self._kv.length - 1)
 
 
