@@ -411,6 +411,9 @@ with edge.load(model, memory=memory, threads=1, **options) as session:
     [
         ("tvm", "256MiB", 1024, "int8", "h2o"),
         ("tvm", "256MiB", 1024, "f16", "keydiff"),
+        ("llamacpp", "256MiB", 512, "f16", "h2o"),
+        ("llamacpp", "400MiB", 2048, "f16", "snapkv"),
+        ("llamacpp", "300MiB", 1024, "f32", "tova"),
         ("llamacpp", "200MiB", 256, "f16", "streaming"),
         ("llamacpp", "256MiB", 512, "q8_0", "streaming"),
         ("llamacpp", "210MiB", None, "f16", "streaming"),

@@ -66,12 +66,14 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     """Bytes by llama.cpp's own rules, checked against its log (`benchmarks/prediction.py`)."""
     check_observed(config)
     rows = allocated_rows(config.capacity)
-    # The widest point of the graph is the feed-forward: gate, up and their product, four residual-wide tensors.
-    values_per_token = 3 * spec.ffn + 4 * max(spec.hidden, spec.heads * spec.head_dim)
-    if not uses_flash(config):  # the score matrix exists, before and after its softmax
-        values_per_token += 2 * spec.heads * rows
-    mask, quantized_activations = 2 * rows, spec.ffn * 9 // 8
-    chunk = config.chunk * (4 * values_per_token + mask + quantized_activations)
+    # The widest point of the graph is the feed-forward, with gate, up and their product, or else the attention.
+    width = max(spec.hidden, spec.heads * spec.head_dim)
+    values, mask, rounded = 3 * spec.ffn + 4 * width, 2 * rows, spec.ffn * 9 // 8
+    if not uses_flash(config):  # the score matrix exists; each product's second factor is rounded to the first's type
+        scores = spec.heads * rows
+        values, mask = max(values, scores + 6 * width), 4 * rows
+        rounded = max(rounded, 2 * scores if config.kv_dtype == "f16" else 0)
+    chunk = config.chunk * (4 * values + mask + rounded)
     logits = 2 * 4 * config.logits_rows * spec.vocab
     weights = spec.weight_bytes
     if config.repack and spec.tied_head:  # looked up in one layout, multiplied in the other
