@@ -30,6 +30,7 @@ class EngineConfig:
     logits_rows: int = 1  # most rows of logits that exist at once; forward_all works through longer inputs in steps
     observes: bool = False  # tvm: room to add up the attention that rows get
     per_head: bool = False  # tvm: room for the bookkeeping of rows that differ from head to head
+    uneven: bool = False  # tvm: heads may keep different numbers of rows
     repack: bool = False  # llamacpp: weights re-laid in private memory (faster) instead of mapped (reclaimable)
     tuning: dict[str, int] = field(default_factory=dict)  # tvm: sizes of pieces of work, where not the defaults
 
@@ -152,6 +153,11 @@ class HeadKVCache(KVCache, Protocol):
         """A layer's, as they are stored, float32 [KV heads, length, head]."""
         ...
 
+    @property
+    def longest(self) -> int:
+        """Rows that one head may hold: more than `capacity` where heads keep different numbers."""
+        ...
+
     def clear_attention(self) -> None: ...
 
     def keep_heads(self, rows: Sequence[IntArray]) -> None:
@@ -200,8 +206,11 @@ class Engine(Protocol):
 class ObservedEngine(Engine, Protocol):
     """An engine that can add up attention in its cache."""
 
-    def observe(self, queries: int) -> None:
-        """Add up what the last `queries` tokens of every pass pay to each row; 0 observes nothing."""
+    def observe(self, queries: int, *, votes: bool = False) -> None:
+        """Add up what the last `queries` tokens of every pass pay to each row; 0 observes nothing.
+
+        votes: count instead how many of them paid it more than the average of what they see.
+        """
         ...
 
 

@@ -186,8 +186,8 @@ class Session:
             return True
         if not self._policy.evicts or count > kv.capacity:
             return False
-        before, budget = kv.length, kv.capacity - max(count, self.plan.evict_step)
-        rows = self._policy.rows_to_keep(look(kv, self._policy.needs), budget)
+        before, incoming = kv.length, max(count, self.plan.evict_step)
+        rows = self._policy.rows_to_keep(look(kv, self._policy.needs, incoming), kv.capacity - incoming)
         if isinstance(rows, np.ndarray):
             kv.keep(rows, close_gaps=self._policy.close_gaps)
         else:
@@ -202,7 +202,7 @@ class Session:
         """
         if self._policy.needs.queries:
             queries = queries_to_observe(self._policy.needs, self.engine.kv.free, tokens.size, upcoming)
-            observe(self.engine, queries)
+            observe(self.engine, self._policy.needs, queries)
         return self.engine.forward_all(tokens) if every else self.engine.forward(tokens)
 
     def _check_fits(self, count: int) -> None:

@@ -27,7 +27,8 @@ class KVView:
     attention: what the observed queries paid to each row, float32 [layers, KV heads, rows], mean over the query heads
     of a group; None unless the policy needs queries. ages: tokens since each row came, in the same shape. keys: a
     function that gives a layer's keys as they are stored, float32 [KV heads, rows, head]: of all layers together they
-    would be larger than the cache. Behind a head's last row all are 0.
+    would be larger than the cache. Behind a head's last row all are 0. longest: rows that one head may keep, where
+    they may differ.
     """
 
     length: int  # of the head that has most
@@ -35,6 +36,7 @@ class KVView:
     attention: FloatArray | None = None
     ages: IntArray | None = None
     keys: Callable[[int], FloatArray] | None = None
+    longest: int = 0
 
     def by_keys(self, score: Callable[[FloatArray], FloatArray]) -> FloatArray:
         """What `score` makes of the keys, layer by layer: float32 [layers, KV heads, rows]."""
@@ -47,10 +49,12 @@ class KVView:
 class Needs:
     """queries: how many of the last ones are observed before an eviction, EVERY for all that ever ran; keys: read.
 
-    uneven: the finest unit that gets a number of rows of its own.
+    votes: attention is the number of these queries that paid a row more than average, instead of the sum. uneven: the
+    finest unit that gets a number of rows of its own.
     """
 
     queries: int = 0
+    votes: bool = False
     keys: bool = False
     uneven: Granularity = "token"
 
