@@ -28,7 +28,7 @@ class EngineConfig:
     kv_dtype: str
     threads: int
     logits_rows: int = 1  # most rows of logits that exist at once; forward_all works through longer inputs in steps
-    observes: bool = False  # tvm: room to add up the attention that rows get
+    observes: bool = False  # attention that rows get can be added up: tvm needs room for it, llamacpp is slower
     per_head: bool = False  # tvm: room for the bookkeeping of rows that differ from head to head
     uneven: bool = False  # tvm: heads may keep different numbers of rows
     repack: bool = False  # llamacpp: weights re-laid in private memory (faster) instead of mapped (reclaimable)

@@ -58,7 +58,7 @@ def check_observed(config: EngineConfig) -> None:
     """Raise UnsupportedError for rows whose attention llama.cpp cannot show."""
     if config.observes and config.kv_dtype.startswith("q"):
         raise UnsupportedError(
-            f"llama.cpp does not show the attention to {config.kv_dtype} rows: use --kv-dtype f16 or --kv-policy streaming"
+            f"llama.cpp shows no attention to {config.kv_dtype} rows: use --kv-dtype f16 or --kv-policy streaming"
         )
 
 

@@ -87,6 +87,10 @@ class LlamaCppKV:
         return self._positions[: self._length]
 
     @property
+    def longest(self) -> int:
+        return self.capacity
+
+    @property
     def head_lengths(self) -> IntArray:
         return np.array([[self._length]], np.int32)
 
@@ -181,6 +185,8 @@ class LlamaCppKV:
         self._check_open()
         if self._shift_pending:  # llama.cpp saves moved positions, but keys that it has not turned yet
             self._settle()
+        if self._scores and (self._cells[: self._length] != np.arange(self._length)).any():
+            raise UnsupportedError("a cache whose rows were evicted by their attention cannot be saved yet")
         size = self._lib.llama_state_seq_get_size(self._context, _SEQUENCE)
         buffer = (ctypes.c_uint8 * size)()
         if self._lib.llama_state_seq_get_data(self._context, buffer, size, _SEQUENCE) != size:
@@ -199,6 +205,9 @@ class LlamaCppKV:
             raise EngineError(f"llama.cpp could not restore the state: {LOG.reason()}")
         self._length, self.next_position = state.positions.size, state.next_position
         self._positions[: self._length] = state.positions
+        self._cells[: self._length] = np.arange(self._length)  # into an empty cache, in the order they were saved in
+        if self._scores:
+            self._scores.by_cell[:] = 0
 
 
 class LlamaCppEngine:
@@ -216,7 +225,7 @@ class LlamaCppEngine:
         self._lib: Any = library()
         self._model = self._context = self._batch = None
         self._scores: Scores | None = None
-        self._queries = 0
+        self._queries, self._votes = 0, False
         try:
             self._model = self._load_model(file, progress)
             if config.observes:
@@ -234,10 +243,11 @@ class LlamaCppEngine:
     def kv(self) -> LlamaCppKV:
         return self._kv
 
-    def observe(self, queries: int) -> None:
+    def observe(self, queries: int, *, votes: bool = False) -> None:
+        """See ObservedEngine. Raises UnsupportedError if the engine was loaded without `EngineConfig.observes`."""
         if queries and self._scores is None:
             raise UnsupportedError("this engine was loaded without EngineConfig.observes")
-        self._queries = queries
+        self._queries, self._votes = queries, votes
 
     def forward(self, tokens: IntArray) -> FloatArray:
         tokens = self._check(tokens)
@@ -353,7 +363,7 @@ class LlamaCppEngine:
             self._run_batch()
             self._kv.appended(count, None)
             return
-        self._scores.begin(min(self._queries, count))
+        self._scores.begin(min(self._queries, count), votes=self._votes, visible=self._kv.length + count)
         with interrupts_wait():
             self._run_batch()
         try:
@@ -367,7 +377,9 @@ class LlamaCppEngine:
         assert self._batch is not None
         status = self._lib.llama_decode(self._context, self._batch)
         if status != 0:
-            raise EngineError(f"llama.cpp could not run {self._batch.n_tokens} tokens (status {status}): {LOG.reason()}")
+            raise EngineError(
+                f"llama.cpp could not run {self._batch.n_tokens} tokens (status {status}): {LOG.reason()}"
+            )
 
     def _logits(self, rows: int) -> FloatArray:
         """The last outputs, float32 [rows, vocab]: a view of llama.cpp's own buffer."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from edge.errors import EngineError, UnsupportedError
+from edge.errors import UnsupportedError
 from edge.types import AnyArray, FloatArray, IntArray
 
 _SOFTMAX, _KEY_CELLS = b"kq_soft_max", b"attn_inp_k_idxs"  # beginnings of the names of tensors
@@ -61,12 +61,18 @@ class Scores:
         self._layers = layers
         self._checked = False
         self._queries = self._seen = 0
+        self._average: FloatArray | None = None
         self._written: IntArray | None = None
         self._error: BaseException | None = None
 
-    def begin(self, queries: int) -> None:
-        """Announce a pass whose last `queries` tokens are observed."""
+    def begin(self, queries: int, *, votes: bool, visible: int) -> None:
+        """Announce a pass whose last `queries` tokens are observed; the very last will see `visible` rows.
+
+        votes: count those that pay a cell more than the average of what they see.
+        """
         self._queries, self._seen, self._written, self._error = queries, 0, None, None
+        sees = np.arange(visible - queries + 1, visible + 1, dtype=np.float32)
+        self._average = np.reciprocal(sees)[:, None] if votes else None
         self._pass[:] = 0
 
     def finish(self) -> IntArray:
@@ -98,7 +104,7 @@ class Scores:
     def _wants(self, tensor: int) -> bool:
         if not self._checked:
             if self._name_of(tensor) != tensor + _NAME:
-                raise UnsupportedError("this llama.cpp lays out its tensors in another way: --kv-policy streaming works")
+                raise UnsupportedError("this llama.cpp lays out tensors in another way: use --kv-policy streaming")
             self._checked = True
         if self._written is None and self._operation(tensor) == b"SET_ROWS":
             self._read_cells(_Tensor.from_address(tensor).src[1])
@@ -114,6 +120,8 @@ class Scores:
         """[1, heads, tokens, cells]; llama.cpp's memory, good until the callback returns."""
         shares = _values(softmax, _F32, np.float32)[0]
         observed = shares[:, -self._queries :]
+        if self._average is not None:
+            observed = observed > self._average
         self._pass[: shares.shape[-1]] += observed.sum(axis=(0, 1)) / np.float32(len(shares) * self._layers)
         self._seen += 1
 
