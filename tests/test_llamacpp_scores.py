@@ -230,21 +230,28 @@ def test_nothing_is_added_up_unless_asked(engines: Callable[[Engine], Engine]) -
         _ = plain.kv.attention
 
 
-def test_saved_rows_come_back_without_attention(engines: Callable[[Engine], Engine]) -> None:
+@pytest.mark.parametrize("cut", [0, 8])
+def test_saved_rows_come_back_without_attention(cut: int, engines: Callable[[Engine], Engine]) -> None:
     model, tokens = model_of("llama-gqa-tied"), some_tokens(48)
     engine, oracle = observed_engine(model), TokenOracle(model, 100)
     engines(engine)
     engine.forward(tokens[:20])
-    oracle.heads.forward_all(tokens[:20])
-    state = engine.kv.save()
+    state = engine.kv.save(cut)
     engine.observe(CHUNK)
     engine.kv.truncate(0)
     engine.forward(tokens[::-1][:30])
     engine.kv.keep_heads([some_rows(30, 1)])
     with pytest.raises(UnsupportedError, match="cannot be saved"):
         engine.kv.save()
-    engine.kv.restore(state)
-    assert not engine.kv.attention.any()
+    with pytest.raises(InputError, match="saved KV rows do not"):
+        engine.kv.append(replace(state, positions=state.positions + 30, next_position=50))
+    engine.kv.truncate(0)
+    if cut:
+        engine.forward(tokens[:cut])
+        oracle.heads.forward_all(tokens[:cut], observed=CHUNK)
+    engine.kv.append(state)
+    oracle.heads.forward_all(tokens[cut:20])
+    assert_same_rows(engine, oracle)
     ours, theirs = engine.forward_all(tokens[20:40]), oracle.heads.forward_all(tokens[20:40], observed=CHUNK)
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=EXACT)
     assert_same_rows(engine, oracle)

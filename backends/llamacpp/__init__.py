@@ -74,7 +74,7 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
         values, mask = max(values, scores + 6 * width), 4 * rows
         rounded = max(rounded, 2 * scores if config.kv_dtype == "f16" else 0)
     chunk = config.chunk * (4 * values + mask + rounded)
-    logits = 2 * 4 * config.logits_rows * spec.vocab
+    logits = 2 * 4 * max(2, config.logits_rows) * spec.vocab  # never fewer than sequences
     weights = spec.weight_bytes
     if config.repack and spec.tied_head:  # looked up in one layout, multiplied in the other
         weights += spec.largest_tensor

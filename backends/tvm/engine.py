@@ -17,6 +17,7 @@ from edge.backends.tvm.memory import aligned_zeros, pointer
 from edge.backends.tvm.regions import TILE, Regions, longest_head
 from edge.backends.tvm.rope import find_rotation
 from edge.backends.tvm.runtime import compiled
+from edge.backends.tvm.sources import source_hash
 from edge.backends.tvm.targets import choose_target, with_tuning
 from edge.backends.tvm.weights import open_weights
 from edge.backends.tvm.workers import Workers
@@ -44,7 +45,7 @@ class NativeEngine:
         positions = spec.context if config.per_head else config.capacity  # gaps stay open while the context allows
         shape, self._rotation = layout.shape, find_rotation(file, layout.recipe, positions)
         self._head, self._padded_vocab = shape.padded_head, shape.padded_vocab
-        key = state_key(NAME, file, spec, config)
+        key = state_key(f"{NAME} {source_hash('kv.py', 'rows.py', 'kernels', 'phases')}", file, spec, config)
         longest = longest_head(config.capacity, spec.context, uneven=config.uneven)
         regions = Regions(shape.layers * shape.kv_heads, config.capacity, longest, uneven=config.uneven)
         self._kv = NativeKV(shape, config.kv_dtype, regions, self._rotation, key, image, config.observes)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edge.backends.base import KVState, check_rows
+from edge.backends.base import KVState, check_range, check_rows, check_state
 from edge.backends.tvm.layout import Shape
 from edge.backends.tvm.loading import Call, Image
 from edge.backends.tvm.memory import aligned_zeros, pointer
@@ -57,7 +57,7 @@ class NativeKV:
         self._next = 0
         self._anchors = np.zeros((self._heads, 0, shape.padded_head), np.float32)
         self._anchor_turns = np.zeros(0, np.int64)
-        self._rotation, self._key, self._image = rotation, key, image
+        self._rotation, self.key, self._image = rotation, key, image
         self.closed = False
 
     @property
@@ -210,33 +210,38 @@ class NativeKV:
             self._retain([np.arange(each - dropped, dtype=np.int32) for each in lengths])
             self._note_positions()
 
-    def save(self) -> KVState:
+    def save(self, first: int = 0, last: int | None = None) -> KVState:
         self._check_open()
         if len(self._slots) > 1:
             raise UnsupportedError("a cache whose heads keep different rows cannot be saved yet")
-        rows = self.regions.rows(self._slots[0, : self.length])
+        last = check_range(first, last, self.length)
+        rows, positions = self.regions.rows(self._slots[0, first:last]), self.positions
+        next_position = int(positions[last]) if last < self.length else self.next_position
         parts = [np.int64(self._base).tobytes(), *(self._stored.gather(name, rows).tobytes() for name in self.arrays)]
-        return KVState(self._key, self.positions.copy(), self.next_position, b"".join(parts))
+        return KVState(self.key, positions[first:last].copy(), next_position, b"".join(parts))
 
-    def restore(self, state: KVState) -> None:
+    def append(self, state: KVState) -> None:
         self._check_open()
-        count = state.positions.size
-        size = _BASE_BYTES + count * row_bytes(self.shape, self.dtype)
-        if state.key != self._key or count > self.capacity or len(state.data) != size:
-            raise InputError("the saved KV state belongs to another model, engine, KV dtype or capacity")
-        self.truncate(0)
-        at, slots = _BASE_BYTES, np.arange(count)
+        check_state(state, self, self.next_position)
+        first, count = self.length, state.positions.size
+        if len(state.data) != _BASE_BYTES + count * row_bytes(self.shape, self.dtype):
+            raise InputError("the saved KV rows are damaged")
+        base = int(np.frombuffer(state.data, np.int64, 1)[0])
+        if len(self._slots) > 1 or (first and base != self._base):
+            raise InputError("the saved KV rows do not fit behind rows that were evicted since")
+        at, slots = _BASE_BYTES, np.arange(first, first + count)
+        rows = self.regions.rows(slots)
         for name, array in self.arrays.items():
             width = self._stored.width(name)
             part = np.frombuffer(state.data, array.dtype, self._heads * count * width, at)
-            self._stored.scatter(name, self.regions.rows(slots), part.reshape(self._heads, count, width))
+            self._stored.scatter(name, rows, part.reshape(self._heads, count, width))
             at += part.nbytes
-        self._base = int(np.frombuffer(state.data, np.int64, 1)[0])
-        self._slots[0, :count], self._turned[0, :count] = slots, state.positions.astype(np.int64) + self._base
-        self.lengths[:] = count
-        self._next = self._base + state.next_position
+        self._base, self._next = base, base + state.next_position
+        self._slots[0, slots], self._turned[0, slots] = slots, state.positions.astype(np.int64) + base
+        self.lengths[:] = first + count
         self._note_positions()
-        self.clear_attention()
+        if self.row_attention.size:
+            self.row_attention[rows] = 0
 
     # Slots
 

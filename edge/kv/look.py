@@ -25,6 +25,11 @@ def look(kv: KVCache, needs: Needs, incoming: int = 0) -> KVView:
     )
 
 
+def rows_per_head(kv: KVCache, needs: Needs) -> int:
+    """Rows in use, on average where heads differ."""
+    return round(float(cast(HeadKVCache, kv).head_lengths.mean())) if needs.looks else kv.length
+
+
 def queries_to_observe(needs: Needs, free: int, incoming: int, upcoming: int) -> int:
     """How many of the next pass's tokens to observe, so that the policy knows enough at the next eviction.
 
