@@ -242,7 +242,9 @@ class Backend(Protocol):
         """Whether `EngineConfig.repack` speeds this model up."""
         ...
 
-    def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint: ...
+    def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
+        """Raises UnsupportedError for a configuration that the engine cannot have."""
+        ...
 
     def tuned(self, spec: ModelSpec, kv_dtype: str) -> Tuned | None:
         """What `edge tune` found for this model and device, or for the most alike; None if nothing applies."""

@@ -272,34 +272,58 @@ def test_what_goes_wrong_in_the_callback_is_raised_and_leaves_no_rows(
     assert_same_rows(engine, oracle)
 
 
-@pytest.mark.parametrize("where", ["_wants", "_add"])
+@pytest.mark.parametrize("when", [True, False])
 def test_an_interrupt_waits_for_the_end_of_the_pass(
-    where: str, monkeypatch: pytest.MonkeyPatch, engines: Callable[[Engine], Engine]
+    when: bool, monkeypatch: pytest.MonkeyPatch, engines: Callable[[Engine], Engine]
 ) -> None:
-    """Python raises it in the callback, where ctypes would print and forget it."""
-    model, tokens = model_of("llama-gqa-tied"), some_tokens(40)
-    engine = observed_engine(model)
-    engines(engine)
-    engine.observe(CHUNK)
-    original, sent = getattr(Scores, where), []
+    """Python would raise it on entry to the callback, where ctypes prints and forgets it, and so end the pass early."""
+    model, tokens, sent = model_of("llama-gqa-tied"), some_tokens(40), list[bool]()
+    receive = Scores._receive
 
-    def interrupt(self: Scores, tensor: Any) -> Any:
-        if not sent:
+    def interrupted(self: Scores, tensor: int, asks: bool, data: int | None) -> bool:
+        if asks is when and not sent:
             sent.append(True)
             signal.raise_signal(signal.SIGINT)
-        return original(self, tensor)
+        return receive(self, tensor, asks, data)
 
-    monkeypatch.setattr(Scores, where, interrupt)
+    monkeypatch.setattr(Scores, "_receive", interrupted)
+    engine, oracle = observed_engine(model), TokenOracle(model, 100)
+    engines(engine)
+    engine.observe(CHUNK)
     with pytest.raises(KeyboardInterrupt):
-        engine.forward(tokens[:20])
+        engine.forward(tokens[:CHUNK])
     assert sent
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    engine.kv.truncate(0)
-    oracle = TokenOracle(model, 100)
-    np.testing.assert_allclose(
-        engine.forward_all(tokens), oracle.heads.forward_all(tokens, observed=CHUNK), rtol=0, atol=EXACT
-    )
-    assert_same_rows(engine, oracle)
+    oracle.heads.forward_all(tokens[:CHUNK], observed=CHUNK)
+    assert_same_rows(engine, oracle)  # the pass has run to its end
+    ours, theirs = engine.forward_all(tokens[CHUNK:]), oracle.heads.forward_all(tokens[CHUNK:], observed=CHUNK)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=EXACT)
+
+
+@pytest.mark.parametrize("observes", [False, True])
+def test_an_interrupted_pass_is_booked(
+    observes: bool, monkeypatch: pytest.MonkeyPatch, engines: Callable[[Engine], Engine]
+) -> None:
+    """Or the next one would find rows in llama.cpp that edge knows nothing of."""
+    model, tokens = model_of("llama-gqa-tied"), some_tokens(40)
+    engine = load_engine(model, "llamacpp", "f32", chunk=CHUNK, observes=observes)
+    oracle = engines(load_engine(model, "reference", "f32"))
+    engines(engine)
+    assert isinstance(engine, LlamaCppEngine)
+    decode = engine._lib.llama_decode
+
+    def interrupted(context: Any, batch: Any) -> Any:
+        status = decode(context, batch)
+        signal.raise_signal(signal.SIGINT)
+        return status
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._lib, "llama_decode", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.forward(tokens[:5])
+    assert engine.kv.length == 5
+    theirs = oracle.forward_all(tokens)[5:]
+    np.testing.assert_allclose(engine.forward_all(tokens[5:]), theirs, rtol=0, atol=EXACT)
 
 
 _DROP = """

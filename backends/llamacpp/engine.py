@@ -176,27 +176,24 @@ class LlamaCppEngine:
         self._wanted[:count] = every
         self._wanted[count - 1] = True
         self._batch.n_tokens = count
-        if self._scores is None:
-            self._run_batch()
-            self._kv.appended(count, None)
-            return
-        self._scores.begin(min(self._queries, count), votes=self._votes, visible=self._kv.length + count)
-        with interrupts_wait():
-            self._run_batch()
+        with interrupts_wait():  # or llama.cpp would have rows that nobody has booked
+            self._run_batch(position)
+
+    def _run_batch(self, position: int) -> None:
+        """Run what `_batch` holds and book its rows, or leave none."""
+        assert self._batch is not None
+        count, scores = self._batch.n_tokens, self._scores
+        if scores:
+            scores.begin(min(self._queries, count), votes=self._votes, visible=self._kv.length + count)
+        status = self._lib.llama_decode(self._context, self._batch)
+        if status != 0:
+            raise EngineError(f"llama.cpp could not run {count} tokens (status {status}): {LOG.reason()}")
         try:
-            cells = self._scores.finish()
+            cells = scores.finish() if scores else None
         except BaseException:
             self._lib.llama_memory_seq_rm(self._kv.memory, SEQUENCE, position, -1)
             raise
         self._kv.appended(count, cells)
-
-    def _run_batch(self) -> None:
-        assert self._batch is not None
-        status = self._lib.llama_decode(self._context, self._batch)
-        if status != 0:
-            raise EngineError(
-                f"llama.cpp could not run {self._batch.n_tokens} tokens (status {status}): {LOG.reason()}"
-            )
 
     def _logits(self, rows: int) -> FloatArray:
         """The last outputs, float32 [rows, vocab]: a view of llama.cpp's own buffer."""
