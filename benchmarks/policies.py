@@ -13,7 +13,7 @@ from text import long_text
 
 import edge
 from edge.cli.show import table
-from edge.evaluate import LOGITS_ROWS
+from edge.quality.perplexity import LOGITS_ROWS
 from edge.kv import POLICY_NAMES
 from edge.types import IntArray
 

@@ -186,14 +186,21 @@ class Session:
             return True
         if not self._policy.evicts or count > kv.capacity:
             return False
-        before, budget = kv.length, min(kv.length, kv.capacity - max(count, self.plan.evict_step))
+        self.shrink(kv.capacity - max(count, self.plan.evict_step))
+        return True
+
+    def shrink(self, budget: int) -> None:
+        """Evict until no more than `budget` rows are left, by the policy; nothing if it never evicts."""
+        kv = self.engine.kv
+        if kv.length <= budget or not self._policy.evicts:
+            return
+        before = kv.length
         rows = self._policy.rows_to_keep(look(kv, self._policy.needs), budget)
         if isinstance(rows, np.ndarray):
             kv.keep(rows, close_gaps=self._policy.close_gaps)
         else:
             keep_heads(kv, rows, self.spec.context, forget=self._policy.needs.queries > 0)
         self._evicted += before - kv.length
-        return True
 
     def forward(self, tokens: IntArray, *, upcoming: int, every: bool = False) -> FloatArray:
         """Run tokens for which there is room, and let the policy see what it needs.

@@ -38,8 +38,8 @@ def perplexity(
 ) -> None:
     """Perplexity of a text, streamed through the KV cache under its policy. Lower is better."""
     from edge.cli.prompts import read_text
-    from edge.evaluate import LOGITS_ROWS
-    from edge.evaluate import perplexity as measure
+    from edge.quality.perplexity import LOGITS_ROWS
+    from edge.quality.perplexity import perplexity as measure
     from edge.opened import open_model
     from edge.plan import PlanRequest
     from edge.session import load
