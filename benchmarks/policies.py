@@ -13,8 +13,8 @@ from text import long_text
 
 import edge
 from edge.cli.show import table
-from edge.quality.perplexity import LOGITS_ROWS
 from edge.kv import POLICY_NAMES
+from edge.quality.perplexity import LOGITS_ROWS
 from edge.types import IntArray
 
 MODEL, ROWS = "smollm2-135m", 512

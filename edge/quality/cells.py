@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from edge.budget import format_bytes
 from edge.kv import DEFAULT_SINKS, make_policy
 from edge.opened import Model
 from edge.plan import AUTO, PlanRequest
@@ -24,6 +25,13 @@ class Cell:
     kv_dtype: str | None = None
     kv_memory: int | None = None
     max_kv_size: int | None = None
+
+    @property
+    def size(self) -> str:
+        """As it was asked for, for people."""
+        if self.kv_memory:
+            return format_bytes(self.kv_memory)
+        return f"{self.max_kv_size} rows" if self.max_kv_size else ""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from edge.budget import format_bytes
 from edge.errors import EdgeError
 from edge.quality.cells import Cell, Setup
 from edge.quality.journal import Journal, Measured
@@ -26,8 +25,9 @@ def run_matrix(
     total, done = len(cells) * sum(tasks.values()), 0
     for cell in cells:
         for name, tokens in tasks.items():
+            label = " ".join(part for part in (cell.policy, cell.kv_dtype, cell.size) if part) + f": {name}"
 
-            def show(count: int, label: str = f"{describe(cell)}: {name}", before: int = done) -> None:
+            def show(count: int, label: str = label, before: int = done) -> None:
                 on_progress(label, before + count, total)
 
             show(0)
@@ -38,12 +38,6 @@ def run_matrix(
             show(tokens)
             done += tokens
             yield found
-
-
-def describe(cell: Cell) -> str:
-    """A cell in a few words."""
-    size = format_bytes(cell.kv_memory) if cell.kv_memory else f"{cell.max_kv_size} rows" if cell.max_kv_size else ""
-    return " ".join(part for part in (cell.policy, cell.kv_dtype, size) if part)
 
 
 def _measure(setup: Setup, cell: Cell, task: str, material: Material, advance: Advance, *, must: bool) -> Measured:

@@ -11,7 +11,7 @@ import numpy as np
 
 from edge.errors import InputError
 from edge.session import Session
-from edge.types import FloatArray, IntArray
+from edge.types import AnyArray, FloatArray, IntArray
 
 LOGITS_ROWS = 64  # rows of logits per step: 12 MiB for 49k tokens; more is not faster
 BLOCK = 64  # tokens whose mean loss is remembered, to compare two runs part by part
@@ -81,7 +81,7 @@ def stream_documents(session: Session, documents: Sequence[IntArray], advance: A
     )
 
 
-def token_losses(session: Session, tokens: IntArray, advance: Advance | None = None) -> FloatArray:
+def token_losses(session: Session, tokens: IntArray, advance: Advance | None = None) -> AnyArray:
     """-log p(token) in nats for all tokens but the first, float64 [n − 1]. Raises InputError as `perplexity` does."""
     if tokens.size < 2:
         raise InputError("perplexity needs a text of at least two tokens")

@@ -19,6 +19,7 @@ import numpy as np
 
 from edge.errors import InputError
 from edge.kv import make_policy
+from edge.kv.policy import EVERY
 from edge.opened import Model
 from edge.quality.perplexity import Advance
 from edge.session import Session
@@ -61,6 +62,14 @@ class Retrieved:
     known: list[int]
     later: list[int]
     streamed: list[int]
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """Right digits, trial by trial, by when the question came."""
+
+    later: list[int]
+    known: list[int]
 
 
 def make_trials(model: Model, text: IntArray, count: int, length: int, seed: int = 0) -> list[Trial]:
@@ -109,21 +118,25 @@ def count_right(tokenizer: Tokenizer, logits: FloatArray, reply: IntArray) -> in
     return right
 
 
-def recall_compressed(
-    session: Session, trials: Sequence[Trial], rows: int, advance: Advance, *, known: bool
-) -> list[int]:
-    """Right digits per trial after one compression to `rows`, answer included. The session has room for everything.
-
-    known: the question comes before the compression.
-    """
-    right = []
+def recall_compressed(session: Session, trials: Sequence[Trial], rows: int, advance: Advance) -> Compressed:
+    """Right digits per trial after one compression to `rows`, answer included. The session has room for everything."""
+    kv, right = session.engine.kv, Compressed([], [])
+    queries = make_policy(session.plan.kv_policy, session.plan.sinks).needs.queries
     for trial in trials:
+        # Both protocols begin with the same tokens, so these run once; but saved rows have no attention added up.
+        same = 0 if queries == EVERY else trial.context.size - max(1, queries)
         session.reset()
-        late = trial.question[:0] if known else trial.question
-        _read(session, np.concatenate([trial.context, trial.question]) if known else trial.context)
-        _compress(session, rows - late.size - trial.reply.size)
-        right.append(_answer(session, late, trial.reply))
-        advance(trial.tokens)
+        _read(session, trial.context[:same])
+        state = kv.save()
+        for answers, early, late in (
+            (right.later, trial.question[:0], trial.question),
+            (right.known, trial.question, trial.question[:0]),
+        ):
+            kv.restore(state)
+            _read_observed(session, np.concatenate([trial.context[same:], early]), queries)
+            _compress(session, rows - late.size - trial.reply.size)
+            answers.append(_answer(session, late, trial.reply))
+            advance(trial.tokens)
     return right
 
 
@@ -144,13 +157,17 @@ def recall_streamed(session: Session, trials: Sequence[Trial], advance: Advance)
 
 
 def _read(session: Session, tokens: IntArray) -> None:
-    """Run tokens that all have room; the last ones on their own, observed by policies that look at the last."""
+    """Run tokens that all have room. Policies that look at the last ones have not come to them yet."""
     chunk = session.plan.config.chunk
-    queries = make_policy(session.plan.kv_policy, session.plan.sinks).needs.queries
-    until = tokens.size - min(tokens.size, chunk, max(1, queries))
-    for start in range(0, until, chunk):
-        session.forward(tokens[start : min(start + chunk, until)], upcoming=1)
-    session.forward(tokens[until:], upcoming=session.engine.kv.capacity)
+    for start in range(0, tokens.size, chunk):
+        session.forward(tokens[start : start + chunk], upcoming=1)
+
+
+def _read_observed(session: Session, tokens: IntArray, queries: int) -> None:
+    """Run tokens before an eviction: as many as the policy looks at in a pass of their own."""
+    last = min(tokens.size, session.plan.config.chunk, max(1, queries))
+    _read(session, tokens[:-last])
+    session.forward(tokens[-last:], upcoming=session.engine.kv.capacity)
 
 
 def _compress(session: Session, rows: int) -> None:
