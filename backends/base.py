@@ -6,17 +6,17 @@ Two counters are never one: the *row* a token has in the cache, and the *positio
 
 from __future__ import annotations
 
-import zlib
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from edge.errors import EngineError, InputError
 from edge.gguf_file import GGUFFile
 from edge.spec import ModelSpec
-from edge.types import FloatArray, IntArray
+from edge.types import FloatArray, Granularity, IntArray
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class EngineConfig:
     logits_rows: int = 1  # most rows of logits that exist at once; forward_all works through longer inputs in steps
     observes: bool = False  # tvm: room to add up the attention that rows get
     per_head: bool = False  # tvm: room for the bookkeeping of rows that differ from head to head
+    uneven: bool = False  # tvm: heads may keep different numbers of rows
     repack: bool = False  # llamacpp: weights re-laid in private memory (faster) instead of mapped (reclaimable)
     tuning: dict[str, int] = field(default_factory=dict)  # tvm: sizes of pieces of work, where not the defaults
 
@@ -59,30 +60,49 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an engine can do. `granularity`: the finest unit of eviction."""
+    """What an engine can do with its KV rows.
 
-    granularity: Literal["token", "layer", "head"]
+    granularity: the finest unit that may keep rows of its own. uneven: the finest unit that may keep a *number* of rows
+    of its own; "token" means that all heads of all layers keep equally many. attention, keys: what policies may see.
+    """
+
+    granularity: Granularity
+    uneven: Granularity
     kv_dtypes: tuple[str, ...]  # the first is the default
+    attention: bool
+    keys: bool
 
 
 @dataclass(frozen=True)
 class KVState:
-    """A saved KV cache. It fits only the engine, model, dtype and capacity named in `key`."""
+    """Saved rows, one behind the other. They fit a cache of any capacity whose `KVCache.key` is the same."""
 
     key: str
-    positions: IntArray  # [length], in row order
+    positions: IntArray  # [rows], in row order
     next_position: int
-    data: bytes
+    data: bytes | memoryview  # as the engine likes it; its length follows from the number of rows
 
 
 class KVCache(Protocol):
-    """The rows that an engine remembers: `length` of `capacity` are in use; `nbytes` is what is allocated."""
+    """The rows that an engine remembers: `length` of `capacity` are in use; `nbytes` is what is allocated.
+
+    capacity: rows per head; on average, where heads keep different numbers of rows.
+    key: names all that rows depend on: engine, weights, dtype, and what else changes their numbers or their layout.
+    """
 
     capacity: int
     nbytes: int
+    key: str
 
     @property
-    def length(self) -> int: ...
+    def length(self) -> int:
+        """Rows in use; of the head that keeps most, where heads differ."""
+        ...
+
+    @property
+    def free(self) -> int:
+        """Rows that every head still has room for."""
+        ...
 
     @property
     def positions(self) -> IntArray:
@@ -103,15 +123,28 @@ class KVCache(Protocol):
         """Forget all rows from `length` on; 0 empties the cache."""
         ...
 
-    def save(self) -> KVState: ...
+    def save(self, first: int = 0, last: int | None = None) -> KVState:
+        """A copy of the rows first … last − 1 (None: of all from `first` on); nothing changes.
 
-    def restore(self, state: KVState) -> None:
-        """Take back a saved state. Raises InputError if it belongs to another engine, model or setting."""
+        Raises InputError if there are no such rows, UnsupportedError where heads keep different rows.
+        """
+        ...
+
+    def append(self, state: KVState) -> None:
+        """Put saved rows behind those in use, as though their tokens had just been run. (All of a saved cache comes
+        back by `truncate(0)` and `append`.) They have no attention yet.
+
+        Raises InputError, and changes nothing, if they belong to another `key` or do not come after the rows in use;
+        CapacityError if there are more than free ones.
+        """
         ...
 
 
 class HeadKVCache(KVCache, Protocol):
-    """The cache of an engine that evicts head by head. [layers, KV heads, …], with 0 behind a head's last row."""
+    """A cache that policies may look into. Arrays are [layers, KV heads, …], with 0 behind a head's last row.
+
+    An engine of token granularity shows one layer with one head: the mean over all.
+    """
 
     @property
     def head_lengths(self) -> IntArray:
@@ -132,10 +165,19 @@ class HeadKVCache(KVCache, Protocol):
         """A layer's, as they are stored, float32 [KV heads, length, head]."""
         ...
 
+    @property
+    def longest(self) -> int:
+        """Rows that one head may hold: more than `capacity` where heads keep different numbers."""
+        ...
+
     def clear_attention(self) -> None: ...
 
     def keep_heads(self, rows: Sequence[IntArray]) -> None:
-        """As `keep`, with rows for every KV head of every layer; their positions stay."""
+        """As `keep`, with rows for every KV head of every layer (layer by layer); their positions stay.
+
+        Where the engine's `uneven` allows, heads keep different numbers of rows, at most `capacity` on average, and
+        what is left of the cache is shared out so that all have equally many free rows.
+        """
         ...
 
     @property
@@ -176,8 +218,11 @@ class Engine(Protocol):
 class ObservedEngine(Engine, Protocol):
     """An engine that can add up attention in its cache."""
 
-    def observe(self, queries: int) -> None:
-        """Add up what the last `queries` tokens of every pass pay to each row; 0 observes nothing."""
+    def observe(self, queries: int, *, votes: bool = False) -> None:
+        """Add up what the last `queries` tokens of every pass pay to each row; 0 observes nothing.
+
+        votes: count instead how many of them paid it more than the average of what they see.
+        """
         ...
 
 
@@ -185,8 +230,7 @@ class Backend(Protocol):
     """The module of one engine. Register it in `backends/__init__.py`."""
 
     NAME: str
-    KV_DTYPES: tuple[str, ...]  # the first is the default
-    EVICTS_HEADS: bool  # rows may differ from head to head: what policies that look at attention or keys need
+    CAPABILITIES: Capabilities
 
     def check_installed(self) -> None:
         """Raise MissingExtraError if the engine's package is not there."""
@@ -244,18 +288,36 @@ def check_rows(rows: IntArray, length: int) -> IntArray:
     return np.ascontiguousarray(array, dtype=np.int32)
 
 
+def check_range(first: int, last: int | None, length: int) -> int:
+    """`last` as a number, with 0 ≤ first ≤ last ≤ length. Raises InputError."""
+    end = length if last is None else last
+    if not 0 <= first <= end <= length:
+        raise InputError(f"rows {first} to {end} are not among the {length} of the cache")
+    return end
+
+
+def check_state(state: KVState, kv: KVCache, next_position: int) -> None:
+    """Refuse rows that do not belong behind those of `kv`. Raises InputError, CapacityError."""
+    positions = state.positions
+    if state.key != kv.key:
+        raise InputError("the saved KV rows belong to another model, engine or KV dtype")
+    if positions.size and (positions[0] < 0 or positions[-1] >= state.next_position or (np.diff(positions) <= 0).any()):
+        raise InputError("the saved KV rows are not in order")
+    if kv.length and (positions[0] if positions.size else state.next_position) < next_position:
+        raise InputError("the saved KV rows do not come after those in use")
+    if positions.size > kv.free:
+        raise CapacityError(f"{positions.size} saved rows, but only {kv.free} free ones")
+
+
 def state_key(backend: str, file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> str:
-    """What a saved state depends on."""
+    """What saved rows depend on: the model, by a few bytes of every tensor and the file's size and time, and settings.
+
+    Capacity is not among them, unless the model chooses its RoPE by it.
+    """
     shape = (spec.name, spec.layers, spec.hidden, spec.kv_heads, spec.head_dim, spec.vocab, spec.weight_bytes)
-    return f"{backend}:{shape}:{config.kv_dtype}:{config.capacity}:{_fingerprint(file)}"
-
-
-def _fingerprint(file: GGUFFile) -> int:
-    """Tells models of one shape apart: a checksum of a few bytes of every tensor."""
-    checksum = 0
-    for sample in tensor_samples(file):
-        checksum = zlib.crc32(sample, checksum)
-    return checksum
+    status, samples = file.path.stat(), hashlib.sha256(b"".join(tensor_samples(file))).hexdigest()
+    chosen = (config.capacity, config.per_head) if "rope_factors_long.weight" in file.tensors else ()
+    return repr((backend, shape, config.kv_dtype, samples, status.st_size, status.st_mtime_ns, *chosen))
 
 
 def tensor_samples(file: GGUFFile) -> Iterator[bytes]:

@@ -127,12 +127,14 @@ def recall_compressed(session: Session, trials: Sequence[Trial], rows: int, adva
         same = 0 if queries == EVERY else trial.context.size - max(1, queries)
         session.reset()
         _read(session, trial.context[:same])
-        state = kv.save()
+        state = kv.save() if same else None
         for answers, early, late in (
             (right.later, trial.question[:0], trial.question),
             (right.known, trial.question, trial.question[:0]),
         ):
-            kv.restore(state)
+            session.reset()
+            if state:
+                kv.append(state)
             _read_observed(session, np.concatenate([trial.context[same:], early]), queries)
             _compress(session, rows - late.size - trial.reply.size)
             answers.append(_answer(session, late, trial.reply))
