@@ -19,7 +19,7 @@ from edge.quality.tasks import TASKS, Material
 from edge.types import IntArray
 from edge.versions import own_versions
 
-REPEATS = 8
+REPEATS = 4
 
 
 @dataclass(frozen=True)
