@@ -35,11 +35,15 @@ def kv(
         str | None, o.flag("--kv-dtype", help="Dtypes of rows, such as f16,int8 (default: the engine's own).")
     ] = None,
     tasks: Annotated[
-        str, o.flag("--tasks", help="What to measure: perplexity, retrieval, repeat.")
-    ] = "perplexity,retrieval,repeat",
-    tokens: Annotated[int, o.flag("--tokens", min=1, help="Tokens of each text, for perplexity.")] = 4000,
+        str | None, o.flag("--tasks", help="What to measure: perplexity, retrieval, repeat (default: all).")
+    ] = None,
+    tokens: Annotated[
+        int | None, o.flag("--tokens", min=1, help="Tokens of each text, for perplexity (default: 4000, or all).")
+    ] = None,
     trials: Annotated[int, o.flag("--trials", min=1, max=10_000, help="Keys to find, for retrieval.")] = 20,
-    length: Annotated[int, o.flag("--length", min=1, help="Tokens that a key is hidden in.")] = 2048,
+    length: Annotated[
+        int | None, o.flag("--length", min=1, help="Tokens that a key is hidden in (default: 2048).")
+    ] = None,
     sinks: o.Sinks = 4,
     prefill_step_size: Annotated[
         int, o.flag("--prefill-step-size", min=1, help="Tokens run at once, and so evicted for.")
@@ -67,7 +71,7 @@ def kv(
     from edge.quality.cells import Setup
     from edge.quality.journal import Journal, write_whole
     from edge.quality.matrix import run_matrix
-    from edge.quality.reading import Amounts, make_material, settings_of
+    from edge.quality.reading import Amounts, make_material, possible_tasks, settings_of
     from edge.report.kv import make_rows
     from edge.report.kv_plot import check_plot
 
@@ -77,9 +81,11 @@ def kv(
     cells = _cells(opened.spec, policies, kv_memory, max_kv_size, kv_dtype)
     engine = find_backend(backend, opened.file, opened.spec, cells[0].kv_dtype).NAME  # the same for all cells
     setup = Setup(opened, engine, prefill_step_size, sinks, threads)
-    amounts = Amounts(tokens, trials, length, seed)
+    context = opened.spec.context
+    amounts = Amounts(tokens or min(Amounts.tokens, context), trials, length or min(Amounts.length, context), seed)
     documents = _read(text, setup)
-    material = make_material(setup, documents, amounts, _split(tasks, "--tasks"))
+    wanted = possible_tasks(context) if tasks is None else _split(tasks, "--tasks")
+    material = make_material(setup, documents, amounts, wanted)
     settings = settings_of(setup, documents, amounts)
     journal = Journal(None if output is None else Path(f"{output}.jsonl"), settings, resume=resume)
     measured, complete = [], False

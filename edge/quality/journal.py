@@ -14,7 +14,6 @@ from edge.quality.cells import Cache, Cell
 from edge.quality.perplexity import Streamed
 from edge.quality.repeat import Repeated
 from edge.quality.retrieval import Retrieved
-from edge.stamp import make_temporary
 
 Figures = Streamed | Repeated | Retrieved
 FIGURES: dict[str, type[Streamed] | type[Repeated] | type[Retrieved]] = {
@@ -82,21 +81,14 @@ class Journal:
 def write_whole(path: Path, text: str) -> None:
     """All of a file or nothing. Raises InputError."""
     try:
-        temporary = make_temporary(path)
+        temporary = path.with_name(f".{os.getpid()}-{path.name}")
         try:
             temporary.write_text(text, encoding="utf-8")
-            temporary.chmod(0o666 & ~_umask())
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror})") from None
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _line(measured: Measured) -> str:

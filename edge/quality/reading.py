@@ -13,7 +13,7 @@ from edge.backends import find_backend
 from edge.backends.base import tensor_samples
 from edge.errors import InputError
 from edge.quality.cells import Setup
-from edge.quality.repeat import make_repeats
+from edge.quality.repeat import REPEAT_TOKENS, make_repeats
 from edge.quality.retrieval import make_trials
 from edge.quality.tasks import TASKS, Material
 from edge.types import IntArray
@@ -34,10 +34,15 @@ class Document:
 class Amounts:
     """How much is read. tokens: scored per document; trials: keys to be found; length: tokens around each."""
 
-    tokens: int
-    trials: int
-    length: int
+    tokens: int = 4000
+    trials: int = 20
+    length: int = 2048
     seed: int = 0
+
+
+def possible_tasks(context: int) -> list[str]:
+    """Those that a model with so many positions can do with a full cache."""
+    return [task for task in TASKS if task != "repeat" or context >= REPEAT_TOKENS]
 
 
 def make_material(setup: Setup, documents: Sequence[Document], amounts: Amounts, tasks: Sequence[str]) -> Material:
@@ -50,6 +55,10 @@ def make_material(setup: Setup, documents: Sequence[Document], amounts: Amounts,
         if task not in TASKS:
             raise InputError(f"unknown task {task!r}: choose {', '.join(TASKS)}")
     context = setup.model.spec.context
+    if "repeat" in tasks and "repeat" not in possible_tasks(context):
+        raise InputError(
+            f"repeated segments take {REPEAT_TOKENS} positions, and the model knows {context}: see --tasks"
+        )
     for name, value, used in (("tokens", amounts.tokens, "perplexity"), ("length", amounts.length, "retrieval")):
         if used in tasks and value > context:
             raise InputError(f"--{name} must be at most {context}, which is what the model knows positions for")

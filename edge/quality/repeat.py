@@ -15,6 +15,7 @@ from edge.types import IntArray
 SEGMENT, BETWEEN = 256, 1500  # tokens
 _SETTLED = 16  # tokens at a segment's start that nothing before them could foretell
 _NEEDED = 2 * SEGMENT + BETWEEN
+REPEAT_TOKENS = _NEEDED + SEGMENT + 1  # of a text, the one that begins it included
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,9 @@ def make_repeats(text: IntArray, count: int, seed: int = 0, bos: Sequence[int] =
     text: tokens to take both from, at random places that do not overlap. Raises InputError if it is too short.
     """
     if text.size < _NEEDED:
-        raise InputError(f"repeated segments need a text of {_NEEDED} tokens, and there are {text.size}")
+        raise InputError(
+            f"repeated segments need {_NEEDED} tokens of text, and there are {text.size}: give more, or see --tasks"
+        )
     random = np.random.default_rng(seed)
     repeats = []
     for _ in range(count):

@@ -84,8 +84,10 @@ def make_trials(model: Model, text: IntArray, count: int, length: int, seed: int
         task = model.encode_prompt(_TASK, raw=True)
         ahead, needle = (model.tokenizer.encode(part) for part in (_AHEAD, _NEEDLE.format(key=key)))
         room = length - sum(part.size for part in (task, ahead, needle, question, reply))
-        if not 0 < room <= text.size:
-            raise InputError(f"retrieval with --length {length} needs {max(0, room)} tokens of text, not {text.size}")
+        if room < 1:
+            raise InputError(f"--length {length} leaves no room for text around the key: at least {length - room + 1}")
+        if room > text.size:
+            raise InputError(f"--length {length} needs {room} tokens of text, and there are {text.size}")
         start = int(random.integers(text.size - room + 1))
         depth = (number + 0.5) / count
         before, after = np.split(text[start : start + room], [int(depth * room)])

@@ -20,6 +20,7 @@ _PANELS = {
 }
 _HIGHEST = 1.4  # ratios above are drawn at the edge, with their value: controls would hide the others
 _MARKERS = "osD^vP*X"
+_ORDER = [*range(0, 20, 2), *range(1, 20, 2)]  # of the palette's colours: the strong ones first
 
 
 def check_plot() -> None:
@@ -58,10 +59,15 @@ def plot_svg(rows: Sequence[Row]) -> str:
 
 
 def _panel(axes: Any, name: str, rows: Sequence[Row]) -> None:
+    lines: dict[Any, list[tuple[float, float]]] = {}
     for row in rows[1:]:
         figure = row.figures.get(name)
         if figure is not None and row.nbytes:
             _point(axes, name, row, figure, rows)
+            line = lines.setdefault((row.cell.policy, row.kv_dtype), [])
+            line.append((row.nbytes / _MIB, min(figure.value, _HIGHEST) if name == "ratio" else figure.value))
+    for (policy, _), points in lines.items():
+        axes.plot(*zip(*sorted(points), strict=True), color=_colours(rows)[policy], linewidth=0.7, alpha=0.6)
     reference = rows[0].figures.get(name)
     if reference is not None:
         axes.axhline(reference.value, color="gray", linestyle="--", linewidth=1, zorder=1)
@@ -87,7 +93,11 @@ def _point(axes: Any, name: str, row: Row, figure: Figure, rows: Sequence[Row]) 
 
 
 def _colours(rows: Sequence[Row]) -> dict[str, Any]:
-    return {policy: f"C{index}" for index, policy in enumerate(dict.fromkeys(row.cell.policy for row in rows))}
+    import matplotlib
+
+    palette = matplotlib.colormaps["tab20"]
+    policies = dict.fromkeys(row.cell.policy for row in rows)
+    return {policy: palette(_ORDER[index % 20]) for index, policy in enumerate(policies)}
 
 
 def _markers(rows: Sequence[Row]) -> dict[str | None, str]:
