@@ -139,7 +139,7 @@ def test_digits_are_counted_place_by_place(smollm2: Model) -> None:
 
 def test_the_whole_cache_finds_the_key_and_a_window_without_it_does_not(smollm2: Model) -> None:
     trials = make_trials(smollm2, smollm2.encode_prompt(TEXT, raw=True), 3, 400)[:2]  # in the first half
-    setup = Setup(smollm2, "llamacpp", chunk=32)
+    setup = Setup(smollm2, "llamacpp", chunk=32, threads=1)
     right = {}
     for policy in ("full", "window"):
         with open_cell(setup, Cell(policy, max_kv_size=None if policy == "full" else 400), 400) as session:
