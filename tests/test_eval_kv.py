@@ -5,6 +5,10 @@ from __future__ import annotations
 import html.parser
 import json
 import re
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -111,7 +115,7 @@ def test_trials_hide_the_key_at_every_depth(smollm2: Model) -> None:
     assert places == sorted(places)
     again = make_trials(smollm2, text, 4, 300, seed=3)
     assert all((one.context == other.context).all() for one, other in zip(trials, again, strict=True))
-    with pytest.raises(InputError, match="--length 9000 needs 8[0-9]* tokens of text, and there are 100"):
+    with pytest.raises(InputError, match=r"--length 9000 needs 8\d+ tokens of text, and there are 100"):
         make_trials(smollm2, text[:100], 1, 9000)
 
 
@@ -264,6 +268,23 @@ def test_an_interrupted_run_goes_on_where_it_was(report: tuple[list[str], Path],
     assert json.loads(Path(f"{again}.jsonl").read_text().splitlines()[1])["figures"]["seconds"] == 12345.0
     assert json.loads(again.read_text())["rows"][0]["tok_s"] == pytest.approx(200 / 12345)
     assert json.loads(again.read_text()) == json.loads(done.stdout)
+
+
+def test_ctrl_c_leaves_a_report_and_what_was_measured(report: tuple[list[str], Path], tmp_path: Path) -> None:
+    flags, out = report[0], tmp_path / "cut.json"
+    command = [sys.executable, "-m", "edge", *flags, "--trials", "2000", "-o", str(out)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        journal, patience = Path(f"{out}.jsonl"), 1200
+        while patience and not (journal.exists() and journal.read_text().count("\n") == 2):
+            patience -= 1
+            time.sleep(0.1)
+        running.send_signal(signal.SIGTERM)
+        printed, _ = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "This run was interrupted" in printed
+    found = json.loads(out.read_text())
+    assert found["complete"] is False
+    assert set(found["rows"][0]["figures"]) == {"perplexity", "ratio"}
 
 
 @pytest.mark.parametrize(

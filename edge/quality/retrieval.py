@@ -126,7 +126,7 @@ def recall_compressed(session: Session, trials: Sequence[Trial], rows: int, adva
     queries = make_policy(session.plan.kv_policy, session.plan.sinks).needs.queries
     for trial in trials:
         # Both protocols begin with the same tokens, so these run once; but saved rows have no attention added up.
-        same = 0 if queries == EVERY else trial.context.size - max(1, queries)
+        same = 0 if queries == EVERY else max(0, trial.context.size - max(1, queries))
         session.reset()
         _read(session, trial.context[:same])
         state = kv.save() if same else None
