@@ -56,7 +56,14 @@ def measure(model: edge.Model, backend: str, policy: str, dtype: str | None, pai
             speeds.append(turn / b)
     cost = [100 * (each - 1) for each in ratios]
     spread = f"{np.percentile(cost, 10):.1f} to {np.percentile(cost, 90):.1f}"
-    return [backend, policy, dtype or "f16", f"{statistics.median(speeds):.0f}", f"{statistics.median(cost):.1f} %", spread]
+    return [
+        backend,
+        policy,
+        dtype or "f16",
+        f"{statistics.median(speeds):.0f}",
+        f"{statistics.median(cost):.1f} %",
+        spread,
+    ]
 
 
 def _evict(session: edge.Session) -> float:
