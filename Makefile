@@ -29,6 +29,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/prediction.py
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/policies.py
+	$(BIN)/python benchmarks/prefix.py
 	$(BIN)/python benchmarks/endless.py
 	$(BIN)/edge bench smollm2-135m -p 512 -n 128 -d 0,4096 -r 5
 
