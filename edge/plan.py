@@ -132,7 +132,7 @@ def make_plan(
 
 def _automatic(spec: ModelSpec, backend: Backend, request: PlanRequest, budget: Budget) -> Plan:
     """Rows in f16 as long as all fit. Else, where the engine can, twice as many in int8, chosen by H2O: of what was
-    measured at equal bytes (benchmarks/policies.py), this loses least."""
+    measured at equal bytes (edge eval kv), this loses least."""
     plain = replace(request, kv_policy="streaming")
     if request.expected_tokens is not None:
         with suppress(BudgetError):

@@ -226,15 +226,23 @@ class Session:
             return True
         if not self._policy.evicts or count > kv.capacity:
             return False
+        self.shrink(kv.capacity - max(count, self.plan.evict_step))
+        return True
+
+    def shrink(self, budget: int) -> None:
+        """Evict by the policy until no more than `budget` rows are left, on average where heads differ; nothing if it
+        never evicts."""
+        kv = self.engine.kv
+        if kv.length <= budget or not self._policy.evicts:
+            return
         self._remember()
-        before, incoming = rows_per_head(kv, self._policy.needs), max(count, self.plan.evict_step)
-        rows = self._policy.rows_to_keep(look(kv, self._policy.needs, incoming), kv.capacity - incoming)
+        before = rows_per_head(kv, self._policy.needs)
+        rows = self._policy.rows_to_keep(look(kv, self._policy.needs, kv.capacity - budget), budget)
         if isinstance(rows, np.ndarray):
             kv.keep(rows, close_gaps=self._policy.close_gaps)
         else:
             keep_heads(kv, rows, self.spec.context, forget=self._policy.needs.queries > 0)
         self._evicted += before - rows_per_head(kv, self._policy.needs)
-        return True
 
     def forward(self, tokens: IntArray, *, upcoming: int, every: bool = False) -> FloatArray:
         """Run tokens for which there is room, and let the policy see what it needs.

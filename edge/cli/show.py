@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from edge.budget import format_bytes
+from edge.report.table import table as table
 
 if TYPE_CHECKING:
     from edge.report.run import RunReport
@@ -100,12 +101,3 @@ def _at(speed: float | None) -> str:
 
 def _seconds(value: float | None) -> str:
     return "never" if value is None else f"{value:.2f} s"
-
-
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """A Markdown table with aligned columns; the first `left` columns are flush left."""
-    widths = [max(len(row[i]) for row in [headings, *rows]) for i in range(len(headings))]
-    rule = ["-" * w if i < left else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
-    cells = [[c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
-             for row in [headings, rule, *rows]]  # fmt: skip
-    return "\n".join("| " + " | ".join(row) + " |" for row in cells)
