@@ -45,7 +45,9 @@ class NativeEngine:
         positions = spec.context if config.per_head else config.capacity  # gaps stay open while the context allows
         shape, self._rotation = layout.shape, find_rotation(file, layout.recipe, positions)
         self._head, self._padded_vocab = shape.padded_head, shape.padded_vocab
-        key = state_key(f"{NAME} {source_hash('kv.py', 'rows.py', 'codes.py', 'kernels', 'phases')}", file, spec, config)
+        key = state_key(
+            f"{NAME} {source_hash('kv.py', 'rows.py', 'codes.py', 'kernels', 'phases')}", file, spec, config
+        )
         longest = longest_head(config.capacity, spec.context, uneven=config.uneven)
         regions = Regions(shape.layers * shape.kv_heads, config.capacity, longest, uneven=config.uneven)
         self._kv = NativeKV(shape, config.kv_dtype, regions, self._rotation, key, image, config.observes)
