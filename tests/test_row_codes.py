@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import load_engine, open_golden
+from heads_oracle import HeadOracle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import Small, write_small
 from test_architectures import require_native
 
 from edge.backends.base import Engine
-from edge.backends.reference import ReferenceEngine
 from edge.backends.tvm import codes
 from edge.backends.tvm.engine import NativeEngine
 from edge.opened import Model, open_model
@@ -96,12 +97,18 @@ def test_packing_loses_nothing(head: int, seed: int) -> None:
 # In compiled code
 
 
-@pytest.fixture(params=[(64, 6, 2), (80, 1, 1), (10, 4, 2), (256, 2, 2)], ids=lambda sizes: f"heads-of-{sizes[0]}")
+SIZES = {  # head, heads, KV heads, window
+    "heads-of-64": (64, 6, 2, 0), "heads-of-80": (80, 1, 1, 0), "heads-of-10": (10, 4, 2, 0),
+    "heads-of-256": (256, 2, 2, 0), "window": (32, 4, 2, 9),
+}  # fmt: skip
+
+
+@pytest.fixture(params=SIZES.values(), ids=SIZES)
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> Model:
     """With weights in float32 nothing is rounded but the rows."""
     require_native()
-    head, count, kv_heads = request.param
-    small = Small(hidden=48, heads=count, kv_heads=kv_heads, head=head, ffn=64, layers=2, types="F32")
+    head, count, kv_heads, window = request.param
+    small = Small(hidden=48, heads=count, kv_heads=kv_heads, head=head, ffn=64, layers=2, types="F32", window=window)
     return open_model(write_small(tmp_path / "model.gguf", small))
 
 
@@ -153,21 +160,26 @@ class RoundedRows(np.ndarray[Any, np.dtype[np.float32]]):
 def test_attention_sees_the_rounded_rows(model: Model, engines: Callable[[Engine], Engine], sizes: list[int]) -> None:
     """A value at the edge between two codes may fall to either side, which changes few logits by little."""
     tokens, at = some_tokens(model, 60), 0
-    engine, oracle = native(model, INT4), load_engine(model, "reference", "f32", capacity=CAPACITY, chunk=CHUNK)
-    assert isinstance(oracle, ReferenceEngine)
-    for each in (engine, oracle):
-        engines(each)
+    engine, oracle = native(model, INT4), HeadOracle(model, CAPACITY, CHUNK)
+    engines(engine)
+    engine.observe(1)
     plain = oracle.forward_all(tokens)
-    oracle.kv.truncate(0)
-    oracle.kv.keys, oracle.kv.values = (each.view(RoundedRows) for each in (oracle.kv.keys, oracle.kv.values))
-    expected, parts = oracle.forward_all(tokens), []
-    while at < tokens.size:
-        count = sizes[len(parts) % len(sizes)]
-        parts.append(engine.forward_all(tokens[at : at + count]))
+    oracle.reset()
+    rows = oracle.engine.kv
+    rows.keys, rows.values = rows.keys.view(RoundedRows), rows.values.view(RoundedRows)
+    differences, costs = [], []
+    for count in itertools.cycle(sizes):
+        part = tokens[at : at + count]
+        expected = np.asarray(oracle.forward_all(part, observed=1))
+        differences.append(np.abs(engine.forward_all(part) - expected))
+        costs.append(np.abs(plain[at : at + count] - expected))
         at += count
-    difference = np.abs(np.concatenate(parts) - expected)
+        if at >= tokens.size:
+            break
+    difference, cost = np.concatenate(differences), np.concatenate(costs)
     assert np.median(difference) < 1e-3
-    assert difference.mean() < 0.05 * np.abs(plain - expected).mean()
+    assert difference.mean() < 0.05 * cost.mean()
+    np.testing.assert_allclose(engine.kv.attention, oracle.rows_of(oracle.attention), atol=0.05)
 
 
 @pytest.mark.parametrize("close_gaps", [False, True])
