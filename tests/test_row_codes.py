@@ -19,6 +19,7 @@ from test_architectures import require_native
 from edge.backends.base import Engine
 from edge.backends.tvm import codes
 from edge.backends.tvm.engine import NativeEngine
+from edge.backends.tvm.mirror import reflect
 from edge.opened import Model, open_model
 from edge.types import AnyArray, FloatArray, IntArray
 
@@ -135,6 +136,7 @@ def test_compiled_code_writes_what_numpy_does(model: Model, engines: Callable[[E
     exact, rounded = (native(model, dtype) for dtype in ("f32", INT4))
     for engine in (exact, rounded):
         engines(engine)
+        engine.kv._stored.mirrors[:] = 0  # products are not summed in NumPy's order
         tokens = some_tokens(model, 40)
         for start in range(0, tokens.size, step):
             engine.forward(tokens[start : start + step])
@@ -147,13 +149,25 @@ def test_compiled_code_writes_what_numpy_does(model: Model, engines: Callable[[E
 
 
 class RoundedRows(np.ndarray[Any, np.dtype[np.float32]]):
-    """An array whose rows, on their way in, lose what 4 bits cannot hold."""
+    """An array [layers, KV heads, rows, head] that, on their way in, takes from rows what 4 bits cannot hold."""
+
+    mirrors: FloatArray
+
+    def __array_finalize__(self, other: Any) -> None:
+        self.mirrors = getattr(other, "mirrors", np.zeros(0, np.float32))
 
     def __setitem__(self, index: Any, rows: Any) -> None:
-        head = rows.shape[-1]
-        padded = np.zeros((*rows.shape[:-1], -(-head // 16) * 16), np.float32)
+        head, mirrors = rows.shape[-1], self.mirrors[index[0]]
+        padded = np.zeros((*rows.shape[:-1], mirrors.shape[-1]), np.float32)
         padded[..., :head] = rows
-        super().__setitem__(index, codes.decode(INT4, *codes.encode(INT4, padded))[..., :head])
+        codes_and_scales = codes.encode(INT4, reflect(padded, mirrors))
+        super().__setitem__(index, reflect(codes.decode(INT4, *codes_and_scales), mirrors)[..., :head])
+
+
+def rounded(rows: FloatArray, mirrors: FloatArray) -> RoundedRows:
+    view = rows.view(RoundedRows)
+    view.mirrors = mirrors.reshape(*rows.shape[:2], -1)
+    return view
 
 
 @pytest.mark.parametrize("sizes", [[1], [8, 1, 3]], ids=["steps", "chunks"])
@@ -166,7 +180,9 @@ def test_attention_sees_the_rounded_rows(model: Model, engines: Callable[[Engine
     plain = oracle.forward_all(tokens)
     oracle.reset()
     rows = oracle.engine.kv
-    rows.keys, rows.values = rows.keys.view(RoundedRows), rows.values.view(RoundedRows)
+    mirrors = engine.kv._stored.mirrors
+    assert np.abs(np.linalg.norm(mirrors, axis=-1) - 1).max() < 1e-5
+    rows.keys, rows.values = rounded(rows.keys, mirrors), rounded(rows.values, np.zeros_like(mirrors))
     differences, costs = [], []
     for count in itertools.cycle(sizes):
         part = tokens[at : at + count]
