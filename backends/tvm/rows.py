@@ -7,6 +7,7 @@ import numpy as np
 from edge.backends.tvm.codes import FORMATS, decode, encode, pack_keys, unpack_keys
 from edge.backends.tvm.layout import Shape
 from edge.backends.tvm.memory import aligned_zeros
+from edge.backends.tvm.mirror import reflect
 from edge.backends.tvm.regions import TILE, Move
 from edge.types import AnyArray, FloatArray
 
@@ -21,10 +22,13 @@ def row_bytes(shape: Shape, dtype: str) -> int:
 
 
 class Rows:
-    """`arrays` are what compiled code works on. Rows are named by their numbers from the start of the arena."""
+    """`arrays` are what compiled code works on. Rows are named by their numbers from the start of the arena.
 
-    def __init__(self, count: int, head: int, dtype: str) -> None:
-        form, self.dtype, self._tiles = FORMATS[dtype], dtype, count // TILE
+    mirrors: the normals by which keys are reflected (mirror.py), [heads of all layers, head].
+    """
+
+    def __init__(self, count: int, head: int, dtype: str, mirrors: FloatArray) -> None:
+        form, self.dtype, self.mirrors, self._tiles = FORMATS[dtype], dtype, mirrors, count // TILE
         self._widths = form.widths(head)
         types = [form.memory] * 2 + [form.scale] * 2
         self.arrays = {
@@ -70,15 +74,20 @@ class Rows:
             self.scatter(name, tiled, self._turned(name, whole.reshape(*tiled.shape[:2], *shape)))
         self.scatter(name, rest, others.reshape(*rest.shape, width))
 
-    def keys(self, rows: AnyArray) -> FloatArray:
-        """float32 [..., head]."""
-        codes = self.gather("keys", rows)
-        return decode(self.dtype, unpack_keys(self.dtype, codes), self.gather("key_scales", rows))
+    def keys(self, rows: AnyArray, head: int | None = None) -> FloatArray:
+        """Of one head, float32 [n, head], or of all, [heads of all layers, n, head]."""
+        codes = unpack_keys(self.dtype, self.gather("keys", rows))
+        return self._reflected(decode(self.dtype, codes, self.gather("key_scales", rows)), head)
 
-    def set_keys(self, rows: AnyArray, keys: FloatArray) -> None:
-        codes, scales = encode(self.dtype, keys)
+    def set_keys(self, rows: AnyArray, keys: FloatArray, head: int | None = None) -> None:
+        codes, scales = encode(self.dtype, self._reflected(keys, head))
         self.scatter("keys", rows, pack_keys(self.dtype, codes))
         self.scatter("key_scales", rows, scales)
+
+    def _reflected(self, keys: FloatArray, head: int | None) -> FloatArray:
+        if not FORMATS[self.dtype].turned:
+            return keys
+        return reflect(keys, self.mirrors if head is None else self.mirrors[head])
 
     def shift(self, move: Move) -> None:
         """Move neighbouring rows; both ends begin with a tile."""

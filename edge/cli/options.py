@@ -41,8 +41,10 @@ KVPolicy = Annotated[
 KVMemory = Annotated[str | None, flag("--kv-memory", help="Size of the KV cache instead of its rows, such as 12MiB.")]
 MaxKVSize = Annotated[int | None, flag("--max-kv-size", help="KV rows (default: planned).")]
 Sinks = Annotated[int, flag("--sinks", help="First rows that streaming never evicts.")]
-KVDtype = Annotated[str | None, flag("--kv-dtype", help="f16, q8_0 or q4_0 (default: f16).")]
-NativeKVDtype = Annotated[str, flag("--kv-dtype", help="f16, int8 or f32.")]
+KVDtype = Annotated[
+    str | None, flag("--kv-dtype", help="f16, or what the engine has below: int8, int4 (default: f16).")
+]
+NativeKVDtype = Annotated[str, flag("--kv-dtype", help="f16, int8, int4 or f32.")]
 PromptCache = Annotated[
     Path | None, flag("--prompt-cache", metavar="DIR", help="Keep prompts' KV rows here, and do not run them again.")
 ]
