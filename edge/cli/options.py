@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -42,6 +43,10 @@ MaxKVSize = Annotated[int | None, flag("--max-kv-size", help="KV rows (default: 
 Sinks = Annotated[int, flag("--sinks", help="First rows that streaming never evicts.")]
 KVDtype = Annotated[str | None, flag("--kv-dtype", help="f16, q8_0 or q4_0 (default: f16).")]
 NativeKVDtype = Annotated[str, flag("--kv-dtype", help="f16, int8 or f32.")]
+PromptCache = Annotated[
+    Path | None, flag("--prompt-cache", metavar="DIR", help="Keep prompts' KV rows here, and do not run them again.")
+]
+PromptCacheSize = Annotated[str, flag("--prompt-cache-size", help="Most bytes there; the least recently used go.")]
 PrefillStepSize = Annotated[
     int | None, flag("--prefill-step-size", help="Prompt tokens run at once (default: planned).")
 ]

@@ -29,6 +29,8 @@ def run(
     sinks: o.Sinks = 4,
     kv_dtype: o.KVDtype = None,
     prefill_step_size: o.PrefillStepSize = None,
+    prompt_cache: o.PromptCache = None,
+    prompt_cache_size: o.PromptCacheSize = "1GiB",
     temp: o.Temperature = 0.0,
     top_k: o.TopK = 40,
     top_p: o.TopP = 0.95,
@@ -69,7 +71,13 @@ def run(
         )
         load_bar = shown.step(f"loading {opened.path.name}")
         with load(
-            opened, backend=backend, memory=memory, request=request, on_load=lambda part: load_bar(part, 1.0)
+            opened,
+            backend=backend,
+            memory=memory,
+            request=request,
+            on_load=lambda part: load_bar(part, 1.0),
+            prompt_cache=prompt_cache,
+            prompt_cache_size=prompt_cache_size,
         ) as session:
             try:
                 pieces = session.stream(
