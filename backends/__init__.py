@@ -44,7 +44,7 @@ def find_backend(name: str, file: GGUFFile, spec: ModelSpec, kv_dtype: str | Non
                 "%s runs this model, more slowly: %s", last, str(error).removesuffix(f": use --backend {last}")
             )
             continue
-        if kv_dtype in (None, *backend.KV_DTYPES):
+        if kv_dtype in (None, *backend.CAPABILITIES.kv_dtypes):
             return backend
     return _usable(last, file, spec)
 

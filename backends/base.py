@@ -9,14 +9,14 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from edge.errors import EngineError, InputError
 from edge.gguf_file import GGUFFile
 from edge.spec import ModelSpec
-from edge.types import FloatArray, IntArray
+from edge.types import FloatArray, Granularity, IntArray
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,17 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an engine can do. `granularity`: the finest unit of eviction."""
+    """What an engine can do with its KV rows.
 
-    granularity: Literal["token", "layer", "head"]
+    granularity: the finest unit that may keep rows of its own. uneven: the finest unit that may keep a *number* of rows
+    of its own; "token" means that all heads of all layers keep equally many. attention, keys: what policies may see.
+    """
+
+    granularity: Granularity
+    uneven: Granularity
     kv_dtypes: tuple[str, ...]  # the first is the default
+    attention: bool
+    keys: bool
 
 
 @dataclass(frozen=True)
@@ -76,13 +83,23 @@ class KVState:
 
 
 class KVCache(Protocol):
-    """The rows that an engine remembers: `length` of `capacity` are in use; `nbytes` is what is allocated."""
+    """The rows that an engine remembers: `length` of `capacity` are in use; `nbytes` is what is allocated.
+
+    capacity: rows per head; on average, where heads keep different numbers of rows.
+    """
 
     capacity: int
     nbytes: int
 
     @property
-    def length(self) -> int: ...
+    def length(self) -> int:
+        """Rows in use; of the head that keeps most, where heads differ."""
+        ...
+
+    @property
+    def free(self) -> int:
+        """Rows that every head still has room for."""
+        ...
 
     @property
     def positions(self) -> IntArray:
@@ -111,7 +128,10 @@ class KVCache(Protocol):
 
 
 class HeadKVCache(KVCache, Protocol):
-    """The cache of an engine that evicts head by head. [layers, KV heads, …], with 0 behind a head's last row."""
+    """A cache that policies may look into. Arrays are [layers, KV heads, …], with 0 behind a head's last row.
+
+    An engine of token granularity shows one layer with one head: the mean over all.
+    """
 
     @property
     def head_lengths(self) -> IntArray:
@@ -135,7 +155,11 @@ class HeadKVCache(KVCache, Protocol):
     def clear_attention(self) -> None: ...
 
     def keep_heads(self, rows: Sequence[IntArray]) -> None:
-        """As `keep`, with rows for every KV head of every layer; their positions stay."""
+        """As `keep`, with rows for every KV head of every layer (layer by layer); their positions stay.
+
+        Where the engine's `uneven` allows, heads keep different numbers of rows, at most `capacity` on average, and
+        what is left of the cache is shared out so that all have equally many free rows.
+        """
         ...
 
     @property
@@ -185,8 +209,7 @@ class Backend(Protocol):
     """The module of one engine. Register it in `backends/__init__.py`."""
 
     NAME: str
-    KV_DTYPES: tuple[str, ...]  # the first is the default
-    EVICTS_HEADS: bool  # rows may differ from head to head: what policies that look at attention or keys need
+    CAPABILITIES: Capabilities
 
     def check_installed(self) -> None:
         """Raise MissingExtraError if the engine's package is not there."""

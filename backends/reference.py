@@ -32,8 +32,7 @@ from edge.spec import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray
 
 NAME = "reference"
-KV_DTYPES = ("f32",)
-EVICTS_HEADS = False
+CAPABILITIES = Capabilities("token", uneven="token", kv_dtypes=("f32",), attention=False, keys=False)
 
 
 def check_installed() -> None:
@@ -95,6 +94,10 @@ class ReferenceKV:
         return self._length
 
     @property
+    def free(self) -> int:
+        return self.capacity - self.length
+
+    @property
     def positions(self) -> IntArray:
         return self._positions[: self._length]
 
@@ -143,7 +146,7 @@ class ReferenceKV:
 class ReferenceEngine:
     """Engine protocol over plain NumPy."""
 
-    capabilities = Capabilities(granularity="token", kv_dtypes=KV_DTYPES)
+    capabilities = CAPABILITIES
 
     def __init__(
         self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None
@@ -176,7 +179,7 @@ class ReferenceEngine:
         """Final hidden states of all tokens, [n, hidden], chunk by chunk."""
         if not self._weights:
             raise EngineError("the engine is closed")
-        tokens = check_tokens(tokens, self.spec.vocab, self.kv.capacity - self.kv.length)
+        tokens = check_tokens(tokens, self.spec.vocab, self.kv.free)
         chunks = [tokens[at : at + self.config.chunk] for at in range(0, tokens.size, self.config.chunk)]
         return np.concatenate([self._run_chunk(chunk) for chunk in chunks])
 

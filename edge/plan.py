@@ -12,13 +12,14 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from edge.backends.base import Backend, EngineConfig, Tuned
+from edge.backends.base import Backend, Capabilities, EngineConfig, Tuned
 from edge.budget import Budget, format_bytes, parse_bytes
 from edge.devices.host import usable_cores
 from edge.devices.memory import MemoryLimit, memory_limit, memory_use, release_free_memory
 from edge.errors import BudgetError, InputError, UnsupportedError
-from edge.kv import DEFAULT_SINKS, make_policy
+from edge.kv import DEFAULT_SINKS, Needs, make_policy
 from edge.spec import ModelSpec
+from edge.types import GRANULARITIES
 
 _CHUNKS = (512, 256, 128, 64, 32, 16)  # prefill steps, best first; llama.cpp gains nothing beyond 512
 _SMALLEST_ROWS = 256  # below this a chat model cannot follow its own template
@@ -100,7 +101,8 @@ def make_plan(
     _check(spec, backend, request)
     request = _rows_for_bytes(spec, backend, request)
     limit = MemoryLimit(budget.memory, "budget") if budget.memory else memory_limit()
-    tuned = backend.tuned(spec, request.kv_dtype or backend.KV_DTYPES[0])  # before the count: it imports a little
+    kv_dtype = request.kv_dtype or backend.CAPABILITIES.kv_dtypes[0]
+    tuned = backend.tuned(spec, kv_dtype)  # before the count: it imports a little
     release_free_memory()  # what building the tokenizer left behind would otherwise be counted twice
     use = memory_use()
     first = None
@@ -133,7 +135,7 @@ def _automatic(spec: ModelSpec, backend: Backend, request: PlanRequest, budget: 
             plan = make_plan(spec, backend, plain, budget)
             if plan.config.capacity >= request.expected_tokens:
                 return plan
-    if not backend.EVICTS_HEADS:
+    if backend.CAPABILITIES.granularity != "head":
         return make_plan(spec, backend, plain, budget)
     return make_plan(spec, backend, replace(request, kv_policy="h2o", kv_dtype=request.kv_dtype or "int8"), budget)
 
@@ -163,24 +165,24 @@ def _config(backend: Backend, request: PlanRequest, rows: int) -> EngineConfig:
     return EngineConfig(
         capacity=rows,
         chunk=1,
-        kv_dtype=request.kv_dtype or backend.KV_DTYPES[0],
+        kv_dtype=request.kv_dtype or backend.CAPABILITIES.kv_dtypes[0],
         threads=request.threads or usable_cores(),
         logits_rows=request.logits_rows,
         observes=bool(needs.queries),
-        per_head=needs.per_head,
+        per_head=needs.looks,
     )
 
 
 def _check(spec: ModelSpec, backend: Backend, request: PlanRequest) -> None:
-    needs = make_policy(request.kv_policy, request.sinks).needs
-    if needs.per_head and not backend.EVICTS_HEADS:
+    has = backend.CAPABILITIES
+    if missing := _missing(make_policy(request.kv_policy, request.sinks).needs, has):
         raise UnsupportedError(
-            f"--kv-policy {request.kv_policy} looks at every head, which the {backend.NAME} engine does not show: "
+            f"--kv-policy {request.kv_policy} {missing}, which the {backend.NAME} engine does not: "
             "use --kv-policy streaming"
         )
-    if request.kv_dtype is not None and request.kv_dtype not in backend.KV_DTYPES:
+    if request.kv_dtype is not None and request.kv_dtype not in has.kv_dtypes:
         raise UnsupportedError(
-            f"the {backend.NAME} engine has no KV dtype {request.kv_dtype!r}: choose {', '.join(backend.KV_DTYPES)}"
+            f"the {backend.NAME} engine has no KV dtype {request.kv_dtype!r}: choose {', '.join(has.kv_dtypes)}"
         )
     for flag, value, low, high in (
         ("--max-kv-size", request.max_kv_size, _least_rows(request), spec.context),
@@ -194,9 +196,20 @@ def _check(spec: ModelSpec, backend: Backend, request: PlanRequest) -> None:
             raise InputError(f"{flag} must be from {low} to {high}, not {value}{why}")
 
 
+def _missing(needs: Needs, has: Capabilities) -> str | None:
+    """What a policy wants of an engine and does not get."""
+    if needs.queries and not has.attention:
+        return "needs an engine that shows attention"
+    if needs.keys and not has.keys:
+        return "needs an engine that shows keys"
+    if GRANULARITIES.index(needs.uneven) > GRANULARITIES.index(has.uneven):
+        return f"needs an engine that keeps a number of rows of its own for every {needs.uneven}"
+    return None
+
+
 def _candidates(spec: ModelSpec, backend: Backend, request: PlanRequest, tuned: Tuned | None) -> Iterator[EngineConfig]:
     """Configurations from the best to the most frugal. What the user fixed goes before what was tuned."""
-    per_head = make_policy(request.kv_policy, request.sinks).needs.per_head
+    per_head = make_policy(request.kv_policy, request.sinks).needs.looks
     # Heads that evict on their own close gaps only when positions reach the context, which takes a second or so: a
     # cache that leaves half of it free does so every few thousand tokens.
     most = max(1, spec.context // 2) if per_head and not _fits(spec, request) else spec.context

@@ -182,11 +182,11 @@ class Session:
     def make_room(self, count: int) -> bool:
         """Evict until `count` more rows fit, by the policy. False if it may not evict and they do not fit."""
         kv = self.engine.kv
-        if kv.length + count <= kv.capacity:
+        if count <= kv.free:
             return True
         if not self._policy.evicts or count > kv.capacity:
             return False
-        before, budget = kv.length, min(kv.length, kv.capacity - max(count, self.plan.evict_step))
+        before, budget = kv.length, kv.capacity - max(count, self.plan.evict_step)
         rows = self._policy.rows_to_keep(look(kv, self._policy.needs), budget)
         if isinstance(rows, np.ndarray):
             kv.keep(rows, close_gaps=self._policy.close_gaps)
@@ -201,12 +201,12 @@ class Session:
         upcoming: tokens that will want room next. Returns logits after the last, or after every token.
         """
         if self._policy.needs.queries:
-            free = self.engine.kv.capacity - self.engine.kv.length
-            observe(self.engine, queries_to_observe(self._policy.needs, free, tokens.size, upcoming))
+            queries = queries_to_observe(self._policy.needs, self.engine.kv.free, tokens.size, upcoming)
+            observe(self.engine, queries)
         return self.engine.forward_all(tokens) if every else self.engine.forward(tokens)
 
     def _check_fits(self, count: int) -> None:
-        free = self.engine.kv.capacity - self.engine.kv.length
+        free = self.engine.kv.free
         if not self._policy.evicts and count > free:
             raise InputError(
                 f"the prompt has {count} tokens, but --kv-policy {self._policy.name} has {free} free KV rows: "
@@ -218,9 +218,9 @@ class Session:
     ) -> FloatArray | None:
         """Run the prompt chunk by chunk; logits after its last token, or None if a budget ended it."""
         chunk, logits, kv = self.plan.config.chunk, None, self.engine.kv
-        if kv.length + tokens.size > kv.capacity and chunk > kv.capacity // 2:
+        if tokens.size > kv.free and chunk > kv.capacity // 2:
             chunk = max(1, kv.capacity // 8)  # the plan expected no eviction; one must leave most of the cache
-        starts, free = [*range(0, tokens.size, chunk)], kv.capacity - kv.length
+        starts, free = [*range(0, tokens.size, chunk)], kv.free
         if self._policy.needs.queries > 0 and 0 < free < min(chunk, tokens.size):
             # Nobody knew that these tokens would come, so nothing may have been observed: what fits is run first.
             starts = [0, *range(free, tokens.size, chunk)]

@@ -1,8 +1,8 @@
-"""The array types that cross our interfaces."""
+"""The types that cross our interfaces: arrays, and how finely KV rows can be told apart."""
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -10,3 +10,6 @@ import numpy.typing as npt
 IntArray: TypeAlias = npt.NDArray[np.int32]
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 AnyArray: TypeAlias = npt.NDArray[Any]
+
+Granularity: TypeAlias = Literal["token", "layer", "head"]
+GRANULARITIES: tuple[Granularity, ...] = ("token", "layer", "head")  # from coarse to fine

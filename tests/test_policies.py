@@ -23,7 +23,7 @@ from edge.session import Session, load
 from edge.types import FloatArray, IntArray
 
 STREAMING = ("streaming", "window")  # the same rows for all heads, by age alone
-HEAD_POLICIES = tuple(name for name in POLICY_NAMES if make_policy(name).needs.per_head)
+HEAD_POLICIES = tuple(name for name in POLICY_NAMES if make_policy(name).needs.looks)
 
 
 def test_all_policies_are_tested() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from edge.backends.base import EngineConfig, Footprint, Tuned
+from edge.backends.base import Capabilities, EngineConfig, Footprint, Tuned
 from edge.backends.llamacpp.library import is_installed, version
 from edge.errors import MissingExtraError
 from edge.gguf_file import GGUFFile
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 NAME = "llamacpp"
 KV_DTYPES = ("f16", "q8_0", "q4_0", "f32")  # f32 turns flash attention off: the exact mode, for tests
-EVICTS_HEADS = False
+CAPABILITIES = Capabilities("token", uneven="token", kv_dtypes=KV_DTYPES, attention=False, keys=False)
 
 KV_VALUE_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
 _ROW_STEP = 256  # llama.cpp allocates the cache in steps of this many rows

@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 
 from edge.backends.base import (
-    Capabilities,
     EngineConfig,
     KVState,
     check_rows,
     check_tokens,
     state_key,
 )
-from edge.backends.llamacpp import KV_DTYPES, KV_VALUE_BYTES, NAME, allocated_rows
+from edge.backends.llamacpp import CAPABILITIES, KV_VALUE_BYTES, NAME, allocated_rows
 from edge.backends.llamacpp.library import LOG, library
 from edge.errors import EngineError, InputError, UnsupportedError
 from edge.gguf_file import GGUFFile
@@ -70,6 +69,10 @@ class LlamaCppKV:
     @property
     def length(self) -> int:
         return self._length
+
+    @property
+    def free(self) -> int:
+        return self.capacity - self.length
 
     @property
     def positions(self) -> IntArray:
@@ -152,7 +155,7 @@ class LlamaCppKV:
 class LlamaCppEngine:
     """Engine protocol over llama.cpp's low-level API. Raises ModelFormatError or UnsupportedError at load."""
 
-    capabilities = Capabilities(granularity="token", kv_dtypes=KV_DTYPES)
+    capabilities = CAPABILITIES
 
     def __init__(
         self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None
@@ -178,14 +181,14 @@ class LlamaCppEngine:
         return self._kv
 
     def forward(self, tokens: IntArray) -> FloatArray:
-        tokens = check_tokens(tokens, self.spec.vocab, self._kv.capacity - self._kv.length)
+        tokens = check_tokens(tokens, self.spec.vocab, self._kv.free)
         chunk = self.config.chunk
         for start in range(0, tokens.size, chunk):
             self._decode(tokens[start : start + chunk], every=False)
         return self._logits(1).reshape(-1)
 
     def forward_all(self, tokens: IntArray) -> FloatArray:
-        tokens = check_tokens(tokens, self.spec.vocab, self._kv.capacity - self._kv.length)
+        tokens = check_tokens(tokens, self.spec.vocab, self._kv.free)
         logits = np.empty((tokens.size, self.spec.vocab), np.float32)
         step = min(self.config.logits_rows, self.config.chunk)
         for start in range(0, tokens.size, step):

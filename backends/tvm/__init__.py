@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from edge.backends.base import EngineConfig, Footprint, Tuned
+from edge.backends.base import Capabilities, EngineConfig, Footprint, Tuned
 from edge.errors import MissingExtraError
 from edge.gguf_file import GGUFFile
 from edge.spec import ModelSpec
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 NAME = "tvm"
 KV_DTYPES = ("f16", "int8", "f32")  # f32 is the exact mode: float32 activations too, for tests
-EVICTS_HEADS = True
+CAPABILITIES = Capabilities("head", uneven="head", kv_dtypes=KV_DTYPES, attention=True, keys=True)
 
 # Bytes for every row of a head: its slot and position, and what a policy's choice among them takes while it lasts.
 _BOOKKEEPING = 12 + 36

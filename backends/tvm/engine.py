@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from edge.backends.base import Capabilities, EngineConfig, check_positions, check_tokens, state_key
-from edge.backends.tvm import KV_DTYPES, NAME
+from edge.backends.base import EngineConfig, check_positions, check_tokens, state_key
+from edge.backends.tvm import CAPABILITIES, NAME
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.kv import NativeKV, allocated_rows
 from edge.backends.tvm.layout import Job, fill_table, make_layout, make_scratch, round_up
@@ -30,7 +30,7 @@ _ROPE_AHEAD = 64  # decode steps whose angles are computed at once
 class NativeEngine:
     """Engine protocol over compiled passes. Everything is allocated here; a step allocates nothing that stays."""
 
-    capabilities = Capabilities(granularity="head", kv_dtypes=KV_DTYPES)
+    capabilities = CAPABILITIES
 
     def __init__(
         self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None
@@ -78,14 +78,14 @@ class NativeEngine:
         return self._kv
 
     def forward(self, tokens: IntArray) -> FloatArray:
-        tokens = check_tokens(tokens, self.spec.vocab, self._kv.capacity - self._kv.length)
+        tokens = check_tokens(tokens, self.spec.vocab, self._kv.free)
         for start in range(0, tokens.size, self.config.chunk):
             part = tokens[start : start + self.config.chunk]
             self._run(part, wanted=int(start + part.size == tokens.size))
         return self._logits[: self.spec.vocab]
 
     def forward_all(self, tokens: IntArray) -> FloatArray:
-        tokens = check_tokens(tokens, self.spec.vocab, self._kv.capacity - self._kv.length)
+        tokens = check_tokens(tokens, self.spec.vocab, self._kv.free)
         logits = np.empty((tokens.size, self.spec.vocab), np.float32)
         step = min(self.config.logits_rows, self.config.chunk)
         for start in range(0, tokens.size, step):

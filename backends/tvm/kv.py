@@ -85,6 +85,10 @@ class NativeKV:
         return int(self.lengths.max())
 
     @property
+    def free(self) -> int:
+        return self.capacity - self.length
+
+    @property
     def positions(self) -> IntArray:
         """int32 [length]; once heads keep different rows [layers, KV heads, length], -1 behind a head's last."""
         if len(self._slots) == 1:

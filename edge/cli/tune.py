@@ -73,8 +73,10 @@ def _tune(
     seconds = parse_seconds(time)
     opened = open_model(name)
     backend = find_backend("tvm", opened.file, opened.spec)
-    if kv_dtype not in backend.KV_DTYPES:
-        raise UnsupportedError(f"the tvm engine has no KV dtype {kv_dtype!r}: choose {', '.join(backend.KV_DTYPES)}")
+    if kv_dtype not in backend.CAPABILITIES.kv_dtypes:
+        raise UnsupportedError(
+            f"the tvm engine has no KV dtype {kv_dtype!r}: choose {', '.join(backend.CAPABILITIES.kv_dtypes)}"
+        )
     from edge.backends.tvm.tuning.host import host_setting
     from edge.backends.tvm.tuning.tune import tune as search
 

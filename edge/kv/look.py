@@ -12,7 +12,7 @@ from edge.types import IntArray
 
 def look(kv: KVCache, needs: Needs) -> KVView:
     """The rows in use, with no more than the policy needs."""
-    if not needs.per_head:
+    if not needs.looks:
         return KVView(kv.length)
     heads = cast(HeadKVCache, kv)
     return KVView(

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from edge.errors import InputError
-from edge.types import AnyArray, FloatArray, IntArray
+from edge.types import AnyArray, FloatArray, Granularity, IntArray
 
 Selection = IntArray | Sequence[IntArray]
 """Rows that stay, strictly increasing, int32 [n]: the same for all heads, or one array per KV head of each layer."""
@@ -45,14 +45,18 @@ class KVView:
 
 @dataclass(frozen=True)
 class Needs:
-    """queries: how many of the last ones are observed before an eviction, EVERY for all that ever ran; keys: read."""
+    """queries: how many of the last ones are observed before an eviction, EVERY for all that ever ran; keys: read.
+
+    uneven: the finest unit that gets a number of rows of its own.
+    """
 
     queries: int = 0
     keys: bool = False
+    uneven: Granularity = "token"
 
     @property
-    def per_head(self) -> bool:
-        """The engine must evict head by head."""
+    def looks(self) -> bool:
+        """More than the number of rows matters: the engine must be a `HeadKVCache`."""
         return bool(self.queries) or self.keys
 
 
@@ -76,7 +80,10 @@ class Policy(Protocol):
     def needs(self) -> Needs: ...
 
     def rows_to_keep(self, view: KVView, budget: int) -> Selection:
-        """At most `budget` rows of each head. Called only if `view.length > budget`."""
+        """At most `budget` rows of each head, or on average over all heads where `needs.uneven` is finer than "token".
+
+        Called only if `view.length > budget`.
+        """
         ...
 
 
