@@ -28,9 +28,10 @@ class EngineConfig:
     kv_dtype: str
     threads: int
     logits_rows: int = 1  # most rows of logits that exist at once; forward_all works through longer inputs in steps
-    observes: bool = False  # tvm: room to add up the attention that rows get
-    per_head: bool = False  # tvm: room for the bookkeeping of rows that differ from head to head
+    observes: bool = False  # tvm, onnx: room to add up the attention that rows get
+    per_head: bool = False  # tvm, onnx: room for the bookkeeping of rows that differ from head to head
     repack: bool = False  # llamacpp: weights re-laid in private memory (faster) instead of mapped (reclaimable)
+    provider: str = "cpu"  # onnx: what ONNX Runtime runs on
     tuning: dict[str, int] = field(default_factory=dict)  # tvm: sizes of pieces of work, where not the defaults
 
 

@@ -206,7 +206,7 @@ class OnnxKV:
             raise InputError("the saved KV state belongs to another model, engine, KV dtype or capacity")
         self.truncate(0)
         rows = np.frombuffer(state.data, self.array.dtype, offset=_BASE_BYTES)
-        self.array[:, :, :, :count] = rows.reshape(*self.array.shape[:3], count, -1)
+        self.array[:, :, :, :count] = rows.reshape(*self.array.shape[:3], count, self.array.shape[-1])
         self._base = int(np.frombuffer(state.data, np.int64, 1)[0])
         self._slots[0, :count], self._turned[0, :count] = np.arange(count), state.positions.astype(np.int64) + self._base
         self.lengths[:] = count
