@@ -6,20 +6,21 @@ holds at any position.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edge import cache
 from edge.backends.onnx.rows import LARGEST
-from edge.types import FloatArray
+from edge.types import FloatArray, IntArray
 
 if TYPE_CHECKING:
     from edge.backends.onnx.engine import OnnxEngine
 
-_TOKENS, _STEP = 128, 32
+_FEW, _MANY, _AT_ONCE = 64, 512, 32  # tokens: until scales settle, and to know extremes by
 _SETTLED = 0.02  # relative change of every scale
-_MARGIN = 1.1  # other texts have other extremes
+_MARGIN = {"int8": 1.2, "int4": 1.0}  # other texts have other extremes, but four bits cannot cover them all
 _FIRST_GUESS = 8.0  # the largest value, before any is known
 
 
@@ -27,31 +28,45 @@ def find_scales(engine: OnnxEngine, key: str) -> FloatArray:
     """float32 [2, layers, KV heads, 1, head], from the cache folder; measured first if they are not there."""
     shape, dtype = engine.kv.scales.shape, engine.kv.dtype
     path = cache.find_or_make(
-        "weights", key, f".{dtype}-scales", lambda target: target.write_bytes(_measure(engine).tobytes()) and None,
+        "weights", key, f".{dtype}-scales", lambda target: _write(engine, target),
         about=f"scales of {dtype} KV rows", expected=4 * engine.kv.scales.size,
     )  # fmt: skip
     return np.fromfile(path, np.float32).reshape(shape)
+
+
+def _write(engine: OnnxEngine, target: Path) -> None:
+    target.write_bytes(_measure(engine).tobytes())
 
 
 def _measure(engine: OnnxEngine) -> FloatArray:
     """With the engine itself, so that nothing more is loaded, and again until scales settle: rows that were rounded
     with bad ones disturb the layers above. They must settle, layer by layer, as a layer depends on those below it."""
     kv, spec = engine.kv, engine.spec
-    largest = np.float32(LARGEST[kv.dtype])
-    tokens = np.random.default_rng(1).integers(0, spec.vocab, min(_TOKENS, kv.capacity)).astype(np.int32)
-    kv.scales[:] = _FIRST_GUESS / largest
-    for _ in range(spec.layers + 1):
-        most = np.zeros((2, spec.layers, spec.kv_heads, spec.head_dim), np.float32)
-        for at in range(0, tokens.size, min(_STEP, engine.config.chunk)):
-            shown = engine.run_shown(tokens[at : at + min(_STEP, engine.config.chunk)])
-            most = np.maximum(most, _extremes(shown, spec.kv_heads, spec.head_dim))
-        kv.truncate(0)
-        scales = np.maximum(most[:, :, :, None] * np.float32(_MARGIN) / largest, np.float32(1e-8))
+    tokens = np.random.default_rng(1).integers(0, spec.vocab, _MANY).astype(np.int32)
+    kv.scales[:] = _FIRST_GUESS / LARGEST[kv.dtype]
+    for _ in range(spec.layers):
+        scales = _scales_after(engine, tokens[:_FEW])
         settled = np.abs(scales / kv.scales - 1).max() < _SETTLED
         kv.scales[:] = scales
         if settled:
             break
+    kv.scales[:] = _scales_after(engine, tokens)
     return kv.scales.copy()
+
+
+def _scales_after(engine: OnnxEngine, tokens: IntArray) -> FloatArray:
+    """Scales for what these tokens make of the rows, with the scales that there are."""
+    kv, spec = engine.kv, engine.spec
+    most = np.zeros((2, spec.layers, spec.kv_heads, spec.head_dim), np.float32)
+    step = min(_AT_ONCE, engine.config.chunk, kv.capacity)
+    for at in range(0, tokens.size, step):
+        part = tokens[at : at + step]
+        if kv.free < part.size:
+            kv.truncate(0)
+        most = np.maximum(most, _extremes(engine.run_shown(part), spec.kv_heads, spec.head_dim))
+    kv.truncate(0)
+    scales = most[:, :, :, None] * np.float32(_MARGIN[kv.dtype] / LARGEST[kv.dtype])
+    return np.maximum(scales, np.float32(1e-8))
 
 
 def _extremes(shown: FloatArray, kv_heads: int, head: int) -> FloatArray:
