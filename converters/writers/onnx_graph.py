@@ -49,6 +49,7 @@ class _Builder:
         self.inputs: list[Any] = []
         self.outputs: list[Any] = []
         self.initializers: dict[str, Any] = {}
+        self.means: dict[str, str] = {}
 
     def build(self) -> bytes:
         spec, types = self.spec, self.types
@@ -80,11 +81,8 @@ class _Builder:
         if matrix.bits == 32:
             return self.node("Gather", self.weight(f"{name}.floats"), "tokens")
         quants = self.weight(f"{name}.quants", (matrix.rows, matrix.columns * matrix.bits // 8), "rows")
-        inputs = [quants, "tokens", self.weight(f"{name}.scales")]
-        if matrix.zero_points:
-            inputs.append(self.weight(f"{name}.zeros"))
         return self.node(
-            "GatherBlockQuantized", *inputs, domain=MS, bits=matrix.bits, block_size=_BLOCK, gather_axis=0,
+            "GatherBlockQuantized", quants, "tokens", self.weight(f"{name}.scales"), domain=MS, bits=matrix.bits, block_size=_BLOCK, gather_axis=0,
             quantize_axis=1,
         )  # fmt: skip
 
@@ -177,15 +175,23 @@ class _Builder:
                 "FusedMatMul", x, self.weight(f"{name}.floats"), domain=MS, transB=1, output="" if bias else output
             )
             return self.node("Add", product, self.weight(bias), output=output) if bias else product
-        inputs = [x, self.weight(f"{name}.quants"), self.weight(f"{name}.scales")]
-        if matrix.zero_points or bias:
-            inputs.append(self.weight(f"{name}.zeros") if matrix.zero_points else "")
+        inputs = [self.with_means(x) if matrix.means else x]
+        inputs += [self.weight(f"{name}.quants"), self.weight(f"{name}.scales")]
+        if matrix.minima or bias:
+            inputs.append(self.weight(f"{name}.zeros") if matrix.minima else "")
         if bias:
             inputs += ["", self.weight(bias)]
         return self.node(
-            "MatMulNBits", *inputs, domain=MS, output=output, K=matrix.columns, N=matrix.rows, bits=matrix.bits,
+            "MatMulNBits", *inputs, domain=MS, output=output, K=matrix.columns + matrix.means, N=matrix.rows, bits=matrix.bits,
             block_size=_BLOCK, accuracy_level=_INT8_ACTIVATIONS,
         )  # fmt: skip
+
+    def with_means(self, x: str) -> str:
+        """Behind the inputs, the mean of each block of them."""
+        if x not in self.means:
+            means = self.node("AveragePool", x, kernel_shape=[_BLOCK], strides=[_BLOCK])
+            self.means[x] = self.node("Concat", x, means, axis=-1)
+        return self.means[x]
 
     # The parts of a graph
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 
 from edge.backends.tensors import Source, find_recipe, find_tensors
-from edge.converters.writers.onnx_blocks import BLOCK, bits_of, has_zero_points
+from edge.converters.writers.onnx_blocks import BLOCK, bits_of, has_minimum
 from edge.errors import UnsupportedError
 from edge.gguf_file import GGUFFile
 from edge.spec import ModelSpec, Recipe
@@ -29,13 +29,24 @@ class Part:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix of the graph: parts of the file's tensors, row behind row. bits: 4, 8, or 32 for float32."""
+    """A matrix of the graph: parts of the file's tensors, row behind row.
+
+    bits: 4, 8, or 32 for float32. minima: with zero points, and `means` more columns for the means of blocks of inputs.
+    """
 
     parts: tuple[Part, ...]
     rows: int
     columns: int
     bits: int
-    zero_points: bool
+    minima: bool
+
+    @property
+    def means(self) -> int:
+        return self.columns // BLOCK if self.minima else 0
+
+    @property
+    def blocks(self) -> int:
+        return -(-(self.columns + self.means) // BLOCK)
 
 
 @dataclass(frozen=True)
@@ -86,7 +97,7 @@ def make_layout(file: GGUFFile, spec: ModelSpec) -> Layout:
     """Raises UnsupportedError, ModelFormatError as `find_tensors` does."""
     recipe, found = check_recipe(spec), find_tensors(file, spec)
     maker = _Maker(file, found, {} if recipe.halves else {"attn_q": spec.heads, "attn_k": spec.kv_heads})
-    maker.matrix("token_embd", "token_embd")
+    maker.table("token_embd")
     for layer in range(spec.layers):
         at = f"blk.{layer}."
         for name in ("attn_norm", "attn_q_norm", "attn_k_norm", "ffn_norm"):
@@ -113,26 +124,32 @@ class _Maker:
         self.used: set[str] = set()
         self.end = 0
 
+    def table(self, name: str) -> None:
+        """A matrix whose rows are looked up, too: without columns for means."""
+        (part,) = self._parts((name,))
+        info = self._file.tensors[part.source.tensor]
+        bits = 8 if has_minimum(info.type, bits_of(info.type)) else bits_of(info.type)
+        self._matrix(name, (part,), bits if info.shape[0] % BLOCK == 0 else 32, minima=False)
+
     def matrix(self, name: str, *names: str) -> None:
         parts = self._parts(names)
-        kinds = [self._file.tensors[part.source.tensor].type for part in parts]
-        rows, columns = sum(part.source.rows for part in parts), self._file.tensors[parts[0].source.tensor].shape[0]
-        bits = max(map(bits_of, kinds))
-        zeros = any(has_zero_points(kind, bits) for kind in kinds)
-        if bits < 32 and columns % BLOCK:
-            bits, zeros = 32, False
-        self.matrices[name] = Matrix(parts, rows, columns, bits, zeros)
-        if bits == 32:
-            self._place(f"{name}.floats", "float32", rows, columns)
-        else:
-            blocks = columns // BLOCK
-            self._place(f"{name}.quants", "uint8", rows, blocks, BLOCK * bits // 8)
-            self._place(f"{name}.scales", "float32", rows, blocks)
-            if zeros:
-                self._place(f"{name}.zeros", "uint8", rows, (blocks * bits + 7) // 8)
+        infos = [self._file.tensors[part.source.tensor] for part in parts]
+        bits = max(bits_of(info.type) for info in infos) if infos[0].shape[0] % BLOCK == 0 else 32
+        self._matrix(name, parts, bits, any(has_minimum(info.type, bits) for info in infos))
         biases = [f"{each}.bias" for each in names]
         if all(bias in self._found for bias in biases):
             self.vector(f"{name}.bias", *biases)
+
+    def _matrix(self, name: str, parts: tuple[Part, ...], bits: int, minima: bool) -> None:
+        rows, columns = sum(part.source.rows for part in parts), self._file.tensors[parts[0].source.tensor].shape[0]
+        matrix = self.matrices[name] = Matrix(parts, rows, columns, bits, minima)
+        if bits == 32:
+            self._place(f"{name}.floats", "float32", rows, columns)
+            return
+        self._place(f"{name}.quants", "uint8", rows, matrix.blocks, BLOCK * bits // 8)
+        self._place(f"{name}.scales", "float32", rows, matrix.blocks)
+        if minima:
+            self._place(f"{name}.zeros", "uint8", rows, (matrix.blocks * bits + 7) // 8)
 
     def vector(self, name: str, *names: str) -> None:
         """If the model has it."""

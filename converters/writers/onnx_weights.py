@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from edge.converters.writers.onnx_blocks import pack, to_blocks, to_floats
+from edge.converters.writers.onnx_blocks import pack, to_blocks, to_floats, with_means
 from edge.converters.writers.onnx_layout import Layout, Matrix, Part
 from edge.errors import ModelFormatError
 from edge.gguf_file import GGUFFile, TensorInfo
@@ -37,7 +37,7 @@ def write_weights(file: GGUFFile, layout: Layout, target: Path, progress: Progre
 def _write_matrix(
     file: GGUFFile, source: BinaryIO, layout: Layout, name: str, matrix: Matrix, out: BinaryIO
 ) -> None:
-    kinds = ("floats",) if matrix.bits == 32 else ("quants", "scales", "zeros")[: 2 + matrix.zero_points]
+    kinds = ("floats",) if matrix.bits == 32 else ("quants", "scales", "zeros")[: 2 + matrix.minima]
     ends = {kind: layout.places[f"{name}.{kind}"].offset for kind in kinds}
     for part in matrix.parts:
         for raw, info in _slices(file, source, part):
@@ -51,6 +51,8 @@ def _convert(file: GGUFFile, raw: AnyArray, info: TensorInfo, matrix: Matrix) ->
     if matrix.bits == 32:
         return {"floats": _checked(file, info, to_floats(raw, info.type, info.type_id))}
     blocks = to_blocks(raw, info.type, info.type_id, matrix.bits)
+    if matrix.minima:
+        blocks = with_means(blocks)
     return {
         "quants": pack(blocks.quants, matrix.bits),
         "scales": _checked(file, info, blocks.scales),
