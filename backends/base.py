@@ -6,7 +6,7 @@ Two counters are never one: the *row* a token has in the cache, and the *positio
 
 from __future__ import annotations
 
-import zlib
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -30,6 +30,7 @@ class EngineConfig:
     logits_rows: int = 1  # most rows of logits that exist at once; forward_all works through longer inputs in steps
     observes: bool = False  # tvm, onnx: room to add up the attention that rows get
     per_head: bool = False  # tvm, onnx: room for the bookkeeping of rows that differ from head to head
+    uneven: bool = False  # tvm: heads may keep different numbers of rows
     repack: bool = False  # llamacpp: weights re-laid in private memory (faster) instead of mapped (reclaimable)
     provider: str = "cpu"  # onnx: what ONNX Runtime runs on
     tuning: dict[str, int] = field(default_factory=dict)  # tvm: sizes of pieces of work, where not the defaults
@@ -75,22 +76,24 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class KVState:
-    """A saved KV cache. It fits only the engine, model, dtype and capacity named in `key`."""
+    """Saved rows, one behind the other. They fit a cache of any capacity whose `KVCache.key` is the same."""
 
     key: str
-    positions: IntArray  # [length], in row order
+    positions: IntArray  # [rows], in row order
     next_position: int
-    data: bytes
+    data: bytes | memoryview  # as the engine likes it; its length follows from the number of rows
 
 
 class KVCache(Protocol):
     """The rows that an engine remembers: `length` of `capacity` are in use; `nbytes` is what is allocated.
 
     capacity: rows per head; on average, where heads keep different numbers of rows.
+    key: names all that rows depend on: engine, weights, dtype, and what else changes their numbers or their layout.
     """
 
     capacity: int
     nbytes: int
+    key: str
 
     @property
     def length(self) -> int:
@@ -121,10 +124,20 @@ class KVCache(Protocol):
         """Forget all rows from `length` on; 0 empties the cache."""
         ...
 
-    def save(self) -> KVState: ...
+    def save(self, first: int = 0, last: int | None = None) -> KVState:
+        """A copy of the rows first … last − 1 (None: of all from `first` on); nothing changes.
 
-    def restore(self, state: KVState) -> None:
-        """Take back a saved state. Raises InputError if it belongs to another engine, model or setting."""
+        Raises InputError if there are no such rows, UnsupportedError where heads keep different rows.
+        """
+        ...
+
+    def append(self, state: KVState) -> None:
+        """Put saved rows behind those in use, as though their tokens had just been run. (All of a saved cache comes
+        back by `truncate(0)` and `append`.) They have no attention yet.
+
+        Raises InputError, and changes nothing, if they belong to another `key` or do not come after the rows in use;
+        CapacityError if there are more than free ones.
+        """
         ...
 
 
@@ -151,6 +164,11 @@ class HeadKVCache(KVCache, Protocol):
 
     def keys(self, layer: int) -> FloatArray:
         """A layer's, as they are stored, float32 [KV heads, length, head]."""
+        ...
+
+    @property
+    def longest(self) -> int:
+        """Rows that one head may hold: more than `capacity` where heads keep different numbers."""
         ...
 
     def clear_attention(self) -> None: ...
@@ -201,8 +219,11 @@ class Engine(Protocol):
 class ObservedEngine(Engine, Protocol):
     """An engine that can add up attention in its cache."""
 
-    def observe(self, queries: int) -> None:
-        """Add up what the last `queries` tokens of every pass pay to each row; 0 observes nothing."""
+    def observe(self, queries: int, *, votes: bool = False) -> None:
+        """Add up what the last `queries` tokens of every pass pay to each row; 0 observes nothing.
+
+        votes: count instead how many of them paid it more than the average of what they see.
+        """
         ...
 
 
@@ -268,18 +289,36 @@ def check_rows(rows: IntArray, length: int) -> IntArray:
     return np.ascontiguousarray(array, dtype=np.int32)
 
 
+def check_range(first: int, last: int | None, length: int) -> int:
+    """`last` as a number, with 0 ≤ first ≤ last ≤ length. Raises InputError."""
+    end = length if last is None else last
+    if not 0 <= first <= end <= length:
+        raise InputError(f"rows {first} to {end} are not among the {length} of the cache")
+    return end
+
+
+def check_state(state: KVState, kv: KVCache, next_position: int) -> None:
+    """Refuse rows that do not belong behind those of `kv`. Raises InputError, CapacityError."""
+    positions = state.positions
+    if state.key != kv.key:
+        raise InputError("the saved KV rows belong to another model, engine or KV dtype")
+    if positions.size and (positions[0] < 0 or positions[-1] >= state.next_position or (np.diff(positions) <= 0).any()):
+        raise InputError("the saved KV rows are not in order")
+    if kv.length and (positions[0] if positions.size else state.next_position) < next_position:
+        raise InputError("the saved KV rows do not come after those in use")
+    if positions.size > kv.free:
+        raise CapacityError(f"{positions.size} saved rows, but only {kv.free} free ones")
+
+
 def state_key(backend: str, file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> str:
-    """What a saved state depends on."""
+    """What saved rows depend on: the model, by a few bytes of every tensor and the file's size and time, and settings.
+
+    Capacity is not among them, unless the model chooses its RoPE by it.
+    """
     shape = (spec.name, spec.layers, spec.hidden, spec.kv_heads, spec.head_dim, spec.vocab, spec.weight_bytes)
-    return f"{backend}:{shape}:{config.kv_dtype}:{config.capacity}:{_fingerprint(file)}"
-
-
-def _fingerprint(file: GGUFFile) -> int:
-    """Tells models of one shape apart: a checksum of a few bytes of every tensor."""
-    checksum = 0
-    for sample in tensor_samples(file):
-        checksum = zlib.crc32(sample, checksum)
-    return checksum
+    status, samples = file.path.stat(), hashlib.sha256(b"".join(tensor_samples(file))).hexdigest()
+    chosen = (config.capacity, config.per_head) if "rope_factors_long.weight" in file.tensors else ()
+    return repr((backend, shape, config.kv_dtype, samples, status.st_size, status.st_mtime_ns, *chosen))
 
 
 def tensor_samples(file: GGUFFile) -> Iterator[bytes]:

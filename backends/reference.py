@@ -6,7 +6,6 @@ purpose; it is what the other engines are compared with.
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,9 @@ from edge.backends.base import (
     KVState,
     Tuned,
     check_positions,
+    check_range,
     check_rows,
+    check_state,
     check_tokens,
     state_key,
 )
@@ -87,7 +88,7 @@ class ReferenceKV:
         self._positions = np.zeros(config.capacity, np.int32)
         self._length = 0
         self._turns = turns
-        self._key = state_key(NAME, file, spec, config)
+        self.key = state_key(NAME, file, spec, config)
 
     @property
     def length(self) -> int:
@@ -101,7 +102,7 @@ class ReferenceKV:
     def positions(self) -> IntArray:
         return self._positions[: self._length]
 
-    def append(self, count: int) -> tuple[slice, IntArray]:
+    def reserve(self, count: int) -> tuple[slice, IntArray]:
         """Reserve the next `count` rows; returns them and their positions."""
         rows = slice(self._length, self._length + count)
         self._positions[rows] = np.arange(self.next_position, self.next_position + count)
@@ -129,18 +130,23 @@ class ReferenceKV:
         self._length = length
         self.next_position = int(self._positions[length - 1]) + 1 if length else 0
 
-    def save(self) -> KVState:
-        data = io.BytesIO()
-        np.save(data, np.stack([self.keys[:, :, : self._length], self.values[:, :, : self._length]]))
-        return KVState(self._key, self.positions.copy(), self.next_position, data.getvalue())
+    def save(self, first: int = 0, last: int | None = None) -> KVState:
+        last = check_range(first, last, self._length)
+        positions = self.positions[first:last].copy()
+        next_position = self.next_position if last == self._length else int(self._positions[last])
+        rows = np.stack([self.keys[:, :, first:last], self.values[:, :, first:last]])
+        return KVState(self.key, positions, next_position, rows.tobytes())
 
-    def restore(self, state: KVState) -> None:
-        if state.key != self._key:
-            raise InputError("the saved KV state belongs to another model, engine, KV dtype or capacity")
-        keys, values = np.load(io.BytesIO(state.data), allow_pickle=False)
-        count = state.positions.size
-        self.keys[:, :, :count], self.values[:, :, :count] = keys, values
-        self._positions[:count], self._length, self.next_position = state.positions, count, state.next_position
+    def append(self, state: KVState) -> None:
+        check_state(state, self, self.next_position)
+        first, last = self._length, self._length + state.positions.size
+        shape = (2, *self.keys.shape[:2], last - first, self.keys.shape[3])
+        if len(state.data) != 4 * math.prod(shape):
+            raise InputError("the saved KV rows are damaged")
+        self.keys[:, :, first:last], self.values[:, :, first:last] = np.frombuffer(state.data, np.float32).reshape(
+            shape
+        )
+        self._positions[first:last], self._length, self.next_position = state.positions, last, state.next_position
 
 
 class ReferenceEngine:
@@ -185,7 +191,7 @@ class ReferenceEngine:
 
     def _run_chunk(self, tokens: IntArray) -> FloatArray:
         check_positions(self.spec, self.kv.next_position + tokens.size)
-        rows, positions = self.kv.append(tokens.size)
+        rows, positions = self.kv.reserve(tokens.size)
         x = self._weights["token_embd"][tokens] * np.float32(self._recipe.embedding_scale)
         if self._recipe.learned_positions:
             x = x + self._weights["position_embd"][positions]

@@ -170,6 +170,7 @@ def _config(backend: Backend, request: PlanRequest, rows: int) -> EngineConfig:
         logits_rows=request.logits_rows,
         observes=bool(needs.queries),
         per_head=needs.looks,
+        uneven=needs.uneven != "token",
     )
 
 

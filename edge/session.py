@@ -17,7 +17,7 @@ from edge.devices.memory import memory_use
 from edge.errors import BudgetError, InputError
 from edge.governor import Governor
 from edge.kv import make_policy
-from edge.kv.look import keep_heads, look, observe, queries_to_observe
+from edge.kv.look import keep_heads, look, observe, queries_to_observe, rows_per_head
 from edge.opened import Model, open_model
 from edge.plan import Plan, PlanRequest, make_plan
 from edge.report.run import KVUse, Memory, RunReport, StopReason, Timings, Tokens
@@ -186,13 +186,13 @@ class Session:
             return True
         if not self._policy.evicts or count > kv.capacity:
             return False
-        before, budget = kv.length, kv.capacity - max(count, self.plan.evict_step)
-        rows = self._policy.rows_to_keep(look(kv, self._policy.needs), budget)
+        before, incoming = rows_per_head(kv, self._policy.needs), max(count, self.plan.evict_step)
+        rows = self._policy.rows_to_keep(look(kv, self._policy.needs, incoming), kv.capacity - incoming)
         if isinstance(rows, np.ndarray):
             kv.keep(rows, close_gaps=self._policy.close_gaps)
         else:
             keep_heads(kv, rows, self.spec.context, forget=self._policy.needs.queries > 0)
-        self._evicted += before - kv.length
+        self._evicted += before - rows_per_head(kv, self._policy.needs)
         return True
 
     def forward(self, tokens: IntArray, *, upcoming: int, every: bool = False) -> FloatArray:
@@ -202,7 +202,7 @@ class Session:
         """
         if self._policy.needs.queries:
             queries = queries_to_observe(self._policy.needs, self.engine.kv.free, tokens.size, upcoming)
-            observe(self.engine, queries)
+            observe(self.engine, self._policy.needs, queries)
         return self.engine.forward_all(tokens) if every else self.engine.forward(tokens)
 
     def _check_fits(self, count: int) -> None:

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import settings
 
 from edge.backends import find_backend
-from edge.backends.base import Engine, EngineConfig
+from edge.backends.base import Engine, EngineConfig, KVCache, KVState
 from edge.opened import Model, open_model
 from edge.types import FloatArray, IntArray
 
@@ -73,6 +73,12 @@ def load_engine(
     module = find_backend(backend, model.file, model.spec)
     config = EngineConfig(capacity, chunk, kv_dtype, threads=1, logits_rows=min(logits_rows, chunk), observes=observes)
     return module.load(model.file, model.spec, config)
+
+
+def bring_back(kv: KVCache, state: KVState) -> None:
+    """Make the cache what it was when all of it was saved."""
+    kv.truncate(0)
+    kv.append(state)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -19,7 +19,8 @@ _FAR = 1 << 30  # behind every window: windows are applied here, by the position
 class HeadOracle:
     """Every row that ever ran stays; `kept` says which ones a head sees, [heads of all layers, rows].
 
-    positions, attention, seen (the number of observed queries that could see a row): in the same shape.
+    votes: attention counts the queries that pay a row more than average. positions, attention, seen (the number of
+    observed queries that could see a row): in the same shape.
     """
 
     def __init__(self, model: Model, capacity: int, chunk: int) -> None:
@@ -31,6 +32,7 @@ class HeadOracle:
         self.kept, self.positions = np.zeros(shape, bool), np.zeros(shape, np.int64)
         self.attention, self.seen = np.zeros(shape), np.zeros(shape, np.int64)
         self._layer = self._observed = 0
+        self.votes = False
 
     def reset(self) -> None:
         self.engine.kv.truncate(0)
@@ -73,7 +75,11 @@ class HeadOracle:
             hidden = hidden | (positions[:, None, None, :] <= positions[:, None, -count:, None] - window)
         shares = softmax(np.where(hidden, np.float32(-np.inf), scores))
         if self._observed:
-            self.attention[heads, :rows] += shares.mean(axis=1)[:, -self._observed :].sum(axis=1)
+            last = shares[:, :, -self._observed :]
+            if self.votes:
+                seen = self.kept[heads, :rows].cumsum(axis=1)[:, None, rows - self._observed :, None]
+                last = last > 1 / seen
+            self.attention[heads, :rows] += last.mean(axis=1).sum(axis=1)
         self._layer += 1
         return shares
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ from conftest import (
     GOLDEN_MODELS,
     SINKS,
     Golden,
+    bring_back,
     load_engine,
     open_golden,
     run_child,
@@ -189,7 +190,7 @@ def test_evicting_the_newest_row_leaves_new_tokens_their_positions_or_is_refused
     state = engine.kv.save()
     for restored in (False, True):
         if restored:
-            engine.kv.restore(state)
+            bring_back(engine.kv, state)
         logits = engine.forward(tokens[12:14])
         np.testing.assert_array_equal(engine.kv.positions, [*rows, 12, 13])
 
@@ -323,7 +324,7 @@ def test_a_saved_state_comes_back_in_the_same_engine(
     engine.kv.truncate(0)
     engine.forward(tokens[::-1])
     engine.kv.keep(np.r_[0:4, 30:64], close_gaps=True)  # leaves a shift that must not touch the restored keys
-    engine.kv.restore(state)
+    bring_back(engine.kv, state)
     np.testing.assert_array_equal(engine.kv.positions, positions)
     close_to(engine.forward_all(tokens[20:40]), expected)
 
@@ -337,7 +338,7 @@ def test_a_saved_state_comes_back_in_a_fresh_engine(
     before(engine)
     state = engine.kv.save()
     expected = engine.forward_all(tokens[20:40])
-    other.kv.restore(state)
+    bring_back(other.kv, state)
     close_to(other.forward_all(tokens[20:40]), expected)
     np.testing.assert_array_equal(other.kv.positions, engine.kv.positions)
 
@@ -357,12 +358,65 @@ def test_saving_changes_nothing(
     close_to(answers[1], answers[0])
 
 
+@pytest.mark.parametrize("capacity", [20, 300])
+@pytest.mark.parametrize("cuts", [[1, 19], [7], [16], [4, 8, 13]], ids=str)
+def test_rows_saved_in_parts_come_back_one_behind_the_other(
+    open_engine: OpenEngine, golden: Golden, cuts: list[int], capacity: int
+) -> None:
+    """Into a cache of another capacity, too, and the next logits are the very same."""
+    engine, other, tokens = open_engine(), open_engine(capacity=capacity), golden.tokens
+    engine.forward(tokens[:19])
+    edges = [0, *cuts, 19]
+    for first, last in zip(edges, edges[1:], strict=False):
+        state = engine.kv.save(first, last)
+        assert (state.positions.size, state.next_position) == (last - first, last)
+        other.kv.append(state)
+        np.testing.assert_array_equal(other.kv.positions, np.arange(last))
+    np.testing.assert_array_equal(other.forward(tokens[19:20]), engine.forward(tokens[19:20]))
+
+
+def test_part_of_what_was_appended_can_be_cut_off_again(
+    open_engine: OpenEngine, golden: Golden, close_to: CloseTo
+) -> None:
+    engine, other, tokens = open_engine(), open_engine(), golden.tokens
+    engine.forward(tokens[:24])
+    other.forward(tokens[:8])
+    other.kv.append(engine.kv.save(8, 24))
+    other.kv.truncate(13)
+    close_to(other.forward_all(tokens[13:]), golden.logits[13:])
+
+
+@ONE_LAYER
+def test_rows_that_do_not_belong_there_are_refused(open_engine: OpenEngine, golden: Golden, close_to: CloseTo) -> None:
+    engine, small, tokens = open_engine(), open_engine(capacity=24), golden.tokens
+    engine.forward(tokens[:20])
+    state = engine.kv.save(12)
+    damaged = [bytes(state.data)[:-1], bytes(state.data) + b"x", bytes(state.data)[:5], b""]
+    small.forward(tokens[:14])
+    with pytest.raises(InputError, match="do not come after"):
+        small.kv.append(state)
+    with pytest.raises(CapacityError, match="8 saved rows, but only 4"):
+        small.forward(tokens[14:20])
+        small.kv.append(replace(state, positions=state.positions + 8, next_position=28))
+    small.kv.truncate(12)
+    for data in damaged:
+        with pytest.raises(InputError, match="damaged"):
+            small.kv.append(replace(state, data=data))
+    for positions in (state.positions[::-1], np.zeros(8, np.int32), state.positions + 1):
+        with pytest.raises(InputError, match="not in order"):
+            small.kv.append(replace(state, positions=positions))
+    for first, last in ((-1, 4), (5, 3), (0, 13)):
+        with pytest.raises(InputError, match="not among the 12"):
+            small.kv.save(first, last)
+    close_to(small.forward_all(tokens[12:24]), golden.logits[12:24])
+
+
 @ONE_LAYER
 def test_an_empty_cache_can_be_saved(open_engine: OpenEngine, golden: Golden, close_to: CloseTo) -> None:
     engine = open_engine()
     state = engine.kv.save()
     engine.forward(golden.tokens[:9])
-    engine.kv.restore(state)
+    bring_back(engine.kv, state)
     assert engine.kv.length == 0
     close_to(engine.forward_all(golden.tokens), golden.logits)
 
@@ -378,14 +432,14 @@ def test_a_full_cache_can_be_saved_after_its_gaps_were_closed(
     engine.kv.keep(np.arange(1, 256, 2, dtype=np.int32), close_gaps=False)
     engine.forward(tokens[:128])
     engine.kv.keep(np.arange(256, dtype=np.int32), close_gaps=True)
-    other.kv.restore(engine.kv.save())
+    bring_back(other.kv, engine.kv.save())
     for each in (engine, other):
         each.kv.truncate(255)
     close_to(other.forward(tokens[:1]), engine.forward(tokens[:1]))
 
 
 @ONE_LAYER
-@pytest.mark.parametrize("other", ["architecture", "weights", "capacity", "dtype-or-engine"])
+@pytest.mark.parametrize("other", ["architecture", "weights", "dtype-or-engine"])
 def test_a_foreign_state_is_refused(
     open_engine: OpenEngine,
     golden: Golden,
@@ -397,20 +451,18 @@ def test_a_foreign_state_is_refused(
 ) -> None:
     engine, tokens = open_engine(), golden.tokens
     engine.forward(tokens[:20])
-    model, backend, kv_dtype, capacity = golden.model, row.backend, row.kv_dtype, engine.config.capacity
+    model, backend, kv_dtype = golden.model, row.backend, row.kv_dtype
     if other == "architecture":
         model = open_golden("llama-gqa-tied").model
     elif other == "weights":
         model = with_other_weights(golden.model, tmp_path)
-    elif other == "capacity":
-        capacity //= 2
     else:
         different = next(each for each in ENGINES if each != row)
         backend, kv_dtype = different.backend, different.kv_dtype
-    foreign = engines(load_engine(model, backend, kv_dtype, capacity=capacity))
+    foreign = engines(load_engine(model, backend, kv_dtype))
     foreign.forward(tokens[:5])
-    with pytest.raises(InputError, match="belongs to another"):
-        engine.kv.restore(foreign.kv.save())
+    with pytest.raises(InputError, match="belong to another"):
+        engine.kv.append(foreign.kv.save())
     close_to(engine.forward_all(tokens[20:]), golden.logits[20:])
 
 
@@ -497,7 +549,7 @@ def test_a_closed_engine_says_so(open_engine: OpenEngine, golden: Golden) -> Non
 
 _USE_CLOSED_CACHE = """
 import sys
-from conftest import load_engine, open_golden
+from conftest import bring_back, load_engine, open_golden
 from edge.errors import EngineError
 
 golden = open_golden("llama-one-layer")
@@ -511,7 +563,7 @@ use = {
     "empty": lambda: kv.truncate(0),
     "keep": lambda: kv.keep(golden.keep_rows[:3], close_gaps=True),
     "save": lambda: kv.save(),
-    "restore": lambda: kv.restore(state),
+    "restore": lambda: bring_back(kv, state),
 }
 try:
     use[sys.argv[1]]()
@@ -577,7 +629,7 @@ def test_any_sequence_of_operations_equals_the_reference(name: str, operations: 
             states.append((both[0].kv.save(), both[1].kv.save()))
         elif operation == "restore" and states:
             for engine, state in zip(both, states[arguments[0] % len(states)], strict=True):
-                engine.kv.restore(state)
+                bring_back(engine.kv, state)
         assert both[0].kv.length == both[1].kv.length <= both[0].kv.capacity
         np.testing.assert_array_equal(both[0].kv.positions, both[1].kv.positions)
 

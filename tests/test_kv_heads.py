@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, load_engine, open_golden
+from conftest import GOLDEN, bring_back, load_engine, open_golden
 from heads_oracle import HeadOracle
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -23,6 +23,7 @@ from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig
 from edge.backends.reference import Turn
 from edge.backends.tvm.engine import NativeEngine
+from edge.backends.tvm.regions import TILE, Regions
 from edge.errors import UnsupportedError
 from edge.kv import KVView, make_policy
 from edge.kv.look import keep_heads, look, queries_to_observe
@@ -32,7 +33,10 @@ from edge.session import Session, load
 from edge.types import AnyArray, FloatArray, IntArray
 
 CHUNK, SINKS = 8, 3
-HEAD_POLICIES = ("h2o", "tova", "snapkv:window=5,kernel=3", "keydiff", "knorm")
+HEAD_POLICIES = (
+    "h2o", "tova", "scissorhands:window=6", "snapkv:window=5,kernel=3", "keydiff", "knorm",
+    "pyramidkv:window=4,slope=6", "adakv:window=4", "fastgen",
+)  # fmt: skip
 EXACT, INT8 = 1e-3, 8e-1  # largest errors of a logit; their standard deviation is 3
 
 
@@ -220,8 +224,8 @@ def head_rows(engine: NativeEngine) -> list[tuple[AnyArray, ...]]:
     attention, keys = kv.attention.reshape(heads, -1), all_keys(engine).reshape(heads, kv.length, -1)
     found = []
     for head, length in enumerate(kv.lengths.tolist()):
-        slots = kv._slots[head % len(kv._slots), :length]
-        values = [kv._view(name)[head, slots] for name in ("values", "key_scales", "value_scales")]
+        rows = kv.regions.starts[head] + kv._slots[head % len(kv._slots), :length]
+        values = [kv._stored.gather(name, rows) for name in ("values", "key_scales", "value_scales")]
         found.append((positions[head, :length], attention[head, :length], keys[head, :length], *values))
     return found
 
@@ -235,7 +239,7 @@ def test_a_restored_cache_has_no_attention_of_others(engines: Callable[[Engine],
     native.kv.truncate(0)
     native.forward_all(some_tokens(30, 2))
     assert native.kv.attention.any()
-    native.kv.restore(state)
+    bring_back(native.kv, state)
     assert not native.kv.attention.any()
 
 
@@ -314,9 +318,11 @@ class Twin:
         self._make_room(tokens.size)
         logits = self.session.forward(tokens, upcoming=upcoming, every=True)
         assert np.isfinite(logits).all()
-        assert self.kv.length <= self.kv.capacity
+        assert (self.kv.lengths <= self.kv.regions.limits).all()
+        assert self.kv.head_lengths.mean() <= self.kv.capacity
         assert self.kv.next_position <= self.session.spec.context
         if self.oracle:
+            self.oracle.votes = self.policy.needs.votes
             answers = self.oracle.forward_all(tokens, observed=self.session.engine._observed)
             if self.exact:
                 np.testing.assert_allclose(logits, answers, rtol=0, atol=EXACT)
@@ -327,7 +333,7 @@ class Twin:
         kv, evictions, position = self.kv, self.policy.evictions, self.kv.next_position
         keys, lengths = self._keys(), kv.head_lengths.reshape(-1)
         assert self.session.make_room(count)
-        assert kv.length + count <= kv.capacity
+        assert count <= kv.free <= kv.capacity
         if self.policy.evictions == evictions:
             return
         chosen, renumbered = self.policy.chosen, kv.next_position != position
@@ -352,10 +358,12 @@ class Twin:
     def _check_choice(self, chosen: list[IntArray], lengths: IntArray) -> None:
         view, budget, sinks = self.policy.view, self.policy.budget, self.session.plan.sinks
         recent = recent_rows(self.policy, budget)
+        even = self.policy.needs.uneven == "token"
+        assert sum(rows.size for rows in chosen) <= budget * len(chosen)
         for rows, length in zip(chosen, lengths.tolist(), strict=True):
-            assert rows.size == min(budget, length)
+            assert rows.size == min(budget, length) if even else rows.size <= length
             assert set(range(min(sinks, rows.size))) <= set(rows.tolist())
-            last = min(recent, budget - min(sinks, budget), length)
+            last = min(recent, max(0, rows.size - sinks))
             assert set(range(length - last, length)) <= set(rows.tolist())
         assert view is not None
         if self.oracle and view.attention is not None and self.exact:
@@ -365,7 +373,7 @@ class Twin:
 
 def recent_rows(policy: Any, budget: int) -> int:
     """How many of the newest rows a policy promises to keep."""
-    if policy.name == "snapkv":
+    if policy.name in ("snapkv", "pyramidkv", "adakv"):
         return int(policy.window)
     return 1 if policy.name == "tova" else int(policy.recent * budget)
 
@@ -408,7 +416,7 @@ def test_a_session_is_what_an_oracle_that_hides_rows_says(
     assert bool(twin.policy.evictions) == (tokens.size > capacity)
 
 
-@pytest.mark.parametrize("policy", ["h2o", "keydiff"])
+@pytest.mark.parametrize("policy", ["h2o", "adakv:window=4"])
 @settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(capacity=CAPACITIES, chunks=CHUNKS)
 def test_a_session_with_an_int8_cache_keeps_its_rows(policy: str, capacity: int, chunks: list[tuple[int, int]]) -> None:
@@ -440,12 +448,60 @@ def test_h2o_counts_the_queries_that_saw_a_row() -> None:
     assert twin.policy.evictions > 5
 
 
+def test_heads_that_differ_share_one_arena() -> None:
+    """Some grow beyond the mean, none beyond what it may hold, and no two overlap."""
+    twin = twin_of("adakv:window=4", 40)
+    twin.reset()
+    regions, most = twin.kv.regions, 0
+    for part in np.split(some_tokens(400), 80):
+        twin.feed(part, 5)
+        ends = regions.starts + regions.limits
+        assert (ends[:-1] <= regions.starts[1:]).all()
+        assert regions.starts[0] == 0
+        assert ends[-1] <= regions.size
+        most = max(most, twin.kv.length)
+    assert 40 < most <= twin.kv.longest
+    twin.reset()
+    assert (regions.limits == 40).all()
+
+
+@given(st.data(), st.integers(1, 12), st.integers(1, 70), st.integers(1, 4))
+def test_regions_are_divided_without_overlap_and_moves_lose_nothing(
+    data: st.DataObject, heads: int, capacity: int, times: int
+) -> None:
+    """Beside the same done with a copy of everything."""
+    regions = Regions(heads, capacity, 3 * capacity, uneven=True)
+    memory = np.full(regions.size, -1)
+    held = [np.full(capacity, head) for head in range(heads)]
+    for head, rows in enumerate(held):
+        memory[regions.starts[head] : regions.starts[head] + rows.size] = rows
+    for _ in range(times):
+        lengths, left = [], capacity * heads
+        for rows in held:
+            lengths.append(data.draw(st.integers(0, min(rows.size, left))))
+            left -= lengths[-1]
+        for move in regions.share_out(np.array(lengths, np.int32)):
+            memory[move.target : move.target + move.count] = memory[move.source : move.source + move.count].copy()
+        free = regions.limits - lengths
+        assert (free == free[0]).all()
+        assert free[0] >= 0
+        assert (regions.limits <= regions.longest).all()
+        assert (regions.starts % TILE == 0).all()
+        assert (regions.starts[:-1] + regions.limits[:-1] <= regions.starts[1:]).all()
+        assert regions.starts[-1] + regions.limits[-1] <= regions.size
+        for head, length in enumerate(lengths):
+            held[head] = np.full(regions.limits[head], head)
+            start = regions.starts[head]
+            np.testing.assert_array_equal(memory[start : start + length], head)
+            memory[start : start + regions.limits[head]] = head
+
+
 def small_model(path: Path, context: int, **shape: Any) -> Model:
     return open_model(write_small(path / "small.gguf", Small(context=context, **shape)))
 
 
 @pytest.mark.parametrize("dtype", ["f32", "int8"])
-@pytest.mark.parametrize("policy", ["h2o", "tova", "snapkv:window=5", "keydiff"])
+@pytest.mark.parametrize("policy", ["h2o", "snapkv:window=5", "keydiff", "pyramidkv:window=4", "fastgen"])
 def test_endless_decoding_stays_within_the_context(policy: str, dtype: str, tmp_path: Path) -> None:
     model = small_model(tmp_path, 62)
     with load(
@@ -557,7 +613,7 @@ def test_after_evictions_a_session_is_not_saved_and_starts_anew(session_of: Call
     session.reset()
     logits = session.engine.forward(tokens[:20])
     np.testing.assert_allclose(logits, oracle.forward_all(tokens[:20])[-1], atol=EXACT)
-    kv.restore(kv.save())
+    bring_back(kv, kv.save())
     assert kv.length == 20
 
 
@@ -566,7 +622,12 @@ def test_observing_happens_only_before_evictions(session_of: Callable[..., Sessi
     recorder = session._policy = Recorder(make_policy("tova"))
     asked: list[int] = []
     observe = session.engine.observe  # type: ignore[attr-defined]
-    session.engine.observe = lambda queries: (asked.append(queries), observe(queries))  # type: ignore[attr-defined]
+
+    def noted(queries: int, *, votes: bool) -> None:
+        asked.append(queries)
+        observe(queries, votes=votes)
+
+    session.engine.observe = noted  # type: ignore[attr-defined]
     session.generate(some_tokens(30), max_tokens=150, ignore_eos=True)
     assert recorder.evictions > 10
     assert sum(map(bool, asked)) <= recorder.evictions + 1
@@ -584,7 +645,9 @@ def test_an_eviction_takes_no_more_than_was_counted(
     rows = 2048
     model = small_model(tmp_path, rows, layers=3, heads=6, kv_heads=3)
     backend, needs = find_backend("tvm", model.file, model.spec), make_policy(policy).needs
-    config = EngineConfig(rows, 64, dtype, threads=1, observes=bool(needs.queries), per_head=True)
+    config = EngineConfig(
+        rows, 64, dtype, threads=1, observes=bool(needs.queries), per_head=True, uneven=needs.uneven != "token"
+    )
     counted = backend.footprint(model.spec, config)
     without = backend.footprint(model.spec, replace(config, per_head=False))
     engine = engines(backend.load(model.file, model.spec, config))

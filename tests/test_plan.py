@@ -313,7 +313,7 @@ def test_auto_keeps_all_rows_if_they_fit_and_else_what_loses_least(
 @pytest.mark.parametrize("backend", [LLAMACPP, find_backend("reference", SMOLLM2.file, SMOLLM2.spec)])
 @pytest.mark.parametrize("policy", ["h2o", "tova", "snapkv:window=8", "keydiff", "knorm"])
 def test_engines_refuse_policies_that_look_at_what_they_do_not_show(backend: Backend, policy: str) -> None:
-    with pytest.raises(UnsupportedError, match="needs an engine that shows (attention|keys), which the") as caught:
+    with pytest.raises(UnsupportedError, match=r"needs an engine that shows (attention|keys), which the") as caught:
         native_plan(PlanRequest(kv_policy=policy), backend=backend)
     assert "\n" not in str(caught.value)
 

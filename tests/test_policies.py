@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -14,9 +14,13 @@ from hypothesis import strategies as st
 
 from edge.errors import InputError
 from edge.kv import POLICY_NAMES, KVView, make_policy
+from edge.kv.adakv import AdaKV, allocate
+from edge.kv.fastgen import FastGen
 from edge.kv.h2o import H2O
 from edge.kv.keydiff import KeyDiff
 from edge.kv.knorm import KNorm
+from edge.kv.pyramidkv import PyramidKV, pyramid
+from edge.kv.scissorhands import Scissorhands
 from edge.kv.snapkv import SnapKV
 from edge.kv.tova import TOVA
 from edge.session import Session, load
@@ -24,6 +28,8 @@ from edge.types import FloatArray, IntArray
 
 STREAMING = ("streaming", "window")  # the same rows for all heads, by age alone
 HEAD_POLICIES = tuple(name for name in POLICY_NAMES if make_policy(name).needs.looks)
+UNEVEN_POLICIES = tuple(name for name in HEAD_POLICIES if make_policy(name).needs.uneven != "token")
+EVEN_POLICIES = tuple(name for name in HEAD_POLICIES if name not in UNEVEN_POLICIES)
 
 
 def test_all_policies_are_tested() -> None:
@@ -169,11 +175,15 @@ def heads(draw: st.DrawFn) -> Heads:
 POLICIES = {
     "h2o": st.builds(H2O, sinks=st.integers(0, 6), recent=st.floats(0, 1)),
     "tova": st.builds(TOVA, sinks=st.integers(0, 6)),
+    "scissorhands": st.builds(Scissorhands, sinks=st.integers(0, 6), recent=st.floats(0, 1), window=st.integers(1, 12)),
     "snapkv": st.builds(
         SnapKV, sinks=st.integers(0, 6), window=st.integers(1, 12), kernel=st.sampled_from([1, 3, 7, 101])
     ),
     "keydiff": st.builds(KeyDiff, sinks=st.integers(0, 6), recent=st.floats(0, 1)),
     "knorm": st.builds(KNorm, sinks=st.integers(0, 6), recent=st.floats(0, 1)),
+    "pyramidkv": st.builds(PyramidKV, sinks=st.integers(0, 6), window=st.integers(1, 12), slope=st.floats(1, 100)),
+    "adakv": st.builds(AdaKV, sinks=st.integers(0, 6), window=st.integers(1, 12), floor=st.floats(0, 1)),
+    "fastgen": st.builds(FastGen, sinks=st.integers(0, 6), recent=st.floats(0, 1)),
 }
 
 
@@ -181,7 +191,7 @@ def naive_scores(policy: Any, attention: FloatArray, ages: IntArray, keys: Float
     """Of the rows of one head, as the papers have them."""
     if policy.name == "h2o":
         return [float(paid) / int(age) for paid, age in zip(attention, ages, strict=True)]
-    if policy.name == "tova":
+    if policy.name in ("tova", "scissorhands"):
         return [float(paid) for paid in attention]
     if policy.name == "snapkv":
         side = policy.kernel // 2
@@ -200,7 +210,7 @@ def naive_recent(policy: Any, budget: int) -> int:
     return 1 if policy.name == "tova" else int(policy.recent * budget)
 
 
-@pytest.mark.parametrize("name", HEAD_POLICIES)
+@pytest.mark.parametrize("name", EVEN_POLICIES)
 @given(st.data(), heads())
 def test_heads_keep_sinks_recent_rows_and_the_highest_scores(name: str, data: st.DataObject, shown: Heads) -> None:
     policy, budget = data.draw(POLICIES[name]), shown.budget
@@ -222,7 +232,71 @@ def test_heads_keep_sinks_recent_rows_and_the_highest_scores(name: str, data: st
         assert best <= worst + 1e-5
 
 
-@pytest.mark.parametrize("name", HEAD_POLICIES)
+@pytest.mark.parametrize("name", UNEVEN_POLICIES)
+@given(st.data(), heads(), st.integers(1, 3))
+def test_uneven_heads_share_the_budget(name: str, data: st.DataObject, shown: Heads, longest: int) -> None:
+    policy, budget = data.draw(POLICIES[name]), shown.budget
+    view = replace(shown.view, longest=budget * longest)
+    with np.errstate(divide="raise", invalid="raise"):
+        chosen = policy.rows_to_keep(view, budget)
+    assert len(chosen) == shown.lengths.size
+    assert sum(rows.size for rows in chosen) <= budget * shown.lengths.size
+    for length, rows in zip(shown.lengths.reshape(-1).tolist(), chosen, strict=True):
+        assert_rows(rows, length, min(length, view.longest))
+        sinks = min(policy.sinks, rows.size)
+        np.testing.assert_array_equal(rows[:sinks], np.arange(sinks))
+        if rows.size > sinks:
+            assert rows[-1] == length - 1 or policy.name == "fastgen"  # whose recent rows may be none
+
+
+@pytest.mark.parametrize("name", UNEVEN_POLICIES)
+@given(heads())
+def test_uneven_heads_waste_little(name: str, shown: Heads) -> None:
+    """All heads full: nearly the whole budget is used."""
+    lengths = np.full_like(shown.lengths, shown.lengths.max())
+    random = np.random.default_rng(shown.budget)
+    attention = random.random((*lengths.shape, lengths.max()), np.float32)
+    view = KVView(int(lengths.max()), lengths, attention, np.ones_like(attention, np.int32), longest=3 * shown.budget)
+    kept = sum(rows.size for rows in make_policy(name).rows_to_keep(view, shown.budget))
+    assert kept >= 0.9 * shown.budget * lengths.size - 2 * lengths.size
+
+
+@given(st.integers(1, 40), st.integers(0, 600), st.integers(0, 600), st.floats(1, 100), st.integers(0, 3))
+def test_a_pyramid_has_the_same_total(layers: int, mean: int, window: int, slope: float, most: int) -> None:
+    window = min(window, mean)
+    rows = pyramid(layers, mean, window, slope, mean * (1 + most))
+    assert mean * layers - layers < rows.sum() <= mean * layers
+    assert (np.diff(rows) <= 0).all()
+    assert rows[-1] >= window
+    assert rows[0] <= mean * (1 + most)
+
+
+def test_a_pyramid_falls_from_nearly_twice_the_mean() -> None:
+    assert pyramid(5, 132, 32, 20, 1000).tolist() == [227, 179, 132, 84, 37]
+
+
+@given(heads())
+def test_a_layers_best_rows_stay_whichever_head_they_belong_to(shown: Heads) -> None:
+    for layer, lengths in zip(shown.attention, shown.lengths, strict=True):
+        random = np.random.default_rng(shown.budget)
+        scores = np.where(np.arange(layer.shape[1]) < lengths[:, None], random.random(layer.shape), 0)
+        mean = min(shown.budget, int(lengths.sum()) // len(lengths))
+        best = np.sort(scores, axis=None)[::-1][: mean * len(lengths)]
+        wanted = [int((each >= best[-1]).sum()) for each in scores] if mean else [0] * len(lengths)
+        assert allocate(scores.astype(np.float32), lengths, mean).tolist() == wanted
+
+
+def test_fastgen_tells_heads_that_look_near_from_those_that_look_far() -> None:
+    """Of two heads with the same number of rows that matter, one looks at the newest, the other at some old ones."""
+    attention = np.zeros((1, 2, 40), np.float32)
+    attention[0, 0, 30:] = attention[0, 1, 5:25:2] = 1
+    view = KVView(40, np.array([[40, 40]], np.int32), attention, np.ones((1, 2, 40), np.int32), longest=120)
+    near, far = make_policy("fastgen:sinks=0,recent=0.1").rows_to_keep(view, 12)
+    assert {*range(30, 40)} <= {*near.tolist()}
+    assert {*range(5, 25, 2)} <= {*far.tolist()}
+
+
+@pytest.mark.parametrize("name", EVEN_POLICIES)
 @pytest.mark.parametrize("budget", [0, 1, 2, 7])
 def test_small_budgets(name: str, budget: int) -> None:
     random = np.random.default_rng(2)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import load_engine, open_golden, run_child
+from conftest import bring_back, load_engine, open_golden, run_child
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from hypothesis import given, settings
@@ -400,7 +400,7 @@ def test_windows_reach_over_rows_that_are_gone(
             state = engine.kv.save()
             engine.kv.truncate(2)
             engine.forward(tokens[:30])
-            engine.kv.restore(state)
+            bring_back(engine.kv, state)
 
 
 def test_an_empty_window_beside_a_full_cache(windowed: Model, engines: Callable[[Engine], Engine]) -> None:
@@ -510,7 +510,7 @@ def test_any_sequence_of_operations_equals_the_reference(
             states.append((both[0].kv.save(), both[1].kv.save()))
         elif operation == "restore" and states:
             for engine, state in zip(both, states[arguments[0] % len(states)], strict=True):
-                engine.kv.restore(state)
+                bring_back(engine.kv, state)
         assert both[0].kv.length == both[1].kv.length <= both[0].kv.capacity
         np.testing.assert_array_equal(both[0].kv.positions, both[1].kv.positions)
 
@@ -728,6 +728,7 @@ _RUN_ANYTHING = """
 import sys
 import numpy as np
 import edge.backends.tvm as tvm
+from conftest import bring_back
 from edge.backends.base import EngineConfig
 from edge.opened import open_model
 
@@ -738,7 +739,7 @@ for kv_dtype in ("f32", "f16", "int8"):
     for token in range(12):
         engine.forward(np.array([token]))
     engine.kv.keep(np.r_[0:4, 20:52], close_gaps=True)
-    engine.kv.restore(engine.kv.save())
+    bring_back(engine.kv, engine.kv.save())
     assert engine.forward(np.arange(9)).shape == (model.spec.vocab,)
 print('"alive"')
 """

@@ -58,7 +58,7 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
         values_per_token += 2 * spec.heads * rows
     mask, quantized_activations = 2 * rows, spec.ffn * 9 // 8
     chunk = config.chunk * (4 * values_per_token + mask + quantized_activations)
-    logits = 2 * 4 * config.logits_rows * spec.vocab
+    logits = 2 * 4 * max(2, config.logits_rows) * spec.vocab  # never fewer than sequences
     weights = spec.weight_bytes
     if config.repack and spec.tied_head:  # looked up in one layout, multiplied in the other
         weights += spec.largest_tensor

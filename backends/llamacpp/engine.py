@@ -15,7 +15,9 @@ import numpy as np
 from edge.backends.base import (
     EngineConfig,
     KVState,
+    check_range,
     check_rows,
+    check_state,
     check_tokens,
     state_key,
 )
@@ -28,7 +30,7 @@ from edge.types import AnyArray, FloatArray, IntArray
 
 _GGML_TYPE = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
 _LOAD_PRIVATE, _LOAD_MAPPED = 0, 1  # llama_load_mode: read into memory, or map the file
-_SEQUENCE = 0
+_SEQUENCE, _SPARE = 0, 1  # the second is in use only while rows are saved or come back
 
 
 def _magnified(file: GGUFFile) -> bool:
@@ -53,7 +55,7 @@ class LlamaCppKV:
         self._memory = low_level.llama_get_memory(context)
         self._can_shift = bool(low_level.llama_memory_can_shift(self._memory)) and not _magnified(file)
         self._settle = settle
-        self._key = state_key(NAME, file, spec, config)
+        self.key = state_key(NAME, file, spec, config)
         self.capacity = config.capacity
         self.nbytes = int(allocated_rows(config.capacity) * spec.kv_values_per_row * KV_VALUE_BYTES[config.kv_dtype])
         self._positions = np.zeros(config.capacity + 1, np.int32)  # one more for `_settle`
@@ -128,28 +130,44 @@ class LlamaCppKV:
         self._length = length
         self.next_position = int(self._positions[length - 1]) + 1 if length else 0
 
-    def save(self) -> KVState:
+    def save(self, first: int = 0, last: int | None = None) -> KVState:
         self._check_open()
+        last = check_range(first, last, self._length)
         if self._shift_pending:  # llama.cpp saves moved positions, but keys that it has not turned yet
             self._settle()
-        size = self._lib.llama_state_seq_get_size(self._context, _SEQUENCE)
-        buffer = (ctypes.c_uint8 * size)()
-        if self._lib.llama_state_seq_get_data(self._context, buffer, size, _SEQUENCE) != size:
-            raise EngineError(f"llama.cpp could not save its state: {LOG.reason()}")
-        return KVState(self._key, self.positions.copy(), self.next_position, bytes(buffer))
+        positions = self._positions[first:last].copy()
+        next_position = int(self._positions[last]) if last < self._length else self.next_position
+        if first == last:
+            return KVState(self.key, positions, next_position, b"")
+        # It saves whole sequences only: for a moment, the rows are in a second one as well.
+        self._lib.llama_memory_seq_cp(self._memory, _SEQUENCE, _SPARE, int(positions[0]), int(positions[-1]) + 1)
+        try:
+            size = self._lib.llama_state_seq_get_size(self._context, _SPARE)
+            data = np.empty(size, np.uint8)
+            if self._lib.llama_state_seq_get_data(self._context, _bytes_of(data), size, _SPARE) != size:
+                raise EngineError(f"llama.cpp could not save its state: {LOG.reason()}")
+        finally:
+            self._lib.llama_memory_seq_rm(self._memory, _SPARE, -1, -1)
+        return KVState(self.key, positions, next_position, data.data)
 
-    def restore(self, state: KVState) -> None:
+    def append(self, state: KVState) -> None:
         self._check_open()
-        if state.key != self._key:
-            raise InputError("the saved KV state belongs to another model, engine, KV dtype or capacity")
-        self.truncate(0)
+        check_state(state, self, self.next_position)
         if state.positions.size == 0:
             return
-        buffer = (ctypes.c_uint8 * len(state.data)).from_buffer_copy(state.data)
-        if self._lib.llama_state_seq_set_data(self._context, buffer, len(state.data), _SEQUENCE) == 0:
-            raise EngineError(f"llama.cpp could not restore the state: {LOG.reason()}")
-        self._length, self.next_position = state.positions.size, state.next_position
-        self._positions[: self._length] = state.positions
+        if self._shift_pending:
+            self._settle()  # it would turn the new rows as well
+        first, last = self._length, self._length + state.positions.size
+        data = np.frombuffer(state.data, np.uint8)
+        try:
+            taken = self._lib.llama_state_seq_set_data(self._context, _bytes_of(data), data.size, _SPARE)
+            if taken != data.size or not taken:
+                raise InputError("the saved KV rows are damaged")
+            self._lib.llama_memory_seq_cp(self._memory, _SPARE, _SEQUENCE, -1, -1)
+        finally:
+            self._lib.llama_memory_seq_rm(self._memory, _SPARE, -1, -1)
+        self._positions[first:last] = state.positions
+        self._length, self.next_position = last, state.next_position
 
 
 class LlamaCppEngine:
@@ -245,7 +263,8 @@ class LlamaCppEngine:
         parameters = lib.llama_context_default_params()
         parameters.n_ctx = allocated_rows(config.capacity)
         parameters.n_batch = parameters.n_ubatch = config.chunk
-        parameters.n_outputs_max = config.logits_rows  # the logits buffer; more outputs than this would abort
+        parameters.n_seq_max, parameters.kv_unified = 2, True
+        parameters.n_outputs_max = max(2, config.logits_rows)  # one per sequence; more outputs than this would abort
         parameters.n_threads = parameters.n_threads_batch = config.threads
         parameters.type_k = parameters.type_v = _GGML_TYPE[config.kv_dtype]
         parameters.flash_attn_type = int(config.kv_dtype != "f32")
@@ -299,6 +318,10 @@ class LlamaCppEngine:
                 raise
             return  # no cell was free for the token, but llama.cpp turns the keys before it looks for one
         self._kv.truncate(self._kv.length - 1)
+
+
+def _bytes_of(array: AnyArray) -> Any:
+    return array.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
 
 def _runs(values: AnyArray, breaks: AnyArray) -> list[tuple[int, int]]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 NAME = "onnx"
 KV_DTYPES = ("f32", "f16", "int8", "int4")
-CAPABILITIES = Capabilities("head", uneven="layer", kv_dtypes=KV_DTYPES, attention=True, keys=True)
+CAPABILITIES = Capabilities("head", uneven="token", kv_dtypes=KV_DTYPES, attention=True, keys=True)
 
 
 def check_installed() -> None:

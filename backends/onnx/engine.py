@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -42,10 +43,10 @@ class OnnxEngine:
         self._query_scale = recipe.query_scale
         # Gaps stay open while the context allows: factors are those of all of it.
         self._angles = find_angles(file, recipe.ropes[0], spec.context if config.per_head else config.capacity)
-        key = f"{NAME}:{files.key}:{config.kv_dtype}:{config.capacity}"
+        key = f"{NAME}:{files.key}:{config.kv_dtype}"
         self._kv = OnnxKV(spec, config.kv_dtype, config.capacity, self._angles, key, config.observes)
         self._shows = config.observes or config.kv_dtype in LARGEST  # the graph has `observed`
-        self._observed = 0
+        self._observed, self._votes = 0, False
 
         halves = np.float16 if config.kv_dtype == "f16" else np.float32
         table_rows = max(config.capacity, config.chunk, _ANGLES_AHEAD)  # ONNX Runtime wants as many as there are rows
@@ -55,7 +56,7 @@ class OnnxEngine:
         self._positions = np.zeros((1, config.chunk), np.int64)
         self._wanted = np.zeros(max(config.logits_rows, 1), np.int64)
         self._logits = np.zeros((max(config.logits_rows, 1), spec.vocab), np.float32)
-        self._last, self._rows = np.zeros((spec.layers, 1), np.int32), np.zeros(spec.layers, np.int32)
+        self._last, self._rows = np.zeros(1, np.int32), np.zeros((), np.int32)
         self._which = np.zeros(MOST_OBSERVED, np.int64)
         width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
         self._qkv = np.zeros((spec.layers, MOST_OBSERVED if self._shows else 0, width), np.float32)
@@ -64,19 +65,20 @@ class OnnxEngine:
         self._session: Any = open_session(files.graph, provider, config.threads)
         if config.kv_dtype in LARGEST:
             self._kv.scales[:] = find_scales(self, files.key)
+            self._kv.key += f":{zlib.crc32(self._kv.scales.tobytes())}"
 
     @property
     def kv(self) -> OnnxKV:
         return self._kv
 
-    def observe(self, queries: int) -> None:
-        """Add up the attention that the last `queries` tokens of every chunk pay to each row, in `kv.attention`.
+    def observe(self, queries: int, *, votes: bool = False) -> None:
+        """As `ObservedEngine` says; the last `queries` tokens of every chunk are observed, in `kv.attention`.
 
         Raises UnsupportedError if the engine was loaded without `EngineConfig.observes`.
         """
         if queries and not self.config.observes:
             raise UnsupportedError("this engine was loaded without EngineConfig.observes")
-        self._observed = queries
+        self._observed, self._votes = queries, votes
 
     def forward(self, tokens: IntArray) -> FloatArray:
         tokens = check_tokens(tokens, self.spec.vocab, self._kv.free)
@@ -126,8 +128,7 @@ class OnnxEngine:
         self._positions[0, :count] = self._angle_row(count) + np.arange(count)
         self._wanted[:wanted] = np.arange(count - wanted, count)
         self._which[:shown] = np.arange(count - shown, count)
-        self._rows[:] = kv.lengths + count
-        self._last[:, 0] = self._rows - 1
+        self._rows[()], self._last[0] = kv.length + count, kv.length + count - 1
         with explained("ONNX Runtime failed"):
             self._session.run_with_iobinding(self._binding(count, wanted, shown))
         kv.appended(count)
@@ -140,11 +141,12 @@ class OnnxEngine:
         first = kv.next_turn - count
         cos, sin = tables(np.arange(first, first + count), self._angles)
         width = spec.heads * spec.head_dim
-        for layer, length in enumerate(kv.lengths.tolist()):
+        for layer in range(spec.layers):
             queries = self._qkv[layer, :count, :width].reshape(count, spec.heads, spec.head_dim).swapaxes(0, 1)
-            rows = kv.array[0, layer, :, :length]
-            paid = attention_to(rows, kv.scales[0, layer], kv.dtype, turn(queries, cos, sin), self._query_scale)
-            kv.slot_attention[layer, :, :length] += paid
+            queries = turn(queries, cos, sin) * np.float32(self._query_scale)
+            rows = kv.array[0, layer, :, : kv.length]
+            paid = attention_to(rows, kv.scales[0, layer], kv.dtype, queries, self._votes)
+            kv.slot_attention[layer, :, : kv.length] += paid
 
     def _angle_row(self, count: int) -> int:
         """The row at which the table of rotary angles has the next `count` positions."""
@@ -167,14 +169,14 @@ class OnnxEngine:
         bind(binding, "tokens", self._tokens, shape=(1, count))
         bind(binding, "positions", self._positions, shape=(1, count))
         bind(binding, "wanted", self._wanted, shape=(wanted,))
+        bind(binding, "last", self._last)
+        bind(binding, "rows", self._rows)
         bind(binding, "cos", self._cos)
         bind(binding, "sin", self._sin)
         bind(binding, "logits", self._logits, output=True, shape=(1, wanted, self.spec.vocab))
         if self._shows:
             bind(binding, "observed", self._which, shape=(shown,))
         for layer in range(self.spec.layers):
-            bind(binding, f"last.{layer}", self._last[layer])
-            bind(binding, f"rows.{layer}", self._rows[layer : layer + 1], shape=())
             for index, name in enumerate(("key", "value")):
                 stored = kv.array[index, layer]
                 bind(binding, f"past_{name}.{layer}", stored, shape=(1, *stored.shape))

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from edge.architectures.angles import Angles
-from edge.backends.base import KVState, check_rows
+from edge.backends.base import KVState, check_range, check_rows, check_state
 from edge.backends.onnx.rope import tables, turn
 from edge.backends.onnx.rows import NUMPY_TYPE, load_rows, row_values, store_rows
 from edge.errors import EngineError, InputError, UnsupportedError
@@ -33,7 +33,7 @@ def row_bytes(spec: ModelSpec, dtype: str) -> int:
 
 
 class OnnxKV:
-    """HeadKVCache protocol. All heads of a layer keep equally many rows; layers may differ.
+    """HeadKVCache protocol. All heads keep equally many rows.
 
     array: keys and values, [2, layers, KV heads, capacity, stored values]. scales: of int8 and int4 rows, float32
     [2, layers, KV heads, 1, head]. `lines` of bookkeeping: one while all heads keep the same rows, else one per head.
@@ -46,7 +46,7 @@ class OnnxKV:
         shape = (2, spec.layers, spec.kv_heads, capacity, row_values(spec.head_dim, dtype))
         self.array = np.zeros(shape, NUMPY_TYPE[dtype])
         self.scales = np.ones((2, spec.layers, spec.kv_heads, 1, spec.head_dim), np.float32)
-        self.lengths = np.zeros(spec.layers, np.int32)
+        self.length = 0
         self.slot_attention = np.zeros((spec.layers, spec.kv_heads, capacity if observes else 0), np.float32)
         self.nbytes = self.array.nbytes + self.slot_attention.nbytes
         self._heads = spec.layers * spec.kv_heads
@@ -56,13 +56,8 @@ class OnnxKV:
         self._next = 0
         self._anchors = np.zeros((self._heads, 0, spec.head_dim), np.float32)
         self._anchor_turns = np.zeros(0, np.int64)
-        self._angles, self._key = replace(angles, magnitude=1.0), key
+        self._angles, self.key = replace(angles, magnitude=1.0), key
         self.closed = False
-
-    @property
-    def length(self) -> int:
-        """Rows in use; of the layer that keeps most, where they differ."""
-        return int(self.lengths.max())
 
     @property
     def free(self) -> int:
@@ -70,36 +65,34 @@ class OnnxKV:
 
     @property
     def positions(self) -> IntArray:
-        """int32 [length]; once heads keep different rows [layers, KV heads, length], -1 behind a head's last."""
+        """int32 [length]; once heads keep different rows [layers, KV heads, length]."""
         positions = (self._turned[:, : self.length] - self._base).astype(np.int32)
-        if len(self._slots) == 1:
-            return np.asarray(positions[0])
-        return np.where(self._used(), positions.reshape(self.spec.layers, self.spec.kv_heads, -1), -1)
+        return positions[0] if len(positions) == 1 else self._by_head(positions)
 
     @property
     def head_lengths(self) -> IntArray:
-        return np.repeat(self.lengths[:, None], self.spec.kv_heads, axis=1)
+        return np.full((self.spec.layers, self.spec.kv_heads), self.length, np.int32)
+
+    @property
+    def longest(self) -> int:
+        return self.capacity
 
     @property
     def ages(self) -> IntArray:
-        positions = np.broadcast_to(self.positions, (self.spec.layers, self.spec.kv_heads, self.length))
-        ages: IntArray = np.where(positions < 0, 0, self.next_position - positions).astype(np.int32)
-        return ages
+        return self._by_head((self._next - self._turned[:, : self.length]).astype(np.int32))
 
     @property
     def attention(self) -> FloatArray:
         if self.slot_attention.size == 0:
             raise UnsupportedError("this engine was loaded without EngineConfig.observes")
-        gathered = np.take_along_axis(self.slot_attention, self._slots_by_head(), axis=2)
-        return np.where(self._used(), gathered, np.float32(0))
+        return np.take_along_axis(self.slot_attention, self._by_head(self._slots[:, : self.length]), axis=2)
 
     def clear_attention(self) -> None:
         self.slot_attention[:] = 0
 
     def keys(self, layer: int) -> FloatArray:
-        slots = self._slots_by_head()[layer]
-        keys = load_rows(self.array[0, layer][_each(slots), slots], self.scales[0, layer], self.dtype)
-        return np.where(self._used()[layer, :, :, None], keys, np.float32(0))
+        slots = self._by_head(self._slots[:, : self.length])[layer]
+        return load_rows(self.array[0, layer][_each(slots), slots], self.scales[0, layer], self.dtype)
 
     @property
     def next_position(self) -> int:
@@ -113,21 +106,16 @@ class OnnxKV:
 
     def appended(self, count: int) -> None:
         """Book `count` rows that a pass has written behind the last slots."""
-        turned = np.arange(self._next, self._next + count)
-        lines = len(self._slots)
-        for line, length in enumerate(self._line_lengths().tolist()):
-            self._slots[line, length : length + count] = np.arange(length, length + count)
-            self._turned[line, length : length + count] = turned
-        if self.slot_attention.size:
-            for layer, length in enumerate(self.lengths.tolist()):
-                self.slot_attention[layer, :, length : length + count] = 0
-        assert lines in (1, self._heads)
-        self.lengths += count
+        new = slice(self.length, self.length + count)
+        self._slots[:, new] = np.arange(self.length, self.length + count)
+        self._turned[:, new] = np.arange(self._next, self._next + count)
+        self.slot_attention[:, :, new] = 0
+        self.length += count
         self._next += count
 
     def keep(self, rows: IntArray, *, close_gaps: bool) -> None:
         self._check_open()
-        rows = check_rows(rows, int(self.lengths.min()))
+        rows = check_rows(rows, self.length)
         if close_gaps and len(self._slots) > 1:
             raise UnsupportedError("gaps cannot be closed once heads keep different rows")
         self._forget_anchors(rows)
@@ -138,17 +126,15 @@ class OnnxKV:
     def keep_heads(self, rows: Sequence[IntArray]) -> None:
         """Evict, for every head of every layer (layer by layer), all rows but its own, in place.
 
-        Kept rows keep their positions. Raises InputError as `keep` does, UnsupportedError if the heads of a layer are
-        to keep different numbers of rows.
+        Kept rows keep their positions. Raises InputError as `keep` does, UnsupportedError if heads are to keep different
+        numbers of rows.
         """
         self._check_open()
         if len(rows) != self._heads:
             raise InputError(f"rows for {self._heads} heads are wanted, not for {len(rows)}")
-        lengths = np.repeat(self.lengths, self.spec.kv_heads).tolist()
-        checked = [check_rows(each, length) for each, length in zip(rows, lengths, strict=True)]
-        counts = np.array([each.size for each in checked]).reshape(self.spec.layers, -1)
-        if (counts != counts[:, :1]).any():
-            raise UnsupportedError("the onnx engine keeps equally many rows in all heads of a layer")
+        checked = [check_rows(each, self.length) for each in rows]
+        if len({each.size for each in checked}) > 1:
+            raise UnsupportedError("the onnx engine keeps equally many rows in all heads")
         if len(self._slots) == 1:
             self._slots = np.repeat(self._slots, self._heads, axis=0)
             self._turned = np.repeat(self._turned, self._heads, axis=0)
@@ -157,77 +143,68 @@ class OnnxKV:
 
     def renumber(self) -> None:
         self._check_open()
-        longest, lines = self.length, len(self._slots)
-        attention = self.slot_attention.reshape(self._heads, -1)
-        for head, length in enumerate(np.repeat(self.lengths, self.spec.kv_heads).tolist()):
+        length, lines = self.length, len(self._slots)
+        wanted, attention = np.arange(length), self.slot_attention.reshape(self._heads, -1)
+        for head in range(self._heads):
             slots, turned = self._slots[head % lines, :length], self._turned[head % lines, :length]
-            wanted = np.arange(length) + longest - length  # the newest rows of all heads are level
             if attention.size:
-                younger = (longest - wanted) / (self._next - turned)
-                attention[head, slots] *= younger.astype(np.float32)
+                attention[head, slots] *= ((length - wanted) / (self._next - turned)).astype(np.float32)
             moved = np.flatnonzero(wanted != turned)
             if moved.size:
                 self._turn_head(head, slots[moved], (wanted - turned)[moved])
-        self._turned[:, :longest] = np.arange(longest) + longest - self._line_lengths()[:, None]
-        self._base, self._next = 0, longest
+        self._turned[:, :length] = wanted
+        self._base, self._next = 0, length
         self._forget_anchors(_NO_ROWS)
 
     def truncate(self, length: int) -> None:
         self._check_open()
         dropped = self.length - length
-        if not 0 <= length <= self.length or (length and dropped > int(self.lengths.min())):
+        if not 0 <= length <= self.length:
             raise InputError(f"cannot truncate {self.length} rows to {length}")
         if length == 0:
             self._slots, self._turned = self._slots[:1], self._turned[:1]
-            self.lengths[:] = 0
-            self._base = self._next = 0
+            self.length = self._base = self._next = 0
             self._forget_anchors(_NO_ROWS)
         elif dropped:
             # Where heads differ, the newest rows are what they have in common.
             uniform = len(self._slots) == 1
             self._next = int(self._turned[0, length - 1]) + 1 if uniform else self._next - dropped
-            self._forget_anchors(np.arange(length, dtype=np.int32))
-            left = self._line_lengths() - dropped
-            self._retain([np.arange(each, dtype=np.int32) for each in left.tolist()])
+            left = np.arange(length, dtype=np.int32)
+            self._forget_anchors(left)
+            self._retain([left] * len(self._slots))
 
-    def save(self) -> KVState:
+    def save(self, first: int = 0, last: int | None = None) -> KVState:
         self._check_open()
         if len(self._slots) > 1:
             raise UnsupportedError("a cache whose heads keep different rows cannot be saved yet")
-        rows = self.array[:, :, :, self._slots[0, : self.length]]
-        data = np.int64(self._base).tobytes() + rows.tobytes()
-        return KVState(self._key, self.positions.copy(), self.next_position, data)
+        last, positions = check_range(first, last, self.length), self.positions
+        next_position = int(positions[last]) if last < self.length else self.next_position
+        data = np.int64(self._base).tobytes() + self.array[:, :, :, self._slots[0, first:last]].tobytes()
+        return KVState(self.key, positions[first:last].copy(), next_position, data)
 
-    def restore(self, state: KVState) -> None:
+    def append(self, state: KVState) -> None:
         self._check_open()
-        count = state.positions.size
-        size = _BASE_BYTES + count * row_bytes(self.spec, self.dtype)
-        if state.key != self._key or count > self.capacity or len(state.data) != size:
-            raise InputError("the saved KV state belongs to another model, engine, KV dtype or capacity")
-        self.truncate(0)
+        check_state(state, self, self.next_position)
+        first, count = self.length, state.positions.size
+        if len(state.data) != _BASE_BYTES + count * row_bytes(self.spec, self.dtype):
+            raise InputError("the saved KV rows are damaged")
+        base = int(np.frombuffer(state.data, np.int64, 1)[0])
+        if len(self._slots) > 1 or (first and base != self._base):
+            raise InputError("the saved KV rows do not fit behind rows that were evicted since")
+        new = slice(first, first + count)
         rows = np.frombuffer(state.data, self.array.dtype, offset=_BASE_BYTES)
-        self.array[:, :, :, :count] = rows.reshape(*self.array.shape[:3], count, self.array.shape[-1])
-        self._base = int(np.frombuffer(state.data, np.int64, 1)[0])
-        self._slots[0, :count], self._turned[0, :count] = np.arange(count), state.positions.astype(np.int64) + self._base
-        self.lengths[:] = count
-        self._next = self._base + state.next_position
-        self.clear_attention()
+        self.array[:, :, :, new] = rows.reshape(*self.array.shape[:3], count, self.array.shape[-1])
+        self._slots[0, new], self._turned[0, new] = np.arange(first, first + count), state.positions.astype(np.int64) + base
+        self.slot_attention[:, :, new] = 0
+        self._base, self._next = base, base + state.next_position
+        self.length = first + count
 
     # Slots
 
-    def _line_lengths(self) -> IntArray:
-        return self.lengths[:1] if len(self._slots) == 1 else np.repeat(self.lengths, self.spec.kv_heads)
-
-    def _slots_by_head(self) -> IntArray:
-        """[layers, KV heads, length]."""
-        shape = (self.spec.layers, self.spec.kv_heads, self.length)
-        slots = self._slots[:, : self.length]
-        return np.asarray(np.broadcast_to(slots, shape) if len(slots) == 1 else slots.reshape(shape))
-
-    def _used(self) -> AnyArray:
-        """Whether a head has so many rows, bool [layers, KV heads, length]."""
-        used = np.arange(self.length) < self.lengths[:, None, None]
-        return np.broadcast_to(used, (self.spec.layers, self.spec.kv_heads, self.length))
+    def _by_head(self, lines: AnyArray) -> AnyArray:
+        """[lines, …] as [layers, KV heads, …]."""
+        shape = (self.spec.layers, self.spec.kv_heads, *lines.shape[1:])
+        return np.asarray(np.broadcast_to(lines[0], shape) if len(lines) == 1 else lines.reshape(shape))
 
     def _retain(self, rows: Sequence[IntArray]) -> None:
         """Keep these rows of each line. Slots stay gapless: rows that lie beyond the new length move into holes."""
@@ -240,8 +217,7 @@ class OnnxKV:
         per_layer = len(rows) // self.spec.layers  # 0: one line for all
         for layer in range(self.spec.layers):
             self._move(layer, moves[layer * per_layer : (layer + 1) * per_layer] or moves)
-        counts = [kept.size for kept in rows]
-        self.lengths[:] = counts[:: self.spec.kv_heads] if per_layer else counts[0]
+        self.length = rows[0].size
 
     def _move(self, layer: int, moves: list[AnyArray]) -> None:
         """Copy rows of a layer from slot to slot: pairs [n, 2] for each head, or the same for all."""

@@ -56,13 +56,15 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     from edge.backends.tensors import find_recipe
     from edge.backends.tvm.blocks import BLOCKS
     from edge.backends.tvm.blocks.base import growth
-    from edge.backends.tvm.kv import allocated_rows, row_bytes
     from edge.backends.tvm.layout import Shape, make_scratch, round_up
+    from edge.backends.tvm.regions import TILE, allocated_rows, longest_head
+    from edge.backends.tvm.rows import row_bytes
     from edge.backends.tvm.targets import choose_target, with_tuning
 
     shape, target = Shape.of(spec), with_tuning(choose_target(), config.tuning)
-    rows = allocated_rows(config.capacity)
-    scratch = make_scratch(shape, target, config.chunk, config.threads, rows if config.observes else 0)
+    rows = allocated_rows(config.capacity, uneven=config.uneven)
+    longest = round_up(longest_head(config.capacity, spec.context, uneven=config.uneven), TILE)
+    scratch = make_scratch(shape, target, config.chunk, config.threads, longest if config.observes else 0)
     per_row = row_bytes(shape, config.kv_dtype) + 4 * shape.layers * shape.kv_heads * (shape.windowed + config.observes)
     logits = config.logits_rows * shape.padded_vocab
     kinds = max(1, len(find_recipe(spec).ropes))
@@ -70,7 +72,7 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     by_head = 0
     if config.per_head:  # keys are looked at layer by layer, and turned head by head
         heads = 2 if config.observes else max(2, shape.kv_heads)
-        by_head = rows * (shape.layers * shape.kv_heads * _BOOKKEEPING + heads * shape.padded_head * _LOOKED_AT)
+        by_head = longest * (shape.layers * shape.kv_heads * _BOOKKEEPING + heads * shape.padded_head * _LOOKED_AT)
     return Footprint(
         weights=sum(int(size * growth(BLOCKS[name])) for name, size in spec.type_bytes),
         kv=rows * per_row,

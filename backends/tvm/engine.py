@@ -11,11 +11,13 @@ import numpy as np
 from edge.backends.base import EngineConfig, check_positions, check_tokens, state_key
 from edge.backends.tvm import CAPABILITIES, NAME
 from edge.backends.tvm.design import Design
-from edge.backends.tvm.kv import NativeKV, allocated_rows
+from edge.backends.tvm.kv import NativeKV
 from edge.backends.tvm.layout import Job, fill_table, make_layout, make_scratch, round_up
 from edge.backends.tvm.memory import aligned_zeros, pointer
+from edge.backends.tvm.regions import TILE, Regions, longest_head
 from edge.backends.tvm.rope import find_rotation
 from edge.backends.tvm.runtime import compiled
+from edge.backends.tvm.sources import source_hash
 from edge.backends.tvm.targets import choose_target, with_tuning
 from edge.backends.tvm.weights import open_weights
 from edge.backends.tvm.workers import Workers
@@ -43,14 +45,16 @@ class NativeEngine:
         positions = spec.context if config.per_head else config.capacity  # gaps stay open while the context allows
         shape, self._rotation = layout.shape, find_rotation(file, layout.recipe, positions)
         self._head, self._padded_vocab = shape.padded_head, shape.padded_vocab
-        key = state_key(NAME, file, spec, config)
-        self._kv = NativeKV(shape, config.kv_dtype, config.capacity, self._rotation, key, image, config.observes)
-        rows = allocated_rows(config.capacity)
-        scratch = make_scratch(shape, target, config.chunk, config.threads, rows if config.observes else 0)
+        key = state_key(f"{NAME} {source_hash('kv.py', 'rows.py', 'kernels', 'phases')}", file, spec, config)
+        longest = longest_head(config.capacity, spec.context, uneven=config.uneven)
+        regions = Regions(shape.layers * shape.kv_heads, config.capacity, longest, uneven=config.uneven)
+        self._kv = NativeKV(shape, config.kv_dtype, regions, self._rotation, key, image, config.observes)
+        observed = round_up(longest, TILE) if config.observes else 0
+        scratch = make_scratch(shape, target, config.chunk, config.threads, observed)
         tokens = round_up(config.chunk, target.gemm_tokens)
         # The last batch of a chunk may read on beyond the tokens that there are.
         rope_size = (max(tokens, _ROPE_AHEAD) + target.gemm_tokens) * 2 * self._head
-        table = np.array(fill_table(layout, scratch, rows, rope_size), np.int64)
+        table = np.array(fill_table(layout, scratch, rope_size), np.int64)
         self._table = aligned_zeros(table.size, "int64")
         self._table[:] = table
         self._floats = aligned_zeros(scratch.floats, "float32")
@@ -59,19 +63,20 @@ class NativeEngine:
         kinds = len(self._rotation.angles)
         self._rope = aligned_zeros(kinds * rope_size, "float32").reshape(kinds, rope_size)
         self._rope_from = self._rope_rows = self._observed = 0
+        self._votes = False
         self._logits = aligned_zeros(config.logits_rows * self._padded_vocab, "float32")
         self._workers: Workers | None = Workers(image, config.threads, self._pointers())
         weakref.finalize(self, self._workers.close)  # at exit, too: threads must not outlive the interpreter
 
-    def observe(self, queries: int) -> None:
+    def observe(self, queries: int, *, votes: bool = False) -> None:
         """Add up the attention that the last `queries` tokens of every chunk pay to each row, in `kv.attention`.
 
-        0 observes nothing, and costs nothing. Raises UnsupportedError if the engine was loaded without
-        `EngineConfig.observes`.
+        0 observes nothing, and costs nothing. votes: count instead how many of these queries paid a row more than
+        average. Raises UnsupportedError if the engine was loaded without `EngineConfig.observes`.
         """
         if queries and not self.config.observes:
             raise UnsupportedError("this engine was loaded without EngineConfig.observes")
-        self._observed = queries
+        self._observed, self._votes = queries, votes
 
     @property
     def kv(self) -> NativeKV:
@@ -114,7 +119,7 @@ class NativeEngine:
         kind = Job.STEP if count == 1 else Job.CHUNK
         self._workers.run(
             kind=kind, count=count, position=kv.next_position, angle=self._angle_row(count), wanted=wanted,
-            observed=min(count, self._observed),
+            observed=min(count, self._observed), votes=int(self._votes),
         )  # fmt: skip
         kv.appended(count)
 
@@ -133,7 +138,7 @@ class NativeEngine:
         kv = self._kv
         arrays = (
             self._weights, self._table, self._floats, self._integers, *kv.arrays.values(),
-            kv.lengths, kv.slot_positions, self._tokens, self._logits, self._rope,
-            kv.slot_attention,
+            kv.lengths, kv.row_positions, self._tokens, self._logits, self._rope,
+            kv.row_attention, kv.regions.starts,
         )  # fmt: skip
         return tuple(map(pointer, arrays))

@@ -31,7 +31,8 @@ POINTERS = {  # arguments of `run`, and what they point to
     "lengths": "int32",  # rows in use, [layers, KV heads]: heads may keep different numbers
     "positions": "int32",  # of every row, for sliding windows
     "tokens": "int32", "logits": "float32", "rope": "float32",
-    "attention": "float32",  # what rows got from observed queries, [layers, KV heads, capacity]
+    "attention": "float32",  # what rows got from observed queries
+    "starts": "int32",  # the first row of each head, [layers, KV heads]
 }  # fmt: skip
 
 

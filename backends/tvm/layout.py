@@ -196,10 +196,10 @@ class Job:
     """What the threads are to do next: an int64 array that thread 0 fills before it wakes the others.
 
     angle: row of the rotary table for the first token. wanted: rows of logits.
-    observed: last tokens whose attention is added up.
+    observed: last tokens whose attention is added up; votes: 1 to count instead how often a row gets more than average.
     """
 
-    NAMES = ("kind", "threads", "count", "position", "angle", "wanted", "observed")
+    NAMES = ("kind", "threads", "count", "position", "angle", "wanted", "observed", "votes")
     QUIT, STEP, CHUNK = 0, 1, 2
 
     @classmethod
@@ -211,8 +211,7 @@ class Table:
     """Numbers that a compiled pass reads from an int64 array: offsets that depend on the weights or on the run."""
 
     NAMES = (
-        "capacity",
-        "x", "normed", "queries", "query_rows", "mixed", "ffn", "work", "part_stride", "raw",
+        "x", "normed", "queries", "query_rows", "mixed", "ffn", "work", "part_stride", "raw", "raw_stride",
         "words", "scales", "corrections", "sums", "half_corrections", "half_sums",
         "token_embd", "token_embd.scales", "position_embd", "position_embd.scales",
         "output_norm", "output_norm.bias", "head", "head.scales",
@@ -234,9 +233,9 @@ class Table:
         return cls.PER_LAYER.index(name)
 
 
-def fill_table(layout: Layout, scratch: Scratch, capacity: int, rope_size: int) -> list[int]:
-    """The whole table for one run; `capacity` in rows as allocated, `rope_size` in values of one table of angles."""
-    values = {"capacity": capacity, **scratch.offsets}
+def fill_table(layout: Layout, scratch: Scratch, rope_size: int) -> list[int]:
+    """The whole table for one run; `rope_size` in values of one table of angles."""
+    values = dict(scratch.offsets)
     for name in ("token_embd", "position_embd", "output_norm", "output_norm.bias"):
         values |= _offsets(layout, name, name)
     values |= _offsets(layout, layout.head, "head")
@@ -284,7 +283,10 @@ def work_offsets(shape: Shape, target: Target) -> dict[str, int]:
 
 
 def make_scratch(shape: Shape, target: Target, chunk: int, threads: int, observed_rows: int = 0) -> Scratch:
-    """Rows serve the tokens of a chunk, or in decode each thread its own copy. observed_rows: the cache's, if any."""
+    """Rows serve the tokens of a chunk, or in decode each thread its own copy.
+
+    observed_rows: those that one head may hold, if attention is observed, in whole tiles.
+    """
     tokens = round_up(chunk, target.gemm_tokens)
     rows = max(tokens, threads)
     query_rows = round_up(tokens * shape.group, target.score_rows) + target.score_rows
@@ -307,7 +309,7 @@ def make_scratch(shape: Shape, target: Target, chunk: int, threads: int, observe
         "corrections": rows * blocks,
         "half_corrections": rows * 2 * blocks,
     }
-    offsets = {"query_rows": query_rows, "part_stride": part}
+    offsets = {"query_rows": query_rows, "part_stride": part, "raw_stride": observed_rows}
     totals = []
     for arena in (floats, integers):
         at = 0

@@ -5,8 +5,8 @@ Inputs, besides `tokens` int64 [1, n]:
               caller fills them, so positions may grow for ever and RoPE may be scaled in any way.
   wanted      int64 [m]: tokens of which logits are wanted
   past_K.N, past_V.N  [1, KV heads, capacity, head]: layer N's rows; outputs key.N, value.N are to be bound to the same
-              memory, and the new rows come behind the `rows.N` − n first ones. Their order is free.
-  last.N, rows.N  int32: rows in use with the new ones, less one ([1]); and these ([])
+              memory, and the new rows come behind the `rows` − n first ones. Their order is free.
+  last, rows  int32: rows in use with the new ones, less one ([1]); and these ([])
   key_scales.N, value_scales.N  float32 [1, KV heads, 1, head], for int8 and int4 rows
   observed    int64 [k]: tokens of which layer N's queries, keys and values, before RoPE, are the output qkv.N
 Outputs: logits float32 [1, m, vocabulary], and those.
@@ -56,6 +56,8 @@ class _Builder:
         self.input("tokens", types.INT64, 1, "n")
         self.input("positions", types.INT64, 1, "n")
         self.input("wanted", types.INT64, "m")
+        self.input("last", types.INT32, 1)
+        self.input("rows", types.INT32)
         float_type = types.FLOAT16 if self.kv_dtype == "f16" else types.FLOAT
         for name in ("cos", "sin"):
             self.input(name, float_type, "angles", spec.head_dim // 2)
@@ -117,9 +119,7 @@ class _Builder:
             self.input(name, kind, *shape)
         for name in (f"key.{layer}", f"value.{layer}"):
             self.output(name, kind, *shape)
-        self.input(f"last.{layer}", types.INT32, 1)
-        self.input(f"rows.{layer}", types.INT32)
-        inputs = [qkv, "", "", f"past_key.{layer}", f"past_value.{layer}", f"last.{layer}", f"rows.{layer}"]
+        inputs = [qkv, "", "", f"past_key.{layer}", f"past_value.{layer}", "last", "rows"]
         inputs += ["cos", "sin", "positions"]
         how: dict[str, Any] = {"num_heads": spec.heads, "kv_num_heads": spec.kv_heads, "do_rotary": 1}
         if self.quantized:

@@ -33,7 +33,8 @@ KVPolicy = Annotated[
     flag(
         "--kv-policy",
         help="What stays when the KV cache is full: streaming (sinks + window), window, full (stop), auto, or by "
-        "attention h2o, tova, snapkv, by keys keydiff, knorm; options as in snapkv:window=16,kernel=5.",
+        "attention h2o, tova, scissorhands, snapkv, pyramidkv, adakv, fastgen, by keys keydiff, knorm; options as in "
+        "snapkv:window=16,kernel=5.",
     ),
 ]
 KVMemory = Annotated[str | None, flag("--kv-memory", help="Size of the KV cache instead of its rows, such as 12MiB.")]

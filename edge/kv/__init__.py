@@ -6,11 +6,15 @@ from dataclasses import fields
 from typing import Any, cast
 
 from edge.errors import InputError
+from edge.kv.adakv import AdaKV
+from edge.kv.fastgen import FastGen
 from edge.kv.full import Full
 from edge.kv.h2o import H2O
 from edge.kv.keydiff import KeyDiff
 from edge.kv.knorm import KNorm
 from edge.kv.policy import KVView, Needs, Policy
+from edge.kv.pyramidkv import PyramidKV
+from edge.kv.scissorhands import Scissorhands
 from edge.kv.snapkv import SnapKV
 from edge.kv.streaming import StreamingLLM
 from edge.kv.tova import TOVA
@@ -24,7 +28,11 @@ _POLICIES: dict[str, type[Any]] = {
     "full": Full,
     "h2o": H2O,
     "tova": TOVA,
+    "scissorhands": Scissorhands,
     "snapkv": SnapKV,
+    "pyramidkv": PyramidKV,
+    "adakv": AdaKV,
+    "fastgen": FastGen,
     "keydiff": KeyDiff,
     "knorm": KNorm,
 }

@@ -10,8 +10,8 @@ from edge.kv.policy import EVERY, KVView, Needs
 from edge.types import IntArray
 
 
-def look(kv: KVCache, needs: Needs) -> KVView:
-    """The rows in use, with no more than the policy needs."""
+def look(kv: KVCache, needs: Needs, incoming: int = 0) -> KVView:
+    """The rows in use, with no more than the policy needs, before an eviction that leaves room for `incoming` more."""
     if not needs.looks:
         return KVView(kv.length)
     heads = cast(HeadKVCache, kv)
@@ -21,7 +21,13 @@ def look(kv: KVCache, needs: Needs) -> KVView:
         heads.attention if needs.queries else None,
         heads.ages,
         heads.keys if needs.keys else None,
+        heads.longest - incoming,
     )
+
+
+def rows_per_head(kv: KVCache, needs: Needs) -> int:
+    """Rows in use, on average where heads differ."""
+    return round(float(cast(HeadKVCache, kv).head_lengths.mean())) if needs.looks else kv.length
 
 
 def queries_to_observe(needs: Needs, free: int, incoming: int, upcoming: int) -> int:
@@ -36,8 +42,8 @@ def queries_to_observe(needs: Needs, free: int, incoming: int, upcoming: int) ->
     return min(needs.queries, incoming) if near else 0
 
 
-def observe(engine: Engine, queries: int) -> None:
-    cast(ObservedEngine, engine).observe(queries)
+def observe(engine: Engine, needs: Needs, queries: int) -> None:
+    cast(ObservedEngine, engine).observe(queries, votes=needs.votes)
 
 
 def keep_heads(kv: KVCache, rows: Sequence[IntArray], context: int, forget: bool) -> None:
@@ -50,5 +56,5 @@ def keep_heads(kv: KVCache, rows: Sequence[IntArray], context: int, forget: bool
     heads.keep_heads(rows)
     if forget:
         heads.clear_attention()
-    if heads.next_position + heads.capacity - heads.length > context:
+    if heads.next_position + heads.free > context:
         heads.renumber()

@@ -27,7 +27,8 @@ class KVView:
     attention: what the observed queries paid to each row, float32 [layers, KV heads, rows], mean over the query heads
     of a group; None unless the policy needs queries. ages: tokens since each row came, in the same shape. keys: a
     function that gives a layer's keys as they are stored, float32 [KV heads, rows, head]: of all layers together they
-    would be larger than the cache. Behind a head's last row all are 0.
+    would be larger than the cache. Behind a head's last row all are 0. longest: rows that one head may keep, where
+    they may differ.
     """
 
     length: int  # of the head that has most
@@ -35,6 +36,7 @@ class KVView:
     attention: FloatArray | None = None
     ages: IntArray | None = None
     keys: Callable[[int], FloatArray] | None = None
+    longest: int = 0
 
     def by_keys(self, score: Callable[[FloatArray], FloatArray]) -> FloatArray:
         """What `score` makes of the keys, layer by layer: float32 [layers, KV heads, rows]."""
@@ -47,10 +49,12 @@ class KVView:
 class Needs:
     """queries: how many of the last ones are observed before an eviction, EVERY for all that ever ran; keys: read.
 
-    uneven: the finest unit that gets a number of rows of its own.
+    votes: attention is the number of these queries that paid a row more than average, instead of the sum. uneven: the
+    finest unit that gets a number of rows of its own.
     """
 
     queries: int = 0
+    votes: bool = False
     keys: bool = False
     uneven: Granularity = "token"
 
@@ -99,19 +103,30 @@ def check_options(sinks: int, recent: float = 0.5, window: int = 1, kernel: int 
         raise InputError(f"kernel must be an odd number, not {kernel}")
 
 
-def best_rows(scores: AnyArray, view: KVView, budget: int, sinks: int, recent: int) -> list[IntArray]:
+def best_rows(
+    scores: AnyArray, view: KVView, budget: int | AnyArray, sinks: int, recent: int | AnyArray
+) -> list[IntArray]:
     """For each head the first `sinks` rows, the last `recent`, and of the rest those with the highest scores.
 
-    scores: [layers, KV heads, rows]. If sinks and recent rows exceed the budget, the latter give way.
+    scores: [layers, KV heads, rows]. budget, recent: for all heads, or one for each, [layers · KV heads]. If sinks and
+    recent rows exceed the budget, the latter give way.
     """
     heads = scores.reshape(-1, scores.shape[-1])
     lengths = np.full(len(heads), view.length) if view.lengths is None else view.lengths.reshape(-1)
-    sinks = min(sinks, budget)
-    recent = min(recent, budget - sinks)
-    rows = np.arange(heads.shape[-1])
-    protected = (rows < sinks) | ((rows >= lengths[:, None] - recent) & (rows < lengths[:, None]))
+    budgets = np.minimum(np.broadcast_to(budget, len(heads)), lengths)
+    rows, ends = np.arange(heads.shape[-1]), lengths[:, None]
+    first = np.minimum(sinks, budgets)[:, None]
+    last = np.minimum(np.broadcast_to(recent, len(heads)), budgets - first[:, 0])[:, None]
+    protected = (rows < first) | ((rows >= ends - last) & (rows < ends))
     most = np.float32(np.inf)
-    ranked = np.where(protected, -most, np.where(rows < lengths[:, None], -heads, most))  # the best first
-    chosen = np.argpartition(ranked, budget - 1, axis=-1)[:, :budget]
-    chosen.sort(axis=-1)
-    return [each[each < length].astype(np.int32) for each, length in zip(chosen, lengths.tolist(), strict=True)]
+    ranked = np.where(protected, -most, np.where(rows < ends, -heads, most))  # the best first
+    return [best(each, count) for each, count in zip(ranked, budgets.tolist(), strict=True)]
+
+
+def best(ranked: AnyArray, count: int) -> IntArray:
+    """The `count` rows that come first, in the order in which they came to the cache."""
+    if count == 0:
+        return np.zeros(0, np.int32)
+    chosen = np.argpartition(ranked, count - 1)[:count]
+    chosen.sort()
+    return chosen.astype(np.int32)

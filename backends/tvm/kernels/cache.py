@@ -1,8 +1,8 @@
 """Rows of the KV cache in memory, and how a kernel writes and reads them.
 
 Keys lie in tiles of 16 rows, transposed, so that 16 scores come out of 16 lanes without a sum across lanes:
-K [layers, KV heads, capacity / 16, head, 16], V [layers, KV heads, capacity, head]; `head` is the head size
-rounded up to 16, the rest zero. With int8 every row of every head has a float32 scale: [layers, KV heads, capacity].
+K [rows / 16, head, 16], V [rows, head]; `head` is the head size rounded up to 16, the rest zero. The rows are those of
+all heads of all layers, one after the other; each head's begin with a tile. With int8 every row has a float32 scale.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MEMORY_TYPE = {"f32": "float32", "f16": "uint16", "int8": "int8"}
 
 @dataclass(frozen=True)
 class Cache:
-    """The arrays, and the sizes that offsets are made of. `capacity` is known when the kernel runs."""
+    """The arrays, and what offsets are made of. starts: the first row of each head, [layers, KV heads]."""
 
     isa: Isa
     dtype: str  # f32, f16, int8
@@ -39,13 +39,13 @@ class Cache:
     values: Buffer
     key_scales: Buffer
     value_scales: Buffer
+    starts: Buffer
     kv_heads: int
     head: int  # padded
-    capacity: Value
 
     def first_row(self, layer: Value, kv_head: Value) -> Value:
         """Rows that lie before those of this head."""
-        return (layer * self.kv_heads + kv_head) * self.capacity
+        return T.cast(self.starts[layer * self.kv_heads + kv_head], "int64")
 
     def load_key(self, first_row: Value, tile: Value, dimension: Value) -> Value:
         """One dimension of 16 rows, float32, not yet scaled."""

@@ -13,22 +13,18 @@ from edge.backends.tvm.layout import Shape
 
 
 def move_rows(shape: Shape, kv_dtype: str) -> Any:
-    """Copy rows of the cache within each head: from where to where are pairs of int32, [heads of all layers, pairs, 2].
-
-    stride: pairs between two heads, 0 if all heads move the same rows.
-    """
+    """Copy rows of the cache: from where to where are pairs of int32, [count, 2]."""
     memory = MEMORY_TYPE[kv_dtype]
     pointers = {"keys": memory, "values": memory, "key_scales": "float32", "value_scales": "float32", "pairs": "int32"}
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         T.func_name("move")
         T.func_attr({"global_symbol": "move", "tirx.noalias": True})
         arguments = {name: T.arg(name, T.ptr(dtype)) for name, dtype in pointers.items()}
-        count, stride, capacity = (T.arg(name, T.int64()) for name in ("count", "stride", "capacity"))
+        count = T.arg("count", T.int64())
         arrays = {name: T.decl_buffer((1 << 48,), dtype, data=arguments[name]) for name, dtype in pointers.items()}
         pairs = arrays.pop("pairs")
-        with loop(i64(0), i64(shape.layers * shape.kv_heads)) as head, loop(i64(0), count) as index:
-            at = let((head * stride + index) * 2)
-            source, target = (let(head * capacity + T.cast(pairs[at + end], "int64")) for end in (0, 1))
+        with loop(i64(0), count) as index:
+            source, target = (let(T.cast(pairs[index * 2 + end], "int64")) for end in (0, 1))
             _copy(kv_dtype, shape.padded_head, arrays, source, target)
     return builder.get()
 

@@ -24,15 +24,17 @@ from edge.backends.tvm.kernels.lanes import (
     spread,
     store,
     total,
+    when,
 )
 
 
 def observe(
-    cache: Cache, memory: Buffer, query: Query, first_row: Value, raw: Value, share: float, out: Buffer,
-    limits: Limits,
+    cache: Cache, memory: Buffer, query: Query, first_row: Value, raw: Value, share: float, votes: Value,
+    out: Buffer, limits: Limits,
 ) -> None:  # fmt: skip
     """out[first_row : first_row + visible] += share · softmax(q Kᵀ) for one query row.
 
+    votes: if 1, += share for the rows whose attention is above the average, and nothing for the others.
     `raw` is an offset into `memory`, with room for every row of the cache.
     """
     tiles = let((query.visible + 15) // 16)
@@ -54,7 +56,12 @@ def observe(
         power = let(exp(load(memory, raw + tile * 16) - spread(maximum)))
         store(memory, raw + tile * 16, power)
         sums.value = sums.value + power
-    factor = let(T.float32(share) / total(sums.value))
+    sum_of_all = let(total(sums.value))
+    factor = let(T.float32(share) / sum_of_all)
+    average = let(sum_of_all / T.cast(query.visible, "float32"))
     with loop(i64(0), tiles) as tile:
-        at = let(first_row + tile * 16)
-        store(out, at, load(out, at) + load(memory, raw + tile * 16) * spread(factor))
+        at, power = let(first_row + tile * 16), let(load(memory, raw + tile * 16))
+        with when(votes == 0):
+            store(out, at, load(out, at) + power * spread(factor))
+        with when(votes > 0):
+            store(out, at, load(out, at) + T.Select(power > spread(average), floats(share), floats(0)))

@@ -64,16 +64,16 @@ def attend_chunk(f: Frame, layer: Value) -> None:
 
 
 def observe_last(f: Frame, layer: Value) -> None:
-    """The attention of the last `observed` tokens, mean over the query heads of a group."""
+    """The attention (or votes) of the last `observed` tokens, mean over the query heads of a group."""
     shape, limits = f.shape, _limits(f, layer)
-    raw = let(f.at("raw") + f.thread * f.cache.capacity)
+    raw = let(f.at("raw") + f.thread * f.at("raw_stride"))
     with f.shared_out(i64(shape.kv_heads)) as kv_head:
         first = let(f.at("queries") + kv_head * f.at("query_rows") * shape.padded_head)
         first_row, length = let(f.cache.first_row(layer, kv_head)), let(f.length(layer, kv_head))
         with loop((f.count - f.observed) * shape.group, f.count * shape.group) as line:
             token = let(line // shape.group)
             query = Query(let(first + line * shape.padded_head), let(length + token + 1), f.position + token)
-            observe(f.cache, f.floats, query, first_row, raw, 1 / shape.group, f.attention, limits)
+            observe(f.cache, f.floats, query, first_row, raw, 1 / shape.group, f.votes, f.attention, limits)
 
 
 def _limits(f: Frame, layer: Value) -> Limits:

@@ -40,8 +40,9 @@ class Frame:
             return T.decl_buffer((1 << 48,), dtype, data=pointers[name])
 
         job, self.lines = view("job", "int64"), view("lines", "int32")
-        count, self.position, self.first_angle, self.threads, self.wanted, self.observed = (
-            let(job[Job.slot(name)]) for name in ("count", "position", "angle", "threads", "wanted", "observed")
+        count, self.position, self.first_angle, self.threads, self.wanted, self.observed, self.votes = (
+            let(job[Job.slot(name)])
+            for name in ("count", "position", "angle", "threads", "wanted", "observed", "votes")
         )
         self.count = i64(1) if single else count
         self.weights = Weights(*(view("weights", dtype) for dtype in ("int32", "uint16", "int8", "float32")))
@@ -52,8 +53,8 @@ class Frame:
         self.positions, self.lengths = view("positions", "int32"), view("lengths", "int32")
         self.cache = Cache(
             self.isa, self.design.kv_dtype, view("keys", memory), view("values", memory),
-            view("key_scales", "float32"), view("value_scales", "float32"),
-            self.shape.kv_heads, self.shape.padded_head, self.table[Table.slot("capacity")],
+            view("key_scales", "float32"), view("value_scales", "float32"), view("starts", "int32"),
+            self.shape.kv_heads, self.shape.padded_head,
         )  # fmt: skip
 
     def normalise(self, norm: str, layer: Value, group: str) -> None:

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from edge.backends.tvm.design import Design
-from edge.backends.tvm.kv import allocated_rows
 from edge.backends.tvm.layout import LINE, Job, fill_table, make_layout, make_scratch, round_up
+from edge.backends.tvm.regions import Regions
 from edge.backends.tvm.targets import TARGETS, Target, choose_target, with_tuning
 from edge.backends.tvm.tuning.host import ANSWER, Depths
 from edge.backends.tvm.tuning.pool import Pool
@@ -32,7 +32,7 @@ from edge.opened import Model
 from edge.types import AnyArray
 
 _WAIT_S = 20  # for a device to become free
-_SPARE_ROWS = 64  # as in kv.py
+_SPARE_ROWS = 64  # as in rows.py
 _STEPS = 8  # decode steps measured at once
 
 
@@ -97,20 +97,21 @@ class Remote:
         target, shape = with_tuning(self._target, tuning), self._layout.shape
         threads, chunk = values.get("threads", self._cores), values.get("chunk", self._depths.prompt)
         module = self._compile(Design.of(self._layout, self._kv_dtype, target), threads)
-        scratch, rows = make_scratch(shape, target, chunk, threads), allocated_rows(self._depths.capacity)
-        heads, tokens = shape.layers * shape.kv_heads, round_up(chunk, target.gemm_tokens)
+        scratch, heads = make_scratch(shape, target, chunk, threads), shape.layers * shape.kv_heads
+        regions = Regions(heads, self._depths.capacity, self._depths.capacity, uneven=False)
+        rows, tokens = regions.size + _SPARE_ROWS, round_up(chunk, target.gemm_tokens)
         rope_size = (tokens + target.gemm_tokens) * 2 * shape.padded_head
-        cached = np.ones((heads * rows + _SPARE_ROWS) * shape.padded_head, MEMORY_TYPE[self._kv_dtype])
-        scales = np.ones(heads * rows + _SPARE_ROWS, np.float32)
+        cached = np.ones(rows * shape.padded_head, MEMORY_TYPE[self._kv_dtype])
+        scales = np.ones(rows, np.float32)
         arrays: dict[str, AnyArray] = {
             "job": np.zeros(len(Job.NAMES), np.int64), "lines": np.zeros((threads + 1) * LINE, np.int32),
-            "table": np.array(fill_table(self._layout, scratch, rows, rope_size), np.int64),
+            "table": np.array(fill_table(self._layout, scratch, rope_size), np.int64),
             "floats": np.zeros(scratch.floats, np.float32), "integers": np.zeros(scratch.integers, np.int32),
             "keys": cached, "values": cached, "key_scales": scales, "value_scales": scales,
-            "lengths": np.zeros(heads, np.int32), "positions": np.zeros(heads * rows + _SPARE_ROWS, np.int32),
+            "lengths": np.zeros(heads, np.int32), "positions": np.zeros(rows, np.int32),
             "tokens": np.ones(tokens, np.int32), "logits": np.zeros(shape.padded_vocab, np.float32),
             "rope": np.zeros(max(1, len(self._layout.recipe.ropes)) * rope_size, np.float32),
-            "attention": np.zeros(64, np.float32),
+            "attention": np.zeros(64, np.float32), "starts": regions.starts,
         }  # fmt: skip
         sent = {name: self._send(array) for name, array in arrays.items()}
         return _Candidate(module, self._device, sent | {"weights": self._weights}, threads, chunk, heads)

@@ -1,0 +1,61 @@
+"""Ada-KV: SnapKV with a layer's rows shared out over its heads by what they look at.
+
+Feng et al., "Ada-KV: Optimizing KV Cache Eviction by Adaptive Budget Allocation for Efficient LLM Inference",
+arXiv:2407.11550. Some heads look at few rows, others at many. The best rows of all heads of a layer stay, whichever
+head they belong to; a floor for every head keeps the concentrated ones from losing all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from edge.errors import InputError
+from edge.kv.policy import KVView, Needs, best_rows, check_options
+from edge.kv.snapkv import pooled
+from edge.types import FloatArray, IntArray
+
+
+@dataclass(frozen=True)
+class AdaKV:
+    """window, kernel: as SnapKV's. floor: the share of the mean that every head gets for sure."""
+
+    sinks: int = 4
+    window: int = 32
+    kernel: int = 7
+    floor: float = 0.2
+    name: ClassVar[str] = "adakv"
+    evicts: ClassVar[bool] = True
+    close_gaps: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_options(self.sinks, window=self.window, kernel=self.kernel)
+        if not 0 <= self.floor <= 1:
+            raise InputError(f"floor is a share, from 0 to 1, not {self.floor}")
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(queries=self.window, uneven="head")
+
+    def rows_to_keep(self, view: KVView, budget: int) -> list[IntArray]:
+        assert view.attention is not None
+        assert view.lengths is not None
+        scores = pooled(view.attention, self.kernel)
+        floor = int(self.floor * budget)
+        most = np.minimum(view.lengths, view.longest) - floor
+        shares = [allocate(layer, limits, budget - floor) for layer, limits in zip(scores, most, strict=True)]
+        return best_rows(scores, view, floor + np.concatenate(shares), self.sinks, self.window)
+
+
+def allocate(scores: FloatArray, most: IntArray, mean: int) -> IntArray:
+    """How many of the best `mean` · heads rows of a layer each head has; scores [heads, rows], at most `most` [heads].
+
+    A head's own best count first: those beyond its limit are not counted at all.
+    """
+    ordered = -np.sort(-scores, axis=-1)
+    ordered[np.arange(scores.shape[-1]) >= most[:, None]] = -1
+    best = np.argsort(-ordered, axis=None, kind="stable")[: mean * len(scores)]
+    best = best[ordered.reshape(-1)[best] >= 0]
+    return np.bincount(best // scores.shape[-1], minlength=len(scores)).astype(np.int32)

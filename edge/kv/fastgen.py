@@ -1,0 +1,90 @@
+"""FastGen: every head gets the cheapest cache that still recovers its attention.
+
+Ge et al., "Model Tells You What to Discard: Adaptive KV Cache Compression for LLMs", arXiv:2310.01801. Heads differ:
+some look at what is near, some at a few heavy rows, some at everything. Each is profiled by its own attention and gets
+the cheaper of two: recent rows only, or heavy rows and a few recent ones; sinks are kept by both. The paper states
+what share of the attention must be recovered and takes the memory that this needs; here memory is stated, so the share
+is the largest that fits. Its rule for punctuation needs the text and is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from edge.kv.policy import EVERY, KVView, Needs, best_rows, check_options
+from edge.types import AnyArray, FloatArray, IntArray
+
+_HALVINGS = 12  # of the interval in which the share lies
+
+
+@dataclass(frozen=True)
+class FastGen:
+    """recent: rows that are always kept, as a share of the mean number of rows."""
+
+    sinks: int = 4
+    recent: float = 0.25
+    name: ClassVar[str] = "fastgen"
+    evicts: ClassVar[bool] = True
+    close_gaps: ClassVar[bool] = False
+    needs: ClassVar[Needs] = Needs(queries=EVERY, uneven="head")
+
+    def __post_init__(self) -> None:
+        check_options(self.sinks, self.recent)
+
+    def rows_to_keep(self, view: KVView, budget: int) -> list[IntArray]:
+        assert view.attention is not None
+        assert view.ages is not None
+        assert view.lengths is not None
+        scores: FloatArray = np.divide(view.attention, np.maximum(view.ages, 1), dtype=np.float32)
+        heads = np.asarray(scores.reshape(-1, scores.shape[-1]))
+        lengths = view.lengths.reshape(-1)
+        least = min(self.sinks + int(self.recent * budget), budget)
+        local = recovered(newest_first(heads, lengths, self.sinks))
+        heavy = recovered(heaviest_first(heads, lengths, self.sinks, least - self.sinks))
+        most = np.minimum(lengths, view.longest)
+        share = largest_share(local, heavy, least, most, budget * len(heads))
+        near, far = rows_for(local, share), rows_for(heavy, share)
+        budgets = np.clip(np.minimum(near, far), least, most)
+        # A head that looks at what is near is best served by what is near: its heavy rows are those of the past.
+        recent = np.where(near <= far, budgets, least - self.sinks)
+        return best_rows(scores, view, budgets, self.sinks, recent)
+
+
+def newest_first(scores: FloatArray, lengths: IntArray, sinks: int) -> FloatArray:
+    """Scores [heads, rows] in the order in which recency would keep them: sinks, then from the newest back."""
+    rows = np.arange(scores.shape[-1])
+    back = lengths[:, None] - 1 - (rows - sinks)
+    order = np.where(rows < sinks, rows, np.where(back >= sinks, back, rows))
+    return np.take_along_axis(scores, np.minimum(order, scores.shape[-1] - 1), axis=-1)
+
+
+def heaviest_first(scores: FloatArray, lengths: IntArray, sinks: int, recent: int) -> FloatArray:
+    """Scores [heads, rows] in the order in which attention would keep them, behind those that are always kept."""
+    rows = np.arange(scores.shape[-1])
+    always = (rows < sinks) | ((rows >= lengths[:, None] - recent) & (rows < lengths[:, None]))
+    order = np.argsort(-np.where(always, np.float32(np.inf), scores), axis=-1)
+    return np.take_along_axis(scores, order, axis=-1)
+
+
+def recovered(ordered: FloatArray) -> AnyArray:
+    """The share of a head's attention that its first 1, 2, … rows have, [heads, rows]."""
+    sums = np.cumsum(ordered, axis=-1, dtype=np.float64)
+    return np.asarray(sums / np.maximum(sums[:, -1:], 1e-30))
+
+
+def rows_for(shares: AnyArray, share: float) -> AnyArray:
+    """How many rows recover `share`, [heads]."""
+    return np.asarray((shares < share).sum(axis=-1) + 1)
+
+
+def largest_share(local: AnyArray, heavy: AnyArray, least: int, most: AnyArray, total: int) -> float:
+    """What all heads can recover with `total` rows between them, each from `least` to its `most`."""
+    low, high = 0.0, 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        rows = np.clip(np.minimum(rows_for(local, middle), rows_for(heavy, middle)), least, most)
+        low, high = (middle, high) if rows.sum() <= total else (low, middle)
+    return low

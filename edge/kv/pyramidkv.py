@@ -1,0 +1,53 @@
+"""PyramidKV: SnapKV with more rows for the lower layers.
+
+Cai et al., "PyramidKV: Dynamic KV Cache Compression based on Pyramidal Information Funneling", arXiv:2406.02069. Low
+layers spread their attention, high ones gather it in a few rows. So the number of rows, apart from the observed window,
+falls linearly from the first layer to the last, with the same total.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from edge.errors import InputError
+from edge.kv.policy import KVView, Needs, best_rows, check_options
+from edge.kv.snapkv import pooled
+from edge.types import IntArray
+
+
+@dataclass(frozen=True)
+class PyramidKV:
+    """window, kernel: as SnapKV's. slope: the last layer gets 1 / slope of the mean; 20 in the paper, 1 is SnapKV."""
+
+    sinks: int = 4
+    window: int = 32
+    kernel: int = 7
+    slope: float = 20
+    name: ClassVar[str] = "pyramidkv"
+    evicts: ClassVar[bool] = True
+    close_gaps: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_options(self.sinks, window=self.window, kernel=self.kernel)
+        if self.slope < 1:
+            raise InputError(f"slope must be 1 or more, not {self.slope}")
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(queries=self.window, uneven="layer")
+
+    def rows_to_keep(self, view: KVView, budget: int) -> list[IntArray]:
+        assert view.attention is not None
+        layers, heads, _ = view.attention.shape
+        budgets = pyramid(layers, budget, min(self.window, budget), self.slope, view.longest)
+        return best_rows(pooled(view.attention, self.kernel), view, np.repeat(budgets, heads), self.sinks, self.window)
+
+
+def pyramid(layers: int, mean: int, window: int, slope: float, most: int) -> IntArray:
+    """Rows for each layer, int32 [layers]: `window` for all, the rest falling linearly, at most `most`."""
+    least = (mean - window) / slope
+    reach = min(mean - window - least, most - mean) if layers > 1 else 0.0
+    return (mean + np.linspace(reach, -reach, layers)).astype(np.int32)
