@@ -1,4 +1,4 @@
-"""Scales of int8 and int4 rows: one for every channel, from what a few hundred tokens make of it.
+"""Scales of int8 and int4 rows: one for every channel, from what some hundred tokens make of it.
 
 RoPE turns the two values of a pair into each other, so a key's channels share the largest length of their pair, which
 holds at any position.
@@ -12,37 +12,56 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge import cache
+from edge.backends.onnx.calibration_text import TEXT
 from edge.backends.onnx.rows import LARGEST
+from edge.gguf_file import GGUFFile
+from edge.tokenizer import Tokenizer
 from edge.types import FloatArray, IntArray
 
 if TYPE_CHECKING:
     from edge.backends.onnx.engine import OnnxEngine
+    from edge.backends.onnx.kv import OnnxKV
 
-_FEW, _MANY, _AT_ONCE = 64, 512, 32  # tokens: until scales settle, and to know extremes by
+_FEW, _MOST, _OTHERS, _AT_ONCE = 64, 768, 512, 32  # tokens: until scales settle; of the text; besides; per run
 _SETTLED = 0.02  # relative change of every scale
-_MARGIN = {"int8": 1.2, "int4": 1.0}  # other texts have other extremes, but four bits cannot cover them all
+_MARGIN = {"int8": 1.2, "int4": 0.75}  # other texts have other extremes, but four bits cannot cover them all
 _FIRST_GUESS = 8.0  # the largest value, before any is known
 
 
-def find_scales(engine: OnnxEngine, key: str) -> FloatArray:
-    """float32 [2, layers, KV heads, 1, head], from the cache folder; measured first if they are not there."""
-    shape, dtype = engine.kv.scales.shape, engine.kv.dtype
-    path = cache.find_or_make(
-        "weights", key, f".{dtype}-scales", lambda target: _write(engine, target),
-        about=f"scales of {dtype} KV rows", expected=4 * engine.kv.scales.size,
+def stored_scales(kv: OnnxKV, key: str) -> FloatArray | None:
+    """float32 [2, layers, KV heads, 1, head], from the cache folder; None if they are not there."""
+    path = cache.find("weights", key, _suffix(kv.dtype))
+    return None if path is None else np.fromfile(path, np.float32).reshape(kv.scales.shape)
+
+
+def calibration_tokens(file: GGUFFile, vocab: int) -> IntArray:
+    """What to run, int32 [n]: text, and tokens that are not in it. Loads a tokenizer, so it comes before the model."""
+    others = np.random.default_rng(1).integers(0, vocab, _OTHERS).astype(np.int32)
+    return np.concatenate([Tokenizer(file).encode(TEXT)[:_MOST], others])
+
+
+def find_scales(engine: OnnxEngine, key: str, tokens: IntArray) -> FloatArray:
+    """Measured scales, which are left in the cache folder."""
+    scales = _measure(engine, tokens)
+    cache.find_or_make(
+        "weights", key, _suffix(engine.kv.dtype), lambda target: _write(scales, target),
+        about=f"scales of {engine.kv.dtype} KV rows", expected=scales.nbytes,
     )  # fmt: skip
-    return np.fromfile(path, np.float32).reshape(shape)
+    return scales
 
 
-def _write(engine: OnnxEngine, target: Path) -> None:
-    target.write_bytes(_measure(engine).tobytes())
+def _write(scales: FloatArray, target: Path) -> None:
+    target.write_bytes(scales.tobytes())
 
 
-def _measure(engine: OnnxEngine) -> FloatArray:
+def _suffix(dtype: str) -> str:
+    return f".{dtype}-scales"
+
+
+def _measure(engine: OnnxEngine, tokens: IntArray) -> FloatArray:
     """With the engine itself, so that nothing more is loaded, and again until scales settle: rows that were rounded
     with bad ones disturb the layers above. They must settle, layer by layer, as a layer depends on those below it."""
     kv, spec = engine.kv, engine.spec
-    tokens = np.random.default_rng(1).integers(0, spec.vocab, _MANY).astype(np.int32)
     kv.scales[:] = _FIRST_GUESS / LARGEST[kv.dtype]
     for _ in range(spec.layers):
         scales = _scales_after(engine, tokens[:_FEW])
@@ -50,8 +69,7 @@ def _measure(engine: OnnxEngine) -> FloatArray:
         kv.scales[:] = scales
         if settled:
             break
-    kv.scales[:] = _scales_after(engine, tokens)
-    return kv.scales.copy()
+    return _scales_after(engine, tokens)
 
 
 def _scales_after(engine: OnnxEngine, tokens: IntArray) -> FloatArray:

@@ -12,7 +12,7 @@ from edge.architectures.angles import find_angles
 from edge.backends.base import EngineConfig, check_tokens
 from edge.backends.onnx import CAPABILITIES, NAME
 from edge.backends.onnx.attention import attention_to
-from edge.backends.onnx.calibrate import find_scales
+from edge.backends.onnx.calibrate import calibration_tokens, find_scales, stored_scales
 from edge.backends.onnx.kv import OnnxKV
 from edge.backends.onnx.model_files import find_model_files
 from edge.backends.onnx.rope import tables, turn
@@ -62,9 +62,12 @@ class OnnxEngine:
         self._qkv = np.zeros((spec.layers, MOST_OBSERVED if self._shows else 0, width), np.float32)
         self._step_binding: tuple[tuple[int, int, int], Any] = ((0, 0, 0), None)
 
+        quantized = config.kv_dtype in LARGEST
+        scales = stored_scales(self._kv, files.key) if quantized else None
+        tokens = calibration_tokens(file, spec.vocab) if quantized and scales is None else None
         self._session: Any = open_session(files.graph, provider, config.threads)
-        if config.kv_dtype in LARGEST:
-            self._kv.scales[:] = find_scales(self, files.key)
+        if quantized:
+            self._kv.scales[:] = find_scales(self, files.key, tokens) if tokens is not None else scales
             self._kv.key += f":{zlib.crc32(self._kv.scales.tobytes())}"
 
     @property
