@@ -43,8 +43,9 @@ class Manifest:
 
 
 def graph_name(kv_dtype: str, observed: bool) -> str:
-    """`model.onnx` keeps KV rows in float32; `model.int8.observed.onnx` in int8, and shows queries."""
-    middle = ("" if kv_dtype == "f32" else f".{kv_dtype}") + (".observed" if observed else "")
+    """`model.onnx` keeps KV rows in float32; `model.f16.observed.onnx` in float16, and shows queries, as all graphs with
+    integer rows do."""
+    middle = ("" if kv_dtype == "f32" else f".{kv_dtype}") + (".observed" if observed and kv_dtype[0] == "f" else "")
     return f"model{middle}.onnx"
 
 

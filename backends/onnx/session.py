@@ -43,8 +43,8 @@ def explained(what: str) -> Iterator[None]:
     """Turn what ONNX Runtime raises into an EngineError."""
     try:
         yield
-    except Exception as error:  # its errors have no base but RuntimeError, and only some have that
-        if not type(error).__module__.startswith("onnxruntime"):
+    except Exception as error:  # some of its errors are RuntimeErrors, the others have no base in common
+        if not (type(error) is RuntimeError or type(error).__module__.startswith("onnxruntime")):
             raise
         raise EngineError(f"{what} ({' '.join(str(error).split())[:300]})") from None
 

@@ -86,7 +86,7 @@ def check_recipe(spec: ModelSpec) -> Recipe:
         f"{recipe.activation} activations": recipe.activation != "silu" or not recipe.gated,
         "scaled embeddings": recipe.embedding_scale != 1,
         "capped scores": bool(recipe.score_cap or recipe.logit_cap),
-        "heads of an odd size": spec.head_dim % 8 != 0,
+        "heads whose size is no multiple of 16": spec.head_dim % 16 != 0,
     }
     if found := [what for what, is_so in lacking.items() if is_so]:
         raise UnsupportedError(f"the ONNX writer does not know {found[0]} ({spec.architecture}): use --backend tvm")
