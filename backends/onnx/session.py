@@ -29,11 +29,8 @@ def open_session(graph: Path, provider: str, threads: int) -> Any:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.enable_cpu_mem_arena = False  # an arena never gives back what a long prompt took
     options.enable_mem_pattern = False  # it plans for one length of the input, and ours changes
     options.log_severity_level = 4
-    # Weights are re-laid for the kernels in memory; what the file held is not needed again.
-    options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     with explained(f"{graph.parent}: ONNX Runtime cannot load it"):
         return onnxruntime.InferenceSession(str(graph), options, providers=[provider])
 
