@@ -24,11 +24,13 @@ lint: $(VENV)/.dev
 	cd build/lint && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml -p edge
 
 bench: $(VENV)/.dev
+	mkdir -p build
 	$(BIN)/python benchmarks/peers.py --large --busy
 	$(BIN)/python benchmarks/block_types.py
 	$(BIN)/python benchmarks/prediction.py
 	$(BIN)/python benchmarks/overhead.py
-	$(BIN)/python benchmarks/policies.py
+	$(BIN)/edge eval kv smollm2-135m --tokens 8000 --kv-dtype f16,int8 -o build/kv.html \
+		$$($(BIN)/python benchmarks/text.py secI8.html secJ3.html secI5.html secJ5.html | sed 's/^/--text /')
 	$(BIN)/python benchmarks/endless.py
 	$(BIN)/edge bench smollm2-135m -p 512 -n 128 -d 0,4096 -r 5
 

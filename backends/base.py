@@ -28,7 +28,7 @@ class EngineConfig:
     kv_dtype: str
     threads: int
     logits_rows: int = 1  # most rows of logits that exist at once; forward_all works through longer inputs in steps
-    observes: bool = False  # tvm, onnx: room to add up the attention that rows get
+    observes: bool = False  # attention that rows get can be added up: tvm and onnx need room for it, llamacpp is slower
     per_head: bool = False  # tvm, onnx: room for the bookkeeping of rows that differ from head to head
     uneven: bool = False  # tvm: heads may keep different numbers of rows
     repack: bool = False  # llamacpp: weights re-laid in private memory (faster) instead of mapped (reclaimable)
@@ -243,7 +243,9 @@ class Backend(Protocol):
         """Whether `EngineConfig.repack` speeds this model up."""
         ...
 
-    def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint: ...
+    def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
+        """Raises UnsupportedError for a configuration that the engine cannot have."""
+        ...
 
     def tuned(self, spec: ModelSpec, kv_dtype: str) -> Tuned | None:
         """What `edge tune` found for this model and device, or for the most alike; None if nothing applies."""

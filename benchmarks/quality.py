@@ -13,8 +13,8 @@ from text import long_text
 
 import edge
 from edge.cli.show import table
-from edge.evaluate import LOGITS_ROWS
 from edge.opened import Model
+from edge.quality.perplexity import LOGITS_ROWS
 
 DOCUMENTS = ("secI8.html", "secJ3.html", "secI5.html", "secJ5.html", "secI4.html", "secJ7.html")
 ENGINES = (("llamacpp", "f16"), ("tvm", "f16"), ("tvm", "int8"))

@@ -66,4 +66,5 @@ def long_text(document: str = "append31.html") -> Path:
 
 
 if __name__ == "__main__":
-    print(long_text())
+    for name in sys.argv[1:] or ["append31.html"]:
+        print(long_text(name))

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from edge.budget import Budget
     from edge.errors import BudgetError, EdgeError, InputError, MissingExtraError, ModelFormatError, UnsupportedError
-    from edge.evaluate import perplexity
+    from edge.kv.prompt_cache import PromptCache
     from edge.opened import Model, open_model
     from edge.plan import Plan, PlanRequest, make_plan
+    from edge.quality.perplexity import perplexity
     from edge.report.run import RunReport
     from edge.sampling import SamplingParams
     from edge.session import Session, load
@@ -27,15 +28,15 @@ if TYPE_CHECKING:
 _HOMES = {
     "Budget": "budget", "BudgetError": "errors", "EdgeError": "errors", "InputError": "errors",
     "MissingExtraError": "errors", "Model": "opened", "ModelFormatError": "errors", "Plan": "plan",
-    "PlanRequest": "plan", "RunReport": "report.run", "SamplingParams": "sampling", "Session": "session",
-    "UnsupportedError": "errors", "load": "session", "make_plan": "plan", "open_model": "opened",
-    "perplexity": "evaluate",
+    "PlanRequest": "plan", "PromptCache": "kv.prompt_cache", "RunReport": "report.run", "SamplingParams": "sampling",
+    "Session": "session", "UnsupportedError": "errors", "load": "session", "make_plan": "plan", "open_model": "opened",
+    "perplexity": "quality.perplexity",
 }  # fmt: skip
 
 __all__ = [
     "Budget", "BudgetError", "EdgeError", "InputError", "MissingExtraError", "Model", "ModelFormatError", "Plan",
-    "PlanRequest", "RunReport", "SamplingParams", "Session", "UnsupportedError", "load", "make_plan", "open_model",
-    "perplexity",
+    "PlanRequest", "PromptCache", "RunReport", "SamplingParams", "Session", "UnsupportedError", "load", "make_plan",
+    "open_model", "perplexity",
 ]  # fmt: skip
 
 

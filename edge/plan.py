@@ -18,6 +18,7 @@ from edge.devices.host import usable_cores
 from edge.devices.memory import MemoryLimit, memory_limit, memory_use, release_free_memory
 from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.kv import DEFAULT_SINKS, Needs, make_policy
+from edge.kv.prefix import BLOCK
 from edge.spec import ModelSpec
 from edge.types import GRANULARITIES
 
@@ -30,6 +31,7 @@ _MOST_EVICTED = 256
 # Kept free for what cannot be counted: the answer's text, allocator slack, the kernel's own rounding of VmHWM.
 _RESERVE = 6 << 20
 
+_BLOCK_COPIES = 3  # of a prompt cache's block, while its rows are gathered, joined and written, or read and put back
 _KV_ROW_STEP = 16  # --kv-memory is rounded down to so many rows
 AUTO = "auto"
 
@@ -39,6 +41,7 @@ class PlanRequest:
     """What the user fixed; `None` leaves the choice to the plan.
 
     max_kv_size: rows. kv_memory: bytes of rows ("12MiB"), instead. expected_tokens: prompt and answer, if known.
+    prompt_cache: bytes that a prompt cache may hold in memory; None: there is none. provider: ONNX Runtime's.
     """
 
     kv_policy: str = "streaming"
@@ -50,6 +53,8 @@ class PlanRequest:
     threads: int | None = None
     expected_tokens: int | None = None
     logits_rows: int = 1
+    prompt_cache: int | None = None
+    provider: str | None = None
 
 
 @dataclass(frozen=True)
@@ -107,7 +112,7 @@ def make_plan(
     use = memory_use()
     first = None
     for config in _candidates(spec, backend, request, tuned):
-        counted = _count(spec, backend, config, use.rss)
+        counted = _count(spec, backend, request, config, use.rss)
         if max(counted.total + counted.reserve, use.peak) <= limit.bytes:
             return Plan(
                 backend=backend.NAME,
@@ -128,7 +133,7 @@ def make_plan(
 
 def _automatic(spec: ModelSpec, backend: Backend, request: PlanRequest, budget: Budget) -> Plan:
     """Rows in f16 as long as all fit. Else, where the engine can, twice as many in int8, chosen by H2O: of what was
-    measured at equal bytes (benchmarks/policies.py), this loses least."""
+    measured at equal bytes (edge eval kv), this loses least."""
     plain = replace(request, kv_policy="streaming")
     if request.expected_tokens is not None:
         with suppress(BudgetError):
@@ -171,6 +176,7 @@ def _config(backend: Backend, request: PlanRequest, rows: int) -> EngineConfig:
         observes=bool(needs.queries),
         per_head=needs.looks,
         uneven=needs.uneven != "token",
+        provider=request.provider or "cpu",
     )
 
 
@@ -181,6 +187,8 @@ def _check(spec: ModelSpec, backend: Backend, request: PlanRequest) -> None:
             f"--kv-policy {request.kv_policy} {missing}, which the {backend.NAME} engine does not: "
             "use --kv-policy streaming"
         )
+    if request.provider is not None and backend.NAME != "onnx":
+        raise UnsupportedError(f"--provider is for the onnx engine, not for {backend.NAME}: use --backend onnx")
     if request.kv_dtype is not None and request.kv_dtype not in has.kv_dtypes:
         raise UnsupportedError(
             f"the {backend.NAME} engine has no KV dtype {request.kv_dtype!r}: choose {', '.join(has.kv_dtypes)}"
@@ -260,9 +268,12 @@ def _chunks(rows: int, request: PlanRequest, longest: int) -> list[int]:
     return [chunk for chunk in tried if chunk <= most] or [most]
 
 
-def _count(spec: ModelSpec, backend: Backend, config: EngineConfig, resident: int) -> PlanBytes:
+def _count(spec: ModelSpec, backend: Backend, request: PlanRequest, config: EngineConfig, resident: int) -> PlanBytes:
     need = backend.footprint(spec, config)
-    return PlanBytes(interpreter=resident + need.runtime, weights=need.weights, kv=need.kv, scratch=need.scratch)
+    scratch = need.scratch
+    if request.prompt_cache is not None:
+        scratch += request.prompt_cache + _BLOCK_COPIES * BLOCK * need.kv // config.capacity
+    return PlanBytes(interpreter=resident + need.runtime, weights=need.weights, kv=need.kv, scratch=scratch)
 
 
 def _too_small(
@@ -273,7 +284,7 @@ def _too_small(
     frugal = replace(request, max_kv_size=None, kv_policy=evicting, expected_tokens=None)
     *_, last = _candidates(spec, backend, frugal, tuned)
     use = memory_use()
-    smallest_count = _count(spec, backend, last, use.rss)
+    smallest_count = _count(spec, backend, request, last, use.rss)
     smallest = max(smallest_count.total + smallest_count.reserve, use.peak)
     smallest = (smallest // (1 << 20) + 3) << 20  # whole MiB, with room for another run's interpreter
     policy = " --kv-policy streaming" if request.kv_policy == "full" else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from edge.errors import BudgetError, InputError
 from edge.governor import Governor
 from edge.kv import make_policy
 from edge.kv.look import keep_heads, look, observe, queries_to_observe, rows_per_head
+from edge.kv.policy import EVERY
+from edge.kv.prompt_cache import DEFAULT_SIZE, PromptCache
 from edge.opened import Model, open_model
 from edge.plan import Plan, PlanRequest, make_plan
 from edge.report.run import KVUse, Memory, RunReport, StopReason, Timings, Tokens
@@ -39,6 +41,8 @@ def load(
     time: str | float | None = None,
     request: PlanRequest | None = None,
     on_load: Callable[[float], None] | None = None,
+    prompt_cache: str | Path | PromptCache | None = None,
+    prompt_cache_size: str | int = DEFAULT_SIZE,
     **plan_options: object,
 ) -> Session:
     """Plan a run that fits, load the model, and return a Session.
@@ -46,7 +50,8 @@ def load(
     model: a GGUF path, an installed name (`smollm2-135m`), or an opened Model. memory: "256MiB" or bytes, the most
     the whole process may have resident. time: "20s" or seconds per generation. Other keywords are the fields of
     PlanRequest: kv_policy, max_kv_size, kv_memory, sinks, kv_dtype, prefill_step_size, threads, expected_tokens,
-    logits_rows.
+    logits_rows. prompt_cache: a folder, in which prompts' KV rows are kept for later runs, `prompt_cache_size` bytes at
+    most; or a PromptCache that sessions share.
 
     Raises BudgetError if nothing fits, and the errors of `open_model`.
     """
@@ -56,10 +61,14 @@ def load(
     except TypeError:
         known = ", ".join(PlanRequest.__dataclass_fields__)
         raise InputError(f"unknown option among {', '.join(plan_options)}: choose from {known}") from None
+    if prompt_cache is not None and not isinstance(prompt_cache, PromptCache):
+        prompt_cache = PromptCache(prompt_cache, size=prompt_cache_size)
+    if prompt_cache:
+        request = replace(request, prompt_cache=prompt_cache.memory)
     opened = model if isinstance(model, Model) else open_model(model)
     engine_module = find_backend(backend, opened.file, opened.spec, request.kv_dtype)
     plan = make_plan(opened.spec, engine_module, request, budget)
-    return Session(opened, engine_module, plan, budget, on_load)
+    return Session(opened, engine_module, plan, budget, on_load, prompt_cache)
 
 
 @dataclass
@@ -68,7 +77,9 @@ class _Run:
 
     prompt: int
     started: float
+    reused: int = 0
     generated: int = 0
+    restored_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
     prefilled_at: float | None = None
@@ -86,13 +97,17 @@ class Session:
         plan: Plan,
         budget: Budget,
         on_load: Callable[[float], None] | None = None,
+        prompt_cache: PromptCache | None = None,
     ) -> None:
         self.model, self.spec, self.tokenizer = model, model.spec, model.tokenizer
         self.plan, self.budget = plan, budget
         self.report: RunReport | None = None
         self._backend = backend
         self._policy = make_policy(plan.kv_policy, plan.sinks)
+        self._prompt_cache = prompt_cache
         self._evicted = 0
+        self._fed: list[int] = []  # tokens of all rows, if there is a prompt cache and nothing has been evicted
+        self._prompts_end: int | None = None  # how many of them end with a prompt; None while one is run
         self._unfed: list[int] = []  # tokens of the conversation that have not been run: the last one before a stop
         started = time.perf_counter()
         self.engine: Engine = backend.load(model.file, model.spec, plan.config, on_load)
@@ -119,7 +134,7 @@ class Session:
     def reset(self) -> None:
         """Forget the conversation: empty the KV cache."""
         self.engine.kv.truncate(0)
-        self._evicted, self._unfed = 0, []
+        self._evicted, self._fed, self._unfed = 0, [], []
 
     def generate(self, prompt: str | Iterable[str] | IntArray, **options: Any) -> str:
         """The whole answer to a prompt; `report` then says what it cost. Options are those of `stream`."""
@@ -163,13 +178,16 @@ class Session:
         if tokens.size == 0:
             raise InputError("the prompt is empty")
         self._check_fits(tokens.size)
-        self._unfed = []
+        self._unfed, self._prompts_end = [], None
 
         run = _Run(prompt=tokens.size, started=time.perf_counter(), text=[] if keep_text else None)
         limit = self.budget.time if time_limit is None else time_limit
         governor = Governor(None if limit is None else run.started + limit, self.budget.memory)
         try:
-            logits = self._prefill(tokens, governor, run, on_prefill)
+            if not follow_up:
+                run.reused = self._reuse(tokens)
+            run.restored_at = time.perf_counter()
+            logits = self._prefill(tokens[run.reused :], governor, run, on_prefill)
             if logits is not None:
                 sample = make_sampler(sampling, banned=self.tokenizer.end_ids if ignore_eos else ())
                 for text in self._decode(logits, sample, governor, run, StopStrings(stop), max_tokens):
@@ -177,7 +195,29 @@ class Session:
                         run.text.append(text)
                     yield text
         finally:
+            self._remember()
             self.report = self._report(run, sampling)
+
+    def _reuse(self, tokens: IntArray) -> int:
+        """Take a prompt's first rows from the prompt cache; returns how many.
+
+        The last token is run for its logits, and as many as the policy wants to observe before an eviction: rows that
+        come back have no attention. A policy that counts all attention there ever was has to see the whole prompt.
+        """
+        kv, queries = self.engine.kv, self._policy.needs.queries
+        if self._prompt_cache is None or queries == EVERY:
+            return 0
+        most = min(tokens.size, kv.capacity) - max(1, queries)
+        if tokens.size > kv.capacity:  # chunks begin, and rows are evicted, where they would be without the cache
+            most -= most % self._chunk(tokens.size)
+        reused = self._prompt_cache.restore(kv, tokens, most)
+        self._fed = tokens[:reused].tolist()
+        return reused
+
+    def _remember(self) -> None:
+        """Put the rows of all prompts so far, and of the answers between them, into the prompt cache."""
+        if self._prompt_cache is not None and not self._evicted:
+            self._prompt_cache.store(self.engine.kv, np.array(self._fed[: self._prompts_end], np.int32))
 
     def make_room(self, count: int) -> bool:
         """Evict until `count` more rows fit, by the policy. False if it may not evict and they do not fit."""
@@ -186,14 +226,23 @@ class Session:
             return True
         if not self._policy.evicts or count > kv.capacity:
             return False
-        before, incoming = rows_per_head(kv, self._policy.needs), max(count, self.plan.evict_step)
-        rows = self._policy.rows_to_keep(look(kv, self._policy.needs, incoming), kv.capacity - incoming)
+        self.shrink(kv.capacity - max(count, self.plan.evict_step))
+        return True
+
+    def shrink(self, budget: int) -> None:
+        """Evict by the policy until no more than `budget` rows are left, on average where heads differ; nothing if it
+        never evicts."""
+        kv = self.engine.kv
+        if kv.length <= budget or not self._policy.evicts:
+            return
+        self._remember()
+        before = rows_per_head(kv, self._policy.needs)
+        rows = self._policy.rows_to_keep(look(kv, self._policy.needs, kv.capacity - budget), budget)
         if isinstance(rows, np.ndarray):
             kv.keep(rows, close_gaps=self._policy.close_gaps)
         else:
             keep_heads(kv, rows, self.spec.context, forget=self._policy.needs.queries > 0)
         self._evicted += before - rows_per_head(kv, self._policy.needs)
-        return True
 
     def forward(self, tokens: IntArray, *, upcoming: int, every: bool = False) -> FloatArray:
         """Run tokens for which there is room, and let the policy see what it needs.
@@ -203,7 +252,10 @@ class Session:
         if self._policy.needs.queries:
             queries = queries_to_observe(self._policy.needs, self.engine.kv.free, tokens.size, upcoming)
             observe(self.engine, self._policy.needs, queries)
-        return self.engine.forward_all(tokens) if every else self.engine.forward(tokens)
+        logits = self.engine.forward_all(tokens) if every else self.engine.forward(tokens)
+        if self._prompt_cache is not None and not self._evicted:
+            self._fed += tokens.tolist()
+        return logits
 
     def _check_fits(self, count: int) -> None:
         free = self.engine.kv.free
@@ -213,13 +265,18 @@ class Session:
                 f"raise --max-kv-size or use --kv-policy streaming"
             )
 
+    def _chunk(self, count: int) -> int:
+        """Tokens that are run at once when `count` are to come."""
+        chunk, kv = self.plan.config.chunk, self.engine.kv
+        if count > kv.free and chunk > kv.capacity // 2:
+            return max(1, kv.capacity // 8)  # the plan expected no eviction; one must leave most of the cache
+        return chunk
+
     def _prefill(
         self, tokens: IntArray, governor: Governor, run: _Run, on_prefill: Progress | None
     ) -> FloatArray | None:
         """Run the prompt chunk by chunk; logits after its last token, or None if a budget ended it."""
-        chunk, logits, kv = self.plan.config.chunk, None, self.engine.kv
-        if tokens.size > kv.free and chunk > kv.capacity // 2:
-            chunk = max(1, kv.capacity // 8)  # the plan expected no eviction; one must leave most of the cache
+        chunk, logits, kv = self._chunk(tokens.size), None, self.engine.kv
         starts, free = [*range(0, tokens.size, chunk)], kv.free
         if self._policy.needs.queries > 0 and 0 < free < min(chunk, tokens.size):
             # Nobody knew that these tokens would come, so nothing may have been observed: what fits is run first.
@@ -234,7 +291,7 @@ class Session:
             logits = self.forward(part, upcoming=min(chunk, max(1, tokens.size - end)))
             if on_prefill:
                 on_prefill(end, tokens.size)
-        run.prefilled_at = time.perf_counter()
+        run.prefilled_at, self._prompts_end = time.perf_counter(), len(self._fed)
         return logits
 
     def _decode(
@@ -278,11 +335,11 @@ class Session:
         use, kv, counted = memory_use(), self.engine.kv, self.plan.bytes
         return RunReport(
             text=None if run.text is None else "".join(run.text),
-            tokens=Tokens(run.prompt, run.generated),
+            tokens=Tokens(run.prompt, run.generated, run.reused),
             timings=Timings(
                 load_s=self._load_s,
                 ttft_s=_span(run.started, run.first_token_at),
-                prefill_tok_s=_rate(run.prompt, run.started, run.prefilled_at),
+                prefill_tok_s=_rate(run.prompt - run.reused, run.restored_at, run.prefilled_at),
                 decode_tok_s=_rate(run.generated - 1, run.first_token_at, run.last_token_at),
             ),
             stop_reason=run.stop_reason,

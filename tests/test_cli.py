@@ -23,7 +23,7 @@ from edge.cli import app
 MODEL = "smollm2-135m"
 REPORT_KEYS = {
     "text": None,
-    "tokens": {"prompt", "generated"},
+    "tokens": {"prompt", "generated", "reused"},
     "timings": {"load_s", "ttft_s", "prefill_tok_s", "decode_tok_s"},
     "stop_reason": None,
     "memory": {
@@ -127,7 +127,7 @@ def test_every_flag_has_an_environment_twin() -> None:
         (["run", MODEL, "-p", "x", "--kv-policy", "magic"], 2, "choose streaming, window, full"),
         (["run", MODEL, "-p", "x", "--kv-policy", "snapkv:windows=3"], 2, "choose sinks, window, kernel"),
         (["run", MODEL, "-p", "x", "--kv-policy", "h2o:recent=2"], 2, "recent is a share of the cache"),
-        (["run", MODEL, "-p", "x", "--kv-policy", "h2o", "--backend", "llamacpp"], 2, "use --kv-policy streaming"),
+        (["run", MODEL, "-p", "x", "--kv-policy", "keydiff", "--backend", "llamacpp"], 2, "use --kv-policy streaming"),
         (["run", MODEL, "-p", "x", "--kv-policy", "knorm", "--backend", "reference"], 2, "use --kv-policy streaming"),
         (["run", MODEL, "-p", "x", "--kv-memory", "1KiB"], 2, "KiB are needed"),
         (["run", MODEL, "-p", "x", "--kv-memory", "5MiB", "--max-kv-size", "64"], 2, "state one"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -56,6 +57,7 @@ ENGINES = (
     Row("tvm", "f32", tolerance=1e-3),
     Row("tvm", "f16", tolerance=8e-2),
     Row("tvm", "int8", tolerance=8e-1),
+    Row("tvm", "int4", tolerance=4.0),
 )
 
 
@@ -369,8 +371,7 @@ def test_rows_saved_in_parts_come_back_one_behind_the_other(
     """Into a cache of another capacity, too, and the next logits are the very same."""
     engine, other, tokens = open_engine(), open_engine(capacity=capacity), golden.tokens
     engine.forward(tokens[:19])
-    edges = [0, *cuts, 19]
-    for first, last in zip(edges, edges[1:], strict=False):
+    for first, last in pairwise([0, *cuts, 19]):
         state = engine.kv.save(first, last)
         assert (state.positions.size, state.next_position) == (last - first, last)
         other.kv.append(state)
@@ -398,8 +399,8 @@ def test_rows_that_do_not_belong_there_are_refused(open_engine: OpenEngine, gold
     small.forward(tokens[:14])
     with pytest.raises(InputError, match="do not come after"):
         small.kv.append(state)
+    small.forward(tokens[14:20])
     with pytest.raises(CapacityError, match="8 saved rows, but only 4"):
-        small.forward(tokens[14:20])
         small.kv.append(replace(state, positions=state.positions + 8, next_position=28))
     small.kv.truncate(12)
     for data in damaged:

@@ -11,7 +11,8 @@ from heads_oracle import HeadOracle
 from test_architectures import require_native
 
 from edge.backends.base import Engine
-from edge.backends.onnx.engine import MOST_OBSERVED, OnnxEngine
+from edge.backends.onnx.engine import OnnxEngine
+from edge.backends.onnx.memory import MOST_OBSERVED
 from edge.backends.onnx.rows import load_rows, store_rows
 from edge.errors import InputError, UnsupportedError
 from edge.kv import make_policy

@@ -20,6 +20,7 @@ from edge.backends.base import Backend, Engine
 from edge.budget import Budget
 from edge.devices.memory import MemoryLimit, MemoryUse
 from edge.errors import BudgetError, EdgeError, InputError, UnsupportedError
+from edge.kv import make_policy
 from edge.opened import Model, open_model
 from edge.plan import Plan, PlanRequest, make_plan
 
@@ -313,9 +314,18 @@ def test_auto_keeps_all_rows_if_they_fit_and_else_what_loses_least(
 @pytest.mark.parametrize("backend", [LLAMACPP, find_backend("reference", SMOLLM2.file, SMOLLM2.spec)])
 @pytest.mark.parametrize("policy", ["h2o", "tova", "snapkv:window=8", "keydiff", "knorm"])
 def test_engines_refuse_policies_that_look_at_what_they_do_not_show(backend: Backend, policy: str) -> None:
+    if make_policy(policy).needs.queries and backend.CAPABILITIES.attention:
+        assert native_plan(PlanRequest(kv_policy=policy), backend=backend).config.observes
+        return
     with pytest.raises(UnsupportedError, match=r"needs an engine that shows (attention|keys), which the") as caught:
         native_plan(PlanRequest(kv_policy=policy), backend=backend)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kv_dtype", ["q8_0", "q4_0"])
+def test_llamacpp_shows_no_attention_to_quantized_rows(kv_dtype: str) -> None:
+    with pytest.raises(UnsupportedError, match="use --kv-dtype f16"):
+        native_plan(PlanRequest(kv_policy="h2o", kv_dtype=kv_dtype), backend=LLAMACPP)
 
 
 @pytest.mark.parametrize("policy", ["h2o", "keydiff", "snapkv:sinks=200", "auto"])
@@ -411,6 +421,9 @@ with edge.load(model, memory=memory, threads=1, **options) as session:
     [
         ("tvm", "256MiB", 1024, "int8", "h2o"),
         ("tvm", "256MiB", 1024, "f16", "keydiff"),
+        ("llamacpp", "256MiB", 512, "f16", "h2o"),
+        ("llamacpp", "400MiB", 2048, "f16", "snapkv"),
+        ("llamacpp", "300MiB", 1024, "f32", "tova"),
         ("llamacpp", "200MiB", 256, "f16", "streaming"),
         ("llamacpp", "256MiB", 512, "q8_0", "streaming"),
         ("llamacpp", "210MiB", None, "f16", "streaming"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from edge.backends.base import Capabilities, EngineConfig, Footprint, Tuned
 from edge.backends.llamacpp.library import is_installed, version
-from edge.errors import MissingExtraError
+from edge.errors import MissingExtraError, UnsupportedError
 from edge.gguf_file import GGUFFile
 from edge.spec import ModelSpec
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 NAME = "llamacpp"
 KV_DTYPES = ("f16", "q8_0", "q4_0", "f32")  # f32 turns flash attention off: the exact mode, for tests
-CAPABILITIES = Capabilities("token", uneven="token", kv_dtypes=KV_DTYPES, attention=False, keys=False)
+CAPABILITIES = Capabilities("token", uneven="token", kv_dtypes=KV_DTYPES, attention=True, keys=False)
 
 KV_VALUE_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
 _ROW_STEP = 256  # llama.cpp allocates the cache in steps of this many rows
@@ -49,15 +49,31 @@ def allocated_rows(capacity: int) -> int:
     return -(-capacity // _ROW_STEP) * _ROW_STEP
 
 
+def uses_flash(config: EngineConfig) -> bool:
+    """Flash attention is faster and smaller, but rounds to f16 and shows nobody what it pays attention to."""
+    return config.kv_dtype != "f32" and not config.observes
+
+
+def check_observed(config: EngineConfig) -> None:
+    """Raise UnsupportedError for rows whose attention llama.cpp cannot show."""
+    if config.observes and config.kv_dtype.startswith("q"):
+        raise UnsupportedError(
+            f"llama.cpp shows no attention to {config.kv_dtype} rows: use --kv-dtype f16 or --kv-policy streaming"
+        )
+
+
 def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     """Bytes by llama.cpp's own rules, checked against its log (`benchmarks/prediction.py`)."""
+    check_observed(config)
     rows = allocated_rows(config.capacity)
-    # The widest point of the graph is the feed-forward: gate, up and their product, four residual-wide tensors.
-    values_per_token = 3 * spec.ffn + 4 * max(spec.hidden, spec.heads * spec.head_dim)
-    if config.kv_dtype == "f32":  # no flash attention: the score matrix exists, before and after its softmax
-        values_per_token += 2 * spec.heads * rows
-    mask, quantized_activations = 2 * rows, spec.ffn * 9 // 8
-    chunk = config.chunk * (4 * values_per_token + mask + quantized_activations)
+    # The widest point of the graph is the feed-forward, with gate, up and their product, or else the attention.
+    width = max(spec.hidden, spec.heads * spec.head_dim)
+    values, mask, rounded = 3 * spec.ffn + 4 * width, 2 * rows, spec.ffn * 9 // 8
+    if not uses_flash(config):  # the score matrix exists; each product's second factor is rounded to the first's type
+        scores = spec.heads * rows
+        values, mask = max(values, scores + 6 * width), 4 * rows
+        rounded = max(rounded, 2 * scores if config.kv_dtype == "f16" else 0)
+    chunk = config.chunk * (4 * values + mask + rounded)
     logits = 2 * 4 * max(2, config.logits_rows) * spec.vocab  # never fewer than sequences
     weights = spec.weight_bytes
     if config.repack and spec.tied_head:  # looked up in one layout, multiplied in the other

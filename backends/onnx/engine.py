@@ -14,6 +14,7 @@ from edge.backends.onnx import CAPABILITIES, NAME
 from edge.backends.onnx.attention import attention_to
 from edge.backends.onnx.calibrate import calibration_tokens, find_scales, stored_scales
 from edge.backends.onnx.kv import OnnxKV
+from edge.backends.onnx.memory import MOST_AT_ONCE, MOST_OBSERVED
 from edge.backends.onnx.model_files import find_model_files
 from edge.backends.onnx.rope import tables, turn
 from edge.backends.onnx.rows import LARGEST
@@ -24,7 +25,6 @@ from edge.gguf_file import GGUFFile
 from edge.spec import ModelSpec
 from edge.types import FloatArray, IntArray
 
-MOST_OBSERVED = 32  # queries whose attention is computed at once
 _ANGLES_AHEAD = 64  # decode steps whose angles are computed at once
 
 
@@ -111,6 +111,7 @@ class OnnxEngine:
 
     def _pieces(self, tokens: IntArray, step: int) -> Iterator[tuple[IntArray, int]]:
         """What runs at once, and how many tokens at its end are observed: of those, not too many at a time."""
+        step = min(step, MOST_AT_ONCE)
         for start in range(0, tokens.size, step):
             part = tokens[start : start + step]
             shown = min(self._observed, part.size)

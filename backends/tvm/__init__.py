@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from edge.backends.tvm.engine import NativeEngine
 
 NAME = "tvm"
-KV_DTYPES = ("f16", "int8", "f32")  # f32 is the exact mode: float32 activations too, for tests
+KV_DTYPES = ("f16", "int8", "int4", "f32")  # f32 is the exact mode: float32 activations too, for tests
 CAPABILITIES = Capabilities("head", uneven="head", kv_dtypes=KV_DTYPES, attention=True, keys=True)
 
 # Bytes for every row of a head: its slot and position, and what a policy's choice among them takes while it lasts.

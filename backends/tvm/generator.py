@@ -12,7 +12,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.design import Design
-from edge.backends.tvm.kernels.cache import MEMORY_TYPE
+from edge.backends.tvm.kernels.codes import memory_types
 from edge.backends.tvm.kernels.lanes import Register, Value, i64, let, loop, when
 from edge.backends.tvm.kernels.move import move_rows
 from edge.backends.tvm.kernels.threads import arrive, imports, wait
@@ -27,7 +27,7 @@ from edge.backends.tvm.phases.qkv import qkv
 POINTERS = {  # arguments of `run`, and what they point to
     "job": "int64", "lines": "int32",
     "weights": "uint8", "table": "int64", "floats": "float32", "integers": "int32",
-    "keys": "", "values": "", "key_scales": "float32", "value_scales": "float32",
+    "keys": "", "values": "", "key_scales": "", "value_scales": "",  # the KV dtype says
     "lengths": "int32",  # rows in use, [layers, KV heads]: heads may keep different numbers
     "positions": "int32",  # of every row, for sliding windows
     "tokens": "int32", "logits": "float32", "rope": "float32",
@@ -46,8 +46,8 @@ def run(design: Design) -> Any:
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         T.func_name("run")
         T.func_attr({"global_symbol": "run", "tirx.noalias": True})
-        memory = MEMORY_TYPE[design.kv_dtype]
-        pointers = {name: T.arg(name, T.ptr(dtype or memory)) for name, dtype in POINTERS.items()}
+        types = POINTERS | memory_types(design.kv_dtype)
+        pointers = {name: T.arg(name, T.ptr(dtype)) for name, dtype in types.items()}
         thread = T.arg("thread", T.int64())
         # Raw pointers carry no device; TVM's lowering wants to know it.
         functions = imports(design.target.machine, design.target.spins)
@@ -63,11 +63,10 @@ def run_job(design: Design, threads: int) -> Any:
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         T.func_name("run_job")
         T.func_attr({"global_symbol": "run_job", "tirx.noalias": True})
-        memory = MEMORY_TYPE[design.kv_dtype]
-        arguments = {name: T.arg(name, T.handle()) for name in POINTERS}
+        types = POINTERS | memory_types(design.kv_dtype)
+        arguments = {name: T.arg(name, T.handle()) for name in types}
         pointers = {
-            name: T.match_buffer(argument, (T.int64(),), POINTERS[name] or memory).data
-            for name, argument in arguments.items()
+            name: T.match_buffer(argument, (T.int64(),), types[name]).data for name, argument in arguments.items()
         }
         functions = imports(design.target.machine, design.target.spins)
         with T.attr(0, "pragma_import_llvm", functions), T.parallel(0, threads) as thread:

@@ -4,81 +4,72 @@ from __future__ import annotations
 
 import numpy as np
 
+from edge.backends.tvm.codes import FORMATS, decode, encode, pack_keys, unpack_keys
 from edge.backends.tvm.layout import Shape
 from edge.backends.tvm.memory import aligned_zeros
 from edge.backends.tvm.regions import TILE, Move
 from edge.types import AnyArray, FloatArray
 
-NUMPY_TYPE = {"f32": "float32", "f16": "float16", "int8": "int8"}
 _SPARE_ROWS = 64  # behind the last head: scores are computed for up to 4 tiles of 16 rows at once
 
 
 def row_bytes(shape: Shape, dtype: str) -> int:
     """Bytes that a token adds, in all layers."""
-    heads = shape.layers * shape.kv_heads
-    scales = 8 if dtype == "int8" else 0
-    return heads * (2 * shape.padded_head * np.dtype(NUMPY_TYPE[dtype]).itemsize + scales)
+    form = FORMATS[dtype]
+    codes = shape.padded_head // form.packed * np.dtype(form.memory).itemsize
+    return 2 * shape.layers * shape.kv_heads * (codes + form.scales * np.dtype(form.scale).itemsize)
 
 
 class Rows:
     """`arrays` are what compiled code works on. Rows are named by their numbers from the start of the arena."""
 
     def __init__(self, count: int, head: int, dtype: str) -> None:
-        self.dtype, self._head = dtype, head
-        scales = count if dtype == "int8" else 0
+        form, self.dtype, self._tiles = FORMATS[dtype], dtype, count // TILE
+        self._widths = form.widths(head)
+        types = [form.memory] * 2 + [form.scale] * 2
         self.arrays = {
-            "keys": with_spare(count * head, NUMPY_TYPE[dtype], head),
-            "values": with_spare(count * head, NUMPY_TYPE[dtype], head),
-            "key_scales": with_spare(scales, "float32"),
-            "value_scales": with_spare(scales, "float32"),
+            name: with_spare(count * width, memory, width)
+            for (name, width), memory in zip(self._widths.items(), types, strict=True)
         }
         self.nbytes = sum(array.nbytes for array in self.arrays.values())
 
     def width(self, name: str) -> int:
-        """Numbers that an array has for every row."""
-        return self._head if name in ("keys", "values") else int(self.dtype == "int8")
+        """Elements that an array has for every row."""
+        return self._widths[name]
 
     def gather(self, name: str, rows: AnyArray) -> AnyArray:
         """As stored, [..., width]."""
-        if self.width(name) == 0:
-            return np.zeros((*rows.shape, 0), np.float32)
-        if name == "keys":
-            return np.asarray(self._view(name)[rows // TILE, :, rows % TILE])
-        return np.asarray(self._view(name)[rows])
+        view = self._view(name)
+        return np.asarray(view[rows] if name == "values" else view[rows // TILE, :, rows % TILE])
 
     def scatter(self, name: str, rows: AnyArray, stored: AnyArray) -> None:
-        if self.width(name) == 0:
-            return
-        if name == "keys":
-            self._view(name)[rows // TILE, :, rows % TILE] = stored
-        else:
+        if name == "values":
             self._view(name)[rows] = stored
+        else:
+            self._view(name)[rows // TILE, :, rows % TILE] = stored
 
     def keys(self, rows: AnyArray) -> FloatArray:
         """float32 [..., head]."""
-        keys: FloatArray = self.gather("keys", rows).astype(np.float32)
-        return keys * self.gather("key_scales", rows) if self.dtype == "int8" else keys
+        codes = self.gather("keys", rows)
+        return decode(self.dtype, unpack_keys(self.dtype, codes), self.gather("key_scales", rows))
 
     def set_keys(self, rows: AnyArray, keys: FloatArray) -> None:
-        if self.dtype == "int8":
-            scales = np.abs(keys).max(axis=-1, keepdims=True) / np.float32(127)
-            self.scatter("key_scales", rows, scales)
-            keys = np.rint(keys / np.where(scales > 0, scales, 1))
-        self.scatter("keys", rows, keys.astype(NUMPY_TYPE[self.dtype]))
+        codes, scales = encode(self.dtype, keys)
+        self.scatter("keys", rows, pack_keys(self.dtype, codes))
+        self.scatter("key_scales", rows, scales)
 
     def shift(self, move: Move) -> None:
         """Move neighbouring rows; both ends begin with a tile."""
         for name in self.arrays:
-            if self.width(name) == 0:
-                continue
-            view, unit = self._view(name), TILE if name == "keys" else 1
+            view, unit = self._view(name), 1 if name == "values" else TILE
             count = -(-move.count // unit)
             source, target = move.source // unit, move.target // unit
             view[target : target + count] = view[source : source + count]
 
     def _view(self, name: str) -> AnyArray:
-        array = self.arrays[name]
-        return array.reshape(-1, self._head, TILE) if name == "keys" else array.reshape(-1, self.width(name))
+        """values [rows, width], the others [rows / 16, width, 16]."""
+        array, width = self.arrays[name], self.width(name)
+        return array.reshape(-1, width) if name == "values" else array.reshape(self._tiles, width, TILE)
 
 
 def with_spare(count: int, dtype: str, width: int = 1) -> AnyArray:

@@ -10,12 +10,15 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 
 def main(source: Path, target: Path) -> None:
     floats = target / "hf"
-    model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+    read = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+    said = {name: value for name, value in read.config.to_dict().items() if name != "quantization_config"}
+    model = LlamaForCausalLM(LlamaConfig(**said)).float()  # one that does not know that it was quantized
+    model.load_state_dict(read.state_dict())
     model.config.tie_word_embeddings = True
     model.tie_weights()
     model.save_pretrained(floats)

@@ -24,6 +24,8 @@ def chat(
     sinks: o.Sinks = 4,
     kv_dtype: o.KVDtype = None,
     prefill_step_size: o.PrefillStepSize = None,
+    prompt_cache: o.PromptCache = None,
+    prompt_cache_size: o.PromptCacheSize = "1GiB",
     temp: o.Temperature = 0.0,
     top_k: o.TopK = 40,
     top_p: o.TopP = 0.95,
@@ -31,6 +33,7 @@ def chat(
     repeat_penalty: o.RepeatPenalty = 1.0,
     seed: o.Seed = None,
     backend: o.Backend = "auto",
+    provider: o.Provider = None,
     threads: o.Threads = None,
     json: o.Json = False,
     quiet: o.Quiet = False,
@@ -58,11 +61,20 @@ def chat(
         kv_memory=kv_memory,
         kv_dtype=kv_dtype,
         prefill_step_size=prefill_step_size,
+        provider=provider,
         threads=threads,
     )
     with (
         progress(enabled=not quiet) as shown,
-        load(opened, backend=backend, memory=memory, time=time, request=request) as session,
+        load(
+            opened,
+            backend=backend,
+            memory=memory,
+            time=time,
+            request=request,
+            prompt_cache=prompt_cache,
+            prompt_cache_size=prompt_cache_size,
+        ) as session,
     ):
         if not quiet and not json and sys.stdin.isatty():
             note(f"{opened.spec.label}, {session.plan.config.capacity} KV rows. {_HELP}")

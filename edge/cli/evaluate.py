@@ -1,4 +1,4 @@
-"""`edge eval`: quality figures. So far: perplexity."""
+"""`edge eval`: quality figures."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ from typing import Annotated
 import typer
 
 from edge.cli import options as o
+from edge.cli.evaluate_kv import kv
 from edge.cli.show import print_json, progress
 
 evaluate = typer.Typer(help="Measure a model's quality.")
-
-
-@evaluate.callback()
-def _group() -> None:  # keeps `perplexity` a subcommand although it is the only one so far
-    """Measure a model's quality."""
+evaluate.command()(kv)
 
 
 @evaluate.command()
@@ -38,10 +35,10 @@ def perplexity(
 ) -> None:
     """Perplexity of a text, streamed through the KV cache under its policy. Lower is better."""
     from edge.cli.prompts import read_text
-    from edge.evaluate import LOGITS_ROWS
-    from edge.evaluate import perplexity as measure
     from edge.opened import open_model
     from edge.plan import PlanRequest
+    from edge.quality.perplexity import LOGITS_ROWS
+    from edge.quality.perplexity import perplexity as measure
     from edge.session import load
 
     opened = open_model(model)

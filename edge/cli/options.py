@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,12 +15,15 @@ def flag(*names: str, help: str, **more: Any) -> Any:
 
 
 ModelArgument = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A GGUF file, or an installed model such as smollm2-135m.")
+    str, typer.Argument(metavar="MODEL", help="A GGUF file, a folder of edge convert, or an installed model: smollm2-135m.")
 ]
 OptionalModelArgument = Annotated[
-    str | None, typer.Argument(metavar="MODEL", help="A GGUF file, or an installed model such as smollm2-135m.")
+    str | None, typer.Argument(metavar="MODEL", help="A GGUF file, a folder of edge convert, or an installed model: smollm2-135m.")
 ]
-Backend = Annotated[str, flag("--backend", help="Engine: auto, tvm, llamacpp or reference.")]
+Backend = Annotated[str, flag("--backend", help="Engine: auto, tvm, llamacpp, onnx or reference.")]
+Provider = Annotated[
+    str | None, flag("--provider", help="What the onnx engine runs on: an execution provider (default: cpu).")
+]
 Threads = Annotated[int | None, flag("--threads", help="CPU threads (default: physical cores).")]
 
 Memory = Annotated[
@@ -40,8 +44,12 @@ KVPolicy = Annotated[
 KVMemory = Annotated[str | None, flag("--kv-memory", help="Size of the KV cache instead of its rows, such as 12MiB.")]
 MaxKVSize = Annotated[int | None, flag("--max-kv-size", help="KV rows (default: planned).")]
 Sinks = Annotated[int, flag("--sinks", help="First rows that streaming never evicts.")]
-KVDtype = Annotated[str | None, flag("--kv-dtype", help="f16, q8_0 or q4_0 (default: f16).")]
+KVDtype = Annotated[str | None, flag("--kv-dtype", help="f16, int8, q8_0 …, as the engine has them.")]
 NativeKVDtype = Annotated[str, flag("--kv-dtype", help="f16, int8 or f32.")]
+PromptCache = Annotated[
+    Path | None, flag("--prompt-cache", metavar="DIR", help="Keep prompts' KV rows here, and do not run them again.")
+]
+PromptCacheSize = Annotated[str, flag("--prompt-cache-size", help="Most bytes there; the least recently used go.")]
 PrefillStepSize = Annotated[
     int | None, flag("--prefill-step-size", help="Prompt tokens run at once (default: planned).")
 ]

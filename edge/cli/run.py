@@ -29,6 +29,8 @@ def run(
     sinks: o.Sinks = 4,
     kv_dtype: o.KVDtype = None,
     prefill_step_size: o.PrefillStepSize = None,
+    prompt_cache: o.PromptCache = None,
+    prompt_cache_size: o.PromptCacheSize = "1GiB",
     temp: o.Temperature = 0.0,
     top_k: o.TopK = 40,
     top_p: o.TopP = 0.95,
@@ -36,6 +38,7 @@ def run(
     repeat_penalty: o.RepeatPenalty = 1.0,
     seed: o.Seed = None,
     backend: o.Backend = "auto",
+    provider: o.Provider = None,
     threads: o.Threads = None,
     json: o.Json = False,
     quiet: o.Quiet = False,
@@ -64,12 +67,19 @@ def run(
             kv_memory=kv_memory,
             kv_dtype=kv_dtype,
             prefill_step_size=prefill_step_size,
+            provider=provider,
             threads=threads,
             expected_tokens=None if limit is None else tokens.size + limit,
         )
         load_bar = shown.step(f"loading {opened.path.name}")
         with load(
-            opened, backend=backend, memory=memory, request=request, on_load=lambda part: load_bar(part, 1.0)
+            opened,
+            backend=backend,
+            memory=memory,
+            request=request,
+            on_load=lambda part: load_bar(part, 1.0),
+            prompt_cache=prompt_cache,
+            prompt_cache_size=prompt_cache_size,
         ) as session:
             try:
                 pieces = session.stream(

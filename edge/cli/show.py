@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from edge.budget import format_bytes
+from edge.report.table import table as table
 
 if TYPE_CHECKING:
     from edge.report.run import RunReport
@@ -82,8 +83,9 @@ def report_lines(report: RunReport) -> list[str]:
     """The report for a person: three lines."""
     tokens, timings, memory, kv = report.tokens, report.timings, report.memory, report.kv
     budget = f" of {format_bytes(memory.budget)}" if memory.budget else ""
+    reused = f", {tokens.reused} of them reused," if tokens.reused else ""
     return [
-        f"prompt {tokens.prompt} tokens{_at(timings.prefill_tok_s)} · generated {tokens.generated}"
+        f"prompt {tokens.prompt} tokens{reused}{_at(timings.prefill_tok_s)} · generated {tokens.generated}"
         f"{_at(timings.decode_tok_s)} · first token {_seconds(timings.ttft_s)} · load {_seconds(timings.load_s)}"
         f" · stopped: {report.stop_reason}",
         f"memory peak {format_bytes(memory.peak_rss)}{budget} (measured)"
@@ -99,12 +101,3 @@ def _at(speed: float | None) -> str:
 
 def _seconds(value: float | None) -> str:
     return "never" if value is None else f"{value:.2f} s"
-
-
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """A Markdown table with aligned columns; the first `left` columns are flush left."""
-    widths = [max(len(row[i]) for row in [headings, *rows]) for i in range(len(headings))]
-    rule = ["-" * w if i < left else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
-    cells = [[c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
-             for row in [headings, rule, *rows]]  # fmt: skip
-    return "\n".join("| " + " | ".join(row) + " |" for row in cells)

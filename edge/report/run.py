@@ -14,6 +14,7 @@ StopReason = Literal["eos", "length", "stop", "time", "memory", "capacity", "int
 class Tokens:
     prompt: int
     generated: int
+    reused: int = 0  # of the prompt, whose rows came from the prompt cache
 
 
 @dataclass(frozen=True)

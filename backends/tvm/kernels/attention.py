@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tvm.tirx.script.builder import ir as T
 
-from edge.backends.tvm.kernels.cache import Cache, row_scales
+from edge.backends.tvm.kernels.cache import Cache
 from edge.backends.tvm.kernels.functions import soft_cap
 from edge.backends.tvm.kernels.lanes import (
     Buffer,
@@ -77,6 +77,7 @@ def attend(
     fetch: the cache is read once and not soon again, so ask memory ahead of need.
     """
     parts = cache.head // 16
+    query_sums = [query_sum(cache, queries, query) for query in rows]
     for index in range(len(rows)):
         T.buffer_store(work.memory, T.float32(NEVER), [work.maxima + index])
         T.buffer_store(work.memory, T.float32(0), [work.sums + index])
@@ -86,15 +87,15 @@ def attend(
     with loop(i64(0), (last - first + (work.block - 1)) // work.block) as step:
         start = let(first + step * work.block)
         count = let(T.min(i64(work.block), last - start))
-        _score(target, cache, queries, rows, first_row, start, count, work, limits, fetch)
+        _score(target, cache, queries, rows, query_sums, first_row, start, count, work, limits, fetch)
         _soften(cache, rows, first_row, start, count, work)
         most = rows[-1].visible  # the last query sees most
         _mix(target, cache, len(rows), first_row, start, let(T.min(count * 16, most - start * 16)), work, fetch)
 
 
 def _score(
-    target: Target, cache: Cache, queries: Buffer, rows: Sequence[Query], first_row: Value, start: Value, count: Value,
-    work: Work, limits: Limits, fetch: bool,
+    target: Target, cache: Cache, queries: Buffer, rows: Sequence[Query], query_sums: Sequence[Value | None],
+    first_row: Value, start: Value, count: Value, work: Work, limits: Limits, fetch: bool,
 ) -> None:  # fmt: skip
     """work.scores = Q Kᵀ for `count` tiles; a few tiles at a time, all query rows in registers."""
     side = _tiles_at_once(target, len(rows))
@@ -104,21 +105,39 @@ def _score(
         for line in sums:
             for each in line:
                 each.value = floats(0)
-        with loop(i64(0), i64(cache.head)) as dimension:
+        with loop(i64(0), i64(cache.width)) as element:
             if fetch:  # the values that will be mixed next
-                cache.fetch_values(first_row, tiles[0], dimension, side)
-            keys = [let(cache.load_key(first_row, tile, dimension)) for tile in tiles]
-            for line, query in zip(sums, rows, strict=True):
-                x = let(spread(queries[query.at + dimension]))
-                for each, key in zip(line, keys, strict=True):
-                    each.value = each.value + x * key
+                cache.fetch_values(first_row, tiles[0], element, side)
+            keys = [cache.load_keys(first_row, tile, element) for tile in tiles]
+            for part in range(cache.form.packed):
+                for line, query in zip(sums, rows, strict=True):
+                    x = let(spread(queries[query.at + element * cache.form.packed + part]))
+                    for each, key in zip(line, keys, strict=True):
+                        each.value = each.value + x * key[part]
         for offset, tile in enumerate(tiles):
-            scales = row_scales(cache, cache.key_scales, first_row, tile)
-            for index, (line, query) in enumerate(zip(sums, rows, strict=True)):
-                score = line[offset].value if scales is None else line[offset].value * scales
-                score = limit(score, query, first_row, tile, limits)
+            scales = cache.scales(cache.key_scales, first_row, tile)
+            for index, (line, query, sum_of_query) in enumerate(zip(sums, rows, query_sums, strict=True)):
+                score = limit(scaled(line[offset].value, scales, sum_of_query), query, first_row, tile, limits)
                 where = work.scores + index * (work.block * 16) + (group * side + offset) * 16
                 store(work.memory, where, score)
+
+
+def query_sum(cache: Cache, queries: Buffer, query: Query) -> Value | None:
+    """Σ q, where the least value of rows is stored apart: q k = scale · (q codes) + least · Σ q."""
+    if cache.form.scales < 2:
+        return None
+    parts: Value = floats(0)
+    for part in range(cache.head // 16):
+        parts = let(parts + load(queries, query.at + part * 16))
+    return let(total(parts))
+
+
+def scaled(products: Value, scales: Sequence[Value], sum_of_query: Value | None) -> Value:
+    """The scores of 16 rows from a query's products with their codes."""
+    if not scales:
+        return products
+    scores = products * scales[0]
+    return scores if sum_of_query is None else scores + scales[1] * spread(sum_of_query)
 
 
 def limit(scores: Value, query: Query, first_row: Value, tile: Value, limits: Limits) -> Value:
@@ -137,25 +156,29 @@ def _soften(cache: Cache, rows: Sequence[Query], first_row: Value, start: Value,
     """Turn the block's scores into powers, and correct sum and output so far for the new maximum."""
     for index in range(len(rows)):
         scores = let(work.scores + index * (work.block * 16))
-        most, powers = Register(), Register()
+        most, powers, least = Register(), Register(), Register()
         most.value = load(work.memory, scores)
         with loop(i64(1), count) as tile:
             most.value = T.max(most.value, load(work.memory, scores + tile * 16))
         before = let(work.memory[work.maxima + index])
         maximum = let(T.max(before, largest(most.value)))
-        powers.value = floats(0)
+        powers.value = least.value = floats(0)
         with loop(i64(0), count) as tile:
             power = let(exp(load(work.memory, scores + tile * 16) - spread(maximum)))
             powers.value = powers.value + power
-            scales = row_scales(cache, cache.value_scales, first_row, start + tile)
-            store(work.memory, scores + tile * 16, power if scales is None else power * scales)
+            scales = cache.scales(cache.value_scales, first_row, start + tile)
+            store(work.memory, scores + tile * 16, power * scales[0] if scales else power)
+            if len(scales) > 1:  # every dimension of a row has its least value
+                least.value = least.value + power * scales[1]
         correction = let(exp(spread(before - maximum)))
         scalar = let(exp(before - maximum, lanes=1))
         T.buffer_store(work.memory, maximum, [work.maxima + index])
         T.buffer_store(work.memory, work.memory[work.sums + index] * scalar + total(powers.value), [work.sums + index])
+        added = let(spread(total(least.value))) if cache.form.scales > 1 else floats(0)
         for part in range(cache.head // 16):
             at = work.out + index * cache.head + part * 16
-            store(work.memory, at, load(work.memory, at) * correction)
+            corrected = load(work.memory, at) * correction
+            store(work.memory, at, corrected + added if cache.form.scales > 1 else corrected)
 
 
 def _mix(
@@ -176,7 +199,7 @@ def _mix(
             with loop(i64(0), count) as row:
                 if fetch:  # the next block's keys
                     cache.fetch_keys(first_row, start + work.block, row)
-                values = {part: let(cache.load_value(first_row, start * 16 + row, part * 16)) for part in columns}
+                values = cache.load_values(first_row, start * 16 + row, columns)
                 for line in lines:
                     power = let(spread(work.memory[work.scores + line * (work.block * 16) + row]))
                     for part in columns:
@@ -188,14 +211,13 @@ def _mix(
 def finish(cache: Cache, head_size: int, index: int, work: Work, out: Buffer, at: Value) -> None:
     """out[at : at + head_size] = work.out / work.sums for one query row."""
     inverse = let(T.float32(1) / work.memory[work.sums + index])
-    for part in range(cache.head // 16):
-        value = Register()
-        value.value = load(work.memory, work.out + index * cache.head + part * 16) * spread(inverse)
-        _store_part(value, out, at + part * 16, head_size - part * 16)
+    first = work.out + index * cache.head
+    vectors = [let(load(work.memory, first + part * 16) * spread(inverse)) for part in range(cache.head // 16)]
+    _store_head(cache.turn(vectors), out, at, head_size)
 
 
 def merge(
-    memory: Buffer, head: int, head_size: int, count: Value, part_stride: int, index: Value, outs: Value,
+    cache: Cache, memory: Buffer, head_size: int, count: Value, part_stride: int, index: Value, outs: Value,
     maxima: Value, sums: Value, out: Buffer, at: Value,
 ) -> None:  # fmt: skip
     """out[at : at + head_size]: one query row from the parts of `count` threads.
@@ -206,7 +228,7 @@ def merge(
     most.value = T.float32(NEVER)
     with loop(i64(0), count) as part:
         most.value = T.max(most.value, memory[maxima + part * part_stride + index])
-    mixed = [Register() for _ in range(head // 16)]
+    mixed = [Register() for _ in range(cache.head // 16)]
     for each in mixed:
         each.value = floats(0)
     weights.value = T.float32(0)
@@ -214,21 +236,23 @@ def merge(
         weight = let(exp(memory[maxima + part * part_stride + index] - most.value, lanes=1))
         weights.value = weights.value + weight * memory[sums + part * part_stride + index]
         for position, each in enumerate(mixed):
-            where = outs + part * part_stride + index * head + position * 16
+            where = outs + part * part_stride + index * cache.head + position * 16
             each.value = each.value + spread(weight) * load(memory, where)
     inverse = let(T.float32(1) / weights.value)
-    for position, each in enumerate(mixed):
-        each.value = each.value * spread(inverse)
-        _store_part(each, out, at + position * 16, head_size - position * 16)
+    _store_head(cache.turn([let(each.value * spread(inverse)) for each in mixed]), out, at, head_size)
 
 
-def _store_part(value: Register, out: Buffer, at: Value, left: int) -> None:
-    """Store 16 lanes, or what is left of a head whose size is no multiple of 16."""
-    if left >= 16:
-        store(out, at, value.value)
-        return
-    for lane in range(left):
-        T.buffer_store(out, value.lane(i64(lane)), [at + lane])
+def _store_head(vectors: Sequence[Value], out: Buffer, at: Value, head_size: int) -> None:
+    """Vectors of 16 lanes, and what is left of a head whose size is no multiple of 16."""
+    for part, vector in enumerate(vectors):
+        left = head_size - part * 16
+        if left >= 16:
+            store(out, at + part * 16, vector)
+            continue
+        value = Register()
+        value.value = vector
+        for lane in range(left):
+            T.buffer_store(out, value.lane(i64(lane)), [at + part * 16 + lane])
 
 
 def _tiles_at_once(target: Target, rows: int) -> int:

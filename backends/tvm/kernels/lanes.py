@@ -127,6 +127,13 @@ def largest(vector: Value) -> Value:
     return pure("float32", "llvm.vector.reduce.fmax", four)
 
 
+def smallest(vector: Value) -> Value:
+    """The least of 16 float lanes."""
+    eight = let(T.min(half(vector, 0, "float32x8"), half(vector, 1, "float32x8")))
+    four = let(T.min(half(eight, 0, "float32x4"), half(eight, 1, "float32x4")))
+    return pure("float32", "llvm.vector.reduce.fmin", four)
+
+
 def swap_pairs(vector: Value) -> Value:
     """Lanes 2i and 2i+1 exchanged."""
     return T.Shuffle([vector], [lane ^ 1 for lane in range(LANES)])

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from tvm.tirx.script.builder import ir as T
 
-from edge.backends.tvm.kernels.attention import NEVER, Limits, Query, limit
-from edge.backends.tvm.kernels.cache import Cache, row_scales
+from edge.backends.tvm.kernels.attention import NEVER, Limits, Query, limit, query_sum, scaled
+from edge.backends.tvm.kernels.cache import Cache
 from edge.backends.tvm.kernels.lanes import (
     Buffer,
     Register,
@@ -38,16 +38,17 @@ def observe(
     `raw` is an offset into `memory`, with room for every row of the cache.
     """
     tiles = let((query.visible + 15) // 16)
+    sum_of_query = query_sum(cache, memory, query)
     most, sums, score = Register(), Register(), Register()
     most.value = floats(NEVER)
     with loop(i64(0), tiles) as tile:
         score.value = floats(0)
-        with loop(i64(0), i64(cache.head)) as dimension:
-            score.value = score.value + spread(memory[query.at + dimension]) * cache.load_key(
-                first_row, tile, dimension
-            )
-        scales = row_scales(cache, cache.key_scales, first_row, tile)
-        seen = let(limit(score.value if scales is None else score.value * scales, query, first_row, tile, limits))
+        with loop(i64(0), i64(cache.width)) as element:
+            for part, key in enumerate(cache.load_keys(first_row, tile, element)):
+                x = memory[query.at + element * cache.form.packed + part]
+                score.value = score.value + spread(x) * key
+        products = scaled(score.value, cache.scales(cache.key_scales, first_row, tile), sum_of_query)
+        seen = let(limit(products, query, first_row, tile, limits))
         store(memory, raw + tile * 16, seen)
         most.value = T.max(most.value, seen)
     maximum = let(largest(most.value))

@@ -32,7 +32,7 @@ def merge_parts(f: Frame) -> None:
     out = let(f.at("mixed") + f.thread * shape.padded_mixed)
     with loop(i64(0), i64(shape.heads)) as head:
         merge(
-            f.floats, shape.padded_head, shape.head, f.threads, f.at("part_stride"), head,
+            f.cache, f.floats, shape.head, f.threads, f.at("part_stride"), head,
             work.out, work.maxima, work.sums, f.floats, out + head * shape.head,
         )  # fmt: skip
 

@@ -12,7 +12,8 @@ from edge.backends.tvm.blocks import BLOCKS
 from edge.backends.tvm.blocks.base import IntegerBlock
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.kernels.activations import Quantized, Sums, quantize
-from edge.backends.tvm.kernels.cache import MEMORY_TYPE, Cache
+from edge.backends.tvm.kernels.cache import Cache
+from edge.backends.tvm.kernels.codes import memory_types
 from edge.backends.tvm.kernels.isa import ISAS
 from edge.backends.tvm.kernels.lanes import Buffer, Register, Value, i64, let, load, loop, when
 from edge.backends.tvm.kernels.matmul import Inputs, Matrix, Weights, multiply
@@ -34,7 +35,6 @@ class Frame:
         self.dealt = self.target.step_dealt if single else self.target.chunk_dealt
         # In the exact mode a batch of 8 tokens would take half a minute to compile.
         self.batch = 1 if single else min(2, self.target.gemm_tokens) if design.exact else self.target.gemm_tokens
-        memory = MEMORY_TYPE[design.kv_dtype]
 
         def view(name: str, dtype: str) -> Buffer:
             return T.decl_buffer((1 << 48,), dtype, data=pointers[name])
@@ -52,9 +52,9 @@ class Frame:
         self.attention = view("attention", "float32")
         self.positions, self.lengths = view("positions", "int32"), view("lengths", "int32")
         self.cache = Cache(
-            self.isa, self.design.kv_dtype, view("keys", memory), view("values", memory),
-            view("key_scales", "float32"), view("value_scales", "float32"), view("starts", "int32"),
-            self.shape.kv_heads, self.shape.padded_head,
+            isa=self.isa, dtype=design.kv_dtype, starts=view("starts", "int32"), kv_heads=self.shape.kv_heads,
+            head=self.shape.padded_head,
+            **{name: view(name, dtype) for name, dtype in memory_types(design.kv_dtype).items()},
         )  # fmt: skip
 
     def normalise(self, norm: str, layer: Value, group: str) -> None:

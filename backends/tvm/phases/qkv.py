@@ -16,14 +16,15 @@ from edge.backends.tvm.phases.frame import Frame
 def qkv(f: Frame, layer: Value, matrices: Sequence[Matrix], inputs: Inputs) -> None:
     """Queries to scratch, keys and values to the cache; keys and queries turned by RoPE.
 
-    A head of keys or values is one piece of work, as int8 rows need its largest value, and so are normalised
-    queries. It is the thread's that has its first tile.
+    A head of keys or values is one piece of work, as quantized rows need its largest value, and so are queries
+    that are normalised or turned as such rows are. It is the thread's that has its first tile.
     """
     shape, parts = f.shape, f.shape.padded_head // 16
+    queries_whole = "attn_q_norm" in f.design.vectors or f.cache.form.turned
     before = 0
     for name, matrix in zip(GROUPS["qkv"], matrices, strict=True):
         heads = shape.heads if name == "attn_q" else shape.kv_heads
-        if name == "attn_q" and "attn_q_norm" not in f.design.vectors:
+        if name == "attn_q" and not queries_whole:
             with _pieces(f, heads * parts, before, 1) as tile:
                 _query_tile(f, layer, matrix, tile, inputs)
         else:
@@ -90,7 +91,7 @@ def _store_head(f: Frame, name: str, layer: Value, head: Value, token: Value, ve
         row = let(f.length(layer, head) + token)
         f.cache.write_key(let(f.cache.first_row(layer, head)), row, vectors)
     else:
-        for part, vector in enumerate(vectors):
+        for part, vector in enumerate(f.cache.turn(vectors)):
             _store_query(f, head, token, part, vector)
 
 

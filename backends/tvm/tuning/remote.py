@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from edge.backends.tvm.codes import FORMATS
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.layout import LINE, Job, fill_table, make_layout, make_scratch, round_up
 from edge.backends.tvm.regions import Regions
@@ -90,7 +91,7 @@ class Remote:
         return sum(candidate.seconds(Job.STEP, 1, rows, _STEPS) * ANSWER / 2 for rows in depths)
 
     def _load(self, values: Values) -> _Candidate:
-        from edge.backends.tvm.kernels.cache import MEMORY_TYPE
+        from edge.backends.tvm.kernels.codes import memory_types
 
         self._on_compile()
         tuning = {each.name: values[each.name] for each in self._space if each.compiled}
@@ -101,13 +102,12 @@ class Remote:
         regions = Regions(heads, self._depths.capacity, self._depths.capacity, uneven=False)
         rows, tokens = regions.size + _SPARE_ROWS, round_up(chunk, target.gemm_tokens)
         rope_size = (tokens + target.gemm_tokens) * 2 * shape.padded_head
-        cached = np.ones(rows * shape.padded_head, MEMORY_TYPE[self._kv_dtype])
-        scales = np.ones(rows, np.float32)
+        types, widths = memory_types(self._kv_dtype), FORMATS[self._kv_dtype].widths(shape.padded_head)
         arrays: dict[str, AnyArray] = {
             "job": np.zeros(len(Job.NAMES), np.int64), "lines": np.zeros((threads + 1) * LINE, np.int32),
             "table": np.array(fill_table(self._layout, scratch, rope_size), np.int64),
             "floats": np.zeros(scratch.floats, np.float32), "integers": np.zeros(scratch.integers, np.int32),
-            "keys": cached, "values": cached, "key_scales": scales, "value_scales": scales,
+            **{name: np.ones(rows * widths[name], dtype) for name, dtype in types.items()},
             "lengths": np.zeros(heads, np.int32), "positions": np.zeros(rows, np.int32),
             "tokens": np.ones(tokens, np.int32), "logits": np.zeros(shape.padded_vocab, np.float32),
             "rope": np.zeros(max(1, len(self._layout.recipe.ropes)) * rope_size, np.float32),

@@ -1,18 +1,23 @@
-"""Quality figures: perplexity of a text, streamed through the session's own KV cache and policy."""
+"""Perplexity of a text, streamed through the session's own KV cache and policy."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from edge.errors import InputError
 from edge.session import Session
-from edge.types import FloatArray, IntArray
+from edge.types import AnyArray, FloatArray, IntArray
 
 LOGITS_ROWS = 64  # rows of logits per step: 12 MiB for 49k tokens; more is not faster
+BLOCK = 64  # tokens whose mean loss is remembered, to compare two runs part by part
+
+Advance = Callable[[int], None]
+"""Told how many more tokens have been run."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,16 @@ class Perplexity:
     tokens: int
     nll: float
     stderr: float
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """Several documents. tokens: predictions of each; nll: their mean; blocks: the means of each `BLOCK` of them."""
+
+    tokens: list[int]
+    nll: list[float]
+    blocks: list[list[float]]
+    seconds: float
 
 
 def perplexity(
@@ -39,6 +54,35 @@ def perplexity(
     """
     tokens = text if isinstance(text, np.ndarray) else session.model.encode_prompt(text, raw=True)
     tokens = tokens[: None if max_tokens is None else max_tokens + 1]
+    done, total = 0, tokens.size - 1
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        if on_progress:
+            on_progress(done, total)
+
+    losses = token_losses(session, tokens, advance)
+    nll = float(losses.mean())
+    stderr = float(losses.std(ddof=1) / math.sqrt(total)) if total > 1 else math.nan
+    return Perplexity(perplexity=math.exp(nll), tokens=total, nll=nll, stderr=stderr)
+
+
+def stream_documents(session: Session, documents: Sequence[IntArray], advance: Advance) -> Streamed:
+    """Every document on its own, from an empty cache."""
+    started = time.perf_counter()
+    losses = [token_losses(session, tokens, advance) for tokens in documents]
+    seconds = time.perf_counter() - started
+    return Streamed(
+        tokens=[each.size for each in losses],
+        nll=[float(each.mean()) for each in losses],
+        blocks=[each[: each.size // BLOCK * BLOCK].reshape(-1, BLOCK).mean(axis=1).tolist() for each in losses],
+        seconds=seconds,
+    )
+
+
+def token_losses(session: Session, tokens: IntArray, advance: Advance | None = None) -> AnyArray:
+    """-log p(token) in nats for all tokens but the first, float64 [n − 1]. Raises InputError as `perplexity` does."""
     if tokens.size < 2:
         raise InputError("perplexity needs a text of at least two tokens")
     capacity = session.engine.kv.capacity
@@ -55,15 +99,13 @@ def perplexity(
         session.make_room(part.size)
         logits = session.forward(part, upcoming=step, every=True)
         for row, target in enumerate(tokens[start + 1 : start + 1 + part.size]):
-            losses[start + row] = _loss(logits[row], int(target))
-        if on_progress:
-            on_progress(start + part.size, total)
-    nll = float(losses.mean())
-    stderr = float(losses.std(ddof=1) / math.sqrt(total)) if total > 1 else math.nan
-    return Perplexity(perplexity=math.exp(nll), tokens=total, nll=nll, stderr=stderr)
+            losses[start + row] = token_loss(logits[row], int(target))
+        if advance:
+            advance(part.size)
+    return losses
 
 
-def _loss(logits: FloatArray, target: int) -> float:
+def token_loss(logits: FloatArray, target: int) -> float:
     """-log softmax(logits)[target], summed in float64."""
     top = float(logits.max())
     return top + math.log(float(np.exp(logits - top).sum(dtype=np.float64))) - float(logits[target])

@@ -1,0 +1,232 @@
+"""llama.cpp's KV cache: which rows it holds, and in which cells, though llama.cpp itself chooses those."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from edge.backends.base import EngineConfig, KVState, check_range, check_rows, check_state, state_key
+from edge.backends.llamacpp import KV_VALUE_BYTES, NAME, allocated_rows
+from edge.backends.llamacpp.library import LOG
+from edge.backends.llamacpp.scores import Scores
+from edge.errors import EngineError, InputError, UnsupportedError
+from edge.gguf_file import GGUFFile
+from edge.spec import ModelSpec
+from edge.types import AnyArray, FloatArray, IntArray
+
+SEQUENCE, _SPARE = 0, 1  # the second is in use only while rows are saved or come back
+
+
+class LlamaCppKV:
+    """KVCache protocol over llama.cpp's unified cache; rows are counted in order of their positions.
+
+    With `scores` it is a HeadKVCache without `keys`: one head of one layer, which stands for all.
+    """
+
+    def __init__(
+        self,
+        low_level: Any,
+        context: Any,
+        file: GGUFFile,
+        spec: ModelSpec,
+        config: EngineConfig,
+        settle: Callable[[], None],
+        scores: Scores | None,
+    ):
+        self._lib, self._context = low_level, context
+        self.memory = low_level.llama_get_memory(context)
+        self._can_shift = bool(low_level.llama_memory_can_shift(self.memory)) and not _magnified(file)
+        self._settle = settle
+        self._scores = scores
+        self.key = state_key(NAME, file, spec, config) + (":observed" if scores else "")  # values lie otherwise
+        self.capacity = config.capacity
+        self.nbytes = int(allocated_rows(config.capacity) * spec.kv_values_per_row * KV_VALUE_BYTES[config.kv_dtype])
+        self._positions = np.zeros(config.capacity + 1, np.int32)  # one more for `_settle`
+        self._cells = np.zeros(config.capacity + 1, np.int32)  # where rows lie, if there are scores
+        self._length = 0
+        self.next_position = 0
+        self._shift_pending = False
+        self.closed = False
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise EngineError("the engine is closed")
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    @property
+    def free(self) -> int:
+        return self.capacity - self.length
+
+    @property
+    def positions(self) -> IntArray:
+        return self._positions[: self._length]
+
+    @property
+    def longest(self) -> int:
+        return self.capacity
+
+    @property
+    def head_lengths(self) -> IntArray:
+        return np.array([[self._length]], np.int32)
+
+    @property
+    def ages(self) -> IntArray:
+        return (self.next_position - self.positions)[None, None]
+
+    @property
+    def attention(self) -> FloatArray:
+        return self._observed().by_cell[self._cells[: self._length]][None, None]
+
+    def clear_attention(self) -> None:
+        self._observed().by_cell[:] = 0
+
+    def keys(self, layer: int) -> FloatArray:
+        raise UnsupportedError("llama.cpp does not show its keys")
+
+    def _observed(self) -> Scores:
+        if self._scores is None:
+            raise UnsupportedError("this engine was loaded without EngineConfig.observes")
+        return self._scores
+
+    def appended(self, count: int, cells: IntArray | None) -> None:
+        """Book rows that the engine has just run."""
+        if cells is not None:
+            self._cells[self._length : self._length + count] = cells
+        self._positions[self._length : self._length + count] = range(self.next_position, self.next_position + count)
+        self._length += count
+        self.next_position += count
+        self._shift_pending = False
+
+    def keep(self, rows: IntArray, *, close_gaps: bool) -> None:
+        self._check_open()
+        rows = check_rows(rows, self._length)
+        if not close_gaps and self._length and (rows.size == 0 or rows[-1] != self._length - 1):
+            raise UnsupportedError("llama.cpp cannot leave a gap before the next token: keep the newest row")
+        if close_gaps and not self._can_shift:
+            raise UnsupportedError("llama.cpp cannot shift the positions of this model: use --kv-policy full")
+        evicted = np.ones(self._length, bool)
+        evicted[rows] = False
+        for first, last in _runs(np.flatnonzero(evicted), np.diff(np.flatnonzero(evicted)) != 1):
+            self._lib.llama_memory_seq_rm(
+                self.memory, SEQUENCE, int(self._positions[first]), int(self._positions[last]) + 1
+            )
+        self._positions[: rows.size] = self._positions[rows]
+        self._cells[: rows.size] = self._cells[rows]
+        self._length = rows.size
+        if close_gaps:
+            self._renumber()
+
+    def keep_heads(self, rows: Sequence[IntArray]) -> None:
+        if len(rows) != 1:
+            raise InputError(f"rows for 1 head are wanted, not for {len(rows)}: all of llama.cpp's keep the same")
+        self.keep(rows[0], close_gaps=False)
+
+    def renumber(self) -> None:
+        self._check_open()
+        if not self._can_shift:
+            raise UnsupportedError(
+                "llama.cpp cannot shift the positions of this model, which have reached the end of its context"
+            )
+        cells, ages = self._cells[: self._length], self.ages[0, 0]
+        self._renumber()
+        self._observed().by_cell[cells] *= (self.ages[0, 0] / ages).astype(np.float32)
+
+    def _renumber(self) -> None:
+        """Give the rows positions 0…n-1. llama.cpp turns the whole cache whatever is moved, so the window moves
+        down and positions stay small: its RoPE is float32, which loses position 10^7."""
+        positions = self._positions[: self._length]
+        moved = positions - np.arange(self._length, dtype=np.int32)
+        for first, last in _runs(np.arange(self._length), np.diff(moved) != 0):
+            if moved[first]:
+                start, end = int(positions[first]), int(positions[last]) + 1
+                self._lib.llama_memory_seq_add(self.memory, SEQUENCE, start, end, -int(moved[first]))
+                self._shift_pending = True
+        self._positions[: self._length] = np.arange(self._length)
+        self.next_position = self._length
+
+    def truncate(self, length: int) -> None:
+        self._check_open()
+        if not 0 <= length <= self._length:
+            raise InputError(f"cannot truncate {self._length} rows to {length}")
+        if length == 0:
+            self._lib.llama_memory_clear(self.memory, False)
+            self._shift_pending = False
+        elif length < self._length:
+            self._lib.llama_memory_seq_rm(self.memory, SEQUENCE, int(self._positions[length]), -1)
+        self._length = length
+        self.next_position = int(self._positions[length - 1]) + 1 if length else 0
+
+    def save(self, first: int = 0, last: int | None = None) -> KVState:
+        self._check_open()
+        last = check_range(first, last, self._length)
+        if self._shift_pending:  # llama.cpp saves moved positions, but keys that it has not turned yet
+            self._settle()
+        if not self._in_order():
+            raise UnsupportedError("a cache whose rows were evicted by their attention cannot be saved yet")
+        positions = self._positions[first:last].copy()
+        next_position = int(self._positions[last]) if last < self._length else self.next_position
+        if first == last:
+            return KVState(self.key, positions, next_position, b"")
+        # It saves whole sequences only: for a moment, the rows are in a second one as well.
+        self._lib.llama_memory_seq_cp(self.memory, SEQUENCE, _SPARE, int(positions[0]), int(positions[-1]) + 1)
+        try:
+            size = self._lib.llama_state_seq_get_size(self._context, _SPARE)
+            data = np.empty(size, np.uint8)
+            if self._lib.llama_state_seq_get_data(self._context, _bytes_of(data), size, _SPARE) != size:
+                raise EngineError(f"llama.cpp could not save its state: {LOG.reason()}")
+        finally:
+            self._lib.llama_memory_seq_rm(self.memory, _SPARE, -1, -1)
+        return KVState(self.key, positions, next_position, data.data)
+
+    def _in_order(self) -> bool:
+        """Whether it is known which cells saved rows lie in, or will: those of scores, if none were evicted."""
+        return self._scores is None or bool((self._cells[: self._length] == np.arange(self._length)).all())
+
+    def append(self, state: KVState) -> None:
+        self._check_open()
+        check_state(state, self, self.next_position)
+        if state.positions.size == 0:
+            return
+        if not self._in_order():
+            raise InputError("the saved KV rows do not fit behind rows that were evicted since")
+        if self._shift_pending:
+            self._settle()  # it would turn the new rows as well
+        first, last = self._length, self._length + state.positions.size
+        data = np.frombuffer(state.data, np.uint8)
+        try:
+            taken = self._lib.llama_state_seq_set_data(self._context, _bytes_of(data), data.size, _SPARE)
+            if taken != data.size or not taken:
+                raise InputError("the saved KV rows are damaged")
+            self._lib.llama_memory_seq_cp(self.memory, _SPARE, SEQUENCE, -1, -1)
+        finally:
+            self._lib.llama_memory_seq_rm(self.memory, _SPARE, -1, -1)
+        self._positions[first:last] = state.positions
+        self._cells[first:last] = np.arange(first, last)
+        if self._scores:
+            self._scores.by_cell[first:last] = 0
+        self._length, self.next_position = last, state.next_position
+
+
+def _magnified(file: GGUFFile) -> bool:
+    """RoPE that multiplies keys as it turns them: llama.cpp would do so again whenever it shifts them."""
+    scaling = file.metadata.get(f"{file.metadata['general.architecture']}.rope.scaling.type")
+    return scaling in ("yarn", "longrope") or "rope_factors_long.weight" in file.tensors
+
+
+def _bytes_of(array: AnyArray) -> Any:
+    return array.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+
+
+def _runs(values: AnyArray, breaks: AnyArray) -> list[tuple[int, int]]:
+    """First and last of each unbroken run of `values`; breaks[i] says that a run ends between i and i+1."""
+    if values.size == 0:
+        return []
+    ends = np.flatnonzero(breaks)
+    firsts, lasts = np.r_[0, ends + 1], np.r_[ends, values.size - 1]
+    return [(int(values[first]), int(values[last])) for first, last in zip(firsts, lasts, strict=True)]

@@ -1,0 +1,159 @@
+"""Attention scores of llama.cpp, and where it puts its rows: what its evaluation callback shows of a pass.
+
+llama.cpp asks the callback about every node of its graph before it runs it: we want the softmax of each layer's
+attention, and only in passes that are observed. Its columns are *cells*. llama.cpp chooses the cell of a new row, and
+fills holes that evicted rows left; the index tensor by which keys are written says which one it has chosen.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from edge.errors import UnsupportedError
+from edge.types import AnyArray, FloatArray, IntArray
+
+_SOFTMAX, _KEY_CELLS = b"kq_soft_max", b"attn_inp_k_idxs"  # beginnings of the names of tensors
+_F32, _I64 = 0, 27  # ggml_type
+
+
+class _Tensor(ctypes.Structure):
+    """`struct ggml_tensor`, up to its name."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("buffer", ctypes.c_void_p),
+        ("ne", ctypes.c_int64 * 4),  # elements, the innermost dimension first
+        ("nb", ctypes.c_size_t * 4),  # strides in bytes
+        ("op", ctypes.c_int),
+        ("op_params", ctypes.c_int32 * 16),
+        ("flags", ctypes.c_int32),
+        ("src", ctypes.c_void_p * 10),
+        ("view_src", ctypes.c_void_p),
+        ("view_offs", ctypes.c_size_t),
+        ("data", ctypes.c_void_p),
+        ("name", ctypes.c_char * 64),
+    )
+
+
+_NAME = _Tensor.name.offset
+
+
+class Scores:
+    """The attention that every cell got, mean over all layers and heads.
+
+    Around each pass: `begin`, `llama_decode`, `finish`. Keep the object for as long as the context: it owns `callback`.
+    """
+
+    def __init__(self, low_level: Any, layers: int, cells: int) -> None:
+        self.by_cell: FloatArray = np.zeros(cells, np.float32)
+        self.callback = low_level.ggml_backend_sched_eval_callback(self._receive)
+        self._pass: FloatArray = np.zeros(cells, np.float32)
+        self._name_of, self._operation = low_level._lib.ggml_get_name, low_level._lib.ggml_op_desc
+        for function, result in ((self._name_of, ctypes.c_void_p), (self._operation, ctypes.c_char_p)):
+            function.argtypes, function.restype = [ctypes.c_void_p], result
+        self._layers = layers
+        self._checked = False
+        self._queries = self._seen = 0
+        self._average: FloatArray | None = None
+        self._written: IntArray | None = None
+        self._error: BaseException | None = None
+
+    def begin(self, queries: int, *, votes: bool, visible: int) -> None:
+        """Announce a pass whose last `queries` tokens are observed; the very last will see `visible` rows.
+
+        votes: count those that pay a cell more than the average of what they see.
+        """
+        self._queries, self._seen, self._written, self._error = queries, 0, None, None
+        sees = np.arange(visible - queries + 1, visible + 1, dtype=np.float32)
+        self._average = np.reciprocal(sees)[:, None] if votes else None
+        self._pass[:] = 0
+
+    def finish(self) -> IntArray:
+        """The cells that the tokens of the pass were written to. What they paid is added to `by_cell`.
+
+        Raises what went wrong in the callback, and UnsupportedError if llama.cpp did not show what is needed.
+        """
+        queries, self._queries = self._queries, 0
+        if self._error is not None:
+            raise self._error
+        if self._written is None:
+            raise UnsupportedError("llama.cpp does not show where it puts the KV rows of this model")
+        if queries and self._seen != self._layers:
+            raise UnsupportedError(f"llama.cpp shows the attention of {self._seen} of {self._layers} layers")
+        self.by_cell[self._written] = 0  # what their last row got
+        self.by_cell += self._pass
+        return self._written
+
+    def _receive(self, tensor: int, asks: bool, _user_data: int | None) -> bool:
+        """asks: whether we want to see `tensor` once it is computed. The second time, False would end the pass."""
+        try:
+            if asks:
+                return bool(self._queries or self._written is None) and self._wants(tensor)
+            self._add(_Tensor.from_address(tensor))
+        except BaseException as error:  # C code in between: `finish` raises it
+            self._error = self._error or error
+        return not asks
+
+    def _wants(self, tensor: int) -> bool:
+        if not self._checked:
+            if self._name_of(tensor) != tensor + _NAME:
+                raise UnsupportedError("this llama.cpp lays out tensors in another way: use --kv-policy streaming")
+            self._checked = True
+        if self._written is None and self._operation(tensor) == b"SET_ROWS":
+            self._read_cells(_Tensor.from_address(tensor).src[1])
+        return bool(self._queries) and ctypes.string_at(tensor + _NAME, len(_SOFTMAX)) == _SOFTMAX
+
+    def _read_cells(self, address: int) -> None:
+        """Indices are an input: they are there before anything is computed."""
+        indices = _Tensor.from_address(address)
+        if indices.name == _KEY_CELLS:
+            self._written = _values(indices, _I64, np.int64).reshape(-1).astype(np.int32)
+
+    def _add(self, softmax: _Tensor) -> None:
+        """[1, heads, tokens, cells]; llama.cpp's memory, good until the callback returns."""
+        shares = _values(softmax, _F32, np.float32)[0]
+        observed = shares[:, -self._queries :]
+        if self._average is not None:
+            observed = observed > self._average
+        self._pass[: shares.shape[-1]] += observed.sum(axis=(0, 1)) / np.float32(len(shares) * self._layers)
+        self._seen += 1
+
+
+def _values(tensor: _Tensor, kind: int, dtype: type[Any]) -> AnyArray:
+    """A view of its memory, the outermost dimension first."""
+    shape, size = tuple(tensor.ne)[::-1], np.dtype(dtype).itemsize
+    strides = tuple(int(np.prod(shape[place + 1 :])) * size for place in range(4))
+    if tensor.type != kind or tuple(tensor.nb)[::-1] != strides or not tensor.data:
+        raise UnsupportedError("llama.cpp shows attention in a form that is not understood")
+    memory = (ctypes.c_char * (strides[0] * shape[0])).from_address(tensor.data)
+    return np.frombuffer(memory, dtype).reshape(shape)
+
+
+@contextmanager
+def interrupts_wait() -> Iterator[None]:
+    """A Ctrl-C that arrives inside comes afterwards.
+
+    Python would raise it on the first line of the callback, before any `try`, and ctypes would swallow it.
+    """
+    if threading.current_thread() is not threading.main_thread():  # it never arrives in others
+        yield
+        return
+    arrived: list[Any] = []
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler):
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *received: arrived.append(received))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if arrived:
+            handler(*arrived[0])

@@ -1,0 +1,162 @@
+"""`edge eval kv`: what small KV caches cost in quality, as a table of policies, sizes and dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from edge.cli import options as o
+from edge.cli.show import progress
+from edge.errors import InputError
+
+if TYPE_CHECKING:
+    from edge.quality.cells import Cell
+    from edge.quality.reading import Document
+    from edge.report.kv import Row
+    from edge.spec import ModelSpec
+
+_KINDS = (".md", ".json", ".html")
+_BYTES = 512 * 2  # without any size: what 512 rows take in f16, per value of a row
+
+
+def kv(
+    model: o.ModelArgument,
+    text: Annotated[list[Path], o.flag("--text", help="A long UTF-8 text file; may be repeated.")],
+    policies: Annotated[
+        str | None, o.flag("--policies", help="KV policies with commas between, auto among them (default: all).")
+    ] = None,
+    kv_memory: Annotated[
+        str | None,
+        o.flag("--kv-memory", help="Sizes of the cache, such as 6MiB,12MiB (default: that of 512 rows in f16)."),
+    ] = None,
+    max_kv_size: Annotated[str | None, o.flag("--max-kv-size", help="Or its rows, such as 256,512.")] = None,
+    kv_dtype: Annotated[
+        str | None, o.flag("--kv-dtype", help="Dtypes of rows, such as f16,int8 (default: the engine's own).")
+    ] = None,
+    tasks: Annotated[
+        str | None, o.flag("--tasks", help="What to measure: perplexity, retrieval, repeat (default: all).")
+    ] = None,
+    tokens: Annotated[
+        int | None, o.flag("--tokens", min=1, help="Tokens of each text, for perplexity (default: 4000, or all).")
+    ] = None,
+    trials: Annotated[int, o.flag("--trials", min=1, max=10_000, help="Keys to find, for retrieval.")] = 20,
+    length: Annotated[
+        int | None, o.flag("--length", min=1, help="Tokens that a key is hidden in (default: 2048).")
+    ] = None,
+    sinks: o.Sinks = 4,
+    prefill_step_size: Annotated[
+        int, o.flag("--prefill-step-size", min=1, help="Tokens run at once, and so evicted for.")
+    ] = 64,
+    backend: o.Backend = "auto",
+    threads: o.Threads = None,
+    seed: Annotated[int, o.flag("--seed", min=0, help="Of the keys, and where they lie.")] = 0,
+    output: Annotated[Path | None, o.flag("-o", "--output", help="Write a report there: .html, .md or .json.")] = None,
+    resume: Annotated[
+        bool, o.flag("--resume", help="Go on with OUTPUT.jsonl, where an interrupted run left its figures.")
+    ] = False,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Quality of the KV cache: policies × sizes × dtypes against the full cache.
+
+    Perplexity of long texts streamed through each cache, retrieval of digits, perplexity of a segment that comes again.
+    """
+    if output is not None and output.suffix not in _KINDS:
+        raise InputError(f"{output}: what kind of report? Let its name end in {', '.join(_KINDS)}")
+    if resume and output is None:
+        raise InputError("--resume goes with -o FILE: figures are kept beside it")
+    from edge.backends import find_backend
+    from edge.opened import open_model
+    from edge.quality.cells import Setup
+    from edge.quality.journal import Journal, write_whole
+    from edge.quality.matrix import run_matrix
+    from edge.quality.reading import Amounts, make_material, possible_tasks, settings_of
+    from edge.report.kv import make_rows
+    from edge.report.kv_plot import check_plot
+
+    if output is not None and output.suffix == ".html":
+        check_plot()
+    opened = open_model(model)
+    cells = _cells(opened.spec, policies, kv_memory, max_kv_size, kv_dtype)
+    engine = find_backend(backend, opened.file, opened.spec, cells[0].kv_dtype).NAME  # the same for all cells
+    setup = Setup(opened, engine, prefill_step_size, sinks, threads)
+    context = opened.spec.context
+    amounts = Amounts(tokens or min(Amounts.tokens, context), trials, length or min(Amounts.length, context), seed)
+    documents = _read(text, setup)
+    wanted = possible_tasks(context) if tasks is None else _split(tasks, "--tasks")
+    material = make_material(setup, documents, amounts, wanted)
+    settings = settings_of(setup, documents, amounts)
+    journal = Journal(None if output is None else Path(f"{output}.jsonl"), settings, resume=resume)
+    measured, complete = [], False
+    with progress(enabled=not quiet) as shown:
+        try:
+            for each in run_matrix(setup, cells, material, journal, lambda label, *of: shown.step(label)(*of)):
+                measured.append(each)
+            complete = True
+        except KeyboardInterrupt:
+            pass
+    rows = make_rows(measured)
+    if output is not None and rows:
+        write_whole(output, _document(output.suffix, rows, settings, complete=complete))
+    if rows:
+        kind = ".json" if json else ".md"
+        print(_document(kind, rows, settings, complete=complete), end="", flush=True)
+    if not complete:
+        raise KeyboardInterrupt
+
+
+def _cells(
+    spec: ModelSpec, policies: str | None, kv_memory: str | None, max_kv_size: str | None, kv_dtype: str | None
+) -> list[Cell]:
+    from edge.budget import parse_bytes
+    from edge.kv import POLICY_NAMES
+    from edge.quality.cells import make_cells
+
+    if kv_memory is not None and max_kv_size is not None:
+        raise InputError("--max-kv-size and --kv-memory both say how large the KV cache is: state one")
+    names = list(POLICY_NAMES) if policies is None else _split_policies(policies)
+    dtypes: Sequence[str | None] = [None] if kv_dtype is None else _split(kv_dtype, "--kv-dtype")
+    if max_kv_size is None:
+        sizes = kv_memory or str(_BYTES * spec.kv_values_per_row)
+        return make_cells(names, dtypes, [parse_bytes(each, "--kv-memory") for each in _split(sizes, "--kv-memory")])
+    rows = _split(max_kv_size, "--max-kv-size")
+    if not all(each.isascii() and each.isdigit() and int(each) for each in rows):
+        raise InputError(f"--max-kv-size wants numbers of rows with commas between, not {max_kv_size!r}")
+    return make_cells(names, dtypes, [int(each) for each in rows], in_rows=True)
+
+
+def _split(text: str, flag: str) -> list[str]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
+        raise InputError(f"{flag} wants names with commas between, not {text!r}")
+    return parts
+
+
+def _split_policies(text: str) -> list[str]:
+    """`h2o,snapkv:window=16,kernel=5` has two: what follows a comma and has a `=` but no `:` is still an option."""
+    names: list[str] = []
+    for part in _split(text, "--policies"):
+        if names and "=" in part and ":" not in part:
+            names[-1] += f",{part}"
+        else:
+            names.append(part)
+    return names
+
+
+def _read(paths: Sequence[Path], setup: Any) -> list[Document]:
+    from edge.cli.prompts import read_text
+    from edge.quality.reading import Document
+
+    return [Document(path.name, setup.model.encode_prompt(read_text(path), raw=True)) for path in paths]
+
+
+def _document(kind: str, rows: list[Row], settings: dict[str, Any], *, complete: bool) -> str:
+    import json
+
+    from edge.report.kv import to_json
+    from edge.report.kv_page import html, markdown
+
+    if kind == ".json":
+        return json.dumps(to_json(rows, settings, complete=complete), ensure_ascii=False, allow_nan=False) + "\n"
+    return (html if kind == ".html" else markdown)(rows, settings, complete=complete)

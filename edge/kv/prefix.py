@@ -1,0 +1,127 @@
+"""A radix tree over token ids: KV rows of prompts in memory, shared as far as the prompts agree.
+
+Rows depend on the tokens before them and on nothing else, as long as nothing has been evicted. So they are kept in
+blocks of up to BLOCK tokens, each named by the prefix that it ends: two prompts share the blocks of their common
+prefix, and where they part, each has blocks of its own. A block never changes once it is there (copy on write). Only
+the last one of a prompt is shorter than BLOCK; a prompt that goes on behind it gets a longer copy, which takes its
+place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from edge.types import IntArray
+
+BLOCK = 64  # tokens. Shorter ones are more files, longer ones more rows that are stored twice where prompts part.
+_NAME_BYTES = 12
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """The rows of 1 to BLOCK tokens, int32 [n], behind the prefix that `parent` names."""
+
+    parent: str
+    tokens: IntArray
+    data: bytes | memoryview  # `KVState.data`
+
+    @cached_property
+    def name(self) -> str:
+        return prefix_name(self.parent, self.tokens)
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.data) + self.tokens.nbytes
+
+    def agreement(self, tokens: IntArray) -> int:
+        return agreement(self.tokens, tokens)
+
+
+def root_name(key: str) -> str:
+    """The empty prefix of the model, engine and settings that `key` (`KVCache.key`) names."""
+    return hashlib.blake2b(key.encode(), digest_size=_NAME_BYTES).hexdigest()
+
+
+def prefix_name(parent: str, tokens: IntArray) -> str:
+    """The prefix that ends with `tokens` behind the prefix `parent`, in hexadecimal digits."""
+    content = bytes.fromhex(parent) + np.ascontiguousarray(tokens, np.int32).tobytes()
+    return hashlib.blake2b(content, digest_size=_NAME_BYTES).hexdigest()
+
+
+def agreement(one: IntArray, other: IntArray) -> int:
+    """How many tokens both begin with."""
+    count = min(one.size, other.size)
+    different = np.flatnonzero(one[:count] != other[:count])
+    return int(different[0]) if different.size else count
+
+
+class PrefixTree:
+    """Blocks in memory, at most `limit` bytes of them. What was not used for longest goes first, leaves before what
+    they stand on; what somebody holds stays."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.nbytes = limit, 0
+        self._blocks: OrderedDict[str, Block] = OrderedDict()  # by name, the least recently used first
+        self._children: defaultdict[str, list[Block]] = defaultdict(list)  # by the name of their parent
+        self._holders: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def find(self, parent: str, tokens: IntArray) -> Block | None:
+        """The block behind `parent` that agrees with most of `tokens`, if any agrees with one. A use."""
+        best = max(self._children.get(parent, ()), key=lambda block: block.agreement(tokens), default=None)
+        if best is None or not best.agreement(tokens):
+            return None
+        self._blocks.move_to_end(best.name)
+        return best
+
+    def has(self, parent: str, tokens: IntArray) -> bool:
+        """Is there a block behind `parent` that begins with all of up to BLOCK `tokens`? A use."""
+        block = self.find(parent, tokens)
+        return block is not None and block.agreement(tokens) == tokens.size
+
+    def put(self, block: Block) -> bool:
+        """Take a block. False if there is no room for it: all others are held, or have some behind them."""
+        if self.has(block.parent, block.tokens):
+            return True
+        while self.nbytes + block.nbytes > self.limit:
+            free = (each for each in self._blocks.values() if not self.references(each.name))
+            victim = next((each for each in free if each.name != block.parent), None)
+            if victim is None:
+                return False
+            self.drop(victim)
+        for each in self._children[block.parent][:]:
+            if each.agreement(block.tokens) == each.tokens.size and not self.references(each.name):
+                self.drop(each)
+        self._blocks[block.name] = block
+        self._children[block.parent].append(block)
+        self.nbytes += block.nbytes
+        return True
+
+    def references(self, name: str) -> int:
+        """To a block: its holders, and the blocks behind it."""
+        return self._holders[name] + len(self._children.get(name, ()))
+
+    def hold(self, name: str) -> None:
+        """Keep a block until it is released as often as it is held."""
+        self._holders[name] += 1
+
+    def release(self, names: Iterable[str]) -> None:
+        self._holders.subtract(names)
+        self._holders = +self._holders
+
+    def drop(self, block: Block) -> None:
+        """Forget a block. Those behind it are out of reach until it is put there again."""
+        if self._blocks.pop(block.name, None) is None:
+            return
+        self._children[block.parent].remove(block)
+        if not self._children[block.parent]:
+            del self._children[block.parent]
+        self.nbytes -= block.nbytes

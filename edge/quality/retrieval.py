@@ -1,0 +1,187 @@
+"""Retrieval: whether digits that were read once, somewhere in a long text, can still be told at its end.
+
+Three protocols, because they differ in what they ask of a policy:
+
+known: all of the text and the question are read, then the cache is compressed once, and the answer follows. This is how
+papers on compressing prompts measure. The cache is as large as the text until then.
+later: the text is read, the cache compressed once, and only then the question comes.
+streamed: the cache never has more rows than it may. The text says at its start what will be asked.
+
+The answer is scored digit by digit, with the digits before it as they ought to be: greedy, teacher-forced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge.errors import InputError
+from edge.kv import make_policy
+from edge.kv.policy import EVERY
+from edge.opened import Model
+from edge.quality.perplexity import Advance
+from edge.session import Session
+from edge.tokenizer import Tokenizer
+from edge.types import FloatArray, IntArray
+
+PROTOCOLS = ("known", "later", "streamed")
+
+_TASK = "A pass key is hidden somewhere in a long text that does not matter. Find the pass key and remember it.\n\n"
+_AHEAD = "At the end of the text you will be asked: What is the pass key?\n\n"
+_NEEDLE = "\n\nThe pass key is {key}. Remember it. {key} is the pass key.\n\n"
+_QUESTION = "\n\nWhat is the pass key? The pass key is"
+_DIGITS = 5
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Tokens, int32. context: a text with `key` in it, at `depth` (0 its start, 1 its end); streamed: the same text,
+    which says first what will be asked; reply: the question's last token and the key."""
+
+    key: str
+    depth: float
+    context: IntArray
+    streamed: IntArray
+    question: IntArray
+    reply: IntArray
+
+    @property
+    def tokens(self) -> int:
+        """Of the longest protocol."""
+        return self.streamed.size + self.question.size + self.reply.size
+
+
+@dataclass(frozen=True)
+class Retrieved:
+    """Digits that were right, trial by trial."""
+
+    digits: list[int]  # that there are
+    depths: list[float]
+    known: list[int]
+    later: list[int]
+    streamed: list[int]
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """Right digits, trial by trial, by when the question came."""
+
+    later: list[int]
+    known: list[int]
+
+
+def make_trials(model: Model, text: IntArray, count: int, length: int, seed: int = 0) -> list[Trial]:
+    """Keys at `count` depths, evenly spread, each in another part of `text` (tokens), `length` tokens in all.
+
+    Raises InputError if the text is too short, or no token of the model's shows digits.
+    """
+    random, trials = np.random.default_rng(seed), []
+    for number in range(count):
+        key = str(random.integers(10 ** (_DIGITS - 1), 10**_DIGITS))
+        question, reply = split_reply(model.tokenizer, _QUESTION, key)
+        task = model.encode_prompt(_TASK, raw=True)
+        ahead, needle = (model.tokenizer.encode(part) for part in (_AHEAD, _NEEDLE.format(key=key)))
+        room = length - sum(part.size for part in (task, ahead, needle, question, reply))
+        if room < 1:
+            raise InputError(f"--length {length} leaves no room for text around the key: at least {length - room + 1}")
+        if room > text.size:
+            raise InputError(f"--length {length} needs {room} tokens of text, and there are {text.size}")
+        start = int(random.integers(text.size - room + 1))
+        depth = (number + 0.5) / count
+        before, after = np.split(text[start : start + room], [int(depth * room)])
+        context, streamed = (np.concatenate([*head, before, needle, after]) for head in ([task], [task, ahead]))
+        trials.append(Trial(key, depth, context, streamed, question, reply))
+    return trials
+
+
+def split_reply(tokenizer: Tokenizer, question: str, key: str) -> tuple[IntArray, IntArray]:
+    """The tokens of a question without digits, less its last one; that one, and the tokens of the key."""
+    tokens = tokenizer.encode(f"{question} {key}")
+    shown = [index for index, token in enumerate(tokens) if digits_of(tokenizer, int(token))]
+    if not shown or shown[0] == 0 or "".join(digits_of(tokenizer, int(each)) for each in tokens) != key:
+        raise InputError("retrieval needs a model whose tokens show the digits of a number")
+    question_ids, reply = np.split(tokens, [shown[0] - 1])
+    return question_ids, reply
+
+
+def digits_of(tokenizer: Tokenizer, token: int) -> str:
+    """The digits in a token's text."""
+    return "".join(each for each in tokenizer.decode([token]) if each in "0123456789")
+
+
+def count_right(tokenizer: Tokenizer, logits: FloatArray, reply: IntArray) -> int:
+    """How many digits of `reply` the likeliest tokens have right, place by place. logits: [reply − 1, vocab]."""
+    right = 0
+    for row, token in zip(logits, reply[1:].tolist(), strict=True):
+        said, wanted = digits_of(tokenizer, int(row.argmax())), digits_of(tokenizer, token)
+        right += sum(one == other for one, other in zip(said, wanted, strict=False))
+    return right
+
+
+def recall_compressed(session: Session, trials: Sequence[Trial], rows: int, advance: Advance) -> Compressed:
+    """Right digits per trial after one compression to `rows`, answer included. The session has room for everything."""
+    kv, right = session.engine.kv, Compressed([], [])
+    queries = make_policy(session.plan.kv_policy, session.plan.sinks).needs.queries
+    for trial in trials:
+        # Both protocols begin with the same tokens, so these run once; but saved rows have no attention added up.
+        same = 0 if queries == EVERY else max(0, trial.context.size - max(1, queries))
+        session.reset()
+        _read(session, trial.context[:same])
+        state = kv.save() if same else None
+        for answers, early, late in (
+            (right.later, trial.question[:0], trial.question),
+            (right.known, trial.question, trial.question[:0]),
+        ):
+            session.reset()
+            if state:
+                kv.append(state)
+            _read_observed(session, np.concatenate([trial.context[same:], early]), queries)
+            _compress(session, rows - late.size - trial.reply.size)
+            answers.append(_answer(session, late, trial.reply))
+            advance(trial.tokens)
+    return right
+
+
+def recall_streamed(session: Session, trials: Sequence[Trial], advance: Advance) -> list[int]:
+    """Right digits per trial when the session's cache and policy hold for every token."""
+    right, chunk = [], session.plan.config.chunk
+    for trial in trials:
+        session.reset()
+        prompt = np.concatenate([trial.streamed, trial.question])
+        for start in range(0, prompt.size, chunk):
+            part = prompt[start : start + chunk]
+            session.make_room(part.size)
+            session.forward(part, upcoming=chunk)
+        session.make_room(trial.reply.size)
+        right.append(_answer(session, trial.question[:0], trial.reply))
+        advance(trial.tokens)
+    return right
+
+
+def _read(session: Session, tokens: IntArray) -> None:
+    """Run tokens that all have room. Policies that look at the last ones have not come to them yet."""
+    chunk = session.plan.config.chunk
+    for start in range(0, tokens.size, chunk):
+        session.forward(tokens[start : start + chunk], upcoming=1)
+
+
+def _read_observed(session: Session, tokens: IntArray, queries: int) -> None:
+    """Run tokens before an eviction: as many as the policy looks at in a pass of their own."""
+    last = min(tokens.size, session.plan.config.chunk, max(1, queries))
+    _read(session, tokens[:-last])
+    session.forward(tokens[-last:], upcoming=session.engine.kv.capacity)
+
+
+def _compress(session: Session, rows: int) -> None:
+    if rows < 1:
+        raise InputError("the KV cache has too few rows for the question and its answer")
+    session.shrink(rows)
+
+
+def _answer(session: Session, question: IntArray, reply: IntArray) -> int:
+    """Right digits, given the question and, for each digit, the ones before it."""
+    tokens = np.concatenate([question, reply[:-1]])
+    logits = session.forward(tokens, upcoming=1, every=True)[question.size :]
+    return count_right(session.tokenizer, logits, reply)

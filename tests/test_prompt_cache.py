@@ -1,0 +1,323 @@
+"""Sessions with a prompt cache: the same answers, without running again what is known."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import GOLDEN, open_golden, run_child
+
+import edge
+from edge.kv.policy import KVView, Policy
+from edge.kv.prefix import BLOCK
+from edge.kv.prompt_cache import PromptCache
+from edge.opened import Model, open_model
+from edge.session import Session, load
+from edge.types import FloatArray, IntArray
+
+ENGINES = [
+    ("reference", "f32", 1e-3), ("llamacpp", "f32", 1e-3), ("llamacpp", "f16", 5e-2), ("tvm", "f32", 1e-3),
+    ("tvm", "f16", 5e-2), ("tvm", "int8", 5e-1),
+]  # fmt: skip
+SMOLLM2_ENGINES = [
+    ("tvm", "f16"), ("tvm", "int8"), ("llamacpp", "f16"), ("llamacpp", "q8_0"), ("llamacpp", "q4_0")
+]  # fmt: skip
+
+OpenSession = Callable[..., Session]
+
+
+@pytest.fixture
+def open_session(engines: Callable[[Any], Any]) -> OpenSession:
+    """A session that is closed after the test."""
+
+    def make(model: Model | str = "llama-gqa-tied", **options: Any) -> Session:
+        opened = open_golden(model).model if isinstance(model, str) else model
+        return engines(load(opened, **{"threads": 1, **options}))  # type: ignore[no-any-return]
+
+    return make
+
+
+def some_tokens(count: int, seed: int = 1) -> IntArray:
+    return np.random.default_rng(seed).integers(0, 272, count).astype(np.int32)
+
+
+def answer(session: Session, tokens: IntArray, count: int = 4) -> list[FloatArray]:
+    """The logits after the prompt and after each token of the answer."""
+    seen: list[FloatArray] = []
+    forward = session.engine.forward
+
+    def record(tokens: IntArray) -> FloatArray:
+        seen.append(forward(tokens).copy())
+        return seen[-1]
+
+    session.engine.forward = record  # type: ignore[method-assign]
+    session.generate(tokens, max_tokens=count, ignore_eos=True)
+    session.engine.forward = forward  # type: ignore[method-assign]
+    return seen[-count:]
+
+
+def reused(session: Session) -> int:
+    assert session.report is not None
+    return session.report.tokens.reused
+
+
+# The same answers
+
+
+@pytest.mark.parametrize(("backend", "kv_dtype", "tolerance"), ENGINES)
+@pytest.mark.parametrize("shared", [1, BLOCK, 2 * BLOCK + 1])
+def test_logits_are_those_without_a_cache(
+    backend: str, kv_dtype: str, tolerance: float, shared: int, open_session: OpenSession, tmp_path: Path
+) -> None:
+    options = {"backend": backend, "kv_dtype": kv_dtype, "max_kv_size": 256}
+    first, second = some_tokens(200), np.concatenate([some_tokens(shared), some_tokens(30, seed=2)])
+    answer(open_session(prompt_cache=tmp_path, **options), first)
+    with_cache = open_session(prompt_cache=tmp_path, **options)
+    ours = answer(with_cache, second, count=1)
+    assert reused(with_cache) >= shared
+    np.testing.assert_allclose(ours, answer(open_session(**options), second, count=1), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize(("backend", "kv_dtype", "tolerance"), ENGINES)
+def test_logits_are_the_very_same_where_chunks_begin_alike(
+    backend: str, kv_dtype: str, tolerance: float, open_session: OpenSession, tmp_path: Path
+) -> None:
+    options = {"backend": backend, "kv_dtype": kv_dtype, "max_kv_size": 256, "prefill_step_size": BLOCK}
+    begin = some_tokens(2 * BLOCK)
+    answer(open_session(prompt_cache=tmp_path, **options), np.concatenate([begin, some_tokens(9, seed=2)]))
+    with_cache, prompt = open_session(prompt_cache=tmp_path, **options), np.append(begin, some_tokens(50, seed=3))
+    prompt[begin.size] = (prompt[begin.size] + 1) % 272
+    ours, theirs = answer(with_cache, prompt), answer(open_session(**options), prompt)
+    assert reused(with_cache) == 2 * BLOCK
+    np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(("backend", "kv_dtype"), SMOLLM2_ENGINES)
+def test_a_real_model_answers_alike(
+    smollm2: Model, backend: str, kv_dtype: str, open_session: OpenSession, tmp_path: Path
+) -> None:
+    options = {"backend": backend, "kv_dtype": kv_dtype, "max_kv_size": 512, "threads": 2}
+    system = "You are a helpful assistant who answers in short sentences, politely, and never changes the subject. " * 4
+    session, plain = (open_session(smollm2, **options, **more) for more in ({"prompt_cache": tmp_path}, {}))
+    for index, question in enumerate(["Name three colours.", "Name three colours.", "What is the capital of France?"]):
+        ours = session.generate(question, system=system, max_tokens=12)
+        assert ours == plain.generate(question, system=system, max_tokens=12)
+        assert session.report is not None
+        assert (reused(session) > 60) == (index > 0)
+    assert reused(plain) == 0
+
+
+@pytest.mark.parametrize("policy", ["streaming", "window", "keydiff"])
+def test_prompts_longer_than_the_cache_evict_the_same_rows(
+    policy: str, open_session: OpenSession, tmp_path: Path
+) -> None:
+    options = {"backend": "tvm", "kv_dtype": "f32", "kv_policy": policy, "max_kv_size": 100, "prefill_step_size": 16}
+    answer(open_session(prompt_cache=tmp_path, **options), some_tokens(300))
+    with_cache, plain = open_session(prompt_cache=tmp_path, **options), open_session(**options)
+    np.testing.assert_array_equal(answer(with_cache, some_tokens(300)), answer(plain, some_tokens(300)))
+    np.testing.assert_array_equal(with_cache.engine.kv.positions, plain.engine.kv.positions)
+    assert reused(with_cache) == 96
+
+
+# What may be reused
+
+
+def test_a_prompt_that_is_wholly_known_runs_its_last_token(open_session: OpenSession, tmp_path: Path) -> None:
+    session = open_session(prompt_cache=tmp_path, max_kv_size=256)
+    for expected in (0, 149, 149):
+        answer(session, some_tokens(150))
+        assert reused(session) == expected
+
+
+class Watch:
+    """A policy that remembers how much attention each eviction was based on: one for every query."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy, self.attention = policy, list[float]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._policy, name)
+
+    def rows_to_keep(self, view: KVView, budget: int) -> Any:
+        assert view.attention is not None
+        self.attention.append(float(view.attention.sum(axis=-1).min()))
+        return self._policy.rows_to_keep(view, budget)
+
+
+@pytest.mark.parametrize(("policy", "queries"), [("snapkv:window=20", 20), ("tova", 1)])
+@pytest.mark.parametrize("count", [112, 300])
+def test_a_policy_observes_what_it_wants_before_it_evicts(
+    policy: str, queries: int, count: int, open_session: OpenSession, tmp_path: Path
+) -> None:
+    """Rows that come back have no attention: so the last tokens before an eviction are run."""
+    options = {"kv_policy": policy, "max_kv_size": 112, "prefill_step_size": 16, "kv_dtype": "f32", "backend": "tvm"}
+    answer(open_session(prompt_cache=tmp_path, **options), some_tokens(count))
+    session = open_session(prompt_cache=tmp_path, **options)
+    watch = session._policy = Watch(session._policy)  # type: ignore[assignment]
+    answer(session, some_tokens(count), count=40)
+    assert reused(session) >= 80
+    assert len(watch.attention) >= 2  # type: ignore[attr-defined]
+    assert watch.attention[0] > min(queries, 16) - 0.01  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("policy", ["h2o", "fastgen"])
+def test_a_policy_that_counts_all_attention_sees_the_whole_prompt(
+    policy: str, open_session: OpenSession, tmp_path: Path
+) -> None:
+    options = {"kv_policy": policy, "max_kv_size": 96, "prefill_step_size": 16, "kv_dtype": "f32", "backend": "tvm"}
+    answer(open_session(prompt_cache=tmp_path, **{**options, "kv_policy": "streaming"}), some_tokens(80))
+    session, plain = open_session(prompt_cache=tmp_path, **options), open_session(**options)
+    ours, theirs = (answer(each, some_tokens(80), count=60) for each in (session, plain))
+    np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_array_equal(session.engine.kv.positions, plain.engine.kv.positions)
+    assert reused(session) == 0
+
+
+def test_rows_do_not_depend_on_the_policy_or_the_capacity(open_session: OpenSession, tmp_path: Path) -> None:
+    common = {"kv_dtype": "f32", "backend": "tvm", "prompt_cache": tmp_path}
+    answer(open_session(kv_policy="h2o", max_kv_size=200, **common), some_tokens(150))
+    session = open_session(kv_policy="window", max_kv_size=300, **common)
+    answer(session, some_tokens(150))
+    assert reused(session) == 149
+
+
+def test_a_model_that_chooses_its_rope_by_the_capacity_keeps_these_apart(
+    open_session: OpenSession, tmp_path: Path
+) -> None:
+    common = {"kv_dtype": "f32", "backend": "tvm", "prompt_cache": tmp_path}
+    for rows, expected in ((100, 0), (1000, 0), (100, 49), (1000, 49)):
+        session = open_session(open_model(GOLDEN / "phi3-longrope.gguf"), max_kv_size=rows, **common)
+        answer(session, some_tokens(50))
+        assert reused(session) == expected
+
+
+def test_other_weights_of_the_same_shape_share_nothing(open_session: OpenSession, tmp_path: Path) -> None:
+    model = open_golden("llama-gqa-tied").model
+    answer(open_session(model, prompt_cache=tmp_path, max_kv_size=128), some_tokens(100))
+    data = bytearray(model.path.read_bytes())
+    at = len(data) - 300
+    data[at] ^= 1  # one weight, where no sample of the tensors is taken
+    (tmp_path / "other.gguf").write_bytes(data)
+    session = open_session(open_model(tmp_path / "other.gguf"), prompt_cache=tmp_path, max_kv_size=128)
+    answer(session, some_tokens(100))
+    assert reused(session) == 0
+
+
+@pytest.mark.parametrize("max_kv_size", [400, 180], ids=["all-fits", "evicts"])
+def test_a_conversation_goes_on_in_another_session(max_kv_size: int, open_session: OpenSession, tmp_path: Path) -> None:
+    """All prompts and the answers between them are known; after an eviction, what was there before it."""
+    options = {"prompt_cache": tmp_path, "max_kv_size": max_kv_size, "kv_dtype": "f32", "backend": "tvm"}
+    session, fed = open_session(**options), list[int]()
+    forward = session.engine.forward
+    session.engine.forward = lambda tokens: (fed.extend(tokens.tolist()), forward(tokens))[1]  # type: ignore[method-assign]
+    session.generate(some_tokens(70), max_tokens=30, ignore_eos=True)
+    session.generate(some_tokens(50, seed=2), max_tokens=60, ignore_eos=True, follow_up=True)
+    assert len(fed) == 70 + 30 + 50 + 59
+    other = open_session(**{**options, "max_kv_size": 400})
+    answer(other, np.array(fed, np.int32))
+    # An eviction comes in the midst of the second answer; what was stored then is the prompts and the first answer.
+    assert reused(other) == 70 + 30 + 50
+
+
+def test_sessions_share_a_cache_in_memory(open_session: OpenSession) -> None:
+    cache = PromptCache(memory="4MiB")
+    options = {"prompt_cache": cache, "max_kv_size": 256}
+    answer(open_session(**options), some_tokens(150))
+    session = open_session(**options)
+    answer(session, some_tokens(150))
+    assert reused(session) == 149
+    assert session.plan.bytes.scratch > open_session(max_kv_size=256).plan.bytes.scratch + (4 << 20)
+
+
+def test_damage_costs_a_warning_and_the_time_to_run_the_prompt(
+    open_session: OpenSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each block is checked when it is needed, so three damaged ones are found one by one."""
+    options = {"prompt_cache": tmp_path, "max_kv_size": 256}
+    expected = answer(open_session(**options), some_tokens(150))
+    files = list(tmp_path.glob("*.kv"))
+    for path in files:
+        path.write_bytes(path.read_bytes()[:-1])
+    session, found = open_session(**options), []
+    with caplog.at_level(logging.WARNING, "edge"):
+        for _ in range(4):
+            np.testing.assert_allclose(answer(session, some_tokens(150)), expected, rtol=0, atol=5e-2)
+            found.append(reused(session))
+    assert found == [0, BLOCK, 2 * BLOCK, 149]
+    assert len(caplog.messages) == len(files) == 3
+
+
+# Memory, and the command
+
+_RUN = """
+import json, sys
+import edge
+
+options = {"backend": sys.argv[1], "memory": "300MiB", "max_kv_size": 1024, "prompt_cache": sys.argv[2]}
+with edge.load("smollm2-135m", **options) as session:
+    tokens = session.model.tokenizer.encode("All that is gold does not glitter. " * 110)
+    session.generate(tokens, max_tokens=2)
+    report = session.report
+    print(json.dumps([report.tokens.prompt, report.tokens.reused, report.plan["predicted_peak"]]))
+"""
+
+
+@pytest.mark.parametrize("backend", ["tvm", "llamacpp"])
+def test_the_predicted_peak_holds(backend: str, smollm2: Model, open_session: OpenSession, tmp_path: Path) -> None:
+    """While all of a long prompt is stored, and while it comes back."""
+    open_session(smollm2, backend=backend, max_kv_size=1024)  # compiling is not part of the plan
+    for known in (False, True):
+        child = run_child(_RUN, backend, tmp_path)
+        assert child.status == 0, child.errors
+        prompt, reused, predicted = child.output
+        assert reused == (prompt - 1 if known else 0)
+        assert child.peak <= predicted
+
+
+def run_edge(*args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "edge", *args]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_a_second_run_says_what_it_reused(tmp_path: Path) -> None:
+    common = ["run", "smollm2-135m", "--system", "You answer in one word." * 9, "-n", "8", "--prompt-cache"]
+    folder = str(tmp_path / "prompts")
+    first = run_edge(*common, folder, "-p", "Name a colour.", "--json")
+    assert json.loads(first.stdout)["tokens"]["reused"] == 0
+    second = run_edge(*common, folder, "-p", "Name a fruit.")
+    assert second.returncode == 0
+    assert "of them reused" in second.stderr
+    third = json.loads(run_edge(*common, folder, "-p", "Name a colour.", "--json").stdout)
+    assert third["tokens"]["reused"] == third["tokens"]["prompt"] - 1
+    assert third["text"] == json.loads(first.stdout)["text"]
+
+
+def test_a_chat_begins_where_the_last_one_did(tmp_path: Path) -> None:
+    common = ["chat", "smollm2-135m", "--system", "You answer in one word." * 9, "-n", "8", "--json"]
+    for expected in (False, True):
+        done = run_edge(*common, "--prompt-cache", str(tmp_path), stdin="Name a colour.\nAnd another.\n/reset\nHi\n")
+        assert done.returncode == 0, done.stderr
+        first, follow_up, after_reset = (json.loads(line)["tokens"] for line in done.stdout.splitlines())
+        assert (first["reused"] > 0) == expected
+        assert follow_up["reused"] == 0
+        assert after_reset["reused"] > 30
+
+
+@pytest.mark.parametrize("option", [["--prompt-cache", "/dev/null"], ["--prompt-cache-size", "much", "--prompt-cache"]])
+def test_bad_options_are_refused_in_one_line(option: list[str], tmp_path: Path) -> None:
+    extra = [str(tmp_path)] if option[-1] == "--prompt-cache" else []
+    done = run_edge("run", "smollm2-135m", "-p", "hi", *option, *extra)
+    assert done.returncode == 2
+    assert done.stderr.startswith("edge: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_public_name(tmp_path: Path) -> None:
+    assert edge.PromptCache(tmp_path).memory == 0

@@ -1,0 +1,220 @@
+"""KV rows in 4 bits: the codes in NumPy, those that compiled code writes, and what attention makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import load_engine, open_golden
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_models import Small, write_small
+from test_architectures import require_native
+
+from edge.backends.base import Engine
+from edge.backends.reference import ReferenceEngine
+from edge.backends.tvm import codes
+from edge.backends.tvm.engine import NativeEngine
+from edge.opened import Model, open_model
+from edge.types import AnyArray, FloatArray, IntArray
+
+CAPACITY, CHUNK = 128, 8
+HEADS = (16, 32, 48, 64, 80, 96, 128, 256)
+INT4 = "int4"
+
+heads = st.sampled_from(HEADS)
+seeds = st.integers(0, 2**32 - 1)
+
+
+def some_rows(seed: int, *shape: int) -> FloatArray:
+    """A few dimensions far larger than the others, as keys have them."""
+    random = np.random.default_rng(seed)
+    rows = random.normal(size=shape) * np.exp(2 * random.normal(size=shape[-1]))
+    return (rows + 10 * random.normal(size=shape[-1]) * (random.random(shape[-1]) < 0.1)).astype(np.float32)
+
+
+# In NumPy
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_hadamard_is_its_definition(head: int) -> None:
+    """Sylvester's matrices of ±1, one beside the other, made orthonormal."""
+    block = next(size for size in (256, 128, 64, 32, 16) if head % size == 0)
+    matrix = np.ones((1, 1))
+    while len(matrix) < block:
+        matrix = np.kron([[1, 1], [1, -1]], matrix)
+    matrix = np.kron(np.eye(head // block), matrix) / np.sqrt(block)
+    np.testing.assert_allclose(codes.hadamard(np.eye(head, dtype=np.float32)), matrix, atol=1e-6)
+    np.testing.assert_allclose(matrix @ matrix, np.eye(head), atol=1e-12)
+
+
+@given(heads, seeds, st.floats(-3, 1))
+def test_rows_come_back_within_half_a_step(head: int, seed: int, size: float) -> None:
+    rows = some_rows(seed, 5, head) * np.float32(10**size)
+    stored, scales = codes.encode(INT4, rows)
+    assert stored.dtype == np.uint8
+    assert stored.max() <= codes.STEPS
+    scale, least = np.split(scales.astype(np.float32), 2, axis=-1)
+    error = codes.hadamard(codes.decode(INT4, stored, scales)) - codes.hadamard(rows)
+    rounding = 2.0**-10 * (codes.STEPS * scale + np.abs(least)) + 1e-6  # of the scales, to float16
+    assert (np.abs(error) <= 0.5 * scale + rounding).all()
+
+
+@given(heads, seeds)
+def test_a_row_that_is_stored_again_stays_what_it_is(head: int, seed: int) -> None:
+    stored, scales = codes.encode(INT4, some_rows(seed, 7, head))
+    again, scales_again = codes.encode(INT4, codes.decode(INT4, stored, scales))
+    assert np.abs(again.astype(int) - stored).max() <= 1
+    assert (again == stored).mean() > 0.98
+    np.testing.assert_allclose(scales_again, scales, rtol=2e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -3.5])
+def test_rows_without_a_range_are_stored(value: float) -> None:
+    rows = codes.hadamard(np.full((2, 64), value, np.float32))
+    np.testing.assert_allclose(codes.decode(INT4, *codes.encode(INT4, rows)), rows, atol=1e-5)
+
+
+def test_rows_beyond_float16_are_cut_to_it() -> None:
+    rows = codes.decode(INT4, *codes.encode(INT4, np.full((1, 64), 1e6, np.float32)))
+    assert np.isfinite(rows).all()
+    assert rows.max() > 1e5
+
+
+@given(heads, seeds)
+def test_packing_loses_nothing(head: int, seed: int) -> None:
+    numbers = np.random.default_rng(seed).integers(0, 16, (2, 3, head)).astype(np.uint8)
+    for pack, unpack in ((codes.pack_keys, codes.unpack_keys), (codes.pack_values, codes.unpack_values)):
+        packed = pack(INT4, numbers)
+        assert packed.shape == (2, 3, head // 2)
+        np.testing.assert_array_equal(unpack(INT4, packed), numbers)
+
+
+# In compiled code
+
+
+@pytest.fixture(params=[(64, 6, 2), (80, 1, 1), (10, 4, 2), (256, 2, 2)], ids=lambda sizes: f"heads-of-{sizes[0]}")
+def model(request: pytest.FixtureRequest, tmp_path: Path) -> Model:
+    """With weights in float32 nothing is rounded but the rows."""
+    require_native()
+    head, count, kv_heads = request.param
+    small = Small(hidden=48, heads=count, kv_heads=kv_heads, head=head, ffn=64, layers=2, types="F32")
+    return open_model(write_small(tmp_path / "model.gguf", small))
+
+
+def some_tokens(model: Model, count: int) -> IntArray:
+    return np.random.default_rng(7).integers(3, model.spec.vocab, count).astype(np.int32)
+
+
+def native(model: Model, dtype: str) -> NativeEngine:
+    engine = load_engine(model, "tvm", dtype, capacity=CAPACITY, chunk=CHUNK, observes=True)
+    assert isinstance(engine, NativeEngine)
+    return engine
+
+
+def stored(engine: NativeEngine, kind: str) -> tuple[AnyArray, AnyArray]:
+    """The codes and scales of all rows, as they lie in memory."""
+    rows, kept = engine.kv.regions.rows(np.arange(engine.kv.length)), engine.kv._stored
+    unpack = codes.unpack_keys if kind == "key" else codes.unpack_values
+    return unpack(engine.kv.dtype, kept.gather(f"{kind}s", rows)), kept.gather(f"{kind}_scales", rows)
+
+
+@pytest.mark.parametrize("step", [1, 5])
+def test_compiled_code_writes_what_numpy_does(model: Model, engines: Callable[[Engine], Engine], step: int) -> None:
+    """Rows of the first layer depend on no others, and so are the same before they are rounded."""
+    exact, rounded = (native(model, dtype) for dtype in ("f32", INT4))
+    for engine in (exact, rounded):
+        engines(engine)
+        tokens = some_tokens(model, 40)
+        for start in range(0, tokens.size, step):
+            engine.forward(tokens[start : start + step])
+    for kind in ("key", "value"):
+        (rows, _), (found, scales) = stored(exact, kind), stored(rounded, kind)
+        first = model.spec.kv_heads
+        expected, expected_scales = codes.encode(INT4, rows[:first])
+        np.testing.assert_array_equal(scales[:first], expected_scales)
+        np.testing.assert_array_equal(found[:first], expected)
+
+
+class RoundedRows(np.ndarray[Any, np.dtype[np.float32]]):
+    """An array whose rows, on their way in, lose what 4 bits cannot hold."""
+
+    def __setitem__(self, index: Any, rows: Any) -> None:
+        head = rows.shape[-1]
+        padded = np.zeros((*rows.shape[:-1], -(-head // 16) * 16), np.float32)
+        padded[..., :head] = rows
+        super().__setitem__(index, codes.decode(INT4, *codes.encode(INT4, padded))[..., :head])
+
+
+@pytest.mark.parametrize("sizes", [[1], [8, 1, 3]], ids=["steps", "chunks"])
+def test_attention_sees_the_rounded_rows(model: Model, engines: Callable[[Engine], Engine], sizes: list[int]) -> None:
+    """A value at the edge between two codes may fall to either side, which changes few logits by little."""
+    tokens, at = some_tokens(model, 60), 0
+    engine, oracle = native(model, INT4), load_engine(model, "reference", "f32", capacity=CAPACITY, chunk=CHUNK)
+    assert isinstance(oracle, ReferenceEngine)
+    for each in (engine, oracle):
+        engines(each)
+    plain = oracle.forward_all(tokens)
+    oracle.kv.truncate(0)
+    oracle.kv.keys, oracle.kv.values = (each.view(RoundedRows) for each in (oracle.kv.keys, oracle.kv.values))
+    expected, parts = oracle.forward_all(tokens), []
+    while at < tokens.size:
+        count = sizes[len(parts) % len(sizes)]
+        parts.append(engine.forward_all(tokens[at : at + count]))
+        at += count
+    difference = np.abs(np.concatenate(parts) - expected)
+    assert np.median(difference) < 1e-3
+    assert difference.mean() < 0.05 * np.abs(plain - expected).mean()
+
+
+@pytest.mark.parametrize("close_gaps", [False, True])
+def test_kept_rows_and_turned_sinks_are_those_that_were_written(
+    engines: Callable[[Engine], Engine], *, close_gaps: bool
+) -> None:
+    require_native()
+    engine = native(open_golden("llama-gqa-tied").model, INT4)
+    engines(engine)
+    engine.forward_all(some_tokens(open_golden("llama-gqa-tied").model, 60))
+    before, keys = [stored(engine, kind) for kind in ("key", "value")], engine.kv.keys(0)
+    rows = np.concatenate([np.arange(4), np.arange(30, 60)]).astype(np.int32)
+    engine.kv.keep(rows, close_gaps=close_gaps)
+    order = engine.kv._slots[0, : rows.size]
+    for kind, (old, old_scales) in zip(("key", "value"), before, strict=True):
+        found, scales = (each[:, order] for each in stored(engine, kind))
+        moved = slice(4 if close_gaps and kind == "key" else 0, None)  # the sinks are turned
+        np.testing.assert_array_equal(found[:, moved], old[:, rows][:, moved])
+        np.testing.assert_array_equal(scales[:, moved], old_scales[:, rows][:, moved])
+    if close_gaps:
+        sizes = np.linalg.norm(keys[:, :4], axis=-1)
+        np.testing.assert_allclose(np.linalg.norm(engine.kv.keys(0)[:, :4], axis=-1), sizes, rtol=0.1)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 39), min_size=1, unique=True), seeds)
+def test_saved_rows_come_back_bit_equal(rows: list[int], seed: int) -> None:
+    require_native()
+    engine = _engine()
+    engine.kv.truncate(0)
+    engine.forward_all(np.random.default_rng(seed).integers(3, 200, 40).astype(np.int32))
+    engine.kv.keep(np.array(sorted(rows), np.int32), close_gaps=False)
+    order = engine.kv._slots[0, : len(rows)].copy()
+    before = [[each[:, order] for each in stored(engine, kind)] for kind in ("key", "value")]
+    state = engine.kv.save()
+    engine.kv.truncate(0)
+    engine.kv.append(state)
+    for kind, arrays in zip(("key", "value"), before, strict=True):
+        for found, old in zip(stored(engine, kind), arrays, strict=True):
+            np.testing.assert_array_equal(found[:, : len(rows)], old)
+
+
+_OPEN: list[NativeEngine] = []
+
+
+def _engine() -> NativeEngine:
+    """One for all examples."""
+    if not _OPEN:
+        _OPEN.append(native(open_golden("llama-one-layer").model, INT4))
+    return _OPEN[0]
