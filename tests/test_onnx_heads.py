@@ -1,4 +1,4 @@
-"""Heads that keep rows of their own in the ONNX engine, beside an oracle that hides rows and beside the native engine."""
+"""Heads that keep rows of their own in the ONNX engine, beside an oracle that hides rows and the native engine."""
 
 from __future__ import annotations
 

@@ -162,7 +162,8 @@ def test_block_types(kind: str, tied: bool, tmp_path: Path, engines: Engines) ->
     types = mixture if kind == "mixed" else kind
     small = Small(layers=2, hidden=256, heads=4, kv_heads=2, head=64, ffn=512, tied=tied, types=types)
     shapes = {name: each.shape for name, each in random_weights(small).items() if each.ndim == 2}
-    raw = {name: quants_of("Q4_K", *shape, len(name)) for name, shape in shapes.items() if small.type_of(name) == "Q4_K"}
+    chosen = [name for name in shapes if small.type_of(name) == "Q4_K"]
+    raw = {name: quants_of("Q4_K", *shapes[name], len(name)) for name in chosen}
     model = open_model(write_small(tmp_path / "small.gguf", small, raw=raw))
     tokens = np.random.default_rng(1).integers(3, 270, 40).astype(np.int32)
     ours, exact = (engines(load_engine(model, name, "f32")).forward_all(tokens) for name in ("onnx", "reference"))
@@ -308,9 +309,7 @@ def damage(path: Path, make: Callable[[bytes], bytes]) -> None:
         (MANIFEST, lambda data: data.replace(b"token_embd", b"token_embx"), "has no token_embd"),
     ],
 )
-def test_a_damaged_folder_is_refused(
-    name: str, make: Callable[[bytes], bytes], message: str, tmp_path: Path
-) -> None:
+def test_a_damaged_folder_is_refused(name: str, make: Callable[[bytes], bytes], message: str, tmp_path: Path) -> None:
     convert(open_golden("llama-one-layer").model, tmp_path / "model")
     damage(tmp_path / "model" / name, make)
     with pytest.raises(EdgeError, match=message):

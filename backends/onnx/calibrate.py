@@ -84,7 +84,7 @@ def _scales_after(engine: OnnxEngine, tokens: IntArray) -> FloatArray:
         most = np.maximum(most, _extremes(engine.run_shown(part), spec.kv_heads, spec.head_dim))
     kv.truncate(0)
     scales = most[:, :, :, None] * np.float32(_MARGIN[kv.dtype] / LARGEST[kv.dtype])
-    return np.maximum(scales, np.float32(1e-8))
+    return np.asarray(np.maximum(scales, np.float32(1e-8)))
 
 
 def _extremes(shown: FloatArray, kv_heads: int, head: int) -> FloatArray:

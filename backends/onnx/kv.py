@@ -39,9 +39,7 @@ class OnnxKV:
     [2, layers, KV heads, 1, head]. `lines` of bookkeeping: one while all heads keep the same rows, else one per head.
     """
 
-    def __init__(
-        self, spec: ModelSpec, dtype: str, capacity: int, angles: Angles, key: str, observes: bool
-    ) -> None:
+    def __init__(self, spec: ModelSpec, dtype: str, capacity: int, angles: Angles, key: str, observes: bool) -> None:
         self.spec, self.dtype, self.capacity = spec, dtype, capacity
         shape = (2, spec.layers, spec.kv_heads, capacity, row_values(spec.head_dim, dtype))
         self.array = np.zeros(shape, NUMPY_TYPE[dtype])
@@ -126,8 +124,8 @@ class OnnxKV:
     def keep_heads(self, rows: Sequence[IntArray]) -> None:
         """Evict, for every head of every layer (layer by layer), all rows but its own, in place.
 
-        Kept rows keep their positions. Raises InputError as `keep` does, UnsupportedError if heads are to keep different
-        numbers of rows.
+        Kept rows keep their positions. Raises InputError as `keep` does, UnsupportedError if heads are to keep
+        different numbers of rows.
         """
         self._check_open()
         if len(rows) != self._heads:
@@ -194,7 +192,10 @@ class OnnxKV:
         new = slice(first, first + count)
         rows = np.frombuffer(state.data, self.array.dtype, offset=_BASE_BYTES)
         self.array[:, :, :, new] = rows.reshape(*self.array.shape[:3], count, self.array.shape[-1])
-        self._slots[0, new], self._turned[0, new] = np.arange(first, first + count), state.positions.astype(np.int64) + base
+        self._slots[0, new], self._turned[0, new] = (
+            np.arange(first, first + count),
+            state.positions.astype(np.int64) + base,
+        )
         self.slot_attention[:, :, new] = 0
         self._base, self._next = base, base + state.next_position
         self.length = first + count
@@ -290,7 +291,7 @@ class OnnxKV:
 
 def _each(array: AnyArray) -> IntArray:
     """Numbers of the first axis, to go with indices of the second."""
-    return np.arange(len(array))[:, None]
+    return np.arange(len(array), dtype=np.int32)[:, None]
 
 
 def _fill_holes(slots: AnyArray) -> tuple[AnyArray, AnyArray]:

@@ -38,6 +38,6 @@ def store_rows(values: FloatArray, scales: FloatArray, dtype: str) -> AnyArray:
     most = LARGEST[dtype]
     quants = np.clip(np.rint(values / scales), -most - 1, most).astype(np.int8)
     if dtype == "int8":
-        return quants
+        return np.asarray(quants)
     nibbles = (quants + 8).astype(np.uint8)
     return np.asarray(nibbles[..., 0::2] | (nibbles[..., 1::2] << 4))

@@ -46,7 +46,9 @@ def explained(what: str) -> Iterator[None]:
         raise EngineError(f"{what} ({' '.join(str(error).split())[:300]})") from None
 
 
-def bind(binding: Any, name: str, array: AnyArray, *, output: bool = False, shape: tuple[int, ...] | None = None) -> None:
+def bind(
+    binding: Any, name: str, array: AnyArray, *, output: bool = False, shape: tuple[int, ...] | None = None
+) -> None:
     """Let an input or output of a session lie in the memory of an array, which must outlive the binding."""
     to = binding.bind_output if output else binding.bind_input
     to(name, "cpu", 0, array.dtype.type, list(array.shape if shape is None else shape), array.ctypes.data)

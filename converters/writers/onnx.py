@@ -1,8 +1,8 @@
 """A model in ONNX: a folder that edge and ONNX Runtime run.
 
-    model.onnx, model.KV.onnx, model[.KV].observed.onnx    graphs, see onnx_graph.py; KV is the type of the KV rows
-    model.onnx.data                                        weights, which they share
-    metadata.gguf, tokenizer.json, edge.json               see model_folder.py
+model.onnx, model.KV.onnx, model[.KV].observed.onnx    graphs, see onnx_graph.py; KV is the type of the KV rows
+model.onnx.data                                        weights, which they share
+metadata.gguf, tokenizer.json, edge.json               see model_folder.py
 """
 
 from __future__ import annotations

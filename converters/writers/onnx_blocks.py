@@ -24,8 +24,8 @@ _MIDDLE = {4: 8, 8: 128}  # the zero point where none is stated
 
 @dataclass(frozen=True)
 class Blocks:
-    """quants: uint8 [rows, blocks, 32]; scales: float32 [rows, blocks]; zeros: uint8 [rows, blocks]. rest: what is to be
-    added to all weights of a block, float32 [rows, blocks], None for nothing."""
+    """quants: uint8 [rows, blocks, 32]; scales: float32 [rows, blocks]; zeros: uint8 [rows, blocks]. rest: what is to
+    be added to all weights of a block, float32 [rows, blocks], None for nothing."""
 
     quants: AnyArray
     scales: FloatArray

@@ -1,8 +1,8 @@
 """The graph of an ONNX model: what is computed, in ONNX Runtime's own operators where they are faster.
 
 Inputs, besides `tokens` int64 [1, n]:
-  positions   int64 [1, n]: rows of the tables `cos` and `sin` [any, head / 2], by which queries and keys are turned. The
-              caller fills them, so positions may grow for ever and RoPE may be scaled in any way.
+  positions   int64 [1, n]: rows of the tables `cos` and `sin` [any, head / 2], by which queries and keys are turned.
+              The caller fills them, so positions may grow for ever and RoPE may be scaled in any way.
   wanted      int64 [m]: tokens of which logits are wanted
   past_K.N, past_V.N  [1, KV heads, capacity, head]: layer N's rows; outputs key.N, value.N are to be bound to the same
               memory, and the new rows come behind the `rows` − n first ones. Their order is free.
@@ -14,6 +14,7 @@ Outputs: logits float32 [1, m, vocabulary], and those.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from edge.converters.writers.onnx_layout import Layout, Matrix
@@ -69,9 +70,7 @@ class _Builder:
             residual, mixed = self.layer(layer, residual, mixed)
         _, x = self.add_and_norm(residual, mixed, "output_norm", keep=False)
         self.multiply("token_embd" if spec.tied_head else "output", x, "logits")
-        graph = self.helper.make_graph(
-            self.nodes, "edge", self.inputs, self.outputs, list(self.initializers.values())
-        )
+        graph = self.helper.make_graph(self.nodes, "edge", self.inputs, self.outputs, list(self.initializers.values()))
         opsets = [self.helper.make_opsetid("", OPSET), self.helper.make_opsetid(MS, 1)]
         model = self.helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="edge")
         return bytes(model.SerializeToString())
@@ -83,10 +82,8 @@ class _Builder:
         if matrix.bits == 32:
             return self.node("Gather", self.weight(f"{name}.floats"), "tokens")
         quants = self.weight(f"{name}.quants", (matrix.rows, matrix.columns * matrix.bits // 8), "rows")
-        return self.node(
-            "GatherBlockQuantized", quants, "tokens", self.weight(f"{name}.scales"), domain=MS, bits=matrix.bits, block_size=_BLOCK, gather_axis=0,
-            quantize_axis=1,
-        )  # fmt: skip
+        how: dict[str, Any] = {"bits": matrix.bits, "block_size": _BLOCK, "gather_axis": 0, "quantize_axis": 1}
+        return self.node("GatherBlockQuantized", quants, "tokens", self.weight(f"{name}.scales"), domain=MS, **how)
 
     def layer(self, layer: int, residual: str, mixed: str) -> tuple[str, str]:
         """The residual stream without the layer's last addition, and what is to be added."""
@@ -128,13 +125,8 @@ class _Builder:
             inputs += ["", "", f"key_scales.{layer}", f"value_scales.{layer}"]
             how |= {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL"}
             how |= {"kv_cache_bit_width": int(self.kv_dtype.removeprefix("int"))}
-        mixed = f"{at}mixed"
-        self.nodes.append(
-            self.helper.make_node(
-                "GroupQueryAttention", inputs, [mixed, f"key.{layer}", f"value.{layer}"], domain=MS,
-                scale=self.recipe.query_scale, **how,
-            )  # fmt: skip
-        )
+        mixed, scale = f"{at}mixed", self.recipe.query_scale
+        self.emit("GroupQueryAttention", inputs, [mixed, f"key.{layer}", f"value.{layer}"], MS, scale=scale, **how)
         return self.node("Cast", mixed, to=types.FLOAT) if self.kv_dtype == "f16" else mixed
 
     def norm_heads(self, at: str, qkv: str) -> str:
@@ -142,7 +134,7 @@ class _Builder:
         spec = self.spec
         sizes = [spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.kv_heads * spec.head_dim]
         parts = [f"{at}q", f"{at}k", f"{at}v"]
-        self.nodes.append(self.helper.make_node("Split", [qkv, self.constant("qkv_sizes", sizes)], parts, axis=-1))
+        self.emit("Split", [qkv, self.constant("qkv_sizes", sizes)], parts, axis=-1)
         for index, name in enumerate(("attn_q_norm", "attn_k_norm")):
             shape = self.constant("heads_apart", [0, 0, -1, spec.head_dim])
             apart = self.node("Reshape", parts[index], shape)
@@ -159,12 +151,8 @@ class _Builder:
             return residual, self.norm(residual, name)
         normed, total = f"{name}.out", f"{name}.sum"
         outputs = [normed, "", "", total] if keep else [normed]
-        self.nodes.append(
-            self.helper.make_node(
-                "SkipSimplifiedLayerNormalization", [residual, added, self.weight(name)], outputs, domain=MS,
-                epsilon=self.spec.norm_eps,
-            )  # fmt: skip
-        )
+        inputs = [residual, added, self.weight(name)]
+        self.emit("SkipSimplifiedLayerNormalization", inputs, outputs, MS, epsilon=self.spec.norm_eps)
         return total, normed
 
     def multiply(self, name: str, x: str, output: str = "") -> str:
@@ -181,10 +169,14 @@ class _Builder:
             inputs.append(self.weight(f"{name}.zeros") if matrix.minima else "")
         if bias:
             inputs += ["", self.weight(bias)]
-        return self.node(
-            "MatMulNBits", *inputs, domain=MS, output=output, K=matrix.columns + matrix.means, N=matrix.rows, bits=matrix.bits,
-            block_size=_BLOCK, accuracy_level=_INT8_ACTIVATIONS,
-        )  # fmt: skip
+        sizes: dict[str, Any] = {
+            "K": matrix.columns + matrix.means,
+            "N": matrix.rows,
+            "bits": matrix.bits,
+            "block_size": _BLOCK,
+        }
+        how = {**sizes, "accuracy_level": _INT8_ACTIVATIONS}
+        return self.node("MatMulNBits", *inputs, domain=MS, output=output, **how)
 
     def with_means(self, x: str) -> str:
         """Behind the inputs, the mean of each block of them."""
@@ -197,8 +189,11 @@ class _Builder:
 
     def node(self, op: str, *inputs: str, domain: str = "", output: str = "", **attributes: Any) -> str:
         output = output or f"{op}.{len(self.nodes)}"
-        self.nodes.append(self.helper.make_node(op, list(inputs), [output], domain=domain, **attributes))
+        self.emit(op, inputs, [output], domain, **attributes)
         return output
+
+    def emit(self, op: str, inputs: Sequence[str], outputs: Sequence[str], domain: str = "", **attributes: Any) -> None:
+        self.nodes.append(self.helper.make_node(op, list(inputs), list(outputs), domain=domain, **attributes))
 
     def input(self, name: str, kind: int, *shape: int | str) -> None:
         self.inputs.append(self.helper.make_tensor_value_info(name, kind, shape))

@@ -34,9 +34,7 @@ def write_weights(file: GGUFFile, layout: Layout, target: Path, progress: Progre
                     out.write(_checked(file, info, to_floats(raw, info.type, info.type_id)).tobytes())
 
 
-def _write_matrix(
-    file: GGUFFile, source: BinaryIO, layout: Layout, name: str, matrix: Matrix, out: BinaryIO
-) -> None:
+def _write_matrix(file: GGUFFile, source: BinaryIO, layout: Layout, name: str, matrix: Matrix, out: BinaryIO) -> None:
     kinds = ("floats",) if matrix.bits == 32 else ("quants", "scales", "zeros")[: 2 + matrix.minima]
     ends = {kind: layout.places[f"{name}.{kind}"].offset for kind in kinds}
     for part in matrix.parts:

@@ -15,10 +15,12 @@ def flag(*names: str, help: str, **more: Any) -> Any:
 
 
 ModelArgument = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A GGUF file, a folder of edge convert, or an installed model: smollm2-135m.")
+    str,
+    typer.Argument(metavar="MODEL", help="A GGUF file, a folder of edge convert, or an installed model: smollm2-135m."),
 ]
 OptionalModelArgument = Annotated[
-    str | None, typer.Argument(metavar="MODEL", help="A GGUF file, a folder of edge convert, or an installed model: smollm2-135m.")
+    str | None,
+    typer.Argument(metavar="MODEL", help="A GGUF file, a folder of edge convert, or an installed model: smollm2-135m."),
 ]
 Backend = Annotated[str, flag("--backend", help="Engine: auto, tvm, llamacpp, onnx or reference.")]
 Provider = Annotated[
