@@ -159,7 +159,7 @@ def test_int8_keys_are_renumbered_within_their_rounding(name: str, engines: Call
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=INT8)
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "int8"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "int8", "int4"])
 def test_renumbering_without_gaps_changes_nothing(dtype: str, engines: Callable[[Engine], Engine]) -> None:
     native, tokens = native_engine(model_of("llama-gqa-tied"), dtype), some_tokens(40)
     engines(native)
@@ -190,7 +190,7 @@ def test_a_renumbered_row_keeps_its_attention_per_query(engines: Callable[[Engin
     np.testing.assert_allclose(after, before, rtol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "int8"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "int8", "int4"])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_kept_rows_are_bit_equal_and_keeping_all_changes_nothing(
     dtype: str, seed: int, engines: Callable[[Engine], Engine]
@@ -637,7 +637,7 @@ def test_observing_happens_only_before_evictions(session_of: Callable[..., Sessi
 
 
 @pytest.mark.parametrize("policy", HEAD_POLICIES)
-@pytest.mark.parametrize("dtype", ["f16", "int8"])
+@pytest.mark.parametrize("dtype", ["f16", "int8", "int4"])
 def test_an_eviction_takes_no_more_than_was_counted(
     policy: str, dtype: str, tmp_path: Path, engines: Callable[[Engine], Engine]
 ) -> None:

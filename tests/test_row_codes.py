@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import load_engine, open_golden
+from heads_oracle import HeadOracle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import Small, write_small
 from test_architectures import require_native
 
 from edge.backends.base import Engine
-from edge.backends.reference import ReferenceEngine
 from edge.backends.tvm import codes
 from edge.backends.tvm.engine import NativeEngine
+from edge.backends.tvm.mirror import reflect
 from edge.opened import Model, open_model
 from edge.types import AnyArray, FloatArray, IntArray
 
@@ -96,12 +98,18 @@ def test_packing_loses_nothing(head: int, seed: int) -> None:
 # In compiled code
 
 
-@pytest.fixture(params=[(64, 6, 2), (80, 1, 1), (10, 4, 2), (256, 2, 2)], ids=lambda sizes: f"heads-of-{sizes[0]}")
+SIZES = {  # head, heads, KV heads, window
+    "heads-of-64": (64, 6, 2, 0), "heads-of-80": (80, 1, 1, 0), "heads-of-10": (10, 4, 2, 0),
+    "heads-of-256": (256, 2, 2, 0), "window": (32, 4, 2, 9),
+}  # fmt: skip
+
+
+@pytest.fixture(params=SIZES.values(), ids=SIZES)
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> Model:
     """With weights in float32 nothing is rounded but the rows."""
     require_native()
-    head, count, kv_heads = request.param
-    small = Small(hidden=48, heads=count, kv_heads=kv_heads, head=head, ffn=64, layers=2, types="F32")
+    head, count, kv_heads, window = request.param
+    small = Small(hidden=48, heads=count, kv_heads=kv_heads, head=head, ffn=64, layers=2, types="F32", window=window)
     return open_model(write_small(tmp_path / "model.gguf", small))
 
 
@@ -128,6 +136,7 @@ def test_compiled_code_writes_what_numpy_does(model: Model, engines: Callable[[E
     exact, rounded = (native(model, dtype) for dtype in ("f32", INT4))
     for engine in (exact, rounded):
         engines(engine)
+        engine.kv._stored.mirrors[:] = 0  # products are not summed in NumPy's order
         tokens = some_tokens(model, 40)
         for start in range(0, tokens.size, step):
             engine.forward(tokens[start : start + step])
@@ -140,34 +149,53 @@ def test_compiled_code_writes_what_numpy_does(model: Model, engines: Callable[[E
 
 
 class RoundedRows(np.ndarray[Any, np.dtype[np.float32]]):
-    """An array whose rows, on their way in, lose what 4 bits cannot hold."""
+    """An array [layers, KV heads, rows, head] that, on their way in, takes from rows what 4 bits cannot hold."""
+
+    mirrors: FloatArray
+
+    def __array_finalize__(self, other: Any) -> None:
+        self.mirrors = getattr(other, "mirrors", np.zeros(0, np.float32))
 
     def __setitem__(self, index: Any, rows: Any) -> None:
-        head = rows.shape[-1]
-        padded = np.zeros((*rows.shape[:-1], -(-head // 16) * 16), np.float32)
+        head, mirrors = rows.shape[-1], self.mirrors[index[0]]
+        padded = np.zeros((*rows.shape[:-1], mirrors.shape[-1]), np.float32)
         padded[..., :head] = rows
-        super().__setitem__(index, codes.decode(INT4, *codes.encode(INT4, padded))[..., :head])
+        codes_and_scales = codes.encode(INT4, reflect(padded, mirrors))
+        super().__setitem__(index, reflect(codes.decode(INT4, *codes_and_scales), mirrors)[..., :head])
+
+
+def rounded(rows: FloatArray, mirrors: FloatArray) -> RoundedRows:
+    view = rows.view(RoundedRows)
+    view.mirrors = mirrors.reshape(*rows.shape[:2], -1)
+    return view
 
 
 @pytest.mark.parametrize("sizes", [[1], [8, 1, 3]], ids=["steps", "chunks"])
 def test_attention_sees_the_rounded_rows(model: Model, engines: Callable[[Engine], Engine], sizes: list[int]) -> None:
     """A value at the edge between two codes may fall to either side, which changes few logits by little."""
     tokens, at = some_tokens(model, 60), 0
-    engine, oracle = native(model, INT4), load_engine(model, "reference", "f32", capacity=CAPACITY, chunk=CHUNK)
-    assert isinstance(oracle, ReferenceEngine)
-    for each in (engine, oracle):
-        engines(each)
+    engine, oracle = native(model, INT4), HeadOracle(model, CAPACITY, CHUNK)
+    engines(engine)
+    engine.observe(1)
     plain = oracle.forward_all(tokens)
-    oracle.kv.truncate(0)
-    oracle.kv.keys, oracle.kv.values = (each.view(RoundedRows) for each in (oracle.kv.keys, oracle.kv.values))
-    expected, parts = oracle.forward_all(tokens), []
-    while at < tokens.size:
-        count = sizes[len(parts) % len(sizes)]
-        parts.append(engine.forward_all(tokens[at : at + count]))
+    oracle.reset()
+    rows = oracle.engine.kv
+    mirrors = engine.kv._stored.mirrors
+    assert np.abs(np.linalg.norm(mirrors, axis=-1) - 1).max() < 1e-5
+    rows.keys, rows.values = rounded(rows.keys, mirrors), rounded(rows.values, np.zeros_like(mirrors))
+    differences, costs = [], []
+    for count in itertools.cycle(sizes):
+        part = tokens[at : at + count]
+        expected = np.asarray(oracle.forward_all(part, observed=1))
+        differences.append(np.abs(engine.forward_all(part) - expected))
+        costs.append(np.abs(plain[at : at + count] - expected))
         at += count
-    difference = np.abs(np.concatenate(parts) - expected)
+        if at >= tokens.size:
+            break
+    difference, cost = np.concatenate(differences), np.concatenate(costs)
     assert np.median(difference) < 1e-3
-    assert difference.mean() < 0.05 * np.abs(plain - expected).mean()
+    assert difference.mean() < 0.05 * cost.mean()
+    np.testing.assert_allclose(engine.kv.attention, oracle.rows_of(oracle.attention), atol=0.05)
 
 
 @pytest.mark.parametrize("close_gaps", [False, True])

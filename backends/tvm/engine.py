@@ -10,10 +10,12 @@ import numpy as np
 
 from edge.backends.base import EngineConfig, check_positions, check_tokens, state_key
 from edge.backends.tvm import CAPABILITIES, NAME
+from edge.backends.tvm.codes import FORMATS
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.kv import NativeKV
 from edge.backends.tvm.layout import Job, fill_table, make_layout, make_scratch, round_up
 from edge.backends.tvm.memory import aligned_zeros, pointer
+from edge.backends.tvm.mirror import sample_tokens
 from edge.backends.tvm.regions import TILE, Regions, longest_head
 from edge.backends.tvm.rope import find_rotation
 from edge.backends.tvm.runtime import compiled
@@ -45,10 +47,14 @@ class NativeEngine:
         positions = spec.context if config.per_head else config.capacity  # gaps stay open while the context allows
         shape, self._rotation = layout.shape, find_rotation(file, layout.recipe, positions)
         self._head, self._padded_vocab = shape.padded_head, shape.padded_vocab
-        key = state_key(f"{NAME} {source_hash('kv.py', 'rows.py', 'kernels', 'phases')}", file, spec, config)
+        key = state_key(
+            f"{NAME} {source_hash('kv.py', 'rows.py', 'codes.py', 'mirror.py', 'kernels', 'phases')}",
+            file,
+            spec,
+            config,
+        )
         longest = longest_head(config.capacity, spec.context, uneven=config.uneven)
         regions = Regions(shape.layers * shape.kv_heads, config.capacity, longest, uneven=config.uneven)
-        self._kv = NativeKV(shape, config.kv_dtype, regions, self._rotation, key, image, config.observes)
         observed = round_up(longest, TILE) if config.observes else 0
         scratch = make_scratch(shape, target, config.chunk, config.threads, observed)
         tokens = round_up(config.chunk, target.gemm_tokens)
@@ -59,6 +65,9 @@ class NativeEngine:
         self._table[:] = table
         self._floats = aligned_zeros(scratch.floats, "float32")
         self._integers = aligned_zeros(scratch.integers, "int32")
+        at, count = scratch.offsets["mirrors"], shape.layers * shape.kv_heads * self._head
+        mirrors = self._floats[at : at + count].reshape(-1, self._head)
+        self._kv = NativeKV(shape, config.kv_dtype, regions, self._rotation, key, image, config.observes, mirrors)
         self._tokens = aligned_zeros(tokens, "int32")
         kinds = len(self._rotation.angles)
         self._rope = aligned_zeros(kinds * rope_size, "float32").reshape(kinds, rope_size)
@@ -67,6 +76,10 @@ class NativeEngine:
         self._logits = aligned_zeros(config.logits_rows * self._padded_vocab, "float32")
         self._workers: Workers | None = Workers(image, config.threads, self._pointers())
         weakref.finalize(self, self._workers.close)  # at exit, too: threads must not outlive the interpreter
+
+        if FORMATS[config.kv_dtype].turned:
+            self.forward(sample_tokens(config.capacity, spec.vocab))
+            self._kv.reflect_keys()
 
     def observe(self, queries: int, *, votes: bool = False) -> None:
         """Add up the attention that the last `queries` tokens of every chunk pay to each row, in `kv.attention`.

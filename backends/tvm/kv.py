@@ -16,6 +16,7 @@ from edge.backends.base import KVState, check_range, check_rows, check_state
 from edge.backends.tvm.layout import Shape
 from edge.backends.tvm.loading import Call, Image
 from edge.backends.tvm.memory import aligned_zeros, pointer
+from edge.backends.tvm.mirror import find_normals
 from edge.backends.tvm.regions import Regions
 from edge.backends.tvm.rope import Rotation
 from edge.backends.tvm.rows import Rows, row_bytes, with_spare
@@ -41,10 +42,11 @@ class NativeKV:
         key: str,
         image: Image,
         observes: bool,
+        mirrors: FloatArray,
     ) -> None:
         self.shape, self.dtype, self.capacity, self.regions = shape, dtype, regions.capacity, regions
         self._heads = shape.layers * shape.kv_heads
-        self._stored = Rows(regions.size, shape.padded_head, dtype)
+        self._stored = Rows(regions.size, shape.padded_head, dtype, mirrors)
         self.arrays = self._stored.arrays
         self.lengths = aligned_zeros(self._heads, "int32")
         # By row of the arena: positions for sliding windows, attention for policies.
@@ -107,11 +109,18 @@ class NativeKV:
         keys = np.zeros((self.shape.kv_heads, self.length, self.shape.padded_head), np.float32)
         for head, length in enumerate(self.lengths[first : first + len(keys)].tolist()):
             line = (first + head) % len(self._slots)
-            keys[head, :length] = self._stored.keys(self.regions.starts[first + head] + self._slots[line, :length])
+            rows = self.regions.starts[first + head] + self._slots[line, :length]
+            keys[head, :length] = self._stored.keys(rows, first + head)
         return keys
 
     def clear_attention(self) -> None:
         self.row_attention[:] = 0
+
+    def reflect_keys(self) -> None:
+        """Choose mirrors by the keys of the rows there are, whose positions are the first; empties the cache."""
+        keys = self._stored.keys(self.regions.rows(self._slots[0, : self.length]))
+        self._stored.mirrors[:] = find_normals(keys, self._rotation)
+        self.truncate(0)
 
     @property
     def next_position(self) -> int:
@@ -184,8 +193,9 @@ class NativeKV:
                 self.row_attention[rows] *= younger.astype(np.float32)
             moved = np.flatnonzero(wanted != turned)
             if moved.size:
-                layer, by, keys = head // self.shape.kv_heads, (wanted - turned)[moved], self._stored.keys(rows[moved])
-                self._stored.set_keys(rows[moved], self._rotation.turn_head(layer, keys, by))
+                layer, by = head // self.shape.kv_heads, (wanted - turned)[moved]
+                keys = self._stored.keys(rows[moved], head)
+                self._stored.set_keys(rows[moved], self._rotation.turn_head(layer, keys, by), head)
         self._turned[:, :longest] = np.arange(longest) + longest - self.lengths[:lines, None]
         self._base, self._next = 0, longest
         self._forget_anchors(np.zeros(0, np.int32))
@@ -217,7 +227,7 @@ class NativeKV:
         last = check_range(first, last, self.length)
         rows, positions = self.regions.rows(self._slots[0, first:last]), self.positions
         next_position = int(positions[last]) if last < self.length else self.next_position
-        parts = [np.int64(self._base).tobytes(), *(self._stored.gather(name, rows).tobytes() for name in self.arrays)]
+        parts = [np.int64(self._base).tobytes(), *(self._stored.save(name, rows) for name in self.arrays)]
         return KVState(self.key, positions[first:last].copy(), next_position, b"".join(parts))
 
     def append(self, state: KVState) -> None:
@@ -232,9 +242,8 @@ class NativeKV:
         at, slots = _BASE_BYTES, np.arange(first, first + count)
         rows = self.regions.rows(slots)
         for name, array in self.arrays.items():
-            width = self._stored.width(name)
-            part = np.frombuffer(state.data, array.dtype, self._heads * count * width, at)
-            self._stored.scatter(name, rows, part.reshape(self._heads, count, width))
+            part = np.frombuffer(state.data, array.dtype, rows.size * self._stored.width(name), at)
+            self._stored.restore(name, rows, part)
             at += part.nbytes
         self._base, self._next = base, base + state.next_position
         self._slots[0, slots], self._turned[0, slots] = slots, state.positions.astype(np.int64) + base

@@ -211,7 +211,7 @@ class Table:
     """Numbers that a compiled pass reads from an int64 array: offsets that depend on the weights or on the run."""
 
     NAMES = (
-        "x", "normed", "queries", "query_rows", "mixed", "ffn", "work", "part_stride", "raw", "raw_stride",
+        "x", "normed", "queries", "query_rows", "mixed", "ffn", "work", "part_stride", "raw", "raw_stride", "mirrors",
         "words", "scales", "corrections", "sums", "half_corrections", "half_sums",
         "token_embd", "token_embd.scales", "position_embd", "position_embd.scales",
         "output_norm", "output_norm.bias", "head", "head.scales",
@@ -303,6 +303,7 @@ def make_scratch(shape: Shape, target: Target, chunk: int, threads: int, observe
         "scales": rows * blocks,
         "sums": rows * blocks,
         "half_sums": rows * 2 * blocks,
+        "mirrors": shape.layers * shape.kv_heads * shape.padded_head,  # mirror.py; 0 where rows are not turned
     }
     integers = {
         "words": rows * shape.widest // 4,

@@ -7,6 +7,7 @@ import numpy as np
 from edge.backends.tvm.codes import FORMATS, decode, encode, pack_keys, unpack_keys
 from edge.backends.tvm.layout import Shape
 from edge.backends.tvm.memory import aligned_zeros
+from edge.backends.tvm.mirror import reflect
 from edge.backends.tvm.regions import TILE, Move
 from edge.types import AnyArray, FloatArray
 
@@ -21,10 +22,13 @@ def row_bytes(shape: Shape, dtype: str) -> int:
 
 
 class Rows:
-    """`arrays` are what compiled code works on. Rows are named by their numbers from the start of the arena."""
+    """`arrays` are what compiled code works on. Rows are named by their numbers from the start of the arena.
 
-    def __init__(self, count: int, head: int, dtype: str) -> None:
-        form, self.dtype, self._tiles = FORMATS[dtype], dtype, count // TILE
+    mirrors: the normals by which keys are reflected (mirror.py), [heads of all layers, head].
+    """
+
+    def __init__(self, count: int, head: int, dtype: str, mirrors: FloatArray) -> None:
+        form, self.dtype, self.mirrors, self._tiles = FORMATS[dtype], dtype, mirrors, count // TILE
         self._widths = form.widths(head)
         types = [form.memory] * 2 + [form.scale] * 2
         self.arrays = {
@@ -48,15 +52,42 @@ class Rows:
         else:
             self._view(name)[rows // TILE, :, rows % TILE] = stored
 
-    def keys(self, rows: AnyArray) -> FloatArray:
-        """float32 [..., head]."""
-        codes = self.gather("keys", rows)
-        return decode(self.dtype, unpack_keys(self.dtype, codes), self.gather("key_scales", rows))
+    def save(self, name: str, rows: AnyArray) -> bytes:
+        """Rows [heads, n] as they lie in memory: whole tiles of each head, then the rows that are left over."""
+        if self.width(name) == 0:
+            return b""
+        tiled, rest, tiles = _tiles(rows)
+        whole = self._by_tile(name)[tiles] if tiles is not None else self._turned(name, self.gather(name, tiled))
+        return whole.tobytes() + self.gather(name, rest).tobytes()
 
-    def set_keys(self, rows: AnyArray, keys: FloatArray) -> None:
-        codes, scales = encode(self.dtype, keys)
+    def restore(self, name: str, rows: AnyArray, saved: AnyArray) -> None:
+        """Put back what `save` gave, [heads · n · width]."""
+        width = self.width(name)
+        if width == 0:
+            return
+        tiled, rest, tiles = _tiles(rows)
+        whole, others = saved[: tiled.size * width], saved[tiled.size * width :]
+        if tiles is not None:
+            self._by_tile(name)[tiles] = whole.reshape(*tiles.shape, TILE * width)
+        else:
+            shape = (TILE, width) if name == "values" else (width, TILE)
+            self.scatter(name, tiled, self._turned(name, whole.reshape(*tiled.shape[:2], *shape)))
+        self.scatter(name, rest, others.reshape(*rest.shape, width))
+
+    def keys(self, rows: AnyArray, head: int | None = None) -> FloatArray:
+        """Of one head, float32 [n, head], or of all, [heads of all layers, n, head]."""
+        codes = unpack_keys(self.dtype, self.gather("keys", rows))
+        return self._reflected(decode(self.dtype, codes, self.gather("key_scales", rows)), head)
+
+    def set_keys(self, rows: AnyArray, keys: FloatArray, head: int | None = None) -> None:
+        codes, scales = encode(self.dtype, self._reflected(keys, head))
         self.scatter("keys", rows, pack_keys(self.dtype, codes))
         self.scatter("key_scales", rows, scales)
+
+    def _reflected(self, keys: FloatArray, head: int | None) -> FloatArray:
+        if not FORMATS[self.dtype].turned:
+            return keys
+        return reflect(keys, self.mirrors if head is None else self.mirrors[head])
 
     def shift(self, move: Move) -> None:
         """Move neighbouring rows; both ends begin with a tile."""
@@ -65,6 +96,14 @@ class Rows:
             count = -(-move.count // unit)
             source, target = move.source // unit, move.target // unit
             view[target : target + count] = view[source : source + count]
+
+    def _by_tile(self, name: str) -> AnyArray:
+        """[tiles, TILE · width], in whatever order a tile has within."""
+        return self.arrays[name].reshape(-1, TILE * self.width(name))
+
+    def _turned(self, name: str, tiles: AnyArray) -> AnyArray:
+        """[…, TILE, width] as they lie in memory, or back."""
+        return tiles if name == "values" else tiles.swapaxes(-1, -2)
 
     def _view(self, name: str) -> AnyArray:
         """values [rows, width], the others [rows / 16, width, 16]."""
@@ -75,3 +114,13 @@ class Rows:
 def with_spare(count: int, dtype: str, width: int = 1) -> AnyArray:
     """[count] zeros, with room behind them that kernels may read."""
     return aligned_zeros(count + _SPARE_ROWS * width, dtype)[:count]
+
+
+def _tiles(rows: AnyArray) -> tuple[AnyArray, AnyArray, AnyArray | None]:
+    """Rows [heads, n] as [heads, tiles, TILE], those that are left over, and the numbers of the tiles if the rows fill
+    tiles of the arena: that makes copying them much faster."""
+    whole = rows.shape[1] // TILE * TILE
+    tiled = rows[:, :whole].reshape(len(rows), -1, TILE)
+    first = tiled[..., 0]
+    fill = not (first % TILE).any() and bool((tiled == first[..., None] + np.arange(TILE)).all())
+    return tiled, rows[:, whole:], first // TILE if fill else None

@@ -14,7 +14,7 @@ def compile(
     model: o.ModelArgument,
     device: Annotated[str, o.flag("--device", help="The device's name (edge devices --list), or host.")],
     output: Annotated[Path, o.flag("-o", "--output", help="The folder to make.")],
-    kv_dtype: Annotated[str, o.flag("--kv-dtype", help="f16 or int8.")] = "f16",
+    kv_dtype: Annotated[str, o.flag("--kv-dtype", help="f16, int8 or int4.")] = "f16",
     weights: Annotated[bool, o.flag("--weights", help="Add the packed weights.")] = False,
     force: Annotated[bool, o.flag("--force", help="Write into a folder that holds other files.")] = False,
     json: o.Json = False,

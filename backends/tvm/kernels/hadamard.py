@@ -1,4 +1,4 @@
-"""The Hadamard transform of a row: what int4 rows of the cache go through (see codes.py)."""
+"""What int4 rows of the cache go through: a reflection (mirror.py) and the Hadamard transform (codes.py)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tvm.tirx.script.builder import ir as T
 
-from edge.backends.tvm.kernels.lanes import LANES, Register, Value, floats, ints, let
+from edge.backends.tvm.kernels.lanes import LANES, Register, Value, floats, ints, let, spread, total
 
 
 def hadamard(vectors: Sequence[Value]) -> list[Value]:
@@ -29,6 +29,15 @@ def hadamard(vectors: Sequence[Value]) -> list[Value]:
                 row[index].value, row[index + distance].value = first + second, first - second
         distance *= 2
     return [let(each.value * floats((block * LANES) ** -0.5)) for each in row]
+
+
+def reflect(vectors: Sequence[Value], normals: Sequence[Value]) -> list[Value]:
+    """x − 2 (n x) n for a row of 16 · n numbers."""
+    products: Value = floats(0)
+    for vector, normal in zip(vectors, normals, strict=True):
+        products = let(products + vector * normal)
+    twice = let(spread(T.float32(2) * total(products)))
+    return [let(vector - twice * normal) for vector, normal in zip(vectors, normals, strict=True)]
 
 
 def _within(vector: Value, distance: int) -> Value:

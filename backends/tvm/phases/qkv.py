@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from tvm.tirx.script.builder import ir as T
 
+from edge.backends.tvm.kernels.hadamard import reflect
 from edge.backends.tvm.kernels.lanes import Strip, Value, floats, i64, let, load, loop, spread, store, swap_pairs, total
 from edge.backends.tvm.kernels.matmul import Inputs, Matrix
 from edge.backends.tvm.layout import GROUPS
@@ -80,6 +81,7 @@ def _whole_head(f: Frame, name: str, matrix: Matrix, layer: Value, head: Value, 
 
 
 def _store_head(f: Frame, name: str, layer: Value, head: Value, token: Value, vectors: Sequence[Value]) -> None:
+    kv_head = head // f.shape.group if name == "attn_q" else head
     if name == "attn_v":
         row = let(f.length(layer, head) + token)
         f.cache.write_value(let(f.cache.first_row(layer, head)), row, vectors)
@@ -87,6 +89,10 @@ def _store_head(f: Frame, name: str, layer: Value, head: Value, token: Value, ve
     if f"{name}_norm" in f.design.vectors:
         vectors = _norm_head(f, f"{name}_norm", layer, vectors)
     vectors = [let(_turn(f, layer, vector, token, i64(part))) for part, vector in enumerate(vectors)]
+    if f.cache.form.turned:
+        normals = let(f.at("mirrors") + (layer * f.shape.kv_heads + kv_head) * f.shape.padded_head)
+        mirrors = [let(load(f.floats, normals + part * 16)) for part in range(len(vectors))]
+        vectors = reflect(vectors, mirrors)
     if name == "attn_k":
         row = let(f.length(layer, head) + token)
         f.cache.write_key(let(f.cache.first_row(layer, head)), row, vectors)

@@ -1,0 +1,43 @@
+"""A reflection of each head's keys, for dtypes that turn them (codes.py).
+
+The keys of a head all point the same way more or less: over half of their energy is that of their mean. Reflected onto
+the first axis, which H spreads evenly over all dimensions, their common part becomes the least value that every row
+stores anyway, and the codes are left for what differs. Queries are reflected, too, so scores stay what they are.
+
+The direction is that of the mean key of random tokens, before RoPE, turned to positions from here to there: the part
+that RoPE turns quickly has no mean. Measured, SmolLM2: it halves the KL divergence that 4-bit keys cost.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edge.backends.tvm.rope import Rotation
+from edge.types import AnyArray, FloatArray
+
+SAMPLE = 64  # tokens
+_POSITIONS = np.linspace(0, 2000, 128).astype(np.int64)
+
+
+def sample_tokens(count: int, vocab: int) -> AnyArray:
+    return np.random.default_rng(0).integers(0, vocab, min(count, SAMPLE)).astype(np.int32)
+
+
+def find_normals(keys: FloatArray, rotation: Rotation) -> FloatArray:
+    """From the keys of the first positions, float32 [heads, n, head], the mirrors' unit normals [heads, head]."""
+    mean = rotation.turn(keys, -np.arange(keys.shape[1])).mean(axis=1, keepdims=True)
+    turned = rotation.turn(np.repeat(mean, _POSITIONS.size, axis=1), _POSITIONS)
+    normals = _unit(turned.mean(axis=1))
+    normals[:, 0] -= 1
+    return _unit(normals)
+
+
+def reflect(x: FloatArray, normals: FloatArray) -> FloatArray:
+    """x [..., n, head] in the mirrors with these normals [..., head]; twice is once nothing. Normal 0: no mirror."""
+    normals = normals[..., None, :]
+    return np.asarray(x - 2 * (x * normals).sum(axis=-1, keepdims=True) * normals)
+
+
+def _unit(vectors: FloatArray) -> FloatArray:
+    sizes = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return np.asarray(np.divide(vectors, sizes, out=np.zeros_like(vectors), where=sizes > 1e-6))
