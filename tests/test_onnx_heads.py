@@ -19,6 +19,7 @@ from edge.kv import make_policy
 from edge.session import Session, load
 from edge.types import AnyArray, IntArray
 
+pytest.importorskip("onnxruntime")
 CHUNK, EXACT, MODEL = 8, 1e-3, "llama-gqa-tied"
 Engines = Callable[[Engine], Engine]
 

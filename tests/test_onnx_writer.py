@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime
 import pytest
 import tokenizers
 from conftest import load_engine, open_golden, run_child
@@ -33,6 +31,7 @@ from edge.opened import Model, open_model
 from edge.session import load
 from edge.types import AnyArray, FloatArray
 
+onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
 Engines = Callable[[Engine], Engine]
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _FEW, _MOST, _OTHERS, _AT_ONCE = 64, 768, 512, 32  # tokens: until scales settle; of the text; besides; per run
 _SETTLED = 0.02  # relative change of every scale
-_MARGIN = {"int8": 1.2, "int4": 0.75}  # other texts have other extremes, but four bits cannot cover them all
+_MARGIN = {"int8": 1.6, "int4": 0.75}  # other texts have other extremes, but four bits cannot cover them all
 _FIRST_GUESS = 8.0  # the largest value, before any is known
 
 

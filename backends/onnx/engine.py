@@ -53,7 +53,7 @@ class OnnxEngine:
         self._cos, self._sin = (np.zeros((table_rows, spec.head_dim // 2), halves) for _ in range(2))
         self._angles_from = self._angles_known = 0
         self._tokens = np.zeros((1, config.chunk), np.int64)
-        self._positions = np.zeros((1, config.chunk), np.int64)
+        self._positions, self._counting = np.zeros((1, config.chunk), np.int64), np.arange(config.chunk)
         self._wanted = np.zeros(max(config.logits_rows, 1), np.int64)
         self._logits = np.zeros((max(config.logits_rows, 1), spec.vocab), np.float32)
         self._last, self._rows = np.zeros(1, np.int32), np.zeros((), np.int32)
@@ -129,9 +129,9 @@ class OnnxEngine:
             raise EngineError("the engine is closed")
         kv, count = self._kv, tokens.size
         self._tokens[0, :count] = tokens
-        self._positions[0, :count] = self._angle_row(count) + np.arange(count)
-        self._wanted[:wanted] = np.arange(count - wanted, count)
-        self._which[:shown] = np.arange(count - shown, count)
+        self._positions[0, :count] = self._angle_row(count) + self._counting[:count]
+        self._wanted[:wanted] = self._counting[count - wanted : count]
+        self._which[:shown] = self._counting[count - shown : count]
         self._rows[()], self._last[0] = kv.length + count, kv.length + count - 1
         with explained("ONNX Runtime failed"):
             self._session.run_with_iobinding(self._binding(count, wanted, shown))
