@@ -17,12 +17,12 @@ from edge.architectures.angles import Angles
 from edge.backends.base import KVState, check_range, check_rows, check_state
 from edge.backends.onnx.rope import tables, turn
 from edge.backends.onnx.rows import NUMPY_TYPE, load_rows, row_values, store_rows
+from edge.backends.slots import Anchors, fill_holes
 from edge.errors import EngineError, InputError, UnsupportedError
 from edge.spec import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray
 
 _BASE_BYTES = 8  # a saved state begins with `base`: its keys are turned by position + base
-_ANCHORS = 16  # first rows whose exact keys are remembered once they are turned
 _NO_ROWS = np.zeros(0, np.int32)
 
 
@@ -52,8 +52,7 @@ class OnnxKV:
         self._turned = np.zeros((1, capacity), np.int64)
         self._base = 0
         self._next = 0
-        self._anchors = np.zeros((self._heads, 0, spec.head_dim), np.float32)
-        self._anchor_turns = np.zeros(0, np.int64)
+        self._anchors = Anchors(self._heads, spec.head_dim)
         self._angles, self.key = replace(angles, magnitude=1.0), key
         self.closed = False
 
@@ -116,7 +115,7 @@ class OnnxKV:
         rows = check_rows(rows, self.length)
         if close_gaps and len(self._slots) > 1:
             raise UnsupportedError("gaps cannot be closed once heads keep different rows")
-        self._forget_anchors(rows)
+        self._anchors.forget(rows)
         self._retain([rows] * len(self._slots))
         if close_gaps:
             self._close_gaps(rows.size)
@@ -136,7 +135,7 @@ class OnnxKV:
         if len(self._slots) == 1:
             self._slots = np.repeat(self._slots, self._heads, axis=0)
             self._turned = np.repeat(self._turned, self._heads, axis=0)
-        self._forget_anchors(_NO_ROWS)
+        self._anchors.forget(_NO_ROWS)
         self._retain(checked)
 
     def renumber(self) -> None:
@@ -152,7 +151,7 @@ class OnnxKV:
                 self._turn_head(head, slots[moved], (wanted - turned)[moved])
         self._turned[:, :length] = wanted
         self._base, self._next = 0, length
-        self._forget_anchors(_NO_ROWS)
+        self._anchors.forget(_NO_ROWS)
 
     def truncate(self, length: int) -> None:
         self._check_open()
@@ -162,13 +161,13 @@ class OnnxKV:
         if length == 0:
             self._slots, self._turned = self._slots[:1], self._turned[:1]
             self.length = self._base = self._next = 0
-            self._forget_anchors(_NO_ROWS)
+            self._anchors.forget(_NO_ROWS)
         elif dropped:
             # Where heads differ, the newest rows are what they have in common.
             uniform = len(self._slots) == 1
             self._next = int(self._turned[0, length - 1]) + 1 if uniform else self._next - dropped
             left = np.arange(length, dtype=np.int32)
-            self._forget_anchors(left)
+            self._anchors.forget(left)
             self._retain([left] * len(self._slots))
 
     def save(self, first: int = 0, last: int | None = None) -> KVState:
@@ -211,7 +210,7 @@ class OnnxKV:
         """Keep these rows of each line. Slots stay gapless: rows that lie beyond the new length move into holes."""
         moves = []
         for line, kept in enumerate(rows):
-            slots, pairs = _fill_holes(self._slots[line, kept])
+            slots, pairs = fill_holes(self._slots[line, kept])
             self._slots[line, : kept.size] = slots
             self._turned[line, : kept.size] = self._turned[line, kept]
             moves.append(pairs)
@@ -252,22 +251,10 @@ class OnnxKV:
         self._next = self._base + count
 
     def _turn(self, rows: AnyArray, wanted: AnyArray) -> None:
-        """Turn the keys of `rows` to the positions `wanted`.
-
-        The first rows are turned at every eviction for ever, and each time their keys would be rounded: theirs are
-        turned from what they were at first.
-        """
+        """Turn the keys of `rows` to the positions `wanted`."""
         slots, scales = self._slots[0, rows], self.scales[0]
         keys = np.array(load_rows(self.array[0][:, :, slots], scales, self.dtype)).reshape(self._heads, rows.size, -1)
-        by = wanted - self._turned[0, rows]
-        known = min(int(rows.size), _ANCHORS)
-        if (rows[:known] == np.arange(known)).all():
-            have = min(known, self._anchor_turns.size)
-            keys[:, :have] = self._anchors[:, :have]
-            by[:have] = wanted[:have] - self._anchor_turns[:have]
-            if have < known:
-                self._anchors = keys[:, :known].copy()
-                self._anchor_turns = (wanted - by)[:known]
+        keys, by = self._anchors.exact(rows, keys, self._turned[0, rows], wanted)
         turned = turn(keys, *tables(by, self._angles)).reshape(self.spec.layers, self.spec.kv_heads, rows.size, -1)
         self.array[0][:, :, slots] = store_rows(turned, scales, self.dtype)
 
@@ -277,13 +264,6 @@ class OnnxKV:
         keys = load_rows(stored[slots], scales, self.dtype)
         stored[slots] = store_rows(turn(keys, *tables(by, self._angles)), scales, self.dtype)
 
-    def _forget_anchors(self, rows: IntArray) -> None:
-        """Anchors stay with the first rows only as long as these stay the first."""
-        known = min(self._anchor_turns.size, rows.size)
-        same = np.flatnonzero(rows[:known] != np.arange(known))
-        left = int(same[0]) if same.size else known
-        self._anchors, self._anchor_turns = self._anchors[:, :left], self._anchor_turns[:left]
-
     def _check_open(self) -> None:
         if self.closed:
             raise EngineError("the engine is closed")
@@ -292,17 +272,3 @@ class OnnxKV:
 def _each(array: AnyArray) -> IntArray:
     """Numbers of the first axis, to go with indices of the second."""
     return np.arange(len(array), dtype=np.int32)[:, None]
-
-
-def _fill_holes(slots: AnyArray) -> tuple[AnyArray, AnyArray]:
-    """Slots of kept rows, pressed into the first ones: where each row lies then, and the moves, int32 [n, 2]."""
-    beyond = slots >= slots.size
-    sources = slots[beyond]
-    if sources.size == 0:
-        return slots, np.zeros((0, 2), np.int32)
-    occupied = np.zeros(slots.size, bool)
-    occupied[slots[~beyond]] = True
-    targets = np.flatnonzero(~occupied).astype(np.int32)
-    filled = slots.copy()
-    filled[beyond] = targets
-    return filled, np.stack([sources, targets], axis=1)

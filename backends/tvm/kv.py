@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from edge.backends.base import KVState, check_range, check_rows, check_state
+from edge.backends.slots import Anchors, fill_holes
 from edge.backends.tvm.layout import Shape
 from edge.backends.tvm.loading import Call, Image
 from edge.backends.tvm.memory import aligned_zeros, pointer
@@ -24,7 +25,6 @@ from edge.errors import EngineError, InputError, UnsupportedError
 from edge.types import AnyArray, FloatArray, IntArray
 
 _BASE_BYTES = 8  # a saved state begins with `base`: its keys are turned by position + base
-_ANCHORS = 16  # first rows whose exact keys are remembered once they are turned
 
 
 class NativeKV:
@@ -57,8 +57,7 @@ class NativeKV:
         self._turned = np.zeros((1, regions.longest), np.int64)
         self._base = 0
         self._next = 0
-        self._anchors = np.zeros((self._heads, 0, shape.padded_head), np.float32)
-        self._anchor_turns = np.zeros(0, np.int64)
+        self._anchors = Anchors(self._heads, shape.padded_head)
         self._rotation, self.key, self._image = rotation, key, image
         self.closed = False
 
@@ -156,7 +155,7 @@ class NativeKV:
         rows = check_rows(rows, int(self.lengths.min()))
         if close_gaps and len(self._slots) > 1:
             raise UnsupportedError("gaps cannot be closed once heads keep different rows")
-        self._forget_anchors(rows)
+        self._anchors.forget(rows)
         self._retain([rows] * len(self._slots))
         if close_gaps:
             self._close_gaps(rows.size)
@@ -175,7 +174,7 @@ class NativeKV:
         if len(self._slots) == 1:
             self._slots = np.repeat(self._slots, self._heads, axis=0)
             self._turned = np.repeat(self._turned, self._heads, axis=0)
-        self._forget_anchors(np.zeros(0, np.int32))
+        self._anchors.forget(np.zeros(0, np.int32))
         self._retain(checked)
         if self.regions.uneven:
             self._share_out()
@@ -198,7 +197,7 @@ class NativeKV:
                 self._stored.set_keys(rows[moved], self._rotation.turn_head(layer, keys, by), head)
         self._turned[:, :longest] = np.arange(longest) + longest - self.lengths[:lines, None]
         self._base, self._next = 0, longest
-        self._forget_anchors(np.zeros(0, np.int32))
+        self._anchors.forget(np.zeros(0, np.int32))
         self._note_positions()
 
     def truncate(self, length: int) -> None:
@@ -211,12 +210,12 @@ class NativeKV:
             self.lengths[:] = 0
             self.regions.make_even()
             self._base = self._next = 0
-            self._forget_anchors(np.zeros(0, np.int32))
+            self._anchors.forget(np.zeros(0, np.int32))
         elif dropped:
             lengths = self.lengths[: len(self._slots)].tolist()
             # Where heads differ, the newest rows are what they have in common.
             self._next = int(self._turned[0, length - 1]) + 1 if len(lengths) == 1 else self._next - dropped
-            self._forget_anchors(np.arange(length, dtype=np.int32))
+            self._anchors.forget(np.arange(length, dtype=np.int32))
             self._retain([np.arange(each - dropped, dtype=np.int32) for each in lengths])
             self._note_positions()
 
@@ -258,7 +257,7 @@ class NativeKV:
         """Keep these rows of each line. Slots stay gapless: rows that lie beyond the new length move into holes."""
         moves, per_line = [], self._heads // len(rows)
         for line, kept in enumerate(rows):
-            slots, pairs = _fill_holes(self._slots[line, kept])
+            slots, pairs = fill_holes(self._slots[line, kept])
             self._slots[line, : kept.size] = slots
             self._turned[line, : kept.size] = self._turned[line, kept]
             starts = self.regions.starts[line * per_line : (line + 1) * per_line]
@@ -311,46 +310,12 @@ class NativeKV:
         self._next = self._base + count
 
     def _turn(self, rows: AnyArray, wanted: AnyArray) -> None:
-        """Turn the keys of `rows` to the positions `wanted`.
-
-        The first rows are turned at every eviction for ever, and each time their keys would be rounded: theirs are
-        turned from what they were at first.
-        """
+        """Turn the keys of `rows` to the positions `wanted`."""
         stored = self.regions.rows(self._slots[0, rows])
         keys = self._stored.keys(stored)
-        by = wanted - self._turned[0, rows]
-        known = min(int(rows.size), _ANCHORS)
-        if (rows[:known] == np.arange(known)).all():
-            have = min(known, self._anchor_turns.size)
-            keys[:, :have] = self._anchors[:, :have]
-            by[:have] = wanted[:have] - self._anchor_turns[:have]
-            if have < known:
-                self._anchors = keys[:, :known].copy()
-                self._anchor_turns = (wanted - by)[:known]
+        keys, by = self._anchors.exact(rows, keys, self._turned[0, rows], wanted)
         self._stored.set_keys(stored, self._rotation.turn(keys, by))
-
-    def _forget_anchors(self, rows: IntArray) -> None:
-        """Anchors stay with the first rows only as long as these stay the first."""
-        known = min(self._anchor_turns.size, rows.size)
-        same = np.flatnonzero(rows[:known] != np.arange(known))
-        left = int(same[0]) if same.size else known
-        self._anchors, self._anchor_turns = self._anchors[:, :left], self._anchor_turns[:left]
 
     def _check_open(self) -> None:
         if self.closed:
             raise EngineError("the engine is closed")
-
-
-def _fill_holes(slots: AnyArray) -> tuple[AnyArray, AnyArray]:
-    """Slots of kept rows, pressed into the first ones: where each row lies then, and the moves, int32 [n, 2]."""
-    count = slots.size
-    beyond = slots >= count
-    sources = slots[beyond]
-    if sources.size == 0:
-        return slots, np.zeros((0, 2), np.int32)
-    occupied = np.zeros(count, bool)
-    occupied[slots[~beyond]] = True
-    targets = np.flatnonzero(~occupied).astype(np.int32)
-    filled = slots.copy()
-    filled[beyond] = targets
-    return filled, np.stack([sources, targets], axis=1)
