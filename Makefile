@@ -20,7 +20,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	# mypy finds packages by folders, so it is shown the tree as it installs.
 	rm -rf build/lint && mkdir -p build/lint/edge
-	ln -s $(CURDIR)/edge/* $(CURDIR)/backends $(CURDIR)/devices build/lint/edge/
+	ln -s $(CURDIR)/edge/* $(CURDIR)/backends $(CURDIR)/converters $(CURDIR)/devices build/lint/edge/
 	cd build/lint && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml -p edge
 
 bench: $(VENV)/.dev
@@ -29,6 +29,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/block_types.py
 	$(BIN)/python benchmarks/prediction.py
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/prefix.py
 	$(BIN)/edge eval kv smollm2-135m --tokens 8000 --kv-dtype f16,int8 -o build/kv.html \
 		$$($(BIN)/python benchmarks/text.py secI8.html secJ3.html secI5.html secJ5.html | sed 's/^/--text /')
 	$(BIN)/python benchmarks/endless.py
@@ -63,5 +64,5 @@ $(VENV)/.dev: $(VENV)/.run
 		qemu-user-static gcc-aarch64-linux-gnu libc6-dev-arm64-cross >/dev/null; } \
 		|| echo "without qemu-aarch64-static and aarch64-linux-gnu-gcc the tests of ARM code are skipped"
 	@echo "building llama.cpp for the tests: 2 to 4 minutes, once"
-	$(PIP) -e '.[tvm,llamacpp,demo,plot,tracker,dev]'
+	$(PIP) -e '.[tvm,llamacpp,onnx,demo,plot,tracker,dev]'
 	touch $@

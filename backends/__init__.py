@@ -14,6 +14,7 @@ from edge.spec import ModelSpec
 _MODULES = {
     "tvm": "edge.backends.tvm",
     "llamacpp": "edge.backends.llamacpp",
+    "onnx": "edge.backends.onnx",
     "reference": "edge.backends.reference",
 }
 _AUTO = ("tvm", "llamacpp")  # what `auto` tries, the fastest first
@@ -35,6 +36,8 @@ def find_backend(name: str, file: GGUFFile, spec: ModelSpec, kv_dtype: str | Non
         if name not in _MODULES:
             raise InputError(f"unknown backend {name!r}: choose auto, {', '.join(_MODULES)}")
         return _usable(name, file, spec)
+    if file.folder is not None:
+        return _usable("onnx", file, spec)
     *better, last = _AUTO
     for each in better:
         try:
@@ -50,6 +53,10 @@ def find_backend(name: str, file: GGUFFile, spec: ModelSpec, kv_dtype: str | Non
 
 
 def _usable(name: str, file: GGUFFile, spec: ModelSpec) -> Backend:
+    if file.folder is not None and name != "onnx":
+        raise UnsupportedError(
+            f"{file.folder} is a model in ONNX, which the {name} engine cannot run: use --backend onnx"
+        )
     backend = cast(Backend, import_module(_MODULES[name]))
     backend.check_installed()
     backend.check_supported(file, spec)

@@ -28,10 +28,11 @@ class EngineConfig:
     kv_dtype: str
     threads: int
     logits_rows: int = 1  # most rows of logits that exist at once; forward_all works through longer inputs in steps
-    observes: bool = False  # attention that rows get can be added up: tvm needs room for it, llamacpp is slower
-    per_head: bool = False  # tvm: room for the bookkeeping of rows that differ from head to head
+    observes: bool = False  # attention that rows get can be added up: tvm and onnx need room for it, llamacpp is slower
+    per_head: bool = False  # tvm, onnx: room for the bookkeeping of rows that differ from head to head
     uneven: bool = False  # tvm: heads may keep different numbers of rows
     repack: bool = False  # llamacpp: weights re-laid in private memory (faster) instead of mapped (reclaimable)
+    provider: str = "cpu"  # onnx: what ONNX Runtime runs on
     tuning: dict[str, int] = field(default_factory=dict)  # tvm: sizes of pieces of work, where not the defaults
 
 

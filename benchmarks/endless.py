@@ -48,6 +48,9 @@ def main() -> None:
     parser.add_argument("--policy", default="streaming", help="as in --kv-policy; auto is one")
     parser.add_argument("--backend", default="tvm")
     asked = parser.parse_args()
+    least = (WARM + 1) * SLICE + TURNS * TURN
+    if asked.tokens < least:
+        parser.error(f"--tokens must be at least {least}")
     model = edge.open_model(MODEL)
     written = model.encode_prompt(long_text().read_text(encoding="utf-8"), raw=True)
     options = {

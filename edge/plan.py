@@ -41,7 +41,7 @@ class PlanRequest:
     """What the user fixed; `None` leaves the choice to the plan.
 
     max_kv_size: rows. kv_memory: bytes of rows ("12MiB"), instead. expected_tokens: prompt and answer, if known.
-    prompt_cache: bytes that a prompt cache may hold in memory; None: there is none.
+    prompt_cache: bytes that a prompt cache may hold in memory; None: there is none. provider: ONNX Runtime's.
     """
 
     kv_policy: str = "streaming"
@@ -54,6 +54,7 @@ class PlanRequest:
     expected_tokens: int | None = None
     logits_rows: int = 1
     prompt_cache: int | None = None
+    provider: str | None = None
 
 
 @dataclass(frozen=True)
@@ -175,6 +176,7 @@ def _config(backend: Backend, request: PlanRequest, rows: int) -> EngineConfig:
         observes=bool(needs.queries),
         per_head=needs.looks,
         uneven=needs.uneven != "token",
+        provider=request.provider or "cpu",
     )
 
 
@@ -185,6 +187,8 @@ def _check(spec: ModelSpec, backend: Backend, request: PlanRequest) -> None:
             f"--kv-policy {request.kv_policy} {missing}, which the {backend.NAME} engine does not: "
             "use --kv-policy streaming"
         )
+    if request.provider is not None and backend.NAME != "onnx":
+        raise UnsupportedError(f"--provider is for the onnx engine, not for {backend.NAME}: use --backend onnx")
     if request.kv_dtype is not None and request.kv_dtype not in has.kv_dtypes:
         raise UnsupportedError(
             f"the {backend.NAME} engine has no KV dtype {request.kv_dtype!r}: choose {', '.join(has.kv_dtypes)}"

@@ -162,6 +162,19 @@ class Tokenizer:
                 prefix = " " if start and self._space_prefix else ""
                 ids.extend(self._merger.encode(prefix + part, add_special_tokens=False).ids)
 
+    @property
+    def space_prefix(self) -> bool:
+        """A prompt starts with a space that nobody wrote."""
+        return self._space_prefix
+
+    def special_tokens(self) -> dict[str, tuple[int, bool]]:
+        """Tokens that match whole, before any merging: their ids, and whether they control the model."""
+        return {text: (index, index in self._control) for text, index in self._special_ids.items()}
+
+    def merger_json(self) -> str:
+        """What merges, in the format of the `tokenizers` library; control tokens have hidden names."""
+        return str(self._merger.to_str())
+
     def text(self, token: int) -> str:
         """The token as it is written in the vocabulary. Raises IndexError for ids outside it."""
         text = self._merger.id_to_token(token)

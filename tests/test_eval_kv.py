@@ -69,7 +69,19 @@ def test_losses_are_those_of_transformers() -> None:
     wanted = -np.log([row[token] for row, token in zip(chances[:-1], golden.tokens[1:].tolist(), strict=True)])
     np.testing.assert_allclose(losses, wanted, atol=2e-3)
     assert again.nll == pytest.approx([losses.mean()] * 2)
+    assert all(np.mean(blocks) == pytest.approx(losses.mean(), rel=0.05) for blocks in again.blocks)
     assert again.tokens == [losses.size] * 2
+
+
+def test_errors_count_the_last_tokens_too(setup: Setup) -> None:
+    """Only the last 10 of 100 tokens are read with less than everything: the comparison has an error all the same."""
+    tokens = setup.model.encode_prompt(TEXT, raw=True)[:101]
+    cells = make_cells(["window"], [None], [90], in_rows=True)
+    rows = make_rows(run_matrix(setup, cells, Material([tokens]), Journal(None, {}), lambda *_: None))
+    ratio = rows[1].figures["ratio"]
+    assert ratio.value != 1
+    assert ratio.stderr is not None
+    assert ratio.stderr > 0
 
 
 def test_a_repeat_says_a_segment_twice_with_other_tokens_around() -> None:

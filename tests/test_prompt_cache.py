@@ -24,7 +24,7 @@ from edge.types import FloatArray, IntArray
 
 ENGINES = [
     ("reference", "f32", 1e-3), ("llamacpp", "f32", 1e-3), ("llamacpp", "f16", 5e-2), ("tvm", "f32", 1e-3),
-    ("tvm", "f16", 5e-2), ("tvm", "int8", 5e-1),
+    ("tvm", "f16", 5e-2), ("tvm", "int8", 5e-1), ("tvm", "int4", 2.0),
 ]  # fmt: skip
 SMOLLM2_ENGINES = [
     ("tvm", "f16"), ("tvm", "int8"), ("llamacpp", "f16"), ("llamacpp", "q8_0"), ("llamacpp", "q4_0")

@@ -436,7 +436,7 @@ def test_ctrl_c_during_prefill_leaves_a_report(streaming: Session) -> None:
 
 REPORT_KEYS: dict[str, set[str] | None] = {
     "text": None,
-    "tokens": {"prompt", "generated"},
+    "tokens": {"prompt", "generated", "reused"},
     "timings": {"load_s", "ttft_s", "prefill_tok_s", "decode_tok_s"},
     "stop_reason": None,
     "memory": {

@@ -10,7 +10,7 @@ import numpy as np
 
 from edge.backends.base import EngineConfig, KVState, check_range, check_rows, check_state, state_key
 from edge.backends.llamacpp import KV_VALUE_BYTES, NAME, allocated_rows
-from edge.backends.llamacpp.library import LOG
+from edge.backends.llamacpp.library import LOG, version
 from edge.backends.llamacpp.scores import Scores
 from edge.errors import EngineError, InputError, UnsupportedError
 from edge.gguf_file import GGUFFile
@@ -41,7 +41,8 @@ class LlamaCppKV:
         self._can_shift = bool(low_level.llama_memory_can_shift(self.memory)) and not _magnified(file)
         self._settle = settle
         self._scores = scores
-        self.key = state_key(NAME, file, spec, config) + (":observed" if scores else "")  # values lie otherwise
+        key = state_key(f"{NAME} {version()}", file, spec, config)
+        self.key = key + (":observed" if scores else "")  # values lie otherwise
         self.capacity = config.capacity
         self.nbytes = int(allocated_rows(config.capacity) * spec.kv_values_per_row * KV_VALUE_BYTES[config.kv_dtype])
         self._positions = np.zeros(config.capacity + 1, np.int32)  # one more for `_settle`

@@ -233,7 +233,7 @@ class NativeKV:
         last = check_range(first, last, self.length)
         rows, positions = self.regions.rows(self._slots[0, first:last]), self.positions
         next_position = int(positions[last]) if last < self.length else self.next_position
-        parts = [np.int64(self._base).tobytes(), *(self._stored.gather(name, rows).tobytes() for name in self.arrays)]
+        parts = [np.int64(self._base).tobytes(), *(self._stored.save(name, rows) for name in self.arrays)]
         return KVState(self.key, positions[first:last].copy(), next_position, b"".join(parts))
 
     def append(self, state: KVState) -> None:
@@ -248,9 +248,8 @@ class NativeKV:
         at, slots = _BASE_BYTES, np.arange(first, first + count)
         rows = self.regions.rows(slots)
         for name, array in self.arrays.items():
-            width = self._stored.width(name)
-            part = np.frombuffer(state.data, array.dtype, self._heads * count * width, at)
-            self._stored.scatter(name, rows, part.reshape(self._heads, count, width))
+            part = np.frombuffer(state.data, array.dtype, rows.size * self._stored.width(name), at)
+            self._stored.restore(name, rows, part)
             at += part.nbytes
         self._base, self._next = base, base + state.next_position
         self._slots[0, slots], self._turned[0, slots] = slots, state.positions.astype(np.int64) + base

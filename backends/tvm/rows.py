@@ -52,6 +52,28 @@ class Rows:
         else:
             self._view(name)[rows // TILE, :, rows % TILE] = stored
 
+    def save(self, name: str, rows: AnyArray) -> bytes:
+        """Rows [heads, n] as they lie in memory: whole tiles of each head, then the rows that are left over."""
+        if self.width(name) == 0:
+            return b""
+        tiled, rest, tiles = _tiles(rows)
+        whole = self._by_tile(name)[tiles] if tiles is not None else self._turned(name, self.gather(name, tiled))
+        return whole.tobytes() + self.gather(name, rest).tobytes()
+
+    def restore(self, name: str, rows: AnyArray, saved: AnyArray) -> None:
+        """Put back what `save` gave, [heads · n · width]."""
+        width = self.width(name)
+        if width == 0:
+            return
+        tiled, rest, tiles = _tiles(rows)
+        whole, others = saved[: tiled.size * width], saved[tiled.size * width :]
+        if tiles is not None:
+            self._by_tile(name)[tiles] = whole.reshape(*tiles.shape, TILE * width)
+        else:
+            shape = (TILE, width) if name == "values" else (width, TILE)
+            self.scatter(name, tiled, self._turned(name, whole.reshape(*tiled.shape[:2], *shape)))
+        self.scatter(name, rest, others.reshape(*rest.shape, width))
+
     def keys(self, rows: AnyArray, head: int | None = None) -> FloatArray:
         """Of one head, float32 [n, head], or of all, [heads of all layers, n, head]."""
         codes = unpack_keys(self.dtype, self.gather("keys", rows))
@@ -75,6 +97,14 @@ class Rows:
             source, target = move.source // unit, move.target // unit
             view[target : target + count] = view[source : source + count]
 
+    def _by_tile(self, name: str) -> AnyArray:
+        """[tiles, TILE · width], in whatever order a tile has within."""
+        return self.arrays[name].reshape(-1, TILE * self.width(name))
+
+    def _turned(self, name: str, tiles: AnyArray) -> AnyArray:
+        """[…, TILE, width] as they lie in memory, or back."""
+        return tiles if name == "values" else tiles.swapaxes(-1, -2)
+
     def _view(self, name: str) -> AnyArray:
         """values [rows, width], the others [rows / 16, width, 16]."""
         array, width = self.arrays[name], self.width(name)
@@ -84,3 +114,13 @@ class Rows:
 def with_spare(count: int, dtype: str, width: int = 1) -> AnyArray:
     """[count] zeros, with room behind them that kernels may read."""
     return aligned_zeros(count + _SPARE_ROWS * width, dtype)[:count]
+
+
+def _tiles(rows: AnyArray) -> tuple[AnyArray, AnyArray, AnyArray | None]:
+    """Rows [heads, n] as [heads, tiles, TILE], those that are left over, and the numbers of the tiles if the rows fill
+    tiles of the arena: that makes copying them much faster."""
+    whole = rows.shape[1] // TILE * TILE
+    tiled = rows[:, :whole].reshape(len(rows), -1, TILE)
+    first = tiled[..., 0]
+    fill = not (first % TILE).any() and bool((tiled == first[..., None] + np.arange(TILE)).all())
+    return tiled, rows[:, whole:], first // TILE if fill else None

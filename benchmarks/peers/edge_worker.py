@@ -1,6 +1,6 @@
 """edge for `peers.py`: its engine behind the line protocol, or a plain script through `edge.load`.
 
-edge_worker.py serve  FILE BACKEND THREADS CELLS
+edge_worker.py serve  FILE BACKEND[:KV] THREADS CELLS  KV: the dtype of its rows, f16 unless stated
 edge_worker.py start  FILE BACKEND THREADS CELLS       one token after a 16-token text
 edge_worker.py memory FILE BACKEND THREADS CELLS N     N random tokens, the last 32 of them generated
 """
@@ -22,10 +22,11 @@ class EdgeSteps(Steps):
         from edge.backends.base import EngineConfig
         from edge.opened import open_model
 
+        backend, _, kv_dtype = backend.partition(":")
         model = open_model(path)
         module = find_backend(backend, model.file, model.spec)
         repack = module.can_repack(model.spec)
-        config = EngineConfig(cells, chunk=512, kv_dtype="f16", threads=threads, repack=repack)
+        config = EngineConfig(cells, chunk=512, kv_dtype=kv_dtype or "f16", threads=threads, repack=repack)
         self._engine = module.load(model.file, model.spec, config)
         self.vocab = model.spec.vocab
         self.version = ", ".join(f"{name} {version}" for name, version in module.versions().items())

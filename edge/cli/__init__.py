@@ -16,6 +16,7 @@ from edge.cli.bench import bench
 from edge.cli.cache import cache
 from edge.cli.chat import chat
 from edge.cli.compile import compile
+from edge.cli.convert import convert
 from edge.cli.devices import devices
 from edge.cli.evaluate import evaluate
 from edge.cli.plan import plan
@@ -31,7 +32,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: half the start-up time
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, chat, plan, bench, tune, compile, devices):
+for command in (run, chat, plan, bench, tune, compile, convert, devices):
     app.command()(command)
 app.add_typer(evaluate, name="eval")
 app.add_typer(cache, name="cache")

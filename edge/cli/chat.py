@@ -33,6 +33,7 @@ def chat(
     repeat_penalty: o.RepeatPenalty = 1.0,
     seed: o.Seed = None,
     backend: o.Backend = "auto",
+    provider: o.Provider = None,
     threads: o.Threads = None,
     json: o.Json = False,
     quiet: o.Quiet = False,
@@ -60,6 +61,7 @@ def chat(
         kv_memory=kv_memory,
         kv_dtype=kv_dtype,
         prefill_step_size=prefill_step_size,
+        provider=provider,
         threads=threads,
     )
     with (

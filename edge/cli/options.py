@@ -15,12 +15,17 @@ def flag(*names: str, help: str, **more: Any) -> Any:
 
 
 ModelArgument = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A GGUF file, or an installed model such as smollm2-135m.")
+    str,
+    typer.Argument(metavar="MODEL", help="A GGUF file, a folder of edge convert, or an installed model: smollm2-135m."),
 ]
 OptionalModelArgument = Annotated[
-    str | None, typer.Argument(metavar="MODEL", help="A GGUF file, or an installed model such as smollm2-135m.")
+    str | None,
+    typer.Argument(metavar="MODEL", help="A GGUF file, a folder of edge convert, or an installed model: smollm2-135m."),
 ]
-Backend = Annotated[str, flag("--backend", help="Engine: auto, tvm, llamacpp or reference.")]
+Backend = Annotated[str, flag("--backend", help="Engine: auto, tvm, llamacpp, onnx or reference.")]
+Provider = Annotated[
+    str | None, flag("--provider", help="What the onnx engine runs on: an execution provider (default: cpu).")
+]
 Threads = Annotated[int | None, flag("--threads", help="CPU threads (default: physical cores).")]
 
 Memory = Annotated[
@@ -42,7 +47,7 @@ KVMemory = Annotated[str | None, flag("--kv-memory", help="Size of the KV cache 
 MaxKVSize = Annotated[int | None, flag("--max-kv-size", help="KV rows (default: planned).")]
 Sinks = Annotated[int, flag("--sinks", help="First rows that streaming never evicts.")]
 KVDtype = Annotated[
-    str | None, flag("--kv-dtype", help="f16, or what the engine has below: int8, int4 (default: f16).")
+    str | None, flag("--kv-dtype", help="f16 or below, as the engine has them: int8, int4, q8_0 … (default: f16).")
 ]
 NativeKVDtype = Annotated[str, flag("--kv-dtype", help="f16, int8, int4 or f32.")]
 PromptCache = Annotated[

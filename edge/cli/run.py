@@ -38,6 +38,7 @@ def run(
     repeat_penalty: o.RepeatPenalty = 1.0,
     seed: o.Seed = None,
     backend: o.Backend = "auto",
+    provider: o.Provider = None,
     threads: o.Threads = None,
     json: o.Json = False,
     quiet: o.Quiet = False,
@@ -66,6 +67,7 @@ def run(
             kv_memory=kv_memory,
             kv_dtype=kv_dtype,
             prefill_step_size=prefill_step_size,
+            provider=provider,
             threads=threads,
             expected_tokens=None if limit is None else tokens.size + limit,
         )

@@ -42,7 +42,8 @@ class PyramidKV:
     def rows_to_keep(self, view: KVView, budget: int) -> list[IntArray]:
         assert view.attention is not None
         layers, heads, _ = view.attention.shape
-        budgets = pyramid(layers, budget, min(self.window, budget), self.slope, view.longest)
+        most = min(view.longest, view.length)  # the pyramid rises as its first layers come to have the rows
+        budgets = pyramid(layers, budget, min(self.window, budget), self.slope, most)
         return best_rows(pooled(view.attention, self.kernel), view, np.repeat(budgets, heads), self.sinks, self.window)
 
 

@@ -14,7 +14,7 @@ from edge.session import Session
 from edge.types import AnyArray, FloatArray, IntArray
 
 LOGITS_ROWS = 64  # rows of logits per step: 12 MiB for 49k tokens; more is not faster
-BLOCK = 64  # tokens whose mean loss is remembered, to compare two runs part by part
+BLOCK = 64  # tokens, about, whose mean loss is remembered, to compare two runs part by part
 
 Advance = Callable[[int], None]
 """Told how many more tokens have been run."""
@@ -32,7 +32,7 @@ class Perplexity:
 
 @dataclass(frozen=True)
 class Streamed:
-    """Several documents. tokens: predictions of each; nll: their mean; blocks: the means of each `BLOCK` of them."""
+    """Several documents. tokens: predictions of each; nll: their mean; blocks: means of about `BLOCK` of them."""
 
     tokens: list[int]
     nll: list[float]
@@ -76,9 +76,14 @@ def stream_documents(session: Session, documents: Sequence[IntArray], advance: A
     return Streamed(
         tokens=[each.size for each in losses],
         nll=[float(each.mean()) for each in losses],
-        blocks=[each[: each.size // BLOCK * BLOCK].reshape(-1, BLOCK).mean(axis=1).tolist() for each in losses],
+        blocks=[_block_means(each) for each in losses],
         seconds=seconds,
     )
+
+
+def _block_means(losses: AnyArray) -> list[float]:
+    """Of parts as equal as can be, so that every token is in one."""
+    return [float(part.mean()) for part in np.array_split(losses, max(1, round(losses.size / BLOCK)))]
 
 
 def token_losses(session: Session, tokens: IntArray, advance: Advance | None = None) -> AnyArray:

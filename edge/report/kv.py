@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, stdev
 from typing import Any
 
-from edge.budget import format_bytes
 from edge.quality.cells import Cell
 from edge.quality.journal import Measured
 from edge.quality.perplexity import BLOCK, Streamed
@@ -189,8 +188,15 @@ def _weighted(values: Sequence[float], weights: Sequence[int]) -> float:
 
 
 def _line(row: Row, shown: Sequence[str]) -> list[str]:
-    first = [row.policy, row.kv_dtype or "–", _count(row.rows), format_bytes(row.nbytes) if row.nbytes else "–"]
+    first = [row.policy, row.kv_dtype or "–", _count(row.rows), _bytes(row.nbytes)]
     return [*first, *(_figure(row.figures.get(name), name) for name in shown), _count(row.tok_s)]
+
+
+def _bytes(count: int | None) -> str:
+    """More exactly than elsewhere: cells of one size are to be compared."""
+    if count is None:
+        return "–"
+    return f"{count / (1 << 20):.2f} MiB" if count >= 1 << 20 else f"{count / 1024:.1f} KiB"
 
 
 def _count(value: float | None) -> str:

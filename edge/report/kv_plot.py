@@ -60,7 +60,7 @@ def plot_svg(rows: Sequence[Row]) -> str:
 
 def _panel(axes: Any, name: str, rows: Sequence[Row]) -> None:
     lines: dict[Any, list[tuple[float, float]]] = {}
-    for row in rows[1:]:
+    for row in rows:
         figure = row.figures.get(name)
         if figure is not None and row.nbytes:
             _point(axes, name, row, figure, rows)
@@ -72,12 +72,15 @@ def _panel(axes: Any, name: str, rows: Sequence[Row]) -> None:
     if reference is not None:
         axes.axhline(reference.value, color="gray", linestyle="--", linewidth=1, zorder=1)
     axes.set(xlabel="KV cache, MiB allocated", ylabel=_PANELS[name], xscale="log")
+    scales = [axes.xaxis]
     if name == "repeat":
         axes.set_yscale("log")
+        scales.append(axes.yaxis)
     if name in ("known", "streamed"):
         axes.set_ylim(-0.03, 1.05)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:.0e}"[0] in "235" else "")
+    for scale in scales:  # plain numbers, not powers of ten
+        scale.set_major_formatter(lambda value, _: f"{value:g}")
+        scale.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:.0e}"[0] in "235" else "")
     axes.grid(alpha=0.3)
 
 

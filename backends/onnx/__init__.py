@@ -1,0 +1,68 @@
+"""ONNX Runtime as an engine: a model in ONNX, with its KV cache in our memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from edge.backends.base import Capabilities, EngineConfig, Footprint, Tuned
+from edge.errors import MissingExtraError
+from edge.gguf_file import GGUFFile
+from edge.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from edge.backends.onnx.engine import OnnxEngine
+
+NAME = "onnx"
+KV_DTYPES = ("f32", "f16", "int8", "int4")
+CAPABILITIES = Capabilities("head", uneven="token", kv_dtypes=KV_DTYPES, attention=True, keys=True)
+
+
+def check_installed() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("onnxruntime") is None:
+        raise MissingExtraError("onnxruntime", "onnx")
+
+
+def check_supported(file: GGUFFile, spec: ModelSpec) -> None:
+    """What the converter can write; of a folder, that it is whole."""
+    from edge.converters.writers.onnx_layout import check_recipe, make_layout
+
+    if file.folder is None:
+        make_layout(file, spec)
+    else:
+        check_recipe(spec)
+
+
+def can_repack(spec: ModelSpec) -> bool:
+    return False
+
+
+def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
+    from edge.backends.onnx.memory import count_footprint
+
+    return count_footprint(spec, config)
+
+
+def tuned(spec: ModelSpec, kv_dtype: str) -> Tuned | None:
+    return None
+
+
+def load(
+    file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None
+) -> OnnxEngine:
+    """Convert a GGUF file if the cache folder has it not, open the session, allocate the cache.
+
+    Raises CacheError if the cache folder cannot be written, InputError for an unknown `config.provider`, EngineError
+    if ONNX Runtime cannot load the model.
+    """
+    from edge.backends.onnx.engine import OnnxEngine
+
+    return OnnxEngine(file, spec, config, progress)
+
+
+def versions() -> dict[str, str]:
+    from importlib import metadata
+
+    return {"onnxruntime": metadata.version("onnxruntime")}

@@ -1,0 +1,38 @@
+"""What observed queries pay to the rows of a layer: done in NumPy, as ONNX Runtime does not tell.
+
+Its own score output would hold all queries of a chunk against all rows; this holds a few dozen queries of one layer.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from edge.backends.onnx.rows import LARGEST, unscaled
+from edge.types import AnyArray, FloatArray
+
+
+def attention_to(rows: AnyArray, scales: FloatArray, dtype: str, queries: FloatArray, votes: bool) -> FloatArray:
+    """What queries pay to each row, mean over the query heads of a group, sum over queries: float32 [KV heads, rows].
+
+    rows: stored keys, [KV heads, rows, stored values], scales [KV heads, 1, head]. queries: float32 [heads, n, head],
+    rotated and scaled, those of the last n rows; each sees its own row and those before it. votes: count the queries
+    that pay a row more than the average of what they see.
+    """
+    kv_heads, count, seen = len(rows), queries.shape[1], rows.shape[1]
+    queries = queries.reshape(kv_heads, -1, queries.shape[-1])
+    if dtype in LARGEST:
+        queries = queries * scales  # instead of all the keys
+    scores = queries @ unscaled(rows, dtype).swapaxes(-1, -2)
+    by_query = scores.reshape(kv_heads, -1, count, seen)
+    if count > 1:
+        later = np.triu(np.ones((count, count), bool), k=1)
+        by_query[..., seen - count :][..., later] = -math.inf
+    by_query -= by_query.max(axis=-1, keepdims=True)
+    np.exp(by_query, out=by_query)
+    by_query /= by_query.sum(axis=-1, keepdims=True)
+    if votes:
+        average = 1 / np.arange(seen - count + 1, seen + 1, dtype=np.float32)
+        by_query = (by_query > average[:, None]).astype(np.float32)
+    return np.asarray(by_query.sum(axis=2).mean(axis=1))

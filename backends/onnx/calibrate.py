@@ -1,0 +1,98 @@
+"""Scales of int8 and int4 rows: one for every channel, from what some hundred tokens make of it.
+
+RoPE turns the two values of a pair into each other, so a key's channels share the largest length of their pair, which
+holds at any position.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edge import cache
+from edge.backends.onnx.calibration_text import TEXT
+from edge.backends.onnx.rows import LARGEST
+from edge.gguf_file import GGUFFile
+from edge.tokenizer import Tokenizer
+from edge.types import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from edge.backends.onnx.engine import OnnxEngine
+    from edge.backends.onnx.kv import OnnxKV
+
+_FEW, _MOST, _OTHERS, _AT_ONCE = 64, 768, 512, 32  # tokens: until scales settle; of the text; besides; per run
+_SETTLED = 0.02  # relative change of every scale
+_MARGIN = {"int8": 1.2, "int4": 0.75}  # other texts have other extremes, but four bits cannot cover them all
+_FIRST_GUESS = 8.0  # the largest value, before any is known
+
+
+def stored_scales(kv: OnnxKV, key: str) -> FloatArray | None:
+    """float32 [2, layers, KV heads, 1, head], from the cache folder; None if they are not there."""
+    path = cache.find("weights", key, _suffix(kv.dtype))
+    return None if path is None else np.fromfile(path, np.float32).reshape(kv.scales.shape)
+
+
+def calibration_tokens(file: GGUFFile, vocab: int) -> IntArray:
+    """What to run, int32 [n]: text, and tokens that are not in it. Loads a tokenizer, so it comes before the model."""
+    others = np.random.default_rng(1).integers(0, vocab, _OTHERS).astype(np.int32)
+    return np.concatenate([Tokenizer(file).encode(TEXT)[:_MOST], others])
+
+
+def find_scales(engine: OnnxEngine, key: str, tokens: IntArray) -> FloatArray:
+    """Measured scales, which are left in the cache folder."""
+    scales = _measure(engine, tokens)
+    cache.find_or_make(
+        "weights", key, _suffix(engine.kv.dtype), lambda target: _write(scales, target),
+        about=f"scales of {engine.kv.dtype} KV rows", expected=scales.nbytes,
+    )  # fmt: skip
+    return scales
+
+
+def _write(scales: FloatArray, target: Path) -> None:
+    target.write_bytes(scales.tobytes())
+
+
+def _suffix(dtype: str) -> str:
+    return f".{dtype}-scales"
+
+
+def _measure(engine: OnnxEngine, tokens: IntArray) -> FloatArray:
+    """With the engine itself, so that nothing more is loaded, and again until scales settle: rows that were rounded
+    with bad ones disturb the layers above. They must settle, layer by layer, as a layer depends on those below it."""
+    kv, spec = engine.kv, engine.spec
+    kv.scales[:] = _FIRST_GUESS / LARGEST[kv.dtype]
+    for _ in range(spec.layers):
+        scales = _scales_after(engine, tokens[:_FEW])
+        settled = np.abs(scales / kv.scales - 1).max() < _SETTLED
+        kv.scales[:] = scales
+        if settled:
+            break
+    return _scales_after(engine, tokens)
+
+
+def _scales_after(engine: OnnxEngine, tokens: IntArray) -> FloatArray:
+    """Scales for what these tokens make of the rows, with the scales that there are."""
+    kv, spec = engine.kv, engine.spec
+    most = np.zeros((2, spec.layers, spec.kv_heads, spec.head_dim), np.float32)
+    step = min(_AT_ONCE, engine.config.chunk, kv.capacity)
+    for at in range(0, tokens.size, step):
+        part = tokens[at : at + step]
+        if kv.free < part.size:
+            kv.truncate(0)
+        most = np.maximum(most, _extremes(engine.run_shown(part), spec.kv_heads, spec.head_dim))
+    kv.truncate(0)
+    scales = most[:, :, :, None] * np.float32(_MARGIN[kv.dtype] / LARGEST[kv.dtype])
+    return np.asarray(np.maximum(scales, np.float32(1e-8)))
+
+
+def _extremes(shown: FloatArray, kv_heads: int, head: int) -> FloatArray:
+    """Of keys, lengths of pairs; of values, their size: [2, layers, KV heads, head]."""
+    layers, count, _ = shown.shape
+    both = shown[:, :, -2 * kv_heads * head :].reshape(layers, count, 2, kv_heads, head)
+    keys, values = np.abs(both[:, :, 0]).max(axis=1), np.abs(both[:, :, 1]).max(axis=1)
+    one, other = both[:, :, 0, :, : head // 2], both[:, :, 0, :, head // 2 :]
+    lengths = np.sqrt(one * one + other * other).max(axis=1)
+    keys = np.concatenate([lengths, lengths], axis=-1)
+    return np.stack([keys, values])

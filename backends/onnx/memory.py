@@ -1,0 +1,58 @@
+"""What the ONNX engine takes: counted where it can be, measured where ONNX Runtime does not say."""
+
+from __future__ import annotations
+
+from edge.backends.base import EngineConfig, Footprint
+from edge.backends.onnx.kv import row_bytes
+from edge.backends.onnx.rows import LARGEST
+from edge.converters.writers.onnx_blocks import BLOCK, bits_of, has_minimum
+from edge.gguf_file import BLOCK_TYPES
+from edge.spec import ModelSpec
+
+MOST_OBSERVED = 32  # queries whose attention is computed at once
+MOST_AT_ONCE = 256  # tokens: longer runs take memory and are not faster
+
+# Measured with ONNX Runtime 1.31: its library's pages and heap, and what a session keeps of every layer's nodes.
+_LIBRARY_BYTES = 48 << 20
+_LAYER_BYTES = 640 << 10
+# Scores of a chunk exist as often, all heads of a layer at once: integer rows are made floats on the way.
+_SCORES = {"f32": 1, "f16": 1, "int8": 4, "int4": 4}
+# Bytes for every row of a head: its slot and position, and what a policy's choice among them takes while it lasts.
+_BOOKKEEPING = 12 + 36
+_LOOKED_AT = 24  # for every value of the keys of a layer that are looked at, or turned
+
+
+def count_footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
+    rows, heads, float_bytes = config.capacity, spec.layers * spec.kv_heads, 4
+    qkv = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+    at_once = min(config.chunk, MOST_AT_ONCE)
+    per_token = 3 * spec.ffn + 2 * qkv + 4 * spec.hidden + _SCORES[config.kv_dtype] * spec.heads * rows
+    shows = config.observes or config.kv_dtype in LARGEST
+    numbers = at_once * per_token + 2 * config.logits_rows * spec.vocab + max(rows, config.chunk) * spec.head_dim
+    numbers += spec.layers * MOST_OBSERVED * qkv if shows else 0
+    by_head = rows * spec.kv_heads * (spec.layers * _BOOKKEEPING + spec.head_dim * _LOOKED_AT) if config.per_head else 0
+    attention = float_bytes * heads * rows if config.observes else 0
+    return Footprint(
+        weights=_weights(spec),
+        kv=row_bytes(spec, config.kv_dtype) * rows + attention,
+        scratch=float_bytes * numbers + by_head,
+        runtime=_LIBRARY_BYTES + _LAYER_BYTES * spec.layers,
+    )
+
+
+def _weights(spec: ModelSpec) -> int:
+    """As they are re-laid; a table that is the head, too, is there in both layouts."""
+    blocks = {name: (values, size) for name, values, size in BLOCK_TYPES.values()}
+    total = 0.0
+    for kind, nbytes in spec.type_bytes:
+        values, size = blocks[kind]
+        total += nbytes / size * values * _value_bytes(kind)
+    return int(total) + (spec.largest_tensor if spec.tied_head else 0)
+
+
+def _value_bytes(kind: str) -> float:
+    bits = bits_of(kind)
+    if bits == 32:
+        return 4.0
+    scale, minimum = 4 / BLOCK, has_minimum(kind, bits)
+    return (bits / 8 + scale) * (1 + minimum / BLOCK) + minimum / 2 / BLOCK

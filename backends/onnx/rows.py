@@ -1,0 +1,43 @@
+"""How ONNX Runtime stores rows of keys and values: floats, or whole numbers with a scale for every channel.
+
+int8: quant · scale. int4: (quant − 8) · scale, two in a byte, the first low.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edge.types import AnyArray, FloatArray
+
+NUMPY_TYPE = {"f32": "float32", "f16": "float16", "int8": "int8", "int4": "uint8"}
+LARGEST = {"int8": 127, "int4": 7}  # that a scale is made for
+
+
+def row_values(head: int, dtype: str) -> int:
+    """Stored values of a row of one head."""
+    return head // 2 if dtype == "int4" else head
+
+
+def load_rows(stored: AnyArray, scales: FloatArray, dtype: str) -> FloatArray:
+    """Stored rows [..., n, width] as float32 [..., n, head]; scales [..., 1, head]. A view of them if they are that."""
+    return stored if dtype == "f32" else unscaled(stored, dtype) * (scales if dtype in LARGEST else np.float32(1))
+
+
+def unscaled(stored: AnyArray, dtype: str) -> FloatArray:
+    """Stored rows as float32, without their scales: whole numbers."""
+    if dtype == "int4":
+        both = np.stack([stored & 15, stored >> 4], axis=-1).astype(np.float32) - np.float32(8)
+        return np.asarray(both.reshape(*stored.shape[:-1], -1))
+    return np.asarray(stored, np.float32)
+
+
+def store_rows(values: FloatArray, scales: FloatArray, dtype: str) -> AnyArray:
+    """The inverse of `load_rows`."""
+    if dtype not in LARGEST:
+        return values.astype(NUMPY_TYPE[dtype])
+    most = LARGEST[dtype]
+    quants = np.clip(np.rint(values / scales), -most - 1, most).astype(np.int8)
+    if dtype == "int8":
+        return np.asarray(quants)
+    nibbles = (quants + 8).astype(np.uint8)
+    return np.asarray(nibbles[..., 0::2] | (nibbles[..., 1::2] << 4))

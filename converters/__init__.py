@@ -1,0 +1,1 @@
+"""Models from one format into another."""

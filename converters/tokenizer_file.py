@@ -1,0 +1,43 @@
+"""`tokenizer.json`, for programs that use the `tokenizers` library: the ids are those of edge's own tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from edge.tokenizer import Tokenizer
+
+
+def write_tokenizer(tokenizer: Tokenizer, target: Path) -> None:
+    """Raises OSError."""
+    target.write_text(json.dumps(tokenizer_json(tokenizer), ensure_ascii=False), encoding="utf-8")
+
+
+def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Control tokens match in any text, as programs expect it there."""
+    said: dict[str, Any] = json.loads(tokenizer.merger_json())
+    model = said["model"]
+    model["vocab"] = {tokenizer.text(index): index for index in range(tokenizer.size)}
+    special = tokenizer.special_tokens()
+    said["added_tokens"] = [
+        {"id": index, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+         "special": control}
+        for text, (index, control) in sorted(special.items(), key=lambda item: item[1])
+    ]  # fmt: skip
+    if tokenizer.kind == "gpt2":
+        said["decoder"] = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+    else:
+        said["decoder"] = {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+                *([{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if tokenizer.space_prefix else []),
+            ],
+        }
+        prefix = [{"type": "Prepend", "prepend": "▁"}] if tokenizer.space_prefix else []
+        replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+        said["normalizer"] = {"type": "Sequence", "normalizers": [*prefix, replace]}
+    return said

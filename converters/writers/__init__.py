@@ -1,0 +1,1 @@
+"""What converters can write: one format each."""

@@ -1,0 +1,145 @@
+"""Weights of a GGUF file as ONNX Runtime's MatMulNBits wants them: blocks of 32, whole numbers, a scale, a zero point.
+
+A weight is scale · (quant − zero). Q4_0 and Q8_0 are such grids and come through unchanged. Q4_1 and Q4_K have a
+minimum that is no whole number of steps away from 0. ONNX Runtime knows such minima, too, but is 15 times slower with
+them; rounding the weights once more to a whole zero point costs a fifth of the perplexity. But what a whole zero point
+leaves over is the same for all weights of a block, so it can be multiplied by the mean of the block's inputs: one more
+column for every 32, in 4 bits as well, which is exact enough by far.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge.errors import UnsupportedError
+from edge.types import AnyArray, FloatArray
+
+BLOCK = 32
+_FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")  # all others would lose too much in four bits
+_FLOATS = ("F32", "F16", "BF16")
+_MIDDLE = {4: 8, 8: 128}  # the zero point where none is stated
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """quants: uint8 [rows, blocks, 32]; scales: float32 [rows, blocks]; zeros: uint8 [rows, blocks]. rest: what is to
+    be added to all weights of a block, float32 [rows, blocks], None for nothing."""
+
+    quants: AnyArray
+    scales: FloatArray
+    zeros: AnyArray
+    rest: FloatArray | None = None
+
+
+def bits_of(kind: str) -> int:
+    """Bits in which weights of this block type are kept: 4, 8, or 32 for float32."""
+    return 32 if kind in _FLOATS else 4 if kind in _FOUR_BITS else 8
+
+
+def has_minimum(kind: str, bits: int) -> bool:
+    """Whether the blocks of this type have zero points, and a rest."""
+    return bits == 4 and kind != "Q4_0"
+
+
+def to_blocks(raw: AnyArray, kind: str, type_id: int, bits: int) -> Blocks:
+    """Rows of a tensor, uint8 [rows, row bytes], in 4 or 8 bits. Raises UnsupportedError for unreadable types."""
+    if kind == "Q4_0" or (kind == "Q8_0" and bits == 8):
+        return _symmetric(raw, kind, bits)
+    if bits == 4:
+        return _with_minimum(*(_read_q4_1 if kind == "Q4_1" else _read_q4_k)(raw))
+    return _nearest(to_floats(raw, kind, type_id).reshape(len(raw), -1, BLOCK))
+
+
+def with_means(blocks: Blocks) -> Blocks:
+    """With the columns by which the means of blocks of inputs are multiplied: blocks of 32, the last padded."""
+    rows, count = blocks.scales.shape
+    rest = np.zeros((rows, -(-count // BLOCK) * BLOCK), np.float32)
+    if blocks.rest is not None:
+        rest[:, :count] = blocks.rest * np.float32(BLOCK)
+    rest = rest.reshape(rows, -1, BLOCK)
+    scales = np.abs(rest).max(axis=-1) / np.float32(7)
+    quants = (np.rint(rest / _no_zeros(scales)[..., None]) + 8).astype(np.uint8)
+    return Blocks(
+        np.concatenate([blocks.quants, quants], axis=1),
+        np.concatenate([blocks.scales, scales], axis=1),
+        np.concatenate([blocks.zeros, np.full(scales.shape, 8, np.uint8)], axis=1),
+    )
+
+
+def to_floats(raw: AnyArray, kind: str, type_id: int) -> FloatArray:
+    """Rows of a tensor, uint8 [rows, row bytes], as float32 [rows, columns]."""
+    if kind == "F32":
+        return np.asarray(raw.view(np.float32))
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    try:
+        return np.asarray(dequantize(raw, GGMLQuantizationType(type_id)), np.float32)
+    except NotImplementedError:
+        raise UnsupportedError(f"{kind} weights cannot be converted: quantize the model to another type") from None
+
+
+def pack(quants: AnyArray, bits: int) -> AnyArray:
+    """Quants uint8 [..., n] as bytes, [..., n · bits / 8]: of two 4-bit ones the first lies low; an odd last one has 0
+    beside it."""
+    if bits == 8:
+        return quants
+    if quants.shape[-1] % 2:
+        quants = np.concatenate([quants, np.zeros((*quants.shape[:-1], 1), np.uint8)], axis=-1)
+    return np.asarray(quants[..., 0::2] | (quants[..., 1::2] << 4))
+
+
+def _symmetric(raw: AnyArray, kind: str, bits: int) -> Blocks:
+    blocks = raw.reshape(len(raw), -1, 18 if kind == "Q4_0" else 34)
+    scales = np.ascontiguousarray(blocks[..., :2]).view(np.float16)[..., 0].astype(np.float32)
+    if kind == "Q4_0":
+        quants = _nibbles(blocks[..., 2:]) + np.uint8(_MIDDLE[bits] - 8)
+    else:
+        quants = blocks[..., 2:] + np.uint8(128)  # wraps: −1 is 255, and becomes 127
+    return Blocks(quants, scales, np.full(scales.shape, _MIDDLE[bits], np.uint8))
+
+
+def _read_q4_1(raw: AnyArray) -> tuple[AnyArray, FloatArray, FloatArray]:
+    """Quants, scales and minima: a weight is scale · quant + minimum."""
+    blocks = raw.reshape(len(raw), -1, 20)
+    numbers = np.ascontiguousarray(blocks[..., :4]).view(np.float16).astype(np.float32)
+    return _nibbles(blocks[..., 4:]), numbers[..., 0], numbers[..., 1]
+
+
+def _read_q4_k(raw: AnyArray) -> tuple[AnyArray, FloatArray, FloatArray]:
+    """The same of super-blocks of 256: 8 blocks whose scales and minima are whole numbers, times two floats."""
+    from gguf.quants import Q4_K
+
+    supers = raw.reshape(-1, 144)
+    numbers = np.ascontiguousarray(supers[:, :4]).view(np.float16).astype(np.float32)
+    scales, minima = (np.asarray(each, np.float32).reshape(-1, 8) for each in Q4_K.get_scale_min(supers[:, 4:16]))
+    quants = _nibbles(supers[:, 16:].reshape(-1, 4, BLOCK))  # 64 weights in 32 bytes
+    shape = (len(raw), -1)
+    return (
+        quants.reshape(len(raw), -1, BLOCK),
+        (numbers[:, :1] * scales).reshape(shape),
+        (-numbers[:, 1:] * minima).reshape(shape),
+    )
+
+
+def _nibbles(packed: AnyArray) -> AnyArray:
+    """[..., n] to [..., 2 n]: the low ones, then the high ones."""
+    return np.concatenate([packed & 15, packed >> 4], axis=-1)
+
+
+def _with_minimum(quants: AnyArray, scales: FloatArray, minima: FloatArray) -> Blocks:
+    zeros = np.clip(np.rint(-minima / _no_zeros(scales)), 0, 15)
+    return Blocks(quants, scales, zeros.astype(np.uint8), minima + scales * zeros)
+
+
+def _nearest(values: FloatArray) -> Blocks:
+    """8 bits."""
+    scales = np.abs(values).max(axis=-1) / np.float32(127)
+    steps = np.rint(values / _no_zeros(scales)[..., None])
+    return Blocks((steps + 128).astype(np.uint8), scales, np.full(scales.shape, 128, np.uint8))
+
+
+def _no_zeros(array: AnyArray) -> FloatArray:
+    return np.where(array == 0, np.float32(1), array).astype(np.float32)

@@ -1,0 +1,238 @@
+"""Heads that keep rows of their own in the ONNX engine, beside an oracle that hides rows and the native engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from conftest import load_engine, open_golden
+from heads_oracle import HeadOracle
+from test_architectures import require_native
+
+from edge.backends.base import Engine
+from edge.backends.onnx.engine import OnnxEngine
+from edge.backends.onnx.memory import MOST_OBSERVED
+from edge.backends.onnx.rows import load_rows, store_rows
+from edge.errors import InputError, UnsupportedError
+from edge.kv import make_policy
+from edge.session import Session, load
+from edge.types import AnyArray, IntArray
+
+CHUNK, EXACT, MODEL = 8, 1e-3, "llama-gqa-tied"
+Engines = Callable[[Engine], Engine]
+
+
+def onnx_engine(engines: Engines, dtype: str = "f32", chunk: int = CHUNK) -> OnnxEngine:
+    model = open_golden(MODEL).model
+    engine = load_engine(model, "onnx", dtype, capacity=160, chunk=chunk, logits_rows=chunk, observes=True)
+    assert isinstance(engine, OnnxEngine)
+    engines(engine)
+    return engine
+
+
+def some_tokens(count: int, seed: int = 1) -> IntArray:
+    return np.random.default_rng(seed).integers(3, 200, count).astype(np.int32)
+
+
+def some_rows(engine: OnnxEngine, seed: int) -> list[IntArray]:
+    """Rows of its own choice for every head, equally many."""
+    kv, random = engine.kv, np.random.default_rng(seed)
+    count = int(random.integers(kv.length // 3, kv.length))
+    heads = engine.spec.layers * engine.spec.kv_heads
+    return [np.sort(random.choice(kv.length, count, replace=False)).astype(np.int32) for _ in range(heads)]
+
+
+def stored(engine: OnnxEngine) -> AnyArray:
+    """Rows as they lie in memory, in their order: [2, layers, KV heads, length, values]."""
+    kv = engine.kv
+    slots = kv._by_head(kv._slots[:, : kv.length])
+    return np.take_along_axis(kv.array, slots[None, ..., None], axis=3)
+
+
+def assert_same(engine: OnnxEngine, oracle: HeadOracle) -> None:
+    kv, shape = engine.kv, (engine.spec.layers, engine.spec.kv_heads, engine.kv.length)
+    np.testing.assert_array_equal(kv.head_lengths.reshape(-1), oracle.lengths)
+    np.testing.assert_array_equal(np.broadcast_to(kv.positions, shape), oracle.rows_of(oracle.positions))
+    assert kv.next_position == oracle.next_position
+    np.testing.assert_allclose(kv.attention, oracle.rows_of(oracle.attention), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("votes", [False, True])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_rows_of_different_heads_are_kept_and_renumbered(seed: int, votes: bool, engines: Engines) -> None:
+    engine, oracle = onnx_engine(engines), HeadOracle(open_golden(MODEL).model, capacity=160, chunk=CHUNK)
+    tokens, at, oracle.votes = some_tokens(120, seed), 0, votes
+    engine.observe(3, votes=votes)
+    for step, count in enumerate((40, 9, 1, 17, 1, 17, 8)):
+        part, at = tokens[at : at + count], at + count
+        ours, theirs = engine.forward_all(part), oracle.forward_all(part, observed=3)
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=EXACT)
+        assert_same(engine, oracle)
+        rows = some_rows(engine, seed + step)
+        engine.kv.keep_heads(rows)
+        oracle.keep_heads(rows)
+        assert_same(engine, oracle)
+        if step % 2:
+            engine.kv.renumber()
+            oracle.renumber()
+            assert_same(engine, oracle)
+
+
+@pytest.mark.parametrize("chunk", [40, 100])
+def test_all_queries_of_a_long_chunk_are_observed_a_few_at_a_time(chunk: int, engines: Engines) -> None:
+    assert chunk > MOST_OBSERVED
+    engine, oracle = onnx_engine(engines, chunk=chunk), HeadOracle(open_golden(MODEL).model, capacity=160, chunk=chunk)
+    for part in (some_tokens(chunk), some_tokens(30, 2)):
+        engine.observe(chunk - 3)
+        ours, theirs = engine.forward_all(part), oracle.forward_all(part, observed=chunk - 3)
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=EXACT)
+        assert_same(engine, oracle)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "int8"])
+def test_rounded_keys_get_nearly_the_attention_of_exact_ones(dtype: str, engines: Engines) -> None:
+    shares = []
+    for each in (dtype, "f32"):
+        engine = onnx_engine(engines, each)
+        engine.observe(CHUNK)
+        engine.forward(some_tokens(60))
+        shares.append(engine.kv.attention)
+    np.testing.assert_allclose(shares[0].sum(axis=-1), 60, rtol=1e-3)
+    assert np.abs(shares[0] - shares[1]).mean() < 0.03 * shares[1].mean()
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "int8", "int4"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_kept_rows_are_bit_equal_and_keeping_all_changes_nothing(dtype: str, seed: int, engines: Engines) -> None:
+    engine = onnx_engine(engines, dtype)
+    engine.observe(2)
+    engine.forward(some_tokens(50, seed))
+    heads = engine.spec.layers * engine.spec.kv_heads
+    for again in range(4):
+        engine.forward(some_tokens(7, again))
+        rows, before, paid = some_rows(engine, seed + again), stored(engine), engine.kv.attention
+        ages = engine.kv.ages
+        engine.kv.keep_heads(rows)
+        chosen = np.stack(rows).reshape(engine.spec.layers, engine.spec.kv_heads, -1)
+        for _ in range(2):
+            kept = np.take_along_axis(before, np.broadcast_to(chosen, (2, *chosen.shape))[..., None], axis=3)
+            np.testing.assert_array_equal(stored(engine), kept)
+            np.testing.assert_array_equal(engine.kv.attention, np.take_along_axis(paid, chosen, axis=2))
+            np.testing.assert_array_equal(engine.kv.ages, np.take_along_axis(ages, chosen, axis=2))
+            engine.kv.keep_heads([np.arange(engine.kv.length, dtype=np.int32)] * heads)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_sinks_are_not_worn_by_thousands_of_evictions(dtype: str, engines: Engines) -> None:
+    """Their keys are turned forward each time: from what they were at first, or rounding would add up."""
+    engine = onnx_engine(engines, dtype)
+    tokens = some_tokens(4)
+    engine.forward(tokens)
+    first = engine.kv.keys(0)[:, :4].copy()
+    step = engine.kv.scales[0, 0]
+    for number in range(2000):
+        engine.forward(some_tokens(2, number))
+        engine.kv.keep(np.r_[0:4, 5:6].astype(np.int32), close_gaps=True)
+    kv = engine.kv
+    kv._turn(np.arange(4), np.arange(4))  # back to where they were
+    assert np.abs(kv.keys(0)[:, :4] - first).max() <= 3 * step.max()
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "int8", "int4"])
+def test_rows_come_back_as_they_were_stored(dtype: str) -> None:
+    random = np.random.default_rng(1)
+    values = random.uniform(-1, 1, (3, 5, 16)).astype(np.float32)
+    scales = np.full((3, 1, 16), 1 / {"int8": 127, "int4": 7}.get(dtype, 1), np.float32)
+    once = store_rows(values, scales, dtype)
+    loaded = load_rows(once, scales, dtype)
+    assert np.abs(loaded - values).max() <= {"f32": 0, "f16": 1e-3, "int8": 0.51 / 127, "int4": 0.51 / 7}[dtype]
+    np.testing.assert_array_equal(store_rows(loaded, scales, dtype), once)
+
+
+def test_heads_with_different_numbers_of_rows_are_refused(engines: Engines) -> None:
+    engine = onnx_engine(engines)
+    engine.forward(some_tokens(20))
+    rows = [np.arange(10, dtype=np.int32)] * (engine.spec.layers * engine.spec.kv_heads)
+    with pytest.raises(InputError, match="heads are wanted"):
+        engine.kv.keep_heads(rows[:-1])
+    with pytest.raises(UnsupportedError, match="equally many"):
+        engine.kv.keep_heads([*rows[:-1], rows[0][:-1]])
+    with pytest.raises(InputError, match="rows to keep"):
+        engine.kv.keep_heads([*rows[:-1], rows[0] + 15])
+    assert engine.kv.positions.shape == (20,)
+    engine.kv.keep_heads(rows)
+    with pytest.raises(UnsupportedError, match="cannot be closed"):
+        engine.kv.keep(rows[0][:4], close_gaps=True)
+    with pytest.raises(UnsupportedError, match="cannot be saved"):
+        engine.kv.save()
+
+
+def test_an_engine_without_room_for_attention_says_so(engines: Engines) -> None:
+    engine = engines(load_engine(open_golden(MODEL).model, "onnx", "f32"))
+    assert isinstance(engine, OnnxEngine)
+    with pytest.raises(UnsupportedError, match="observes"):
+        engine.observe(1)
+    with pytest.raises(UnsupportedError, match="observes"):
+        _ = engine.kv.attention
+
+
+# Sessions
+
+
+class Recorder:
+    """A session's policy that remembers which rows it chose, by their positions."""
+
+    def __init__(self, session: Session) -> None:
+        self._policy, self._session = make_policy(session.plan.kv_policy, session.plan.sinks), session
+        session._policy = self  # type: ignore[assignment]
+        self.kept: list[AnyArray] = []
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._policy, name)
+
+    def rows_to_keep(self, view: object, budget: int) -> object:
+        rows = self._policy.rows_to_keep(view, budget)  # type: ignore[arg-type]
+        kv = self._session.engine.kv
+        shape = (self._session.spec.layers, self._session.spec.kv_heads, kv.length)
+        positions = np.broadcast_to(kv.positions, shape).reshape(-1, kv.length)
+        self.kept.append(np.stack([line[own] for line, own in zip(positions, rows, strict=True)]))  # type: ignore
+        return rows
+
+
+@pytest.mark.parametrize("policy", ["h2o", "tova", "snapkv:window=5,kernel=3", "keydiff", "knorm"])
+def test_the_same_policy_keeps_the_same_rows_on_two_engines(policy: str, engines: Engines) -> None:
+    require_native()
+    kept = {}
+    for backend in ("onnx", "tvm"):
+        session = load(
+            open_golden(MODEL).model, backend=backend, kv_policy=policy, max_kv_size=40, kv_dtype="f32", threads=1,
+            prefill_step_size=CHUNK, logits_rows=CHUNK, sinks=3,
+        )  # fmt: skip
+        engines(session)  # type: ignore[arg-type]
+        recorder = Recorder(session)
+        for part in [*np.split(some_tokens(120), 15), *some_tokens(60, 2)[:, None]]:
+            assert session.make_room(part.size)
+            session.forward(part, upcoming=part.size)
+            assert session.engine.kv.length <= session.engine.kv.capacity
+        kept[backend] = recorder.kept
+    assert len(kept["onnx"]) == len(kept["tvm"]) > 10
+    same = [
+        len(set(one) & set(other)) / len(one)
+        for ours, theirs in zip(kept["onnx"], kept["tvm"], strict=True)
+        for one, other in zip(ours.tolist(), theirs.tolist(), strict=True)
+    ]
+    assert np.mean(same) >= 0.95
+
+
+@pytest.mark.parametrize("dtype", ["f32", "int8"])
+@pytest.mark.parametrize("policy", ["streaming", "h2o", "snapkv:window=5"])
+def test_endless_decoding_stays_in_its_rows(policy: str, dtype: str, engines: Engines) -> None:
+    session = load(
+        open_golden(MODEL).model, backend="onnx", kv_policy=policy, max_kv_size=32, kv_dtype=dtype, threads=1
+    )
+    engines(session)  # type: ignore[arg-type]
+    session.generate(some_tokens(100), max_tokens=400, ignore_eos=True)
+    assert session.report is not None
+    assert session.report.tokens.generated == 400
+    assert session.report.kv.rows <= 32
