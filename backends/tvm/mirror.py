@@ -5,7 +5,7 @@ the first axis, which H spreads evenly over all dimensions, their common part be
 stores anyway, and the codes are left for what differs. Queries are reflected, too, so scores stay what they are.
 
 The direction is that of the mean key of random tokens, before RoPE, turned to positions from here to there: the part
-that RoPE turns quickly has no mean. Measured, SmolLM2: it halves the KL divergence that 4-bit keys cost.
+that RoPE turns quickly has no mean. Perplexity of SmolLM2 with 4-bit rows: 1.031 × that of f16, 1.047 without mirrors.
 """
 
 from __future__ import annotations
