@@ -55,7 +55,7 @@ ENGINES = (
     Row("tvm", "f32", tolerance=1e-3),
     Row("tvm", "f16", tolerance=8e-2),
     Row("tvm", "int8", tolerance=8e-1),
-    Row("tvm", "int4", tolerance=4.0),
+    Row("tvm", "int4", tolerance=6.0),
 )
 
 

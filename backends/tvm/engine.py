@@ -15,7 +15,7 @@ from edge.backends.tvm.design import Design
 from edge.backends.tvm.kv import NativeKV
 from edge.backends.tvm.layout import Job, fill_table, make_layout, make_scratch, round_up
 from edge.backends.tvm.memory import aligned_zeros, pointer
-from edge.backends.tvm.mirror import sample_tokens
+from edge.backends.tvm.mirror import sample_runs
 from edge.backends.tvm.regions import TILE, Regions, longest_head
 from edge.backends.tvm.rope import find_rotation
 from edge.backends.tvm.runtime import compiled
@@ -78,8 +78,7 @@ class NativeEngine:
         weakref.finalize(self, self._workers.close)  # at exit, too: threads must not outlive the interpreter
 
         if FORMATS[config.kv_dtype].turned:
-            self.forward(sample_tokens(config.capacity, spec.vocab))
-            self._kv.reflect_keys()
+            self._kv.choose_mirrors(self.forward, sample_runs(config.capacity, spec.vocab))
 
     def observe(self, queries: int, *, votes: bool = False) -> None:
         """Add up the attention that the last `queries` tokens of every chunk pay to each row, in `kv.attention`.

@@ -8,7 +8,7 @@ behind it back, so turned positions grow for ever, and `base` separates them fro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -115,11 +115,17 @@ class NativeKV:
     def clear_attention(self) -> None:
         self.row_attention[:] = 0
 
-    def reflect_keys(self) -> None:
-        """Choose mirrors by the keys of the rows there are, whose positions are the first; empties the cache."""
-        keys = self._stored.keys(self.regions.rows(self._slots[0, : self.length]))
-        self._stored.mirrors[:] = find_normals(keys, self._rotation)
+    def choose_mirrors(self, run: Callable[[IntArray], object], runs: IntArray) -> None:
+        """By the keys of these runs of tokens, int32 [runs, n]. Empties the cache."""
+        keys = []
+        for tokens in runs:
+            self.truncate(0)
+            run(tokens)
+            keys.append(self._stored.keys(self.regions.rows(self._slots[0, : tokens.size])))
         self.truncate(0)
+        positions = np.tile(np.arange(runs.shape[1], dtype=np.int32), len(runs))
+        self._stored.mirrors[:] = find_normals(np.concatenate(keys, axis=1), positions, self._rotation)
+        self.key += f":{runs.shape[1]}"  # rows are nothing without their mirrors
 
     @property
     def next_position(self) -> int:

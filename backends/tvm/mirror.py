@@ -5,7 +5,7 @@ the first axis, which H spreads evenly over all dimensions, their common part be
 stores anyway, and the codes are left for what differs. Queries are reflected, too, so scores stay what they are.
 
 The direction is that of the mean key of random tokens, before RoPE, turned to positions from here to there: the part
-that RoPE turns quickly has no mean. Measured, SmolLM2: it halves the KL divergence that 4-bit keys cost.
+that RoPE turns quickly has no mean. Perplexity of SmolLM2 with 4-bit rows: 1.031 × that of f16, 1.047 without mirrors.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ from __future__ import annotations
 import numpy as np
 
 from edge.backends.tvm.rope import Rotation
-from edge.types import AnyArray, FloatArray
+from edge.types import FloatArray, IntArray
 
-SAMPLE = 64  # tokens
+_RUNS, _RUN = 4, 16  # so many times so many tokens: few, so that caches of almost any capacity get the same mirrors
 _POSITIONS = np.linspace(0, 2000, 128).astype(np.int64)
 
 
-def sample_tokens(count: int, vocab: int) -> AnyArray:
-    return np.random.default_rng(0).integers(0, vocab, min(count, SAMPLE)).astype(np.int32)
+def sample_runs(capacity: int, vocab: int) -> IntArray:
+    """Tokens to run, each time in an empty cache, int32 [runs, n]."""
+    tokens = np.random.default_rng(0).integers(0, vocab, (_RUNS, _RUN)).astype(np.int32)
+    return tokens[:, :capacity]
 
 
-def find_normals(keys: FloatArray, rotation: Rotation) -> FloatArray:
-    """From the keys of the first positions, float32 [heads, n, head], the mirrors' unit normals [heads, head]."""
-    mean = rotation.turn(keys, -np.arange(keys.shape[1])).mean(axis=1, keepdims=True)
+def find_normals(keys: FloatArray, positions: IntArray, rotation: Rotation) -> FloatArray:
+    """From keys of such positions, float32 [heads, n, head] and [n], the mirrors' unit normals [heads, head]."""
+    mean = rotation.turn(keys, -positions).mean(axis=1, keepdims=True)
     turned = rotation.turn(np.repeat(mean, _POSITIONS.size, axis=1), _POSITIONS)
     normals = _unit(turned.mean(axis=1))
     normals[:, 0] -= 1
