@@ -39,6 +39,7 @@ def find_backend(name: str, file: GGUFFile, spec: ModelSpec, kv_dtype: str | Non
     if file.folder is not None:
         return _usable("onnx", file, spec)
     *better, last = _AUTO
+    first: Backend | None = None
     for each in better:
         try:
             backend = _usable(each, file, spec)
@@ -49,7 +50,10 @@ def find_backend(name: str, file: GGUFFile, spec: ModelSpec, kv_dtype: str | Non
             continue
         if kv_dtype in (None, *backend.CAPABILITIES.kv_dtypes):
             return backend
-    return _usable(last, file, spec)
+        first = first or backend
+    backend = _usable(last, file, spec)
+    # What no engine has, the plan refuses by the name of the engine that would have run.
+    return first if first and kv_dtype not in backend.CAPABILITIES.kv_dtypes else backend
 
 
 def _usable(name: str, file: GGUFFile, spec: ModelSpec) -> Backend:

@@ -184,8 +184,7 @@ def _check(spec: ModelSpec, backend: Backend, request: PlanRequest) -> None:
     has = backend.CAPABILITIES
     if missing := _missing(make_policy(request.kv_policy, request.sinks).needs, has):
         raise UnsupportedError(
-            f"--kv-policy {request.kv_policy} {missing}, which the {backend.NAME} engine does not: "
-            "use --kv-policy streaming"
+            f"--kv-policy {request.kv_policy} {missing}, and {backend.NAME} is none: use --kv-policy streaming"
         )
     if request.provider is not None and backend.NAME != "onnx":
         raise UnsupportedError(f"--provider is for the onnx engine, not for {backend.NAME}: use --backend onnx")

@@ -104,7 +104,7 @@ def test_a_policy_has_the_name_it_is_made_by(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("H2O", "unknown KV policy 'H2O': choose streaming, window, full, h2o"),
+        ("H2O", "unknown KV policy 'H2O': choose auto, streaming, window, full, h2o"),
         ("", "unknown KV policy ''"),
         ("streaming:sinks=-1", "--sinks must be 0 or more, not -1"),
         ("window:sinks=4", "has no option 'sinks': it has none"),

@@ -44,7 +44,7 @@ def make_policy(text: str, sinks: int = DEFAULT_SINKS) -> Policy:
     """The policy that `NAME[:key=value,…]` describes. Raises InputError for unknown names, keys and values."""
     name, colon, rest = text.partition(":")
     if name not in _POLICIES:
-        raise InputError(f"unknown KV policy {name!r}: choose {', '.join(_POLICIES)}")
+        raise InputError(f"unknown KV policy {name!r}: choose auto, {', '.join(_POLICIES)}")
     make = _POLICIES[name]
     options = {each.name: int if each.type == "int" else float for each in fields(make)}
     chosen: dict[str, int | float] = {"sinks": sinks} if "sinks" in options else {}
