@@ -124,7 +124,7 @@ def test_every_flag_has_an_environment_twin() -> None:
         (["run", MODEL, "-p", "x", "--memory", "64MiB"], 3, "the smallest that fits is --memory"),
         (["run", MODEL, "-p", "x", "--time", "soon"], 2, "write it like 20s"),
         (["run", MODEL, "-p", "x", "-n", "0"], 2, "--max-tokens"),
-        (["run", MODEL, "-p", "x", "--kv-policy", "magic"], 2, "choose streaming, window, full"),
+        (["run", MODEL, "-p", "x", "--kv-policy", "magic"], 2, "choose auto, streaming, window, full"),
         (["run", MODEL, "-p", "x", "--kv-policy", "snapkv:windows=3"], 2, "choose sinks, window, kernel"),
         (["run", MODEL, "-p", "x", "--kv-policy", "h2o:recent=2"], 2, "recent is a share of the cache"),
         (["run", MODEL, "-p", "x", "--kv-policy", "keydiff", "--backend", "llamacpp"], 2, "use --kv-policy streaming"),
