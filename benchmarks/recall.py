@@ -1,8 +1,8 @@
 """What parking evicted rows and recalling them could gain, before anyone builds it.
 
 Evicting forgets; parked rows (in slow memory or on disk) could come back when they matter again. Here they do so for
-free: before every chunk of 64 tokens, each head gets the rows of the *whole* past that the last 64 queries paid most, as
-many as fast memory holds. A real scheme would also have to guess the attention of rows it no longer holds. Beside it
+free: before every chunk of 64 tokens, each head gets the rows of the *whole* past that the last 64 queries paid most,
+as many as fast memory holds. A real scheme would also have to guess the attention of rows it no longer holds. Beside it
 H2O, which forgets, in the same number of rows, and the full cache.
 """
 
