@@ -121,7 +121,8 @@ class KVCache(Protocol):
         ...
 
     def truncate(self, length: int) -> None:
-        """Forget all rows from `length` on; 0 empties the cache."""
+        """Forget all rows from `length` on: the next one comes right behind those left. 0 empties the cache; where
+        nothing is forgotten, nothing changes, a gap behind the newest row neither."""
         ...
 
     def save(self, first: int = 0, last: int | None = None) -> KVState:

@@ -127,8 +127,9 @@ class ReferenceKV:
     def truncate(self, length: int) -> None:
         if not 0 <= length <= self._length:
             raise InputError(f"cannot truncate {self._length} rows to {length}")
+        if length < self._length or length == 0:
+            self.next_position = int(self._positions[length - 1]) + 1 if length else 0
         self._length = length
-        self.next_position = int(self._positions[length - 1]) + 1 if length else 0
 
     def save(self, first: int = 0, last: int | None = None) -> KVState:
         last = check_range(first, last, self._length)

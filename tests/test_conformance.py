@@ -159,6 +159,20 @@ def test_a_truncated_cache_forgets_what_came_after(open_engine: OpenEngine, gold
     close_to(engine.forward_all(tokens[20:]), golden.logits[20:])
 
 
+@ONE_LAYER
+def test_truncating_nothing_changes_nothing(open_engine: OpenEngine, golden: Golden) -> None:
+    engine = open_engine()
+    engine.forward(golden.tokens[:8])
+    try:
+        engine.kv.keep(np.arange(5, dtype=np.int32), close_gaps=False)
+    except UnsupportedError as error:
+        pytest.skip(str(error))
+    engine.kv.truncate(5)
+    assert engine.kv.next_position == 8
+    engine.kv.truncate(4)
+    assert engine.kv.next_position == 4
+
+
 def test_truncating_to_zero_starts_anew(open_engine: OpenEngine, golden: Golden, close_to: CloseTo) -> None:
     engine = open_engine()
     engine.forward(golden.tokens[::-1])
