@@ -224,7 +224,7 @@ def head_rows(engine: NativeEngine) -> list[tuple[AnyArray, ...]]:
     attention, keys = kv.attention.reshape(heads, -1), all_keys(engine).reshape(heads, kv.length, -1)
     found = []
     for head, length in enumerate(kv.lengths.tolist()):
-        rows = kv.regions.starts[head] + kv._slots[head % len(kv._slots), :length]
+        rows = kv.regions.starts[head] + kv._lines.slots[head % len(kv._lines), :length]
         values = [kv._stored.gather(name, rows) for name in ("values", "key_scales", "value_scales")]
         found.append((positions[head, :length], attention[head, :length], keys[head, :length], *values))
     return found

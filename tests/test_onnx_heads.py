@@ -47,7 +47,7 @@ def some_rows(engine: OnnxEngine, seed: int) -> list[IntArray]:
 def stored(engine: OnnxEngine) -> AnyArray:
     """Rows as they lie in memory, in their order: [2, layers, KV heads, length, values]."""
     kv = engine.kv
-    slots = kv._by_head(kv._slots[:, : kv.length])
+    slots = kv._by_head(kv._lines.slots[:, : kv.length])
     return np.take_along_axis(kv.array, slots[None, ..., None], axis=3)
 
 
@@ -136,7 +136,7 @@ def test_sinks_are_not_worn_by_thousands_of_evictions(dtype: str, engines: Engin
         engine.forward(some_tokens(2, number))
         engine.kv.keep(np.r_[0:4, 5:6].astype(np.int32), close_gaps=True)
     kv = engine.kv
-    kv._turn(np.arange(4), np.arange(4))  # back to where they were
+    kv._turn(np.arange(4), kv._lines.turned[0, :4], np.arange(4))  # back to where they were
     assert np.abs(kv.keys(0)[:, :4] - first).max() <= 3 * step.max()
 
 

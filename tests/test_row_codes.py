@@ -209,7 +209,7 @@ def test_kept_rows_and_turned_sinks_are_those_that_were_written(
     before, keys = [stored(engine, kind) for kind in ("key", "value")], engine.kv.keys(0)
     rows = np.concatenate([np.arange(4), np.arange(30, 60)]).astype(np.int32)
     engine.kv.keep(rows, close_gaps=close_gaps)
-    order = engine.kv._slots[0, : rows.size]
+    order = engine.kv._lines.slots[0, : rows.size]
     for kind, (old, old_scales) in zip(("key", "value"), before, strict=True):
         found, scales = (each[:, order] for each in stored(engine, kind))
         moved = slice(4 if close_gaps and kind == "key" else 0, None)  # the sinks are turned
@@ -228,7 +228,7 @@ def test_saved_rows_come_back_bit_equal(rows: list[int], seed: int) -> None:
     engine.kv.truncate(0)
     engine.forward_all(np.random.default_rng(seed).integers(3, 200, 40).astype(np.int32))
     engine.kv.keep(np.array(sorted(rows), np.int32), close_gaps=False)
-    order = engine.kv._slots[0, : len(rows)].copy()
+    order = engine.kv._lines.slots[0, : len(rows)].copy()
     before = [[each[:, order] for each in stored(engine, kind)] for kind in ("key", "value")]
     state = engine.kv.save()
     engine.kv.truncate(0)

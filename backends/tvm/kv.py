@@ -1,9 +1,6 @@
-"""The native engine's KV cache: every head keeps its own rows, in place.
+"""The native engine's KV cache: every head keeps its own rows, in place, in its region of memory.
 
-Three numbers are never one. A row's *order* is its place among the rows in use; its *slot* is where it lies in its
-head's region of memory: evicted rows are overwritten by the last ones, so that most rows never move; its *position* is
-what RoPE turned its key by. When gaps are closed, the few rows before a gap are turned forward rather than the many
-behind it back, so turned positions grow for ever, and `base` separates them from the positions that callers see.
+What rows are where, and at which positions, is booked by backends/slots.py.
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from edge.backends.base import KVState, check_range, check_rows, check_state
-from edge.backends.slots import Anchors, fill_holes
+from edge.backends.slots import Anchors, Lines
 from edge.backends.tvm.layout import Shape
 from edge.backends.tvm.loading import Call, Image
 from edge.backends.tvm.memory import aligned_zeros, pointer
@@ -30,7 +27,7 @@ _BASE_BYTES = 8  # a saved state begins with `base`: its keys are turned by posi
 class NativeKV:
     """HeadKVCache protocol. `arrays` are what compiled code works on; `image` has the function that moves rows in them.
 
-    `lines` of bookkeeping: one while all heads keep the same rows, else one per head of every layer.
+    `lines`: one while all heads keep the same rows, else one per head of every layer.
     """
 
     def __init__(
@@ -53,10 +50,7 @@ class NativeKV:
         self.row_positions = with_spare(regions.size if shape.windowed else 0, "int32")
         self.row_attention = with_spare(regions.size if observes else 0, "float32")
         self.nbytes = self._stored.nbytes + self.row_positions.nbytes + self.row_attention.nbytes
-        self._slots = np.zeros((1, regions.longest), np.int32)  # by order
-        self._turned = np.zeros((1, regions.longest), np.int64)
-        self._base = 0
-        self._next = 0
+        self._lines = Lines(regions.longest)
         self._anchors = Anchors(self._heads, shape.padded_head)
         self._rotation, self.key, self._image = rotation, key, image
         self.closed = False
@@ -76,10 +70,11 @@ class NativeKV:
     @property
     def positions(self) -> IntArray:
         """int32 [length]; once heads keep different rows [layers, KV heads, length], -1 behind a head's last."""
-        if len(self._slots) == 1:
-            return (self._turned[0, : self.length] - self._base).astype(np.int32)
-        positions = np.where(self._used(), self._turned[:, : self.length] - self._base, -1)
-        return self._by_head(positions.astype(np.int32))
+        positions: IntArray = self._lines.positions(self.length).astype(np.int32)
+        if len(self._lines) > 1:
+            return self._by_head(np.where(self._used(), positions, np.int32(-1)))
+        only: IntArray = positions[0]
+        return only
 
     @property
     def attention(self) -> FloatArray:
@@ -87,7 +82,7 @@ class NativeKV:
         if self.row_attention.size == 0:
             raise UnsupportedError("this engine was loaded without EngineConfig.observes")
         used = self._used()
-        rows = np.where(used, self.regions.rows(self._slots[:, : self.length]), 0)
+        rows = np.where(used, self.regions.rows(self._lines.slots[:, : self.length]), 0)
         return self._by_head(np.where(used, self.row_attention[rows], np.float32(0)))
 
     @property
@@ -107,8 +102,8 @@ class NativeKV:
         first = layer * self.shape.kv_heads
         keys = np.zeros((self.shape.kv_heads, self.length, self.shape.padded_head), np.float32)
         for head, length in enumerate(self.lengths[first : first + len(keys)].tolist()):
-            line = (first + head) % len(self._slots)
-            rows = self.regions.starts[first + head] + self._slots[line, :length]
+            line = (first + head) % len(self._lines)
+            rows = self.regions.starts[first + head] + self._lines.slots[line, :length]
             keys[head, :length] = self._stored.keys(rows, first + head)
         return keys
 
@@ -121,7 +116,7 @@ class NativeKV:
         for tokens in runs:
             self.truncate(0)
             run(tokens)
-            keys.append(self._stored.keys(self.regions.rows(self._slots[0, : tokens.size])))
+            keys.append(self._stored.keys(self.regions.rows(self._lines.slots[0, : tokens.size])))
         self.truncate(0)
         positions = np.tile(np.arange(runs.shape[1], dtype=np.int32), len(runs))
         self._stored.mirrors[:] = find_normals(np.concatenate(keys, axis=1), positions, self._rotation)
@@ -130,12 +125,12 @@ class NativeKV:
     @property
     def next_position(self) -> int:
         """As callers count."""
-        return self._next - self._base
+        return self._lines.next_position
 
     @property
     def next_turn(self) -> int:
         """What RoPE turns the next key by."""
-        return self._next
+        return self._lines.next
 
     def announce(self, count: int) -> None:
         """Prepare the slots of `count` rows that are about to be written."""
@@ -149,22 +144,18 @@ class NativeKV:
 
     def appended(self, count: int) -> None:
         """Book `count` rows that a pass has written behind the last slots."""
-        turned = np.arange(self._next, self._next + count)
-        for line, length in enumerate(self.lengths[: len(self._slots)].tolist()):
-            self._slots[line, length : length + count] = np.arange(length, length + count)
-            self._turned[line, length : length + count] = turned
+        self._lines.book(self.lengths.tolist(), count)
         self.lengths += count
-        self._next += count
 
     def keep(self, rows: IntArray, *, close_gaps: bool) -> None:
         self._check_open()
         rows = check_rows(rows, int(self.lengths.min()))
-        if close_gaps and len(self._slots) > 1:
+        if close_gaps and len(self._lines) > 1:
             raise UnsupportedError("gaps cannot be closed once heads keep different rows")
         self._anchors.forget(rows)
-        self._retain([rows] * len(self._slots))
+        self._retain([rows] * len(self._lines))
         if close_gaps:
-            self._close_gaps(rows.size)
+            self._turn(*self._lines.close_gaps(rows.size))
         self._note_positions()
 
     def keep_heads(self, rows: Sequence[IntArray]) -> None:
@@ -177,10 +168,8 @@ class NativeKV:
         if len(rows) != self._heads:
             raise InputError(f"rows for {self._heads} heads are wanted, not for {len(rows)}")
         checked = [check_rows(each, length) for each, length in zip(rows, self.lengths.tolist(), strict=True)]
-        if len(self._slots) == 1:
-            self._slots = np.repeat(self._slots, self._heads, axis=0)
-            self._turned = np.repeat(self._turned, self._heads, axis=0)
-        self._anchors.forget(np.zeros(0, np.int32))
+        self._lines.split(self._heads)
+        self._anchors.forget()
         self._retain(checked)
         if self.regions.uneven:
             self._share_out()
@@ -188,22 +177,22 @@ class NativeKV:
 
     def renumber(self) -> None:
         self._check_open()
-        longest, lines = self.length, len(self._slots)
+        longest, lines = self.length, self._lines
         for head, length in enumerate(self.lengths.tolist()):
-            slots, turned = self._slots[head % lines, :length], self._turned[head % lines, :length]
+            slots, turned = (each[head % len(lines), :length] for each in (lines.slots, lines.turned))
             wanted = np.arange(length) + longest - length  # the newest rows of all heads are level
             rows = self.regions.starts[head] + slots
             if self.row_attention.size:
-                younger = (longest - wanted) / (self._next - turned)
+                younger = (longest - wanted) / (lines.next - turned)
                 self.row_attention[rows] *= younger.astype(np.float32)
             moved = np.flatnonzero(wanted != turned)
             if moved.size:
                 layer, by = head // self.shape.kv_heads, (wanted - turned)[moved]
                 keys = self._stored.keys(rows[moved], head)
                 self._stored.set_keys(rows[moved], self._rotation.turn_head(layer, keys, by), head)
-        self._turned[:, :longest] = np.arange(longest) + longest - self.lengths[:lines, None]
-        self._base, self._next = 0, longest
-        self._anchors.forget(np.zeros(0, np.int32))
+        lines.turned[:, :longest] = np.arange(longest) + longest - self.lengths[: len(lines), None]
+        lines.base, lines.next = 0, longest
+        self._anchors.forget()
         self._note_positions()
 
     def truncate(self, length: int) -> None:
@@ -212,27 +201,25 @@ class NativeKV:
         if not 0 <= length <= self.length or (length and dropped > int(self.lengths.min())):
             raise InputError(f"cannot truncate {self.length} rows to {length}")
         if length == 0:
-            self._slots, self._turned = self._slots[:1], self._turned[:1]
+            self._lines.clear()
             self.lengths[:] = 0
             self.regions.make_even()
-            self._base = self._next = 0
-            self._anchors.forget(np.zeros(0, np.int32))
+            self._anchors.forget()
         elif dropped:
-            lengths = self.lengths[: len(self._slots)].tolist()
-            # Where heads differ, the newest rows are what they have in common.
-            self._next = int(self._turned[0, length - 1]) + 1 if len(lengths) == 1 else self._next - dropped
+            lengths = self.lengths[: len(self._lines)].tolist()
+            self._lines.drop(length, dropped)
             self._anchors.forget(np.arange(length, dtype=np.int32))
             self._retain([np.arange(each - dropped, dtype=np.int32) for each in lengths])
             self._note_positions()
 
     def save(self, first: int = 0, last: int | None = None) -> KVState:
         self._check_open()
-        if len(self._slots) > 1:
+        if len(self._lines) > 1:
             raise UnsupportedError("a cache whose heads keep different rows cannot be saved yet")
         last = check_range(first, last, self.length)
-        rows, positions = self.regions.rows(self._slots[0, first:last]), self.positions
+        rows, positions = self.regions.rows(self._lines.slots[0, first:last]), self.positions
         next_position = int(positions[last]) if last < self.length else self.next_position
-        parts = [np.int64(self._base).tobytes(), *(self._stored.save(name, rows) for name in self.arrays)]
+        parts = [np.int64(self._lines.base).tobytes(), *(self._stored.save(name, rows) for name in self.arrays)]
         return KVState(self.key, positions[first:last].copy(), next_position, b"".join(parts))
 
     def append(self, state: KVState) -> None:
@@ -242,16 +229,14 @@ class NativeKV:
         if len(state.data) != _BASE_BYTES + count * row_bytes(self.shape, self.dtype):
             raise InputError("the saved KV rows are damaged")
         base = int(np.frombuffer(state.data, np.int64, 1)[0])
-        if len(self._slots) > 1 or (first and base != self._base):
+        if len(self._lines) > 1 or (first and base != self._lines.base):
             raise InputError("the saved KV rows do not fit behind rows that were evicted since")
-        at, slots = _BASE_BYTES, np.arange(first, first + count)
-        rows = self.regions.rows(slots)
+        at, rows = _BASE_BYTES, self.regions.rows(np.arange(first, first + count))
         for name, array in self.arrays.items():
             part = np.frombuffer(state.data, array.dtype, rows.size * self._stored.width(name), at)
             self._stored.restore(name, rows, part)
             at += part.nbytes
-        self._base, self._next = base, base + state.next_position
-        self._slots[0, slots], self._turned[0, slots] = slots, state.positions.astype(np.int64) + base
+        self._lines.book_saved(first, state.positions, base, state.next_position)
         self.lengths[:] = first + count
         self._note_positions()
         if self.row_attention.size:
@@ -260,14 +245,10 @@ class NativeKV:
     # Slots
 
     def _retain(self, rows: list[IntArray]) -> None:
-        """Keep these rows of each line. Slots stay gapless: rows that lie beyond the new length move into holes."""
-        moves, per_line = [], self._heads // len(rows)
-        for line, kept in enumerate(rows):
-            slots, pairs = fill_holes(self._slots[line, kept])
-            self._slots[line, : kept.size] = slots
-            self._turned[line, : kept.size] = self._turned[line, kept]
-            starts = self.regions.starts[line * per_line : (line + 1) * per_line]
-            moves.append((starts[:, None, None] + pairs).reshape(-1, 2))
+        """Keep these rows of each line."""
+        per_line = self._heads // len(rows)
+        starts = self.regions.starts.reshape(len(rows), per_line, 1, 1)
+        moves = [(first + pairs).reshape(-1, 2) for first, pairs in zip(starts, self._lines.retain(rows), strict=True)]
         pairs = np.ascontiguousarray(np.concatenate(moves), np.int32)
         if pairs.size:
             arrays = (pointer(array) for array in self.arrays.values())
@@ -288,9 +269,9 @@ class NativeKV:
         """Tell sliding windows where rows lie now."""
         if self.row_positions.size:
             for head, length in enumerate(self.lengths.tolist()):
-                line = head % len(self._slots)
-                rows = self.regions.starts[head] + self._slots[line, :length]
-                self.row_positions[rows] = self._turned[line, :length] - self._base
+                line = head % len(self._lines)
+                rows = self.regions.starts[head] + self._lines.slots[line, :length]
+                self.row_positions[rows] = self._lines.positions(length)[line]
 
     def _used(self) -> AnyArray:
         """Whether a head has so many rows, [heads of all layers, length]."""
@@ -299,28 +280,12 @@ class NativeKV:
     def _by_head(self, values: AnyArray) -> AnyArray:
         return values.reshape(self.shape.layers, self.shape.kv_heads, -1)
 
-    # Positions
-
-    def _close_gaps(self, count: int) -> None:
-        """Give the rows positions 0 … count − 1 by turning those whose distance to the last row changes."""
-        if not count:
-            self._base = self._next = 0
-            return
-        turned = self._turned[0, :count]
-        self._base = int(turned[-1]) - (count - 1)
-        wanted = self._base + np.arange(count)
-        moved = np.flatnonzero(turned != wanted)
-        if moved.size:
-            self._turn(moved, wanted[moved])
-            self._turned[0, moved] = wanted[moved]
-        self._next = self._base + count
-
-    def _turn(self, rows: AnyArray, wanted: AnyArray) -> None:
-        """Turn the keys of `rows` to the positions `wanted`."""
-        stored = self.regions.rows(self._slots[0, rows])
-        keys = self._stored.keys(stored)
-        keys, by = self._anchors.exact(rows, keys, self._turned[0, rows], wanted)
-        self._stored.set_keys(stored, self._rotation.turn(keys, by))
+    def _turn(self, rows: AnyArray, turned: AnyArray, wanted: AnyArray) -> None:
+        """Turn the keys of `rows`, which are turned to `turned`, to the positions `wanted`."""
+        if rows.size:
+            stored = self.regions.rows(self._lines.slots[0, rows])
+            keys, by = self._anchors.exact(rows, self._stored.keys(stored), turned, wanted)
+            self._stored.set_keys(stored, self._rotation.turn(keys, by))
 
     def _check_open(self) -> None:
         if self.closed:
