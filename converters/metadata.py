@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 
+from edge.converters.writers.gguf import Planned, fields_of, write_gguf
 from edge.gguf_file import GGUFFile
 
-_MAGIC, _VERSION = b"GGUF", 3
-_ALIGNMENT = 32
 _FACTORS = "rope_"  # small tensors that say how RoPE turns
 
 
 def write_metadata(file: GGUFFile, target: Path) -> None:
-    """Copy the header's metadata as it is, and RoPE's factors. Raises OSError."""
+    """Copy the header's metadata as it is, and RoPE's factors. Raises InputError."""
     kept = [info for name, info in file.tensors.items() if name.startswith(_FACTORS)]
-    alignment = int(file.metadata.get("general.alignment", _ALIGNMENT))
-    with open(file.path, "rb") as source:
-        fields = source.read(file.metadata_end)
-    described, at = b"", 0
-    for info in kept:
-        name = info.name.encode()
-        described += struct.pack("<Q", len(name)) + name + struct.pack("<I", len(info.shape))
-        described += struct.pack(f"<{len(info.shape)}Q", *info.shape) + struct.pack("<IQ", info.type_id, at)
-        at += -(-info.nbytes // alignment) * alignment
-    header = struct.pack("<4sIQQ", _MAGIC, _VERSION, len(kept), len(file.metadata)) + fields[24:] + described
-    with open(target, "wb") as out:
-        out.write(header + bytes(-len(header) % alignment))
-        for info in kept:
-            data = file.tensor_bytes(info).tobytes()
-            out.write(data + bytes(-len(data) % alignment))
+    planned = [Planned(info.name, info.shape, info.type) for info in kept]
+    write_gguf(target, fields_of(file), planned, (file.tensor_bytes(info) for info in kept))

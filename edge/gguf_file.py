@@ -186,7 +186,7 @@ class GGUFFile:
     metadata: dict[str, Any]
     tensors: dict[str, TensorInfo]
     data_offset: int
-    metadata_end: int = 0  # the byte behind the metadata, where tensors are described
+    spans: dict[str, tuple[int, int]]  # where a key's type and value lie in the file
     folder: Path | None = None  # of an ONNX model, which holds the weights instead
 
     def strings(self, key: str) -> list[str]:
@@ -209,6 +209,13 @@ class GGUFFile:
         with open(self.path, "rb") as file:
             file.seek(ref.offset)
             return np.fromfile(file, dtype=np.dtype(_SCALARS[ref.type_id].format), count=ref.count)
+
+    def field_bytes(self, key: str) -> bytes:
+        """A key's type and value as they stand in the file."""
+        start, end = self.spans[key]
+        with open(self.path, "rb") as file:
+            file.seek(start)
+            return file.read(end - start)
 
     def tensor_bytes(self, info: TensorInfo) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """The raw bytes of one tensor, uint8 [nbytes], read into memory."""
@@ -265,12 +272,14 @@ def _read_header(path: Path, size: int, cursor: _Cursor) -> GGUFFile:
             raise ModelFormatError(f"the header claims {count} {what} (at most {MAX_COUNT} are allowed)")
 
     metadata: dict[str, Any] = {}
+    spans: dict[str, tuple[int, int]] = {}
     for _ in range(key_count):
         key = cursor.name(MAX_KEY, "metadata key")
         if key in metadata:
             raise ModelFormatError(f"metadata key {key!r} appears twice")
+        start = cursor.offset
         metadata[key] = _read_value(cursor, key, cursor.scalar(_SCALARS[4]))
-    metadata_end = cursor.offset
+        spans[key] = start, cursor.offset
     if (parts := metadata.get("split.count", 0)) not in (0, 1):
         raise UnsupportedError(f"one part of a model split into {brief(parts)} files: merge it first")
 
@@ -300,7 +309,7 @@ def _read_header(path: Path, size: int, cursor: _Cursor) -> GGUFFile:
                 f"the file is truncated: tensor {info.name!r} ends at byte {absolute + info.nbytes}, the file at {size}"
             )
         tensors[info.name] = TensorInfo(info.name, info.shape, info.type, info.type_id, absolute, info.nbytes)
-    return GGUFFile(path, size, version, metadata, tensors, data_offset, metadata_end)
+    return GGUFFile(path, size, version, metadata, tensors, data_offset, spans)
 
 
 def _read_value(cursor: _Cursor, key: str, type_id: int) -> Any:

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from edge.backends.tensors import find_recipe
 from edge.converters.metadata import write_metadata
+from edge.converters.target import check_folder, new_folder
 from edge.converters.tokenizer_file import write_tokenizer
 from edge.converters.writers.onnx_graph import KV_TYPES, make_graph
 from edge.converters.writers.onnx_layout import Layout, make_layout
@@ -53,8 +50,8 @@ def write_onnx(
     if file.folder is not None:
         raise InputError(f"{file.folder} is a model in ONNX already")
     layout = make_layout(file, spec)
-    _check_target(folder, force)
-    with _replacing(folder) as target:
+    check_folder(folder, is_model_folder, force=force)
+    with new_folder(folder) as target:
         write_weights(file, layout, target / WEIGHTS, progress and (lambda part: progress(part * _WEIGHTS_SHARE)))
         _write_graphs(layout, spec, target)
         write_metadata(file, target / METADATA)
@@ -104,41 +101,6 @@ def _verify(target: Path) -> None:
             onnx.checker.check_model(str(target / graph_name(kv_dtype, observed)))
         except onnx.checker.ValidationError as error:
             raise ModelFormatError(f"the graph is not valid ONNX: {str(error).splitlines()[0]}") from None
-
-
-def _check_target(folder: Path, force: bool) -> None:
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise InputError(f"{folder} is there and no folder")
-    if folder.is_dir() and any(folder.iterdir()):
-        if not is_model_folder(folder):
-            raise InputError(f"{folder} holds other files: choose a new folder")
-        if not force:
-            raise InputError(f"{folder} is there already: --force replaces it")
-
-
-@contextmanager
-def _replacing(folder: Path) -> Iterator[Path]:
-    """A temporary folder beside `folder`, which takes its place if the block ends well."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-        try:
-            yield temporary
-            for path in temporary.iterdir():
-                with open(path, "rb") as written:
-                    os.fsync(written.fileno())
-            temporary.chmod(0o755)
-            if folder.is_dir():
-                old = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-                os.replace(folder, old)
-                os.replace(temporary, folder)
-                shutil.rmtree(old, ignore_errors=True)
-            else:
-                os.replace(temporary, folder)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)  # it is there only if something failed
-    except OSError as error:
-        raise InputError(f"{folder} cannot be written ({error.strerror})") from None
 
 
 def _hash(path: Path) -> str:

@@ -1,0 +1,1 @@
+"""Models as others store them, as GGUF."""

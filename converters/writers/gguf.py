@@ -1,0 +1,122 @@
+"""Write a GGUF file, tensor after tensor, so that one of them is in memory at a time.
+
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from edge.converters.blocks import TYPE_IDS, nbytes
+from edge.converters.target import new_file
+from edge.errors import ModelFormatError
+from edge.gguf_file import GGUFFile, read_gguf
+from edge.types import AnyArray
+
+Field = bytes | bool | str | np.generic | AnyArray | list[str]
+"""A value of the header. NumPy says which type numbers have; bytes are a type and a value as another file has them."""
+
+_MAGIC, _VERSION, _ALIGNMENT = b"GGUF", 3, 32
+_BOOL, _STRING, _ARRAY = 7, 8, 9
+_NUMBERS = {"uint8": 0, "int8": 1, "uint16": 2, "int16": 3, "uint32": 4, "int32": 5, "float32": 6, "uint64": 10,
+            "int64": 11, "float64": 12}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A tensor to be written. shape: in GGUF's order, the length of a row first."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: str
+
+    @property
+    def nbytes(self) -> int:
+        return nbytes(self.type, prod(self.shape))
+
+
+def fields_of(file: GGUFFile) -> dict[str, Field]:
+    """All of a file's header, to be written again with what has changed."""
+    return {key: file.field_bytes(key) for key in file.metadata if key != "general.alignment"}
+
+
+def write_gguf(
+    path: Path,
+    fields: Mapping[str, Field],
+    tensors: Sequence[Planned],
+    data: Iterable[AnyArray],
+    progress: Callable[[float], None] | None = None,
+) -> None:
+    """Write the file, whole or not at all; data: the bytes of every tensor, in order, made when they are asked for.
+
+    What was written is read again by the checked reader. Raises InputError if it cannot be written.
+    """
+    with new_file(path) as temporary:
+        with open(temporary, "wb") as out:
+            out.write(_header(fields, tensors))
+            done, total = 0, max(1, sum(each.nbytes for each in tensors))
+            for tensor, array in zip(tensors, data, strict=True):
+                _write_tensor(out, tensor, array)
+                done += tensor.nbytes
+                if progress:
+                    progress(done / total)
+        _check(temporary, tensors)
+
+
+def _header(fields: Mapping[str, Field], tensors: Sequence[Planned]) -> bytes:
+    parts, at = [struct.pack("<4sIQQ", _MAGIC, _VERSION, len(tensors), len(fields))], 0
+    for key, value in fields.items():
+        parts.append(_text(key) + _encode(value))
+    for tensor in tensors:
+        rank = len(tensor.shape)
+        parts.append(_text(tensor.name) + struct.pack(f"<I{rank}Q", rank, *tensor.shape))
+        parts.append(struct.pack("<IQ", TYPE_IDS[tensor.type], at))
+        at += _padded(tensor.nbytes)
+    header = b"".join(parts)
+    return header.ljust(_padded(len(header)), b"\0")
+
+
+def _write_tensor(out: BinaryIO, tensor: Planned, array: AnyArray) -> None:
+    if array.nbytes != tensor.nbytes:
+        raise ValueError(f"{tensor.name} has {array.nbytes} bytes, not {tensor.nbytes}")
+    out.write(np.ascontiguousarray(array).data)
+    out.write(bytes(_padded(tensor.nbytes) - tensor.nbytes))
+
+
+def _check(path: Path, tensors: Sequence[Planned]) -> None:
+    found = read_gguf(path).tensors
+    if [(each.name, each.shape, each.type) for each in found.values()] != [
+        (each.name, each.shape, each.type) for each in tensors
+    ]:
+        raise ModelFormatError("what was written does not read as it was meant")
+
+
+def _encode(value: Field) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, bool):
+        return struct.pack("<I?", _BOOL, value)
+    if isinstance(value, str):
+        return struct.pack("<I", _STRING) + _text(value)
+    if isinstance(value, list):
+        return struct.pack("<IIQ", _ARRAY, _STRING, len(value)) + b"".join(map(_text, value))
+    code = _NUMBERS[value.dtype.name]
+    if isinstance(value, np.ndarray):
+        return struct.pack("<IIQ", _ARRAY, code, value.size) + value.tobytes()
+    return struct.pack("<I", code) + value.tobytes()
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def _padded(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

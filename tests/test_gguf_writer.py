@@ -1,0 +1,94 @@
+"""GGUF files as we write them: what another reader finds in them, and nothing left behind where writing failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import GOLDEN
+from gguf import GGUFReader
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from edge.converters.blocks import dequantize, quantize
+from edge.converters.target import check_file, check_folder, new_folder
+from edge.converters.writers.gguf import Planned, fields_of, write_gguf
+from edge.errors import InputError
+from edge.gguf_file import read_gguf
+from edge.types import AnyArray
+
+VALUES = st.one_of(
+    st.booleans(),
+    st.text(max_size=40).filter(lambda text: "\0" not in text),
+    st.lists(st.text(max_size=9).filter(lambda text: "\0" not in text), max_size=5),
+    st.integers(0, 2**32 - 1).map(np.uint32),
+    st.integers(-(2**63), 2**63 - 1).map(np.int64),
+    st.floats(width=32, allow_nan=False).map(np.float32),
+    hnp.arrays(st.sampled_from(["float32", "int32", "uint8"]), st.integers(0, 9), elements={"allow_nan": False}),
+)
+
+
+@pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.gguf")), ids=lambda path: path.stem)
+def test_a_file_written_again_has_the_same_bytes(path: Path, tmp_path: Path) -> None:
+    file = read_gguf(path)
+    planned = [Planned(info.name, info.shape, info.type) for info in file.tensors.values()]
+    data = (file.tensor_bytes(info) for info in file.tensors.values())
+    write_gguf(tmp_path / "again.gguf", fields_of(file), planned, data)
+    assert (tmp_path / "again.gguf").read_bytes() == path.read_bytes()
+
+
+@given(fields=st.dictionaries(st.from_regex(r"[a-z]{1,9}\.[a-z]{1,9}", fullmatch=True), VALUES, max_size=6))
+def test_another_reader_finds_the_same_fields(
+    fields: dict[str, object], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("gguf") / "model.gguf"
+    fields = {"general.architecture": "llama", **fields}
+    write_gguf(path, fields, [Planned("a", (32, 2), "F32")], [np.zeros((2, 32), np.float32)])
+    found = GGUFReader(path).fields
+    for name, value in fields.items():
+        said = found[name].contents()
+        assert list(said) == list(value) if isinstance(value, list | np.ndarray) else said == value
+
+
+def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
+    def data() -> Iterator[AnyArray]:
+        yield np.zeros(32, np.float32)
+        raise OSError(28, "No space left on device")
+
+    planned = [Planned("a", (32,), "F32"), Planned("b", (32,), "F32")]
+    (tmp_path / "model.gguf").write_bytes(b"old")
+    with pytest.raises(InputError, match="No space left"):
+        write_gguf(tmp_path / "model.gguf", {}, planned, data())
+    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
+    assert (tmp_path / "model.gguf").read_bytes() == b"old"
+
+
+def test_nothing_is_replaced_unasked(tmp_path: Path) -> None:
+    file, folder = tmp_path / "file", tmp_path / "folder"
+    file.write_bytes(b"x")
+    with new_folder(folder) as target:
+        (target / "ours").write_bytes(b"x")
+    check_file(tmp_path / "new", force=False)
+    check_file(file, force=True)
+    check_folder(folder, lambda _: True, force=True)
+    for refused in (
+        lambda: check_file(file, force=False),
+        lambda: check_file(folder, force=True),
+        lambda: check_folder(file, lambda _: True, force=True),
+        lambda: check_folder(folder, lambda _: True, force=False),
+        lambda: check_folder(folder, lambda _: False, force=True),
+    ):
+        with pytest.raises(InputError):
+            refused()
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+def test_what_is_on_the_grid_stays_there(kind: str) -> None:
+    weights = np.random.default_rng(1).standard_normal((8, 96), np.float32)
+    once = dequantize(quantize(weights, kind), kind)
+    assert 0 < np.abs(once - weights).max() < 0.3
+    again = dequantize(quantize(once, kind), kind)
+    np.testing.assert_allclose(again, once, atol=2e-3)
