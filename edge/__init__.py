@@ -36,8 +36,8 @@ _HOMES = {
 
 __all__ = [
     "Budget", "BudgetError", "EdgeError", "InputError", "MissingExtraError", "Model", "ModelFormatError", "Plan",
-    "PlanRequest", "PromptCache", "RunReport", "SamplingParams", "Session", "UnsupportedError", "load", "make_plan",
-    "open_model", "perplexity",
+    "PlanRequest", "PromptCache", "RunReport", "SamplingParams", "Session", "UnsupportedError", "divergence", "load",
+    "make_plan", "open_model", "perplexity",
 ]  # fmt: skip
 
 
