@@ -219,6 +219,11 @@ class Session:
         if self._prompt_cache is not None and not self._evicted:
             self._prompt_cache.store(self.engine.kv, np.array(self._fed[: self._prompts_end], np.int32))
 
+    @property
+    def may_evict(self) -> bool:
+        """Whether the policy makes room when the cache is full."""
+        return self._policy.evicts
+
     def make_room(self, count: int) -> bool:
         """Evict until `count` more rows fit, by the policy. False if it may not evict and they do not fit."""
         kv = self.engine.kv
