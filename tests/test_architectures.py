@@ -74,13 +74,14 @@ class Row:
 
 REFERENCE = Row("reference", "f32", EXACT)
 LLAMACPP = Row("llamacpp", "f32", EXACT), Row("llamacpp", "f16", 8e-2)
+ONNX = Row("onnx", "f32", EXACT), Row("onnx", "f16", 8e-2), Row("onnx", "int8", 1.2)
 NATIVE = Row("tvm", "f32", EXACT), Row("tvm", "f16", 8e-2), Row("tvm", "int8", 8e-1)
 INT8 = ("gemma3", "gpt2", "phi3-longrope", "qwen2")  # different enough
 
 
 def cases() -> list[Any]:
     """Engines × golden models; every shape is compiled anew, which takes a while."""
-    rows = [pytest.param(row, name, id=f"{row}-{name}") for name in NAMES for row in (REFERENCE, *LLAMACPP)]
+    rows = [pytest.param(row, name, id=f"{row}-{name}") for name in NAMES for row in (REFERENCE, *LLAMACPP, *ONNX)]
     rows = [each for each in rows if not (each.values[0] in LLAMACPP and each.values[1] == "llama-window")]
     native = [(row, name) for name in NAMES for row in NATIVE if row.kv_dtype != "int8" or name in INT8]
     return rows + [pytest.param(row, name, id=f"{row}-{name}", marks=pytest.mark.slow) for row, name in native]

@@ -17,13 +17,12 @@ from gguf.quants import dequantize
 from small_models import Small, random_quants, random_weights, write_small
 from test_architectures import open_family
 
-from edge.architectures.angles import find_angles
 from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig
-from edge.backends.onnx.rope import tables
+from edge.backends.onnx.rope import find_ropes
 from edge.converters.tokenizer_file import tokenizer_json
 from edge.converters.writers.onnx import planned_files, write_onnx
-from edge.converters.writers.onnx_blocks import BLOCK, bits_of, to_blocks, with_means
+from edge.converters.writers.onnx_blocks import BLOCK, bits_of, nearest, to_blocks, with_means
 from edge.converters.writers.onnx_layout import make_layout
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
 from edge.model_folder import MANIFEST, METADATA, WEIGHTS
@@ -50,8 +49,7 @@ def test_a_folder_passes_the_checker_and_runs_in_plain_onnx_runtime(tmp_path: Pa
     for path in (tmp_path / "model").glob("*.onnx"):
         onnx.checker.check_model(str(path))
     session = onnxruntime.InferenceSession(str(tmp_path / "model/model.onnx"))
-    assert spec.recipe is not None
-    cos, sin = tables(np.arange(capacity), find_angles(golden.model.file, spec.recipe.ropes[0], capacity))
+    cos, sin = find_ropes(golden.model.file, spec, capacity).turnings[0].tables(np.arange(capacity))
     feeds = {
         "tokens": golden.tokens[None].astype(np.int64), "positions": np.arange(count)[None], "wanted": np.arange(count),
         "last": np.array([count - 1], np.int32), "rows": np.array(count, np.int32), "cos": cos, "sin": sin,
@@ -132,7 +130,7 @@ def blocks_of(kind: str, columns: int = 512) -> tuple[FloatArray, AnyArray, int]
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_1", "Q4_K"])
 def test_grids_come_through_unchanged(kind: str) -> None:
     values, raw, type_id = blocks_of(kind)
-    blocks = to_blocks(raw, kind, type_id, bits_of(kind))
+    blocks = to_blocks(raw, kind, bits_of(kind))
     steps = blocks.quants.astype(np.float32) - blocks.zeros[..., None]
     ours = steps * blocks.scales[..., None] + (0 if blocks.rest is None else blocks.rest[..., None])
     np.testing.assert_allclose(ours.reshape(values.shape), values, rtol=0, atol=1e-6)
@@ -142,7 +140,7 @@ def test_grids_come_through_unchanged(kind: str) -> None:
 def test_what_a_whole_zero_point_leaves_over_is_multiplied_by_means(kind: str) -> None:
     """Columns for means are rounded to 4 bits: that must cost much less than rounding the weights to 4 bits did."""
     values, raw, type_id = blocks_of(kind)
-    blocks = with_means(to_blocks(raw, kind, type_id, 4))
+    blocks = with_means(to_blocks(raw, kind, 4))
     inputs = np.random.default_rng(1).standard_normal((50, values.shape[1])).astype(np.float32)
     means = inputs.reshape(50, -1, BLOCK).mean(axis=-1)
     padded = np.zeros((50, blocks.quants.shape[1] * BLOCK), np.float32)
