@@ -32,8 +32,8 @@ def count_footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     numbers = at_once * per_token + 2 * config.logits_rows * spec.vocab + max(rows, config.chunk) * spec.head_dim
     numbers += spec.layers * MOST_OBSERVED * qkv if shows else 0
     windowed = sum(map(bool, find_recipe(spec).windows))
-    kinds = windowed * spec.heads * MOST_OBSERVED if config.per_head else at_once  # of what a window hides from a token
-    numbers += 3 * rows * kinds if windowed else 0
+    hiding = max(at_once, windowed * spec.heads * MOST_OBSERVED if config.per_head else 0) if windowed else 0
+    numbers += 3 * hiding * rows
     by_head = rows * spec.kv_heads * (spec.layers * _BOOKKEEPING + spec.head_dim * _LOOKED_AT) if config.per_head else 0
     attention = float_bytes * heads * rows if config.observes else 0
     return Footprint(

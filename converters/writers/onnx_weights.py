@@ -31,30 +31,37 @@ def write_weights(file: GGUFFile, layout: Layout, target: Path, progress: Progre
         for name, parts in layout.vectors.items():
             first = 0
             for part in parts:
-                for rows in slices(file, source, layout, part):
+                for rows in _slices(file, source, layout, part):
                     values = rows.values()
                     _put(out, layout.places[name], first, values.reshape(-1, *layout.places[name].array.shape[1:]))
                     first += len(rows.raw)
 
 
-def slices(
-    file: GGUFFile, source: BinaryIO, layout: Layout, part: Part, weights: int = _SLICE
-) -> Iterator[Rows]:
-    """A part's rows in the graph's order, whole heads at a time; about so many weights."""
+def read_rows(file: GGUFFile, source: BinaryIO, layout: Layout, part: Part, first: int, count: int) -> Rows:
+    """`count` rows of a part from `first` on, in the graph's order: whole heads, where it has an order.
+
+    Raises ModelFormatError if the file ends before them.
+    """
     info = file.tensors[part.source.tensor]
-    row_bytes, row_values = info.nbytes // info.shape[-1], info.elements // info.shape[-1]
-    head = len(part.order) or 1
-    step = max(1, weights // (head * row_values)) * head
-    factors, divisors = layout.method.multiplied.get(part.name), layout.method.divided.get(part.name)
+    row_bytes = info.nbytes // info.shape[-1]
+    source.seek(info.offset + (part.source.first + first) * row_bytes)
+    raw = np.frombuffer(source.read(count * row_bytes), np.uint8)
+    if raw.size != count * row_bytes:
+        raise ModelFormatError(f"{file.path}: the file became shorter while it was read")
+    heads = raw.reshape(-1, len(part.order) or 1, row_bytes)
+    raw = heads[:, list(part.order) or slice(None)].reshape(count, row_bytes)
+    divisors = layout.method.divided.get(part.name)
+    return Rows(
+        f"{file.path}: {info.name}", raw, info.type, info.type_id, layout.method.multiplied.get(part.name),
+        None if divisors is None else divisors[first : first + count],
+    )  # fmt: skip
+
+
+def _slices(file: GGUFFile, source: BinaryIO, layout: Layout, part: Part) -> Iterator[Rows]:
+    info, head = file.tensors[part.source.tensor], len(part.order) or 1
+    step = max(1, _SLICE // (head * (info.elements // info.shape[-1]))) * head
     for first in range(0, part.source.rows, step):
-        count = min(step, part.source.rows - first)
-        source.seek(info.offset + (part.source.first + first) * row_bytes)
-        raw = np.frombuffer(source.read(count * row_bytes), np.uint8)
-        if raw.size != count * row_bytes:
-            raise ModelFormatError(f"{file.path}: the file became shorter while it was read")
-        raw = raw.reshape(-1, head, row_bytes)[:, list(part.order) or slice(None)].reshape(count, row_bytes)
-        name = f"{file.path}: {info.name}"
-        yield Rows(name, raw, info.type, info.type_id, factors, None if divisors is None else divisors[first:][:count])
+        yield read_rows(file, source, layout, part, first, min(step, part.source.rows - first))
 
 
 def _write_matrix(
@@ -62,7 +69,7 @@ def _write_matrix(
 ) -> None:
     first = 0
     for part in matrix.parts:
-        for rows in slices(file, source, layout, part):
+        for rows in _slices(file, source, layout, part):
             for suffix, array in matrix.form.stored(rows).items():
                 _put(out, layout.places[f"{name}.{suffix}"], first, array)
             first += len(rows.raw)
