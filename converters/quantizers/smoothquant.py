@@ -62,7 +62,7 @@ def smooth(
             if f"{at}{maker}.bias" in found:
                 smoothing.divided[f"{at}{maker}.bias"] = factors
             factors = _to_heads(factors, spec) if maker == "attn_v" else factors
-            smoothing.multiplied |= dict.fromkeys((at + name for name in names), factors)
+            smoothing.multiplied.update(dict.fromkeys((at + name for name in names), factors))
         if progress:
             progress((layer + 1) / spec.layers)
     return smoothing
