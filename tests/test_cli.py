@@ -24,13 +24,14 @@ MODEL = "smollm2-135m"
 REPORT_KEYS = {
     "text": None,
     "tokens": {"prompt", "generated", "reused"},
-    "timings": {"load_s", "ttft_s", "prefill_tok_s", "decode_tok_s"},
+    "timings": {"load_s", "ttft_s", "prefill_tok_s", "decode_tok_s", "paused_s"},
     "stop_reason": None,
     "memory": {
         "peak_rss", "budget", "weights", "kv", "scratch", "interpreter", "anonymous", "file", "measured",
     },
     "kv": {"policy", "capacity", "rows", "dtype", "evicted"},
-    "energy": None,
+    "energy": {"joules", "budget", "prefill", "decode", "per_token", "source", "kind", "scope", "samples"},
+    "heat": None,
     "plan": None,
     "versions": None,
     "seed": None,
