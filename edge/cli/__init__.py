@@ -33,10 +33,11 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: half the start-up time
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, chat, plan, bench, tune, compile, convert, quantize, devices):
+for command in (run, chat, plan, bench, tune, compile, convert, quantize):
     app.command()(command)
 app.add_typer(evaluate, name="eval")
 app.add_typer(cache, name="cache")
+app.add_typer(devices, name="devices")
 
 
 def _version(wanted: bool) -> None:
