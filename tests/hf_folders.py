@@ -1,4 +1,4 @@
-"""The golden Hugging Face folders (see golden/folders.py), copies of them to change, and safetensors written by hand."""
+"""The golden Hugging Face folders (see golden/folders.py), copies to change, and safetensors written by hand."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from conftest import GOLDEN
 
+from edge.errors import EdgeError
 from edge.types import AnyArray
 
 FOLDERS = GOLDEN / "folders"
@@ -21,6 +22,15 @@ DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "I32": np.int
 
 Tensors = dict[str, tuple[str, AnyArray]]
 """By name: the type that the format says, and the values."""
+
+
+def complaint(work: Callable[[], object]) -> str:
+    """What `work` was refused with, by an error of ours; empty if it went well."""
+    try:
+        work()
+    except EdgeError as error:
+        return str(error)
+    return ""
 
 
 def copy_folder(name: str, target: Path) -> Path:

@@ -17,6 +17,7 @@ from hf_folders import (
     NAMES,
     PACKED,
     Tensors,
+    complaint,
     copy_folder,
     edit_json,
     edit_tensors,
@@ -142,7 +143,9 @@ def test_names_as_older_checkpoints_have_them(tmp_path: Path) -> None:
 
     changes = {
         "gpt2": [renamed("transformer.", ""), buffers],
-        "gemma3": [renamed("language_model.model.", "model.language_model."), renamed("vision_tower.", "model.vision_tower.")],
+        "gemma3": [
+            renamed("language_model.model.", "model.language_model."), renamed("vision_tower.", "model.vision_tower."),
+        ],
         "qwen3": [lambda tensors: tensors.update({"model.rotary_emb.inv_freq": ("F32", np.ones(8, np.float32))})],
         "qwen2": [lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"]})],  # tied
     }  # fmt: skip
@@ -246,6 +249,10 @@ def settings_of(**changes: Any) -> Callable[[Path], None]:
     return lambda folder: edit_json(folder / "config.json", lambda said: said.update(changes))
 
 
+def rope(**settings: Any) -> Callable[[Path], None]:
+    return settings_of(rope_parameters=settings)
+
+
 def removed(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).unlink()
 
@@ -296,16 +303,16 @@ REFUSED: list[tuple[str, Callable[[Path], object], type[EdgeError], str]] = [
     ("llama", settings_of(rms_norm_eps=float("nan")), ModelFormatError, "rms_norm_eps"),
     ("llama", settings_of(hidden_act="gelu"), UnsupportedError, "hidden_act is 'gelu'"),
     ("llama", settings_of(rope_parameters=5), ModelFormatError, "rope_parameters is 5 instead of an object"),
-    ("llama", settings_of(rope_parameters={"rope_type": "magic"}), UnsupportedError, "rope_type 'magic'"),
-    ("llama", settings_of(rope_parameters={"rope_type": "llama3", "factor": "a"}), ModelFormatError, "factor is 'a'"),
-    ("llama", settings_of(rope_parameters={"rope_type": "linear"}), ModelFormatError, "factor is missing"),
-    ("qwen2", settings_of(rope_parameters={"rope_type": "yarn", "factor": 4, "beta_fast": 8}), UnsupportedError, "beta"),
+    ("llama", rope(rope_type="magic"), UnsupportedError, "rope_type 'magic'"),
+    ("llama", rope(rope_type="llama3", factor="a"), ModelFormatError, "factor is 'a'"),
+    ("llama", rope(rope_type="linear"), ModelFormatError, "factor is missing"),
+    ("qwen2", rope(rope_type="yarn", factor=4, beta_fast=8), UnsupportedError, "beta"),
     ("qwen2", settings_of(use_sliding_window=True, max_window_layers=1), UnsupportedError, "windows in some layers"),
     ("qwen2", without_tensor("model.layers.1.self_attn.k_proj.bias"), ModelFormatError, "k_proj.bias is missing"),
     ("qwen2", settings_of(tie_word_embeddings=False), ModelFormatError, "lm_head.weight is missing"),
     ("qwen2", without_tensor(EMBEDDING), ModelFormatError, "embed_tokens.weight is missing"),
     ("qwen2", without_tensor(NORM), ModelFormatError, "norm.weight is missing"),
-    ("qwen2", with_tensor("model.surprise.weight", "F32", np.zeros(3, np.float32)), ModelFormatError, "surprise.* is no tensor"),
+    ("qwen2", with_tensor("model.new.weight", "F32", np.zeros(3, np.float32)), ModelFormatError, "new.* is no tensor"),
     ("qwen2", with_tensor(NORM, "F32", np.zeros(47, np.float32)), ModelFormatError, r"\(47,\) instead of \(48,\)"),
     ("qwen2", with_tensor(NORM, "I32", np.zeros(48, np.int32)), UnsupportedError, "of type I32"),
     ("qwen2", lambda folder: odd_number(folder, EMBEDDING, np.nan), ModelFormatError, EMBEDDING),
@@ -318,7 +325,7 @@ REFUSED: list[tuple[str, Callable[[Path], object], type[EdgeError], str]] = [
     ("gemma2", settings_of(layer_types=["full_attention"] * 4), UnsupportedError, "layer_types"),
     ("gemma2", settings_of(layer_types=7), UnsupportedError, "layer_types"),
     ("gemma3", settings_of(text_config=None), ModelFormatError, "text_config is missing"),
-    ("phi3", settings_of(rope_parameters={"rope_type": "longrope", "long_factor": [1]}), ModelFormatError, "long_factor"),
+    ("phi3", rope(rope_type="longrope", long_factor=[1]), ModelFormatError, "long_factor"),
     ("phi3", settings_of(partial_rotary_factor=0.35, rope_parameters=None), ModelFormatError, "partial_rotary_factor"),
     ("awq", quantized(quant_method="bitsandbytes"), UnsupportedError, "'bitsandbytes' are not supported"),
     ("awq", quantized(version="gemv"), UnsupportedError, "gemv"),
@@ -398,10 +405,7 @@ def test_settings_of_any_kind_are_read_or_refused(name: str, tmp_path: Path) -> 
             part = changed["text_config"] if key.startswith("text_config.") else changed
             part[key.removeprefix("text_config.")] = value
             path.write_text(json.dumps(changed))
-            try:
-                convert_folder(folder, tmp_path / "model.gguf")
-            except EdgeError as error:
-                assert "\n" not in str(error)
+            assert "\n" not in complaint(lambda: convert_folder(folder, tmp_path / "model.gguf"))
             assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
 
 

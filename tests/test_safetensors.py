@@ -9,14 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hf_folders import FOLDERS, Tensors, read_tensors, safetensors
+from hf_folders import FOLDERS, Tensors, complaint, read_tensors, safetensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.converters.readers.safetensors import read_header
 from edge.converters.writers.safetensors import Planned, write_safetensors
-from edge.errors import EdgeError, ModelFormatError
+from edge.errors import ModelFormatError
 
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+ANY_JSON = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 NUMPY = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 GOOD = FOLDERS / "qwen2" / "model.safetensors"
@@ -31,7 +33,11 @@ def test_files_of_the_original_library(path: Path) -> None:
         np.testing.assert_array_equal(found[name].read(), array)
 
 
-@given(tensors=st.dictionaries(st.text(min_size=1, max_size=9), st.tuples(st.sampled_from(list(NUMPY)), SHAPES), max_size=5))
+@given(
+    tensors=st.dictionaries(
+        st.text(min_size=1, max_size=9), st.tuples(st.sampled_from(list(NUMPY)), SHAPES), max_size=5
+    )
+)
 def test_what_is_written_is_read_back(
     tensors: dict[str, tuple[str, tuple[int, ...]]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -149,25 +155,21 @@ def test_damage_is_refused_or_harmless(data: st.DataObject, tmp_path_factory: py
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, length + 8))
         count = data.draw(st.integers(0, 3))
-        changed[at : at + count] = data.draw(st.binary(max_size=3) | st.sampled_from([b"0", b"9", b"-", b"]", b'"', b"{"]))
+        changed[at : at + count] = data.draw(
+            st.binary(max_size=3) | st.sampled_from([b"0", b"9", b"-", b"]", b'"', b"{"])
+        )
     path = tmp_path_factory.mktemp("damaged") / "model.safetensors"
     path.write_bytes(changed)
-    try:
-        found = read_header(path)
-        for each in found.values():
-            assert 0 <= each.offset <= each.offset + each.nbytes <= len(changed)
-            each.read()
-    except EdgeError as error:
-        assert "\n" not in str(error)
+    message = complaint(lambda: [each.read() for each in read_header(path).values()])
+    assert "\n" not in message
+    if not message:
+        assert all(8 <= each.offset <= len(changed) - each.nbytes for each in read_header(path).values())
 
 
-@given(said=st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))  # fmt: skip
+@given(said=ANY_JSON)
 def test_any_json_is_refused_or_read(said: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("json") / "model.safetensors"
     for header in (said, {"a": said}, {"a": {"dtype": "F32", "shape": said, "data_offsets": [0, 8]}},
                    {"a": {"dtype": said, "shape": [2], "data_offsets": said}}):  # fmt: skip
         path.write_bytes(safetensors(json.dumps(header).encode(), bytes(8)))
-        try:
-            read_header(path)
-        except EdgeError as error:
-            assert "\n" not in str(error)
+        assert "\n" not in complaint(lambda: read_header(path))
