@@ -37,7 +37,12 @@ def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
                 *([{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if tokenizer.space_prefix else []),
             ],
         }
-        prefix = [{"type": "Prepend", "prepend": "▁"}] if tokenizer.space_prefix else []
         replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
-        said["normalizer"] = {"type": "Sequence", "normalizers": [*prefix, replace]}
+        if tokenizer.space_prefix and tokenizer.spaces:
+            scheme = {"prepend_scheme": tokenizer.spaces, "split": False}
+            said["pre_tokenizer"] = {"type": "Metaspace", "replacement": "▁", **scheme}
+            said["normalizer"] = None
+        else:
+            prefix = [{"type": "Prepend", "prepend": "▁"}] if tokenizer.space_prefix else []
+            said["normalizer"] = {"type": "Sequence", "normalizers": [*prefix, replace]}
     return said

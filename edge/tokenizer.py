@@ -26,7 +26,9 @@ from edge.types import IntArray
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6  # tokenizer.ggml.token_type
 _HIDDEN = "\0"  # no token contains it
 _LONGEST_TOKEN = 1024  # characters; the longest real ones are runs of a few hundred spaces
-NORMALIZER = "tokenizer.edge.normalizer"  # NFC where a model's authors composed characters first; llama.cpp does not
+# What some tokenizers do and llama.cpp has no fields for: NFC composes characters before anything else; `first` and
+# `always` put a space only before text that does not begin with one, at the start or after every special token.
+NORMALIZER, SPACES = "tokenizer.edge.normalizer", "tokenizer.edge.spaces"
 _MOST_SPLITS = 16  # ways to make a token of two others, on average; real vocabularies have two
 
 # Tokens that end a turn in models whose metadata names only one of them.
@@ -120,6 +122,10 @@ class Tokenizer:
         by_text = {tokens[i]: i for i in self._control}
         self.end_ids = frozenset({i for i in named if i is not None} | {by_text[n] for n in END_NAMES if n in by_text})
 
+        self.spaces = fields.get(SPACES)
+        if self.spaces not in (None, "first", "always"):
+            raise UnsupportedError(f"{file.path}: {SPACES} is {brief(self.spaces)}, which is not supported")
+
         self._special_ids = {**by_text, **{tokens[i]: i for i in self._literal}}
         self._literal_ids = {tokens[i]: i for i in self._literal if not _MARK.fullmatch(tokens[i])}
         self.swallowing: set[int] = set()
@@ -151,6 +157,7 @@ class Tokenizer:
             (self._special_pattern, self._special_ids) if special else (self._literal_pattern, self._literal_ids)
         )
         parts = pattern.split(text) if pattern else [text]  # plain, special, plain, special, ... plain
+        opening = start
         for index, part in enumerate(parts):
             if index % 2:
                 ids.append(by_text[part])
@@ -160,8 +167,9 @@ class Tokenizer:
                     part = part.lstrip(" \t\n\r\v\f")
                 if not part:
                     continue
-                prefix = " " if start and self._space_prefix else ""
-                ids.extend(self._merger.encode(prefix + part, add_special_tokens=False).ids)
+                if self._space_prefix and (start if self.spaces != "first" else opening and index == 0):
+                    part = part if self.spaces and part.startswith((" ", "▁")) else " " + part
+                ids.extend(self._merger.encode(part, add_special_tokens=False).ids)
 
     @property
     def space_prefix(self) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from reprlib import repr as brief
 from typing import Any
 
 from tokenizers import Tokenizer, models
@@ -27,7 +26,8 @@ def byte_level_fields(path: Path, said: Mapping[str, Any]) -> dict[str, Field]:
     steps = _steps(said.get("pre_tokenizer"))
     names = [name for name in _NAMES if steps == _known_steps(name)]
     if not names:
-        raise UnsupportedError(f"{path}: its pre-tokenizer is none that GGUF has a name for here ({_described(steps)})")
+        described = _described(said.get("pre_tokenizer"))
+        raise UnsupportedError(f"{path}: its pre-tokenizer is none that GGUF has a name for here ({described})")
     whole_words = bool(model.get("ignore_merges"))  # a word that is in the vocabulary is not merged up
     names = [name for name in names if (name in LLAMA3_FAMILY) == whole_words]
     if not names:
@@ -79,4 +79,5 @@ def _steps(said: Any) -> list[Any]:
 
 
 def _described(said: Any) -> str:
-    return brief(json.dumps(said, ensure_ascii=False, default=str))
+    text = json.dumps(said, ensure_ascii=False)
+    return text if len(text) <= 200 else text[:200] + "…"

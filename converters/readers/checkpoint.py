@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from reprlib import repr as brief
 
-from edge.converters.readers.json_file import read_object
+from edge.converters.readers.json_file import read_object, shown
 from edge.converters.readers.safetensors import Stored, read_header
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 
@@ -34,13 +33,13 @@ def _from_index(folder: Path) -> dict[str, Stored]:
     shards: dict[str, dict[str, Stored]] = {}
     for name in sorted(set(places.values())):
         if Path(name).name != name or not name.endswith(".safetensors"):
-            raise ModelFormatError(f"{index}: {brief(name)} is not the name of a safetensors file in this folder")
+            raise ModelFormatError(f"{index}: {shown(name)} is not the name of a safetensors file in this folder")
         if not (folder / name).is_file():
             raise ModelFormatError(f"{folder}: {name} is missing, though {_INDEX} names it")
         shards[name] = read_header(folder / name)
     found = {}
     for tensor, name in places.items():
         if tensor not in shards[name]:
-            raise ModelFormatError(f"{folder / name}: {brief(tensor)} is missing, though {_INDEX} places it there")
+            raise ModelFormatError(f"{folder / name}: {shown(tensor)} is missing, though {_INDEX} places it there")
         found[tensor] = shards[name][tensor]
     return found

@@ -21,6 +21,7 @@ from edge.converters.blocks import FLOATS
 from edge.converters.layout import is_finite, to_gguf, to_kind
 from edge.converters.readers.checkpoint import read_checkpoint
 from edge.converters.readers.config import Config, read_config
+from edge.converters.readers.json_file import shown
 from edge.converters.readers.quantized import find_packed
 from edge.converters.readers.tokenizer import read_vocabulary
 from edge.converters.target import new_file
@@ -68,9 +69,7 @@ class Part:
         where = f"{self.source.path}: {self.source.name}"
         if not is_finite(array, kind):
             raise ModelFormatError(f"{where} has values that are no numbers, or infinite")
-        if self.layout == "plus one":
-            return to_gguf(to_kind(array, kind, wanted, where), self.layout, self.heads)
-        return to_kind(to_gguf(array, self.layout, self.heads), kind, wanted, where)
+        return to_gguf(to_kind(array, kind, wanted, where), self.layout, self.heads)
 
 
 @dataclass(frozen=True)
@@ -187,7 +186,7 @@ def _parts(
                 raise ModelFormatError(f"{folder}: the tensor {name}{suffix} is missing")
     for name, source in tensors.items():
         if name not in used and not name.startswith(_OTHERS) and not name.endswith(_BUFFERS):
-            raise ModelFormatError(f"{source.path}: {brief(name)} is no tensor of a {architecture.name} model")
+            raise ModelFormatError(f"{source.path}: {shown(name)} is no tensor of a {architecture.name} model")
     return parts
 
 

@@ -38,6 +38,11 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
     return said
 
 
+def shown(name: str) -> str:
+    """A name out of a file, for an error message: whole unless it is absurd."""
+    return repr(name if len(name) <= 120 else f"{name[:60]}…{name[-60:]}")
+
+
 def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     pairs = list(pairs)
     found = dict(pairs)

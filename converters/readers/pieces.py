@@ -26,19 +26,21 @@ _BPE = 2  # trainer_spec.model_type
 
 @dataclass(frozen=True)
 class Pieces:
-    """texts, scores and types of all pieces; space_prefix: a text gets a space in front."""
+    """texts, scores and types of all pieces; space_prefix: a text gets a space in front; spaces: how, see SPACES in
+    edge/tokenizer.py."""
 
     texts: list[str]
     scores: AnyArray
     types: AnyArray
     space_prefix: bool
+    spaces: str | None = None
 
 
 def pieces_of_json(
     path: Path, said: Mapping[str, Any], texts: list[str], merges: list[tuple[str, str]], added: set[int]
 ) -> Pieces:
     """Raises UnsupportedError if the merges, or what happens before them, are not SentencePiece's."""
-    prefix = _space_prefix(path, said)
+    prefix, spaces = _space_prefix(path, said)
     ids = {text: index for index, text in enumerate(texts)}
     types = np.array([_BYTE if _BYTE_PIECE.fullmatch(text) else _NORMAL for text in texts], np.int32)
     unknown = said["model"].get("unk_token")
@@ -53,7 +55,7 @@ def pieces_of_json(
             scores[ids[whole]] = -len(made)
             made[whole] = len(made)
     _check_merges(path, ids, set(merges), {index for index in added if texts[index] not in made}, types)
-    return Pieces(texts, scores, types, prefix)
+    return Pieces(texts, scores, types, prefix, spaces)
 
 
 def _check_merges(
@@ -71,9 +73,9 @@ def _check_merges(
                 )
 
 
-def _space_prefix(path: Path, said: Mapping[str, Any]) -> bool:
+def _space_prefix(path: Path, said: Mapping[str, Any]) -> tuple[bool, str | None]:
     """Spaces become ▁ before merging, and nothing else happens to the text. Raises UnsupportedError."""
-    prefix, replaced = False, False
+    prefix, spaces, replaced = False, None, False
     for step in _steps(said.get("normalizer"), "normalizers"):
         if step.get("type") == "Prepend" and step.get("prepend") == "▁":
             prefix = True
@@ -84,12 +86,12 @@ def _space_prefix(path: Path, said: Mapping[str, Any]) -> bool:
     for step in _steps(said.get("pre_tokenizer"), "pretokenizers"):
         if step.get("type") == "Metaspace" and step.get("replacement") == "▁" and step.get("split") is False:
             scheme = step.get("prepend_scheme", "always")
-            prefix, replaced = prefix or scheme in ("first", "always"), True
+            prefix, spaces, replaced = (True, scheme, True) if scheme in ("first", "always") else (prefix, None, True)
         elif not (replaced and step.get("type") == "Split" and step.get("pattern") == {"String": " "}):
             raise UnsupportedError(f"{path}: the pre-tokenizer {step.get('type')} is not supported with byte fallback")
     if not replaced:
         raise UnsupportedError(f"{path}: it does not write spaces as ▁, as SentencePiece does")
-    return prefix
+    return prefix, spaces
 
 
 def _steps(said: Any, key: str) -> Iterator[dict[str, Any]]:

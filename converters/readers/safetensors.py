@@ -15,7 +15,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from edge.converters.readers.json_file import parse_object
+from edge.converters.readers.json_file import parse_object, shown
 from edge.errors import ModelFormatError
 from edge.types import AnyArray
 
@@ -74,7 +74,7 @@ def read_header(path: Path) -> dict[str, Stored]:
 
 
 def _stored(path: Path, name: str, entry: Any, first: int) -> Stored:
-    where = f"{path}: {brief(name)}"
+    where = f"{path}: {shown(name)}"
     if not isinstance(entry, dict):
         raise ModelFormatError(f"{where} is not described: the file is damaged")
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
@@ -104,7 +104,7 @@ def _check_places(path: Path, found: dict[str, Stored], first: int, size: int) -
     for each in sorted(found.values(), key=lambda stored: (stored.offset, stored.nbytes)):
         if each.offset != expected:
             raise ModelFormatError(
-                f"{path}: {brief(each.name)} lies at {each.offset}, but {expected} is next: the file is damaged"
+                f"{path}: {shown(each.name)} lies at {each.offset}, but {expected} is next: the file is damaged"
             )
         expected += each.nbytes
     if expected != size:

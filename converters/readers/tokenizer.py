@@ -20,7 +20,7 @@ from edge.converters.readers.json_file import read_object
 from edge.converters.readers.pieces import Pieces, pieces_of_json, pieces_of_model
 from edge.converters.writers.gguf import Field
 from edge.errors import InputError, ModelFormatError, UnsupportedError
-from edge.tokenizer import END_NAMES
+from edge.tokenizer import END_NAMES, SPACES
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # tokenizer.ggml.token_type
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # config's name, GGUF's
@@ -154,6 +154,7 @@ def _piece_fields(path: Path, pieces: Pieces, added: dict[int, dict[str, Any]], 
         "tokenizer.ggml.scores": scores,
         "tokenizer.ggml.token_type": _types(types, pieces.texts, added),
         "tokenizer.ggml.add_space_prefix": pieces.space_prefix,
+        **({SPACES: pieces.spaces} if pieces.spaces else {}),
     }
 
 

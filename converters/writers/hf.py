@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -146,7 +146,9 @@ def _config(
 ) -> dict[str, Any]:
     said = architecture.described(file, spec)
     said |= {"vocab_size": spec.vocab, "tie_word_embeddings": spec.tied_head, "torch_dtype": _WORDS[main]}
-    return said | _generation(tokenizer) | {"eos_token_id": tokenizer.eos_id}
+    pad = file.metadata.get("tokenizer.ggml.padding_token_id")
+    said["pad_token_id"] = pad if isinstance(pad, int) and pad < spec.vocab else None  # else some have their own idea
+    return said | {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
 
 
 def _generation(tokenizer: Tokenizer) -> dict[str, Any]:

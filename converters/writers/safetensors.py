@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -50,11 +51,15 @@ def write_safetensors(
     text += b" " * (-len(text) % _ALIGNMENT)
     with open(path, "wb") as out:
         out.write(struct.pack("<Q", len(text)) + text)
-        done = 0
-        for tensor, array in zip(tensors, data, strict=True):
-            if array.nbytes != tensor.nbytes:
-                raise ValueError(f"{tensor.name} has {array.nbytes} bytes, not {tensor.nbytes}")
-            out.write(np.ascontiguousarray(array).data)
+        done, arrays = 0, iter(data)
+        for tensor in tensors:
+            _write_tensor(out, tensor, next(arrays))  # nothing holds it while the next one is made
             done += tensor.nbytes
             if progress:
                 progress(done / at)
+
+
+def _write_tensor(out: BinaryIO, tensor: Planned, array: AnyArray) -> None:
+    if array.nbytes != tensor.nbytes:
+        raise ValueError(f"{tensor.name} has {array.nbytes} bytes, not {tensor.nbytes}")
+    out.write(np.ascontiguousarray(array).data)
