@@ -5,6 +5,7 @@ from __future__ import annotations
 from edge.backends.base import EngineConfig, Footprint
 from edge.backends.onnx.kv import row_bytes
 from edge.backends.onnx.rows import LARGEST
+from edge.backends.tensors import find_recipe
 from edge.converters.writers.onnx_blocks import BLOCK, bits_of, has_minimum
 from edge.gguf_file import BLOCK_TYPES
 from edge.spec import ModelSpec
@@ -30,6 +31,9 @@ def count_footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     shows = config.observes or config.kv_dtype in LARGEST
     numbers = at_once * per_token + 2 * config.logits_rows * spec.vocab + max(rows, config.chunk) * spec.head_dim
     numbers += spec.layers * MOST_OBSERVED * qkv if shows else 0
+    windowed = sum(map(bool, find_recipe(spec).windows))
+    hiding = max(at_once, windowed * spec.heads * MOST_OBSERVED if config.per_head else 0) if windowed else 0
+    numbers += 3 * hiding * rows
     by_head = rows * spec.kv_heads * (spec.layers * _BOOKKEEPING + spec.head_dim * _LOOKED_AT) if config.per_head else 0
     attention = float_bytes * heads * rows if config.observes else 0
     return Footprint(
