@@ -76,6 +76,7 @@ REFERENCE = Row("reference", "f32", EXACT)
 LLAMACPP = Row("llamacpp", "f32", EXACT), Row("llamacpp", "f16", 8e-2)
 ONNX = Row("onnx", "f32", EXACT), Row("onnx", "f16", 8e-2), Row("onnx", "int8", 1.2)
 NATIVE = Row("tvm", "f32", EXACT), Row("tvm", "f16", 8e-2), Row("tvm", "int8", 8e-1)
+SLOW = pytest.param(NATIVE[0], marks=pytest.mark.slow)
 INT8 = ("gemma3", "gpt2", "phi3-longrope", "qwen2")  # different enough
 
 
@@ -156,7 +157,7 @@ def test_kept_rows_move_up(row: Row, name: str, engines: Callable[[Engine], Engi
     row.close_to(engine.forward_all(family.tokens[PROMPT : PROMPT + len(answer)]), answer, name)
 
 
-@pytest.mark.parametrize("row", [REFERENCE, LLAMACPP[0], ONNX[0], pytest.param(NATIVE[0], marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("row", [REFERENCE, LLAMACPP[0], ONNX[0], SLOW], ids=str)
 def test_longrope_has_other_factors_for_a_cache_beyond_the_original_context(
     row: Row, engines: Callable[[Engine], Engine]
 ) -> None:
@@ -171,7 +172,7 @@ def test_longrope_has_other_factors_for_a_cache_beyond_the_original_context(
 
 @pytest.mark.parametrize("close_gaps", [True, False], ids=["close", "leave"])
 @pytest.mark.parametrize("name", ["gemma2", "gemma3-linear", "gpt2", "phi3-longrope", "qwen2-yarn", "qwen3"])
-@pytest.mark.parametrize("row", [pytest.param(NATIVE[0], marks=pytest.mark.slow), *ONNX[:1]], ids=str)
+@pytest.mark.parametrize("row", [SLOW, ONNX[0]], ids=str)
 def test_engines_stream_as_the_reference_does(
     row: Row, name: str, close_gaps: bool, engines: Callable[[Engine], Engine]
 ) -> None:

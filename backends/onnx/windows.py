@@ -1,7 +1,7 @@
 """Sliding windows: which rows a token does not see, by their positions.
 
-ONNX Runtime's own windows count rows, but ours lie in any order, with gaps. So a pass says what each token sees, in what
-is added to its scores: 0, or −inf.
+ONNX Runtime's own windows count rows, but ours lie in any order, with gaps. So a pass says what each token sees, by
+what is added to its scores: 0, or −inf.
 """
 
 from __future__ import annotations

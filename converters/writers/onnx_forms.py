@@ -129,9 +129,11 @@ class Blocks:
         scales = stored["scales"]
         rows, blocks = scales.shape
         quants = unpack(stored["quants"], self.bits).reshape(rows, blocks, BLOCK).astype(np.float32)
-        zeros = unpack(stored["zeros"], self.bits)[:, :blocks] if self.minima else np.full_like(scales, 1 << self.bits - 1)
-        values = (quants - zeros[..., None].astype(np.float32)) * scales[..., None]
-        error = scales * np.float32(0.01 if is_exact(kind, self.bits) else 0.51)
+        zeros = np.full(scales.shape, 1 << self.bits - 1, np.float32)
+        if self.minima:
+            zeros[:] = unpack(stored["zeros"], self.bits)[:, :blocks]
+        values = (quants - zeros[..., None]) * scales[..., None]
+        error: FloatArray = scales * np.float32(0.01 if is_exact(kind, self.bits) else 0.51)
         if self.minima:
             count = blocks * BLOCK // (BLOCK + 1)  # of blocks of weights; those behind are for means
             rest = values[:, count:].reshape(rows, -1)[:, :count] / BLOCK
