@@ -155,7 +155,9 @@ def test_sizes_are_known_beforehand_and_floats_stay_what_they_are(
     assert planned[WEIGHTS] == written[WEIGHTS]
     assert rounded_types(model.file, model.spec, method) == ([types] if name else [])
     exact = engines(load_engine(model, "reference", "f32")).forward_all(TOKENS)
-    ours = engines(load_engine(open_model(tmp_path / "model"), "onnx", "f32")).forward_all(TOKENS)
+    folder = open_model(tmp_path / "model")
+    assert folder.spec.weight_type == {None: types, "nf4": "NF4"}.get(name, "INT8")
+    ours = engines(load_engine(folder, "onnx", "f32")).forward_all(TOKENS)
     if name is None and types != "Q8_0":
         np.testing.assert_allclose(ours, exact, rtol=0, atol=1e-3)
     assert np.corrcoef(ours.ravel(), exact.ravel())[0, 1] > 0.6  # outliers spoil some: see above

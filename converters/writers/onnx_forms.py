@@ -7,7 +7,7 @@ in those arrays), `restored` (the numbers that the arrays stand for, and how far
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -144,7 +144,9 @@ class Blocks:
 
 @dataclass(frozen=True)
 class NormalFloats:
-    """MatMulBnb4: four bits by the table of NF4, a scale for every 64."""
+    """MatMulBnb4: four bits by the table of NF4, a scale for every 64. type: its name in edge.json."""
+
+    type: ClassVar[str] = "NF4"
 
     def arrays(self, rows: int, columns: int) -> dict[str, Array]:
         return {
@@ -166,6 +168,7 @@ class NormalFloats:
 class Int8:
     """DynamicQuantizeMatMul: eight bits and a scale for every row, and float32 for the columns `outliers`."""
 
+    type: ClassVar[str] = "INT8"
     outliers: tuple[int, ...] = ()
 
     def arrays(self, rows: int, columns: int) -> dict[str, Array]:
