@@ -32,6 +32,7 @@ def count_footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     shows = config.observes or config.kv_dtype in LARGEST
     numbers = at_once * per_token + 2 * config.logits_rows * spec.vocab + max(rows, config.chunk) * spec.head_dim
     numbers += spec.layers * MOST_OBSERVED * qkv if shows else 0
+    numbers += spec.layers * MOST_OBSERVED * spec.heads * spec.head_dim if config.observes else 0
     windowed = sum(map(bool, find_recipe(spec).windows))
     hiding = max(at_once, windowed * spec.heads * MOST_OBSERVED if config.per_head else 0) if windowed else 0
     numbers += 3 * hiding * rows
