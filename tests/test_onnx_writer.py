@@ -22,7 +22,7 @@ from edge.backends.base import Engine, EngineConfig
 from edge.backends.onnx.rope import find_ropes
 from edge.converters.tokenizer_file import tokenizer_json
 from edge.converters.writers.onnx import planned_files, write_onnx
-from edge.converters.writers.onnx_blocks import BLOCK, bits_of, nearest, to_blocks, with_means
+from edge.converters.writers.onnx_blocks import BLOCK, bits_of, to_blocks, with_means
 from edge.converters.writers.onnx_layout import make_layout
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
 from edge.model_folder import MANIFEST, METADATA, WEIGHTS
@@ -87,7 +87,7 @@ def test_a_folder_is_opened_and_runs_as_its_source_does(tmp_path: Path, engines:
 
 @pytest.mark.parametrize("name", ["gemma3", "gpt2", "phi3-longrope", "qwen2-untied"])
 def test_folders_of_every_kind_give_the_logits_of_transformers(name: str, tmp_path: Path, engines: Engines) -> None:
-    """What `test_architectures.py` shows of GGUF files, of folders: with windows, LayerNorm, partial RoPE, small heads."""
+    """As `test_architectures.py` shows of GGUF files: windows, LayerNorm, partial RoPE, small heads."""
     family = open_family(name)
     convert(family.model, tmp_path / "model")
     model = open_model(tmp_path / "model")
@@ -118,14 +118,14 @@ def quants_of(kind: str, rows: int, columns: int, seed: int = 3) -> AnyArray:
     return raw
 
 
-def blocks_of(kind: str, columns: int = 512) -> tuple[FloatArray, AnyArray, int]:
-    raw, type_id = quants_of(kind, 24, columns), GGMLQuantizationType[kind]
-    return np.asarray(dequantize(raw, type_id), np.float32), raw, int(type_id)
+def blocks_of(kind: str, columns: int = 512) -> tuple[FloatArray, AnyArray]:
+    raw = quants_of(kind, 24, columns)
+    return np.asarray(dequantize(raw, GGMLQuantizationType[kind]), np.float32), raw
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_1", "Q4_K"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_1", "Q4_K", "Q5_0", "IQ4_NL"])
 def test_grids_come_through_unchanged(kind: str) -> None:
-    values, raw, type_id = blocks_of(kind)
+    values, raw = blocks_of(kind)
     blocks = to_blocks(raw, kind, bits_of(kind))
     steps = blocks.quants.astype(np.float32) - blocks.zeros[..., None]
     ours = steps * blocks.scales[..., None] + (0 if blocks.rest is None else blocks.rest[..., None])
@@ -135,7 +135,7 @@ def test_grids_come_through_unchanged(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["Q4_1", "Q4_K"])
 def test_what_a_whole_zero_point_leaves_over_is_multiplied_by_means(kind: str) -> None:
     """Columns for means are rounded to 4 bits: that must cost much less than rounding the weights to 4 bits did."""
-    values, raw, type_id = blocks_of(kind)
+    values, raw = blocks_of(kind)
     blocks = with_means(to_blocks(raw, kind, 4))
     inputs = np.random.default_rng(1).standard_normal((50, values.shape[1])).astype(np.float32)
     means = inputs.reshape(50, -1, BLOCK).mean(axis=-1)

@@ -43,9 +43,10 @@ def attention_to(
         later = np.triu(np.ones((count, count), bool), k=1)
         by_query[..., seen - count :][..., later] = -math.inf
     by_query -= by_query.max(axis=-1, keepdims=True)
-    np.exp(by_query, out=by_query)
-    by_query /= by_query.sum(axis=-1, keepdims=True)
+    powers = np.exp(by_query, out=by_query)
+    sums = powers.sum(axis=-1, keepdims=True)
     if votes:
         average = 1 / np.arange(seen - count + 1, seen + 1, dtype=np.float32)
-        by_query = (by_query > average[:, None]).astype(np.float32)
-    return np.asarray(by_query.sum(axis=2).mean(axis=1))
+        return np.asarray((powers > sums * average[:, None]).sum(axis=2, dtype=np.float32).mean(axis=1))
+    shares = 1 / (sums * np.float32(powers.shape[1]))  # of the mean over the group
+    return np.asarray((shares.reshape(kv_heads, 1, -1) @ powers.reshape(kv_heads, -1, seen))[:, 0])

@@ -10,12 +10,12 @@ import numpy as np
 
 from edge.backends.base import EngineConfig, check_positions, check_tokens
 from edge.backends.onnx import CAPABILITIES, NAME
-from edge.backends.onnx.attention import attention_to
 from edge.backends.onnx.calibrate import calibration_tokens, find_scales, stored_scales
 from edge.backends.onnx.kv import OnnxKV
 from edge.backends.onnx.memory import MOST_AT_ONCE, MOST_OBSERVED
 from edge.backends.onnx.model_files import find_model_files
-from edge.backends.onnx.rope import find_ropes, turn
+from edge.backends.onnx.observer import Observer
+from edge.backends.onnx.rope import find_ropes
 from edge.backends.onnx.rows import LARGEST
 from edge.backends.onnx.session import bind, explained, find_provider, open_session
 from edge.backends.onnx.windows import Windows
@@ -50,12 +50,16 @@ class OnnxEngine:
         self._windows = Windows(recipe.windows, spec.heads, spec.kv_heads)
         self._hidden: dict[int, FloatArray] = {}  # what the windows of the pass in progress add to scores
         self._shows = config.observes or config.kv_dtype in LARGEST  # the graph has `observed`
-        self._observed, self._votes = 0, False
+        self._observed = 0
+        self._observer: Observer | None = None
+        if config.observes:
+            self._observer = Observer(spec, self._kv, self._ropes, self._windows, MOST_OBSERVED)
+            self._kv.settle = self._observer.settle
 
-        halves = np.float16 if config.kv_dtype == "f16" else np.float32
+        self._float_type = "float16" if config.kv_dtype == "f16" else "float32"  # of tables, and what windows hide
         table_rows = max(config.capacity, config.chunk, _ANGLES_AHEAD)  # ONNX Runtime wants as many as there are rows
         table_shape = (2, table_rows, spec.head_dim // 2)
-        self._tables = [np.zeros(table_shape, halves) for _ in self._ropes.turnings]  # cosines, sines
+        self._tables = [np.zeros(table_shape, self._float_type) for _ in self._ropes.turnings]  # cosines, sines
         self._angles_from = self._angles_known = 0
         self._tokens = np.zeros((1, config.chunk), np.int64)
         self._positions, self._counting = np.zeros((1, config.chunk), np.int64), np.arange(config.chunk)
@@ -84,9 +88,11 @@ class OnnxEngine:
 
         Raises UnsupportedError if the engine was loaded without `EngineConfig.observes`.
         """
-        if queries and not self.config.observes:
+        if self._observer:
+            self._observer.observe(votes=votes)
+        elif queries:
             raise UnsupportedError("this engine was loaded without EngineConfig.observes")
-        self._observed, self._votes = queries, votes
+        self._observed = queries
 
     def forward(self, tokens: IntArray) -> FloatArray:
         tokens = check_tokens(tokens, self.spec.vocab, self._kv.free)
@@ -106,7 +112,7 @@ class OnnxEngine:
     def close(self) -> None:
         """Free everything; safe to call twice."""
         self._session, self._step_binding = None, ((0, 0, 0), None)
-        self._kv.closed = True
+        self._kv.closed, self._kv.settle, self._observer = True, lambda: None, None
         self._kv.array = self._kv.array[:, :, :, :0].copy()
 
     def run_shown(self, tokens: IntArray) -> FloatArray:
@@ -140,29 +146,13 @@ class OnnxEngine:
         self._wanted[:wanted] = self._counting[count - wanted : count]
         self._which[:shown] = self._counting[count - shown : count]
         self._rows[()], self._last[0] = kv.length + count, kv.length + count - 1
-        self._hidden = self._windows.added(kv, count)
+        if self._windows.layers:
+            self._hidden = self._windows.added(kv.turned_by_slot(count), count, self._float_type)
         with explained("ONNX Runtime failed"):
             self._session.run_with_iobinding(self._binding(count, wanted, shown))
         kv.appended(count)
-        if shown and self.config.observes:
-            self._add_attention(shown)
-
-    def _add_attention(self, count: int) -> None:
-        """Of the last `count` tokens, which have just run."""
-        kv, spec = self._kv, self.spec
-        positions = np.arange(kv.next_turn - count, kv.next_turn)
-        tables = [turning.tables(positions) for turning in self._ropes.turnings]
-        width = spec.heads * spec.head_dim
-        for layer in range(spec.layers):
-            queries = self._qkv[layer, :count, :width].reshape(count, spec.heads, spec.head_dim).swapaxes(0, 1)
-            if tables:
-                queries = turn(queries, *tables[self._ropes.kinds[layer]])
-            queries = queries * np.float32(self._recipe.query_scale)
-            rows, hidden = kv.array[0, layer, :, : kv.length], self._hidden.get(layer)
-            window = None if hidden is None else hidden[:, :, -count:]
-            cap = self._recipe.score_cap
-            paid = attention_to(rows, kv.scales[0, layer], kv.dtype, queries, self._votes, cap, window)
-            kv.slot_attention[layer, :, : kv.length] += paid
+        if shown and self._observer:
+            self._observer.add(self._qkv[:, :shown, : self.spec.heads * self.spec.head_dim])
 
     def _angle_row(self, count: int) -> int:
         """The row at which the tables of rotary angles, or of learned positions, have the next `count` positions."""

@@ -6,7 +6,7 @@ backends/slots.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -47,6 +47,7 @@ class OnnxKV:
         self._anchors = Anchors(self._heads, spec.head_dim)
         self._ropes, self.key = ropes, key
         self.closed = False
+        self.settle: Callable[[], None] = lambda: None  # add up attention that waits: before it is read, or rows move
 
     @property
     def free(self) -> int:
@@ -74,9 +75,11 @@ class OnnxKV:
     def attention(self) -> FloatArray:
         if self.slot_attention.size == 0:
             raise UnsupportedError("this engine was loaded without EngineConfig.observes")
+        self.settle()
         return np.take_along_axis(self.slot_attention, self._by_head(self._lines.slots[:, : self.length]), axis=2)
 
     def clear_attention(self) -> None:
+        self.settle()
         self.slot_attention[:] = 0
 
     def keys(self, layer: int) -> FloatArray:
@@ -109,12 +112,13 @@ class OnnxKV:
 
     def appended(self, count: int) -> None:
         """Book `count` rows that a pass has written behind the last slots."""
-        self._lines.book([self.length] * len(self._lines), count)
+        self._lines.book_level(self.length, count)
         self.slot_attention[:, :, self.length : self.length + count] = 0
         self.length += count
 
     def keep(self, rows: IntArray, *, close_gaps: bool) -> None:
         self._check_open()
+        self.settle()
         rows = check_rows(rows, self.length)
         if close_gaps and len(self._lines) > 1:
             raise UnsupportedError("gaps cannot be closed once heads keep different rows")
@@ -130,6 +134,7 @@ class OnnxKV:
         different numbers of rows.
         """
         self._check_open()
+        self.settle()
         if len(rows) != self._heads:
             raise InputError(f"rows for {self._heads} heads are wanted, not for {len(rows)}")
         checked = [check_rows(each, self.length) for each in rows]
@@ -141,6 +146,7 @@ class OnnxKV:
 
     def renumber(self) -> None:
         self._check_open()
+        self.settle()
         length, lines = self.length, self._lines
         wanted, attention = np.arange(length), self.slot_attention.reshape(self._heads, -1)
         for head in range(self._heads):
@@ -156,6 +162,7 @@ class OnnxKV:
 
     def truncate(self, length: int) -> None:
         self._check_open()
+        self.settle()
         dropped = self.length - length
         if not 0 <= length <= self.length:
             raise InputError(f"cannot truncate {self.length} rows to {length}")

@@ -16,7 +16,7 @@ MIDDLE = 128  # stands for 0: unsigned numbers are multiplied without saturation
 
 
 def outliers_of(largest: FloatArray, threshold: float = THRESHOLD) -> tuple[int, ...]:
-    """Channels to be kept apart, the largest if they are too many. largest: |input| in calibration, float32 [columns]."""
+    """Channels to be kept apart, the largest if they are too many. largest: max |input| of each, float32 [columns]."""
     chosen = np.argsort(-largest, kind="stable")[: int(MOST * largest.size)]
     return tuple(sorted(int(index) for index in chosen if largest[index] > threshold))
 

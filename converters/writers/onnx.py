@@ -19,7 +19,7 @@ from edge.converters.target import check_folder, new_folder
 from edge.converters.tokenizer_file import write_tokenizer
 from edge.converters.writers.onnx_blocks import is_exact
 from edge.converters.writers.onnx_check import check_graphs, check_weights
-from edge.converters.writers.onnx_forms import Blocks, Floats
+from edge.converters.writers.onnx_forms import Blocks, Floats, Int8, NormalFloats
 from edge.converters.writers.onnx_graph import KV_TYPES, make_graph
 from edge.converters.writers.onnx_layout import Layout, make_layout
 from edge.converters.writers.onnx_methods import AS_IT_IS, Method
@@ -104,6 +104,12 @@ def _write_graphs(layout: Layout, spec: ModelSpec, target: Path) -> None:
 
 def _write_manifest(file: GGUFFile, layout: Layout, target: Path) -> dict[str, int]:
     sizes = {path.name: path.stat().st_size for path in sorted(target.iterdir())}
+    types = {
+        part.source.tensor: matrix.form.type
+        for matrix in layout.matrices.values()
+        for part in matrix.parts
+        if isinstance(matrix.form, (NormalFloats, Int8))
+    }
     said: dict[str, Any] = {
         "format": FORMAT,
         "source": file.path.name,
@@ -113,7 +119,9 @@ def _write_manifest(file: GGUFFile, layout: Layout, target: Path) -> dict[str, i
             "scores": list(KV_TYPES),  # kinds of rows for which some graph shows queries
         },
         "files": {name: {"bytes": size, "sha256": _hash(target / name)} for name, size in sizes.items()},
-        "tensors": [[info.name, info.type, list(info.shape)] for info in file.tensors.values()],
+        "tensors": [
+            [info.name, types.get(info.name, info.type), list(info.shape)] for info in file.tensors.values()
+        ],
     }
     (target / MANIFEST).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
     return sizes | {MANIFEST: (target / MANIFEST).stat().st_size}

@@ -1,10 +1,11 @@
 """Weights of a GGUF file as ONNX Runtime's MatMulNBits wants them: blocks of 32, whole numbers, a scale, a zero point.
 
 A weight is scale · (quant − zero). Q4_0, Q5_0, Q8_0 and IQ4_NL are such grids and come through unchanged (IQ4_NL's
-sixteen levels are whole numbers: of 8 bits). Q4_1 and Q4_K have a minimum that is no whole number of steps away from 0. ONNX Runtime knows such minima, too, but is 15 times slower with
-them; rounding the weights once more to a whole zero point costs a fifth of the perplexity. But what a whole zero point
-leaves over is the same for all weights of a block, so it can be multiplied by the mean of the block's inputs: one more
-column for every 32, in 4 bits as well, which is exact enough by far.
+sixteen levels are whole numbers of 8 bits). Q4_1 and Q4_K have a minimum that is no whole number of steps away from 0.
+ONNX Runtime knows such minima, too, but is 15 times slower with them; rounding the weights once more to a whole zero
+point costs a fifth of the perplexity. But what a whole zero point leaves over is the same for all weights of a block,
+so it can be multiplied by the mean of the block's inputs: one more column for every 32, in 4 bits as well, which is
+exact enough by far. Weights of other types are rounded to 8 bits once more.
 """
 
 from __future__ import annotations

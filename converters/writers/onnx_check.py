@@ -38,9 +38,7 @@ def check_weights(file: GGUFFile, layout: Layout, data: Path) -> None:
             _check_matrix(file, source, layout, name, matrix, data)
 
 
-def _check_matrix(
-    file: GGUFFile, source: BinaryIO, layout: Layout, name: str, matrix: Matrix, data: Path
-) -> None:
+def _check_matrix(file: GGUFFile, source: BinaryIO, layout: Layout, name: str, matrix: Matrix, data: Path) -> None:
     before = 0
     for part in matrix.parts:
         head = len(part.order) or 1

@@ -7,7 +7,7 @@ in those arrays), `restored` (the numbers that the arrays stand for, and how far
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -129,9 +129,11 @@ class Blocks:
         scales = stored["scales"]
         rows, blocks = scales.shape
         quants = unpack(stored["quants"], self.bits).reshape(rows, blocks, BLOCK).astype(np.float32)
-        zeros = unpack(stored["zeros"], self.bits)[:, :blocks] if self.minima else np.full_like(scales, 1 << self.bits - 1)
-        values = (quants - zeros[..., None].astype(np.float32)) * scales[..., None]
-        error = scales * np.float32(0.01 if is_exact(kind, self.bits) else 0.51)
+        zeros = np.full(scales.shape, 1 << self.bits - 1, np.float32)
+        if self.minima:
+            zeros[:] = unpack(stored["zeros"], self.bits)[:, :blocks]
+        values = (quants - zeros[..., None]) * scales[..., None]
+        error: FloatArray = scales * np.float32(0.01 if is_exact(kind, self.bits) else 0.51)
         if self.minima:
             count = blocks * BLOCK // (BLOCK + 1)  # of blocks of weights; those behind are for means
             rest = values[:, count:].reshape(rows, -1)[:, :count] / BLOCK
@@ -142,7 +144,9 @@ class Blocks:
 
 @dataclass(frozen=True)
 class NormalFloats:
-    """MatMulBnb4: four bits by the table of NF4, a scale for every 64."""
+    """MatMulBnb4: four bits by the table of NF4, a scale for every 64. type: its name in edge.json."""
+
+    type: ClassVar[str] = "NF4"
 
     def arrays(self, rows: int, columns: int) -> dict[str, Array]:
         return {
@@ -164,6 +168,7 @@ class NormalFloats:
 class Int8:
     """DynamicQuantizeMatMul: eight bits and a scale for every row, and float32 for the columns `outliers`."""
 
+    type: ClassVar[str] = "INT8"
     outliers: tuple[int, ...] = ()
 
     def arrays(self, rows: int, columns: int) -> dict[str, Array]:

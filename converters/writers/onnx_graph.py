@@ -157,9 +157,7 @@ class _Builder(Nodes):
         parts = self.split_heads(qkv)
         for index, name in enumerate(("attn_q_norm", "attn_k_norm")):
             apart = self.node("Reshape", parts[index], self.constant("heads_apart", [0, 0, -1, self.spec.head_dim]))
-            parts[index] = self.node(
-                "Reshape", self.norm(apart, at + name), self.constant("heads_joined", [0, 0, -1])
-            )
+            parts[index] = self.node("Reshape", self.norm(apart, at + name), self.constant("heads_joined", [0, 0, -1]))
         return self.node("Concat", *parts, axis=-1)
 
     def turn_heads(self, qkv: str, cos: str, sin: str) -> str:
@@ -170,8 +168,8 @@ class _Builder(Nodes):
         return self.node("Concat", *parts, axis=-1)
 
     def norm(self, x: str, name: str) -> str:
-        inputs, how = self.scale_and_shift(name), {"axis": -1, "epsilon": self.spec.norm_eps}
-        return self.node("LayerNormalization" if self.recipe.norm == "layer" else "RMSNormalization", x, *inputs, **how)
+        op = "LayerNormalization" if self.recipe.norm == "layer" else "RMSNormalization"
+        return self.node(op, x, *self.scale_and_shift(name), axis=-1, epsilon=self.spec.norm_eps)
 
     def norm_if_any(self, x: str, name: str) -> str:
         return self.norm(x, name) if name in self.layout.vectors else x

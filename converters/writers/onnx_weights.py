@@ -64,9 +64,7 @@ def _slices(file: GGUFFile, source: BinaryIO, layout: Layout, part: Part) -> Ite
         yield read_rows(file, source, layout, part, first, min(step, part.source.rows - first))
 
 
-def _write_matrix(
-    file: GGUFFile, source: BinaryIO, layout: Layout, name: str, matrix: Matrix, out: BinaryIO
-) -> None:
+def _write_matrix(file: GGUFFile, source: BinaryIO, layout: Layout, name: str, matrix: Matrix, out: BinaryIO) -> None:
     first = 0
     for part in matrix.parts:
         for rows in _slices(file, source, layout, part):
