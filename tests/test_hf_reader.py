@@ -249,6 +249,10 @@ def settings_of(**changes: Any) -> Callable[[Path], None]:
     return lambda folder: edit_json(folder / "config.json", lambda said: said.update(changes))
 
 
+def zeros(count: int) -> AnyArray:
+    return np.zeros(count, np.float32)
+
+
 def rope(**settings: Any) -> Callable[[Path], None]:
     return settings_of(rope_parameters=settings)
 
@@ -309,11 +313,13 @@ REFUSED: list[tuple[str, Callable[[Path], object], type[EdgeError], str]] = [
     ("qwen2", rope(rope_type="yarn", factor=4, beta_fast=8), UnsupportedError, "beta"),
     ("qwen2", settings_of(use_sliding_window=True, max_window_layers=1), UnsupportedError, "windows in some layers"),
     ("qwen2", without_tensor("model.layers.1.self_attn.k_proj.bias"), ModelFormatError, "k_proj.bias is missing"),
+    ("qwen2", with_tensor("model.norm.bias", "F32", zeros(48)), ModelFormatError, "biases of output_norm"),
+    ("mistral", with_tensor(f"{DOWN}.bias", "F32", zeros(32)), ModelFormatError, "everywhere or nowhere"),
     ("qwen2", settings_of(tie_word_embeddings=False), ModelFormatError, "lm_head.weight is missing"),
     ("qwen2", without_tensor(EMBEDDING), ModelFormatError, "embed_tokens.weight is missing"),
     ("qwen2", without_tensor(NORM), ModelFormatError, "norm.weight is missing"),
-    ("qwen2", with_tensor("model.new.weight", "F32", np.zeros(3, np.float32)), ModelFormatError, "new.* is no tensor"),
-    ("qwen2", with_tensor(NORM, "F32", np.zeros(47, np.float32)), ModelFormatError, r"\(47,\) instead of \(48,\)"),
+    ("qwen2", with_tensor("model.new.weight", "F32", zeros(3)), ModelFormatError, "new.* is no tensor"),
+    ("qwen2", with_tensor(NORM, "F32", zeros(47)), ModelFormatError, r"\(47,\) instead of \(48,\)"),
     ("qwen2", with_tensor(NORM, "I32", np.zeros(48, np.int32)), UnsupportedError, "of type I32"),
     ("qwen2", lambda folder: odd_number(folder, EMBEDDING, np.nan), ModelFormatError, EMBEDDING),
     ("qwen2", lambda folder: odd_number(folder, f"{DOWN}.weight", -np.inf), ModelFormatError, f"{DOWN}.weight"),

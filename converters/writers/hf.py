@@ -169,7 +169,7 @@ def _tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
         said["post_processor"] = {
             "type": "TemplateProcessing",
             "single": [first, one],
-            "pair": [first, one, two],
+            "pair": [first, one, first, two],
             "special_tokens": {text: {"id": text, "ids": [tokenizer.bos_id], "tokens": [text]}},
         }
     return said
