@@ -79,7 +79,7 @@ class Architecture:
         counts = Counter(name.split(".")[-2] for name in tensors if name.endswith(".bias"))
         for group in self.maybe_biases:
             if {counts[stem] for stem in group} not in ({0}, {layers}):
-                return min(group, key=lambda stem: counts[stem])
+                return min(sorted(group), key=lambda stem: counts[stem])
         known = self.biases.union(*self.maybe_biases)
         return next((stem for stem in counts if stem not in known), None)
 
