@@ -182,12 +182,13 @@ def weight(
     qweight, qzeros = (tensors[f"{stem}.{part}"][1].view(np.uint32) for part in ("qweight", "qzeros"))
     per, mask = 32 // bits, (1 << bits) - 1
     place = (0, 4, 1, 5, 2, 6, 3, 7)[out % 8] if awq else out % per
-    zero = (int(qzeros[group, out // per]) >> bits * place) & mask
+    ones = sum(shift << bits * each for each in range(per))  # added to whole words, as GPTQModel does
+    zero = ((int(qzeros[group, out // per]) + ones) >> bits * place) & mask
     if awq:
         quant = (int(qweight[column, out // 8]) >> 4 * place) & 15
     else:
         quant = (int(qweight[column // per, out]) >> bits * (column % per)) & mask
-    return float(quant - zero - shift) * float(tensors[f"{stem}.scales"][1][group, out])
+    return float(quant - zero) * float(tensors[f"{stem}.scales"][1][group, out])
 
 
 @pytest.mark.parametrize("kind", ["awq", "gptq", "gptq_v2", "whole", "2 bits", "8 bits", "F32", "in order"])
