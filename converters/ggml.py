@@ -158,7 +158,7 @@ def quantize_with_llamacpp(
             importance=str(folder / "importance.npz") if importance else None,
         )
         try:
-            types = _run(request, len(file.tensors), progress)
+            types = _run(request, folder, len(file.tensors), progress)
         except EngineError as error:
             if "iostream" in str(error):  # all that C++ says of a disk
                 raise InputError(f"{target} cannot be written whole: is the disk full?") from None
@@ -178,15 +178,19 @@ def _check_importance(file: GGUFFile, importance: Mapping[str, FloatArray]) -> N
             raise InputError(f"the importance of {name!r} does not fit {file.path}")
 
 
-def _run(request: Request, tensors: int, progress: Callable[[float], None] | None) -> dict[str, str]:
-    """Ask the child; tensors by name and their types, in the order in which it writes them."""
+def _run(request: Request, folder: Path, tensors: int, progress: Callable[[float], None] | None) -> dict[str, str]:
+    """Ask the child; tensors by name and their types, in the order in which it writes them.
+
+    folder: where it works, so that it imports what we import, and nothing that happens to lie about.
+    """
     types: dict[str, str] = {}
     error = None
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "GGML_NO_BACKTRACE": "1"}
+    places = os.pathsep.join(map(os.path.abspath, sys.path))
+    environment = {**os.environ, "PYTHONPATH": places, "GGML_NO_BACKTRACE": "1"}
     with tempfile.TemporaryFile() as errors:
         child = subprocess.Popen(
             [sys.executable, "-m", "edge.converters.ggml_child", json.dumps(vars(request))],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=environment,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=environment, cwd=folder,
         )  # fmt: skip
         try:
             assert child.stdout is not None
