@@ -50,7 +50,7 @@ def _check_matrix(file: GGUFFile, source: BinaryIO, layout: Layout, name: str, m
             }
             values, meant = matrix.form.restored(stored, rows.kind), rows.values()
             slack = _EPSILON * np.abs(meant).max(axis=1, keepdims=True)
-            if not (np.abs(values[0] - meant) <= np.abs(values[1]) + slack).all():
+            if not (np.abs(values[0] - meant) <= values[1] + slack).all():
                 raise _not_meant(name)
         before += part.source.rows
 

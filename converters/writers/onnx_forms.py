@@ -133,11 +133,12 @@ class Blocks:
         if self.minima:
             zeros[:] = unpack(stored["zeros"], self.bits)[:, :blocks]
         values = (quants - zeros[..., None]) * scales[..., None]
-        error: FloatArray = scales * np.float32(0.01 if is_exact(kind, self.bits) else 0.51)
+        steps = np.abs(scales)
+        error: FloatArray = steps * np.float32(0.01 if is_exact(kind, self.bits) else 0.51)
         if self.minima:
             count = blocks * BLOCK // (BLOCK + 1)  # of blocks of weights; those behind are for means
             rest = values[:, count:].reshape(rows, -1)[:, :count] / BLOCK
-            error = error[:, :count] + np.repeat(scales[:, count:], BLOCK, axis=1)[:, :count] * np.float32(0.51 / BLOCK)
+            error = error[:, :count] + np.repeat(steps[:, count:], BLOCK, axis=1)[:, :count] * np.float32(0.51 / BLOCK)
             values = values[:, :count] + rest[..., None]
         return values.reshape(rows, -1), np.repeat(error, BLOCK, axis=1)
 
