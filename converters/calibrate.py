@@ -64,6 +64,13 @@ def collect(
     return found | {"output": statistics(walk.finish())}
 
 
+def stages(spec: ModelSpec, layer: int) -> tuple[tuple[str, ...], ...]:
+    """The matrices of a layer in the order they are met; those of a stage multiply the same inputs."""
+    up = ("ffn_gate", "ffn_up") if find_recipe(spec).gated else ("ffn_up",)
+    groups = ("attn_q", "attn_k", "attn_v"), ("attn_output",), up, ("ffn_down",)
+    return tuple(tuple(f"blk.{layer}.{name}" for name in names) for names in groups)
+
+
 def statistics(inputs: FloatArray) -> Statistics:
     """inputs: [tokens, columns]."""
     sizes = np.abs(inputs)
@@ -96,7 +103,7 @@ class Walk:
         read: Callable[[GGUFFile, Mapping[str, Source]], Weights] = read_weights,
     ) -> None:
         self._file, self._spec, self._read_weights = file, spec, read
-        self._sources, self._gated = find_tensors(file, spec), find_recipe(spec).gated
+        self._sources = find_tensors(file, spec)
         count, self._length = tokens.shape
         self.weights = self._read("")
         self._engine = ReferenceEngine(file, spec, EngineConfig(self._length, self._length, "f32", 1), self.weights)
@@ -106,26 +113,32 @@ class Walk:
     def layer(self, layer: int) -> Iterator[tuple[tuple[str, ...], FloatArray]]:
         """The stages of a layer: names of matrices that share their inputs, and these, [tokens, columns].
 
+        Has to be asked to its end: then `hidden` are the states behind the layer.
         Raises ModelFormatError if they are not finite.
         """
         for name in [name for name in self.weights if name.startswith("blk.")]:
             del self.weights[name]
         at, engine = f"blk.{layer}.", self._engine
+        queries, output, up, down = stages(self._spec, layer)
         self.weights |= self._read(at)
         x = engine.norm(self.hidden, f"{at}attn_norm")
-        yield (f"{at}attn_q", f"{at}attn_k", f"{at}attn_v"), self._checked(x, at)
+        yield queries, self._checked(x, at)
         x = self._mix(layer, x)
-        yield (f"{at}attn_output",), self._checked(x, at)
+        yield output, self._checked(x, at)
         self.hidden = engine.add(self.hidden, layer, "attn_output", x)
         x = engine.norm(self.hidden, f"{at}ffn_norm")
-        yield ((f"{at}ffn_gate", f"{at}ffn_up") if self._gated else (f"{at}ffn_up",)), self._checked(x, at)
+        yield up, self._checked(x, at)
         x = self._sliced(lambda part: engine.widen(part, layer), x)
-        yield (f"{at}ffn_down",), self._checked(x, at)
+        yield down, self._checked(x, at)
         self.hidden = engine.add(self.hidden, layer, "ffn_down", x)
 
     def finish(self) -> FloatArray:
         """What the head multiplies, float32 [tokens, hidden]."""
         return self._checked(self._engine.norm(self.hidden, "output_norm"), "output_norm")
+
+    def logits(self, tokens: slice) -> FloatArray:
+        """After the last layer: what follows each of these tokens, float32 [n, vocab]."""
+        return self._engine.head(self.hidden[tokens])
 
     def _mix(self, layer: int, x: FloatArray) -> FloatArray:
         """Attention within each sequence."""

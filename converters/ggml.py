@@ -58,6 +58,7 @@ class Request:
     threads: int
     dry_run: bool
     embedding: int | None
+    head: int | None
     importance: str | None
     slab: int = _SLAB
 
@@ -117,6 +118,7 @@ def quantize_with_llamacpp(
     pure: bool = False,
     allow_requantize: bool = True,
     embedding: str | None = None,
+    head: str | None = None,
     importance: Mapping[str, FloatArray] | None = None,
     threads: int | None = None,
     dry_run: bool = False,
@@ -124,8 +126,9 @@ def quantize_with_llamacpp(
 ) -> list[Planned]:
     """Write `source` as llama-quantize writes it: whole or not at all. Returns the tensors, in the file's order.
 
-    ftype: a name of FTYPES. pure: all matrices in its main type, without a mixture. embedding: a block type for the
-    token embedding. importance: by tensor's name, float32 [columns]. dry_run: nothing is written.
+    ftype: a name of FTYPES. pure: all matrices in its main type, without a mixture. embedding, head: block types for
+    these two (a tied head is the embedding). importance: by tensor's name, float32 [columns]. dry_run: nothing is
+    written.
     Raises InputError for a type or a file that cannot be written, EngineError with llama.cpp's reason,
     MissingExtraError.
     """
@@ -151,10 +154,11 @@ def quantize_with_llamacpp(
             threads=threads or 0,
             dry_run=dry_run,
             embedding=None if embedding is None else TYPE_IDS[embedding.upper()],
+            head=None if head is None else TYPE_IDS[head.upper()],
             importance=str(folder / "importance.npz") if importance else None,
         )
         try:
-            types = _run(request, len(file.tensors), progress)
+            types = _run(request, folder, len(file.tensors), progress)
         except EngineError as error:
             if "iostream" in str(error):  # all that C++ says of a disk
                 raise InputError(f"{target} cannot be written whole: is the disk full?") from None
@@ -174,15 +178,19 @@ def _check_importance(file: GGUFFile, importance: Mapping[str, FloatArray]) -> N
             raise InputError(f"the importance of {name!r} does not fit {file.path}")
 
 
-def _run(request: Request, tensors: int, progress: Callable[[float], None] | None) -> dict[str, str]:
-    """Ask the child; tensors by name and their types, in the order in which it writes them."""
+def _run(request: Request, folder: Path, tensors: int, progress: Callable[[float], None] | None) -> dict[str, str]:
+    """Ask the child; tensors by name and their types, in the order in which it writes them.
+
+    folder: where it works, so that it imports what we import, and nothing that happens to lie about.
+    """
     types: dict[str, str] = {}
-    error = "it ended without a word"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "GGML_NO_BACKTRACE": "1"}
+    error = None
+    places = os.pathsep.join(map(os.path.abspath, sys.path))
+    environment = {**os.environ, "PYTHONPATH": places, "GGML_NO_BACKTRACE": "1"}
     with tempfile.TemporaryFile() as errors:
         child = subprocess.Popen(
             [sys.executable, "-m", "edge.converters.ggml_child", json.dumps(vars(request))],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=environment,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=environment, cwd=folder,
         )  # fmt: skip
         try:
             assert child.stdout is not None
@@ -201,7 +209,7 @@ def _run(request: Request, tensors: int, progress: Callable[[float], None] | Non
             child.wait()
             assert child.stdout is not None
             child.stdout.close()
-        if child.returncode not in (0, 1):
+        if error is None:
             errors.seek(0)
             words = [line for line in errors.read().decode(errors="replace").splitlines() if line.strip()]
             error = f"it ended with status {child.returncode}: {words[-1] if words else 'no reason given'}"

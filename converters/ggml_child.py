@@ -58,6 +58,8 @@ def main(request: Request) -> int:
     parameters.nthread, parameters.max_buf_size = request.threads, request.slab
     if request.embedding is not None:
         parameters.token_embedding_type = request.embedding
+    if request.head is not None:
+        parameters.output_tensor_type = request.head
     kept = []
     if request.importance is not None:
         kept = list(np.load(request.importance).items())

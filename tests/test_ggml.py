@@ -104,8 +104,9 @@ def test_importance_and_pure_change_what_is_written(floats: Path, tmp_path: Path
             np.testing.assert_array_equal(written.tensor_bytes(written.tensors[info.name]), expected.ravel())
     with pytest.raises(InputError, match="does not fit"):
         quantize_with_llamacpp(floats, target, "Q4_0", importance={"output.weight": np.ones(3, np.float32)})
-    kept = quantize_with_llamacpp(floats, target, "Q4_K_S", embedding="F32", dry_run=True)
+    kept = quantize_with_llamacpp(floats, target, "Q4_K_S", embedding="F32", head="F16", dry_run=True)
     assert Planned("token_embd.weight", (256, SHAPE.vocab), "F32") in kept
+    assert Planned("output.weight", (256, SHAPE.vocab), "F16") in kept
 
 
 def test_a_crash_of_c_code_is_one_line(floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

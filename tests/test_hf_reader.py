@@ -182,12 +182,13 @@ def weight(
     qweight, qzeros = (tensors[f"{stem}.{part}"][1].view(np.uint32) for part in ("qweight", "qzeros"))
     per, mask = 32 // bits, (1 << bits) - 1
     place = (0, 4, 1, 5, 2, 6, 3, 7)[out % 8] if awq else out % per
-    zero = (int(qzeros[group, out // per]) >> bits * place) & mask
+    ones = sum(shift << bits * each for each in range(per))  # added to whole words, as GPTQModel does
+    zero = ((int(qzeros[group, out // per]) + ones) >> bits * place) & mask
     if awq:
         quant = (int(qweight[column, out // 8]) >> 4 * place) & 15
     else:
         quant = (int(qweight[column // per, out]) >> bits * (column % per)) & mask
-    return float(quant - zero - shift) * float(tensors[f"{stem}.scales"][1][group, out])
+    return float(quant - zero) * float(tensors[f"{stem}.scales"][1][group, out])
 
 
 @pytest.mark.parametrize("kind", ["awq", "gptq", "gptq_v2", "whole", "2 bits", "8 bits", "F32", "in order"])
@@ -247,6 +248,10 @@ def refused(folder: Path, error: type[EdgeError], match: str, target: Path | Non
 
 def settings_of(**changes: Any) -> Callable[[Path], None]:
     return lambda folder: edit_json(folder / "config.json", lambda said: said.update(changes))
+
+
+def zeros(count: int) -> AnyArray:
+    return np.zeros(count, np.float32)
 
 
 def rope(**settings: Any) -> Callable[[Path], None]:
@@ -309,11 +314,13 @@ REFUSED: list[tuple[str, Callable[[Path], object], type[EdgeError], str]] = [
     ("qwen2", rope(rope_type="yarn", factor=4, beta_fast=8), UnsupportedError, "beta"),
     ("qwen2", settings_of(use_sliding_window=True, max_window_layers=1), UnsupportedError, "windows in some layers"),
     ("qwen2", without_tensor("model.layers.1.self_attn.k_proj.bias"), ModelFormatError, "k_proj.bias is missing"),
+    ("qwen2", with_tensor("model.norm.bias", "F32", zeros(48)), ModelFormatError, "biases of output_norm"),
+    ("mistral", with_tensor(f"{DOWN}.bias", "F32", zeros(32)), ModelFormatError, "everywhere or nowhere"),
     ("qwen2", settings_of(tie_word_embeddings=False), ModelFormatError, "lm_head.weight is missing"),
     ("qwen2", without_tensor(EMBEDDING), ModelFormatError, "embed_tokens.weight is missing"),
     ("qwen2", without_tensor(NORM), ModelFormatError, "norm.weight is missing"),
-    ("qwen2", with_tensor("model.new.weight", "F32", np.zeros(3, np.float32)), ModelFormatError, "new.* is no tensor"),
-    ("qwen2", with_tensor(NORM, "F32", np.zeros(47, np.float32)), ModelFormatError, r"\(47,\) instead of \(48,\)"),
+    ("qwen2", with_tensor("model.new.weight", "F32", zeros(3)), ModelFormatError, "new.* is no tensor"),
+    ("qwen2", with_tensor(NORM, "F32", zeros(47)), ModelFormatError, r"\(47,\) instead of \(48,\)"),
     ("qwen2", with_tensor(NORM, "I32", np.zeros(48, np.int32)), UnsupportedError, "of type I32"),
     ("qwen2", lambda folder: odd_number(folder, EMBEDDING, np.nan), ModelFormatError, EMBEDDING),
     ("qwen2", lambda folder: odd_number(folder, f"{DOWN}.weight", -np.inf), ModelFormatError, f"{DOWN}.weight"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -36,8 +37,8 @@ class Sizes:
 class Architecture:
     """`name` is GGUF's; `names` are those of tensors without `.weight`: GGUF's, and Hugging Face's below `root`.
 
-    biases: tensors that always have one. fields: what the header says beyond sizes. described: `config.json` of a
-    model of this kind in a GGUF file, beyond what all have.
+    biases: matrices that always have one. maybe_biases: groups of matrices that all have one, or none has.
+    fields: what the header says beside the tokenizer. described: what config.json says of a model in a GGUF file.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Architecture:
     described: Callable[[GGUFFile, ModelSpec], dict[str, Any]]
     layouts: Mapping[str, Layout]
     biases: frozenset[str] = frozenset()
+    maybe_biases: tuple[frozenset[str], ...] = ()
     scalings: tuple[str, ...] = ("default",)  # of RoPE; empty: there is none
     gate_in_up: bool = False  # one matrix holds the gate and ffn_up
     tied: bool = False  # where config.json does not say
@@ -71,6 +73,19 @@ class Architecture:
         if stem.endswith("_norm"):
             return (rows,)
         return rows, {"attn_output": queries, "ffn_down": sizes.ffn}.get(stem, sizes.hidden)
+
+    def odd_bias(self, tensors: Iterable[str], layers: int) -> str | None:
+        """A matrix with a bias in some layers only, or unlike others of its group, or that should have none."""
+        counts = Counter(name.split(".")[-2] for name in tensors if name.endswith(".bias"))
+        for group in self.maybe_biases:
+            if {counts[stem] for stem in group} not in ({0}, {layers}):
+                return min(sorted(group), key=lambda stem: counts[stem])
+        known = self.biases.union(*self.maybe_biases)
+        return next((stem for stem in counts if stem not in known), None)
+
+
+ATTENTION_BIASES = frozenset(("attn_q", "attn_k", "attn_v", "attn_output"))
+FFN_BIASES = frozenset(("ffn_gate", "ffn_up", "ffn_down"))
 
 
 def in_layers(names: Mapping[str, str]) -> dict[str, str]:

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 from edge.converters.architectures.common import (
+    ATTENTION_BIASES,
+    FFN_BIASES,
     LLAMA_NAMES,
     Architecture,
     Sizes,
@@ -54,5 +56,6 @@ LLAMA = Architecture(
     fields=_fields,
     described=_described,
     layouts={"attn_q": "interleaved", "attn_k": "interleaved"},
+    maybe_biases=(ATTENTION_BIASES, FFN_BIASES),
     scalings=_SCALINGS,
 )

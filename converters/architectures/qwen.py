@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from edge.converters.architectures.common import (
+    ATTENTION_BIASES,
     HEAD_NORMS,
     LLAMA_NAMES,
     Architecture,
@@ -62,5 +63,6 @@ QWEN3 = Architecture(
     fields=_fields,
     described=partial(_described, "qwen3"),
     layouts={},
+    maybe_biases=(ATTENTION_BIASES,),
     scalings=_SCALINGS,
 )

@@ -1,6 +1,6 @@
 """NF4, the 4-bit NormalFloat of QLoRA (arXiv:2305.14314): sixteen levels, equally likely for normal weights.
 
-Every 64 weights share the largest of them as their scale.
+Every 64 weights share the largest of them as their scale. GGUF has no such type: there the values are stored in F16.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ _BETWEEN = (LEVELS[:-1] + LEVELS[1:]) / 2
 
 
 def quantize(values: FloatArray) -> tuple[AnyArray, FloatArray]:
-    """float32 [rows, n], n a multiple of 64: numbers of levels, uint8 [rows, n], and scales, float32 [rows, n / 64]."""
-    blocks = values.reshape(len(values), -1, BLOCK)
-    scales = np.abs(blocks).max(axis=-1)
-    codes = np.searchsorted(_BETWEEN, blocks / np.where(scales == 0, np.float32(1), scales)[..., None])
-    return codes.astype(np.uint8).reshape(values.shape), scales
+    """float32 [rows, n]: numbers of levels, uint8 [rows, n], and scales, float32 [rows, blocks]; a row's last block may
+    be shorter."""
+    columns = values.shape[1]
+    scales = np.maximum.reduceat(np.abs(values), np.arange(0, columns, BLOCK), axis=1)
+    spread = np.repeat(np.where(scales == 0, np.float32(1), scales), BLOCK, axis=1)[:, :columns]
+    return np.searchsorted(_BETWEEN, values / spread).astype(np.uint8), scales
 
 
 def dequantize(codes: AnyArray, scales: FloatArray) -> FloatArray:
     """The inverse of `quantize`."""
-    return np.asarray((LEVELS[codes].reshape(*scales.shape, BLOCK) * scales[..., None]).reshape(codes.shape))
+    return np.asarray(LEVELS[codes] * np.repeat(scales, BLOCK, axis=1)[:, : codes.shape[1]], np.float32)
 
 
 def pack(codes: AnyArray) -> AnyArray:

@@ -184,6 +184,8 @@ def _parts(
                 parts.append(_part(architecture, sizes, ours + suffix, stem, source, kind))
             elif suffix == ".weight" or stem in architecture.biases:
                 raise ModelFormatError(f"{folder}: the tensor {name}{suffix} is missing")
+    if (odd := architecture.odd_bias((part.planned.name for part in parts), sizes.layers)) is not None:
+        raise ModelFormatError(f"{folder}: a {architecture.name} model has biases of {odd} everywhere or nowhere")
     for name, source in tensors.items():
         if name not in used and not name.startswith(_OTHERS) and not name.endswith(_BUFFERS):
             raise ModelFormatError(f"{source.path}: {shown(name)} is no tensor of a {architecture.name} model")

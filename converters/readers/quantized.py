@@ -7,8 +7,8 @@ Both keep, for every linear layer of `in` inputs and `out` outputs, words of 32 
 
 AWQ  (arXiv:2306.00978, AutoAWQ's `gemm` layout): qweight [in, out / 8] and qzeros [groups, out / 8]; the eight outputs
      of a word are in the order 0, 2, 4, 6, 1, 3, 5, 7.
-GPTQ (arXiv:2210.17323): qweight [in · bits / 32, out], qzeros [groups, out · bits / 32], which hold zero − 1 in its
-     first format and zero in `gptq_v2`; g_idx [in] names the group of every input, in any order.
+GPTQ (arXiv:2210.17323): qweight [in · bits / 32, out], qzeros [groups, out · bits / 32], which in its first format
+     hold zero − 1 and in `gptq_v2` zero; g_idx [in] names the group of every input, in any order.
 """
 
 from __future__ import annotations
@@ -40,14 +40,17 @@ class Packed:
     method: str
     bits: int
     group_size: int
-    zero_shift: int  # what is added to the zero points of the file
+    zeros_less_one: bool
     parts: dict[str, Stored]
 
     def read(self) -> AnyArray:
         """Raises ModelFormatError."""
         outputs, inputs = self.shape
         scales, words = self.parts["scales"].read(), self.parts["qweight"].read()
-        zeros = _unpack(self.parts["qzeros"].read(), self.bits, self.method == "awq") + self.zero_shift
+        packed = self.parts["qzeros"].read()
+        if self.zeros_less_one:  # whole words were taken from, so that a zero point of 0 borrowed from its neighbour
+            packed = (packed.view(np.uint32) + np.uint32(0xFFFFFFFF // ((1 << self.bits) - 1))).view(np.int32)
+        zeros = _unpack(packed, self.bits, self.method == "awq")
         groups = self._groups(len(scales))
         if self.parts["scales"].dtype == "BF16":
             scales = (scales.astype(np.uint32) << 16).view(np.float32)
@@ -99,16 +102,16 @@ def find_packed(tensors: dict[str, Stored], config: Config) -> dict[str, Packed]
     group_size = settings.get("group_size", 128)
     if not isinstance(group_size, int) or isinstance(group_size, bool) or (group_size < 1 and group_size != -1):
         raise ModelFormatError(f"{config.path}: group_size is {brief(group_size)}")
-    shift = int(method == "gptq" and checkpoint == "gptq")
+    less_one = method == "gptq" and checkpoint == "gptq"
     found = {}
     for name in [name for name in tensors if name.endswith(".qweight")]:
         stem = name.removesuffix("qweight")
         parts = {part: tensors.pop(stem + part) for part in _PARTS if stem + part in tensors}
-        found[f"{stem}weight"] = _packed(f"{stem}weight", parts, method, bits, group_size, shift)
+        found[f"{stem}weight"] = _packed(f"{stem}weight", parts, method, bits, group_size, less_one)
     return found
 
 
-def _packed(name: str, parts: dict[str, Stored], method: str, bits: int, group_size: int, shift: int) -> Packed:
+def _packed(name: str, parts: dict[str, Stored], method: str, bits: int, group_size: int, less_one: bool) -> Packed:
     path = parts["qweight"].path
     for part in _PARTS[:3]:
         if part not in parts:
@@ -128,7 +131,7 @@ def _packed(name: str, parts: dict[str, Stored], method: str, bits: int, group_s
     if order is not None and (order.shape != (inputs,) or order.dtype not in ("I32", "I64")):
         raise ModelFormatError(f"{path}: {order.name} must be {inputs} numbers")
     kind = "F16" if parts["scales"].dtype == "F16" else "F32"
-    return Packed(path, name, kind, (outputs, inputs), method, bits, size, shift, parts)
+    return Packed(path, name, kind, (outputs, inputs), method, bits, size, less_one, parts)
 
 
 def _unpack(words: AnyArray, bits: int, awq: bool) -> AnyArray:

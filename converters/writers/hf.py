@@ -80,7 +80,7 @@ def write_folder(
         _write_json(temporary / "tokenizer_config.json", _settings(file, spec, tokenizer))
         data = (_data(file, part) for part in parts)
         write_safetensors(temporary / "model.safetensors", [part.planned for part in parts], data, progress)
-        _check(file, temporary)
+        _check(file, temporary, folder)
 
 
 def _parts(file: GGUFFile, spec: ModelSpec, architecture: Architecture, type: str) -> list[Part]:
@@ -169,7 +169,7 @@ def _tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
         said["post_processor"] = {
             "type": "TemplateProcessing",
             "single": [first, one],
-            "pair": [first, one, two],
+            "pair": [first, one, first, two],
             "special_tokens": {text: {"id": text, "ids": [tokenizer.bos_id], "tokens": [text]}},
         }
     return said
@@ -194,11 +194,12 @@ def _write_json(path: Path, said: dict[str, Any]) -> None:
     path.write_text(json.dumps(said, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _check(file: GGUFFile, folder: Path) -> None:
-    """Read as a model again, the folder has the same tensors."""
+def _check(file: GGUFFile, written: Path, folder: Path) -> None:
+    """Read as a model again, what was written for `folder` has the same tensors."""
     try:
-        again = {each.name: each.shape for each in open_folder(folder).planned}
+        again = {each.name: each.shape for each in open_folder(written).planned}
     except EdgeError as error:
-        raise UnsupportedError(f"{file.path}: as a Hugging Face folder, it would not be readable: {error}") from None
+        message = str(error).replace(str(written), str(folder))
+        raise UnsupportedError(f"{file.path}: as a Hugging Face folder, it would not be readable: {message}") from None
     if again != {name: info.shape for name, info in file.tensors.items()}:
         raise ModelFormatError(f"{file.path}: what was written does not read as it was meant")
