@@ -20,7 +20,7 @@ import numpy as np
 from edge.catalog import find_model
 from edge.converters.calibrate import collect
 from edge.converters.prune import Pruned, Pruning, perplexity_on, plan_pruning, prune_gguf
-from edge.converters.quantize import CALIBRATED, Settings, plan_types, quantize_gguf
+from edge.converters.quantize import CALIBRATED, Settings, plan_types, quantize_gguf, quantized_fields
 from edge.converters.quantize import Report as Quantized
 from edge.converters.readers.hf import convert_folder, is_folder, open_folder
 from edge.converters.repair import repair
@@ -153,7 +153,7 @@ def preview(source: str | Path, target: Path, wanted: Conversion) -> tuple[dict[
         if wanted.settings:
             types, _ = plan_types(file, read_spec(file), wanted.settings)
             planned = [Planned(name, info.shape, types[name]) for name, info in file.tensors.items()]
-            file = _outline(outline, fields_of(file), planned)
+            file = _outline(outline, quantized_fields(file, wanted.settings), planned)
         planned = [Planned(info.name, info.shape, info.type) for info in file.tensors.values()]
         if wanted.to == "onnx":
             method = find_method(
