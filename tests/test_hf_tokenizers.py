@@ -338,18 +338,22 @@ def test_chat_templates(tmp_path: Path) -> None:
 def test_control_tokens_that_swallow_spaces(tmp_path: Path) -> None:
     """Phi-3's do, and readers of GGUF go by the model's name."""
     folder = copy_folder("mistral", tmp_path / "my-model")
-    added = {"id": 800, "content": "<|user|>", "rstrip": True, "special": True}
-    plain = {"single_word": False, "lstrip": False, "normalized": False}
-    edit_json(folder / "tokenizer.json", lambda said: said["added_tokens"].append(added | plain))
-    vocabulary = read_vocabulary(folder, Config(folder / "config.json", {}), 801)
+    swallowing = {"rstrip": True, "special": True, "single_word": False, "lstrip": False, "normalized": False}
+    user, end = {"id": 800, "content": "<|user|>"}, {"id": 801, "content": "<|endoftext|>"}
+    edit_json(folder / "tokenizer.json", lambda said: said["added_tokens"].append(user | swallowing))
+    assert not read_vocabulary(folder, Config(folder / "config.json", {}), 802).swallows
+    edit_json(folder / "tokenizer.json", lambda said: said["added_tokens"].append(end | swallowing | {"rstrip": False}))
+    vocabulary = read_vocabulary(folder, Config(folder / "config.json", {}), 802)
     assert vocabulary.swallows
     path = folder / "x.gguf"
     fields: dict[str, Field] = {"general.architecture": "llama", "general.name": "phi-3", **vocabulary.fields}
-    write_gguf(path, fields, [Planned("token_embd.weight", (1, 801), "F32")], [np.zeros(801, np.float32)])
+    write_gguf(path, fields, [Planned("token_embd.weight", (1, 802), "F32")], [np.zeros(802, np.float32)])
     oracle = Oracle.from_file(str(folder / "tokenizer.json"))
     tokenizer = Tokenizer(read_gguf(path))
+    theirs = LlamaCpp(path)
     for text in ("<|user|>  \n Hi", "<|user|>Hi", "Hi <|user|> "):
-        assert ids(tokenizer, text) == expected(oracle, text)
+        assert ids(tokenizer, text) == expected(oracle, text) == theirs(text, special=True)
+    theirs.close()
     again = Oracle.from_str(json.dumps(tokenizer_json(tokenizer)))
     assert expected(again, "<|user|>  \n Hi") == expected(oracle, "<|user|>  \n Hi")
 

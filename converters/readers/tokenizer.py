@@ -25,6 +25,7 @@ from edge.tokenizer import END_NAMES, SPACES
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # tokenizer.ggml.token_type
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # config's name, GGUF's
 _MOST_TEMPLATE = 1 << 20
+_PHI3 = {"<unk>", "<s>", "</s>", "<|endoftext|>"}  # without them, llama.cpp does not survive a model of that name
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ def read_vocabulary(folder: Path, config: Config, size: int) -> Vocabulary:
         said = read_object(path)
         added = _added(path, said, size)
         texts, fields = _texts_and_fields(path, said, added, size)
-        swallows = any(each.get("rstrip") is True and each.get("special") is True for each in added.values())
+        strips = any(each.get("rstrip") is True and each.get("special") is True for each in added.values())
+        swallows = strips and set(texts) >= _PHI3
         fields["tokenizer.ggml.add_bos_token"] = _adds_bos(said, settings)
     elif model.is_file():
         pieces, swallows = pieces_of_model(model), False
