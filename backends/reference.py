@@ -7,7 +7,7 @@ purpose; it is what the other engines are compared with.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,7 +26,7 @@ from edge.backends.base import (
     check_tokens,
     state_key,
 )
-from edge.backends.tensors import find_recipe, find_tensors
+from edge.backends.tensors import Source, find_recipe, find_tensors
 from edge.errors import EngineError, InputError, UnsupportedError
 from edge.gguf_file import GGUFFile
 from edge.spec import ModelSpec
@@ -69,7 +69,7 @@ def load(
     file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None
 ) -> ReferenceEngine:
     """Dequantize every tensor and allocate the cache."""
-    return ReferenceEngine(file, spec, config, progress)
+    return ReferenceEngine(file, spec, config, read_weights(file, find_tensors(file, spec), progress))
 
 
 def versions() -> dict[str, str]:
@@ -150,22 +150,27 @@ class ReferenceKV:
         self._positions[first:last], self._length, self.next_position = state.positions, last, state.next_position
 
 
+def read_weights(
+    file: GGUFFile, sources: Mapping[str, Source], progress: Callable[[float], None] | None = None
+) -> dict[str, FloatArray]:
+    """Tensors in float32, matrices [rows, columns], by the names that `find_tensors` gives them."""
+    weights: dict[str, FloatArray] = {}
+    for done, (name, source) in enumerate(sources.items(), start=1):
+        weights[name] = _dequantize(file, source.tensor)[source.first : source.first + source.rows].copy()
+        if progress:
+            progress(done / len(sources))
+    return weights
+
+
 class ReferenceEngine:
-    """Engine protocol over plain NumPy."""
+    """Engine protocol over plain NumPy. Calibration calls its parts, layer by layer, with `weights` of its own."""
 
     capabilities = CAPABILITIES
 
-    def __init__(
-        self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None
-    ) -> None:
+    def __init__(self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, weights: dict[str, FloatArray]) -> None:
         self.spec, self.config = spec, config
+        self.weights = weights
         self._recipe = find_recipe(spec)
-        self._weights: dict[str, FloatArray] = {}
-        tensors = find_tensors(file, spec)
-        for done, (name, source) in enumerate(tensors.items(), start=1):
-            self._weights[name] = _dequantize(file, source.tensor)[source.first : source.first + source.rows].copy()
-            if progress:
-                progress(done / len(tensors))
         angles = [find_angles(file, rope, config.capacity) for rope in self._recipe.ropes]
         kinds = [Turn(each.radians, each.magnitude, self._recipe.halves) for each in angles]
         kinds = kinds or [Turn(np.zeros(0), 1.0, halves=False)]
@@ -173,18 +178,18 @@ class ReferenceEngine:
         self.kv = ReferenceKV(file, spec, config, self._turns)
 
     def forward(self, tokens: IntArray) -> FloatArray:
-        return self._head(self._run(tokens)[-1:]).reshape(-1)
+        return self.head(self._run(tokens)[-1:]).reshape(-1)
 
     def forward_all(self, tokens: IntArray) -> FloatArray:
         hidden, step = self._run(tokens), self.config.logits_rows
-        return np.concatenate([self._head(hidden[at : at + step]) for at in range(0, len(hidden), step)])
+        return np.concatenate([self.head(hidden[at : at + step]) for at in range(0, len(hidden), step)])
 
     def close(self) -> None:
-        self._weights.clear()
+        self.weights.clear()
 
     def _run(self, tokens: IntArray) -> FloatArray:
         """Final hidden states of all tokens, [n, hidden], chunk by chunk."""
-        if not self._weights:
+        if not self.weights:
             raise EngineError("the engine is closed")
         tokens = check_tokens(tokens, self.spec.vocab, self.kv.free)
         chunks = [tokens[at : at + self.config.chunk] for at in range(0, tokens.size, self.config.chunk)]
@@ -193,17 +198,20 @@ class ReferenceEngine:
     def _run_chunk(self, tokens: IntArray) -> FloatArray:
         check_positions(self.spec, self.kv.next_position + tokens.size)
         rows, positions = self.kv.reserve(tokens.size)
-        x = self._weights["token_embd"][tokens] * np.float32(self._recipe.embedding_scale)
-        if self._recipe.learned_positions:
-            x = x + self._weights["position_embd"][positions]
+        x = self.embed(tokens, positions)
         for layer in range(self.spec.layers):
-            mixed = self._attention(layer, self._norm(x, f"blk.{layer}.attn_norm"), rows, positions)
-            x = x + self._norm_if_any(mixed, f"blk.{layer}.post_attention_norm")
-            widened = self._feed_forward(layer, self._norm(x, f"blk.{layer}.ffn_norm"))
-            x = x + self._norm_if_any(widened, f"blk.{layer}.post_ffw_norm")
-        return np.asarray(x)
+            at = f"blk.{layer}."
+            x = self.add(x, layer, "attn_output", self.mix(self.norm(x, f"{at}attn_norm"), layer, rows, positions))
+            x = self.add(x, layer, "ffn_down", self.widen(self.norm(x, f"{at}ffn_norm"), layer))
+        return x
 
-    def _attention(self, layer: int, x: FloatArray, rows: slice, positions: IntArray) -> FloatArray:
+    def embed(self, tokens: IntArray, positions: IntArray) -> FloatArray:
+        """Hidden states before the first layer, [n, hidden]."""
+        x = self.weights["token_embd"][tokens] * np.float32(self._recipe.embedding_scale)
+        return np.asarray(x + self.weights["position_embd"][positions] if self._recipe.learned_positions else x)
+
+    def mix(self, x: FloatArray, layer: int, rows: slice, positions: IntArray) -> FloatArray:
+        """Attention: from what attn_q, attn_k and attn_v multiply, [n, hidden], to what attn_output multiplies."""
         spec, recipe, count, turn = self.spec, self._recipe, len(x), self._turns[layer]
         queries = self._heads(self._project(x, layer, "attn_q"), f"blk.{layer}.attn_q_norm")
         keys = self._heads(self._project(x, layer, "attn_k"), f"blk.{layer}.attn_k_norm")
@@ -220,36 +228,40 @@ class ReferenceEngine:
         if window := recipe.windows[layer]:
             hidden |= self.kv.positions[None, :] <= positions[:, None] - window
         mixed = softmax(np.where(hidden, np.float32(-np.inf), scores)) @ seen_values[:, None]
-        merged = mixed.reshape(spec.heads, count, spec.head_dim).swapaxes(0, 1).reshape(count, -1)
-        return self._project(merged, layer, "attn_output")
+        return mixed.reshape(spec.heads, count, spec.head_dim).swapaxes(0, 1).reshape(count, -1)
+
+    def widen(self, x: FloatArray, layer: int) -> FloatArray:
+        """The feed-forward network: from what ffn_gate and ffn_up multiply to what ffn_down multiplies, [n, ffn]."""
+        act = {"silu": silu, "gelu": gelu}[self._recipe.activation]
+        up = self._project(x, layer, "ffn_up")
+        return act(self._project(x, layer, "ffn_gate")) * up if self._recipe.gated else act(up)
+
+    def add(self, x: FloatArray, layer: int, name: str, inner: FloatArray) -> FloatArray:
+        """Hidden states and what attn_output or ffn_down adds to them."""
+        behind = {"attn_output": "post_attention_norm", "ffn_down": "post_ffw_norm"}[name]
+        return np.asarray(x + self._norm_if_any(self._project(inner, layer, name), f"blk.{layer}.{behind}"))
 
     def _heads(self, x: FloatArray, norm: str = "") -> FloatArray:
         """[n, heads · head size] to [heads, n, head size], each head normalised where the model does so."""
         return self._norm_if_any(np.asarray(x.reshape(len(x), -1, self.spec.head_dim).swapaxes(0, 1)), norm)
 
-    def _feed_forward(self, layer: int, x: FloatArray) -> FloatArray:
-        act = {"silu": silu, "gelu": gelu}[self._recipe.activation]
-        up = self._project(x, layer, "ffn_up")
-        inner = act(self._project(x, layer, "ffn_gate")) * up if self._recipe.gated else act(up)
-        return self._project(inner, layer, "ffn_down")
-
-    def _head(self, x: FloatArray) -> FloatArray:
-        head = self._weights["token_embd" if self.spec.tied_head else "output"]
-        return soft_cap(np.asarray(self._norm(x, "output_norm") @ head.T), self._recipe.logit_cap)
+    def head(self, x: FloatArray) -> FloatArray:
+        head = self.weights["token_embd" if self.spec.tied_head else "output"]
+        return soft_cap(np.asarray(self.norm(x, "output_norm") @ head.T), self._recipe.logit_cap)
 
     def _project(self, x: FloatArray, layer: int, name: str) -> FloatArray:
-        product = x @ self._weights[f"blk.{layer}.{name}"].T
-        bias = self._weights.get(f"blk.{layer}.{name}.bias")
+        product = x @ self.weights[f"blk.{layer}.{name}"].T
+        bias = self.weights.get(f"blk.{layer}.{name}.bias")
         return np.asarray(product if bias is None else product + bias)
 
-    def _norm(self, x: FloatArray, name: str) -> FloatArray:
+    def norm(self, x: FloatArray, name: str) -> FloatArray:
         if self._recipe.norm == "layer":
             x = x - x.mean(axis=-1, keepdims=True)
         scaled = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(self.spec.norm_eps))
-        return np.asarray(scaled * self._weights[name] + self._weights.get(f"{name}.bias", np.float32(0)))
+        return np.asarray(scaled * self.weights[name] + self.weights.get(f"{name}.bias", np.float32(0)))
 
     def _norm_if_any(self, x: FloatArray, name: str) -> FloatArray:
-        return self._norm(x, name) if name in self._weights else x
+        return self.norm(x, name) if name in self.weights else x
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,164 @@
+"""What flows through a model on calibration text: the inputs of its matrices, layer by layer, from the NumPy engine.
+
+One layer's weights are in memory at a time, and the hidden states of all tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge.backends.base import EngineConfig
+from edge.backends.reference import ReferenceEngine, read_weights
+from edge.backends.tensors import Source, find_recipe, find_tensors
+from edge.errors import InputError, ModelFormatError
+from edge.gguf_file import GGUFFile
+from edge.spec import ModelSpec
+from edge.types import AnyArray, FloatArray, IntArray
+
+SEQUENCE = 512  # tokens that see each other
+LEAST = 128  # tokens, below which statistics say nothing
+_SLICE = 4096  # rows that are multiplied at once
+
+Progress = Callable[[float], None]
+Weights = dict[str, FloatArray]
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Of a matrix's inputs, float32 [columns]: largest |x|, mean |x| and mean x² over the tokens."""
+
+    largest: FloatArray
+    mean: FloatArray
+    square: FloatArray
+
+
+def sequences(tokens: IntArray, length: int = SEQUENCE) -> IntArray:
+    """Calibration tokens cut into sequences, int32 [n, length]; what is left over is dropped.
+
+    Raises InputError if there are fewer than LEAST tokens.
+    """
+    if tokens.size < LEAST:
+        raise InputError(f"calibration needs at least {LEAST} tokens, and the text has {tokens.size}")
+    length = min(length, tokens.size)
+    return tokens[: tokens.size // length * length].reshape(-1, length)
+
+
+def collect(
+    file: GGUFFile, spec: ModelSpec, tokens: IntArray, progress: Progress | None = None
+) -> dict[str, Statistics]:
+    """Statistics of the inputs of every matrix, by the names of `find_tensors` (`blk.0.attn_q`), and of the head's
+    (`output`, tied or not). tokens: int32 [n].
+
+    Raises InputError for too few tokens, UnsupportedError for architectures without a recipe, ModelFormatError if
+    activations are not finite.
+    """
+    walk, found = Walk(file, spec, sequences(tokens)), {}
+    for layer in range(spec.layers):
+        for names, inputs in walk.layer(layer):
+            found |= dict.fromkeys(names, statistics(inputs))
+        if progress:
+            progress((layer + 1) / spec.layers)
+    return found | {"output": statistics(walk.finish())}
+
+
+def stages(spec: ModelSpec, layer: int) -> tuple[tuple[str, ...], ...]:
+    """The matrices of a layer in the order they are met; those of a stage multiply the same inputs."""
+    up = ("ffn_gate", "ffn_up") if find_recipe(spec).gated else ("ffn_up",)
+    groups = ("attn_q", "attn_k", "attn_v"), ("attn_output",), up, ("ffn_down",)
+    return tuple(tuple(f"blk.{layer}.{name}" for name in names) for names in groups)
+
+
+def statistics(inputs: FloatArray) -> Statistics:
+    """inputs: [tokens, columns]."""
+    sizes = np.abs(inputs)
+    squares = np.einsum("tc,tc->c", inputs, inputs) / np.float32(len(inputs))
+    return Statistics(sizes.max(axis=0), sizes.mean(axis=0), squares)
+
+
+def gram(inputs: FloatArray, others: FloatArray | None = None) -> AnyArray:
+    """XᵀX / tokens, or XᵀY, of float32 [tokens, columns]: float64 [columns, columns], summed slice by slice."""
+    others = inputs if others is None else others
+    total = np.zeros((inputs.shape[1], others.shape[1]))
+    for at in range(0, len(inputs), _SLICE):
+        total += inputs[at : at + _SLICE].T @ others[at : at + _SLICE]
+    return total / len(inputs)
+
+
+class Walk:
+    """Sequences of tokens, int32 [n, length], on their way through a model.
+
+    hidden: their states, float32 [n · length, hidden]. weights: what the engine multiplies by, by the names of
+    `find_tensors`: a layer's may be changed up to the moment when its outputs are asked for.
+    read: how weights are read, if not as the file has them.
+    """
+
+    def __init__(
+        self,
+        file: GGUFFile,
+        spec: ModelSpec,
+        tokens: IntArray,
+        read: Callable[[GGUFFile, Mapping[str, Source]], Weights] = read_weights,
+    ) -> None:
+        self._file, self._spec, self._read_weights = file, spec, read
+        self._sources = find_tensors(file, spec)
+        count, self._length = tokens.shape
+        self.weights = self._read("")
+        self._engine = ReferenceEngine(file, spec, EngineConfig(self._length, self._length, "f32", 1), self.weights)
+        positions = np.arange(self._length, dtype=np.int32)
+        self.hidden = np.concatenate([self._engine.embed(tokens[at], positions) for at in range(count)])
+
+    def layer(self, layer: int) -> Iterator[tuple[tuple[str, ...], FloatArray]]:
+        """The stages of a layer: names of matrices that share their inputs, and these, [tokens, columns].
+
+        Has to be asked to its end: then `hidden` are the states behind the layer.
+        Raises ModelFormatError if they are not finite.
+        """
+        for name in [name for name in self.weights if name.startswith("blk.")]:
+            del self.weights[name]
+        at, engine = f"blk.{layer}.", self._engine
+        queries, output, up, down = stages(self._spec, layer)
+        self.weights |= self._read(at)
+        x = engine.norm(self.hidden, f"{at}attn_norm")
+        yield queries, self._checked(x, at)
+        x = self._mix(layer, x)
+        yield output, self._checked(x, at)
+        self.hidden = engine.add(self.hidden, layer, "attn_output", x)
+        x = engine.norm(self.hidden, f"{at}ffn_norm")
+        yield up, self._checked(x, at)
+        x = self._sliced(lambda part: engine.widen(part, layer), x)
+        yield down, self._checked(x, at)
+        self.hidden = engine.add(self.hidden, layer, "ffn_down", x)
+
+    def finish(self) -> FloatArray:
+        """What the head multiplies, float32 [tokens, hidden]."""
+        return self._checked(self._engine.norm(self.hidden, "output_norm"), "output_norm")
+
+    def logits(self, tokens: slice) -> FloatArray:
+        """After the last layer: what follows each of these tokens, float32 [n, vocab]."""
+        return self._engine.head(self.hidden[tokens])
+
+    def _mix(self, layer: int, x: FloatArray) -> FloatArray:
+        """Attention within each sequence."""
+
+        def mix(part: FloatArray) -> FloatArray:
+            self._engine.kv.truncate(0)
+            return self._engine.mix(part, layer, *self._engine.kv.reserve(len(part)))
+
+        return self._sliced(mix, x)
+
+    def _sliced(self, work: Callable[[FloatArray], FloatArray], x: FloatArray) -> FloatArray:
+        """Sequence by sequence."""
+        return np.concatenate([work(x[at : at + self._length]) for at in range(0, len(x), self._length)])
+
+    def _checked(self, x: FloatArray, at: str) -> FloatArray:
+        if not np.isfinite(x).all():
+            raise ModelFormatError(f"{self._file.path}: {at.rstrip('.')} is not finite on the calibration text")
+        return x
+
+    def _read(self, at: str) -> Weights:
+        """The weights of a layer, or those outside of all."""
+        wanted = {name: each for name, each in self._sources.items() if name.startswith(at or "blk.") == bool(at)}
+        return self._read_weights(self._file, wanted)

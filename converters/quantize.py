@@ -1,0 +1,255 @@
+"""A GGUF file in fewer bits: what each tensor becomes, and the matrices rounded one after the other.
+
+Methods that calibrate see what matrices multiply in the model as it is rounded so far, so that later ones make good
+what earlier ones did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+
+from edge.backends.tensors import MATRICES, find_tensors
+from edge.converters import blocks
+from edge.converters.calibrate import Progress, Walk, gram, sequences, stages, statistics
+from edge.converters.grids import BLOCK, GRIDS, Coded, Grid, find_grid
+from edge.converters.quantizers import nf4
+from edge.converters.quantizers.awq import Folds, can_fold, find_factors
+from edge.converters.quantizers.gptq import diagonal_blocks, gptq, shift
+from edge.converters.quantizers.hqq import hqq
+from edge.converters.quantizers.rtn import nearest
+from edge.converters.writers.gguf import Field, Planned, fields_of, write_gguf
+from edge.errors import InputError, ModelFormatError, UnsupportedError
+from edge.gguf_file import GGUFFile
+from edge.spec import ModelSpec
+from edge.types import AnyArray, FloatArray, IntArray
+
+Method = Literal["rtn", "hqq", "importance", "awq", "gptq", "awq+gptq"]
+METHODS: tuple[Method, ...] = get_args(Method)
+CALIBRATED = METHODS[2:]
+NF4 = "NF4"
+_FTYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "IQ4_NL": 25, "BF16": 32}
+_UNNAMED = 1024  # llama.cpp's flag for "guessed"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """type: of the matrices within layers; Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, F32, F16, BF16 or NF4 (whose values are
+    stored as F16). types: of some tensors of the file, instead. embedding, output: of token_embd and of an output head
+    of its own. span: values that share a scale, 32 or a multiple.
+    """
+
+    type: str = "Q4_0"
+    method: Method = "awq+gptq"
+    embedding: str = "Q8_0"
+    output: str = "Q8_0"
+    span: int = BLOCK
+    act_order: bool = True
+    types: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Report:
+    """types: of every tensor of the file. notes: what was done in another way than asked for, a line each."""
+
+    types: dict[str, str]
+    nbytes: int
+    parameters: int
+    notes: tuple[str, ...]
+
+    @property
+    def bits_per_weight(self) -> float:
+        return 8 * self.nbytes / self.parameters
+
+
+def plan_types(file: GGUFFile, spec: ModelSpec, settings: Settings) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The type of every tensor, and notes on those that get another one than asked for.
+
+    Raises UnsupportedError for types and architectures that are not known here, InputError for other settings.
+    """
+    _check(settings)
+    matrices = {source.tensor for name, source in find_tensors(file, spec).items() if _stem(name) in MATRICES}
+    types, odd = {}, 0
+    for name, info in file.tensors.items():
+        wanted = {"token_embd.weight": settings.embedding, "output.weight": settings.output}.get(name, info.type)
+        wanted = settings.types.get(name, settings.type if name in matrices and len(info.shape) > 1 else wanted)
+        wanted = "F16" if wanted == NF4 else wanted
+        if blocks.block_size(wanted) > 1 and info.shape[0] % blocks.block_size(wanted):
+            wanted, odd = "F16", odd + 1
+        types[name] = wanted
+    notes = (f"{odd} tensors stay F16: their rows are no multiple of {BLOCK} values",) if odd else ()
+    return types, notes
+
+
+def quantize_gguf(
+    file: GGUFFile,
+    spec: ModelSpec,
+    target: Path,
+    settings: Settings,
+    calibration: IntArray | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Write the model with other types. calibration: tokens, int32 [n], for the methods of CALIBRATED.
+
+    Raises InputError for missing or too few tokens and for files that cannot be written, ModelFormatError if weights or
+    activations are not finite, UnsupportedError as `plan_types` does.
+    """
+    types, notes = plan_types(file, spec, settings)
+    tokens = None
+    if settings.method in CALIBRATED:
+        if calibration is None:
+            raise InputError(f"{settings.method} needs a calibration text")
+        tokens = sequences(calibration)
+    folding = tokens is not None and "awq" in settings.method
+    share = 0.3 if folding else 0.0  # of the time, about
+    folds = Folds()
+    if folding and tokens is not None:
+        folds = find_folds(file, spec, tokens, types, settings, lambda done: progress and progress(share * done))
+    maker = _Maker(file, spec, types, settings, folds)
+    planned = [Planned(name, file.tensors[name].shape, types[name]) for name in maker.order]
+    fields: dict[str, Field] = {
+        **fields_of(file),
+        "general.file_type": np.uint32(_FTYPES.get(settings.type, _UNNAMED)),
+        "general.quantization_version": np.uint32(2),
+    }
+    write_gguf(target, fields, planned, maker.data(tokens),
+               lambda done: progress and progress(share + (1 - share) * done))  # fmt: skip
+    nbytes = sum(each.nbytes for each in planned)
+    return Report(types, nbytes, sum(prod(each.shape) for each in planned), notes)
+
+
+def find_folds(
+    file: GGUFFile, spec: ModelSpec, tokens: IntArray, types: Mapping[str, str], settings: Settings,
+    progress: Progress,
+) -> Folds:  # fmt: skip
+    """AWQ's factors of every stage whose matrices have a grid. tokens: int32 [sequences, length]."""
+    folds, walk, sources = Folds(), Walk(file, spec, tokens), find_tensors(file, spec)
+    for layer in range(spec.layers):
+        for names, inputs in walk.layer(layer):
+            kinds = {types[sources[name].tensor] for name in names}
+            if kinds <= set(GRIDS) and can_fold(names, spec):
+                weights = [walk.weights[name] for name in names]
+                grid = find_grid(types[sources[names[0]].tensor])
+                mean, hessian = statistics(inputs).mean, gram(inputs)
+                folds.add(names, spec, find_factors(names, weights, mean, hessian, spec, grid, settings.span))
+        progress((layer + 1) / spec.layers)
+    return folds
+
+
+class _Maker:
+    """Makes the bytes of tensors in `order`: those outside of layers and vectors, then matrices as they are met."""
+
+    def __init__(
+        self, file: GGUFFile, spec: ModelSpec, types: Mapping[str, str], settings: Settings, folds: Folds
+    ) -> None:
+        self._file, self._spec, self._types, self._settings, self._folds = file, spec, types, settings, folds
+        self._sources = find_tensors(file, spec)
+        self._stages = [names for layer in range(spec.layers) for names in stages(spec, layer)]
+        self._parts: dict[str, list[str]] = {}
+        for name, source in self._sources.items():
+            self._parts.setdefault(source.tensor, []).append(name)
+        late = [tensor for names in self._stages for tensor in self._tensors(names)]
+        self._first = [name for name in file.tensors if name not in set(late)]
+        self.order = self._first + late
+
+    def data(self, tokens: IntArray | None) -> Iterator[AnyArray]:
+        """tokens: int32 [sequences, length] to calibrate on, or None."""
+        for tensor in self._first:
+            weights = self._read(self._parts[tensor])
+            values = np.concatenate([weights[name] for name in self._parts[tensor]])
+            yield self._plain(tensor, values)
+        for names, weights, inputs in self._met(tokens):
+            rounded = {name: self._round(name, weights[name], inputs) for name in names}
+            for name, (_, values) in rounded.items():
+                weights[name] = values
+            for tensor in self._tensors(names):
+                yield np.concatenate([rounded[name][0] for name in self._parts[tensor]])
+
+    def _met(self, tokens: IntArray | None) -> Iterator[tuple[tuple[str, ...], dict[str, FloatArray], _Inputs | None]]:
+        """Stage after stage: names, their weights and what is known of their inputs."""
+        if tokens is None:
+            for names in self._stages:
+                yield names, self._read(names), None
+            return
+        exact, walk = (Walk(self._file, self._spec, tokens, self._folds.read) for _ in range(2))
+        for layer in range(self._spec.layers):
+            for (names, wanted), (_, inputs) in zip(exact.layer(layer), walk.layer(layer), strict=True):
+                hessian = gram(inputs)
+                moved = shift(hessian, gram(inputs, wanted)) if "gptq" in self._settings.method else None
+                yield names, walk.weights, _Inputs(hessian, moved)
+
+    def _round(self, name: str, weight: FloatArray, inputs: _Inputs | None) -> tuple[AnyArray, FloatArray]:
+        """A matrix's bytes, uint8 [rows, bytes], and the values that they stand for."""
+        _check_finite(self._file, name, weight)
+        kind, settings = self._types[self._sources[name].tensor], self._settings
+        if settings.types.get(self._sources[name].tensor, settings.type) == NF4:
+            weight = nf4.dequantize(*nf4.quantize(weight))
+        if kind not in GRIDS or (settings.method == "rtn" and settings.span == BLOCK and kind != "IQ4_NL"):
+            data = blocks.quantize(weight, kind)
+            return data, blocks.dequantize(data, kind)
+        coded = _coded(weight, find_grid(kind), settings, inputs)
+        return coded.data, coded.values
+
+    def _plain(self, tensor: str, values: FloatArray) -> AnyArray:
+        """The bytes of a tensor that no method looks at."""
+        _check_finite(self._file, tensor, values)
+        kind = self._types[tensor]
+        rows = values.reshape(-1, values.shape[-1])
+        if kind == "IQ4_NL":
+            return nearest(rows, find_grid(kind), np.ones(rows.shape[1])).data
+        return blocks.quantize(rows, kind)
+
+    def _read(self, names: tuple[str, ...] | list[str]) -> dict[str, FloatArray]:
+        return self._folds.read(self._file, {name: self._sources[name] for name in names})
+
+    def _tensors(self, names: tuple[str, ...]) -> list[str]:
+        """Of the file, each once."""
+        return list(dict.fromkeys(self._sources[name].tensor for name in names))
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """hessian: XᵀX of what a matrix multiplies. moved: which weights would turn it into what the exact model has."""
+
+    hessian: AnyArray
+    moved: FloatArray | None
+
+
+def _coded(weight: FloatArray, grid: Grid, settings: Settings, inputs: _Inputs | None) -> Coded:
+    span = settings.span
+    if inputs is None:
+        return hqq(weight, grid, span) if settings.method == "hqq" else nearest(weight, grid, _ones(weight), span)
+    if settings.method == "importance":
+        return nearest(weight, grid, np.diag(inputs.hessian), span)
+    if settings.method == "awq":
+        return nearest(weight, grid, diagonal_blocks(inputs.hessian), span)
+    moved = weight if inputs.moved is None else weight @ inputs.moved
+    return gptq(moved, inputs.hessian, grid, act_order=settings.act_order, span=span)
+
+
+def _ones(weight: FloatArray) -> AnyArray:
+    return np.ones(weight.shape[1])
+
+
+def _check(settings: Settings) -> None:
+    if settings.method not in METHODS:
+        raise InputError(f"there is no method {settings.method}: choose from {', '.join(METHODS)}")
+    if settings.span < BLOCK or settings.span % BLOCK:
+        raise InputError(f"{settings.span} values cannot share a scale: a multiple of {BLOCK} can")
+    for kind in (settings.type, settings.embedding, settings.output, *settings.types.values()):
+        if kind != NF4 and kind not in GRIDS and kind not in blocks.FLOATS:
+            raise UnsupportedError(f"{kind} is not known here: {', '.join([*GRIDS, *blocks.FLOATS, NF4])} are")
+
+
+def _check_finite(file: GGUFFile, name: str, values: FloatArray) -> None:
+    if not np.isfinite(values).all():
+        raise ModelFormatError(f"{file.path}: {name} contains values that are no numbers: the file is damaged")
+
+
+def _stem(name: str) -> str:
+    return name.rpartition(".")[2]

@@ -1,0 +1,85 @@
+"""AWQ (arXiv:2306.00978): channels whose inputs are large get finer steps.
+
+A matrix's columns are multiplied by s = mean|x|^α and its inputs divided by it, which changes nothing before rounding.
+α is tried on a grid, and the one kept whose rounding costs least on the calibration data. The division is folded into
+what makes the inputs: the norm before, the rows of attn_v for attn_output (query heads that share a KV head have to
+share its factors), those of ffn_up for ffn_down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from edge.backends.reference import read_weights
+from edge.backends.tensors import Source, find_recipe
+from edge.converters.grids import BLOCK, Grid
+from edge.converters.quantizers.rtn import nearest
+from edge.gguf_file import GGUFFile
+from edge.spec import ModelSpec
+from edge.types import AnyArray, FloatArray
+
+_STEPS = 20  # of α, from 0 to 1
+_LEAST = 1e-4  # mean |x|, below which a channel counts as this
+
+
+@dataclass
+class Folds:
+    """Factors by the names of `find_tensors`: columns are multiplied, rows and vectors divided. All float32."""
+
+    columns: dict[str, FloatArray] = field(default_factory=dict)
+    rows: dict[str, FloatArray] = field(default_factory=dict)
+
+    def read(self, file: GGUFFile, sources: Mapping[str, Source]) -> dict[str, FloatArray]:
+        """As `read_weights`, with the factors."""
+        weights = read_weights(file, sources)
+        for name in weights:
+            if name in self.columns:
+                weights[name] = weights[name] * self.columns[name]
+            if name in self.rows:
+                factors = self.rows[name]
+                weights[name] = weights[name] / (factors[:, None] if weights[name].ndim == 2 else factors)
+        return weights
+
+    def add(self, names: Sequence[str], spec: ModelSpec, factors: FloatArray) -> None:
+        """Of the matrices of a stage of a layer."""
+        self.columns |= dict.fromkeys(names, factors)
+        at, _, stem = names[0].rpartition(".")
+        before = {"attn_output": "attn_v", "ffn_down": "ffn_up", "attn_q": "attn_norm"}.get(stem, "ffn_norm")
+        if stem == "attn_output":  # query heads of a group carry the same factors
+            factors = factors.reshape(spec.kv_heads, -1, spec.head_dim)[:, 0].reshape(-1)
+        self.rows |= {f"{at}.{before}": factors, f"{at}.{before}.bias": factors}
+
+
+def can_fold(names: Sequence[str], spec: ModelSpec) -> bool:
+    """Whether what makes a stage's inputs can be divided: not through an activation alone."""
+    return find_recipe(spec).gated or not names[0].endswith("ffn_down")
+
+
+def find_factors(
+    names: Sequence[str], weights: Sequence[FloatArray], mean: FloatArray, hessian: AnyArray, spec: ModelSpec,
+    grid: Grid, span: int = BLOCK,
+) -> FloatArray:  # fmt: skip
+    """s, float32 [columns], for matrices that share inputs with this mean |x| and XᵀX."""
+    size = np.maximum(mean, _LEAST).astype(np.float64)
+    if names[0].endswith("attn_output"):
+        groups = size.reshape(spec.kv_heads, -1, spec.head_dim)
+        size = np.broadcast_to(groups.mean(axis=1, keepdims=True), groups.shape).reshape(-1)
+    ones = np.ones(len(size), np.float32)
+    best, chosen = np.inf, ones
+    for step in range(_STEPS):
+        factors = size ** (step / _STEPS)
+        factors = (factors / np.sqrt(factors.max() * factors.min())).astype(np.float32)
+        loss = sum(output_error(weight, nearest(weight * factors, grid, ones, span, shrinks=(1.0,)).values / factors, hessian)
+                   for weight in weights)  # fmt: skip
+        if loss < best:
+            best, chosen = loss, factors
+    return chosen
+
+
+def output_error(weight: FloatArray, rounded: FloatArray, hessian: AnyArray) -> float:
+    """The mean over tokens of the squared error of all outputs, tr(ΔHΔᵀ)."""
+    error = rounded - weight
+    return float(np.einsum("rc,rc->", error @ hessian.astype(np.float32), error))

@@ -1,0 +1,95 @@
+"""GPTQ (arXiv:2210.17323): columns are rounded one after the other, and each one's error is made good by those left.
+
+With H = XᵀX, the inverse of what is left of H after a column is rounded lies in the Cholesky factor U of H⁻¹ = UᵀU.
+Blocks get their scales when they are met, from weights that have taken over earlier errors; what an error in a block
+costs once later columns have made it good is (UᵀU)⁻¹ of the block.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edge.converters.grids import BLOCK, Coded, Grid
+from edge.converters.quantizers.scales import fit_scales
+from edge.types import AnyArray, FloatArray
+
+DAMPING = 0.03  # of H's mean diagonal, added to the diagonal
+
+
+def gptq(weight: FloatArray, hessian: AnyArray, grid: Grid, *, act_order: bool = True, span: int = BLOCK) -> Coded:
+    """weight: float32 [rows, columns]; hessian: XᵀX, float64 [columns, columns].
+
+    act_order: begin with the blocks whose inputs are largest, and within each with such columns.
+    """
+    order = _order(np.diag(hessian), span) if act_order else np.arange(len(hessian))
+    factor = inverse_factor(hessian[np.ix_(order, order)])
+    left = np.ascontiguousarray(weight[:, order].T)  # [columns, rows]: a column lies in one piece
+    codes = np.empty(left.shape, np.uint8)
+    blocks = len(order) // BLOCK
+    scales, minima = np.zeros((blocks, len(weight)), np.float32), np.zeros((blocks, len(weight)), np.float32)
+    for start in range(0, len(order), span):
+        stop = min(start + span, len(order))
+        own = np.linalg.inv(factor[start:stop, start:stop])
+        costs = diagonal_blocks(own @ own.T)
+        found = fit_scales(left[start:stop].T, grid, costs, span)
+        here = slice(start // BLOCK, stop // BLOCK)
+        scales[here] = found[0].T
+        if found[1] is not None:
+            minima[here] = found[1].T
+        for first in range(start, stop, BLOCK):
+            _round_block(left, codes, first, factor, grid, scales[first // BLOCK], minima[first // BLOCK])
+    back = np.argsort(order)
+    whose = np.argsort(order[::BLOCK] // BLOCK)  # blocks stay whole
+    return Coded(grid, np.ascontiguousarray(codes[back].T), scales[whose].T, minima[whose].T if grid.minima else None)
+
+
+def shift(hessian: AnyArray, crossed: AnyArray) -> FloatArray:
+    """S, float32 [columns, columns]: weights W·S bring what the rounded model multiplies nearest to what the exact one
+    has, in the manner of GPTAQ (arXiv:2504.02692). hessian: XᵀX of rounded inputs; crossed: XᵀY with the exact ones."""
+    calm = _calm(hessian)
+    return np.linalg.solve(hessian + calm, crossed + calm).T.astype(np.float32)
+
+
+def inverse_factor(hessian: AnyArray) -> FloatArray:
+    """The upper Cholesky factor of the damped inverse, float32. Inputs that are always zero count as small ones."""
+    damped = hessian + _calm(hessian)
+    inverse = np.linalg.inv(damped)
+    # The upper factor U with UᵀU = inverse is the transposed lower one.
+    return np.linalg.cholesky((inverse + inverse.T) / 2).T.astype(np.float32)
+
+
+def _calm(hessian: AnyArray) -> AnyArray:
+    return np.asarray(DAMPING * (np.trace(hessian) / len(hessian) or 1.0) * np.eye(len(hessian)))
+
+
+def _round_block(
+    left: FloatArray, codes: AnyArray, first: int, factor: FloatArray, grid: Grid, scales: FloatArray, minima: FloatArray
+) -> None:
+    """Round the BLOCK columns from `first` on, each error spread over the next; all together over those behind."""
+    last = first + BLOCK
+    part, own = left[first:last].copy(), factor[first:last, first:last]
+    errors = np.empty_like(part)
+    low = minima if grid.minima else None
+    for at in range(BLOCK):
+        codes[first + at] = grid.codes(part[at], scales, low)
+        errors[at] = (part[at] - grid.values(codes[first + at], scales, low)) / own[at, at]
+        part[at + 1 :] -= own[at, at + 1 :, None] * errors[at]
+    left[last:] -= factor[first:last, last:].T @ errors
+
+
+def diagonal_blocks(hessian: AnyArray) -> AnyArray:
+    """The blocks on the diagonal, [blocks, BLOCK, BLOCK]."""
+    return np.stack([hessian[at : at + BLOCK, at : at + BLOCK] for at in range(0, len(hessian), BLOCK)])
+
+
+def _order(diagonal: AnyArray, span: int) -> AnyArray:
+    """Columns, largest first, group by group; a last group that is not full stays last."""
+    groups = [np.arange(at, min(at + span, len(diagonal))) for at in range(0, len(diagonal), span)]
+    ragged = [groups.pop()] if len(groups[-1]) < span else []
+    groups.sort(key=lambda columns: -float(diagonal[columns].sum()))
+    inner = []
+    for columns in groups + ragged:
+        for at in range(0, len(columns), BLOCK):
+            block = columns[at : at + BLOCK]
+            inner.append(block[np.argsort(-diagonal[block], kind="stable")])
+    return np.concatenate(inner)

@@ -1,0 +1,77 @@
+"""HQQ (Badri and Shaji, 2023, "Half-Quadratic Quantization of Large Machine Learning Models"): no calibration data.
+
+Errors are measured by |e|^p with p < 1, which forgives outliers. In turns: e is the part of the error that shrinkage
+takes for outliers, and scales (or zero points) become the best for weights without it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edge.converters.grids import BLOCK, Coded, Grid, half
+from edge.converters.quantizers.scales import SHRINKS, fit_scales
+from edge.types import AnyArray, FloatArray
+
+_NORM, _ROUNDS = 0.7, 20
+_BETA, _GROWTH = 10.0, 1.01  # how strictly e follows the error, and how this grows
+
+
+def hqq(weight: FloatArray, grid: Grid, span: int = BLOCK) -> Coded:
+    """Round float32 [rows, columns]. span: values that share a scale."""
+    scales, minima = fit_scales(weight, grid, np.ones(weight.shape[1]), span, (SHRINKS[0], 1.0))
+    best = _coded(weight, grid, scales, minima)
+    least = _loss(weight, best, span)
+    rounded, beta = best, _BETA
+    for _ in range(_ROUNDS):
+        outliers = _shrink(weight - rounded.values, beta)
+        beta *= _GROWTH
+        if minima is None:
+            scales = half(_fitted(weight - outliers, rounded, span))
+        else:
+            minima = _zeros(weight - outliers, rounded, span)
+        rounded = _coded(weight, grid, scales, minima)
+        loss = _loss(weight, rounded, span)
+        better = loss < least
+        least = np.where(better, loss, least)
+        best = _coded(weight, grid, np.where(better, scales, best.scales),
+                      None if minima is None or best.minima is None else np.where(better, minima, best.minima))  # fmt: skip
+    return best
+
+
+def _shrink(error: FloatArray, beta: float) -> FloatArray:
+    """The proximal operator of |e|^p."""
+    size = np.abs(error)
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.sign(error) * np.maximum(size - size ** (_NORM - 1) / np.float32(beta), 0), np.float32)
+
+
+def _fitted(weight: FloatArray, rounded: Coded, span: int) -> FloatArray:
+    """Scales for codes as they are, by least squares."""
+    levels = rounded.grid.levels[rounded.codes]
+    return _sums(weight * levels, span) / np.maximum(_sums(levels * levels, span), np.float32(1))
+
+
+def _zeros(weight: FloatArray, rounded: Coded, span: int) -> FloatArray:
+    """Minima for codes and scales as they are, such that zero stays a value."""
+    levels, scales = rounded.grid.levels, rounded.scales
+    count = _sums(np.ones_like(weight), span)
+    minima = _sums(weight - levels[rounded.codes] * np.repeat(scales, BLOCK, axis=1), span) / count
+    with np.errstate(divide="ignore", invalid="ignore"):
+        zeros = np.where(scales > 0, np.clip(np.rint(-minima / scales), 0, levels[-1]), np.float32(0))
+    return np.asarray(-scales * zeros, np.float32)
+
+
+def _coded(weight: FloatArray, grid: Grid, scales: FloatArray, minima: FloatArray | None) -> Coded:
+    low = None if minima is None else np.repeat(minima, BLOCK, axis=1)
+    return Coded(grid, grid.codes(weight, np.repeat(scales, BLOCK, axis=1), low), scales, minima)
+
+
+def _loss(weight: FloatArray, rounded: Coded, span: int) -> FloatArray:
+    return _sums(np.abs(weight - rounded.values) ** np.float32(_NORM), span)
+
+
+def _sums(values: FloatArray, span: int) -> AnyArray:
+    """Over the values that share a scale, for each of their blocks: [rows, blocks]."""
+    sums = values.reshape(len(values), -1, BLOCK).sum(axis=-1)
+    starts = np.arange(0, sums.shape[1], span // BLOCK)
+    return np.repeat(np.add.reduceat(sums, starts, axis=1), span // BLOCK, axis=1)[:, : sums.shape[1]]

@@ -1,0 +1,86 @@
+"""Scales of blocks: tried one after the other, and the one kept whose rounding costs least.
+
+The cost of an error e of a block is eᵀHe, where H says how its inputs go together (XᵀX), or Σ h·e² with H's diagonal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from edge.converters.grids import BLOCK, Grid, half, zero_scale
+from edge.types import AnyArray, FloatArray
+
+SHRINKS = tuple(np.linspace(1.1, 0.6, 21, dtype=np.float32))  # what is tried of the range that fits all values
+Pair = tuple[FloatArray, FloatArray | None]
+
+
+def fit_scales(
+    weight: FloatArray, grid: Grid, cost: AnyArray, span: int = BLOCK, shrinks: Iterable[float] = SHRINKS
+) -> Pair:
+    """Scales and minima (or None), float32 [rows, blocks], for weight [rows, columns].
+
+    cost: [columns], or [blocks, BLOCK, BLOCK] for whole blocks. span: how many values share a scale, a multiple of
+    BLOCK; the last ones of a row may be fewer. shrinks: which parts of the values' range are tried.
+    """
+    rows, columns = weight.shape
+    blocks = weight.reshape(rows, columns // BLOCK, BLOCK)
+    best: list[AnyArray] = []
+    for scales, minima in _candidates(blocks, grid, span, shrinks):
+        wide = scales[..., None], None if minima is None else minima[..., None]
+        error = blocks - grid.values(grid.codes(blocks, *wide), *wide)
+        loss = _group_sums(_losses(error, cost), span)
+        if not best:
+            best = [loss, scales, minima if minima is not None else scales]
+        better = loss < best[0]
+        best = [np.where(better, new, old) for new, old in zip((loss, scales, minima), best, strict=True)
+                if new is not None] + ([] if minima is not None else [best[2]])  # fmt: skip
+    return best[1], best[2] if grid.minima else None
+
+
+def _losses(error: FloatArray, cost: AnyArray) -> FloatArray:
+    """Of each block, [rows, blocks]."""
+    if cost.ndim == 1:
+        return np.einsum("rbc,bc->rb", error * error, cost.reshape(-1, BLOCK).astype(np.float32))
+    turned = np.swapaxes(error, 0, 1)
+    return np.asarray((np.matmul(turned, cost.astype(np.float32)) * turned).sum(axis=-1).T)
+
+
+def _candidates(blocks: FloatArray, grid: Grid, span: int, shrinks: Iterable[float]) -> Iterator[Pair]:
+    """In float16, of all blocks [rows, blocks] at once; neighbours that share a scale get the same."""
+    low, high = (_groups(getattr(blocks, what)(axis=-1), span, what) for what in ("min", "max"))
+    bottom, top = grid.levels[0], grid.levels[-1]
+    if grid.minima:
+        low, high = np.minimum(low, 0), np.maximum(high, 0)
+        for shrink in shrinks:
+            scales = zero_scale((high - low) * shrink / top, len(grid.levels))
+            with np.errstate(divide="ignore", invalid="ignore"):
+                zeros = np.where(scales > 0, np.clip(np.rint(-low * shrink / scales), 0, top), np.float32(0))
+            yield scales, -scales * zeros
+        return
+    extreme = np.where(-low > high, low, high)
+    for shrink in shrinks:
+        yield half(extreme * shrink / bottom), None
+        if grid.kind != "Q8_0":
+            yield half(extreme * shrink / top), None
+
+
+def _groups(numbers: FloatArray, span: int, what: str) -> FloatArray:
+    """[rows, blocks]: the least or greatest of all blocks that share a scale."""
+    if span == BLOCK:
+        return numbers
+    starts = np.arange(0, numbers.shape[1], span // BLOCK)
+    function = np.minimum if what == "min" else np.maximum
+    return _repeat(function.reduceat(numbers, starts, axis=1), numbers.shape[1], span)
+
+
+def _group_sums(losses: FloatArray, span: int) -> FloatArray:
+    if span == BLOCK:
+        return losses
+    starts = np.arange(0, losses.shape[1], span // BLOCK)
+    return _repeat(np.add.reduceat(losses, starts, axis=1), losses.shape[1], span)
+
+
+def _repeat(groups: FloatArray, blocks: int, span: int) -> FloatArray:
+    return np.repeat(groups, span // BLOCK, axis=1)[:, :blocks]
