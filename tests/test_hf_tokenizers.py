@@ -423,6 +423,61 @@ def test_refusals(
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
+ODD: list[Any] = [
+    None,
+    -1,
+    0,
+    2**70,
+    0.5,
+    "x",
+    "",
+    [],
+    [1, "x"],
+    [[]],
+    [{}],
+    {},
+    {"type": "Sequence"},
+    {"type": 3},
+    True,
+]
+
+
+def places(said: Any, *above: str | int) -> list[tuple[str | int, ...]]:
+    """Paths to all values in JSON, but for a vocabulary's own."""
+    found = [above] if above else []
+    if len(said) > 50 if isinstance(said, list | dict) else True:
+        return found
+    for key, inner in said.items() if isinstance(said, dict) else enumerate(said):
+        found += places(inner, *above, key)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [(name, "tokenizer.json") for name in ("llama", "mistral")]
+    + [("qwen2", "tokenizer_config.json"), ("qwen2", "special_tokens_map.json"), ("qwen2", "generation_config.json")],
+)
+def test_files_of_any_kind_are_read_or_refused(name: str, file: str, tmp_path: Path) -> None:
+    """Every value in turn becomes something else; then the whole file does."""
+    folder = copy_folder(name, tmp_path / name)
+    path = folder / file
+    if not path.exists():
+        path.write_text('{"eos_token_id": [2, 0], "eos_token": {"content": "<|im_end|>"}, "bos_token": "<|im_start|>"}')
+    text = path.read_text(encoding="utf-8")
+    for place in places(json.loads(text)):
+        for value in ODD if place[0] not in ("decoder", "truncation", "padding", "version") else ():
+            changed = json.loads(text)
+            part = changed
+            for key in place[:-1]:
+                part = part[key]
+            part[place[-1]] = value
+            path.write_text(json.dumps(changed), encoding="utf-8")
+            assert "\n" not in complaint(lambda: fields_of(folder, 810)), (place, value)
+    for data in (b"", b"[]", b"\xff", b"{", b'{"a": NaN}'):
+        path.write_bytes(data)
+        assert "\n" not in complaint(lambda: fields_of(folder, 810))
+
+
 def test_no_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no tokenizer\.json"):
         fields_of(tmp_path, 4)
