@@ -103,12 +103,28 @@ def prune_gguf(
     best = np.argsort(-importance.channels, axis=1, kind="stable")[:, :count]
     kept = [layer for layer in range(spec.layers) if layer not in gone]
     cuts = list(_cuts(file, spec, kept, np.sort(best)))
-    fields: dict[str, Field] = {key: value for key, value in fields_of(file).items() if key != "general.size_label"}
-    fields[f"{spec.architecture}.block_count"] = np.uint32(len(kept))
-    fields[f"{spec.architecture}.feed_forward_length"] = np.uint32(count)
+    fields = _fields(file, spec, len(kept), count)
     write_gguf(target, fields, [cut.planned for cut in cuts], (cut.read(file) for cut in cuts))
     parameters = sum(prod(cut.planned.shape) for cut in cuts)
     return Pruned(tuple(gone), (spec.ffn, count), (spec.parameters, parameters), tuple(importance.layers.tolist()))
+
+
+def plan_pruning(file: GGUFFile, spec: ModelSpec, pruning: Pruning) -> tuple[dict[str, Field], list[Planned]]:
+    """Header and tensors of what pruning would write, whichever layers and channels it will choose.
+
+    Raises what check_pruning raises.
+    """
+    count, layers = check_pruning(spec, pruning), spec.layers - pruning.layers
+    any_channels = np.tile(np.arange(count, dtype=np.int32), (spec.layers, 1))
+    planned = [cut.planned for cut in _cuts(file, spec, list(range(layers)), any_channels)]
+    return _fields(file, spec, layers, count), planned
+
+
+def _fields(file: GGUFFile, spec: ModelSpec, layers: int, ffn: int) -> dict[str, Field]:
+    fields: dict[str, Field] = {key: value for key, value in fields_of(file).items() if key != "general.size_label"}
+    fields[f"{spec.architecture}.block_count"] = np.uint32(layers)
+    fields[f"{spec.architecture}.feed_forward_length"] = np.uint32(ffn)
+    return fields
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,14 @@ def write_gguf(
         _check(temporary, tensors)
 
 
+def write_outline(path: Path, fields: Mapping[str, Field], tensors: Sequence[Planned]) -> None:
+    """A file as long as the real one, with its header and holes for tensors: to plan with. Raises OSError."""
+    header = _header(fields, tensors)
+    with open(path, "wb") as out:
+        out.write(header)
+        out.truncate(len(header) + sum(_padded(tensor.nbytes) for tensor in tensors))
+
+
 def _header(fields: Mapping[str, Field], tensors: Sequence[Planned]) -> bytes:
     parts, at = [struct.pack("<4sIQQ", _MAGIC, _VERSION, len(tensors), len(fields))], 0
     for key, value in fields.items():

@@ -119,9 +119,7 @@ def _write_manifest(file: GGUFFile, layout: Layout, target: Path) -> dict[str, i
             "scores": list(KV_TYPES),  # kinds of rows for which some graph shows queries
         },
         "files": {name: {"bytes": size, "sha256": _hash(target / name)} for name, size in sizes.items()},
-        "tensors": [
-            [info.name, types.get(info.name, info.type), list(info.shape)] for info in file.tensors.values()
-        ],
+        "tensors": [[info.name, types.get(info.name, info.type), list(info.shape)] for info in file.tensors.values()],
     }
     (target / MANIFEST).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
     return sizes | {MANIFEST: (target / MANIFEST).stat().st_size}
