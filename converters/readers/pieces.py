@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from edge.converters.readers.json_file import items
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.types import AnyArray
 
@@ -44,7 +45,7 @@ def pieces_of_json(
     ids = {text: index for index, text in enumerate(texts)}
     types = np.array([_BYTE if _BYTE_PIECE.fullmatch(text) else _NORMAL for text in texts], np.int32)
     unknown = said["model"].get("unk_token")
-    if unknown in ids:
+    if isinstance(unknown, str) and unknown in ids:
         types[ids[unknown]] = _UNKNOWN
     scores, made = np.zeros(len(texts), np.float32), dict[str, int]()
     for left, right in merges:
@@ -76,14 +77,14 @@ def _check_merges(
 def _space_prefix(path: Path, said: Mapping[str, Any]) -> tuple[bool, str | None]:
     """Spaces become ▁ before merging, and nothing else happens to the text. Raises UnsupportedError."""
     prefix, spaces, replaced = False, None, False
-    for step in _steps(said.get("normalizer"), "normalizers"):
+    for step in _steps(path, said.get("normalizer"), "normalizers"):
         if step.get("type") == "Prepend" and step.get("prepend") == "▁":
             prefix = True
         elif step.get("type") == "Replace" and step.get("pattern") == {"String": " "} and step.get("content") == "▁":
             replaced = True
         else:
             raise UnsupportedError(f"{path}: the normalizer {step.get('type')} is not supported with byte fallback")
-    for step in _steps(said.get("pre_tokenizer"), "pretokenizers"):
+    for step in _steps(path, said.get("pre_tokenizer"), "pretokenizers"):
         if step.get("type") == "Metaspace" and step.get("replacement") == "▁" and step.get("split") is False:
             scheme = step.get("prepend_scheme", "always")
             prefix, spaces, replaced = (True, scheme, True) if scheme in ("first", "always") else (prefix, None, True)
@@ -94,10 +95,10 @@ def _space_prefix(path: Path, said: Mapping[str, Any]) -> tuple[bool, str | None
     return prefix, spaces
 
 
-def _steps(said: Any, key: str) -> Iterator[dict[str, Any]]:
+def _steps(path: Path, said: Any, key: str) -> Iterator[dict[str, Any]]:
     if isinstance(said, dict) and said.get("type") == "Sequence":
-        for each in said.get(key) or []:
-            yield from _steps(each, key)
+        for each in items(path, said, key):
+            yield from _steps(path, each, key)
     elif isinstance(said, dict):
         yield said
 
