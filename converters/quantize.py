@@ -6,8 +6,8 @@ what earlier ones did.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Literal, get_args
@@ -18,9 +18,11 @@ from edge.backends.tensors import MATRICES, find_tensors
 from edge.converters import blocks
 from edge.converters.calibrate import Progress, Walk, gram, sequences, stages, statistics
 from edge.converters.grids import BLOCK, GRIDS, Coded, Grid, find_grid
+from edge.converters.quantizers import mixed
 from edge.converters.quantizers.awq import Folds, can_fold, find_factors
 from edge.converters.quantizers.gptq import calm, diagonal_blocks, gptq, shift
 from edge.converters.quantizers.hqq import hqq
+from edge.converters.quantizers.mixed import Mixture
 from edge.converters.quantizers.nf4 import dequantize_nf4, quantize_nf4
 from edge.converters.quantizers.polish import polish
 from edge.converters.quantizers.rtn import nearest
@@ -41,8 +43,8 @@ _UNNAMED = 1024  # llama.cpp's flag for "guessed"
 
 @dataclass(frozen=True)
 class Settings:
-    """type: of the matrices within layers; Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, F32, F16, BF16 or NF4 (whose values are
-    stored as F16). types: of some tensors of the file, instead. embedding, output: of token_embd and of an output head
+    """type: of the matrices within layers: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, F32, F16, BF16, or NF4 (whose values
+    are stored as F16). types: of some tensors of the file, instead. embedding, output: of token_embd and of an output head
     of its own. span: values that share a scale, 32 or a multiple.
 
     method: rtn and hqq need no calibration. importance: rounding, errors weighed by mean x². best: factors of AWQ,
@@ -126,6 +128,31 @@ def quantize_gguf(
                lambda done: progress and progress(share + (1 - share) * done))  # fmt: skip
     nbytes = sum(each.nbytes for each in planned)
     return Report(types, nbytes, sum(prod(each.shape) for each in planned), notes)
+
+
+def mix_types(
+    file: GGUFFile,
+    spec: ModelSpec,
+    settings: Settings,
+    calibration: IntArray,
+    *,
+    nbytes: int | None = None,
+    kl: float | None = None,
+    kinds: Sequence[str] = mixed.TYPES,
+    progress: Progress | None = None,
+) -> tuple[Settings, Mixture]:
+    """Settings with a type for each matrix, so that the file has at most so many bytes, or loses at most this KL.
+
+    kinds: what may be chosen, the smallest first. Raises InputError if that cannot be had.
+    """
+    found = mixed.measure(file, spec, calibration, kinds, progress)
+    types, _ = plan_types(file, spec, settings)
+    ours = {tensor for stage in found for tensor in stage.tensors}
+    others = sum(blocks.nbytes(types[name], info.elements) for name, info in file.tensors.items() if name not in ours)
+    padding = 32 * len(file.tensors)
+    room = None if nbytes is None else nbytes - others - file.data_offset - padding
+    mixture = mixed.allocate(found, nbytes=room, kl=kl)
+    return replace(settings, types={**settings.types, **mixture.types}), mixture
 
 
 def find_folds(

@@ -64,7 +64,13 @@ def calm(hessian: AnyArray) -> AnyArray:
 
 
 def _round_block(
-    left: FloatArray, codes: AnyArray, first: int, factor: FloatArray, grid: Grid, scales: FloatArray, minima: FloatArray
+    left: FloatArray,
+    codes: AnyArray,
+    first: int,
+    factor: FloatArray,
+    grid: Grid,
+    scales: FloatArray,
+    minima: FloatArray,
 ) -> None:
     """Round the BLOCK columns from `first` on, each error spread over the next; all together over those behind."""
     last = first + BLOCK
