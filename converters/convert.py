@@ -20,7 +20,7 @@ import numpy as np
 from edge.catalog import find_model
 from edge.converters.calibrate import collect
 from edge.converters.prune import Pruned, Pruning, perplexity_on, plan_pruning, prune_gguf
-from edge.converters.quantize import CALIBRATED, Settings, plan_types, quantize_gguf
+from edge.converters.quantize import CALIBRATED, Settings, plan_types, quantize_gguf, quantized_fields
 from edge.converters.quantize import Report as Quantized
 from edge.converters.readers.hf import convert_folder, is_folder, open_folder
 from edge.converters.repair import repair
@@ -28,7 +28,7 @@ from edge.converters.target import check_file, check_folder
 from edge.converters.writers import hf
 from edge.converters.writers.gguf import Field, Planned, fields_of, write_gguf, write_outline
 from edge.converters.writers.onnx import planned_files, write_onnx
-from edge.converters.writers.onnx_methods import NEED_STATISTICS, find_method
+from edge.converters.writers.onnx_methods import NEED_STATISTICS, find_method, planning_method
 from edge.devices.memory import memory_use
 from edge.errors import InputError
 from edge.gguf_file import GGUFFile, read_gguf
@@ -153,12 +153,10 @@ def preview(source: str | Path, target: Path, wanted: Conversion) -> tuple[dict[
         if wanted.settings:
             types, _ = plan_types(file, read_spec(file), wanted.settings)
             planned = [Planned(name, info.shape, types[name]) for name, info in file.tensors.items()]
-            file = _outline(outline, fields_of(file), planned)
+            file = _outline(outline, quantized_fields(file, wanted.settings), planned)
         planned = [Planned(info.name, info.shape, info.type) for info in file.tensors.values()]
         if wanted.to == "onnx":
-            method = find_method(
-                None if wanted.onnx_method in NEED_STATISTICS else wanted.onnx_method, file, read_spec(file)
-            )
+            method = planning_method(wanted.onnx_method, file, read_spec(file))
             return planned_files(file, read_spec(file), method), planned
         return {target.name: file.size if wanted.to == "gguf" else None}, planned
 

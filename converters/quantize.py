@@ -86,6 +86,12 @@ def plan_types(file: GGUFFile, spec: ModelSpec, settings: Settings) -> tuple[dic
     return types, notes
 
 
+def quantized_fields(file: GGUFFile, settings: Settings) -> dict[str, Field]:
+    """The header of what `quantize_gguf` writes."""
+    kind = np.uint32(_FTYPES.get(settings.type, _UNNAMED))
+    return {**fields_of(file), "general.file_type": kind, "general.quantization_version": np.uint32(2)}
+
+
 def quantize_gguf(
     file: GGUFFile,
     spec: ModelSpec,
@@ -112,12 +118,7 @@ def quantize_gguf(
         folds = find_folds(file, spec, tokens, types, settings, lambda done: progress and progress(share * done))
     maker = _Maker(file, spec, types, settings, folds)
     planned = [Planned(name, file.tensors[name].shape, types[name]) for name in maker.order]
-    fields: dict[str, Field] = {
-        **fields_of(file),
-        "general.file_type": np.uint32(_FTYPES.get(settings.type, _UNNAMED)),
-        "general.quantization_version": np.uint32(2),
-    }
-    write_gguf(target, fields, planned, maker.data(tokens),
+    write_gguf(target, quantized_fields(file, settings), planned, maker.data(tokens),
                lambda done: progress and progress(share + (1 - share) * done))  # fmt: skip
     nbytes = sum(each.nbytes for each in planned)
     return Report(types, nbytes, sum(prod(each.shape) for each in planned), notes)

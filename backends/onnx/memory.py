@@ -47,7 +47,7 @@ def count_footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
 
 
 def _weights(spec: ModelSpec) -> int:
-    """As they are re-laid; a table that is the head, too, is there in both layouts. Halves become float32 one by one."""
+    """As they are re-laid; a table that is the head, too, is there in both layouts. Halves become float32 in turn."""
     blocks = {name: (values, size) for name, values, size in BLOCK_TYPES.values()} | FORM_TYPES
     total = 0.0
     for kind, nbytes in spec.type_bytes:

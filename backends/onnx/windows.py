@@ -33,7 +33,7 @@ class Windows:
 
         def hide(turned: AnyArray, size: int) -> FloatArray:
             hidden = turned[None, :, None, :] <= turned[None, :, -count:, None] - size
-            return np.where(hidden, _HIDDEN, np.float32(0)).astype(dtype)
+            return np.asarray(np.where(hidden, _HIDDEN, np.float32(0)), dtype)
 
         if len(turned) == 1:
             by_size = {size: hide(turned, size) for size in {self._sizes[layer] for layer in self.layers}}

@@ -37,9 +37,9 @@ _WEIGHTS_SHARE = 0.9  # of the time
 Progress = Callable[[float], None]
 
 
-def planned_files(file: GGUFFile, spec: ModelSpec, method: Method = AS_IT_IS) -> dict[str, int | None]:
-    """Names and bytes of what would be written, None where only writing tells."""
-    sizes: dict[str, int | None] = {WEIGHTS: make_layout(file, spec, method).nbytes}
+def planned_files(file: GGUFFile, spec: ModelSpec, method: Method | None = AS_IT_IS) -> dict[str, int | None]:
+    """Names and bytes of what would be written, None where only writing tells. method: from `planning_method`."""
+    sizes: dict[str, int | None] = {WEIGHTS: make_layout(file, spec, method).nbytes if method else None}
     sizes |= dict.fromkeys((*(graph_name(*each) for each in _graphs()), METADATA, _TOKENIZER, MANIFEST))
     return sizes
 

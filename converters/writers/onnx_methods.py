@@ -57,6 +57,13 @@ class Method:
 AS_IT_IS = Method()
 
 
+def planning_method(name: str | None, file: GGUFFile, spec: ModelSpec) -> Method | None:
+    """The method as far as sizes go, before any calibration; None if only that tells. Raises InputError."""
+    if name == "llm-int8":
+        return None
+    return find_method("w8a8" if name == "smoothquant" else name, file, spec)
+
+
 def find_method(
     name: str | None,
     file: GGUFFile,
