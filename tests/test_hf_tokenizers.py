@@ -178,6 +178,20 @@ def test_spaces_as_metaspace_puts_them(scheme: str, tmp_path: Path) -> None:
     assert [text for text in TEXTS if expected(again, text) != expected(oracle, text)] == []
 
 
+def test_the_first_piece_that_converters_lose(tmp_path: Path) -> None:
+    """Its score is 0, and its merges are missing in many files. The model was trained with it."""
+    folder = copy_folder("mistral", tmp_path / "mistral")
+    oracle = Oracle.from_file(str(folder / "tokenizer.json"))
+    first = str(oracle.id_to_token(259))
+
+    def lose(said: dict[str, Any]) -> None:
+        said["model"]["merges"] = [pair for pair in said["model"]["merges"] if "".join(pair) != first]
+
+    edit_json(folder / "tokenizer.json", lose)
+    assert first in {left + right for left, right in json.loads(oracle.to_str())["model"]["merges"]}
+    check_ids(vocabulary_file(folder, 800), oracle, TEXTS)
+
+
 @pytest.mark.parametrize("key", [NORMALIZER, SPACES])
 def test_habits_of_tokenizers_that_are_not_known(key: str, tmp_path: Path) -> None:
     fields: dict[str, Field] = {"general.architecture": "qwen2", **fields_of(FOLDERS / "qwen2", 272), key: "magic"}
