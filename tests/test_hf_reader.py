@@ -159,6 +159,21 @@ def test_names_as_older_checkpoints_have_them(tmp_path: Path) -> None:
         assert (tmp_path / "old.gguf").read_bytes() == (tmp_path / "new.gguf").read_bytes(), name
 
 
+def test_values_that_a_type_cannot_hold(tmp_path: Path) -> None:
+    folder = copy_folder("qwen2", tmp_path / "qwen2")
+    odd_number(folder, EMBEDDING, 7e4)
+    convert_folder(folder, tmp_path / "model.gguf")
+    refused_as(folder, "F16", rf"{EMBEDDING} has values that are too large for F16", tmp_path / "new.gguf")
+    with pytest.raises(InputError, match="F32, F16, BF16, not 'Q4_0'"):
+        planned(folder, type="Q4_0")
+
+
+def refused_as(folder: Path, kind: str, match: str, target: Path) -> None:
+    with pytest.raises(ModelFormatError, match=match):
+        convert_folder(folder, target, type=kind)
+    assert not target.exists()
+
+
 def test_a_head_that_nothing_is_said_about_is_used_if_it_is_there(tmp_path: Path) -> None:
     for name, has_head in (("qwen3", True), ("qwen2", False)):
         folder = copy_folder(name, tmp_path / name)

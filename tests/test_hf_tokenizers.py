@@ -27,7 +27,7 @@ from edge.converters.writers.gguf import Field, Planned, write_gguf
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
 from edge.gguf_file import read_gguf
 from edge.opened import Model, open_model
-from edge.tokenizer import NORMALIZER, Tokenizer
+from edge.tokenizer import NORMALIZER, SPACES, Tokenizer
 
 CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
 WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -176,6 +176,29 @@ def test_spaces_as_metaspace_puts_them(scheme: str, tmp_path: Path) -> None:
     check_ids(path, oracle, TEXTS, llama_cpp=scheme == "never")
     again = Oracle.from_str(json.dumps(tokenizer_json(Tokenizer(read_gguf(path)))))
     assert [text for text in TEXTS if expected(again, text) != expected(oracle, text)] == []
+
+
+def test_the_first_piece_that_converters_lose(tmp_path: Path) -> None:
+    """Its score is 0, and its merges are missing in many files. The model was trained with it."""
+    folder = copy_folder("mistral", tmp_path / "mistral")
+    oracle = Oracle.from_file(str(folder / "tokenizer.json"))
+    first = str(oracle.id_to_token(259))
+
+    def lose(said: dict[str, Any]) -> None:
+        said["model"]["merges"] = [pair for pair in said["model"]["merges"] if "".join(pair) != first]
+
+    edit_json(folder / "tokenizer.json", lose)
+    assert first in {left + right for left, right in json.loads(oracle.to_str())["model"]["merges"]}
+    check_ids(vocabulary_file(folder, 800), oracle, TEXTS)
+
+
+@pytest.mark.parametrize("key", [NORMALIZER, SPACES])
+def test_habits_of_tokenizers_that_are_not_known(key: str, tmp_path: Path) -> None:
+    fields: dict[str, Field] = {"general.architecture": "qwen2", **fields_of(FOLDERS / "qwen2", 272), key: "magic"}
+    planned = [Planned("token_embd.weight", (1, 272), "F32")]
+    write_gguf(tmp_path / "model.gguf", fields, planned, [np.zeros(272, np.float32)])
+    with pytest.raises(UnsupportedError, match=r"'magic'.* is not supported"):
+        Tokenizer(read_gguf(tmp_path / "model.gguf"))
 
 
 def test_sentencepiece_own_file(tmp_path: Path) -> None:

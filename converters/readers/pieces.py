@@ -47,30 +47,35 @@ def pieces_of_json(
     unknown = said["model"].get("unk_token")
     if isinstance(unknown, str) and unknown in ids:
         types[ids[unknown]] = _UNKNOWN
-    scores, made = np.zeros(len(texts), np.float32), dict[str, int]()
+    scores, made = np.zeros(len(texts), np.float32), set[str]()
     for left, right in merges:
         whole = left + right
         if not {left, right, whole} <= ids.keys():
             raise ModelFormatError(f"{path}: the merge {left!r} {right!r} names tokens that are not in the vocabulary")
         if whole not in made:
+            made.add(whole)
             scores[ids[whole]] = -len(made)
-            made[whole] = len(made)
-    _check_merges(path, ids, set(merges), {index for index in added if texts[index] not in made}, types)
+    matched = {texts[index] for index in added} - made  # whole, before any merging
+    plain = {text: index for text, index in ids.items() if types[index] == _NORMAL and text not in matched}
+    _check_merges(path, plain, ids, set(merges), made)
     return Pieces(texts, scores, types, prefix, spaces)
 
 
 def _check_merges(
-    path: Path, ids: dict[str, int], merges: set[tuple[str, str]], left_out: set[int], types: AnyArray
+    path: Path, plain: dict[str, int], ids: dict[str, int], merges: set[tuple[str, str]], made: set[str]
 ) -> None:
-    """Added tokens that no merge makes match whole."""
-    for text, index in ids.items():
-        if index in left_out or types[index] != _NORMAL:
-            continue
+    """Every way to split a plain piece is a merge.
+
+    But for the very first piece that training made: its score is 0, which the usual converter took for none at all.
+    It keeps that score here, the best one, as in the vocabulary that the model was trained with.
+    """
+    first = min((ids[text] for text in made), default=0)
+    for text, index in plain.items():
         for cut in range(1, len(text)):
-            pair = (text[:cut], text[cut:])
-            if pair[0] in ids and pair[1] in ids and pair not in merges:
+            left, right = text[:cut], text[cut:]
+            if left in ids and right in ids and (left, right) not in merges and (text in made or index != first - 1):
                 raise UnsupportedError(
-                    f"{path}: {text!r} is not merged of {pair[0]!r} and {pair[1]!r}, as SentencePiece would do"
+                    f"{path}: {text!r} is not merged of {left!r} and {right!r}, as SentencePiece would"
                 )
 
 
