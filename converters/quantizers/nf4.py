@@ -18,7 +18,7 @@ LEVELS = np.array(
 def quantize_nf4(weight: FloatArray) -> tuple[AnyArray, FloatArray]:
     """Codes uint8 [rows, columns] and the largest |w| of each block, float32 [rows, blocks]; weight: float32
     [rows, columns], the last block of a row may be shorter."""
-    rows, columns = weight.shape
+    columns = weight.shape[1]
     largest = np.maximum.reduceat(np.abs(weight), np.arange(0, columns, BLOCK), axis=1)
     spread = np.repeat(np.where(largest == 0, np.float32(1), largest), BLOCK, axis=1)[:, :columns]
     return np.searchsorted((LEVELS[1:] + LEVELS[:-1]) / 2, weight / spread).astype(np.uint8), largest
