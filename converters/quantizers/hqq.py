@@ -33,8 +33,8 @@ def hqq(weight: FloatArray, grid: Grid, span: int = BLOCK) -> Coded:
         loss = _loss(weight, rounded, span)
         better = loss < least
         least = np.where(better, loss, least)
-        best = _coded(weight, grid, np.where(better, scales, best.scales),
-                      None if minima is None or best.minima is None else np.where(better, minima, best.minima))  # fmt: skip
+        low = None if minima is None or best.minima is None else np.where(better, minima, best.minima)
+        best = _coded(weight, grid, np.where(better, scales, best.scales), low)
     return best
 
 
