@@ -66,6 +66,14 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path, engines: En
     np.testing.assert_allclose(ours, answers(name)["logits"], rtol=0, atol=EXACT)
 
 
+@pytest.mark.parametrize("name", [*NAMES, *PACKED])
+def test_as_onnx_too(name: str, tmp_path: Path, engines: Engines) -> None:
+    pytest.importorskip("onnxruntime")
+    convert_folder(FOLDERS / name, tmp_path / "model.gguf")
+    ours = logits(tmp_path / "model.gguf", "onnx", engines, name)
+    np.testing.assert_allclose(ours, answers(name)["logits"], rtol=0, atol=EXACT)
+
+
 @pytest.mark.parametrize("name", [name for name in (*NAMES, *PACKED) if name != "mistral"])
 def test_llama_cpp_answers_the_same(name: str, tmp_path: Path, engines: Engines) -> None:
     """In float32: else it rounds what it multiplies. It knows no windows for Mistral."""
