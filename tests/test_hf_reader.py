@@ -258,6 +258,31 @@ def test_every_weight_by_its_definition(kind: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(ours, kept)
 
 
+def test_packed_layers_of_gpt2(tmp_path: Path) -> None:
+    """Whose float matrices are transposed, and packed ones are not."""
+    folder, random = copy_folder("gpt2", tmp_path / "gpt2"), np.random.default_rng(5)
+
+    def pack(tensors: Tensors) -> None:
+        for name in [name for name in tensors if name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight"))]:
+            (inputs, outputs), stem = tensors.pop(name)[1].shape, name.removesuffix("weight")
+            words = random.integers(-(2**31), 2**31, (inputs // 8, outputs)).astype(np.int32)
+            tensors[f"{stem}qweight"] = ("I32", words)
+            tensors[f"{stem}qzeros"] = ("I32", np.full((inputs // 32, outputs // 8), 0x77777777, np.int32))
+            scales = random.uniform(0.01, 0.1, (inputs // 32, outputs))
+            tensors[f"{stem}scales"] = ("F16", scales.astype(np.float16))
+
+    edit_tensors(folder, pack)
+    settings_of(quantization_config={"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False})(folder)
+    convert_folder(folder, tmp_path / "model.gguf")
+    ours, tensors = tensor(read_gguf(tmp_path / "model.gguf"), "blk.0.ffn_up.weight"), read_folder(folder)
+    stem = "transformer.h.0.mlp.c_fc"
+    expected = [
+        [weight(tensors, stem, row, column, 4, awq=False, shift=1, group=column // 32) for column in range(32)]
+        for row in range(128)
+    ]
+    np.testing.assert_array_equal(ours, np.array(expected, np.float16).astype(np.float32))
+
+
 def symmetric(tensors: Tensors) -> None:
     """The golden GPTQ checkpoint with zero points of 8 and groups in order."""
     for name in list(tensors):

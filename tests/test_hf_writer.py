@@ -1,6 +1,6 @@
 """Models as Hugging Face folders: what was read and is written again is the same, and quantized ones become floats.
 
-transformers has loaded folders written here and given the logits of the golden files, see golden/folders.py.
+`make golden` loads folders that are written here in transformers, which must give the golden logits and ids.
 """
 
 from __future__ import annotations

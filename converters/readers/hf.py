@@ -235,6 +235,8 @@ def _part(architecture: Architecture, sizes: Sizes, name: str, stem: str, source
     if name.endswith(".bias"):
         shape = shape[:1]
     layout = architecture.layouts.get(stem, "same")
+    if layout == "transposed" and isinstance(source, Packed):
+        layout = "same"  # a packed layer's inputs and outputs are always in the same place
     expected = shape[::-1] if layout == "transposed" else shape
     where = f"{source.path}: {source.name}"
     if source.shape != expected:
