@@ -55,7 +55,8 @@ def collect(
     Raises InputError for too few tokens, UnsupportedError for architectures without a recipe, ModelFormatError if
     activations are not finite.
     """
-    walk, found = Walk(file, spec, sequences(tokens)), {}
+    walk = Walk(file, spec, sequences(tokens))
+    found: dict[str, Statistics] = {}
     for layer in range(spec.layers):
         for names, inputs in walk.layer(layer):
             found |= dict.fromkeys(names, statistics(inputs))
