@@ -91,7 +91,8 @@ class Coded:
         rows, blocks = self.scales.shape
         codes = self.codes.reshape(rows, blocks, BLOCK)
         numbers = [self.scales] if self.minima is None else [self.scales, self.minima]
-        parts: list[AnyArray] = [np.ascontiguousarray(number, np.float16).view(np.uint8).reshape(rows, blocks, 2) for number in numbers]
+        halves = (np.ascontiguousarray(number, np.float16) for number in numbers)
+        parts: list[AnyArray] = [each.view(np.uint8).reshape(rows, blocks, 2) for each in halves]
         if self.grid.bits == 8:
             parts.append((codes.astype(np.int16) + np.int16(self.grid.levels[0])).astype(np.int8).view(np.uint8))
         else:
