@@ -41,6 +41,7 @@ bench: $(VENV)/.dev
 golden: $(VENV)/.dev
 	$(GOLDEN_PYTHON) tests/golden/make.py
 	$(BIN)/python tests/golden/tokens.py
+	$(GOLDEN_PYTHON) tests/golden/folders.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .coverage* .mypy_cache .ruff_cache .pytest_cache .hypothesis

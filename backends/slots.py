@@ -87,6 +87,12 @@ class Lines:
             self.turned[line, length : length + count] = np.arange(self.next, self.next + count)
         self.next += count
 
+    def book_level(self, length: int, count: int) -> None:
+        """The same where all lines are equally long."""
+        new = slice(length, length + count)
+        self.slots[:, new], self.turned[:, new] = np.arange(length, new.stop), np.arange(self.next, self.next + count)
+        self.next += count
+
     def book_saved(self, first: int, positions: IntArray, base: int, next_position: int) -> None:
         """Rows that were saved, behind the `first` ones of the only line."""
         new = slice(first, first + positions.size)

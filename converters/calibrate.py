@@ -137,6 +137,10 @@ class Walk:
         """What the head multiplies, float32 [tokens, hidden]."""
         return self._checked(self._engine.norm(self.hidden, "output_norm"), "output_norm")
 
+    def logits(self, tokens: slice) -> FloatArray:
+        """After the last layer: what follows each of these tokens, float32 [n, vocab]."""
+        return self._engine.head(self.hidden[tokens])
+
     def _mix(self, layer: int, x: FloatArray) -> FloatArray:
         """Attention within each sequence."""
 

@@ -18,12 +18,11 @@ from edge.backends.tensors import MATRICES, find_tensors
 from edge.converters import blocks
 from edge.converters.calibrate import Progress, Walk, gram, sequences, stages, statistics
 from edge.converters.grids import BLOCK, GRIDS, Coded, Grid, find_grid
-from edge.converters.quantizers import mixed
+from edge.converters.quantizers import mixed, nf4
 from edge.converters.quantizers.awq import Folds, can_fold, find_factors
 from edge.converters.quantizers.gptq import calm, diagonal_blocks, gptq, shift
 from edge.converters.quantizers.hqq import hqq
 from edge.converters.quantizers.mixed import Mixture
-from edge.converters.quantizers.nf4 import dequantize_nf4, quantize_nf4
 from edge.converters.quantizers.polish import polish
 from edge.converters.quantizers.rtn import nearest
 from edge.converters.writers.gguf import Field, Planned, fields_of, write_gguf
@@ -93,6 +92,12 @@ def plan_types(file: GGUFFile, spec: ModelSpec, settings: Settings) -> tuple[dic
     return types, notes
 
 
+def quantized_fields(file: GGUFFile, settings: Settings) -> dict[str, Field]:
+    """The header of what `quantize_gguf` writes."""
+    kind = np.uint32(_FTYPES.get(settings.type, _UNNAMED))
+    return {**fields_of(file), "general.file_type": kind, "general.quantization_version": np.uint32(2)}
+
+
 def quantize_gguf(
     file: GGUFFile,
     spec: ModelSpec,
@@ -119,12 +124,7 @@ def quantize_gguf(
         folds = find_folds(file, spec, tokens, types, settings, lambda done: progress and progress(share * done))
     maker = _Maker(file, spec, types, settings, folds)
     planned = [Planned(name, file.tensors[name].shape, types[name]) for name in maker.order]
-    fields: dict[str, Field] = {
-        **fields_of(file),
-        "general.file_type": np.uint32(_FTYPES.get(settings.type, _UNNAMED)),
-        "general.quantization_version": np.uint32(2),
-    }
-    write_gguf(target, fields, planned, maker.data(tokens),
+    write_gguf(target, quantized_fields(file, settings), planned, maker.data(tokens),
                lambda done: progress and progress(share + (1 - share) * done))  # fmt: skip
     nbytes = sum(each.nbytes for each in planned)
     return Report(types, nbytes, sum(prod(each.shape) for each in planned), notes)
@@ -220,7 +220,7 @@ class _Maker:
         _check_finite(self._file, name, weight)
         kind, settings = self._types[self._sources[name].tensor], self._settings
         if settings.types.get(self._sources[name].tensor, settings.type) == NF4:
-            weight = dequantize_nf4(*quantize_nf4(weight))
+            weight = nf4.dequantize(*nf4.quantize(weight))
         if kind not in GRIDS or (settings.method == "rtn" and settings.span == BLOCK and kind != "IQ4_NL"):
             data = blocks.quantize(weight, kind)
             return data, blocks.dequantize(data, kind)

@@ -21,8 +21,8 @@ def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
     model["vocab"] = {tokenizer.text(index): index for index in range(tokenizer.size)}
     special = tokenizer.special_tokens()
     said["added_tokens"] = [
-        {"id": index, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
-         "special": control}
+        {"id": index, "content": text, "single_word": False, "lstrip": False, "rstrip": index in tokenizer.swallowing,
+         "normalized": False, "special": control}
         for text, (index, control) in sorted(special.items(), key=lambda item: item[1])
     ]  # fmt: skip
     if tokenizer.kind == "gpt2":
@@ -37,7 +37,12 @@ def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
                 *([{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if tokenizer.space_prefix else []),
             ],
         }
-        prefix = [{"type": "Prepend", "prepend": "▁"}] if tokenizer.space_prefix else []
         replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
-        said["normalizer"] = {"type": "Sequence", "normalizers": [*prefix, replace]}
+        if tokenizer.space_prefix and tokenizer.spaces:
+            scheme = {"prepend_scheme": tokenizer.spaces, "split": False}
+            said["pre_tokenizer"] = {"type": "Metaspace", "replacement": "▁", **scheme}
+            said["normalizer"] = None
+        else:
+            prefix = [{"type": "Prepend", "prepend": "▁"}] if tokenizer.space_prefix else []
+            said["normalizer"] = {"type": "Sequence", "normalizers": [*prefix, replace]}
     return said

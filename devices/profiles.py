@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,17 @@ else:
 
 HOST = "host"
 _FOLDER = Path(__file__).parent / "profiles"
+
+
+@dataclass(frozen=True)
+class Power:
+    """What work costs, for the estimate. core_watts: of a busy core, above idling. idle_watts: of the device, whatever
+    it does. dram_pj_per_byte: of a byte read from memory. 0: unknown. profile: whose figures these are."""
+
+    core_watts: float = 0.0
+    idle_watts: float = 0.0
+    dram_pj_per_byte: float = 0.0
+    profile: str = "no profile"
 
 
 @dataclass(frozen=True)
@@ -34,6 +46,7 @@ class Profile:
     cores: int | None = None
     memory: int | None = None
     sources: tuple[str, ...] = ()
+    power: Power | None = None
 
 
 def profile_names() -> tuple[str, ...]:
@@ -48,4 +61,11 @@ def find_profile(name: str) -> Profile:
     if name not in profile_names():
         raise InputError(f"unknown device {name!r}: choose {', '.join(profile_names())}")
     fields = tomllib.loads((_FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
-    return Profile(**fields | {"sources": tuple(fields.get("sources", ()))})
+    power = Power(**fields["power"], profile=name) if "power" in fields else None
+    return Profile(**fields | {"sources": tuple(fields.get("sources", ())), "power": power})
+
+
+def host_power() -> Power:
+    """Of a processor of this kind: nobody has measured this very one."""
+    generic = "generic-arm64" if platform.machine() in ("aarch64", "arm64") else "generic-x86"
+    return find_profile(generic).power or Power()

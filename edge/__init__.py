@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from edge.opened import Model, open_model
     from edge.plan import Plan, PlanRequest, make_plan
     from edge.quality.perplexity import perplexity
+    from edge.quality.windows import divergence
     from edge.report.run import RunReport
     from edge.sampling import SamplingParams
     from edge.session import Session, load
@@ -29,14 +30,14 @@ _HOMES = {
     "Budget": "budget", "BudgetError": "errors", "EdgeError": "errors", "InputError": "errors",
     "MissingExtraError": "errors", "Model": "opened", "ModelFormatError": "errors", "Plan": "plan",
     "PlanRequest": "plan", "PromptCache": "kv.prompt_cache", "RunReport": "report.run", "SamplingParams": "sampling",
-    "Session": "session", "UnsupportedError": "errors", "load": "session", "make_plan": "plan", "open_model": "opened",
-    "perplexity": "quality.perplexity",
+    "Session": "session", "UnsupportedError": "errors", "divergence": "quality.windows", "load": "session",
+    "make_plan": "plan", "open_model": "opened", "perplexity": "quality.perplexity",
 }  # fmt: skip
 
 __all__ = [
     "Budget", "BudgetError", "EdgeError", "InputError", "MissingExtraError", "Model", "ModelFormatError", "Plan",
-    "PlanRequest", "PromptCache", "RunReport", "SamplingParams", "Session", "UnsupportedError", "load", "make_plan",
-    "open_model", "perplexity",
+    "PlanRequest", "PromptCache", "RunReport", "SamplingParams", "Session", "UnsupportedError", "divergence", "load",
+    "make_plan", "open_model", "perplexity",
 ]  # fmt: skip
 
 

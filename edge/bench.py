@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from edge.errors import InputError
+from edge.meters import EnergyMeter
 from edge.sampling import greedy
 from edge.session import Session
 from edge.types import IntArray
@@ -50,9 +51,12 @@ class BenchRow:
     test: str
     speed: float
     sd: float
+    joules: float | None = None  # per token
+    energy_kind: str | None = None  # "counter", "integrated" or "estimate"
 
     def to_dict(self) -> dict[str, Any]:
         """With llama-bench's column names."""
+        energy = {} if self.joules is None else {"J/token": round(self.joules, 6), "energy": self.energy_kind}
         return {
             "model": self.model,
             "size": self.size,
@@ -62,6 +66,7 @@ class BenchRow:
             "test": self.test,
             "t/s": round(self.speed, 2),
             "sd": round(self.sd, 2),
+            **energy,
         }
 
 
@@ -81,8 +86,10 @@ def run_bench(
     tests: Sequence[BenchTest],
     repetitions: int = 5,
     on_step: Callable[[str], None] | None = None,
+    meter: EnergyMeter | None = None,
 ) -> Iterator[BenchRow]:
-    """Run the tests on a session with policy full; yields a row as soon as it is measured.
+    """Run the tests on a session with policy full; yields a row as soon as it is measured. meter: the session's own,
+    for joules per token.
 
     The context of a depth is filled once and truncated back to after every repetition. One warm-up run before the
     first test is not counted.
@@ -95,11 +102,13 @@ def run_bench(
     session.reset()
     for test in tests:
         _fill(session, tokens[: test.depth])
-        speeds = []
+        speeds, joules = [], 0.0
         for repetition in range(repetitions):
             if on_step:
                 on_step(f"{test.name} {repetition + 1}/{repetitions}")
+            before = meter.read().joules if meter else 0.0
             speeds.append(_measure(session, test, tokens[test.depth :]))
+            joules += meter.read().joules - before if meter else 0.0
             session.engine.kv.truncate(test.depth)
         yield BenchRow(
             model=session.spec.label,
@@ -110,6 +119,8 @@ def run_bench(
             test=test.name,
             speed=statistics.fmean(speeds),
             sd=statistics.stdev(speeds) if len(speeds) > 1 else 0.0,
+            joules=joules / (repetitions * (test.prompt + test.generate)) if meter else None,
+            energy_kind=meter.read().kind if meter else None,
         )
 
 
@@ -124,9 +135,9 @@ def _fill(session: Session, context: IntArray) -> None:
 def _measure(session: Session, test: BenchTest, tokens: IntArray) -> float:
     started = time.perf_counter()
     if test.prompt:
-        session.engine.forward(tokens[: test.prompt])
+        session.forward(tokens[: test.prompt], upcoming=1)
     step = tokens[:1].copy()
     for _ in range(test.generate):
         session.make_room(1)
-        step[0] = greedy(session.engine.forward(step))
+        step[0] = greedy(session.forward(step, upcoming=1))
     return (test.prompt + test.generate) / (time.perf_counter() - started)

@@ -1,4 +1,4 @@
-"""What a run may spend: `"256MiB"`, `"20s"` parsed once, into bytes and seconds."""
+"""What a run may spend: `"256MiB"`, `"20s"`, `"30J"` … parsed once, into bytes, seconds, joules, watts and °C."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from dataclasses import dataclass
 
 from edge.errors import InputError
 
-_QUANTITY = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-zµ]*)\s*", re.ASCII)
+_QUANTITY = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z°]*)\s*", re.ASCII)
 
 # Memory keeps to the two standards: KiB is 1024 bytes, kB is 1000. A bare K/M/G means KiB/MiB/GiB, as in Docker.
 _BYTES = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
     _BYTES |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
 
+_JOULES = {"": 1.0, "j": 1.0, "mj": 1e-3, "kj": 1e3, "wh": 3600.0, "mwh": 3.6}
+_WATTS = {"": 1.0, "w": 1.0, "mw": 1e-3}
+_CELSIUS = {"": 1.0, "c": 1.0, "°c": 1.0}
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
@@ -44,6 +47,21 @@ def parse_seconds(value: str | float, what: str = "time") -> float:
     return _parse(str(value), _SECONDS, what, "20s")
 
 
+def parse_joules(value: str | float, what: str = "energy") -> float:
+    """`"30J"`, `"500mJ"`, `"0.1Wh"` or a number of joules, as joules. Raises InputError."""
+    return _parse(str(value), _JOULES, what, "30J")
+
+
+def parse_watts(value: str | float, what: str = "power") -> float:
+    """`"3W"`, `"800mW"` or a number of watts, as watts. Raises InputError."""
+    return _parse(str(value), _WATTS, what, "3W")
+
+
+def parse_celsius(value: str | float, what: str = "temperature") -> float:
+    """`"70C"` or a number of degrees, as °C. Raises InputError."""
+    return _parse(str(value), _CELSIUS, what, "70C")
+
+
 def format_bytes(count: float) -> str:
     """Bytes for people: 268435456 -> `256 MiB`. One decimal below 10."""
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -53,20 +71,41 @@ def format_bytes(count: float) -> str:
     return f"{count:.0f} {unit}" if unit == "B" or count >= 10 else f"{count:.1f} {unit}"
 
 
+def format_joules(joules: float) -> str:
+    """1.5 -> `1.5 J`, 0.0123 -> `12 mJ`."""
+    if abs(joules) < 0.1:
+        return f"{joules * 1e3:.2g} mJ"
+    return f"{joules:.1f} J" if abs(joules) < 100 else f"{joules:.0f} J"
+
+
 @dataclass(frozen=True)
 class Budget:
     """Limits that a person stated. `None` means not stated.
 
-    memory: bytes, peak resident set of the whole process. time: seconds from the start of the run.
+    memory: bytes, peak resident set of the whole process. Of every generation: time, seconds from its start; energy,
+    joules. power: watts on average over a second. max_temp: °C of the device's hottest processor sensor.
     """
 
     memory: int | None = None
     time: float | None = None
+    energy: float | None = None
+    power: float | None = None
+    max_temp: float | None = None
 
     @classmethod
-    def parse(cls, memory: str | int | None = None, time: str | float | None = None) -> Budget:
+    def parse(
+        cls,
+        memory: str | int | None = None,
+        time: str | float | None = None,
+        energy: str | float | None = None,
+        power: str | float | None = None,
+        max_temp: str | float | None = None,
+    ) -> Budget:
         """Build a budget from what a user typed. Raises InputError."""
         return cls(
             memory=None if memory is None else parse_bytes(memory, "memory"),
             time=None if time is None else parse_seconds(time, "time"),
+            energy=None if energy is None else parse_joules(energy),
+            power=None if power is None else parse_watts(power),
+            max_temp=None if max_temp is None else parse_celsius(max_temp, "max-temp"),
         )

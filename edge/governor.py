@@ -1,35 +1,149 @@
-"""One decision per step: go on, or stop because a budget is spent."""
+"""One decision per step, from readings alone: go on, pause, or stop because a budget is spent.
+
+Nothing here reads a clock or a sensor, so that recorded and simulated devices decide as real ones do; edge/meters.py
+takes the samples and does the waiting.
+
+Power is held by a leaky bucket: what was spent above the allowance is waited for. Temperature is held by the share of
+time in which the device works, a PI controller on the distance to the limit: heat lags behind work by a minute.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from edge.devices.memory import memory_use
+Stop = Literal["time", "memory", "energy", "power", "thermal"]
 
-_STEPS_PER_READING = 32  # reading VmHWM takes 40 µs: often enough to notice, too rarely to cost
+_CREDIT_S = 0.5  # seconds of allowed power that may be saved up and spent at once
+_SHORTEST_PAUSE_S = 1e-3  # less is saved up
+_LONGEST_PAUSE_S = 0.25  # then readings are taken again
+_HOPELESS_S = 5.0  # of pauses in a row that did not bring power or temperature down
+_MARGIN = 1.5  # °C below the limit: sensors show whole degrees
+_GAIN, _INTEGRAL = 0.1, 0.004  # share of time per °C, and per °C and second
+_THERMAL_S = 0.2  # between two corrections
+_LEAST_DUTY = 0.02
+_FORGET = 0.9  # of the costliest token, at every step: one that was disturbed is not expected for ever
 
 
-class Governor:
-    """Watches a deadline (seconds on `clock`) and a memory limit (bytes, peak resident set). None is no limit."""
+@dataclass(frozen=True)
+class Limits:
+    """deadline: seconds on the samples' clock. memory: bytes, peak resident set. energy: joules. power: watts, on
+    average over a second or so. celsius: of the hottest sensor. None: no limit."""
 
-    def __init__(
-        self,
-        deadline: float | None,
-        memory: int | None,
-        clock: Callable[[], float] = time.perf_counter,
-        read_peak: Callable[[], int] = lambda: memory_use().peak,
-    ) -> None:
-        self._deadline, self._memory = deadline, memory
-        self._clock, self._read_peak = clock, read_peak
-        self._steps = 0
+    deadline: float | None = None
+    memory: int | None = None
+    energy: float | None = None
+    power: float | None = None
+    celsius: float | None = None
 
-    def stop_reason(self) -> Literal["time", "memory"] | None:
-        """Why the run must stop now, or None."""
-        if self._deadline is not None and self._clock() >= self._deadline:
-            return "time"
-        self._steps += 1
-        if self._memory is not None and self._steps % _STEPS_PER_READING == 1 and self._read_peak() > self._memory:
-            return "memory"
-        return None
+
+@dataclass(frozen=True)
+class Sample:
+    """Readings between two steps. joules: since the run began. None: not read this time, or not to be read any more."""
+
+    time: float
+    joules: float | None = None
+    peak: int | None = None
+    celsius: float | None = None
+
+
+@dataclass(frozen=True)
+class State:
+    """What earlier samples left. token: joules of the costliest one, of late. debt: joules above the power limit.
+    idle: watts while pausing. duty: share of time that may be worked. rest: seconds that are to be waited for it.
+    paused: seconds of pauses in a row."""
+
+    last: Sample
+    token: float = 0.0
+    debt: float = 0.0
+    idle: float = 0.0
+    duty: float = 1.0
+    rest: float = 0.0
+    error: float | None = None
+    corrected_at: float = 0.0
+    paused: float = 0.0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """stop: why, None to go on. pause: seconds to wait before the next sample, 0 to go on at once."""
+
+    stop: Stop | None = None
+    pause: float = 0.0
+
+
+def decide(limits: Limits, state: State, now: Sample, tokens: int) -> tuple[Decision, State]:
+    """tokens: run since the last sample; 0: a pause is over."""
+    elapsed, spent = now.time - state.last.time, _spent(state, now)
+    state = replace(
+        state,
+        token=max(spent / tokens, state.token * _FORGET) if tokens else state.token,
+        idle=state.idle if tokens or elapsed <= 0 else spent / elapsed,
+        paused=0.0 if tokens else state.paused + elapsed,
+    )
+    state = _correct_duty(limits, _charge(limits, state, spent, elapsed), now)
+    if limits.celsius is not None:
+        rest = state.rest + elapsed * (1 / state.duty - 1) if tokens else state.rest - elapsed
+        state = replace(state, rest=max(0.0, rest))
+    pause = max(_pause_for_power(limits, state), state.rest)
+    state = replace(state, last=_newest(state.last, now))
+    if stop := _stop(limits, state, now, pause):
+        return Decision(stop), state
+    return Decision(pause=min(pause, _LONGEST_PAUSE_S) if pause > _SHORTEST_PAUSE_S else 0.0), state
+
+
+def _spent(state: State, now: Sample) -> float:
+    if now.joules is None or state.last.joules is None:
+        return 0.0
+    return max(0.0, now.joules - state.last.joules)
+
+
+def _newest(last: Sample, now: Sample) -> Sample:
+    """What was not read stays as it was."""
+    return Sample(
+        now.time,
+        last.joules if now.joules is None else now.joules,
+        last.peak if now.peak is None else now.peak,
+        last.celsius if now.celsius is None else now.celsius,
+    )
+
+
+def _charge(limits: Limits, state: State, spent: float, elapsed: float) -> State:
+    """Bring the debt of the leaky bucket up to date."""
+    if limits.power is None:
+        return state
+    return replace(state, debt=max(-limits.power * _CREDIT_S, state.debt + spent - limits.power * elapsed))
+
+
+def _pause_for_power(limits: Limits, state: State) -> float:
+    if limits.power is None or state.debt <= 0:
+        return 0.0
+    return state.debt / max(limits.power - state.idle, 0.1 * limits.power)
+
+
+def _correct_duty(limits: Limits, state: State, now: Sample) -> State:
+    """A sensor that vanishes leaves the share as it is."""
+    if limits.celsius is None or now.celsius is None or now.time - state.corrected_at < _THERMAL_S:
+        return state
+    error = limits.celsius - _MARGIN - now.celsius
+    change = 0.0
+    if state.error is not None:
+        change = _GAIN * (error - state.error) + _INTEGRAL * error * (now.time - state.corrected_at)
+    duty = min(1.0, max(_LEAST_DUTY, state.duty + change))
+    return replace(state, duty=duty, error=error, corrected_at=now.time)
+
+
+def _stop(limits: Limits, state: State, now: Sample, pause: float) -> Stop | None:
+    if limits.deadline is not None and now.time + pause >= limits.deadline:
+        return "time"
+    if limits.memory is not None and now.peak is not None and now.peak > limits.memory:
+        return "memory"
+    joules = state.last.joules
+    if limits.energy is not None and joules is not None and joules + state.token > limits.energy:
+        return "energy"  # the next token would pass it
+    if limits.power is not None and state.paused > _HOPELESS_S and state.idle >= limits.power:
+        return "power"  # the device draws more even while it waits
+    hot = state.last.celsius
+    if limits.celsius is not None and hot is not None and hot > limits.celsius + 2 and state.duty <= _LEAST_DUTY:
+        return "thermal"
+    return None

@@ -14,7 +14,8 @@ from edge.gguf_file import ArrayRef, GGUFFile
 
 # Bounds on what a header may claim; generous for any model that could run on a device, tight enough that no
 # product of two of them overflows what an engine multiplies.
-LIMITS = {"layers": 512, "hidden": 1 << 17, "heads": 1024, "head_dim": 1024, "ffn": 1 << 20, "context": 1 << 27}
+LIMITS = {"layers": 512, "hidden": 1 << 17, "heads": 1024, "head_dim": 1024, "ffn": 1 << 20, "context": 1 << 27,
+          "vocab": 1 << 20}  # fmt: skip
 
 
 @dataclass(frozen=True)

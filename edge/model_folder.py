@@ -16,6 +16,7 @@ from edge.gguf_file import BLOCK_TYPES, MAX_COUNT, GGUFFile, TensorInfo, read_gg
 
 FORMAT = 1
 MANIFEST, METADATA, WEIGHTS = "edge.json", "metadata.gguf", "model.onnx.data"
+FORM_TYPES = {"NF4": (64, 36), "INT8": (1, 1)}  # types that GGUF does not have: values in a block, its bytes
 _MOST_BYTES = 16 << 20  # of edge.json: a tensor takes a hundred
 
 
@@ -27,7 +28,8 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What `edge.json` says. tensors: name, type and shape (innermost first) of each tensor of the source."""
+    """What `edge.json` says. tensors: name, type and shape (innermost first) of each tensor of the source; the type is
+    the source's, unless a method gave it another."""
 
     files: dict[str, FileRecord]
     tensors: tuple[tuple[str, str, tuple[int, ...]], ...]
@@ -89,6 +91,7 @@ def read_folder(folder: Path) -> GGUFFile:
     manifest = read_manifest(folder)
     file = read_gguf(folder / METADATA)
     types = {name: (code, block, size) for code, (name, block, size) in BLOCK_TYPES.items()}
+    types |= {name: (-1, *each) for name, each in FORM_TYPES.items()}
     tensors: dict[str, TensorInfo] = {}
     for name, kind, shape in manifest.tensors[:MAX_COUNT]:
         if kind not in types or not 1 <= len(shape) <= 4 or not all(0 < extent < 1 << 40 for extent in shape):

@@ -14,15 +14,18 @@ from edge.backends import find_backend
 from edge.backends.base import Backend, Engine
 from edge.budget import Budget, format_bytes
 from edge.devices.memory import memory_use
-from edge.errors import BudgetError, InputError
-from edge.governor import Governor
+from edge.devices.power import find_meter, sensors_root
+from edge.devices.thermal import Zone, zones
+from edge.errors import BudgetError, InputError, UnsupportedError
+from edge.governor import Limits
 from edge.kv import make_policy
 from edge.kv.look import keep_heads, look, observe, queries_to_observe, rows_per_head
 from edge.kv.policy import EVERY
 from edge.kv.prompt_cache import DEFAULT_SIZE, PromptCache
+from edge.meters import EnergyMeter, Watch
 from edge.opened import Model, open_model
 from edge.plan import Plan, PlanRequest, make_plan
-from edge.report.run import KVUse, Memory, RunReport, StopReason, Timings, Tokens
+from edge.report.run import Energy, Heat, KVUse, Memory, RunReport, StopReason, Timings, Tokens
 from edge.sampling import SamplingParams, make_sampler
 from edge.stops import StopStrings
 from edge.types import FloatArray, IntArray
@@ -39,6 +42,10 @@ def load(
     backend: str = "auto",
     memory: str | int | None = None,
     time: str | float | None = None,
+    energy: str | float | None = None,
+    power: str | float | None = None,
+    max_temp: str | float | None = None,
+    meter: EnergyMeter | None = None,
     request: PlanRequest | None = None,
     on_load: Callable[[float], None] | None = None,
     prompt_cache: str | Path | PromptCache | None = None,
@@ -48,14 +55,16 @@ def load(
     """Plan a run that fits, load the model, and return a Session.
 
     model: a GGUF path, an installed name (`smollm2-135m`), or an opened Model. memory: "256MiB" or bytes, the most
-    the whole process may have resident. time: "20s" or seconds per generation. Other keywords are the fields of
-    PlanRequest: kv_policy, max_kv_size, kv_memory, sinks, kv_dtype, prefill_step_size, threads, expected_tokens,
-    logits_rows. prompt_cache: a folder, in which prompts' KV rows are kept for later runs, `prompt_cache_size` bytes at
-    most; or a PromptCache that sessions share.
+    the whole process may have resident. Per generation: time, "20s" or seconds, and energy, "30J" or joules. power:
+    "3W" or watts, max_temp: "70C" or °C, which are held by pauses. meter: counts the joules (default: the device's best
+    sensor, or an estimate). Other keywords are the fields of PlanRequest: kv_policy, max_kv_size, kv_memory, sinks,
+    kv_dtype, prefill_step_size, threads, expected_tokens, logits_rows. prompt_cache: a folder, in which prompts' KV
+    rows are kept for later runs, `prompt_cache_size` bytes at most; or a PromptCache that sessions share.
 
-    Raises BudgetError if nothing fits, and the errors of `open_model`.
+    Raises BudgetError if nothing fits, UnsupportedError for a temperature that nothing here measures, and the errors of
+    `open_model`.
     """
-    budget = Budget.parse(memory, time)
+    budget = Budget.parse(memory, time, energy, power, max_temp)
     try:
         request = request or PlanRequest(**plan_options)  # type: ignore[arg-type]
     except TypeError:
@@ -68,7 +77,7 @@ def load(
     opened = model if isinstance(model, Model) else open_model(model)
     engine_module = find_backend(backend, opened.file, opened.spec, request.kv_dtype)
     plan = make_plan(opened.spec, engine_module, request, budget)
-    return Session(opened, engine_module, plan, budget, on_load, prompt_cache)
+    return Session(opened, engine_module, plan, budget, on_load, prompt_cache, meter)
 
 
 @dataclass
@@ -77,8 +86,10 @@ class _Run:
 
     prompt: int
     started: float
+    watch: Watch
     reused: int = 0
     generated: int = 0
+    prefill_joules: float | None = None
     restored_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
@@ -98,7 +109,10 @@ class Session:
         budget: Budget,
         on_load: Callable[[float], None] | None = None,
         prompt_cache: PromptCache | None = None,
+        meter: EnergyMeter | None = None,
     ) -> None:
+        self._meter = meter or find_meter()
+        self._zone = _find_zone(budget)
         self.model, self.spec, self.tokenizer = model, model.spec, model.tokenizer
         self.plan, self.budget = plan, budget
         self.report: RunReport | None = None
@@ -152,6 +166,7 @@ class Session:
         raw: bool = False,
         follow_up: bool = False,
         time_limit: float | None = None,
+        energy_limit: float | None = None,
         keep_text: bool = True,
         on_prefill: Progress | None = None,
     ) -> Generator[str, None, None]:
@@ -159,8 +174,8 @@ class Session:
 
         prompt: text (goes through the chat template unless `raw`) or token ids, int [n]. max_tokens: None goes on
         until something else stops it. follow_up: continue the conversation in the cache instead of starting anew.
-        time_limit: seconds, instead of the session's budget. keep_text=False leaves `report.text` None, for runs
-        without end. After the last piece, or when the iterator is closed, `report` holds the RunReport.
+        time_limit: seconds, energy_limit: joules, instead of the session's budget. keep_text=False leaves `report.text`
+        None, for runs without end. After the last piece, or when the iterator is closed, `report` holds the RunReport.
         """
         sampling = (sampling or SamplingParams()).with_seed()
         if max_tokens is not None and max_tokens < 1:
@@ -180,17 +195,25 @@ class Session:
         self._check_fits(tokens.size)
         self._unfed, self._prompts_end = [], None
 
-        run = _Run(prompt=tokens.size, started=time.perf_counter(), text=[] if keep_text else None)
-        limit = self.budget.time if time_limit is None else time_limit
-        governor = Governor(None if limit is None else run.started + limit, self.budget.memory)
+        started, budget = time.perf_counter(), self.budget
+        limit = budget.time if time_limit is None else time_limit
+        limits = Limits(
+            deadline=None if limit is None else started + limit,
+            memory=budget.memory,
+            energy=budget.energy if energy_limit is None else energy_limit,
+            power=budget.power,
+            celsius=budget.max_temp,
+        )
+        watch = Watch(limits, self._meter, self._zone.path if self._zone else None)
+        run = _Run(prompt=tokens.size, started=started, watch=watch, text=[] if keep_text else None)
         try:
             if not follow_up:
                 run.reused = self._reuse(tokens)
             run.restored_at = time.perf_counter()
-            logits = self._prefill(tokens[run.reused :], governor, run, on_prefill)
+            logits = self._prefill(tokens[run.reused :], run, on_prefill)
             if logits is not None:
                 sample = make_sampler(sampling, banned=self.tokenizer.end_ids if ignore_eos else ())
-                for text in self._decode(logits, sample, governor, run, StopStrings(stop), max_tokens):
+                for text in self._decode(logits, sample, run, StopStrings(stop), max_tokens):
                     if run.text is not None:
                         run.text.append(text)
                     yield text
@@ -218,6 +241,11 @@ class Session:
         """Put the rows of all prompts so far, and of the answers between them, into the prompt cache."""
         if self._prompt_cache is not None and not self._evicted:
             self._prompt_cache.store(self.engine.kv, np.array(self._fed[: self._prompts_end], np.int32))
+
+    @property
+    def may_evict(self) -> bool:
+        """Whether the policy makes room when the cache is full."""
+        return self._policy.evicts
 
     def make_room(self, count: int) -> bool:
         """Evict until `count` more rows fit, by the policy. False if it may not evict and they do not fit."""
@@ -253,6 +281,8 @@ class Session:
             queries = queries_to_observe(self._policy.needs, self.engine.kv.free, tokens.size, upcoming)
             observe(self.engine, self._policy.needs, queries)
         logits = self.engine.forward_all(tokens) if every else self.engine.forward(tokens)
+        kv = self.engine.kv
+        self._meter.add_bytes(self.spec.weight_bytes + kv.nbytes * kv.length / kv.capacity)
         if self._prompt_cache is not None and not self._evicted:
             self._fed += tokens.tolist()
         return logits
@@ -272,33 +302,36 @@ class Session:
             return max(1, kv.capacity // 8)  # the plan expected no eviction; one must leave most of the cache
         return chunk
 
-    def _prefill(
-        self, tokens: IntArray, governor: Governor, run: _Run, on_prefill: Progress | None
-    ) -> FloatArray | None:
+    def _prefill(self, tokens: IntArray, run: _Run, on_prefill: Progress | None) -> FloatArray | None:
         """Run the prompt chunk by chunk; logits after its last token, or None if a budget ended it."""
-        chunk, logits, kv = self._chunk(tokens.size), None, self.engine.kv
-        starts, free = [*range(0, tokens.size, chunk)], kv.free
+        chunk, logits, start, count = self._chunk(tokens.size), None, 0, 0
+        size, free = chunk, self.engine.kv.free
         if self._policy.needs.queries > 0 and 0 < free < min(chunk, tokens.size):
-            # Nobody knew that these tokens would come, so nothing may have been observed: what fits is run first.
-            starts = [0, *range(free, tokens.size, chunk)]
-        for start, end in zip(starts, [*starts[1:], tokens.size], strict=True):
-            if reason := governor.stop_reason():
+            size = free  # nobody knew that these tokens would come, so nothing may have been observed: what fits first
+        while True:
+            reason: StopReason | None = run.watch.stop_reason(count)
+            if reason is None and start == tokens.size:
+                break
+            if reason is None and not (size := run.watch.affordable(min(size, tokens.size - start))):
+                reason = "energy"
+            if reason:
                 run.stop_reason = reason
                 self._unfed = tokens[start:].tolist()  # a follow-up runs the rest first
                 return None
-            part = tokens[start:end]
+            part = tokens[start : start + size]
+            start, count, size = start + size, size, chunk
             self.make_room(part.size)
-            logits = self.forward(part, upcoming=min(chunk, max(1, tokens.size - end)))
+            logits = self.forward(part, upcoming=min(chunk, max(1, tokens.size - start)))
             if on_prefill:
-                on_prefill(end, tokens.size)
+                on_prefill(start, tokens.size)
         run.prefilled_at, self._prompts_end = time.perf_counter(), len(self._fed)
+        run.prefill_joules = run.watch.joules()
         return logits
 
     def _decode(
         self,
         logits: FloatArray,
         sample: Callable[[FloatArray], int],
-        governor: Governor,
         run: _Run,
         stops: StopStrings,
         max_tokens: int | None,
@@ -318,7 +351,7 @@ class Session:
             if text := stops.feed(decoder.decode(piece(token))):
                 yield text
             reason: StopReason | None = (
-                "stop" if stops.met else "length" if run.generated == max_tokens else governor.stop_reason()
+                "stop" if stops.met else "length" if run.generated == max_tokens else run.watch.stop_reason()
             )
             if reason is None and not self.make_room(1):
                 reason = "capacity"
@@ -341,6 +374,7 @@ class Session:
                 ttft_s=_span(run.started, run.first_token_at),
                 prefill_tok_s=_rate(run.prompt - run.reused, run.restored_at, run.prefilled_at),
                 decode_tok_s=_rate(run.generated - 1, run.first_token_at, run.last_token_at),
+                paused_s=run.watch.paused,
             ),
             stop_reason=run.stop_reason,
             memory=Memory(
@@ -356,8 +390,33 @@ class Session:
             kv=KVUse(self._policy.name, kv.capacity, kv.length, self.plan.config.kv_dtype, self._evicted),
             plan=self.plan.to_dict(),
             versions={**own_versions(), **self._backend.versions()},
+            energy=self._energy(run),
+            heat=None if self._zone is None else Heat(self._zone.name, run.watch.hottest, self.budget.max_temp),
             seed=sampling.seed,
         )
+
+    def _energy(self, run: _Run) -> Energy:
+        joules, reading = run.watch.joules(), run.watch.reading
+        decode = None if run.prefill_joules is None else joules - run.prefill_joules
+        return Energy(
+            joules=joules,
+            budget=run.watch.budget,
+            prefill=run.prefill_joules,
+            decode=decode,
+            per_token=None if decode is None or not run.generated else decode / run.generated,
+            source=reading.source,
+            kind=reading.kind,
+            scope=reading.scope,
+            samples=reading.samples - run.watch.first.samples,
+        )
+
+
+def _find_zone(budget: Budget) -> Zone | None:
+    """The processor's thermometer."""
+    found = zones(sensors_root())
+    if budget.max_temp is not None and not found:
+        raise UnsupportedError("--max-temp cannot be kept: this device shows no temperature in /sys/class/thermal")
+    return found[0] if found else None
 
 
 def _span(start: float | None, end: float | None) -> float | None:

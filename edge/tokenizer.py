@@ -26,10 +26,13 @@ from edge.types import IntArray
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6  # tokenizer.ggml.token_type
 _HIDDEN = "\0"  # no token contains it
 _LONGEST_TOKEN = 1024  # characters; the longest real ones are runs of a few hundred spaces
+# What some tokenizers do and llama.cpp has no fields for: NFC composes characters before anything else; `first` and
+# `always` put a space only before text that does not begin with one, at the start or after every special token.
+NORMALIZER, SPACES = "tokenizer.edge.normalizer", "tokenizer.edge.spaces"
 _MOST_SPLITS = 16  # ways to make a token of two others, on average; real vocabularies have two
 
 # Tokens that end a turn in models whose metadata names only one of them.
-_END_NAMES = (
+END_NAMES = (
     "<|im_end|>",
     "<|eot_id|>",
     "<|endoftext|>",
@@ -44,7 +47,7 @@ _MARK = re.compile(r"<\|.+\|>|</?s>|<start_of_turn>|<end_of_turn>|\[/?INST\]")
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = _CONTRACTIONS + _WORDS % "{1,3}"
 _QWEN2 = _CONTRACTIONS + _WORDS % ""
 
@@ -65,11 +68,11 @@ def _split(*patterns: str) -> Any:
 
 
 def _default() -> Any:
-    return _split(r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")
+    return _split(r"[\p{P}$+<=>^~|]+", GPT2_WORDS, r"\p{N}+", "[0-9][0-9][0-9]")
 
 
 # `tokenizer.ggml.pre` -> how text is cut into words before merging. To add one: its name and its rule.
-_PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
+PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
     "default": _default,
     **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt", "jais", "trillion"), _gpt2),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), _digits_then_gpt2),
@@ -77,7 +80,7 @@ _PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
     **dict.fromkeys(("qwen2", "stablelm2", "deepseek-r1-qwen", "megrez", "hunyuan"), lambda: _split(_QWEN2)),
 }
 # A word that is in the vocabulary is not merged up, and a prompt starts with BOS unless the file says otherwise.
-_LLAMA3_FAMILY = {"llama-bpe", "llama3", "llama-v3", "falcon3"}
+LLAMA3_FAMILY = {"llama-bpe", "llama3", "llama-v3", "falcon3"}
 
 # Between a letter and a space before a letter no pre-tokenizer above, and no SentencePiece vocabulary, joins text.
 _SAFE_CUT = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
@@ -105,26 +108,30 @@ class Tokenizer:
         if types.size != self.size:
             raise ModelFormatError(f"{file.path}: {types.size} token types for {self.size} tokens")
         # Some files mark the end of a turn as an ordinary word; that </s> is one is true of a few vocabularies.
-        ends = {i for i, text in enumerate(tokens) if text in _END_NAMES and (text != "</s>" or types[i] != _NORMAL)}
+        ends = {i for i, text in enumerate(tokens) if text in END_NAMES and (text != "</s>" or types[i] != _NORMAL)}
         self._control = frozenset(ends.union(np.flatnonzero((types == _CONTROL) | (types == _UNKNOWN)).tolist()))
         self._literal = frozenset(np.flatnonzero(types == _USER_DEFINED).tolist()) - self._control
         self._bytes = {int(i): _byte_of(tokens[i], file) for i in np.flatnonzero(types == _BYTE)}
 
         self.bos_id = _token_id(file, "bos", self.size)
         self.eos_id = _token_id(file, "eos", self.size)
-        adds_bos = self.kind == "llama" or fields.get("tokenizer.ggml.pre") in _LLAMA3_FAMILY
+        adds_bos = self.kind == "llama" or fields.get("tokenizer.ggml.pre") in LLAMA3_FAMILY
         self.add_bos = self.bos_id is not None and bool(fields.get("tokenizer.ggml.add_bos_token", adds_bos))
         self._space_prefix = self.kind == "llama" and bool(fields.get("tokenizer.ggml.add_space_prefix", True))
         named = {_token_id(file, name, self.size) for name in ("eos", "eot", "eom")}
         by_text = {tokens[i]: i for i in self._control}
-        self.end_ids = frozenset({i for i in named if i is not None} | {by_text[n] for n in _END_NAMES if n in by_text})
+        self.end_ids = frozenset({i for i in named if i is not None} | {by_text[n] for n in END_NAMES if n in by_text})
+
+        self.spaces = fields.get(SPACES)
+        if self.spaces not in (None, "first", "always"):
+            raise UnsupportedError(f"{file.path}: {SPACES} is {brief(self.spaces)}, which is not supported")
 
         self._special_ids = {**by_text, **{tokens[i]: i for i in self._literal}}
         self._literal_ids = {tokens[i]: i for i in self._literal if not _MARK.fullmatch(tokens[i])}
-        self._swallowing: set[int] = set()
+        self.swallowing: set[int] = set()
         if re.search("phi-?3", str(fields.get("general.name")), re.IGNORECASE):
             # Its control tokens swallow the space after them, which no field says.
-            self._swallowing = {i for n, i in by_text.items() if n not in ("<unk>", "<s>", "<|endoftext|>")}
+            self.swallowing = {i for n, i in by_text.items() if n not in ("<unk>", "<s>", "<|endoftext|>")}
         self._literal_pattern = _alternatives(self._literal_ids)
         self._special_pattern = _alternatives(self._special_ids)
         # Under these names no text can be merged into a control token.
@@ -155,12 +162,18 @@ class Tokenizer:
                 ids.append(by_text[part])
                 start = by_text[part] in self._control
             else:
-                if ids and index and ids[-1] in self._swallowing:
+                if ids and index and ids[-1] in self.swallowing:
                     part = part.lstrip(" \t\n\r\v\f")
                 if not part:
                     continue
-                prefix = " " if start and self._space_prefix else ""
+                prefix = " " if start and self._wants_space(part, first=index == 0) else ""
                 ids.extend(self._merger.encode(prefix + part, add_special_tokens=False).ids)
+
+    def _wants_space(self, part: str, *, first: bool) -> bool:
+        """Whether a space goes before text that opens a prompt (`first`) or follows a control token."""
+        if self.spaces is None:
+            return self._space_prefix
+        return self._space_prefix and (first or self.spaces == "always") and not part.startswith((" ", "▁"))
 
     @property
     def space_prefix(self) -> bool:
@@ -244,14 +257,19 @@ def _read_tokens(file: GGUFFile) -> list[str]:
 
 def _byte_level_bpe(file: GGUFFile, tokens: list[str]) -> Merger:
     name = file.metadata.get("tokenizer.ggml.pre") or "default"
-    if name not in _PRE_TOKENIZERS:
+    if name not in PRE_TOKENIZERS:
         raise UnsupportedError(
-            f"{file.path}: pre-tokenizer {brief(name)} is not supported yet ({', '.join(sorted(_PRE_TOKENIZERS))})"
+            f"{file.path}: pre-tokenizer {brief(name)} is not supported yet ({', '.join(sorted(PRE_TOKENIZERS))})"
         )
     vocabulary = {text: index for index, text in enumerate(tokens)}
     merges = _merges(file, vocabulary)
-    merger = Merger(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=name in _LLAMA3_FAMILY))
-    merger.pre_tokenizer = _PRE_TOKENIZERS[name]()
+    merger = Merger(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=name in LLAMA3_FAMILY))
+    merger.pre_tokenizer = PRE_TOKENIZERS[name]()
+    normalizer = file.metadata.get(NORMALIZER)
+    if normalizer not in (None, "NFC"):
+        raise UnsupportedError(f"{file.path}: the normalizer {brief(normalizer)} is not supported (NFC is)")
+    if normalizer:
+        merger.normalizer = normalizers.NFC()
     return merger
 
 

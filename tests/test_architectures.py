@@ -74,13 +74,15 @@ class Row:
 
 REFERENCE = Row("reference", "f32", EXACT)
 LLAMACPP = Row("llamacpp", "f32", EXACT), Row("llamacpp", "f16", 8e-2)
+ONNX = Row("onnx", "f32", 1e-4), Row("onnx", "f16", 8e-2), Row("onnx", "int8", 1.2)
 NATIVE = Row("tvm", "f32", EXACT), Row("tvm", "f16", 8e-2), Row("tvm", "int8", 8e-1)
+SLOW = pytest.param(NATIVE[0], marks=pytest.mark.slow)
 INT8 = ("gemma3", "gpt2", "phi3-longrope", "qwen2")  # different enough
 
 
 def cases() -> list[Any]:
     """Engines × golden models; every shape is compiled anew, which takes a while."""
-    rows = [pytest.param(row, name, id=f"{row}-{name}") for name in NAMES for row in (REFERENCE, *LLAMACPP)]
+    rows = [pytest.param(row, name, id=f"{row}-{name}") for name in NAMES for row in (REFERENCE, *LLAMACPP, *ONNX)]
     rows = [each for each in rows if not (each.values[0] in LLAMACPP and each.values[1] == "llama-window")]
     native = [(row, name) for name in NAMES for row in NATIVE if row.kv_dtype != "int8" or name in INT8]
     return rows + [pytest.param(row, name, id=f"{row}-{name}", marks=pytest.mark.slow) for row, name in native]
@@ -91,9 +93,11 @@ ENGINES = pytest.mark.parametrize(("row", "name"), cases())
 
 @pytest.fixture(autouse=True)
 def native_here(request: pytest.FixtureRequest) -> None:
-    """The native engine is tested where it is installed and runs."""
+    """The native engine and ONNX Runtime are tested where they are installed and run."""
     if "row" in request.fixturenames and request.getfixturevalue("row").backend == "tvm":
         require_native()
+    if "row" in request.fixturenames and request.getfixturevalue("row").backend == "onnx":
+        pytest.importorskip("onnxruntime")
 
 
 def require_native() -> None:
@@ -153,7 +157,7 @@ def test_kept_rows_move_up(row: Row, name: str, engines: Callable[[Engine], Engi
     row.close_to(engine.forward_all(family.tokens[PROMPT : PROMPT + len(answer)]), answer, name)
 
 
-@pytest.mark.parametrize("row", [REFERENCE, LLAMACPP[0], pytest.param(NATIVE[0], marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("row", [REFERENCE, LLAMACPP[0], ONNX[0], SLOW], ids=str)
 def test_longrope_has_other_factors_for_a_cache_beyond_the_original_context(
     row: Row, engines: Callable[[Engine], Engine]
 ) -> None:
@@ -166,15 +170,14 @@ def test_longrope_has_other_factors_for_a_cache_beyond_the_original_context(
 # Keeping rows of windowed layers and of everything else, again and again
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("close_gaps", [True, False], ids=["close", "leave"])
 @pytest.mark.parametrize("name", ["gemma2", "gemma3-linear", "gpt2", "phi3-longrope", "qwen2-yarn", "qwen3"])
-def test_the_native_engine_streams_as_the_reference_does(
-    name: str, close_gaps: bool, engines: Callable[[Engine], Engine]
+@pytest.mark.parametrize("row", [SLOW, ONNX[0]], ids=str)
+def test_engines_stream_as_the_reference_does(
+    row: Row, name: str, close_gaps: bool, engines: Callable[[Engine], Engine]
 ) -> None:
-    require_native()
     model, random = open_family(name).model, np.random.default_rng(5)
-    both = [engines(load_engine(model, backend, "f32", capacity=64)) for backend in ("tvm", "reference")]
+    both = [engines(load_engine(model, backend, "f32", capacity=64)) for backend in (row.backend, "reference")]
     for step in (40, 9, 1, 24, 1, 30):
         part = random.integers(3, model.spec.vocab, step).astype(np.int32)
         ours, theirs = (engine.forward_all(part) for engine in both)
@@ -211,17 +214,31 @@ def add_factors(weights: dict[str, AnyArray]) -> None:
     weights["rope_factors_long"] = np.linspace(1.2, 8, 32, dtype=np.float32)
 
 
+def quantized_model(architecture: str, folder: Path) -> Model:
+    window = 20 if architecture.startswith("gemma") else 0
+    small = Small(layers=2, window=window, types=TYPES[architecture], architecture=architecture, **WIDE)
+    edit: Edit | None = add_factors if architecture == "phi3" else None
+    return open_model(write_small(folder / "model.gguf", small, edit, **FIELDS.get(architecture, {})))
+
+
+@pytest.mark.parametrize("architecture", TYPES)
+def test_quantized_models_of_every_architecture_in_onnx(
+    architecture: str, tmp_path: Path, engines: Callable[[Engine], Engine]
+) -> None:
+    """Activations are rounded to int8 there."""
+    pytest.importorskip("onnxruntime")
+    model, tokens = quantized_model(architecture, tmp_path), np.random.default_rng(7).integers(3, 270, 45)
+    ours, expected = (engines(load_engine(model, name, "f32")).forward_all(tokens) for name in ("onnx", "reference"))
+    assert np.corrcoef(ours.ravel(), expected.ravel())[0, 1] > 0.995
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", TYPES)
 def test_quantized_models_of_every_architecture(
     architecture: str, tmp_path: Path, engines: Callable[[Engine], Engine]
 ) -> None:
     require_native()
-    window = 20 if architecture.startswith("gemma") else 0
-    small = Small(layers=2, window=window, types=TYPES[architecture], architecture=architecture, **WIDE)
-    edit: Edit | None = add_factors if architecture == "phi3" else None
-    model = open_model(write_small(tmp_path / "model.gguf", small, edit, **FIELDS.get(architecture, {})))
-    tokens = np.random.default_rng(7).integers(3, small.vocab, 45).astype(np.int32)
+    model, tokens = quantized_model(architecture, tmp_path), np.random.default_rng(7).integers(3, 270, 45)
 
     expected = engines(load_engine(model, "reference", "f32")).forward_all(tokens)
     exact = engines(load_engine(model, "tvm", "f32")).forward_all(tokens)

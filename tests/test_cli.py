@@ -24,13 +24,14 @@ MODEL = "smollm2-135m"
 REPORT_KEYS = {
     "text": None,
     "tokens": {"prompt", "generated", "reused"},
-    "timings": {"load_s", "ttft_s", "prefill_tok_s", "decode_tok_s"},
+    "timings": {"load_s", "ttft_s", "prefill_tok_s", "decode_tok_s", "paused_s"},
     "stop_reason": None,
     "memory": {
         "peak_rss", "budget", "weights", "kv", "scratch", "interpreter", "anonymous", "file", "measured",
     },
     "kv": {"policy", "capacity", "rows", "dtype", "evicted"},
-    "energy": None,
+    "energy": {"joules", "budget", "prefill", "decode", "per_token", "source", "kind", "scope", "samples"},
+    "heat": None,
     "plan": None,
     "versions": None,
     "seed": None,
@@ -75,7 +76,7 @@ def test_json_report_has_the_documented_names_and_keeps_the_budget() -> None:
     assert report["schema"] == 1
     assert report["tokens"]["generated"] == 8
     assert report["stop_reason"] == "length"
-    assert report["energy"] is None
+    assert report["energy"]["joules"] > 0
     assert 0 < report["memory"]["peak_rss"] <= report["memory"]["budget"] == 256 << 20
 
 

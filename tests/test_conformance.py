@@ -61,7 +61,7 @@ ENGINES = (
 
 if find_spec("onnxruntime"):  # which Python 3.10 cannot have
     ENGINES += (
-        Row("onnx", "f32", tolerance=1e-3),
+        Row("onnx", "f32", tolerance=1e-4),
         Row("onnx", "f16", tolerance=8e-2),
         Row("onnx", "int8", tolerance=1.2),
     )

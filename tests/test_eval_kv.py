@@ -328,7 +328,7 @@ def test_a_damaged_journal_is_refused(line: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="line 2 is no measurement"):
         Journal(path, {}, resume=True)
     path.write_text("a letter\n")
-    with pytest.raises(InputError, match="no measurements of edge eval kv"):
+    with pytest.raises(InputError, match="no measurements of edge eval"):
         Journal(path, {}, resume=True)
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match="cannot be read"):

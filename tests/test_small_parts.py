@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from edge import catalog
 from edge.budget import Budget, format_bytes, parse_bytes, parse_seconds
 from edge.catalog import PACKAGED, PackagedModel, find_model
+from edge.devices.power.base import Reading
 from edge.errors import EdgeError, InputError, MissingExtraError, UnsupportedError
-from edge.governor import Governor
+from edge.governor import Limits
+from edge.meters import Watch
 from edge.stops import StopStrings
 
 # Budgets
@@ -225,43 +227,57 @@ class Fakes:
         return self.peak
 
 
+def watch(fakes: Fakes, deadline: float | None, memory: int | None) -> Watch:
+    limits = Limits(deadline=deadline, memory=memory)
+    return Watch(limits, AppMeter(), clock=fakes.clock, read_peak=fakes.read_peak)
+
+
+class AppMeter:
+    """Nothing is spent."""
+
+    def add_bytes(self, count: float) -> None: ...
+
+    def read(self) -> Reading:
+        return Reading(0.0, None, "none", "counter", "device", 0)
+
+
 def test_no_limits_never_stop() -> None:
     fakes = Fakes()
-    governor = Governor(None, None, fakes.clock, fakes.read_peak)
-    assert {governor.stop_reason() for _ in range(100)} == {None}
+    watched = watch(fakes, None, None)
+    assert {watched.stop_reason() for _ in range(100)} == {None}
     assert fakes.readings == 0
 
 
 def test_deadline() -> None:
     fakes = Fakes()
-    governor = Governor(105.0, None, fakes.clock, fakes.read_peak)
-    assert governor.stop_reason() is None
+    watched = watch(fakes, 105.0, None)
+    assert watched.stop_reason() is None
     fakes.now = 104.99
-    assert governor.stop_reason() is None
+    assert watched.stop_reason() is None
     fakes.now = 105.0
-    assert governor.stop_reason() == "time"
+    assert watched.stop_reason() == "time"
 
 
 def test_memory_is_read_at_the_first_step_and_now_and_then() -> None:
     fakes = Fakes()
-    governor = Governor(None, 1000, fakes.clock, fakes.read_peak)
+    watched = watch(fakes, None, 1000)
     fakes.peak = 1000  # the limit itself is allowed
-    assert {governor.stop_reason() for _ in range(320)} == {None}
+    assert {watched.stop_reason() for _ in range(320)} == {None}
     assert fakes.readings == 10
     fakes.peak = 1001
-    assert [governor.stop_reason() for _ in range(32)].count("memory") == 1
-    assert Governor(None, 1000, fakes.clock, fakes.read_peak).stop_reason() == "memory"
+    assert [watched.stop_reason() for _ in range(32)].count("memory") == 1
+    assert watch(fakes, None, 1000).stop_reason() == "memory"
 
 
 def test_time_comes_before_memory() -> None:
     fakes = Fakes()
     fakes.peak = 2000
-    assert Governor(100.0, 1000, fakes.clock, fakes.read_peak).stop_reason() == "time"
+    assert watch(fakes, 100.0, 1000).stop_reason() == "time"
 
 
 def test_the_real_memory_is_read() -> None:
-    assert Governor(None, 1).stop_reason() == "memory"
-    assert Governor(None, 1 << 50).stop_reason() is None
+    assert Watch(Limits(memory=1), AppMeter()).stop_reason() == "memory"
+    assert Watch(Limits(memory=1 << 50), AppMeter()).stop_reason() is None
 
 
 # The catalog

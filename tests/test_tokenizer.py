@@ -165,7 +165,7 @@ def vocabulary_only() -> GGUF:
     return GGUF(metadata, {"token_embd.weight": ((1, len(texts)), 0, bytes(4 * len(texts)))})
 
 
-@pytest.mark.parametrize("name", [*edge.tokenizer._PRE_TOKENIZERS, None])
+@pytest.mark.parametrize("name", [*edge.tokenizer.PRE_TOKENIZERS, None])
 def test_every_pre_tokenizer_is_that_of_llama_cpp(tmp_path: Path, vocabulary_only: GGUF, name: str | None) -> None:
     file = GGUF(dict(vocabulary_only.metadata), vocabulary_only.tensors)
     if name is not None:

@@ -8,18 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from edge.architectures.angles import find_angles
-from edge.backends.base import EngineConfig, check_tokens
+from edge.backends.base import EngineConfig, check_positions, check_tokens
 from edge.backends.onnx import CAPABILITIES, NAME
-from edge.backends.onnx.attention import attention_to
 from edge.backends.onnx.calibrate import calibration_tokens, find_scales, stored_scales
 from edge.backends.onnx.kv import OnnxKV
 from edge.backends.onnx.memory import MOST_AT_ONCE, MOST_OBSERVED
 from edge.backends.onnx.model_files import find_model_files
-from edge.backends.onnx.rope import tables, turn
+from edge.backends.onnx.observer import Observer
+from edge.backends.onnx.rope import find_ropes
 from edge.backends.onnx.rows import LARGEST
 from edge.backends.onnx.session import bind, explained, find_provider, open_session
+from edge.backends.onnx.windows import Windows
 from edge.backends.tensors import find_recipe
+from edge.converters.writers.onnx_graph import table_names
 from edge.errors import EngineError, UnsupportedError
 from edge.gguf_file import GGUFFile
 from edge.spec import ModelSpec
@@ -39,18 +40,26 @@ class OnnxEngine:
         self.spec, self.config = spec, config
         provider = find_provider(config.provider)
         files = find_model_files(file, spec, config.kv_dtype, config.observes, progress)
-        recipe = find_recipe(spec)
-        self._query_scale = recipe.query_scale
+        self._recipe = recipe = find_recipe(spec)
         # Gaps stay open while the context allows: factors are those of all of it.
-        self._angles = find_angles(file, recipe.ropes[0], spec.context if config.per_head else config.capacity)
-        key = f"{NAME}:{files.key}:{config.kv_dtype}"
-        self._kv = OnnxKV(spec, config.kv_dtype, config.capacity, self._angles, key, config.observes)
+        positions = spec.context if config.per_head else config.capacity
+        self._ropes = find_ropes(file, spec, positions)
+        chosen = f":{positions}" if "rope_factors_long.weight" in file.tensors else ""
+        key = f"{NAME}:{files.key}:{config.kv_dtype}{chosen}"
+        self._kv = OnnxKV(spec, config.kv_dtype, config.capacity, self._ropes, key, config.observes)
+        self._windows = Windows(recipe.windows, spec.heads, spec.kv_heads)
+        self._hidden: dict[int, FloatArray] = {}  # what the windows of the pass in progress add to scores
         self._shows = config.observes or config.kv_dtype in LARGEST  # the graph has `observed`
-        self._observed, self._votes = 0, False
+        self._observed = 0
+        self._observer: Observer | None = None
+        if config.observes:
+            self._observer = Observer(spec, self._kv, self._ropes, self._windows, MOST_OBSERVED)
+            self._kv.settle = self._observer.settle
 
-        halves = np.float16 if config.kv_dtype == "f16" else np.float32
+        self._float_type = "float16" if config.kv_dtype == "f16" else "float32"  # of tables, and what windows hide
         table_rows = max(config.capacity, config.chunk, _ANGLES_AHEAD)  # ONNX Runtime wants as many as there are rows
-        self._cos, self._sin = (np.zeros((table_rows, spec.head_dim // 2), halves) for _ in range(2))
+        table_shape = (2, table_rows, spec.head_dim // 2)
+        self._tables = [np.zeros(table_shape, self._float_type) for _ in self._ropes.turnings]  # cosines, sines
         self._angles_from = self._angles_known = 0
         self._tokens = np.zeros((1, config.chunk), np.int64)
         self._positions, self._counting = np.zeros((1, config.chunk), np.int64), np.arange(config.chunk)
@@ -79,9 +88,11 @@ class OnnxEngine:
 
         Raises UnsupportedError if the engine was loaded without `EngineConfig.observes`.
         """
-        if queries and not self.config.observes:
+        if self._observer:
+            self._observer.observe(votes=votes)
+        elif queries:
             raise UnsupportedError("this engine was loaded without EngineConfig.observes")
-        self._observed, self._votes = queries, votes
+        self._observed = queries
 
     def forward(self, tokens: IntArray) -> FloatArray:
         tokens = check_tokens(tokens, self.spec.vocab, self._kv.free)
@@ -101,7 +112,7 @@ class OnnxEngine:
     def close(self) -> None:
         """Free everything; safe to call twice."""
         self._session, self._step_binding = None, ((0, 0, 0), None)
-        self._kv.closed = True
+        self._kv.closed, self._kv.settle, self._observer = True, lambda: None, None
         self._kv.array = self._kv.array[:, :, :, :0].copy()
 
     def run_shown(self, tokens: IntArray) -> FloatArray:
@@ -111,7 +122,8 @@ class OnnxEngine:
 
     def _pieces(self, tokens: IntArray, step: int) -> Iterator[tuple[IntArray, int]]:
         """What runs at once, and how many tokens at its end are observed: of those, not too many at a time."""
-        step = min(step, MOST_AT_ONCE)
+        # Heads that keep different rows see different ones through a window: what each sees takes memory.
+        step = min(step, MOST_AT_ONCE if self._kv.alike or not self._windows.layers else MOST_OBSERVED)
         for start in range(0, tokens.size, step):
             part = tokens[start : start + step]
             shown = min(self._observed, part.size)
@@ -128,37 +140,30 @@ class OnnxEngine:
         if self._session is None:
             raise EngineError("the engine is closed")
         kv, count = self._kv, tokens.size
+        check_positions(self.spec, kv.next_position + count)
         self._tokens[0, :count] = tokens
         self._positions[0, :count] = self._angle_row(count) + self._counting[:count]
         self._wanted[:wanted] = self._counting[count - wanted : count]
         self._which[:shown] = self._counting[count - shown : count]
         self._rows[()], self._last[0] = kv.length + count, kv.length + count - 1
+        if self._windows.layers:
+            self._hidden = self._windows.added(kv.turned_by_slot(count), count, self._float_type)
         with explained("ONNX Runtime failed"):
             self._session.run_with_iobinding(self._binding(count, wanted, shown))
         kv.appended(count)
-        if shown and self.config.observes:
-            self._add_attention(shown)
-
-    def _add_attention(self, count: int) -> None:
-        """Of the last `count` tokens, which have just run."""
-        kv, spec = self._kv, self.spec
-        first = kv.next_turn - count
-        cos, sin = tables(np.arange(first, first + count), self._angles)
-        width = spec.heads * spec.head_dim
-        for layer in range(spec.layers):
-            queries = self._qkv[layer, :count, :width].reshape(count, spec.heads, spec.head_dim).swapaxes(0, 1)
-            queries = turn(queries, cos, sin) * np.float32(self._query_scale)
-            rows = kv.array[0, layer, :, : kv.length]
-            paid = attention_to(rows, kv.scales[0, layer], kv.dtype, queries, self._votes)
-            kv.slot_attention[layer, :, : kv.length] += paid
+        if shown and self._observer:
+            self._observer.add(self._qkv[:, :shown, : self.spec.heads * self.spec.head_dim])
 
     def _angle_row(self, count: int) -> int:
-        """The row at which the table of rotary angles has the next `count` positions."""
+        """The row at which the tables of rotary angles, or of learned positions, have the next `count` positions."""
+        if self._recipe.learned_positions:
+            return self._kv.next_position
         first = self._kv.next_turn
         if not self._angles_from <= first <= first + count <= self._angles_from + self._angles_known:
             self._angles_from, self._angles_known = first, max(count, _ANGLES_AHEAD)
-            cos, sin = tables(np.arange(first, first + self._angles_known), self._angles)
-            self._cos[: len(cos)], self._sin[: len(sin)] = cos, sin
+            positions = np.arange(first, first + self._angles_known)
+            for table, turning in zip(self._tables, self._ropes.turnings, strict=True):
+                table[:, : positions.size] = turning.tables(positions)
         return first - self._angles_from
 
     def _binding(self, count: int, wanted: int, shown: int) -> Any:
@@ -166,7 +171,10 @@ class OnnxEngine:
         shape = (count, wanted, shown)
         if self._step_binding[0] != shape:
             self._step_binding = (shape, self._make_binding(*shape))
-        return self._step_binding[1]
+        binding = self._step_binding[1]
+        for layer, hidden in self._hidden.items():
+            bind(binding, f"window.{layer}", hidden)
+        return binding
 
     def _make_binding(self, count: int, wanted: int, shown: int) -> Any:
         kv, binding = self._kv, self._session.io_binding()
@@ -175,8 +183,9 @@ class OnnxEngine:
         bind(binding, "wanted", self._wanted, shape=(wanted,))
         bind(binding, "last", self._last)
         bind(binding, "rows", self._rows)
-        bind(binding, "cos", self._cos)
-        bind(binding, "sin", self._sin)
+        for kind, tables in enumerate(self._tables):
+            for name, table in zip(table_names(kind), tables, strict=True):
+                bind(binding, name, table)
         bind(binding, "logits", self._logits, output=True, shape=(1, wanted, self.spec.vocab))
         if self._shows:
             bind(binding, "observed", self._which, shape=(shown,))

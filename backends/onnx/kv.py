@@ -6,14 +6,12 @@ backends/slots.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from edge.architectures.angles import Angles
 from edge.backends.base import KVState, check_range, check_rows, check_state
-from edge.backends.onnx.rope import tables, turn
+from edge.backends.onnx.rope import Ropes
 from edge.backends.onnx.rows import NUMPY_TYPE, load_rows, row_values, store_rows
 from edge.backends.slots import Anchors, Lines
 from edge.errors import EngineError, InputError, UnsupportedError
@@ -36,7 +34,7 @@ class OnnxKV:
     [2, layers, KV heads, 1, head]. `lines`: one while all heads keep the same rows, else one per head.
     """
 
-    def __init__(self, spec: ModelSpec, dtype: str, capacity: int, angles: Angles, key: str, observes: bool) -> None:
+    def __init__(self, spec: ModelSpec, dtype: str, capacity: int, ropes: Ropes, key: str, observes: bool) -> None:
         self.spec, self.dtype, self.capacity = spec, dtype, capacity
         shape = (2, spec.layers, spec.kv_heads, capacity, row_values(spec.head_dim, dtype))
         self.array = np.zeros(shape, NUMPY_TYPE[dtype])
@@ -47,8 +45,9 @@ class OnnxKV:
         self._heads = spec.layers * spec.kv_heads
         self._lines = Lines(capacity)
         self._anchors = Anchors(self._heads, spec.head_dim)
-        self._angles, self.key = replace(angles, magnitude=1.0), key
+        self._ropes, self.key = ropes, key
         self.closed = False
+        self.settle: Callable[[], None] = lambda: None  # add up attention that waits: before it is read, or rows move
 
     @property
     def free(self) -> int:
@@ -76,9 +75,11 @@ class OnnxKV:
     def attention(self) -> FloatArray:
         if self.slot_attention.size == 0:
             raise UnsupportedError("this engine was loaded without EngineConfig.observes")
+        self.settle()
         return np.take_along_axis(self.slot_attention, self._by_head(self._lines.slots[:, : self.length]), axis=2)
 
     def clear_attention(self) -> None:
+        self.settle()
         self.slot_attention[:] = 0
 
     def keys(self, layer: int) -> FloatArray:
@@ -95,14 +96,29 @@ class OnnxKV:
         """What RoPE turns the next key by."""
         return self._lines.next
 
+    @property
+    def alike(self) -> bool:
+        """Whether all heads keep the same rows."""
+        return len(self._lines) == 1
+
+    def turned_by_slot(self, count: int) -> AnyArray:
+        """What the keys in each slot are turned by, those of the next `count` rows too: int64 [1, rows], or once heads
+        keep different rows [heads of all layers, rows]."""
+        lines, length = self._lines, self.length
+        turned = np.empty((len(lines), length + count), np.int64)
+        np.put_along_axis(turned, lines.slots[:, :length].astype(np.int64), lines.turned[:, :length], axis=1)
+        turned[:, length:] = lines.next + np.arange(count)
+        return turned
+
     def appended(self, count: int) -> None:
         """Book `count` rows that a pass has written behind the last slots."""
-        self._lines.book([self.length] * len(self._lines), count)
+        self._lines.book_level(self.length, count)
         self.slot_attention[:, :, self.length : self.length + count] = 0
         self.length += count
 
     def keep(self, rows: IntArray, *, close_gaps: bool) -> None:
         self._check_open()
+        self.settle()
         rows = check_rows(rows, self.length)
         if close_gaps and len(self._lines) > 1:
             raise UnsupportedError("gaps cannot be closed once heads keep different rows")
@@ -118,6 +134,7 @@ class OnnxKV:
         different numbers of rows.
         """
         self._check_open()
+        self.settle()
         if len(rows) != self._heads:
             raise InputError(f"rows for {self._heads} heads are wanted, not for {len(rows)}")
         checked = [check_rows(each, self.length) for each in rows]
@@ -129,6 +146,7 @@ class OnnxKV:
 
     def renumber(self) -> None:
         self._check_open()
+        self.settle()
         length, lines = self.length, self._lines
         wanted, attention = np.arange(length), self.slot_attention.reshape(self._heads, -1)
         for head in range(self._heads):
@@ -144,6 +162,7 @@ class OnnxKV:
 
     def truncate(self, length: int) -> None:
         self._check_open()
+        self.settle()
         dropped = self.length - length
         if not 0 <= length <= self.length:
             raise InputError(f"cannot truncate {self.length} rows to {length}")
@@ -219,14 +238,14 @@ class OnnxKV:
         slots, scales = self._lines.slots[0, rows], self.scales[0]
         keys = np.array(load_rows(self.array[0][:, :, slots], scales, self.dtype)).reshape(self._heads, rows.size, -1)
         keys, by = self._anchors.exact(rows, keys, turned, wanted)
-        new = turn(keys, *tables(by, self._angles)).reshape(self.spec.layers, self.spec.kv_heads, rows.size, -1)
+        new = self._ropes.turn(keys.reshape(self.spec.layers, self.spec.kv_heads, rows.size, -1), by)
         self.array[0][:, :, slots] = store_rows(new, scales, self.dtype)
 
     def _turn_head(self, head: int, slots: AnyArray, by: AnyArray) -> None:
         layer, head = divmod(head, self.spec.kv_heads)
         stored, scales = self.array[0, layer, head], self.scales[0, layer, head]
         keys = load_rows(stored[slots], scales, self.dtype)
-        stored[slots] = store_rows(turn(keys, *tables(by, self._angles)), scales, self.dtype)
+        stored[slots] = store_rows(self._ropes.turn_head(layer, keys, by), scales, self.dtype)
 
     def _check_open(self) -> None:
         if self.closed:

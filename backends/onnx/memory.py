@@ -5,8 +5,10 @@ from __future__ import annotations
 from edge.backends.base import EngineConfig, Footprint
 from edge.backends.onnx.kv import row_bytes
 from edge.backends.onnx.rows import LARGEST
+from edge.backends.tensors import find_recipe
 from edge.converters.writers.onnx_blocks import BLOCK, bits_of, has_minimum
 from edge.gguf_file import BLOCK_TYPES
+from edge.model_folder import FORM_TYPES
 from edge.spec import ModelSpec
 
 MOST_OBSERVED = 32  # queries whose attention is computed at once
@@ -30,6 +32,10 @@ def count_footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     shows = config.observes or config.kv_dtype in LARGEST
     numbers = at_once * per_token + 2 * config.logits_rows * spec.vocab + max(rows, config.chunk) * spec.head_dim
     numbers += spec.layers * MOST_OBSERVED * qkv if shows else 0
+    numbers += spec.layers * MOST_OBSERVED * spec.heads * spec.head_dim if config.observes else 0
+    windowed = sum(map(bool, find_recipe(spec).windows))
+    hiding = max(at_once, windowed * spec.heads * MOST_OBSERVED if config.per_head else 0) if windowed else 0
+    numbers += 3 * hiding * rows
     by_head = rows * spec.kv_heads * (spec.layers * _BOOKKEEPING + spec.head_dim * _LOOKED_AT) if config.per_head else 0
     attention = float_bytes * heads * rows if config.observes else 0
     return Footprint(
@@ -41,16 +47,20 @@ def count_footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
 
 
 def _weights(spec: ModelSpec) -> int:
-    """As they are re-laid; a table that is the head, too, is there in both layouts."""
-    blocks = {name: (values, size) for name, values, size in BLOCK_TYPES.values()}
+    """As they are re-laid; a table that is the head, too, is there in both layouts. Halves become float32 in turn."""
+    blocks = {name: (values, size) for name, values, size in BLOCK_TYPES.values()} | FORM_TYPES
     total = 0.0
     for kind, nbytes in spec.type_bytes:
         values, size = blocks[kind]
         total += nbytes / size * values * _value_bytes(kind)
-    return int(total) + (spec.largest_tensor if spec.tied_head else 0)
+    on_the_way = 2 * spec.largest_tensor if {"F16", "BF16"} & {kind for kind, _ in spec.type_bytes} else 0
+    return int(total) + (spec.largest_tensor if spec.tied_head else 0) + on_the_way
 
 
 def _value_bytes(kind: str) -> float:
+    if kind in FORM_TYPES:
+        values, size = FORM_TYPES[kind]
+        return size / values
     bits = bits_of(kind)
     if bits == 32:
         return 4.0

@@ -1,6 +1,6 @@
-"""NF4 (QLoRA, arXiv:2305.14314): 16 quantiles of the normal distribution, scaled by the largest weight of 64.
+"""NF4, the 4-bit NormalFloat of QLoRA (arXiv:2305.14314): sixteen levels, equally likely for normal weights.
 
-GGUF has no such type: there the values are stored in float16.
+Every 64 weights share the largest of them as their scale. GGUF has no such type: there the values are stored in F16.
 """
 
 from __future__ import annotations
@@ -11,19 +11,34 @@ from edge.types import AnyArray, FloatArray
 
 BLOCK = 64
 LEVELS = np.array(
-    [-1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.091050036, 0.0, 0.0795803, 0.1609302,
-     0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0], np.float32)  # fmt: skip
+    [
+        -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+        -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+        0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+    ],
+    np.float32,
+)  # fmt: skip
+_BETWEEN = (LEVELS[:-1] + LEVELS[1:]) / 2
 
 
-def quantize_nf4(weight: FloatArray) -> tuple[AnyArray, FloatArray]:
-    """Codes uint8 [rows, columns] and the largest |w| of each block, float32 [rows, blocks]; weight: float32
-    [rows, columns], the last block of a row may be shorter."""
-    columns = weight.shape[1]
-    largest = np.maximum.reduceat(np.abs(weight), np.arange(0, columns, BLOCK), axis=1)
-    spread = np.repeat(np.where(largest == 0, np.float32(1), largest), BLOCK, axis=1)[:, :columns]
-    return np.searchsorted((LEVELS[1:] + LEVELS[:-1]) / 2, weight / spread).astype(np.uint8), largest
+def quantize(values: FloatArray) -> tuple[AnyArray, FloatArray]:
+    """float32 [rows, n]: numbers of levels, uint8 [rows, n], and scales, float32 [rows, blocks]; a row's last block may
+    be shorter."""
+    columns = values.shape[1]
+    scales = np.maximum.reduceat(np.abs(values), np.arange(0, columns, BLOCK), axis=1)
+    spread = np.repeat(np.where(scales == 0, np.float32(1), scales), BLOCK, axis=1)[:, :columns]
+    return np.searchsorted(_BETWEEN, values / spread).astype(np.uint8), scales
 
 
-def dequantize_nf4(codes: AnyArray, largest: FloatArray) -> FloatArray:
-    """float32 [rows, columns]."""
-    return np.asarray(LEVELS[codes] * np.repeat(largest, BLOCK, axis=1)[:, : codes.shape[1]], np.float32)
+def dequantize(codes: AnyArray, scales: FloatArray) -> FloatArray:
+    """The inverse of `quantize`."""
+    return np.asarray(LEVELS[codes] * np.repeat(scales, BLOCK, axis=1)[:, : codes.shape[1]], np.float32)
+
+
+def pack(codes: AnyArray) -> AnyArray:
+    """Two in a byte, the first one high, as bitsandbytes has them."""
+    return np.asarray(codes[..., 0::2] << 4 | codes[..., 1::2])
+
+
+def unpack(packed: AnyArray) -> AnyArray:
+    return np.stack([packed >> 4, packed & 15], axis=-1).reshape(*packed.shape[:-1], -1)

@@ -61,13 +61,21 @@ def write_gguf(
     with new_file(path) as temporary:
         with open(temporary, "wb") as out:
             out.write(_header(fields, tensors))
-            done, total = 0, max(1, sum(each.nbytes for each in tensors))
-            for tensor, array in zip(tensors, data, strict=True):
-                _write_tensor(out, tensor, array)
+            done, total, arrays = 0, max(1, sum(each.nbytes for each in tensors)), iter(data)
+            for tensor in tensors:
+                _write_tensor(out, tensor, next(arrays))  # nothing holds it while the next one is made
                 done += tensor.nbytes
                 if progress:
                     progress(done / total)
         _check(temporary, tensors)
+
+
+def write_outline(path: Path, fields: Mapping[str, Field], tensors: Sequence[Planned]) -> None:
+    """A file as long as the real one, with its header and holes for tensors: to plan with. Raises OSError."""
+    header = _header(fields, tensors)
+    with open(path, "wb") as out:
+        out.write(header)
+        out.truncate(len(header) + sum(_padded(tensor.nbytes) for tensor in tensors))
 
 
 def _header(fields: Mapping[str, Field], tensors: Sequence[Planned]) -> bytes:

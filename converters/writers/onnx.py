@@ -17,11 +17,16 @@ from edge.backends.tensors import find_recipe
 from edge.converters.metadata import write_metadata
 from edge.converters.target import check_folder, new_folder
 from edge.converters.tokenizer_file import write_tokenizer
+from edge.converters.writers.onnx_blocks import is_exact
+from edge.converters.writers.onnx_check import check_graphs, check_weights
+from edge.converters.writers.onnx_forms import Blocks, Floats, Int8, NormalFloats
 from edge.converters.writers.onnx_graph import KV_TYPES, make_graph
 from edge.converters.writers.onnx_layout import Layout, make_layout
+from edge.converters.writers.onnx_methods import AS_IT_IS, Method
 from edge.converters.writers.onnx_weights import write_weights
-from edge.errors import InputError, MissingExtraError, ModelFormatError
+from edge.errors import InputError, MissingExtraError
 from edge.gguf_file import GGUFFile
+from edge.model import read_spec
 from edge.model_folder import FORMAT, MANIFEST, METADATA, WEIGHTS, graph_name, is_model_folder, read_folder
 from edge.spec import ModelSpec
 from edge.tokenizer import Tokenizer
@@ -32,35 +37,56 @@ _WEIGHTS_SHARE = 0.9  # of the time
 Progress = Callable[[float], None]
 
 
-def planned_files(file: GGUFFile, spec: ModelSpec) -> dict[str, int | None]:
-    """Names and bytes of what would be written, None where only writing tells."""
-    sizes: dict[str, int | None] = {WEIGHTS: make_layout(file, spec).nbytes}
+def planned_files(file: GGUFFile, spec: ModelSpec, method: Method | None = AS_IT_IS) -> dict[str, int | None]:
+    """Names and bytes of what would be written, None where only writing tells. method: from `planning_method`."""
+    sizes: dict[str, int | None] = {WEIGHTS: make_layout(file, spec, method).nbytes if method else None}
     sizes |= dict.fromkeys((*(graph_name(*each) for each in _graphs()), METADATA, _TOKENIZER, MANIFEST))
     return sizes
 
 
 def write_onnx(
-    file: GGUFFile, spec: ModelSpec, folder: Path, *, force: bool = False, progress: Progress | None = None
+    file: GGUFFile,
+    spec: ModelSpec,
+    folder: Path,
+    *,
+    method: Method = AS_IT_IS,
+    force: bool = False,
+    progress: Progress | None = None,
 ) -> dict[str, int]:
     """Write the folder, whole or not at all; names and bytes of its files.
 
-    force: a folder that edge wrote before may be replaced. Raises InputError if `folder` is in the way or cannot be
-    written, UnsupportedError for models that have no graph, ModelFormatError for weights that are no numbers.
+    method: from `find_method`. force: a folder that edge wrote before may be replaced. Raises InputError if `folder` is
+    in the way or cannot be written, UnsupportedError for models that have no graph, ModelFormatError for weights that
+    are no numbers.
     """
     if file.folder is not None:
         raise InputError(f"{file.folder} is a model in ONNX already")
-    layout = make_layout(file, spec)
+    layout = make_layout(file, spec, method)
     check_folder(folder, is_model_folder, force=force)
     with new_folder(folder) as target:
         write_weights(file, layout, target / WEIGHTS, progress and (lambda part: progress(part * _WEIGHTS_SHARE)))
         _write_graphs(layout, spec, target)
         write_metadata(file, target / METADATA)
         write_tokenizer(Tokenizer(file), target / _TOKENIZER)
-        sizes = _write_manifest(file, target)
-        _verify(target)
+        sizes = _write_manifest(file, layout, target)
+        read_spec(read_folder(target))
+        check_graphs(target / graph_name(*each) for each in _graphs())
+        check_weights(file, layout, target / WEIGHTS)
         if progress:
             progress(1.0)
     return sizes
+
+
+def rounded_types(file: GGUFFile, spec: ModelSpec, method: Method = AS_IT_IS) -> list[str]:
+    """Block types of the file whose weights are rounded once more, as ONNX Runtime has no such grid."""
+    found = set()
+    for matrix in make_layout(file, spec, method).matrices.values():
+        kinds = {file.tensors[part.source.tensor].type for part in matrix.parts}
+        if isinstance(matrix.form, Blocks):
+            found |= {kind for kind in kinds if not is_exact(kind, matrix.form.bits)}
+        elif not isinstance(matrix.form, Floats):
+            found |= kinds
+    return sorted(found)
 
 
 def _graphs() -> list[tuple[str, bool]]:
@@ -76,31 +102,27 @@ def _write_graphs(layout: Layout, spec: ModelSpec, target: Path) -> None:
         raise MissingExtraError("onnx", "onnx") from None
 
 
-def _write_manifest(file: GGUFFile, target: Path) -> dict[str, int]:
+def _write_manifest(file: GGUFFile, layout: Layout, target: Path) -> dict[str, int]:
     sizes = {path.name: path.stat().st_size for path in sorted(target.iterdir())}
+    types = {
+        part.source.tensor: matrix.form.type
+        for matrix in layout.matrices.values()
+        for part in matrix.parts
+        if isinstance(matrix.form, (NormalFloats, Int8))
+    }
     said: dict[str, Any] = {
         "format": FORMAT,
         "source": file.path.name,
-        "settings": {"block": 32, "activations": "int8", "kv_dtypes": list(KV_TYPES)},
+        "settings": {
+            "method": layout.method.name or None,
+            "kv_dtypes": list(KV_TYPES),
+            "scores": list(KV_TYPES),  # kinds of rows for which some graph shows queries
+        },
         "files": {name: {"bytes": size, "sha256": _hash(target / name)} for name, size in sizes.items()},
-        "tensors": [[info.name, info.type, list(info.shape)] for info in file.tensors.values()],
+        "tensors": [[info.name, types.get(info.name, info.type), list(info.shape)] for info in file.tensors.values()],
     }
     (target / MANIFEST).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
     return sizes | {MANIFEST: (target / MANIFEST).stat().st_size}
-
-
-def _verify(target: Path) -> None:
-    """What was written is read again: our own readers, and ONNX's checker on every graph."""
-    import onnx
-
-    from edge.model import read_spec
-
-    read_spec(read_folder(target))
-    for kv_dtype, observed in _graphs():
-        try:
-            onnx.checker.check_model(str(target / graph_name(kv_dtype, observed)))
-        except onnx.checker.ValidationError as error:
-            raise ModelFormatError(f"the graph is not valid ONNX: {str(error).splitlines()[0]}") from None
 
 
 def _hash(path: Path) -> str:

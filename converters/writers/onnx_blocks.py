@@ -1,10 +1,11 @@
 """Weights of a GGUF file as ONNX Runtime's MatMulNBits wants them: blocks of 32, whole numbers, a scale, a zero point.
 
-A weight is scale · (quant − zero). Q4_0 and Q8_0 are such grids and come through unchanged. Q4_1 and Q4_K have a
-minimum that is no whole number of steps away from 0. ONNX Runtime knows such minima, too, but is 15 times slower with
-them; rounding the weights once more to a whole zero point costs a fifth of the perplexity. But what a whole zero point
-leaves over is the same for all weights of a block, so it can be multiplied by the mean of the block's inputs: one more
-column for every 32, in 4 bits as well, which is exact enough by far.
+A weight is scale · (quant − zero). Q4_0, Q5_0, Q8_0 and IQ4_NL are such grids and come through unchanged (IQ4_NL's
+sixteen levels are whole numbers of 8 bits). Q4_1 and Q4_K have a minimum that is no whole number of steps away from 0.
+ONNX Runtime knows such minima, too, but is 15 times slower with them; rounding the weights once more to a whole zero
+point costs a fifth of the perplexity. But what a whole zero point leaves over is the same for all weights of a block,
+so it can be multiplied by the mean of the block's inputs: one more column for every 32, in 4 bits as well, which is
+exact enough by far. Weights of other types are rounded to 8 bits once more.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edge.converters.blocks import FLOATS
 from edge.errors import UnsupportedError
 from edge.types import AnyArray, FloatArray
 
 BLOCK = 32
 _FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")  # all others would lose too much in four bits
-_FLOATS = ("F32", "F16", "BF16")
+_EXACT = {4: (*_FOUR_BITS,), 8: ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL")}
 _MIDDLE = {4: 8, 8: 128}  # the zero point where none is stated
 
 
@@ -34,8 +36,13 @@ class Blocks:
 
 
 def bits_of(kind: str) -> int:
-    """Bits in which weights of this block type are kept: 4, 8, or 32 for float32."""
-    return 32 if kind in _FLOATS else 4 if kind in _FOUR_BITS else 8
+    """Bits in which weights of this block type are kept: 4, 8, or 32 for floats."""
+    return 32 if kind in FLOATS else 4 if kind in _FOUR_BITS else 8
+
+
+def is_exact(kind: str, bits: int) -> bool:
+    """Whether weights of this type come through unchanged; the others are rounded to 8 bits once more."""
+    return kind in _EXACT[bits]
 
 
 def has_minimum(kind: str, bits: int) -> bool:
@@ -43,13 +50,19 @@ def has_minimum(kind: str, bits: int) -> bool:
     return bits == 4 and kind != "Q4_0"
 
 
-def to_blocks(raw: AnyArray, kind: str, type_id: int, bits: int) -> Blocks:
-    """Rows of a tensor, uint8 [rows, row bytes], in 4 or 8 bits. Raises UnsupportedError for unreadable types."""
-    if kind == "Q4_0" or (kind == "Q8_0" and bits == 8):
-        return _symmetric(raw, kind, bits)
-    if bits == 4:
+def to_blocks(raw: AnyArray, kind: str, bits: int) -> Blocks:
+    """Rows of a tensor, uint8 [rows, row bytes], of a type that comes through unchanged."""
+    if bits == 4 and kind != "Q4_0":
         return _with_minimum(*(_read_q4_1 if kind == "Q4_1" else _read_q4_k)(raw))
-    return _nearest(to_floats(raw, kind, type_id).reshape(len(raw), -1, BLOCK))
+    return _symmetric(raw, kind, bits)
+
+
+def nearest(values: FloatArray) -> Blocks:
+    """Weights float32 [rows, columns], rounded to 8 bits."""
+    blocks = values.reshape(len(values), -1, BLOCK)
+    scales = np.abs(blocks).max(axis=-1) / np.float32(127)
+    steps = np.rint(blocks / _no_zeros(scales)[..., None])
+    return Blocks((steps + 128).astype(np.uint8), scales, np.full(scales.shape, 128, np.uint8))
 
 
 def with_means(blocks: Blocks) -> Blocks:
@@ -91,14 +104,30 @@ def pack(quants: AnyArray, bits: int) -> AnyArray:
     return np.asarray(quants[..., 0::2] | (quants[..., 1::2] << 4))
 
 
+def unpack(packed: AnyArray, bits: int) -> AnyArray:
+    """The inverse, [..., bytes · 8 / bits]."""
+    if bits == 8:
+        return packed
+    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
+
+
 def _symmetric(raw: AnyArray, kind: str, bits: int) -> Blocks:
-    blocks = raw.reshape(len(raw), -1, 18 if kind == "Q4_0" else 34)
+    """A float16 scale, and whole numbers that it is multiplied by."""
+    blocks = raw.reshape(len(raw), -1, {"Q5_0": 22, "Q8_0": 34}.get(kind, 18))
     scales = np.ascontiguousarray(blocks[..., :2]).view(np.float16)[..., 0].astype(np.float32)
+    numbers, zero = blocks[..., 2:], np.uint8(_MIDDLE[bits])
     if kind == "Q4_0":
-        quants = _nibbles(blocks[..., 2:]) + np.uint8(_MIDDLE[bits] - 8)
+        quants = _nibbles(numbers) + (zero - np.uint8(8))
+    elif kind == "Q5_0":
+        fifths = np.unpackbits(numbers[..., :4], axis=-1, bitorder="little")
+        quants = (_nibbles(numbers[..., 4:]) | fifths << 4) + (zero - np.uint8(16))
+    elif kind == "IQ4_NL":
+        from gguf.quants import IQ4_NL
+
+        quants = np.array(IQ4_NL.kvalues, np.int8).view(np.uint8)[_nibbles(numbers)] + zero
     else:
-        quants = blocks[..., 2:] + np.uint8(128)  # wraps: −1 is 255, and becomes 127
-    return Blocks(quants, scales, np.full(scales.shape, _MIDDLE[bits], np.uint8))
+        quants = numbers + zero  # wraps: −1 is 255, and becomes 127
+    return Blocks(quants, scales, np.full(scales.shape, zero, np.uint8))
 
 
 def _read_q4_1(raw: AnyArray) -> tuple[AnyArray, FloatArray, FloatArray]:
@@ -132,13 +161,6 @@ def _nibbles(packed: AnyArray) -> AnyArray:
 def _with_minimum(quants: AnyArray, scales: FloatArray, minima: FloatArray) -> Blocks:
     zeros = np.clip(np.rint(-minima / _no_zeros(scales)), 0, 15)
     return Blocks(quants, scales, zeros.astype(np.uint8), minima + scales * zeros)
-
-
-def _nearest(values: FloatArray) -> Blocks:
-    """8 bits."""
-    scales = np.abs(values).max(axis=-1) / np.float32(127)
-    steps = np.rint(values / _no_zeros(scales)[..., None])
-    return Blocks((steps + 128).astype(np.uint8), scales, np.full(scales.shape, 128, np.uint8))
 
 
 def _no_zeros(array: AnyArray) -> FloatArray:

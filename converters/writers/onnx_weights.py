@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
-from edge.converters.writers.onnx_blocks import pack, to_blocks, to_floats, with_means
-from edge.converters.writers.onnx_layout import Layout, Matrix, Part
+from edge.converters.writers.onnx_forms import Rows
+from edge.converters.writers.onnx_layout import Layout, Matrix, Part, Place
 from edge.errors import ModelFormatError
-from edge.gguf_file import GGUFFile, TensorInfo
+from edge.gguf_file import GGUFFile
 from edge.types import AnyArray
 
 _SLICE = 1 << 20  # weights that are converted at once; on the way there are about 30 bytes for each
@@ -28,55 +29,58 @@ def write_weights(file: GGUFFile, layout: Layout, target: Path, progress: Progre
             if progress:
                 progress(done / len(layout.matrices))
         for name, parts in layout.vectors.items():
-            out.seek(layout.places[name].offset)
+            first = 0
             for part in parts:
-                for raw, info in _slices(file, source, part):
-                    out.write(_checked(file, info, to_floats(raw, info.type, info.type_id)).tobytes())
+                for rows in _slices(file, source, layout, part):
+                    values = rows.values()
+                    _put(out, layout.places[name], first, values.reshape(-1, *layout.places[name].array.shape[1:]))
+                    first += len(rows.raw)
+
+
+def read_rows(file: GGUFFile, source: BinaryIO, layout: Layout, part: Part, first: int, count: int) -> Rows:
+    """`count` rows of a part from `first` on, in the graph's order: whole heads, where it has an order.
+
+    Raises ModelFormatError if the file ends before them.
+    """
+    info = file.tensors[part.source.tensor]
+    row_bytes = info.nbytes // info.shape[-1]
+    source.seek(info.offset + (part.source.first + first) * row_bytes)
+    raw = np.frombuffer(source.read(count * row_bytes), np.uint8)
+    if raw.size != count * row_bytes:
+        raise ModelFormatError(f"{file.path}: the file became shorter while it was read")
+    heads = raw.reshape(-1, len(part.order) or 1, row_bytes)
+    raw = heads[:, list(part.order) or slice(None)].reshape(count, row_bytes)
+    divisors = layout.method.divided.get(part.name)
+    return Rows(
+        f"{file.path}: {info.name}", raw, info.type, info.type_id, layout.method.multiplied.get(part.name),
+        None if divisors is None else divisors[first : first + count],
+    )  # fmt: skip
+
+
+def _slices(file: GGUFFile, source: BinaryIO, layout: Layout, part: Part) -> Iterator[Rows]:
+    info, head = file.tensors[part.source.tensor], len(part.order) or 1
+    step = max(1, _SLICE // (head * (info.elements // info.shape[-1]))) * head
+    for first in range(0, part.source.rows, step):
+        yield read_rows(file, source, layout, part, first, min(step, part.source.rows - first))
 
 
 def _write_matrix(file: GGUFFile, source: BinaryIO, layout: Layout, name: str, matrix: Matrix, out: BinaryIO) -> None:
-    kinds = ("floats",) if matrix.bits == 32 else ("quants", "scales", "zeros")[: 2 + matrix.minima]
-    ends = {kind: layout.places[f"{name}.{kind}"].offset for kind in kinds}
+    first = 0
     for part in matrix.parts:
-        for raw, info in _slices(file, source, part):
-            for kind, array in _convert(file, raw, info, matrix).items():
-                if kind in ends:
-                    out.seek(ends[kind])
-                    ends[kind] += out.write(np.ascontiguousarray(array).tobytes())
+        for rows in _slices(file, source, layout, part):
+            for suffix, array in matrix.form.stored(rows).items():
+                _put(out, layout.places[f"{name}.{suffix}"], first, array)
+            first += len(rows.raw)
 
 
-def _convert(file: GGUFFile, raw: AnyArray, info: TensorInfo, matrix: Matrix) -> dict[str, AnyArray]:
-    if matrix.bits == 32:
-        return {"floats": _checked(file, info, to_floats(raw, info.type, info.type_id))}
-    blocks = to_blocks(raw, info.type, info.type_id, matrix.bits)
-    if matrix.minima:
-        blocks = with_means(blocks)
-    return {
-        "quants": pack(blocks.quants, matrix.bits),
-        "scales": _checked(file, info, blocks.scales),
-        "zeros": pack(blocks.zeros, matrix.bits),
-    }
-
-
-def _slices(file: GGUFFile, source: BinaryIO, part: Part) -> Iterator[tuple[AnyArray, TensorInfo]]:
-    """A part's rows in the graph's order, uint8 [rows, row bytes], whole heads at a time."""
-    info = file.tensors[part.source.tensor]
-    row_bytes, row_values = info.nbytes // info.shape[-1], info.elements // info.shape[-1]
-    head = part.source.rows // part.heads if part.heads else 1
-    step = max(1, _SLICE // (head * row_values)) * head
-    for first in range(0, part.source.rows, step):
-        count = min(step, part.source.rows - first)
-        source.seek(info.offset + (part.source.first + first) * row_bytes)
-        raw = np.frombuffer(source.read(count * row_bytes), np.uint8)
-        if raw.size != count * row_bytes:
-            raise ModelFormatError(f"{file.path}: the file became shorter while it was read")
-        raw = raw.reshape(count, row_bytes)
-        if part.heads:  # neighbours come apart, into the halves of their head
-            raw = raw.reshape(-1, head // 2, 2, row_bytes).swapaxes(1, 2).reshape(count, row_bytes)
-        yield raw, info
-
-
-def _checked(file: GGUFFile, info: TensorInfo, values: AnyArray) -> AnyArray:
-    if not np.isfinite(values).all():
-        raise ModelFormatError(f"{file.path}: {info.name} contains values that are no numbers: the file is damaged")
-    return values
+def _put(out: BinaryIO, place: Place, first: int, values: AnyArray) -> None:
+    """Write values of rows from `first` on."""
+    itemsize, shape = place.array.numpy.itemsize, place.array.shape
+    if place.array.rows_axis == 0:
+        row_bytes = place.nbytes // max(1, shape[0])
+        out.seek(place.offset + first * row_bytes)
+        out.write(np.ascontiguousarray(values, place.array.numpy).data)
+        return
+    out.flush()
+    for column, line in enumerate(np.ascontiguousarray(values, place.array.numpy)):
+        os.pwrite(out.fileno(), line.data, place.offset + (column * shape[1] + first) * itemsize)

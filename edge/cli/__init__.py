@@ -19,7 +19,9 @@ from edge.cli.compile import compile
 from edge.cli.convert import convert
 from edge.cli.devices import devices
 from edge.cli.evaluate import evaluate
+from edge.cli.inspect import inspect
 from edge.cli.plan import plan
+from edge.cli.quantize import quantize
 from edge.cli.run import run
 from edge.cli.tune import tune
 from edge.errors import EdgeError
@@ -32,10 +34,11 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: half the start-up time
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, chat, plan, bench, tune, compile, convert, devices):
+for command in (run, chat, plan, bench, tune, compile, convert, quantize, inspect):
     app.command()(command)
 app.add_typer(evaluate, name="eval")
 app.add_typer(cache, name="cache")
+app.add_typer(devices, name="devices")
 
 
 def _version(wanted: bool) -> None:

@@ -41,11 +41,15 @@ def bench(
     prefill_step_size: o.PrefillStepSize = None,
     backend: o.Backend = "auto",
     threads: o.Threads = None,
+    energy: Annotated[
+        bool, o.flag("--energy", help="Joules per token, too: measured or estimated, as it says.")
+    ] = False,
     json: Annotated[bool, o.flag("--json", help="The same as -o json.")] = False,
     quiet: o.Quiet = False,
 ) -> None:
     """Measure prompt processing (pp) and token generation (tg): mean and standard deviation of tokens per second."""
     from edge.bench import make_tests, run_bench
+    from edge.devices.power import find_meter
     from edge.errors import InputError
     from edge.opened import open_model
     from edge.plan import PlanRequest
@@ -65,12 +69,13 @@ def bench(
         prefill_step_size=prefill_step_size,
         threads=threads,
     )
+    meter = find_meter()
     with (
         progress(enabled=not quiet) as shown,
-        load(opened, backend=backend, memory=memory, request=request) as session,
+        load(opened, backend=backend, memory=memory, request=request, meter=meter) as session,
     ):
         rows = []
-        for row in run_bench(session, tests, repetitions, on_step=shown.message):
+        for row in run_bench(session, tests, repetitions, on_step=shown.message, meter=meter if energy else None):
             rows.append(row)
             if output is Format.jsonl and not json:
                 shown.clear()
@@ -91,6 +96,8 @@ def _numbers(flag: str, text: str) -> list[int]:
 def _print(rows: list[BenchRow], output: Format) -> None:
     if output is Format.md:
         headings = ["model", "size", "params", "backend", "threads", "test", "t/s"]
+        if rows[0].joules is not None:
+            headings.append(f"J/token ({'estimated' if rows[0].energy_kind == 'estimate' else 'measured'})")
         print(table(headings, [_cells(row) for row in rows]))
     elif output is Format.json:
         print(_dumps([row.to_dict() for row in rows], indent=2))
@@ -102,7 +109,17 @@ def _cells(row: BenchRow) -> list[str]:
     from edge.spec import format_count
 
     size, params = format_bytes(row.size), format_count(row.params)
-    return [row.model, size, params, row.backend, str(row.threads), row.test, f"{row.speed:.2f} ± {row.sd:.2f}"]
+    energy = [] if row.joules is None else [f"{row.joules:.4f}"]
+    return [
+        row.model,
+        size,
+        params,
+        row.backend,
+        str(row.threads),
+        row.test,
+        f"{row.speed:.2f} ± {row.sd:.2f}",
+        *energy,
+    ]
 
 
 def _write_csv(rows: Iterable[dict[str, Any]]) -> None:

@@ -18,6 +18,9 @@ def chat(
     stop: o.Stop = None,
     memory: o.Memory = None,
     time: o.Time = None,
+    energy: o.Energy = None,
+    power: o.Power = None,
+    max_temp: o.MaxTemp = None,
     kv_policy: o.KVPolicy = "streaming",
     max_kv_size: o.MaxKVSize = None,
     kv_memory: o.KVMemory = None,
@@ -40,7 +43,7 @@ def chat(
 ) -> None:
     """Talk with a model. Only each new turn is run; what no longer fits is evicted by the KV policy.
 
-    --time limits each answer. With --json, every answer is one RunReport on a line of its own.
+    --time and --energy limit each answer. With --json, every answer is one RunReport on a line of its own.
     """
     from edge.cli.prompts import answer_limit
     from edge.errors import UnsupportedError
@@ -71,6 +74,9 @@ def chat(
             backend=backend,
             memory=memory,
             time=time,
+            energy=energy,
+            power=power,
+            max_temp=max_temp,
             request=request,
             prompt_cache=prompt_cache,
             prompt_cache_size=prompt_cache_size,

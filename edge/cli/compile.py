@@ -12,7 +12,7 @@ from edge.cli.show import print_json, progress, table
 
 def compile(
     model: o.ModelArgument,
-    device: Annotated[str, o.flag("--device", help="The device's name (edge devices --list), or host.")],
+    device: Annotated[str, o.flag("--device", help="The device's name (edge devices list), or host.")],
     output: Annotated[Path, o.flag("-o", "--output", help="The folder to make.")],
     kv_dtype: Annotated[str, o.flag("--kv-dtype", help="f16, int8 or int4.")] = "f16",
     weights: Annotated[bool, o.flag("--weights", help="Add the packed weights.")] = False,

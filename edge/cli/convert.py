@@ -1,43 +1,165 @@
-"""`edge convert`: a model from one format into another."""
+"""`edge convert`: a model into another format, in fewer bits, with fewer layers or channels."""
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edge.budget import format_bytes
 from edge.cli import options as o
-from edge.cli.show import print_json, progress, table
+from edge.cli.show import note, print_json, progress, table
 from edge.errors import InputError
+
+if TYPE_CHECKING:
+    from edge.converters.convert import Report
+    from edge.converters.quantize import Settings
+    from edge.converters.writers.gguf import Planned
 
 
 def convert(
-    source: Annotated[str, typer.Argument(metavar="SRC", help="A GGUF file, or an installed model.")],
-    target: Annotated[Path, typer.Argument(metavar="DST", help="The folder to make.")],
-    to: Annotated[str, o.flag("--to", help="The format: onnx.")] = "onnx",
-    force: Annotated[bool, o.flag("--force", help="Replace a folder that edge convert made.")] = False,
-    dry_run: Annotated[bool, o.flag("--dry-run", help="List what would be written.")] = False,
+    source: Annotated[
+        str, typer.Argument(metavar="SRC", help="A Hugging Face folder, a GGUF file, or an installed model.")
+    ],
+    target: Annotated[Path, typer.Argument(metavar="DST", help="The GGUF file, or the folder, to make.")],
+    to: Annotated[str | None, o.flag("--to", help="gguf, onnx or hf (default: gguf for *.gguf, else onnx).")] = None,
+    type: Annotated[
+        str | None, o.flag("--type", help="Of the matrices: q4_0, q4_1, iq4_nl, q5_0, q8_0, f16 … (default: as is).")
+    ] = None,
+    method: Annotated[
+        str | None,
+        o.flag(
+            "--method",
+            help="rtn, hqq; by --calibration: importance, awq, gptq, best (default: best with a text, else rtn). "
+            "For ONNX also nf4, w8a8, and by --calibration smoothquant, llm-int8.",
+        ),
+    ] = None,
+    group_size: Annotated[
+        int, o.flag("--group-size", help="Weights that share a scale: 32, or a multiple, as 128.")
+    ] = 32,
+    embedding_type: Annotated[str, o.flag("--embedding-type", help="Of the embedding and the head.")] = "q8_0",
+    calibration: Annotated[
+        list[Path] | None, o.flag("--calibration", metavar="FILE", help="A text for methods; may be repeated.")
+    ] = None,
+    calibration_tokens: Annotated[
+        int, o.flag("--calibration-tokens", min=128, help="Tokens of the texts, from all alike.")
+    ] = 16384,
+    target_size: Annotated[
+        str | None,
+        o.flag("--target-size", help="Mix types by --calibration so that the GGUF takes at most 70MiB, say."),
+    ] = None,
+    target_kl: Annotated[
+        float | None, o.flag("--target-kl", help="Mix types so that it loses at most so many nats (estimated): 0.05.")
+    ] = None,
+    prune_layers: Annotated[int, o.flag("--prune-layers", min=0, help="Drop so many layers.")] = 0,
+    prune_ffn: Annotated[float, o.flag("--prune-ffn", help="Drop this share of feed-forward channels: 0.1.")] = 0.0,
+    repair: Annotated[
+        int, o.flag("--repair", min=0, help="Steps of distillation after pruning; needs the extra train.")
+    ] = 0,
+    force: Annotated[bool, o.flag("--force", help="Replace DST, if edge made it.")] = False,
+    dry_run: Annotated[bool, o.flag("--dry-run", help="List what would be written, with sizes.")] = False,
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Convert a model to ONNX, on the grid of its own weights."""
-    from edge.converters.writers.onnx import planned_files, write_onnx
-    from edge.opened import open_model
+    """Convert a model: Hugging Face folder or GGUF in; GGUF, ONNX or Hugging Face folder out."""
+    from edge.budget import parse_bytes
+    from edge.converters import convert as c
+    from edge.converters.prune import Pruning
+    from edge.converters.texts import calibration_tokens as read_tokens
+    from edge.converters.texts import check_texts
+    from edge.converters.writers.onnx_methods import METHODS as ONNX_METHODS
 
-    if to != "onnx":
-        raise InputError(f"--to {to!r}: choose onnx")
-    opened = open_model(source)
-    sizes: dict[str, int | None]
+    onnx_method = method if method in ONNX_METHODS else None
+    if type is None and (target_size is not None or target_kl is not None):
+        type = "q4_0"  # of what cannot be mixed
+    wanted = c.Conversion(
+        to=c.find_format(to, target),
+        pruning=Pruning(prune_layers, prune_ffn) if prune_layers or prune_ffn else None,
+        repair=repair,
+        settings=None if onnx_method else _settings(type, method, group_size, embedding_type, bool(calibration)),
+        size=None if target_size is None else parse_bytes(target_size, "--target-size"),
+        kl=target_kl,
+        onnx_method=onnx_method,
+    )
+    if target_kl is not None and not target_kl > 0:
+        raise InputError(f"--target-kl {target_kl:g}: state more than 0 nats")
+    if dry_run and wanted.mixes:
+        raise InputError("which types are mixed is known when they have been measured: leave --dry-run out")
+    if onnx_method and type:
+        raise InputError(f"--method {method} says how weights are stored: leave --type {type} out")
+    if repair and not wanted.pruning:
+        raise InputError("--repair mends what pruning did: state --prune-layers or --prune-ffn")
+    texts = calibration or []
+    check_texts(texts)
+    if texts and not wanted.calibrated:
+        raise InputError("--calibration is of no use here: state --type, a --method that goes by it, or pruning")
     if dry_run:
-        sizes = planned_files(opened.file, opened.spec)
-    else:
-        with progress(enabled=not quiet) as shown:
-            bar = shown.step(f"converting {opened.path.name}")
-            sizes = {**write_onnx(opened.file, opened.spec, target, force=force, progress=lambda part: bar(part, 1.0))}
-    if json:
-        print_json({"folder": str(target), "files": sizes, "written": not dry_run})
+        _show_preview(target, *c.preview(source, target, wanted), json=json)
         return
-    rows = [[name, "small" if size is None else format_bytes(size)] for name, size in sizes.items()]
-    print(table([f"{target}{' (not written)' if dry_run else ''}", "size"], rows))
+    with progress(enabled=not quiet) as shown:
+
+        def step(name: str) -> c.Progress:
+            bar = shown.step(name)
+            return lambda part: bar(part, 1.0)
+
+        report = c.convert(
+            source, target, wanted, force=force, steps=step,
+            tokens=(lambda tokenizer: read_tokens(tokenizer, texts, calibration_tokens)) if texts else None,
+        )  # fmt: skip
+    if json:
+        print_json({**asdict(report), "target": str(target), "written": True})
+    else:
+        _show(report, quiet=quiet)
+
+
+def _settings(kind: str | None, method: str | None, span: int, embedding: str, has_text: bool) -> Settings | None:
+    """How to quantize; None where nothing was said."""
+    from edge.converters.quantize import METHODS, Settings
+
+    if kind is None:
+        if method is not None:
+            raise InputError(f"--method {method} quantizes: state the --type, such as q4_0")
+        return None
+    chosen = method or ("best" if has_text else "rtn")
+    named = next((each for each in METHODS if each == chosen), None)
+    if named is None:
+        raise InputError(f"there is no method {chosen}: choose {', '.join(METHODS)}")
+    kind, embedding = kind.upper(), embedding.upper()
+    if kind in ("F32", "F16", "BF16"):
+        embedding = kind
+    return Settings(type=kind, method=named, embedding=embedding, output=embedding, span=span)
+
+
+def _show_preview(target: Path, files: dict[str, int | None], tensors: list[Planned], *, json: bool) -> None:
+    if json:
+        listed = [{"name": t.name, "shape": t.shape, "type": t.type, "bytes": t.nbytes} for t in tensors]
+        print_json({"target": str(target), "written": False, "files": files, "tensors": listed})
+        return
+    rows = [[each.name, "×".join(map(str, each.shape)), each.type, format_bytes(each.nbytes)] for each in tensors]
+    print(table(["tensor", "shape", "type", "size"], rows, left=3))
+    sizes = [[name, "known when written" if size is None else format_bytes(size)] for name, size in files.items()]
+    print("\n" + table([f"{target} (not written)", "size"], sizes))
+
+
+def _show(report: Report, *, quiet: bool) -> None:
+    print(table([str(report.target), "size"], [[name, format_bytes(size)] for name, size in report.files.items()]))
+    if quiet:
+        return
+    if made := report.quantized:
+        note(f"{made.bits_per_weight:.2f} bits per weight" + "".join(f"\n{line}" for line in made.notes))
+    if mix := report.mixture:
+        counts = Counter(mix.types.values())
+        said = ", ".join(f"{count} × {kind}" for kind, count in counts.most_common())
+        note(f"{said}; {mix.kl:.3f} nats are lost by plain rounding (estimated)")
+    if cut := report.pruned:
+        layers = f"layers {', '.join(map(str, cut.layers))} went" if cut.layers else "all layers stay"
+        before, after = cut.parameters
+        note(f"{layers}, {cut.ffn[1]} of {cut.ffn[0]} channels stay, {after / before:.0%} of the weights")
+    if report.perplexity:
+        said = ", ".join(f"{name} {value:.2f}" for name, value in report.perplexity.items())
+        note(f"perplexity of the calibration text's last eighth: {said} (measured)")
+    spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in report.seconds.items())
+    note(f"{spent} · memory peak {format_bytes(report.peak)} (measured)")

@@ -69,7 +69,8 @@ def kv(
     from edge.backends import find_backend
     from edge.opened import open_model
     from edge.quality.cells import Setup
-    from edge.quality.journal import Journal, write_whole
+    from edge.quality.journal import Journal
+    from edge.quality.lines import write_whole
     from edge.quality.matrix import run_matrix
     from edge.quality.reading import Amounts, make_material, possible_tasks, settings_of
     from edge.report.kv import make_rows

@@ -33,6 +33,11 @@ Memory = Annotated[
     flag("--memory", help="Most memory the whole process may hold, such as 256MiB (default: what the system grants)."),
 ]
 Time = Annotated[str | None, flag("--time", help="Stop after this long, such as 20s.")]
+Energy = Annotated[
+    str | None, flag("--energy", help="Stop before more is spent, such as 30J (edge devices sensors: how it is known).")
+]
+Power = Annotated[str | None, flag("--power", help="Most watts on average, such as 3W; held by pauses.")]
+MaxTemp = Annotated[str | None, flag("--max-temp", help="Hottest the processor may be, such as 70C; held by pauses.")]
 
 KVPolicy = Annotated[
     str,

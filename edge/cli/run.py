@@ -23,6 +23,9 @@ def run(
     ignore_eos: o.IgnoreEos = False,
     memory: o.Memory = None,
     time: o.Time = None,
+    energy: o.Energy = None,
+    power: o.Power = None,
+    max_temp: o.MaxTemp = None,
     kv_policy: o.KVPolicy = "streaming",
     max_kv_size: o.MaxKVSize = None,
     kv_memory: o.KVMemory = None,
@@ -45,9 +48,10 @@ def run(
 ) -> None:
     """Answer one prompt. Text goes to stdout as it is generated; progress and the report go to stderr."""
     started = clock.perf_counter()
-    from edge.budget import parse_seconds
+    from edge.budget import parse_joules, parse_seconds
     from edge.cli.hint import suggest_tuning
     from edge.cli.prompts import answer_limit, read_prompt
+    from edge.devices.power import find_meter
     from edge.opened import open_model
     from edge.plan import PlanRequest
     from edge.sampling import SamplingParams
@@ -55,6 +59,8 @@ def run(
 
     limit = answer_limit(max_tokens)
     time_limit = None if time is None else parse_seconds(time)
+    energy_limit = None if energy is None else parse_joules(energy)
+    meter = find_meter()
     sampling = SamplingParams(temp, top_k, top_p, min_p, repeat_penalty, seed)
     text: str | Iterable[str] = read_prompt(prompt, file)
     with progress(enabled=not quiet) as shown:
@@ -76,6 +82,9 @@ def run(
             opened,
             backend=backend,
             memory=memory,
+            power=power,
+            max_temp=max_temp,
+            meter=meter,
             request=request,
             on_load=lambda part: load_bar(part, 1.0),
             prompt_cache=prompt_cache,
@@ -89,6 +98,7 @@ def run(
                     stop=stop or (),
                     ignore_eos=ignore_eos,
                     time_limit=None if time_limit is None else max(0.0, time_limit - (clock.perf_counter() - started)),
+                    energy_limit=None if energy_limit is None else max(0.0, energy_limit - meter.read().joules),
                     keep_text=json,
                     on_prefill=shown.step(f"prefill, {tokens.size} tokens"),
                 )

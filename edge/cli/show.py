@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from edge.budget import format_bytes
+from edge.budget import format_bytes, format_joules
 from edge.report.table import table as table
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def progress(enabled: bool) -> Iterator[Progress]:
 
 
 def report_lines(report: RunReport) -> list[str]:
-    """The report for a person: three lines."""
+    """The report for a person: four lines."""
     tokens, timings, memory, kv = report.tokens, report.timings, report.memory, report.kv
     budget = f" of {format_bytes(memory.budget)}" if memory.budget else ""
     reused = f", {tokens.reused} of them reused," if tokens.reused else ""
@@ -92,7 +92,21 @@ def report_lines(report: RunReport) -> list[str]:
         f" · interpreter {format_bytes(memory.interpreter)} + weights {format_bytes(memory.weights)}"
         f" + KV {format_bytes(memory.kv)} + scratch {format_bytes(memory.scratch)} (counted)",
         f"KV {kv.policy} {kv.dtype}: {kv.rows} of {kv.capacity} rows, {kv.evicted} evicted",
+        _energy_line(report),
     ]
+
+
+def _energy_line(report: RunReport) -> str:
+    energy, heat = report.energy, report.heat
+    how = "estimated" if energy.kind == "estimate" else "measured"
+    return (
+        f"energy {format_joules(energy.joules)}"
+        + (f" of {format_joules(energy.budget)}" if energy.budget is not None else "")
+        + (f", {format_joules(energy.per_token)} per token" if energy.per_token is not None else "")
+        + f" ({how}: {energy.source}, the whole {energy.scope})"
+        + (f" · paused {report.timings.paused_s:.1f} s" if report.timings.paused_s else "")
+        + (f" · {heat.highest:.0f} °C at {heat.sensor} (measured)" if heat and heat.highest is not None else "")
+    )
 
 
 def _at(speed: float | None) -> str:

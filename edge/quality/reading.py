@@ -12,6 +12,7 @@ import numpy as np
 from edge.backends import find_backend
 from edge.backends.base import tensor_samples
 from edge.errors import InputError
+from edge.opened import Model
 from edge.quality.cells import Setup
 from edge.quality.repeat import REPEAT_TOKENS, make_repeats
 from edge.quality.retrieval import make_trials
@@ -83,19 +84,13 @@ def joined(setup: Setup, documents: Sequence[Document]) -> IntArray:
 
 def settings_of(setup: Setup, documents: Sequence[Document], amounts: Amounts) -> dict[str, Any]:
     """What figures depend on beside their cell, for JSON. Two runs with the same settings measure the same."""
-    file, spec, checksum = setup.model.file, setup.model.spec, 0
-    for sample in tensor_samples(file):
-        checksum = zlib.crc32(sample, checksum)
     return {
-        "model": spec.label,
-        "model_crc32": checksum,
-        "backend": setup.backend,
-        "versions": {**own_versions(), **find_backend(setup.backend, file, spec).versions()},
+        **identity_of(setup.model, setup.backend),
         "documents": [
             {
                 "name": each.name,
                 "tokens": min(amounts.tokens, each.tokens.size - 1),
-                "crc32": zlib.crc32(np.ascontiguousarray(each.tokens, np.int32).tobytes()),
+                "crc32": checksum_of(each.tokens),
             }
             for each in documents
         ],
@@ -106,3 +101,20 @@ def settings_of(setup: Setup, documents: Sequence[Document], amounts: Amounts) -
         "sinks": setup.sinks,
         "seed": amounts.seed,
     }
+
+
+def identity_of(model: Model, backend: str) -> dict[str, Any]:
+    """A model, by a few bytes of every tensor, and what runs it."""
+    checksum = 0
+    for sample in tensor_samples(model.file):
+        checksum = zlib.crc32(sample, checksum)
+    return {
+        "model": model.spec.label,
+        "model_crc32": checksum,
+        "backend": backend,
+        "versions": {**own_versions(), **find_backend(backend, model.file, model.spec).versions()},
+    }
+
+
+def checksum_of(tokens: IntArray) -> int:
+    return zlib.crc32(np.ascontiguousarray(tokens, np.int32).tobytes())

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 SCHEMA = 1
 
-StopReason = Literal["eos", "length", "stop", "time", "memory", "capacity", "interrupted"]
+StopReason = Literal["eos", "length", "stop", "capacity", "interrupted", "time", "memory", "energy", "power", "thermal"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Timings:
     ttft_s: float | None
     prefill_tok_s: float | None
     decode_tok_s: float | None
+    paused_s: float = 0.0  # waited, to hold --power or --max-temp
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,36 @@ class KVUse:
 
 
 @dataclass(frozen=True)
+class Energy:
+    """Joules of this generation: in all, of the prompt, of the answer, and of each of its tokens.
+
+    kind: "counter" (the device counts joules), "integrated" (it tells watts) or "estimate" (nothing is measured).
+    samples: distinct values that the sensor showed.
+    """
+
+    joules: float
+    budget: float | None
+    prefill: float | None
+    decode: float | None
+    per_token: float | None
+    source: str
+    kind: Literal["counter", "integrated", "estimate"]
+    scope: Literal["device", "package", "process"]
+    samples: int
+
+
+@dataclass(frozen=True)
+class Heat:
+    """highest, limit: °C, measured at `sensor` during this generation."""
+
+    sensor: str
+    highest: float | None
+    limit: float | None
+
+
+@dataclass(frozen=True)
 class RunReport:
-    """One run. `text` is None if the caller asked not to keep it. `energy` is None until there is a meter."""
+    """One run. `text` is None if the caller asked not to keep it, `heat` where the device shows no temperature."""
 
     text: str | None
     tokens: Tokens
@@ -65,7 +94,8 @@ class RunReport:
     kv: KVUse
     plan: dict[str, Any]
     versions: dict[str, str]
-    energy: None = None
+    energy: Energy
+    heat: Heat | None = None
     seed: int | None = None
     schema: int = field(default=SCHEMA)
 

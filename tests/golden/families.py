@@ -42,7 +42,7 @@ LONGROPE = {  # short factors up to position 255, long ones where the KV cache h
 }
 
 
-def _of(
+def small(
     kind: type[PreTrainedConfig],
     layers: int = 2,
     hidden: int = 32,
@@ -79,7 +79,7 @@ def _gemma3(full: dict[str, Any], layers: int, local_theta: float) -> PreTrained
         "sliding_attention": {"rope_type": "default", "rope_theta": local_theta},
         "full_attention": {"rope_type": "default", "rope_theta": 1e6, **full},
     }
-    return _of(
+    return small(
         Gemma3TextConfig, layers=layers, kv_heads=1, ffn=32, head_dim=16, query_pre_attn_scalar=16,
         sliding_window=WINDOW, rope_parameters=rope,
     )  # fmt: skip
@@ -88,25 +88,25 @@ def _gemma3(full: dict[str, Any], layers: int, local_theta: float) -> PreTrained
 def configurations() -> dict[str, PreTrainedConfig]:
     """By the name of the golden file."""
     return {
-        "llama-linear": _of(LlamaConfig, head_dim=16, rope={"rope_type": "linear", "factor": 4.0}),
-        "llama-yarn": _of(LlamaConfig, head_dim=16, rope=YARN),
-        "llama-llama3": _of(LlamaConfig, head_dim=16, rope=LLAMA3, theta=1e5, tie_word_embeddings=False),
-        "llama-window": _of(MistralConfig, head_dim=16, sliding_window=WINDOW),
-        "qwen2": _of(Qwen2Config, theta=1e6),
-        "qwen2-untied": _of(Qwen2Config, hidden=48, heads=6, tie_word_embeddings=False, theta=1e6),
-        "qwen2-yarn": _of(
+        "llama-linear": small(LlamaConfig, head_dim=16, rope={"rope_type": "linear", "factor": 4.0}),
+        "llama-yarn": small(LlamaConfig, head_dim=16, rope=YARN),
+        "llama-llama3": small(LlamaConfig, head_dim=16, rope=LLAMA3, theta=1e5, tie_word_embeddings=False),
+        "llama-window": small(MistralConfig, head_dim=16, sliding_window=WINDOW),
+        "qwen2": small(Qwen2Config, theta=1e6),
+        "qwen2-untied": small(Qwen2Config, hidden=48, heads=6, tie_word_embeddings=False, theta=1e6),
+        "qwen2-yarn": small(
             Qwen2Config, heads=2, kv_heads=1, max_position_embeddings=4096,
             rope=YARN | {"original_max_position_embeddings": 1024},
         ),
-        "qwen3": _of(Qwen3Config, head_dim=16, theta=1e6),
-        "gemma2": _of(
+        "qwen3": small(Qwen3Config, head_dim=16, theta=1e6),
+        "gemma2": small(
             Gemma2Config, layers=4, head_dim=16, query_pre_attn_scalar=16, sliding_window=WINDOW,
             attn_logit_softcapping=2.0, final_logit_softcapping=5.0,
         ),
         "gemma3": _gemma3({}, layers=7, local_theta=10_000.0),
         "gemma3-linear": _gemma3({"rope_type": "linear", "factor": 8.0}, layers=6, local_theta=5_000.0),
-        "phi3": _of(Phi3Config, layers=3, heads=2, kv_heads=2, tie_word_embeddings=False),
-        "phi3-longrope": _of(
+        "phi3": small(Phi3Config, layers=3, heads=2, kv_heads=2, tie_word_embeddings=False),
+        "phi3-longrope": small(
             Phi3Config, heads=2, kv_heads=1, rope=LONGROPE, max_position_embeddings=1024,
             original_max_position_embeddings=256,
         ),

@@ -1,0 +1,42 @@
+"""Sliding windows: which rows a token does not see, by their positions.
+
+ONNX Runtime's own windows count rows, but ours lie in any order, with gaps. So a pass says what each token sees, by
+what is added to its scores: 0, or −inf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from edge.types import AnyArray, FloatArray
+
+_HIDDEN = np.float32(-np.inf)
+
+
+class Windows:
+    """sizes: [layers], positions that a token sees; 0: all."""
+
+    def __init__(self, sizes: Sequence[int], heads: int, kv_heads: int) -> None:
+        self._sizes, self._kv_heads, self._group = sizes, kv_heads, heads // kv_heads
+        self.layers = [layer for layer, size in enumerate(sizes) if size]
+
+    def added(self, turned: AnyArray, count: int, dtype: str = "float32") -> dict[int, FloatArray]:
+        """What is added to scores of the last `count` of these rows, by layer: [1, heads or 1, count, rows].
+        Layers that see the same share an array.
+
+        turned: what the keys in each slot are turned by, as of `OnnxKV.turned_by_slot`.
+        """
+        if not self.layers:
+            return {}
+
+        def hide(turned: AnyArray, size: int) -> FloatArray:
+            hidden = turned[None, :, None, :] <= turned[None, :, -count:, None] - size
+            return np.asarray(np.where(hidden, _HIDDEN, np.float32(0)), dtype)
+
+        if len(turned) == 1:
+            by_size = {size: hide(turned, size) for size in {self._sizes[layer] for layer in self.layers}}
+            return {layer: by_size[self._sizes[layer]] for layer in self.layers}
+        by_layer = turned.reshape(-1, self._kv_heads, turned.shape[-1])
+        return {layer: np.repeat(hide(by_layer[layer], self._sizes[layer]), self._group, 1) for layer in self.layers}

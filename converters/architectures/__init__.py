@@ -1,0 +1,43 @@
+"""What Hugging Face and GGUF call the same thing, and how each lays it out: one file per family, and a line here."""
+
+from __future__ import annotations
+
+from reprlib import repr as brief
+
+from edge.converters.architectures import gemma, gpt2, llama, phi3, qwen
+from edge.converters.architectures.common import Architecture
+from edge.converters.readers.config import Config
+from edge.errors import ModelFormatError, UnsupportedError
+
+_BY_MODEL_TYPE: dict[str, Architecture] = {
+    "llama": llama.LLAMA,
+    "mistral": llama.LLAMA,
+    "qwen2": qwen.QWEN2,
+    "qwen3": qwen.QWEN3,
+    "gemma2": gemma.GEMMA2,
+    "gemma3_text": gemma.GEMMA3,
+    "phi3": phi3.PHI3,
+    "gpt2": gpt2.GPT2,
+}
+_BY_GGUF_NAME = {architecture.name: architecture for architecture in _BY_MODEL_TYPE.values()}
+
+
+def of_config(config: Config) -> tuple[Architecture, Config]:
+    """The architecture of a `config.json`, and the part that describes the text model. Raises UnsupportedError."""
+    kind = config.get("model_type")
+    if kind == "gemma3":  # with a vision tower beside the text model
+        text = config.part("text_config")
+        if text is None:
+            raise ModelFormatError(f"{config.path}: text_config is missing")
+        return gemma.GEMMA3, text
+    if not isinstance(kind, str) or kind not in _BY_MODEL_TYPE:
+        known = ", ".join([*_BY_MODEL_TYPE, "gemma3"])
+        raise UnsupportedError(f"{config.path}: model_type {brief(kind)} is not supported (these are: {known})")
+    return _BY_MODEL_TYPE[kind], config
+
+
+def of_gguf(name: str) -> Architecture:
+    """The architecture that GGUF calls so. Raises UnsupportedError."""
+    if name not in _BY_GGUF_NAME:
+        raise UnsupportedError(f"{name} models cannot be written as a Hugging Face folder ({', '.join(_BY_GGUF_NAME)})")
+    return _BY_GGUF_NAME[name]

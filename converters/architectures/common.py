@@ -1,0 +1,164 @@
+"""What families of architectures have in common: sizes, names, shapes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from edge.converters.readers.config import Config
+from edge.converters.writers.gguf import Field
+from edge.gguf_file import GGUFFile
+from edge.spec import ModelSpec
+
+Layout = Literal["same", "interleaved", "transposed", "plus one"]
+"""How GGUF keeps a tensor: as Hugging Face has it; with the rows of each head in the order of neighbours that RoPE
+turns; with rows for columns; or with the 1 that the model adds to it."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Counts of values."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    context: int
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """`name` is GGUF's; `names` are those of tensors without `.weight`: GGUF's, and Hugging Face's below `root`.
+
+    biases: matrices that always have one. maybe_biases: groups of matrices that all have one, or none has.
+    fields: what the header says beside the tokenizer. described: what config.json says of a model in a GGUF file.
+    """
+
+    name: str
+    root: str
+    names: Mapping[str, str]
+    sizes: Callable[[Config], Sizes]
+    fields: Callable[[Config, Sizes], dict[str, Field]]
+    described: Callable[[GGUFFile, ModelSpec], dict[str, Any]]
+    layouts: Mapping[str, Layout]
+    biases: frozenset[str] = frozenset()
+    maybe_biases: tuple[frozenset[str], ...] = ()
+    scalings: tuple[str, ...] = ("default",)  # of RoPE; empty: there is none
+    gate_in_up: bool = False  # one matrix holds the gate and ffn_up
+    tied: bool = False  # where config.json does not say
+
+    def shape(self, stem: str, sizes: Sizes) -> tuple[int, ...]:
+        """Of the tensor without its layer's name, outermost first, as the matrix that a vector is multiplied by."""
+        queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+        rows = {
+            "token_embd": sizes.vocab,
+            "output": sizes.vocab,
+            "position_embd": sizes.context,
+            "attn_q": queries,
+            "attn_k": keys,
+            "attn_v": keys,
+            "attn_qkv": queries + 2 * keys,
+            "ffn_gate": sizes.ffn,
+            "ffn_up": 2 * sizes.ffn if self.gate_in_up else sizes.ffn,
+            "attn_q_norm": sizes.head_dim,
+            "attn_k_norm": sizes.head_dim,
+        }.get(stem, sizes.hidden)
+        if stem.endswith("_norm"):
+            return (rows,)
+        return rows, {"attn_output": queries, "ffn_down": sizes.ffn}.get(stem, sizes.hidden)
+
+    def odd_bias(self, tensors: Iterable[str], layers: int) -> str | None:
+        """A matrix with a bias in some layers only, or unlike others of its group, or that should have none."""
+        counts = Counter(name.split(".")[-2] for name in tensors if name.endswith(".bias"))
+        for group in self.maybe_biases:
+            if {counts[stem] for stem in group} not in ({0}, {layers}):
+                return min(sorted(group), key=lambda stem: counts[stem])
+        known = self.biases.union(*self.maybe_biases)
+        return next((stem for stem in counts if stem not in known), None)
+
+
+ATTENTION_BIASES = frozenset(("attn_q", "attn_k", "attn_v", "attn_output"))
+FFN_BIASES = frozenset(("ffn_gate", "ffn_up", "ffn_down"))
+
+
+def in_layers(names: Mapping[str, str]) -> dict[str, str]:
+    """Names below `blk.{}` and `layers.{}`."""
+    return {f"blk.{{}}.{ours}": f"layers.{{}}.{theirs}" for ours, theirs in names.items()}
+
+
+LLAMA_NAMES = {
+    "token_embd": "embed_tokens",
+    **in_layers(
+        {
+            "attn_norm": "input_layernorm",
+            "attn_q": "self_attn.q_proj",
+            "attn_k": "self_attn.k_proj",
+            "attn_v": "self_attn.v_proj",
+            "attn_output": "self_attn.o_proj",
+            "ffn_norm": "post_attention_layernorm",
+            "ffn_gate": "mlp.gate_proj",
+            "ffn_up": "mlp.up_proj",
+            "ffn_down": "mlp.down_proj",
+        }
+    ),
+    "output_norm": "norm",
+    "output": "lm_head",
+}
+HEAD_NORMS = in_layers({"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"})
+
+
+def usual_sizes(config: Config) -> Sizes:
+    """Sizes under the names that Llama and its kin use."""
+    hidden, heads = config.count("hidden_size", "hidden"), config.count("num_attention_heads", "heads")
+    return Sizes(
+        layers=config.count("num_hidden_layers", "layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=config.count("num_key_value_heads", "heads", default=heads),
+        head_dim=config.count("head_dim", "head_dim", default=max(1, hidden // heads)),
+        ffn=config.count("intermediate_size", "ffn"),
+        vocab=config.count("vocab_size", "vocab"),
+        context=config.count("max_position_embeddings", "context"),
+    )
+
+
+def size_fields(sizes: Sizes) -> dict[str, Field]:
+    """Sizes as a header has them."""
+    counts = {
+        "block_count": sizes.layers,
+        "context_length": sizes.context,
+        "embedding_length": sizes.hidden,
+        "feed_forward_length": sizes.ffn,
+        "attention.head_count": sizes.heads,
+        "attention.head_count_kv": sizes.kv_heads,
+        "attention.key_length": sizes.head_dim,
+        "attention.value_length": sizes.head_dim,
+        "vocab_size": sizes.vocab,
+    }
+    return {key: np.uint32(value) for key, value in counts.items()}
+
+
+def usual_description(spec: ModelSpec) -> dict[str, Any]:
+    """Sizes of a model in a GGUF file, as config.json has them."""
+    return {
+        "hidden_size": spec.hidden,
+        "intermediate_size": spec.ffn,
+        "num_hidden_layers": spec.layers,
+        "num_attention_heads": spec.heads,
+        "num_key_value_heads": spec.kv_heads,
+        "head_dim": spec.head_dim,
+        "max_position_embeddings": spec.context,
+        "rms_norm_eps": short(spec.norm_eps),
+    }
+
+
+def short(value: float) -> float:
+    """The shortest decimal that is the same float32: 1e-05, not 9.999999747378752e-06."""
+    return float(str(np.float32(value)))

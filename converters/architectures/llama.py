@@ -1,0 +1,61 @@
+"""Llama, SmolLM and their kin, and Mistral: the same model, with a window."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from edge.converters.architectures.common import (
+    ATTENTION_BIASES,
+    FFN_BIASES,
+    LLAMA_NAMES,
+    Architecture,
+    Sizes,
+    size_fields,
+    usual_description,
+    usual_sizes,
+)
+from edge.converters.architectures.rope import described_rope, read_rope, rope_dimensions, rope_fields
+from edge.converters.readers.config import Config
+from edge.converters.writers.gguf import Field
+from edge.gguf_file import GGUFFile
+from edge.spec import ModelSpec
+
+_SCALINGS = ("default", "linear", "yarn", "llama3")
+
+
+def _fields(config: Config, sizes: Sizes) -> dict[str, Field]:
+    config.must_be("hidden_act", "silu")
+    rope = read_rope(config, _SCALINGS)
+    rope.must_be("partial_rotary_factor", 1.0)
+    fields = size_fields(sizes) | rope_fields(rope, sizes)
+    fields["attention.layer_norm_rms_epsilon"] = np.float32(config.positive("rms_norm_eps", 1e-6))
+    fields["rope.dimension_count"] = np.uint32(rope_dimensions(rope, sizes))
+    if config.get("sliding_window") and config.get("model_type") == "mistral":
+        fields["attention.sliding_window"] = np.uint32(config.count("sliding_window", "context"))
+    return fields
+
+
+def _described(file: GGUFFile, spec: ModelSpec) -> dict[str, Any]:
+    said = usual_description(spec) | described_rope(file, spec) | {"hidden_act": "silu"}
+    if spec.window:
+        return said | {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": spec.window}
+    said |= {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    return said | {
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
+    }
+
+
+LLAMA = Architecture(
+    name="llama",
+    root="model.",
+    names=LLAMA_NAMES,
+    sizes=usual_sizes,
+    fields=_fields,
+    described=_described,
+    layouts={"attn_q": "interleaved", "attn_k": "interleaved"},
+    maybe_biases=(ATTENTION_BIASES, FFN_BIASES),
+    scalings=_SCALINGS,
+)

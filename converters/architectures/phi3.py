@@ -1,0 +1,69 @@
+"""Phi-3 and Phi-4-mini: queries, keys and values in one matrix, gate and up in another; longrope."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from edge.converters.architectures.common import (
+    LLAMA_NAMES,
+    Architecture,
+    Sizes,
+    in_layers,
+    size_fields,
+    usual_description,
+    usual_sizes,
+)
+from edge.converters.architectures.rope import described_rope, read_rope, rope_dimensions, rope_fields
+from edge.converters.readers.config import Config
+from edge.converters.writers.gguf import Field
+from edge.gguf_file import GGUFFile
+from edge.header import Header
+from edge.spec import ModelSpec
+
+_SCALINGS = ("default", "longrope")
+_APART = ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up")
+_NAMES = {name: each for name, each in LLAMA_NAMES.items() if name.rpartition(".")[2] not in _APART}
+_NAMES |= in_layers({"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"})
+
+
+def _fields(config: Config, sizes: Sizes) -> dict[str, Field]:
+    config.must_be("hidden_act", "silu")
+    rope = read_rope(config, _SCALINGS)
+    fields = size_fields(sizes) | rope_fields(rope, sizes)
+    fields["attention.layer_norm_rms_epsilon"] = np.float32(config.positive("rms_norm_eps", 1e-5))
+    fields["rope.dimension_count"] = np.uint32(rope_dimensions(rope, sizes))
+    original = rope.count("original_max_position_embeddings", "context")
+    fields["rope.scaling.original_context_length"] = np.uint32(original)
+    window = config.count("sliding_window", "context") if config.get("sliding_window") else 0
+    fields["attention.sliding_window"] = np.uint32(window)
+    return fields
+
+
+def _described(file: GGUFFile, spec: ModelSpec) -> dict[str, Any]:
+    header = Header(file, "phi3")
+    original = header.count("rope.scaling.original_context_length", "context", default=spec.context)
+    said = usual_description(spec) | described_rope(file, spec)
+    del said["head_dim"]  # it is hidden_size / num_attention_heads
+    return said | {
+        "model_type": "phi3",
+        "architectures": ["Phi3ForCausalLM"],
+        "hidden_act": "silu",
+        "original_max_position_embeddings": original,
+        "partial_rotary_factor": spec.rope_dim / spec.head_dim,
+        "sliding_window": spec.window or None,
+    }
+
+
+PHI3 = Architecture(
+    name="phi3",
+    root="model.",
+    names=_NAMES,
+    sizes=usual_sizes,
+    fields=_fields,
+    described=_described,
+    layouts={},
+    scalings=_SCALINGS,
+    gate_in_up=True,
+)

@@ -1,0 +1,68 @@
+"""Qwen2 and Qwen2.5: Llama with biases on queries, keys and values. Qwen3: norms of heads instead."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from edge.converters.architectures.common import (
+    ATTENTION_BIASES,
+    HEAD_NORMS,
+    LLAMA_NAMES,
+    Architecture,
+    Sizes,
+    size_fields,
+    usual_description,
+    usual_sizes,
+)
+from edge.converters.architectures.rope import described_rope, read_rope, rope_fields
+from edge.converters.readers.config import Config
+from edge.converters.writers.gguf import Field
+from edge.errors import UnsupportedError
+from edge.gguf_file import GGUFFile
+from edge.spec import ModelSpec
+
+_SCALINGS = ("default", "linear", "yarn")
+
+
+def _fields(config: Config, sizes: Sizes) -> dict[str, Field]:
+    config.must_be("hidden_act", "silu")
+    if config.get("use_sliding_window") and config.get("max_window_layers", 0) < sizes.layers:
+        raise UnsupportedError(f"{config.path}: windows in some layers only are not supported")
+    rope = read_rope(config, _SCALINGS)
+    rope.must_be("partial_rotary_factor", 1.0)
+    fields = size_fields(sizes) | rope_fields(rope, sizes)
+    fields["attention.layer_norm_rms_epsilon"] = np.float32(config.positive("rms_norm_eps", 1e-6))
+    return fields
+
+
+def _described(kind: str, file: GGUFFile, spec: ModelSpec) -> dict[str, Any]:
+    said = {"model_type": kind, "architectures": [f"{kind.capitalize()}ForCausalLM"], "hidden_act": "silu"}
+    said |= usual_description(spec) | described_rope(file, spec) | {"use_sliding_window": False}
+    return said | ({"attention_bias": "blk.0.attn_q.bias" in file.tensors} if kind == "qwen3" else {})
+
+
+QWEN2 = Architecture(
+    name="qwen2",
+    root="model.",
+    names=LLAMA_NAMES,
+    sizes=usual_sizes,
+    fields=_fields,
+    described=partial(_described, "qwen2"),
+    layouts={},
+    biases=frozenset(("attn_q", "attn_k", "attn_v")),
+    scalings=_SCALINGS,
+)
+QWEN3 = Architecture(
+    name="qwen3",
+    root="model.",
+    names=LLAMA_NAMES | HEAD_NORMS,
+    sizes=usual_sizes,
+    fields=_fields,
+    described=partial(_described, "qwen3"),
+    layouts={},
+    maybe_biases=(ATTENTION_BIASES,),
+    scalings=_SCALINGS,
+)

@@ -1,0 +1,172 @@
+"""RoPE's settings: from the layouts that config.json has had, to GGUF's fields and tensors of factors, and back."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+
+from edge.converters.architectures.common import Sizes, short
+from edge.converters.readers.config import Config
+from edge.converters.writers.gguf import Field
+from edge.errors import ModelFormatError, UnsupportedError
+from edge.gguf_file import GGUFFile
+from edge.header import Header
+from edge.spec import ModelSpec
+from edge.types import FloatArray
+
+KEPT = "edge.rope_scaling"  # llama3's figures as JSON: GGUF has but the factors that follow from them
+_LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+_LLAMA3_USUAL = (1.0, 4.0, 8192)
+
+
+def read_rope(config: Config, scalings: tuple[str, ...], default_theta: float = 10_000.0) -> Config:
+    """What scales the layers that see everything, in the names of today, `rope_type` one of `scalings`.
+
+    Older files have rope_theta, rope_scaling and partial_rotary_factor side by side. Raises UnsupportedError.
+    """
+    said: dict[str, Any] = {"rope_theta": config.get("rope_theta", default_theta)}
+    said["partial_rotary_factor"] = config.get("partial_rotary_factor", 1.0)
+    for name in ("rope_scaling", "rope_parameters"):
+        part = config.part(name)
+        if part is not None:
+            part = part.part("full_attention") or part
+            said |= {key: value for key, value in part.values.items() if value is not None}
+    kind = said.get("rope_type", said.get("type", "default"))
+    if kind == "su" or (kind == "yarn" and "longrope" in scalings):  # its names while it was new
+        kind = "longrope"
+    if kind == "dynamic" and "linear" in scalings:  # changes nothing up to the context that the model is said to have
+        kind = "default"
+    if kind not in scalings:
+        raise UnsupportedError(f"{config.path}: rope_type {kind!r} is not supported here ({', '.join(scalings)})")
+    original = "original_max_position_embeddings"
+    said[original] = config.get(original, said.get(original, config.get("max_position_embeddings")))
+    return Config(config.path, said | {"rope_type": kind})
+
+
+def rope_fields(rope: Config, sizes: Sizes) -> dict[str, Field]:
+    """Without the architecture's name before the keys."""
+    kind = rope.values["rope_type"]
+    fields: dict[str, Field] = {"rope.freq_base": np.float32(rope.positive("rope_theta"))}
+    if kind in ("linear", "yarn"):
+        fields["rope.scaling.type"] = str(kind)
+        fields["rope.scaling.factor"] = np.float32(rope.positive("factor"))
+    if kind == "yarn":
+        fields |= _yarn_fields(rope)
+    elif kind == "longrope":
+        fields["rope.scaling.original_context_length"] = np.uint32(_original(rope))
+        fields["rope.scaling.attn_factor"] = np.float32(_longrope_magnitude(rope, sizes))
+    return fields
+
+
+def rope_dimensions(rope: Config, sizes: Sizes) -> int:
+    """Values of a head that turn."""
+    share = rope.positive("partial_rotary_factor")
+    turning = int(sizes.head_dim * share)
+    if share > 1 or turning < 2 or turning % 2:
+        raise ModelFormatError(f"{rope.path}: partial_rotary_factor is {share:g}, for heads of {sizes.head_dim}")
+    return turning
+
+
+def rope_tensors(rope: Config, sizes: Sizes) -> dict[str, FloatArray]:
+    """What frequencies are divided by, float32 [values that turn / 2] each."""
+    pairs = rope_dimensions(rope, sizes) // 2
+    if rope.values["rope_type"] == "llama3":
+        figures = [rope.positive(key) for key in _LLAMA3]
+        return {"rope_freqs.weight": llama3_factors(rope.positive("rope_theta"), 2 * pairs, *figures)}
+    if rope.values["rope_type"] == "longrope":
+        return {f"rope_factors_{name}.weight": _factors(rope, f"{name}_factor", pairs) for name in ("long", "short")}
+    return {}
+
+
+def llama3_factors(theta: float, dim: int, factor: float, low: float, high: float, original: float) -> FloatArray:
+    """Llama 3.1's: short wavelengths stay, long ones are divided by `factor`, those between by something between."""
+    turns = original * theta ** (-np.arange(0, dim, 2) / dim) / (2 * math.pi)  # within the original context
+    share = np.clip((turns - low) / max(high - low, 1e-6), 0, 1)
+    return (1 / ((1 - share) / factor + share)).astype(np.float32)
+
+
+def kept_fields(rope: Config) -> dict[str, Field]:
+    """What the other fields do not say, for the way back."""
+    if rope.values["rope_type"] != "llama3":
+        return {}
+    return {KEPT: json.dumps({key: rope.positive(key) for key in _LLAMA3})}
+
+
+def described_rope(file: GGUFFile, spec: ModelSpec) -> dict[str, Any]:
+    """rope_theta and rope_scaling of a GGUF model, as config.json has them. Raises UnsupportedError."""
+    header = Header(file, spec.architecture)
+    kind, scaling = header.text("rope.scaling.type", "none"), None
+    original = header.count("rope.scaling.original_context_length", "context", default=spec.context)
+    magnitude = short(header.positive("rope.scaling.attn_factor", 1.0, below=1e3))
+    factor = short(header.positive("rope.scaling.factor", 1.0, below=1e4))
+    if "rope_factors_long.weight" in file.tensors:
+        scaling = {"rope_type": "longrope", "type": "longrope", "attention_factor": magnitude}
+        scaling |= {f"{name}_factor": _listed(file, f"rope_factors_{name}.weight") for name in ("long", "short")}
+    elif "rope_freqs.weight" in file.tensors:
+        scaling = _described_llama3(file, spec)
+    elif kind == "linear":
+        scaling = {"rope_type": "linear", "factor": factor}
+    elif kind == "yarn":
+        scaling = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+        if magnitude != 1:
+            scaling["attention_factor"] = magnitude * (1 + 0.1 * math.log(factor))
+    elif kind not in ("none", ""):
+        raise UnsupportedError(f"{file.path}: RoPE scaling {kind} cannot be written as a Hugging Face folder")
+    return {"rope_theta": short(spec.rope_base), "rope_scaling": scaling}
+
+
+def _original(rope: Config) -> int:
+    return rope.count("original_max_position_embeddings", "context")
+
+
+def _yarn_fields(rope: Config) -> dict[str, Field]:
+    rope.must_be("beta_fast", 32)
+    rope.must_be("beta_slow", 1)
+    rope.must_be("truncate", True)
+    rope.must_be("mscale")
+    rope.must_be("mscale_all_dim")
+    factor = rope.positive("factor")
+    if factor < 1:
+        raise UnsupportedError(f"{rope.path}: yarn with a factor below 1 is not supported")
+    usual = 1 + 0.1 * math.log(factor)  # which readers of GGUF multiply by what the file says
+    fields: dict[str, Field] = {"rope.scaling.original_context_length": np.uint32(_original(rope))}
+    if rope.get("attention_factor") is not None:
+        fields["rope.scaling.attn_factor"] = np.float32(rope.positive("attention_factor") / usual)
+    return fields
+
+
+def _longrope_magnitude(rope: Config, sizes: Sizes) -> float:
+    if rope.get("attention_factor") is not None:
+        return rope.positive("attention_factor")
+    longer = rope.positive("factor", sizes.context / _original(rope))
+    return 1.0 if longer <= 1 else math.sqrt(1 + math.log(longer) / math.log(max(2, _original(rope))))
+
+
+def _factors(rope: Config, key: str, pairs: int) -> FloatArray:
+    try:
+        values = np.asarray(rope.get(key), np.float32)
+    except (TypeError, ValueError, OverflowError):
+        values = np.zeros(0, np.float32)
+    if values.shape != (pairs,) or not (np.isfinite(values) & (values > 0)).all():
+        raise ModelFormatError(f"{rope.path}: {key} must be {pairs} positive numbers")
+    return values
+
+
+def _listed(file: GGUFFile, name: str) -> list[float]:
+    return [short(value) for value in file.tensor_bytes(file.tensors[name]).view(np.float32)]
+
+
+def _described_llama3(file: GGUFFile, spec: ModelSpec) -> dict[str, Any]:
+    stored = file.tensor_bytes(file.tensors["rope_freqs.weight"]).view(np.float32)
+    try:
+        kept = json.loads(str(file.metadata.get(KEPT, "{}")))
+        figures = [float(kept[key]) for key in _LLAMA3]
+    except (TypeError, ValueError, KeyError):
+        figures = [float(stored.max()), *_LLAMA3_USUAL]
+    if not np.allclose(llama3_factors(spec.rope_base, spec.rope_dim, *figures), stored, rtol=1e-5):
+        raise UnsupportedError(f"{file.path}: no settings of llama3's scaling are known that give its RoPE factors")
+    said: dict[str, Any] = dict(zip(_LLAMA3, figures, strict=True))
+    return said | {"rope_type": "llama3", _LLAMA3[-1]: int(figures[-1])}

@@ -1,0 +1,279 @@
+"""The pipeline behind `edge convert`: GGUF is the pivot.
+
+A Hugging Face folder first becomes a GGUF file in its own types; pruning and quantizing make a GGUF file of a GGUF
+file; at last the model is written in the format that was asked for. Each step works tensor by tensor, in a folder
+beside the target, which appears only when everything has been written, read again and checked.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from edge.catalog import find_model
+from edge.converters.calibrate import collect
+from edge.converters.prune import Pruned, Pruning, perplexity_on, plan_pruning, prune_gguf
+from edge.converters.quantize import CALIBRATED, Settings, mix_types, plan_types, quantize_gguf, quantized_fields
+from edge.converters.quantize import Report as Quantized
+from edge.converters.quantizers.mixed import TYPES, Mixture
+from edge.converters.readers.hf import convert_folder, is_folder, open_folder
+from edge.converters.repair import repair
+from edge.converters.target import check_file, check_folder
+from edge.converters.writers import hf
+from edge.converters.writers.gguf import Field, Planned, fields_of, write_gguf, write_outline
+from edge.converters.writers.onnx import planned_files, write_onnx
+from edge.converters.writers.onnx_methods import NEED_STATISTICS, find_method, planning_method
+from edge.devices.memory import memory_use
+from edge.errors import InputError
+from edge.gguf_file import GGUFFile, read_gguf
+from edge.model import read_spec
+from edge.model_folder import is_model_folder
+from edge.tokenizer import Tokenizer
+from edge.types import IntArray
+
+FORMATS = ("gguf", "onnx", "hf")
+_IN_ONNX = ("Q4_0", "Q4_1", "Q8_0")  # types that ONNX Runtime's blocks hold without rounding again
+_HELD = 8  # of the calibration text, so much is kept to measure what pruning did
+
+Progress = Callable[[float], None]
+Steps = Callable[[str], Progress]
+"""Takes the name of a step, returns what is told the share that is done."""
+
+Tokens = Callable[[Tokenizer], IntArray]
+"""Makes the calibration text's tokens, int32 [n], with the model's own tokenizer."""
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """to: one of FORMATS. repair: steps of distillation after pruning. settings: how weights are quantized; None: they
+    stay. size, kl: types are mixed so that the GGUF has at most so many bytes, or loses at most so many nats.
+    onnx_method: how ONNX stores weights where that is no block type."""
+
+    to: str
+    pruning: Pruning | None = None
+    repair: int = 0
+    settings: Settings | None = None
+    size: int | None = None
+    kl: float | None = None
+    onnx_method: str | None = None
+
+    @property
+    def mixes(self) -> bool:
+        return self.size is not None or self.kl is not None
+
+    @property
+    def calibrated(self) -> str | None:
+        """What wants a calibration text."""
+        if self.pruning:
+            return "pruning"
+        if self.settings and self.settings.method in CALIBRATED:
+            return self.settings.method
+        if self.mixes:
+            return "a mixture of types"
+        return self.onnx_method if self.onnx_method in NEED_STATISTICS else None
+
+
+@dataclass
+class Report:
+    """files: bytes by name. seconds: by step. peak: the process's largest resident set, bytes (measured).
+
+    perplexity: around pruning, on the last eighth of the calibration text, which nothing else has seen (measured).
+    """
+
+    target: Path
+    files: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    peak: int = 0
+    pruned: Pruned | None = None
+    perplexity: dict[str, float] = field(default_factory=dict)
+    mixture: Mixture | None = None
+    quantized: Quantized | None = None
+
+
+def find_format(to: str | None, target: Path) -> str:
+    """`--to`, or what the target's name says. Raises InputError."""
+    chosen = to or ("gguf" if target.suffix == ".gguf" else "onnx")
+    if chosen not in FORMATS:
+        raise InputError(f"--to {to!r}: choose {', '.join(FORMATS)}")
+    return chosen
+
+
+def find_source(source: str | Path) -> Path:
+    """A Hugging Face folder, or what find_model finds. Raises what it raises, and InputError for ONNX folders."""
+    path = Path(source)
+    if path.is_dir() and not is_model_folder(path):
+        if is_folder(path):
+            return path
+        raise InputError(f"{path} has no config.json: edge convert reads Hugging Face folders and GGUF files")
+    found = find_model(source)
+    if is_model_folder(found):
+        raise InputError(f"{found} is a model in ONNX already: convert what it was made of")
+    return found
+
+
+def convert(
+    source: str | Path,
+    target: Path,
+    wanted: Conversion,
+    *,
+    tokens: Tokens | None = None,
+    force: bool = False,
+    steps: Steps = lambda name: lambda done: None,
+) -> Report:
+    """Write `target`, whole or not at all.
+
+    source: a GGUF file, a Hugging Face folder, or an installed model. tokens: the calibration text, for the methods
+    that want one. Raises InputError, ModelFormatError, UnsupportedError, MissingExtraError.
+    """
+    path = find_source(source)
+    _check(path, target, wanted, tokens, force)
+    report = Report(target)
+    with _workplace(target) as work:
+        file = _read(path, work, report, steps)
+        ids = None if tokens is None else tokens(Tokenizer(file))
+        if wanted.pruning and ids is not None:
+            file = _prune(file, work, wanted, ids, report, steps)
+        if wanted.settings:
+            settings, made = _mixed(file, wanted.settings, wanted, ids, report, steps), work / "quantized.gguf"
+            with _timed(report, "quantizing", steps) as progress:
+                report.quantized = quantize_gguf(file, read_spec(file), made, settings, ids, progress)
+            file = read_gguf(made)
+        _write(file, work, wanted, ids, force, report, steps)
+    report.files = {each.name: each.stat().st_size for each in ([target] if target.is_file() else target.iterdir())}
+    report.peak = memory_use().peak
+    return report
+
+
+def preview(source: str | Path, target: Path, wanted: Conversion) -> tuple[dict[str, int | None], list[Planned]]:
+    """What `convert` would write: bytes of each file, None where only writing tells, and the tensors.
+
+    No weights are read. Raises as `convert`.
+    """
+    path = find_source(source)
+    with tempfile.TemporaryDirectory(prefix="edge-") as work:
+        outline = Path(work) / "outline.gguf"
+        file = read_gguf(path) if path.is_file() else _outline(outline, *_folder_plan(path))
+        if wanted.pruning:
+            file = _outline(outline, *plan_pruning(file, read_spec(file), wanted.pruning))
+        if wanted.settings:
+            types, _ = plan_types(file, read_spec(file), wanted.settings)
+            planned = [Planned(name, info.shape, types[name]) for name, info in file.tensors.items()]
+            file = _outline(outline, quantized_fields(file, wanted.settings), planned)
+        planned = [Planned(info.name, info.shape, info.type) for info in file.tensors.values()]
+        if wanted.to == "onnx":
+            method = planning_method(wanted.onnx_method, file, read_spec(file))
+            return planned_files(file, read_spec(file), method), planned
+        return {target.name: file.size if wanted.to == "gguf" else None}, planned
+
+
+def _folder_plan(folder: Path) -> tuple[Mapping[str, Field], list[Planned]]:
+    source = open_folder(folder)
+    return source.fields, source.planned
+
+
+def _outline(path: Path, fields: Mapping[str, Field], planned: list[Planned]) -> GGUFFile:
+    write_outline(path, fields, planned)
+    return read_gguf(path)
+
+
+def _check(path: Path, target: Path, wanted: Conversion, tokens: Tokens | None, force: bool) -> None:
+    """What can be known before anything is read."""
+    if target.exists() and target.samefile(path):
+        raise InputError(f"{target} is what is to be converted: choose another name")
+    if wanted.to == "gguf":
+        check_file(target, force=force)
+    else:
+        check_folder(target, is_model_folder if wanted.to == "onnx" else hf.is_ours, force=force)
+    if wanted.onnx_method and wanted.to != "onnx":
+        raise InputError(f"--method {wanted.onnx_method} is a way to store weights in ONNX: use --to onnx")
+    if tokens is None and wanted.calibrated:
+        raise InputError(
+            f"{wanted.calibrated} goes by what a text makes of the model: state one with --calibration FILE"
+        )
+
+
+def _read(path: Path, work: Path, report: Report, steps: Steps) -> GGUFFile:
+    if not path.is_dir():
+        return read_gguf(path)
+    with _timed(report, "reading", steps) as progress:
+        convert_folder(path, work / "read.gguf", progress=progress)
+    return read_gguf(work / "read.gguf")
+
+
+def _prune(file: GGUFFile, work: Path, wanted: Conversion, ids: IntArray, report: Report, steps: Steps) -> GGUFFile:
+    """Prune, repair if it is wanted, and say what that did to the text's end."""
+    assert wanted.pruning
+    seen, held = np.split(ids, [ids.size - ids.size // _HELD])
+    report.perplexity["before"] = perplexity_on(file, read_spec(file), held)
+    with _timed(report, "pruning", steps) as progress:
+        report.pruned = prune_gguf(file, read_spec(file), work / "pruned.gguf", wanted.pruning, seen, progress)
+    pruned = read_gguf(work / "pruned.gguf")
+    report.perplexity["pruned"] = perplexity_on(pruned, read_spec(pruned), held)
+    if not wanted.repair:
+        return pruned
+    with _timed(report, "repairing", steps) as progress:
+        repair(file, pruned, work / "repaired.gguf", seen, wanted.repair, progress)
+    repaired = read_gguf(work / "repaired.gguf")
+    report.perplexity["repaired"] = perplexity_on(repaired, read_spec(repaired), held)
+    return repaired
+
+
+def _mixed(
+    file: GGUFFile, settings: Settings, wanted: Conversion, ids: IntArray | None, report: Report, steps: Steps
+) -> Settings:
+    """The settings, with a type of its own for each matrix where a size or a quality was stated."""
+    if not wanted.mixes or ids is None:
+        return settings
+    with _timed(report, "measuring", steps) as progress:
+        settings, report.mixture = mix_types(
+            file, read_spec(file), settings, ids, nbytes=wanted.size, kl=wanted.kl, progress=progress,
+            kinds=_IN_ONNX if wanted.to == "onnx" else TYPES,
+        )  # fmt: skip
+    return settings
+
+
+def _write(
+    file: GGUFFile, work: Path, wanted: Conversion, ids: IntArray | None, force: bool, report: Report, steps: Steps
+) -> None:
+    spec, target = read_spec(file), report.target
+    statistics = None
+    if wanted.onnx_method in NEED_STATISTICS and ids is not None:
+        with _timed(report, "calibrating", steps) as progress:
+            statistics = collect(file, spec, ids, progress)
+    with _timed(report, "writing", steps) as progress:
+        if wanted.to == "onnx":
+            method = find_method(wanted.onnx_method, file, spec, statistics)
+            write_onnx(file, spec, target, method=method, force=force, progress=progress)
+        elif wanted.to == "hf":
+            hf.write_folder(file, spec, target, force=force, progress=progress)
+        elif file.path.parent == work:
+            os.replace(file.path, target)  # it was written, synced and read again by its step
+        else:
+            planned = [Planned(info.name, info.shape, info.type) for info in file.tensors.values()]
+            data = (file.tensor_bytes(info) for info in file.tensors.values())
+            write_gguf(target, fields_of(file), planned, data, progress)
+
+
+@contextmanager
+def _workplace(target: Path) -> Iterator[Path]:
+    """A folder on the target's file system for what is written on the way. Raises InputError."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as work:
+            yield Path(work)
+    except OSError as error:
+        raise InputError(f"{target} cannot be written ({error.strerror})") from None
+
+
+@contextmanager
+def _timed(report: Report, step: str, steps: Steps) -> Iterator[Progress]:
+    start = time.monotonic()
+    yield steps(step)
+    report.seconds[step] = time.monotonic() - start

@@ -1,0 +1,81 @@
+"""The process that runs `llama_model_quantize`: ggml_child.py REQUEST, as JSON.
+
+It says on stdout, one JSON object per line, which tensor gets which type, or else why not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import sys
+from typing import Any
+
+import numpy as np
+
+from edge.backends.llamacpp.library import LOG, library
+from edge.converters.ggml import Request
+
+_TENSOR = re.compile(r"\[ *\d+/ *\d+\] (?P<name>.+?) +- \[.*?\], type = +(?P<old>\w+), ")
+_NEW = re.compile(r"converting to (\w+) \.\.|MiB \((\w+)\)$")
+
+
+class Listener:
+    """Follows llama.cpp's log, which comes in pieces: a tensor, its type, what it becomes, its sizes."""
+
+    def __init__(self, out: Any) -> None:
+        self._out, self._name, self._type = out, "", ""
+
+    def receive(self, level: int, text: bytes, user_data: Any) -> None:
+        LOG.receive(level, text, user_data)
+        said = text.decode(errors="replace").strip("\n")
+        if tensor := _TENSOR.match(said + " "):
+            self.finish()
+            self._name, self._type = tensor["name"], tensor["old"]
+        elif new := _NEW.search(said.strip()):
+            self._type = new[1] or new[2]
+
+    def finish(self) -> None:
+        """All is known of a tensor when the next one comes."""
+        if self._name:
+            self.say(name=self._name, type=self._type.upper())
+        self._name = ""
+
+    def say(self, **message: str) -> None:
+        print(json.dumps(message), file=self._out, flush=True)
+
+
+def main(request: Request) -> int:
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what C code prints is none of our lines
+    lib, listener = library(), Listener(out)
+    callback = lib.llama_log_callback(listener.receive)
+    lib.llama_log_set(callback, None)
+    parameters = lib.llama_model_quantize_default_params()
+    parameters.ftype, parameters.pure = request.ftype, request.pure
+    parameters.allow_requantize, parameters.dry_run = request.allow_requantize, request.dry_run
+    parameters.nthread, parameters.max_buf_size = request.threads, request.slab
+    if request.embedding is not None:
+        parameters.token_embedding_type = request.embedding
+    if request.head is not None:
+        parameters.output_tensor_type = request.head
+    kept = []
+    if request.importance is not None:
+        kept = list(np.load(request.importance).items())
+        entries = (lib.llama_model_imatrix_data * (len(kept) + 1))()  # the last one, empty, ends the list
+        for entry, (name, each) in zip(entries, kept, strict=False):
+            entry.name, entry.size = name.encode(), each.size
+            entry.data = each.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        parameters.imatrix = entries
+    LOG.lines.clear()
+    names = os.fsencode(request.source), os.fsencode(request.target)
+    if lib.llama_model_quantize(*names, ctypes.byref(parameters)) != 0:
+        listener.say(error=LOG.lines[-1] if LOG.lines else LOG.reason())
+        return 1
+    listener.finish()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Request(**json.loads(sys.argv[1]))))

@@ -1,0 +1,81 @@
+"""A GGUF file with all its matrices rounded to one plain type, tensor after tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from edge.converters.blocks import FLOATS, block_size, dequantize, nbytes, quantize
+from edge.converters.ggml import FTYPES
+from edge.converters.writers.gguf import Planned, fields_of, write_gguf
+from edge.errors import ModelFormatError
+from edge.gguf_file import GGUFFile, TensorInfo
+from edge.types import AnyArray
+
+PLAIN = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
+_HEAD = "Q8_0"  # the head decides between tokens: fewer bits there cost more than they save
+_ODD = "F16"  # rows that are no whole blocks
+_SLAB = 4 << 20  # bytes of float32 rows that are rounded at once
+_VERSION = 2  # of ggml's block formats
+
+
+def plan_plain(file: GGUFFile, kind: str, *, pure: bool = False) -> list[Planned]:
+    """What `write_plain` writes. pure: the head, too, which otherwise has at least 8 bits."""
+    head = "output.weight" if "output.weight" in file.tensors else "token_embd.weight"
+    planned = []
+    for info in file.tensors.values():
+        wanted = kind
+        if info.name == head and not pure and kind not in FLOATS:
+            wanted = _HEAD
+        if info.shape[0] % block_size(wanted):
+            wanted = _ODD
+        planned.append(Planned(info.name, info.shape, wanted if _is_matrix(info) else info.type))
+    return planned
+
+
+def write_plain(
+    file: GGUFFile,
+    target: Path,
+    kind: str,
+    *,
+    pure: bool = False,
+    progress: Callable[[float], None] | None = None,
+) -> list[Planned]:
+    """Write `file` in a type of PLAIN, whole or not at all. Returns the tensors.
+
+    Raises InputError if it cannot be written, ModelFormatError for weights that are no finite numbers.
+    """
+    planned = plan_plain(file, kind, pure=pure)
+    fields = fields_of(file)
+    fields |= {
+        "general.file_type": np.uint32(FTYPES[kind]),
+        "general.quantization_version": np.uint32(_VERSION),
+    }
+    data = (_rounded(file, file.tensors[each.name], each.type) for each in planned)
+    write_gguf(target, fields, planned, data, progress)
+    return planned
+
+
+def _is_matrix(info: TensorInfo) -> bool:
+    """As llama.cpp has it: no norms, no learned positions."""
+    stem, _, kind = info.name.rpartition(".")
+    return len(info.shape) == 2 and kind == "weight" and not stem.endswith("_norm") and stem != "position_embd"
+
+
+def _rounded(file: GGUFFile, info: TensorInfo, kind: str) -> AnyArray:
+    data = file.tensor_bytes(info)
+    if info.type == kind:
+        return data
+    columns, rows = info.shape[0], prod(info.shape[1:])
+    data = data.reshape(rows, -1)
+    out = np.empty((rows, nbytes(kind, columns)), np.uint8)
+    step = max(1, _SLAB // (4 * columns))
+    for start in range(0, rows, step):
+        values = dequantize(data[start : start + step], info.type)
+        if not np.isfinite(values).all():
+            raise ModelFormatError(f"{file.path}: {info.name} has weights that are no finite numbers")
+        out[start : start + step] = quantize(values, kind)
+    return out

@@ -1,0 +1,191 @@
+"""Structured pruning: whole layers, or channels of the feed-forward networks, by what they do on calibration text.
+
+Layers: the Block Influence of ShortGPT (arXiv:2403.03853), 1 − E[cos(x, layer(x))] over tokens: those that turn the
+hidden state least go first. Channels: E[x²] · ‖w‖², the mean square of what a channel adds to the hidden state, with w
+its column of ffn_down, as in Wanda's |weight| · ‖activation‖ (arXiv:2306.11695), for whole channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from edge.converters.blocks import FLOATS, dequantize, quantize
+from edge.converters.calibrate import Walk, sequences
+from edge.converters.writers.gguf import Field, Planned, fields_of, write_gguf
+from edge.errors import InputError, UnsupportedError
+from edge.gguf_file import GGUFFile, TensorInfo
+from edge.spec import ModelSpec
+from edge.types import AnyArray, FloatArray, IntArray
+
+_BLOCK = 32  # channels come in blocks, so that the rows of ffn_down can be quantized afterwards
+_KEPT_IN = "F16"  # what quantized rows become that lose columns
+
+Progress = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """layers: how many go. ffn: the share of channels that go, 0 … 1, rounded to whole blocks of 32."""
+
+    layers: int = 0
+    ffn: float = 0.0
+
+
+@dataclass(frozen=True)
+class Importance:
+    """layers: Block Influence, float64 [layers]. channels: float64 [layers, ffn]."""
+
+    layers: AnyArray
+    channels: AnyArray
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What went. importance: of every layer of the source."""
+
+    layers: tuple[int, ...]
+    ffn: tuple[int, int]  # channels before and after
+    parameters: tuple[int, int]
+    importance: tuple[float, ...]
+
+
+def check_pruning(spec: ModelSpec, pruning: Pruning) -> int:
+    """How many channels stay. Raises InputError, UnsupportedError."""
+    if not 0 <= pruning.layers < spec.layers:
+        raise InputError(f"--prune-layers {pruning.layers}: the model has {spec.layers} layers, and one must stay")
+    if not 0 <= pruning.ffn < 1:
+        raise InputError(f"--prune-ffn {pruning.ffn:g}: state the share of channels that go, from 0 to below 1")
+    if pruning.layers and spec.recipe and len(set(spec.recipe.windows)) > 1:
+        raise UnsupportedError(f"layers of {spec.architecture} take turns in what they see: use --prune-ffn")
+    kept = round(spec.ffn * (1 - pruning.ffn) / _BLOCK) * _BLOCK
+    return min(spec.ffn, max(_BLOCK, kept)) if pruning.ffn else spec.ffn
+
+
+def measure_importance(
+    file: GGUFFile, spec: ModelSpec, tokens: IntArray, progress: Progress | None = None
+) -> Importance:
+    """On calibration tokens int32 [n]. Raises what calibrate.collect raises."""
+    walk = Walk(file, spec, sequences(tokens))
+    layers, channels = np.zeros(spec.layers), np.zeros((spec.layers, spec.ffn))
+    for layer in range(spec.layers):
+        before = walk.hidden.copy()
+        for names, inputs in walk.layer(layer):
+            if names[0].endswith("ffn_down"):
+                down = walk.weights[names[0]]
+                squares = np.einsum("tc,tc->c", inputs, inputs, dtype=np.float64) / len(inputs)
+                channels[layer] = squares * np.einsum("rc,rc->c", down, down, dtype=np.float64)
+        layers[layer] = 1 - _cosines(before, walk.hidden).mean()
+        if progress:
+            progress((layer + 1) / spec.layers)
+    return Importance(layers, channels)
+
+
+def prune_gguf(
+    file: GGUFFile,
+    spec: ModelSpec,
+    target: Path,
+    pruning: Pruning,
+    tokens: IntArray,
+    progress: Progress | None = None,
+) -> Pruned:
+    """Write the file without its least important layers and channels; tokens: calibration text, int32 [n].
+
+    Raises what check_pruning, measure_importance and write_gguf raise.
+    """
+    count = check_pruning(spec, pruning)
+    importance = measure_importance(file, spec, tokens, progress)
+    gone = sorted(np.argsort(importance.layers, kind="stable")[: pruning.layers].tolist())
+    best = np.argsort(-importance.channels, axis=1, kind="stable")[:, :count]
+    kept = [layer for layer in range(spec.layers) if layer not in gone]
+    cuts = list(_cuts(file, spec, kept, np.sort(best)))
+    fields = _fields(file, spec, len(kept), count)
+    write_gguf(target, fields, [cut.planned for cut in cuts], (cut.read(file) for cut in cuts))
+    parameters = sum(prod(cut.planned.shape) for cut in cuts)
+    return Pruned(tuple(gone), (spec.ffn, count), (spec.parameters, parameters), tuple(importance.layers.tolist()))
+
+
+def plan_pruning(file: GGUFFile, spec: ModelSpec, pruning: Pruning) -> tuple[dict[str, Field], list[Planned]]:
+    """Header and tensors of what pruning would write, whichever layers and channels it will choose.
+
+    Raises what check_pruning raises.
+    """
+    count, layers = check_pruning(spec, pruning), spec.layers - pruning.layers
+    any_channels = np.tile(np.arange(count, dtype=np.int32), (spec.layers, 1))
+    planned = [cut.planned for cut in _cuts(file, spec, list(range(layers)), any_channels)]
+    return _fields(file, spec, layers, count), planned
+
+
+def _fields(file: GGUFFile, spec: ModelSpec, layers: int, ffn: int) -> dict[str, Field]:
+    fields: dict[str, Field] = {key: value for key, value in fields_of(file).items() if key != "general.size_label"}
+    fields[f"{spec.architecture}.block_count"] = np.uint32(layers)
+    fields[f"{spec.architecture}.feed_forward_length"] = np.uint32(ffn)
+    return fields
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A tensor of the file, and which of its rows or columns stay (None: all)."""
+
+    source: TensorInfo
+    planned: Planned
+    rows: IntArray | None = None
+    columns: IntArray | None = None
+
+    def read(self, file: GGUFFile) -> AnyArray:
+        data = file.tensor_bytes(self.source)
+        if self.rows is not None:
+            return np.asarray(data.reshape(self.source.shape[-1], -1)[self.rows])
+        if self.columns is not None:
+            values = dequantize(data.reshape(self.source.shape[-1], -1), self.source.type)
+            return quantize(values[:, self.columns], self.planned.type)
+        return data
+
+
+def _cuts(file: GGUFFile, spec: ModelSpec, kept: list[int], channels: IntArray) -> Iterator[_Cut]:
+    """What becomes of every tensor. channels: those that stay, in each layer of the source, [layers, count]."""
+    for name, info in file.tensors.items():
+        if not name.startswith("blk."):
+            yield _Cut(info, Planned(name, info.shape, info.type))
+            continue
+        _, number, stem = name.split(".", 2)
+        if (layer := int(number)) not in kept:
+            continue
+        renamed, matrix = f"blk.{kept.index(layer)}.{stem}", stem.partition(".")[0]
+        if matrix in ("ffn_gate", "ffn_up") and channels.shape[1] < spec.ffn:
+            parts = info.shape[-1] // spec.ffn  # gate and up may lie in one
+            rows = np.concatenate([channels[layer] + part * spec.ffn for part in range(parts)])
+            yield _Cut(info, Planned(renamed, (*info.shape[:-1], rows.size), info.type), rows=rows)
+        elif stem == "ffn_down.weight" and channels.shape[1] < spec.ffn:
+            kind = info.type if info.type in FLOATS else _KEPT_IN
+            planned = Planned(renamed, (channels.shape[1], info.shape[1]), kind)
+            yield _Cut(info, planned, columns=channels[layer])
+        else:
+            yield _Cut(info, Planned(renamed, info.shape, info.type))
+
+
+def perplexity_on(file: GGUFFile, spec: ModelSpec, tokens: IntArray) -> float:
+    """Of a text, int32 [n], in sequences that begin anew: to compare models that were made of each other."""
+    parts = sequences(tokens)
+    walk = Walk(file, spec, parts)
+    for layer in range(spec.layers):
+        for _ in walk.layer(layer):
+            pass
+    nlls = []
+    for number, part in enumerate(parts):
+        at = number * parts.shape[1]
+        logits = walk.logits(slice(at, at + len(part) - 1)).astype(np.float64)
+        logits -= logits.max(axis=1, keepdims=True)
+        chosen = logits[np.arange(len(part) - 1), part[1:]]
+        nlls.append(np.log(np.exp(logits).sum(axis=1)) - chosen)
+    return float(np.exp(np.concatenate(nlls).mean()))
+
+
+def _cosines(some: FloatArray, others: FloatArray) -> FloatArray:
+    """Of rows, [n]."""
+    products = np.einsum("nh,nh->n", some, others)
+    return np.asarray(products / np.maximum(np.linalg.norm(some, axis=1) * np.linalg.norm(others, axis=1), 1e-20))

@@ -1,0 +1,28 @@
+"""LLM.int8() (arXiv:2208.07339): a few input channels are so large that they spoil the rounding of all others.
+
+Those whose inputs exceed a threshold in calibration stay float; the others are multiplied in int8, with a scale for
+every token and one for every row of the matrix.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edge.types import AnyArray, FloatArray
+
+THRESHOLD = 6.0  # the paper's
+MOST = 0.1  # of all channels: the paper finds a thousandth, but some models' inputs are larger throughout
+MIDDLE = 128  # stands for 0: unsigned numbers are multiplied without saturation on every CPU
+
+
+def outliers_of(largest: FloatArray, threshold: float = THRESHOLD) -> tuple[int, ...]:
+    """Channels to be kept apart, the largest if they are too many. largest: max |input| of each, float32 [columns]."""
+    chosen = np.argsort(-largest, kind="stable")[: int(MOST * largest.size)]
+    return tuple(sorted(int(index) for index in chosen if largest[index] > threshold))
+
+
+def round_rows(values: FloatArray) -> tuple[AnyArray, FloatArray]:
+    """float32 [rows, columns] to steps around MIDDLE, uint8 [rows, columns], and scales, float32 [rows]."""
+    scales = np.abs(values).max(axis=-1) / np.float32(127)
+    steps = np.rint(values / np.where(scales == 0, np.float32(1), scales)[:, None])
+    return (steps + MIDDLE).astype(np.uint8), scales

@@ -1,0 +1,45 @@
+"""The weights of a Hugging Face folder: one safetensors file, or several and an index of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edge.converters.readers.json_file import read_object, shown
+from edge.converters.readers.safetensors import Stored, read_header
+from edge.errors import InputError, ModelFormatError, UnsupportedError
+
+_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def read_checkpoint(folder: Path) -> dict[str, Stored]:
+    """All tensors of the folder, by name; only headers are read. Raises InputError, ModelFormatError."""
+    if (folder / _INDEX).is_file():
+        return _from_index(folder)
+    if (folder / _WHOLE).is_file():
+        return read_header(folder / _WHOLE)
+    files = sorted(folder.glob("*.safetensors"))
+    if len(files) == 1:
+        return read_header(files[0])
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pth")):
+        raise UnsupportedError(f"{folder}: its weights are Python pickles, that is programs: save them as safetensors")
+    raise InputError(f"{folder}: there is no {_WHOLE} in it")
+
+
+def _from_index(folder: Path) -> dict[str, Stored]:
+    index = folder / _INDEX
+    places = read_object(index).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        raise ModelFormatError(f"{index}: it has no weight_map from tensors to files")
+    shards: dict[str, dict[str, Stored]] = {}
+    for name in sorted(set(places.values())):
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise ModelFormatError(f"{index}: {shown(name)} is not the name of a safetensors file in this folder")
+        if not (folder / name).is_file():
+            raise ModelFormatError(f"{folder}: {name} is missing, though {_INDEX} names it")
+        shards[name] = read_header(folder / name)
+    found = {}
+    for tensor, name in places.items():
+        if tensor not in shards[name]:
+            raise ModelFormatError(f"{folder / name}: {shown(tensor)} is missing, though {_INDEX} places it there")
+        found[tensor] = shards[name][tensor]
+    return found

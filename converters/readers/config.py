@@ -1,0 +1,74 @@
+"""The figures of a `config.json`, read with bounds. Old and new files name some of them differently."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from reprlib import repr as brief
+from typing import Any
+
+from edge.converters.readers.json_file import read_object
+from edge.errors import InputError, ModelFormatError, UnsupportedError
+from edge.header import LIMITS
+
+
+@dataclass(frozen=True)
+class Config:
+    """`values` are those of the text model, where a file describes several. Errors name the file."""
+
+    path: Path
+    values: Mapping[str, Any]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value as it is; null counts as absent."""
+        value = self.values.get(key)
+        return default if value is None else value
+
+    def count(self, key: str, kind: str, default: int | None = None) -> int:
+        """A whole number from 1 to the limit of its kind. Raises ModelFormatError."""
+        value = self.get(key, default)
+        if value is None:
+            raise ModelFormatError(f"{self.path}: {key} is missing")
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= LIMITS[kind]:
+            raise ModelFormatError(f"{self.path}: {key} is {brief(value)}: it must be from 1 to {LIMITS[kind]}")
+        return value
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        """A number above 0. Raises ModelFormatError."""
+        value = self.get(key, default)
+        if value is None:
+            raise ModelFormatError(f"{self.path}: {key} is missing")
+        try:
+            good = not isinstance(value, bool | str) and 0 < value < math.inf
+        except TypeError:
+            good = False
+        if not good:
+            raise ModelFormatError(f"{self.path}: {key} is {brief(value)}: it must be a number above 0")
+        return float(value)
+
+    def must_be(self, key: str, *allowed: Any) -> None:
+        """Refuse a setting that GGUF has no field for; absent and null are fine. Raises UnsupportedError."""
+        value = self.get(key)
+        if value is not None and value not in allowed:
+            raise UnsupportedError(f"{self.path}: {key} is {brief(value)}, which is not supported")
+
+    def part(self, key: str) -> Config | None:
+        """An object within this one, with errors that name the same file. Raises ModelFormatError."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise ModelFormatError(f"{self.path}: {key} is {brief(value)} instead of an object")
+        return Config(self.path, value)
+
+
+def read_config(folder: Path) -> Config:
+    """Raises InputError if the folder has none, ModelFormatError."""
+    if not folder.is_dir():
+        raise InputError(f"{folder}: " + ("not a folder" if folder.exists() else "no such folder"))
+    path = folder / "config.json"
+    if not path.is_file():
+        raise InputError(f"{folder}: there is no config.json in it: not a Hugging Face model")
+    return Config(path, read_object(path))

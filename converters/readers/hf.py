@@ -1,0 +1,268 @@
+"""A Hugging Face folder as a GGUF file in its own float types: config.json, safetensors, a tokenizer, a chat template.
+
+Matrices keep their type (float32, float16, bfloat16), vectors become float32, as every reader of GGUF wants them.
+One tensor is in memory at a time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from reprlib import repr as brief
+from typing import Protocol
+
+import numpy as np
+
+from edge.converters.architectures import of_config
+from edge.converters.architectures.common import Architecture, Layout, Sizes
+from edge.converters.architectures.rope import kept_fields, read_rope, rope_tensors
+from edge.converters.blocks import FLOATS
+from edge.converters.layout import is_finite, to_gguf, to_kind
+from edge.converters.readers.checkpoint import read_checkpoint
+from edge.converters.readers.config import Config, read_config
+from edge.converters.readers.json_file import shown
+from edge.converters.readers.quantized import Packed, find_packed
+from edge.converters.readers.tokenizer import read_vocabulary
+from edge.converters.target import new_file
+from edge.converters.writers.gguf import Field, Planned, write_gguf
+from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
+from edge.gguf_file import read_gguf
+from edge.model import read_spec
+from edge.tokenizer import Tokenizer
+from edge.types import AnyArray
+
+_ROOTS = ("", "model.", "transformer.", "language_model.model.", "model.language_model.")
+_HEADS = ("lm_head", "language_model.lm_head")
+# What checkpoints hold beside the text model's weights.
+_OTHERS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+_BUFFERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+_FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "Q4_0": 2, "Q4_1": 3}  # general.file_type
+
+
+class Weights(Protocol):
+    """A tensor of a checkpoint."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def read(self) -> AnyArray: ...
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tensor of the result, and where it comes from."""
+
+    planned: Planned
+    source: Weights
+    layout: Layout
+    heads: int
+
+    def data(self) -> AnyArray:
+        """The tensor as it will be written. Raises ModelFormatError if it holds what is no number."""
+        kind, wanted = self.source.dtype, self.planned.type
+        if wanted not in FLOATS and isinstance(self.source, Packed):
+            return to_gguf(self.source.read_blocks(), self.layout, self.heads)
+        array = self.source.read()
+        where = f"{self.source.path}: {self.source.name}"
+        if not is_finite(array, kind):
+            raise ModelFormatError(f"{where} has values that are no numbers, or infinite")
+        return to_gguf(to_kind(array, kind, wanted, where), self.layout, self.heads)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A folder that was looked through: the header of the result, and its tensors."""
+
+    folder: Path
+    architecture: Architecture
+    fields: dict[str, Field]
+    parts: list[Part]
+    factors: dict[str, AnyArray]  # of RoPE
+
+    @property
+    def planned(self) -> list[Planned]:
+        """The tensors of the result, in order."""
+        factors = [Planned(name, (array.size,), "F32") for name, array in self.factors.items()]
+        return factors + [part.planned for part in self.parts]
+
+    def data(self) -> Iterator[AnyArray]:
+        yield from self.factors.values()
+        for part in self.parts:
+            yield part.data()
+
+
+def is_folder(path: Path) -> bool:
+    """Looks like a Hugging Face model."""
+    return (path / "config.json").is_file()
+
+
+def planned(folder: Path, *, type: str | None = None, blocks: bool = False) -> list[Planned]:
+    """What converting the folder would write; no weights are read. Raises as `convert_folder`."""
+    return open_folder(folder, type, blocks=blocks).planned
+
+
+def convert_folder(
+    folder: Path,
+    target: Path,
+    *,
+    progress: Callable[[float], None] | None = None,
+    type: str | None = None,
+    blocks: bool = False,
+) -> None:
+    """Write the GGUF file, whole or not at all.
+
+    type: F32, F16 or BF16 for all matrices, else each keeps its own, and quantized ones become float16.
+    blocks: quantized ones stay what they are, as Q4_0 or Q4_1, where these can hold them.
+    Raises InputError if files are missing or the target cannot be written, ModelFormatError if they are damaged or
+    contradict each other, UnsupportedError for architectures, tokenizers and quantizations that are not known.
+    """
+    source = open_folder(folder, type, blocks=blocks)
+    with new_file(target) as temporary:
+        write_gguf(temporary, source.fields, source.planned, source.data(), progress)
+        try:
+            file = read_gguf(temporary)
+            read_spec(file)
+            Tokenizer(file)
+        except EdgeError as error:
+            message = str(error).removeprefix(f"{temporary}: ")
+            raise ModelFormatError(f"{folder}: as GGUF, it would not be readable: {message}") from None
+
+
+def open_folder(folder: Path, type: str | None = None, *, blocks: bool = False) -> Source:
+    """Look through a folder without reading weights. Raises as `convert_folder`."""
+    if type not in (None, *FLOATS):
+        raise InputError(f"a folder is read into {', '.join(FLOATS)}, not {brief(type)}")
+    whole = read_config(folder)
+    architecture, config = of_config(whole)
+    sizes = architecture.sizes(config)
+    _check_sizes(config, sizes)
+    fields: dict[str, Field] = {"general.architecture": architecture.name, "general.type": "model"}
+    said = architecture.fields(config, sizes)
+    factors: dict[str, AnyArray] = {}
+    if architecture.scalings:
+        rope = read_rope(config, architecture.scalings)
+        factors = dict(rope_tensors(rope, sizes))
+        said_besides = kept_fields(rope)
+    else:
+        said_besides = {}
+    tensors = read_checkpoint(folder)
+    packed = find_packed(tensors, whole)
+    parts = _parts(folder, architecture, config, sizes, {**tensors, **packed}, type)
+    if blocks:
+        parts = [_as_blocks(part) for part in parts]
+    vocabulary = read_vocabulary(folder, whole, sizes.vocab)
+    fields["general.name"] = _name(folder, vocabulary.swallows)
+    fields["general.file_type"] = np.uint32(_FILE_TYPES[_main_type(parts)])
+    fields["general.quantization_version"] = np.uint32(2)
+    fields |= {f"{architecture.name}.{key}": value for key, value in said.items()} | said_besides
+    return Source(folder, architecture, fields | vocabulary.fields, parts, factors)
+
+
+def _check_sizes(config: Config, sizes: Sizes) -> None:
+    if sizes.heads % sizes.kv_heads:
+        raise ModelFormatError(f"{config.path}: {sizes.heads} heads cannot share {sizes.kv_heads} KV heads")
+    if sizes.head_dim % 2:
+        raise ModelFormatError(f"{config.path}: heads of {sizes.head_dim} values, an odd number")
+
+
+def _parts(
+    folder: Path,
+    architecture: Architecture,
+    config: Config,
+    sizes: Sizes,
+    tensors: dict[str, Weights],
+    kind: str | None,
+) -> list[Part]:
+    """All tensors in GGUF's order; every tensor of the checkpoint is accounted for."""
+    root = _root(folder, architecture, tensors)
+    parts, used = [], set[str]()
+    for ours, theirs in _names(architecture, sizes.layers):
+        stem, name = ours.rpartition(".")[2], root + theirs
+        if stem == "output":
+            name = next((head for head in _HEADS if f"{head}.weight" in tensors), theirs)
+            if _is_tied(architecture, config, f"{name}.weight" in tensors):
+                used.add(f"{name}.weight")
+                continue
+        for suffix in (".weight", ".bias"):
+            source = tensors.get(name + suffix)
+            if source is not None:
+                used.add(name + suffix)
+                parts.append(_part(architecture, sizes, ours + suffix, stem, source, kind))
+            elif suffix == ".weight" or stem in architecture.biases:
+                raise ModelFormatError(f"{folder}: the tensor {name}{suffix} is missing")
+    if (odd := architecture.odd_bias((part.planned.name for part in parts), sizes.layers)) is not None:
+        raise ModelFormatError(f"{folder}: a {architecture.name} model has biases of {odd} everywhere or nowhere")
+    for name, source in tensors.items():
+        if name not in used and not name.startswith(_OTHERS) and not name.endswith(_BUFFERS):
+            raise ModelFormatError(f"{source.path}: {shown(name)} is no tensor of a {architecture.name} model")
+    return parts
+
+
+def _names(architecture: Architecture, layers: int) -> Iterator[tuple[str, str]]:
+    """GGUF's and Hugging Face's names of all modules: the embedding, layer by layer, the rest."""
+    in_layers = [(ours, theirs) for ours, theirs in architecture.names.items() if "{}" in ours]
+    others = [(ours, theirs) for ours, theirs in architecture.names.items() if "{}" not in ours]
+    yield from (pair for pair in others if not pair[0].startswith("output"))
+    for layer in range(layers):
+        yield from ((ours.format(layer), theirs.format(layer)) for ours, theirs in in_layers)
+    yield from (pair for pair in others if pair[0].startswith("output"))
+
+
+def _root(folder: Path, architecture: Architecture, tensors: dict[str, Weights]) -> str:
+    embedding = architecture.names["token_embd"]
+    for root in _ROOTS:
+        if f"{root}{embedding}.weight" in tensors:
+            return root
+    raise ModelFormatError(f"{folder}: the tensor {architecture.root}{embedding}.weight is missing")
+
+
+def _is_tied(architecture: Architecture, config: Config, has_head: bool) -> bool:
+    """The head is the embedding. Old files do not always say so."""
+    said = config.get("tie_word_embeddings")
+    return bool(said) if said is not None else architecture.tied or not has_head
+
+
+def _part(architecture: Architecture, sizes: Sizes, name: str, stem: str, source: Weights, wanted: str | None) -> Part:
+    shape = architecture.shape(stem, sizes)
+    if name.endswith(".bias"):
+        shape = shape[:1]
+    layout = architecture.layouts.get(stem, "same")
+    expected = shape[::-1] if layout == "transposed" else shape
+    where = f"{source.path}: {source.name}"
+    if source.shape != expected:
+        raise ModelFormatError(f"{where} has shape {source.shape} instead of {expected}")
+    if source.dtype not in FLOATS:
+        raise UnsupportedError(f"{where} is of type {source.dtype}: only {', '.join(FLOATS)} are read")
+    kind = "F32" if len(shape) == 1 else wanted or source.dtype
+    heads = {"attn_q": sizes.heads, "attn_k": sizes.kv_heads}.get(stem, 1)
+    return Part(Planned(name, shape[::-1], kind), source, layout, heads)
+
+
+def _as_blocks(part: Part) -> Part:
+    kind = part.source.block_type if isinstance(part.source, Packed) else None
+    return part if kind is None else replace(part, planned=replace(part.planned, type=kind))
+
+
+def _main_type(parts: list[Part]) -> str:
+    """The type of most values."""
+    counts = Counter[str]()
+    for part in parts:
+        counts[part.planned.type] += prod(part.planned.shape)
+    return max(counts, key=lambda kind: counts[kind])
+
+
+def _name(folder: Path, swallows: bool) -> str:
+    """The folder's name. Readers take `phi-3` in it for a promise about control tokens, so it must not lie."""
+    name = "".join(filter(str.isprintable, folder.resolve().name))[:90] or "model"
+    claims = "phi-3" in name.lower() or "phi3" in name.lower()
+    if swallows and not claims:
+        return f"{name} (Phi-3)"
+    return name.lower().replace("phi3", "phi 3").replace("phi-3", "phi 3") if claims and not swallows else name

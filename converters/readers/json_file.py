@@ -1,0 +1,62 @@
+"""JSON files of other people: bounded, and refused in one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from reprlib import repr as brief
+from typing import Any
+
+from edge.errors import ModelFormatError
+
+_MOST_BYTES = 256 << 20  # the largest tokenizer.json have 35 MB
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises ModelFormatError."""
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ModelFormatError(f"{path}: larger than {_MOST_BYTES >> 20} MiB: the file is damaged")
+        data = path.read_bytes()
+    except OSError as error:
+        raise ModelFormatError(f"{path}: cannot be read ({error.strerror})") from None
+    return parse_object(data, str(path))
+
+
+def parse_object(data: bytes, where: str) -> dict[str, Any]:
+    """JSON text with an object in it, without the same key twice. Raises ModelFormatError that starts with `where`."""
+    try:
+        said = json.loads(data.decode("utf-8"), object_pairs_hook=_unique)
+    except UnicodeDecodeError:
+        raise ModelFormatError(f"{where}: it is no UTF-8 text: the file is damaged") from None
+    except RecursionError:
+        raise ModelFormatError(f"{where}: too many brackets within each other: the file is damaged") from None
+    except ValueError as error:
+        raise ModelFormatError(f"{where}: it is no JSON ({error})") from None
+    if not isinstance(said, dict):
+        raise ModelFormatError(f"{where}: there is no JSON object in it")
+    return said
+
+
+def items(path: Path, said: Mapping[str, Any], key: str) -> list[Any]:
+    """The list under a key, empty if it is absent. Raises ModelFormatError if it is something else."""
+    value = said.get(key)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise ModelFormatError(f"{path}: {key} is {brief(value)} instead of a list")
+    return value
+
+
+def shown(name: str) -> str:
+    """A name out of a file, for an error message: whole unless it is absurd."""
+    return repr(name if len(name) <= 120 else f"{name[:60]}…{name[-60:]}")
+
+
+def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    pairs = list(pairs)
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is there twice")
+    return found

@@ -1,0 +1,111 @@
+"""The safetensors format: a JSON header that says where tensors lie, then their bytes.
+
+Nothing the header says is believed: lengths, shapes and places must agree with each other and with the file.
+Format: https://github.com/huggingface/safetensors#format
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from reprlib import repr as brief
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from edge.converters.readers.json_file import parse_object, shown
+from edge.errors import ModelFormatError
+from edge.types import AnyArray
+
+_MOST_HEADER = 32 << 20  # bytes; a shard's header has a few hundred thousand
+_SIZES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2, "I32": 4,
+          "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8}  # fmt: skip
+_DTYPES = {"I32": np.int32, "F16": np.float16, "F32": np.float32, "BF16": np.uint16, "I64": np.int64}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor of a file; `offset` counts from the file's start, `shape` is outermost first."""
+
+    path: Path
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+    def read(self) -> AnyArray:
+        """The whole tensor, in memory; BF16 as the uint16 that it is stored in. Raises ModelFormatError."""
+        if self.dtype not in _DTYPES:
+            raise ModelFormatError(f"{self.path}: {self.name} is of type {self.dtype}, which no weights here have")
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(self.offset)
+                data = np.fromfile(file, np.uint8, self.nbytes)
+        except OSError as error:
+            raise ModelFormatError(f"{self.path}: cannot be read ({error.strerror})") from None
+        if data.size != self.nbytes:
+            raise ModelFormatError(f"{self.path}: the file became shorter while it was read")
+        return data.view(_DTYPES[self.dtype]).reshape(self.shape)
+
+
+def read_header(path: Path) -> dict[str, Stored]:
+    """The tensors of a safetensors file, by name. Raises ModelFormatError with one line."""
+    try:
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            start = file.read(8)
+            if len(start) < 8:
+                raise ModelFormatError(f"{path}: only {size} bytes: no safetensors file")
+            (length,) = struct.unpack("<Q", start)
+            if length > min(_MOST_HEADER, size - 8):
+                raise ModelFormatError(f"{path}: its header claims {length} bytes: the file is damaged or truncated")
+            text = file.read(length)
+    except OSError as error:
+        raise ModelFormatError(f"{path}: cannot be read ({error.strerror})") from None
+    said = parse_object(text, f"{path}: its header")
+    said.pop("__metadata__", None)
+    first = 8 + length
+    found = {name: _stored(path, name, entry, first) for name, entry in said.items()}
+    _check_places(path, found, first, size)
+    return found
+
+
+def _stored(path: Path, name: str, entry: Any, first: int) -> Stored:
+    where = f"{path}: {shown(name)}"
+    if not isinstance(entry, dict):
+        raise ModelFormatError(f"{where} is not described: the file is damaged")
+    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    if not isinstance(dtype, str) or dtype not in _SIZES:
+        raise ModelFormatError(f"{where} is of the unknown type {brief(dtype)}")
+    if not _counts(shape) or len(shape) > 8:
+        raise ModelFormatError(f"{where} has the impossible shape {brief(shape)}")
+    if not _counts(offsets) or len(offsets) != 2:
+        raise ModelFormatError(f"{where} lies at {brief(offsets)}: the file is damaged")
+    begin, end = offsets
+    nbytes = prod(shape) * _SIZES[dtype]
+    if end - begin != nbytes:
+        raise ModelFormatError(f"{where} has {end - begin} bytes, but {dtype} {brief(shape)} needs {nbytes}")
+    return Stored(path, name, dtype, tuple(shape), first + begin, nbytes)
+
+
+def _counts(value: Any) -> TypeGuard[list[int]]:
+    """A list of whole numbers that a file could hold."""
+    return isinstance(value, list) and all(
+        isinstance(each, int) and not isinstance(each, bool) and 0 <= each < 1 << 48 for each in value
+    )
+
+
+def _check_places(path: Path, found: dict[str, Stored], first: int, size: int) -> None:
+    """Tensors follow each other without gaps or overlaps, up to the file's end."""
+    expected = first
+    for each in sorted(found.values(), key=lambda stored: (stored.offset, stored.nbytes)):
+        if each.offset != expected:
+            raise ModelFormatError(
+                f"{path}: {shown(each.name)} lies at {each.offset}, but {expected} is next: the file is damaged"
+            )
+        expected += each.nbytes
+    if expected != size:
+        raise ModelFormatError(f"{path}: its tensors end at byte {expected}, the file at {size}: it is truncated")

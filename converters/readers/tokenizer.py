@@ -1,0 +1,215 @@
+"""A Hugging Face folder's tokenizer and chat template as GGUF's fields: the same ids for the same text.
+
+Two kinds are known: byte-level BPE, and SentencePiece's BPE with byte fallback, the latter also from its own
+`tokenizer.model`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from reprlib import repr as brief
+from typing import Any
+
+import numpy as np
+
+from edge.converters.readers.byte_level import byte_level_fields
+from edge.converters.readers.config import Config
+from edge.converters.readers.json_file import items, read_object
+from edge.converters.readers.pieces import Pieces, pieces_of_json, pieces_of_model
+from edge.converters.writers.gguf import Field
+from edge.errors import InputError, ModelFormatError, UnsupportedError
+from edge.tokenizer import END_NAMES, SPACES
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # tokenizer.ggml.token_type
+_ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # config's name, GGUF's
+_MOST_TEMPLATE = 1 << 20
+_PHI3 = {"<unk>", "<s>", "</s>", "<|endoftext|>"}  # without them, llama.cpp does not survive a model of that name
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """fields: of the header. swallows: control tokens take the space after them."""
+
+    fields: dict[str, Field]
+    swallows: bool
+
+
+def read_vocabulary(folder: Path, config: Config, size: int) -> Vocabulary:
+    """The tokenizer for `size` embeddings. Raises InputError if there is none, UnsupportedError, ModelFormatError."""
+    settings = _settings(folder)
+    path, model = folder / "tokenizer.json", folder / "tokenizer.model"
+    if path.is_file():
+        said = read_object(path)
+        added = _added(path, said, size)
+        texts, fields = _texts_and_fields(path, said, added, size)
+        strips = any(each.get("rstrip") is True and each.get("special") is True for each in added.values())
+        swallows = strips and set(texts) >= _PHI3
+        fields["tokenizer.ggml.add_bos_token"] = _adds_bos(path, said, settings)
+    elif model.is_file():
+        pieces, swallows = pieces_of_model(model), False
+        texts, fields = pieces.texts, _piece_fields(model, pieces, {}, size)
+        fields["tokenizer.ggml.add_bos_token"] = bool(settings.get("add_bos_token", True))
+    else:
+        raise InputError(f"{folder}: there is no tokenizer.json or tokenizer.model in it")
+    ids = {text: index for index, text in enumerate(texts)}
+    fields |= _role_fields(folder, settings, config, ids)
+    template = _template(folder, settings)
+    return Vocabulary(fields | ({"tokenizer.chat_template": template} if template else {}), swallows)
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json over special_tokens_map.json; both may be missing."""
+    said: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        if (folder / name).is_file():
+            said |= {key: value for key, value in read_object(folder / name).items() if value is not None}
+    return said
+
+
+def _added(path: Path, said: Mapping[str, Any], size: int) -> dict[int, dict[str, Any]]:
+    """Added tokens by their ids; those beyond the embeddings can mean nothing to the model. Raises ModelFormatError."""
+    found: dict[int, dict[str, Any]] = {}
+    for each in items(path, said, "added_tokens"):
+        if not isinstance(each, dict) or not isinstance(each.get("content"), str) or not _is_id(each.get("id")):
+            raise ModelFormatError(f"{path}: the added token {brief(each)} has no text or no id")
+        if each["id"] < size:
+            found[each["id"]] = each
+    return found
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _texts_and_fields(
+    path: Path, said: Mapping[str, Any], added: dict[int, dict[str, Any]], size: int
+) -> tuple[list[str], dict[str, Field]]:
+    model = said.get("model")
+    if not isinstance(model, dict) or model.get("type", "BPE") != "BPE" or not isinstance(model.get("vocab"), dict):
+        kind = model.get("type") if isinstance(model, dict) else model
+        raise UnsupportedError(f"{path}: a tokenizer of type {brief(kind)} is not supported (BPE is)")
+    texts = _texts(path, model["vocab"], added, size)
+    merges = _merges(path, model)
+    if model.get("byte_fallback"):
+        pieces = pieces_of_json(path, said, texts, merges, set(added))
+        return texts, _piece_fields(path, pieces, added, size)
+    fields: dict[str, Field] = byte_level_fields(path, said)
+    fields["tokenizer.ggml.tokens"] = texts
+    fields["tokenizer.ggml.token_type"] = _types(np.full(size, NORMAL, np.int32), texts, added)
+    fields["tokenizer.ggml.merges"] = [f"{left} {right}" for left, right in merges]
+    return texts, fields
+
+
+def _texts(path: Path, vocab: Mapping[str, Any], added: dict[int, dict[str, Any]], size: int) -> list[str]:
+    """The text of every id; embeddings that belong to no token get names like everybody's. Raises ModelFormatError."""
+    texts: dict[int, str] = {index: each["content"] for index, each in added.items()}
+    for text, index in vocab.items():
+        if not _is_id(index) or index >= size:
+            raise ModelFormatError(f"{path}: the token {brief(text)} has the id {brief(index)}, of {size} embeddings")
+        if texts.setdefault(index, text) != text:
+            raise ModelFormatError(f"{path}: the id {index} belongs to {brief(texts[index])} and to {brief(text)}")
+    listed = [texts.get(index, f"[PAD{index}]") for index in range(size)]
+    if len(set(listed)) < size:
+        raise ModelFormatError(f"{path}: two ids have the same text")
+    if any(not text or "\0" in text for text in listed):
+        raise UnsupportedError(f"{path}: a token is empty or holds a zero byte: GGUF has no such tokens")
+    return listed
+
+
+def _merges(path: Path, model: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Older files write a pair as one string."""
+    pairs = []
+    for each in items(path, model, "merges"):
+        pair = tuple(each.split(" ")) if isinstance(each, str) else tuple(each) if isinstance(each, list) else ()
+        if len(pair) != 2 or not all(isinstance(part, str) and part for part in pair):
+            raise ModelFormatError(f"{path}: the merge {brief(each)} is not a pair")
+        pairs.append((pair[0], pair[1]))
+    return pairs
+
+
+def _types(types: Any, texts: list[str], added: dict[int, dict[str, Any]]) -> Any:
+    """With what is known of added tokens, and of embeddings that belong to none."""
+    for index, text in enumerate(texts):
+        if index not in added and text == f"[PAD{index}]":
+            types[index] = UNUSED
+    for index, each in added.items():
+        if each.get("special") is True:
+            types[index] = UNKNOWN if types[index] == UNKNOWN else CONTROL
+        elif "▁" not in each["content"] or types[index] != NORMAL:  # else merging finds it, and it decodes to spaces
+            types[index] = USER_DEFINED
+    return types
+
+
+def _piece_fields(path: Path, pieces: Pieces, added: dict[int, dict[str, Any]], size: int) -> dict[str, Field]:
+    if len(pieces.texts) > size:
+        raise ModelFormatError(f"{path}: {len(pieces.texts)} tokens, but only {size} embeddings")
+    for index in range(len(pieces.texts), size):
+        pieces.texts.append(f"[PAD{index}]")
+    scores, types = np.zeros(size, np.float32), np.full(size, UNUSED, np.int32)
+    scores[: len(pieces.scores)], types[: len(pieces.types)] = pieces.scores, pieces.types
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": pieces.texts,
+        "tokenizer.ggml.scores": scores,
+        "tokenizer.ggml.token_type": _types(types, pieces.texts, added),
+        "tokenizer.ggml.add_space_prefix": pieces.space_prefix,
+        **({SPACES: pieces.spaces} if pieces.spaces else {}),
+    }
+
+
+def _adds_bos(path: Path, said: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+    """Whether prompts start with BOS: by what the tokenizer puts around a text, else by what the settings say."""
+    post = said.get("post_processor")
+    steps = (items(path, post, "processors") or [post]) if isinstance(post, dict) else []
+    for step in steps:
+        if isinstance(step, dict) and step.get("type") == "TemplateProcessing":
+            return any("SpecialToken" in each for each in items(path, step, "single")[:1] if isinstance(each, dict))
+    return settings.get("add_bos_token") is True
+
+
+def _role_fields(folder: Path, settings: Mapping[str, Any], config: Config, ids: dict[str, int]) -> dict[str, Field]:
+    """bos, eos, unk and pad: by their texts, else by the ids in config.json; and other tokens that end a turn."""
+    fields: dict[str, Field] = {}
+    for role, name in _ROLES.items():
+        text = settings.get(f"{role}_token")
+        text = text.get("content") if isinstance(text, dict) else text
+        index = ids.get(text) if isinstance(text, str) else None
+        if index is None:
+            index = next(iter(_ids(config.get(f"{role}_token_id"), len(ids))), None)
+        if index is not None:
+            fields[f"tokenizer.ggml.{name}_token_id"] = np.uint32(index)
+    generation = folder / "generation_config.json"
+    said = read_object(generation) if generation.is_file() else {}
+    ends = _ids(config.get("eos_token_id"), len(ids)) + _ids(said.get("eos_token_id"), len(ids))
+    texts = {index: text for text, index in ids.items()}
+    known = fields.get("tokenizer.ggml.eos_token_id")
+    others = [index for index in ends if index != known and texts[index] not in END_NAMES]
+    return fields | ({"tokenizer.ggml.eot_token_id": np.uint32(others[0])} if others else {})
+
+
+def _ids(value: Any, size: int) -> list[int]:
+    """One id, or a list of them; what is none is left out."""
+    return [each for each in (value if isinstance(value, list) else [value]) if _is_id(each) and each < size]
+
+
+def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    """The chat template: a file of its own, or in the settings, where there may be several by name."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        try:
+            with open(path, "rb") as file:
+                data = file.read(_MOST_TEMPLATE + 1)
+            text = data.decode("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelFormatError(f"{path}: cannot be read ({error})") from None
+        if len(data) > _MOST_TEMPLATE:
+            raise ModelFormatError(f"{path}: larger than {_MOST_TEMPLATE >> 20} MiB")
+        return text
+    said = settings.get("chat_template")
+    if isinstance(said, list):
+        named = {each.get("name"): each.get("template") for each in said if isinstance(each, dict)}
+        said = named.get("default")
+    return said if isinstance(said, str) and said else None

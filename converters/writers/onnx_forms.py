@@ -1,0 +1,197 @@
+"""The forms in which matrices are stored: what arrays each consists of, and how rows get there and back.
+
+A form is a frozen dataclass with four verbs: `arrays` (what there is, before any weight is read), `stored` (some rows,
+in those arrays), `restored` (the numbers that the arrays stand for, and how far off they may be).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+from edge.converters.quantizers import nf4
+from edge.converters.quantizers.llm_int8 import MIDDLE, round_rows
+from edge.converters.writers.onnx_blocks import BLOCK, is_exact, nearest, pack, to_blocks, to_floats, unpack, with_means
+from edge.errors import ModelFormatError
+from edge.types import AnyArray, FloatArray
+
+_NUMPY_OF = {"float32": "float32", "float16": "float16", "bfloat16": "uint16", "uint8": "uint8"}
+_EPSILON = 1e-5  # of the largest weight: what float32 scales cost
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array of a form. rows_axis: along which the matrix's rows lie."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    rows_axis: int = 0
+
+    @property
+    def numpy(self) -> np.dtype[np.generic]:
+        return np.dtype(_NUMPY_OF[self.dtype])
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of a tensor of the file: uint8 [rows, row bytes], in blocks of a type. factors: what their columns are
+    multiplied by, float32 [columns], divisors: what they are divided by, float32 [rows]; None: by nothing."""
+
+    name: str
+    raw: AnyArray
+    kind: str
+    type_id: int
+    factors: FloatArray | None = None
+    divisors: FloatArray | None = None
+
+    def values(self) -> FloatArray:
+        """float32 [rows, columns]; a new array. Raises ModelFormatError if they are not finite."""
+        values = np.array(to_floats(self.raw, self.kind, self.type_id))
+        if not np.isfinite(values).all():
+            raise damaged(self.name)
+        if self.factors is not None:
+            values *= self.factors
+        if self.divisors is not None:
+            values /= self.divisors[:, None]
+        return values
+
+
+Stored = dict[str, AnyArray]
+
+
+class Form(Protocol):
+    def arrays(self, rows: int, columns: int) -> dict[str, Array]: ...
+
+    def stored(self, rows: Rows) -> Stored:
+        """Raises UnsupportedError for types that cannot be read."""
+        ...
+
+    def restored(self, stored: Stored, kind: str) -> tuple[FloatArray, FloatArray]:
+        """What rows of this kind of weights became, float32 [rows, columns], and by how much each may differ."""
+        ...
+
+
+@dataclass(frozen=True)
+class Floats:
+    """As they are. dtype: float32, or float16 or bfloat16 if the file has them so: ONNX Runtime makes them float32."""
+
+    dtype: str = "float32"
+
+    def arrays(self, rows: int, columns: int) -> dict[str, Array]:
+        return {"floats": Array(self.dtype, (rows, columns))}
+
+    def stored(self, rows: Rows) -> Stored:
+        values = rows.values()
+        if self.dtype == "float32":
+            return {"floats": values}
+        return {"floats": rows.raw.view(_NUMPY_OF[self.dtype])}
+
+    def restored(self, stored: Stored, kind: str) -> tuple[FloatArray, FloatArray]:
+        floats = stored["floats"]
+        if self.dtype == "bfloat16":
+            floats = (floats.astype(np.uint32) << 16).view(np.float32)
+        values = np.asarray(floats, np.float32)
+        return values, np.abs(values) * np.float32(_EPSILON)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """MatMulNBits: blocks of 32 whole numbers with a scale. minima: with zero points, and one column more for the mean
+    of every block of inputs."""
+
+    bits: int
+    minima: bool = False
+
+    def means(self, columns: int) -> int:
+        return columns // BLOCK if self.minima else 0
+
+    def arrays(self, rows: int, columns: int) -> dict[str, Array]:
+        blocks = -(-(columns + self.means(columns)) // BLOCK)
+        arrays = {
+            "quants": Array("uint8", (rows, blocks, BLOCK * self.bits // 8)),
+            "scales": Array("float32", (rows, blocks)),
+        }
+        return arrays | ({"zeros": Array("uint8", (rows, (blocks * self.bits + 7) // 8))} if self.minima else {})
+
+    def stored(self, rows: Rows) -> Stored:
+        exact = is_exact(rows.kind, self.bits)
+        blocks = to_blocks(rows.raw, rows.kind, self.bits) if exact else nearest(rows.values())
+        if not np.isfinite(blocks.scales).all():
+            raise damaged(rows.name)
+        if self.minima:
+            blocks = with_means(blocks)
+        stored = {"quants": pack(blocks.quants, self.bits), "scales": blocks.scales}
+        return stored | ({"zeros": pack(blocks.zeros, self.bits)} if self.minima else {})
+
+    def restored(self, stored: Stored, kind: str) -> tuple[FloatArray, FloatArray]:
+        scales = stored["scales"]
+        rows, blocks = scales.shape
+        quants = unpack(stored["quants"], self.bits).reshape(rows, blocks, BLOCK).astype(np.float32)
+        zeros = np.full(scales.shape, 1 << self.bits - 1, np.float32)
+        if self.minima:
+            zeros[:] = unpack(stored["zeros"], self.bits)[:, :blocks]
+        values = (quants - zeros[..., None]) * scales[..., None]
+        steps = np.abs(scales)
+        error: FloatArray = steps * np.float32(0.01 if is_exact(kind, self.bits) else 0.51)
+        if self.minima:
+            count = blocks * BLOCK // (BLOCK + 1)  # of blocks of weights; those behind are for means
+            rest = values[:, count:].reshape(rows, -1)[:, :count] / BLOCK
+            error = error[:, :count] + np.repeat(steps[:, count:], BLOCK, axis=1)[:, :count] * np.float32(0.51 / BLOCK)
+            values = values[:, :count] + rest[..., None]
+        return values.reshape(rows, -1), np.repeat(error, BLOCK, axis=1)
+
+
+@dataclass(frozen=True)
+class NormalFloats:
+    """MatMulBnb4: four bits by the table of NF4, a scale for every 64. type: its name in edge.json."""
+
+    type: ClassVar[str] = "NF4"
+
+    def arrays(self, rows: int, columns: int) -> dict[str, Array]:
+        return {
+            "nf4": Array("uint8", (rows, columns // 2)),
+            "scales": Array("float32", (rows, columns // nf4.BLOCK)),
+        }
+
+    def stored(self, rows: Rows) -> Stored:
+        codes, scales = nf4.quantize(rows.values())
+        return {"nf4": nf4.pack(codes), "scales": scales}
+
+    def restored(self, stored: Stored, kind: str) -> tuple[FloatArray, FloatArray]:
+        values = nf4.dequantize(nf4.unpack(stored["nf4"]), stored["scales"])
+        largest_gap = np.float32(np.diff(nf4.LEVELS).max() * 0.51)
+        return values, np.repeat(stored["scales"] * largest_gap, nf4.BLOCK, axis=1)
+
+
+@dataclass(frozen=True)
+class Int8:
+    """DynamicQuantizeMatMul: eight bits and a scale for every row, and float32 for the columns `outliers`."""
+
+    type: ClassVar[str] = "INT8"
+    outliers: tuple[int, ...] = ()
+
+    def arrays(self, rows: int, columns: int) -> dict[str, Array]:
+        arrays = {"quants": Array("uint8", (columns, rows), rows_axis=1), "scales": Array("float32", (rows,))}
+        outliers = {"floats": Array("float32", (len(self.outliers), rows), rows_axis=1)}
+        return arrays | (outliers if self.outliers else {})
+
+    def stored(self, rows: Rows) -> Stored:
+        values, outliers = rows.values(), list(self.outliers)
+        floats = values[:, outliers].T
+        values[:, outliers] = 0
+        quants, scales = round_rows(values)
+        return {"quants": quants.T, "scales": scales} | ({"floats": floats} if outliers else {})
+
+    def restored(self, stored: Stored, kind: str) -> tuple[FloatArray, FloatArray]:
+        scales = stored["scales"][:, None]
+        values = (stored["quants"].T.astype(np.float32) - np.float32(MIDDLE)) * scales
+        errors = np.broadcast_to(scales * np.float32(0.51), values.shape).copy()
+        if self.outliers:
+            values[:, list(self.outliers)], errors[:, list(self.outliers)] = stored["floats"].T, 0
+        return values, errors
+
+
+def damaged(name: str) -> ModelFormatError:
+    return ModelFormatError(f"{name} contains values that are no numbers: the file is damaged")

@@ -1,0 +1,178 @@
+"""Nodes, inputs, weights and matrix products of a graph: what `onnx_graph.py` builds a model of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from edge.converters.quantizers import nf4
+from edge.converters.quantizers.llm_int8 import MIDDLE
+from edge.converters.writers.onnx_blocks import BLOCK
+from edge.converters.writers.onnx_forms import Blocks, Floats, Int8, NormalFloats
+from edge.converters.writers.onnx_layout import Layout, Matrix
+
+OPSET, IR_VERSION = 23, 11
+MS = "com.microsoft"
+_INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy_level: six times faster than float activations
+_NF4 = 1  # MatMulBnb4's quant_type
+_TINY = 1e-30  # instead of dividing by 0
+_ONNX_TYPES = {"float32": "FLOAT", "float16": "FLOAT16", "bfloat16": "BFLOAT16", "uint8": "UINT8"}
+
+
+class Nodes:
+    """A graph that grows. Methods return the names of what they add."""
+
+    def __init__(self, layout: Layout, data: str) -> None:
+        import onnx
+
+        self.types, self.helper = onnx.TensorProto, onnx.helper
+        self.layout, self.data = layout, data
+        self.nodes: list[Any] = []
+        self.inputs: list[Any] = []
+        self.outputs: list[Any] = []
+        self.initializers: dict[str, Any] = {}
+        self.made: dict[tuple[str, str], str] = {}  # what is made of a value once, for several products
+
+    def serialized(self) -> bytes:
+        graph = self.helper.make_graph(self.nodes, "edge", self.inputs, self.outputs, list(self.initializers.values()))
+        opsets = [self.helper.make_opsetid("", OPSET), self.helper.make_opsetid(MS, 1)]
+        model = self.helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="edge")
+        return bytes(model.SerializeToString())
+
+    # Products with matrices, one method for each form
+
+    def multiply(self, name: str, x: str, output: str = "") -> str:
+        matrix = self.layout.matrices[name]
+        bias = f"{name}.bias" if f"{name}.bias" in self.layout.vectors else ""
+        if isinstance(matrix.form, Blocks):  # which adds a bias by itself
+            return self._by_blocks(name, matrix, matrix.form, x, bias, output)
+        result = "" if bias else output
+        if isinstance(matrix.form, Int8):
+            product = self._by_int8(name, matrix, matrix.form, x, result)
+        elif isinstance(matrix.form, NormalFloats):
+            product = self._by_normal_floats(name, matrix, x, result)
+        else:
+            product = self.node("FusedMatMul", x, self.floats(name), domain=MS, transB=1, output=result)
+        return self.node("Add", product, self.weight(bias), output=output) if bias else product
+
+    def _by_blocks(self, name: str, matrix: Matrix, form: Blocks, x: str, bias: str, output: str) -> str:
+        inputs = [self._with_means(x) if form.minima else x]
+        inputs += [self.weight(f"{name}.quants"), self.weight(f"{name}.scales")]
+        if form.minima or bias:
+            inputs.append(self.weight(f"{name}.zeros") if form.minima else "")
+        if bias:
+            inputs += ["", self.weight(bias)]
+        columns = matrix.columns + form.means(matrix.columns)
+        sizes: dict[str, Any] = {"K": columns, "N": matrix.rows, "bits": form.bits, "block_size": BLOCK}
+        how = {**sizes, "accuracy_level": _INT8_ACTIVATIONS}
+        return self.node("MatMulNBits", *inputs, domain=MS, output=output, **how)
+
+    def _with_means(self, x: str) -> str:
+        """Behind the inputs, the mean of each block of them."""
+        if ("means", x) not in self.made:
+            means = self.node("AveragePool", x, kernel_shape=[BLOCK], strides=[BLOCK])
+            self.made["means", x] = self.node("Concat", x, means, axis=-1)
+        return self.made["means", x]
+
+    def _by_int8(self, name: str, matrix: Matrix, form: Int8, x: str, output: str) -> str:
+        apart = ""
+        if form.outliers:
+            which = self.constant(f"{name}.outliers", list(form.outliers))
+            floats = self.node("Gather", x, which, axis=-1)
+            apart = self.node("MatMul", floats, self.weight(f"{name}.floats"))
+            x = self.node("Mul", x, self._all_but(which, matrix.columns, len(form.outliers)))
+        by_token, sizes = self._by_token(x)
+        inputs = [by_token, self.weight(f"{name}.quants"), self.weight(f"{name}.scales"), self._middle()]
+        product = self.node("DynamicQuantizeMatMul", *inputs, domain=MS)
+        if not apart:
+            return self.node("Mul", product, sizes, output=output)
+        return self.node("Add", self.node("Mul", product, sizes), apart, output=output)
+
+    def _by_token(self, x: str) -> tuple[str, str]:
+        """Each token's inputs divided by the largest of them, which makes ONNX Runtime's one scale for all tokens a
+        scale for every token; and by what they were divided."""
+        if ("sizes", x) not in self.made:
+            largest = self.node("ReduceMax", self.node("Abs", x), self.constant("last_axis", [-1]), keepdims=1)
+            self.made["sizes", x] = sizes = self.node("Max", largest, self.number(_TINY))
+            self.made["by token", x] = self.node("Div", x, sizes)
+        return self.made["by token", x], self.made["sizes", x]
+
+    def _all_but(self, which: str, columns: int, count: int) -> str:
+        """1 for every column, 0 for these: computed once, when the model is loaded."""
+        zeros = self.node("ConstantOfShape", self.constant(f"{count} values", [count]))
+        one = self.helper.make_tensor("one", self.types.FLOAT, [1], [1.0])
+        ones = self.node("ConstantOfShape", self.constant(f"{columns} values", [columns]), value=one)
+        return self.node("ScatterElements", ones, which, zeros)
+
+    def _middle(self) -> str:
+        name = "middle"
+        self.initializers[name] = self.helper.make_tensor(name, self.types.UINT8, [], [MIDDLE])
+        return name
+
+    def _by_normal_floats(self, name: str, matrix: Matrix, x: str, output: str) -> str:
+        codes = self.weight(f"{name}.nf4", (matrix.rows * matrix.columns // 2,))
+        scales = self.weight(f"{name}.scales", (matrix.rows * matrix.columns // nf4.BLOCK,))
+        how: dict[str, Any] = {"K": matrix.columns, "N": matrix.rows, "block_size": nf4.BLOCK, "quant_type": _NF4}
+        return self.node("MatMulBnb4", x, codes, scales, domain=MS, output=output, **how)
+
+    def floats(self, name: str) -> str:
+        """A matrix of floats as float32; ONNX Runtime does that once, when the model is loaded."""
+        weight = self.weight(f"{name}.floats")
+        if self.layout.places[f"{name}.floats"].array.dtype == "float32":
+            return weight
+        if ("float32", weight) not in self.made:
+            self.made["float32", weight] = self.node("Cast", weight, to=self.types.FLOAT)
+        return self.made["float32", weight]
+
+    def look_up(self, name: str, rows: str) -> str:
+        """Rows of a matrix of floats or blocks without minima."""
+        matrix = self.layout.matrices[name]
+        if isinstance(matrix.form, Blocks):
+            quants = self.weight(f"{name}.quants", (matrix.rows, matrix.columns * matrix.form.bits // 8), "rows")
+            how: dict[str, Any] = {"bits": matrix.form.bits, "block_size": BLOCK, "gather_axis": 0, "quantize_axis": 1}
+            scales = self.weight(f"{name}.scales")
+            return self.node("GatherBlockQuantized", quants, rows, scales, domain=MS, **how)
+        found = self.node("Gather", self.weight(f"{name}.floats"), rows)
+        return found if matrix.form == Floats() else self.node("Cast", found, to=self.types.FLOAT)
+
+    # The parts of a graph
+
+    def node(self, op: str, *inputs: str, domain: str = "", output: str = "", **attributes: Any) -> str:
+        output = output or f"{op}.{len(self.nodes)}"
+        self.emit(op, inputs, [output], domain, **attributes)
+        return output
+
+    def emit(self, op: str, inputs: Sequence[str], outputs: Sequence[str], domain: str = "", **attributes: Any) -> None:
+        named = list(inputs)
+        while named and not named[-1]:
+            named.pop()
+        self.nodes.append(self.helper.make_node(op, named, list(outputs), domain=domain, **attributes))
+
+    def input(self, name: str, kind: int, *shape: int | str) -> None:
+        self.inputs.append(self.helper.make_tensor_value_info(name, kind, shape))
+
+    def output(self, name: str, kind: int, *shape: int | str) -> None:
+        self.outputs.append(self.helper.make_tensor_value_info(name, kind, shape))
+
+    def constant(self, name: str, values: list[int]) -> str:
+        self.initializers[name] = self.helper.make_tensor(name, self.types.INT64, [len(values)], values)
+        return name
+
+    def number(self, value: float) -> str:
+        name = f"number {value!r}"
+        self.initializers[name] = self.helper.make_tensor(name, self.types.FLOAT, [], [value])
+        return name
+
+    def weight(self, name: str, shape: tuple[int, ...] = (), seen_as: str = "") -> str:
+        """An array of the data file; the same bytes in another shape under a name of its own."""
+        place = self.layout.places[name]
+        known = f"{name}.{seen_as}" if seen_as else name
+        if known not in self.initializers:
+            tensor = self.types(name=known, dims=shape or place.array.shape)
+            tensor.data_type = getattr(self.types, _ONNX_TYPES[place.array.dtype])
+            tensor.data_location = self.types.EXTERNAL
+            where = {"location": self.data, "offset": str(place.offset), "length": str(place.nbytes)}
+            for key, value in where.items():
+                tensor.external_data.add(key=key, value=value)
+            self.initializers[known] = tensor
+        return known

@@ -1,0 +1,64 @@
+"""What this device spends, in joules: its sensors, one file each, and an estimate where there is none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge.devices.power import battery, ina, macos, nvml, pmic, rapl
+from edge.devices.power.base import Meter, Unavailable
+from edge.devices.power.estimate import Estimate
+from edge.devices.power.guarded import Guarded
+from edge.devices.profiles import host_power
+
+# The best first: what counts energy itself before what samples power, the whole device before a part of it.
+_SENSORS: dict[str, Callable[[Path], Meter]] = {
+    "ina": ina.find,
+    "pmic": pmic.find,
+    "rapl": rapl.find,
+    "macos": macos.find,
+    "battery": battery.find,
+    "nvml": nvml.find,
+}
+_FOR_CPUS = [name for name in _SENSORS if name != "nvml"]  # a graphics card's joules are not those of a CPU's run
+
+ROOT_VARIABLE = "EDGE_SENSORS"  # a folder with the device's sys and proc: containers have them elsewhere
+
+
+@dataclass(frozen=True)
+class Sensor:
+    """One that this device has, or why not."""
+
+    name: str
+    available: bool
+    about: str
+
+
+def sensors_root() -> Path:
+    return Path(os.environ.get(ROOT_VARIABLE) or "/")
+
+
+def sensors(root: Path | None = None) -> list[Sensor]:
+    """All that edge knows, with what they measure here or why they do not; the estimate is the last."""
+    root, found = root or sensors_root(), []
+    for name, find in _SENSORS.items():
+        try:
+            meter = find(root)
+            found.append(Sensor(name, True, f"{meter.source}: {meter.kind}, the whole {meter.scope}"))
+        except Unavailable as reason:
+            found.append(Sensor(name, False, str(reason)))
+    return [*found, Sensor("estimate", True, Estimate(host_power()).source)]
+
+
+def find_meter(root: Path | None = None) -> Guarded:
+    """The best sensor of this device, counting from now; the estimate where there is none, or once it fails."""
+    root = root or sensors_root()
+    estimate = Estimate(host_power())
+    for name in _FOR_CPUS:
+        try:
+            return Guarded(_SENSORS[name](root), estimate)
+        except Unavailable:
+            continue
+    return Guarded(estimate, estimate)

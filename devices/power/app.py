@@ -1,0 +1,28 @@
+"""A counter that an app passes in, as Android's BatteryManager gives it only to apps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from edge.devices.power.base import Kind, Reading, Scope, Unavailable
+
+
+class AppCounter:
+    """joules: the app's counter, which grows; raises whatever it likes once it no longer can."""
+
+    kind: Kind = "counter"
+
+    def __init__(self, joules: Callable[[], float], source: str = "app", scope: Scope = "device") -> None:
+        self.source, self.scope = source, scope
+        self._count = joules
+        self._first = self._last = joules()
+        self._samples = 0
+
+    def read(self) -> Reading:
+        try:
+            now = float(self._count())
+        except Exception as error:
+            raise Unavailable(f"the app's counter failed ({type(error).__name__})") from None
+        self._samples += now != self._last
+        self._last = now
+        return Reading(now - self._first, None, self.source, self.kind, self.scope, self._samples)

@@ -1,0 +1,57 @@
+"""What all energy meters are: joules since they were made, and how far to trust them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+Kind = Literal["counter", "integrated", "estimate"]
+"""counter: the device counts joules. integrated: it tells watts, summed over time. estimate: nothing is measured."""
+
+Scope = Literal["device", "package", "process"]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """joules: since the meter was made. watts: now, None where only later readings tell. samples: distinct values
+    that the sensor has shown, so that a stale gauge cannot claim precision."""
+
+    joules: float
+    watts: float | None
+    source: str
+    kind: Kind
+    scope: Scope
+    samples: int
+
+
+class Unavailable(Exception):  # noqa: N818 - not an error: most devices have few sensors
+    """Why a sensor cannot be read, now or any more."""
+
+
+class Meter(Protocol):
+    """`read` raises Unavailable once the sensor has vanished or no longer tells."""
+
+    source: str
+    kind: Kind
+    scope: Scope
+
+    def read(self) -> Reading: ...
+
+
+def read_number(path: Path) -> int:
+    """A number that the kernel shows in a file. Raises Unavailable."""
+    try:
+        return int(path.read_text())
+    except PermissionError:
+        raise Unavailable(f"{path} may be read by root only: sudo chmod a+r {path}") from None
+    except (OSError, ValueError) as error:
+        raise Unavailable(f"{path} cannot be read ({getattr(error, 'strerror', None) or 'no number'})") from None
+
+
+def read_text(path: Path) -> str:
+    """Empty where there is nothing to read."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,49 @@
+"""Joules where nothing measures them: from what this process did and what the device's profile says that costs.
+
+busy core-seconds × watts of a core + seconds × idle watts + bytes read from memory × joules per byte. What the profile
+does not know counts as nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from edge.devices.power.base import Kind, Reading, Scope
+from edge.devices.profiles import Power
+
+_PICO = 1e-12
+
+
+class Estimate:
+    kind: Kind = "estimate"
+    scope: Scope = "process"
+
+    def __init__(
+        self,
+        power: Power,
+        busy: Callable[[], float] = time.process_time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._power, self._busy, self._clock = power, busy, clock
+        self.source = f"estimate by {power.profile}"
+        self._busy_at, self._started = busy(), clock()
+        self._bytes = 0
+        self._last = (0.0, self._started)
+        self._watts: float | None = None
+
+    def add_bytes(self, count: float) -> None:
+        """So many were read from memory."""
+        self._bytes += int(count)
+
+    def read(self) -> Reading:
+        now = self._clock()
+        joules = (
+            (self._busy() - self._busy_at) * self._power.core_watts
+            + (now - self._started) * self._power.idle_watts
+            + self._bytes * self._power.dram_pj_per_byte * _PICO
+        )
+        before, at = self._last
+        if now - at > 1e-3:
+            self._watts, self._last = (joules - before) / (now - at), (joules, now)
+        return Reading(joules, self._watts, self.source, self.kind, self.scope, 0)

@@ -1,0 +1,29 @@
+"""Joules of a sensor that tells watts: summed over time by trapezoids."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from edge.devices.power.base import Kind, Reading, Scope
+
+
+class Integrated:
+    """watts: reads the sensor; raises Unavailable when it no longer tells."""
+
+    kind: Kind = "integrated"
+
+    def __init__(
+        self, source: str, scope: Scope, watts: Callable[[], float], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.source, self.scope = source, scope
+        self._read_watts, self._clock = watts, clock
+        self._watts, self._at = watts(), clock()
+        self._joules, self._samples = 0.0, 1
+
+    def read(self) -> Reading:
+        watts, at = self._read_watts(), self._clock()
+        self._joules += (watts + self._watts) / 2 * (at - self._at)
+        self._samples += watts != self._watts
+        self._watts, self._at = watts, at
+        return Reading(self._joules, watts, self.source, self.kind, self.scope, self._samples)

@@ -1,0 +1,47 @@
+"""The Raspberry Pi 5's power controller: volts and amperes of its rails, from `vcgencmd pmic_read_adc`.
+
+They leave out what the board loses before them, so the device draws somewhat more.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from edge.devices.power.base import Unavailable, read_text
+from edge.devices.power.integrate import Integrated
+
+_VALUE = re.compile(r"(\w+)_([AV])\s+(?:current|volt)\(\d+\)=([\d.]+)[AV]")
+_SECONDS = 1.0
+
+
+def find(root: Path) -> Integrated:
+    model = read_text(root / "proc/device-tree/model")
+    if "Raspberry Pi 5" not in model:
+        raise Unavailable("not a Raspberry Pi 5")
+    program = shutil.which("vcgencmd")
+    if program is None:
+        raise Unavailable("vcgencmd is missing: sudo apt install libraspberrypi-bin")
+    return Integrated("Pi 5 PMIC", "device", lambda: watts(_ask(program)))
+
+
+def watts(answer: str) -> float:
+    """The sum over all rails for which there are both. Raises Unavailable."""
+    found: dict[str, dict[str, float]] = {}
+    for rail, unit, value in _VALUE.findall(answer):
+        found.setdefault(rail, {})[unit] = float(value)
+    products = [rail["A"] * rail["V"] for rail in found.values() if len(rail) == 2]
+    if not products:
+        raise Unavailable("vcgencmd pmic_read_adc shows no rails")
+    return sum(products)
+
+
+def _ask(program: str) -> str:
+    try:
+        return subprocess.run(
+            [program, "pmic_read_adc"], capture_output=True, text=True, timeout=_SECONDS, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise Unavailable(f"vcgencmd pmic_read_adc failed ({type(error).__name__})") from None

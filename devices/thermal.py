@@ -1,0 +1,67 @@
+"""How hot this device is, and whether its clock is held back, from the kernel's files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+_MILLI = 1e-3
+_ROOT = Path("/")
+_PROCESSOR = ("cpu", "x86_pkg", "soc", "package", "tdie", "coretemp", "k10temp", "acpitz")
+
+
+@dataclass(frozen=True)
+class Zone:
+    """celsius: now. trip: where the kernel starts to slow the device down, None if it does not say."""
+
+    name: str
+    path: Path
+    celsius: float
+    trip: float | None
+
+
+def zones(root: Path = _ROOT) -> list[Zone]:
+    """All that can be read, those of the processor first."""
+    found = []
+    for path in sorted((root / "sys/class/thermal").glob("thermal_zone*")):
+        if (celsius := read_celsius(path / "temp")) is not None:
+            found.append(Zone(_text(path / "type"), path / "temp", celsius, _trip(path)))
+    for monitor in sorted((root / "sys/class/hwmon").glob("hwmon*")):
+        name = _text(monitor / "name")
+        if name in _PROCESSOR and (celsius := read_celsius(monitor / "temp1_input")) is not None:
+            found.append(Zone(name, monitor / "temp1_input", celsius, None))
+    return sorted(found, key=lambda zone: not zone.name.lower().startswith(_PROCESSOR))
+
+
+def read_celsius(path: Path) -> float | None:
+    """None once the sensor has vanished, or shows what no device can be."""
+    try:
+        celsius = int(path.read_text()) * _MILLI
+    except (OSError, ValueError):
+        return None
+    return celsius if -40 < celsius < 150 else None
+
+
+def held_back(root: Path = _ROOT) -> float | None:
+    """The share of its top clock that the first core may use now; None where the system does not tell."""
+    folder = root / "sys/devices/system/cpu/cpu0/cpufreq"
+    try:
+        return int((folder / "scaling_max_freq").read_text()) / int((folder / "cpuinfo_max_freq").read_text())
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
+
+
+def _trip(zone: Path) -> float | None:
+    passive = [
+        read_celsius(kind.with_name(kind.name.replace("_type", "_temp")))
+        for kind in zone.glob("trip_point_*_type")
+        if _text(kind) == "passive"
+    ]
+    return min((each for each in passive if each is not None), default=None)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

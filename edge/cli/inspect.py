@@ -1,0 +1,134 @@
+"""`edge inspect`: what a model file is."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edge.budget import format_bytes
+from edge.cli import options as o
+from edge.cli.show import print_json, progress, table
+
+if TYPE_CHECKING:
+    from edge.inspection import Inspection, Vocabulary
+    from edge.spec import ModelSpec
+
+_LINES, _WIDTH = 3, 100  # of a chat template, unless it is asked for
+
+
+def inspect(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="As elsewhere, or a Hugging Face folder, as it would be converted.")
+    ],
+    tensors: Annotated[bool, o.flag("--tensors", help="List all tensors.")] = False,
+    template: Annotated[bool, o.flag("--template", help="Print the whole chat template.")] = False,
+    hash: Annotated[bool, o.flag("--hash", help="SHA-256 of the file, which is read whole for it.")] = False,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Show a model's architecture, weights, tokenizer and template, and which engines run it."""
+    from edge.inspection import inspect_model
+
+    with progress(enabled=not quiet) as shown:
+        bar = shown.step("hashing")
+        found = inspect_model(model, sha256=hash, progress=lambda part: bar(part, 1.0))
+    if json:
+        print_json(_record(found, tensors=tensors))
+        return
+    print(table(["model", printable(str(found.path))], _about(found), left=2))
+    types = [
+        [each.type, str(each.tensors), str(each.parameters), format_bytes(each.bytes), f"{100 * each.share:.1f} %"]
+        for each in found.types
+    ]
+    print("\n" + table(["type", "tensors", "parameters", "size", "share"], types))
+    if tensors:
+        lines = [
+            [each.name, "×".join(map(str, each.shape)), each.type, format_bytes(each.nbytes)] for each in found.tensors
+        ]
+        print("\n" + table(["tensor", "shape", "type", "size"], lines, left=3))
+    if found.engines:
+        runs = [
+            [each.engine, each.reason or "yes", ", ".join(f"{kind} {size}" for kind, size in each.kv_bytes.items())]
+            for each in found.engines
+        ]
+        when = "once converted" if found.format.startswith("Hugging") else "runs it"
+        print("\n" + table(["engine", when, "KV bytes per token (counted)"], runs, left=3))
+    if found.template is not None:
+        text = printable(found.template)
+        print(f"\nchat template, {len(found.template)} characters:\n{text if template else _beginning(text)}")
+
+
+def printable(text: str) -> str:
+    """A file's text for a terminal: control characters could do anything there."""
+    return "".join(each if each.isprintable() or each in "\n\t" else "\N{REPLACEMENT CHARACTER}" for each in text)
+
+
+def _line(text: str) -> str:
+    """What stands in a cell."""
+    return " ".join(printable(text).split())[:_WIDTH]
+
+
+def _beginning(text: str) -> str:
+    lines = text.splitlines()
+    shown = [line[:_WIDTH] + (" …" if len(line) > _WIDTH else "") for line in lines[:_LINES]]
+    return "\n".join([*shown, "… (--template shows all)"] if len(lines) > _LINES else shown)
+
+
+def _about(found: Inspection) -> list[list[str]]:
+    body = "" if found.body_bits is None else f", {found.body_bits:.2f} without embedding and head"
+    rows = [
+        ["format", f"{found.format}, {format_bytes(found.bytes)}"],
+        ["architecture", _line(found.architecture)],
+        ["parameters", f"{found.parameters:,}"],
+        ["bits per weight", f"{found.bits_per_weight:.2f}{body}"],
+    ]
+    rows += [["no engine", _line(found.reason or "")]] if found.spec is None else _shape(found.spec)
+    rows += _tokens(found.vocabulary)
+    rows.append(["stamp", f"{found.stamp} (of samples)"])
+    return rows + [["SHA-256", f"{digest} {name}"] for name, digest in found.sha256.items()]
+
+
+def _shape(spec: ModelSpec) -> list[list[str]]:
+    recipe = spec.recipe
+    ropes = ", ".join(
+        f"{rope.dim} of {spec.head_dim} values, base {rope.base:g}"
+        + (f", {rope.scaling} × {rope.factor:g}" if rope.factor != 1 else "")
+        for rope in (recipe.ropes if recipe else ())
+    )
+    windowed = [window for window in recipe.windows if window] if recipe else []
+    fallback = f"base {spec.rope_base:g}" if recipe is None else "learned positions"
+    return [
+        ["name", spec.name],
+        ["layers", f"{spec.layers} of width {spec.hidden}, FFN {spec.ffn}"],
+        ["heads", f"{spec.heads} of {spec.head_dim} values, {spec.kv_heads} for keys and values"],
+        ["head", "the embedding" if spec.tied_head else "its own"],
+        ["context", f"{spec.context:,} tokens"],
+        ["positions", f"RoPE of {ropes}" if ropes else fallback],
+        ["windows", f"{max(windowed):,} tokens in {len(windowed)} of {spec.layers} layers" if windowed else "none"],
+    ]
+
+
+def _tokens(found: Vocabulary) -> list[list[str]]:
+    begins = {None: "", True: ", begins with BOS", False: ", no BOS"}[found.adds_bos]
+    kind = f"{_line(found.tokenizer)}{f' ({_line(found.pre)})' if found.pre else ''}"
+    return [
+        ["tokenizer", f"{kind}, {found.tokens:,} tokens, {found.merges:,} merges{begins}"],
+        [
+            "special tokens",
+            ", ".join(f"{name} {_line(text)} ({id_})" for name, (id_, text) in found.special.items()),
+        ],
+    ]
+
+
+def _record(found: Inspection, *, tensors: bool) -> dict[str, Any]:
+    record = asdict(found)
+    record["path"] = str(Path(found.path).absolute())
+    record["tensors"] = (
+        [{name: each[name] for name in ("name", "shape", "type", "nbytes")} for each in record["tensors"]]
+        if tensors
+        else len(record["tensors"])
+    )
+    return record

@@ -1,0 +1,99 @@
+"""`edge quantize`: a GGUF file in a smaller type, with the habits of llama-quantize."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edge.budget import format_bytes
+from edge.cli import options as o
+from edge.cli.show import note, print_json, progress, table
+from edge.errors import InputError, UnsupportedError
+
+if TYPE_CHECKING:
+    from edge.converters.writers.gguf import Planned
+
+
+def quantize(
+    source: Annotated[str, typer.Argument(metavar="IN", help="A GGUF file, or an installed model.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="The GGUF file to write.")],
+    kind: Annotated[str, typer.Argument(metavar="TYPE", help="As llama-quantize names them: q4_0, q8_0, q4_k_m …")],
+    pure: Annotated[bool, o.flag("--pure", help="All matrices in this type, the head too, without a mixture.")] = False,
+    force: Annotated[bool, o.flag("--force", help="Replace OUT.")] = False,
+    dry_run: Annotated[bool, o.flag("--dry-run", help="List the tensors and sizes, and write nothing.")] = False,
+    threads: o.Threads = None,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Round a GGUF file's weights to a smaller type.
+
+    Plain types by edge itself; mixtures, K-quants and IQ types by llama.cpp's own routine.
+    """
+    from edge.converters.ggml import find_ftype, quantize_with_llamacpp
+    from edge.converters.plain import PLAIN, plan_plain, write_plain
+    from edge.converters.target import check_file
+    from edge.opened import open_model
+
+    kind = find_ftype(kind)
+    opened = open_model(source)
+    file = opened.file
+    if file.folder is not None:
+        raise UnsupportedError(f"{file.folder} is a model in ONNX: edge quantize reads GGUF files")
+    if target.exists() and target.samefile(file.path):
+        raise InputError(f"{target} is IN: write to another file")
+    if not dry_run:
+        check_file(target, force=force)
+    again = opened.spec.weight_type not in ("F32", "F16", "BF16")
+    if again and not quiet:
+        note(f"{file.path.name} is {opened.spec.weight_type} already: rounding again loses more than rounding once")
+    with progress(enabled=not quiet) as shown:
+        bar = shown.step(f"quantizing {file.path.name} to {kind}")
+        if kind not in PLAIN:
+            tensors = quantize_with_llamacpp(
+                file.path, target, kind, pure=pure, threads=threads, dry_run=dry_run,
+                progress=lambda part: bar(part, 1.0),
+            )  # fmt: skip
+        elif dry_run:
+            tensors = plan_plain(file, kind, pure=pure)
+        else:
+            tensors = write_plain(file, target, kind, pure=pure, progress=lambda part: bar(part, 1.0))
+    before = {name: info.type for name, info in file.tensors.items()}
+    total, values = sum(each.nbytes for each in tensors), opened.spec.parameters
+    if json:
+        print_json({
+            "file": str(target), "type": kind, "written": not dry_run, "requantized": again, "bytes": total,
+            "bits_per_weight": 8 * total / values, "peak_rss": _peak(),
+            "tensors": [
+                {"name": each.name, "shape": each.shape, "from": before[each.name], "type": each.type,
+                 "bytes": each.nbytes} for each in tensors
+            ],
+        })  # fmt: skip
+        return
+    if dry_run:
+        rows = [
+            [each.name, "×".join(map(str, each.shape)), before[each.name], each.type, format_bytes(each.nbytes)]
+            for each in tensors
+        ]
+        print(table(["tensor", "shape", "from", "to", "size"], rows, left=4))
+    print(f"{target}{' (not written)' if dry_run else ''}: {_summary(tensors)}")
+    print(
+        f"{format_bytes(total)}, {8 * total / values:.2f} bits per weight, was {format_bytes(opened.spec.weight_bytes)}"
+        + ("" if dry_run else f", memory peak {format_bytes(_peak())} (measured)")
+    )
+
+
+def _peak() -> int:
+    """The largest resident set of this process and of the one that runs llama.cpp's quantizer, bytes."""
+    import resource
+
+    from edge.devices.memory import memory_use
+
+    return max(memory_use().peak, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10)
+
+
+def _summary(tensors: list[Planned]) -> str:
+    counts = Counter(each.type for each in tensors)
+    return ", ".join(f"{count} × {kind}" for kind, count in counts.most_common())

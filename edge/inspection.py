@@ -1,0 +1,247 @@
+"""What a model file is, without loading its weights: for `edge inspect`."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edge.backends import backend_names, find_backend
+from edge.backends.base import EngineConfig, tensor_samples
+from edge.catalog import find_model
+from edge.converters.readers.hf import is_folder, open_folder
+from edge.converters.writers.gguf import write_outline
+from edge.errors import EdgeError, InputError, MissingExtraError, UnsupportedError
+from edge.gguf_file import ArrayRef, GGUFFile, TensorInfo, read_gguf
+from edge.model import read_spec
+from edge.model_folder import read_folder, read_manifest
+from edge.spec import ModelSpec
+
+_ENDS = ("bos", "eos", "eot", "eom", "unknown", "padding")
+_VOCABULARY = ("token_embd.weight", "output.weight")
+_BLOCK = 1 << 20  # bytes hashed at a time
+_SAMPLE = 256  # bytes, to tell files apart
+_ROWS = 1024  # KV rows whose bytes are counted
+
+
+@dataclass(frozen=True)
+class TypeShare:
+    """All tensors of one block type. share: of the bytes of all tensors."""
+
+    type: str
+    tensors: int
+    parameters: int
+    bytes: int
+    share: float
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """tokenizer: `gpt2` (byte-level) or `llama` (SentencePiece); special: id and text by what it is for."""
+
+    tokenizer: str
+    pre: str | None
+    tokens: int
+    merges: int
+    adds_bos: bool | None
+    special: dict[str, tuple[int, str]]
+
+
+@dataclass(frozen=True)
+class EngineUse:
+    """kv_bytes: of one token's row, by KV dtype; reason: why the engine does not run this model."""
+
+    engine: str
+    kv_bytes: dict[str, int]
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """bits_per_weight: of all tensors; body_bits: of matrices other than the embedding and the head; None if there are
+    none. stamp: of the header and a few bytes of every tensor, or of every MiB of a folder. sha256: of every file, where
+    it was asked for. spec: None, with a reason, for a model that no engine of edge runs. template: as the file has it,
+    untrusted.
+    """
+
+    path: Path
+    format: str
+    bytes: int
+    architecture: str
+    parameters: int
+    bits_per_weight: float
+    body_bits: float | None
+    types: list[TypeShare]
+    tensors: list[TensorInfo]
+    vocabulary: Vocabulary
+    template: str | None
+    stamp: str
+    sha256: dict[str, str]
+    spec: ModelSpec | None
+    reason: str | None
+    engines: list[EngineUse]
+
+
+def inspect_model(
+    model: str | Path, *, sha256: bool = False, progress: Callable[[float], None] | None = None
+) -> Inspection:
+    """Read a header, checked as ever. sha256: hash whole files, which takes a second per GB or two.
+
+    model: as elsewhere, or a Hugging Face folder, which is shown as the GGUF file that edge convert would make of it.
+    Raises InputError, ModelFormatError, UnsupportedError. GGUF files of architectures that edge does not run can be
+    inspected, too.
+    """
+    if is_folder(Path(model)):
+        path = Path(model)
+        with tempfile.TemporaryDirectory(prefix="edge-") as folder:
+            file = _outline(path, Path(folder) / "outline.gguf")
+            return _inspect(path, file, "Hugging Face folder", _checkpoint(path), sha256, progress)
+    path = find_model(model)
+    if path.is_dir():
+        files = [path / name for name in read_manifest(path).files]
+        return _inspect(path, read_folder(path), "ONNX folder of edge", files, sha256, progress)
+    file = read_gguf(path)
+    return _inspect(path, file, f"GGUF {file.version}", [path], sha256, progress)
+
+
+def _inspect(
+    path: Path, file: GGUFFile, format: str, files: list[Path], sha256: bool, progress: Callable[[float], None] | None
+) -> Inspection:
+    tensors = list(file.tensors.values())
+    body = [info for info in tensors if len(info.shape) > 1 and info.name not in _VOCABULARY]
+    spec, reason = _spec(file)
+    template = file.metadata.get("tokenizer.chat_template")
+    return Inspection(
+        path=path,
+        format=format,
+        bytes=sum(each.stat().st_size for each in files),
+        architecture=str(file.metadata.get("general.architecture", "none")),
+        parameters=sum(info.elements for info in tensors),
+        bits_per_weight=_bits(tensors) or 0.0,
+        body_bits=_bits(body),
+        types=_types(tensors),
+        tensors=tensors,
+        vocabulary=_vocabulary(file),
+        template=template if isinstance(template, str) else None,
+        stamp=_stamp(file) if path == file.path else _stamp_of(files),
+        sha256=_hashes(files, progress) if sha256 else {},
+        spec=spec,
+        reason=reason,
+        engines=[] if spec is None else [_engine(name, file, spec) for name in backend_names()],
+    )
+
+
+def _spec(file: GGUFFile) -> tuple[ModelSpec | None, str | None]:
+    try:
+        return read_spec(file), None
+    except UnsupportedError as error:
+        return None, str(error).removeprefix(f"{file.path}: ")
+
+
+def _bits(tensors: Iterable[TensorInfo]) -> float | None:
+    elements, nbytes = 0, 0
+    for info in tensors:
+        elements, nbytes = elements + info.elements, nbytes + info.nbytes
+    return 8 * nbytes / elements if elements else None
+
+
+def _types(tensors: list[TensorInfo]) -> list[TypeShare]:
+    """The one with most bytes first."""
+    total = max(1, sum(info.nbytes for info in tensors))
+    shares = []
+    for kind in {info.type for info in tensors}:
+        those = [info for info in tensors if info.type == kind]
+        nbytes = sum(info.nbytes for info in those)
+        shares.append(TypeShare(kind, len(those), sum(info.elements for info in those), nbytes, nbytes / total))
+    return sorted(shares, key=lambda each: (-each.bytes, each.type))
+
+
+def _vocabulary(file: GGUFFile) -> Vocabulary:
+    fields = file.metadata
+
+    def count(key: str) -> int:
+        ref = fields.get(key)
+        return ref.count if isinstance(ref, ArrayRef) else 0
+
+    size = count("tokenizer.ggml.tokens")
+    tokens = file.strings("tokenizer.ggml.tokens") if size else []
+    numbers = {name: fields.get(f"tokenizer.ggml.{name}_token_id") for name in _ENDS}
+    adds = fields.get("tokenizer.ggml.add_bos_token")
+    return Vocabulary(
+        tokenizer=str(fields.get("tokenizer.ggml.model", "none")),
+        pre=None if (pre := fields.get("tokenizer.ggml.pre")) is None else str(pre),
+        tokens=size,
+        merges=count("tokenizer.ggml.merges"),
+        adds_bos=adds if isinstance(adds, bool) else None,
+        special={name: (id_, tokens[id_]) for name, id_ in numbers.items() if isinstance(id_, int) and 0 <= id_ < size},
+    )
+
+
+def _outline(folder: Path, path: Path) -> GGUFFile:
+    """What the folder would become as GGUF, without weights."""
+    source = open_folder(folder)
+    try:
+        write_outline(path, source.fields, source.planned)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error.strerror})") from None
+    return read_gguf(path)
+
+
+def _checkpoint(folder: Path) -> list[Path]:
+    """The files of a Hugging Face folder that say what the model is."""
+    return sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".model", ".jinja"))
+
+
+def _stamp(file: GGUFFile) -> str:
+    """16 hexadecimal digits that change with a file's header or a good part of its weights."""
+    with open(file.path, "rb") as data:
+        digest = hashlib.sha256(data.read(file.data_offset))
+    for sample in tensor_samples(file):
+        digest.update(sample)
+    return digest.hexdigest()[:16]
+
+
+def _stamp_of(files: list[Path]) -> str:
+    """The same of several: of their names and sizes, and of what lies at every MiB."""
+    digest = hashlib.sha256()
+    for path in files:
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size} ".encode())
+        with open(path, "rb") as data:
+            for at in range(0, size, _BLOCK):
+                data.seek(at)
+                digest.update(data.read(_SAMPLE))
+    return digest.hexdigest()[:16]
+
+
+def _hashes(files: list[Path], progress: Callable[[float], None] | None) -> dict[str, str]:
+    total, done, hashes = max(1, sum(path.stat().st_size for path in files)), 0, {}
+    for path in files:
+        digest = hashlib.sha256()
+        with open(path, "rb") as data:
+            while block := data.read(_BLOCK):
+                digest.update(block)
+                done += len(block)
+                if progress:
+                    progress(done / total)
+        hashes[path.name] = digest.hexdigest()
+    return hashes
+
+
+def _engine(name: str, file: GGUFFile, spec: ModelSpec) -> EngineUse:
+    try:
+        backend = find_backend(name, file, spec)
+        return EngineUse(name, {each: _row_bytes(backend, spec, each) for each in backend.CAPABILITIES.kv_dtypes}, None)
+    except (UnsupportedError, MissingExtraError) as error:
+        return EngineUse(name, {}, str(error).removeprefix(f"{file.folder or file.path}: "))
+    except EdgeError as error:
+        return EngineUse(name, {}, str(error))
+
+
+def _row_bytes(backend: Any, spec: ModelSpec, kv_dtype: str) -> int:
+    """By the engine's own count of what it allocates."""
+    small, large = (backend.footprint(spec, EngineConfig(rows, 1, kv_dtype, 1)).kv for rows in (_ROWS, 2 * _ROWS))
+    return int(large - small) // _ROWS

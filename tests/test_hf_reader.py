@@ -1,0 +1,546 @@
+"""Hugging Face folders become GGUF files that answer as transformers does; what cannot be read is refused in a line."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import load_engine, run_child
+from hf_folders import (
+    FOLDERS,
+    NAMES,
+    PACKED,
+    Tensors,
+    complaint,
+    copy_folder,
+    edit_json,
+    edit_tensors,
+    read_folder,
+    write_tensors,
+)
+from test_architectures import EXACT, GELU
+
+from edge.backends.base import Engine
+from edge.converters.blocks import dequantize
+from edge.converters.readers.hf import convert_folder, planned
+from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
+from edge.gguf_file import GGUFFile, read_gguf
+from edge.opened import open_model
+from edge.types import AnyArray, FloatArray
+
+Engines = Callable[[Engine], Engine]
+
+
+@lru_cache
+def answers(name: str) -> dict[str, AnyArray]:
+    with np.load(FOLDERS / f"{name}.npz") as arrays:
+        return dict(arrays)
+
+
+def logits(path: Path, backend: str, engines: Engines, name: str) -> FloatArray:
+    engine = engines(load_engine(open_model(path), backend, "f32"))
+    return engine.forward_all(answers(name)["tokens"])[-len(answers(name)["logits"]) :]
+
+
+def tensor(file: GGUFFile, name: str) -> FloatArray:
+    info = file.tensors[name]
+    data = file.tensor_bytes(info)
+    if info.type == "BF16":
+        data = (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return data.view({"F16": np.float16}.get(info.type, np.float32)).astype(np.float32).reshape(info.shape[::-1])
+
+
+# What comes out
+
+
+@pytest.mark.parametrize("name", [*NAMES, *PACKED])
+def test_logits_are_those_of_transformers(name: str, tmp_path: Path, engines: Engines) -> None:
+    convert_folder(FOLDERS / name, tmp_path / "model.gguf")
+    ours = logits(tmp_path / "model.gguf", "reference", engines, name)
+    np.testing.assert_allclose(ours, answers(name)["logits"], rtol=0, atol=EXACT)
+
+
+@pytest.mark.parametrize("name", [*NAMES, *PACKED])
+def test_as_onnx_too(name: str, tmp_path: Path, engines: Engines) -> None:
+    pytest.importorskip("onnxruntime")
+    convert_folder(FOLDERS / name, tmp_path / "model.gguf")
+    ours = logits(tmp_path / "model.gguf", "onnx", engines, name)
+    np.testing.assert_allclose(ours, answers(name)["logits"], rtol=0, atol=EXACT)
+
+
+@pytest.mark.parametrize("name", [name for name in (*NAMES, *PACKED) if name != "mistral"])
+def test_llama_cpp_answers_the_same(name: str, tmp_path: Path, engines: Engines) -> None:
+    """In float32: else it rounds what it multiplies. It knows no windows for Mistral."""
+    convert_folder(FOLDERS / name, tmp_path / "model.gguf", type="F32")
+    ours = logits(tmp_path / "model.gguf", "llamacpp", engines, name)
+    gelu = name.startswith(("gemma", "gpt2"))
+    np.testing.assert_allclose(ours, answers(name)["logits"], rtol=0, atol=GELU if gelu else EXACT)
+
+
+@pytest.mark.parametrize("name", [*NAMES, *PACKED])
+@pytest.mark.parametrize("kind", [None, "F16"])
+def test_what_is_planned_is_written(name: str, kind: str | None, tmp_path: Path) -> None:
+    seen: list[float] = []
+    convert_folder(FOLDERS / name, tmp_path / "model.gguf", progress=seen.append, type=kind)
+    file = read_gguf(tmp_path / "model.gguf")
+    found = [(info.name, info.shape, info.type) for info in file.tensors.values()]
+    assert found == [(each.name, each.shape, each.type) for each in planned(FOLDERS / name, type=kind)]
+    stored = {dtype for dtype, array in read_folder(FOLDERS / name).values() if array.ndim == 2 and dtype != "I32"}
+    matrices = {info.type for info in file.tensors.values() if len(info.shape) == 2}
+    assert matrices == ({kind} if kind else stored)
+    assert {info.type for info in file.tensors.values() if len(info.shape) == 1} == {"F32"}
+    assert seen == sorted(seen)
+    assert seen[-1] == 1
+
+
+def test_the_newest_layout_of_settings_means_what_the_oldest_did(tmp_path: Path) -> None:
+    """rope_parameters and dtype today; rope_theta, rope_scaling, partial_rotary_factor and torch_dtype for years."""
+
+    def aged(said: dict[str, Any]) -> None:
+        said["torch_dtype"] = said.pop("dtype")
+        said = said.get("text_config", said)
+        said.pop("layer_types", None)
+        rope = said.pop("rope_parameters")
+        if "full_attention" in rope:
+            said["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+            rope = rope["full_attention"]
+            said["sliding_window_pattern"] = 2
+        said["rope_theta"] = rope.pop("rope_theta")
+        if "partial_rotary_factor" in rope:
+            said["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+        if "type" in said:
+            said["rope_scaling"] = None
+        kind = rope.pop("rope_type")
+        said["rope_scaling"] = None if kind == "default" else rope | {"type": {"longrope": "su"}.get(kind, kind)}
+
+    for name in ("gemma2", "gemma3", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3"):
+        old = copy_folder(name, tmp_path / name)
+        edit_json(old / "config.json", aged)
+        for source, target in ((FOLDERS / name, "new.gguf"), (old, "old.gguf")):
+            convert_folder(source, tmp_path / target)
+        assert (tmp_path / "old.gguf").read_bytes() == (tmp_path / "new.gguf").read_bytes(), name
+
+
+def test_what_settings_leave_out_is_what_their_authors_took_for_granted(tmp_path: Path) -> None:
+    folder = copy_folder("gemma3", tmp_path / "gemma3")
+    edit_json(
+        folder / "config.json", lambda said: said["text_config"].update(hidden_activation=None, rms_norm_eps=None)
+    )
+    convert_folder(folder, tmp_path / "model.gguf")
+    assert read_gguf(tmp_path / "model.gguf").metadata["gemma3.attention.layer_norm_rms_epsilon"] == pytest.approx(1e-6)
+
+
+def test_names_as_older_checkpoints_have_them(tmp_path: Path) -> None:
+    """And what they hold beside weights."""
+
+    def renamed(old: str, new: str) -> Callable[[Tensors], None]:
+        def edit(tensors: Tensors) -> None:
+            for name in [name for name in tensors if name.startswith(old)]:
+                tensors[new + name.removeprefix(old)] = tensors.pop(name)
+
+        return edit
+
+    def buffers(tensors: Tensors) -> None:
+        tensors["h.0.attn.bias"] = ("F32", np.ones((1, 1, 8, 8), np.float32))
+        tensors["h.1.attn.masked_bias"] = ("F32", np.float32(-1e4))
+
+    changes = {
+        "gpt2": [renamed("transformer.", ""), buffers],
+        "gemma3": [
+            renamed("language_model.model.", "model.language_model."), renamed("vision_tower.", "model.vision_tower."),
+        ],
+        "qwen3": [lambda tensors: tensors.update({"model.rotary_emb.inv_freq": ("F32", np.ones(8, np.float32))})],
+        "qwen2": [lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"]})],  # tied
+    }  # fmt: skip
+    for name, edits in changes.items():
+        folder = copy_folder(name, tmp_path / name)
+        for edit in edits:
+            edit_tensors(folder, edit)
+        convert_folder(folder, tmp_path / "old.gguf")
+        convert_folder(FOLDERS / name, tmp_path / "new.gguf")
+        assert (tmp_path / "old.gguf").read_bytes() == (tmp_path / "new.gguf").read_bytes(), name
+
+
+def test_values_that_a_type_cannot_hold(tmp_path: Path) -> None:
+    folder = copy_folder("qwen2", tmp_path / "qwen2")
+    odd_number(folder, EMBEDDING, 7e4)
+    convert_folder(folder, tmp_path / "model.gguf")
+    refused_as(folder, "F16", rf"{EMBEDDING} has values that are too large for F16", tmp_path / "new.gguf")
+    with pytest.raises(InputError, match="F32, F16, BF16, not 'Q4_0'"):
+        planned(folder, type="Q4_0")
+
+
+def refused_as(folder: Path, kind: str, match: str, target: Path) -> None:
+    with pytest.raises(ModelFormatError, match=match):
+        convert_folder(folder, target, type=kind)
+    assert not target.exists()
+
+
+def test_a_head_that_nothing_is_said_about_is_used_if_it_is_there(tmp_path: Path) -> None:
+    for name, has_head in (("qwen3", True), ("qwen2", False)):
+        folder = copy_folder(name, tmp_path / name)
+        edit_json(folder / "config.json", lambda said: said.pop("tie_word_embeddings"))
+        assert ("output.weight" in {each.name for each in planned(folder)}) == has_head
+
+
+# Quantized checkpoints
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_weights_are_what_was_packed(name: str, tmp_path: Path) -> None:
+    convert_folder(FOLDERS / name, tmp_path / "model.gguf")
+    ours = tensor(read_gguf(tmp_path / "model.gguf"), "blk.1.ffn_down.weight")
+    np.testing.assert_array_equal(ours, answers(name)["weights"].astype(np.float16).astype(np.float32))
+
+
+def weight(
+    tensors: Tensors, stem: str, out: int, column: int, bits: int, *, awq: bool, shift: int, group: int
+) -> float:
+    """One weight of a packed layer, bit by bit as the format says."""
+    qweight, qzeros = (tensors[f"{stem}.{part}"][1].view(np.uint32) for part in ("qweight", "qzeros"))
+    per, mask = 32 // bits, (1 << bits) - 1
+    place = (0, 4, 1, 5, 2, 6, 3, 7)[out % 8] if awq else out % per
+    ones = sum(shift << bits * each for each in range(per))  # added to whole words, as GPTQModel does
+    zero = ((int(qzeros[group, out // per]) + ones) >> bits * place) & mask
+    if awq:
+        quant = (int(qweight[column, out // 8]) >> 4 * place) & 15
+    else:
+        quant = (int(qweight[column // per, out]) >> bits * (column % per)) & mask
+    return float(quant - zero) * float(tensors[f"{stem}.scales"][1][group, out])
+
+
+@pytest.mark.parametrize("kind", ["awq", "gptq", "gptq_v2", "whole", "2 bits", "8 bits", "F32", "in order"])
+def test_every_weight_by_its_definition(kind: str, tmp_path: Path) -> None:
+    """Against one formula per weight, in variants that the golden checkpoints have not."""
+    random, (rows, columns) = np.random.default_rng(3), (64, 96)  # of ffn_down
+    bits = int(kind[0]) if "bits" in kind else 4
+    size = columns if kind == "whole" else 32
+    name, stem = "awq" if kind == "awq" else "gptq", "model.layers.0.mlp.down_proj"
+    folder = copy_folder(name, tmp_path / name)
+
+    def edit(tensors: Tensors) -> None:
+        if bits != 4 or kind == "whole":  # all layers, with random values in them
+            for qweight in [each for each in tensors if each.endswith(".qweight")]:
+                packed, outputs = tensors[qweight][1].shape
+                inputs = packed * 8
+                base, groups = qweight.removesuffix("qweight"), -(-inputs // (inputs if kind == "whole" else 32))
+                words = random.integers(-(2**31), 2**31, (inputs * bits // 32, outputs)).astype(np.int32)
+                tensors[qweight] = ("I32", words)
+                zeros = random.integers(-(2**31), 2**31, (groups, outputs * bits // 32)).astype(np.int32)
+                tensors[base + "qzeros"] = ("I32", zeros)
+                tensors[base + "scales"] = ("F16", random.uniform(0.01, 0.1, (groups, outputs)).astype(np.float16))
+                tensors[base + "g_idx"] = ("I32", (np.arange(inputs) * groups // inputs).astype(np.int32))
+        if kind == "F32":
+            exact(tensors)
+        if kind in ("in order", "whole"):
+            for order in [each for each in tensors if each.endswith(".g_idx")]:
+                del tensors[order]
+
+    edit_tensors(folder, edit)
+    settings = {"bits": bits, "group_size": -1 if kind == "whole" else 32}
+    settings |= {"checkpoint_format": "gptq_v2"} if kind == "gptq_v2" else {}
+    edit_json(folder / "config.json", lambda said: said["quantization_config"].update(settings))
+    convert_folder(folder, tmp_path / "model.gguf")
+    ours = tensor(read_gguf(tmp_path / "model.gguf"), "blk.0.ffn_down.weight")
+    tensors, shift = read_folder(folder), int(name == "gptq" and kind != "gptq_v2")
+    order = tensors.get(f"{stem}.g_idx", ("", np.arange(columns) // size))[1]
+    expected = [
+        [weight(tensors, stem, row, column, bits, awq=kind == "awq", shift=shift, group=int(order[column]))
+         for column in range(columns)] for row in range(rows)
+    ]  # fmt: skip
+    kept = np.array(expected, np.float32 if kind == "F32" else np.float16).astype(np.float32)
+    np.testing.assert_array_equal(ours, kept)
+
+
+def symmetric(tensors: Tensors) -> None:
+    """The golden GPTQ checkpoint with zero points of 8 and groups in order."""
+    for name in list(tensors):
+        if name.endswith(".qzeros"):
+            tensors[name] = ("I32", np.full_like(tensors[name][1], 0x77777777))
+        if name.endswith(".g_idx"):
+            tensors[name] = ("I32", np.arange(tensors[name][1].size, dtype=np.int32) // 32)
+
+
+def exact(tensors: Tensors) -> None:
+    """Scales in float32, so that weights are not rounded to float16."""
+    scales = [name for name in tensors if name.endswith(".scales")]
+    tensors.update({name: ("F32", tensors[name][1].astype(np.float32)) for name in scales})
+
+
+@pytest.mark.parametrize(("name", "kind"), [("awq", "Q4_1"), ("gptq", "Q4_0"), ("gptq", "Q4_1"), ("gptq", "F16")])
+def test_layers_that_stay_quantized(name: str, kind: str, tmp_path: Path, engines: Engines) -> None:
+    """As blocks of 32 with the same scales; Q4_1 rounds its offsets to float16. Inputs in any order are no blocks."""
+    folder = copy_folder(name, tmp_path / name)
+    if name == "gptq" and kind != "F16":
+        edit_tensors(folder, symmetric)
+        quantized(desc_act=False, sym=kind == "Q4_0")(folder)
+    convert_folder(folder, tmp_path / "blocks.gguf", blocks=True)
+    edit_tensors(folder, exact)
+    convert_folder(folder, tmp_path / "exact.gguf", type="F32", blocks=True)
+    file, floats = read_gguf(tmp_path / "blocks.gguf"), read_gguf(tmp_path / "exact.gguf")
+    for stem in ("attn_q", "attn_k", "ffn_down"):
+        info, expected = file.tensors[f"blk.0.{stem}.weight"], tensor(floats, f"blk.0.{stem}.weight")
+        assert info.type == kind
+        rows = file.tensor_bytes(info).reshape(info.shape[1], -1)
+        ours = dequantize(rows, kind)
+        largest = np.abs(expected).max()
+        np.testing.assert_allclose(ours, expected, rtol=0, atol=0 if kind == "Q4_0" else largest * 2**-10)
+    assert file.metadata["general.file_type"] == {"F16": 1, "Q4_0": 2, "Q4_1": 3}[kind]
+    # Of 4-bit weights engines round the activations, too, so they agree in the large only.
+    said = [logits(tmp_path / each, "reference", engines, name) for each in ("blocks.gguf", "exact.gguf")]
+    np.testing.assert_allclose(*said, rtol=0, atol=0.05)
+    theirs = logits(tmp_path / "blocks.gguf", "llamacpp", engines, name)
+    assert np.corrcoef(theirs.ravel(), said[0].ravel())[0, 1] > 0.99
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"desc_act": False, "sym": False}, "its groups are not in order"),
+        ({"desc_act": False, "sym": True}, "its zero points are not 8"),
+    ],
+)
+def test_settings_that_lie_about_blocks(changes: dict[str, bool], match: str, tmp_path: Path) -> None:
+    folder = copy_folder("gptq", tmp_path / "gptq")
+    if changes["sym"]:
+        zeros = read_folder(folder)
+        edit_tensors(folder, symmetric)
+        edit_tensors(folder, lambda tensors: tensors.update({f"{DOWN}.qzeros": zeros[f"{DOWN}.qzeros"]}))
+    quantized(**changes)(folder)
+    with pytest.raises(ModelFormatError, match=match):
+        convert_folder(folder, tmp_path / "model.gguf", blocks=True)
+    convert_folder(folder, tmp_path / "model.gguf")  # as floats, nothing depends on them
+
+
+# What is refused, in one line, with nothing left behind
+
+
+def refused(folder: Path, error: type[EdgeError], match: str, target: Path | None = None) -> None:
+    target = target or folder.parent / "out" / "model.gguf"
+    with pytest.raises(error, match=match) as caught:
+        convert_folder(folder, target)
+    assert "\n" not in str(caught.value)
+    assert not target.parent.is_dir() or not list(target.parent.iterdir())
+
+
+def settings_of(**changes: Any) -> Callable[[Path], None]:
+    return lambda folder: edit_json(folder / "config.json", lambda said: said.update(changes))
+
+
+def zeros(count: int) -> AnyArray:
+    return np.zeros(count, np.float32)
+
+
+def rope(**settings: Any) -> Callable[[Path], None]:
+    return settings_of(rope_parameters=settings)
+
+
+def removed(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+def with_tensor(name: str, dtype: str, array: AnyArray) -> Callable[[Path], None]:
+    return lambda folder: edit_tensors(folder, lambda tensors: tensors.update({name: (dtype, array)}))
+
+
+def without_tensor(name: str) -> Callable[[Path], None]:
+    return lambda folder: edit_tensors(folder, lambda tensors: tensors.pop(name))
+
+
+def odd_number(folder: Path, name: str, value: float) -> None:
+    def edit(tensors: Tensors) -> None:
+        dtype, array = tensors[name]
+        values = array.copy().reshape(-1)
+        values[-1] = {"BF16": int(np.float32(value).view(np.uint32)) >> 16}.get(dtype, value)
+        tensors[name] = (dtype, values.reshape(array.shape))
+
+    edit_tensors(folder, edit)
+
+
+def quantized(**changes: Any) -> Callable[[Path], None]:
+    return lambda folder: edit_json(folder / "config.json", lambda said: said["quantization_config"].update(changes))
+
+
+EMBEDDING, NORM, DOWN = "model.embed_tokens.weight", "model.norm.weight", "model.layers.1.mlp.down_proj"
+REFUSED: list[tuple[str, Callable[[Path], object], type[EdgeError], str]] = [
+    ("llama", removed("config.json"), InputError, "no config.json"),
+    ("llama", removed("tokenizer.json"), InputError, "no tokenizer.json"),
+    ("qwen2", removed("model.safetensors"), InputError, "no model.safetensors"),
+    ("llama", removed("model-00002-of-00003.safetensors"), ModelFormatError, "00002-of-00003.safetensors is missing"),
+    ("llama", lambda folder: (folder / "config.json").write_text("{"), ModelFormatError, "no JSON"),
+    ("llama", lambda folder: (folder / "config.json").write_text("[1]"), ModelFormatError, "no JSON object"),
+    ("llama", lambda folder: (folder / "config.json").write_text("[" * 99999), ModelFormatError, "brackets|no JSON"),
+    ("llama", lambda folder: (folder / "config.json").write_bytes(b'{"a": "\xff"}'), ModelFormatError, "UTF-8"),
+    ("llama", lambda folder: (folder / "config.json").write_text('{"a": 1, "a": 2}'), ModelFormatError, "twice"),
+    ("llama", settings_of(model_type="mamba"), UnsupportedError, "model_type 'mamba' is not supported"),
+    ("llama", settings_of(model_type=["llama"]), UnsupportedError, "is not supported"),
+    ("llama", settings_of(num_hidden_layers=3), ModelFormatError, r"layers\.2\..* is missing"),
+    ("llama", settings_of(num_hidden_layers=1), ModelFormatError, r"layers\.1\..* is no tensor of a llama model"),
+    ("llama", settings_of(num_hidden_layers=10**9), ModelFormatError, "must be from 1 to"),
+    ("llama", settings_of(num_hidden_layers="2"), ModelFormatError, "must be from 1 to"),
+    ("llama", settings_of(hidden_size=None), ModelFormatError, "hidden_size is missing"),
+    ("llama", settings_of(hidden_size=64), ModelFormatError, "has shape .* instead of"),
+    ("llama", settings_of(num_key_value_heads=3), ModelFormatError, "cannot share 3 KV heads"),
+    ("llama", settings_of(head_dim=15), ModelFormatError, "odd number"),
+    ("llama", settings_of(rms_norm_eps=float("nan")), ModelFormatError, "rms_norm_eps"),
+    ("llama", settings_of(hidden_act="gelu"), UnsupportedError, "hidden_act is 'gelu'"),
+    ("llama", settings_of(rope_parameters=5), ModelFormatError, "rope_parameters is 5 instead of an object"),
+    ("llama", rope(rope_type="magic"), UnsupportedError, "rope_type 'magic'"),
+    ("llama", rope(rope_type="llama3", factor="a"), ModelFormatError, "factor is 'a'"),
+    ("llama", rope(rope_type="linear"), ModelFormatError, "factor is missing"),
+    ("qwen2", rope(rope_type="yarn", factor=4, beta_fast=8), UnsupportedError, "beta"),
+    ("qwen2", settings_of(use_sliding_window=True, max_window_layers=1), UnsupportedError, "windows in some layers"),
+    ("qwen2", without_tensor("model.layers.1.self_attn.k_proj.bias"), ModelFormatError, "k_proj.bias is missing"),
+    ("qwen2", with_tensor("model.norm.bias", "F32", zeros(48)), ModelFormatError, "biases of output_norm"),
+    ("mistral", with_tensor(f"{DOWN}.bias", "F32", zeros(32)), ModelFormatError, "everywhere or nowhere"),
+    ("qwen2", settings_of(tie_word_embeddings=False), ModelFormatError, "lm_head.weight is missing"),
+    ("qwen2", without_tensor(EMBEDDING), ModelFormatError, "embed_tokens.weight is missing"),
+    ("qwen2", without_tensor(NORM), ModelFormatError, "norm.weight is missing"),
+    ("qwen2", with_tensor("model.new.weight", "F32", zeros(3)), ModelFormatError, "new.* is no tensor"),
+    ("qwen2", with_tensor(NORM, "F32", zeros(47)), ModelFormatError, r"\(47,\) instead of \(48,\)"),
+    ("qwen2", with_tensor(NORM, "I32", np.zeros(48, np.int32)), UnsupportedError, "of type I32"),
+    ("qwen2", lambda folder: odd_number(folder, EMBEDDING, np.nan), ModelFormatError, EMBEDDING),
+    ("qwen2", lambda folder: odd_number(folder, f"{DOWN}.weight", -np.inf), ModelFormatError, f"{DOWN}.weight"),
+    ("gpt2", lambda folder: odd_number(folder, "transformer.wpe.weight", np.nan), ModelFormatError, "wpe.*no numbers"),
+    ("gpt2", lambda folder: odd_number(folder, "transformer.ln_f.bias", np.inf), ModelFormatError, "ln_f.bias"),
+    ("gpt2", settings_of(activation_function="relu"), UnsupportedError, "activation_function"),
+    ("gpt2", settings_of(n_positions=127), ModelFormatError, "wpe.* has shape"),
+    ("gemma2", settings_of(query_pre_attn_scalar=100), UnsupportedError, "query_pre_attn_scalar must be 16"),
+    ("gemma2", settings_of(layer_types=["full_attention"] * 4), UnsupportedError, "layer_types"),
+    ("gemma2", settings_of(layer_types=7), UnsupportedError, "layer_types"),
+    ("gemma3", settings_of(text_config=None), ModelFormatError, "text_config is missing"),
+    ("phi3", rope(rope_type="longrope", long_factor=[1]), ModelFormatError, "long_factor"),
+    ("phi3", settings_of(partial_rotary_factor=0.35, rope_parameters=None), ModelFormatError, "partial_rotary_factor"),
+    ("awq", quantized(quant_method="bitsandbytes"), UnsupportedError, "'bitsandbytes' are not supported"),
+    ("awq", quantized(version="gemv"), UnsupportedError, "gemv"),
+    ("awq", quantized(bits=8), UnsupportedError, "8 bits"),
+    ("gptq", quantized(bits=3), UnsupportedError, "3 bits"),
+    ("gptq", quantized(group_size=0), ModelFormatError, "group_size is 0"),
+    ("gptq", quantized(checkpoint_format="marlin"), UnsupportedError, "marlin"),
+    ("awq", quantized(group_size=16), ModelFormatError, "instead of"),
+    ("awq", without_tensor(f"{DOWN}.scales"), ModelFormatError, "scales is missing"),
+    ("gptq", with_tensor(f"{DOWN}.g_idx", "I32", np.full(96, 3, np.int32)), ModelFormatError, "groups that are not"),
+    ("gptq", with_tensor(f"{DOWN}.g_idx", "I32", np.full(96, -1, np.int32)), ModelFormatError, "groups that are not"),
+    ("gptq", with_tensor(f"{DOWN}.g_idx", "I32", np.zeros(95, np.int32)), ModelFormatError, "must be 96 numbers"),
+    ("gptq", with_tensor(f"{DOWN}.scales", "F16", np.full((3, 64), np.nan, np.float16)), ModelFormatError, "scales"),
+    ("gptq", with_tensor(f"{DOWN}.scales", "F16", np.full((3, 64), 6e4, np.float16)), ModelFormatError, "infinite"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "change", "error", "match"), REFUSED, ids=range(len(REFUSED)))
+def test_refusals(
+    name: str, change: Callable[[Path], object], error: type[EdgeError], match: str, tmp_path: Path
+) -> None:
+    folder = copy_folder(name, tmp_path / name)
+    change(folder)
+    refused(folder, error, match)
+
+
+def test_what_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    refused(tmp_path / "nothing", InputError, "no such folder", tmp_path / "out" / "x.gguf")
+    refused(tmp_path / "file", InputError, "not a folder", tmp_path / "out" / "x.gguf")
+
+
+def test_pickles_are_not_opened(tmp_path: Path) -> None:
+    folder = copy_folder("qwen2", tmp_path / "qwen2")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    refused(folder, UnsupportedError, "pickles")
+
+
+def test_an_index_names_files_of_its_own_folder_only(tmp_path: Path) -> None:
+    folder = copy_folder("llama", tmp_path / "llama")
+    index = folder / "model.safetensors.index.json"
+    for name in ("../secret.safetensors", "/etc/passwd", "config.json", ".."):
+        edit_json(index, lambda said, name=name: said["weight_map"].update({"lm_head.weight": name}))
+        refused(folder, ModelFormatError, "is not the name of a safetensors file")
+    edit_json(index, lambda said: said["weight_map"].update({"lm_head.weight": "model-00001-of-00003.safetensors"}))
+    refused(folder, ModelFormatError, "'lm_head.weight' is missing")
+    edit_json(index, lambda said: said.pop("weight_map"))
+    refused(folder, ModelFormatError, "no weight_map")
+
+
+def test_targets_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    with pytest.raises(InputError, match="cannot be written"):
+        convert_folder(FOLDERS / "qwen2", tmp_path / "file" / "model.gguf")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/old.gguf").write_bytes(b"old")
+
+    def full(_handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(InputError, match="No space left"):
+        convert_folder(FOLDERS / "qwen2", tmp_path / "out/old.gguf")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["old.gguf"]
+    assert (tmp_path / "out/old.gguf").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
+def test_settings_of_any_kind_are_read_or_refused(name: str, tmp_path: Path) -> None:
+    """Every value of config.json in turn becomes something else."""
+    folder = copy_folder(name, tmp_path / name)
+    path = folder / "config.json"
+    said = json.loads(path.read_text())
+    for key in [*said, *(f"text_config.{each}" for each in said.get("text_config", ()))]:
+        for value in (None, -1, 3, 2**70, 0.5, float("inf"), "x", [1, "x"], {"rope_type": 1}):
+            changed = json.loads(json.dumps(said))
+            part = changed["text_config"] if key.startswith("text_config.") else changed
+            part[key.removeprefix("text_config.")] = value
+            path.write_text(json.dumps(changed))
+            assert "\n" not in complaint(lambda: convert_folder(folder, tmp_path / "model.gguf"))
+            assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
+
+
+# Memory
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_one_tensor_is_in_memory_at_a_time(name: str, tmp_path: Path) -> None:
+    """At most half a tensor beside the largest one and the buffer that it is written from."""
+    code = """
+import json, sys
+from pathlib import Path
+from edge.converters.blocks import dequantize
+from edge.converters.readers.hf import convert_folder
+convert_folder(Path(sys.argv[1]), Path(sys.argv[2]), type=sys.argv[3] or None)
+print(json.dumps(None))
+"""
+    vocab, hidden, ffn = 280, 1024, 8 << 10  # 32 MiB in float32
+    large = copy_folder(name, tmp_path / "large")
+    changes = {"hidden_size": hidden, "intermediate_size": ffn, "n_embd": hidden, "n_inner": ffn, "vocab_size": vocab}
+    edit_json(large / "config.json", lambda said: said.update({key: changes[key] for key in changes if key in said}))
+    sizes = {32: hidden, 48: ffn, 96: 3 * hidden, 128: ffn, 272: vocab}
+
+    def grown(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        if "wpe" in name:
+            return (128, hidden)
+        if name.startswith("transformer"):
+            return tuple(sizes.get(each, each) for each in shape)
+        fixed = {"q_proj": 64, "k_proj": 32, "v_proj": 32}
+        rows = next((size for key, size in fixed.items() if key in name), None)
+        other = 64 if "o_proj.weight" in name else None
+        return (rows or sizes[shape[0]], *(other or sizes[each] for each in shape[1:]))
+
+    tensors = read_folder(large)
+    for path in large.glob("model*"):
+        path.unlink()
+    random = np.random.default_rng(1)
+    write_tensors(
+        large / "model.safetensors",
+        {key: (dtype, random.random(grown(key, each.shape), np.float32)) for key, (dtype, each) in tensors.items()},
+    )
+    biggest = hidden * ffn * 4
+    small = run_child(code, FOLDERS / name, tmp_path / "small.gguf", "")
+    for kind in ("", "F16"):
+        child = run_child(code, large, tmp_path / "large.gguf", kind)
+        assert child.status == 0, child.errors
+        buffer = biggest // 2 if kind == "F16" else biggest
+        assert child.peak - small.peak < 1.5 * biggest + buffer

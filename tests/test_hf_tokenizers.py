@@ -1,0 +1,520 @@
+"""Tokenizers of Hugging Face folders: the ids of the `tokenizers` library, in our tokenizer and in llama.cpp's."""
+
+from __future__ import annotations
+
+import json
+import struct
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import GOLDEN
+from hf_folders import FOLDERS, NAMES, PACKED, complaint, copy_folder, edit_json
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_tokenizer import CASES, TEXTS, TORTURE, LlamaCpp
+from tokenizers import AddedToken, decoders, models
+from tokenizers import Tokenizer as Oracle
+
+from edge.converters.readers.config import Config
+from edge.converters.readers.hf import convert_folder
+from edge.converters.readers.tokenizer import read_vocabulary
+from edge.converters.tokenizer_file import tokenizer_json
+from edge.converters.writers.gguf import Field, Planned, write_gguf
+from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
+from edge.gguf_file import read_gguf
+from edge.opened import Model, open_model
+from edge.tokenizer import NORMALIZER, SPACES, Tokenizer
+
+CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
+WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+
+
+def split(regex: str, behavior: str = "Isolated", *, invert: bool = False) -> dict[str, Any]:
+    first = {"type": "Split", "pattern": {"Regex": regex}, "behavior": behavior, "invert": invert}
+    return {"type": "Sequence", "pretokenizers": [first, BYTES | {"use_regex": False}]}
+
+
+# As the files of these families have them: the pre-tokenizer, ignore_merges, and its name in GGUF.
+FAMILIES: dict[str, tuple[Any, bool, str]] = {
+    "gpt2": (BYTES, False, "gpt-2"),
+    "smollm": (
+        {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, BYTES]},
+        False,
+        "smollm",
+    ),
+    "llama 3": (split(CONTRACTIONS + WORDS % "{1,3}"), True, "llama-bpe"),
+    "llama 3 merging": (split(CONTRACTIONS + WORDS % "{1,3}"), False, "smaug-bpe"),
+    "qwen2": (split(CONTRACTIONS + WORDS % ""), False, "qwen2"),
+    "stablelm 2": (split(CONTRACTIONS + WORDS % "", "Removed", invert=True), False, "qwen2"),
+    "gpt2 by its regex": (
+        split(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"), False, "gpt-2",
+    ),
+}  # fmt: skip
+
+
+def ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    tokens: list[int] = tokenizer.encode(text, special=True).tolist()
+    return tokens
+
+
+def expected(oracle: Oracle, text: str) -> list[int]:
+    tokens: list[int] = oracle.encode(text, add_special_tokens=False).ids
+    return tokens
+
+
+def fields_of(folder: Path, size: int, **config: Any) -> dict[str, Field]:
+    return read_vocabulary(folder, Config(folder / "config.json", config), size).fields
+
+
+def vocabulary_file(folder: Path, size: int, **config: Any) -> Path:
+    """A GGUF file with the folder's tokenizer, and embeddings of one number."""
+    path = folder / "vocabulary.gguf"
+    fields: dict[str, Field] = {"general.architecture": "llama", **fields_of(folder, size, **config)}
+    write_gguf(path, fields, [Planned("token_embd.weight", (1, size), "F32")], [np.zeros(size, np.float32)])
+    return path
+
+
+def check_ids(path: Path, oracle: Oracle, texts: list[str], *, llama_cpp: bool = True) -> None:
+    file = read_gguf(path)
+    ours, theirs = Tokenizer(file), LlamaCpp(path)
+    composes = file.metadata.get(NORMALIZER) == "NFC"  # llama.cpp does not
+    assert [text for text in texts if ids(ours, text) != expected(oracle, text)] == []
+    if llama_cpp:
+        for text in texts:
+            said = theirs(unicodedata.normalize("NFC", text) if composes else text, special=True)
+            assert said == expected(oracle, text), text
+    assert ours.add_bos == theirs.adds_bos()
+    theirs.close()
+
+
+@pytest.fixture(scope="module")
+def smollm2_json(smollm2: Model) -> dict[str, Any]:
+    """The vocabulary and merges of SmolLM2, for tokenizers of every kind."""
+    file, tokenizer = smollm2.file, smollm2.tokenizer
+    vocab = {tokenizer.text(index): index for index in range(tokenizer.size)}
+    merges = [line.split(" ") for line in file.strings("tokenizer.ggml.merges")]
+    oracle = Oracle(models.BPE(vocab=vocab, merges=[(left, right) for left, right in merges]))
+    oracle.add_special_tokens([AddedToken(text, normalized=False) for text in tokenizer.special_tokens()])
+    oracle.decoder = decoders.ByteLevel()
+    said: dict[str, Any] = json.loads(oracle.to_str())
+    return said
+
+
+def write_json(folder: Path, said: dict[str, Any]) -> Oracle:
+    (folder / "tokenizer.json").write_text(json.dumps(said), encoding="utf-8")
+    return Oracle.from_file(str(folder / "tokenizer.json"))
+
+
+# The ids
+
+
+@pytest.mark.parametrize("name", [*NAMES, *PACKED])
+def test_golden_folders(name: str, tmp_path: Path) -> None:
+    convert_folder(FOLDERS / name, tmp_path / "model.gguf")
+    check_ids(tmp_path / "model.gguf", Oracle.from_file(str(FOLDERS / name / "tokenizer.json")), TEXTS)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_byte_level_families(family: str, smollm2_json: dict[str, Any], tmp_path: Path) -> None:
+    pre, ignore_merges, name = FAMILIES[family]
+    said = {**smollm2_json, "pre_tokenizer": pre, "model": {**smollm2_json["model"], "ignore_merges": ignore_merges}}
+    oracle = write_json(tmp_path, said)
+    size = len(said["model"]["vocab"])
+    assert fields_of(tmp_path, size)["tokenizer.ggml.pre"] == name
+    # SmolLM2 has no tokens for some bytes, which each program leaves out in its own way.
+    known = [text for text in TEXTS if oracle.decode(expected(oracle, text), skip_special_tokens=False) == text]
+    assert len(known) > len(TEXTS) - 8
+    check_ids(vocabulary_file(tmp_path, size), oracle, known)
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=TORTURE)
+@pytest.mark.parametrize("name", ["gemma2", "gpt2", "llama", "mistral", "qwen2"])
+def test_any_text(name: str, text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    ours, oracle = opened(name, tmp_path_factory)
+    assert ids(ours, text) == expected(oracle, text)
+
+
+_OPENED: dict[str, tuple[Tokenizer, Oracle]] = {}
+
+
+def opened(name: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Oracle]:
+    if name not in _OPENED:
+        path = tmp_path_factory.mktemp(name) / "model.gguf"
+        convert_folder(FOLDERS / name, path)
+        oracle = Oracle.from_file(str(FOLDERS / name / "tokenizer.json"))
+        _OPENED[name] = Tokenizer(read_gguf(path)), oracle
+    return _OPENED[name]
+
+
+def test_characters_are_composed_where_the_source_does(tmp_path: Path) -> None:
+    convert_folder(FOLDERS / "qwen2", tmp_path / "model.gguf")
+    tokenizer = Tokenizer(read_gguf(tmp_path / "model.gguf"))
+    assert ids(tokenizer, "cafe\u0301") == ids(tokenizer, "caf\u00e9")
+    again = Oracle.from_str(json.dumps(tokenizer_json(tokenizer)))
+    assert expected(again, "cafe\u0301") == ids(tokenizer, "caf\u00e9")
+
+
+@pytest.mark.parametrize("scheme", ["first", "always", "never"])
+def test_spaces_as_metaspace_puts_them(scheme: str, tmp_path: Path) -> None:
+    """Before text that does not begin with one; llama.cpp knows only of a space before any text."""
+    folder = copy_folder("mistral", tmp_path / "mistral")
+
+    def edit(said: dict[str, Any]) -> None:
+        said["normalizer"] = None
+        said["pre_tokenizer"] = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False}
+
+    edit_json(folder / "tokenizer.json", edit)
+    oracle = Oracle.from_file(str(folder / "tokenizer.json"))
+    path = vocabulary_file(folder, 800)
+    check_ids(path, oracle, TEXTS, llama_cpp=scheme == "never")
+    again = Oracle.from_str(json.dumps(tokenizer_json(Tokenizer(read_gguf(path)))))
+    assert [text for text in TEXTS if expected(again, text) != expected(oracle, text)] == []
+
+
+def test_the_first_piece_that_converters_lose(tmp_path: Path) -> None:
+    """Its score is 0, and its merges are missing in many files. The model was trained with it."""
+    folder = copy_folder("mistral", tmp_path / "mistral")
+    oracle = Oracle.from_file(str(folder / "tokenizer.json"))
+    first = str(oracle.id_to_token(259))
+
+    def lose(said: dict[str, Any]) -> None:
+        said["model"]["merges"] = [pair for pair in said["model"]["merges"] if "".join(pair) != first]
+
+    edit_json(folder / "tokenizer.json", lose)
+    assert first in {left + right for left, right in json.loads(oracle.to_str())["model"]["merges"]}
+    check_ids(vocabulary_file(folder, 800), oracle, TEXTS)
+
+
+@pytest.mark.parametrize("key", [NORMALIZER, SPACES])
+def test_habits_of_tokenizers_that_are_not_known(key: str, tmp_path: Path) -> None:
+    fields: dict[str, Field] = {"general.architecture": "qwen2", **fields_of(FOLDERS / "qwen2", 272), key: "magic"}
+    planned = [Planned("token_embd.weight", (1, 272), "F32")]
+    write_gguf(tmp_path / "model.gguf", fields, planned, [np.zeros(272, np.float32)])
+    with pytest.raises(UnsupportedError, match=r"'magic'.* is not supported"):
+        Tokenizer(read_gguf(tmp_path / "model.gguf"))
+
+
+def test_sentencepiece_own_file(tmp_path: Path) -> None:
+    """Where there is no tokenizer.json. The ids are SentencePiece's."""
+    (tmp_path / "tokenizer.model").write_bytes((FOLDERS / "spm.model").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": {"content": "</s>"}}')
+    path = vocabulary_file(tmp_path, 802)
+    ours, theirs = Tokenizer(read_gguf(path)), LlamaCpp(path)
+    for case in CASES:
+        assert ours.encode(case["text"]).tolist() == case["spm"]
+        assert theirs(case["text"], special=False) == case["spm"]
+    theirs.close()
+    assert (ours.bos_id, ours.eos_id, ours.add_bos, ours.size) == (1, 2, True, 802)
+    golden = read_gguf(GOLDEN / "spm.gguf")
+    file = read_gguf(path)
+    np.testing.assert_array_equal(file.numbers("tokenizer.ggml.scores")[:800], golden.numbers("tokenizer.ggml.scores"))
+    np.testing.assert_array_equal(
+        file.numbers("tokenizer.ggml.token_type")[:800], golden.numbers("tokenizer.ggml.token_type")
+    )
+
+
+def varint(value: int) -> bytes:
+    out = b""
+    while value > 127:
+        out, value = out + bytes([value & 127 | 128]), value >> 7
+    return out + bytes([value])
+
+
+def message(*fields: tuple[int, int | bytes | float]) -> bytes:
+    out = b""
+    for number, value in fields:
+        if isinstance(value, bytes):
+            out += varint(number << 3 | 2) + varint(len(value)) + value
+        elif isinstance(value, float):
+            out += varint(number << 3 | 5) + struct.pack("<f", value)
+        else:
+            out += varint(number << 3) + varint(value)
+    return out
+
+
+def piece(text: str, score: float = 0.0, kind: int = 1) -> tuple[int, bytes]:
+    return 1, message((1, text.encode()), (2, score), (3, kind))
+
+
+BPE, PLAIN = (2, message((3, 2))), (3, message((1, b"identity"), (4, 0)))
+MODELS: list[tuple[bytes, type[EdgeError], str]] = [
+    (b"", UnsupportedError, "not BPE"),
+    (b"\xff" * 30, ModelFormatError, "damaged"),
+    (message(piece("a"), piece("b"), (2, message((3, 1))), PLAIN), UnsupportedError, "not BPE"),
+    (message(piece("a"), BPE, (3, message((1, b"nmt_nfkc"), (4, 0)))), UnsupportedError, "normalization"),
+    (message(piece("a"), BPE, (3, message((2, b"table"), (4, 0)))), UnsupportedError, "normalization"),
+    (message(piece("a"), BPE), UnsupportedError, "removes spaces"),
+    (message(piece("a"), piece("a"), BPE, PLAIN), ModelFormatError, "damaged"),
+    (message(piece("a", float("nan")), BPE, PLAIN), ModelFormatError, "damaged"),
+    (message((1, b""), BPE, PLAIN), ModelFormatError, "damaged"),
+    (message((1, 5), BPE, PLAIN), ModelFormatError, "damaged"),
+    (message((1, message((1, 5))), BPE, PLAIN), ModelFormatError, "damaged"),
+    (message((1, message((1, b"a"), (3, 2**63))), BPE, PLAIN), ModelFormatError, "damaged"),
+    (message(*(piece(f"t{index}") for index in range(9)), BPE, PLAIN), ModelFormatError, "only 4 embeddings"),
+]
+
+
+@pytest.mark.parametrize(("data", "error", "match"), MODELS, ids=range(len(MODELS)))
+def test_files_of_sentencepiece_that_are_refused(
+    data: bytes, error: type[EdgeError], match: str, tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(data)
+    with pytest.raises(error, match=match):
+        fields_of(tmp_path, 4)
+
+
+@settings(max_examples=200)
+@given(data=st.data())
+def test_damaged_files_of_sentencepiece(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    good = (FOLDERS / "spm.model").read_bytes()
+    changed = bytearray(good[: data.draw(st.integers(0, len(good)))])
+    for _ in range(data.draw(st.integers(0, 4))):
+        at = data.draw(st.integers(0, len(changed)))
+        changed[at : at + 2] = data.draw(st.binary(max_size=3))
+    folder = tmp_path_factory.mktemp("damaged")
+    (folder / "tokenizer.model").write_bytes(changed)
+    assert "\n" not in complaint(lambda: fields_of(folder, 900))
+
+
+# What goes with the ids
+
+
+def test_tokens_that_were_added(tmp_path: Path) -> None:
+    convert_folder(FOLDERS / "gpt2", tmp_path / "model.gguf")
+    file = read_gguf(tmp_path / "model.gguf")
+    tokens, types = file.strings("tokenizer.ggml.tokens"), file.numbers("tokenizer.ggml.token_type")
+    assert tokens[272:] == ["<tool>", "[x]  [y]", *(f"[PAD{index}]" for index in range(274, 280))]
+    assert types[[0, 1, 2]].tolist() == [CONTROL] * 3
+    assert types[272:].tolist() == [USER_DEFINED] * 2 + [UNUSED] * 6
+    tokenizer = Tokenizer(file)
+    assert tokenizer.encode("a<tool>b").tolist()[1] == 272
+    assert tokenizer.decode([272, 273]) == "<tool>[x]  [y]"
+
+
+def test_what_begins_and_ends_a_text(tmp_path: Path) -> None:
+    def roles(settings: dict[str, Any], generation: Any = None, **config: Any) -> dict[str, Any]:
+        folder = copy_folder("qwen2", tmp_path / str(len(list(tmp_path.iterdir()))))
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+        if generation is not None:
+            (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
+        names = ("bos", "eos", "unknown", "padding", "eot")
+        fields = fields_of(folder, 272, **config)
+        found = {name: fields.get(f"tokenizer.ggml.{name}_token_id") for name in names}
+        return {name: int(value) for name, value in found.items() if value is not None}
+
+    assert roles({}) == {}
+    assert roles({"eos_token": "<|im_end|>"}, eos_token_id=5) == {"eos": 2, "eot": 5}
+    assert roles({"eos_token": {"content": "<|im_end|>"}, "pad_token": "<|endoftext|>"}) == {"eos": 2, "padding": 0}
+    assert roles({}, bos_token_id=1, eos_token_id=[2, 0, 7]) == {"bos": 1, "eos": 2, "eot": 7}
+    assert roles({"eos_token": "<|im_end|>"}, [2, 0]) == {"eos": 2}  # readers know that 0 is <|endoftext|>
+    assert roles({"eos_token": "<|im_end|>"}, 9, eos_token_id=2) == {"eos": 2, "eot": 9}
+    assert roles({"eos_token": "no such token"}, eos_token_id=999) == {}
+    assert roles({"eos_token": 5, "bos_token": None}, bos_token_id=True, eos_token_id="2") == {}
+
+
+def test_whether_prompts_begin_with_bos(tmp_path: Path) -> None:
+    def adds(edit: Callable[[dict[str, Any]], object], **settings: Any) -> Any:
+        folder = copy_folder("llama", tmp_path / str(len(list(tmp_path.iterdir()))))
+        edit_json(folder / "tokenizer.json", edit)
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+        return fields_of(folder, 272)["tokenizer.ggml.add_bos_token"]
+
+    def wrapped(said: dict[str, Any]) -> None:
+        said["post_processor"] = {"type": "Sequence", "processors": [BYTES, said["post_processor"]]}
+
+    assert adds(lambda said: None) is True
+    assert adds(wrapped) is True
+    assert adds(lambda said: said["post_processor"]["single"].pop(0), add_bos_token=True) is False
+    assert adds(lambda said: said.update(post_processor=None), add_bos_token=True) is True
+    assert adds(lambda said: said.update(post_processor=BYTES)) is False
+
+
+def test_chat_templates(tmp_path: Path) -> None:
+    def template(jinja: bytes | None, settings: Any) -> Any:
+        folder = copy_folder("qwen2", tmp_path / str(len(list(tmp_path.iterdir()))))
+        (folder / "chat_template.jinja").unlink()
+        if jinja is not None:
+            (folder / "chat_template.jinja").write_bytes(jinja)
+        (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": settings}))
+        return fields_of(folder, 272).get("tokenizer.chat_template")
+
+    assert template(None, None) is None
+    assert template(None, "A{{ 1 }}") == "A{{ 1 }}"
+    assert template("Ä".encode(), "B") == "Ä"
+    assert template(None, [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]) == "D"
+    assert template(None, [{"name": "tool_use", "template": "T"}, 5]) is None
+    for bad in (b"\xff", b"x" * (2 << 20)):
+        with pytest.raises(ModelFormatError, match=r"chat_template\.jinja"):
+            template(bad, None)
+    convert_folder(FOLDERS / "qwen2", tmp_path / "model.gguf")
+    model = open_model(tmp_path / "model.gguf")
+    assert model.tokenizer.decode(model.encode_prompt("Hi")) == "user\nHi\nassistant\n"
+
+
+def test_control_tokens_that_swallow_spaces(tmp_path: Path) -> None:
+    """Phi-3's do, and readers of GGUF go by the model's name."""
+    folder = copy_folder("mistral", tmp_path / "my-model")
+    swallowing = {"rstrip": True, "special": True, "single_word": False, "lstrip": False, "normalized": False}
+    user, end = {"id": 800, "content": "<|user|>"}, {"id": 801, "content": "<|endoftext|>"}
+    edit_json(folder / "tokenizer.json", lambda said: said["added_tokens"].append(user | swallowing))
+    assert not read_vocabulary(folder, Config(folder / "config.json", {}), 802).swallows
+    edit_json(folder / "tokenizer.json", lambda said: said["added_tokens"].append(end | swallowing | {"rstrip": False}))
+    vocabulary = read_vocabulary(folder, Config(folder / "config.json", {}), 802)
+    assert vocabulary.swallows
+    path = folder / "x.gguf"
+    fields: dict[str, Field] = {"general.architecture": "llama", "general.name": "phi-3", **vocabulary.fields}
+    write_gguf(path, fields, [Planned("token_embd.weight", (1, 802), "F32")], [np.zeros(802, np.float32)])
+    oracle = Oracle.from_file(str(folder / "tokenizer.json"))
+    tokenizer = Tokenizer(read_gguf(path))
+    theirs = LlamaCpp(path)
+    for text in ("<|user|>  \n Hi", "<|user|>Hi", "Hi <|user|> "):
+        assert ids(tokenizer, text) == expected(oracle, text) == theirs(text, special=True)
+    theirs.close()
+    again = Oracle.from_str(json.dumps(tokenizer_json(tokenizer)))
+    assert expected(again, "<|user|>  \n Hi") == expected(oracle, "<|user|>  \n Hi")
+
+
+def test_names_do_not_promise_what_tokens_do_not_keep(tmp_path: Path) -> None:
+    folder = copy_folder("qwen2", tmp_path / "Phi-3 of mine")
+    convert_folder(folder, tmp_path / "model.gguf")
+    assert "phi-3" not in read_gguf(tmp_path / "model.gguf").metadata["general.name"].lower()
+    theirs = LlamaCpp(tmp_path / "model.gguf")  # which does not survive the name without Phi-3's tokens
+    theirs.close()
+
+
+# What is refused
+
+
+def pre_tokenizer(*steps: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
+    return lambda said: said.update(pre_tokenizer={"type": "Sequence", "pretokenizers": [*steps, BYTES]})
+
+
+def normalizer(said: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda file: file.update(normalizer=said)
+
+
+def model(**changes: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda said: said["model"].update(changes)
+
+
+REFUSED: list[tuple[str, Callable[[dict[str, Any]], object], type[EdgeError], str]] = [
+    ("qwen2", model(type="Unigram"), UnsupportedError, "type 'Unigram' is not supported"),
+    ("qwen2", model(vocab=[]), UnsupportedError, "not supported"),
+    ("qwen2", lambda said: said.pop("model"), UnsupportedError, "type None"),
+    ("qwen2", model(dropout=0.1), UnsupportedError, "dropout"),
+    ("qwen2", model(end_of_word_suffix="</w>"), UnsupportedError, "end_of_word_suffix"),
+    ("qwen2", model(ignore_merges=True), UnsupportedError, "ignore_merges True"),
+    ("qwen2", pre_tokenizer({"type": "Whitespace"}), UnsupportedError, "none that GGUF has a name for.*Whitespace"),
+    ("qwen2", pre_tokenizer(split(r"\p{L}+")), UnsupportedError, "none that GGUF"),
+    ("qwen2", lambda said: said.update(pre_tokenizer=BYTES | {"add_prefix_space": True}), UnsupportedError, "space"),
+    ("qwen2", lambda said: said.update(pre_tokenizer=None), UnsupportedError, "none that GGUF"),
+    ("qwen2", normalizer({"type": "NFKC"}), UnsupportedError, "normalizer is not supported.*NFKC"),
+    ("qwen2", model(merges=["a"]), ModelFormatError, "'a' is not a pair"),
+    ("qwen2", model(merges=[["a", 1]]), ModelFormatError, "is not a pair"),
+    ("qwen2", model(merges=["a b c"]), ModelFormatError, "is not a pair"),
+    ("qwen2", model(merges=[["zz", "zz"]]), ModelFormatError, "not in the vocabulary"),
+    ("qwen2", lambda said: said["model"]["vocab"].update(x="5"), ModelFormatError, "has the id '5'"),
+    ("qwen2", lambda said: said["model"]["vocab"].update(toomuch=272), ModelFormatError, "has the id 272, of 272"),
+    ("qwen2", lambda said: said["model"]["vocab"].update(other=5), ModelFormatError, "the id 5 belongs to"),
+    ("qwen2", lambda said: said.update(added_tokens=[5]), ModelFormatError, "the added token 5"),
+    ("qwen2", lambda said: said["added_tokens"][0].update(id=-1), ModelFormatError, "no text or no id"),
+    ("qwen2", lambda said: said["added_tokens"][0].update(content="!"), ModelFormatError, "the id 0 belongs to"),
+    ("mistral", normalizer(None), UnsupportedError, "does not write spaces as ▁"),
+    ("mistral", normalizer({"type": "NFC"}), UnsupportedError, "normalizer NFC"),
+    ("mistral", lambda said: said.update(pre_tokenizer=BYTES), UnsupportedError, "pre-tokenizer ByteLevel"),
+    ("mistral", lambda said: said["model"]["merges"].pop(40), UnsupportedError, "is not merged of"),
+    ("mistral", lambda said: said["model"]["merges"].append(["zz", "q"]), ModelFormatError, "names tokens"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "edit", "error", "match"), REFUSED, ids=range(len(REFUSED)))
+def test_refusals(
+    name: str, edit: Callable[[dict[str, Any]], object], error: type[EdgeError], match: str, tmp_path: Path
+) -> None:
+    folder = copy_folder(name, tmp_path / name)
+    edit_json(folder / "tokenizer.json", edit)
+    with pytest.raises(error, match=match) as caught:
+        convert_folder(folder, tmp_path / "model.gguf")
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+ODD: list[Any] = [
+    None,
+    -1,
+    0,
+    2**70,
+    0.5,
+    "x",
+    "",
+    [],
+    [1, "x"],
+    [[]],
+    [{}],
+    {},
+    {"type": "Sequence"},
+    {"type": 3},
+    True,
+]
+
+
+def places(said: Any, *above: str | int) -> list[tuple[str | int, ...]]:
+    """Paths to all values in JSON, but for a vocabulary's own."""
+    found = [above] if above else []
+    if len(said) > 50 if isinstance(said, list | dict) else True:
+        return found
+    for key, inner in said.items() if isinstance(said, dict) else enumerate(said):
+        found += places(inner, *above, key)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [(name, "tokenizer.json") for name in ("llama", "mistral")]
+    + [("qwen2", "tokenizer_config.json"), ("qwen2", "special_tokens_map.json"), ("qwen2", "generation_config.json")],
+)
+def test_files_of_any_kind_are_read_or_refused(name: str, file: str, tmp_path: Path) -> None:
+    """Every value in turn becomes something else; then the whole file does."""
+    folder = copy_folder(name, tmp_path / name)
+    path = folder / file
+    if not path.exists():
+        path.write_text('{"eos_token_id": [2, 0], "eos_token": {"content": "<|im_end|>"}, "bos_token": "<|im_start|>"}')
+    text = path.read_text(encoding="utf-8")
+    for place in places(json.loads(text)):
+        for value in ODD if place[0] not in ("decoder", "truncation", "padding", "version") else ():
+            changed = json.loads(text)
+            part = changed
+            for key in place[:-1]:
+                part = part[key]
+            part[place[-1]] = value
+            path.write_text(json.dumps(changed), encoding="utf-8")
+            assert "\n" not in complaint(lambda: fields_of(folder, 810)), (place, value)
+    for data in (b"", b"[]", b"\xff", b"{", b'{"a": NaN}'):
+        path.write_bytes(data)
+        assert "\n" not in complaint(lambda: fields_of(folder, 810))
+
+
+def test_no_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no tokenizer\.json"):
+        fields_of(tmp_path, 4)
+
+
+def test_merges_as_older_files_write_them(tmp_path: Path) -> None:
+    folder = copy_folder("qwen2", tmp_path / "qwen2")
+    edit_json(folder / "tokenizer.json", lambda said: model(merges=[*map(" ".join, said["model"]["merges"])])(said))
+    assert fields_of(folder, 272)["tokenizer.ggml.merges"] == fields_of(FOLDERS / "qwen2", 272)["tokenizer.ggml.merges"]
+
+
+def test_ids_beyond_the_embeddings_are_left_out(tmp_path: Path) -> None:
+    """Some files add a token that the model has no embedding for."""
+    folder = copy_folder("qwen2", tmp_path / "qwen2")
+    image = {"id": 272, "content": "<image>", "special": True}
+    edit_json(folder / "tokenizer.json", lambda said: said["added_tokens"].append(image))
+    assert fields_of(folder, 272)["tokenizer.ggml.tokens"] == fields_of(FOLDERS / "qwen2", 272)["tokenizer.ggml.tokens"]

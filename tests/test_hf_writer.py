@@ -1,0 +1,318 @@
+"""Models as Hugging Face folders: what was read and is written again is the same, and quantized ones become floats.
+
+transformers has loaded folders written here and given the logits of the golden files, see golden/folders.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+from conftest import GOLDEN, run_child
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
+from hf_folders import FOLDERS, NAMES, PACKED, read_folder
+from small_models import Small, write_small
+from test_gguf_file import GGUF, STRING
+from test_tokenizer import TEXTS
+
+from edge.converters.readers.hf import convert_folder
+from edge.converters.writers.hf import FILES, write_folder
+from edge.converters.writers.onnx import write_onnx
+from edge.errors import InputError, ModelFormatError, UnsupportedError
+from edge.opened import Model, open_model
+
+OF_THE_SAME_MEANING = {"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "dtype", "torch_dtype"}
+# Of no meaning for the model, or nothing that GGUF holds.
+IGNORED = OF_THE_SAME_MEANING | {
+    "transformers_version", "_name_or_path", "use_cache", "initializer_range", "attention_dropout", "embd_pdrop",
+    "attn_pdrop", "resid_pdrop", "mlp_dropout", "pretraining_tp", "summary_activation", "summary_first_dropout",
+    "summary_proj_to_labels", "summary_type", "summary_use_proj", "_sliding_window_pattern", "cache_implementation",
+    "architectures", "model_type", "embedding_dropout", "pad_token_id",
+}  # fmt: skip
+USUAL: dict[str, Any] = {
+    "attention_bias": False, "use_bidirectional_attention": False, "sliding_window": None, "max_window_layers": 28,
+    "layer_types": None, "n_inner": None, "reorder_and_upcast_attn": False, "scale_attn_by_inverse_layer_idx": False,
+    "scale_attn_weights": True, "add_cross_attention": False, "final_logit_softcapping": None, "mlp_bias": False,
+    "attn_logit_softcapping": None,
+}  # fmt: skip
+
+
+def write(model: Model, folder: Path, **options: Any) -> Path:
+    write_folder(model.file, model.spec, folder, **options)
+    return folder
+
+
+def there_and_back(name: str, tmp_path: Path) -> tuple[Model, Path]:
+    convert_folder(FOLDERS / name, tmp_path / "model.gguf")
+    model = open_model(tmp_path / "model.gguf")
+    return model, write(model, tmp_path / "again" / name)
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    said: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    text: dict[str, Any] = said.get("text_config", said)
+    return text
+
+
+# There and back
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_weights_bit_for_bit(name: str, tmp_path: Path) -> None:
+    _, again = there_and_back(name, tmp_path)
+    found = read_folder(again)
+    weights = {key.removeprefix("language_model."): each for key, each in read_folder(FOLDERS / name).items()}
+    weights = {key: each for key, each in weights.items() if not key.startswith(("vision_", "multi_modal_"))}
+    assert found.keys() == weights.keys()
+    for key, (dtype, array) in weights.items():
+        assert (key, found[key][0]) == (key, dtype)
+        np.testing.assert_array_equal(found[key][1], array)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_settings(name: str, tmp_path: Path) -> None:
+    """Every setting that means something is there again, or its usual value is."""
+    _, again = there_and_back(name, tmp_path)
+    old, new = config_of(FOLDERS / name), config_of(again)
+    for key in sorted(old.keys() - IGNORED):
+        if key in new:
+            usual = 4 * old["n_embd"] if key == "n_inner" and old[key] is None else old[key]
+            assert new[key] == usual, key
+        else:
+            assert key in USUAL, key
+            assert old[key] in (USUAL[key], None, ["full_attention"] * new.get("num_hidden_layers", 0)), key
+    assert new["architectures"][0].lower().startswith(new["model_type"].partition("_")[0])
+    assert set(FILES) == {path.name for path in again.iterdir()}
+
+
+@pytest.mark.parametrize("name", [*NAMES, *PACKED])
+def test_the_same_file_when_it_is_read_again(name: str, tmp_path: Path) -> None:
+    """Figures of RoPE are in another layout now, and mean the same."""
+    source = tmp_path / "source" / name  # general.name is the folder's
+    source.parent.mkdir()
+    source.symlink_to(FOLDERS / name)
+    model, again = there_and_back(name, tmp_path)
+    convert_folder(again, tmp_path / "again.gguf")
+    back = open_model(tmp_path / "again.gguf")
+    assert back.spec == model.spec
+    assert list(back.file.tensors) == list(model.file.tensors)
+    for key, info in model.file.tensors.items():
+        np.testing.assert_array_equal(back.file.tensor_bytes(back.file.tensors[key]), model.file.tensor_bytes(info))
+    fields = {key: value for key, value in model.file.metadata.items() if not key.startswith("tokenizer.ggml.")}
+    for key, value in fields.items():
+        assert back.file.metadata[key] == (pytest.approx(value, rel=1e-6) if isinstance(value, float) else value), key
+    for key in model.file.metadata.keys() - fields.keys():
+        assert key in back.file.metadata
+
+
+@pytest.mark.parametrize("name", [*NAMES, *PACKED])
+def test_the_same_tokens(name: str, tmp_path: Path) -> None:
+    model, again = there_and_back(name, tmp_path)
+    theirs = tokenizers.Tokenizer.from_file(str(FOLDERS / name / "tokenizer.json"))
+    ours = tokenizers.Tokenizer.from_file(str(again / "tokenizer.json"))
+    for text in TEXTS:
+        assert ours.encode(text).ids == theirs.encode(text).ids
+    assert ours.get_vocab(True) == theirs.get_vocab(True)
+    said = json.loads((again / "tokenizer_config.json").read_text())
+    template = FOLDERS / name / "chat_template.jinja"
+    assert said.get("chat_template") == (template.read_text() if template.exists() else None)
+    assert said["eos_token"] == json.loads((FOLDERS / name / "tokenizer_config.json").read_text())["eos_token"]
+    assert json.loads((again / "generation_config.json").read_text())["eos_token_id"][0] == model.tokenizer.eos_id
+
+
+GOLDENS = [path for path in sorted(GOLDEN.glob("*.gguf")) if path.stem not in ("llama-rope-scaled", "llama-llama3")]
+
+
+@pytest.mark.parametrize("path", GOLDENS, ids=lambda path: path.stem)
+def test_files_of_others_there_and_back(path: Path, tmp_path: Path) -> None:
+    model = open_model(path)
+    convert_folder(write(model, tmp_path / path.stem), tmp_path / "model.gguf")
+    back = open_model(tmp_path / "model.gguf")
+    assert replace(back.spec, name=model.spec.name) == model.spec
+    assert back.file.tensors.keys() == model.file.tensors.keys()
+    for name, info in model.file.tensors.items():
+        again = back.file.tensors[name]
+        assert (again.shape, again.type) == (info.shape, info.type)
+        np.testing.assert_array_equal(back.file.tensor_bytes(again), model.file.tensor_bytes(info))
+    for text in TEXTS:
+        np.testing.assert_array_equal(back.tokenizer.encode(text), model.tokenizer.encode(text))
+    assert back.file.metadata.get("tokenizer.chat_template") == model.file.metadata.get("tokenizer.chat_template")
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "gpt2"])
+@pytest.mark.parametrize(("kind", "tied"), [("F32", False), ("F16", True), ("BF16", False)])
+def test_every_architecture_and_type_there_and_back(architecture: str, kind: str, tied: bool, tmp_path: Path) -> None:
+    layers = 6 if architecture == "gemma3" else 2
+    small = Small(
+        layers=layers, hidden=48, heads=6, kv_heads=6 if architecture == "gpt2" else 3, head=8, ffn=80, types=kind,
+        tied=tied, architecture=architecture, window=20 * architecture.startswith("gemma"),
+    )  # fmt: skip
+    model = open_model(write_small(tmp_path / "small.gguf", small))
+    convert_folder(write(model, tmp_path / "small"), tmp_path / "again.gguf")
+    back = open_model(tmp_path / "again.gguf")
+    assert replace(back.spec, name=model.spec.name) == model.spec
+    for name, info in model.file.tensors.items():
+        again = back.file.tensors[name]
+        assert (again.shape, again.type) == (info.shape, info.type)
+        ours, theirs = back.file.tensor_bytes(again), model.file.tensor_bytes(info)
+        if len(info.shape) == 1 and architecture.startswith("gemma"):  # no float32 plus 1 may be this random number
+            np.testing.assert_allclose(ours.view(np.float32), theirs.view(np.float32), rtol=0, atol=2**-24)
+        else:
+            np.testing.assert_array_equal(ours, theirs)
+
+
+# Quantized models, and vectors that are finer than matrices
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q6_K", "Q8_0", "IQ4_NL"])
+@pytest.mark.parametrize("wanted", ["F32", "F16"])
+def test_quantized_weights_become_floats(kind: str, wanted: str, tmp_path: Path) -> None:
+    model = open_model(write_small(tmp_path / "small.gguf", Small(hidden=256, head=64, ffn=512, types=kind)))
+    found = read_folder(write(model, tmp_path / "folder", type=wanted))
+    for ours, theirs in (("ffn_down", "mlp.down_proj"), ("attn_v", "self_attn.v_proj")):
+        info = model.file.tensors[f"blk.0.{ours}.weight"]
+        values = dequantize(model.file.tensor_bytes(info).reshape(info.shape[1], -1), GGMLQuantizationType[kind])
+        dtype, array = found[f"model.layers.0.{theirs}.weight"]
+        assert dtype == wanted
+        np.testing.assert_array_equal(array, values.astype(array.dtype))
+    assert config_of(tmp_path / "folder")["torch_dtype"] == {"F32": "float32", "F16": "float16"}[wanted]
+    convert_folder(tmp_path / "folder", tmp_path / "again.gguf")
+    assert open_model(tmp_path / "again.gguf").spec.parameters == model.spec.parameters
+
+
+def test_one_tensor_is_in_memory_at_a_time(tmp_path: Path) -> None:
+    code = """
+import json, sys
+from pathlib import Path
+from edge.converters.writers.hf import write_folder
+from edge.opened import open_model
+model = open_model(sys.argv[1])
+write_folder(model.file, model.spec, Path(sys.argv[2]), type="F16")
+print(json.dumps(None))
+"""
+    peaks = []
+    for name, ffn in (("small", 64), ("large", 32 << 10)):
+        small = Small(hidden=512, head=128, ffn=ffn, types="Q8_0")
+        child = run_child(code, write_small(tmp_path / f"{name}.gguf", small), tmp_path / name)
+        assert child.status == 0, child.errors
+        peaks.append(child.peak)
+    largest = 2 * 512 * (32 << 10)  # in float16
+    assert peaks[1] - peaks[0] < 2.5 * largest
+
+
+def test_vectors_keep_what_the_type_of_matrices_cannot_hold(tmp_path: Path) -> None:
+    model = open_model(write_small(tmp_path / "small.gguf", Small(types="F16")))
+    found = read_folder(write(model, tmp_path / "folder"))
+    assert {dtype for dtype, array in found.values() if array.ndim == 2} == {"F16"}
+    norm = model.file.tensor_bytes(model.file.tensors["output_norm.weight"]).view(np.float32)
+    dtype, array = found["model.norm.weight"]
+    assert dtype == "F32"
+    np.testing.assert_array_equal(array, norm)
+
+
+def test_llama3_of_other_converters(tmp_path: Path) -> None:
+    """Files hold factors only: the usual settings are recognised, others refused."""
+    gguf = GGUF.read(GOLDEN / "llama-llama3.gguf")
+    theta, dim = gguf.metadata["llama.rope.freq_base"][1], 16
+    wavelengths = 2 * np.pi * theta ** (np.arange(0, dim, 2) / dim)
+    smooth = np.clip((8192 / wavelengths - 1) / 3, 0, 1)
+    factors = (1 / ((1 - smooth) / 32 + smooth)).astype(np.float32)
+    assert np.unique(factors).size > 1
+    shape, kind, _ = gguf.tensors["rope_freqs.weight"]
+    gguf.tensors["rope_freqs.weight"] = (shape, kind, factors.tobytes())
+    folder = write(open_model(gguf.write(tmp_path / "usual.gguf")), tmp_path / "folder")
+    assert config_of(folder)["rope_scaling"] == {
+        "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }  # fmt: skip
+    model = open_model(GOLDEN / "llama-llama3.gguf")
+    with pytest.raises(UnsupportedError, match="no settings of llama3's scaling"):
+        write(model, tmp_path / "other")
+
+
+# What is refused, with nothing left behind
+
+
+def test_what_has_no_settings_in_hugging_face(tmp_path: Path) -> None:
+    def changed(edit: Any, path: Path = GOLDEN / "llama-linear.gguf") -> Model:
+        gguf = GGUF.read(path)
+        edit(gguf)
+        return open_model(gguf.write(tmp_path / "model.gguf"))
+
+    def renamed(gguf: GGUF) -> None:
+        """As falcon, which our converters do not know."""
+        gguf.metadata = {
+            str(key).replace("llama.", "falcon."): value for key, value in gguf.metadata.items()
+        } | {"general.architecture": (STRING, "falcon")}  # fmt: skip
+
+    def with_odd_tensor(gguf: GGUF) -> None:
+        gguf.tensors["blk.0.attn_norm_2.weight"] = ((32,), 0, bytes(128))
+
+    def with_some_biases(gguf: GGUF) -> None:
+        gguf.tensors["blk.0.attn_q.bias"] = ((64,), 0, bytes(256))
+
+    for edit, match in (
+        (renamed, "falcon models cannot be written"),
+        (with_odd_tensor, "no tensor like"),
+        (with_some_biases, "would not be readable.* biases of attn_k everywhere or nowhere"),
+    ):
+        with pytest.raises(UnsupportedError, match=match):
+            write(changed(edit), tmp_path / "folder")
+    assert {path.name for path in tmp_path.iterdir()} == {"model.gguf"}
+
+
+def test_onnx_folders_hold_no_weights_to_write(tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    model = open_model(GOLDEN / "llama-linear.gguf")
+    write_onnx(model.file, model.spec, tmp_path / "onnx")
+    with pytest.raises(UnsupportedError, match="convert its source"):
+        write(open_model(tmp_path / "onnx"), tmp_path / "folder")
+
+
+def test_folders_in_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, folder = open_model(GOLDEN / "qwen2.gguf"), tmp_path / "folder"
+    write(model, folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(InputError, match="--force replaces it"):
+        write(model, folder)
+    seen: list[float] = []
+    write(model, folder, force=True, progress=seen.append)
+    assert seen == sorted(seen)
+    assert seen[-1] == 1
+    assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
+    (folder / "diary.txt").write_text("mine")
+    with pytest.raises(InputError, match="holds other files"):
+        write(model, folder, force=True)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match="no folder"):
+        write(model, tmp_path / "file")
+    with pytest.raises(InputError, match="cannot be written"):
+        write(model, tmp_path / "file" / "folder")
+    with pytest.raises(InputError, match="Q4_0"):
+        write(model, tmp_path / "new", type="Q4_0")
+
+    def full(_handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(InputError, match="No space left"):
+        write(model, tmp_path / "new")
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "folder"}
+
+
+def test_a_damaged_model_leaves_nothing(tmp_path: Path) -> None:
+    gguf = GGUF.read(GOLDEN / "qwen2.gguf")
+    gguf.write(tmp_path / "model.gguf")
+    model = open_model(tmp_path / "model.gguf")
+    with open(tmp_path / "model.gguf", "r+b") as file:
+        file.truncate((tmp_path / "model.gguf").stat().st_size - 1000)
+    with pytest.raises(ModelFormatError, match="ends before"):
+        write(model, tmp_path / "folder")
+    assert {path.name for path in tmp_path.iterdir()} == {"model.gguf"}

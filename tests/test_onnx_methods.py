@@ -1,0 +1,174 @@
+"""What methods do to a model's weights on their way into ONNX, in ONNX Runtime and against the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import load_engine
+from small_models import Small, write_small
+
+from edge.backends.base import Engine
+from edge.converters.calibrate import Statistics, collect
+from edge.converters.quantizers import llm_int8, nf4
+from edge.converters.quantizers.smoothquant import factors_of, smooth
+from edge.converters.writers.onnx import planned_files, rounded_types, write_onnx
+from edge.converters.writers.onnx_check import check_weights
+from edge.converters.writers.onnx_layout import make_layout
+from edge.converters.writers.onnx_methods import METHODS, NEED_STATISTICS, find_method, planning_method
+from edge.converters.writers.onnx_weights import write_weights
+from edge.errors import InputError, ModelFormatError
+from edge.model_folder import WEIGHTS
+from edge.opened import Model, open_model
+from edge.types import AnyArray
+
+onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+Engines = Callable[[Engine], Engine]
+WIDE: dict[str, Any] = {"layers": 2, "hidden": 128, "heads": 4, "kv_heads": 2, "head": 32, "ffn": 256}
+LOUD, FACTOR = (3, 50, 90), 80.0  # channels of the norms that are outliers, and how loud they are
+TOKENS = np.random.default_rng(1).integers(3, 270, 40).astype(np.int32)
+
+
+def add_outliers(weights: dict[str, AnyArray]) -> None:
+    """A few inputs of matrices become loud, and their columns quiet: the model stays what it was."""
+    loud = list(LOUD)
+    for name in list(weights):
+        if name.endswith(("attn_norm", "ffn_norm")):
+            weights[name][loud] *= FACTOR
+            if (bias := weights.get(f"{name}.bias")) is not None:
+                bias[loud] *= FACTOR
+        elif name.endswith(("attn_q", "attn_k", "attn_v", "attn_qkv", "ffn_gate", "ffn_up")):
+            weights[name][:, loud] /= FACTOR
+
+
+def small_model(path: Path, architecture: str = "llama", types: str = "F32") -> Model:
+    return open_model(
+        write_small(path / "small.gguf", Small(architecture=architecture, types=types, **WIDE), add_outliers)
+    )
+
+
+@lru_cache
+def statistics_of(model: Model) -> dict[str, Statistics]:
+    return collect(model.file, model.spec, np.random.default_rng(2).integers(3, 270, 256).astype(np.int32))
+
+
+def error_of(model: Model, name: str | None, folder: Path, engines: Engines) -> float:
+    """Mean error of logits, relative to their standard deviation."""
+    method = find_method(name, model.file, model.spec, statistics_of(model))
+    write_onnx(model.file, model.spec, folder, method=method)
+    ours = engines(load_engine(open_model(folder), "onnx", "f32")).forward_all(TOKENS)
+    exact = engines(load_engine(model, "reference", "f32")).forward_all(TOKENS)
+    return float(np.abs(ours - exact).mean() / exact.std())
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_outliers_spoil_plain_int8_and_neither_smoothquant_nor_llm_int8(
+    architecture: str, tmp_path: Path, engines: Engines
+) -> None:
+    model = small_model(tmp_path, architecture)
+    names = ("w8a8", "smoothquant", "llm-int8", None)
+    plain, smoothed, split, exact = (error_of(model, name, tmp_path / str(name), engines) for name in names)
+    assert plain > 0.15
+    assert smoothed < plain / 3
+    assert split < plain / 3
+    assert exact < 1e-4
+
+
+def test_nf4_is_what_its_table_says(tmp_path: Path, engines: Engines) -> None:
+    """ONNX Runtime multiplies by the very weights that `nf4` rounds to: with these as floats, logits are the same."""
+
+    def round_them(weights: dict[str, AnyArray]) -> None:
+        for name, weight in weights.items():
+            if weight.ndim == 2 and name.startswith("blk."):
+                weights[name] = nf4.dequantize(*nf4.quantize(weight))
+
+    model = small_model(tmp_path)
+    write_onnx(model.file, model.spec, tmp_path / "nf4", method=find_method("nf4", model.file, model.spec))
+    ours = engines(load_engine(open_model(tmp_path / "nf4"), "onnx", "f32")).forward_all(TOKENS)
+
+    def both(weights: dict[str, AnyArray]) -> None:
+        add_outliers(weights)
+        round_them(weights)
+
+    rounded = open_model(write_small(tmp_path / "rounded.gguf", Small(**WIDE), both))
+    expected = engines(load_engine(rounded, "reference", "f32")).forward_all(TOKENS)
+    np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-3)
+
+
+def test_nf4_takes_the_nearest_level() -> None:
+    values = np.random.default_rng(1).standard_normal((5, 192)).astype(np.float32)
+    codes, scales = nf4.quantize(values)
+    distances = np.abs(nf4.LEVELS * np.repeat(scales, 64, axis=1)[..., None] - values[..., None])
+    np.testing.assert_allclose(np.abs(nf4.dequantize(codes, scales) - values), distances.min(axis=-1), atol=1e-6)
+    np.testing.assert_array_equal(nf4.unpack(nf4.pack(codes)), codes)
+    assert not nf4.dequantize(*nf4.quantize(np.zeros((2, 64), np.float32))).any()
+
+
+def test_smoothing_changes_nothing_but_sizes(tmp_path: Path) -> None:
+    """Products stay the same when inputs are divided and columns multiplied."""
+    model = small_model(tmp_path)
+    smoothing = smooth(model.file, model.spec, {name: each.largest for name, each in statistics_of(model).items()})
+    norms = smoothing.divided["blk.0.attn_norm"]
+    assert (norms[list(LOUD)] > 5 * np.median(norms)).all()
+    for name in ("attn_q", "attn_k", "attn_v"):
+        np.testing.assert_array_equal(smoothing.multiplied[f"blk.0.{name}"], norms)
+    rows, columns = smoothing.divided["blk.1.attn_v"], smoothing.multiplied["blk.1.attn_output"]
+    np.testing.assert_array_equal(columns.reshape(2, 2, 32)[:, 0], rows.reshape(2, 32))
+    np.testing.assert_array_equal(columns.reshape(2, 2, 32)[:, 1], rows.reshape(2, 32))
+    np.testing.assert_array_equal(factors_of(np.array([0, 4, 4]), np.array([2, 0, 1]), 0.5), [1, 1, 2])
+
+
+def test_few_channels_are_outliers() -> None:
+    largest = np.array([1, 7, 2, 100, 6, *[0] * 95], np.float32)
+    assert llm_int8.outliers_of(largest) == (1, 3)
+    assert len(llm_int8.outliers_of(np.full(100, 9, np.float32))) == 10
+
+
+PLAIN = [(None, types) for types in ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")]
+
+
+@pytest.mark.parametrize(("name", "types"), [*PLAIN, *((name, types) for name in METHODS for types in ("F32", "F16"))])
+def test_sizes_are_known_beforehand_and_floats_stay_what_they_are(
+    name: str | None, types: str, tmp_path: Path, engines: Engines
+) -> None:
+    model = small_model(tmp_path, types=types)
+    method = find_method(name, model.file, model.spec, statistics_of(model))
+    planned = planned_files(model.file, model.spec, planning_method(name, model.file, model.spec))
+    written = write_onnx(model.file, model.spec, tmp_path / "model", method=method)
+    assert set(planned) == set(written)
+    assert planned[WEIGHTS] == (None if name == "llm-int8" else written[WEIGHTS])
+    assert rounded_types(model.file, model.spec, method) == ([types] if name or types in ("Q4_1", "Q5_1") else [])
+    exact = engines(load_engine(model, "reference", "f32")).forward_all(TOKENS)
+    folder = open_model(tmp_path / "model")
+    assert folder.spec.weight_type == {None: types, "nf4": "NF4"}.get(name, "INT8")
+    ours = engines(load_engine(folder, "onnx", "f32")).forward_all(TOKENS)
+    if name is None and types in ("F32", "F16", "BF16"):
+        np.testing.assert_allclose(ours, exact, rtol=0, atol=1e-3)
+    assert np.corrcoef(ours.ravel(), exact.ravel())[0, 1] > 0.6  # outliers spoil some: see above
+
+
+def test_methods_are_named_and_say_what_they_need(tmp_path: Path) -> None:
+    model = small_model(tmp_path)
+    with pytest.raises(InputError, match="unknown method 'gptq' for ONNX: choose nf4"):
+        find_method("gptq", model.file, model.spec)
+    for name in NEED_STATISTICS:
+        with pytest.raises(InputError, match=f"{name} needs a calibration text"):
+            find_method(name, model.file, model.spec)
+
+
+@pytest.mark.parametrize("name", [None, *METHODS])
+def test_a_weight_that_was_written_wrongly_is_found(name: str | None, tmp_path: Path) -> None:
+    model = small_model(tmp_path, types="Q4_1" if name is None else "F32")
+    layout = make_layout(model.file, model.spec, find_method(name, model.file, model.spec, statistics_of(model)))
+    write_weights(model.file, layout, tmp_path / "data")
+    check_weights(model.file, layout, tmp_path / "data")
+    matrix = next(place for key, place in layout.places.items() if key.startswith("blk.1.ffn_down."))
+    data = bytearray((tmp_path / "data").read_bytes())
+    data[matrix.offset : matrix.offset + 256] = bytes(256)
+    (tmp_path / "data").write_bytes(data)
+    with pytest.raises(ModelFormatError, match=r"does not read as it was meant \(blk.1.ffn_down\)"):
+        check_weights(model.file, layout, tmp_path / "data")

@@ -1,0 +1,257 @@
+"""Energy and heat sensors on fake trees of /sys and /proc, and what is counted where there is none."""
+
+from __future__ import annotations
+
+import os
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_devices import write
+
+from edge.devices.power import battery, find_meter, ina, pmic, rapl, sensors
+from edge.devices.power.app import AppCounter
+from edge.devices.power.base import Unavailable
+from edge.devices.power.estimate import Estimate
+from edge.devices.power.integrate import Integrated
+from edge.devices.profiles import Power, find_profile, host_power, profile_names
+from edge.devices.thermal import held_back, read_celsius, zones
+
+RANGE = 262_143_328_850
+PMIC = """      3V7_WL_SW_A current(0)=0.10000000A
+       3V3_SYS_A current(1)=0.20000000A
+     3V7_WL_SW_V volt(8)=3.70000000V
+       3V3_SYS_V volt(9)=3.30000000V
+         EXT5V_V volt(24)=5.10000000V
+"""
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def rapl_tree(root: Path, *counters: int) -> Path:
+    for number, counter in enumerate(counters):
+        for zone in (f"intel-rapl:{number}", f"intel-rapl:{number}:0"):  # the core is a part of its package
+            write(root, f"sys/class/powercap/{zone}/energy_uj", f"{counter}\n")
+            write(root, f"sys/class/powercap/{zone}/max_energy_range_uj", f"{RANGE}\n")
+    return root
+
+
+def supply(root: Path, name: str, **files: str) -> None:
+    for file, content in files.items():
+        write(root, f"sys/class/power_supply/{name}/{file}", content + "\n")
+
+
+# RAPL
+
+
+def test_packages_are_added_and_cores_are_not(tmp_path: Path) -> None:
+    meter = rapl.find(rapl_tree(tmp_path, 5_000_000, 1_000_000))
+    assert meter.read().joules == 0
+    rapl_tree(tmp_path, 7_000_000, 1_500_000)
+    reading = meter.read()
+    assert reading.joules == pytest.approx(2.5)
+    assert (reading.kind, reading.scope, reading.samples) == ("counter", "package", 1)
+    assert meter.read().samples == 1  # nothing new was shown
+
+
+@given(steps=st.lists(st.integers(0, RANGE), min_size=1, max_size=30))
+def test_a_counter_that_wraps_loses_nothing(steps: list[int], tmp_path_factory: pytest.TempPathFactory) -> None:
+    root, total = tmp_path_factory.mktemp("rapl"), 12_345
+    meter = rapl.find(rapl_tree(root, total))
+    for step in steps:
+        total += step
+        rapl_tree(root, total % (RANGE + 1))
+        meter.read()
+    assert meter.read().joules == pytest.approx(sum(steps) / 1e6)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_counter_for_root_only_says_so(tmp_path: Path) -> None:
+    rapl_tree(tmp_path, 1)
+    (tmp_path / "sys/class/powercap/intel-rapl:0/energy_uj").chmod(0)
+    with pytest.raises(Unavailable, match="root only: sudo chmod"):
+        rapl.find(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "no number\n", "\xff"])
+def test_a_counter_that_makes_no_sense(tmp_path: Path, content: str) -> None:
+    rapl_tree(tmp_path, 1)
+    write(tmp_path, "sys/class/powercap/intel-rapl:0/energy_uj", content)
+    with pytest.raises(Unavailable):
+        rapl.find(tmp_path)
+
+
+# Batteries
+
+
+@pytest.mark.parametrize(
+    ("files", "watts"),
+    [
+        ({"power_now": "4500000"}, 4.5),
+        ({"current_now": "-800000", "voltage_now": "3900000"}, 3.12),  # some makers count down
+        ({"current_now": "800000", "voltage_now": "3900000"}, 3.12),
+    ],
+)
+def test_a_battery_tells_watts(tmp_path: Path, files: dict[str, str], watts: float) -> None:
+    supply(tmp_path, "BAT0", type="Battery", status="Discharging", **files)
+    supply(tmp_path, "AC", type="Mains", online="0")
+    supply(tmp_path, "mouse", type="Battery", scope="Device", status="Discharging", power_now="9000000")
+    reading = battery.find(tmp_path).read()
+    assert reading.watts == pytest.approx(watts)
+    assert (reading.kind, reading.scope) == ("integrated", "device")
+
+
+@pytest.mark.parametrize("status", ["Charging", "Full", "Not charging"])
+def test_a_battery_on_the_charger_tells_nothing(tmp_path: Path, status: str) -> None:
+    supply(tmp_path, "BAT0", type="Battery", status=status, power_now="4500000")
+    with pytest.raises(Unavailable, match=status.lower()):
+        battery.find(tmp_path)
+
+
+def test_no_battery(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="no battery"):
+        battery.find(tmp_path)
+
+
+# Rails
+
+
+def test_jetson_counts_the_input_rail_alone(tmp_path: Path) -> None:
+    for channel, (label, millivolts, milliamperes) in enumerate(
+        [("VDD_IN", 5000, 1200), ("VDD_CPU_GPU_CV", 5000, 700), ("VDD_SOC", 5000, 300)], start=1
+    ):
+        for file, content in {f"in{channel}_label": label, f"in{channel}_input": str(millivolts),
+                              f"curr{channel}_input": str(milliamperes)}.items():  # fmt: skip
+            write(tmp_path, f"sys/class/hwmon/hwmon3/{file}", content)
+    write(tmp_path, "sys/class/hwmon/hwmon3/name", "ina3221\n")
+    assert ina.find(tmp_path).read().watts == pytest.approx(6.0)
+
+
+def test_one_ina226_is_the_input_and_of_two_nobody_knows(tmp_path: Path) -> None:
+    write(tmp_path, "sys/class/hwmon/hwmon0/name", "ina226\n")
+    write(tmp_path, "sys/class/hwmon/hwmon0/power1_input", "2500000\n")
+    assert ina.find(tmp_path).read().watts == pytest.approx(2.5)
+    write(tmp_path, "sys/class/hwmon/hwmon1/name", "ina226\n")
+    with pytest.raises(Unavailable):
+        ina.find(tmp_path)
+
+
+def test_the_raspberry_pi_adds_its_rails(tmp_path: Path) -> None:
+    assert pmic.watts(PMIC) == pytest.approx(0.1 * 3.7 + 0.2 * 3.3)
+    for answer in ("", "EXT5V_V volt(24)=5.1V", "error=1"):
+        with pytest.raises(Unavailable, match="no rails"):
+            pmic.watts(answer)
+    with pytest.raises(Unavailable, match="not a Raspberry Pi 5"):
+        pmic.find(tmp_path)
+
+
+# Watts over time
+
+
+@given(points=st.lists(st.tuples(st.floats(0, 9), st.floats(0, 50)), min_size=1, max_size=20))
+def test_watts_are_summed_by_trapezoids(points: list[tuple[float, float]]) -> None:
+    clock, shown = Clock(), [3.0]
+    meter = Integrated("fake", "device", lambda: shown[-1], clock)
+    joules = 0.0
+    for seconds, watts in points:
+        joules += seconds * (shown[-1] + watts) / 2
+        clock.now += seconds
+        shown.append(watts)
+        reading = meter.read()
+    assert reading.joules == pytest.approx(joules)
+    assert reading.samples == 1 + sum(a != b for a, b in pairwise(shown))
+
+
+# The estimate
+
+
+def test_the_estimate_adds_work_time_and_traffic() -> None:
+    clock, busy = Clock(), Clock()
+    meter = Estimate(Power(core_watts=4.0, idle_watts=1.5, dram_pj_per_byte=100, profile="x"), busy, clock)
+    clock.now, busy.now = 10.0, 3.0
+    meter.add_bytes(2e10)
+    reading = meter.read()
+    assert reading.joules == pytest.approx(3 * 4 + 10 * 1.5 + 2)
+    assert (reading.kind, reading.samples, reading.watts) == ("estimate", 0, pytest.approx(2.9))
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_power_figures_of_profiles(name: str) -> None:
+    profile = find_profile(name)
+    assert profile.power is None or (0 < profile.power.core_watts < 50 and profile.sources)
+    assert host_power().core_watts > 0
+
+
+# Which is used
+
+
+def test_a_device_without_sensors_estimates(tmp_path: Path) -> None:
+    reading = find_meter(tmp_path).read()
+    assert (reading.kind, reading.scope) == ("estimate", "process")
+    assert [each.name for each in sensors(tmp_path) if each.available] == ["estimate"]
+    assert all(each.about for each in sensors(tmp_path))
+
+
+def test_the_whole_device_goes_before_the_processor(tmp_path: Path) -> None:
+    rapl_tree(tmp_path, 1)
+    supply(tmp_path, "BAT0", type="Battery", status="Discharging", power_now="4500000")
+    assert find_meter(tmp_path).read().source == "RAPL"  # counts, where a battery's gauge is slow
+    write(tmp_path, "sys/class/hwmon/hwmon0/name", "ina226\n")
+    write(tmp_path, "sys/class/hwmon/hwmon0/power1_input", "2500000\n")
+    assert find_meter(tmp_path).read().source == "INA226"
+
+
+def test_a_sensor_that_vanishes_is_continued_by_the_estimate(tmp_path: Path) -> None:
+    meter = find_meter(rapl_tree(tmp_path, 0))
+    rapl_tree(tmp_path, 2_000_000)
+    assert meter.read().joules == pytest.approx(2.0)
+    (tmp_path / "sys/class/powercap/intel-rapl:0/energy_uj").unlink()
+    first = meter.read()
+    sum(number * number for number in range(300_000))
+    second = meter.read()
+    assert 2.0 <= first.joules < second.joules < 4.0
+    assert (second.kind, second.source) == ("estimate", "RAPL, then " + second.source.rpartition("then ")[2])
+    rapl_tree(tmp_path, 50_000_000)  # it comes back, but nobody knows what it counted in between
+    assert meter.read().joules < 10
+
+
+def test_a_counter_of_an_app() -> None:
+    shown = [10.0]
+    meter = AppCounter(lambda: shown[-1])
+    shown.append(12.5)
+    assert meter.read().joules == pytest.approx(2.5)
+    shown.clear()
+    with pytest.raises(Unavailable, match="app"):
+        meter.read()
+
+
+# Heat
+
+
+def test_zones_of_the_processor_come_first(tmp_path: Path) -> None:
+    for number, (kind, millidegrees) in enumerate([("battery", 30_000), ("cpu-thermal", 61_500), ("odd", 900_000)]):
+        write(tmp_path, f"sys/class/thermal/thermal_zone{number}/type", f"{kind}\n")
+        write(tmp_path, f"sys/class/thermal/thermal_zone{number}/temp", f"{millidegrees}\n")
+    write(tmp_path, "sys/class/thermal/thermal_zone1/trip_point_0_type", "passive\n")
+    write(tmp_path, "sys/class/thermal/thermal_zone1/trip_point_0_temp", "85000\n")
+    write(tmp_path, "sys/class/thermal/thermal_zone1/trip_point_1_type", "critical\n")
+    write(tmp_path, "sys/class/thermal/thermal_zone1/trip_point_1_temp", "110000\n")
+    first, second = zones(tmp_path)  # 900 °C is no temperature of a device
+    assert (first.name, first.celsius, first.trip) == ("cpu-thermal", 61.5, 85.0)
+    assert (second.name, second.trip) == ("battery", None)
+    first.path.unlink()
+    assert read_celsius(first.path) is None
+
+
+def test_a_clock_that_is_held_back(tmp_path: Path) -> None:
+    assert held_back(tmp_path) is None
+    write(tmp_path, "sys/devices/system/cpu/cpu0/cpufreq/scaling_max_freq", "1200000\n")
+    write(tmp_path, "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq", "2400000\n")
+    assert held_back(tmp_path) == 0.5
