@@ -42,6 +42,8 @@ golden: $(VENV)/.dev
 	$(GOLDEN_PYTHON) tests/golden/make.py
 	$(BIN)/python tests/golden/tokens.py
 	$(GOLDEN_PYTHON) tests/golden/folders.py
+	$(BIN)/python tests/golden/back.py build/folders
+	$(GOLDEN_PYTHON) tests/golden/check.py build/folders
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .coverage* .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -20,8 +20,9 @@ import numpy as np
 from edge.catalog import find_model
 from edge.converters.calibrate import collect
 from edge.converters.prune import Pruned, Pruning, perplexity_on, plan_pruning, prune_gguf
-from edge.converters.quantize import CALIBRATED, Settings, plan_types, quantize_gguf
+from edge.converters.quantize import CALIBRATED, Settings, mix_types, plan_types, quantize_gguf, quantized_fields
 from edge.converters.quantize import Report as Quantized
+from edge.converters.quantizers.mixed import TYPES, Mixture
 from edge.converters.readers.hf import convert_folder, is_folder, open_folder
 from edge.converters.repair import repair
 from edge.converters.target import check_file, check_folder
@@ -38,6 +39,7 @@ from edge.tokenizer import Tokenizer
 from edge.types import IntArray
 
 FORMATS = ("gguf", "onnx", "hf")
+_IN_ONNX = ("Q4_0", "Q4_1", "Q8_0")  # types that ONNX Runtime's blocks hold without rounding again
 _HELD = 8  # of the calibration text, so much is kept to measure what pruning did
 
 Progress = Callable[[float], None]
@@ -51,13 +53,20 @@ Tokens = Callable[[Tokenizer], IntArray]
 @dataclass(frozen=True)
 class Conversion:
     """to: one of FORMATS. repair: steps of distillation after pruning. settings: how weights are quantized; None: they
-    stay. onnx_method: one of ONNX_METHODS."""
+    stay. size, kl: types are mixed so that the GGUF has at most so many bytes, or loses at most so many nats.
+    onnx_method: how ONNX stores weights where that is no block type."""
 
     to: str
     pruning: Pruning | None = None
     repair: int = 0
     settings: Settings | None = None
+    size: int | None = None
+    kl: float | None = None
     onnx_method: str | None = None
+
+    @property
+    def mixes(self) -> bool:
+        return self.size is not None or self.kl is not None
 
     @property
     def calibrated(self) -> str | None:
@@ -66,6 +75,8 @@ class Conversion:
             return "pruning"
         if self.settings and self.settings.method in CALIBRATED:
             return self.settings.method
+        if self.mixes:
+            return "a mixture of types"
         return self.onnx_method if self.onnx_method in NEED_STATISTICS else None
 
 
@@ -82,6 +93,7 @@ class Report:
     peak: int = 0
     pruned: Pruned | None = None
     perplexity: dict[str, float] = field(default_factory=dict)
+    mixture: Mixture | None = None
     quantized: Quantized | None = None
 
 
@@ -129,9 +141,9 @@ def convert(
         if wanted.pruning and ids is not None:
             file = _prune(file, work, wanted, ids, report, steps)
         if wanted.settings:
+            settings, made = _mixed(file, wanted.settings, wanted, ids, report, steps), work / "quantized.gguf"
             with _timed(report, "quantizing", steps) as progress:
-                made = work / "quantized.gguf"
-                report.quantized = quantize_gguf(file, read_spec(file), made, wanted.settings, ids, progress)
+                report.quantized = quantize_gguf(file, read_spec(file), made, settings, ids, progress)
             file = read_gguf(made)
         _write(file, work, wanted, ids, force, report, steps)
     report.files = {each.name: each.stat().st_size for each in ([target] if target.is_file() else target.iterdir())}
@@ -153,7 +165,7 @@ def preview(source: str | Path, target: Path, wanted: Conversion) -> tuple[dict[
         if wanted.settings:
             types, _ = plan_types(file, read_spec(file), wanted.settings)
             planned = [Planned(name, info.shape, types[name]) for name, info in file.tensors.items()]
-            file = _outline(outline, fields_of(file), planned)
+            file = _outline(outline, quantized_fields(file, wanted.settings), planned)
         planned = [Planned(info.name, info.shape, info.type) for info in file.tensors.values()]
         if wanted.to == "onnx":
             method = planning_method(wanted.onnx_method, file, read_spec(file))
@@ -211,6 +223,20 @@ def _prune(file: GGUFFile, work: Path, wanted: Conversion, ids: IntArray, report
     repaired = read_gguf(work / "repaired.gguf")
     report.perplexity["repaired"] = perplexity_on(repaired, read_spec(repaired), held)
     return repaired
+
+
+def _mixed(
+    file: GGUFFile, settings: Settings, wanted: Conversion, ids: IntArray | None, report: Report, steps: Steps
+) -> Settings:
+    """The settings, with a type of its own for each matrix where a size or a quality was stated."""
+    if not wanted.mixes or ids is None:
+        return settings
+    with _timed(report, "measuring", steps) as progress:
+        settings, report.mixture = mix_types(
+            file, read_spec(file), settings, ids, nbytes=wanted.size, kl=wanted.kl, progress=progress,
+            kinds=_IN_ONNX if wanted.to == "onnx" else TYPES,
+        )  # fmt: skip
+    return settings
 
 
 def _write(

@@ -6,8 +6,8 @@ what earlier ones did.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Literal, get_args
@@ -18,10 +18,12 @@ from edge.backends.tensors import MATRICES, find_tensors
 from edge.converters import blocks
 from edge.converters.calibrate import Progress, Walk, gram, sequences, stages, statistics
 from edge.converters.grids import BLOCK, GRIDS, Coded, Grid, find_grid
-from edge.converters.quantizers import nf4
+from edge.converters.quantizers import mixed, nf4
 from edge.converters.quantizers.awq import Folds, can_fold, find_factors
-from edge.converters.quantizers.gptq import diagonal_blocks, gptq, shift
+from edge.converters.quantizers.gptq import calm, diagonal_blocks, gptq, shift
 from edge.converters.quantizers.hqq import hqq
+from edge.converters.quantizers.mixed import Mixture
+from edge.converters.quantizers.polish import polish
 from edge.converters.quantizers.rtn import nearest
 from edge.converters.writers.gguf import Field, Planned, fields_of, write_gguf
 from edge.errors import InputError, ModelFormatError, UnsupportedError
@@ -29,9 +31,10 @@ from edge.gguf_file import GGUFFile
 from edge.spec import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray
 
-Method = Literal["rtn", "hqq", "importance", "awq", "gptq", "awq+gptq"]
+Method = Literal["rtn", "hqq", "importance", "awq", "gptq", "best"]
 METHODS: tuple[Method, ...] = get_args(Method)
 CALIBRATED = METHODS[2:]
+_FOLDING = ("awq", "best")
 NF4 = "NF4"
 _FTYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "IQ4_NL": 25, "BF16": 32}
 _UNNAMED = 1024  # llama.cpp's flag for "guessed"
@@ -39,13 +42,16 @@ _UNNAMED = 1024  # llama.cpp's flag for "guessed"
 
 @dataclass(frozen=True)
 class Settings:
-    """type: of the matrices within layers; Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, F32, F16, BF16 or NF4 (whose values are
-    stored as F16). types: of some tensors of the file, instead. embedding, output: of token_embd and of an output head
-    of its own. span: values that share a scale, 32 or a multiple.
+    """type: of the matrices within layers: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, F32, F16, BF16, or NF4 (whose values
+    are stored as F16). types: of some tensors of the file, instead. embedding, output: of token_embd and of an output
+    head of its own. span: values that share a scale, 32 or a multiple.
+
+    method: rtn and hqq need no calibration. importance: rounding, errors weighed by mean x². best: factors of AWQ,
+    weights moved against earlier errors, GPTQ, and a polish.
     """
 
     type: str = "Q4_0"
-    method: Method = "awq+gptq"
+    method: Method = "best"
     embedding: str = "Q8_0"
     output: str = "Q8_0"
     span: int = BLOCK
@@ -86,6 +92,12 @@ def plan_types(file: GGUFFile, spec: ModelSpec, settings: Settings) -> tuple[dic
     return types, notes
 
 
+def quantized_fields(file: GGUFFile, settings: Settings) -> dict[str, Field]:
+    """The header of what `quantize_gguf` writes."""
+    kind = np.uint32(_FTYPES.get(settings.type, _UNNAMED))
+    return {**fields_of(file), "general.file_type": kind, "general.quantization_version": np.uint32(2)}
+
+
 def quantize_gguf(
     file: GGUFFile,
     spec: ModelSpec,
@@ -105,22 +117,42 @@ def quantize_gguf(
         if calibration is None:
             raise InputError(f"{settings.method} needs a calibration text")
         tokens = sequences(calibration)
-    folding = tokens is not None and "awq" in settings.method
+    folding = tokens is not None and settings.method in _FOLDING
     share = 0.3 if folding else 0.0  # of the time, about
     folds = Folds()
     if folding and tokens is not None:
         folds = find_folds(file, spec, tokens, types, settings, lambda done: progress and progress(share * done))
     maker = _Maker(file, spec, types, settings, folds)
     planned = [Planned(name, file.tensors[name].shape, types[name]) for name in maker.order]
-    fields: dict[str, Field] = {
-        **fields_of(file),
-        "general.file_type": np.uint32(_FTYPES.get(settings.type, _UNNAMED)),
-        "general.quantization_version": np.uint32(2),
-    }
-    write_gguf(target, fields, planned, maker.data(tokens),
+    write_gguf(target, quantized_fields(file, settings), planned, maker.data(tokens),
                lambda done: progress and progress(share + (1 - share) * done))  # fmt: skip
     nbytes = sum(each.nbytes for each in planned)
     return Report(types, nbytes, sum(prod(each.shape) for each in planned), notes)
+
+
+def mix_types(
+    file: GGUFFile,
+    spec: ModelSpec,
+    settings: Settings,
+    calibration: IntArray,
+    *,
+    nbytes: int | None = None,
+    kl: float | None = None,
+    kinds: Sequence[str] = mixed.TYPES,
+    progress: Progress | None = None,
+) -> tuple[Settings, Mixture]:
+    """Settings with a type for each matrix, so that the file has at most so many bytes, or loses at most this KL.
+
+    kinds: what may be chosen, the smallest first. Raises InputError if that cannot be had.
+    """
+    found = mixed.measure(file, spec, calibration, kinds, progress)
+    types, _ = plan_types(file, spec, settings)
+    ours = {tensor for stage in found for tensor in stage.tensors}
+    others = sum(blocks.nbytes(types[name], info.elements) for name, info in file.tensors.items() if name not in ours)
+    padding = 32 * len(file.tensors)
+    room = None if nbytes is None else nbytes - others - file.data_offset - padding
+    mixture = mixed.allocate(found, nbytes=room, kl=kl)
+    return replace(settings, types={**settings.types, **mixture.types}), mixture
 
 
 def find_folds(
@@ -180,7 +212,7 @@ class _Maker:
         for layer in range(self._spec.layers):
             for (names, wanted), (_, inputs) in zip(exact.layer(layer), walk.layer(layer), strict=True):
                 hessian = gram(inputs)
-                moved = shift(hessian, gram(inputs, wanted)) if "gptq" in self._settings.method else None
+                moved = shift(hessian, gram(inputs, wanted)) if self._settings.method == "best" else None
                 yield names, walk.weights, _Inputs(hessian, moved)
 
     def _round(self, name: str, weight: FloatArray, inputs: _Inputs | None) -> tuple[AnyArray, FloatArray]:
@@ -229,7 +261,10 @@ def _coded(weight: FloatArray, grid: Grid, settings: Settings, inputs: _Inputs |
     if settings.method == "awq":
         return nearest(weight, grid, diagonal_blocks(inputs.hessian), span)
     moved = weight if inputs.moved is None else weight @ inputs.moved
-    return gptq(moved, inputs.hessian, grid, act_order=settings.act_order, span=span)
+    coded = gptq(moved, inputs.hessian, grid, act_order=settings.act_order, span=span)
+    if settings.method == "gptq":
+        return coded
+    return polish(moved, coded, inputs.hessian + calm(inputs.hessian), span)
 
 
 def _ones(weight: FloatArray) -> AnyArray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import Any
 from edge.backends import backend_names, find_backend
 from edge.backends.base import EngineConfig, tensor_samples
 from edge.catalog import find_model
-from edge.errors import EdgeError, MissingExtraError, UnsupportedError
+from edge.converters.readers.hf import is_folder, open_folder
+from edge.converters.writers.gguf import write_outline
+from edge.errors import EdgeError, InputError, MissingExtraError, UnsupportedError
 from edge.gguf_file import ArrayRef, GGUFFile, TensorInfo, read_gguf
 from edge.model import read_spec
 from edge.model_folder import read_folder, read_manifest
@@ -20,6 +23,7 @@ from edge.spec import ModelSpec
 _ENDS = ("bos", "eos", "eot", "eom", "unknown", "padding")
 _VOCABULARY = ("token_embd.weight", "output.weight")
 _BLOCK = 1 << 20  # bytes hashed at a time
+_SAMPLE = 256  # bytes, to tell files apart
 _ROWS = 1024  # KV rows whose bytes are counted
 
 
@@ -58,8 +62,9 @@ class EngineUse:
 @dataclass(frozen=True)
 class Inspection:
     """bits_per_weight: of all tensors; body_bits: of matrices other than the embedding and the head; None if there are
-    none. stamp: of the header and a few bytes of every tensor. sha256: of every file, where it was asked for. spec:
-    None, with a reason, for a model that no engine of edge runs. template: as the file has it, untrusted.
+    none. stamp: of the header and a few bytes of every tensor, or of every MiB of a folder. sha256: of every file, if
+    asked for. spec: None, with a reason, for a model that no engine of edge runs. template: as in the file:
+    untrusted.
     """
 
     path: Path
@@ -85,18 +90,33 @@ def inspect_model(
 ) -> Inspection:
     """Read a header, checked as ever. sha256: hash whole files, which takes a second per GB or two.
 
-    Raises InputError, ModelFormatError, UnsupportedError. Architectures that edge does not run can be inspected, too.
+    model: as elsewhere, or a Hugging Face folder, which is shown as the GGUF file that edge convert would make of it.
+    Raises InputError, ModelFormatError, UnsupportedError. GGUF files of architectures that edge does not run can be
+    inspected, too.
     """
+    if is_folder(Path(model)):
+        path = Path(model)
+        with tempfile.TemporaryDirectory(prefix="edge-") as folder:
+            file = _outline(path, Path(folder) / "outline.gguf")
+            return _inspect(path, file, "Hugging Face folder", _checkpoint(path), sha256, progress)
     path = find_model(model)
-    file = read_folder(path) if path.is_dir() else read_gguf(path)
+    if path.is_dir():
+        files = [path / name for name in read_manifest(path).files]
+        return _inspect(path, read_folder(path), "ONNX folder of edge", files, sha256, progress)
+    file = read_gguf(path)
+    return _inspect(path, file, f"GGUF {file.version}", [path], sha256, progress)
+
+
+def _inspect(
+    path: Path, file: GGUFFile, format: str, files: list[Path], sha256: bool, progress: Callable[[float], None] | None
+) -> Inspection:
     tensors = list(file.tensors.values())
-    files = [path / name for name in read_manifest(path).files] if path.is_dir() else [path]
     body = [info for info in tensors if len(info.shape) > 1 and info.name not in _VOCABULARY]
     spec, reason = _spec(file)
     template = file.metadata.get("tokenizer.chat_template")
     return Inspection(
         path=path,
-        format=f"GGUF {file.version}" if file.folder is None else "ONNX folder of edge",
+        format=format,
         bytes=sum(each.stat().st_size for each in files),
         architecture=str(file.metadata.get("general.architecture", "none")),
         parameters=sum(info.elements for info in tensors),
@@ -106,7 +126,7 @@ def inspect_model(
         tensors=tensors,
         vocabulary=_vocabulary(file),
         template=template if isinstance(template, str) else None,
-        stamp=_stamp(file),
+        stamp=_stamp(file) if path == file.path else _stamp_of(files),
         sha256=_hashes(files, progress) if sha256 else {},
         spec=spec,
         reason=reason,
@@ -160,16 +180,40 @@ def _vocabulary(file: GGUFFile) -> Vocabulary:
     )
 
 
+def _outline(folder: Path, path: Path) -> GGUFFile:
+    """What the folder would become as GGUF, without weights."""
+    source = open_folder(folder)
+    try:
+        write_outline(path, source.fields, source.planned)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error.strerror})") from None
+    return read_gguf(path)
+
+
+def _checkpoint(folder: Path) -> list[Path]:
+    """The files of a Hugging Face folder that say what the model is."""
+    return sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".model", ".jinja"))
+
+
 def _stamp(file: GGUFFile) -> str:
     """16 hexadecimal digits that change with a file's header or a good part of its weights."""
     with open(file.path, "rb") as data:
         digest = hashlib.sha256(data.read(file.data_offset))
-    if file.folder is None:
-        for sample in tensor_samples(file):
-            digest.update(sample)
-    else:
-        for name, record in read_manifest(file.folder).files.items():
-            digest.update(f"{name} {record.sha256}".encode())
+    for sample in tensor_samples(file):
+        digest.update(sample)
+    return digest.hexdigest()[:16]
+
+
+def _stamp_of(files: list[Path]) -> str:
+    """The same of several: of their names and sizes, and of what lies at every MiB."""
+    digest = hashlib.sha256()
+    for path in files:
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size} ".encode())
+        with open(path, "rb") as data:
+            for at in range(0, size, _BLOCK):
+                data.seek(at)
+                digest.update(data.read(_SAMPLE))
     return digest.hexdigest()[:16]
 
 

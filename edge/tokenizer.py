@@ -157,7 +157,6 @@ class Tokenizer:
             (self._special_pattern, self._special_ids) if special else (self._literal_pattern, self._literal_ids)
         )
         parts = pattern.split(text) if pattern else [text]  # plain, special, plain, special, ... plain
-        opening = start
         for index, part in enumerate(parts):
             if index % 2:
                 ids.append(by_text[part])
@@ -167,9 +166,14 @@ class Tokenizer:
                     part = part.lstrip(" \t\n\r\v\f")
                 if not part:
                     continue
-                if self._space_prefix and (start if self.spaces != "first" else opening and index == 0):
-                    part = part if self.spaces and part.startswith((" ", "▁")) else " " + part
-                ids.extend(self._merger.encode(part, add_special_tokens=False).ids)
+                prefix = " " if start and self._wants_space(part, first=index == 0) else ""
+                ids.extend(self._merger.encode(prefix + part, add_special_tokens=False).ids)
+
+    def _wants_space(self, part: str, *, first: bool) -> bool:
+        """Whether a space goes before text that opens a prompt (`first`) or follows a control token."""
+        if self.spaces is None:
+            return self._space_prefix
+        return self._space_prefix and (first or self.spaces == "always") and not part.startswith((" ", "▁"))
 
     @property
     def space_prefix(self) -> bool:

@@ -27,7 +27,7 @@ from edge.converters.writers.gguf import Field, Planned, write_gguf
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
 from edge.gguf_file import read_gguf
 from edge.opened import Model, open_model
-from edge.tokenizer import NORMALIZER, Tokenizer
+from edge.tokenizer import NORMALIZER, SPACES, Tokenizer
 
 CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
 WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -176,6 +176,29 @@ def test_spaces_as_metaspace_puts_them(scheme: str, tmp_path: Path) -> None:
     check_ids(path, oracle, TEXTS, llama_cpp=scheme == "never")
     again = Oracle.from_str(json.dumps(tokenizer_json(Tokenizer(read_gguf(path)))))
     assert [text for text in TEXTS if expected(again, text) != expected(oracle, text)] == []
+
+
+def test_the_first_piece_that_converters_lose(tmp_path: Path) -> None:
+    """Its score is 0, and its merges are missing in many files. The model was trained with it."""
+    folder = copy_folder("mistral", tmp_path / "mistral")
+    oracle = Oracle.from_file(str(folder / "tokenizer.json"))
+    first = str(oracle.id_to_token(259))
+
+    def lose(said: dict[str, Any]) -> None:
+        said["model"]["merges"] = [pair for pair in said["model"]["merges"] if "".join(pair) != first]
+
+    edit_json(folder / "tokenizer.json", lose)
+    assert first in {left + right for left, right in json.loads(oracle.to_str())["model"]["merges"]}
+    check_ids(vocabulary_file(folder, 800), oracle, TEXTS)
+
+
+@pytest.mark.parametrize("key", [NORMALIZER, SPACES])
+def test_habits_of_tokenizers_that_are_not_known(key: str, tmp_path: Path) -> None:
+    fields: dict[str, Field] = {"general.architecture": "qwen2", **fields_of(FOLDERS / "qwen2", 272), key: "magic"}
+    planned = [Planned("token_embd.weight", (1, 272), "F32")]
+    write_gguf(tmp_path / "model.gguf", fields, planned, [np.zeros(272, np.float32)])
+    with pytest.raises(UnsupportedError, match=r"'magic'.* is not supported"):
+        Tokenizer(read_gguf(tmp_path / "model.gguf"))
 
 
 def test_sentencepiece_own_file(tmp_path: Path) -> None:
@@ -338,18 +361,22 @@ def test_chat_templates(tmp_path: Path) -> None:
 def test_control_tokens_that_swallow_spaces(tmp_path: Path) -> None:
     """Phi-3's do, and readers of GGUF go by the model's name."""
     folder = copy_folder("mistral", tmp_path / "my-model")
-    added = {"id": 800, "content": "<|user|>", "rstrip": True, "special": True}
-    plain = {"single_word": False, "lstrip": False, "normalized": False}
-    edit_json(folder / "tokenizer.json", lambda said: said["added_tokens"].append(added | plain))
-    vocabulary = read_vocabulary(folder, Config(folder / "config.json", {}), 801)
+    swallowing = {"rstrip": True, "special": True, "single_word": False, "lstrip": False, "normalized": False}
+    user, end = {"id": 800, "content": "<|user|>"}, {"id": 801, "content": "<|endoftext|>"}
+    edit_json(folder / "tokenizer.json", lambda said: said["added_tokens"].append(user | swallowing))
+    assert not read_vocabulary(folder, Config(folder / "config.json", {}), 802).swallows
+    edit_json(folder / "tokenizer.json", lambda said: said["added_tokens"].append(end | swallowing | {"rstrip": False}))
+    vocabulary = read_vocabulary(folder, Config(folder / "config.json", {}), 802)
     assert vocabulary.swallows
     path = folder / "x.gguf"
     fields: dict[str, Field] = {"general.architecture": "llama", "general.name": "phi-3", **vocabulary.fields}
-    write_gguf(path, fields, [Planned("token_embd.weight", (1, 801), "F32")], [np.zeros(801, np.float32)])
+    write_gguf(path, fields, [Planned("token_embd.weight", (1, 802), "F32")], [np.zeros(802, np.float32)])
     oracle = Oracle.from_file(str(folder / "tokenizer.json"))
     tokenizer = Tokenizer(read_gguf(path))
+    theirs = LlamaCpp(path)
     for text in ("<|user|>  \n Hi", "<|user|>Hi", "Hi <|user|> "):
-        assert ids(tokenizer, text) == expected(oracle, text)
+        assert ids(tokenizer, text) == expected(oracle, text) == theirs(text, special=True)
+    theirs.close()
     again = Oracle.from_str(json.dumps(tokenizer_json(tokenizer)))
     assert expected(again, "<|user|>  \n Hi") == expected(oracle, "<|user|>  \n Hi")
 
@@ -417,6 +444,61 @@ def test_refusals(
         convert_folder(folder, tmp_path / "model.gguf")
     assert "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+ODD: list[Any] = [
+    None,
+    -1,
+    0,
+    2**70,
+    0.5,
+    "x",
+    "",
+    [],
+    [1, "x"],
+    [[]],
+    [{}],
+    {},
+    {"type": "Sequence"},
+    {"type": 3},
+    True,
+]
+
+
+def places(said: Any, *above: str | int) -> list[tuple[str | int, ...]]:
+    """Paths to all values in JSON, but for a vocabulary's own."""
+    found = [above] if above else []
+    if len(said) > 50 if isinstance(said, list | dict) else True:
+        return found
+    for key, inner in said.items() if isinstance(said, dict) else enumerate(said):
+        found += places(inner, *above, key)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [(name, "tokenizer.json") for name in ("llama", "mistral")]
+    + [("qwen2", "tokenizer_config.json"), ("qwen2", "special_tokens_map.json"), ("qwen2", "generation_config.json")],
+)
+def test_files_of_any_kind_are_read_or_refused(name: str, file: str, tmp_path: Path) -> None:
+    """Every value in turn becomes something else; then the whole file does."""
+    folder = copy_folder(name, tmp_path / name)
+    path = folder / file
+    if not path.exists():
+        path.write_text('{"eos_token_id": [2, 0], "eos_token": {"content": "<|im_end|>"}, "bos_token": "<|im_start|>"}')
+    text = path.read_text(encoding="utf-8")
+    for place in places(json.loads(text)):
+        for value in ODD if place[0] not in ("decoder", "truncation", "padding", "version") else ():
+            changed = json.loads(text)
+            part = changed
+            for key in place[:-1]:
+                part = part[key]
+            part[place[-1]] = value
+            path.write_text(json.dumps(changed), encoding="utf-8")
+            assert "\n" not in complaint(lambda: fields_of(folder, 810)), (place, value)
+    for data in (b"", b"[]", b"\xff", b"{", b'{"a": NaN}'):
+        path.write_bytes(data)
+        assert "\n" not in complaint(lambda: fields_of(folder, 810))
 
 
 def test_no_tokenizer(tmp_path: Path) -> None:

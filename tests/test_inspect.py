@@ -14,6 +14,8 @@ from small_models import Small, write_small
 from test_cli import edge, edge_json
 
 from edge.converters.writers.gguf import Field, Planned, write_gguf
+from edge.converters.writers.hf import write_folder
+from edge.errors import EdgeError
 from edge.gguf_file import read_gguf
 from edge.inspection import inspect_model
 from edge.opened import open_model
@@ -91,11 +93,38 @@ def test_folders_are_inspected_too(tmp_path: Path) -> None:
     assert said["bytes"] == sum(path.stat().st_size for path in folder.iterdir() if path.name != "edge.json")
 
 
+def test_hugging_face_folders_are_shown_as_what_they_become(tmp_path: Path) -> None:
+    source, folder = open_model(GOLDEN / "qwen2.gguf"), tmp_path / "hf"
+    write_folder(source.file, source.spec, folder)
+    found, original = inspect_model(folder), inspect_model(source.path)
+    assert found.format == "Hugging Face folder"
+    assert found.spec is not None
+    assert original.spec is not None
+    assert (found.spec.layers, found.spec.heads, found.spec.recipe) == (
+        original.spec.layers, original.spec.heads, original.spec.recipe,
+    )  # fmt: skip
+    assert (found.parameters, found.types) == (original.parameters, original.types)
+    assert found.vocabulary.tokens == original.vocabulary.tokens
+    assert found.bytes == sum(path.stat().st_size for path in folder.iterdir())
+    assert found.engines == original.engines
+    before = found.stamp
+    with open(folder / "model.safetensors", "r+b") as weights:
+        weights.seek(0, 2)
+        weights.write(b"x")
+    with pytest.raises(EdgeError):
+        inspect_model(folder)
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-1])
+    assert inspect_model(folder).stamp == before
+    shown = edge("inspect", str(folder))
+    assert shown.returncode == 0, shown.stderr
+    assert "once converted" in shown.stdout
+
+
 def test_people_see_all_of_it() -> None:
     path = str(GOLDEN / "gemma3.gguf")
     shown = edge("inspect", path, "--tensors", "--hash")
     assert shown.returncode == 0, shown.stderr
-    for text in ("20 tokens in 6 of 7 layers", "| blk.6.ffn_up.weight", "SHA-256", "use --backend tvm", "(counted)"):
+    for text in ("20 tokens in 6 of 7 layers", "| blk.6.ffn_up.weight", "SHA-256", "| reference | yes", "(counted)"):
         assert text in shown.stdout
     assert read_gguf(path).metadata["tokenizer.chat_template"] in edge("inspect", path, "--template").stdout
 

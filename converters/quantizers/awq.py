@@ -72,8 +72,10 @@ def find_factors(
     for step in range(_STEPS):
         factors = size ** (step / _STEPS)
         factors = (factors / np.sqrt(factors.max() * factors.min())).astype(np.float32)
-        loss = sum(output_error(weight, nearest(weight * factors, grid, ones, span, shrinks=(1.0,)).values / factors, hessian)
-                   for weight in weights)  # fmt: skip
+        loss = 0.0
+        for weight in weights:
+            rounded = nearest(weight * factors, grid, ones, span, shrinks=(1.0,)).values / factors
+            loss += output_error(weight, rounded, hessian)
         if loss < best:
             best, chosen = loss, factors
     return chosen

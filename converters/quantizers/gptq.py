@@ -46,19 +46,20 @@ def gptq(weight: FloatArray, hessian: AnyArray, grid: Grid, *, act_order: bool =
 def shift(hessian: AnyArray, crossed: AnyArray) -> FloatArray:
     """S, float32 [columns, columns]: weights W·S bring what the rounded model multiplies nearest to what the exact one
     has, in the manner of GPTAQ (arXiv:2504.02692). hessian: XᵀX of rounded inputs; crossed: XᵀY with the exact ones."""
-    calm = _calm(hessian)
-    return np.linalg.solve(hessian + calm, crossed + calm).T.astype(np.float32)
+    extra = calm(hessian)
+    return np.asarray(np.linalg.solve(hessian + extra, crossed + extra).T, np.float32)
 
 
 def inverse_factor(hessian: AnyArray) -> FloatArray:
     """The upper Cholesky factor of the damped inverse, float32. Inputs that are always zero count as small ones."""
-    damped = hessian + _calm(hessian)
+    damped = hessian + calm(hessian)
     inverse = np.linalg.inv(damped)
     # The upper factor U with UᵀU = inverse is the transposed lower one.
-    return np.linalg.cholesky((inverse + inverse.T) / 2).T.astype(np.float32)
+    return np.asarray(np.linalg.cholesky((inverse + inverse.T) / 2).T, np.float32)
 
 
-def _calm(hessian: AnyArray) -> AnyArray:
+def calm(hessian: AnyArray) -> AnyArray:
+    """What is added to a Hessian, so that directions that calibration hardly saw cost something too."""
     return np.asarray(DAMPING * (np.trace(hessian) / len(hessian) or 1.0) * np.eye(len(hessian)))
 
 

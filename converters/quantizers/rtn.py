@@ -1,4 +1,4 @@
-"""Round to nearest: each weight alone. How much an error costs may differ from column to column (an importance matrix)."""
+"""Round to nearest: each weight alone. Errors may cost more in some columns than in others (an importance matrix)."""
 
 from __future__ import annotations
 

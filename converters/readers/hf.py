@@ -6,8 +6,10 @@ One tensor is in memory at a time.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from reprlib import repr as brief
 from typing import Protocol
@@ -22,7 +24,7 @@ from edge.converters.layout import is_finite, to_gguf, to_kind
 from edge.converters.readers.checkpoint import read_checkpoint
 from edge.converters.readers.config import Config, read_config
 from edge.converters.readers.json_file import shown
-from edge.converters.readers.quantized import find_packed
+from edge.converters.readers.quantized import Packed, find_packed
 from edge.converters.readers.tokenizer import read_vocabulary
 from edge.converters.target import new_file
 from edge.converters.writers.gguf import Field, Planned, write_gguf
@@ -37,7 +39,7 @@ _HEADS = ("lm_head", "language_model.lm_head")
 # What checkpoints hold beside the text model's weights.
 _OTHERS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 _BUFFERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
-_FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32}  # general.file_type
+_FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "Q4_0": 2, "Q4_1": 3}  # general.file_type
 
 
 class Weights(Protocol):
@@ -65,7 +67,10 @@ class Part:
 
     def data(self) -> AnyArray:
         """The tensor as it will be written. Raises ModelFormatError if it holds what is no number."""
-        array, kind, wanted = self.source.read(), self.source.dtype, self.planned.type
+        kind, wanted = self.source.dtype, self.planned.type
+        if wanted not in FLOATS and isinstance(self.source, Packed):
+            return to_gguf(self.source.read_blocks(), self.layout, self.heads)
+        array = self.source.read()
         where = f"{self.source.path}: {self.source.name}"
         if not is_finite(array, kind):
             raise ModelFormatError(f"{where} has values that are no numbers, or infinite")
@@ -99,20 +104,27 @@ def is_folder(path: Path) -> bool:
     return (path / "config.json").is_file()
 
 
-def planned(folder: Path, *, type: str | None = None) -> list[Planned]:
+def planned(folder: Path, *, type: str | None = None, blocks: bool = False) -> list[Planned]:
     """What converting the folder would write; no weights are read. Raises as `convert_folder`."""
-    return open_folder(folder, type).planned
+    return open_folder(folder, type, blocks=blocks).planned
 
 
 def convert_folder(
-    folder: Path, target: Path, *, progress: Callable[[float], None] | None = None, type: str | None = None
+    folder: Path,
+    target: Path,
+    *,
+    progress: Callable[[float], None] | None = None,
+    type: str | None = None,
+    blocks: bool = False,
 ) -> None:
-    """Write the GGUF file, whole or not at all; type: F32, F16 or BF16 for all matrices, else each keeps its own.
+    """Write the GGUF file, whole or not at all.
 
+    type: F32, F16 or BF16 for all matrices, else each keeps its own, and quantized ones become float16.
+    blocks: quantized ones stay what they are, as Q4_0 or Q4_1, where these can hold them.
     Raises InputError if files are missing or the target cannot be written, ModelFormatError if they are damaged or
     contradict each other, UnsupportedError for architectures, tokenizers and quantizations that are not known.
     """
-    source = open_folder(folder, type)
+    source = open_folder(folder, type, blocks=blocks)
     with new_file(target) as temporary:
         write_gguf(temporary, source.fields, source.planned, source.data(), progress)
         try:
@@ -124,7 +136,7 @@ def convert_folder(
             raise ModelFormatError(f"{folder}: as GGUF, it would not be readable: {message}") from None
 
 
-def open_folder(folder: Path, type: str | None = None) -> Source:
+def open_folder(folder: Path, type: str | None = None, *, blocks: bool = False) -> Source:
     """Look through a folder without reading weights. Raises as `convert_folder`."""
     if type not in (None, *FLOATS):
         raise InputError(f"a folder is read into {', '.join(FLOATS)}, not {brief(type)}")
@@ -144,6 +156,8 @@ def open_folder(folder: Path, type: str | None = None) -> Source:
     tensors = read_checkpoint(folder)
     packed = find_packed(tensors, whole)
     parts = _parts(folder, architecture, config, sizes, {**tensors, **packed}, type)
+    if blocks:
+        parts = [_as_blocks(part) for part in parts]
     vocabulary = read_vocabulary(folder, whole, sizes.vocab)
     fields["general.name"] = _name(folder, vocabulary.swallows)
     fields["general.file_type"] = np.uint32(_FILE_TYPES[_main_type(parts)])
@@ -221,6 +235,8 @@ def _part(architecture: Architecture, sizes: Sizes, name: str, stem: str, source
     if name.endswith(".bias"):
         shape = shape[:1]
     layout = architecture.layouts.get(stem, "same")
+    if layout == "transposed" and isinstance(source, Packed):
+        layout = "same"  # a packed layer's inputs and outputs are always in the same place
     expected = shape[::-1] if layout == "transposed" else shape
     where = f"{source.path}: {source.name}"
     if source.shape != expected:
@@ -232,9 +248,17 @@ def _part(architecture: Architecture, sizes: Sizes, name: str, stem: str, source
     return Part(Planned(name, shape[::-1], kind), source, layout, heads)
 
 
+def _as_blocks(part: Part) -> Part:
+    kind = part.source.block_type if isinstance(part.source, Packed) else None
+    return part if kind is None else replace(part, planned=replace(part.planned, type=kind))
+
+
 def _main_type(parts: list[Part]) -> str:
-    """The type with the most bytes."""
-    return max(FLOATS, key=lambda kind: sum(part.planned.nbytes for part in parts if part.planned.type == kind))
+    """The type of most values."""
+    counts = Counter[str]()
+    for part in parts:
+        counts[part.planned.type] += prod(part.planned.shape)
+    return max(counts, key=lambda kind: counts[kind])
 
 
 def _name(folder: Path, swallows: bool) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from reprlib import repr as brief
 from typing import Any
 
 from edge.errors import ModelFormatError
@@ -36,6 +37,16 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
     if not isinstance(said, dict):
         raise ModelFormatError(f"{where}: there is no JSON object in it")
     return said
+
+
+def items(path: Path, said: Mapping[str, Any], key: str) -> list[Any]:
+    """The list under a key, empty if it is absent. Raises ModelFormatError if it is something else."""
+    value = said.get(key)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise ModelFormatError(f"{path}: {key} is {brief(value)} instead of a list")
+    return value
 
 
 def shown(name: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from edge.converters.readers.json_file import items
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.types import AnyArray
 
@@ -44,46 +45,51 @@ def pieces_of_json(
     ids = {text: index for index, text in enumerate(texts)}
     types = np.array([_BYTE if _BYTE_PIECE.fullmatch(text) else _NORMAL for text in texts], np.int32)
     unknown = said["model"].get("unk_token")
-    if unknown in ids:
+    if isinstance(unknown, str) and unknown in ids:
         types[ids[unknown]] = _UNKNOWN
-    scores, made = np.zeros(len(texts), np.float32), dict[str, int]()
+    scores, made = np.zeros(len(texts), np.float32), set[str]()
     for left, right in merges:
         whole = left + right
         if not {left, right, whole} <= ids.keys():
             raise ModelFormatError(f"{path}: the merge {left!r} {right!r} names tokens that are not in the vocabulary")
         if whole not in made:
+            made.add(whole)
             scores[ids[whole]] = -len(made)
-            made[whole] = len(made)
-    _check_merges(path, ids, set(merges), {index for index in added if texts[index] not in made}, types)
+    matched = {texts[index] for index in added} - made  # whole, before any merging
+    plain = {text: index for text, index in ids.items() if types[index] == _NORMAL and text not in matched}
+    _check_merges(path, plain, ids, set(merges), made)
     return Pieces(texts, scores, types, prefix, spaces)
 
 
 def _check_merges(
-    path: Path, ids: dict[str, int], merges: set[tuple[str, str]], left_out: set[int], types: AnyArray
+    path: Path, plain: dict[str, int], ids: dict[str, int], merges: set[tuple[str, str]], made: set[str]
 ) -> None:
-    """Added tokens that no merge makes match whole."""
-    for text, index in ids.items():
-        if index in left_out or types[index] != _NORMAL:
-            continue
+    """Every way to split a plain piece is a merge.
+
+    But for the very first piece that training made: its score is 0, which the usual converter took for none at all.
+    It keeps that score here, the best one, as in the vocabulary that the model was trained with.
+    """
+    first = min((ids[text] for text in made), default=0)
+    for text, index in plain.items():
         for cut in range(1, len(text)):
-            pair = (text[:cut], text[cut:])
-            if pair[0] in ids and pair[1] in ids and pair not in merges:
+            left, right = text[:cut], text[cut:]
+            if left in ids and right in ids and (left, right) not in merges and (text in made or index != first - 1):
                 raise UnsupportedError(
-                    f"{path}: {text!r} is not merged of {pair[0]!r} and {pair[1]!r}, as SentencePiece would do"
+                    f"{path}: {text!r} is not merged of {left!r} and {right!r}, as SentencePiece would"
                 )
 
 
 def _space_prefix(path: Path, said: Mapping[str, Any]) -> tuple[bool, str | None]:
     """Spaces become ▁ before merging, and nothing else happens to the text. Raises UnsupportedError."""
     prefix, spaces, replaced = False, None, False
-    for step in _steps(said.get("normalizer"), "normalizers"):
+    for step in _steps(path, said.get("normalizer"), "normalizers"):
         if step.get("type") == "Prepend" and step.get("prepend") == "▁":
             prefix = True
         elif step.get("type") == "Replace" and step.get("pattern") == {"String": " "} and step.get("content") == "▁":
             replaced = True
         else:
             raise UnsupportedError(f"{path}: the normalizer {step.get('type')} is not supported with byte fallback")
-    for step in _steps(said.get("pre_tokenizer"), "pretokenizers"):
+    for step in _steps(path, said.get("pre_tokenizer"), "pretokenizers"):
         if step.get("type") == "Metaspace" and step.get("replacement") == "▁" and step.get("split") is False:
             scheme = step.get("prepend_scheme", "always")
             prefix, spaces, replaced = (True, scheme, True) if scheme in ("first", "always") else (prefix, None, True)
@@ -94,10 +100,10 @@ def _space_prefix(path: Path, said: Mapping[str, Any]) -> tuple[bool, str | None
     return prefix, spaces
 
 
-def _steps(said: Any, key: str) -> Iterator[dict[str, Any]]:
+def _steps(path: Path, said: Any, key: str) -> Iterator[dict[str, Any]]:
     if isinstance(said, dict) and said.get("type") == "Sequence":
-        for each in said.get(key) or []:
-            yield from _steps(each, key)
+        for each in items(path, said, key):
+            yield from _steps(path, each, key)
     elif isinstance(said, dict):
         yield said
 

@@ -27,11 +27,16 @@ from edge.types import AnyArray
 _PARTS = ("qweight", "qzeros", "scales", "g_idx")
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _SLICE = 256  # outputs worked on at a time
+_BLOCK = 32  # values in a block of GGUF's
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A linear layer, read as a float matrix [out, in]: in float16 as its own kernels compute it, or float32."""
+    """A linear layer, read as a float matrix [out, in]: in float16 as its own kernels compute it, or float32.
+
+    block_type: the type of GGUF's blocks that hold the same values, if there is one: Q4_0 where the zero point is 8
+    everywhere, else Q4_1, whose offset is a float16.
+    """
 
     path: Path
     name: str
@@ -41,32 +46,62 @@ class Packed:
     bits: int
     group_size: int
     zeros_less_one: bool
+    block_type: str | None
     parts: dict[str, Stored]
 
     def read(self) -> AnyArray:
         """Raises ModelFormatError."""
+        scales, zeros = self._scales_and_zeros()
+        groups, words = self._groups(len(scales)), self.parts["qweight"].read()
+        result = np.empty(self.shape, np.float16 if self.dtype == "F16" else np.float32)
+        for first in range(0, self.shape[0], _SLICE):
+            chosen = slice(first, first + _SLICE)
+            steps = (self._quants(words, first) - zeros[:, chosen][groups]).astype(np.float32)
+            with np.errstate(over="ignore"):
+                result[chosen] = (steps * scales[:, chosen][groups].astype(np.float32)).T
+        return result
+
+    def read_blocks(self) -> AnyArray:
+        """The same as blocks of `block_type`, uint8 [out, bytes]. Raises ModelFormatError if it lies about the grid."""
+        scales, zeros = self._scales_and_zeros()
         outputs, inputs = self.shape
-        scales, words = self.parts["scales"].read(), self.parts["qweight"].read()
-        packed = self.parts["qzeros"].read()
+        count, words = inputs // _BLOCK, self.parts["qweight"].read()
+        groups = self._groups(len(scales))
+        if (groups.reshape(count, _BLOCK) != groups[::_BLOCK, None]).any():
+            raise ModelFormatError(
+                f"{self.path}: {self.name}: its groups are not in order, as config.json says they are"
+            )
+        numbers = [scales] if self.block_type == "Q4_0" else [scales, -(scales.astype(np.float32) * zeros)]
+        if self.block_type == "Q4_0" and (zeros != 8).any():
+            raise ModelFormatError(f"{self.path}: {self.name}: its zero points are not 8, as config.json says they are")
+        with np.errstate(over="ignore"):
+            heads = np.stack([each.T.astype(np.float16)[:, groups[::_BLOCK]] for each in numbers], axis=2)
+        if not np.isfinite(heads).all():
+            raise ModelFormatError(f"{self.path}: {self.name} has values that are infinite as {self.block_type}")
+        result = np.empty((outputs, count, 2 * len(numbers) + _BLOCK // 2), np.uint8)
+        result[..., : 2 * len(numbers)] = heads.view(np.uint8).reshape(outputs, count, -1)
+        for first in range(0, outputs, _SLICE):
+            quants = self._quants(words, first).T.reshape(-1, count, 2, _BLOCK // 2)
+            result[first : first + _SLICE, :, 2 * len(numbers) :] = quants[:, :, 0] | quants[:, :, 1] << 4
+        return np.asarray(result.reshape(outputs, -1))
+
+    def _quants(self, words: AnyArray, first: int) -> AnyArray:
+        """Of some outputs, [in, outputs]."""
+        if self.method == "awq":
+            return _unpack(words[:, first // 8 : (first + _SLICE) // 8], self.bits, True)
+        return np.asarray(_unpack(np.ascontiguousarray(words[:, first : first + _SLICE].T), self.bits, False).T)
+
+    def _scales_and_zeros(self) -> tuple[AnyArray, AnyArray]:
+        """Both [groups, out]."""
+        scales, packed = self.parts["scales"].read(), self.parts["qzeros"].read()
         if self.zeros_less_one:  # whole words were taken from, so that a zero point of 0 borrowed from its neighbour
             packed = (packed.view(np.uint32) + np.uint32(0xFFFFFFFF // ((1 << self.bits) - 1))).view(np.int32)
         zeros = _unpack(packed, self.bits, self.method == "awq")
-        groups = self._groups(len(scales))
         if self.parts["scales"].dtype == "BF16":
             scales = (scales.astype(np.uint32) << 16).view(np.float32)
         if not np.isfinite(scales).all():
             raise ModelFormatError(f"{self.path}: {self.parts['scales'].name} has values that are no numbers")
-        result = np.empty(self.shape, np.float16 if self.dtype == "F16" else np.float32)
-        for first in range(0, outputs, _SLICE):
-            chosen = slice(first, first + _SLICE)
-            if self.method == "awq":
-                quants = _unpack(words[:, first // 8 : (first + _SLICE) // 8], self.bits, True)
-            else:
-                quants = _unpack(np.ascontiguousarray(words[:, chosen].T), self.bits, False).T
-            steps = (quants[:inputs] - zeros[:, chosen][groups]).astype(np.float32)
-            with np.errstate(over="ignore"):
-                result[chosen] = (steps * scales[:, chosen][groups].astype(np.float32)).T
-        return result
+        return scales, zeros
 
     def _groups(self, count: int) -> AnyArray:
         """The group of every input, [in]. Raises ModelFormatError if there are no such groups."""
@@ -103,35 +138,45 @@ def find_packed(tensors: dict[str, Stored], config: Config) -> dict[str, Packed]
     if not isinstance(group_size, int) or isinstance(group_size, bool) or (group_size < 1 and group_size != -1):
         raise ModelFormatError(f"{config.path}: group_size is {brief(group_size)}")
     less_one = method == "gptq" and checkpoint == "gptq"
+    blocks: str | None = "Q4_0" if method == "gptq" and settings.get("sym") is True else "Q4_1"
+    if bits != 4 or (method == "gptq" and settings.get("desc_act") is not False):
+        blocks = None
     found = {}
     for name in [name for name in tensors if name.endswith(".qweight")]:
         stem = name.removesuffix("qweight")
         parts = {part: tensors.pop(stem + part) for part in _PARTS if stem + part in tensors}
-        found[f"{stem}weight"] = _packed(f"{stem}weight", parts, method, bits, group_size, less_one)
+        outputs, inputs = _checked_shape(parts, stem, method, bits, group_size)
+        size = inputs if group_size == -1 else group_size
+        kind = "F16" if parts["scales"].dtype == "F16" else "F32"
+        fits = kind == "F16" and inputs % _BLOCK == 0 and size % _BLOCK == 0
+        found[f"{stem}weight"] = Packed(
+            parts["qweight"].path, f"{stem}weight", kind, (outputs, inputs), method, bits, size, less_one,
+            blocks if fits else None, parts,
+        )  # fmt: skip
     return found
 
 
-def _packed(name: str, parts: dict[str, Stored], method: str, bits: int, group_size: int, less_one: bool) -> Packed:
+def _checked_shape(parts: dict[str, Stored], stem: str, method: str, bits: int, group_size: int) -> tuple[int, int]:
+    """Outputs and inputs of a layer whose parts fit each other. Raises ModelFormatError."""
     path = parts["qweight"].path
     for part in _PARTS[:3]:
         if part not in parts:
-            raise ModelFormatError(f"{path}: {name.removesuffix('weight')}{part} is missing")
+            raise ModelFormatError(f"{path}: {stem}{part} is missing")
         wanted = ("F16", "BF16", "F32") if part == "scales" else ("I32",)
         if parts[part].dtype not in wanted or len(parts[part].shape) != 2:
-            raise ModelFormatError(f"{path}: {parts[part].name} is no matrix of {' or '.join(wanted)}")
+            raise ModelFormatError(f"{path}: {stem}{part} is no matrix of {' or '.join(wanted)}")
     each = 32 // bits
     rows, columns = parts["qweight"].shape
     inputs, outputs = (rows, columns * each) if method == "awq" else (rows * each, columns)
     size = inputs if group_size == -1 else group_size
-    groups = parts["scales"].shape[0] if "g_idx" in parts else -(-inputs // size)
+    groups = parts["scales"].shape[0] if "g_idx" in parts else -(-inputs // max(1, size))
     for part, shape in (("scales", (groups, outputs)), ("qzeros", (groups, outputs // each))):
         if parts[part].shape != shape or outputs % each:
-            raise ModelFormatError(f"{path}: {parts[part].name} has shape {parts[part].shape} instead of {shape}")
+            raise ModelFormatError(f"{path}: {stem}{part} has shape {parts[part].shape} instead of {shape}")
     order = parts.get("g_idx")
     if order is not None and (order.shape != (inputs,) or order.dtype not in ("I32", "I64")):
-        raise ModelFormatError(f"{path}: {order.name} must be {inputs} numbers")
-    kind = "F16" if parts["scales"].dtype == "F16" else "F32"
-    return Packed(path, name, kind, (outputs, inputs), method, bits, size, less_one, parts)
+        raise ModelFormatError(f"{path}: {stem}g_idx must be {inputs} numbers")
+    return outputs, inputs
 
 
 def _unpack(words: AnyArray, bits: int, awq: bool) -> AnyArray:

@@ -16,7 +16,7 @@ import numpy as np
 
 from edge.converters.readers.byte_level import byte_level_fields
 from edge.converters.readers.config import Config
-from edge.converters.readers.json_file import read_object
+from edge.converters.readers.json_file import items, read_object
 from edge.converters.readers.pieces import Pieces, pieces_of_json, pieces_of_model
 from edge.converters.writers.gguf import Field
 from edge.errors import InputError, ModelFormatError, UnsupportedError
@@ -25,6 +25,7 @@ from edge.tokenizer import END_NAMES, SPACES
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # tokenizer.ggml.token_type
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # config's name, GGUF's
 _MOST_TEMPLATE = 1 << 20
+_PHI3 = {"<unk>", "<s>", "</s>", "<|endoftext|>"}  # without them, llama.cpp does not survive a model of that name
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,9 @@ def read_vocabulary(folder: Path, config: Config, size: int) -> Vocabulary:
         said = read_object(path)
         added = _added(path, said, size)
         texts, fields = _texts_and_fields(path, said, added, size)
-        swallows = any(each.get("rstrip") is True and each.get("special") is True for each in added.values())
-        fields["tokenizer.ggml.add_bos_token"] = _adds_bos(said, settings)
+        strips = any(each.get("rstrip") is True and each.get("special") is True for each in added.values())
+        swallows = strips and set(texts) >= _PHI3
+        fields["tokenizer.ggml.add_bos_token"] = _adds_bos(path, said, settings)
     elif model.is_file():
         pieces, swallows = pieces_of_model(model), False
         texts, fields = pieces.texts, _piece_fields(model, pieces, {}, size)
@@ -69,7 +71,7 @@ def _settings(folder: Path) -> dict[str, Any]:
 def _added(path: Path, said: Mapping[str, Any], size: int) -> dict[int, dict[str, Any]]:
     """Added tokens by their ids; those beyond the embeddings can mean nothing to the model. Raises ModelFormatError."""
     found: dict[int, dict[str, Any]] = {}
-    for each in said.get("added_tokens") or []:
+    for each in items(path, said, "added_tokens"):
         if not isinstance(each, dict) or not isinstance(each.get("content"), str) or not _is_id(each.get("id")):
             raise ModelFormatError(f"{path}: the added token {brief(each)} has no text or no id")
         if each["id"] < size:
@@ -119,7 +121,7 @@ def _texts(path: Path, vocab: Mapping[str, Any], added: dict[int, dict[str, Any]
 def _merges(path: Path, model: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Older files write a pair as one string."""
     pairs = []
-    for each in model.get("merges") or []:
+    for each in items(path, model, "merges"):
         pair = tuple(each.split(" ")) if isinstance(each, str) else tuple(each) if isinstance(each, list) else ()
         if len(pair) != 2 or not all(isinstance(part, str) and part for part in pair):
             raise ModelFormatError(f"{path}: the merge {brief(each)} is not a pair")
@@ -158,14 +160,13 @@ def _piece_fields(path: Path, pieces: Pieces, added: dict[int, dict[str, Any]], 
     }
 
 
-def _adds_bos(said: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+def _adds_bos(path: Path, said: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
     """Whether prompts start with BOS: by what the tokenizer puts around a text, else by what the settings say."""
     post = said.get("post_processor")
-    steps = (post.get("processors") or [post]) if isinstance(post, dict) else []
+    steps = (items(path, post, "processors") or [post]) if isinstance(post, dict) else []
     for step in steps:
         if isinstance(step, dict) and step.get("type") == "TemplateProcessing":
-            single = step.get("single") or [{}]
-            return isinstance(single[0], dict) and "SpecialToken" in single[0]
+            return any("SpecialToken" in each for each in items(path, step, "single")[:1] if isinstance(each, dict))
     return settings.get("add_bos_token") is True
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections import Counter
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,8 +33,8 @@ def convert(
         str | None,
         o.flag(
             "--method",
-            help="rtn, hqq; by --calibration: importance, awq, gptq, awq+gptq (default: awq+gptq with a text, else "
-            "rtn). For ONNX also nf4, w8a8, and by --calibration smoothquant, llm-int8.",
+            help="rtn, hqq; by --calibration: importance, awq, gptq, best (default: best with a text, else rtn). "
+            "For ONNX also nf4, w8a8, and by --calibration smoothquant, llm-int8.",
         ),
     ] = None,
     group_size: Annotated[
@@ -46,6 +47,13 @@ def convert(
     calibration_tokens: Annotated[
         int, o.flag("--calibration-tokens", min=128, help="Tokens of the texts, from all alike.")
     ] = 16384,
+    target_size: Annotated[
+        str | None,
+        o.flag("--target-size", help="Mix types by --calibration so that the GGUF takes at most 70MiB, say."),
+    ] = None,
+    target_kl: Annotated[
+        float | None, o.flag("--target-kl", help="Mix types so that it loses at most so many nats (estimated): 0.05.")
+    ] = None,
     prune_layers: Annotated[int, o.flag("--prune-layers", min=0, help="Drop so many layers.")] = 0,
     prune_ffn: Annotated[float, o.flag("--prune-ffn", help="Drop this share of feed-forward channels: 0.1.")] = 0.0,
     repair: Annotated[
@@ -57,6 +65,7 @@ def convert(
     quiet: o.Quiet = False,
 ) -> None:
     """Convert a model: Hugging Face folder or GGUF in; GGUF, ONNX or Hugging Face folder out."""
+    from edge.budget import parse_bytes
     from edge.converters import convert as c
     from edge.converters.prune import Pruning
     from edge.converters.texts import calibration_tokens as read_tokens
@@ -64,13 +73,21 @@ def convert(
     from edge.converters.writers.onnx_methods import METHODS as ONNX_METHODS
 
     onnx_method = method if method in ONNX_METHODS else None
+    if type is None and (target_size is not None or target_kl is not None):
+        type = "q4_0"  # of what cannot be mixed
     wanted = c.Conversion(
         to=c.find_format(to, target),
         pruning=Pruning(prune_layers, prune_ffn) if prune_layers or prune_ffn else None,
         repair=repair,
         settings=None if onnx_method else _settings(type, method, group_size, embedding_type, bool(calibration)),
+        size=None if target_size is None else parse_bytes(target_size, "--target-size"),
+        kl=target_kl,
         onnx_method=onnx_method,
     )
+    if target_kl is not None and not target_kl > 0:
+        raise InputError(f"--target-kl {target_kl:g}: state more than 0 nats")
+    if dry_run and wanted.mixes:
+        raise InputError("which types are mixed is known when they have been measured: leave --dry-run out")
     if onnx_method and type:
         raise InputError(f"--method {method} says how weights are stored: leave --type {type} out")
     if repair and not wanted.pruning:
@@ -106,7 +123,7 @@ def _settings(kind: str | None, method: str | None, span: int, embedding: str, h
         if method is not None:
             raise InputError(f"--method {method} quantizes: state the --type, such as q4_0")
         return None
-    chosen = method or ("awq+gptq" if has_text else "rtn")
+    chosen = method or ("best" if has_text else "rtn")
     named = next((each for each in METHODS if each == chosen), None)
     if named is None:
         raise InputError(f"there is no method {chosen}: choose {', '.join(METHODS)}")
@@ -133,6 +150,10 @@ def _show(report: Report, *, quiet: bool) -> None:
         return
     if made := report.quantized:
         note(f"{made.bits_per_weight:.2f} bits per weight" + "".join(f"\n{line}" for line in made.notes))
+    if mix := report.mixture:
+        counts = Counter(mix.types.values())
+        said = ", ".join(f"{count} × {kind}" for kind, count in counts.most_common())
+        note(f"{said}; {mix.kl:.3f} nats are lost by plain rounding (estimated)")
     if cut := report.pruned:
         layers = f"layers {', '.join(map(str, cut.layers))} went" if cut.layers else "all layers stay"
         before, after = cut.parameters

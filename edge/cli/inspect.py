@@ -6,6 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
 from edge.budget import format_bytes
 from edge.cli import options as o
 from edge.cli.show import print_json, progress, table
@@ -18,7 +20,9 @@ _LINES, _WIDTH = 3, 100  # of a chat template, unless it is asked for
 
 
 def inspect(
-    model: o.ModelArgument,
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="As elsewhere, or a Hugging Face folder, as it would be converted.")
+    ],
     tensors: Annotated[bool, o.flag("--tensors", help="List all tensors.")] = False,
     template: Annotated[bool, o.flag("--template", help="Print the whole chat template.")] = False,
     hash: Annotated[bool, o.flag("--hash", help="SHA-256 of the file, which is read whole for it.")] = False,
@@ -50,7 +54,8 @@ def inspect(
             [each.engine, each.reason or "yes", ", ".join(f"{kind} {size}" for kind, size in each.kv_bytes.items())]
             for each in found.engines
         ]
-        print("\n" + table(["engine", "runs it", "KV bytes per token (counted)"], runs, left=3))
+        when = "once converted" if found.format.startswith("Hugging") else "runs it"
+        print("\n" + table(["engine", when, "KV bytes per token (counted)"], runs, left=3))
     if found.template is not None:
         text = printable(found.template)
         print(f"\nchat template, {len(found.template)} characters:\n{text if template else _beginning(text)}")
@@ -82,7 +87,7 @@ def _about(found: Inspection) -> list[list[str]]:
     ]
     rows += [["no engine", _line(found.reason or "")]] if found.spec is None else _shape(found.spec)
     rows += _tokens(found.vocabulary)
-    rows.append(["stamp", f"{found.stamp} (of the header and samples of every tensor)"])
+    rows.append(["stamp", f"{found.stamp} (of samples)"])
     return rows + [["SHA-256", f"{digest} {name}"] for name, digest in found.sha256.items()]
 
 

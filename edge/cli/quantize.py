@@ -65,7 +65,7 @@ def quantize(
     if json:
         print_json({
             "file": str(target), "type": kind, "written": not dry_run, "requantized": again, "bytes": total,
-            "bits_per_weight": 8 * total / values,
+            "bits_per_weight": 8 * total / values, "peak_rss": _peak(),
             "tensors": [
                 {"name": each.name, "shape": each.shape, "from": before[each.name], "type": each.type,
                  "bytes": each.nbytes} for each in tensors
@@ -81,7 +81,17 @@ def quantize(
     print(f"{target}{' (not written)' if dry_run else ''}: {_summary(tensors)}")
     print(
         f"{format_bytes(total)}, {8 * total / values:.2f} bits per weight, was {format_bytes(opened.spec.weight_bytes)}"
+        + ("" if dry_run else f", memory peak {format_bytes(_peak())} (measured)")
     )
+
+
+def _peak() -> int:
+    """The largest resident set of this process and of the one that runs llama.cpp's quantizer, bytes."""
+    import resource
+
+    from edge.devices.memory import memory_use
+
+    return max(memory_use().peak, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10)
 
 
 def _summary(tensors: list[Planned]) -> str:

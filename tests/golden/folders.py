@@ -6,6 +6,7 @@ Run it through `make golden`, after `make.py`. Beside itself, or into the folder
     folders/NAME.npz   tokens [40], and logits [8, vocab] in float32 after the last of them
     folders/awq, gptq  4-bit checkpoints, packed here as their formats define it, and `weights` [out, in] of one
                        matrix as computed before packing
+    folders/spm.model  the vocabulary of spm.gguf in SentencePiece's own format
 
 Weights are drawn as in `make.py`, then rounded to the type that the folder stores, and so are exact there.
 """
@@ -223,14 +224,10 @@ def write_quantized(folder: Path, method: str, seed: int) -> None:
             weights = dense.astype(np.float32)
     folder.mkdir()
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    said = json.loads(config.to_json_string(use_diff=False))
-    common = {"quant_method": method, "bits": 4, "group_size": GROUP}
-    said["quantization_config"] = common | (
-        {"zero_point": True, "version": "gemm"} if method == "awq" else {"desc_act": True, "sym": False}
-    )
-    kept = {"architectures", "quantization_config", "model_type", "dtype", *LlamaConfig().to_dict()}
-    said |= {"architectures": ["LlamaForCausalLM"], "dtype": "float16"}
-    (folder / "config.json").write_text(json.dumps({key: said[key] for key in kept if key in said}, indent=1))
+    said = json.loads(config.to_json_string()) | {"architectures": ["LlamaForCausalLM"], "dtype": "float16"}
+    own = {"zero_point": True, "version": "gemm"} if method == "awq" else {"desc_act": True, "sym": False}
+    said["quantization_config"] = {"quant_method": method, "bits": 4, "group_size": GROUP, **own}
+    (folder / "config.json").write_text(json.dumps(said, indent=1, sort_keys=True) + "\n")
     byte_level("awq").save_pretrained(folder)
     write_answers(folder, model, seed, weights=weights)
 

@@ -1,0 +1,148 @@
+"""A type for each stage of each layer: more bits where the model is hurt most, for a file of a given size or quality.
+
+What a stage costs is measured: the KL divergence of the model's predictions when only this stage is rounded, in the
+smallest type. Other types are taken to cost in proportion to the squared error of the stage's outputs, and costs to
+add up. From the smallest types on, the step that saves most KL for its bytes is made, again and again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from edge.backends.reference import soft_cap
+from edge.backends.tensors import find_recipe, find_tensors
+from edge.converters import blocks
+from edge.converters.calibrate import Progress, Walk, gram, sequences
+from edge.converters.grids import BLOCK, find_grid
+from edge.converters.quantizers.awq import output_error
+from edge.converters.quantizers.rtn import nearest
+from edge.errors import InputError
+from edge.gguf_file import GGUFFile
+from edge.spec import ModelSpec
+from edge.types import AnyArray, FloatArray, IntArray
+
+TYPES = ("IQ4_NL", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+SMALLEST = TYPES[0]
+_TOKENS = 1024  # that KL is measured on
+_SLICE = 32  # tokens whose logits are in memory
+_SHRINKS = (1.0, 0.9, 0.8)  # enough to compare types
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Tensors of the file that get the same type, and for each type their bytes and what it costs (estimated KL)."""
+
+    tensors: tuple[str, ...]
+    nbytes: Mapping[str, int]
+    cost: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """types: by tensor. kl: estimated, in nats per token. nbytes: of these tensors."""
+
+    types: dict[str, str]
+    kl: float
+    nbytes: int
+
+
+def measure(
+    file: GGUFFile, spec: ModelSpec, tokens: IntArray, types: Sequence[str] = TYPES, progress: Progress | None = None
+) -> list[Stage]:
+    """What each type costs in each stage; stages with rows that are no whole blocks are left out. tokens: int32 [n].
+
+    Raises InputError for too few tokens.
+    """
+    walk = Walk(file, spec, sequences(tokens[:_TOKENS]))
+    before: list[FloatArray] = []
+    errors: list[tuple[tuple[str, ...], dict[str, float]]] = []
+    for layer in range(spec.layers):
+        before.append(walk.hidden)
+        for names, inputs in walk.layer(layer):
+            weights, hessian = [walk.weights[name] for name in names], gram(inputs)
+            if weights[0].shape[1] % BLOCK == 0:
+                errors.append((names, {kind: _error(weights, kind, hessian) for kind in types}))
+    exact, found, sources = walk.finish(), [], find_tensors(file, spec)
+    for done, (names, error) in enumerate(errors, start=1):
+        cost = _divergence(walk, spec, exact, _rounded(walk, spec, before, names))
+        tensors = tuple(dict.fromkeys(sources[name].tensor for name in names))
+        nbytes = {kind: sum(blocks.nbytes(kind, prod(file.tensors[name].shape)) for name in tensors) for kind in types}
+        least = error[types[0]] or 1.0
+        found.append(Stage(tensors, nbytes, {kind: cost * error[kind] / least for kind in types}))
+        if progress:
+            progress(done / len(errors))
+    return found
+
+
+def allocate(stages: Sequence[Stage], *, nbytes: int | None = None, kl: float | None = None) -> Mixture:
+    """The types for at most so many bytes of these tensors, or for at most this KL with as few bytes as it takes.
+
+    Raises InputError if that cannot be had.
+    """
+    chosen = [min(stage.cost, key=lambda kind: (stage.nbytes[kind], stage.cost[kind])) for stage in stages]
+    used = sum(stage.nbytes[kind] for stage, kind in zip(stages, chosen, strict=True))
+    cost = sum(stage.cost[kind] for stage, kind in zip(stages, chosen, strict=True))
+    if nbytes is not None and used > nbytes:
+        raise InputError(
+            f"the smallest types need {used:,} bytes for these tensors, {used - nbytes:,} more than there are"
+        )
+    while kl is None or cost > kl:
+        steps = [
+            ((stage.cost[now] - stage.cost[kind]) / (stage.nbytes[kind] - stage.nbytes[now]), -index, kind)
+            for index, (stage, now) in enumerate(zip(stages, chosen, strict=True))
+            for kind in stage.cost
+            if stage.nbytes[kind] > stage.nbytes[now] and stage.cost[kind] < stage.cost[now]
+            and (nbytes is None or used - stage.nbytes[now] + stage.nbytes[kind] <= nbytes)
+        ]  # fmt: skip
+        if not steps:
+            break
+        _, index, kind = max(steps)
+        stage, now = stages[-index], chosen[-index]
+        used, cost = used + stage.nbytes[kind] - stage.nbytes[now], cost + stage.cost[kind] - stage.cost[now]
+        chosen[-index] = kind
+    if kl is not None and cost > kl:
+        raise InputError(f"the largest types reach an estimated KL of {cost:.4f}, not {kl:g}")
+    types = {tensor: kind for stage, kind in zip(stages, chosen, strict=True) for tensor in stage.tensors}
+    return Mixture(types, cost, used)
+
+
+def kl_of(exact: FloatArray, other: FloatArray) -> float:
+    """The summed KL divergence of predictions, in nats; logits [tokens, vocabulary]."""
+    p, q = (logits.astype(np.float64) - logits.max(axis=1, keepdims=True) for logits in (exact, other))
+    powers = np.exp(p)
+    total = powers.sum(axis=1)
+    kl = (powers * (p - q)).sum(axis=1) / total - np.log(total) + np.log(np.exp(q).sum(axis=1))
+    return float(kl.sum())
+
+
+def _error(weights: Sequence[FloatArray], kind: str, hessian: AnyArray) -> float:
+    grid, cost = find_grid(kind), np.diag(hessian)
+    return sum(
+        output_error(weight, nearest(weight, grid, cost, shrinks=_SHRINKS).values, hessian) for weight in weights
+    )
+
+
+def _rounded(walk: Walk, spec: ModelSpec, before: Sequence[FloatArray], names: tuple[str, ...]) -> FloatArray:
+    """Final states of the model in which only these matrices are rounded, to the smallest type."""
+    start = int(names[0].split(".")[1])
+    walk.hidden = before[start]
+    for layer in range(start, spec.layers):
+        for stage, inputs in walk.layer(layer):
+            if stage == names:
+                cost = np.einsum("tc,tc->c", inputs, inputs)
+                for name in names:
+                    walk.weights[name] = nearest(walk.weights[name], find_grid(SMALLEST), cost, shrinks=_SHRINKS).values
+    return walk.finish()
+
+
+def _divergence(walk: Walk, spec: ModelSpec, exact: FloatArray, other: FloatArray) -> float:
+    """The mean KL of predictions from final states, a few tokens at a time: vocabularies are large."""
+    head, cap = walk.weights["token_embd" if spec.tied_head else "output"], find_recipe(spec).logit_cap
+    total = 0.0
+    for at in range(0, len(exact), _SLICE):
+        total += kl_of(*(soft_cap(part[at : at + _SLICE] @ head.T, cap) for part in (exact, other)))
+    return total / len(exact)
