@@ -28,7 +28,7 @@ from edge.converters.repair import repair
 from edge.converters.target import check_file, check_folder
 from edge.converters.writers import hf
 from edge.converters.writers.gguf import Field, Planned, fields_of, write_gguf, write_outline
-from edge.converters.writers.onnx import planned_files, write_onnx
+from edge.converters.writers.onnx import planned_files, rounded_types, write_onnx
 from edge.converters.writers.onnx_methods import NEED_STATISTICS, find_method, planning_method
 from edge.devices.memory import memory_use
 from edge.errors import InputError
@@ -85,6 +85,7 @@ class Report:
     """files: bytes by name. seconds: by step. peak: the process's largest resident set, bytes (measured).
 
     perplexity: around pruning, on the last eighth of the calibration text, which nothing else has seen (measured).
+    rounded: block types that ONNX Runtime has no grid for, rounded to 8 bits.
     """
 
     target: Path
@@ -95,6 +96,7 @@ class Report:
     perplexity: dict[str, float] = field(default_factory=dict)
     mixture: Mixture | None = None
     quantized: Quantized | None = None
+    rounded: list[str] = field(default_factory=list)
 
 
 def find_format(to: str | None, target: Path) -> str:
@@ -251,6 +253,7 @@ def _write(
         if wanted.to == "onnx":
             method = find_method(wanted.onnx_method, file, spec, statistics)
             write_onnx(file, spec, target, method=method, force=force, progress=progress)
+            report.rounded = [] if wanted.onnx_method else rounded_types(file, spec)
         elif wanted.to == "hf":
             hf.write_folder(file, spec, target, force=force, progress=progress)
         elif file.path.parent == work:

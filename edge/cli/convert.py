@@ -150,6 +150,8 @@ def _show(report: Report, *, quiet: bool) -> None:
         return
     if made := report.quantized:
         note(f"{made.bits_per_weight:.2f} bits per weight" + "".join(f"\n{line}" for line in made.notes))
+    if report.rounded:
+        note(f"{', '.join(report.rounded)} weights were rounded once more, to 8 bits: ONNX Runtime has no such grid")
     if mix := report.mixture:
         counts = Counter(mix.types.values())
         said = ", ".join(f"{count} × {kind}" for kind, count in counts.most_common())
