@@ -234,7 +234,7 @@ class ReferenceEngine:
         """The feed-forward network: from what ffn_gate and ffn_up multiply to what ffn_down multiplies, [n, ffn]."""
         act = {"silu": silu, "gelu": gelu}[self._recipe.activation]
         up = self._project(x, layer, "ffn_up")
-        return act(self._project(x, layer, "ffn_gate")) * up if self._recipe.gated else act(up)
+        return np.asarray(act(self._project(x, layer, "ffn_gate")) * up if self._recipe.gated else act(up))
 
     def add(self, x: FloatArray, layer: int, name: str, inner: FloatArray) -> FloatArray:
         """Hidden states and what attn_output or ffn_down adds to them."""

@@ -55,7 +55,8 @@ def collect(
     Raises InputError for too few tokens, UnsupportedError for architectures without a recipe, ModelFormatError if
     activations are not finite.
     """
-    walk, found = Walk(file, spec, sequences(tokens)), {}
+    walk = Walk(file, spec, sequences(tokens))
+    found: dict[str, Statistics] = {}
     for layer in range(spec.layers):
         for names, inputs in walk.layer(layer):
             found |= dict.fromkeys(names, statistics(inputs))
@@ -155,10 +156,13 @@ class Walk:
 
     def _checked(self, x: FloatArray, at: str) -> FloatArray:
         if not np.isfinite(x).all():
-            raise ModelFormatError(f"{self._file.path}: {at.rstrip('.')} is not finite on the calibration text")
+            raise ModelFormatError(f"{self._file.path}: {at.rstrip('.')} is not finite: the file is damaged")
         return x
 
     def _read(self, at: str) -> Weights:
         """The weights of a layer, or those outside of all."""
         wanted = {name: each for name, each in self._sources.items() if name.startswith(at or "blk.") == bool(at)}
-        return self._read_weights(self._file, wanted)
+        weights = self._read_weights(self._file, wanted)
+        for name, each in weights.items():
+            self._checked(each, name)
+        return weights

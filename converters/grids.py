@@ -43,7 +43,7 @@ class Grid:
         x = (values if minima is None else values - minima) * inverse
         if self.uniform:
             return np.asarray(np.clip(np.rint(x) - self.levels[0], 0, len(self.levels) - 1), np.uint8)
-        return _NEAREST_NL[np.clip(np.floor(x + x), -254, 254).astype(np.int16) + 254]
+        return np.asarray(_NEAREST_NL[np.clip(np.floor(x + x), -254, 254).astype(np.int16) + 254])
 
     def values(self, codes: AnyArray, scales: FloatArray, minima: FloatArray | None = None) -> FloatArray:
         """What codes stand for, float32."""
@@ -91,7 +91,8 @@ class Coded:
         rows, blocks = self.scales.shape
         codes = self.codes.reshape(rows, blocks, BLOCK)
         numbers = [self.scales] if self.minima is None else [self.scales, self.minima]
-        parts = [np.ascontiguousarray(number, np.float16).view(np.uint8).reshape(rows, blocks, 2) for number in numbers]
+        halves = (np.ascontiguousarray(number, np.float16) for number in numbers)
+        parts: list[AnyArray] = [each.view(np.uint8).reshape(rows, blocks, 2) for each in halves]
         if self.grid.bits == 8:
             parts.append((codes.astype(np.int16) + np.int16(self.grid.levels[0])).astype(np.int8).view(np.uint8))
         else:

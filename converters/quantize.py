@@ -43,8 +43,8 @@ _UNNAMED = 1024  # llama.cpp's flag for "guessed"
 @dataclass(frozen=True)
 class Settings:
     """type: of the matrices within layers: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, F32, F16, BF16, or NF4 (whose values
-    are stored as F16). types: of some tensors of the file, instead. embedding, output: of token_embd and of an output head
-    of its own. span: values that share a scale, 32 or a multiple.
+    are stored as F16). types: of some tensors of the file, instead. embedding, output: of token_embd and of an output
+    head of its own. span: values that share a scale, 32 or a multiple.
 
     method: rtn and hqq need no calibration. importance: rounding, errors weighed by mean x². best: factors of AWQ,
     weights moved against earlier errors, GPTQ, and a polish.

@@ -9,7 +9,7 @@ time in which the device works, a PI controller on the distance to the limit: he
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 Stop = Literal["time", "memory", "energy", "power", "thermal"]
@@ -25,7 +25,7 @@ _LEAST_DUTY = 0.02
 _FORGET = 0.9  # of the costliest token, at every step: one that was disturbed is not expected for ever
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Limits:
     """deadline: seconds on the samples' clock. memory: bytes, peak resident set. energy: joules. power: watts, on
     average over a second or so. celsius: of the hottest sensor. None: no limit."""
@@ -37,7 +37,7 @@ class Limits:
     celsius: float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Sample:
     """Readings between two steps. joules: since the run began. None: not read this time, or not to be read any more."""
 
@@ -47,7 +47,7 @@ class Sample:
     celsius: float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class State:
     """What earlier samples left. token: joules of the costliest one, of late. debt: joules above the power limit.
     idle: watts while pausing. duty: share of time that may be worked. rest: seconds that are to be waited for it.
@@ -64,7 +64,7 @@ class State:
     paused: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Decision:
     """stop: why, None to go on. pause: seconds to wait before the next sample, 0 to go on at once."""
 
@@ -72,30 +72,35 @@ class Decision:
     pause: float = 0.0
 
 
+_GO_ON = Decision()
+
+
 def decide(limits: Limits, state: State, now: Sample, tokens: int) -> tuple[Decision, State]:
     """tokens: run since the last sample; 0: a pause is over."""
-    elapsed, spent = now.time - state.last.time, _spent(state, now)
-    state = replace(
-        state,
+    last, elapsed = state.last, now.time - state.last.time
+    spent = 0.0 if now.joules is None or last.joules is None else max(0.0, now.joules - last.joules)
+    duty, error, corrected_at = _duty(limits, state, now)
+    rest = 0.0
+    if limits.celsius is not None:
+        rest = max(0.0, state.rest + elapsed * (1 / duty - 1) if tokens else state.rest - elapsed)
+    debt = 0.0
+    if limits.power is not None:
+        debt = max(-limits.power * _CREDIT_S, state.debt + spent - limits.power * elapsed)
+    state = State(
+        last=_newest(last, now),
         token=max(spent / tokens, state.token * _FORGET) if tokens else state.token,
+        debt=debt,
         idle=state.idle if tokens or elapsed <= 0 else spent / elapsed,
+        duty=duty,
+        rest=rest,
+        error=error,
+        corrected_at=corrected_at,
         paused=0.0 if tokens else state.paused + elapsed,
     )
-    state = _correct_duty(limits, _charge(limits, state, spent, elapsed), now)
-    if limits.celsius is not None:
-        rest = state.rest + elapsed * (1 / state.duty - 1) if tokens else state.rest - elapsed
-        state = replace(state, rest=max(0.0, rest))
-    pause = max(_pause_for_power(limits, state), state.rest)
-    state = replace(state, last=_newest(state.last, now))
+    pause = max(_pause_for_power(limits, state), rest)
     if stop := _stop(limits, state, now, pause):
         return Decision(stop), state
-    return Decision(pause=min(pause, _LONGEST_PAUSE_S) if pause > _SHORTEST_PAUSE_S else 0.0), state
-
-
-def _spent(state: State, now: Sample) -> float:
-    if now.joules is None or state.last.joules is None:
-        return 0.0
-    return max(0.0, now.joules - state.last.joules)
+    return _GO_ON if pause <= _SHORTEST_PAUSE_S else Decision(pause=min(pause, _LONGEST_PAUSE_S)), state
 
 
 def _newest(last: Sample, now: Sample) -> Sample:
@@ -108,29 +113,21 @@ def _newest(last: Sample, now: Sample) -> Sample:
     )
 
 
-def _charge(limits: Limits, state: State, spent: float, elapsed: float) -> State:
-    """Bring the debt of the leaky bucket up to date."""
-    if limits.power is None:
-        return state
-    return replace(state, debt=max(-limits.power * _CREDIT_S, state.debt + spent - limits.power * elapsed))
-
-
 def _pause_for_power(limits: Limits, state: State) -> float:
     if limits.power is None or state.debt <= 0:
         return 0.0
     return state.debt / max(limits.power - state.idle, 0.1 * limits.power)
 
 
-def _correct_duty(limits: Limits, state: State, now: Sample) -> State:
-    """A sensor that vanishes leaves the share as it is."""
+def _duty(limits: Limits, state: State, now: Sample) -> tuple[float, float | None, float]:
+    """The share of time, the distance to the limit (°C), and when they were corrected. A sensor that vanishes leaves
+    all as it is."""
     if limits.celsius is None or now.celsius is None or now.time - state.corrected_at < _THERMAL_S:
-        return state
-    error = limits.celsius - _MARGIN - now.celsius
-    change = 0.0
+        return state.duty, state.error, state.corrected_at
+    error, change = limits.celsius - _MARGIN - now.celsius, 0.0
     if state.error is not None:
         change = _GAIN * (error - state.error) + _INTEGRAL * error * (now.time - state.corrected_at)
-    duty = min(1.0, max(_LEAST_DUTY, state.duty + change))
-    return replace(state, duty=duty, error=error, corrected_at=now.time)
+    return min(1.0, max(_LEAST_DUTY, state.duty + change)), error, now.time
 
 
 def _stop(limits: Limits, state: State, now: Sample, pause: float) -> Stop | None:

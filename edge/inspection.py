@@ -62,8 +62,8 @@ class EngineUse:
 @dataclass(frozen=True)
 class Inspection:
     """bits_per_weight: of all tensors; body_bits: of matrices other than the embedding and the head; None if there are
-    none. stamp: of the header and a few bytes of every tensor, or of every MiB of a folder. sha256: of every file, where
-    it was asked for. spec: None, with a reason, for a model that no engine of edge runs. template: as the file has it,
+    none. stamp: of the header and a few bytes of every tensor, or of every MiB of a folder. sha256: of every file, if
+    asked for. spec: None, with a reason, for a model that no engine of edge runs. template: as in the file:
     untrusted.
     """
 

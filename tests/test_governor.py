@@ -118,7 +118,7 @@ def test_energy_is_never_passed_by_more_than_a_token(seed: int) -> None:
 
 def test_a_thermometer_that_vanishes_leaves_the_pace() -> None:
     limits, state, time = Limits(celsius=50), State(Sample(0.0)), 0.0
-    for _ in range(900):
+    for _ in range(500):
         time += 0.1
         _, state = decide(limits, state, Sample(time, celsius=53.0), 1)
     paced = state.duty

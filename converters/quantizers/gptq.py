@@ -47,7 +47,7 @@ def shift(hessian: AnyArray, crossed: AnyArray) -> FloatArray:
     """S, float32 [columns, columns]: weights W·S bring what the rounded model multiplies nearest to what the exact one
     has, in the manner of GPTAQ (arXiv:2504.02692). hessian: XᵀX of rounded inputs; crossed: XᵀY with the exact ones."""
     extra = calm(hessian)
-    return np.linalg.solve(hessian + extra, crossed + extra).T.astype(np.float32)
+    return np.asarray(np.linalg.solve(hessian + extra, crossed + extra).T, np.float32)
 
 
 def inverse_factor(hessian: AnyArray) -> FloatArray:
@@ -55,7 +55,7 @@ def inverse_factor(hessian: AnyArray) -> FloatArray:
     damped = hessian + calm(hessian)
     inverse = np.linalg.inv(damped)
     # The upper factor U with UᵀU = inverse is the transposed lower one.
-    return np.linalg.cholesky((inverse + inverse.T) / 2).T.astype(np.float32)
+    return np.asarray(np.linalg.cholesky((inverse + inverse.T) / 2).T, np.float32)
 
 
 def calm(hessian: AnyArray) -> AnyArray:

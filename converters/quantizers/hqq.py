@@ -1,14 +1,14 @@
 """HQQ (Badri and Shaji, 2023, "Half-Quadratic Quantization of Large Machine Learning Models"): no calibration data.
 
 Errors are measured by |e|^p with p < 1, which forgives outliers. In turns: e is the part of the error that shrinkage
-takes for outliers, and scales (or zero points) become the best for weights without it.
+takes for outliers, and scales and zero points become the best for weights without it.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from edge.converters.grids import BLOCK, Coded, Grid, half
+from edge.converters.grids import BLOCK, Coded, Grid, half, zero_scale
 from edge.converters.quantizers.scales import SHRINKS, fit_scales
 from edge.types import AnyArray, FloatArray
 
@@ -25,10 +25,7 @@ def hqq(weight: FloatArray, grid: Grid, span: int = BLOCK) -> Coded:
     for _ in range(_ROUNDS):
         outliers = _shrink(weight - rounded.values, beta)
         beta *= _GROWTH
-        if minima is None:
-            scales = half(_fitted(weight - outliers, rounded, span))
-        else:
-            minima = _zeros(weight - outliers, rounded, span)
+        scales, minima = _fitted(weight - outliers, rounded, span)
         rounded = _coded(weight, grid, scales, minima)
         loss = _loss(weight, rounded, span)
         better = loss < least
@@ -45,20 +42,20 @@ def _shrink(error: FloatArray, beta: float) -> FloatArray:
         return np.asarray(np.sign(error) * np.maximum(size - size ** (_NORM - 1) / np.float32(beta), 0), np.float32)
 
 
-def _fitted(weight: FloatArray, rounded: Coded, span: int) -> FloatArray:
-    """Scales for codes as they are, by least squares."""
-    levels = rounded.grid.levels[rounded.codes]
-    return _sums(weight * levels, span) / np.maximum(_sums(levels * levels, span), np.float32(1))
-
-
-def _zeros(weight: FloatArray, rounded: Coded, span: int) -> FloatArray:
-    """Minima for codes and scales as they are, such that zero stays a value."""
-    levels, scales = rounded.grid.levels, rounded.scales
-    count = _sums(np.ones_like(weight), span)
-    minima = _sums(weight - levels[rounded.codes] * np.repeat(scales, BLOCK, axis=1), span) / count
+def _fitted(weight: FloatArray, rounded: Coded, span: int) -> tuple[FloatArray, FloatArray | None]:
+    """For codes as they are: the best zero points for the scales, then the best scales for these, by least squares."""
+    levels, top = rounded.grid.levels[rounded.codes], rounded.grid.levels[-1]
+    if rounded.minima is None:
+        scales = _sums(weight * levels, span) / np.maximum(_sums(levels * levels, span), np.float32(1))
+        return half(scales), None
     with np.errstate(divide="ignore", invalid="ignore"):
-        zeros = np.where(scales > 0, np.clip(np.rint(-minima / scales), 0, levels[-1]), np.float32(0))
-    return np.asarray(-scales * zeros, np.float32)
+        inverse = np.where(rounded.scales == 0, np.float32(0), 1 / rounded.scales)
+    wanted = _sums(levels - weight * np.repeat(inverse, BLOCK, axis=1), span) / _sums(np.ones_like(weight), span)
+    zeros = np.clip(np.rint(wanted), 0, top)
+    steps = levels - np.repeat(zeros, BLOCK, axis=1)
+    scales = _sums(weight * steps, span) / np.maximum(_sums(steps * steps, span), np.float32(1))
+    scales = zero_scale(scales.astype(np.float32), len(rounded.grid.levels))
+    return scales, np.asarray(-scales * zeros, np.float32)
 
 
 def _coded(weight: FloatArray, grid: Grid, scales: FloatArray, minima: FloatArray | None) -> Coded:

@@ -36,13 +36,13 @@ def fit_scales(
         better = loss < best[0]
         best = [np.where(better, new, old) for new, old in zip((loss, scales, minima), best, strict=True)
                 if new is not None] + ([] if minima is not None else [best[2]])  # fmt: skip
-    return best[1], best[2] if grid.minima else None
+    return np.asarray(best[1]), np.asarray(best[2]) if grid.minima else None
 
 
 def _losses(error: FloatArray, cost: AnyArray) -> FloatArray:
     """Of each block, [rows, blocks]."""
     if cost.ndim == 1:
-        return np.einsum("rbc,bc->rb", error * error, cost.reshape(-1, BLOCK).astype(np.float32))
+        return np.asarray(np.einsum("rbc,bc->rb", error * error, cost.reshape(-1, BLOCK).astype(np.float32)))
     turned = np.swapaxes(error, 0, 1)
     return np.asarray((np.matmul(turned, cost.astype(np.float32)) * turned).sum(axis=-1).T)
 

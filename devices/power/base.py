@@ -12,7 +12,7 @@ Kind = Literal["counter", "integrated", "estimate"]
 Scope = Literal["device", "package", "process"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Reading:
     """joules: since the meter was made. watts: now, None where only later readings tell. samples: distinct values
     that the sensor has shown, so that a stale gauge cannot claim precision."""

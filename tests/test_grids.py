@@ -1,0 +1,134 @@
+"""Grids of block types: the bytes are what other readers read, zero is a value, and plain rounding is ggml's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from edge.converters.blocks import dequantize
+from edge.converters.grids import BLOCK, GRIDS, Coded, Grid, half, zero_scale
+from edge.converters.quantizers.hqq import hqq
+from edge.converters.quantizers.nf4 import LEVELS, dequantize_nf4, quantize_nf4
+from edge.converters.quantizers.rtn import nearest
+from edge.converters.quantizers.scales import fit_scales
+from edge.types import FloatArray
+
+KINDS = sorted(GRIDS)
+MINIMA = [kind for kind in KINDS if GRIDS[kind].minima]
+
+
+def normal(rows: int, columns: int, seed: int = 1) -> FloatArray:
+    return np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32)
+
+
+@st.composite
+def codings(draw: st.DrawFn) -> Coded:
+    """Any codes with any finite scales."""
+    grid = GRIDS[draw(st.sampled_from(KINDS))]
+    rows, blocks = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    numbers = hnp.arrays(np.float16, (rows, blocks), elements=st.floats(-9, 9, width=16))
+    codes = draw(hnp.arrays(np.uint8, (rows, blocks * BLOCK), elements=st.integers(0, len(grid.levels) - 1)))
+    scales = draw(numbers).astype(np.float32)
+    return Coded(grid, codes, scales, draw(numbers).astype(np.float32) if grid.minima else None)
+
+
+@given(codings())
+def test_gguf_reads_the_values_that_codes_mean(coded: Coded) -> None:
+    found = dequantize(coded.data, coded.grid.kind)
+    np.testing.assert_allclose(found, coded.values, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_on_the_grid_come_back_as_they_were(kind: str) -> None:
+    grid = GRIDS[kind]
+    levels = np.resize(np.arange(len(grid.levels)), (3, 8 * BLOCK)).astype(np.uint8)
+    scales = half(np.abs(normal(3, 8)) + np.float32(0.1))
+    minima = half(normal(3, 8)) if grid.minima else None
+    coded = Coded(grid, levels, scales, minima)
+    wide = [None if each is None else np.repeat(each, BLOCK, axis=1) for each in (scales, minima)]
+    assert wide[0] is not None
+    assert np.array_equal(grid.codes(coded.values, wide[0], wide[1]), levels)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_codes_are_the_nearest_levels(kind: str) -> None:
+    grid, values = GRIDS[kind], 40 * normal(50, 40)
+    found = grid.values(grid.codes(values, np.float32([1.0])), np.float32([1.0]))
+    best = np.abs(values[..., None] - grid.levels).min(axis=-1)
+    np.testing.assert_allclose(np.abs(values - found), best, atol=1e-5)
+
+
+@given(hnp.arrays(np.float32, 5, elements=st.floats(2**-10, 2**10, width=32)), st.sampled_from(MINIMA))
+def test_multiples_of_a_zero_scale_are_halves(scales: FloatArray, kind: str) -> None:
+    count = len(GRIDS[kind].levels)
+    kept = zero_scale(scales, count)
+    assert np.abs(kept / scales - 1).max() < 0.02
+    for zero in range(count):
+        assert np.array_equal(half(kept * np.float32(zero)), kept * np.float32(zero))
+
+
+@pytest.mark.parametrize("kind", MINIMA)
+@pytest.mark.parametrize("span", [32, 128])
+def test_zero_is_a_value_of_every_block(kind: str, span: int) -> None:
+    """Also where all weights of a block have the same sign."""
+    weight = normal(6, 288) + np.linspace(-3, 3, 288, dtype=np.float32)
+    for coded in (nearest(weight, GRIDS[kind], np.ones(288), span), hqq(weight, GRIDS[kind], span)):
+        zeros = Coded(coded.grid, np.rint(-coded.minima / coded.scales).repeat(BLOCK, axis=1).astype(np.uint8),
+                      coded.scales, coded.minima)  # fmt: skip
+        assert not dequantize(zeros.data, kind).any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scales_are_shared_by_neighbours_and_the_last_group_is_ragged(kind: str) -> None:
+    """288 = 2.25 · 128."""
+    scales, minima = fit_scales(normal(5, 288), GRIDS[kind], np.ones(288), 128)
+    for numbers in (scales, minima):
+        if numbers is not None:
+            for group in (slice(0, 4), slice(4, 8)):
+                assert (numbers[:, group] == numbers[:, group][:, :1]).all()
+    assert (scales[:, 8] != scales[:, 7]).any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_searched_scales_beat_those_of_the_extremes_where_errors_cost_most(kind: str) -> None:
+    weight, cost = normal(8, 256), np.geomspace(1, 100, 256)
+    plain = nearest(weight, GRIDS[kind], cost, shrinks=(1.0,))
+    searched = nearest(weight, GRIDS[kind], cost)
+    losses = [((weight - each.values) ** 2 * cost).sum() for each in (searched, plain)]
+    assert losses[0] <= losses[1]
+    assert losses[0] < 0.97 * losses[1] or kind == "Q8_0"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_of_zeros_stay_zero(kind: str) -> None:
+    weight = normal(2, 96)
+    weight[:, 32:64] = 0
+    for coded in (nearest(weight, GRIDS[kind], np.ones(96)), hqq(weight, GRIDS[kind])):
+        assert not coded.values[:, 32:64].any()
+        assert np.isfinite(dequantize(coded.data, kind)).all()
+
+
+def test_hqq_lowers_the_error_that_it_measures() -> None:
+    weight = normal(16, 256) ** 3
+
+    def error(coded: Coded) -> FloatArray:
+        return np.asarray(np.abs(weight - coded.values) ** np.float32(0.7))
+
+    for kind in ("Q4_0", "Q4_1"):
+        grid: Grid = GRIDS[kind]
+        start = nearest(weight, grid, np.ones(256), shrinks=(1.1, 1.0))
+        assert error(hqq(weight, grid)).sum() < error(start).sum()
+
+
+@given(hnp.arrays(np.float32, st.tuples(st.integers(1, 3), st.integers(1, 150)), elements=st.floats(-9, 9, width=32)))
+def test_nf4_takes_the_nearest_level_of_the_block(weight: FloatArray) -> None:
+    codes, largest = quantize_nf4(weight)
+    found = dequantize_nf4(codes, largest)
+    for at in range(0, weight.shape[1], 64):
+        block = slice(at, at + 64)
+        scale = np.abs(weight[:, block]).max(axis=1)[:, None]
+        best = np.abs(weight[:, block, None] - (LEVELS * scale[..., None])).min(axis=-1)
+        np.testing.assert_allclose(np.abs(weight[:, block] - found[:, block]), best, atol=1e-5)

@@ -1,0 +1,264 @@
+"""Quantized models: what methods gain on data that they did not see, and that they change nothing but the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import load_engine
+from small_models import Small, write_small
+
+from edge.backends.base import EngineConfig
+from edge.backends.reference import ReferenceEngine
+from edge.backends.tensors import find_tensors
+from edge.converters.blocks import dequantize, quantize
+from edge.converters.calibrate import collect, gram, sequences
+from edge.converters.grids import GRIDS
+from edge.converters.quantize import CALIBRATED, METHODS, Settings, find_folds, mix_types, plan_types, quantize_gguf
+from edge.converters.quantizers.gptq import calm, gptq, shift
+from edge.converters.quantizers.mixed import Stage, allocate
+from edge.converters.quantizers.polish import descend, polish, refit
+from edge.converters.quantizers.rtn import nearest
+from edge.errors import InputError, ModelFormatError, UnsupportedError
+from edge.opened import Model, open_model
+from edge.types import AnyArray, FloatArray, IntArray
+
+FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "gpt2")
+WHOLE = {"embedding": "F32", "output": "F32"}  # only matrices of layers are rounded
+CONFIG = EngineConfig(96, 96, "f32", 1, logits_rows=96)
+TOKENS = np.random.default_rng(1).integers(3, 272, 2048).astype(np.int32)
+OTHERS = np.random.default_rng(2).integers(3, 272, 96).astype(np.int32)
+
+
+@pytest.fixture(scope="session")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
+    folder = tmp_path_factory.mktemp("families")
+
+    @lru_cache
+    def make(name: str) -> Model:
+        shape = Small(layers=2, architecture=name, tied=name != "phi3")
+        return open_model(write_small(folder / f"{name}.gguf", shape))
+
+    return make
+
+
+def logits_of(model: Model, backend: str = "reference") -> FloatArray:
+    kv_dtype = {"reference": "f32"}.get(backend, "f16")
+    with closing(load_engine(model, backend, kv_dtype, capacity=96, chunk=96, logits_rows=96)) as engine:
+        return engine.forward_all(OTHERS)
+
+
+def mixed_inputs(tokens: int, columns: int, seed: int) -> FloatArray:
+    """Inputs that go together, in the same way for every seed, some of them large."""
+    mixing = np.random.default_rng(3).standard_normal((columns // 4, columns)) * np.geomspace(0.1, 3, columns)
+    random = np.random.default_rng(seed)
+    return (random.standard_normal((tokens, columns // 4)) @ mixing + 0.1 * random.standard_normal((tokens, columns))
+            ).astype(np.float32)  # fmt: skip
+
+
+def output_error(weight: FloatArray, rounded: FloatArray, inputs: FloatArray) -> float:
+    return float(np.square(inputs @ (weight - rounded).T).mean())
+
+
+WEIGHT = np.random.default_rng(4).standard_normal((24, 160)).astype(np.float32)
+INPUTS = mixed_inputs(2000, 160, seed=5)
+HESSIAN = gram(INPUTS)
+
+
+@pytest.mark.parametrize("kind", sorted(GRIDS))
+@pytest.mark.parametrize("act_order", [False, True])
+def test_gptq_without_correlations_is_rounding(kind: str, act_order: bool) -> None:
+    found = gptq(WEIGHT, np.eye(160), GRIDS[kind], act_order=act_order)
+    np.testing.assert_array_equal(found.values, nearest(WEIGHT, GRIDS[kind], np.ones(160)).values)
+
+
+@pytest.mark.parametrize("kind", sorted(GRIDS))
+@pytest.mark.parametrize("span", [32, 128])  # 160 = 1.25 · 128: the last group is ragged
+@pytest.mark.parametrize("act_order", [False, True])
+def test_gptq_makes_errors_good(kind: str, span: int, act_order: bool) -> None:
+    """On inputs that it did not see, and its bytes say what it means."""
+    unseen, grid = mixed_inputs(500, 160, seed=6), GRIDS[kind]
+    found = gptq(WEIGHT, HESSIAN, grid, act_order=act_order, span=span)
+    plain = nearest(WEIGHT, grid, np.diag(HESSIAN), span)
+    assert output_error(WEIGHT, found.values, unseen) < 0.75 * output_error(WEIGHT, plain.values, unseen)
+    np.testing.assert_allclose(dequantize(found.data, kind), found.values, rtol=1e-6, atol=1e-6)
+    assert (found.scales[:, :4] == found.scales[:, :1]).all() or span == 32
+
+
+@pytest.mark.parametrize("kind", sorted(GRIDS))
+def test_polish_only_gains(kind: str) -> None:
+    damped = HESSIAN + calm(HESSIAN)
+
+    def cost(values: FloatArray) -> float:
+        return float((((WEIGHT - values) @ damped) * (WEIGHT - values)).sum())
+
+    first = gptq(WEIGHT, HESSIAN, GRIDS[kind])
+    fitted = refit(WEIGHT, first, damped)
+    assert cost(fitted.values) < cost(first.values) * 1.02  # scales are rounded
+    assert cost(descend(WEIGHT, fitted, damped).values) < cost(fitted.values)
+    assert cost(polish(WEIGHT, first, damped).values) < cost(first.values)
+    np.testing.assert_allclose(dequantize(fitted.data, kind), fitted.values, rtol=1e-6, atol=1e-6)
+
+
+def test_shifted_weights_make_earlier_errors_good() -> None:
+    exact = INPUTS + 0
+    spoilt = exact + 0.3 * np.roll(exact, 1, axis=1)
+    moved = WEIGHT @ shift(gram(spoilt), gram(spoilt, exact))
+    wanted = exact @ WEIGHT.T
+    assert np.square(spoilt @ moved.T - wanted).mean() < 0.2 * np.square(spoilt @ WEIGHT.T - wanted).mean()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_factors_change_nothing_before_rounding(family: Callable[[str], Model], name: str) -> None:
+    model = family(name)
+    settings = Settings(**WHOLE)
+    folds = find_folds(model.file, model.spec, sequences(TOKENS), plan_types(model.file, model.spec, settings)[0],
+                       settings, lambda done: None)  # fmt: skip
+    assert all(np.ptp(np.log(factors)) > 0 for factors in folds.columns.values()) or name != "llama"
+    weights = folds.read(model.file, find_tensors(model.file, model.spec))
+    found = ReferenceEngine(model.file, model.spec, CONFIG, weights).forward_all(OTHERS)
+    np.testing.assert_allclose(found, logits_of(model), atol=1e-4)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_quantized_models_run_and_methods_gain(
+    family: Callable[[str], Model], name: str, method: str, tmp_path: Path
+) -> None:
+    model = family(name)
+    report = quantize_gguf(model.file, model.spec, tmp_path / "q.gguf", Settings(method=method, **WHOLE), TOKENS)
+    found = open_model(tmp_path / "q.gguf")
+    assert {each: info.type for each, info in found.file.tensors.items()} == report.types
+    assert {info.type for each, info in found.file.tensors.items() if "attn_output.weight" in each} == {"Q4_0"}
+    assert report.nbytes == sum(info.nbytes for info in found.file.tensors.values())
+    quantize_gguf(model.file, model.spec, tmp_path / "plain.gguf", Settings(method="rtn", **WHOLE))
+    exact = logits_of(model)
+    error, plain = (np.abs(logits_of(each) - exact).mean() for each in (found, open_model(tmp_path / "plain.gguf")))
+    assert error < {"best": 0.9, "gptq": 1.0, "awq": 1.0}.get(method, 1.15) * plain
+
+
+@pytest.mark.parametrize("kind", [*sorted(GRIDS), "NF4", "F16"])
+def test_llamacpp_runs_what_we_write(family: Callable[[str], Model], kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    model = family("llama")
+    settings = Settings(type=kind, embedding="Q8_0", output="Q8_0")
+    quantize_gguf(model.file, model.spec, tmp_path / "q.gguf", settings, TOKENS)
+    found = open_model(tmp_path / "q.gguf")
+    ours, theirs = logits_of(found), logits_of(found, "llamacpp")
+    assert np.abs(ours - theirs).mean() < 0.05 * np.abs(ours - ours.mean()).mean()  # it rounds activations to 8 bits
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+def test_plain_rounding_is_ggufs(family: Callable[[str], Model], kind: str, tmp_path: Path) -> None:
+    model = family("llama")
+    quantize_gguf(model.file, model.spec, tmp_path / "q.gguf", Settings(type=kind, method="rtn"))
+    found = open_model(tmp_path / "q.gguf")
+    for name in ("blk.0.attn_q.weight", "blk.1.ffn_down.weight"):
+        info = model.file.tensors[name]
+        weight = model.file.tensor_bytes(info).view(np.float32).reshape(info.shape[::-1])
+        assert np.array_equal(found.file.tensor_bytes(found.file.tensors[name]), quantize(weight, kind).reshape(-1))
+
+
+def test_the_same_twice(family: Callable[[str], Model], tmp_path: Path) -> None:
+    model = family("llama")
+    for name in ("a", "b"):
+        quantize_gguf(model.file, model.spec, tmp_path / name, Settings(), TOKENS)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_rows_that_are_no_whole_blocks_stay_half_floats(tmp_path: Path) -> None:
+    model = open_model(write_small(tmp_path / "m.gguf", Small(ffn=72)))
+    for method in ("rtn", "best"):
+        report = quantize_gguf(model.file, model.spec, tmp_path / "q.gguf", Settings(method=method), TOKENS)
+        assert report.types["blk.0.ffn_down.weight"] == "F16"
+        assert report.notes == ("1 tensors stay F16: their rows are no multiple of 32 values",)
+        assert np.isfinite(logits_of(open_model(tmp_path / "q.gguf"))).all()
+
+
+@pytest.mark.parametrize("method", CALIBRATED)
+def test_too_few_tokens_and_none(family: Callable[[str], Model], method: str, tmp_path: Path) -> None:
+    model = family("llama")
+    for tokens, message in ((None, "needs a calibration text"), (TOKENS[:100], "at least 128 tokens")):
+        with pytest.raises(InputError, match=message):
+            quantize_gguf(model.file, model.spec, tmp_path / "q.gguf", Settings(method=method), tokens)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_weights_that_are_no_numbers(method: str, tmp_path: Path) -> None:
+    def spoil(weights: dict[str, AnyArray]) -> None:
+        weights["blk.0.ffn_up"][3, 5] = np.nan
+
+    model = open_model(write_small(tmp_path / "m.gguf", Small(), spoil))
+    with pytest.raises(ModelFormatError, match=r"no numbers|not finite"):
+        quantize_gguf(model.file, model.spec, tmp_path / "q.gguf", Settings(method=method), TOKENS)
+    assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [({"type": "Q3_K"}, UnsupportedError), ({"method": "magic"}, InputError), ({"span": 48}, InputError)],
+)
+def test_settings_that_are_wrong(
+    family: Callable[[str], Model], wrong: dict[str, str], error: type[Exception], tmp_path: Path
+) -> None:
+    model = family("llama")
+    with pytest.raises(error):
+        quantize_gguf(model.file, model.spec, tmp_path / "q.gguf", Settings(**wrong), TOKENS)  # type: ignore[arg-type]
+
+
+def test_statistics_are_those_of_the_inputs(family: Callable[[str], Model]) -> None:
+    """The first layer's inputs are normed embeddings, which are known without running anything."""
+    model = family("llama")
+    found = collect(model.file, model.spec, TOKENS)
+    weights = {name: _floats(model, name) for name in ("token_embd.weight", "blk.0.attn_norm.weight")}
+    x = weights["token_embd.weight"][TOKENS[:2048]]
+    x = x / np.sqrt(np.square(x).mean(axis=1, keepdims=True) + 1e-5) * weights["blk.0.attn_norm.weight"]
+    for name in ("attn_q", "attn_k", "attn_v"):
+        one = found[f"blk.0.{name}"]
+        np.testing.assert_allclose(one.largest, np.abs(x).max(axis=0), rtol=1e-4)
+        np.testing.assert_allclose(one.mean, np.abs(x).mean(axis=0), rtol=1e-4)
+        np.testing.assert_allclose(one.square, np.square(x).mean(axis=0), rtol=1e-4)
+    assert len(found) == 2 * 7 + 1
+
+
+def _floats(model: Model, name: str) -> FloatArray:
+    info = model.file.tensors[name]
+    return model.file.tensor_bytes(info).view(np.float32).reshape(info.shape[::-1])
+
+
+@pytest.mark.parametrize("name", ["llama", "phi3"])
+def test_a_mixture_meets_its_size_and_a_larger_one_is_better(
+    family: Callable[[str], Model], name: str, tmp_path: Path
+) -> None:
+    model, errors = family(name), []
+    tokens: IntArray = TOKENS[:256]
+    exact = logits_of(model)
+    for kind in ("Q4_0", "Q5_1"):
+        quantize_gguf(model.file, model.spec, tmp_path / "q.gguf", Settings(type=kind, method="rtn", **WHOLE))
+        limit = (tmp_path / "q.gguf").stat().st_size + 32 * len(model.file.tensors)
+        settings, mixture = mix_types(
+            model.file, model.spec, Settings(method="importance", **WHOLE), tokens, nbytes=limit
+        )
+        quantize_gguf(model.file, model.spec, tmp_path / "m.gguf", settings, TOKENS)
+        assert (tmp_path / "m.gguf").stat().st_size <= limit
+        assert mixture.kl > 0
+        errors.append(np.abs(logits_of(open_model(tmp_path / "m.gguf")) - exact).mean())
+    assert errors[1] < 0.7 * errors[0]
+    with pytest.raises(InputError, match="more than there are"):
+        mix_types(model.file, model.spec, settings, tokens, nbytes=1000)
+
+
+def test_the_best_step_for_its_bytes_comes_first() -> None:
+    cheap = Stage(("a",), {"Q4_0": 10, "Q5_0": 12, "Q8_0": 20}, {"Q4_0": 1.0, "Q5_0": 0.4, "Q8_0": 0.3})
+    dear = Stage(("b", "c"), {"Q4_0": 10, "Q5_0": 12, "Q8_0": 20}, {"Q4_0": 8.0, "Q5_0": 4.0, "Q8_0": 0.1})
+    assert allocate([cheap, dear], nbytes=20).types == {"a": "Q4_0", "b": "Q4_0", "c": "Q4_0"}
+    assert allocate([cheap, dear], nbytes=22).types == {"a": "Q4_0", "b": "Q5_0", "c": "Q5_0"}
+    assert allocate([cheap, dear], nbytes=32).types == {"a": "Q5_0", "b": "Q8_0", "c": "Q8_0"}
+    assert allocate([cheap, dear], kl=1.2).types == {"a": "Q4_0", "b": "Q8_0", "c": "Q8_0"}
+    with pytest.raises(InputError, match="KL"):
+        allocate([cheap, dear], kl=0.1)
