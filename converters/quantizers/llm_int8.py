@@ -12,7 +12,6 @@ from edge.types import AnyArray, FloatArray
 
 THRESHOLD = 6.0  # the paper's
 MOST = 0.1  # of all channels: the paper finds a thousandth, but some models' inputs are larger throughout
-MIDDLE = 128  # stands for 0: unsigned numbers are multiplied without saturation on every CPU
 
 
 def outliers_of(largest: FloatArray, threshold: float = THRESHOLD) -> tuple[int, ...]:
@@ -22,7 +21,7 @@ def outliers_of(largest: FloatArray, threshold: float = THRESHOLD) -> tuple[int,
 
 
 def round_rows(values: FloatArray) -> tuple[AnyArray, FloatArray]:
-    """float32 [rows, columns] to steps around MIDDLE, uint8 [rows, columns], and scales, float32 [rows]."""
+    """float32 [rows, columns] to steps from −127 to 127, int8 [rows, columns], and scales, float32 [rows]."""
     scales = np.abs(values).max(axis=-1) / np.float32(127)
     steps = np.rint(values / np.where(scales == 0, np.float32(1), scales)[:, None])
-    return (steps + MIDDLE).astype(np.uint8), scales
+    return steps.astype(np.int8), scales

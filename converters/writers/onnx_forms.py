@@ -12,12 +12,12 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from edge.converters.quantizers import nf4
-from edge.converters.quantizers.llm_int8 import MIDDLE, round_rows
+from edge.converters.quantizers.llm_int8 import round_rows
 from edge.converters.writers.onnx_blocks import BLOCK, is_exact, nearest, pack, to_blocks, to_floats, unpack, with_means
 from edge.errors import ModelFormatError
 from edge.types import AnyArray, FloatArray
 
-_NUMPY_OF = {"float32": "float32", "float16": "float16", "bfloat16": "uint16", "uint8": "uint8"}
+_NUMPY_OF = {"float32": "float32", "float16": "float16", "bfloat16": "uint16", "uint8": "uint8", "int8": "int8"}
 _EPSILON = 1e-5  # of the largest weight: what float32 scales cost
 
 
@@ -173,7 +173,7 @@ class Int8:
     outliers: tuple[int, ...] = ()
 
     def arrays(self, rows: int, columns: int) -> dict[str, Array]:
-        arrays = {"quants": Array("uint8", (columns, rows), rows_axis=1), "scales": Array("float32", (rows,))}
+        arrays = {"quants": Array("int8", (columns, rows), rows_axis=1), "scales": Array("float32", (rows,))}
         outliers = {"floats": Array("float32", (len(self.outliers), rows), rows_axis=1)}
         return arrays | (outliers if self.outliers else {})
 
@@ -186,7 +186,7 @@ class Int8:
 
     def restored(self, stored: Stored, kind: str) -> tuple[FloatArray, FloatArray]:
         scales = stored["scales"][:, None]
-        values = (stored["quants"].T.astype(np.float32) - np.float32(MIDDLE)) * scales
+        values = stored["quants"].T.astype(np.float32) * scales
         errors = np.broadcast_to(scales * np.float32(0.51), values.shape).copy()
         if self.outliers:
             values[:, list(self.outliers)], errors[:, list(self.outliers)] = stored["floats"].T, 0

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from edge.converters.quantizers import nf4
-from edge.converters.quantizers.llm_int8 import MIDDLE
 from edge.converters.writers.onnx_blocks import BLOCK
 from edge.converters.writers.onnx_forms import Blocks, Floats, Int8, NormalFloats
 from edge.converters.writers.onnx_layout import Layout, Matrix
@@ -16,7 +15,7 @@ MS = "com.microsoft"
 _INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy_level: six times faster than float activations
 _NF4 = 1  # MatMulBnb4's quant_type
 _TINY = 1e-30  # instead of dividing by 0
-_ONNX_TYPES = {"float32": "FLOAT", "float16": "FLOAT16", "bfloat16": "BFLOAT16", "uint8": "UINT8"}
+_ONNX_TYPES = {"float32": "FLOAT", "float16": "FLOAT16", "bfloat16": "BFLOAT16", "uint8": "UINT8", "int8": "INT8"}
 
 
 class Nodes:
@@ -82,7 +81,7 @@ class Nodes:
             apart = self.node("MatMul", floats, self.weight(f"{name}.floats"))
             x = self.node("Mul", x, self._all_but(which, matrix.columns, len(form.outliers)))
         by_token, sizes = self._by_token(x)
-        inputs = [by_token, self.weight(f"{name}.quants"), self.weight(f"{name}.scales"), self._middle()]
+        inputs = [by_token, self.weight(f"{name}.quants"), self.weight(f"{name}.scales")]
         product = self.node("DynamicQuantizeMatMul", *inputs, domain=MS)
         if not apart:
             return self.node("Mul", product, sizes, output=output)
@@ -103,11 +102,6 @@ class Nodes:
         one = self.helper.make_tensor("one", self.types.FLOAT, [1], [1.0])
         ones = self.node("ConstantOfShape", self.constant(f"{columns} values", [columns]), value=one)
         return self.node("ScatterElements", ones, which, zeros)
-
-    def _middle(self) -> str:
-        name = "middle"
-        self.initializers[name] = self.helper.make_tensor(name, self.types.UINT8, [], [MIDDLE])
-        return name
 
     def _by_normal_floats(self, name: str, matrix: Matrix, x: str, output: str) -> str:
         codes = self.weight(f"{name}.nf4", (matrix.rows * matrix.columns // 2,))
