@@ -257,9 +257,9 @@ def _coded(weight: FloatArray, grid: Grid, settings: Settings, inputs: _Inputs |
     span = settings.span
     if inputs is None:
         plain = (1.0,) if grid.uniform else SHRINKS  # as ggml, which searches for IQ4_NL alone
-        return (
-            hqq(weight, grid, span) if settings.method == "hqq" else nearest(weight, grid, _ones(weight), span, plain)
-        )
+        if settings.method == "hqq":
+            return hqq(weight, grid, span)
+        return nearest(weight, grid, _ones(weight), span, plain)
     if settings.method == "importance":
         return nearest(weight, grid, np.diag(inputs.hessian), span)
     if settings.method == "awq":
