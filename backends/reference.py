@@ -228,7 +228,7 @@ class ReferenceEngine:
         if window := recipe.windows[layer]:
             hidden |= self.kv.positions[None, :] <= positions[:, None] - window
         mixed = softmax(np.where(hidden, np.float32(-np.inf), scores)) @ seen_values[:, None]
-        return mixed.reshape(spec.heads, count, spec.head_dim).swapaxes(0, 1).reshape(count, -1)
+        return np.asarray(mixed.reshape(spec.heads, count, spec.head_dim).swapaxes(0, 1).reshape(count, -1))
 
     def widen(self, x: FloatArray, layer: int) -> FloatArray:
         """The feed-forward network: from what ffn_gate and ffn_up multiply to what ffn_down multiplies, [n, ffn]."""

@@ -65,6 +65,11 @@ class Conversion:
     onnx_method: str | None = None
 
     @property
+    def keeps_blocks(self) -> bool:
+        """What a checkpoint has quantized already stays so."""
+        return self.settings is None and self.pruning is None and self.to != "hf"
+
+    @property
     def mixes(self) -> bool:
         return self.size is not None or self.kl is not None
 
@@ -138,7 +143,7 @@ def convert(
     _check(path, target, wanted, tokens, force)
     report = Report(target)
     with _workplace(target) as work:
-        file = _read(path, work, report, steps)
+        file = _read(path, work, wanted, report, steps)
         ids = None if tokens is None else tokens(Tokenizer(file))
         if wanted.pruning and ids is not None:
             file = _prune(file, work, wanted, ids, report, steps)
@@ -161,7 +166,7 @@ def preview(source: str | Path, target: Path, wanted: Conversion) -> tuple[dict[
     path = find_source(source)
     with tempfile.TemporaryDirectory(prefix="edge-") as work:
         outline = Path(work) / "outline.gguf"
-        file = read_gguf(path) if path.is_file() else _outline(outline, *_folder_plan(path))
+        file = read_gguf(path) if path.is_file() else _outline(outline, *_folder_plan(path, wanted))
         if wanted.pruning:
             file = _outline(outline, *plan_pruning(file, read_spec(file), wanted.pruning))
         if wanted.settings:
@@ -175,8 +180,8 @@ def preview(source: str | Path, target: Path, wanted: Conversion) -> tuple[dict[
         return {target.name: file.size if wanted.to == "gguf" else None}, planned
 
 
-def _folder_plan(folder: Path) -> tuple[Mapping[str, Field], list[Planned]]:
-    source = open_folder(folder)
+def _folder_plan(folder: Path, wanted: Conversion) -> tuple[Mapping[str, Field], list[Planned]]:
+    source = open_folder(folder, blocks=wanted.keeps_blocks)
     return source.fields, source.planned
 
 
@@ -201,11 +206,11 @@ def _check(path: Path, target: Path, wanted: Conversion, tokens: Tokens | None, 
         )
 
 
-def _read(path: Path, work: Path, report: Report, steps: Steps) -> GGUFFile:
+def _read(path: Path, work: Path, wanted: Conversion, report: Report, steps: Steps) -> GGUFFile:
     if not path.is_dir():
         return read_gguf(path)
     with _timed(report, "reading", steps) as progress:
-        convert_folder(path, work / "read.gguf", progress=progress)
+        convert_folder(path, work / "read.gguf", progress=progress, blocks=wanted.keeps_blocks)
     return read_gguf(work / "read.gguf")
 
 

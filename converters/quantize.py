@@ -25,6 +25,7 @@ from edge.converters.quantizers.hqq import hqq
 from edge.converters.quantizers.mixed import Mixture
 from edge.converters.quantizers.polish import polish
 from edge.converters.quantizers.rtn import nearest
+from edge.converters.quantizers.scales import SHRINKS
 from edge.converters.writers.gguf import Field, Planned, fields_of, write_gguf
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.gguf_file import GGUFFile
@@ -255,7 +256,10 @@ class _Inputs:
 def _coded(weight: FloatArray, grid: Grid, settings: Settings, inputs: _Inputs | None) -> Coded:
     span = settings.span
     if inputs is None:
-        return hqq(weight, grid, span) if settings.method == "hqq" else nearest(weight, grid, _ones(weight), span)
+        plain = (1.0,) if grid.uniform else SHRINKS  # as ggml, which searches for IQ4_NL alone
+        if settings.method == "hqq":
+            return hqq(weight, grid, span)
+        return nearest(weight, grid, _ones(weight), span, plain)
     if settings.method == "importance":
         return nearest(weight, grid, np.diag(inputs.hessian), span)
     if settings.method == "awq":

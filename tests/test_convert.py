@@ -83,6 +83,18 @@ def test_quantized_files_run_everywhere(tmp_path: Path, text: Path, arguments: t
     assert np.corrcoef(ours.ravel(), exact.ravel())[0, 1] > 0.85
 
 
+@pytest.mark.parametrize("name", ["awq", "gptq"])
+def test_quantized_checkpoints_stay_in_four_bits_unless_more_is_wanted(tmp_path: Path, name: str) -> None:
+    folder = GOLDEN / "folders" / name
+    convert(folder, tmp_path / "kept.gguf", Conversion("gguf"))
+    convert(folder, tmp_path / "again.gguf", Conversion("gguf", settings=Settings("Q8_0", "rtn")))
+    kept, again = (
+        open_model(tmp_path / each).file.tensors["blk.0.ffn_down.weight"].type for each in ("kept.gguf", "again.gguf")
+    )
+    assert kept in ("Q4_0", "Q4_1", "F16")  # F16: inputs out of order
+    assert again == "Q8_0"
+
+
 def test_pruning_says_what_it_took(tmp_path: Path, text: Path) -> None:
     said = edge_json(
         "convert", str(SOURCE), str(tmp_path / "p.gguf"), "--prune-layers", "1", "--prune-ffn", "0.5",

@@ -10,8 +10,8 @@ from hypothesis.extra import numpy as hnp
 
 from edge.converters.blocks import dequantize
 from edge.converters.grids import BLOCK, GRIDS, Coded, Grid, half, zero_scale
+from edge.converters.quantizers import nf4
 from edge.converters.quantizers.hqq import hqq
-from edge.converters.quantizers.nf4 import LEVELS, dequantize_nf4, quantize_nf4
 from edge.converters.quantizers.rtn import nearest
 from edge.converters.quantizers.scales import fit_scales
 from edge.types import FloatArray
@@ -125,10 +125,10 @@ def test_hqq_lowers_the_error_that_it_measures() -> None:
 
 @given(hnp.arrays(np.float32, st.tuples(st.integers(1, 3), st.integers(1, 150)), elements=st.floats(-9, 9, width=32)))
 def test_nf4_takes_the_nearest_level_of_the_block(weight: FloatArray) -> None:
-    codes, largest = quantize_nf4(weight)
-    found = dequantize_nf4(codes, largest)
+    codes, largest = nf4.quantize(weight)
+    found = nf4.dequantize(codes, largest)
     for at in range(0, weight.shape[1], 64):
         block = slice(at, at + 64)
         scale = np.abs(weight[:, block]).max(axis=1)[:, None]
-        best = np.abs(weight[:, block, None] - (LEVELS * scale[..., None])).min(axis=-1)
+        best = np.abs(weight[:, block, None] - (nf4.LEVELS * scale[..., None])).min(axis=-1)
         np.testing.assert_allclose(np.abs(weight[:, block] - found[:, block]), best, atol=1e-5)

@@ -17,11 +17,12 @@ import tokenizers
 from conftest import GOLDEN, run_child
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
-from hf_folders import FOLDERS, NAMES, PACKED, read_folder
+from hf_folders import FOLDERS, NAMES, PACKED, copy_folder, edit_json, read_folder
 from small_models import Small, write_small
 from test_gguf_file import GGUF, STRING
 from test_tokenizer import TEXTS
 
+from edge.architectures.angles import find_angles
 from edge.converters.readers.hf import convert_folder
 from edge.converters.writers.hf import FILES, write_folder
 from edge.converters.writers.onnx import write_onnx
@@ -215,6 +216,28 @@ def test_vectors_keep_what_the_type_of_matrices_cannot_hold(tmp_path: Path) -> N
     dtype, array = found["model.norm.weight"]
     assert dtype == "F32"
     np.testing.assert_array_equal(array, norm)
+
+
+def test_settings_of_rope_that_are_seldom_given(tmp_path: Path) -> None:
+    """How much larger yarn makes scores; and a scaling that only starts beyond the context that is claimed."""
+    plain, yarn, dynamic = (copy_folder("qwen2", tmp_path / name) for name in ("plain", "yarn", "dynamic"))
+    settings = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "attention_factor": 2.0}
+    edit_json(yarn / "config.json", lambda said: said.update(rope_parameters=settings))
+    convert_folder(yarn, tmp_path / "yarn.gguf")
+    model = open_model(tmp_path / "yarn.gguf")
+    assert model.spec.recipe is not None
+    (rope,) = model.spec.recipe.ropes
+    assert find_angles(model.file, rope, 512).magnitude == pytest.approx(2)
+    assert config_of(write(model, tmp_path / "again"))["rope_scaling"]["attention_factor"] == pytest.approx(2)
+    edit_json(yarn / "config.json", lambda said: said.update(rope_parameters=settings | {"factor": 0.5}))
+    with pytest.raises(UnsupportedError, match="factor below 1"):
+        convert_folder(yarn, tmp_path / "small.gguf")
+    old = {"rope_parameters": None, "rope_theta": 1e6}
+    edit_json(plain / "config.json", lambda said: said.update(old))
+    edit_json(dynamic / "config.json", lambda said: said.update(old, rope_scaling={"type": "dynamic", "factor": 4.0}))
+    for folder in (plain, dynamic):
+        convert_folder(folder, tmp_path / f"{folder.name}.gguf")
+    assert open_model(tmp_path / "dynamic.gguf").spec.recipe == open_model(tmp_path / "plain.gguf").spec.recipe
 
 
 def test_llama3_of_other_converters(tmp_path: Path) -> None:

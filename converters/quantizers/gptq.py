@@ -13,7 +13,8 @@ from edge.converters.grids import BLOCK, Coded, Grid
 from edge.converters.quantizers.scales import fit_scales
 from edge.types import AnyArray, FloatArray
 
-DAMPING = 0.03  # of H's mean diagonal, added to the diagonal
+DAMPING = 0.3  # of H's diagonal, added to it
+_LEAST = 1e-4  # of its mean, for inputs that are always zero
 
 
 def gptq(weight: FloatArray, hessian: AnyArray, grid: Grid, *, act_order: bool = True, span: int = BLOCK) -> Coded:
@@ -59,8 +60,13 @@ def inverse_factor(hessian: AnyArray) -> FloatArray:
 
 
 def calm(hessian: AnyArray) -> AnyArray:
-    """What is added to a Hessian, so that directions that calibration hardly saw cost something too."""
-    return np.asarray(DAMPING * (np.trace(hessian) / len(hessian) or 1.0) * np.eye(len(hessian)))
+    """What is added to a Hessian: correlations of the calibration text are believed in part only.
+
+    The paper adds a share of the mean diagonal. A share of each input's own is the same for small inputs and large
+    ones, and what is gained then holds on other texts, too.
+    """
+    diagonal = np.diag(hessian)
+    return np.asarray(np.diag(DAMPING * diagonal + _LEAST * (diagonal.mean() or 1.0)))
 
 
 def _round_block(

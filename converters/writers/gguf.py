@@ -24,6 +24,7 @@ Field = bytes | bool | str | np.generic | AnyArray | list[str]
 """A value of the header. NumPy says which type numbers have; bytes are a type and a value as another file has them."""
 
 _MAGIC, _VERSION, _ALIGNMENT = b"GGUF", 3, 32
+_NOTHING = np.zeros(0, np.uint8)
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 _NUMBERS = {"uint8": 0, "int8": 1, "uint16": 2, "int16": 3, "uint32": 4, "int32": 5, "float32": 6, "uint64": 10,
             "int64": 11, "float64": 12}  # fmt: skip
@@ -63,10 +64,12 @@ def write_gguf(
             out.write(_header(fields, tensors))
             done, total, arrays = 0, max(1, sum(each.nbytes for each in tensors)), iter(data)
             for tensor in tensors:
-                _write_tensor(out, tensor, next(arrays))  # nothing holds it while the next one is made
+                _write_tensor(out, tensor, next(arrays, _NOTHING))  # nothing holds it while the next one is made
                 done += tensor.nbytes
                 if progress:
                     progress(done / total)
+            if next(arrays, None) is not None:
+                raise ValueError("there is more data than tensors")
         _check(temporary, tensors)
 
 

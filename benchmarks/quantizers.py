@@ -1,0 +1,195 @@
+"""Every quantizer on the same model: what it costs in quality, on text that none of them has seen.
+
+    python benchmarks/quantizers.py [--methods best-iq4_nl,llama.cpp-iq4_nl] [--tokens 51200] [--calibration 16384]
+
+The model is SmolLM2's twin (twin.py) in F16; only matrices within layers are rounded, embedding and head stay F16.
+Calibration on other documents than those that are measured on. llama.cpp runs all files, in sequences of 512 tokens.
+Files are kept in the cache folder and made again with --again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import platformdirs
+from text import CALIBRATION, HELD_OUT, long_text
+from twin import write_twin
+
+import edge
+from edge.backends import find_backend
+from edge.backends.base import Engine, EngineConfig
+from edge.backends.reference import read_weights
+from edge.backends.tensors import find_tensors
+from edge.cli.show import table
+from edge.converters.calibrate import SEQUENCE, collect
+from edge.converters.ggml import quantize_rows
+from edge.converters.quantize import Settings, mix_types, plan_types, quantize_gguf
+from edge.converters.writers.gguf import Planned, fields_of, write_gguf
+from edge.opened import Model, open_model
+from edge.quality.kl import Compared, compare, summarize
+from edge.types import AnyArray, IntArray
+
+BODY = {"embedding": "F16", "output": "F16"}
+METHODS: dict[str, Settings] = {
+    "rtn-q4_0": Settings("Q4_0", "rtn", **BODY),
+    "rtn-q4_1": Settings("Q4_1", "rtn", **BODY),
+    "rtn-128": Settings("Q4_1", "rtn", span=128, **BODY),
+    "nf4": Settings("NF4", "rtn", **BODY),
+    "hqq-q4_0": Settings("Q4_0", "hqq", **BODY),
+    "hqq-q4_1": Settings("Q4_1", "hqq", **BODY),
+    "importance-q4_0": Settings("Q4_0", "importance", **BODY),
+    "importance-iq4_nl": Settings("IQ4_NL", "importance", **BODY),
+    "awq-128": Settings("Q4_1", "awq", span=128, **BODY),
+    "awq-q4_0": Settings("Q4_0", "awq", **BODY),
+    "gptq-128": Settings("Q4_1", "gptq", span=128, **BODY),
+    "gptq-q4_0": Settings("Q4_0", "gptq", **BODY),
+    "best-q4_0": Settings("Q4_0", "best", **BODY),
+    "best-iq4_nl": Settings("IQ4_NL", "best", **BODY),
+    "best-mixed-5": Settings("IQ4_NL", "best", **BODY),
+}
+THEIRS = {"llama.cpp-q4_0": "Q4_0", "llama.cpp-iq4_nl": "IQ4_NL", "llama.cpp-q4_k": "Q4_K"}  # with importance
+MIXED_BITS = 5.0
+
+
+def calibration(model: Model, count: int) -> IntArray:
+    """The same number of tokens of each document, whole sequences."""
+    share = max(1, count // len(CALIBRATION) // SEQUENCE) * SEQUENCE
+    texts = [model.encode_prompt(long_text(each).read_text(encoding="utf-8"), raw=True) for each in CALIBRATION]
+    return np.concatenate([np.array(text[SEQUENCE : SEQUENCE + share], np.int32) for text in texts])
+
+
+def held_out(model: Model, package: str, count: int) -> IntArray:
+    """int32 [sequences, SEQUENCE]: from the beginnings of all documents alike."""
+    documents = HELD_OUT[package]
+    share = max(1, count // len(documents) // SEQUENCE) * SEQUENCE
+    texts = [model.encode_prompt(long_text(each, package).read_text(encoding="utf-8"), raw=True) for each in documents]
+    parts = [np.array(text[:share], np.int32) for text in texts]
+    return np.concatenate([part[: part.size // SEQUENCE * SEQUENCE].reshape(-1, SEQUENCE) for part in parts])
+
+
+def make(name: str, source: Path, target: Path, tokens: IntArray) -> None:
+    """Write one method's file, and what it took beside it."""
+    started, model = time.perf_counter(), open_model(source)
+    if name in THEIRS:
+        _theirs(model, THEIRS[name], target, tokens)
+    else:
+        settings = METHODS[name]
+        if "mixed" in name:
+            types, _ = plan_types(model.file, model.spec, settings)
+            infos = model.file.tensors.values()
+            fixed = sum(info.nbytes for info in infos if types[info.name] == info.type)
+            mixed = sum(prod(info.shape) for info in infos if types[info.name] != info.type)
+            size = model.file.data_offset + fixed + int(mixed * MIXED_BITS / 8)
+            settings, _ = mix_types(model.file, model.spec, settings, tokens, nbytes=size)
+        quantize_gguf(model.file, model.spec, target, settings, tokens)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+    said = {"seconds": time.perf_counter() - started, "peak_mib": peak}
+    target.with_suffix(".json").write_text(json.dumps(said))
+
+
+def _theirs(model: Model, kind: str, target: Path, tokens: IntArray) -> None:
+    """llama.cpp's rounding with an importance matrix from the same tokens. Rows that Q4_K cannot hold become IQ4_NL."""
+    file, sources = model.file, find_tensors(model.file, model.spec)
+    names = {source.tensor: name for name, source in sources.items()}
+    known = collect(file, model.spec, tokens)
+    types, _ = plan_types(file, model.spec, Settings("IQ4_NL", "rtn", **BODY))
+    for name, info in file.tensors.items():
+        if types[name] == "IQ4_NL" and (kind != "Q4_K" or info.shape[0] % 256 == 0):
+            types[name] = kind
+    planned = [Planned(name, info.shape, types[name]) for name, info in file.tensors.items()]
+
+    def data() -> Iterator[AnyArray]:
+        for each in planned:
+            name = names[each.name]
+            if each.type == file.tensors[each.name].type:
+                yield file.tensor_bytes(file.tensors[each.name])
+            else:
+                yield quantize_rows(read_weights(file, {name: sources[name]})[name], each.type, known[name].square)
+
+    write_gguf(target, fields_of(file), planned, data())
+
+
+def body_bits(path: Path) -> float:
+    """Bits per weight of the matrices within layers."""
+    infos = [info for info in open_model(path).file.tensors.values() if "blk." in info.name and len(info.shape) > 1]
+    return 8 * sum(info.nbytes for info in infos) / sum(info.elements for info in infos)
+
+
+def measure(source: Path, paths: dict[str, Path], sequences: IntArray, threads: int) -> dict[str, Compared]:
+    """All models on the same sequences, side by side."""
+    parts: dict[str, list[Compared]] = {name: [] for name in paths}
+    with ExitStack() as stack:
+
+        def load(path: Path) -> Engine:
+            model = open_model(path)
+            config = EngineConfig(SEQUENCE, SEQUENCE, "f16", threads, logits_rows=SEQUENCE)
+            module = find_backend("llamacpp", model.file, model.spec)
+            return stack.enter_context(closing(module.load(model.file, model.spec, config)))
+
+        exact, others = load(source), {name: load(path) for name, path in paths.items()}
+        for sequence in sequences:
+            exact.kv.truncate(0)
+            reference = exact.forward_all(sequence)[:-1]
+            for name, engine in others.items():
+                engine.kv.truncate(0)
+                parts[name].append(compare(reference, engine.forward_all(sequence)[:-1], sequence[1:]))
+    fields = ("kl", "nll", "reference_nll", "same")
+    return {
+        name: Compared(*(np.concatenate([getattr(each, field) for each in found]) for field in fields))
+        for name, found in parts.items()
+    }
+
+
+def row(name: str, path: Path, compared: Compared) -> list[str]:
+    figures, took = summarize(compared), json.loads(path.with_suffix(".json").read_text())
+    return [
+        name, f"{body_bits(path):.2f}", f"{figures.ratio:.3f} ± {figures.ratio_stderr:.3f}",
+        f"{figures.kl_mean:.4f} ± {figures.kl_stderr:.4f}", f"{figures.kl_median:.4f}", f"{figures.top1:.3f}",
+        f"{took['seconds']:.0f}", f"{took['peak_mib']}",
+    ]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--methods", default=",".join([*METHODS, *THEIRS]), help="some of them, with commas")
+    parser.add_argument("--tokens", type=int, default=6144, help="measured on, half of each text")
+    parser.add_argument("--calibration", type=int, default=16384, help="tokens")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--again", action="store_true", help="make files again")
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--cache", type=Path, default=Path(platformdirs.user_cache_dir("edge")) / "benchmarks")
+    options = parser.parse_args()
+    original = edge.open_model(options.model)
+    source = options.cache / f"{original.spec.name or 'model'}.twin.gguf".replace(" ", "-").replace("/", "-")
+    if not source.exists():
+        write_twin(original, source)
+    model, paths = open_model(source), {}
+    tokens, fresh = calibration(model, options.calibration), multiprocessing.get_context("spawn")
+    for name in options.methods.split(","):
+        paths[name] = source.with_suffix(f".{name}-{options.calibration}.gguf")
+        if options.again or not paths[name].exists():
+            print(f"making {name} ...", flush=True)
+            child = fresh.Process(target=make, args=(name, source, paths[name], tokens))
+            child.start()
+            child.join()
+            if child.exitcode:
+                raise SystemExit(f"{name} failed")
+    heads = ["method", "bits", "perplexity × float", "KL mean", "median", "top-1", "seconds", "peak MiB"]
+    for package in HELD_OUT:
+        sequences = held_out(model, package, options.tokens // len(HELD_OUT))
+        found = measure(source, paths, sequences, options.threads)
+        print(f"\n## {package}: {sequences.size:,} tokens, {options.calibration:,} to calibrate on\n")
+        print(table(heads, [row(name, paths[name], each) for name, each in found.items()], left=1))
+
+
+if __name__ == "__main__":
+    main()
