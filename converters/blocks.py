@@ -28,6 +28,11 @@ def nbytes(kind: str, values: int) -> int:
 
 def quantize(values: FloatArray, kind: str) -> AnyArray:
     """Round float32 [rows, n] to the nearest values of a type: uint8 [rows, bytes of n values]."""
+    if kind == "IQ4_NL":  # the one plain type that gguf does not round to
+        from edge.converters.grids import find_grid
+        from edge.converters.quantizers.rtn import nearest
+
+        return nearest(values, find_grid(kind), np.ones(values.shape[1])).data
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import quantize as plain
 

@@ -54,7 +54,7 @@ def write_plain(
         "general.file_type": np.uint32(FTYPES[kind]),
         "general.quantization_version": np.uint32(_VERSION),
     }
-    data = (_rounded(file, file.tensors[each.name], each.type) for each in planned)
+    data = (rounded(file, file.tensors[each.name], each.type) for each in planned)
     write_gguf(target, fields, planned, data, progress)
     return planned
 
@@ -65,7 +65,8 @@ def _is_matrix(info: TensorInfo) -> bool:
     return len(info.shape) == 2 and kind == "weight" and not stem.endswith("_norm") and stem != "position_embd"
 
 
-def _rounded(file: GGUFFile, info: TensorInfo, kind: str) -> AnyArray:
+def rounded(file: GGUFFile, info: TensorInfo, kind: str) -> AnyArray:
+    """A tensor's bytes in another type, a slab of rows at a time. Raises ModelFormatError for what is no number."""
     data = file.tensor_bytes(info)
     if info.type == kind:
         return data

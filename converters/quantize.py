@@ -18,6 +18,7 @@ from edge.backends.tensors import MATRICES, find_tensors
 from edge.converters import blocks
 from edge.converters.calibrate import Progress, Walk, gram, sequences, stages, statistics
 from edge.converters.grids import BLOCK, GRIDS, Coded, Grid, find_grid
+from edge.converters.plain import rounded
 from edge.converters.quantizers import mixed, nf4
 from edge.converters.quantizers.awq import Folds, can_fold, find_factors
 from edge.converters.quantizers.gptq import calm, diagonal_blocks, gptq, shift
@@ -192,16 +193,16 @@ class _Maker:
 
     def data(self, tokens: IntArray | None) -> Iterator[AnyArray]:
         """tokens: int32 [sequences, length] to calibrate on, or None."""
-        for tensor in self._first:
-            weights = self._read(self._parts[tensor])
-            values = np.concatenate([weights[name] for name in self._parts[tensor]])
-            yield self._plain(tensor, values)
+        for tensor in self._first if not self._is_plain else self.order:
+            yield self._outside(tensor)
+        if self._is_plain:
+            return
         for names, weights, inputs in self._met(tokens):
-            rounded = {name: self._round(name, weights[name], inputs) for name in names}
-            for name, (_, values) in rounded.items():
+            made = {name: self._round(name, weights[name], inputs) for name in names}
+            for name, (_, values) in made.items():
                 weights[name] = values
             for tensor in self._tensors(names):
-                yield np.concatenate([rounded[name][0] for name in self._parts[tensor]])
+                yield np.concatenate([made[name][0] for name in self._parts[tensor]])
 
     def _met(self, tokens: IntArray | None) -> Iterator[tuple[tuple[str, ...], dict[str, FloatArray], _Inputs | None]]:
         """Stage after stage: names, their weights and what is known of their inputs."""
@@ -222,20 +223,26 @@ class _Maker:
         kind, settings = self._types[self._sources[name].tensor], self._settings
         if settings.types.get(self._sources[name].tensor, settings.type) == NF4:
             weight = nf4.dequantize(*nf4.quantize(weight))
-        if kind not in GRIDS or (settings.method == "rtn" and settings.span == BLOCK and kind != "IQ4_NL"):
+        if kind not in GRIDS:
             data = blocks.quantize(weight, kind)
             return data, blocks.dequantize(data, kind)
         coded = _coded(weight, find_grid(kind), settings, inputs)
         return coded.data, coded.values
 
-    def _plain(self, tensor: str, values: FloatArray) -> AnyArray:
-        """The bytes of a tensor that no method looks at."""
+    @property
+    def _is_plain(self) -> bool:
+        """No method looks at the matrices, so slabs of rows will do."""
+        kinds = (self._settings.type, *self._settings.types.values())
+        return self._settings.method == "rtn" and self._settings.span == BLOCK and NF4 not in kinds
+
+    def _outside(self, tensor: str) -> AnyArray:
+        """The bytes of a tensor that no method looks at. Norms may have been folded."""
+        info, kind = self._file.tensors[tensor], self._types[tensor]
+        if len(info.shape) > 1 or self._is_plain:
+            return rounded(self._file, info, kind)
+        values = np.concatenate(list(self._read(self._parts[tensor]).values()))
         _check_finite(self._file, tensor, values)
-        kind = self._types[tensor]
-        rows = values.reshape(-1, values.shape[-1])
-        if kind == "IQ4_NL":
-            return nearest(rows, find_grid(kind), np.ones(rows.shape[1])).data
-        return blocks.quantize(rows, kind)
+        return blocks.quantize(values.reshape(1, -1), kind)
 
     def _read(self, names: tuple[str, ...] | list[str]) -> dict[str, FloatArray]:
         return self._folds.read(self._file, {name: self._sources[name] for name in names})

@@ -194,7 +194,7 @@ def test_weights_that_are_no_numbers(method: str, tmp_path: Path) -> None:
         weights["blk.0.ffn_up"][3, 5] = np.nan
 
     model = open_model(write_small(tmp_path / "m.gguf", Small(), spoil))
-    with pytest.raises(ModelFormatError, match=r"no numbers|not finite"):
+    with pytest.raises(ModelFormatError, match=r"no numbers|finite"):
         quantize_gguf(model.file, model.spec, tmp_path / "q.gguf", Settings(method=method), TOKENS)
     assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
 
