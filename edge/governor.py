@@ -76,7 +76,7 @@ _GO_ON = Decision()
 
 
 def decide(limits: Limits, state: State, now: Sample, tokens: int) -> tuple[Decision, State]:
-    """tokens: run since the last sample; 0: a pause is over."""
+    """tokens: run since the last sample that has joules, if this one has, else since the last one; 0: a pause is over."""
     last, elapsed = state.last, now.time - state.last.time
     spent = 0.0 if now.joules is None or last.joules is None else max(0.0, now.joules - last.joules)
     duty, error, corrected_at = _duty(limits, state, now)
@@ -88,9 +88,9 @@ def decide(limits: Limits, state: State, now: Sample, tokens: int) -> tuple[Deci
         debt = max(-limits.power * _CREDIT_S, state.debt + spent - limits.power * elapsed)
     state = State(
         last=_newest(last, now),
-        token=max(spent / tokens, state.token * _FORGET) if tokens else state.token,
+        token=max(spent / tokens, state.token * _FORGET) if tokens and now.joules is not None else state.token,
         debt=debt,
-        idle=state.idle if tokens or elapsed <= 0 else spent / elapsed,
+        idle=state.idle if tokens or elapsed <= 0 or now.joules is None else spent / elapsed,
         duty=duty,
         rest=rest,
         error=error,

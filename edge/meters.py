@@ -13,6 +13,7 @@ from edge.devices.thermal import read_celsius
 from edge.governor import Limits, Sample, State, Stop, decide
 
 _COST = 200  # a reading may take 1/200 of the time: 0.5 %
+_UNREAD = 0.05  # of the energy left may be spent without a reading, unless it is a single token
 _STEPS_PER_PEAK = 32  # reading VmHWM takes 40 µs: often enough to notice, too rarely to cost
 _THERMAL_S = 0.2
 _FIRST_TOKENS = 16  # of a prompt, while nobody knows what one costs
@@ -44,7 +45,7 @@ class Watch:
         self._limits, self._meter, self._thermometer = limits, meter, thermometer
         self._clock, self._sleep, self._read_peak = clock, sleep, read_peak
         self.first = self.reading = meter.read()
-        self._read_at, self._watts, self._interval = clock(), 0.0, 0.0
+        self._read_at, self._interval, self._unread = clock(), 0.0, 0
         self._felt_at = -_THERMAL_S
         self._steps = 0
         self.paused = 0.0  # seconds
@@ -54,13 +55,19 @@ class Watch:
     def stop_reason(self, tokens: int = 1) -> Stop | None:
         """Wait as long as the limits want it. Why the run must stop now, or None. tokens: run since the last call."""
         self._steps += 1
+        self._unread += tokens
+        worked = True
         while True:
-            decision, self._state = decide(self._limits, self._state, self._sample(), tokens)
+            sample = self._sample(worked)
+            counted = 0 if not worked else tokens if sample.joules is None else self._unread
+            if sample.joules is not None:
+                self._unread = 0
+            decision, self._state = decide(self._limits, self._state, sample, counted)
             if decision.stop or not decision.pause:
                 return decision.stop
             self._sleep(decision.pause)
             self.paused += decision.pause
-            tokens = 0
+            worked = False
 
     def affordable(self, tokens: int) -> int:
         """How many of these tokens of a prompt the energy left will pay; few while nobody knows what one costs."""
@@ -81,20 +88,25 @@ class Watch:
         self._read(self._clock())
         return self.reading.joules - self.first.joules
 
-    def _sample(self) -> Sample:
+    def _sample(self, worked: bool) -> Sample:
         now = self._clock()
         peak = self._read_peak() if self._limits.memory is not None and self._steps % _STEPS_PER_PEAK == 1 else None
-        if now - self._read_at >= self._interval:
+        joules = None
+        if not worked or now - self._read_at >= self._interval or self._nears_the_limit():
             self._read(now)
-        joules = self.reading.joules - self.first.joules + self._watts * (now - self._read_at)
+            joules = self.reading.joules - self.first.joules
         return Sample(now, joules, peak, self._feel(now))
 
+    def _nears_the_limit(self) -> bool:
+        """What has been spent since the last reading may matter to the energy that is left."""
+        if self._limits.energy is None:
+            return False
+        left = self._limits.energy - (self._state.last.joules or 0.0)
+        return not self._state.token or self._unread * self._state.token > _UNREAD * left
+
     def _read(self, now: float) -> None:
-        """The more a reading costs, the rarer it is; in between, the last watts go on."""
-        before, at = self.reading.joules, self._read_at
-        self.reading = self._meter.read()
-        self._watts = max(0.0, self.reading.joules - before) / (now - at) if now > at else self._watts
-        self._read_at = now
+        """The more a reading costs, the rarer it is."""
+        self.reading, self._read_at = self._meter.read(), now
         self._interval = _COST * (self._clock() - now)
 
     def _feel(self, now: float) -> float | None:
