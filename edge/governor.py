@@ -76,7 +76,7 @@ _GO_ON = Decision()
 
 
 def decide(limits: Limits, state: State, now: Sample, tokens: int) -> tuple[Decision, State]:
-    """tokens: run since the last sample that has joules, if this one has, else since the last one; 0: a pause is over."""
+    """tokens: run since the last sample, or since the last that had joules if this one has; 0: a pause is over."""
     last, elapsed = state.last, now.time - state.last.time
     spent = 0.0 if now.joules is None or last.joules is None else max(0.0, now.joules - last.joules)
     duty, error, corrected_at = _duty(limits, state, now)
