@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,11 +23,11 @@ from edge.converters.prune import Pruned, Pruning, perplexity_on, plan_pruning, 
 from edge.converters.quantize import CALIBRATED, Settings, mix_types, plan_types, quantize_gguf, quantized_fields
 from edge.converters.quantize import Report as Quantized
 from edge.converters.quantizers.mixed import TYPES, Mixture
-from edge.converters.readers.hf import convert_folder, is_folder, open_folder
+from edge.converters.readers.hf import convert_folder, is_folder, outline_folder
 from edge.converters.repair import repair
 from edge.converters.target import check_file, check_folder
 from edge.converters.writers import hf
-from edge.converters.writers.gguf import Field, Planned, fields_of, write_gguf, write_outline
+from edge.converters.writers.gguf import Planned, copy_gguf, planned_as, write_outline
 from edge.converters.writers.onnx import planned_files, rounded_types, write_onnx
 from edge.converters.writers.onnx_methods import NEED_STATISTICS, find_method, planning_method
 from edge.devices.memory import memory_use
@@ -166,28 +166,18 @@ def preview(source: str | Path, target: Path, wanted: Conversion) -> tuple[dict[
     path = find_source(source)
     with tempfile.TemporaryDirectory(prefix="edge-") as work:
         outline = Path(work) / "outline.gguf"
-        file = read_gguf(path) if path.is_file() else _outline(outline, *_folder_plan(path, wanted))
+        file = read_gguf(path) if path.is_file() else outline_folder(path, outline, blocks=wanted.keeps_blocks)
         if wanted.pruning:
-            file = _outline(outline, *plan_pruning(file, read_spec(file), wanted.pruning))
+            file = write_outline(outline, *plan_pruning(file, read_spec(file), wanted.pruning))
         if wanted.settings:
             types, _ = plan_types(file, read_spec(file), wanted.settings)
             planned = [Planned(name, info.shape, types[name]) for name, info in file.tensors.items()]
-            file = _outline(outline, quantized_fields(file, wanted.settings), planned)
-        planned = [Planned(info.name, info.shape, info.type) for info in file.tensors.values()]
+            file = write_outline(outline, quantized_fields(file, wanted.settings), planned)
+        planned = planned_as(file.tensors.values())
         if wanted.to == "onnx":
             method = planning_method(wanted.onnx_method, file, read_spec(file))
             return planned_files(file, read_spec(file), method), planned
         return {target.name: file.size if wanted.to == "gguf" else None}, planned
-
-
-def _folder_plan(folder: Path, wanted: Conversion) -> tuple[Mapping[str, Field], list[Planned]]:
-    source = open_folder(folder, blocks=wanted.keeps_blocks)
-    return source.fields, source.planned
-
-
-def _outline(path: Path, fields: Mapping[str, Field], planned: list[Planned]) -> GGUFFile:
-    write_outline(path, fields, planned)
-    return read_gguf(path)
 
 
 def _check(path: Path, target: Path, wanted: Conversion, tokens: Tokens | None, force: bool) -> None:
@@ -264,9 +254,7 @@ def _write(
         elif file.path.parent == work:
             os.replace(file.path, target)  # it was written, synced and read again by its step
         else:
-            planned = [Planned(info.name, info.shape, info.type) for info in file.tensors.values()]
-            data = (file.tensor_bytes(info) for info in file.tensors.values())
-            write_gguf(target, fields_of(file), planned, data, progress)
+            copy_gguf(file, target, file.tensors.values(), progress)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edge.converters.writers.gguf import Planned, fields_of, write_gguf
+from edge.converters.writers.gguf import copy_gguf
 from edge.gguf_file import GGUFFile
 
 _FACTORS = "rope_"  # small tensors that say how RoPE turns
@@ -12,6 +12,4 @@ _FACTORS = "rope_"  # small tensors that say how RoPE turns
 
 def write_metadata(file: GGUFFile, target: Path) -> None:
     """Copy the header's metadata as it is, and RoPE's factors. Raises InputError."""
-    kept = [info for name, info in file.tensors.items() if name.startswith(_FACTORS)]
-    planned = [Planned(info.name, info.shape, info.type) for info in kept]
-    write_gguf(target, fields_of(file), planned, (file.tensor_bytes(info) for info in kept))
+    copy_gguf(file, target, (info for name, info in file.tensors.items() if name.startswith(_FACTORS)))

@@ -12,9 +12,8 @@ from typing import Any
 from edge.backends import backend_names, find_backend
 from edge.backends.base import EngineConfig, tensor_samples
 from edge.catalog import find_model
-from edge.converters.readers.hf import is_folder, open_folder
-from edge.converters.writers.gguf import write_outline
-from edge.errors import EdgeError, InputError, MissingExtraError, UnsupportedError
+from edge.converters.readers.hf import is_folder, outline_folder
+from edge.errors import EdgeError, MissingExtraError, UnsupportedError
 from edge.gguf_file import ArrayRef, GGUFFile, TensorInfo, read_gguf
 from edge.model import read_spec
 from edge.model_folder import read_folder, read_manifest
@@ -97,7 +96,7 @@ def inspect_model(
     if is_folder(Path(model)):
         path = Path(model)
         with tempfile.TemporaryDirectory(prefix="edge-") as folder:
-            file = _outline(path, Path(folder) / "outline.gguf")
+            file = outline_folder(path, Path(folder) / "outline.gguf")
             return _inspect(path, file, "Hugging Face folder", _checkpoint(path), sha256, progress)
     path = find_model(model)
     if path.is_dir():
@@ -178,16 +177,6 @@ def _vocabulary(file: GGUFFile) -> Vocabulary:
         adds_bos=adds if isinstance(adds, bool) else None,
         special={name: (id_, tokens[id_]) for name, id_ in numbers.items() if isinstance(id_, int) and 0 <= id_ < size},
     )
-
-
-def _outline(folder: Path, path: Path) -> GGUFFile:
-    """What the folder would become as GGUF, without weights."""
-    source = open_folder(folder)
-    try:
-        write_outline(path, source.fields, source.planned)
-    except OSError as error:
-        raise InputError(f"{path} cannot be written ({error.strerror})") from None
-    return read_gguf(path)
 
 
 def _checkpoint(folder: Path) -> list[Path]:

@@ -27,9 +27,9 @@ from edge.converters.readers.json_file import shown
 from edge.converters.readers.quantized import Packed, find_packed
 from edge.converters.readers.tokenizer import read_vocabulary
 from edge.converters.target import new_file
-from edge.converters.writers.gguf import Field, Planned, write_gguf
+from edge.converters.writers.gguf import Field, Planned, write_gguf, write_outline
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
-from edge.gguf_file import read_gguf
+from edge.gguf_file import GGUFFile, read_gguf
 from edge.model import read_spec
 from edge.tokenizer import Tokenizer
 from edge.types import AnyArray
@@ -107,6 +107,12 @@ def is_folder(path: Path) -> bool:
 def planned(folder: Path, *, type: str | None = None, blocks: bool = False) -> list[Planned]:
     """What converting the folder would write; no weights are read. Raises as `convert_folder`."""
     return open_folder(folder, type, blocks=blocks).planned
+
+
+def outline_folder(folder: Path, path: Path, *, blocks: bool = False) -> GGUFFile:
+    """What `convert_folder` would write, without weights: to look at and to plan with. Raises as `convert_folder`."""
+    source = open_folder(folder, blocks=blocks)
+    return write_outline(path, source.fields, source.planned)
 
 
 def convert_folder(

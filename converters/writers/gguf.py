@@ -16,8 +16,8 @@ import numpy as np
 
 from edge.converters.blocks import TYPE_IDS, nbytes
 from edge.converters.target import new_file
-from edge.errors import ModelFormatError
-from edge.gguf_file import GGUFFile, read_gguf
+from edge.errors import InputError, ModelFormatError
+from edge.gguf_file import GGUFFile, TensorInfo, read_gguf
 from edge.types import AnyArray
 
 Field = bytes | bool | str | np.generic | AnyArray | list[str]
@@ -48,6 +48,11 @@ def fields_of(file: GGUFFile) -> dict[str, Field]:
     return {key: file.field_bytes(key) for key in file.metadata if key != "general.alignment"}
 
 
+def planned_as(infos: Iterable[TensorInfo]) -> list[Planned]:
+    """To be written as they are."""
+    return [Planned(info.name, info.shape, info.type) for info in infos]
+
+
 def write_gguf(
     path: Path,
     fields: Mapping[str, Field],
@@ -73,12 +78,24 @@ def write_gguf(
         _check(temporary, tensors)
 
 
-def write_outline(path: Path, fields: Mapping[str, Field], tensors: Sequence[Planned]) -> None:
-    """A file as long as the real one, with its header and holes for tensors: to plan with. Raises OSError."""
+def copy_gguf(
+    file: GGUFFile, path: Path, tensors: Iterable[TensorInfo], progress: Callable[[float], None] | None = None
+) -> None:
+    """Write a file's header and some of its tensors again. Raises InputError."""
+    infos = list(tensors)
+    write_gguf(path, fields_of(file), planned_as(infos), (file.tensor_bytes(info) for info in infos), progress)
+
+
+def write_outline(path: Path, fields: Mapping[str, Field], tensors: Sequence[Planned]) -> GGUFFile:
+    """A file as long as the real one, with its header and holes for tensors: to plan with. Raises InputError."""
     header = _header(fields, tensors)
-    with open(path, "wb") as out:
-        out.write(header)
-        out.truncate(len(header) + sum(_padded(tensor.nbytes) for tensor in tensors))
+    try:
+        with open(path, "wb") as out:
+            out.write(header)
+            out.truncate(len(header) + sum(_padded(tensor.nbytes) for tensor in tensors))
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error.strerror})") from None
+    return read_gguf(path)
 
 
 def _header(fields: Mapping[str, Field], tensors: Sequence[Planned]) -> bytes:
