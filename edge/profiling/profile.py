@@ -137,14 +137,18 @@ class Energy:
 
 @dataclass(frozen=True)
 class OperatorTime:
-    """All layers together. seconds: of a pass; share: of all operators' time."""
+    """All layers together. phase: which part of the model's step it belongs to, the same words in every engine.
+    calls, seconds, bytes, flops: of a pass; share: of all operators' seconds. waited: share of all threads' time that
+    went by in waiting for each other."""
 
     name: str
-    calls: float
+    phase: str
+    calls: int
     seconds: float
     share: float
     bytes: int | None
     flops: int | None
+    waited: float | None
 
 
 @dataclass(frozen=True)
