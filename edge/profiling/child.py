@@ -62,9 +62,7 @@ def _load(job: Job, model: Model, backend: Backend) -> Loaded:
         return Loaded(time.perf_counter() - started)
 
 
-def _measure(
-    job: Job, model: Model, backend: Backend, on_step: OnStep
-) -> tuple[EngineProfile, Sustained | None]:  # fmt: skip
+def _measure(job: Job, model: Model, backend: Backend, on_step: OnStep) -> tuple[EngineProfile, Sustained | None]:
     settings, budget = job.settings, Budget(memory=job.settings.memory)
     meter = find_meter()
     with Sampler() as sampler:
@@ -105,10 +103,11 @@ def _measure(
         curve=curve,
         curve_end=end,
         timeline=Timeline(
-            memory_use().peak, base, sampler.samples, sampler.marks, sampler.climate, sampler.sensor
+            memory_use().peak, base, sampler.samples, sampler.marks, sampler.climate, sampler.sensor, sampler.trip
         ),
         energy=Energy(reading.source, reading.kind, reading.scope, load_joules),
-    )  # fmt: skip
+        kv_dtypes=list(backend.CAPABILITIES.kv_dtypes),
+    )
     return profile, sustained
 
 

@@ -123,6 +123,7 @@ class Timeline:
     marks: list[Mark]
     climate: list[Climate]
     sensor: str | None  # what the temperatures are of
+    trip: float | None  # °C, where the kernel slows the device down
 
 
 @dataclass(frozen=True)
@@ -204,6 +205,7 @@ class EngineProfile:
     curve_end: str | None
     timeline: Timeline
     energy: Energy
+    kv_dtypes: list[str]  # that the engine has
     operators: list[PhaseOperators] = field(default_factory=list)
     operators_reason: str | None = None  # why there are none
 
