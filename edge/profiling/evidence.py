@@ -41,6 +41,7 @@ def evidence_of(profile: Profile) -> Evidence:
         kv_dtype=plan["config"]["kv_dtype"],
         kv_dtypes=tuple(engine.kv_dtypes),
         tuned=engine.engine != "tvm" or plan["tuned"] != "default",
+        unsteady=decode.per_token.p50 / decode.per_token.p10,
         waited=_waited(engine),
         faster=_faster(profile),
     )

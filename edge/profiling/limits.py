@@ -1,8 +1,8 @@
 """What limits this device, in one sentence, and what to try: drawn from measurements, by rules that stand here.
 
 The first rule that applies decides: weights that do not stay in memory, heat, a cache that had to be smaller than the
-run wanted, then memory bandwidth or arithmetic where an answer comes near what was measured of this device, and threads
-that wait for each other. What comes near nothing is called overhead.
+run wanted, then memory bandwidth or arithmetic where an answer comes near what was measured of this device; then
+cores that others take, and threads that wait for each other. What comes near nothing is called overhead.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from edge.budget import format_bytes
-from edge.profiling.profile import Verdict
+from edge.profiling.profile import Limit, Verdict
 
 _NEAR = 0.6  # of a ceiling, to be limited by it: no engine reaches it whole
 _CACHED = 1.1  # of the memory's bandwidth: more than that comes out of caches
@@ -22,6 +22,7 @@ _HELD_BACK = 0.95  # of the clock
 _WAITING = 0.25  # of all threads' time
 _MANY_BITS = 5.0  # per weight: fewer are worth a try
 _MUCH_KV = 0.2  # of the bytes that a token reads
+_UNSTEADY = 2.0
 _FASTER = 1.1  # another engine
 
 
@@ -32,7 +33,8 @@ class Evidence:
     measured ceilings. sustained: speed of the last window / of the first; cooled: its clock / the first's. celsius:
     highest; trip: where the kernel slows down. allowed: least share of the top clock. rows, wanted_rows: of the KV
     cache. limit, limit_source: bytes of memory, and who set them. streamed: weights are read from the disk again and
-    again. bits: per weight. waited: share of the threads' time. faster: another engine, and how many times. None, 0: not
+    again. bits: per weight. waited: share of the threads' time. unsteady: a token's median time / that of
+    the fastest tenth. faster: another engine, and how many times. None, 0: not
     measured."""
 
     model: str
@@ -51,6 +53,7 @@ class Evidence:
     trip: float | None = None
     allowed: float | None = None
     watts: float | None = None
+    unsteady: float = 1.0
     rows: int = 0
     wanted_rows: int = 0
     needed: int = 0  # bytes that the wanted rows would take, all in all
@@ -68,14 +71,14 @@ class Evidence:
 def judge(found: Evidence) -> Verdict:
     """A pure function of what was found."""
     limit, sentence, advice = _first(found)
-    return Verdict(limit, sentence, [*advice, *_general(found, limit)])  # type: ignore[arg-type]
+    return Verdict(limit, sentence, [*advice, *_general(found, limit)])
 
 
-_Found = tuple[str, str, list[tuple[str, str]]]
+_Found = tuple[Limit, str, list[tuple[str, str]]]
 
 
 def _first(found: Evidence) -> _Found:
-    for rule in (_streaming, _heat, _memory, _ceilings, _waiting):
+    for rule in (_streaming, _heat, _memory, _ceilings, _neighbours, _waiting):
         if answer := rule(found):
             return answer
     return _nothing(found)
@@ -148,6 +151,16 @@ def _ceilings(found: Evidence) -> _Found | None:
     return "memory bandwidth", sentence, list(_fewer_bytes(found))
 
 
+def _neighbours(found: Evidence) -> _Found | None:
+    if found.unsteady < _UNSTEADY:
+        return None
+    sentence = (
+        f"Other programs limit answers at this moment: half of the tokens took at least {found.unsteady:.1f} × as long as "
+        f"the fastest tenth, so {_speed(found)} say little about this device."
+    )
+    return "other programs", sentence, [("measure when nothing else runs", f"edge profile {_name(found)}")]
+
+
 def _waiting(found: Evidence) -> _Found | None:
     if found.waited is None or found.waited < _WAITING:
         return None
@@ -156,10 +169,7 @@ def _waiting(found: Evidence) -> _Found | None:
         f"{found.threads} threads goes by that way."
     )
     fewer = max(1, found.threads - 1)
-    return "overhead", sentence, [
-        ("fewer threads wait less", f"edge bench {_name(found)} --threads {fewer}"),
-        ("other programs may take the cores", f"edge profile {_name(found)} --quick"),
-    ]  # fmt: skip
+    return "overhead", sentence, [("fewer threads wait less", f"edge bench {_name(found)} --threads {fewer}")]
 
 
 def _nothing(found: Evidence) -> _Found:
@@ -173,7 +183,7 @@ def _nothing(found: Evidence) -> _Found:
     return "overhead", sentence, [("the fastest number of threads may be another", _bench_threads(found))]
 
 
-def _general(found: Evidence, limit: str) -> Iterator[tuple[str, str]]:
+def _general(found: Evidence, limit: Limit) -> Iterator[tuple[str, str]]:
     """What helps whatever the limit is."""
     if found.faster and found.faster[1] >= _FASTER:
         name, times = found.faster

@@ -246,11 +246,16 @@ class DeviceFacts:
     memory: int
 
 
+Limit = Literal[
+    "memory bandwidth", "compute", "heat", "memory budget", "streaming", "other programs", "overhead", "unknown"
+]
+
+
 @dataclass(frozen=True)
 class Verdict:
     """limit: the one thing. sentence: for people, with its figures. advice: (why, command) pairs."""
 
-    limit: Literal["memory bandwidth", "compute", "heat", "memory budget", "streaming", "overhead", "unknown"]
+    limit: Limit
     sentence: str
     advice: list[tuple[str, str]]
 

@@ -52,8 +52,13 @@ def table_html(section: Section) -> str:
     body = "\n".join(line(row, "td") for row in section.rows)
     return (
         f'<div class="wide" tabindex="0"><table><thead>{line(section.headings, "th")}</thead>\n<tbody>\n{body}\n</tbody>'
-        f"</table></div>\n{notes_html(section.notes)}"
+        f"</table></div>\n{notes_html(section.remarks)}{_folded(section.notes)}"
     )
+
+
+def _folded(notes: Sequence[str]) -> str:
+    """What the figures are: there for whoever asks."""
+    return f"<details><summary>What this shows</summary>\n{notes_html(notes)}</details>" if notes else ""
 
 
 def notes_html(notes: Iterable[str]) -> str:
@@ -95,7 +100,8 @@ def _speed(profile: Profile) -> str:
     caption = '<p class="note">The band around an answer’s line: from p10 to p90 of its tokens.</p>' if pictures else ""
     contexts = tables.context_table(profile)
     return (
-        f"<section><h2>Speed</h2>\n{table_html(tables.speed_table(profile))}</section>\n"
+        f"<section><h2>Speed</h2>\n{table_html(tables.speed_table(profile))}\n"
+        f"<h3>Milliseconds per token</h3>\n{table_html(tables.token_table(profile))}</section>\n"
         f"<section><h2>Speed against context</h2>\n{pictures}{caption}{_more('All figures', contexts)}</section>"
     )
 

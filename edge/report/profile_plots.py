@@ -16,6 +16,7 @@ _MARKS = {"decode": "o", "prefill": "s"}
 _WORDS = {"decode": "answer", "prefill": "prompt"}
 _PARTS = ("interpreter and libraries", "weights", "KV cache", "scratch")
 _PART_COLOURS = (COLOURS[3], COLOURS[0], COLOURS[1], COLOURS[2])
+_VARIES = 1.01  # between the lowest and the highest clock: less is a line, and the table says it
 _LABELLED = 0.12  # of the width: narrower bands have no room for a word
 
 
@@ -65,7 +66,7 @@ def operator_plot(engine: EngineProfile) -> str:
             axes.barh(at, values, height=size * 0.9, color=colour, label=_WORDS[name])
             for y, value in zip(at, values, strict=True):
                 if value >= 0.5:
-                    axes.text(value + 0.6, y, f"{value:.0f}", va="center", fontsize=8)
+                    axes.text(value + 0.6, y, f"{value:.0f}", va="center", fontsize=9.5)
         axes.set_yticks(range(len(parts)), parts)
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
@@ -123,9 +124,9 @@ def memory_plot(engine: EngineProfile) -> str:
         if engine.plan["limit_source"] == "budget":
             top = max(top, engine.plan["limit"] / _MIB)
             axes.axhline(engine.plan["limit"] / _MIB, color=INK, linewidth=1, linestyle="--")
-            axes.text(seconds[-1], engine.plan["limit"] / _MIB, "--memory", ha="right", va="bottom", fontsize=8)
+            axes.text(seconds[-1], engine.plan["limit"] / _MIB, "--memory", ha="right", va="bottom", fontsize=9.5)
         axes.axhline(timeline.peak / _MIB, color=INK, linewidth=0.8, linestyle=":")
-        axes.text(seconds[-1], timeline.peak / _MIB, f"peak {timeline.peak / _MIB:.0f}", ha="right", va="bottom", fontsize=8)
+        axes.text(seconds[-1], timeline.peak / _MIB, f"peak {timeline.peak / _MIB:.0f}", ha="right", va="bottom", fontsize=9.5)
         _bands(axes, engine, seconds[-1])
         axes.set(xlim=(0, seconds[-1]), ylim=(0, top * 1.18), xlabel="seconds", ylabel="MiB resident")
         axes.figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=2)
@@ -141,16 +142,17 @@ def climate_plot(engine: EngineProfile, what: str) -> str:
         for each in engine.timeline.climate
         if (value := getattr(each, what)) is not None
     ]
-    if len(points) < 2:
+    values = [value for _, value in points]
+    if len(points) < 2 or (what == "hertz" and max(values) < _VARIES * min(values)):
         return ""
 
     def paint(axes: Any) -> None:
         axes.plot(*zip(*points, strict=True), color=COLOURS[1 if what == "celsius" else 0])
         if what == "celsius" and engine.timeline.trip is not None:
             axes.axhline(engine.timeline.trip, color=INK, linewidth=1, linestyle="--")
-            axes.text(0, engine.timeline.trip, "slows down", va="bottom", fontsize=8)
+            axes.text(0, engine.timeline.trip, "slows down", va="bottom", fontsize=9.5)
         if what == "hertz":
-            axes.set_ylim(0, max(value for _, value in points) * 1.15)
+            axes.set_ylim(0, max(values) * 1.15)
         axes.set(xlabel="seconds", ylabel=label)
 
     return draw(paint, 2.2, f"{name} over the run of {engine.engine}")
@@ -188,16 +190,16 @@ def _roof(axes: Any, roofs: Roofs, low: float, high: float) -> None:
     ridge = roofs.f32_flops / roofs.read_bytes_per_s
     flops, read = roofs.f32_flops / _GIGA, roofs.read_bytes_per_s / _GIGA
     axes.plot([low, ridge, high], [read * low, flops, flops], color=INK, linewidth=1.2)
-    axes.annotate(
-        f"memory {read:.3g} GB/s", (low, read * low), xytext=(6, 14), textcoords="offset points", fontsize=8,
-        rotation=35, rotation_mode="anchor",
+    axes.text(
+        low * 1.25, read * low * 1.25 * 1.12, f"memory {read:.3g} GB/s", fontsize=9.5, rotation=45, va="bottom",
+        rotation_mode="anchor", transform_rotates_text=True,
     )  # fmt: skip
     axes.annotate(
-        f"float32 {flops:.3g} GFLOP/s", (high, flops), xytext=(-2, 4), textcoords="offset points", fontsize=8, ha="right"
+        f"float32 {flops:.3g} GFLOP/s", (high, flops), xytext=(-2, 4), textcoords="offset points", fontsize=9.5, ha="right"
     )
     if roofs.int8_ops:
         axes.plot([ridge, high], [roofs.int8_ops / _GIGA] * 2, color=INK, linewidth=1, linestyle="--")
-        axes.text(high, roofs.int8_ops / _GIGA, "int8 ", ha="right", va="bottom", fontsize=8)
+        axes.text(high, roofs.int8_ops / _GIGA, "int8 ", ha="right", va="bottom", fontsize=9.5)
 
 
 def _point(axes: Any, phase: Phase, colour: str, engine: str) -> None:
@@ -234,7 +236,7 @@ def _bands(axes: Any, engine: EngineProfile, end: float) -> None:
         axes.axvline(start, color=INK, linewidth=0.5, alpha=0.4)
         if stop - start > _LABELLED * end:
             axes.text(
-                (start + stop) / 2, 0.97, what.replace(" and ", "\nand "), fontsize=7.5, ha="center", va="top",
+                (start + stop) / 2, 0.97, what.replace(" and ", "\nand "), fontsize=9, ha="center", va="top",
                 transform=axes.get_xaxis_transform(),
             )  # fmt: skip
 

@@ -51,7 +51,8 @@ th { color: var(--soft); font-weight: 500 }
 th.word, td.word { text-align: left }
 th.word:first-child, td.word:first-child { position: sticky; left: 0; background: var(--card) }
 .note { color: var(--soft); font-size: .82rem; margin-top: .5rem; max-width: 48rem }
-details { margin-top: .75rem }
+details { margin-top: .4rem }
+.wide + h3, details + h3 { margin-top: 1.1rem }
 summary { cursor: pointer; color: var(--accent); font-size: .9rem; padding: .3rem 0 }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .3rem 1rem; margin: 0; font-size: .9rem }
 dt { color: var(--soft) }

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from edge.budget import format_bytes, format_joules
+from edge.budget import format_bytes
 from edge.profiling.memory_timeline import Split, split
-from edge.profiling.profile import EngineProfile, Phase, PhaseOperators, Profile, Spread
+from edge.profiling.profile import EngineProfile, PhaseOperators, Profile, Spread
 from edge.spec import format_count
 
 PHASE_WORDS = {"prefill": "prompt", "decode": "answer"}
@@ -16,39 +16,48 @@ _NONE = "–"
 
 @dataclass(frozen=True)
 class Section:
-    """The first `left` columns are words. notes: what the figures are."""
+    """The first `left` columns are words. notes: what the figures are. remarks: what one should see at once."""
 
     title: str
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = field(default_factory=tuple)
+    remarks: Sequence[str] = field(default_factory=tuple)
     left: int = 1
 
 
 def speed_table(profile: Profile) -> Section:
-    headings = [
-        "engine", "answer tok/s", "ms/token p10", "p50", "p90",
-        "prompt tok/s", "ms/token p10", "p50", "p90", "first token", "load", "first load",
-    ]  # fmt: skip
+    headings = ["engine", "answer tok/s", "prompt tok/s", "first token", "load", "first load"]
     rows = [
         [
-            each.engine, *_phase_cells(each.decode), *_phase_cells(each.prefill),
+            each.engine, _rate(each.decode.tok_s), _rate(each.prefill.tok_s),
             duration(each.ttft.p50), duration(each.load_s), duration(each.first_load_s),
         ]
         for each in profile.engines
     ]  # fmt: skip
+    notes = [
+        "Measured; medians. First token: from the prompt to the first choice, loading left out. First load: with what had to "
+        "be compiled or converted, if it was not there from earlier."
+    ]
+    return Section("Speed", headings, rows, notes, missing_remarks(profile))
+
+
+def token_table(profile: Profile) -> Section:
+    rows = [
+        [each.engine, PHASE_WORDS[phase.name], *_milliseconds(phase.per_token), f"{phase.per_token.count:,}"]
+        for each in profile.engines
+        for phase in (each.decode, each.prefill)
+    ]
     first = profile.engines[0]
     notes = [
         f"Measured: {profile.settings['repetitions']} times a prompt of {first.prefill.tokens} random tokens, in passes of "
         f"{first.prefill.at_once} on {first.engine}, and an answer of {first.decode.tokens}; one more before them is not "
-        "counted. tok/s are medians; p10, p50, p90: of 10, 50 and 90 % of the passes no more than this. First token: "
-        "median from the prompt to the first choice, loading left out. First load: with what had to be compiled or "
-        "converted, if it was not there from earlier."
+        "counted. p10: a tenth of the passes took no longer."
     ]
-    return Section("Speed", headings, rows, notes + missing_notes(profile))
+    return Section("Milliseconds per token", ["engine", "phase", "p10", "p50", "p90", "passes"], rows, notes, left=2)
 
 
-def missing_notes(profile: Profile) -> list[str]:
+def missing_remarks(profile: Profile) -> list[str]:
     return [f"{name} was not measured: {reason}" for name, reason in profile.missing.items()]
 
 
@@ -64,8 +73,8 @@ def context_table(profile: Profile) -> Section:
         rows.append(cells)
     headings = ["context", *(f"{each.engine} {what}" for each in profile.engines for what in ("answer", "prompt"))]
     notes = ["tok/s, measured: of an answer with so many rows in the cache, and of the part of a prompt that led there."]
-    notes += [f"{each.engine}: {each.curve_end}" for each in profile.engines if each.curve_end]
-    return Section("Speed against context", headings, rows, notes, left=0)
+    remarks = [f"{each.engine}: {each.curve_end}" for each in profile.engines if each.curve_end]
+    return Section("Speed against context", headings, rows, notes, remarks, left=0)
 
 
 def operator_table(engine: EngineProfile, phase: PhaseOperators) -> Section:
@@ -106,9 +115,8 @@ def roofline_table(profile: Profile) -> Section:
             f"{roofs.f32_flops / 1e9:.3g} GFLOP/s of float32 products in NumPy. More than 100 %: of bytes, caches hold "
             "some of them; of operations, engines multiply bytes, of which a processor does more at once."
         )
-    else:
-        notes.append("The ceilings of this device could not be measured.")
-    return Section("Roofline", headings, rows, notes, left=2)
+    remarks = [] if roofs else ["The ceilings of this device could not be measured."]
+    return Section("Against this device’s ceilings", headings, rows, notes, remarks, left=2)
 
 
 def memory_table(profile: Profile) -> Section:
@@ -125,9 +133,8 @@ def memory_table(profile: Profile) -> Section:
     headings = ["engine", "peak", "predicted", "interpreter", "weights", "KV cache", "scratch", "KV rows"]
     return Section("Memory", headings, rows, [
         "Peak of the process's resident set and the pages of mapped weights: measured. Interpreter: what was there before "
-        "loading, with the libraries. KV cache: counted by the rows in use; scratch: the rest.",
-        limit_note(profile.engines[0]),
-    ])  # fmt: skip
+        "loading, with the libraries. KV cache: counted by the rows in use; scratch: the rest."
+    ], [limit_note(profile.engines[0])])  # fmt: skip
 
 
 def limit_note(engine: EngineProfile) -> str:
@@ -152,19 +159,19 @@ def energy_table(profile: Profile) -> Section:
         rows.append([
             engine.engine, how(engine), _joules(decode.joules_per_token), _joules(prefill.joules_per_token),
             _joules(prefill.joules_per_token and prefill.joules_per_token * prefill.tokens),
-            format_joules(engine.energy.load), _NONE if watts is None else f"{watts:.1f} W",
+            _joules(engine.energy.load), _NONE if watts is None else f"{watts:.1f} W",
         ])  # fmt: skip
     headings = ["engine", "kind", "per token of answer", "per token of prompt", "whole prompt", "loading", "while answering"]
     sources = dict.fromkeys(
         f"{how(each).capitalize()}: {each.energy.source}, the whole {each.energy.scope}." for each in profile.engines
     )
-    notes = list(sources)
+    notes = []
     if any(each.energy.kind == "estimate" for each in profile.engines):
         notes.append(
             "Nothing here measures joules: these follow from busy time and bytes by a profile's figures. Compare them with "
             "each other, not with a wattmeter."
         )
-    return Section("Energy", headings, rows, notes, left=2)
+    return Section("Energy", headings, rows, notes, list(sources), left=2)
 
 
 def how(engine: EngineProfile) -> str:
@@ -188,7 +195,7 @@ def climate_table(profile: Profile) -> Section:
     timeline = profile.engines[0].timeline
     sensor = f"Temperature of {timeline.sensor}, measured." if timeline.sensor else "This device shows no temperature."
     trip = [f"The kernel slows it down at {timeline.trip:.0f} °C."] if timeline.trip else []
-    return Section("Heat and clock", ["engine", "temperature", "clock", "least of the top clock allowed"], rows, [sensor, *trip])
+    return Section("Heat and clock", ["engine", "temperature", "clock", "top clock allowed"], rows, [], [sensor, *trip])
 
 
 def sustained_table(profile: Profile) -> Section | None:
@@ -198,7 +205,7 @@ def sustained_table(profile: Profile) -> Section | None:
     estimated = "estimated" if profile.engines[0].energy.kind == "estimate" else "measured"
     rows = [
         [
-            f"{window.start / 60:.1f} min", *_spread_cells(window.per_token), _joules(window.joules_per_token),
+            f"{window.start / 60:.1f} min", _rate(1 / window.per_token.p50), *_milliseconds(window.per_token), _joules(window.joules_per_token),
             _NONE if window.celsius is None else f"{window.celsius:.0f} °C",
             _NONE if window.hertz is None else f"{window.hertz / 1e9:.2f} GHz",
         ]
@@ -209,7 +216,7 @@ def sustained_table(profile: Profile) -> Section | None:
         f"{long_run.engine}, one answer after another without a pause, in windows of {duration(long_run.length)}: the last is "
         f"{long_run.ratio:.2f} × as fast as the first (measured)."
     )
-    return Section("Sustained", headings, rows, [note])
+    return Section("Sustained", headings, rows, [], [note])
 
 
 def facts(profile: Profile) -> list[tuple[str, str]]:
@@ -247,20 +254,21 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
-def _phase_cells(phase: Phase) -> list[str]:
-    return _spread_cells(phase.per_token)
-
-
-def _spread_cells(per_token: Spread) -> list[str]:
-    return [_rate(1 / per_token.p50), *(f"{each * 1e3:.3g}" for each in (per_token.p10, per_token.p50, per_token.p90))]
+def _milliseconds(per_token: Spread) -> list[str]:
+    return [f"{each * 1e3:.3g}" for each in (per_token.p10, per_token.p50, per_token.p90)]
 
 
 def _rate(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def joules(value: float) -> str:
+    """Three digits, as single tokens want them: 0.155 -> `155 mJ`."""
+    return f"{value * 1e3:.3g} mJ" if value < 0.9995 else f"{value:.3g} J"
+
+
 def _joules(value: float | None) -> str:
-    return _NONE if value is None else format_joules(value)
+    return _NONE if value is None else joules(value)
 
 
 def _giga(count: int | None, seconds: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from edge.budget import format_bytes, format_joules
+from edge.budget import format_bytes
 from edge.profiling.profile import Profile
 from edge.report import profile_tables as tables
 from edge.report.profile_tables import Section
@@ -28,13 +28,14 @@ def headline(profile: Profile) -> list[tuple[str, str, str]]:
         ("peak memory", format_bytes(engine.timeline.peak), "measured, the whole process"),
     ]  # fmt: skip
     if spent is not None:
-        figures.append(("energy", f"{format_joules(spent)} per token", tables.how(engine)))
+        figures.append(("energy per token", tables.joules(spent), f"{tables.how(engine)}, of the answer"))
     return figures
 
 
 def sections(profile: Profile) -> Iterator[Section]:
     """All tables, in their order."""
     yield tables.speed_table(profile)
+    yield tables.token_table(profile)
     yield tables.context_table(profile)
     yield tables.roofline_table(profile)
     for engine in profile.engines:
@@ -61,7 +62,7 @@ def markdown(profile: Profile) -> str:
     for each in sections(profile):
         rows = [[_marked(cell) for cell in row] for row in each.rows]
         parts += [f"## {each.title}", table([_marked(cell) for cell in each.headings], rows, each.left)]
-        parts.append("\n".join(_marked(note) for note in each.notes))
+        parts.append("\n".join(_marked(note) for note in [*each.remarks, *each.notes]))
     if notes := operator_notes(profile):
         parts += ["## Operators that were not measured", "\n".join(f"- {_marked(note)}" for note in notes)]
     parts += ["## Device, model, plan", "\n".join(f"- {what}: {_marked(said)}" for what, said in tables.facts(profile))]
@@ -74,13 +75,13 @@ def summary(profile: Profile) -> str:
     parts = [f"{title(profile)}, {engine.engine}, {engine.threads} threads", profile.verdict.sentence]
     rows = [[each.engine, *_row(profile, index)] for index, each in enumerate(profile.engines)]
     kinds = dict.fromkeys(tables.how(each) for each in profile.engines)
-    headings = ["engine", "answer tok/s", "ms p10 p50 p90", "prompt tok/s", "first token", "load", "peak", f"J/token ({'/'.join(kinds)})"]
+    headings = ["engine", "answer tok/s", "ms p10 p50 p90", "prompt tok/s", "first token", "load", "peak", f"per token ({'/'.join(kinds)})"]
     parts.append(table(headings, rows))
     parts.append(_plain(tables.context_table(profile)))
-    if reasons := tables.missing_notes(profile):
+    if reasons := tables.missing_remarks(profile):
         parts.append("\n".join(reasons))
-    if profile.sustained:
-        parts.append((tables.sustained_table(profile) or tables.speed_table(profile)).notes[0])
+    if long_run := tables.sustained_table(profile):
+        parts.append("\n".join(long_run.remarks))
     if profile.verdict.advice:
         width = max(len(command) for _, command in profile.verdict.advice)
         parts.append("to try:\n" + "\n".join(f"  {command:{width}}  {why}" for why, command in profile.verdict.advice))
@@ -98,7 +99,7 @@ def _row(profile: Profile, index: int) -> list[str]:
         tables.duration(engine.ttft.p50),
         tables.duration(engine.load_s),
         format_bytes(engine.timeline.peak),
-        "–" if spent is None else f"{spent:.3f}",
+        "–" if spent is None else tables.joules(spent),
     ]
 
 

@@ -17,15 +17,15 @@ COLOURS = ("#0000f1", "#0000f2", "#0000f3", "#0000f4", "#0000f5", "#0000f6", "#0
 _REAL = {INK: "currentColor", **{colour: f"var(--c{number})" for number, colour in enumerate(COLOURS, start=1)}}
 
 _SETTINGS: dict[str, Any] = {
-    "svg.fonttype": "none", "font.size": 9.5, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK,
+    "svg.fonttype": "none", "font.size": 11, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK,
     "xtick.color": INK, "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False,
     "axes.linewidth": 0.6, "xtick.major.width": 0.6, "ytick.major.width": 0.6, "xtick.minor.size": 0,
     "ytick.minor.size": 0, "grid.color": INK, "grid.alpha": 0.12, "grid.linewidth": 0.6, "axes.grid": True,
     "axes.axisbelow": True, "figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none",
     "legend.frameon": False, "legend.handlelength": 1.4, "legend.columnspacing": 1.2, "lines.linewidth": 1.8,
-    "axes.titlesize": 9.5, "axes.titlelocation": "left", "hatch.linewidth": 0.6,
+    "axes.titlesize": 11, "axes.titlelocation": "left", "hatch.linewidth": 0.6,
 }  # fmt: skip
-_WIDTH = 5.2  # inches: about what a phone shows, so that letters keep their size there
+_WIDTH = 4.9  # inches: about what a phone shows, so that letters keep their size there
 
 
 def check_plot() -> None:
