@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import platformdirs
-from peers import machine, say
+from machine import machine, say
 from text import CALIBRATION, HELD_OUT, long_text
 from twin import write_twin
 
