@@ -59,6 +59,30 @@ class Tuned:
     chunk: int | None
 
 
+# What a pass is made of, in its order; engines name their operators as they like, but put each into one of these.
+PHASES = ("embed", "norm", "qkv", "attend", "output", "gate-up", "down", "head", "other")
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One piece of work of a pass, as an instrumented engine timed it: medians over passes, all calls together.
+
+    name: as the engine calls it, the same in every layer. phase: one of `PHASES`. layer: None outside of layers.
+    calls: in one pass. seconds: wall time, not summed over threads. bytes: weights and KV rows, each counted once a
+    call. flops: of products and attention, 2 · m · n · k. Both counted from shapes; None where that says nothing.
+    waited: share of all threads' time that went by in waiting for each other; None where the engine does not tell.
+    """
+
+    name: str
+    phase: str
+    layer: int | None
+    calls: int
+    seconds: float
+    bytes: int | None
+    flops: int | None
+    waited: float | None = None
+
+
 @dataclass(frozen=True)
 class Capabilities:
     """What an engine can do with its KV rows.
@@ -264,6 +288,25 @@ class Backend(Protocol):
         self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None
     ) -> Engine:
         """Load weights and allocate everything. `progress` is called with the fraction that is loaded."""
+        ...
+
+    def operators(
+        self,
+        file: GGUFFile,
+        spec: ModelSpec,
+        config: EngineConfig,
+        *,
+        tokens: int,
+        context: int,
+        passes: int,
+        progress: Callable[[float], None] | None = None,
+    ) -> list[Operator]:
+        """Time what a pass of `tokens` tokens is made of, with `context` rows in the cache before it, `passes` times.
+
+        Loads an engine of its own, which is instrumented and so somewhat slower, and closes it; the ordinary one is as
+        it was. In the order in which they first run. Raises InputError for figures that do not fit `config.capacity`,
+        UnsupportedError where an engine cannot tell, and what `load` raises.
+        """
         ...
 
     def versions(self) -> dict[str, str]: ...

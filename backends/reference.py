@@ -18,6 +18,7 @@ from edge.backends.base import (
     EngineConfig,
     Footprint,
     KVState,
+    Operator,
     Tuned,
     check_capacity,
     check_positions,
@@ -71,6 +72,13 @@ def load(
 ) -> ReferenceEngine:
     """Dequantize every tensor and allocate the cache."""
     return ReferenceEngine(file, spec, config, read_weights(file, find_tensors(file, spec), progress))
+
+
+def operators(
+    file: GGUFFile, spec: ModelSpec, config: EngineConfig, *, tokens: int, context: int, passes: int,
+    progress: Callable[[float], None] | None = None,
+) -> list[Operator]:  # fmt: skip
+    raise UnsupportedError("the reference engine does not tell where its time goes: choose another --backend")
 
 
 def versions() -> dict[str, str]:

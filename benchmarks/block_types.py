@@ -16,8 +16,10 @@ from collections import Counter
 from pathlib import Path
 
 import platformdirs
-from peers import EDGE, LLAMA, Row, Setting, Sizes, Team, machine, make_file
+from machine import machine
+from model_files import make_file
 from quality import DOCUMENTS, perplexity_of
+from turns import EDGE, LLAMA, Row, Setting, Sizes, Team
 
 from edge.catalog import find_model
 from edge.cli.show import table

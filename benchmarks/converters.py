@@ -30,8 +30,10 @@ from typing import Any
 
 import numpy as np
 import platformdirs
-from peers import EDGE, LLAMA, WORKERS, machine, say
+from machine import machine, say
+from model_files import WORKERS
 from text import long_text
+from turns import EDGE, LLAMA
 
 import edge
 from edge.budget import format_bytes

@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import platformdirs
-from peers import EDGE, WORKERS, Row, Worker, WorkerError, machine, make_file, say, wait_until_quiet
+from machine import machine, say
+from model_files import WORKERS, make_file
+from turns import EDGE, Row, Worker, WorkerError, wait_until_quiet
 
 from edge.catalog import find_model
 from edge.cli.show import table

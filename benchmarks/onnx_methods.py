@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 import platformdirs
-from peers import machine, say
-from text import long_text
+from machine import machine, say
+from text import CALIBRATION, HELD_OUT, long_text
 from twin import write_twin
 
 import edge
@@ -33,8 +33,6 @@ from edge.converters.texts import calibration_tokens
 from edge.converters.writers.onnx_methods import METHODS
 from edge.quality.windows import Windows, divergence
 
-CALIBRATION = [f"sec{each}.html" for each in ("A2", "B2", "C2", "D5", "E3", "F8", "G1", "H3")]
-HELD_OUT = [f"sec{each}.html" for each in ("I4", "I5", "J3", "J5", "J7")]
 ROUNDED = {"q4_0": "Q4_0", "q8_0": "Q8_0"}
 FLOAT, STEPS, PREFILL = "float", 32, 512
 
@@ -91,7 +89,7 @@ def main() -> None:
     names = [FLOAT, *options.methods.split(",")]
     folders = {name: make_folder(model, name, options.cache / f"onnx-{name}") for name in names}
     tokenizer = edge.open_model(model).tokenizer
-    tokens = calibration_tokens(tokenizer, [long_text(each) for each in HELD_OUT], options.tokens)
+    tokens = calibration_tokens(tokenizer, [long_text(each) for each in HELD_OUT["anarchism"]], options.tokens)
     speeds: dict[tuple[str, int], list[float]] = {}
     lines = []
     with ExitStack() as stack:

@@ -19,8 +19,9 @@ import numpy as np
 
 from edge.catalog import find_model
 from edge.converters.calibrate import collect
+from edge.converters.plain import fields_as
 from edge.converters.prune import Pruned, Pruning, perplexity_on, plan_pruning, prune_gguf
-from edge.converters.quantize import CALIBRATED, Settings, mix_types, plan_types, quantize_gguf, quantized_fields
+from edge.converters.quantize import CALIBRATED, Settings, mix_types, plan_types, quantize_gguf
 from edge.converters.quantize import Report as Quantized
 from edge.converters.quantizers.mixed import TYPES, Mixture
 from edge.converters.readers.hf import convert_folder, is_folder, outline_folder
@@ -172,7 +173,7 @@ def preview(source: str | Path, target: Path, wanted: Conversion) -> tuple[dict[
         if wanted.settings:
             types, _ = plan_types(file, read_spec(file), wanted.settings)
             planned = [Planned(name, info.shape, types[name]) for name, info in file.tensors.items()]
-            file = write_outline(outline, quantized_fields(file, wanted.settings), planned)
+            file = write_outline(outline, fields_as(file, wanted.settings.type), planned)
         planned = planned_as(file.tensors.values())
         if wanted.to == "onnx":
             method = planning_method(wanted.onnx_method, file, read_spec(file))

@@ -10,16 +10,17 @@ import numpy as np
 
 from edge.converters.blocks import FLOATS, block_size, dequantize, nbytes, quantize
 from edge.converters.ggml import FTYPES
-from edge.converters.writers.gguf import Planned, fields_of, write_gguf
+from edge.converters.writers.gguf import Field, Planned, fields_of, write_gguf
 from edge.errors import ModelFormatError
 from edge.gguf_file import GGUFFile, TensorInfo
-from edge.types import AnyArray
+from edge.types import AnyArray, FloatArray
 
 PLAIN = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
 _HEAD = "Q8_0"  # the head decides between tokens: fewer bits there cost more than they save
 _ODD = "F16"  # rows that are no whole blocks
 _SLAB = 4 << 20  # bytes of float32 rows that are rounded at once
 _VERSION = 2  # of ggml's block formats
+_UNNAMED = 1024  # llama.cpp's flag for "guessed"
 
 
 def plan_plain(file: GGUFFile, kind: str, *, pure: bool = False) -> list[Planned]:
@@ -49,14 +50,15 @@ def write_plain(
     Raises InputError if it cannot be written, ModelFormatError for weights that are no finite numbers.
     """
     planned = plan_plain(file, kind, pure=pure)
-    fields = fields_of(file)
-    fields |= {
-        "general.file_type": np.uint32(FTYPES[kind]),
-        "general.quantization_version": np.uint32(_VERSION),
-    }
     data = (rounded(file, file.tensors[each.name], each.type) for each in planned)
-    write_gguf(target, fields, planned, data, progress)
+    write_gguf(target, fields_as(file, kind), planned, data, progress)
     return planned
+
+
+def fields_as(file: GGUFFile, kind: str) -> dict[str, Field]:
+    """The file's header, for weights of another type."""
+    named = np.uint32(FTYPES.get(kind, _UNNAMED))
+    return {**fields_of(file), "general.file_type": named, "general.quantization_version": np.uint32(_VERSION)}
 
 
 def _is_matrix(info: TensorInfo) -> bool:
@@ -76,7 +78,12 @@ def rounded(file: GGUFFile, info: TensorInfo, kind: str) -> AnyArray:
     step = max(1, _SLAB // (4 * columns))
     for start in range(0, rows, step):
         values = dequantize(data[start : start + step], info.type)
-        if not np.isfinite(values).all():
-            raise ModelFormatError(f"{file.path}: {info.name} has weights that are no finite numbers")
+        check_finite(file, info.name, values)
         out[start : start + step] = quantize(values, kind)
     return out
+
+
+def check_finite(file: GGUFFile, name: str, values: FloatArray) -> None:
+    """Raises ModelFormatError."""
+    if not np.isfinite(values).all():
+        raise ModelFormatError(f"{file.path}: {name} has weights that are no finite numbers")

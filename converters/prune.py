@@ -19,6 +19,7 @@ from edge.converters.calibrate import Walk, sequences
 from edge.converters.writers.gguf import Field, Planned, fields_of, write_gguf
 from edge.errors import InputError, UnsupportedError
 from edge.gguf_file import GGUFFile, TensorInfo
+from edge.quality.kl import negative_log_likelihoods
 from edge.spec import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray
 
@@ -178,10 +179,7 @@ def perplexity_on(file: GGUFFile, spec: ModelSpec, tokens: IntArray) -> float:
     nlls = []
     for number, part in enumerate(parts):
         at = number * parts.shape[1]
-        logits = walk.logits(slice(at, at + len(part) - 1)).astype(np.float64)
-        logits -= logits.max(axis=1, keepdims=True)
-        chosen = logits[np.arange(len(part) - 1), part[1:]]
-        nlls.append(np.log(np.exp(logits).sum(axis=1)) - chosen)
+        nlls.append(negative_log_likelihoods(walk.logits(slice(at, at + len(part) - 1)), part[1:]))
     return float(np.exp(np.concatenate(nlls).mean()))
 
 

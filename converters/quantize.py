@@ -18,7 +18,7 @@ from edge.backends.tensors import MATRICES, find_tensors
 from edge.converters import blocks
 from edge.converters.calibrate import Progress, Walk, gram, sequences, stages, statistics
 from edge.converters.grids import BLOCK, GRIDS, Coded, Grid, find_grid
-from edge.converters.plain import rounded
+from edge.converters.plain import check_finite, fields_as, rounded
 from edge.converters.quantizers import mixed, nf4
 from edge.converters.quantizers.awq import Folds, can_fold, find_factors
 from edge.converters.quantizers.gptq import calm, diagonal_blocks, gptq, shift
@@ -27,8 +27,8 @@ from edge.converters.quantizers.mixed import Mixture
 from edge.converters.quantizers.polish import polish
 from edge.converters.quantizers.rtn import nearest
 from edge.converters.quantizers.scales import SHRINKS
-from edge.converters.writers.gguf import Field, Planned, fields_of, write_gguf
-from edge.errors import InputError, ModelFormatError, UnsupportedError
+from edge.converters.writers.gguf import Planned, write_gguf
+from edge.errors import InputError, UnsupportedError
 from edge.gguf_file import GGUFFile
 from edge.spec import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray
@@ -38,8 +38,6 @@ METHODS: tuple[Method, ...] = get_args(Method)
 CALIBRATED = METHODS[2:]
 _FOLDING = ("awq", "best")
 NF4 = "NF4"
-_FTYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "IQ4_NL": 25, "BF16": 32}
-_UNNAMED = 1024  # llama.cpp's flag for "guessed"
 
 
 @dataclass(frozen=True)
@@ -94,12 +92,6 @@ def plan_types(file: GGUFFile, spec: ModelSpec, settings: Settings) -> tuple[dic
     return types, notes
 
 
-def quantized_fields(file: GGUFFile, settings: Settings) -> dict[str, Field]:
-    """The header of what `quantize_gguf` writes."""
-    kind = np.uint32(_FTYPES.get(settings.type, _UNNAMED))
-    return {**fields_of(file), "general.file_type": kind, "general.quantization_version": np.uint32(2)}
-
-
 def quantize_gguf(
     file: GGUFFile,
     spec: ModelSpec,
@@ -126,7 +118,7 @@ def quantize_gguf(
         folds = find_folds(file, spec, tokens, types, settings, lambda done: progress and progress(share * done))
     maker = _Maker(file, spec, types, settings, folds)
     planned = [Planned(name, file.tensors[name].shape, types[name]) for name in maker.order]
-    write_gguf(target, quantized_fields(file, settings), planned, maker.data(tokens),
+    write_gguf(target, fields_as(file, settings.type), planned, maker.data(tokens),
                lambda done: progress and progress(share + (1 - share) * done))  # fmt: skip
     nbytes = sum(each.nbytes for each in planned)
     return Report(types, nbytes, sum(prod(each.shape) for each in planned), notes)
@@ -219,7 +211,7 @@ class _Maker:
 
     def _round(self, name: str, weight: FloatArray, inputs: _Inputs | None) -> tuple[AnyArray, FloatArray]:
         """A matrix's bytes, uint8 [rows, bytes], and the values that they stand for."""
-        _check_finite(self._file, name, weight)
+        check_finite(self._file, name, weight)
         kind, settings = self._types[self._sources[name].tensor], self._settings
         if settings.types.get(self._sources[name].tensor, settings.type) == NF4:
             weight = nf4.dequantize(*nf4.quantize(weight))
@@ -241,7 +233,7 @@ class _Maker:
         if len(info.shape) > 1 or self._is_plain:
             return rounded(self._file, info, kind)
         values = np.concatenate(list(self._read(self._parts[tensor]).values()))
-        _check_finite(self._file, tensor, values)
+        check_finite(self._file, tensor, values)
         return blocks.quantize(values.reshape(1, -1), kind)
 
     def _read(self, names: tuple[str, ...] | list[str]) -> dict[str, FloatArray]:
@@ -290,11 +282,6 @@ def _check(settings: Settings) -> None:
     for kind in (settings.type, settings.embedding, settings.output, *settings.types.values()):
         if kind != NF4 and kind not in GRIDS and kind not in blocks.FLOATS:
             raise UnsupportedError(f"{kind} is not known here: {', '.join([*GRIDS, *blocks.FLOATS, NF4])} are")
-
-
-def _check_finite(file: GGUFFile, name: str, values: FloatArray) -> None:
-    if not np.isfinite(values).all():
-        raise ModelFormatError(f"{file.path}: {name} contains values that are no numbers: the file is damaged")
 
 
 def _stem(name: str) -> str:

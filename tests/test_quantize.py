@@ -20,7 +20,7 @@ from edge.converters.calibrate import collect, gram, sequences
 from edge.converters.grids import GRIDS
 from edge.converters.quantize import CALIBRATED, METHODS, Settings, find_folds, mix_types, plan_types, quantize_gguf
 from edge.converters.quantizers.gptq import calm, gptq, shift
-from edge.converters.quantizers.mixed import Stage, allocate
+from edge.converters.quantizers.mixed import Stage, allocate, measure
 from edge.converters.quantizers.polish import descend, polish, refit
 from edge.converters.quantizers.rtn import nearest
 from edge.errors import InputError, ModelFormatError, UnsupportedError
@@ -251,6 +251,15 @@ def test_a_mixture_meets_its_size_and_a_larger_one_is_better(
     assert errors[1] < 0.7 * errors[0]
     with pytest.raises(InputError, match="more than there are"):
         mix_types(model.file, model.spec, settings, tokens, nbytes=1000)
+
+
+def test_what_is_measured_is_the_first_type(family: Callable[[str], Model]) -> None:
+    model = family("llama")
+    coarse, fine = (
+        sum(stage.cost[kind] for stage in measure(model.file, model.spec, TOKENS[:256], (kind,)))
+        for kind in ("IQ4_NL", "Q8_0")
+    )
+    assert 0 < fine < 0.1 * coarse
 
 
 def test_the_best_step_for_its_bytes_comes_first() -> None:

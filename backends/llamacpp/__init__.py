@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from edge.backends.base import Capabilities, EngineConfig, Footprint, Tuned
+from edge.backends.base import Capabilities, EngineConfig, Footprint, Operator, Tuned
 from edge.backends.llamacpp.library import is_installed, version
 from edge.errors import MissingExtraError, UnsupportedError
 from edge.gguf_file import GGUFFile
@@ -96,6 +96,13 @@ def load(
     from edge.backends.llamacpp.engine import LlamaCppEngine
 
     return LlamaCppEngine(file, spec, config, progress)
+
+
+def operators(
+    file: GGUFFile, spec: ModelSpec, config: EngineConfig, *, tokens: int, context: int, passes: int,
+    progress: Callable[[float], None] | None = None,
+) -> list[Operator]:  # fmt: skip
+    raise UnsupportedError("this engine does not tell yet where its time goes")
 
 
 def versions() -> dict[str, str]:

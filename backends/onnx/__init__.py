@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from edge.backends.base import Capabilities, EngineConfig, Footprint, Tuned
-from edge.errors import MissingExtraError
+from edge.backends.base import Capabilities, EngineConfig, Footprint, Operator, Tuned
+from edge.errors import MissingExtraError, UnsupportedError
 from edge.gguf_file import GGUFFile
 from edge.spec import ModelSpec
 
@@ -60,6 +60,13 @@ def load(
     from edge.backends.onnx.engine import OnnxEngine
 
     return OnnxEngine(file, spec, config, progress)
+
+
+def operators(
+    file: GGUFFile, spec: ModelSpec, config: EngineConfig, *, tokens: int, context: int, passes: int,
+    progress: Callable[[float], None] | None = None,
+) -> list[Operator]:  # fmt: skip
+    raise UnsupportedError("this engine does not tell yet where its time goes")
 
 
 def versions() -> dict[str, str]:

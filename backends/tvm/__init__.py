@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from edge.backends.base import Capabilities, EngineConfig, Footprint, Tuned
+from edge.backends.base import Capabilities, EngineConfig, Footprint, Operator, Tuned
 from edge.errors import MissingExtraError
 from edge.gguf_file import GGUFFile
 from edge.spec import ModelSpec
@@ -97,6 +97,19 @@ def load(
     from edge.backends.tvm.engine import NativeEngine
 
     return NativeEngine(file, spec, config, progress)
+
+
+def operators(
+    file: GGUFFile, spec: ModelSpec, config: EngineConfig, *, tokens: int, context: int, passes: int,
+    progress: Callable[[float], None] | None = None,
+) -> list[Operator]:  # fmt: skip
+    """The phases of a pass, by marks of each thread in a pass compiled with them; see `timing.py`.
+
+    Raises MissingExtraError where TVM is not installed, EngineError if compiling fails.
+    """
+    from edge.backends.tvm.timing import time_operators
+
+    return time_operators(file, spec, config, tokens=tokens, context=context, passes=passes, progress=progress)
 
 
 def versions() -> dict[str, str]:

@@ -1,7 +1,7 @@
 """A type for each stage of each layer: more bits where the model is hurt most, for a file of a given size or quality.
 
 What a stage costs is measured: the KL divergence of the model's predictions when only this stage is rounded, in the
-smallest type. Other types are taken to cost in proportion to the squared error of the stage's outputs, and costs to
+first of the types. Others are taken to cost in proportion to the squared error of the stage's outputs, and costs to
 add up. From the smallest types on, the step that saves most KL for its bytes is made, again and again.
 """
 
@@ -22,11 +22,11 @@ from edge.converters.quantizers.awq import output_error
 from edge.converters.quantizers.rtn import nearest
 from edge.errors import InputError
 from edge.gguf_file import GGUFFile
+from edge.quality.kl import divergences
 from edge.spec import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray
 
 TYPES = ("IQ4_NL", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
-SMALLEST = TYPES[0]
 _TOKENS = 1024  # that KL is measured on
 _SLICE = 32  # tokens whose logits are in memory
 _SHRINKS = (1.0, 0.9, 0.8)  # enough to compare types
@@ -54,6 +54,7 @@ def measure(
     file: GGUFFile, spec: ModelSpec, tokens: IntArray, types: Sequence[str] = TYPES, progress: Progress | None = None
 ) -> list[Stage]:
     """What each type costs in each stage; stages with rows that are no whole blocks are left out. tokens: int32 [n].
+    types: the first is the one that is measured.
 
     Raises InputError for too few tokens.
     """
@@ -68,7 +69,7 @@ def measure(
                 errors.append((names, {kind: _error(weights, kind, hessian) for kind in types}))
     exact, found, sources = walk.finish(), [], find_tensors(file, spec)
     for done, (names, error) in enumerate(errors, start=1):
-        cost = _divergence(walk, spec, exact, _rounded(walk, spec, before, names))
+        cost = _divergence(walk, spec, exact, _rounded(walk, spec, before, names, types[0]))
         tensors = tuple(dict.fromkeys(sources[name].tensor for name in names))
         nbytes = {kind: sum(blocks.nbytes(kind, prod(file.tensors[name].shape)) for name in tensors) for kind in types}
         least = error[types[0]] or 1.0
@@ -110,15 +111,6 @@ def allocate(stages: Sequence[Stage], *, nbytes: int | None = None, kl: float | 
     return Mixture(types, cost, used)
 
 
-def kl_of(exact: FloatArray, other: FloatArray) -> float:
-    """The summed KL divergence of predictions, in nats; logits [tokens, vocabulary]."""
-    p, q = (logits.astype(np.float64) - logits.max(axis=1, keepdims=True) for logits in (exact, other))
-    powers = np.exp(p)
-    total = powers.sum(axis=1)
-    kl = (powers * (p - q)).sum(axis=1) / total - np.log(total) + np.log(np.exp(q).sum(axis=1))
-    return float(kl.sum())
-
-
 def _error(weights: Sequence[FloatArray], kind: str, hessian: AnyArray) -> float:
     grid, cost = find_grid(kind), np.diag(hessian)
     return sum(
@@ -126,8 +118,10 @@ def _error(weights: Sequence[FloatArray], kind: str, hessian: AnyArray) -> float
     )
 
 
-def _rounded(walk: Walk, spec: ModelSpec, before: Sequence[FloatArray], names: tuple[str, ...]) -> FloatArray:
-    """Final states of the model in which only these matrices are rounded, to the smallest type."""
+def _rounded(
+    walk: Walk, spec: ModelSpec, before: Sequence[FloatArray], names: tuple[str, ...], kind: str
+) -> FloatArray:
+    """Final states of the model in which only these matrices are rounded."""
     start = int(names[0].split(".")[1])
     walk.hidden = before[start]
     for layer in range(start, spec.layers):
@@ -135,7 +129,7 @@ def _rounded(walk: Walk, spec: ModelSpec, before: Sequence[FloatArray], names: t
             if stage == names:
                 cost = np.einsum("tc,tc->c", inputs, inputs)
                 for name in names:
-                    walk.weights[name] = nearest(walk.weights[name], find_grid(SMALLEST), cost, shrinks=_SHRINKS).values
+                    walk.weights[name] = nearest(walk.weights[name], find_grid(kind), cost, shrinks=_SHRINKS).values
     return walk.finish()
 
 
@@ -144,5 +138,6 @@ def _divergence(walk: Walk, spec: ModelSpec, exact: FloatArray, other: FloatArra
     head, cap = walk.weights["token_embd" if spec.tied_head else "output"], find_recipe(spec).logit_cap
     total = 0.0
     for at in range(0, len(exact), _SLICE):
-        total += kl_of(*(soft_cap(part[at : at + _SLICE] @ head.T, cap) for part in (exact, other)))
+        logits = (soft_cap(part[at : at + _SLICE] @ head.T, cap) for part in (exact, other))
+        total += float(divergences(*logits).sum())
     return total / len(exact)

@@ -6,8 +6,6 @@ They leave out what the board loses before them, so the device draws somewhat mo
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 from edge.devices.power.base import Unavailable, read_text
@@ -21,6 +19,8 @@ def find(root: Path) -> Integrated:
     model = read_text(root / "proc/device-tree/model")
     if "Raspberry Pi 5" not in model:
         raise Unavailable("not a Raspberry Pi 5")
+    import shutil  # here, as it takes milliseconds that other devices need not spend
+
     program = shutil.which("vcgencmd")
     if program is None:
         raise Unavailable("vcgencmd is missing: sudo apt install libraspberrypi-bin")
@@ -39,6 +39,8 @@ def watts(answer: str) -> float:
 
 
 def _ask(program: str) -> str:
+    import subprocess
+
     try:
         return subprocess.run(
             [program, "pmic_read_adc"], capture_output=True, text=True, timeout=_SECONDS, check=True

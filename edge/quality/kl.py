@@ -60,23 +60,21 @@ def compare(reference: FloatArray, other: FloatArray, targets: IntArray) -> Comp
     rows = len(targets)
     kl, nll, reference_nll = np.empty((3, rows))
     for row, (target, theirs, ours) in enumerate(zip(targets.tolist(), reference, other, strict=True)):
-        log_p, chances, spread = _shifted(theirs)
-        log_q, _, other_spread = _shifted(ours)
-        # ln p = log_p − spread, so the two spreads stand apart from what is weighed by the chances.
-        kl[row] = max(0.0, float(chances @ (log_p - log_q)) + other_spread - spread)
-        reference_nll[row], nll[row] = spread - log_p[target], other_spread - log_q[target]
+        p, q = _shifted(theirs), _shifted(ours)
+        kl[row], reference_nll[row], nll[row] = _kl(p, q), _nll(p, target), _nll(q, target)
     if not np.isfinite(kl + nll + reference_nll).all():
         raise EngineError("a model predicts what is no number: are its weights damaged?")
     return Compared(kl, nll, reference_nll, reference.argmax(axis=-1) == other.argmax(axis=-1))
 
 
+def divergences(reference: FloatArray, other: FloatArray) -> Doubles:
+    """KL alone, float64 [n], of two models' logits after the same tokens, float32 [n, vocab]."""
+    return np.array([_kl(_shifted(theirs), _shifted(ours)) for theirs, ours in zip(reference, other, strict=True)])
+
+
 def negative_log_likelihoods(logits: FloatArray, targets: IntArray) -> Doubles:
     """−ln p(target), float64 [n], of logits, float32 [n, vocab]."""
-    losses = np.empty(len(targets))
-    for row, (target, each) in enumerate(zip(targets.tolist(), logits, strict=True)):
-        log_p, _, spread = _shifted(each)
-        losses[row] = spread - log_p[target]
-    return losses
+    return np.array([_nll(_shifted(each), target) for target, each in zip(targets.tolist(), logits, strict=True)])
 
 
 def summarize(compared: Compared) -> Divergence:
@@ -108,11 +106,23 @@ def stderr(values: Doubles) -> float:
     return float(values.std(ddof=1) / math.sqrt(values.size)) if values.size > 1 else 0.0
 
 
-def _shifted(logits: FloatArray) -> tuple[Doubles, Doubles, float]:
-    """Logits less their maximum, the chances, and ln Σ exp of the former, so that ln p = shifted − that."""
+_Shifted = tuple[Doubles, Doubles, float]  # x, chances, spread, with ln p = x − spread
+
+
+def _shifted(logits: FloatArray) -> _Shifted:
+    """Logits less their maximum, the chances, and ln Σ exp of the former."""
     shifted = logits.astype(np.float64)
     shifted -= shifted.max()
     chances = np.exp(shifted)
     total = float(chances.sum())
     chances /= total
     return shifted, chances, math.log(total)
+
+
+def _kl(p: _Shifted, q: _Shifted) -> float:
+    """The spreads stand apart from what is weighed by the chances, so that equal predictions differ by nothing."""
+    return max(0.0, float(p[1] @ (p[0] - q[0])) + q[2] - p[2])
+
+
+def _nll(p: _Shifted, target: int) -> float:
+    return p[2] - float(p[0][target])

@@ -1,0 +1,159 @@
+"""What this device can do at most: bytes per second from memory, float32 operations per second. Measured.
+
+In a process of its own: the arrays would count as this one's memory, and the linear algebra library underneath NumPy
+takes the number of its threads from the environment, once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from edge.devices.host import usable_cores
+from edge.devices.memory import memory_limit
+from edge.errors import EngineError, InputError
+
+_ARRAYS = 256 << 20  # bytes read in turn, over all threads: far beyond any last-level cache of the devices meant
+_LEAST_ARRAYS = 16 << 20  # where memory is short
+_PIECE = 2 << 20  # bytes read between two looks at the clock
+_MATRIX = 512  # rows and columns: three fit a second-level cache or nearly
+_SLICES = 8  # stretches of time of which the best counts: neighbours take from the others
+_ONE_THREAD = (
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+
+Progress = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Measured with so many threads. int8_ops: multiplications and additions of bytes; None: nothing here measures
+    them, as NumPy has no such kernel."""
+
+    read_bytes_per_s: float
+    f32_flops: float
+    int8_ops: float | None
+    threads: int
+
+
+def measure_ceilings(threads: int | None = None, seconds: float = 4.0, on_progress: Progress | None = None) -> Ceilings:
+    """In about so many seconds; threads: as many as engines use by default. on_progress: called with the part done.
+
+    Raises InputError for times and numbers of threads that make no sense, EngineError if the process fails.
+    """
+    threads = threads or usable_cores()
+    if not 1 <= threads <= 1024 or not 0 < seconds <= 600:
+        raise InputError(f"cannot measure {seconds} s with {threads} threads: 1 to 1024 threads, up to 600 s")
+    command = [sys.executable, "-m", "edge.devices.probe", str(threads), str(seconds)]
+    environment = {**os.environ, **dict.fromkeys(_ONE_THREAD, "1"), "PYTHONSAFEPATH": "1"}  # no edge/ of the folder
+    result: dict[str, float] = {}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            said = json.loads(line)
+            if isinstance(said, dict):
+                result = said
+            elif on_progress:
+                on_progress(said)
+    if child.returncode or not result:
+        raise EngineError(f"measuring what this device can do failed (status {child.returncode})")
+    return Ceilings(result["read_bytes_per_s"], result["f32_flops"], None, threads)
+
+
+def _measure(threads: int, seconds: float, on_progress: Progress) -> Ceilings:
+    """In this process."""
+    read = _best(threads, seconds / 2, _reader(threads), on_progress)
+    flops = _best(threads, seconds / 2, _multiplier(), lambda part: on_progress(1 + part))
+    return Ceilings(read, flops, None, threads)
+
+
+Work = Callable[[], Callable[[], float]]
+"""Makes what one thread repeats; that says how much it did."""
+
+
+def _reader(threads: int) -> Work:
+    """Reads pieces of an array in turn: the greatest of their numbers is what NumPy finds fastest."""
+    size = max(_LEAST_ARRAYS, min(_ARRAYS, memory_limit().bytes // 4)) // threads
+    size = max(_PIECE, size // _PIECE * _PIECE)
+
+    def make() -> Callable[[], float]:
+        array = np.ones(size // 8, np.int64).reshape(-1, _PIECE // 8)
+        row = 0
+
+        def read() -> float:
+            nonlocal row
+            np.bitwise_or.reduce(array[row])
+            row = (row + 1) % len(array)
+            return _PIECE
+
+        return read
+
+    return make
+
+
+def _multiplier() -> Work:
+    def make() -> Callable[[], float]:
+        left, right, out = (np.ones((_MATRIX, _MATRIX), np.float32) for _ in range(3))
+
+        def multiply() -> float:
+            np.matmul(left, right, out=out)
+            return 2.0 * _MATRIX**3
+
+        return multiply
+
+    return make
+
+
+def _best(threads: int, seconds: float, work: Work, on_progress: Progress) -> float:
+    """Of several stretches of time, in which all threads repeat their work: how much they did in a second."""
+    done = [0.0] * threads
+    gate = threading.Barrier(threads + 1)
+
+    def repeat(thread: int) -> None:
+        once = work()
+        once()  # what is slow the first time
+        for _ in range(_SLICES):
+            gate.wait()
+            end, count = time.perf_counter() + seconds / _SLICES, 0.0
+            while True:
+                count += once()
+                if time.perf_counter() >= end:
+                    break
+            done[thread] = count
+            gate.wait()
+
+    workers = [threading.Thread(target=repeat, args=(each,), daemon=True) for each in range(threads)]
+    for worker in workers:
+        worker.start()
+    best = 0.0
+    for each in range(_SLICES):
+        gate.wait()
+        started = time.perf_counter()
+        gate.wait()
+        best = max(best, sum(done) / (time.perf_counter() - started))
+        on_progress((each + 1) / _SLICES)
+    for worker in workers:
+        worker.join()
+    return best
+
+
+def _main() -> None:
+    threads, seconds = int(sys.argv[1]), float(sys.argv[2])
+    measured = _measure(threads, seconds, lambda part: print(json.dumps(part / 2), flush=True))
+    print(json.dumps(asdict(measured)))
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,68 @@
+"""Counting what a pass asks of a device, against sums made in another way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from conftest import open_golden
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge.backends.base import EngineConfig, Footprint
+from edge.devices.probe import measure_ceilings
+from edge.errors import InputError
+from edge.spec import Recipe
+from edge.work import work_of
+
+CONFIG = EngineConfig(capacity=64, chunk=64, kv_dtype="f16", threads=1)
+NEED = Footprint(weights=10_000, kv=6_400, scratch=0, runtime=0)
+SPEC = replace(open_golden("llama-gqa-tied").model.spec, recipe=None, window=0)
+
+
+def pairs(windows: list[int], tokens: int, context: int) -> int:
+    """Rows that each token sees in each layer, one by one."""
+    return sum(min(context + i + 1, window or 1 << 40) for window in windows for i in range(tokens))
+
+
+@given(
+    tokens=st.integers(1, 40), context=st.integers(0, 60), windows=st.lists(st.sampled_from((0, 1, 7, 33)), min_size=1)
+)
+def test_attention_is_counted_pair_by_pair(tokens: int, context: int, windows: list[int]) -> None:
+    spec = replace(SPEC, layers=len(windows), recipe=Recipe(ropes=(), windows=tuple(windows), query_scale=1.0))
+    head = spec.vocab * spec.hidden
+    work = work_of(spec, CONFIG, NEED, tokens, context)
+    attention = 4 * spec.heads * spec.head_dim * pairs(windows, tokens, context)
+    assert work.flops == pytest.approx(2 * (spec.parameters - head) * tokens + 2 * head + attention)
+    rows = sum(min(context + tokens, window or 1 << 40) for window in windows) / len(windows)
+    assert work.kv_bytes == pytest.approx(100 * rows)
+    assert work.weight_bytes == NEED.weights
+
+
+def test_a_table_of_its_own_is_looked_up_not_read() -> None:
+    untied = replace(SPEC, tied_head=False, parameters=20_000, vocab=100, hidden=50, largest_tensor=10**9)
+    assert work_of(untied, CONFIG, NEED, 1, 0).weight_bytes == pytest.approx(10_000 - 100 * 50 / 2)
+    copied = work_of(replace(SPEC, largest_tensor=3_000), replace(CONFIG, repack=True), NEED, 1, 0)
+    assert copied.weight_bytes == 7_000
+
+
+def test_two_passes_ask_for_both() -> None:
+    first, second = work_of(SPEC, CONFIG, NEED, 3, 0), work_of(SPEC, CONFIG, NEED, 5, 3)
+    both = first + second
+    assert (both.flops, both.bytes) == (first.flops + second.flops, first.bytes + second.bytes)
+
+
+def test_ceilings_are_measured_in_a_process_of_its_own() -> None:
+    parts: list[float] = []
+    measured = measure_ceilings(1, 0.05, parts.append)
+    assert measured.read_bytes_per_s > 1e6
+    assert measured.f32_flops > 1e6
+    assert (measured.int8_ops, measured.threads) == (None, 1)
+    assert parts == sorted(parts)
+    assert parts[-1] == 1
+
+
+@pytest.mark.parametrize(("threads", "seconds"), [(-1, 1.0), (5000, 1.0), (1, 0.0), (1, -1.0), (1, float("nan"))])
+def test_what_cannot_be_measured_is_refused(threads: int, seconds: float) -> None:
+    with pytest.raises(InputError, match="cannot measure"):
+        measure_ceilings(threads, seconds)
