@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import platform
-from importlib import metadata
 
 from edge.errors import EdgeError
 
 
 def edge_version() -> str:
     """As installed. Raises EdgeError if edge runs from a folder that was never installed."""
+    from importlib import metadata  # here: 10 ms that the first token need not wait for
+
     try:
         return metadata.version("edge-runtime")
     except metadata.PackageNotFoundError:
@@ -18,4 +19,6 @@ def edge_version() -> str:
 
 def own_versions() -> dict[str, str]:
     """For reports: edge, Python, NumPy."""
+    from importlib import metadata
+
     return {"edge": edge_version(), "python": platform.python_version(), "numpy": metadata.version("numpy")}
