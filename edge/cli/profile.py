@@ -29,7 +29,9 @@ class _Group(typer.core.TyperGroup):
         return super().parse_args(ctx, args if args[:1] == [_COMPARE] else ["of", *args])
 
 
-profile = typer.Typer(cls=_Group, help="Measure this device with a model: speed, memory, joules, heat, and what limits it.")
+profile = typer.Typer(
+    cls=_Group, help="Measure this device with a model: speed, memory, joules, heat, and what limits it."
+)
 
 Output = Annotated[
     list[Path] | None, o.flag("-o", "--output", help="Write a report there: .html, .md or .json; may be repeated.")

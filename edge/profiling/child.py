@@ -18,6 +18,7 @@ from typing import Any
 from edge.backends import find_backend
 from edge.backends.base import Backend, EngineConfig
 from edge.budget import Budget
+from edge.devices.load import read_load, share_of_others
 from edge.devices.mappings import mapped_files
 from edge.devices.memory import memory_use
 from edge.devices.power import find_meter
@@ -80,7 +81,9 @@ def _measure(job: Job, model: Model, backend: Backend, on_step: OnStep) -> tuple
             if free < 1:
                 raise BudgetError(f"{plan.config.capacity} KV rows are too few for {settings.answer} tokens of answer")
             prompt = min(settings.prompt, free)
+            load, own = read_load(), time.process_time()
             speeds = measure_speeds(runner, prompt, settings.answer, settings.repetitions, _part(on_step, 0))
+            others = share_of_others(load, read_load(), time.process_time() - own)
             contexts = [each for each in settings.contexts if each <= free]
             curve, end = measure_curve(runner, contexts, settings.answer, settings.curve_s, _part(on_step, 1))
             if end is None and len(contexts) < len(settings.contexts):
@@ -107,6 +110,7 @@ def _measure(job: Job, model: Model, backend: Backend, on_step: OnStep) -> tuple
         ),
         energy=Energy(reading.source, reading.kind, reading.scope, load_joules),
         kv_dtypes=list(backend.CAPABILITIES.kv_dtypes),
+        others=others,
     )
     return profile, sustained
 

@@ -81,8 +81,8 @@ def collect(
             on_progress(f"{name}: {what}", at + (1 - _CEILINGS) * share / total)
 
         try:
-            profile, long_run = _measure(model, name, settings, step, sustained=not found)
-            found.append(profile)
+            measured, long_run = _measure(model, name, settings, step, sustained=not found)
+            found.append(measured)
             sustained = sustained or long_run
         except EdgeError as error:
             missing[name], failure = str(error), error

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edge.profiling.limits import Evidence
 from edge.profiling.job import Settings
+from edge.profiling.limits import Evidence
 from edge.profiling.profile import EngineProfile, Profile, Sustained
 from edge.profiling.reader import build
 
@@ -41,6 +41,7 @@ def evidence_of(profile: Profile) -> Evidence:
         kv_dtype=plan["config"]["kv_dtype"],
         kv_dtypes=tuple(engine.kv_dtypes),
         tuned=engine.engine != "tvm" or plan["tuned"] != "default",
+        others=engine.others or 0.0,
         unsteady=decode.per_token.p50 / decode.per_token.p10,
         waited=_waited(engine),
         faster=_faster(profile),

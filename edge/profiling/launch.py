@@ -40,7 +40,7 @@ def run_in_child(job: Job, on_step: OnStep) -> dict[str, Any]:
 
 
 def _listen(child: subprocess.Popen[str], errors_file: IO[bytes], job: Job, on_step: OnStep) -> dict[str, Any]:
-    assert child.stdout is not None and child.stdin is not None
+    assert child.stdout is not None
     result: dict[str, Any] | None = None
     for line in child.stdout:
         said = json.loads(line)

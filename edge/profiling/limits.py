@@ -23,6 +23,7 @@ _WAITING = 0.25  # of all threads' time
 _MANY_BITS = 5.0  # per weight: fewer are worth a try
 _MUCH_KV = 0.2  # of the bytes that a token reads
 _UNSTEADY = 2.0
+_TAKEN = 0.15  # of the cores by others
 _FASTER = 1.1  # another engine
 
 
@@ -34,7 +35,7 @@ class Evidence:
     highest; trip: where the kernel slows down. allowed: least share of the top clock. rows, wanted_rows: of the KV
     cache. limit, limit_source: bytes of memory, and who set them. streamed: weights are read from the disk again and
     again. bits: per weight. waited: share of the threads' time. unsteady: a token's median time / that of
-    the fastest tenth. faster: another engine, and how many times. None, 0: not
+    the fastest tenth. others: share of all cores' time that other programs took. faster: another engine, and how many times. None, 0: not
     measured."""
 
     model: str
@@ -53,6 +54,7 @@ class Evidence:
     trip: float | None = None
     allowed: float | None = None
     watts: float | None = None
+    others: float = 0.0
     unsteady: float = 1.0
     rows: int = 0
     wanted_rows: int = 0
@@ -89,8 +91,8 @@ def _streaming(found: Evidence) -> _Found | None:
         return None
     return (
         "streaming",
-        f"The memory limit of {format_bytes(found.limit)} is what limits this run: the weights do not stay in it and are "
-        f"read from storage for every token, at {_speed(found)}.",
+        f"The memory limit of {format_bytes(found.limit)} limits this run: the weights do not stay in it and are read "
+        f"from storage for every token, at {_speed(found)}.",
         [_more_memory(found, "with room for all weights nothing is read twice")],
     )
 
@@ -109,8 +111,10 @@ def _heat(found: Evidence) -> _Found | None:
     ]
     shown = " and ".join(filter(None, signs)) or "no sensor here says why"
     kept = f"{found.sustained:.0%} of its first minute's speed is left at the end" if slower else "it runs hot"
-    return "heat", f"Heat, or what holds the clock back, limits long answers on this device: {kept} ({shown}).", list(
-        _cooler(found)
+    return (
+        "heat",
+        f"Heat, or what holds the clock back, limits long answers on this device: {kept} ({shown}).",
+        list(_cooler(found)),
     )
 
 
@@ -131,7 +135,9 @@ def _ceilings(found: Evidence) -> _Found | None:
     bandwidth, compute = found.bandwidth or 0.0, found.compute or 0.0
     if found.bytes_per_s is None or max(bandwidth, compute) < _NEAR:
         return None
-    each = f"each token reads {format_bytes(found.bytes_per_token)}, {found.bytes_per_s / 1e9:.3g} GB/s at {_speed(found)}"
+    each = (
+        f"each token reads {format_bytes(found.bytes_per_token)}, {found.bytes_per_s / 1e9:.3g} GB/s at {_speed(found)}"
+    )
     if compute > bandwidth:
         sentence = (
             f"Arithmetic limits answers on this device: they compute at {compute:.0%} of the rate that was measured as "
@@ -140,24 +146,25 @@ def _ceilings(found: Evidence) -> _Found | None:
         return "compute", sentence, []
     if bandwidth > _CACHED:
         sentence = (
-            f"Reading limits answers on this device: {each}, which is {bandwidth:.1f} × what its memory was measured to "
-            "deliver, so caches hold much of this model."
+            f"Reading limits answers on this device: {each}, which is {bandwidth:.1f} × what its memory was measured "
+            "to deliver, so caches hold much of this model."
         )
     else:
         sentence = (
-            f"Memory bandwidth limits answers on this device: {each}, which is {bandwidth:.0%} of what it was measured to "
-            "deliver."
+            f"Memory bandwidth limits answers on this device: {each}, which is {bandwidth:.0%} of what it was measured "
+            "to deliver."
         )
     return "memory bandwidth", sentence, list(_fewer_bytes(found))
 
 
 def _neighbours(found: Evidence) -> _Found | None:
-    if found.unsteady < _UNSTEADY:
+    if found.others >= _TAKEN:
+        sign = f"they took {found.others:.0%} of the cores' time while answers came at {_speed(found)}"
+    elif found.unsteady >= _UNSTEADY:
+        sign = f"half of the tokens took at least {found.unsteady:.1f} × as long as the fastest tenth"
+    else:
         return None
-    sentence = (
-        f"Other programs limit answers at this moment: half of the tokens took at least {found.unsteady:.1f} × as long as "
-        f"the fastest tenth, so {_speed(found)} say little about this device."
-    )
+    sentence = f"Other programs limit answers at this moment: {sign}, which says little about this device."
     return "other programs", sentence, [("measure when nothing else runs", f"edge profile {_name(found)}")]
 
 
@@ -174,7 +181,9 @@ def _waiting(found: Evidence) -> _Found | None:
 
 def _nothing(found: Evidence) -> _Found:
     if found.bandwidth is None or found.compute is None:
-        sentence = f"What limits this device is unknown: answers come at {_speed(found)}, but its ceilings were not measured."
+        sentence = (
+            f"What limits this device is unknown: answers come at {_speed(found)}, but its ceilings were not measured."
+        )
         return "unknown", sentence, [("measure the ceilings, too", f"edge profile {_name(found)}")]
     sentence = (
         f"Neither memory ({found.bandwidth:.0%} of its measured bandwidth) nor arithmetic ({found.compute:.0%}) limits "
@@ -196,8 +205,9 @@ def _general(found: Evidence, limit: Limit) -> Iterator[tuple[str, str]]:
 
 def _fewer_bytes(found: Evidence) -> Iterator[tuple[str, str]]:
     if found.bits > _MANY_BITS:
-        yield f"fewer bytes per token: weights have {found.bits:.1f} bits", (
-            f"edge quantize {_name(found)} small.gguf q4_0"
+        yield (
+            f"fewer bytes per token: weights have {found.bits:.1f} bits",
+            (f"edge quantize {_name(found)} small.gguf q4_0"),
         )
     if found.kv_share >= _MUCH_KV:
         yield from _smaller_rows(found)

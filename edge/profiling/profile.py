@@ -206,6 +206,7 @@ class EngineProfile:
     timeline: Timeline
     energy: Energy
     kv_dtypes: list[str]  # that the engine has
+    others: float | None  # share of all cores' time that other programs took while prompts and answers were timed
     operators: list[PhaseOperators] = field(default_factory=list)
     operators_reason: str | None = None  # why there are none
 

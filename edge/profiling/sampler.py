@@ -23,7 +23,8 @@ class Sampler:
     def __init__(self, root: Path | None = None) -> None:
         self._root = root or sensors_root()
         self._zone = next(iter(zones(self._root)), None)
-        self.sensor, self.trip = (self._zone.name, self._zone.trip) if self._zone else (None, None)
+        self.sensor = self._zone.name if self._zone else None
+        self.trip = self._zone.trip if self._zone else None
         self.samples: list[MemorySample] = []
         self.climate: list[Climate] = []
         self.marks: list[Mark] = []

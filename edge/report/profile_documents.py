@@ -11,12 +11,17 @@ from edge.profiling.profile import Profile
 KINDS = (".html", ".md", ".json")
 
 
-def check_kind(path: Path) -> None:
-    """Raises InputError for other names, MissingExtraError where nothing draws the pictures."""
+def check_place(path: Path) -> None:
+    """Raises InputError for names of other kinds, and where there is no folder for it."""
     if path.suffix not in KINDS:
         raise InputError(f"{path}: what kind of report? Let its name end in {', '.join(KINDS)}")
     if not path.parent.is_dir():
         raise InputError(f"{path}: there is no folder {path.parent}")
+
+
+def check_kind(path: Path) -> None:
+    """As `check_place`; raises MissingExtraError where nothing draws the pictures."""
+    check_place(path)
     if path.suffix == ".html":
         from edge.report.svg import check_plot
 

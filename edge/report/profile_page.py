@@ -51,8 +51,8 @@ def table_html(section: Section) -> str:
 
     body = "\n".join(line(row, "td") for row in section.rows)
     return (
-        f'<div class="wide" tabindex="0"><table><thead>{line(section.headings, "th")}</thead>\n<tbody>\n{body}\n</tbody>'
-        f"</table></div>\n{notes_html(section.remarks)}{_folded(section.notes)}"
+        f'<div class="wide" tabindex="0"><table><thead>{line(section.headings, "th")}</thead>\n'
+        f"<tbody>\n{body}\n</tbody></table></div>\n{notes_html(section.remarks)}{_folded(section.notes)}"
     )
 
 
@@ -68,10 +68,11 @@ def notes_html(notes: Iterable[str]) -> str:
 def _head(profile: Profile) -> str:
     kind = "quick device profile" if profile.quick else "device profile"
     engine = profile.engines[0]
+    on = f"{profile.model.label} on {profile.device.name}, {engine.engine} engine, {engine.threads} threads"
     return f"""<header>
 <p class="eyebrow">edge · {kind} · {escape(profile.date[:10])}</p>
 <h1>{escape(profile.model.name)}</h1>
-<p class="on">{escape(profile.model.label)} on {escape(profile.device.name)}, {escape(engine.engine)} engine, {engine.threads} threads</p>
+<p class="on">{escape(on)}</p>
 <section class="verdict"><p class="chip">Limit: {escape(profile.verdict.limit)}</p>
 <p class="sentence">{escape(profile.verdict.sentence)}</p></section>
 </header>"""
@@ -122,10 +123,9 @@ def _time(profile: Profile) -> str:
 
 
 def _roofline(profile: Profile) -> str:
+    section = tables.roofline_table(profile)
     picture = _pictures(plots.roofline_plot(profile))
-    return (
-        f"<section><h2>Against this device’s ceilings</h2>\n{picture}{table_html(tables.roofline_table(profile))}</section>"
-    )
+    return f"<section><h2>{escape(section.title)}</h2>\n{picture}{table_html(section)}</section>"
 
 
 def _memory(profile: Profile) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from edge.backends.base import PHASES
@@ -118,17 +118,21 @@ def memory_plot(engine: EngineProfile) -> str:
     def paint(axes: Any) -> None:
         seconds = [each.seconds for each in samples]
         parts = [split(each, base) for each in samples]
-        stacks = [[getattr(each, name) / _MIB for each in parts] for name in ("interpreter", "weights", "kv", "scratch")]
+        stacks = [
+            [getattr(each, name) / _MIB for each in parts] for name in ("interpreter", "weights", "kv", "scratch")
+        ]
         axes.stackplot(seconds, stacks, labels=_PARTS, colors=_PART_COLOURS, alpha=0.85, linewidth=0)
         top = timeline.peak / _MIB
         if engine.plan["limit_source"] == "budget":
             top = max(top, engine.plan["limit"] / _MIB)
             axes.axhline(engine.plan["limit"] / _MIB, color=INK, linewidth=1, linestyle="--")
-            axes.text(seconds[-1], engine.plan["limit"] / _MIB, "--memory", ha="right", va="bottom", fontsize=9.5)
+            axes.text(seconds[-1], engine.plan["limit"] / _MIB, "--memory", ha="right", va="top", fontsize=9.5)
         axes.axhline(timeline.peak / _MIB, color=INK, linewidth=0.8, linestyle=":")
-        axes.text(seconds[-1], timeline.peak / _MIB, f"peak {timeline.peak / _MIB:.0f}", ha="right", va="bottom", fontsize=9.5)
+        axes.text(
+            seconds[-1], timeline.peak / _MIB, f"peak {timeline.peak / _MIB:.0f}", ha="right", va="bottom", fontsize=9.5
+        )
         _bands(axes, engine, seconds[-1])
-        axes.set(xlim=(0, seconds[-1]), ylim=(0, top * 1.18), xlabel="seconds", ylabel="MiB resident")
+        axes.set(xlim=(0, seconds[-1]), ylim=(0, top * 1.3), xlabel="seconds", ylabel="MiB resident")
         axes.figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=2)
 
     return draw(paint, 3.4, f"Memory of {engine.engine} over time")
@@ -138,9 +142,7 @@ def climate_plot(engine: EngineProfile, what: str) -> str:
     """°C or GHz over the run. "" where nothing shows it."""
     factor, label, name = {"celsius": (1.0, "°C", "Temperature"), "hertz": (1e-9, "GHz", "Clock")}[what]
     points = [
-        (each.seconds, value * factor)
-        for each in engine.timeline.climate
-        if (value := getattr(each, what)) is not None
+        (each.seconds, value * factor) for each in engine.timeline.climate if (value := getattr(each, what)) is not None
     ]
     values = [value for _, value in points]
     if len(points) < 2 or (what == "hertz" and max(values) < _VARIES * min(values)):
@@ -191,11 +193,11 @@ def _roof(axes: Any, roofs: Roofs, low: float, high: float) -> None:
     flops, read = roofs.f32_flops / _GIGA, roofs.read_bytes_per_s / _GIGA
     axes.plot([low, ridge, high], [read * low, flops, flops], color=INK, linewidth=1.2)
     axes.text(
-        low * 1.25, read * low * 1.25 * 1.12, f"memory {read:.3g} GB/s", fontsize=9.5, rotation=45, va="bottom",
-        rotation_mode="anchor", transform_rotates_text=True,
+        low * 1.2, read * low * 1.3, f"memory {read:.3g} GB/s", fontsize=9.5, va="bottom",
+        rotation=math.degrees(math.atan(read)), rotation_mode="anchor", transform_rotates_text=True,
     )  # fmt: skip
     axes.annotate(
-        f"float32 {flops:.3g} GFLOP/s", (high, flops), xytext=(-2, 4), textcoords="offset points", fontsize=9.5, ha="right"
+        f"float32 {flops:.3g} GFLOP/s", (ridge, flops), xytext=(0, 4), textcoords="offset points", fontsize=9.5
     )
     if roofs.int8_ops:
         axes.plot([ridge, high], [roofs.int8_ops / _GIGA] * 2, color=INK, linewidth=1, linestyle="--")
@@ -236,8 +238,6 @@ def _bands(axes: Any, engine: EngineProfile, end: float) -> None:
         axes.axvline(start, color=INK, linewidth=0.5, alpha=0.4)
         if stop - start > _LABELLED * end:
             axes.text(
-                (start + stop) / 2, 0.97, what.replace(" and ", "\nand "), fontsize=9, ha="center", va="top",
+                (start + stop) / 2, 0.97, what, fontsize=9, ha="center", va="top",
                 transform=axes.get_xaxis_transform(),
             )  # fmt: skip
-
-

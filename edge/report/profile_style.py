@@ -3,16 +3,17 @@
 STYLE = """
 :root {
   color-scheme: light dark;
-  --ink: #1c2024; --soft: #5b6470; --line: #dfe3e8; --ground: #f7f8fa; --card: #ffffff; --accent: #1f5fbf; --tint: #eaf1fc;
-  --c1: #2166c4; --c2: #d1650b; --c3: #23875a; --c4: #8b8f98; --c5: #8a4fbf; --c6: #b3261e; --c7: #00838f; --c8: #7a6a00;
-  --c9: #c2418a;
+  --ink: #1c2024; --soft: #5b6470; --line: #dfe3e8; --ground: #f7f8fa; --card: #ffffff;
+  --accent: #1f5fbf; --tint: #eaf1fc;
+  --c1: #2166c4; --c2: #d1650b; --c3: #23875a; --c4: #8b8f98; --c5: #8a4fbf; --c6: #b3261e; --c7: #00838f;
+  --c8: #7a6a00; --c9: #c2418a;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --ink: #e7e9ec; --soft: #a0a8b3; --line: #30363d; --ground: #111418; --card: #1a1e24; --accent: #82b1ff;
     --tint: #17253c;
-    --c1: #6ea8fe; --c2: #ffa45c; --c3: #5bc796; --c4: #7d838d; --c5: #c39bf2; --c6: #f2867f; --c7: #4dd0e1; --c8: #d9c755;
-    --c9: #f08cc0;
+    --c1: #6ea8fe; --c2: #ffa45c; --c3: #5bc796; --c4: #7d838d; --c5: #c39bf2; --c6: #f2867f; --c7: #4dd0e1;
+    --c8: #d9c755; --c9: #f08cc0;
   }
 }
 * { box-sizing: border-box }
@@ -38,7 +39,7 @@ main > section.cards { margin-top: 1rem }
 .advice code { display: block; margin-top: .2rem; background: var(--card); border: 1px solid var(--line);
   border-radius: .4rem; padding: .4rem .6rem; font: .88rem/1.4 ui-monospace, monospace }
 .pictures { display: grid; gap: .75rem; margin-bottom: .75rem }
-@media (min-width: 52rem) { .pictures { grid-template-columns: 1fr 1fr } .pictures.single { max-width: 42rem;
+@media (min-width: 52rem) { .pictures { grid-template-columns: 1fr 1fr } .pictures.single { max-width: 34rem;
   grid-template-columns: 1fr } }
 figure { margin: 0; background: var(--card); border: 1px solid var(--line); border-radius: .6rem; padding: .6rem;
   min-width: 0 }

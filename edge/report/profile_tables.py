@@ -12,6 +12,7 @@ from edge.spec import format_count
 
 PHASE_WORDS = {"prefill": "prompt", "decode": "answer"}
 _NONE = "–"
+_DISTURBED = 0.1  # of the cores, taken by others
 
 
 @dataclass(frozen=True)
@@ -30,14 +31,14 @@ def speed_table(profile: Profile) -> Section:
     headings = ["engine", "answer tok/s", "prompt tok/s", "first token", "load", "first load"]
     rows = [
         [
-            each.engine, _rate(each.decode.tok_s), _rate(each.prefill.tok_s),
+            each.engine, rate(each.decode.tok_s), rate(each.prefill.tok_s),
             duration(each.ttft.p50), duration(each.load_s), duration(each.first_load_s),
         ]
         for each in profile.engines
     ]  # fmt: skip
     notes = [
-        "Measured; medians. First token: from the prompt to the first choice, loading left out. First load: with what had to "
-        "be compiled or converted, if it was not there from earlier."
+        "Measured; medians. First token: from the prompt to the first choice, loading left out. First load: with what "
+        "had to be compiled or converted, if it was not there from earlier."
     ]
     return Section("Speed", headings, rows, notes, missing_remarks(profile))
 
@@ -50,15 +51,21 @@ def token_table(profile: Profile) -> Section:
     ]
     first = profile.engines[0]
     notes = [
-        f"Measured: {profile.settings['repetitions']} times a prompt of {first.prefill.tokens} random tokens, in passes of "
-        f"{first.prefill.at_once} on {first.engine}, and an answer of {first.decode.tokens}; one more before them is not "
-        "counted. p10: a tenth of the passes took no longer."
+        f"Measured: {profile.settings['repetitions']} times a prompt of {first.prefill.tokens} random tokens, in "
+        f"passes of {first.prefill.at_once} on {first.engine}, and an answer of {first.decode.tokens}; one more before "
+        "them is not counted. p10: a tenth of the passes took no longer."
     ]
     return Section("Milliseconds per token", ["engine", "phase", "p10", "p50", "p90", "passes"], rows, notes, left=2)
 
 
 def missing_remarks(profile: Profile) -> list[str]:
-    return [f"{name} was not measured: {reason}" for name, reason in profile.missing.items()]
+    """Why engines are missing, and which figures were disturbed."""
+    taken = [
+        f"Other programs took {each.others:.0%} of the cores while {each.engine} was measured: it is faster than this."
+        for each in profile.engines
+        if each.others is not None and each.others >= _DISTURBED
+    ]
+    return taken + [f"{name} was not measured: {reason}" for name, reason in profile.missing.items()]
 
 
 def context_table(profile: Profile) -> Section:
@@ -69,10 +76,12 @@ def context_table(profile: Profile) -> Section:
         cells = [f"{context:,}"]
         for engine in profile.engines:
             point = next((each for each in engine.curve if each.context == context), None)
-            cells += [_rate(1 / point.decode.p50), _rate(1 / point.prefill)] if point else [_NONE, _NONE]
+            cells += [rate(1 / point.decode.p50), rate(1 / point.prefill)] if point else [_NONE, _NONE]
         rows.append(cells)
     headings = ["context", *(f"{each.engine} {what}" for each in profile.engines for what in ("answer", "prompt"))]
-    notes = ["tok/s, measured: of an answer with so many rows in the cache, and of the part of a prompt that led there."]
+    notes = [
+        "tok/s, measured: of an answer with so many rows in the cache, and of the part of a prompt that led there."
+    ]
     remarks = [f"{each.engine}: {each.curve_end}" for each in profile.engines if each.curve_end]
     return Section("Speed against context", headings, rows, notes, remarks, left=0)
 
@@ -89,12 +98,11 @@ def operator_table(engine: EngineProfile, phase: PhaseOperators) -> Section:
     what = f"A pass of {phase.tokens} tokens" if phase.tokens > 1 else "A token"
     title = f"{engine.engine}: operators of the {PHASE_WORDS[phase.name]}"
     headings = ["operator", "part", "share", "time", "calls", "GB/s", "GFLOP/s", "waiting"]
-    return Section(
-        title, headings, rows,
-        [f"{what} with {phase.context:,} rows in the cache, in an instrumented engine, which is somewhat slower. Times are "
-         "measured, bytes and operations counted. Waiting: of all threads' time."],
-        left=2,
-    )  # fmt: skip
+    notes = [
+        f"{what} with {phase.context:,} rows in the cache, in an instrumented engine, which is somewhat slower. Times "
+        "are measured, bytes and operations counted. Waiting: share of all threads' time."
+    ]
+    return Section(title, headings, rows, notes, left=2)
 
 
 def roofline_table(profile: Profile) -> Section:
@@ -111,8 +119,8 @@ def roofline_table(profile: Profile) -> Section:
     notes = ["What a pass must read and compute is counted, its time measured."]
     if roofs:
         notes.append(
-            f"Ceilings, measured here with {roofs.threads} threads: {roofs.read_bytes_per_s / 1e9:.3g} GB/s read from memory, "
-            f"{roofs.f32_flops / 1e9:.3g} GFLOP/s of float32 products in NumPy. More than 100 %: of bytes, caches hold "
+            f"Ceilings, measured here with {roofs.threads} threads: {roofs.read_bytes_per_s / 1e9:.3g} GB/s read from "
+            f"memory, {roofs.f32_flops / 1e9:.3g} GFLOP/s of float32 products. More than 100 %: of bytes, caches hold "
             "some of them; of operations, engines multiply bytes, of which a processor does more at once."
         )
     remarks = [] if roofs else ["The ceilings of this device could not be measured."]
@@ -132,8 +140,8 @@ def memory_table(profile: Profile) -> Section:
         ])  # fmt: skip
     headings = ["engine", "peak", "predicted", "interpreter", "weights", "KV cache", "scratch", "KV rows"]
     return Section("Memory", headings, rows, [
-        "Peak of the process's resident set and the pages of mapped weights: measured. Interpreter: what was there before "
-        "loading, with the libraries. KV cache: counted by the rows in use; scratch: the rest."
+        "Peak of the process's resident set and the pages of mapped weights: measured. Interpreter: what was there "
+        "before loading, with the libraries. KV cache: counted by the rows in use; scratch: the rest."
     ], [limit_note(profile.engines[0])])  # fmt: skip
 
 
@@ -161,15 +169,23 @@ def energy_table(profile: Profile) -> Section:
             _joules(prefill.joules_per_token and prefill.joules_per_token * prefill.tokens),
             _joules(engine.energy.load), _NONE if watts is None else f"{watts:.1f} W",
         ])  # fmt: skip
-    headings = ["engine", "kind", "per token of answer", "per token of prompt", "whole prompt", "loading", "while answering"]
+    headings = [
+        "engine",
+        "kind",
+        "per token of answer",
+        "per token of prompt",
+        "whole prompt",
+        "loading",
+        "while answering",
+    ]
     sources = dict.fromkeys(
         f"{how(each).capitalize()}: {each.energy.source}, the whole {each.energy.scope}." for each in profile.engines
     )
     notes = []
     if any(each.energy.kind == "estimate" for each in profile.engines):
         notes.append(
-            "Nothing here measures joules: these follow from busy time and bytes by a profile's figures. Compare them with "
-            "each other, not with a wattmeter."
+            "Nothing here measures joules: these follow from busy time and bytes by a profile's figures. Compare them "
+            "with each other, not with a wattmeter."
         )
     return Section("Energy", headings, rows, notes, list(sources), left=2)
 
@@ -189,7 +205,7 @@ def climate_table(profile: Profile) -> Section:
         rows.append([
             engine.engine,
             f"{celsius[0]:.0f} → {max(celsius):.0f} °C" if celsius else _NONE,
-            f"{min(hertz) / 1e9:.2f} – {max(hertz) / 1e9:.2f} GHz" if hertz else _NONE,
+            _range(hertz),
             f"{min(allowed):.0%}" if allowed else _NONE,
         ])  # fmt: skip
     timeline = profile.engines[0].timeline
@@ -205,7 +221,8 @@ def sustained_table(profile: Profile) -> Section | None:
     estimated = "estimated" if profile.engines[0].energy.kind == "estimate" else "measured"
     rows = [
         [
-            f"{window.start / 60:.1f} min", _rate(1 / window.per_token.p50), *_milliseconds(window.per_token), _joules(window.joules_per_token),
+            f"{window.start / 60:.1f} min", rate(1 / window.per_token.p50), *_milliseconds(window.per_token),
+            _joules(window.joules_per_token),
             _NONE if window.celsius is None else f"{window.celsius:.0f} °C",
             _NONE if window.hertz is None else f"{window.hertz / 1e9:.2f} GHz",
         ]
@@ -213,8 +230,8 @@ def sustained_table(profile: Profile) -> Section | None:
     ]  # fmt: skip
     headings = ["from", "tok/s", "ms/token p10", "p50", "p90", f"per token ({estimated})", "highest", "clock"]
     note = (
-        f"{long_run.engine}, one answer after another without a pause, in windows of {duration(long_run.length)}: the last is "
-        f"{long_run.ratio:.2f} × as fast as the first (measured)."
+        f"{long_run.engine}, one answer after another without a pause, in windows of {duration(long_run.length)}: the "
+        f"last is {long_run.ratio:.2f} × as fast as the first (measured)."
     )
     return Section("Sustained", headings, rows, [], [note])
 
@@ -232,11 +249,14 @@ def facts(profile: Profile) -> list[tuple[str, str]]:
         ("caches", caches or "unknown"),
         ("memory", format_bytes(device.memory)),
         ("model", f"{model.name}: {model.label}"),
-        ("weights", f"{format_count(model.parameters)} in {format_bytes(model.weight_bytes)}, mostly {model.weight_type}"),
+        (
+            "weights",
+            f"{format_count(model.parameters)} in {format_bytes(model.weight_bytes)}, mostly {model.weight_type}",
+        ),
         (
             "plan",
-            f"{first.engine}: {config['capacity']:,} KV rows in {config['kv_dtype']}, policy {first.plan['kv_policy']}, "
-            f"prompts in passes of {config['chunk']}, tuned: {first.plan['tuned']}",
+            f"{first.engine}: {config['capacity']:,} KV rows in {config['kv_dtype']}, policy "
+            f"{first.plan['kv_policy']}, prompts in passes of {config['chunk']}, tuned: {first.plan['tuned']}",
         ),
         ("measured", f"{profile.date}, {profile.seconds:.0f} s{', --quick' if profile.quick else ''}"),
         ("versions", ", ".join(f"{name} {each}" for name, each in _versions(profile).items())),
@@ -258,13 +278,21 @@ def _milliseconds(per_token: Spread) -> list[str]:
     return [f"{each * 1e3:.3g}" for each in (per_token.p10, per_token.p50, per_token.p90)]
 
 
-def _rate(value: float) -> str:
+def rate(value: float) -> str:
+    """Three digits, or a whole number."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def joules(value: float) -> str:
     """Three digits, as single tokens want them: 0.155 -> `155 mJ`."""
     return f"{value * 1e3:.3g} mJ" if value < 0.9995 else f"{value:.3g} J"
+
+
+def _range(hertz: list[float]) -> str:
+    if not hertz:
+        return _NONE
+    low, high = f"{min(hertz) / 1e9:.2f}", f"{max(hertz) / 1e9:.2f}"
+    return f"{high} GHz" if low == high else f"{low} – {high} GHz"
 
 
 def _joules(value: float | None) -> str:

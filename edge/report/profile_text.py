@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from edge.budget import format_bytes
-from edge.profiling.profile import Profile
+from edge.profiling.profile import EngineProfile, Profile
 from edge.report import profile_tables as tables
 from edge.report.profile_tables import Section
 from edge.report.table import table
@@ -21,9 +21,8 @@ def headline(profile: Profile) -> list[tuple[str, str, str]]:
     engine = profile.engines[0]
     spent = engine.decode.joules_per_token
     figures = [
-        ("answers", f"{engine.decode.tok_s:,.3g} tok/s" if engine.decode.tok_s < 100 else f"{engine.decode.tok_s:,.0f} tok/s",
-         "measured"),
-        ("prompts", f"{engine.prefill.tok_s:,.0f} tok/s", "measured"),
+        ("answers", f"{tables.rate(engine.decode.tok_s)} tok/s", "measured"),
+        ("prompts", f"{tables.rate(engine.prefill.tok_s)} tok/s", "measured"),
         ("first token", tables.duration(engine.ttft.p50), f"measured, {engine.prefill.tokens} tokens of prompt"),
         ("peak memory", format_bytes(engine.timeline.peak), "measured, the whole process"),
     ]  # fmt: skip
@@ -54,18 +53,18 @@ def operator_notes(profile: Profile) -> list[str]:
 
 
 def markdown(profile: Profile) -> str:
-    parts = [f"# {_marked(title(profile))}", f"**{_marked(profile.verdict.sentence)}**"]
+    parts = [f"# {marked(title(profile))}", f"**{marked(profile.verdict.sentence)}**"]
     parts.append("\n".join(f"- {what}: {figure} ({known})" for what, figure, known in headline(profile)))
     if profile.verdict.advice:
         parts.append("## What to try")
-        parts.append("\n".join(f"- {_marked(why)}: {_code(command)}" for why, command in profile.verdict.advice))
+        parts.append("\n".join(f"- {marked(why)}: {_code(command)}" for why, command in profile.verdict.advice))
     for each in sections(profile):
-        rows = [[_marked(cell) for cell in row] for row in each.rows]
-        parts += [f"## {each.title}", table([_marked(cell) for cell in each.headings], rows, each.left)]
-        parts.append("\n".join(_marked(note) for note in [*each.remarks, *each.notes]))
+        rows = [[marked(cell) for cell in row] for row in each.rows]
+        parts += [f"## {each.title}", table([marked(cell) for cell in each.headings], rows, each.left)]
+        parts.append("\n".join(marked(note) for note in [*each.remarks, *each.notes]))
     if notes := operator_notes(profile):
-        parts += ["## Operators that were not measured", "\n".join(f"- {_marked(note)}" for note in notes)]
-    parts += ["## Device, model, plan", "\n".join(f"- {what}: {_marked(said)}" for what, said in tables.facts(profile))]
+        parts += ["## Operators that were not measured", "\n".join(f"- {marked(note)}" for note in notes)]
+    parts += ["## Device, model, plan", "\n".join(f"- {what}: {marked(said)}" for what, said in tables.facts(profile))]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -73,9 +72,12 @@ def summary(profile: Profile) -> str:
     """For the terminal: the sentence, the figures, speed, contexts and memory, and what to try."""
     engine = profile.engines[0]
     parts = [f"{title(profile)}, {engine.engine}, {engine.threads} threads", profile.verdict.sentence]
-    rows = [[each.engine, *_row(profile, index)] for index, each in enumerate(profile.engines)]
+    rows = [_row(each) for each in profile.engines]
     kinds = dict.fromkeys(tables.how(each) for each in profile.engines)
-    headings = ["engine", "answer tok/s", "ms p10 p50 p90", "prompt tok/s", "first token", "load", "peak", f"per token ({'/'.join(kinds)})"]
+    headings = [
+        "engine", "answer tok/s", "ms p10 p50 p90", "prompt tok/s", "first token", "load", "peak",
+        f"per token ({'/'.join(kinds)})",
+    ]  # fmt: skip
     parts.append(table(headings, rows))
     parts.append(_plain(tables.context_table(profile)))
     if reasons := tables.missing_remarks(profile):
@@ -88,14 +90,14 @@ def summary(profile: Profile) -> str:
     return "\n\n".join(parts)
 
 
-def _row(profile: Profile, index: int) -> list[str]:
-    engine = profile.engines[index]
+def _row(engine: EngineProfile) -> list[str]:
     spread = engine.decode.per_token
     spent = engine.decode.joules_per_token
     return [
-        f"{engine.decode.tok_s:.0f}",
+        engine.engine,
+        tables.rate(engine.decode.tok_s),
         " ".join(f"{each * 1e3:.3g}" for each in (spread.p10, spread.p50, spread.p90)),
-        f"{engine.prefill.tok_s:.0f}",
+        tables.rate(engine.prefill.tok_s),
         tables.duration(engine.ttft.p50),
         tables.duration(engine.load_s),
         format_bytes(engine.timeline.peak),
@@ -107,7 +109,7 @@ def _plain(section: Section) -> str:
     return table(section.headings, section.rows, section.left)
 
 
-def _marked(text: str) -> str:
+def marked(text: str) -> str:
     """One line that no Markdown reader takes for anything else: names of models and devices are not ours."""
     return "".join(f"\\{each}" if each in "|`*[<\\" else each for each in " ".join(text.split()))
 

@@ -63,7 +63,8 @@ def _inline(svg: str, label: str) -> str:
     svg = re.sub(r'<g id="[a-zA-Z_0-9]+_\d+">', "<g>", svg)  # the same in every picture, and used by none
     svg = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font: \1 system-ui, sans-serif", svg)
     view = re.search(r'viewBox="[^"]*"', svg)
-    head = f'<svg {view[0] if view else ""} xmlns:xlink="http://www.w3.org/1999/xlink" role="img" aria-label="{escape(label)}">'
+    names = 'xmlns:xlink="http://www.w3.org/1999/xlink" role="img"'
+    head = f'<svg {view[0] if view else ""} {names} aria-label="{escape(label)}">'
     svg = head + svg[svg.index(">") + 1 :]
     for colour, real in _REAL.items():
         svg = svg.replace(colour, real)
