@@ -29,45 +29,37 @@ _FASTER = 1.1  # another engine
 
 @dataclass(frozen=True)
 class Evidence:
-    """model: as the user calls it. bytes_per_token, kv_share: what a token of the answer reads, and how much of it is
-    KV rows. bandwidth, compute, prompt_compute: bytes and flops per second, of an answer and a prompt, as shares of the
-    measured ceilings. sustained: speed of the last window / of the first; cooled: its clock / the first's. celsius:
-    highest; trip: where the kernel slows down. allowed: least share of the top clock. rows, wanted_rows: of the KV
-    cache. limit, limit_source: bytes of memory, and who set them. streamed: weights are read from the disk again and
-    again. bits: per weight. waited: share of the threads' time. unsteady: a token's median time / that of
-    the fastest tenth. others: share of all cores' time that other programs took. faster: another engine, and how many times. None, 0: not
-    measured."""
+    """Of the engine that runs would use. Shares are from 0 to 1, or beyond; None: not measured."""
 
-    model: str
+    model: str  # as the user calls it
     engine: str
     threads: int
-    tok_s: float
-    bytes_per_token: float = 0.0
-    kv_share: float = 0.0
+    tok_s: float  # of answers
+    bytes_per_token: float = 0.0  # that a token of the answer reads
+    kv_share: float = 0.0  # of them, KV rows
     bytes_per_s: float | None = None
-    bandwidth: float | None = None
-    compute: float | None = None
-    prompt_compute: float | None = None
-    sustained: float | None = None
-    cooled: float | None = None
-    celsius: float | None = None
-    trip: float | None = None
-    allowed: float | None = None
-    watts: float | None = None
-    others: float = 0.0
-    unsteady: float = 1.0
-    rows: int = 0
+    bandwidth: float | None = None  # bytes_per_s as a share of the measured ceiling
+    compute: float | None = None  # operations of an answer, likewise
+    sustained: float | None = None  # speed of the last window / of the first
+    cooled: float | None = None  # its clock / the first's
+    celsius: float | None = None  # highest
+    trip: float | None = None  # where the kernel slows the device down
+    allowed: float | None = None  # least share of the top clock
+    watts: float | None = None  # while answering
+    others: float = 0.0  # share of all cores' time that other programs took
+    unsteady: float = 1.0  # a token's median time / that of the fastest tenth
+    waited: float | None = None  # share of the threads' time that they waited for each other
+    rows: int = 0  # of the KV cache
     wanted_rows: int = 0
     needed: int = 0  # bytes that the wanted rows would take, all in all
-    limit: int = 0
+    limit: int = 0  # bytes of memory
     limit_source: str = ""
-    streamed: bool = False
-    bits: float = 0.0
+    streamed: bool = False  # weights are read from storage again and again
+    bits: float = 0.0  # per weight
     kv_dtype: str = "f16"
-    kv_dtypes: tuple[str, ...] = ()
+    kv_dtypes: tuple[str, ...] = ()  # that the engine has
     tuned: bool = True  # or cannot be
-    waited: float | None = None
-    faster: tuple[str, float] | None = None
+    faster: tuple[str, float] | None = None  # another engine, and how many times
 
 
 def judge(found: Evidence) -> Verdict:
