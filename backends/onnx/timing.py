@@ -96,13 +96,14 @@ def _traced_runs(
         if event["name"] == _END_OF_RUN:
             runs.append([])
         elif event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
-            runs[-1].append(_node(event))
+            runs[-1].append(_node(event, runs[-1][-1] if runs[-1] else None))
     return runs[:-1]
 
 
-def _node(event: Mapping[str, Any]) -> Node:
+def _node(event: Mapping[str, Any], before: Node | None) -> Node:
+    """A node that ONNX Runtime made of several has no name: it belongs where the one before it does."""
     details, named = event["args"], _NAME.fullmatch(event["name"])
-    op, phase, layer = str(details["op_name"]), "other", None
+    op, phase, layer = str(details["op_name"]), before.phase if before else "other", before.layer if before else None
     if named:
         phase, layer = named[1], int(named[2]) if named[2] else None
     flops = 0
@@ -155,8 +156,9 @@ class Bytes:
         if node.op not in _PRODUCTS:
             return None
         start = "" if node.layer is None else f"blk.{node.layer}."
-        names = [start + name for name in _MATRICES.get(node.phase, (self._head,))]
-        return len(self._parts) * sum(self._matrix(self._layout, name, node.op) for name in names) or None
+        names = (start + name for name in _MATRICES.get(node.phase, (self._head,)))
+        found = (self._matrix(self._layout, name, node.op) for name in names if name in self._layout.matrices)
+        return len(self._parts) * sum(found) or None
 
     @staticmethod
     def _matrix(layout: Layout, name: str, op: str) -> int:
