@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from edge.backends.base import EngineConfig
+from edge.plan import Plan, PlanBytes
 from edge.profiling.profile import (
     Climate,
     DeviceFacts,
@@ -26,6 +28,7 @@ from edge.profiling.profile import (
     Verdict,
     Window,
 )
+from edge.profiling.settings import Settings
 
 MIB = 1 << 20
 HOSTILE = '<script>alert("x")</script>|`rm`*[a](b)\n# x & y'
@@ -35,20 +38,19 @@ def spread(middle: float) -> Spread:
     return Spread(0.9 * middle, middle, 1.2 * middle, 40)
 
 
-def make_plan(**changes: Any) -> dict[str, Any]:
-    return {
-        "backend": "tvm",
-        "kv_policy": "streaming",
-        "sinks": 4,
-        "config": {"capacity": 1024, "chunk": 256, "kv_dtype": "f16", "threads": 2, "resident": 0},
-        "evict_step": 1,
-        "bytes": {"interpreter": 60 * MIB, "weights": 90 * MIB, "kv": 20 * MIB, "scratch": 5 * MIB, "reserve": 6 * MIB},
-        "predicted_peak": 180 * MIB,
-        "limit": 256 * MIB,
-        "limit_source": "budget",
-        "tuned": "default",
-        **changes,
-    }
+def make_plan(**changes: Any) -> Plan:
+    plan = Plan(
+        backend="tvm",
+        kv_policy="streaming",
+        sinks=4,
+        config=EngineConfig(capacity=1024, chunk=256, kv_dtype="f16", threads=2, tuning={"tile": 8}),
+        evict_step=128,
+        bytes=PlanBytes(60 * MIB, 90 * MIB, 20 * MIB, 5 * MIB),
+        predicted_peak=180 * MIB,
+        limit=256 * MIB,
+        limit_source="budget",
+    )
+    return replace(plan, **changes)
 
 
 def make_timeline() -> Timeline:
@@ -102,10 +104,7 @@ def make_engine(name: str = "tvm", **changes: Any) -> EngineProfile:
 
 def make_profile(**changes: Any) -> Profile:
     windows = [Window(12.0 * each, spread(0.0025), 0.044, 60.0 + each, 2e9) for each in range(5)]
-    settings = {
-        "prompt": 512, "answer": 48, "contexts": [128, 512], "repetitions": 5, "curve_s": 20.0, "sustained_s": 60.0,
-        "operator_passes": 16, "memory": 256 * MIB, "max_kv_size": None,
-    }  # fmt: skip
+    settings = Settings(512, 48, [128, 512], 5, 20.0, 60.0, 16, memory=256 * MIB)
     profile = Profile(
         date="2026-11-22T01:00:00+00:00",
         seconds=61.0,

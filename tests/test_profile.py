@@ -27,12 +27,13 @@ from edge.devices.thermal import read_hertz
 from edge.errors import EngineError, InputError
 from edge.profiling.compare import compare_profiles
 from edge.profiling.evidence import evidence_of
-from edge.profiling.job import Job, Settings
+from edge.profiling.job import Job
 from edge.profiling.launch import run_in_child
 from edge.profiling.limits import Evidence, judge
 from edge.profiling.memory_timeline import split
 from edge.profiling.profile import Climate, MemoryBase, MemorySample, Profile, Roofs, Spread, Sustained, Window
 from edge.profiling.reader import build, read_profile
+from edge.profiling.settings import Settings
 from edge.report.profile_compare import document
 
 MODEL = str(GOLDEN / "llama-gqa-tied.gguf")

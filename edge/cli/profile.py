@@ -14,8 +14,8 @@ from edge.errors import InputError
 
 if TYPE_CHECKING:
     from edge.opened import Model
-    from edge.profiling.job import Settings
     from edge.profiling.profile import Profile
+    from edge.profiling.settings import Settings
 
 _COMPARE = "compare"
 _CONTEXTS = (128, 512, 1024, 2048, 4096)
@@ -81,7 +81,7 @@ def of(
     from edge.budget import parse_bytes, parse_seconds
     from edge.opened import open_model
     from edge.profiling.collect import choose_engines, collect
-    from edge.profiling.job import Settings
+    from edge.profiling.settings import Settings
 
     writers = [_writer(path) for path in output or []]
     opened = open_model(model)

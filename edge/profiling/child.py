@@ -16,7 +16,7 @@ from dataclasses import asdict
 from typing import Any
 
 from edge.backends import find_backend
-from edge.backends.base import Backend, EngineConfig
+from edge.backends.base import Backend
 from edge.budget import Budget
 from edge.devices.load import read_load, share_of_others
 from edge.devices.mappings import mapped_files
@@ -46,11 +46,9 @@ def run_job(job: Job, on_step: OnStep) -> dict[str, Any]:
         return asdict(_load(job, model, backend))
     if job.stage == "operators":
         assert job.plan is not None
-        context = min(job.settings.prompt, job.plan["config"]["capacity"] - 1)
-        config = build(EngineConfig, job.plan["config"])
-        return asdict(
-            Operators(measure_operators(model, backend, config, context, job.settings.operator_passes, on_step))
-        )
+        context = min(job.settings.prompt, job.plan.config.capacity - 1)
+        passes = job.settings.operator_passes
+        return asdict(Operators(measure_operators(model, backend, job.plan.config, context, passes, on_step)))
     profile, sustained = _measure(job, model, backend, on_step)
     return {"profile": asdict(profile), "sustained": sustained and asdict(sustained)}
 
@@ -97,7 +95,7 @@ def _measure(job: Job, model: Model, backend: Backend, on_step: OnStep) -> tuple
     profile = EngineProfile(
         engine=plan.backend,
         versions=backend.versions(),
-        plan=plan.to_dict(),
+        plan=plan,
         first_load_s=load_s,
         load_s=load_s,
         ttft=speeds.ttft,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -14,7 +14,7 @@ from edge.devices.probe import measure_ceilings
 from edge.errors import EdgeError, InputError
 from edge.opened import Model
 from edge.profiling.evidence import evidence_of
-from edge.profiling.job import Job, Loaded, Operators, Settings
+from edge.profiling.job import Job, Loaded, Operators
 from edge.profiling.launch import run_in_child
 from edge.profiling.limits import judge
 from edge.profiling.profile import (
@@ -27,6 +27,7 @@ from edge.profiling.profile import (
     Verdict,
 )
 from edge.profiling.reader import build
+from edge.profiling.settings import Settings
 from edge.versions import own_versions
 
 ORACLE = "reference"  # correct and slow: measured only if it is asked for by name
@@ -94,7 +95,7 @@ def collect(
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         seconds=time.perf_counter() - started,
         quick=quick,
-        settings=asdict(settings),
+        settings=settings,
         device=_device(host),
         model=_model(model, called),
         roofs=roofs,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -80,6 +81,8 @@ def _row(
     what: str, first: float | None, second: float | None, better: Literal["more", "less"], unit: Unit
 ) -> Compared:  # fmt: skip
     ratio = second / first if first and second is not None else None
+    if ratio is not None and not math.isfinite(ratio):
+        ratio = None
     return Compared(what, first, second, ratio, better, ratio is not None and abs(ratio - 1) >= _SAME, unit)
 
 
@@ -101,7 +104,7 @@ def _differences(first: Profile, second: Profile, one: str, other: str) -> Itera
         ("device", first.device.name, second.device.name),
         ("model", f"{first.model.name} ({first.model.label})", f"{second.model.name} ({second.model.label})"),
         ("quick", str(first.quick).lower(), str(second.quick).lower()),
-        *((name, str(value), str(second.settings.get(name))) for name, value in first.settings.items()),
+        *((name, str(value), str(getattr(second.settings, name))) for name, value in vars(first.settings).items()),
         *((name, value, second.versions.get(name, "none")) for name, value in first.versions.items()),
     ]
     for engine in first.engines:
@@ -122,6 +125,6 @@ def _differences(first: Profile, second: Profile, one: str, other: str) -> Itera
 def _engine_pairs(one: EngineProfile, other: EngineProfile) -> Iterator[tuple[str, str, str]]:
     yield "threads", str(one.threads), str(other.threads)
     for name in ("capacity", "kv_dtype", "chunk"):
-        yield name, str(one.plan["config"].get(name)), str(other.plan["config"].get(name))
-    yield "tuned", str(one.plan.get("tuned")), str(other.plan.get("tuned"))
+        yield name, str(getattr(one.plan.config, name)), str(getattr(other.plan.config, name))
+    yield "tuned", one.plan.tuned, other.plan.tuned
     yield "joules", f"{_how(one)}: {one.energy.source}", f"{_how(other)}: {other.energy.source}"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from edge.profiling.job import Settings
 from edge.profiling.limits import Evidence
 from edge.profiling.profile import EngineProfile, Profile, Sustained
-from edge.profiling.reader import build
 
 
 def evidence_of(profile: Profile) -> Evidence:
@@ -30,16 +28,16 @@ def evidence_of(profile: Profile) -> Evidence:
         trip=engine.timeline.trip,
         allowed=min((each.allowed for each in climate if each.allowed is not None), default=None),
         watts=spent * decode.tok_s if spent else None,
-        rows=plan["config"]["capacity"],
+        rows=plan.config.capacity,
         wanted_rows=_wanted(profile),
         needed=_needed(profile),
-        limit=plan["limit"],
-        limit_source=plan["limit_source"],
-        streamed=bool(plan["config"].get("resident")),
+        limit=plan.limit,
+        limit_source=plan.limit_source,
+        streamed=bool(getattr(plan.config, "resident", 0)),
         bits=8 * profile.model.weight_bytes / profile.model.parameters,
-        kv_dtype=plan["config"]["kv_dtype"],
+        kv_dtype=plan.config.kv_dtype,
         kv_dtypes=tuple(engine.kv_dtypes),
-        tuned=engine.engine != "tvm" or plan["tuned"] != "default",
+        tuned=engine.engine != "tvm" or plan.tuned != "default",
         others=engine.others or 0.0,
         unsteady=decode.per_token.p50 / decode.per_token.p10,
         waited=_waited(engine),
@@ -55,7 +53,7 @@ def _kv_share(engine: EngineProfile) -> float:
     """Of the bytes that a token reads: what the rows in the cache take, counted."""
     decode, plan = engine.decode, engine.plan
     read = (decode.bytes_per_s or 0.0) * decode.per_token.p50
-    rows = plan["bytes"]["kv"] / plan["config"]["capacity"] * (decode.context + decode.tokens / 2)
+    rows = plan.bytes.kv / plan.config.capacity * (decode.context + decode.tokens / 2)
     return min(1.0, rows / read) if read else 0.0
 
 
@@ -68,16 +66,15 @@ def _cooled(sustained: Sustained | None) -> float | None:
 
 
 def _wanted(profile: Profile) -> int:
-    settings = profile.settings
-    return int(settings["max_kv_size"] or build(Settings, settings).rows)
+    return profile.settings.max_kv_size or profile.settings.rows
 
 
 def _needed(profile: Profile) -> int:
     """Bytes that the first engine would take with all rows that were wanted."""
     plan = profile.engines[0].plan
-    count = plan["bytes"]
-    more = count["kv"] * (_wanted(profile) / plan["config"]["capacity"] - 1)
-    return int(sum(count.values()) + max(0.0, more))
+    count = plan.bytes
+    more = count.kv * (_wanted(profile) / plan.config.capacity - 1)
+    return int(count.total + count.reserve + max(0.0, more))
 
 
 def _waited(engine: EngineProfile) -> float | None:

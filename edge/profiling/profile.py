@@ -10,7 +10,12 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from edge.plan import Plan
+from edge.profiling.settings import Settings
+
 SCHEMA = 1
+_LEAST = 1e-12  # seconds: nothing takes less
+
 KIND = "edge profile"  # what tells its JSON from other JSON
 
 
@@ -22,6 +27,10 @@ class Spread:
     p50: float
     p90: float
     count: int
+
+    def __post_init__(self) -> None:
+        if not _LEAST <= self.p10 <= self.p50 <= self.p90 <= 1 / _LEAST:
+            raise ValueError("p10, p50 and p90 are out of order or out of range")
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
@@ -181,6 +190,10 @@ class Sustained:
     length: float
     windows: list[Window]
 
+    def __post_init__(self) -> None:
+        if not self.windows:
+            raise ValueError("a long run has windows")
+
     @property
     def ratio(self) -> float:
         """Speed of the last window / speed of the first."""
@@ -189,13 +202,13 @@ class Sustained:
 
 @dataclass(frozen=True)
 class EngineProfile:
-    """One engine, in a process of its own. plan: as `edge plan --json`. first_load_s: when all was new, with what had
+    """One engine, in a process of its own. first_load_s: when all was new, with what had
     to be compiled or converted. ttft: seconds from a prompt to its first token, loading left out. curve_end: why the
     curve ends before the contexts that were asked for."""
 
     engine: str
     versions: dict[str, str]
-    plan: dict[str, Any]
+    plan: Plan
     first_load_s: float
     load_s: float
     ttft: Spread
@@ -210,9 +223,13 @@ class EngineProfile:
     operators: list[PhaseOperators] = field(default_factory=list)
     operators_reason: str | None = None  # why there are none
 
+    def __post_init__(self) -> None:
+        if self.plan.config.capacity < 1:
+            raise ValueError("a plan has KV rows")
+
     @property
     def threads(self) -> int:
-        return int(self.plan["config"]["threads"])
+        return self.plan.config.threads
 
 
 @dataclass(frozen=True)
@@ -268,7 +285,7 @@ class Profile:
     date: str
     seconds: float
     quick: bool
-    settings: dict[str, Any]
+    settings: Settings
     device: DeviceFacts
     model: ModelFacts
     roofs: Roofs | None

@@ -124,10 +124,10 @@ def memory_plot(engine: EngineProfile) -> str:
         ]
         axes.stackplot(seconds, stacks, labels=_PARTS, colors=_PART_COLOURS, alpha=0.85, linewidth=0)
         top = timeline.peak / _MIB
-        if engine.plan["limit_source"] == "budget":
-            top = max(top, engine.plan["limit"] / _MIB)
-            axes.axhline(engine.plan["limit"] / _MIB, color=INK, linewidth=1, linestyle="--")
-            axes.text(seconds[-1], engine.plan["limit"] / _MIB, "--memory", ha="right", va="top", fontsize=9.5)
+        if engine.plan.limit_source == "budget":
+            top = max(top, engine.plan.limit / _MIB)
+            axes.axhline(engine.plan.limit / _MIB, color=INK, linewidth=1, linestyle="--")
+            axes.text(seconds[-1], engine.plan.limit / _MIB, "--memory", ha="right", va="top", fontsize=9.5)
         axes.axhline(timeline.peak / _MIB, color=INK, linewidth=0.8, linestyle=":")
         axes.text(
             seconds[-1], timeline.peak / _MIB, f"peak {timeline.peak / _MIB:.0f}", ha="right", va="bottom", fontsize=9.5

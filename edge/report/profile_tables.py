@@ -51,7 +51,7 @@ def token_table(profile: Profile) -> Section:
     ]
     first = profile.engines[0]
     notes = [
-        f"Measured: {profile.settings['repetitions']} times a prompt of {first.prefill.tokens} random tokens, in "
+        f"Measured: {profile.settings.repetitions} times a prompt of {first.prefill.tokens} random tokens, in "
         f"passes of {first.prefill.at_once} on {first.engine}, and an answer of {first.decode.tokens}; one more before "
         "them is not counted. p10: a tenth of the passes took no longer."
     ]
@@ -135,8 +135,8 @@ def memory_table(profile: Profile) -> Section:
         if parts:
             cells = [format_bytes(each) for each in (parts.interpreter, parts.weights, parts.kv, parts.scratch)]
         rows.append([
-            engine.engine, format_bytes(engine.timeline.peak), format_bytes(engine.plan["predicted_peak"]), *cells,
-            f"{engine.plan['config']['capacity']:,}",
+            engine.engine, format_bytes(engine.timeline.peak), format_bytes(engine.plan.predicted_peak), *cells,
+            f"{engine.plan.config.capacity:,}",
         ])  # fmt: skip
     headings = ["engine", "peak", "predicted", "interpreter", "weights", "KV cache", "scratch", "KV rows"]
     return Section("Memory", headings, rows, [
@@ -146,9 +146,9 @@ def memory_table(profile: Profile) -> Section:
 
 
 def limit_note(engine: EngineProfile) -> str:
-    source = engine.plan["limit_source"]
+    source = engine.plan.limit_source
     said = "stated with --memory" if source == "budget" else f"what the system grants ({source})"
-    return f"Limit of {engine.engine}: {format_bytes(engine.plan['limit'])}, {said}."
+    return f"Limit of {engine.engine}: {format_bytes(engine.plan.limit)}, {said}."
 
 
 def peak_split(engine: EngineProfile) -> Split | None:
@@ -239,7 +239,7 @@ def sustained_table(profile: Profile) -> Section | None:
 def facts(profile: Profile) -> list[tuple[str, str]]:
     """What was measured on, and how."""
     device, model, first = profile.device, profile.model, profile.engines[0]
-    config = first.plan["config"]
+    config = first.plan.config
     caches = ", ".join(f"{name} {format_bytes(size)}" for name, size in device.caches.items())
     return [
         ("device", device.name),
@@ -255,8 +255,8 @@ def facts(profile: Profile) -> list[tuple[str, str]]:
         ),
         (
             "plan",
-            f"{first.engine}: {config['capacity']:,} KV rows in {config['kv_dtype']}, policy "
-            f"{first.plan['kv_policy']}, prompts in passes of {config['chunk']}, tuned: {first.plan['tuned']}",
+            f"{first.engine}: {config.capacity:,} KV rows in {config.kv_dtype}, policy "
+            f"{first.plan.kv_policy}, prompts in passes of {config.chunk}, tuned: {first.plan.tuned}",
         ),
         ("measured", f"{profile.date}, {profile.seconds:.0f} s{', --quick' if profile.quick else ''}"),
         ("versions", ", ".join(f"{name} {each}" for name, each in _versions(profile).items())),
