@@ -333,7 +333,7 @@ def test_what_others_take_is_what_is_not_ours(tmp_path: Path) -> None:
 
 
 def settings(**changes: Any) -> Settings:
-    small = Settings(16, 4, [8, 32], 1, 5.0, 0.0, 2, threads=1, kv_dtype=None)
+    small = Settings(16, 4, [8, 32], 1, 3.0, 5.0, 0.0, 1.0, threads=1, kv_dtype=None)
     return replace(small, **changes)
 
 
@@ -391,7 +391,7 @@ def test_a_child_that_dies_is_an_engine_error() -> None:
         child.kill()
 
     with pytest.raises(EngineError, match="ended with status -9"):
-        run_in_child(Job("measure", MODEL, "reference", settings(repetitions=1000)), kill)
+        run_in_child(Job("measure", MODEL, "reference", settings(repetitions=10_000, speed_s=60.0)), kill)
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

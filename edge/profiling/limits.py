@@ -185,7 +185,9 @@ def _nothing(found: Evidence) -> _Found:
 
 
 def _general(found: Evidence, limit: Limit) -> Iterator[tuple[str, str]]:
-    """What helps whatever the limit is."""
+    """What helps whatever the limit is; nothing that rests on figures which others disturbed."""
+    if limit == "other programs":
+        return
     if found.faster and found.faster[1] >= _FASTER:
         name, times = found.faster
         yield f"{name} was {times:.1f} × as fast here", f"edge run {_name(found)} --backend {name}"
