@@ -60,6 +60,8 @@ def commands(**found: Any) -> list[str]:
         ({"compute": 0.8, "bandwidth": 0.9}, "memory bandwidth"),
         (HOT, "heat"),
         ({"sustained": 0.7}, "heat"),
+        ({"sustained": 0.7, "others": 0.5}, "other programs"),
+        ({"sustained": 0.7, "cooled": 0.7, "others": 0.5}, "heat"),
         ({"sustained": 0.97, "bandwidth": 0.85}, "memory bandwidth"),
         ({"celsius": 79.0, "trip": 80.0}, "overhead"),
         ({"rows": 256}, "memory budget"),
@@ -114,7 +116,7 @@ def test_names_are_quoted_in_commands() -> None:
 
 
 def test_evidence_is_of_the_first_engine() -> None:
-    windows = [Window(0, spread(0.002), 0.1, 50, 2e9), Window(12, spread(0.004), 0.1, 79, 1e9)]
+    windows = [Window(0, spread(0.002), 0.1, 50, 2e9, None), Window(12, spread(0.004), 0.1, 79, 1e9, 0.4)]
     quick = make_engine("onnx", decode=replace(make_engine().decode, per_token=spread(0.001)))
     profile = make_profile(
         engines=[make_engine(), quick], sustained=Sustained("tvm", 12, windows), roofs=Roofs(2e10, 1e11, None, 2)
@@ -124,6 +126,7 @@ def test_evidence_is_of_the_first_engine() -> None:
     assert (found.sustained, found.cooled) == (pytest.approx(0.5), pytest.approx(0.5))
     assert (found.celsius, found.trip, found.allowed) == (54, 80, 1.0)
     assert found.faster == ("onnx", pytest.approx(2.5))
+    assert found.others == 0.4
     assert found.waited == pytest.approx(0.1)
     assert found.watts == pytest.approx(0.044 / 0.0025)
     assert found.kv_share == pytest.approx(20 * MIB / 1024 * 536 / (1.6e10 * 0.0025))

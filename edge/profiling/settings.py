@@ -10,8 +10,8 @@ from edge.plan import PlanRequest
 @dataclass(frozen=True)
 class Settings:
     """What is measured. prompt, answer: tokens. contexts: rows of the curve, growing. speed_s, curve_s, operators_s:
-    about so many seconds for prompts and answers, for the curve, and for operators. sustained_s: seconds, 0: not at all. The
-    rest as in `edge run`."""
+    about so many seconds for prompts and answers, the curve, and operators. sustained_s: seconds, 0: not at all.
+    The rest as in `edge run`."""
 
     prompt: int
     answer: int

@@ -105,7 +105,8 @@ def _speed(profile: Profile) -> str:
     return (
         f"<section><h2>Speed</h2>\n{table_html(tables.speed_table(profile))}\n"
         f"<h3>Milliseconds per token</h3>\n{table_html(tables.token_table(profile))}</section>\n"
-        f"<section><h2>Speed against context</h2>\n{pictures}{caption}{_more('All figures', replace(contexts, remarks=()))}</section>"
+        f"<section><h2>Speed against context</h2>\n{pictures}{caption}"
+        f"{_more('All figures', replace(contexts, remarks=()))}</section>"
     )
 
 
