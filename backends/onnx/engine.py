@@ -111,7 +111,7 @@ class OnnxEngine:
 
     def close(self) -> None:
         """Free everything; safe to call twice."""
-        self._session, self._step_binding = None, ((0, 0, 0), None)
+        self._session, self._step_binding = None, ((0, 0, 0, 0), None)
         self._kv.closed, self._kv.settle, self._observer = True, lambda: None, None
         self._kv.array = self._kv.array[:, :, :, :0].copy()
 
