@@ -23,7 +23,7 @@ from edge.cli.inspect import inspect
 from edge.cli.plan import plan
 from edge.cli.quantize import quantize
 from edge.cli.run import run
-from edge.cli.signals import Terminated, terminate
+from edge.cli.signals import interrupted, terminate
 from edge.cli.tune import tune
 from edge.errors import EdgeError
 
@@ -66,11 +66,12 @@ def main() -> None:
     """Entry point of the `edge` command: every failure that a user can cause becomes one line and an exit code."""
     signal.signal(signal.SIGTERM, terminate)
     try:
-        sys.exit(app(standalone_mode=False))
+        status = app(standalone_mode=False)
+        sys.exit(interrupted() if status == 130 else status)  # which typer makes of an interrupt
     except EdgeError as error:
         _fail(str(error), error.exit_code)
-    except (KeyboardInterrupt, typer.Abort) as interrupt:  # typer makes the second of the first
-        sys.exit(143 if isinstance(interrupt.__cause__ or interrupt, Terminated) else 130)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(interrupted())
     except BrokenPipeError:
         # The reader has left (`edge run … | head`): that is its right. Python would complain again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

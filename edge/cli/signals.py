@@ -16,9 +16,18 @@ class Terminated(KeyboardInterrupt):
     """By SIGTERM; whatever knows how to be interrupted knows this, too."""
 
 
-def terminate(_number: int, _frame: FrameType | None) -> None:
+_received: list[int] = []  # typer does not pass on what it was that interrupted
+
+
+def terminate(number: int, _frame: FrameType | None) -> None:
     """Handler of SIGTERM."""
+    _received.append(number)
     raise Terminated
+
+
+def interrupted() -> int:
+    """The exit code of a process that was: customary are 143 for SIGTERM, and 130 for Ctrl-C."""
+    return 143 if _received else 130
 
 
 @contextmanager
@@ -28,6 +37,7 @@ def stopped_by_sigterm(session: Session) -> Iterator[None]:
 
     def stop(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, terminate)
+        _received.append(number)
         session.terminate()
 
     signal.signal(signal.SIGTERM, stop)
