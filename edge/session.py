@@ -92,7 +92,7 @@ def _stepwise(stream: Callable[Concatenate[Session, _P], _Stream]) -> Callable[C
     """Others may ask for something between any two pieces."""
 
     @wraps(stream)
-    def in_steps(self: Session, *args: _P.args, **options: _P.kwargs) -> _Stream:
+    def in_steps(self: Session, /, *args: _P.args, **options: _P.kwargs) -> _Stream:
         return self._steps.through(stream(self, *args, **options))
 
     return in_steps

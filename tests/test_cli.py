@@ -32,6 +32,7 @@ REPORT_KEYS = {
     "kv": {"policy", "capacity", "rows", "dtype", "evicted"},
     "energy": {"joules", "budget", "prefill", "decode", "per_token", "source", "kind", "scope", "samples"},
     "heat": None,
+    "actions": None,
     "plan": None,
     "versions": None,
     "seed": None,
@@ -216,14 +217,14 @@ def test_ctrl_c_ends_cleanly_with_the_report(json_flag: list[str]) -> None:
 
 @pytest.mark.parametrize("command", ["run", "chat"])
 def test_sigterm_ends_an_answer_as_a_budget_does(command: str, tmp_path: Path) -> None:
-    arguments = [command, MODEL, "-n", "-1", "--ignore-eos", "--max-kv-size", "512", "--prompt-cache", str(tmp_path)]
+    arguments = [command, MODEL, "-n", "-1", "--max-kv-size", "512", "--prompt-cache", str(tmp_path)]
     with subprocess.Popen(
         [sys.executable, "-m", "edge", *arguments],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as child:  # fmt: skip
         assert child.stdin is not None
         assert child.stdout is not None
-        child.stdin.write("Zähle auf Chinesisch: 你好\n/report\n".encode())
+        child.stdin.write("Count from one to one thousand in Chinese, 一二三.\n/report\n".encode())
         child.stdin.flush()
         if command == "run":
             child.stdin.close()

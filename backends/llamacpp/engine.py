@@ -126,8 +126,7 @@ class LlamaCppEngine:
         parameters.load_mode = _LOAD_PRIVATE if self.config.repack else _LOAD_MAPPED
         callback = lib.llama_progress_callback(report)
         parameters.progress_callback = callback
-        LOG.lines.clear()
-        LOG.interrupted = None
+        LOG.clear()
         model = lib.llama_model_load_from_file(str(file.path).encode(), parameters)
         if LOG.interrupted:
             if model:

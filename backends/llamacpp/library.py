@@ -24,6 +24,10 @@ class Log:
         self.lines: deque[str] = deque(maxlen=8)
         self.interrupted: KeyboardInterrupt | None = None
 
+    def clear(self) -> None:
+        self.lines.clear()
+        self.interrupted = None
+
     def receive(self, level: int, text: bytes, _user_data: Any) -> None:
         # A Ctrl-C that arrives while C code calls back into Python would be swallowed here: remember it.
         try:
