@@ -23,7 +23,7 @@ from edge.spec import ModelSpec
 from edge.types import GRANULARITIES
 
 _CHUNKS = (512, 256, 128, 64, 32, 16)  # prefill steps, best first; llama.cpp gains nothing beyond 512
-_SMALLEST_ROWS = 256  # below this a chat model cannot follow its own template
+SMALLEST_ROWS = 256  # below this a chat model cannot follow its own template
 _ROWS_WORTH_REPACKING = 1024  # fewer rows than this are not traded for faster weights
 _EVICTED_SHARE = 8  # when the cache is full, 1/8 of it is freed at once: evictions cost, and are rare this way
 _MOST_EVICTED = 256
@@ -222,7 +222,7 @@ def _candidates(spec: ModelSpec, backend: Backend, request: PlanRequest, tuned: 
     # cache that leaves half of it free does so every few thousand tokens.
     most = max(1, spec.context // 2) if per_head and not _fits(spec, request) else spec.context
     wanted = request.max_kv_size or min(most, _round_up(request.expected_tokens or spec.context))
-    smallest = min(spec.context, max(_SMALLEST_ROWS, _least_rows(request), 2 * (request.prefill_step_size or 0)))
+    smallest = min(spec.context, max(SMALLEST_ROWS, _least_rows(request), 2 * (request.prefill_step_size or 0)))
     wanted = request.max_kv_size or max(wanted, smallest)
     least = wanted if request.max_kv_size or request.kv_policy == "full" else min(wanted, smallest)
     base = _config(backend, request, wanted)
@@ -249,7 +249,7 @@ def _sizes(base: EngineConfig, request: PlanRequest, least: int, longest: int) -
             yield replace(base, capacity=rows, chunk=chunk, logits_rows=min(base.logits_rows, chunk))
         if rows <= least:
             return
-        rows = max(least, min(rows - _SMALLEST_ROWS, int(rows * 0.9) // _SMALLEST_ROWS * _SMALLEST_ROWS))
+        rows = max(least, min(rows - SMALLEST_ROWS, int(rows * 0.9) // SMALLEST_ROWS * SMALLEST_ROWS))
 
 
 def _chunks(rows: int, request: PlanRequest, longest: int) -> list[int]:
@@ -300,7 +300,7 @@ def _evict_step(rows: int) -> int:
 
 
 def _round_up(rows: int) -> int:
-    return -(-rows // _SMALLEST_ROWS) * _SMALLEST_ROWS
+    return -(-rows // SMALLEST_ROWS) * SMALLEST_ROWS
 
 
 def _least_rows(request: PlanRequest) -> int:
