@@ -52,6 +52,7 @@ def run(
     from edge.cli.hint import suggest_tuning
     from edge.cli.prompts import answer_limit, read_prompt
     from edge.devices.power import find_meter
+    from edge.history import remember_run
     from edge.opened import open_model
     from edge.plan import PlanRequest
     from edge.sampling import SamplingParams
@@ -111,6 +112,7 @@ def run(
                 pieces.close()  # an interrupted run reports, too
                 shown.clear()
                 if session.report is not None:
+                    remember_run(session.spec, session.plan, session.report)
                     if json:
                         print_json(session.report.to_dict())
                     else:
