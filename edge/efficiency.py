@@ -1,8 +1,8 @@
 """What our engines make of a device's ceilings: learnt on one machine, so that others can be estimated.
 
-Measured by `benchmarks/efficiency.py` (see there how) on a 2-core AMD EPYC with AVX-512, SmolLM2-135M in Q4_0 and Q4_1,
-the ceilings read between the runs. Another processor's will differ: what follows from these is an estimate, and is
-called so everywhere.
+tvm: by `benchmarks/efficiency.py` (see there how) on a 2-core AMD EPYC with AVX-512, SmolLM2-135M in Q4_0. llamacpp:
+the same, divided by the ratios of `benchmarks/peers.py`. onnx and reference: rough. Another processor's will differ:
+what follows from these is an estimate, and is called so everywhere.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Efficiency:
 
 
 _ENGINES = {
-    "tvm": Efficiency(weights=0.80, kv=0.50, matmul=4.5, attention=1.5, step_s=100e-6),
-    "llamacpp": Efficiency(weights=0.40, kv=0.20, matmul=1.5, attention=0.6, step_s=300e-6),
-    "onnx": Efficiency(weights=0.35, kv=0.15, matmul=1.0, attention=0.5, step_s=500e-6),
-    "reference": Efficiency(weights=0.05, kv=0.05, matmul=0.5, attention=0.2, step_s=5e-3),
+    "tvm": Efficiency(weights=0.73, kv=0.33, matmul=3.1, attention=1.4, step_s=35e-6),
+    "llamacpp": Efficiency(weights=0.30, kv=0.10, matmul=1.2, attention=0.45, step_s=90e-6),
+    "onnx": Efficiency(weights=0.25, kv=0.10, matmul=1.0, attention=0.40, step_s=300e-6),
+    "reference": Efficiency(weights=0.02, kv=0.02, matmul=0.3, attention=0.20, step_s=5e-3),
 }
 
 # Instruction sets without a dot product of bytes need more instructions for the same integers: an assumption, from the

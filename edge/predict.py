@@ -60,7 +60,7 @@ class Decode:
 @dataclass(frozen=True)
 class Prediction:
     """None: nobody knows. `unknown` says what is missing. *_tokens: of an answer behind the prompt. limited_tok_s:
-    decoding under the limit of watts."""
+    decoding under the limit of watts. basis: what the estimates go by."""
 
     device: str
     prompt: int
@@ -72,7 +72,12 @@ class Prediction:
     energy_tokens: Guess | None
     time_tokens: Guess | None
     limited_tok_s: Guess | None
+    basis: tuple[str, ...]
     unknown: tuple[str, ...]
+
+
+_Cost = Callable[[float], Guess]
+"""Joules of a token at a context."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +120,7 @@ def predict(
         energy_tokens=_bought(wanted, cost, prompt_joules, capacity),
         time_tokens=_in_time(wanted, line, prefill, capacity),
         limited_tok_s=_limited(wanted, points, power),
+        basis=tuple(_basis(device, plan.config.threads, [line, prefill])),
         unknown=tuple(_unknown(device, line, prefill, cost)),
     )
 
@@ -134,11 +140,8 @@ class _Roof:
     def of(cls, spec: ModelSpec, plan: Plan, device: Profile) -> _Roof:
         threads = plan.config.threads
         bandwidth = device.bandwidth(threads)
-        if device.name == HOST:
-            source = "estimated from measured ceilings"
-        else:
-            about = f" ({bandwidth.kind}: {bandwidth.about})" if bandwidth else ""
-            source = f"estimated from the profile of {device.name}{about}"
+        here = device.name == HOST
+        source = "estimated from measured ceilings" if here else f"estimated from the profile of {device.name}"
         rate = None if bandwidth is None else bandwidth.bytes_per_s
         return cls(spec, plan, device, rate, device.flops(threads), source)
 
@@ -240,7 +243,7 @@ def _spent(power: Power, threads: int, seconds: float, read: float) -> float:
     return seconds * (threads * power.core_watts + power.idle_watts) + read * power.dram_pj_per_byte * 1e-12
 
 
-def _token_cost(roof: _Roof, line: _Line, watts: Guess | None, power: Power | None) -> Callable[[float], Guess] | None:
+def _token_cost(roof: _Roof, line: _Line, watts: Guess | None, power: Power | None) -> _Cost | None:
     """Joules of a token at a context."""
     if watts is not None:
         drawn, source = watts.value, watts.source
@@ -276,7 +279,7 @@ def _draw(points: Sequence[Decode]) -> Guess | None:
     return Guess(points[0].joules.value * points[0].tok_s.value, points[0].joules.source)
 
 
-def _bought(wanted: Wanted, cost: Callable[[float], Guess] | None, prompt: Guess | None, capacity: int) -> Guess | None:
+def _bought(wanted: Wanted, cost: _Cost | None, prompt: Guess | None, capacity: int) -> Guess | None:
     """Tokens of an answer that the energy pays for, behind the prompt."""
     if wanted.energy is None or cost is None or prompt is None:
         return None
@@ -311,18 +314,29 @@ def _limited(wanted: Wanted, points: Sequence[Decode], power: Power | None) -> G
         return None
     idle = power.idle_watts if power else 0.0
     share = 1.0 if drawn.value <= wanted.power else (wanted.power - idle) / max(1e-9, drawn.value - idle)
-    return Guess(points[0].tok_s.value * max(0.0, share), drawn.source)
+    return Guess(points[0].tok_s.value * max(0.0, share), drawn.source)  # 0: it draws more even while it waits
 
 
-def _unknown(
-    device: Profile, line: _Line | None, prefill: Guess | None, cost: Callable[[float], Guess] | None
-) -> list[str]:
-    todo = ": edge devices probe measures it" if device.name == HOST else ""
+def _basis(device: Profile, threads: int, predicted: Sequence[_Line | Guess | None]) -> list[str]:
+    """Nothing, where all was measured earlier."""
+    bandwidth, flops = device.bandwidth(threads), device.figures.get("f32_flops")
+    if not any(each and each.source.startswith("estimated") for each in predicted) or bandwidth is None:
+        return []
+    said = [f"memory gives {bandwidth.bytes_per_s / 1e9:.3g} GB/s ({bandwidth.kind}: {bandwidth.about})"]
+    return said + ([f"cores do {flops.value / 1e9:.3g} GFLOP/s ({flops.kind})"] if flops else [])
+
+
+def _unknown(device: Profile, line: _Line | None, prefill: Guess | None, cost: _Cost | None) -> list[str]:
+    here = device.name == HOST
+    todo = ": edge devices probe measures it" if here else ""
     missing = []
     if line is None:
         missing.append(f"how fast {device.name} reads memory is unknown, so nothing is said of its speed{todo}")
     elif prefill is None:
         missing.append(f"how fast {device.name} multiplies is unknown, so nothing is said of prompts{todo}")
     if line is not None and cost is None:
-        missing.append(f"core_watts of {device.name} is unknown, so nothing is said of joules")
+        why = (
+            "no earlier run was metered by this device's sensor" if here else f"core_watts of {device.name} is unknown"
+        )
+        missing.append(f"{why}, so nothing is said of joules")
     return missing

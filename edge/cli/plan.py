@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import time as clock
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
-from edge.budget import format_bytes, format_joules
+from edge.budget import format_bytes
 from edge.cli import options as o
 from edge.cli.show import print_json, table
 
 if TYPE_CHECKING:
     from edge.budget import Budget
-    from edge.devices.profile import Profile
+    from edge.devices.profile import Figure, Profile
     from edge.opened import Model
     from edge.plan import Plan, PlanRequest
     from edge.predict import Guess, Prediction
@@ -78,12 +79,11 @@ def plan(
     )
     if rows := _rows(prediction, budget):
         print(table([f"predicted for {prediction.device}", "", "by"], rows, left=3))
-    print("\n".join(prediction.unknown))
+    for line in (*prediction.basis, *prediction.unknown):
+        print(line)
 
 
 def _make(opened: Model, profile: Profile, backend: str, request: PlanRequest, budget: Budget) -> Plan:
-    from dataclasses import replace
-
     from edge.backends import backend_elsewhere, find_backend
     from edge.devices.memory import MemoryLimit
     from edge.devices.profiles import HOST
@@ -105,6 +105,7 @@ def _make(opened: Model, profile: Profile, backend: str, request: PlanRequest, b
 
 def _predict(opened: Model, made: Plan, profile: Profile, budget: Budget, prompt: int) -> Prediction:
     """On this device by earlier runs and by the meter that runs would have; elsewhere by the profile alone."""
+    from edge.devices.power import find_meter
     from edge.devices.profiles import HOST, host_power
     from edge.history import Setting, earlier_runs
     from edge.predict import Wanted, predict
@@ -115,7 +116,20 @@ def _predict(opened: Model, made: Plan, profile: Profile, budget: Budget, prompt
     if profile.name != HOST:
         return predict(opened.spec, made, profile, wanted)
     runs = earlier_runs(Setting.of(opened.spec, made.backend, made.config))
-    return predict(opened.spec, made, profile, wanted, runs, host_power())
+    if find_meter().read().kind != "estimate":  # joules that a sensor counts follow from earlier ones alone
+        return predict(opened.spec, made, replace(profile, figures=_without_watts(profile)), wanted, runs)
+    power = host_power()
+    # What opening the model took, a run will spend, too, before it starts.
+    wanted = replace(wanted, spent=clock.process_time() * power.core_watts)
+    return predict(opened.spec, made, profile, wanted, runs, power)
+
+
+def _without_watts(profile: Profile) -> dict[str, Figure]:
+    return {name: figure for name, figure in profile.figures.items() if name != "core_watts"}
+
+
+def _joules(joules: float) -> str:
+    return f"{joules * 1e3:.3g} mJ" if joules < 1 else f"{joules:.3g} J"
 
 
 def _bytes(made: Plan) -> str:
@@ -143,12 +157,14 @@ def _rows(prediction: Prediction, budget: Budget) -> list[list[str]]:
     for each in prediction.decode:
         say(f"a token at {each.context} rows", each.tok_s, "{:.4g} tok/s")
         if each.joules is not None:
-            say("", each.joules, f"{format_joules(each.joules.value)} per token")
+            say("", each.joules, f"{_joules(each.joules.value)} per token")
     say("it draws", prediction.watts, "{:.3g} W")
     if budget.power is not None:
-        say(f"paced to {budget.power:g} W", prediction.limited_tok_s, "{:.4g} tok/s")
+        slow = prediction.limited_tok_s is not None and not prediction.limited_tok_s.value
+        said = "cannot be: it draws more while it waits" if slow else "{:.4g} tok/s"
+        say(f"paced to {budget.power:g} W", prediction.limited_tok_s, said)
     if budget.energy is not None:
-        say(f"{format_joules(budget.energy)} buy", prediction.energy_tokens, "{:.0f} tokens behind that prompt")
+        say(f"{_joules(budget.energy)} buy", prediction.energy_tokens, "{:.0f} tokens behind that prompt")
     if budget.time is not None:
         say(f"in {budget.time:g} s", prediction.time_tokens, "{:.0f} tokens behind that prompt")
     return rows
