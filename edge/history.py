@@ -1,6 +1,7 @@
-"""How earlier runs went on this device: a line of JSON each in the cache folder, from which later ones are predicted.
+"""How earlier runs went on this device: lines of JSON in the cache folder, from which later ones are predicted.
 
-What a run said or was asked is not among it. EDGE_HISTORY=0 keeps none. At most _MOST_BYTES are kept, the newest.
+What a run said or was asked is not among it. EDGE_HISTORY=0 keeps none, EDGE_HISTORY=DIR keeps it there. At most
+_MOST_BYTES are kept, the newest.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _MOST_BYTES = 1 << 18  # about 500 runs
 _MOST_LINE = 4096
+_OFF = ("0", "off", "no", "false")
 _RECENT = 20  # runs that predictions go by: of what a device did months ago, little may be true
 
 
@@ -91,7 +93,9 @@ def model_key(spec: ModelSpec) -> str:
 def history_path() -> Path:
     from edge.cache import cache_folder
 
-    return cache_folder() / "history" / "runs.jsonl"
+    chosen = os.environ.get("EDGE_HISTORY", "")
+    folder = cache_folder() / "history" if chosen.lower() in ("", "1", *_OFF) else Path(chosen)
+    return folder / "runs.jsonl"
 
 
 def remember_run(spec: ModelSpec, plan: Plan, report: RunReport) -> None:
@@ -132,7 +136,7 @@ def _remember(
 
 def append(run: Run) -> None:
     """Add a line. Never fails: a folder that cannot be written keeps no history."""
-    if os.environ.get("EDGE_HISTORY", "1").lower() in ("0", "off", "no", "false"):
+    if os.environ.get("EDGE_HISTORY", "").lower() in _OFF:
         return
     line = (json.dumps(asdict(run), ensure_ascii=False, separators=(",", ":")) + "\n").encode()
     if len(line) > _MOST_LINE:

@@ -121,6 +121,13 @@ def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, off: str) -> No
     assert not history_path().exists()
 
 
+def test_it_can_be_kept_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("EDGE_HISTORY", str(tmp_path / "elsewhere"))
+    append(a_run())
+    assert history_path() == tmp_path / "elsewhere" / "runs.jsonl"
+    assert earlier_runs(SETTING) == [a_run()]
+
+
 def test_a_folder_that_cannot_be_written_keeps_none(folder: Path) -> None:
     folder.write_text("a file, where a folder should be")
     append(a_run())

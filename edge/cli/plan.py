@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from edge.devices.profile import Figure, Profile
     from edge.opened import Model
     from edge.plan import Plan, PlanRequest
-    from edge.predict import Guess, Prediction
+    from edge.predict import Guess, Prediction, Wanted
 
 _PROMPT = 512  # tokens of which prefill is predicted, unless --tokens says
 _CONTEXTS = (128, 1024, 4096)  # at which decoding is predicted, and at the full cache
@@ -43,6 +43,9 @@ def plan(
     prompt: Annotated[
         int | None, o.flag("--prompt-tokens", min=1, help="Those of the prompt, to predict by (default: 512).")
     ] = None,
+    at: Annotated[
+        list[int] | None, o.flag("--at", min=0, help="Rows in the cache to predict decoding at; may be repeated.")
+    ] = None,
     backend: o.Backend = "auto",
     threads: o.Threads = None,
     json: o.Json = False,
@@ -52,6 +55,7 @@ def plan(
     from edge.devices.profiles import find_profile
     from edge.opened import open_model
     from edge.plan import PlanRequest
+    from edge.predict import Wanted
 
     budget, profile = Budget.parse(memory, time, energy, power), find_profile(device)
     opened = open_model(model)
@@ -66,7 +70,10 @@ def plan(
         expected_tokens=tokens,
     )
     made = _make(opened, profile, backend, request, budget)
-    prediction = _predict(opened, made, profile, budget, prompt or min(_PROMPT, tokens or _PROMPT))
+    capacity = made.config.capacity
+    contexts = tuple(at or [*(each for each in _CONTEXTS if each < capacity), capacity])
+    wanted = Wanted(prompt or min(_PROMPT, tokens or _PROMPT), contexts, budget.energy, budget.power, budget.time)
+    prediction = _predict(opened, made, profile, wanted)
     if json:
         predicted = {"model": opened.spec.label, "path": str(opened.path), **made.to_dict()}
         print_json(predicted | {"prediction": asdict(prediction)})
@@ -103,16 +110,13 @@ def _make(opened: Model, profile: Profile, backend: str, request: PlanRequest, b
     return make_plan(opened.spec, engine, request, replace(budget, memory=None), elsewhere=limit)
 
 
-def _predict(opened: Model, made: Plan, profile: Profile, budget: Budget, prompt: int) -> Prediction:
+def _predict(opened: Model, made: Plan, profile: Profile, wanted: Wanted) -> Prediction:
     """On this device by earlier runs and by the meter that runs would have; elsewhere by the profile alone."""
     from edge.devices.power import find_meter
     from edge.devices.profiles import HOST, host_power
     from edge.history import Setting, earlier_runs
-    from edge.predict import Wanted, predict
+    from edge.predict import predict
 
-    capacity = made.config.capacity
-    contexts = (*(each for each in _CONTEXTS if each < capacity), capacity)
-    wanted = Wanted(prompt, contexts, budget.energy, budget.power, budget.time)
     if profile.name != HOST:
         return predict(opened.spec, made, profile, wanted)
     runs = earlier_runs(Setting.of(opened.spec, made.backend, made.config))
