@@ -132,7 +132,7 @@ def measure(chosen: list[Configuration], text: str, seconds: float, earlier: int
         warm = edge("run", each.model, "-n", "2", "--raw", *each.flags.split(), stdin=prompt, history=False)
         tokens = warm["tokens"]["prompt"]
         by_ceilings = predict(each, tokens)
-        first = [run(each, prompt) for _ in range(earlier)][0]
+        first, *_ = [run(each, prompt) for _ in range(earlier)]
         by_history = predict(each, tokens)
         tables["by ceilings alone"].append(errors(by_ceilings, first))
         tables["by earlier runs"].append(errors(by_history, run(each, prompt)))
