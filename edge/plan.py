@@ -93,21 +93,26 @@ class Plan:
 
 
 def make_plan(
-    spec: ModelSpec, backend: Backend, request: PlanRequest | None = None, budget: Budget | None = None
+    spec: ModelSpec,
+    backend: Backend,
+    request: PlanRequest | None = None,
+    budget: Budget | None = None,
+    elsewhere: MemoryLimit | None = None,
 ) -> Plan:
-    """Choose how to run `spec` within `budget`, or within what the system grants.
+    """Choose how to run `spec` within `budget`, or within what the system grants. elsewhere: the memory of another
+    device, if the plan is for that one: then nothing counts that was tuned on this.
 
     Raises BudgetError, naming the smallest budget that would do; InputError for impossible requests;
     UnsupportedError for what the engine lacks.
     """
     request, budget = request or PlanRequest(), budget or Budget()
     if request.kv_policy == AUTO:
-        return _automatic(spec, backend, request, budget)
+        return _automatic(spec, backend, request, budget, elsewhere)
     _check(spec, backend, request)
     request = _rows_for_bytes(spec, backend, request)
-    limit = MemoryLimit(budget.memory, "budget") if budget.memory else memory_limit()
+    limit = MemoryLimit(budget.memory, "budget") if budget.memory else elsewhere or memory_limit()
     kv_dtype = request.kv_dtype or backend.CAPABILITIES.kv_dtypes[0]
-    tuned = backend.tuned(spec, kv_dtype)  # before the count: it imports a little
+    tuned = None if elsewhere else backend.tuned(spec, kv_dtype)  # before the count: it imports a little
     release_free_memory()  # what building the tokenizer left behind would otherwise be counted twice
     use = memory_use()
     first = None
@@ -131,18 +136,21 @@ def make_plan(
     raise _too_small(spec, backend, request, tuned, limit, first)
 
 
-def _automatic(spec: ModelSpec, backend: Backend, request: PlanRequest, budget: Budget) -> Plan:
+def _automatic(
+    spec: ModelSpec, backend: Backend, request: PlanRequest, budget: Budget, elsewhere: MemoryLimit | None
+) -> Plan:
     """Rows in f16 as long as all fit. Else, where the engine can, twice as many in int8, chosen by H2O: of what was
     measured at equal bytes (edge eval kv), this loses least."""
     plain = replace(request, kv_policy="streaming")
     if request.expected_tokens is not None:
         with suppress(BudgetError):
-            plan = make_plan(spec, backend, plain, budget)
+            plan = make_plan(spec, backend, plain, budget, elsewhere)
             if plan.config.capacity >= request.expected_tokens:
                 return plan
     if backend.CAPABILITIES.granularity != "head":
-        return make_plan(spec, backend, plain, budget)
-    return make_plan(spec, backend, replace(request, kv_policy="h2o", kv_dtype=request.kv_dtype or "int8"), budget)
+        return make_plan(spec, backend, plain, budget, elsewhere)
+    thrifty = replace(request, kv_policy="h2o", kv_dtype=request.kv_dtype or "int8")
+    return make_plan(spec, backend, thrifty, budget, elsewhere)
 
 
 def _rows_for_bytes(spec: ModelSpec, backend: Backend, request: PlanRequest) -> PlanRequest:

@@ -48,6 +48,7 @@ def chat(
     from edge.cli.prompts import answer_limit
     from edge.cli.signals import Terminated, stopped_by_sigterm
     from edge.errors import UnsupportedError
+    from edge.history import remember_run
     from edge.opened import open_model
     from edge.plan import PlanRequest
     from edge.sampling import SamplingParams
@@ -117,6 +118,8 @@ def chat(
                 finally:
                     pieces.close()
                     shown.clear()
+                if session.report is not None:
+                    remember_run(session.spec, session.plan, session.report)
                 if json and session.report is not None:
                     print_json(session.report.to_dict())
                 elif not json:

@@ -53,6 +53,7 @@ def run(
     from edge.cli.prompts import answer_limit, read_prompt
     from edge.cli.signals import Terminated, stopped_by_sigterm
     from edge.devices.power import find_meter
+    from edge.history import remember_run
     from edge.opened import open_model
     from edge.plan import PlanRequest
     from edge.sampling import SamplingParams
@@ -113,6 +114,7 @@ def run(
                 pieces.close()  # an interrupted run reports, too
                 shown.clear()
                 if session.report is not None:
+                    remember_run(session.spec, session.plan, session.report)
                     if json:
                         print_json(session.report.to_dict())
                     else:
