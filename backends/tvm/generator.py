@@ -23,6 +23,7 @@ from edge.backends.tvm.phases.frame import Frame
 from edge.backends.tvm.phases.head import head
 from edge.backends.tvm.phases.project import add, widen
 from edge.backends.tvm.phases.qkv import qkv
+from edge.backends.tvm.phases.stream import let_go
 
 POINTERS = {  # arguments of `run`, and what they point to
     "job": "int64", "lines": "int32",
@@ -132,3 +133,4 @@ def _layer(f: Frame, layer: Value) -> None:
     with f.phase():
         inputs = f.ready("ffn", shape.padded_ffn, "down", private=False)
         add(f, "down", layer, inputs, "post_ffw_norm")
+    let_go(f, layer)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,18 +19,22 @@ from edge import cache
 from edge.backends.base import tensor_samples
 from edge.backends.tvm.layout import Layout, Place, round_up
 from edge.backends.tvm.sources import source_hash
+from edge.backends.tvm.streaming import Pages
 from edge.gguf_file import GGUFFile, TensorInfo
 from edge.types import AnyArray
 
 _SLICE = 4 << 20  # bytes of a tensor that are re-laid at once: what packing adds to the process
+_POPULATE_READ = 22  # of Linux's madvise
 
 Progress = Callable[[float], None]
 
 
-def open_weights(file: GGUFFile, layout: Layout, progress: Progress | None = None) -> AnyArray:
+def open_weights(
+    file: GGUFFile, layout: Layout, progress: Progress | None = None, kept: Sequence[Pages] | None = None
+) -> AnyArray:
     """The packed bytes, uint8 [nbytes], mapped read-only; packed first if the cache folder has them not.
 
-    Raises EdgeError if the cache folder cannot be written.
+    kept: the pages that are brought into memory at once; None: all. Raises EdgeError if the cache folder cannot be written.
     """
     path = cache.find_or_make(
         "weights",
@@ -41,8 +46,11 @@ def open_weights(file: GGUFFile, layout: Layout, progress: Progress | None = Non
     )
     with open(path, "rb") as data:
         # On Linux all pages are mapped at once, which costs a tenth of as many page faults.
-        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+        flags = mmap.MAP_SHARED | (getattr(mmap, "MAP_POPULATE", 0) if kept is None else 0)
         mapped = mmap.mmap(data.fileno(), 0, flags=flags, prot=mmap.PROT_READ)
+    for first, count in kept or ():
+        with suppress(OSError):  # Linux before 5.14: they come when they are first read
+            mapped.madvise(_POPULATE_READ, first * mmap.PAGESIZE, count * mmap.PAGESIZE)
     return np.frombuffer(mapped, np.uint8)
 
 
