@@ -223,7 +223,7 @@ class Table:
         "words", "scales", "corrections", "sums", "half_corrections", "half_sums",
         "token_embd", "token_embd.scales", "position_embd", "position_embd.scales",
         "output_norm", "output_norm.bias", "head", "head.scales",
-        "page", "head_kept", "head_step", "head_parts",  # streaming.py
+        "block", "head_step", "head_parts",  # streaming.py
     )  # fmt: skip
     PER_LAYER = (
         *MATRICES, *(f"{name}.scales" for name in MATRICES), *NORMS, *BIASES,
@@ -248,11 +248,10 @@ class Table:
 
 def fill_table(layout: Layout, scratch: Scratch, rope_size: int, streams: Streams | None = None) -> list[int]:
     """The whole table for one run; `rope_size` in values of one table of angles. streams: None if weights stay."""
-    values = dict(scratch.offsets) | {"head_kept": layout.shape.padded_vocab // 16, "head_parts": 1}
+    values = dict(scratch.offsets) | {"head_step": layout.shape.padded_vocab // 16, "head_parts": 1}
     if streams:
-        parts = len(streams.pieces) - layout.shape.layers
-        values |= {"head_kept": streams.head_kept, "head_step": streams.head_step, "head_parts": parts}
-        values["page"] = streams.page
+        parts = len(streams.pieces) - layout.shape.layers - 1
+        values |= {"head_step": streams.head_step, "head_parts": parts, "block": streams.block}
     for name in ("token_embd", "position_embd", "output_norm", "output_norm.bias"):
         values |= _offsets(layout, name, name)
     values |= _offsets(layout, layout.head, "head")
@@ -267,7 +266,7 @@ def fill_table(layout: Layout, scratch: Scratch, rope_size: int, streams: Stream
         for group, variants in layout.variants.items():
             values[group] = variants.index(layout.blocks_of(group, layer))
         table += [values.get(name, 0) for name in Table.PER_LAYER]
-    return table + (streams.table if streams else [0] * 4 * (layout.shape.layers + 1))
+    return table + (streams.table if streams else [0] * 4 * (layout.shape.layers + 2))
 
 
 def _offsets(layout: Layout, tensor: str, name: str) -> dict[str, int]:

@@ -7,22 +7,20 @@ bytes in memory, so that what is read anew is spread evenly over a pass.
 
 from __future__ import annotations
 
-import mmap
 import resource
 from dataclasses import dataclass
 
 from edge.backends.base import EngineConfig
 from edge.backends.tvm.blocks import BLOCKS
 from edge.backends.tvm.blocks.base import growth
-from edge.backends.tvm.layout import Layout, Place, round_up
+from edge.backends.tvm.layout import Layout, Place
 from edge.spec import ModelSpec
 
 STEPS = 256  # shares are multiples of 1/256
-_AROUND = 64 << 10  # bytes that Linux maps around a page that is missing
-_GROUP = 512 << 10  # bytes of the head for each thread that are read, then let go
-_TILES = 16  # of the head for each thread, at least
+BLOCK = 2 << 20  # bytes that are let go together: what Linux may map as one page, which costs a hundredth of small ones
+_TILES = 16  # of the head for each thread between two barriers, at least
 
-Pages = tuple[int, int]  # the first one, and how many
+Blocks = tuple[int, int]  # the first one, and how many
 
 
 @dataclass(frozen=True)
@@ -61,59 +59,82 @@ def _window(spec: ModelSpec, threads: int, worst: float, kept: int) -> int:
     """The most that is resident of what is streamed, and what is never let go.
 
     One layer, and half of the next: while a last thread has yet to let go of its part, the others can be as far as the
-    first barrier of the next, behind q, k and v.
+    first barrier of the next, behind q, k and v. Ends may lie within a block.
     """
-    tile = int(16 * spec.hidden * 4)  # bytes of 16 rows, at most
     layer = 1.5 * spec.largest_layer * worst * (STEPS - kept) / STEPS
-    head = 2 * threads * max(_GROUP, _TILES * tile)
-    looked_up = threads * 2 * (2 * _AROUND + tile)
-    groups = spec.layers + spec.embedding_bytes * worst / (threads * _GROUP)
+    head = 2 * (_head_group(threads, 64 * spec.hidden) + BLOCK)
+    looked_up = min(2 * threads * BLOCK, spec.embedding_bytes * worst)
     learned = 4 * spec.context * spec.hidden if spec.recipe and spec.recipe.learned_positions else 0
-    return int(max(layer, head, looked_up) + groups * _AROUND) + learned
+    return int(max(layer, head, looked_up)) + 2 * BLOCK + learned
+
+
+def _head_group(threads: int, tile: int) -> int:
+    """Bytes of the head that are read between two barriers."""
+    return max(BLOCK, threads * _TILES * tile)
 
 
 @dataclass(frozen=True)
 class Streams:
-    """pieces: pages that are let go together, two ranges each: of every layer, of every group of the head's tiles, and
-    those from which embeddings were taken. kept: pages that stay. head_*: tiles that stay, and of each group.
+    """pieces: blocks that are let go together, two ranges each: of every layer, of every group of `head_step` tiles of
+    the head, and those from which embeddings are taken. kept: blocks that stay.
     """
 
-    page: int  # bytes
-    pieces: list[tuple[Pages, Pages]]
-    kept: list[Pages]
-    head_kept: int
+    block: int  # bytes
+    pieces: list[tuple[Blocks, Blocks]]
+    kept: list[Blocks]
     head_step: int
 
     @property
     def table(self) -> list[int]:
         """Four numbers for each piece."""
-        return [number for piece in self.pieces for pages in piece for number in pages]
+        return [number for piece in self.pieces for blocks in piece for number in blocks]
 
 
-def make_streams(layout: Layout, kept: int, threads: int, page: int = mmap.PAGESIZE) -> Streams:
-    """kept: 256ths of every layer, and of the head, that stay in memory."""
-    none = (0, 0)
-    pieces: list[tuple[Pages, Pages]] = []
-    stay: list[Pages] = []
-    layers = [_layer_range(layout, layer) for layer in range(layout.shape.layers)]
-    for start, stop in layers:
-        cut = min(stop, start + (stop - start) * kept // STEPS)
-        pieces.append((_pages(page, cut, stop), none))
-        stay.append(_pages(page, start, cut))
-    head = layout.places[layout.head]
+def make_streams(layout: Layout, kept: int, threads: int) -> Streams:
+    """kept: 256ths of all layers, and of the head, that stay in memory. A block belongs to what its last byte is of."""
+    head, tables = layout.places[layout.head], layout.places["token_embd"]
+    pieces: list[tuple[Blocks, Blocks]] = []
+    for layer in range(layout.shape.layers):
+        first, stop = _layer_blocks(layout, layer)
+        streamed = stop * (STEPS - kept) // STEPS - first * (STEPS - kept) // STEPS
+        pieces.append(((stop - streamed, streamed), (0, 0)))
     tiles, quants, scales = _tiles(head)
-    first = tiles * kept // STEPS
-    step = threads * max(_TILES, _GROUP // (quants + scales))
-    for at in range(first, tiles, step):
-        end = min(tiles, at + step)
-        pieces.append((_part(page, head.quants, quants, at, end), _part(page, head.scales, scales, at, end)))
-    stay += [_part(page, head.quants, quants, 0, first), _part(page, head.scales, scales, 0, first)]
-    table = layout.places["token_embd"]
-    if table is head:
-        looked_up = _part(page, head.quants, quants, first, tiles), _part(page, head.scales, scales, first, tiles)
-    else:
-        looked_up = _pages(page, table.quants, table.quants + table.nbytes), none
-    return Streams(page, [*pieces, looked_up], [each for each in stay if each[1]], first, step)
+    stays = tiles * kept // STEPS
+    step = max(1, _head_group(threads, quants + scales) // (quants + scales))
+    for at in [*range(0, tiles, step), tiles]:
+        start, stop = (stays, tiles) if at == tiles else (max(stays, at), max(stays, min(tiles, at + step)))
+        pieces.append((_part(head.quants, quants, start, stop), _part(head.scales, scales, start, stop)))
+    if tables is not head:  # rows are looked up: nothing of it stays
+        pieces[-1] = _part(tables.quants, tables.nbytes, 0, 1), (0, 0)
+    return Streams(BLOCK, pieces, _rest(pieces, -(-layout.nbytes // BLOCK)), step)
+
+
+def _layer_blocks(layout: Layout, layer: int) -> tuple[int, int]:
+    """The first and the one behind the last; a layer's tensors lie side by side."""
+    places = [place for name, place in layout.places.items() if name.startswith(f"blk.{layer}.")]
+    return min(place.quants for place in places) // BLOCK, max(place.quants + place.nbytes for place in places) // BLOCK
+
+
+def _tiles(matrix: Place) -> tuple[int, int, int]:
+    """How many tiles, and the bytes of quants and scales of each."""
+    assert matrix.block is not None
+    return matrix.rows // 16, *matrix.block.packed_bytes(16, matrix.columns)
+
+
+def _part(start: int, size: int, first: int, stop: int) -> Blocks:
+    """Of items of `size` bytes each, those from `first` to `stop`."""
+    block = (start + first * size) // BLOCK
+    return block, (start + stop * size) // BLOCK - block
+
+
+def _rest(pieces: list[tuple[Blocks, Blocks]], count: int) -> list[Blocks]:
+    """Of `count` blocks, those in no piece."""
+    rest, at = [], 0
+    for first, length in sorted(blocks for piece in pieces for blocks in piece if blocks[1]):
+        if first > at:
+            rest.append((at, first - at))
+        at = max(at, first + length)
+    return rest + [(at, count - at)] * (at < count)
 
 
 class Ahead:
@@ -133,26 +154,3 @@ class Ahead:
         self._passes = 64 if faults > self._faults else max(0, self._passes - 1)
         self._faults = faults
         return int(self._passes > 0)
-
-
-def _layer_range(layout: Layout, layer: int) -> tuple[int, int]:
-    """Bytes; a layer's tensors lie side by side."""
-    places = [place for name, place in layout.places.items() if name.startswith(f"blk.{layer}.")]
-    return min(place.quants for place in places), max(place.quants + place.nbytes for place in places)
-
-
-def _tiles(matrix: Place) -> tuple[int, int, int]:
-    """How many tiles, and the bytes of quants and scales of each."""
-    assert matrix.block is not None
-    return matrix.rows // 16, *matrix.block.packed_bytes(16, matrix.columns)
-
-
-def _part(page: int, start: int, size: int, first: int, stop: int) -> Pages:
-    """Of items of `size` bytes each, those from `first` to `stop`."""
-    return _pages(page, start + first * size, start + stop * size)
-
-
-def _pages(page: int, start: int, stop: int) -> Pages:
-    """All that bytes start to stop touch, but for a first one that they share with what lies before."""
-    first = round_up(start, page) // page
-    return (first, max(0, -(-stop // page) - first)) if stop > start else (0, 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +20,7 @@ from edge import cache
 from edge.backends.base import tensor_samples
 from edge.backends.tvm.layout import Layout, Place, round_up
 from edge.backends.tvm.sources import source_hash
-from edge.backends.tvm.streaming import Pages
+from edge.backends.tvm.streaming import BLOCK, Blocks
 from edge.gguf_file import GGUFFile, TensorInfo
 from edge.types import AnyArray
 
@@ -30,11 +31,11 @@ Progress = Callable[[float], None]
 
 
 def open_weights(
-    file: GGUFFile, layout: Layout, progress: Progress | None = None, kept: Sequence[Pages] | None = None
+    file: GGUFFile, layout: Layout, progress: Progress | None = None, kept: Sequence[Blocks] | None = None
 ) -> AnyArray:
     """The packed bytes, uint8 [nbytes], mapped read-only; packed first if the cache folder has them not.
 
-    kept: the pages that are brought into memory at once; None: all. Raises EdgeError if the cache folder cannot be written.
+    kept: the blocks that are brought into memory at once; None: all. Raises EdgeError if the cache folder cannot be written.
     """
     path = cache.find_or_make(
         "weights",
@@ -50,7 +51,7 @@ def open_weights(
         mapped = mmap.mmap(data.fileno(), 0, flags=flags, prot=mmap.PROT_READ)
     for first, count in kept or ():
         with suppress(OSError):  # Linux before 5.14: they come when they are first read
-            mapped.madvise(_POPULATE_READ, first * mmap.PAGESIZE, count * mmap.PAGESIZE)
+            mapped.madvise(_POPULATE_READ, first * BLOCK, min(count * BLOCK, len(mapped) - first * BLOCK))
     return np.frombuffer(mapped, np.uint8)
 
 
@@ -73,6 +74,11 @@ def pack_weights(file: GGUFFile, layout: Layout, target: Path, progress: Progres
             done += place.nbytes
             if progress:
                 progress(done / layout.nbytes)
+        # The system has it in small pieces, as it was written; read again, it comes in large ones, which cost less to map.
+        out.flush()
+        os.fsync(out.fileno())
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(out.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _pack_tensor(source: BinaryIO, info: TensorInfo, place: Place, out: BinaryIO) -> None:

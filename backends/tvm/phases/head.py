@@ -29,7 +29,8 @@ def head(f: Frame) -> None:
     inputs = f.inputs("normed", shape.padded_hidden)
     with loop(i64(0), f.at("head_parts")) as part:  # one, unless weights are streamed
         with f.phase():
-            start, stop = _tiles(f, part)
+            start = let(part * f.at("head_step"))
+            stop = let(T.min(start + f.at("head_step"), i64(shape.padded_vocab // 16)))
             with f.shared_out(stop - start) as index:
                 tile = let(start + index)
                 with when(f.wanted == 1):
@@ -38,15 +39,7 @@ def head(f: Frame) -> None:
                     with when(f.wanted > 1), loop(i64(0), (f.wanted + (f.batch - 1)) // f.batch) as block:
                         rows = [let(block * f.batch + index) for index in range(f.batch)]
                         _logits_tile(f, matrix, tile, inputs, rows, rows)
-        with when(part > 0):
-            let_go(f, let(part + (shape.layers - 1)))
-
-
-def _tiles(f: Frame, part: Value) -> tuple[Value, Value]:
-    """Of a part of the head: first those that stay in memory, then group by group those that are streamed."""
-    kept, step = let(f.at("head_kept")), let(f.at("head_step"))
-    start = T.if_then_else(part > 0, kept + (part - 1) * step, i64(0))
-    return let(start), let(T.min(kept + part * step, i64(f.shape.padded_vocab // 16)))
+        let_go(f, let(part + shape.layers))
 
 
 def _logits_tile(
