@@ -155,6 +155,14 @@ class KVCache(Protocol):
         nothing is forgotten, nothing changes, a gap behind the newest row neither."""
         ...
 
+    def shrink(self, capacity: int) -> None:
+        """Have room for so many rows from here on, and give the memory of the others back to the system, as far as
+        the engine can: `nbytes` says what is left. Rows in use stay as they are; more than `capacity` changes nothing.
+
+        Raises InputError if more rows are in use.
+        """
+        ...
+
     def save(self, first: int = 0, last: int | None = None) -> KVState:
         """A copy of the rows first … last − 1 (None: of all from `first` on); nothing changes.
 
@@ -339,6 +347,12 @@ def check_rows(rows: IntArray, length: int) -> IntArray:
     if not numbers or (array.size and (array[0] < 0 or array[-1] >= length or bool((np.diff(array) <= 0).any()))):
         raise InputError(f"rows to keep must be strictly increasing numbers from 0 to {length - 1}")
     return np.ascontiguousarray(array, dtype=np.int32)
+
+
+def check_capacity(capacity: int, kv: KVCache) -> None:
+    """Refuse to `shrink` a cache below what is in use. Raises InputError."""
+    if capacity < max(1, kv.capacity - kv.free):
+        raise InputError(f"{kv.capacity - kv.free} rows are in use, and do not fit into {capacity}")
 
 
 def check_range(first: int, last: int | None, length: int) -> int:

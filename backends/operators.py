@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from edge.backends.base import PHASES, Operator
+import numpy as np
+
+from edge.backends.base import PHASES, Engine, EngineConfig, Operator
+from edge.errors import InputError
+from edge.spec import ModelSpec
+from edge.types import IntArray
+
+Result = TypeVar("Result")
 
 
 def by_name(operators: Iterable[Operator]) -> list[Operator]:
@@ -17,6 +25,65 @@ def by_phase(operators: Iterable[Operator]) -> list[Operator]:
     """One operator for each phase that occurs, named as it, in the order of `PHASES`: comparable between engines."""
     found = {each.phase: replace(each, name=each.phase) for each in _added(operators, lambda each: each.phase)}
     return [found[phase] for phase in PHASES if phase in found]
+
+
+def check_pass(config: EngineConfig, tokens: int, context: int, passes: int) -> None:
+    """Raises InputError for a pass that there cannot be."""
+    if tokens < 1 or context < 0 or passes < 1:
+        raise InputError(
+            f"operators are timed in 1 or more passes of 1 or more tokens behind 0 or more rows, "
+            f"not {passes} of {tokens} behind {context}"
+        )
+    if context + tokens > config.capacity:
+        raise InputError(f"{tokens} tokens behind {context} rows do not fit a KV cache of {config.capacity} rows")
+
+
+def repeat_pass(
+    engine: Engine, tokens: int, context: int, passes: int, run: Callable[[IntArray], Result],
+    progress: Callable[[float], None] | None = None,
+) -> list[Result]:  # fmt: skip
+    """What `run` gives for each of `passes` passes of the same tokens behind the same `context` rows.
+
+    One more pass comes first, and does not count: it finds caches cold and brings memory into being.
+    """
+    ids = np.arange(context + tokens, dtype=np.int32) * 7919 % engine.spec.vocab
+    if context:
+        engine.forward(ids[:context])
+    results = []
+    for done in range(passes + 1):
+        results.append(run(ids[context:]))
+        engine.kv.truncate(context)
+        if progress:
+            progress((done + 1) / (passes + 1))
+    return results[1:]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tokens of a pass that run at once: `count` of them behind `before` rows."""
+
+    before: int
+    count: int
+
+    def seen(self, window: int) -> int:
+        """Rows that the queries of these tokens see, added up over queries. window: 0 for none."""
+        most = window or self.before + self.count
+        return sum(min(self.before + index + 1, most) for index in range(self.count))
+
+    def rows(self, window: int) -> int:
+        """Rows that at least one of them sees."""
+        return min(self.before + self.count, window + self.count - 1 if window else self.before + self.count)
+
+
+def pieces(tokens: int, context: int, step: int) -> Iterator[Piece]:
+    """A pass in pieces of at most `step` tokens."""
+    for start in range(0, tokens, step):
+        yield Piece(context + start, min(step, tokens - start))
+
+
+def attention_flops(spec: ModelSpec, window: int, parts: Iterable[Piece]) -> int:
+    """Of one layer: queries by keys, and what comes of it by values; nothing for rows that a query does not see."""
+    return sum(4 * spec.heads * spec.head_dim * part.seen(window) for part in parts)
 
 
 def _added(operators: Iterable[Operator], key: Callable[[Operator], str]) -> list[Operator]:

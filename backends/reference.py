@@ -20,6 +20,7 @@ from edge.backends.base import (
     KVState,
     Operator,
     Tuned,
+    check_capacity,
     check_positions,
     check_range,
     check_rows,
@@ -138,6 +139,12 @@ class ReferenceKV:
         if length < self._length or length == 0:
             self.next_position = int(self._positions[length - 1]) + 1 if length else 0
         self._length = length
+
+    def shrink(self, capacity: int) -> None:
+        check_capacity(capacity, self)
+        self.capacity = min(self.capacity, capacity)
+        self.keys, self.values = (each[:, :, : self.capacity].copy() for each in (self.keys, self.values))
+        self.nbytes = self.keys.nbytes + self.values.nbytes
 
     def save(self, first: int = 0, last: int | None = None) -> KVState:
         last = check_range(first, last, self._length)

@@ -178,7 +178,9 @@ class Setting:
         return [str(word) for word in words]
 
     def environment(self, engine: str) -> dict[str, str]:
-        return {**os.environ, **({"EDGE_ISA": self.isa} if engine == EDGE and self.isa else {})}
+        """Bytecode is kept, as wherever a program is installed: else every start would compile edge's own modules."""
+        kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        return {**kept, **({"EDGE_ISA": self.isa} if engine == EDGE and self.isa else {})}
 
     def skip(self, engine: str, where: str, why: object) -> None:
         say(f"{engine} is left out of {where}: {why}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,19 @@ def release_free_memory() -> None:
     """Give what malloc holds but nobody uses back to the system, where the C library can (glibc)."""
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def release_pages(address: int, nbytes: int) -> int:
+    """Give whole pages of private memory back to the system, where it can (Linux); they are zeros afterwards. Returns
+    how many bytes were in them."""
+    if sys.platform != "linux":
+        return 0
+    first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = (address + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - first
+    if size <= 0:
+        return 0
+    failed = ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
+    return 0 if failed else size
 
 
 def total_memory() -> int:

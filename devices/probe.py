@@ -13,12 +13,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from datetime import date
 
 import numpy as np
 
 from edge.devices.host import usable_cores
 from edge.devices.memory import memory_limit
+from edge.devices.profile import Figure, Profile
+from edge.devices.profiles import HOST, describe_host, find_profile
 from edge.errors import EngineError, InputError
 
 _ARRAYS = 256 << 20  # bytes read in turn, over all threads: far beyond any last-level cache of the devices meant
@@ -70,6 +73,39 @@ def measure_ceilings(threads: int | None = None, seconds: float = 4.0, on_progre
     if child.returncode or not result:
         raise EngineError(f"measuring what this device can do failed (status {child.returncode})")
     return Ceilings(result["read_bytes_per_s"], result["f32_flops"], None, threads)
+
+
+def probe_profile(seconds: float = 8.0, on_progress: Progress | None = None) -> Profile:
+    """This device's profile with its ceilings measured: of all cores that engines use, and of one.
+
+    What the user's profile says besides (watts, say) is kept. Raises as measure_ceilings.
+    """
+    threads, said = usable_cores(), on_progress or (lambda part: None)
+    together = measure_ceilings(threads, seconds / 2, lambda part: said(part / 2))
+    alone = measure_ceilings(1, seconds / 2, lambda part: said((1 + part) / 2)) if threads > 1 else together
+    source = f"edge devices probe, {date.today().isoformat()}"
+    figures = {
+        "read_bandwidth": Figure(round(together.read_bytes_per_s), "measured", source, threads=threads),
+        "read_bandwidth_one_core": Figure(round(alone.read_bytes_per_s), "measured", source, threads=1),
+        "f32_flops": Figure(round(together.f32_flops), "measured", source, "NumPy's matmul", threads),
+    }
+    host, before = describe_host(), find_profile(HOST)
+    return replace(host, sensors=_sensors(), figures=before.figures | host.figures | figures)
+
+
+def known_ceilings(threads: int | None = None) -> Ceilings | None:
+    """Those of the user's profile of this host, as measured by `edge devices probe`; None if there are none."""
+    threads, host = threads or usable_cores(), find_profile(HOST)
+    bandwidth, flops = host.bandwidth(threads), host.flops(threads)
+    if bandwidth is None or flops is None or bandwidth.kind != "measured":
+        return None
+    return Ceilings(bandwidth.bytes_per_s, flops, host.value("int8_ops"), threads)
+
+
+def _sensors() -> tuple[str, ...]:
+    from edge.devices.power import sensors
+
+    return tuple(each.name for each in sensors() if each.available and each.name != "estimate")
 
 
 def _measure(threads: int, seconds: float, on_progress: Progress) -> Ceilings:

@@ -1,71 +1,95 @@
-"""Devices that are known by name, one file each in `profiles/`: what code for them must be compiled for."""
+"""Devices that are known by name: one file each in `profiles/`, and the user's own, which go before.
+
+The user's lie in EDGE_DEVICES, or in the system's folder for settings. `host.toml` among them is what
+`edge devices probe` has measured on this one.
+"""
 
 from __future__ import annotations
 
+import os
 import platform
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 
-from edge.devices.host import probe_host
+from edge.devices.host import processor
+from edge.devices.profile import Cluster, Figure
+from edge.devices.profile import Power as Power
+from edge.devices.profile import Profile as Profile
+from edge.devices.profile_file import read_profile, write_profile
 from edge.errors import InputError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 HOST = "host"
 _FOLDER = Path(__file__).parent / "profiles"
+_SYSTEM_SAYS = "the operating system"
 
 
-@dataclass(frozen=True)
-class Power:
-    """What work costs, for the estimate. core_watts: of a busy core, above idling. idle_watts: of the device, whatever
-    it does. dram_pj_per_byte: of a byte read from memory. 0: unknown. profile: whose figures these are."""
+def own_folder() -> Path:
+    """Where the user's profiles lie; it need not exist."""
+    import platformdirs
 
-    core_watts: float = 0.0
-    idle_watts: float = 0.0
-    dram_pj_per_byte: float = 0.0
-    profile: str = "no profile"
-
-
-@dataclass(frozen=True)
-class Profile:
-    """A device. `isa`: a target of the native engine; None: whatever suits this machine best.
-
-    cpu: LLVM's name, by which code is scheduled; None as for isa. cores, memory (bytes): None where models differ or
-    nobody says. sources: where these facts stand.
-    """
-
-    name: str
-    description: str
-    machine: str
-    isa: str | None
-    cpu: str | None
-    cores: int | None = None
-    memory: int | None = None
-    sources: tuple[str, ...] = ()
-    power: Power | None = None
+    chosen = os.environ.get("EDGE_DEVICES") or Path(platformdirs.user_config_dir("edge")) / "devices"
+    return Path(os.path.abspath(os.path.expanduser(chosen)))
 
 
 def profile_names() -> tuple[str, ...]:
-    return (HOST, *sorted(path.stem for path in _FOLDER.glob("*.toml")))
+    return (HOST, *sorted((_names(_FOLDER) | _names(own_folder())) - {HOST}))
 
 
 def find_profile(name: str) -> Profile:
-    """The device called `name`; "host" is the one that this process runs on. Raises InputError with all names."""
+    """The device called `name`; "host" is the one that this process runs on, with what was measured there.
+
+    Raises InputError with all names, and for a profile of the user's that is damaged.
+    """
     if name == HOST:
-        host = probe_host()
-        return Profile(HOST, host.processor, host.machine, None, None, host.physical_cores, host.memory)
-    if name not in profile_names():
-        raise InputError(f"unknown device {name!r}: choose {', '.join(profile_names())}")
-    fields = tomllib.loads((_FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
-    power = Power(**fields["power"], profile=name) if "power" in fields else None
-    return Profile(**fields | {"sources": tuple(fields.get("sources", ())), "power": power})
+        return _probed_host() or describe_host()
+    for folder in (own_folder(), _FOLDER):
+        if name in _names(folder):
+            return read_profile(folder / f"{name}.toml")
+    raise InputError(f"unknown device {name!r}: choose {', '.join(profile_names())}")
+
+
+def add_profile(profile: Profile) -> Path:
+    """Keep it among the user's own. Raises InputError if it cannot be written."""
+    path = own_folder() / f"{profile.name}.toml"
+    write_profile(profile, path)
+    return path
+
+
+def describe_host() -> Profile:
+    """This device as the system describes it, nothing measured."""
+    from edge.devices.host import probe_host
+
+    host = probe_host()
+    sizes = {"memory": host.memory} | {
+        name: host.caches[level] for name, level in (("l1d", "L1d"), ("l2", "L2"), ("l3", "L3")) if level in host.caches
+    }
+    return Profile(
+        name=HOST,
+        description=processor().name,
+        machine=host.machine,
+        system=host.system.partition(" ")[0].lower(),
+        clusters=(Cluster(host.processor, host.physical_cores, _SYSTEM_SAYS),),
+        instruction_sets=host.instruction_sets,
+        figures={name: Figure(size, "measured", _SYSTEM_SAYS) for name, size in sizes.items()},
+    )
 
 
 def host_power() -> Power:
-    """Of a processor of this kind: nobody has measured this very one."""
+    """What the user's profile of this host says, else what is assumed of processors of this kind."""
+    host = _probed_host()
+    if host and host.power:
+        return host.power
     generic = "generic-arm64" if platform.machine() in ("aarch64", "arm64") else "generic-x86"
-    return find_profile(generic).power or Power()
+    return read_profile(_FOLDER / f"{generic}.toml").power or Power()
+
+
+def _probed_host() -> Profile | None:
+    """None if this host was never probed, or the profile is of another: settings travel between machines."""
+    path = own_folder() / f"{HOST}.toml"
+    if not path.exists():
+        return None
+    profile = read_profile(path)
+    return profile if profile.description == processor().name else None
+
+
+def _names(folder: Path) -> set[str]:
+    return {path.stem for path in folder.glob("*.toml")}

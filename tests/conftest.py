@@ -92,6 +92,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGE_CACHE", str(shared / "cache"))
         patch.setenv("EDGE_TUNING", str(tmp_path_factory.mktemp("tuning")))
+        patch.setenv("EDGE_DEVICES", str(tmp_path_factory.mktemp("devices")))
         yield
 
 

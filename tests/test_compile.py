@@ -67,7 +67,9 @@ def test_every_device_is_one_that_code_can_be_made_for(name: str) -> None:
 
     profile = find_profile(name)
     assert (profile.name, bool(profile.description)) == (name, True)
-    if name != HOST:
+    if profile.system in ("ios", "macos"):
+        assert (profile.isa, profile.cpu) == (None, None)
+    elif name != HOST:
         target = next(target for target in TARGETS if target.name == profile.isa)
         assert target.machine == profile.machine
         cpus = llvm_get_cpu_archlist(Target({"kind": "llvm", "mtriple": target.llvm["mtriple"]}))
@@ -78,6 +80,11 @@ def test_every_device_is_one_that_code_can_be_made_for(name: str) -> None:
 def test_an_unknown_device_is_answered_with_all_names() -> None:
     with pytest.raises(InputError, match=r"'toaster'.*host.*raspberry-pi-5"):
         find_profile("toaster")
+
+
+def test_no_code_is_made_for_systems_that_could_not_load_it(tmp_path: Path) -> None:
+    refused = edge("compile", str(MODEL), "--device", "iphone-16", "-o", str(tmp_path / "x"))
+    assert (refused.returncode, "iphone-16 runs ios" in refused.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(

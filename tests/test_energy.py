@@ -8,11 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import open_golden
 from test_power import rapl_tree
 
-from edge.devices.power import find_meter
+from edge.devices.power import app_meter, find_meter
 from edge.devices.power.base import Reading
 from edge.devices.power.guarded import Guarded
 from edge.session import load
@@ -86,6 +87,15 @@ def test_every_generation_has_its_own_account(tmp_path: Path) -> None:
             assert session.report is not None
             spent.append(session.report.energy.joules)
     assert sum(spent) == pytest.approx(sum(driven.tokens), rel=1e-3)
+
+
+def test_an_app_counts(tmp_path: Path) -> None:
+    counts = iter(range(1000))
+    with load(open_golden("llama-one-layer").model, max_kv_size=48, meter=app_meter(lambda: next(counts))) as session:
+        session.generate(np.arange(8), max_tokens=4, ignore_eos=True)
+        assert session.report is not None
+        assert (session.report.energy.source, session.report.energy.kind) == ("app", "counter")
+        assert session.report.energy.joules >= 2
 
 
 def edge(*arguments: str, root: Path) -> subprocess.CompletedProcess[str]:

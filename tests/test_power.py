@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_devices import write
 
-from edge.devices.power import battery, find_meter, ina, pmic, rapl, sensors
+from edge.devices.power import app_meter, battery, find_meter, ina, pmic, rapl, sensors
 from edge.devices.power.app import AppCounter
 from edge.devices.power.base import Unavailable
 from edge.devices.power.estimate import Estimate
@@ -230,6 +230,13 @@ def test_a_counter_of_an_app() -> None:
     shown.clear()
     with pytest.raises(Unavailable, match="app"):
         meter.read()
+
+
+def test_the_counter_of_an_app_fails_in_the_middle() -> None:
+    shown = [10.0, 12.5]
+    meter = app_meter(lambda: shown.pop(0))
+    meter.add_bytes(1e6)
+    assert (meter.read().joules, meter.read().kind) == (pytest.approx(2.5), "estimate")
 
 
 # Heat

@@ -17,6 +17,7 @@ from edge.backends.llamacpp import CAPABILITIES, allocated_rows, check_observed,
 from edge.backends.llamacpp.kv import SEQUENCE, LlamaCppKV
 from edge.backends.llamacpp.library import LOG, library
 from edge.backends.llamacpp.scores import Scores, interrupts_wait
+from edge.devices.memory import release_free_memory
 from edge.errors import EngineError, UnsupportedError
 from edge.gguf_file import GGUFFile
 from edge.spec import ModelSpec
@@ -46,14 +47,16 @@ class LlamaCppEngine:
             self._model = self._load_model(file, progress)
             if config.observes:
                 self._scores = self._make_scores()
-            self._context = self._make_context()
+            self._context = self._make_context(config.capacity)
         except BaseException:
             self.close()
             raise
         self._batch = self._lib.llama_batch_init(config.chunk, 0, 1)
         self._tokens, self._batch_positions, self._wanted = self._batch_arrays()
         self._views: dict[int, FloatArray] = {}
-        self._kv = LlamaCppKV(self._lib, self._context, file, spec, config, self._settle, self._scores)
+        self._kv = LlamaCppKV(
+            self._lib, self._context, file, spec, config, self._settle, self._replace_context, self._scores
+        )
 
     @property
     def kv(self) -> LlamaCppKV:
@@ -138,10 +141,10 @@ class LlamaCppEngine:
             )
         return Scores(self._lib, self.spec.layers, allocated_rows(self.config.capacity))
 
-    def _make_context(self) -> Any:
+    def _make_context(self, capacity: int) -> Any:
         lib, config = self._lib, self.config
         parameters = lib.llama_context_default_params()
-        parameters.n_ctx = allocated_rows(config.capacity)
+        parameters.n_ctx = allocated_rows(capacity)
         parameters.n_batch = parameters.n_ubatch = config.chunk
         parameters.n_seq_max, parameters.kv_unified = 2, True
         parameters.n_outputs_max = max(2, config.logits_rows)  # one per sequence; more outputs than this would abort
@@ -156,6 +159,19 @@ class LlamaCppEngine:
         if not context:
             raise UnsupportedError(f"llama.cpp cannot make a context for this model ({LOG.reason()})")
         return context
+
+    def _replace_context(self, capacity: int) -> Any:
+        """A new one, with empty rows; the old one goes first, so that they are never there together."""
+        self._views.clear()
+        self._lib.llama_free(self._context)
+        self._context = None
+        release_free_memory()
+        try:
+            self._context = self._make_context(capacity)
+        except BaseException:
+            self.close()
+            raise
+        return self._context
 
     def _batch_arrays(self) -> tuple[IntArray, IntArray, Any]:
         """NumPy views of the batch's C arrays; the sequence fields never change."""

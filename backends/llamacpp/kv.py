@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from edge.backends.base import EngineConfig, KVState, check_range, check_rows, check_state, state_key
+from edge.backends.base import EngineConfig, KVState, check_capacity, check_range, check_rows, check_state, state_key
 from edge.backends.llamacpp import KV_VALUE_BYTES, NAME, allocated_rows
 from edge.backends.llamacpp.library import LOG, version
 from edge.backends.llamacpp.scores import Scores
@@ -34,17 +34,19 @@ class LlamaCppKV:
         spec: ModelSpec,
         config: EngineConfig,
         settle: Callable[[], None],
+        replace: Callable[[int], Any],
         scores: Scores | None,
     ):
         self._lib, self._context = low_level, context
         self.memory = low_level.llama_get_memory(context)
         self._can_shift = bool(low_level.llama_memory_can_shift(self.memory)) and not _magnified(file)
-        self._settle = settle
+        self._settle, self._replace = settle, replace
+        self._value_bytes = spec.kv_values_per_row * KV_VALUE_BYTES[config.kv_dtype]
         self._scores = scores
         key = state_key(f"{NAME} {version()}", file, spec, config)
         self.key = key + (":observed" if scores else "")  # values lie otherwise
         self.capacity = config.capacity
-        self.nbytes = int(allocated_rows(config.capacity) * spec.kv_values_per_row * KV_VALUE_BYTES[config.kv_dtype])
+        self.nbytes = int(allocated_rows(config.capacity) * self._value_bytes)
         self._positions = np.zeros(config.capacity + 1, np.int32)  # one more for `_settle`
         self._cells = np.zeros(config.capacity + 1, np.int32)  # where rows lie, if there are scores
         self._length = 0
@@ -163,6 +165,42 @@ class LlamaCppKV:
         self._length = length
         self.next_position = int(self._positions[length - 1]) + 1 if length else 0
 
+    def shrink(self, capacity: int) -> None:
+        """llama.cpp cannot give rows back: a new context takes over those in use. It allocates 256 at a time."""
+        self._check_open()
+        check_capacity(capacity, self)
+        before, self.capacity = self.capacity, min(self.capacity, capacity)
+        if allocated_rows(self.capacity) == allocated_rows(before):
+            return
+        if self._shift_pending:
+            self._settle()
+        data = self._sequence(SEQUENCE) if self._length else None
+        self._context = self._replace(self.capacity)
+        self.memory = self._lib.llama_get_memory(self._context)
+        if data is not None and not self._lib.llama_state_seq_set_data(
+            self._context, _bytes_of(data), data.size, SEQUENCE
+        ):
+            raise EngineError(f"llama.cpp could not take its rows over: {LOG.reason()}")
+        self._note_order()
+        self.nbytes = int(allocated_rows(self.capacity) * self._value_bytes)
+
+    def _note_order(self) -> None:
+        """Rows lie in the first cells now, in the order of the cells that they had."""
+        cells = self._cells[: self._length]
+        if self._scores:
+            paid = self._scores.by_cell[np.sort(cells)]
+            self._scores.by_cell[:] = 0
+            self._scores.by_cell[: paid.size] = paid
+        cells[:] = np.argsort(np.argsort(cells))
+
+    def _sequence(self, number: int) -> AnyArray:
+        """All rows of a sequence as llama.cpp saves them."""
+        size = self._lib.llama_state_seq_get_size(self._context, number)
+        data = np.empty(size, np.uint8)
+        if self._lib.llama_state_seq_get_data(self._context, _bytes_of(data), size, number) != size:
+            raise EngineError(f"llama.cpp could not save its state: {LOG.reason()}")
+        return data
+
     def save(self, first: int = 0, last: int | None = None) -> KVState:
         self._check_open()
         last = check_range(first, last, self._length)
@@ -177,10 +215,7 @@ class LlamaCppKV:
         # It saves whole sequences only: for a moment, the rows are in a second one as well.
         self._lib.llama_memory_seq_cp(self.memory, SEQUENCE, _SPARE, int(positions[0]), int(positions[-1]) + 1)
         try:
-            size = self._lib.llama_state_seq_get_size(self._context, _SPARE)
-            data = np.empty(size, np.uint8)
-            if self._lib.llama_state_seq_get_data(self._context, _bytes_of(data), size, _SPARE) != size:
-                raise EngineError(f"llama.cpp could not save its state: {LOG.reason()}")
+            data = self._sequence(_SPARE)
         finally:
             self._lib.llama_memory_seq_rm(self.memory, _SPARE, -1, -1)
         return KVState(self.key, positions, next_position, data.data)

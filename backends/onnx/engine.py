@@ -69,7 +69,7 @@ class OnnxEngine:
         self._which = np.zeros(MOST_OBSERVED, np.int64)
         width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
         self._qkv = np.zeros((spec.layers, MOST_OBSERVED if self._shows else 0, width), np.float32)
-        self._step_binding: tuple[tuple[int, int, int], Any] = ((0, 0, 0), None)
+        self._step_binding: tuple[tuple[int, int, int, int], Any] = ((0, 0, 0, 0), None)
 
         quantized = config.kv_dtype in LARGEST
         scales = stored_scales(self._kv, files.key) if quantized else None
@@ -169,8 +169,8 @@ class OnnxEngine:
     def _binding(self, count: int, wanted: int, shown: int) -> Any:
         """Where a pass finds and leaves its arrays. That of the last shape is kept: in decode it is always the same."""
         shape = (count, wanted, shown)
-        if self._step_binding[0] != shape:
-            self._step_binding = (shape, self._make_binding(*shape))
+        if self._step_binding[0] != (*shape, self._kv.capacity):
+            self._step_binding = ((*shape, self._kv.capacity), self._make_binding(*shape))
         binding = self._step_binding[1]
         for layer, hidden in self._hidden.items():
             bind(binding, f"window.{layer}", hidden)

@@ -6,14 +6,16 @@ backends/slots.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from edge.backends.base import KVState, check_range, check_rows, check_state
+from edge.backends.base import KVState, check_capacity, check_range, check_rows, check_state
 from edge.backends.onnx.rope import Ropes
 from edge.backends.onnx.rows import NUMPY_TYPE, load_rows, row_values, store_rows
 from edge.backends.slots import Anchors, Lines
+from edge.devices.memory import release_pages
 from edge.errors import EngineError, InputError, UnsupportedError
 from edge.spec import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray
@@ -175,6 +177,26 @@ class OnnxKV:
             left = np.arange(length, dtype=np.int32)
             self._anchors.forget(left)
             self._retain([left] * len(self._lines))
+
+    def shrink(self, capacity: int) -> None:
+        self._check_open()
+        check_capacity(capacity, self)
+        if capacity >= self.capacity:
+            return
+        self.settle()
+        self.array = self._packed(self.array, capacity)
+        self.slot_attention = self.slot_attention[:, :, :capacity].copy()
+        self.capacity, self.nbytes = capacity, self.array.nbytes + self.slot_attention.nbytes
+
+    def _packed(self, array: AnyArray, capacity: int) -> AnyArray:
+        """The same memory with fewer rows per head: what is behind them is given back."""
+        shape, flat = (*array.shape[:3], capacity, array.shape[4]), array.reshape(-1)
+        packed = flat[: math.prod(shape)].reshape(shape)
+        for before in np.ndindex(shape[:3]):  # the first first: none lies where an earlier one goes
+            packed[before][: self.length] = array[before][: self.length]
+        rest = flat[packed.size :]
+        release_pages(rest.ctypes.data, rest.nbytes)
+        return packed
 
     def save(self, first: int = 0, last: int | None = None) -> KVState:
         self._check_open()

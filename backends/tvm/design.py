@@ -16,6 +16,7 @@ class Design:
     vectors, the norms and biases of every layer.
 
     exact: products in float32 throughout, rather than with activations quantized to 8 bits.
+    timed: each thread notes what its phases take (`marks.py`).
     """
 
     shape: Shape
@@ -27,6 +28,7 @@ class Design:
     kv_dtype: str
     exact: bool
     target: Target
+    timed: bool = False
 
     @classmethod
     def of(cls, layout: Layout, kv_dtype: str, target: Target) -> Design:

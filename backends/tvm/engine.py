@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from edge.backends.base import EngineConfig, check_positions, check_tokens, state_key
-from edge.backends.tvm import CAPABILITIES, NAME
+from edge.backends.tvm import CAPABILITIES, NAME, marks
 from edge.backends.tvm.codes import FORMATS
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.kv import NativeKV
@@ -38,11 +39,14 @@ class NativeEngine:
     capabilities = CAPABILITIES
 
     def __init__(
-        self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None
-    ) -> None:
+        self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None,
+        *, timed: bool = False,
+    ) -> None:  # fmt: skip
+        """timed: compiled with the marks of `marks.py`, whose counters are `times`."""
         self.spec, self.config = spec, config
         target, layout = with_tuning(choose_target(), config.tuning), make_layout(file, spec)
-        image = compiled(Design.of(layout, config.kv_dtype, target), progress and (lambda part: progress(part / 2)))
+        design = replace(Design.of(layout, config.kv_dtype, target), timed=timed)
+        image = compiled(design, progress and (lambda part: progress(part / 2)))
         streams = make_streams(layout, streaming_need(spec, config).kept, config.threads) if config.resident else None
         packing = progress and (lambda part: progress(0.5 + part / 2))
         self._weights = open_weights(file, layout, packing, streams and streams.kept)
@@ -78,6 +82,7 @@ class NativeEngine:
         self._rope_from = self._rope_rows = self._observed = 0
         self._votes = False
         self._logits = aligned_zeros(config.logits_rows * self._padded_vocab, "float32")
+        self.times = aligned_zeros(config.threads * marks.stride(shape.layers) if timed else 0, "int64")
         self._workers: Workers | None = Workers(image, config.threads, self._pointers())
         weakref.finalize(self, self._workers.close)  # at exit, too: threads must not outlive the interpreter
 
@@ -155,6 +160,6 @@ class NativeEngine:
         arrays = (
             self._weights, self._table, self._floats, self._integers, *kv.arrays.values(),
             kv.lengths, kv.row_positions, self._tokens, self._logits, self._rope,
-            kv.row_attention, kv.regions.starts,
+            kv.row_attention, kv.regions.starts, *([self.times] if self.times.size else []),
         )  # fmt: skip
         return tuple(map(pointer, arrays))

@@ -12,6 +12,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.design import Design
+from edge.backends.tvm.kernels import clock
 from edge.backends.tvm.kernels.codes import memory_types
 from edge.backends.tvm.kernels.lanes import Register, Value, i64, let, loop, when
 from edge.backends.tvm.kernels.move import move_rows
@@ -21,7 +22,7 @@ from edge.backends.tvm.phases.attend import attend_chunk, attend_step, merge_par
 from edge.backends.tvm.phases.embed import embed
 from edge.backends.tvm.phases.frame import Frame
 from edge.backends.tvm.phases.head import head
-from edge.backends.tvm.phases.project import add, widen
+from edge.backends.tvm.phases.project import add, add_normed, widen
 from edge.backends.tvm.phases.qkv import qkv
 from edge.backends.tvm.phases.stream import let_go
 
@@ -35,6 +36,7 @@ POINTERS = {  # arguments of `run`, and what they point to
     "attention": "float32",  # what rows got from observed queries
     "starts": "int32",  # the first row of each head, [layers, KV heads]
 }  # fmt: skip
+TIMES = {"times": "int64"}  # one more, of a timed pass: `marks.py`
 
 
 def build(design: Design) -> Any:
@@ -47,11 +49,11 @@ def run(design: Design) -> Any:
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         T.func_name("run")
         T.func_attr({"global_symbol": "run", "tirx.noalias": True})
-        types = POINTERS | memory_types(design.kv_dtype)
+        types = POINTERS | memory_types(design.kv_dtype) | (TIMES if design.timed else {})
         pointers = {name: T.arg(name, T.ptr(dtype)) for name, dtype in types.items()}
         thread = T.arg("thread", T.int64())
         # Raw pointers carry no device; TVM's lowering wants to know it.
-        functions = imports(design.target.machine, design.target.spins)
+        functions = imports(design.target.machine, design.target.spins) + (clock.IMPORTS if design.timed else "")
         with T.attr(0, "device_id", 0), T.attr(0, "device_type", 1), T.attr(0, "pragma_import_llvm", functions):
             _work(design, pointers, thread)
     return builder.get()
@@ -102,7 +104,8 @@ def _job(design: Design, pointers: dict[str, Any], thread: Value, kind: Value) -
 
 def _emit(f: Frame) -> None:
     """The phases of a pass."""
-    with f.phase():
+    f.mark("idle")
+    with f.phase("embed"):
         embed(f)
     with loop(i64(0), i64(f.shape.layers)) as layer:
         _layer(f, layer)
@@ -112,25 +115,28 @@ def _emit(f: Frame) -> None:
 def _layer(f: Frame, layer: Value) -> None:
     shape = f.shape
     f.normalise("attn_norm", layer, "qkv")
-    with f.phase():
+    with f.phase("qkv", layer):
         inputs = f.normalised("attn_norm", layer, "qkv")
         f.per_variant("qkv", layer, lambda matrices: qkv(f, layer, matrices, inputs))
-    with f.phase():
+    with f.phase("attend", layer):
         (attend_step if f.single else attend_chunk)(f, layer)
     with when(f.observed > 0):
         observe_last(f, layer)  # it changes nothing that the next phase reads
-    f.share_out("mixed", shape.padded_mixed, "output")
-    with f.phase():
+    f.share_out("mixed", shape.padded_mixed, layer, "output")
+    with f.phase("output", layer):
         if f.single:
             merge_parts(f)
-        inputs = f.ready("mixed", shape.padded_mixed, "output", private=True)
+            f.mark("merge", layer)
+        inputs = f.ready("mixed", shape.padded_mixed, layer, "output", private=True)
         add(f, "output", layer, inputs, "post_attention_norm")
+    add_normed(f, layer, "post_attention_norm")
     f.normalise("ffn_norm", layer, "gate_up")
-    with f.phase():
+    with f.phase("gate_up", layer):
         inputs = f.normalised("ffn_norm", layer, "gate_up")
         f.per_variant("gate_up", layer, lambda matrices: widen(f, layer, matrices, inputs))
-    f.share_out("ffn", shape.padded_ffn, "down")
-    with f.phase():
-        inputs = f.ready("ffn", shape.padded_ffn, "down", private=False)
+    f.share_out("ffn", shape.padded_ffn, layer, "down")
+    with f.phase("down", layer):
+        inputs = f.ready("ffn", shape.padded_ffn, layer, "down", private=False)
         add(f, "down", layer, inputs, "post_ffw_norm")
+    add_normed(f, layer, "post_ffw_norm")
     let_go(f, layer)

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from edge.backends.base import KVState, check_range, check_rows, check_state
+from edge.backends.base import KVState, check_capacity, check_range, check_rows, check_state
 from edge.backends.slots import Anchors, Lines
 from edge.backends.tvm.layout import Shape
 from edge.backends.tvm.loading import Call, Image
-from edge.backends.tvm.memory import aligned_zeros, pointer
+from edge.backends.tvm.memory import aligned_zeros, pointer, release
 from edge.backends.tvm.mirror import find_normals
-from edge.backends.tvm.regions import Regions
+from edge.backends.tvm.regions import Move, Regions
 from edge.backends.tvm.rope import Rotation
 from edge.backends.tvm.rows import Rows, row_bytes, with_spare
 from edge.errors import EngineError, InputError, UnsupportedError
@@ -212,6 +212,21 @@ class NativeKV:
             self._retain([np.arange(each - dropped, dtype=np.int32) for each in lengths])
             self._note_positions()
 
+    def shrink(self, capacity: int) -> None:
+        self._check_open()
+        check_capacity(capacity, self)
+        if capacity >= self.capacity:
+            return
+        self._follow(self.regions.shrink(capacity, self.lengths))
+        self.capacity, used = capacity, self.regions.used
+        self._stored.release(used)
+        self.nbytes = self._stored.nbytes
+        for array in (self.row_positions, self.row_attention):
+            if array.size:
+                release(array[used:])
+                self.nbytes += used * array.itemsize
+        self._note_positions()
+
     def save(self, first: int = 0, last: int | None = None) -> KVState:
         self._check_open()
         if len(self._lines) > 1:
@@ -259,7 +274,11 @@ class NativeKV:
 
     def _share_out(self) -> None:
         """Give every head a region as long as it needs."""
-        for move in self.regions.share_out(self.lengths):
+        self._follow(self.regions.share_out(self.lengths))
+
+    def _follow(self, moves: list[Move]) -> None:
+        """Move rows to where regions begin now."""
+        for move in moves:
             self._stored.shift(move)
             if self.row_attention.size:
                 source, target = (slice(at, at + move.count) for at in (move.source, move.target))

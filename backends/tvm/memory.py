@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from edge.backends.tvm.layout import ALIGNMENT
+from edge.devices.memory import release_pages
 from edge.types import AnyArray
 
 
@@ -17,6 +18,11 @@ def aligned_zeros(count: int, dtype: str) -> AnyArray:
     block = np.zeros(size + ALIGNMENT, np.uint8)
     start = -block.ctypes.data % ALIGNMENT
     return block[start : start + size].view(dtype)
+
+
+def release(array: AnyArray) -> None:
+    """Give the array's whole pages back to the system, where it can; what is in them is lost."""
+    release_pages(array.ctypes.data, array.nbytes)
 
 
 def pointer(array: AnyArray) -> Any:

@@ -28,14 +28,14 @@ class Move:
 class Regions:
     """starts: first row of each head, int32 [heads]; compiled code reads it. limits: rows that each head may hold.
 
-    capacity: rows per head on average, longest: the most that one head may hold. uneven: heads may differ, for which
-    every head gets a tile more.
+    size: rows of the arena, of which the first `used` are. capacity: rows per head on average, longest: the most that
+    one head may hold. uneven: heads may differ, for which every head gets a tile more.
     """
 
     def __init__(self, heads: int, capacity: int, longest: int, *, uneven: bool) -> None:
         self.capacity, self.longest, self.uneven = capacity, longest, uneven
         self._even = allocated_rows(capacity, uneven=uneven)
-        self.size = heads * self._even
+        self.size = self.used = heads * self._even
         self.starts: IntArray = aligned_zeros(heads, "int32")
         self.limits = np.zeros(heads, np.int32)
         self.make_even()
@@ -44,6 +44,17 @@ class Regions:
         """All regions alike. What lies there is not moved."""
         self.starts[:] = np.arange(len(self.starts)) * self._even
         self.limits[:] = self.capacity
+
+    def shrink(self, capacity: int, lengths: IntArray) -> list[Move]:
+        """Room for `capacity` rows per head from here on, at the arena's beginning. Returns moves as `share_out`."""
+        self.capacity = capacity
+        self._even = allocated_rows(capacity, uneven=self.uneven)
+        self.used = len(self.starts) * self._even
+        if self.uneven:
+            return self.share_out(lengths)
+        before = self.starts.copy()
+        self.make_even()
+        return self._moves(before, lengths)
 
     def rows(self, slots: AnyArray) -> AnyArray:
         """Rows of the arena, [heads, n], for the same slots of all heads."""
@@ -60,9 +71,13 @@ class Regions:
         self.limits[:] = lengths + free
         sizes = -(-self.limits // TILE) * TILE
         self.starts[:] = np.cumsum(sizes) - sizes
+        return self._moves(before, lengths)
+
+    def _moves(self, before: IntArray, lengths: IntArray) -> list[Move]:
+        """From where regions began `before`, in an order in which none overwrites what is still to be moved."""
         moves = [
             Move(int(before[head]), int(self.starts[head]), int(lengths[head]))
-            for head in range(heads)
+            for head in range(len(before))
             if lengths[head] and before[head] != self.starts[head]
         ]
         down = [move for move in moves if move.target < move.source]

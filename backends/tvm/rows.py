@@ -6,7 +6,7 @@ import numpy as np
 
 from edge.backends.tvm.codes import FORMATS, decode, encode, pack_keys, unpack_keys
 from edge.backends.tvm.layout import Shape
-from edge.backends.tvm.memory import aligned_zeros
+from edge.backends.tvm.memory import aligned_zeros, release
 from edge.backends.tvm.mirror import reflect
 from edge.backends.tvm.regions import TILE, Move
 from edge.types import AnyArray, FloatArray
@@ -96,6 +96,12 @@ class Rows:
             count = -(-move.count // unit)
             source, target = move.source // unit, move.target // unit
             view[target : target + count] = view[source : source + count]
+
+    def release(self, first: int) -> None:
+        """Give the memory of all rows from `first` on back, which begins a tile: nothing is in them any more."""
+        for name, array in self.arrays.items():
+            release(array[first * self.width(name) :])
+        self.nbytes = sum(first * self.width(name) * array.itemsize for name, array in self.arrays.items())
 
     def _by_tile(self, name: str) -> AnyArray:
         """[tiles, TILE · width], in whatever order a tile has within."""

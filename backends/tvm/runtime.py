@@ -117,7 +117,7 @@ def _key(design: Design) -> str:
 
 
 def _about(design: Design) -> str:
-    return f"{design.shape.layers} layers, {design.kv_dtype} KV, {design.target.name}"
+    return f"{design.shape.layers} layers, {design.kv_dtype} KV, {design.target.name}{', timed' * design.timed}"
 
 
 def _compiler_size() -> int:

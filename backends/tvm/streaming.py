@@ -58,14 +58,14 @@ def packed_bytes(spec: ModelSpec) -> int:
 def _window(spec: ModelSpec, threads: int, worst: float, kept: int) -> int:
     """The most that is resident of what is streamed, and what is never let go.
 
-    One layer, and half of the next: while a last thread has yet to let go of its part, the others can be as far as the
-    first barrier of the next, behind q, k and v. Ends may lie within a block.
+    One layer, and a quarter of the next: while a last thread has yet to let go of its part, the others can be as far as
+    the first barrier of the next, behind q, k and v. The end of what was read may lie within a block.
     """
-    layer = 1.5 * spec.largest_layer * worst * (STEPS - kept) / STEPS
-    head = 2 * (_head_group(threads, 64 * spec.hidden) + BLOCK)
+    layer = 1.25 * spec.largest_layer * worst * (STEPS - kept) / STEPS
+    head = 2 * _head_group(threads, 64 * spec.hidden)
     looked_up = min(2 * threads * BLOCK, spec.embedding_bytes * worst)
     learned = 4 * spec.context * spec.hidden if spec.recipe and spec.recipe.learned_positions else 0
-    return int(max(layer, head, looked_up)) + 2 * BLOCK + learned
+    return int(max(layer, head, looked_up)) + BLOCK + learned
 
 
 def _head_group(threads: int, tile: int) -> int:

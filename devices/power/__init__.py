@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge.devices.power import battery, ina, macos, nvml, pmic, rapl
-from edge.devices.power.base import Meter, Unavailable
+from edge.devices.power.app import AppCounter
+from edge.devices.power.base import Meter, Scope, Unavailable
 from edge.devices.power.estimate import Estimate
 from edge.devices.power.guarded import Guarded
 from edge.devices.profiles import host_power
@@ -62,3 +63,9 @@ def find_meter(root: Path | None = None) -> Guarded:
         except Unavailable:
             continue
     return Guarded(estimate, estimate)
+
+
+def app_meter(joules: Callable[[], float], source: str = "app", scope: Scope = "device") -> Guarded:
+    """For `edge.load(meter=…)`: counts by an app's own counter, as `AppCounter` says, and by the estimate once that
+    fails."""
+    return Guarded(AppCounter(joules, source, scope), Estimate(host_power()))

@@ -23,9 +23,14 @@ def compile(
     """Compile a model for another device: an object file for apps, and an image for edge cache add there."""
     from edge.backends import find_backend
     from edge.devices.profiles import find_profile
+    from edge.errors import UnsupportedError
     from edge.opened import open_model
 
     profile, opened = find_profile(device), open_model(model)
+    if profile.system not in ("linux", "android"):
+        raise UnsupportedError(
+            f"edge compile makes code for Linux and Android, and {profile.name} runs {profile.system}"
+        )
     find_backend("tvm", opened.file, opened.spec)
     from edge.backends.tvm.export import export
 

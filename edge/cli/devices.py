@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edge.budget import format_bytes
 from edge.cli import options as o
-from edge.cli.show import print_json, table
+from edge.cli.show import note, print_json, progress, table
+
+if TYPE_CHECKING:
+    from edge.devices.profile import Profile
 
 devices = typer.Typer(help="This device, its sensors, and the devices known by name.")
+
+_Name = Annotated[str, typer.Argument(metavar="DEVICE", help="A name of edge devices list.")]
 
 
 @devices.callback(invoke_without_command=True)
@@ -39,42 +45,125 @@ def here(context: typer.Context, json: o.Json = False) -> None:
 
 @devices.command("list")
 def known(json: o.Json = False) -> None:
-    """The devices known by name, for which edge compile makes code."""
+    """The devices known by name, for which edge plan predicts and edge compile makes code."""
     from edge.devices.profiles import find_profile, profile_names
 
     profiles = [find_profile(name) for name in profile_names()]
     if json:
         print_json({"devices": [asdict(profile) for profile in profiles]})
         return
-    rows = [[each.name, each.description, each.isa or "the best it has"] for each in profiles]
+    rows = [[each.name, each.description, each.isa or _own_code(each)] for each in profiles]
     print(table(["device", "what it is", "compiled for"], rows, left=3))
 
 
 @devices.command()
-def show(
-    name: Annotated[str, typer.Argument(metavar="DEVICE", help="A name of edge devices list.")], json: o.Json = False
-) -> None:
-    """What is known of a device, and where that stands."""
-    from edge.devices.profiles import find_profile
+def show(name: _Name, json: o.Json = False) -> None:
+    """What is known of a device, and where every figure stands."""
+    from edge.devices.profiles import HOST, find_profile
 
     profile = find_profile(name)
     if json:
-        print_json(asdict(profile))
+        print_json(_as_json(profile))
         return
-    power = profile.power
-    core = f"{power.core_watts:g} W" if power and power.core_watts else "unknown"
-    traffic = f"{power.dram_pj_per_byte:g} pJ per byte" if power and power.dram_pj_per_byte else "unknown"
     rows = [
-        ["what it is", profile.description],
-        ["machine", profile.machine],
-        ["compiled for", f"{profile.isa or 'the best it has'}{f', {profile.cpu}' if profile.cpu else ''}"],
-        ["cores", str(profile.cores or "unknown")],
-        ["memory", format_bytes(profile.memory) if profile.memory else "unknown, or models differ"],
-        ["a busy core", core],
-        ["memory traffic", traffic],
-        *(["source", source] for source in profile.sources),
+        ["what it is", profile.description, ""],
+        ["machine", f"{profile.machine}, {profile.system}", ""],
+        ["compiled for", (profile.isa or _own_code(profile)) + (f", {profile.cpu}" if profile.cpu else ""), ""],
     ]
-    print(table([profile.name, ""], rows, left=2))
+    for cluster in profile.clusters:
+        clock = f" at {cluster.ghz:g} GHz" if cluster.ghz else ""
+        rows.append(["cores", f"{cluster.cores} × {cluster.kind}{clock}", cluster.source])
+    for what, words in (
+        ("instruction sets", " ".join(profile.instruction_sets)),
+        ("GPU (not used)", profile.gpu),
+        ("NPU (not used)", profile.npu),
+        ("sensors", ", ".join(profile.sensors)),
+    ):
+        rows += [[what, words, ""]] if words else []
+    for each, figure in profile.figures.items():
+        said = f"{figure.source} ({figure.note})" if figure.note else figure.source
+        rows.append([_words(each), _value(each, figure.value), f"{figure.kind}: {said}"])
+    rows += [["source", source, ""] for source in profile.sources]
+    print(table([profile.name, "", "where it stands"], rows, left=3))
+    if name == HOST and profile.value("read_bandwidth") is None:
+        note("\nNothing here was measured yet: edge devices probe")
+    if profile.power is None:
+        note(f"\nWhat a busy core takes is unknown{_for_the_estimate(name)}.")
+
+
+@devices.command()
+def probe(
+    output: Annotated[
+        Path | None, o.flag("-o", "--output", help="Write the profile to this file instead, to be added elsewhere.")
+    ] = None,
+    name: Annotated[str, o.flag("--name", help="The device's name in that file.")] = "host",
+    seconds: Annotated[float, o.flag("--seconds", min=0.1, max=120, help="How long to measure.")] = 8.0,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Measure what this device can do: memory bandwidth, arithmetic. Later predictions go by it."""
+    from dataclasses import replace
+
+    from edge.devices.probe import probe_profile
+    from edge.devices.profile_file import write_profile
+    from edge.devices.profiles import HOST, add_profile
+    from edge.errors import InputError
+
+    if name != HOST and output is None:
+        raise InputError("--name is for profiles of a file: give -o FILE, too; here this device is called host")
+    with progress(enabled=not quiet) as shown:
+        bar = shown.step("reading memory, multiplying")
+        measured = replace(probe_profile(seconds, lambda part: bar(part, 1.0)), name=name)
+    if output is None:
+        output = add_profile(measured)
+    else:
+        write_profile(measured, output)
+    if json:
+        print_json(_as_json(measured) | {"path": str(output)})
+        return
+    rows = [[_words(each), _value(each, figure.value), figure.source] for each, figure in measured.figures.items()]
+    print(table([f"{measured.name}: {measured.description}", "", "measured by"], rows, left=3))
+    print(f"\nsaved as {output}")
+
+
+@devices.command()
+def add(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A profile, such as edge devices probe -o makes.")],
+    json: o.Json = False,
+) -> None:
+    """Check a profile that was written elsewhere and keep it under its name."""
+    from edge.devices.profile_file import read_profile
+    from edge.devices.profiles import HOST, add_profile
+    from edge.errors import InputError
+
+    profile = read_profile(file)
+    if profile.name == HOST:
+        raise InputError(f'{file} is called host, as this device is: give it another name, such as name = "my-phone"')
+    path = add_profile(profile)
+    if json:
+        print_json(_as_json(profile) | {"path": str(path)})
+    else:
+        print(f"{profile.name}: {profile.description}, {len(profile.figures)} figures, saved as {path}")
+
+
+@devices.command()
+def diff(first: _Name, second: _Name, json: o.Json = False) -> None:
+    """Two devices side by side, and how many times the first's figure the second's is."""
+    from edge.devices.profile import FIGURES
+    from edge.devices.profiles import find_profile
+
+    one, other = find_profile(first), find_profile(second)
+    pairs = {"cores": (one.cores, other.cores)} | {name: (one.value(name), other.value(name)) for name in FIGURES}
+    pairs = {name: pair for name, pair in pairs.items() if pair != (None, None)}
+    ratios = {name: b / a if a and b else None for name, (a, b) in pairs.items()}
+    if json:
+        print_json({"devices": [first, second], "figures": {k: [*pair, ratios[k]] for k, pair in pairs.items()}})
+        return
+    rows = [
+        [_words(name), *(_value(name, value) for value in pair), f"{ratio:.2f}" if (ratio := ratios[name]) else ""]
+        for name, pair in pairs.items()
+    ]
+    print(table(["", first, second, f"{second} / {first}"], rows, left=1))
 
 
 @devices.command()
@@ -95,3 +184,43 @@ def sensors(json: o.Json = False) -> None:
     )
     rows = [[z.name, f"{z.celsius:.0f} °C", f"slows down at {z.trip:.0f} °C" if z.trip else ""] for z in hot]
     print("\n" + (table(["heat", "now", ""], rows, 3) if hot else "no temperatures in /sys/class/thermal"))
+
+
+def _as_json(profile: Profile) -> dict[str, object]:
+    return asdict(profile) | {"cores": profile.cores, "memory": profile.memory}
+
+
+def _own_code(profile: Profile) -> str:
+    return "the best it has" if profile.system == "linux" else "nothing: edge compile is for Linux and Android"
+
+
+def _for_the_estimate(name: str) -> str:
+    from edge.devices.profiles import HOST, host_power
+
+    return f": joules are estimated by {host_power().profile}" if name == HOST else ": joules cannot be estimated"
+
+
+_LABELS = {
+    "l1d": "L1d cache", "l2": "L2 cache", "l3": "L3 cache", "f32_flops": "float32 arithmetic",
+    "int8_ops": "int8 arithmetic", "npu_ops": "NPU", "bus_bandwidth": "memory bus, in theory",
+    "read_bandwidth": "reading memory", "read_bandwidth_one_core": "reading memory, one core",
+    "throttle_celsius": "slows itself down at", "core_watts": "a busy core", "idle_watts": "idle, the whole device",
+    "dram_pj_per_byte": "memory traffic",
+}  # fmt: skip
+
+
+def _words(name: str) -> str:
+    return _LABELS.get(name, name)
+
+
+def _value(name: str, value: float | None) -> str:
+    from edge.devices.profile import FIGURES
+
+    if value is None:
+        return "unknown"
+    unit = FIGURES.get(name, "")
+    if unit == "bytes":
+        return format_bytes(value)
+    if unit.endswith("/s"):
+        return f"{value / 1e9:.3g} G{unit}"
+    return f"{value:g} {unit}".strip()

@@ -8,9 +8,11 @@ from typing import Any
 
 from tvm.tirx.script.builder import ir as T
 
+from edge.backends.tvm import marks
 from edge.backends.tvm.blocks import BLOCKS
 from edge.backends.tvm.blocks.base import IntegerBlock
 from edge.backends.tvm.design import Design
+from edge.backends.tvm.kernels import clock
 from edge.backends.tvm.kernels.activations import Quantized, Sums, quantize
 from edge.backends.tvm.kernels.cache import Cache
 from edge.backends.tvm.kernels.codes import memory_types
@@ -51,6 +53,7 @@ class Frame:
         self.rope, self.logits = view("rope", "float32"), view("logits", "float32")
         self.attention = view("attention", "float32")
         self.positions, self.lengths = view("positions", "int32"), view("lengths", "int32")
+        self._times = view("times", "int64") if design.timed else None
         self.cache = Cache(
             isa=self.isa, dtype=design.kv_dtype, starts=view("starts", "int32"), kv_heads=self.shape.kv_heads,
             head=self.shape.padded_head,
@@ -61,7 +64,7 @@ class Frame:
         """In a chunk, a phase of its own."""
         if self.single:
             return
-        with self.phase(), self.shared_out(self.count) as token:
+        with self.phase(norm, layer), self.shared_out(self.count) as token:
             self.norm_row(token, token, norm, layer)
             self.quantize_row("normed", self.shape.padded_hidden, token, token, self.blocks(group))
 
@@ -70,20 +73,22 @@ class Frame:
         if self.single:
             self.norm_row(i64(0), self.thread, norm, layer)
             self.quantize_row("normed", self.shape.padded_hidden, self.thread, self.thread, self.blocks(group))
+            self.mark(norm, layer)
         return self.inputs("normed", self.shape.padded_hidden)
 
-    def share_out(self, name: str, width: int, group: str) -> None:
+    def share_out(self, name: str, width: int, layer: Value, group: str) -> None:
         """In a chunk, quantize rows in a phase of its own."""
         if self.single or not self._spans(self.blocks(group)):
             return
-        with self.phase(), self.shared_out(self.count) as token:
+        with self.phase(f"quantize_{name}", layer), self.shared_out(self.count) as token:
             self.quantize_row(name, width, token, token, self.blocks(group))
 
-    def ready(self, name: str, width: int, group: str, *, private: bool) -> Inputs:
+    def ready(self, name: str, width: int, layer: Value, group: str, *, private: bool) -> Inputs:
         """In a step, quantize the thread's own copy, from its own row or from the one that all share."""
         source = self.thread if private else i64(0)
-        if self.single:
+        if self.single and self._spans(self.blocks(group)):
             self.quantize_row(name, width, source, self.thread, self.blocks(group))
+            self.mark(f"quantize_{name}", layer)
         return self.inputs(name, width, shared=not private)
 
     def norm_row(self, source: Value, row: Value, norm: str, layer: Value | None) -> None:
@@ -137,10 +142,21 @@ class Frame:
         return Quantized(self.integers, self.at("words"), self.floats, self.at("scales"), sums, self.shape.widest)
 
     @contextmanager
-    def phase(self) -> Iterator[None]:
-        """Work of all threads, which wait for each other at its end."""
+    def phase(self, name: str, layer: Value | None = None) -> Iterator[None]:
+        """Work of all threads, which wait for each other at its end. `name`: one of `marks.MARKS`."""
         yield
+        self.mark(name, layer)
         meet(self.lines, self.thread, self.threads)
+        self.mark(name, layer, marks.WAIT)
+
+    def mark(self, name: str, layer: Value | None = None, kind: int = marks.WORK) -> None:
+        """In a timed pass, the thread books the time since its last mark to this; otherwise nothing is emitted."""
+        if self._times is None:
+            return
+        layers = self.shape.layers
+        thread = let(self.thread * marks.stride(layers))
+        counters = marks.first(i64(layers) if layer is None else layer) + marks.offset(name, kind)
+        clock.mark(self._times, thread, thread + counters)
 
     def range(self, count: Value | int) -> tuple[Value, Value]:
         """The thread's part of `count` pieces."""

@@ -19,16 +19,17 @@ def head(f: Frame) -> None:
     first = f.count - f.wanted
     matrix = f.matrix(f.design.head, shape.hidden, "head")
     if not f.single:
-        with f.phase(), f.shared_out(f.wanted) as row:
+        with f.phase("output_norm"), f.shared_out(f.wanted) as row:
             f.norm_row(first + row, row, "output_norm", None)
             f.quantize_row("normed", shape.padded_hidden, row, row, [f.design.head])
     row = f.thread if f.single else i64(0)
     if f.single:
         f.norm_row(i64(0), row, "output_norm", None)
         f.quantize_row("normed", shape.padded_hidden, row, row, [f.design.head])
+        f.mark("output_norm")
     inputs = f.inputs("normed", shape.padded_hidden)
     with loop(i64(0), f.at("head_parts")) as part:  # one, unless weights are streamed
-        with f.phase():
+        with f.phase("head"):
             start = let(part * f.at("head_step"))
             stop = let(T.min(start + f.at("head_step"), i64(shape.padded_vocab // 16)))
             with f.shared_out(stop - start) as index:

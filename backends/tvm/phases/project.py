@@ -8,13 +8,12 @@ from edge.backends.tvm.kernels.functions import ACTIVATIONS
 from edge.backends.tvm.kernels.lanes import Value, i64, let, load, loop, spread, store
 from edge.backends.tvm.kernels.matmul import Inputs, Matrix
 from edge.backends.tvm.kernels.norms import rms_scale
-from edge.backends.tvm.kernels.threads import meet
 from edge.backends.tvm.layout import GROUPS
 from edge.backends.tvm.phases.frame import Frame
 
 
 def add(f: Frame, group: str, layer: Value, inputs: Inputs, post_norm: str) -> None:
-    """x += matrix · inputs, normalised first where the model does so."""
+    """x += matrix · inputs; where the model normalises the product first, that goes to `normed` for `add_normed`."""
     has_norm = post_norm in f.design.vectors
     target = "normed" if has_norm else "x"  # nobody reads the normalised rows any more
 
@@ -27,13 +26,18 @@ def add(f: Frame, group: str, layer: Value, inputs: Inputs, post_norm: str) -> N
                 store(f.floats, at, each.value if has_norm else load(f.floats, at) + each.value)
 
     f.per_variant(group, layer, emit)
-    if has_norm:
-        meet(f.lines, f.thread, f.threads)
+
+
+def add_normed(f: Frame, layer: Value, post_norm: str) -> None:
+    """x += the RMSNorm of `normed`, in a phase of its own; nothing where the model has no such norm."""
+    if post_norm not in f.design.vectors:
+        return
+    with f.phase(post_norm, layer):
         _add_normed(f, let(f.layer_at(layer, post_norm)))
 
 
 def _add_normed(f: Frame, weight: Value) -> None:
-    """x += the RMSNorm of `normed`; in a step each thread its share of the row."""
+    """In a step each thread its share of the row."""
     shape, parts = f.shape, f.shape.padded_hidden // 16
     tokens = (i64(0), i64(1)) if f.single else f.range(f.count)
     first, last = f.range(parts) if f.single else (i64(0), i64(parts))

@@ -1,0 +1,145 @@
+"""What is known of a device: every figure with its source and its kind. What nobody says is absent, not guessed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+Kind = Literal["measured", "datasheet", "published", "assumed"]
+"""measured: on such a device, by the source. datasheet: its maker says so; of memory, what the bus could do in theory.
+published: somebody else says so. assumed: of a class of devices; nobody measured this one."""
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+FIGURES = {
+    "memory": "bytes",
+    "l1d": "bytes",  # of one of the biggest cores
+    "l2": "bytes",  # of one of the biggest cores, or of a cluster that shares it
+    "l3": "bytes",
+    "read_bandwidth": "B/s",  # with all cores
+    "read_bandwidth_one_core": "B/s",
+    "bus_bandwidth": "B/s",  # in theory
+    "f32_flops": "op/s",  # with all cores
+    "int8_ops": "op/s",
+    "npu_ops": "op/s",
+    "throttle_celsius": "°C",  # from here on it slows itself down
+    "core_watts": "W",  # of a busy core, above idling
+    "idle_watts": "W",  # of the whole device
+    "dram_pj_per_byte": "pJ/byte",  # of a byte read from memory
+}
+"""All that a profile may hold, with their units."""
+
+# What cores get of a bus's theoretical bandwidth, where nobody has measured it: an assumption. The Raspberry Pi 5, of
+# which both are known, has 0.82 for one core that only reads.
+BUS_SHARE = 0.6
+
+
+@dataclass(frozen=True)
+class Figure:
+    """value: in the unit of FIGURES. source: an address or a document."""
+
+    value: float
+    kind: Kind
+    source: str
+    note: str = ""
+    threads: int | None = None  # that took part in measuring
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Cores of one kind. ghz: the highest clock, None where nobody says."""
+
+    kind: str
+    cores: int
+    source: str
+    ghz: float | None = None
+
+
+@dataclass(frozen=True)
+class Power:
+    """What work costs, for the estimate. core_watts: of a busy core, above idling. idle_watts: of the device, whatever
+    it does. dram_pj_per_byte: of a byte read from memory. 0: unknown. profile: whose figures these are."""
+
+    core_watts: float = 0.0
+    idle_watts: float = 0.0
+    dram_pj_per_byte: float = 0.0
+    profile: str = "no profile"
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """bytes_per_s: that memory gives to so many threads. kind: of the figure behind it. about: how it follows."""
+
+    bytes_per_s: float
+    kind: Kind
+    about: str
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A device. `isa`: a target of the native engine; None: whatever suits this machine best, or none at all.
+
+    cpu: LLVM's name, by which code is scheduled; None as for isa. clusters: the biggest cores first. sensors: those of
+    `edge devices sensors` that it is known to have. sources: where the facts in words stand.
+    """
+
+    name: str
+    description: str
+    machine: str
+    isa: str | None = None
+    cpu: str | None = None
+    system: str = "linux"
+    clusters: tuple[Cluster, ...] = ()
+    instruction_sets: tuple[str, ...] = ()
+    gpu: str | None = None
+    npu: str | None = None
+    sensors: tuple[str, ...] = ()
+    figures: dict[str, Figure] = field(default_factory=dict)
+    sources: tuple[str, ...] = ()
+
+    def value(self, name: str) -> float | None:
+        """A figure of FIGURES; None if it is unknown."""
+        return self.figures[name].value if name in self.figures else None
+
+    @property
+    def cores(self) -> int | None:
+        return sum(cluster.cores for cluster in self.clusters) or None
+
+    @property
+    def memory(self) -> int | None:
+        """Bytes; None where models differ or nobody says."""
+        memory = self.value("memory")
+        return None if memory is None else int(memory)
+
+    @property
+    def power(self) -> Power | None:
+        """None unless it is known what a busy core takes."""
+        watts = self.value("core_watts")
+        if watts is None:
+            return None
+        return Power(watts, self.value("idle_watts") or 0.0, self.value("dram_pj_per_byte") or 0.0, self.name)
+
+    def bandwidth(self, threads: int) -> Bandwidth | None:
+        """Of reading. Measured where it was, otherwise what follows from one core or from the bus; None if unknown."""
+        all_cores, one = self.figures.get("read_bandwidth"), self.figures.get("read_bandwidth_one_core")
+        bus = self.figures.get("bus_bandwidth")
+        if all_cores:
+            most = all_cores.value if one is None else min(all_cores.value, one.value * threads)
+            return Bandwidth(most, all_cores.kind, "read by all cores")
+        theory = None if bus is None else bus.value * BUS_SHARE
+        if one:
+            together = one.value * threads
+            if theory is None or min(theory, together) <= one.value:
+                return Bandwidth(one.value, one.kind, "read by one core; all together have at least as much")
+            if together <= theory:
+                return Bandwidth(together, one.kind, "read by one core, times the number of threads")
+        if theory is not None:
+            return Bandwidth(theory, "assumed", f"{BUS_SHARE:.0%} of what the bus could do in theory")
+        return None
+
+    def flops(self, threads: int) -> float | None:
+        """float32 operations per second of so many threads, of the figure for all; None if unknown."""
+        figure = self.figures.get("f32_flops")
+        if figure is None:
+            return None
+        measured = figure.threads or self.cores or threads
+        return figure.value * min(1.0, threads / measured)

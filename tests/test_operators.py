@@ -1,0 +1,184 @@
+"""Times of operators: what each engine tells, that nothing is missing or counted twice, and that figures are right.
+
+How long anything takes is never judged, except that parts are not longer than the whole that they are parts of.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from conftest import GOLDEN
+from hypothesis import given
+from hypothesis import strategies as st
+from small_models import Small, write_small
+
+from edge import cache
+from edge.backends import find_backend
+from edge.backends.base import PHASES, EngineConfig, Operator
+from edge.backends.operators import Piece, by_name, by_phase, pieces
+from edge.backends.tvm import marks
+from edge.backends.tvm.design import Design
+from edge.backends.tvm.engine import NativeEngine
+from edge.backends.tvm.layout import make_layout
+from edge.backends.tvm.runtime import _key
+from edge.backends.tvm.targets import choose_target
+from edge.errors import InputError, UnsupportedError
+from edge.opened import Model, open_model
+
+CONFIG = EngineConfig(capacity=64, chunk=8, kv_dtype="f16", threads=2)
+LAYERS, TOKENS, CONTEXT = 2, 11, 20  # a chunk of 8 tokens, and one of 3
+SMALL = Small(layers=LAYERS, types="Q4_0")
+
+
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """Two layers of Q4_0: hidden 64, 4 heads of 16, 2 KV heads, feed-forward 96, 272 tokens, no head of its own."""
+    return open_model(write_small(tmp_path_factory.mktemp("operators") / "small.gguf", SMALL))
+
+
+def times_of(
+    model: Model, backend: str, config: EngineConfig = CONFIG, *, tokens: int = TOKENS, context: int = CONTEXT
+) -> list[Operator]:
+    module = find_backend(backend, model.file, model.spec)
+    found = module.operators(model.file, model.spec, config, tokens=tokens, context=context, passes=2)
+    assert all(each.phase in PHASES and each.seconds >= 0 and each.calls > 0 for each in found)
+    return found
+
+
+def only(operators: list[Operator], name: str, layer: int | None = 0) -> Operator:
+    (found,) = (each for each in operators if (each.name, each.layer) == (name, layer))
+    return found
+
+
+CHUNK_LAYER = ["attn norm", "qkv", "attend", "quantize mixed", "output", "ffn norm", "gate up", "quantize ffn", "down"]
+STEP_LAYER = [*CHUNK_LAYER[:3], "merge", *CHUNK_LAYER[3:]]
+
+
+@pytest.mark.parametrize(("tokens", "inside"), [(1, STEP_LAYER), (TOKENS, CHUNK_LAYER)])
+def test_tvm_tells_every_phase_once_a_layer(quantized: Model, tokens: int, inside: list[str]) -> None:
+    found = times_of(quantized, "tvm", tokens=tokens)
+    expected = [("embed", None), *((name, layer) for layer in range(LAYERS) for name in inside)]
+    assert [(each.name, each.layer) for each in found] == [*expected, ("output norm", None), ("head", None)]
+    assert {each.calls for each in found} == {-(-tokens // CONFIG.chunk)}
+    assert all(each.waited is not None and 0 <= each.waited <= 1 for each in found)
+
+
+def test_tvm_tells_norms_behind_products() -> None:
+    found = times_of(open_model(GOLDEN / "gemma3.gguf"), "tvm", tokens=3)
+    layer_0 = [each.name for each in found if each.layer == 0]
+    assert layer_0 == [
+        "attn norm", "qkv", "attend", "output", "post attention norm", "ffn norm", "gate up", "down", "post ffw norm"
+    ]  # fmt: skip
+
+
+def test_tvm_counts_bytes_and_flops(quantized: Model) -> None:
+    block = 2 + 16  # bytes of 32 weights
+    heads, seen = 4, sum(CONTEXT + index + 1 for index in range(TOKENS))
+    chunk, step = times_of(quantized, "tvm"), times_of(quantized, "tvm", tokens=1)
+    for name, values in {"qkv": 64 * 128, "output": 64 * 64, "gate up": 64 * 192, "down": 96 * 64}.items():
+        assert only(chunk, name).bytes == 2 * values * block // 32  # read by both pieces
+        assert only(step, name).bytes == values * block // 32
+        assert (only(chunk, name).flops, only(step, name).flops) == (2 * TOKENS * values, 2 * values)
+    assert only(chunk, "attend").flops == 4 * heads * 16 * seen
+    assert only(chunk, "attend").bytes == 2 * 2 * 2 * 16 * (CONTEXT + 8 + CONTEXT + TOKENS)  # K, V; KV heads; f16
+    assert only(step, "attend").flops == 4 * heads * 16 * (CONTEXT + 1)
+    for found in (chunk, step):
+        head = only(found, "head", None)
+        assert (head.flops, head.bytes) == (2 * 272 * 64, 272 * 64 * block // 32)
+        assert only(found, "attn norm").bytes == 64 * 4 * only(found, "attn norm").calls
+        assert only(found, "quantize ffn").bytes is only(found, "quantize ffn").flops is None
+    assert only(chunk, "embed", None).bytes == TOKENS * 64 * block // 32
+
+
+def test_a_timed_pass_gives_the_same_logits_and_lasts_no_less_than_its_phases(quantized: Model) -> None:
+    """The parts lie inside of the whole, by the same clock."""
+    design = Design.of(make_layout(quantized.file, quantized.spec), "f16", choose_target())
+    plain = NativeEngine(quantized.file, quantized.spec, CONFIG)
+    timed = NativeEngine(quantized.file, quantized.spec, CONFIG, timed=True)
+    try:
+        for tokens in (np.arange(19), np.array([5]), np.array([7])):
+            timed.times[:] = 0
+            started = time.perf_counter_ns()
+            logits = timed.forward(tokens)
+            lasted = time.perf_counter_ns() - started
+            assert np.array_equal(logits, plain.forward(tokens))
+            counted = marks.read(timed.times, LAYERS)
+            parts = counted[0, :, 1:, :, marks.NANOSECONDS]
+            assert 0 < parts.sum() <= lasted
+            assert (parts >= 0).all()
+            assert (counted[0, ..., marks.CALLS] == counted[1, ..., marks.CALLS]).all()
+    finally:
+        plain.close()
+        timed.close()
+    for each in (design, replace(design, timed=True)):
+        image = cache.find("kernels", _key(each), ".img")
+        assert image is not None
+        assert (b"clock_gettime" in image.read_bytes()) == each.timed
+
+
+@pytest.mark.parametrize("backend", ["tvm"])
+@pytest.mark.parametrize(
+    "bad",
+    [{"tokens": 0}, {"tokens": 65, "context": 0}, {"context": -1}, {"context": 64}, {"context": 60, "tokens": 5}],
+    ids=str,
+)
+def test_figures_that_do_not_fit_are_refused(quantized: Model, backend: str, bad: dict[str, int]) -> None:
+    with pytest.raises(InputError):
+        times_of(quantized, backend, **bad)
+
+
+def test_the_reference_engine_cannot_tell(quantized: Model) -> None:
+    with pytest.raises(UnsupportedError):
+        times_of(quantized, "reference")
+
+
+@given(st.integers(0, 40), st.integers(1, 40), st.integers(1, 12), st.integers(0, 50))
+def test_pieces_count_what_tokens_see(context: int, tokens: int, step: int, window: int) -> None:
+    parts = list(pieces(tokens, context, step))
+    assert [row for part in parts for row in range(part.before, part.before + part.count)] == [
+        *range(context, context + tokens)
+    ]
+    assert all(part.count <= step for part in parts)
+    for part in parts:
+        seen = [
+            {row for row in range(last + 1) if not window or row > last - window}
+            for last in range(part.before, part.before + part.count)
+        ]
+        assert part.seen(window) == sum(map(len, seen))
+        assert part.rows(window) == len(set().union(*seen))
+    assert Piece(3, 2).seen(0) == 4 + 5
+
+
+_operators = st.lists(
+    st.builds(
+        Operator,
+        st.sampled_from("abc"),
+        st.sampled_from(PHASES),
+        st.one_of(st.none(), st.integers(0, 3)),
+        st.integers(1, 9),
+        st.floats(0, 1),
+        st.one_of(st.none(), st.integers(0, 9)),
+        st.none(),
+        st.floats(0, 1),
+    )
+)
+
+
+@given(_operators)
+def test_sums_lose_nothing(operators: list[Operator]) -> None:
+    for summed, key in ((by_name(operators), "name"), (by_phase(operators), "phase")):
+        calls = Counter[str]()
+        for each in operators:
+            calls[getattr(each, key)] += each.calls
+        assert {each.name: each.calls for each in summed} == calls
+        assert len(summed) == len(calls)
+        for field in ("seconds", "bytes"):
+            total = sum(getattr(each, field) or 0 for each in operators)
+            assert sum(getattr(each, field) or 0 for each in summed) == pytest.approx(total)
+        waiting = sum((each.waited or 0) * each.seconds for each in operators)
+        assert sum((each.waited or 0) * each.seconds for each in summed) == pytest.approx(waiting, abs=1e-9)
+    assert [each.name for each in by_phase(operators)] == sorted({each.phase for each in operators}, key=PHASES.index)

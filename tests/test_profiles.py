@@ -1,0 +1,291 @@
+"""Profiles of devices: those that come with edge, files written elsewhere, and what was measured here."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from edge.cli import app
+from edge.devices import profiles
+from edge.devices.power.estimate import Estimate
+from edge.devices.probe import known_ceilings, probe_profile
+from edge.devices.profile import BUS_SHARE, FIGURES, KINDS, Cluster, Figure, Profile
+from edge.devices.profile_file import read_profile, to_toml, write_profile
+from edge.devices.profiles import HOST, add_profile, find_profile, host_power, own_folder, profile_names
+from edge.errors import InputError
+
+SHIPPED = [name for name in profile_names() if name != HOST]
+WANTED = {
+    "raspberry-pi-5", "raspberry-pi-zero-2w", "jetson-orin-nano", "pixel-9", "galaxy-s24", "iphone-16",
+    "macbook-air-m3", "intel-n100", "steam-deck", "generic-x86", "generic-arm64",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the user's own, empty."""
+    monkeypatch.setenv("EDGE_DEVICES", str(tmp_path / "devices"))
+    return tmp_path / "devices"
+
+
+# Those that come with edge
+
+
+def test_all_that_were_promised_are_there() -> None:
+    assert set(SHIPPED) >= WANTED
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_figure_has_a_source(name: str) -> None:
+    profile = find_profile(name)
+    assert profile.sources
+    for each in [*profile.figures.values(), *profile.clusters]:
+        said_so = each.source == "edge" and isinstance(each, Figure) and each.kind == "assumed" and each.note
+        assert each.source.startswith("https://") or said_so
+    assert all(figure.kind in KINDS for figure in profile.figures.values())
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_figures_are_what_devices_can_have(name: str) -> None:
+    profile, value = find_profile(name), find_profile(name).value
+    bounds = {"read_bandwidth_one_core": (1e9, 1e11), "bus_bandwidth": (1e9, 2e11), "f32_flops": (1e9, 2e12),
+              "core_watts": (0.1, 20), "idle_watts": (0.1, 20), "throttle_celsius": (50, 110),
+              "memory": (1 << 28, 1 << 36)}  # fmt: skip
+    for figure, (low, high) in bounds.items():
+        assert (value(figure) or low) >= low
+        assert (value(figure) or high) <= high
+    assert profile.cores is None or 1 <= profile.cores <= 16
+
+
+# What follows from figures
+
+
+def with_figures(**values: float) -> Profile:
+    figures = {name: Figure(value, "measured", "test") for name, value in values.items()}
+    return Profile("x", "x", "x86_64", figures=figures, clusters=(Cluster("core", 4, "test"),))
+
+
+@pytest.mark.parametrize(
+    ("figures", "threads", "expected", "kind"),
+    [
+        ({"read_bandwidth": 40e9, "read_bandwidth_one_core": 15e9}, 1, 15e9, "measured"),
+        ({"read_bandwidth": 40e9, "read_bandwidth_one_core": 15e9}, 4, 40e9, "measured"),
+        ({"read_bandwidth": 40e9, "bus_bandwidth": 100e9}, 1, 40e9, "measured"),
+        ({"read_bandwidth_one_core": 4e9}, 4, 4e9, "measured"),
+        ({"read_bandwidth_one_core": 14e9, "bus_bandwidth": 17e9}, 4, 14e9, "measured"),
+        ({"read_bandwidth_one_core": 10e9, "bus_bandwidth": 68e9}, 2, 20e9, "measured"),
+        ({"read_bandwidth_one_core": 10e9, "bus_bandwidth": 68e9}, 6, 68e9 * BUS_SHARE, "assumed"),
+        ({"bus_bandwidth": 100e9}, 8, 100e9 * BUS_SHARE, "assumed"),
+    ],
+)
+def test_bandwidth_follows_from_what_is_known(
+    figures: dict[str, float], threads: int, expected: float, kind: str
+) -> None:
+    bandwidth = with_figures(**figures).bandwidth(threads)
+    assert bandwidth is not None
+    assert (bandwidth.bytes_per_s, bandwidth.kind) == (pytest.approx(expected), kind)
+
+
+def test_what_is_unknown_stays_unknown() -> None:
+    profile = Profile("x", "x", "x86_64")
+    assert (profile.bandwidth(2), profile.flops(2), profile.power, profile.cores, profile.memory) == (None,) * 5
+    assert with_figures(idle_watts=3.0).power is None
+
+
+def test_arithmetic_is_shared_among_cores() -> None:
+    profile = with_figures(f32_flops=40e9)
+    assert (profile.flops(1), profile.flops(4), profile.flops(8)) == (10e9, 40e9, 40e9)
+
+
+# Files
+
+words = st.text(st.characters(min_codepoint=32, max_codepoint=0x2FFF, exclude_categories=["C", "Z"]), min_size=1)
+figures = st.builds(
+    Figure, st.floats(1e-3, 1e15), st.sampled_from(KINDS), words, st.just("") | words, st.none() | st.integers(1, 64)
+)
+profile_values = st.builds(
+    Profile,
+    name=st.from_regex(r"[a-z]{1,8}(-[0-9a-z]{1,5})?", fullmatch=True),
+    description=words,
+    machine=words,
+    isa=st.none() | words,
+    clusters=st.lists(st.builds(Cluster, words, st.integers(1, 64), words, st.none() | st.floats(0.1, 9))).map(tuple),
+    instruction_sets=st.lists(words).map(tuple),
+    figures=st.dictionaries(st.sampled_from(list(FIGURES)), figures),
+    sources=st.lists(words).map(tuple),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(profile=profile_values)
+def test_what_is_written_is_read_back(tmp_path: Path, profile: Profile) -> None:
+    write_profile(profile, tmp_path / "x.toml")
+    assert read_profile(tmp_path / "x.toml") == profile
+
+
+GOOD = to_toml(
+    Profile("my-phone", "mine", "aarch64", figures={"core_watts": Figure(2.5, "measured", "a meter")},
+            clusters=(Cluster("A", 4, "a meter"),))
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('name = "my-phone"', "", "name is missing"),
+        ('name = "my-phone"', 'name = "../../x"', "may hold letters"),
+        ('name = "my-phone"', "name = 5", "name must be a line of text"),
+        ('description = "mine"', 'description = "a\\nb"', "line of text"),
+        ("value = 2.5", "value = -1", "greater than 0"),
+        ("value = 2.5", "value = true", "greater than 0"),
+        ("value = 2.5", "value = nan", "greater than 0"),
+        ("value = 2.5", "value = inf", "greater than 0"),
+        ("value = 2.5", "", "value of core_watts"),
+        ('kind = "measured"', 'kind = "felt"', "unknown kind 'felt'"),
+        ('source = "a meter"\n\n[figures', "[figures", "a cluster needs a source"),
+        ("core_watts", "horse_power", "unknown figure 'horse_power'"),
+        ("cores = 4", "cores = 2.5", "makes no sense"),
+        ("cores = 4", "cores = 4\nfast = true", "has no 'fast'"),
+        ("[[clusters]]", "[clusters]", "clusters must be a list"),
+        ("[figures.core_watts]", "[figures]\ncore_watts = 3\n[other]", "has no 'other'"),
+        ("value", "value = = ", "is no TOML"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said_in_one_line(tmp_path: Path, old: str, new: str, said: str) -> None:
+    assert old in GOOD
+    path = tmp_path / "bad.toml"
+    path.write_text(GOOD.replace(old, new, 1))
+    with pytest.raises(InputError, match=said) as error:
+        read_profile(path)
+    assert "\n" not in str(error.value)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+@given(at=st.integers(0, len(GOOD.encode())), junk=st.binary(max_size=6), cut=st.integers(0, 40))
+def test_damaged_files_are_refused_or_read_but_never_crash(tmp_path: Path, at: int, junk: bytes, cut: int) -> None:
+    data = GOOD.encode()
+    path = tmp_path / "fuzzed.toml"
+    path.write_bytes(data[:at] + junk + data[at + cut :])
+    with suppress(InputError):
+        assert read_profile(path).name
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "long.toml").write_bytes(b"#" * (1 << 19))
+    with pytest.raises(InputError, match="too long"):
+        read_profile(tmp_path / "long.toml")
+    with pytest.raises(InputError, match="cannot be read"):
+        read_profile(tmp_path / "absent.toml")
+    with pytest.raises(InputError, match="cannot be written"):
+        write_profile(read_profile_text(tmp_path, GOOD), tmp_path / "long.toml" / "x.toml")
+
+
+def read_profile_text(folder: Path, text: str) -> Profile:
+    (folder / "text.toml").write_text(text)
+    return read_profile(folder / "text.toml")
+
+
+# This device
+
+
+def test_the_host_is_described_without_being_measured() -> None:
+    host = find_profile(HOST)
+    assert host.cores
+    assert host.memory
+    assert host.value("read_bandwidth") is None
+    assert known_ceilings() is None
+
+
+def test_probing_keeps_what_the_user_has_said(own: Path) -> None:
+    watts = Figure(7.0, "measured", "a wall meter")
+    add_profile(replace(profiles.describe_host(), figures={"core_watts": watts}))
+    parts: list[float] = []
+    add_profile(probe_profile(0.1, parts.append))
+    host = find_profile(HOST)
+    assert host.figures["core_watts"] == watts
+    assert (host.value("read_bandwidth") or 0) > 1e6
+    assert (parts == sorted(parts), parts[-1]) == (True, 1.0)
+    ceilings = known_ceilings(1)
+    assert ceilings is not None
+    assert ceilings.read_bytes_per_s <= (host.value("read_bandwidth") or 0)
+    assert list(own.iterdir()) == [own / "host.toml"]
+
+
+def test_the_estimate_goes_by_the_users_profile_first() -> None:
+    assert host_power().profile.startswith("generic-")
+    mine = {"core_watts": Figure(7.0, "measured", "a meter"), "idle_watts": Figure(2.0, "measured", "a meter")}
+    add_profile(replace(profiles.describe_host(), figures=mine))
+    power = host_power()
+    assert (power.core_watts, power.idle_watts, power.profile) == (7.0, 2.0, HOST)
+    assert Estimate(power).source == "estimate by host"
+
+
+def test_a_profile_of_another_processor_is_not_this_hosts() -> None:
+    other = replace(profiles.describe_host(), description="another processor")
+    add_profile(replace(other, figures={"core_watts": Figure(9.0, "measured", "a meter")}))
+    assert host_power().profile.startswith("generic-")
+    assert find_profile(HOST).value("core_watts") is None
+
+
+# The commands
+
+run = CliRunner()
+
+
+def ask(*arguments: str) -> dict[str, object]:
+    done = run.invoke(app, ["devices", *arguments, "--json"])
+    assert done.exit_code == 0, done.output
+    answer: dict[str, object] = json.loads(done.output)
+    return answer
+
+
+def test_a_profile_goes_from_one_device_to_another(tmp_path: Path, own: Path) -> None:
+    file = tmp_path / "far.toml"
+    ask("probe", "-o", str(file), "--name", "far", "--seconds", "0.1")
+    assert not own.exists()
+    ask("add", str(file))
+    assert "far" in profile_names()
+    ratios = ask("diff", "far", "raspberry-pi-5")["figures"]
+    assert isinstance(ratios, dict)
+    one, other, ratio = ratios["read_bandwidth_one_core"]
+    assert ratio == pytest.approx(other / one)
+    assert ratios["idle_watts"][0] is ratios["idle_watts"][2] is None
+    shown = run.invoke(app, ["devices", "show", "far"]).output
+    assert "edge devices probe" in shown
+    assert "1.00" in run.invoke(app, ["devices", "diff", "far", "far"]).output
+
+
+def test_probing_saves_the_host(own: Path) -> None:
+    answer = ask("probe", "--seconds", "0.1")
+    assert answer["path"] == str(own / "host.toml")
+    assert find_profile(HOST).value("f32_flops")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["probe", "--name", "x"], "give -o FILE"),
+        (["probe", "--seconds", "1000"], "seconds"),
+        (["add", "absent.toml"], "cannot be read"),
+        (["diff", "host", "toaster"], "unknown device 'toaster'"),
+        (["show", "../host"], "unknown device"),
+    ],
+)
+def test_bad_input_is_refused(arguments: list[str], said: str) -> None:
+    done = run.invoke(app, ["devices", *arguments])
+    assert done.exit_code != 0
+    assert said in f"{done.exception} {done.output}"
+
+
+def test_the_host_cannot_be_replaced_from_outside(tmp_path: Path) -> None:
+    write_profile(replace(find_profile("generic-x86"), name=HOST), tmp_path / "x.toml")
+    done = run.invoke(app, ["devices", "add", str(tmp_path / "x.toml")])
+    assert "give it another name" in str(done.exception)
+    assert not own_folder().exists()
