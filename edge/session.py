@@ -386,6 +386,7 @@ class Session:
                 interpreter=counted.interpreter,
                 anonymous=use.anonymous,
                 file=use.file,
+                streamed=counted.streamed,
             ),
             kv=KVUse(self._policy.name, kv.capacity, kv.length, self.plan.config.kv_dtype, self._evicted),
             plan=self.plan.to_dict(),

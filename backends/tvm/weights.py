@@ -35,7 +35,8 @@ def open_weights(
 ) -> AnyArray:
     """The packed bytes, uint8 [nbytes], mapped read-only; packed first if the cache folder has them not.
 
-    kept: the blocks that are brought into memory at once; None: all. Raises EdgeError if the cache folder cannot be written.
+    kept: the blocks that are brought into memory at once; None: all.
+    Raises EdgeError if the cache folder cannot be written.
     """
     path = cache.find_or_make(
         "weights",
@@ -74,7 +75,7 @@ def pack_weights(file: GGUFFile, layout: Layout, target: Path, progress: Progres
             done += place.nbytes
             if progress:
                 progress(done / layout.nbytes)
-        # The system has it in small pieces, as it was written; read again, it comes in large ones, which cost less to map.
+        # The system has it in small pieces, as it was written; read again, it comes in large ones: cheaper to map.
         out.flush()
         os.fsync(out.fileno())
         if hasattr(os, "posix_fadvise"):

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
 
 from edge.budget import format_bytes
 from edge.cli import options as o
 from edge.cli.show import print_json, table
+
+if TYPE_CHECKING:
+    from edge.plan import Plan
+    from edge.streaming import Streaming
 
 
 def plan(
@@ -31,6 +36,7 @@ def plan(
     from edge.budget import Budget
     from edge.opened import open_model
     from edge.plan import PlanRequest, make_plan
+    from edge.streaming import streaming_cost
 
     opened = open_model(model)
     engine = find_backend(backend, opened.file, opened.spec, kv_dtype)
@@ -45,13 +51,15 @@ def plan(
         expected_tokens=tokens,
     )
     made = make_plan(opened.spec, engine, request, Budget.parse(memory))
+    streaming = streaming_cost(made.bytes.streamed, opened.path)
     if json:
-        print_json({"model": opened.spec.label, "path": str(opened.path), **made.to_dict()})
+        streamed = streaming and asdict(streaming)
+        print_json({"model": opened.spec.label, "path": str(opened.path), **made.to_dict(), "streaming": streamed})
         return
     count, config = made.bytes, made.config
     rows: list[tuple[str, str, int]] = [
         ("interpreter", "this process and the engine's libraries", count.interpreter),
-        ("weights", "repacked in memory" if config.repack else "mapped from a file", count.weights),
+        ("weights", _weights(made), count.weights),
         ("KV cache", f"{config.capacity} rows, {config.kv_dtype}", count.kv),
         ("scratch", f"prefill chunk of {config.chunk} tokens", count.scratch),
         ("predicted peak", "estimated", made.predicted_peak),
@@ -63,3 +71,20 @@ def plan(
         + (f" with {made.sinks} sinks" if made.sinks else "")
         + f"\ntuned: {made.tuned}"
     )
+    if streaming:
+        print(_slower(streaming, count.weights, opened.spec.weight_bytes))
+
+
+def _slower(streaming: Streaming, resident: int, weights: int) -> str:
+    more = "" if streaming.seconds is None else f", {1e3 * streaming.seconds:.1f} ms more for each (measured here)"
+    return (
+        f"weights: {format_bytes(resident)} of {format_bytes(weights)} in memory at a time, "
+        f"{format_bytes(streaming.bytes)} streamed per token{more}\n"
+        f"as long as {streaming.assumption}; from a disk, their bytes over its speed"
+    )
+
+
+def _weights(made: Plan) -> str:
+    if made.bytes.streamed:
+        return "of a mapped file, at a time"
+    return "repacked in memory" if made.config.repack else "mapped from a file"
