@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
-from edge.devices.paging import paging_cost
+from edge.cache import cache_folder
+from edge.devices.paging import measure_paging
 
 
 @dataclass(frozen=True)
 class Streaming:
     """bytes: read anew by every pass, that is for every token of an answer and every chunk of a prompt.
 
-    seconds: what that adds to a pass while the file stays in the system's page cache, as measured here; None where
-    nothing measures it. From a disk, it is at least bytes / its speed.
+    cached_s: seconds that this adds to a pass as long as the system keeps the file in its page cache; disk_s: if it
+    does not, at most, as reading overlaps with computing. Both measured here; None where they cannot be.
     """
 
     bytes: int
-    seconds: float | None
-    assumption: str = "the file stays in the page cache"
+    cached_s: float | None
+    disk_s: float | None
 
 
-def streaming_cost(streamed: int, sample: Path) -> Streaming | None:
-    """Of a plan's `bytes.streamed`; None if that is nothing. sample: a file like that of the weights, such as the
-    model's own: 64 MiB of it are read."""
+def streaming_cost(streamed: int) -> Streaming | None:
+    """Of a plan's `bytes.streamed`; None if that is nothing. Measured in the cache folder, where such weights lie."""
     if not streamed:
         return None
-    cost = paging_cost(sample)
-    return Streaming(streamed, None if cost is None else cost * streamed)
+    paging = measure_paging(cache_folder())
+    if paging is None:
+        return Streaming(streamed, None, None)
+    return Streaming(streamed, streamed * paging.cached, streamed * (paging.cached + paging.disk))

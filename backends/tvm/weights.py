@@ -25,7 +25,7 @@ from edge.gguf_file import GGUFFile, TensorInfo
 from edge.types import AnyArray
 
 _SLICE = 4 << 20  # bytes of a tensor that are re-laid at once: what packing adds to the process
-_POPULATE_READ = 22  # of Linux's madvise
+_HUGEPAGE, _POPULATE_READ = 14, 22  # of Linux's madvise
 
 Progress = Callable[[float], None]
 
@@ -50,6 +50,8 @@ def open_weights(
         # On Linux all pages are mapped at once, which costs a tenth of as many page faults.
         flags = mmap.MAP_SHARED | (getattr(mmap, "MAP_POPULATE", 0) if kept is None else 0)
         mapped = mmap.mmap(data.fileno(), 0, flags=flags, prot=mmap.PROT_READ)
+    with suppress(OSError):  # a system without large pages
+        mapped.madvise(_HUGEPAGE)
     for first, count in kept or ():
         with suppress(OSError):  # Linux before 5.14: they come when they are first read
             mapped.madvise(_POPULATE_READ, first * BLOCK, min(count * BLOCK, len(mapped) - first * BLOCK))
@@ -75,11 +77,21 @@ def pack_weights(file: GGUFFile, layout: Layout, target: Path, progress: Progres
             done += place.nbytes
             if progress:
                 progress(done / layout.nbytes)
-        # The system has it in small pieces, as it was written; read again, it comes in large ones: cheaper to map.
         out.flush()
-        os.fsync(out.fileno())
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(out.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    _reread(target)
+
+
+def _reread(path: Path) -> None:
+    """The page cache has the file in small pieces, as it was written; now in large ones, which cost less to map."""
+    if not hasattr(os, "posix_fadvise"):
+        return
+    with open(path, "rb") as file, suppress(OSError), mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        mapped.madvise(_HUGEPAGE)
+        for start in range(0, len(mapped), BLOCK):
+            mapped[start]  # read a block
+            mapped.madvise(mmap.MADV_DONTNEED, start, min(BLOCK, len(mapped) - start))
 
 
 def _pack_tensor(source: BinaryIO, info: TensorInfo, place: Place, out: BinaryIO) -> None:

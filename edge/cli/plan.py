@@ -51,7 +51,7 @@ def plan(
         expected_tokens=tokens,
     )
     made = make_plan(opened.spec, engine, request, Budget.parse(memory))
-    streaming = streaming_cost(made.bytes.streamed, opened.path)
+    streaming = streaming_cost(made.bytes.streamed)
     if json:
         streamed = streaming and asdict(streaming)
         print_json({"model": opened.spec.label, "path": str(opened.path), **made.to_dict(), "streaming": streamed})
@@ -76,11 +76,15 @@ def plan(
 
 
 def _slower(streaming: Streaming, resident: int, weights: int) -> str:
-    more = "" if streaming.seconds is None else f", {1e3 * streaming.seconds:.1f} ms more for each (measured here)"
-    return (
+    text = (
         f"weights: {format_bytes(resident)} of {format_bytes(weights)} in memory at a time, "
-        f"{format_bytes(streaming.bytes)} streamed per token{more}\n"
-        f"as long as {streaming.assumption}; from a disk, their bytes over its speed"
+        f"{format_bytes(streaming.bytes)} streamed per token"
+    )
+    if streaming.cached_s is None or streaming.disk_s is None:
+        return text
+    return (
+        f"{text}, which adds {1e3 * streaming.cached_s:.1f} ms to each\nwhile the system keeps their file in its page "
+        f"cache, up to {1e3 * streaming.disk_s:.0f} ms if it does not (both measured here)"
     )
 
 
