@@ -102,7 +102,13 @@ def operators(
     file: GGUFFile, spec: ModelSpec, config: EngineConfig, *, tokens: int, context: int, passes: int,
     progress: Callable[[float], None] | None = None,
 ) -> list[Operator]:  # fmt: skip
-    raise UnsupportedError("this engine does not tell yet where its time goes")
+    """The nodes of ggml's graph, each computed by itself and waited for; see `timing.py`.
+
+    Raises UnsupportedError for a llama.cpp that lays out its tensors in another way.
+    """
+    from edge.backends.llamacpp.timing import time_operators
+
+    return time_operators(file, spec, config, tokens=tokens, context=context, passes=passes, progress=progress)
 
 
 def versions() -> dict[str, str]:

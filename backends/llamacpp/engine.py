@@ -14,6 +14,7 @@ import numpy as np
 
 from edge.backends.base import EngineConfig, check_positions, check_tokens
 from edge.backends.llamacpp import CAPABILITIES, allocated_rows, check_observed, uses_flash
+from edge.backends.llamacpp.clock import NodeClock
 from edge.backends.llamacpp.kv import SEQUENCE, LlamaCppKV
 from edge.backends.llamacpp.library import LOG, library
 from edge.backends.llamacpp.scores import Scores, interrupts_wait
@@ -33,8 +34,10 @@ class LlamaCppEngine:
     capabilities = CAPABILITIES
 
     def __init__(
-        self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None
-    ) -> None:
+        self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None,
+        *, clock: NodeClock | None = None,
+    ) -> None:  # fmt: skip
+        """clock: times the nodes of passes, of an engine that does not observe."""
         self.spec, self.config = spec, config
         check_observed(config)
         if config.kv_dtype.startswith("q") and spec.head_dim % 64:  # llama.cpp crashes when it shifts smaller heads
@@ -42,6 +45,7 @@ class LlamaCppEngine:
         self._lib: Any = library()
         self._model = self._context = self._batch = None
         self._scores: Scores | None = None
+        self._clock = clock
         self._queries, self._votes = 0, False
         try:
             self._model = self._load_model(file, progress)
@@ -151,8 +155,8 @@ class LlamaCppEngine:
         parameters.n_threads = parameters.n_threads_batch = config.threads
         parameters.type_k = parameters.type_v = _GGML_TYPE[config.kv_dtype]
         parameters.flash_attn_type = int(uses_flash(config))
-        if self._scores:
-            parameters.cb_eval = self._scores.callback
+        if watcher := self._scores or self._clock:
+            parameters.cb_eval = watcher.callback
         parameters.no_perf = True
         parameters.offload_kqv = parameters.op_offload = False
         context = lib.llama_init_from_model(self._model, parameters)

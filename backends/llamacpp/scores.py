@@ -16,33 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from edge.backends.llamacpp.tensors import NAME, Reader, Tensor
 from edge.errors import UnsupportedError
 from edge.types import AnyArray, FloatArray, IntArray
 
 _SOFTMAX, _KEY_CELLS = b"kq_soft_max", b"attn_inp_k_idxs"  # beginnings of the names of tensors
 _F32, _I64 = 0, 27  # ggml_type
-
-
-class _Tensor(ctypes.Structure):
-    """`struct ggml_tensor`, up to its name."""
-
-    _fields_ = (
-        ("type", ctypes.c_int),
-        ("buffer", ctypes.c_void_p),
-        ("ne", ctypes.c_int64 * 4),  # elements, the innermost dimension first
-        ("nb", ctypes.c_size_t * 4),  # strides in bytes
-        ("op", ctypes.c_int),
-        ("op_params", ctypes.c_int32 * 16),
-        ("flags", ctypes.c_int32),
-        ("src", ctypes.c_void_p * 10),
-        ("view_src", ctypes.c_void_p),
-        ("view_offs", ctypes.c_size_t),
-        ("data", ctypes.c_void_p),
-        ("name", ctypes.c_char * 64),
-    )
-
-
-_NAME = _Tensor.name.offset
 
 
 class Scores:
@@ -55,11 +34,7 @@ class Scores:
         self.by_cell: FloatArray = np.zeros(cells, np.float32)
         self.callback = low_level.ggml_backend_sched_eval_callback(self._receive)
         self._pass: FloatArray = np.zeros(cells, np.float32)
-        self._name_of, self._operation = low_level._lib.ggml_get_name, low_level._lib.ggml_op_desc
-        for function, result in ((self._name_of, ctypes.c_void_p), (self._operation, ctypes.c_char_p)):
-            function.argtypes, function.restype = [ctypes.c_void_p], result
-        self._layers = layers
-        self._checked = False
+        self._reader, self._layers = Reader(low_level, "use --kv-policy streaming"), layers
         self._queries = self._seen = 0
         self._average: FloatArray | None = None
         self._written: IntArray | None = None
@@ -96,27 +71,24 @@ class Scores:
         try:
             if asks:
                 return bool(self._queries or self._written is None) and self._wants(tensor)
-            self._add(_Tensor.from_address(tensor))
+            self._add(Tensor.from_address(tensor))
         except BaseException as error:  # C code in between: `finish` raises it
             self._error = self._error or error
         return not asks
 
     def _wants(self, tensor: int) -> bool:
-        if not self._checked:
-            if self._name_of(tensor) != tensor + _NAME:
-                raise UnsupportedError("this llama.cpp lays out tensors in another way: use --kv-policy streaming")
-            self._checked = True
-        if self._written is None and self._operation(tensor) == b"SET_ROWS":
-            self._read_cells(_Tensor.from_address(tensor).src[1])
-        return bool(self._queries) and ctypes.string_at(tensor + _NAME, len(_SOFTMAX)) == _SOFTMAX
+        self._reader.check(tensor)
+        if self._written is None and self._reader.operation(tensor) == b"SET_ROWS":
+            self._read_cells(Tensor.from_address(tensor).src[1])
+        return bool(self._queries) and ctypes.string_at(tensor + NAME, len(_SOFTMAX)) == _SOFTMAX
 
     def _read_cells(self, address: int) -> None:
         """Indices are an input: they are there before anything is computed."""
-        indices = _Tensor.from_address(address)
+        indices = Tensor.from_address(address)
         if indices.name == _KEY_CELLS:
             self._written = _values(indices, _I64, np.int64).reshape(-1).astype(np.int32)
 
-    def _add(self, softmax: _Tensor) -> None:
+    def _add(self, softmax: Tensor) -> None:
         """[1, heads, tokens, cells]; llama.cpp's memory, good until the callback returns."""
         shares = _values(softmax, _F32, np.float32)[0]
         observed = shares[:, -self._queries :]
@@ -126,7 +98,7 @@ class Scores:
         self._seen += 1
 
 
-def _values(tensor: _Tensor, kind: int, dtype: type[Any]) -> AnyArray:
+def _values(tensor: Tensor, kind: int, dtype: type[Any]) -> AnyArray:
     """A view of its memory, the outermost dimension first."""
     shape, size = tuple(tensor.ne)[::-1], np.dtype(dtype).itemsize
     strides = tuple(int(np.prod(shape[place + 1 :])) * size for place in range(4))

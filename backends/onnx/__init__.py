@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from edge.backends.base import Capabilities, EngineConfig, Footprint, Operator, Tuned
-from edge.errors import MissingExtraError, UnsupportedError
+from edge.errors import MissingExtraError
 from edge.gguf_file import GGUFFile
 from edge.spec import ModelSpec
 
@@ -66,7 +66,10 @@ def operators(
     file: GGUFFile, spec: ModelSpec, config: EngineConfig, *, tokens: int, context: int, passes: int,
     progress: Callable[[float], None] | None = None,
 ) -> list[Operator]:  # fmt: skip
-    raise UnsupportedError("this engine does not tell yet where its time goes")
+    """The nodes of the graph, by ONNX Runtime's profiler; see `timing.py`. Raises EngineError if it is not written."""
+    from edge.backends.onnx.timing import time_operators
+
+    return time_operators(file, spec, config, tokens=tokens, context=context, passes=passes, progress=progress)
 
 
 def versions() -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,10 @@ class OnnxEngine:
     capabilities = CAPABILITIES
 
     def __init__(
-        self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None
-    ) -> None:
+        self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None,
+        *, trace: Path | None = None,
+    ) -> None:  # fmt: skip
+        """trace: see `open_session`; `end_trace` must be called, then."""
         self.spec, self.config = spec, config
         provider = find_provider(config.provider)
         files = find_model_files(file, spec, config.kv_dtype, config.observes, progress)
@@ -74,7 +77,7 @@ class OnnxEngine:
         quantized = config.kv_dtype in LARGEST
         scales = stored_scales(self._kv, files.key) if quantized else None
         tokens = calibration_tokens(file, spec.vocab) if quantized and scales is None else None
-        self._session: Any = open_session(files.graph, provider, config.threads)
+        self._session: Any = open_session(files.graph, provider, config.threads, trace)
         if quantized:
             self._kv.scales[:] = find_scales(self, files.key, tokens) if tokens is not None else scales
             self._kv.key += f":{zlib.crc32(self._kv.scales.tobytes())}"
@@ -109,9 +112,13 @@ class OnnxEngine:
             done += part.size
         return logits
 
+    def end_trace(self) -> Path:
+        """The file with the times of all nodes so far; nothing more is written to it."""
+        return Path(self._session.end_profiling())
+
     def close(self) -> None:
         """Free everything; safe to call twice."""
-        self._session, self._step_binding = None, ((0, 0, 0), None)
+        self._session, self._step_binding = None, ((0, 0, 0, 0), None)
         self._kv.closed, self._kv.settle, self._observer = True, lambda: None, None
         self._kv.array = self._kv.array[:, :, :, :0].copy()
 

@@ -23,8 +23,11 @@ def find_provider(name: str) -> str:
     return str(available[name.lower()])
 
 
-def open_session(graph: Path, provider: str, threads: int) -> Any:
-    """Raises EngineError if ONNX Runtime cannot load the model."""
+def open_session(graph: Path, provider: str, threads: int, trace: Path | None = None) -> Any:
+    """trace: what the names of files begin with into which ONNX Runtime writes how long nodes take.
+
+    Raises EngineError if it cannot load the model.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -33,6 +36,8 @@ def open_session(graph: Path, provider: str, threads: int) -> Any:
     options.log_severity_level = 4
     # Where products of unsigned inputs and signed weights saturate (x86 without VNNI), slower ones that do not.
     options.add_session_config_entry("session.x64quantprecision", "1")
+    if trace:
+        options.enable_profiling, options.profile_file_prefix = True, str(trace)
     with explained(f"{graph.parent}: ONNX Runtime cannot load it"):
         return onnxruntime.InferenceSession(str(graph), options, providers=[provider])
 

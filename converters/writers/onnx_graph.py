@@ -64,7 +64,9 @@ class _Builder(Nodes):
         residual, mixed = self.embed(), ""
         for layer in range(spec.layers):
             residual, mixed = self.layer(layer, residual, mixed)
+        self.begin("norm")
         _, x = self.add_and_norm(residual, mixed, "output_norm", keep=False)
+        self.begin("head")
         head, cap = "token_embd" if spec.tied_head else "output", self.recipe.logit_cap
         if not cap:
             self.multiply(head, x, "logits")
@@ -74,6 +76,7 @@ class _Builder(Nodes):
         return self.serialized()
 
     def embed(self) -> str:
+        self.begin("embed")
         x = self.look_up("token_embd", "tokens")
         if self.recipe.embedding_scale != 1:
             x = self.node("Mul", x, self.number(self.recipe.embedding_scale))
@@ -84,13 +87,21 @@ class _Builder(Nodes):
     def layer(self, layer: int, residual: str, mixed: str) -> tuple[str, str]:
         """The residual stream without the layer's last addition, and what is to be added."""
         at = f"blk.{layer}."
+        self.begin("norm", layer)
         residual, x = self.add_and_norm(residual, mixed, f"{at}attn_norm")
-        mixed = self.multiply(f"{at}attn_output", self.pick(layer, self.attention(layer, x)))
+        mixed = self.attention(layer, x)
+        self.begin("output", layer)
+        mixed = self.multiply(f"{at}attn_output", self.pick(layer, mixed))
+        self.begin("norm", layer)
         mixed = self.norm_if_any(mixed, f"{at}post_attention_norm")
         residual, x = self.add_and_norm(self.pick(layer, residual), mixed, f"{at}ffn_norm")
+        self.begin("gate-up", layer)
         up = self.multiply(f"{at}ffn_up", x)
         inner = self.node("Mul", self.activate(self.multiply(f"{at}ffn_gate", x)), up) if self.recipe.gated else ""
-        down = self.multiply(f"{at}ffn_down", inner or self.activate(up))
+        inner = inner or self.activate(up)
+        self.begin("down", layer)
+        down = self.multiply(f"{at}ffn_down", inner)
+        self.begin("norm", layer)
         return residual, self.norm_if_any(down, f"{at}post_ffw_norm")
 
     def pick(self, layer: int, x: str) -> str:
@@ -104,6 +115,7 @@ class _Builder(Nodes):
 
     def attention(self, layer: int, x: str) -> str:
         spec, types, at = self.spec, self.types, f"blk.{layer}."
+        self.begin("qkv", layer)
         qkv = self.multiply(f"{at}qkv", x)
         if f"{at}attn_q_norm" in self.layout.vectors:
             qkv = self.norm_heads(at, qkv)
@@ -111,6 +123,7 @@ class _Builder(Nodes):
             width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
             self.output(f"qkv.{layer}", types.FLOAT, 1, "k", width)
             self.node("Gather", qkv, "observed", output=f"qkv.{layer}", axis=1)
+        self.begin("attend", layer)
         if self.kv_dtype == "f16":
             qkv = self.node("Cast", qkv, to=types.FLOAT16)
         kind = getattr(types, KV_TYPES[self.kv_dtype])
@@ -124,7 +137,9 @@ class _Builder(Nodes):
         if self.recipe.ropes:
             cos, sin = table_names(self.recipe.rope_of(layer))
             if spec.head_dim % _ROTARY_HEADS:
+                self.begin("qkv", layer)
                 qkv = self.turn_heads(qkv, cos, sin)
+                self.begin("attend", layer)
             else:
                 tables, how["do_rotary"] = [cos, sin, "positions"], 1
         hidden = ""

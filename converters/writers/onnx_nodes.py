@@ -30,6 +30,7 @@ class Nodes:
         self.inputs: list[Any] = []
         self.outputs: list[Any] = []
         self.initializers: dict[str, Any] = {}
+        self.part = ""  # what the nodes to come belong to
         self.made: dict[tuple[str, str], str] = {}  # what is made of a value once, for several products
 
     def serialized(self) -> bytes:
@@ -131,6 +132,10 @@ class Nodes:
 
     # The parts of a graph
 
+    def begin(self, phase: str, layer: int | None = None) -> None:
+        """The nodes to come belong to this phase of `backends.base.PHASES`; profiles show it in their names."""
+        self.part = phase if layer is None else f"{phase}.{layer}"
+
     def node(self, op: str, *inputs: str, domain: str = "", output: str = "", **attributes: Any) -> str:
         output = output or f"{op}.{len(self.nodes)}"
         self.emit(op, inputs, [output], domain, **attributes)
@@ -140,7 +145,8 @@ class Nodes:
         named = list(inputs)
         while named and not named[-1]:
             named.pop()
-        self.nodes.append(self.helper.make_node(op, named, list(outputs), domain=domain, **attributes))
+        name = f"{self.part}/{op}.{len(self.nodes)}"
+        self.nodes.append(self.helper.make_node(op, named, list(outputs), name, domain=domain, **attributes))
 
     def input(self, name: str, kind: int, *shape: int | str) -> None:
         self.inputs.append(self.helper.make_tensor_value_info(name, kind, shape))
