@@ -143,13 +143,13 @@ def make_plan(
 
 
 def _automatic(spec: ModelSpec, backend: Backend, request: PlanRequest, budget: Budget) -> Plan:
-    """Rows in f16 as long as all fit. Else, where the engine can, twice as many in int8, chosen by H2O: of what was
-    measured at equal bytes (edge eval kv), this loses least."""
+    """Rows in f16 as long as all fit beside the weights. Else, where the engine can, twice as many in int8, chosen by
+    H2O: of what was measured at equal bytes (edge eval kv), this loses least."""
     plain = replace(request, kv_policy="streaming")
     if request.expected_tokens is not None:
         with suppress(BudgetError):
             plan = make_plan(spec, backend, plain, budget)
-            if plan.config.capacity >= request.expected_tokens:
+            if plan.config.capacity >= request.expected_tokens and not plan.config.resident:
                 return plan
     if backend.CAPABILITIES.granularity != "head":
         return make_plan(spec, backend, plain, budget)

@@ -49,7 +49,7 @@ class NativeEngine:
         image = compiled(design, progress and (lambda part: progress(part / 2)))
         streams = make_streams(layout, streaming_need(spec, config).kept, config.threads) if config.resident else None
         packing = progress and (lambda part: progress(0.5 + part / 2))
-        self._weights = open_weights(file, layout, packing, streams.kept if streams else None)
+        self._weights = open_weights(file, layout, packing, streams)
         self._ahead = Ahead(streams is not None)
 
         positions = spec.context if config.per_head else config.capacity  # gaps stay open while the context allows

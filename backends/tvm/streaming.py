@@ -128,7 +128,7 @@ def _part(start: int, size: int, first: int, stop: int) -> Blocks:
 
 
 def _rest(pieces: list[tuple[Blocks, Blocks]], count: int) -> list[Blocks]:
-    """Of `count` blocks, those in no piece."""
+    """Of `count` blocks, the last of which may be a part of one, those in no piece."""
     rest, at = [], 0
     for first, length in sorted(blocks for piece in pieces for blocks in piece if blocks[1]):
         if first > at:
@@ -144,13 +144,18 @@ class Ahead:
     """
 
     def __init__(self, streams: bool) -> None:
-        self._streams, self._faults, self._passes = streams, 0, 0
+        self._streams, self._faults, self._passes = streams, _waited_for(), 0
 
     def wanted(self) -> int:
         """Before each pass: 1 or 0."""
         if not self._streams:
             return 0
-        faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+        faults = _waited_for()
         self._passes = 64 if faults > self._faults else max(0, self._passes - 1)
         self._faults = faults
         return int(self._passes > 0)
+
+
+def _waited_for() -> int:
+    """Pages that this process had to wait for, so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt

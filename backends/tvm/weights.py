@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -20,7 +20,7 @@ from edge import cache
 from edge.backends.base import tensor_samples
 from edge.backends.tvm.layout import Layout, Place, round_up
 from edge.backends.tvm.sources import source_hash
-from edge.backends.tvm.streaming import BLOCK, Blocks
+from edge.backends.tvm.streaming import BLOCK, Streams
 from edge.gguf_file import GGUFFile, TensorInfo
 from edge.types import AnyArray
 
@@ -31,11 +31,11 @@ Progress = Callable[[float], None]
 
 
 def open_weights(
-    file: GGUFFile, layout: Layout, progress: Progress | None = None, kept: Sequence[Blocks] | None = None
+    file: GGUFFile, layout: Layout, progress: Progress | None = None, streams: Streams | None = None
 ) -> AnyArray:
     """The packed bytes, uint8 [nbytes], mapped read-only; packed first if the cache folder has them not.
 
-    kept: the blocks that are brought into memory at once; None: all.
+    streams: what is brought into memory at once; None: everything.
     Raises EdgeError if the cache folder cannot be written.
     """
     path = cache.find_or_make(
@@ -48,13 +48,13 @@ def open_weights(
     )
     with open(path, "rb") as data:
         # On Linux all pages are mapped at once, which costs a tenth of as many page faults.
-        flags = mmap.MAP_SHARED | (getattr(mmap, "MAP_POPULATE", 0) if kept is None else 0)
+        flags = mmap.MAP_SHARED | (getattr(mmap, "MAP_POPULATE", 0) if streams is None else 0)
         mapped = mmap.mmap(data.fileno(), 0, flags=flags, prot=mmap.PROT_READ)
     with suppress(OSError):  # a system without large pages
         mapped.madvise(_HUGEPAGE)
-    for first, count in kept or ():
+    for first, count in streams.kept if streams else ():
         with suppress(OSError):  # Linux before 5.14: they come when they are first read
-            mapped.madvise(_POPULATE_READ, first * BLOCK, min(count * BLOCK, len(mapped) - first * BLOCK))
+            mapped.madvise(_POPULATE_READ, first * streams.block, count * streams.block)
     return np.frombuffer(mapped, np.uint8)
 
 
