@@ -52,9 +52,10 @@ def open_weights(
         mapped = mmap.mmap(data.fileno(), 0, flags=flags, prot=mmap.PROT_READ)
     with suppress(OSError):  # a system without large pages
         mapped.madvise(_HUGEPAGE)
-    for first, count in streams.kept if streams else ():
+    if streams:
         with suppress(OSError):  # Linux before 5.14: they come when they are first read
-            mapped.madvise(_POPULATE_READ, first * streams.block, count * streams.block)
+            for first, count in streams.kept:
+                mapped.madvise(_POPULATE_READ, first * streams.block, count * streams.block)
     return np.frombuffer(mapped, np.uint8)
 
 
