@@ -67,6 +67,10 @@ $(VENV)/.dev: $(VENV)/.run
 		|| { command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -qq -y \
 		qemu-user-static gcc-aarch64-linux-gnu libc6-dev-arm64-cross >/dev/null; } \
 		|| echo "without qemu-aarch64-static and aarch64-linux-gnu-gcc the tests of ARM code are skipped"
+	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null \
+		|| { command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] && apt-get update -qq \
+		&& apt-get install -qq -y --no-install-recommends chromium >/dev/null; } \
+		|| echo "without chromium the tests that open reports in a browser are skipped"
 	@echo "building llama.cpp for the tests: 2 to 4 minutes, once"
 	$(PIP) -e '.[tvm,llamacpp,onnx,demo,plot,tracker,dev]'
 	touch $@

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +50,19 @@ def held_back(root: Path = _ROOT) -> float | None:
         return int((folder / "scaling_max_freq").read_text()) / int((folder / "cpuinfo_max_freq").read_text())
     except (OSError, ValueError, ZeroDivisionError):
         return None
+
+
+def read_hertz(root: Path = _ROOT) -> float | None:
+    """The clock of the fastest core now; None where the system does not tell."""
+    clocks = []
+    for path in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_cur_freq"):
+        with contextlib.suppress(OSError, ValueError):
+            clocks.append(int(path.read_text()) * 1e3)
+    if not clocks:
+        with contextlib.suppress(OSError, ValueError):
+            lines = (root / "proc/cpuinfo").read_text().splitlines()
+            clocks = [float(line.partition(":")[2]) * 1e6 for line in lines if line.startswith("cpu MHz")]
+    return max(clocks, default=None)
 
 
 def _trip(zone: Path) -> float | None:

@@ -21,6 +21,7 @@ from edge.cli.devices import devices
 from edge.cli.evaluate import evaluate
 from edge.cli.inspect import inspect
 from edge.cli.plan import plan
+from edge.cli.profile import profile
 from edge.cli.quantize import quantize
 from edge.cli.run import run
 from edge.cli.tune import tune
@@ -37,6 +38,7 @@ app = typer.Typer(
 for command in (run, chat, plan, bench, tune, compile, convert, quantize, inspect):
     app.command()(command)
 app.add_typer(evaluate, name="eval")
+app.add_typer(profile, name="profile")
 app.add_typer(cache, name="cache")
 app.add_typer(devices, name="devices")
 

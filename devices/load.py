@@ -1,0 +1,37 @@
+"""What all programs together take of this device's processor."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_BUSY = (0, 1, 2, 5, 6, 7)  # user, nice, system, interrupts; and stolen: what other guests of the same machine took
+
+
+@dataclass(frozen=True)
+class Load:
+    """Core-seconds since the system started: in which somebody worked, and all there were."""
+
+    busy: float
+    total: float
+
+
+def read_load(root: Path = Path("/")) -> Load | None:
+    """None where the system does not tell."""
+    try:
+        name, *counts = (root / "proc/stat").read_text().partition("\n")[0].split()
+        ticks = [int(each) for each in counts]
+        second = os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, AttributeError):  # AttributeError: no sysconf on Windows
+        return None
+    if name != "cpu" or len(ticks) < 8:
+        return None
+    return Load(sum(ticks[each] for each in _BUSY) / second, sum(ticks[:8]) / second)
+
+
+def share_of_others(before: Load | None, after: Load | None, own: float) -> float | None:
+    """Of all core-seconds between two readings, those that went to others. own: seconds that this process took."""
+    if before is None or after is None or after.total <= before.total:
+        return None
+    return min(1.0, max(0.0, (after.busy - before.busy - own) / (after.total - before.total)))

@@ -1,0 +1,172 @@
+"""`edge profile`: what this device does with a model, measured; and two such profiles side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edge.cli import options as o
+from edge.cli.show import print_json, progress
+from edge.errors import InputError
+
+if TYPE_CHECKING:
+    from edge.opened import Model
+    from edge.profiling.profile import Profile
+    from edge.profiling.settings import Settings
+
+_COMPARE = "compare"
+_CONTEXTS = (128, 512, 1024, 2048, 4096)
+_QUICK_CONTEXTS = (128, 512)
+
+
+class _Group(typer.core.TyperGroup):
+    """`edge profile MODEL` is `edge profile of MODEL`."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        return super().parse_args(ctx, args if args[:1] == [_COMPARE] else ["of", *args])
+
+
+profile = typer.Typer(
+    cls=_Group, help="Measure this device with a model: speed, memory, joules, heat, and what limits it."
+)
+
+Output = Annotated[
+    list[Path] | None, o.flag("-o", "--output", help="Write a report there: .html, .md or .json; may be repeated.")
+]
+
+
+@profile.command("of")
+def of(
+    model: o.ModelArgument,
+    output: Output = None,
+    quick: Annotated[bool, o.flag("--quick", help="Fewer and shorter measurements.")] = False,
+    sustained: Annotated[
+        str | None, o.flag("--sustained", help="Also answer for so long, such as 5m, and compare its minutes.")
+    ] = None,
+    prompt: Annotated[
+        int | None, o.flag("-p", "--n-prompt", min=1, max=1 << 20, help="Tokens of the prompt (default: 512).")
+    ] = None,
+    generate: Annotated[
+        int | None, o.flag("-n", "--n-gen", min=2, max=1 << 16, help="Tokens of the answer (default: 48).")
+    ] = None,
+    contexts: Annotated[
+        str | None, o.flag("-d", "--n-depth", help="Contexts of the curve, such as 512,4096 (default: 128 to 4096).")
+    ] = None,
+    repetitions: Annotated[
+        int | None, o.flag("-r", "--repetitions", min=1, max=1000, help="Prompts and answers (default: 5).")
+    ] = None,
+    memory: o.Memory = None,
+    kv_policy: o.KVPolicy = "streaming",
+    max_kv_size: o.MaxKVSize = None,
+    kv_memory: o.KVMemory = None,
+    sinks: o.Sinks = 4,
+    kv_dtype: o.KVDtype = None,
+    prefill_step_size: o.PrefillStepSize = None,
+    backend: Annotated[
+        str, o.flag("--backend", help="Engines, with commas between (default: all that are installed).")
+    ] = "auto",
+    provider: o.Provider = None,
+    threads: o.Threads = None,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Measure a model on this device: load, prompts, answers, contexts, operators, memory, joules, heat.
+
+    Every engine in a process of its own. Ends with what limits this device, and what to try. With `compare A.json
+    B.json` instead of MODEL: two profiles side by side.
+    """
+    from edge.budget import parse_bytes, parse_seconds
+    from edge.opened import open_model
+    from edge.profiling.collect import choose_engines, collect
+    from edge.profiling.settings import Settings
+
+    writers = [_writer(path) for path in output or []]
+    opened = open_model(model)
+    settings = Settings(
+        prompt=_prompt(opened, prompt, quick=quick),
+        answer=generate or (16 if quick else 48),
+        contexts=_contexts(opened, contexts, quick=quick),
+        repetitions=repetitions or (2 if quick else 5),
+        curve_s=5.0 if quick else 20.0,
+        sustained_s=parse_seconds(sustained, "sustained") if sustained else 0.0,
+        operator_passes=4 if quick else 16,
+        memory=parse_bytes(memory) if memory else None,
+        kv_policy=kv_policy,
+        sinks=sinks,
+        max_kv_size=max_kv_size,
+        kv_memory=kv_memory,
+        kv_dtype=kv_dtype,
+        prefill_step_size=prefill_step_size,
+        threads=threads,
+        provider=provider,
+    )
+    _check(opened, settings)
+    names = [] if backend == "auto" else [each.strip() for each in backend.split(",")]
+    engines = choose_engines(opened, names, kv_dtype)
+    with progress(enabled=not quiet) as shown:
+        made = collect(
+            opened, model, engines, settings, quick=quick, on_progress=lambda what, share: shown.step(what)(share, 1.0)
+        )
+    for write in writers:
+        write(made)
+    if json:
+        print_json(made.to_dict())
+    elif not (writers and quiet):
+        from edge.report.profile_text import summary
+
+        print(summary(made))
+
+
+@profile.command(_COMPARE)
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="A.json", help="What to compare with.")],
+    second: Annotated[Path, typer.Argument(metavar="B.json", help="What is compared.")],
+    output: Output = None,
+    json: o.Json = False,
+) -> None:
+    """Two profiles of edge profile -o FILE.json side by side, B against A."""
+    from edge.profiling.compare import compare_profiles
+    from edge.profiling.reader import read_profile
+    from edge.report.profile_compare import document, kind_of
+
+    kinds = [(path, kind_of(path)) for path in output or []]
+    found = compare_profiles(read_profile(first), read_profile(second), first.stem, second.stem)
+    from edge.quality.lines import write_whole
+
+    for path, kind in kinds:
+        write_whole(path, document(found, kind))
+    print(document(found, ".json" if json else ".md"), end="")
+
+
+def _writer(path: Path) -> Callable[[Profile], None]:
+    """Writes a report of the path's kind. Raises at once what would otherwise come after all measurements."""
+    from edge.quality.lines import write_whole
+    from edge.report.profile_documents import check_kind, document
+
+    check_kind(path)
+    return lambda made: write_whole(path, document(made, path.suffix))
+
+
+def _prompt(model: Model, prompt: int | None, *, quick: bool) -> int:
+    return prompt or min(256 if quick else 512, max(1, model.spec.context // 2))
+
+
+def _contexts(model: Model, text: str | None, *, quick: bool) -> list[int]:
+    """Growing. By default those that leave room for an answer."""
+    if text is None:
+        usual = _QUICK_CONTEXTS if quick else _CONTEXTS
+        return [each for each in usual if each <= model.spec.context // 2] or [max(1, model.spec.context // 2)]
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and len(part) < 10 and int(part) for part in parts):
+        raise InputError(f"-d takes numbers separated by commas, such as 512,4096, not {text!r}")
+    return sorted({int(part) for part in parts})
+
+
+def _check(model: Model, settings: Settings) -> None:
+    if settings.rows > model.spec.context:
+        raise InputError(
+            f"this needs {settings.rows} positions, the model knows {model.spec.context}: lower -d, -p or -n"
+        )

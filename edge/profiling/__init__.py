@@ -1,0 +1,1 @@
+"""What `edge profile` measures, one file per thing; `collect.py` puts it together, `limits.py` draws the conclusion."""

@@ -1,0 +1,153 @@
+"""A process that measures one engine: its peak memory, and its crash, are its own.
+
+The job comes as one line of JSON on stdin; stdout gets a line for every step and one for the result or the error. When
+stdin ends, the parent is gone, and so is this.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from edge.backends import find_backend
+from edge.backends.base import Backend
+from edge.budget import Budget
+from edge.devices.load import read_load, share_of_others
+from edge.devices.mappings import mapped_files
+from edge.devices.memory import memory_use
+from edge.devices.power import find_meter
+from edge.errors import BudgetError, EdgeError
+from edge.opened import Model, open_model
+from edge.plan import make_plan
+from edge.profiling.job import Job, Loaded, Operators
+from edge.profiling.memory_timeline import memory_base
+from edge.profiling.operators import measure_operators
+from edge.profiling.profile import Energy, EngineProfile, Sustained, Timeline
+from edge.profiling.reader import build
+from edge.profiling.sampler import Sampler
+from edge.profiling.speed import OnStep, Runner, measure_curve, measure_speeds
+from edge.profiling.sustained import measure_sustained
+from edge.session import Session
+
+_SHARES = (0.15, 0.4, 1.0)  # of the progress bar: loaded, prompts and answers, the curve
+
+
+def run_job(job: Job, on_step: OnStep) -> dict[str, Any]:
+    """What the job asks for, as JSON has it. Raises EdgeError."""
+    model = open_model(job.model)
+    backend = find_backend(job.engine, model.file, model.spec, job.settings.kv_dtype)
+    if job.stage == "load":
+        return asdict(_load(job, model, backend))
+    if job.stage == "operators":
+        assert job.plan is not None
+        context = min(job.settings.prompt, job.plan.config.capacity - 1)
+        passes = job.settings.operator_passes
+        return asdict(Operators(measure_operators(model, backend, job.plan.config, context, passes, on_step)))
+    profile, sustained = _measure(job, model, backend, on_step)
+    return {"profile": asdict(profile), "sustained": sustained and asdict(sustained)}
+
+
+def _load(job: Job, model: Model, backend: Backend) -> Loaded:
+    budget = Budget(memory=job.settings.memory)
+    plan = make_plan(model.spec, backend, job.settings.request(), budget)
+    started = time.perf_counter()
+    with Session(model, backend, plan, Budget()):  # what compiling takes is no part of a run
+        return Loaded(time.perf_counter() - started)
+
+
+def _measure(job: Job, model: Model, backend: Backend, on_step: OnStep) -> tuple[EngineProfile, Sustained | None]:
+    settings, budget = job.settings, Budget(memory=job.settings.memory)
+    meter = find_meter()
+    with Sampler() as sampler:
+        sampler.mark("start")
+        plan = make_plan(model.spec, backend, settings.request(), budget)
+        files, before, joules = mapped_files(), sampler.look(), meter.read().joules
+        sampler.mark("load")
+        on_step("loading", 0.0)
+        started = time.perf_counter()
+        with Session(model, backend, plan, budget, meter=meter) as session:
+            load_s, load_joules = time.perf_counter() - started, meter.read().joules - joules
+            loaded = sampler.look()
+            runner = Runner(session, backend, meter, sampler)
+            free = plan.config.capacity - settings.answer
+            if free < 1:
+                raise BudgetError(f"{plan.config.capacity} KV rows are too few for {settings.answer} tokens of answer")
+            prompt = min(settings.prompt, free)
+            load, own = read_load(), time.process_time()
+            speeds = measure_speeds(runner, prompt, settings.answer, settings.repetitions, _part(on_step, 0))
+            others = share_of_others(load, read_load(), time.process_time() - own)
+            contexts = [each for each in settings.contexts if each <= free]
+            curve, end = measure_curve(runner, contexts, settings.answer, settings.curve_s, _part(on_step, 1))
+            if end is None and len(contexts) < len(settings.contexts):
+                end = f"the cache has {plan.config.capacity} rows"
+            sustained = None
+            if job.sustained and settings.sustained_s:
+                most = plan.config.capacity - prompt
+                sustained = measure_sustained(runner, prompt, most, settings.sustained_s, on_step)
+            base = memory_base(plan, before, loaded, files, mapped_files())
+        reading = meter.read()
+    profile = EngineProfile(
+        engine=plan.backend,
+        versions=backend.versions(),
+        plan=plan,
+        first_load_s=load_s,
+        load_s=load_s,
+        ttft=speeds.ttft,
+        prefill=speeds.prefill,
+        decode=speeds.decode,
+        curve=curve,
+        curve_end=end,
+        timeline=Timeline(
+            memory_use().peak, base, sampler.samples, sampler.marks, sampler.climate, sampler.sensor, sampler.trip
+        ),
+        energy=Energy(reading.source, reading.kind, reading.scope, load_joules),
+        kv_dtypes=list(backend.CAPABILITIES.kv_dtypes),
+        others=others,
+    )
+    return profile, sustained
+
+
+def _part(on_step: OnStep, number: int) -> OnStep:
+    """Progress of one part as progress of all."""
+    first, last = _SHARES[number], _SHARES[number + 1]
+    return lambda what, share: on_step(what, first + (last - first) * min(1.0, share))
+
+
+def main() -> None:
+    """Raises nothing that a parent would have to understand: errors of edge are told, others are for stderr."""
+    say = _own_output()
+    job = build(Job, json.loads(sys.stdin.readline()))
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    try:
+        say({"result": run_job(job, lambda what, share: say({"doing": what, "share": share}))})
+    except EdgeError as error:
+        say({"error": str(error), "type": type(error).__name__})
+    except MemoryError:
+        say({"error": "out of memory: state a smaller --memory", "type": "BudgetError"})
+
+
+def _own_output() -> Callable[[dict[str, Any]], None]:
+    """Writes lines to stdout, which nobody else can from now on: libraries print, too."""
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def say(what: dict[str, Any]) -> None:
+        out.write(json.dumps(what, allow_nan=False) + "\n")
+        out.flush()
+
+    return say
+
+
+def _end_with_parent() -> None:
+    sys.stdin.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

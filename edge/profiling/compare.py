@@ -1,0 +1,130 @@
+"""Two profiles side by side: every figure of both, and their ratio."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from edge.profiling.profile import EngineProfile, Profile, Spread
+
+_SAME = 0.02  # of a ratio: less is no difference
+
+Unit = Literal["s", "tok/s", "B", "J", "B/s", "flop/s", ""]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """ratio: second / first; None where one of them is missing or is no match. better: which direction is. sure: the
+    difference is beyond the spread of both (p10 to p90 of one do not meet those of the other), or 2 % without any."""
+
+    what: str
+    first: float | None
+    second: float | None
+    ratio: float | None
+    better: Literal["more", "less"]
+    sure: bool
+    unit: Unit
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """differences: what else is not the same, in words: ratios are of this, too."""
+
+    first: str
+    second: str
+    rows: list[Compared]
+    differences: list[str]
+
+
+def compare_profiles(first: Profile, second: Profile, first_name: str, second_name: str) -> Comparison:
+    """Of the engines that both have, and the devices' ceilings."""
+    rows = list(_ceilings(first, second))
+    others = {each.engine: each for each in second.engines}
+    for engine in first.engines:
+        if engine.engine in others:
+            rows += _engine(engine, others[engine.engine])
+    if first.sustained and second.sustained:
+        rows.append(_row("sustained: last / first window", first.sustained.ratio, second.sustained.ratio, "more", ""))
+    return Comparison(first_name, second_name, rows, list(_differences(first, second, first_name, second_name)))
+
+
+def _engine(one: EngineProfile, other: EngineProfile) -> Iterator[Compared]:
+    name = one.engine
+    yield _speed(f"{name}: answer", one.decode.per_token, other.decode.per_token)
+    yield _speed(f"{name}: prompt", one.prefill.per_token, other.prefill.per_token)
+    first_token = _row(f"{name}: first token", one.ttft.p50, other.ttft.p50, "less", "s")
+    yield replace(first_token, sure=_apart(one.ttft, other.ttft))
+    yield _row(f"{name}: load", one.load_s, other.load_s, "less", "s")
+    points = {each.context: each for each in other.curve}
+    for point in one.curve:
+        if point.context in points:
+            yield _speed(f"{name}: answer at context {point.context:,}", point.decode, points[point.context].decode)
+    yield _row(f"{name}: peak memory", one.timeline.peak, other.timeline.peak, "less", "B")
+    how = _how(one) if _how(one) == _how(other) else f"{_how(one)} / {_how(other)}"
+    spent = _row(
+        f"{name}: energy per token, {how}", one.decode.joules_per_token, other.decode.joules_per_token, "less", "J"
+    )
+    alike = (one.energy.source, one.energy.kind) == (other.energy.source, other.energy.kind)
+    yield spent if alike else replace(spent, ratio=None, sure=False)
+
+
+def _ceilings(first: Profile, second: Profile) -> Iterator[Compared]:
+    one, other = first.roofs, second.roofs
+    if one and other:
+        yield _row("memory read", one.read_bytes_per_s, other.read_bytes_per_s, "more", "B/s")
+        yield _row("float32 products", one.f32_flops, other.f32_flops, "more", "flop/s")
+
+
+def _row(
+    what: str, first: float | None, second: float | None, better: Literal["more", "less"], unit: Unit
+) -> Compared:  # fmt: skip
+    ratio = second / first if first and second is not None else None
+    if ratio is not None and not math.isfinite(ratio):
+        ratio = None
+    return Compared(what, first, second, ratio, better, ratio is not None and abs(ratio - 1) >= _SAME, unit)
+
+
+def _speed(what: str, first: Spread, second: Spread) -> Compared:
+    """Of seconds per token."""
+    return replace(_row(what, 1 / first.p50, 1 / second.p50, "more", "tok/s"), sure=_apart(first, second))
+
+
+def _apart(first: Spread, second: Spread) -> bool:
+    return first.p90 < second.p10 or second.p90 < first.p10
+
+
+def _how(engine: EngineProfile) -> str:
+    return "estimated" if engine.energy.kind == "estimate" else "measured"
+
+
+def _differences(first: Profile, second: Profile, one: str, other: str) -> Iterator[str]:
+    pairs = [
+        ("device", first.device.name, second.device.name),
+        ("model", f"{first.model.name} ({first.model.label})", f"{second.model.name} ({second.model.label})"),
+        ("quick", str(first.quick).lower(), str(second.quick).lower()),
+        *((name, str(value), str(getattr(second.settings, name))) for name, value in vars(first.settings).items()),
+        *((name, value, second.versions.get(name, "none")) for name, value in first.versions.items()),
+    ]
+    for engine in first.engines:
+        match = next((each for each in second.engines if each.engine == engine.engine), None)
+        if match is None:
+            yield f"{engine.engine} was measured for {one} only"
+            continue
+        for what, mine, yours in _engine_pairs(engine, match):
+            pairs.append((f"{engine.engine}: {what}", mine, yours))
+    for engine in second.engines:
+        if engine.engine not in {each.engine for each in first.engines}:
+            yield f"{engine.engine} was measured for {other} only"
+    for what, mine, yours in pairs:
+        if mine != yours:
+            yield f"{what}: {mine} / {yours}"
+
+
+def _engine_pairs(one: EngineProfile, other: EngineProfile) -> Iterator[tuple[str, str, str]]:
+    yield "threads", str(one.threads), str(other.threads)
+    for name in ("capacity", "kv_dtype", "chunk"):
+        yield name, str(getattr(one.plan.config, name)), str(getattr(other.plan.config, name))
+    yield "tuned", one.plan.tuned, other.plan.tuned
+    yield "joules", f"{_how(one)}: {one.energy.source}", f"{_how(other)}: {other.energy.source}"

@@ -1,0 +1,237 @@
+"""What limits this device, in one sentence, and what to try: drawn from measurements, by rules that stand here.
+
+The first rule that applies decides: weights that do not stay in memory, heat, a cache that had to be smaller than the
+run wanted, then memory bandwidth or arithmetic where an answer comes near what was measured of this device; then
+cores that others take, and threads that wait for each other. What comes near nothing is called overhead.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from edge.budget import format_bytes
+from edge.profiling.profile import Limit, Verdict
+
+_NEAR = 0.6  # of a ceiling, to be limited by it: no engine reaches it whole
+_CACHED = 1.1  # of the memory's bandwidth: more than that comes out of caches
+_SLOWER = 0.9  # of the first minute's speed
+_HOT_MARGIN = 3.0  # °C below the point where the kernel slows the device down
+_HELD_BACK = 0.95  # of the clock
+_WAITING = 0.25  # of all threads' time
+_MANY_BITS = 5.0  # per weight: fewer are worth a try
+_MUCH_KV = 0.2  # of the bytes that a token reads
+_UNSTEADY = 2.0
+_TAKEN = 0.15  # of the cores by others
+_FASTER = 1.1  # another engine
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Of the engine that runs would use. Shares are from 0 to 1, or beyond; None: not measured."""
+
+    model: str  # as the user calls it
+    engine: str
+    threads: int
+    tok_s: float  # of answers
+    bytes_per_token: float = 0.0  # that a token of the answer reads
+    kv_share: float = 0.0  # of them, KV rows
+    bytes_per_s: float | None = None
+    bandwidth: float | None = None  # bytes_per_s as a share of the measured ceiling
+    compute: float | None = None  # operations of an answer, likewise
+    sustained: float | None = None  # speed of the last window / of the first
+    cooled: float | None = None  # its clock / the first's
+    celsius: float | None = None  # highest
+    trip: float | None = None  # where the kernel slows the device down
+    allowed: float | None = None  # least share of the top clock
+    watts: float | None = None  # while answering
+    others: float = 0.0  # share of all cores' time that other programs took
+    unsteady: float = 1.0  # a token's median time / that of the fastest tenth
+    waited: float | None = None  # share of the threads' time that they waited for each other
+    rows: int = 0  # of the KV cache
+    wanted_rows: int = 0
+    needed: int = 0  # bytes that the wanted rows would take, all in all
+    limit: int = 0  # bytes of memory
+    limit_source: str = ""
+    streamed: bool = False  # weights are read from storage again and again
+    bits: float = 0.0  # per weight
+    kv_dtype: str = "f16"
+    kv_dtypes: tuple[str, ...] = ()  # that the engine has
+    tuned: bool = True  # or cannot be
+    faster: tuple[str, float] | None = None  # another engine, and how many times
+
+
+def judge(found: Evidence) -> Verdict:
+    """A pure function of what was found."""
+    limit, sentence, advice = _first(found)
+    return Verdict(limit, sentence, [*advice, *_general(found, limit)])
+
+
+_Found = tuple[Limit, str, list[tuple[str, str]]]
+
+
+def _first(found: Evidence) -> _Found:
+    for rule in (_streaming, _heat, _memory, _ceilings, _neighbours, _waiting):
+        if answer := rule(found):
+            return answer
+    return _nothing(found)
+
+
+def _streaming(found: Evidence) -> _Found | None:
+    if not found.streamed:
+        return None
+    return (
+        "streaming",
+        f"The memory limit of {format_bytes(found.limit)} limits this run: the weights do not stay in it and are read "
+        f"from storage for every token, at {_speed(found)}.",
+        [_more_memory(found, "with room for all weights nothing is read twice")],
+    )
+
+
+def _heat(found: Evidence) -> _Found | None:
+    slower = found.sustained is not None and found.sustained < _SLOWER
+    hot = found.celsius is not None and found.trip is not None and found.celsius >= found.trip - _HOT_MARGIN
+    held = found.allowed is not None and found.allowed < _HELD_BACK
+    clocked_down = found.cooled is not None and found.cooled < _HELD_BACK
+    if not slower and not (hot and held):
+        return None
+    signs = [
+        f"{found.celsius:.0f} °C" if hot and found.celsius is not None else "",
+        f"the clock held to {found.allowed:.0%} of its top" if held and found.allowed is not None else "",
+        f"the clock down to {found.cooled:.0%}" if clocked_down and found.cooled is not None else "",
+    ]
+    shown = " and ".join(filter(None, signs)) or "no sensor here says why"
+    kept = f"{found.sustained:.0%} of its first minute's speed is left at the end" if slower else "it runs hot"
+    return (
+        "heat",
+        f"Heat, or what holds the clock back, limits long answers on this device: {kept} ({shown}).",
+        list(_cooler(found)),
+    )
+
+
+def _memory(found: Evidence) -> _Found | None:
+    if found.rows >= found.wanted_rows:
+        return None
+    source = "the stated --memory" if found.limit_source == "budget" else found.limit_source
+    advice = [_more_memory(found, f"room for {found.wanted_rows:,} rows")] if found.needed else []
+    return (
+        "memory budget",
+        f"The memory limit limits this run: {format_bytes(found.limit)} ({source}) have room for {found.rows:,} of the "
+        f"{found.wanted_rows:,} KV rows that were asked for.",
+        [*advice, *_smaller_rows(found)],
+    )
+
+
+def _ceilings(found: Evidence) -> _Found | None:
+    bandwidth, compute = found.bandwidth or 0.0, found.compute or 0.0
+    if found.bytes_per_s is None or max(bandwidth, compute) < _NEAR:
+        return None
+    each = (
+        f"each token reads {format_bytes(found.bytes_per_token)}, {found.bytes_per_s / 1e9:.3g} GB/s at {_speed(found)}"
+    )
+    if compute > bandwidth:
+        sentence = (
+            f"Arithmetic limits answers on this device: they compute at {compute:.0%} of the rate that was measured as "
+            f"its best, while memory is at {bandwidth:.0%}."
+        )
+        return "compute", sentence, []
+    if bandwidth > _CACHED:
+        sentence = (
+            f"Reading limits answers on this device: {each}, which is {bandwidth:.1f} × what its memory was measured "
+            "to deliver, so caches hold much of this model."
+        )
+    else:
+        sentence = (
+            f"Memory bandwidth limits answers on this device: {each}, which is {bandwidth:.0%} of what it was measured "
+            "to deliver."
+        )
+    return "memory bandwidth", sentence, list(_fewer_bytes(found))
+
+
+def _neighbours(found: Evidence) -> _Found | None:
+    if found.others >= _TAKEN:
+        sign = f"they took {found.others:.0%} of the cores' time while answers came at {_speed(found)}"
+    elif found.unsteady >= _UNSTEADY:
+        sign = f"half of the tokens took at least {found.unsteady:.1f} × as long as the fastest tenth"
+    else:
+        return None
+    sentence = f"Other programs limit answers at this moment: {sign}, which says little about this device."
+    return "other programs", sentence, [("measure when nothing else runs", f"edge profile {_name(found)}")]
+
+
+def _waiting(found: Evidence) -> _Found | None:
+    if found.waited is None or found.waited < _WAITING:
+        return None
+    sentence = (
+        f"Threads that wait for each other limit answers on this device: {found.waited:.0%} of the time of "
+        f"{found.threads} threads goes by that way."
+    )
+    fewer = max(1, found.threads - 1)
+    return "overhead", sentence, [("fewer threads wait less", f"edge bench {_name(found)} --threads {fewer}")]
+
+
+def _nothing(found: Evidence) -> _Found:
+    if found.bandwidth is None or found.compute is None:
+        sentence = (
+            f"What limits this device is unknown: answers come at {_speed(found)}, but its ceilings were not measured."
+        )
+        return "unknown", sentence, [("measure the ceilings, too", f"edge profile {_name(found)}")]
+    sentence = (
+        f"Neither memory ({found.bandwidth:.0%} of its measured bandwidth) nor arithmetic ({found.compute:.0%}) limits "
+        f"answers at {_speed(found)}: what is left is the engine's own overhead, or other programs on these cores."
+    )
+    return "overhead", sentence, [("the fastest number of threads may be another", _bench_threads(found))]
+
+
+def _general(found: Evidence, limit: Limit) -> Iterator[tuple[str, str]]:
+    """What helps whatever the limit is."""
+    if found.faster and found.faster[1] >= _FASTER:
+        name, times = found.faster
+        yield f"{name} was {times:.1f} × as fast here", f"edge run {_name(found)} --backend {name}"
+    if not found.tuned and limit not in ("streaming", "memory budget"):
+        yield "settings for this very processor, measured", f"edge tune {_name(found)}"
+    if found.sustained is None and limit != "heat":
+        yield "whether it stays this fast when it gets warm", f"edge profile {_name(found)} --sustained 5m"
+
+
+def _fewer_bytes(found: Evidence) -> Iterator[tuple[str, str]]:
+    if found.bits > _MANY_BITS:
+        yield (
+            f"fewer bytes per token: weights have {found.bits:.1f} bits",
+            (f"edge quantize {_name(found)} small.gguf q4_0"),
+        )
+    if found.kv_share >= _MUCH_KV:
+        yield from _smaller_rows(found)
+
+
+def _smaller_rows(found: Evidence) -> Iterator[tuple[str, str]]:
+    if found.kv_dtype == "f16" and "int8" in found.kv_dtypes:
+        share = f", {found.kv_share:.0%} of what a token reads" if found.kv_share >= _MUCH_KV else ""
+        yield f"KV rows of half the size{share}", f"edge run {_name(found)} --kv-dtype int8"
+
+
+def _cooler(found: Evidence) -> Iterator[tuple[str, str]]:
+    if found.watts:
+        yield "hold less power, evenly", f"edge run {_name(found)} --power {found.watts * 0.8:.2g}W"
+    if found.celsius is not None:
+        below = (found.trip or found.celsius) - 5
+        yield "stay below where the device slows itself down", f"edge run {_name(found)} --max-temp {below:.0f}C"
+    if found.threads > 1:
+        yield "fewer threads heat less", f"edge run {_name(found)} --threads {found.threads - 1}"
+
+
+def _more_memory(found: Evidence, why: str) -> tuple[str, str]:
+    return why, f"edge run {_name(found)} --memory {-(-found.needed // (1 << 20))}MiB"
+
+
+def _bench_threads(found: Evidence) -> str:
+    return f"edge bench {_name(found)} --threads {max(1, found.threads - 1)}"
+
+
+def _speed(found: Evidence) -> str:
+    return f"{found.tok_s:.3g} tok/s"
+
+
+def _name(found: Evidence) -> str:
+    return shlex.quote(found.model)

@@ -1,0 +1,302 @@
+"""A device profile: what was measured of one model on one device. The names are an interface, see docs/profile.md.
+
+Times are seconds, sizes bytes, energy joules. None: not measured, or not told by this device.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from edge.plan import Plan
+from edge.profiling.settings import Settings
+
+SCHEMA = 1
+_LEAST = 1e-12  # seconds: nothing takes less
+
+KIND = "edge profile"  # what tells its JSON from other JSON
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Of `count` measurements: the values that 10, 50 and 90 % of them do not pass."""
+
+    p10: float
+    p50: float
+    p90: float
+    count: int
+
+    def __post_init__(self) -> None:
+        if not _LEAST <= self.p10 <= self.p50 <= self.p90 <= 1 / _LEAST:
+            raise ValueError("p10, p50 and p90 are out of order or out of range")
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        """Of at least one value."""
+        found = list(values)
+        if len(found) == 1:
+            return cls(found[0], found[0], found[0], 1)
+        tenths = statistics.quantiles(found, n=10, method="inclusive")
+        return cls(tenths[0], tenths[4], tenths[8], len(found))
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A prompt ("prefill") or an answer ("decode"), several times over.
+
+    context: rows in the cache before it. at_once: tokens of a pass. per_token: seconds, over passes. bytes_per_s,
+    flops_per_s: what such passes must read and compute (counted) over the median time they took (measured).
+    intensity: flops per byte.
+    """
+
+    name: Literal["prefill", "decode"]
+    tokens: int
+    context: int
+    at_once: int
+    per_token: Spread
+    joules_per_token: float | None = None
+    bytes_per_s: float | None = None
+    flops_per_s: float | None = None
+
+    @property
+    def tok_s(self) -> float:
+        """The median."""
+        return 1 / self.per_token.p50
+
+    @property
+    def intensity(self) -> float | None:
+        return self.flops_per_s / self.bytes_per_s if self.bytes_per_s and self.flops_per_s else None
+
+
+@dataclass(frozen=True)
+class Point:
+    """With `context` rows in the cache: seconds per token of the answer; and of the prompt's part that led there."""
+
+    context: int
+    decode: Spread
+    prefill: float
+
+
+@dataclass(frozen=True)
+class MemorySample:
+    """This process at a moment, measured. rows: of the KV cache, the most that have been in use so far."""
+
+    seconds: float
+    rss: int
+    anonymous: int | None
+    file: int | None
+    rows: int
+
+
+@dataclass(frozen=True)
+class MemoryBase:
+    """What samples are split by. anonymous, file: before the engine was loaded. libraries: file pages that are not
+    weights; mapped: whether weights are file pages. kv_at_load: the engine writes to its whole cache when it loads."""
+
+    anonymous: int
+    libraries: int
+    mapped: bool
+    kv_at_load: bool
+    weights: int
+    kv: int
+    capacity: int
+
+
+@dataclass(frozen=True)
+class Mark:
+    """From this moment on, the run did `what`."""
+
+    seconds: float
+    what: str
+
+
+@dataclass(frozen=True)
+class Climate:
+    """celsius: of the processor. hertz: of its fastest core. allowed: share of the top clock that it may use."""
+
+    seconds: float
+    celsius: float | None
+    hertz: float | None
+    allowed: float | None
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """peak: of the resident set. base: None where the system does not tell anonymous pages from file pages."""
+
+    peak: int
+    base: MemoryBase | None
+    samples: list[MemorySample]
+    marks: list[Mark]
+    climate: list[Climate]
+    sensor: str | None  # what the temperatures are of
+    trip: float | None  # °C, where the kernel slows the device down
+
+
+@dataclass(frozen=True)
+class Energy:
+    """Where joules come from; kind "estimate": nothing was measured. load: joules of loading."""
+
+    source: str
+    kind: Literal["counter", "integrated", "estimate"]
+    scope: Literal["device", "package", "process"]
+    load: float
+
+
+@dataclass(frozen=True)
+class OperatorTime:
+    """All layers together. phase: which part of the model's step it belongs to, the same words in every engine.
+    calls, seconds, bytes, flops: of a pass; share: of all operators' seconds. waited: share of all threads' time that
+    went by in waiting for each other."""
+
+    name: str
+    phase: str
+    calls: int
+    seconds: float
+    share: float
+    bytes: int | None
+    flops: int | None
+    waited: float | None
+
+
+@dataclass(frozen=True)
+class PhaseOperators:
+    """Passes of `tokens` tokens with `context` rows in the cache, in an instrumented engine."""
+
+    name: Literal["prefill", "decode"]
+    tokens: int
+    context: int
+    operators: list[OperatorTime]
+
+
+@dataclass(frozen=True)
+class Window:
+    """A part of a long run. start: seconds since it began."""
+
+    start: float
+    per_token: Spread
+    joules_per_token: float | None
+    celsius: float | None
+    hertz: float | None
+
+
+@dataclass(frozen=True)
+class Sustained:
+    """A long answer, window after window of `length` seconds."""
+
+    engine: str
+    length: float
+    windows: list[Window]
+
+    def __post_init__(self) -> None:
+        if not self.windows:
+            raise ValueError("a long run has windows")
+
+    @property
+    def ratio(self) -> float:
+        """Speed of the last window / speed of the first."""
+        return self.windows[0].per_token.p50 / self.windows[-1].per_token.p50
+
+
+@dataclass(frozen=True)
+class EngineProfile:
+    """One engine, in a process of its own. first_load_s: when all was new, with what had
+    to be compiled or converted. ttft: seconds from a prompt to its first token, loading left out. curve_end: why the
+    curve ends before the contexts that were asked for."""
+
+    engine: str
+    versions: dict[str, str]
+    plan: Plan
+    first_load_s: float
+    load_s: float
+    ttft: Spread
+    prefill: Phase
+    decode: Phase
+    curve: list[Point]
+    curve_end: str | None
+    timeline: Timeline
+    energy: Energy
+    kv_dtypes: list[str]  # that the engine has
+    others: float | None  # share of all cores' time that other programs took while prompts and answers were timed
+    operators: list[PhaseOperators] = field(default_factory=list)
+    operators_reason: str | None = None  # why there are none
+
+    def __post_init__(self) -> None:
+        if self.plan.config.capacity < 1:
+            raise ValueError("a plan has KV rows")
+
+    @property
+    def threads(self) -> int:
+        return self.plan.config.threads
+
+
+@dataclass(frozen=True)
+class Roofs:
+    """What this device can do, measured: bytes read per second, and operations per second."""
+
+    read_bytes_per_s: float
+    f32_flops: float
+    int8_ops: float | None
+    threads: int
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    name: str
+    label: str
+    parameters: int
+    weight_bytes: int
+    weight_type: str
+    context: int
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    name: str
+    system: str
+    machine: str
+    physical_cores: int
+    usable_cores: int
+    instruction_sets: list[str]
+    caches: dict[str, int]
+    memory: int
+
+
+Limit = Literal[
+    "memory bandwidth", "compute", "heat", "memory budget", "streaming", "other programs", "overhead", "unknown"
+]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """limit: the one thing. sentence: for people, with its figures. advice: (why, command) pairs."""
+
+    limit: Limit
+    sentence: str
+    advice: list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """engines: what `auto` would take is the first. missing: engines that were not measured, and why."""
+
+    date: str
+    seconds: float
+    quick: bool
+    settings: Settings
+    device: DeviceFacts
+    model: ModelFacts
+    roofs: Roofs | None
+    engines: list[EngineProfile]
+    missing: dict[str, str]
+    sustained: Sustained | None
+    verdict: Verdict
+    versions: dict[str, str]
+    kind: str = KIND
+    schema: int = SCHEMA
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self)

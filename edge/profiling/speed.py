@@ -1,0 +1,148 @@
+"""How fast prompts and answers are, token by token, and how that changes with what is in the cache."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge.backends.base import Backend
+from edge.meters import EnergyMeter
+from edge.profiling.profile import Phase, Point, Spread
+from edge.profiling.sampler import Sampler
+from edge.sampling import greedy
+from edge.session import Session
+from edge.types import FloatArray, IntArray
+from edge.work import Work, work_of
+
+_MARGIN = 1.3  # longer contexts are slower than what was measured so far
+
+OnStep = Callable[[str, float], None]  # what is done, and the part of it that is
+
+
+@dataclass(frozen=True)
+class Speeds:
+    ttft: Spread
+    prefill: Phase
+    decode: Phase
+
+
+class Runner:
+    """Runs tokens in a session as `edge run` does, and times every pass."""
+
+    def __init__(self, session: Session, backend: Backend, meter: EnergyMeter, sampler: Sampler) -> None:
+        self.session, self.meter, self.sampler = session, meter, sampler
+        self._footprint = backend.footprint(session.spec, session.plan.config)
+
+    def prompt(self, tokens: IntArray) -> tuple[FloatArray, list[tuple[int, float]]]:
+        """Logits after the last token; tokens and seconds of every pass."""
+        session, passes = self.session, []
+        size = session.plan.config.chunk
+        for start in range(0, tokens.size, size):
+            part = tokens[start : start + size]
+            started = time.perf_counter()
+            logits = session.forward(part, upcoming=1)
+            passes.append((part.size, time.perf_counter() - started))
+            self.sampler.rows = max(self.sampler.rows, session.engine.kv.length)
+        return logits, passes
+
+    def answer(self, logits: FloatArray, count: int) -> list[float]:
+        """Seconds of every token, with its choice."""
+        session, seconds, step = self.session, [], np.zeros(1, np.int32)
+        for _ in range(count):
+            started = time.perf_counter()
+            step[0] = greedy(logits)
+            logits = session.forward(step, upcoming=1)
+            seconds.append(time.perf_counter() - started)
+        self.sampler.rows = max(self.sampler.rows, session.engine.kv.length)
+        return seconds
+
+    def work(self, tokens: int, context: int) -> Work:
+        """Of one pass, counted."""
+        return work_of(self.session.spec, self.session.plan.config, self._footprint, tokens, context)
+
+
+def random_tokens(session: Session, count: int) -> IntArray:
+    """The same every time."""
+    return np.random.default_rng(0).integers(0, session.spec.vocab, count, dtype=np.int32)
+
+
+def measure_speeds(runner: Runner, prompt: int, answer: int, repetitions: int, on_step: OnStep) -> Speeds:
+    """A prompt of random tokens and an answer, so many times; one run before them is not counted."""
+    session, tokens = runner.session, random_tokens(runner.session, prompt)
+    first, passes, steps, spent = [], [], [], [0.0, 0.0]
+    for repetition in range(1 + repetitions):
+        on_step("warm-up" if not repetition else f"prompt and answer {repetition}/{repetitions}", repetition)
+        session.reset()
+        before = runner.meter.read().joules
+        runner.sampler.mark("prompt")
+        started = time.perf_counter()
+        logits, timed = runner.prompt(tokens)
+        greedy(logits)
+        ttft = time.perf_counter() - started
+        between = runner.meter.read().joules
+        runner.sampler.mark("answer")
+        seconds = runner.answer(logits, answer)
+        if repetition:
+            first.append(ttft)
+            passes += timed
+            steps += seconds
+            spent[0] += between - before
+            spent[1] += runner.meter.read().joules - between
+    return Speeds(
+        Spread.of(first),
+        _prefill(runner, prompt, passes, spent[0] / (prompt * repetitions)),
+        _decode(runner, prompt, answer, steps, spent[1] / (answer * repetitions)),
+    )
+
+
+def measure_curve(
+    runner: Runner, contexts: Sequence[int], answer: int, seconds: float, on_step: OnStep
+) -> tuple[list[Point], str | None]:
+    """Answers at growing contexts, each filled once; why not all of them were reached in `seconds`, or None."""
+    session, points = runner.session, list[Point]()
+    tokens, started, per_token = random_tokens(session, max(contexts, default=0)), time.perf_counter(), 0.0
+    session.reset()
+    for context in contexts:
+        missing = context - session.engine.kv.length
+        if time.perf_counter() - started + per_token * missing * _MARGIN > seconds:
+            return points, f"context {context} would have taken longer than {seconds:g} s"
+        on_step(f"context {context}", context / contexts[-1])
+        runner.sampler.mark(f"context {context}")
+        begun = time.perf_counter()
+        logits, _ = runner.prompt(tokens[context - missing : context])
+        per_token = (time.perf_counter() - begun) / missing
+        points.append(Point(context, Spread.of(runner.answer(logits, answer)), per_token))
+        session.engine.kv.truncate(context)
+    return points, None
+
+
+def _prefill(runner: Runner, prompt: int, passes: list[tuple[int, float]], joules: float) -> Phase:
+    chunk = min(runner.session.plan.config.chunk, prompt)
+    work = Work(0, 0, 0)
+    for start in range(0, prompt, chunk):
+        work += runner.work(min(chunk, prompt - start), start)
+    per_token = Spread.of([seconds / count for count, seconds in passes])
+    return _phase("prefill", prompt, 0, chunk, per_token, joules, work, per_token.p50 * prompt)
+
+
+def _decode(runner: Runner, prompt: int, answer: int, steps: list[float], joules: float) -> Phase:
+    per_token = Spread.of(steps)
+    return _phase("decode", answer, prompt, 1, per_token, joules, runner.work(1, prompt + answer // 2), per_token.p50)
+
+
+def _phase(
+    name: str, tokens: int, context: int, at_once: int, per_token: Spread, joules: float, work: Work, seconds: float
+) -> Phase:
+    return Phase(
+        name="prefill" if name == "prefill" else "decode",
+        tokens=tokens,
+        context=context,
+        at_once=at_once,
+        per_token=per_token,
+        joules_per_token=joules,
+        bytes_per_s=work.bytes / seconds,
+        flops_per_s=work.flops / seconds,
+    )

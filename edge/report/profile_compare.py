@@ -1,0 +1,87 @@
+"""Two profiles side by side, as a table: Markdown, JSON, or an HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from html import escape
+from pathlib import Path
+
+from edge.budget import format_bytes
+from edge.profiling.compare import Compared, Comparison, Unit
+from edge.profiling.profile import SCHEMA
+from edge.report.profile_documents import check_place
+from edge.report.profile_page import notes_html, page, table_html
+from edge.report.profile_tables import Section, duration, joules, rate
+from edge.report.profile_text import marked
+from edge.report.table import table
+
+
+def kind_of(path: Path) -> str:
+    """Raises InputError for names that end otherwise."""
+    check_place(path)
+    return path.suffix
+
+
+def document(found: Comparison, kind: str) -> str:
+    """The text of a file of this kind: .md, .json or .html."""
+    if kind == ".json":
+        said = {"schema": SCHEMA, "kind": "edge profile comparison", **asdict(found)}
+        return json.dumps(said, ensure_ascii=False, allow_nan=False) + "\n"
+    section = _section(found)
+    if kind == ".html":
+        title = f"{found.second} against {found.first}"
+        body = f"<header><p class=eyebrow>edge · profiles compared</p><h1>{escape(title)}</h1></header>\n"
+        return page(title, f"{body}<section>{table_html(section)}</section>{_differences_html(found)}")
+    rows = [[marked(cell) for cell in row] for row in section.rows]
+    parts = [table([marked(each) for each in section.headings], rows), "\n".join(map(marked, section.remarks))]
+    if found.differences:
+        parts.append("not the same:\n" + "\n".join(f"- {marked(each)}" for each in found.differences))
+    return "\n\n".join(parts) + "\n"
+
+
+def _section(found: Comparison) -> Section:
+    rows = [
+        [each.what, figure(each.first, each.unit), figure(each.second, each.unit), _ratio(each), _judged(each)]
+        for each in found.rows
+    ]
+    remarks = [
+        "Measured, unless it says estimated. Ratio: second / first. About the same: the spreads meet, from p10 to p90."
+    ]
+    return Section("Compared", ["what", found.first, found.second, "ratio", "second is"], rows, [], remarks)
+
+
+def figure(value: float | None, unit: Unit) -> str:
+    """For people."""
+    if value is None:
+        return "–"
+    match unit:
+        case "s":
+            return duration(value)
+        case "B":
+            return format_bytes(value)
+        case "J":
+            return joules(value)
+        case "B/s":
+            return f"{value / 1e9:.3g} GB/s"
+        case "flop/s":
+            return f"{value / 1e9:.3g} GFLOP/s"
+        case "tok/s":
+            return f"{rate(value)} tok/s"
+    return f"{value:.2f}"
+
+
+def _ratio(each: Compared) -> str:
+    return "–" if each.ratio is None else f"{each.ratio:.2f}"
+
+
+def _judged(each: Compared) -> str:
+    if each.ratio is None:
+        return "no match"
+    if not each.sure:
+        return "about the same" if each.ratio != 1 else "the same"
+    return "better" if (each.ratio > 1) == (each.better == "more") else "worse"
+
+
+def _differences_html(found: Comparison) -> str:
+    return f"<section><h2>Not the same</h2>{notes_html(found.differences)}</section>" if found.differences else ""

@@ -1,0 +1,244 @@
+"""The pictures of a device profile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from edge.backends.base import PHASES
+from edge.profiling.memory_timeline import split
+from edge.profiling.profile import EngineProfile, Phase, Profile, Roofs, Sustained
+from edge.report.svg import COLOURS, INK, draw
+
+_MIB = 1 << 20
+_GIGA = 1e9
+_MARKS = {"decode": "o", "prefill": "s"}
+_WORDS = {"decode": "answer", "prefill": "prompt"}
+_PARTS = ("interpreter and libraries", "weights", "KV cache", "scratch")
+_PART_COLOURS = (COLOURS[3], COLOURS[0], COLOURS[1], COLOURS[2])
+_VARIES = 1.01  # between the lowest and the highest clock: less is a line, and the table says it
+_LABELLED = 0.12  # of the width: narrower bands have no room for a word
+
+
+def context_plot(profile: Profile, phase: str) -> str:
+    """tok/s against context, a line for each engine; of answers with the band from p10 to p90. "" without points."""
+    engines = [each for each in profile.engines if each.curve]
+    if not engines:
+        return ""
+
+    def paint(axes: Any) -> None:
+        for number, engine in enumerate(engines):
+            colour, contexts = COLOURS[number], [each.context for each in engine.curve]
+            if phase == "decode":
+                spreads = [each.decode for each in engine.curve]
+                axes.fill_between(
+                    contexts, [1 / each.p90 for each in spreads], [1 / each.p10 for each in spreads],
+                    color=colour, alpha=0.18, linewidth=0,
+                )  # fmt: skip
+                speeds = [1 / each.p50 for each in spreads]
+            else:
+                speeds = [1 / each.prefill for each in engine.curve]
+            axes.plot(contexts, speeds, color=colour, marker=_MARKS[phase], markersize=4, label=engine.engine)
+        _contexts(axes, sorted({each.context for engine in engines for each in engine.curve}))
+        axes.set_ylim(bottom=0)
+        axes.set(xlabel="tokens in the context", ylabel=f"tok/s of {_WORDS[phase]}")
+        _legend(axes, len(engines))
+
+    return draw(paint, 3.0, f"Tokens per second of the {_WORDS[phase]} against context")
+
+
+def operator_plot(engine: EngineProfile) -> str:
+    """The share of each part of a pass in its time, for prompts and answers. "" if the engine does not tell."""
+    if not engine.operators:
+        return ""
+    shares = [
+        (phase.name, {part: sum(each.share for each in phase.operators if each.phase == part) for part in PHASES})
+        for phase in engine.operators
+    ]
+    parts = [part for part in PHASES if any(found[part] > 0 for _, found in shares)]
+
+    def paint(axes: Any) -> None:
+        size = 0.8 / len(shares)
+        for number, (name, found) in enumerate(shares):
+            at = [index + (number - (len(shares) - 1) / 2) * size for index in range(len(parts))]
+            values = [100 * found[part] for part in parts]
+            colour = COLOURS[0] if name == "decode" else COLOURS[1]
+            axes.barh(at, values, height=size * 0.9, color=colour, label=_WORDS[name])
+            for y, value in zip(at, values, strict=True):
+                if value >= 0.5:
+                    axes.text(value + 0.6, y, f"{value:.0f}", va="center", fontsize=9.5)
+        axes.set_yticks(range(len(parts)), parts)
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
+        axes.set(xlabel="% of the time of a pass")
+        _legend(axes, len(shares))
+
+    return draw(paint, 0.9 + 0.32 * len(parts), f"Where the time of {engine.engine} goes, part by part")
+
+
+def roofline_plot(profile: Profile) -> str:
+    """Operations per second against operations per byte, below the measured ceilings. "" without ceilings."""
+    roofs = profile.roofs
+    points = [
+        (number, engine, phase)
+        for number, engine in enumerate(profile.engines)
+        for phase in (engine.decode, engine.prefill)
+        if phase.intensity and phase.flops_per_s
+    ]
+    if roofs is None or not points:
+        return ""
+
+    def paint(axes: Any) -> None:
+        intensities = [phase.intensity or 1.0 for _, _, phase in points]
+        low, high = min(*intensities, 1.0) / 3, max(*intensities, roofs.f32_flops / roofs.read_bytes_per_s) * 4
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        _roof(axes, roofs, low, high)
+        for number, engine, phase in points:
+            _point(axes, phase, COLOURS[number], engine.engine)
+        speeds = [(phase.flops_per_s or 0.0) / _GIGA for _, _, phase in points]
+        floor = min(*speeds, roofs.read_bytes_per_s * low / _GIGA)
+        axes.set(xlim=(low, high), ylim=(floor / 1.5, max(*speeds, roofs.f32_flops / _GIGA) * 3))
+        axes.set(xlabel="operations per byte read", ylabel="GFLOP/s")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(lambda value, _: f"{value:,g}")
+        _phase_legend(axes, profile.engines)
+
+    return draw(paint, 3.6, "Roofline: prompts and answers below the measured ceilings of this device")
+
+
+def memory_plot(engine: EngineProfile) -> str:
+    """The resident set over the run, split into its parts. "" where the system does not tell them apart."""
+    timeline = engine.timeline
+    if timeline.base is None or len(timeline.samples) < 2:
+        return ""
+    base = timeline.base
+    samples = sorted(timeline.samples, key=lambda each: each.seconds)
+
+    def paint(axes: Any) -> None:
+        seconds = [each.seconds for each in samples]
+        parts = [split(each, base) for each in samples]
+        stacks = [
+            [getattr(each, name) / _MIB for each in parts] for name in ("interpreter", "weights", "kv", "scratch")
+        ]
+        axes.stackplot(seconds, stacks, labels=_PARTS, colors=_PART_COLOURS, alpha=0.85, linewidth=0)
+        top = timeline.peak / _MIB
+        if engine.plan.limit_source == "budget":
+            top = max(top, engine.plan.limit / _MIB)
+            axes.axhline(engine.plan.limit / _MIB, color=INK, linewidth=1, linestyle="--")
+            axes.text(seconds[-1], engine.plan.limit / _MIB, "--memory", ha="right", va="top", fontsize=9.5)
+        axes.axhline(timeline.peak / _MIB, color=INK, linewidth=0.8, linestyle=":")
+        axes.text(
+            seconds[-1], timeline.peak / _MIB, f"peak {timeline.peak / _MIB:.0f}", ha="right", va="bottom", fontsize=9.5
+        )
+        _bands(axes, engine, seconds[-1])
+        axes.set(xlim=(0, seconds[-1]), ylim=(0, top * 1.3), xlabel="seconds", ylabel="MiB resident")
+        axes.figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=2)
+
+    return draw(paint, 3.4, f"Memory of {engine.engine} over time")
+
+
+def climate_plot(engine: EngineProfile, what: str) -> str:
+    """°C or GHz over the run. "" where nothing shows it."""
+    factor, label, name = {"celsius": (1.0, "°C", "Temperature"), "hertz": (1e-9, "GHz", "Clock")}[what]
+    points = [
+        (each.seconds, value * factor) for each in engine.timeline.climate if (value := getattr(each, what)) is not None
+    ]
+    values = [value for _, value in points]
+    if len(points) < 2 or (what == "hertz" and max(values) < _VARIES * min(values)):
+        return ""
+
+    def paint(axes: Any) -> None:
+        axes.plot(*zip(*points, strict=True), color=COLOURS[1 if what == "celsius" else 0])
+        if what == "celsius" and engine.timeline.trip is not None:
+            axes.axhline(engine.timeline.trip, color=INK, linewidth=1, linestyle="--")
+            axes.text(0, engine.timeline.trip, "slows down", va="bottom", fontsize=9.5)
+        if what == "hertz":
+            axes.set_ylim(0, max(values) * 1.15)
+        axes.set(xlabel="seconds", ylabel=label)
+
+    return draw(paint, 2.2, f"{name} over the run of {engine.engine}")
+
+
+def sustained_plot(long_run: Sustained) -> str:
+    """tok/s, window after window."""
+
+    def paint(axes: Any) -> None:
+        minutes = [(each.start + long_run.length / 2) / 60 for each in long_run.windows]
+        spreads = [each.per_token for each in long_run.windows]
+        axes.fill_between(
+            minutes, [1 / each.p90 for each in spreads], [1 / each.p10 for each in spreads],
+            color=COLOURS[0], alpha=0.18, linewidth=0,
+        )  # fmt: skip
+        axes.plot(minutes, [1 / each.p50 for each in spreads], color=COLOURS[0], marker="o", markersize=4)
+        axes.set_ylim(bottom=0)
+        axes.set(xlabel="minutes", ylabel="tok/s of answer")
+
+    return draw(paint, 2.6, f"Speed of {long_run.engine} in a long run")
+
+
+def _contexts(axes: Any, contexts: Sequence[int]) -> None:
+    """A logarithmic axis with the contexts themselves on it."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(contexts, [f"{each:,}" for each in contexts])
+
+
+def _legend(axes: Any, count: int) -> None:
+    if count > 1:
+        axes.figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=min(count, 4))
+
+
+def _roof(axes: Any, roofs: Roofs, low: float, high: float) -> None:
+    ridge = roofs.f32_flops / roofs.read_bytes_per_s
+    flops, read = roofs.f32_flops / _GIGA, roofs.read_bytes_per_s / _GIGA
+    axes.plot([low, ridge, high], [read * low, flops, flops], color=INK, linewidth=1.2)
+    axes.text(
+        low * 1.2, read * low * 1.3, f"memory {read:.3g} GB/s", fontsize=9.5, va="bottom",
+        rotation=math.degrees(math.atan(read)), rotation_mode="anchor", transform_rotates_text=True,
+    )  # fmt: skip
+    axes.annotate(
+        f"float32 {flops:.3g} GFLOP/s", (ridge, flops), xytext=(0, 4), textcoords="offset points", fontsize=9.5
+    )
+    if roofs.int8_ops:
+        axes.plot([ridge, high], [roofs.int8_ops / _GIGA] * 2, color=INK, linewidth=1, linestyle="--")
+        axes.text(high, roofs.int8_ops / _GIGA, "int8 ", ha="right", va="bottom", fontsize=9.5)
+
+
+def _point(axes: Any, phase: Phase, colour: str, engine: str) -> None:
+    axes.plot(
+        phase.intensity, (phase.flops_per_s or 0.0) / _GIGA, color=colour, marker=_MARKS[phase.name], markersize=7,
+        linestyle="", zorder=3,
+    )  # fmt: skip
+
+
+def _phase_legend(axes: Any, engines: Sequence[EngineProfile]) -> None:
+    """Colours are engines, marks are phases."""
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], color=COLOURS[number], marker="o", linestyle="", label=each.engine)
+        for number, each in enumerate(engines)
+    ]
+    handles += [
+        Line2D([], [], color=INK, marker=mark, linestyle="", markerfacecolor="none", label=_WORDS[name])
+        for name, mark in _MARKS.items()
+    ]
+    axes.figure.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), 5), handletextpad=0.1)
+
+
+def _bands(axes: Any, engine: EngineProfile, end: float) -> None:
+    """What the run did when; neighbours of one kind are one band."""
+    kinds: list[tuple[float, str]] = []
+    for mark in engine.timeline.marks:
+        what = "contexts" if mark.what.startswith("context") else mark.what
+        what = "prompts and answers" if what in ("prompt", "answer") else what
+        if not kinds or kinds[-1][1] != what:
+            kinds.append((mark.seconds, what))
+    for (start, what), (stop, _) in zip(kinds, [*kinds[1:], (end, "")], strict=True):
+        axes.axvline(start, color=INK, linewidth=0.5, alpha=0.4)
+        if stop - start > _LABELLED * end:
+            axes.text(
+                (start + stop) / 2, 0.97, what, fontsize=9, ha="center", va="top",
+                transform=axes.get_xaxis_transform(),
+            )  # fmt: skip

@@ -1,0 +1,311 @@
+"""A device profile as tables: the same figures for the page, for Markdown and for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from edge.budget import format_bytes
+from edge.profiling.memory_timeline import Split, split
+from edge.profiling.profile import EngineProfile, PhaseOperators, Profile, Spread
+from edge.spec import format_count
+
+PHASE_WORDS = {"prefill": "prompt", "decode": "answer"}
+_NONE = "–"
+_DISTURBED = 0.1  # of the cores, taken by others
+
+
+@dataclass(frozen=True)
+class Section:
+    """The first `left` columns are words. notes: what the figures are. remarks: what one should see at once."""
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = field(default_factory=tuple)
+    remarks: Sequence[str] = field(default_factory=tuple)
+    left: int = 1
+
+
+def speed_table(profile: Profile) -> Section:
+    headings = ["engine", "answer tok/s", "prompt tok/s", "first token", "load", "first load"]
+    rows = [
+        [
+            each.engine, rate(each.decode.tok_s), rate(each.prefill.tok_s),
+            duration(each.ttft.p50), duration(each.load_s), duration(each.first_load_s),
+        ]
+        for each in profile.engines
+    ]  # fmt: skip
+    notes = [
+        "Measured; medians. First token: from the prompt to the first choice, loading left out. First load: with what "
+        "had to be compiled or converted, if it was not there from earlier."
+    ]
+    return Section("Speed", headings, rows, notes, missing_remarks(profile))
+
+
+def token_table(profile: Profile) -> Section:
+    rows = [
+        [each.engine, PHASE_WORDS[phase.name], *_milliseconds(phase.per_token), f"{phase.per_token.count:,}"]
+        for each in profile.engines
+        for phase in (each.decode, each.prefill)
+    ]
+    first = profile.engines[0]
+    notes = [
+        f"Measured: {profile.settings.repetitions} times a prompt of {first.prefill.tokens} random tokens, in "
+        f"passes of {first.prefill.at_once} on {first.engine}, and an answer of {first.decode.tokens}; one more before "
+        "them is not counted. p10: a tenth of the passes took no longer."
+    ]
+    return Section("Milliseconds per token", ["engine", "phase", "p10", "p50", "p90", "passes"], rows, notes, left=2)
+
+
+def missing_remarks(profile: Profile) -> list[str]:
+    """Why engines are missing, and which figures were disturbed."""
+    taken = [
+        f"Other programs took {each.others:.0%} of the cores while {each.engine} was measured: it is faster than this."
+        for each in profile.engines
+        if each.others is not None and each.others >= _DISTURBED
+    ]
+    return taken + [f"{name} was not measured: {reason}" for name, reason in profile.missing.items()]
+
+
+def context_table(profile: Profile) -> Section:
+    """Answers' tokens per second, with the prompt's behind them."""
+    contexts = sorted({point.context for each in profile.engines for point in each.curve})
+    rows = []
+    for context in contexts:
+        cells = [f"{context:,}"]
+        for engine in profile.engines:
+            point = next((each for each in engine.curve if each.context == context), None)
+            cells += [rate(1 / point.decode.p50), rate(1 / point.prefill)] if point else [_NONE, _NONE]
+        rows.append(cells)
+    headings = ["context", *(f"{each.engine} {what}" for each in profile.engines for what in ("answer", "prompt"))]
+    notes = [
+        "tok/s, measured: of an answer with so many rows in the cache, and of the part of a prompt that led there."
+    ]
+    remarks = [f"{each.engine}: {each.curve_end}" for each in profile.engines if each.curve_end]
+    return Section("Speed against context", headings, rows, notes, remarks, left=0)
+
+
+def operator_table(engine: EngineProfile, phase: PhaseOperators) -> Section:
+    rows = [
+        [
+            each.name, each.phase, f"{each.share:.1%}", duration(each.seconds), f"{each.calls:,}",
+            _giga(each.bytes, each.seconds), _giga(each.flops, each.seconds),
+            _NONE if each.waited is None else f"{each.waited:.0%}",
+        ]
+        for each in sorted(phase.operators, key=lambda each: -each.seconds)
+    ]  # fmt: skip
+    what = f"A pass of {phase.tokens} tokens" if phase.tokens > 1 else "A token"
+    title = f"{engine.engine}: operators of the {PHASE_WORDS[phase.name]}"
+    headings = ["operator", "part", "share", "time", "calls", "GB/s", "GFLOP/s", "waiting"]
+    notes = [
+        f"{what} with {phase.context:,} rows in the cache, in an instrumented engine, which is somewhat slower. Times "
+        "are measured, bytes and operations counted. Waiting: share of all threads' time."
+    ]
+    return Section(title, headings, rows, notes, left=2)
+
+
+def roofline_table(profile: Profile) -> Section:
+    roofs, rows = profile.roofs, []
+    for engine in profile.engines:
+        for phase in (engine.decode, engine.prefill):
+            rows.append([
+                engine.engine, PHASE_WORDS[phase.name], _per_s(phase.bytes_per_s, "GB/s"),
+                _percent(phase.bytes_per_s, roofs.read_bytes_per_s if roofs else None),
+                _per_s(phase.flops_per_s, "GFLOP/s"), _percent(phase.flops_per_s, roofs.f32_flops if roofs else None),
+                _NONE if phase.intensity is None else f"{phase.intensity:.3g}",
+            ])  # fmt: skip
+    headings = ["engine", "phase", "reads", "of ceiling", "computes", "of ceiling", "flops per byte"]
+    notes = ["What a pass must read and compute is counted, its time measured."]
+    if roofs:
+        notes.append(
+            f"Ceilings, measured here with {roofs.threads} threads: {roofs.read_bytes_per_s / 1e9:.3g} GB/s read from "
+            f"memory, {roofs.f32_flops / 1e9:.3g} GFLOP/s of float32 products. More than 100 %: of bytes, caches hold "
+            "some of them; of operations, engines multiply bytes, of which a processor does more at once."
+        )
+    remarks = [] if roofs else ["The ceilings of this device could not be measured."]
+    return Section("Against this device’s ceilings", headings, rows, notes, remarks, left=2)
+
+
+def memory_table(profile: Profile) -> Section:
+    rows = []
+    for engine in profile.engines:
+        parts = peak_split(engine)
+        cells = [_NONE] * 4
+        if parts:
+            cells = [format_bytes(each) for each in (parts.interpreter, parts.weights, parts.kv, parts.scratch)]
+        rows.append([
+            engine.engine, format_bytes(engine.timeline.peak), format_bytes(engine.plan.predicted_peak), *cells,
+            f"{engine.plan.config.capacity:,}",
+        ])  # fmt: skip
+    headings = ["engine", "peak", "predicted", "interpreter", "weights", "KV cache", "scratch", "KV rows"]
+    return Section("Memory", headings, rows, [
+        "Peak of the process's resident set and the pages of mapped weights: measured. Interpreter: what was there "
+        "before loading, with the libraries. KV cache: counted by the rows in use; scratch: the rest."
+    ], [limit_note(profile.engines[0])])  # fmt: skip
+
+
+def limit_note(engine: EngineProfile) -> str:
+    source = engine.plan.limit_source
+    said = "stated with --memory" if source == "budget" else f"what the system grants ({source})"
+    return f"Limit of {engine.engine}: {format_bytes(engine.plan.limit)}, {said}."
+
+
+def peak_split(engine: EngineProfile) -> Split | None:
+    """At the highest sample."""
+    timeline = engine.timeline
+    if timeline.base is None or not timeline.samples:
+        return None
+    return split(max(timeline.samples, key=lambda each: each.rss), timeline.base)
+
+
+def energy_table(profile: Profile) -> Section:
+    rows = []
+    for engine in profile.engines:
+        decode, prefill = engine.decode, engine.prefill
+        watts = decode.joules_per_token / decode.per_token.p50 if decode.joules_per_token else None
+        rows.append([
+            engine.engine, how(engine), _joules(decode.joules_per_token), _joules(prefill.joules_per_token),
+            _joules(prefill.joules_per_token and prefill.joules_per_token * prefill.tokens),
+            _joules(engine.energy.load), _NONE if watts is None else f"{watts:.1f} W",
+        ])  # fmt: skip
+    headings = [
+        "engine",
+        "kind",
+        "per token of answer",
+        "per token of prompt",
+        "whole prompt",
+        "loading",
+        "while answering",
+    ]
+    sources = dict.fromkeys(
+        f"{how(each).capitalize()}: {each.energy.source}, the whole {each.energy.scope}." for each in profile.engines
+    )
+    notes = []
+    if any(each.energy.kind == "estimate" for each in profile.engines):
+        notes.append(
+            "Nothing here measures joules: these follow from busy time and bytes by a profile's figures. Compare them "
+            "with each other, not with a wattmeter."
+        )
+    return Section("Energy", headings, rows, notes, list(sources), left=2)
+
+
+def how(engine: EngineProfile) -> str:
+    """How joules are known."""
+    return "estimated" if engine.energy.kind == "estimate" else "measured"
+
+
+def climate_table(profile: Profile) -> Section:
+    rows = []
+    for engine in profile.engines:
+        climate = engine.timeline.climate
+        celsius = [each.celsius for each in climate if each.celsius is not None]
+        hertz = [each.hertz for each in climate if each.hertz is not None]
+        allowed = [each.allowed for each in climate if each.allowed is not None]
+        rows.append([
+            engine.engine,
+            f"{celsius[0]:.0f} → {max(celsius):.0f} °C" if celsius else _NONE,
+            _range(hertz),
+            f"{min(allowed):.0%}" if allowed else _NONE,
+        ])  # fmt: skip
+    timeline = profile.engines[0].timeline
+    sensor = f"Temperature of {timeline.sensor}, measured." if timeline.sensor else "This device shows no temperature."
+    trip = [f"The kernel slows it down at {timeline.trip:.0f} °C."] if timeline.trip else []
+    return Section("Heat and clock", ["engine", "temperature", "clock", "top clock allowed"], rows, [], [sensor, *trip])
+
+
+def sustained_table(profile: Profile) -> Section | None:
+    long_run = profile.sustained
+    if long_run is None:
+        return None
+    estimated = "estimated" if profile.engines[0].energy.kind == "estimate" else "measured"
+    rows = [
+        [
+            f"{window.start / 60:.1f} min", rate(1 / window.per_token.p50), *_milliseconds(window.per_token),
+            _joules(window.joules_per_token),
+            _NONE if window.celsius is None else f"{window.celsius:.0f} °C",
+            _NONE if window.hertz is None else f"{window.hertz / 1e9:.2f} GHz",
+        ]
+        for window in long_run.windows
+    ]  # fmt: skip
+    headings = ["from", "tok/s", "ms/token p10", "p50", "p90", f"per token ({estimated})", "highest", "clock"]
+    note = (
+        f"{long_run.engine}, one answer after another without a pause, in windows of {duration(long_run.length)}: the "
+        f"last is {long_run.ratio:.2f} × as fast as the first (measured)."
+    )
+    return Section("Sustained", headings, rows, [], [note])
+
+
+def facts(profile: Profile) -> list[tuple[str, str]]:
+    """What was measured on, and how."""
+    device, model, first = profile.device, profile.model, profile.engines[0]
+    config = first.plan.config
+    caches = ", ".join(f"{name} {format_bytes(size)}" for name, size in device.caches.items())
+    return [
+        ("device", device.name),
+        ("system", f"{device.system} ({device.machine})"),
+        ("cores", f"{device.physical_cores}, {first.threads} threads used"),
+        ("instruction sets", " ".join(device.instruction_sets) or "none of note"),
+        ("caches", caches or "unknown"),
+        ("memory", format_bytes(device.memory)),
+        ("model", f"{model.name}: {model.label}"),
+        (
+            "weights",
+            f"{format_count(model.parameters)} in {format_bytes(model.weight_bytes)}, mostly {model.weight_type}",
+        ),
+        (
+            "plan",
+            f"{first.engine}: {config.capacity:,} KV rows in {config.kv_dtype}, policy "
+            f"{first.plan.kv_policy}, prompts in passes of {config.chunk}, tuned: {first.plan.tuned}",
+        ),
+        ("measured", f"{profile.date}, {profile.seconds:.0f} s{', --quick' if profile.quick else ''}"),
+        ("versions", ", ".join(f"{name} {each}" for name, each in _versions(profile).items())),
+    ]
+
+
+def _versions(profile: Profile) -> dict[str, str]:
+    return {**profile.versions, **{name: each for engine in profile.engines for name, each in engine.versions.items()}}
+
+
+def duration(seconds: float) -> str:
+    """For people: 0.0023 -> `2.3 ms`."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def _milliseconds(per_token: Spread) -> list[str]:
+    return [f"{each * 1e3:.3g}" for each in (per_token.p10, per_token.p50, per_token.p90)]
+
+
+def rate(value: float) -> str:
+    """Three digits, or a whole number."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def joules(value: float) -> str:
+    """Three digits, as single tokens want them: 0.155 -> `155 mJ`."""
+    return f"{value * 1e3:.3g} mJ" if value < 0.9995 else f"{value:.3g} J"
+
+
+def _range(hertz: list[float]) -> str:
+    if not hertz:
+        return _NONE
+    low, high = f"{min(hertz) / 1e9:.2f}", f"{max(hertz) / 1e9:.2f}"
+    return f"{high} GHz" if low == high else f"{low} – {high} GHz"
+
+
+def _joules(value: float | None) -> str:
+    return _NONE if value is None else joules(value)
+
+
+def _giga(count: int | None, seconds: float) -> str:
+    return _NONE if count is None or not seconds else f"{count / seconds / 1e9:.3g}"
+
+
+def _per_s(value: float | None, unit: str) -> str:
+    return _NONE if value is None else f"{value / 1e9:.3g} {unit}"
+
+
+def _percent(value: float | None, most: float | None) -> str:
+    return _NONE if value is None or not most else f"{value / most:.0%}"

@@ -1,0 +1,121 @@
+"""A device profile in words: Markdown for a file, and the most of it for the terminal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from edge.budget import format_bytes
+from edge.profiling.profile import EngineProfile, Profile
+from edge.report import profile_tables as tables
+from edge.report.profile_tables import Section
+from edge.report.table import table
+
+
+def title(profile: Profile) -> str:
+    return f"{profile.model.name} on {profile.device.name}"
+
+
+def headline(profile: Profile) -> list[tuple[str, str, str]]:
+    """The figures that come first: what, figure, how it is known. Of the first engine."""
+    engine = profile.engines[0]
+    spent = engine.decode.joules_per_token
+    figures = [
+        ("answers", f"{tables.rate(engine.decode.tok_s)} tok/s", "measured"),
+        ("prompts", f"{tables.rate(engine.prefill.tok_s)} tok/s", "measured"),
+        ("first token", tables.duration(engine.ttft.p50), f"measured, {engine.prefill.tokens} tokens of prompt"),
+        ("peak memory", format_bytes(engine.timeline.peak), "measured, the whole process"),
+    ]  # fmt: skip
+    if spent is not None:
+        figures.append(("energy per token", tables.joules(spent), f"{tables.how(engine)}, of the answer"))
+    return figures
+
+
+def sections(profile: Profile) -> Iterator[Section]:
+    """All tables, in their order."""
+    yield tables.speed_table(profile)
+    yield tables.token_table(profile)
+    yield tables.context_table(profile)
+    yield tables.roofline_table(profile)
+    for engine in profile.engines:
+        for phase in engine.operators:
+            yield tables.operator_table(engine, phase)
+    yield tables.memory_table(profile)
+    yield tables.energy_table(profile)
+    yield tables.climate_table(profile)
+    if long_run := tables.sustained_table(profile):
+        yield long_run
+
+
+def operator_notes(profile: Profile) -> list[str]:
+    """Why engines do not tell where their time goes."""
+    return [f"{each.engine}: {each.operators_reason}" for each in profile.engines if each.operators_reason]
+
+
+def markdown(profile: Profile) -> str:
+    parts = [f"# {marked(title(profile))}", f"**{marked(profile.verdict.sentence)}**"]
+    parts.append("\n".join(f"- {what}: {figure} ({known})" for what, figure, known in headline(profile)))
+    if profile.verdict.advice:
+        parts.append("## What to try")
+        parts.append("\n".join(f"- {marked(why)}: {_code(command)}" for why, command in profile.verdict.advice))
+    for each in sections(profile):
+        rows = [[marked(cell) for cell in row] for row in each.rows]
+        parts += [f"## {each.title}", table([marked(cell) for cell in each.headings], rows, each.left)]
+        parts.append("\n".join(marked(note) for note in [*each.remarks, *each.notes]))
+    if notes := operator_notes(profile):
+        parts += ["## Operators that were not measured", "\n".join(f"- {marked(note)}" for note in notes)]
+    parts += ["## Device, model, plan", "\n".join(f"- {what}: {marked(said)}" for what, said in tables.facts(profile))]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def summary(profile: Profile) -> str:
+    """For the terminal: the sentence, the figures, speed, contexts and memory, and what to try."""
+    engine = profile.engines[0]
+    parts = [f"{title(profile)}, {engine.engine}, {engine.threads} threads", profile.verdict.sentence]
+    rows = [_row(each) for each in profile.engines]
+    kinds = dict.fromkeys(tables.how(each) for each in profile.engines)
+    headings = [
+        "engine", "answer tok/s", "ms p10 p50 p90", "prompt tok/s", "first token", "load", "peak",
+        f"per token ({'/'.join(kinds)})",
+    ]  # fmt: skip
+    parts.append(table(headings, rows))
+    parts.append(_plain(tables.context_table(profile)))
+    if reasons := tables.missing_remarks(profile):
+        parts.append("\n".join(reasons))
+    if long_run := tables.sustained_table(profile):
+        parts.append("\n".join(long_run.remarks))
+    if profile.verdict.advice:
+        width = max(len(command) for _, command in profile.verdict.advice)
+        parts.append("to try:\n" + "\n".join(f"  {command:{width}}  {why}" for why, command in profile.verdict.advice))
+    return "\n\n".join(parts)
+
+
+def _row(engine: EngineProfile) -> list[str]:
+    spread = engine.decode.per_token
+    spent = engine.decode.joules_per_token
+    return [
+        engine.engine,
+        tables.rate(engine.decode.tok_s),
+        " ".join(f"{each * 1e3:.3g}" for each in (spread.p10, spread.p50, spread.p90)),
+        tables.rate(engine.prefill.tok_s),
+        tables.duration(engine.ttft.p50),
+        tables.duration(engine.load_s),
+        format_bytes(engine.timeline.peak),
+        "–" if spent is None else tables.joules(spent),
+    ]
+
+
+def _plain(section: Section) -> str:
+    return table(section.headings, section.rows, section.left)
+
+
+def marked(text: str) -> str:
+    """One line that no Markdown reader takes for anything else: names of models and devices are not ours."""
+    return "".join(f"\\{each}" if each in "|`*[<\\" else each for each in " ".join(text.split()))
+
+
+def _code(text: str) -> str:
+    """One line, literally: its fence is longer than any run of backticks in it."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence, space = "`" * (longest + 1), " " if longest else ""
+    return f"{fence}{space}{' '.join(text.split())}{space}{fence}"

@@ -1,0 +1,137 @@
+"""A real browser for tests: headless Chromium, spoken to through a pipe in its own protocol (DevTools)."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+def find_chromium() -> str | None:
+    return next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+@dataclass
+class Opened:
+    """What a page did while it was opened. complaints: of the console, and exceptions. requests: addresses."""
+
+    page: Page
+    complaints: list[str]
+    requests: list[str]
+
+
+class Page:
+    """One tab. Commands and events are lines of JSON that end in NUL."""
+
+    def __init__(self, write: int, read: int) -> None:
+        self._out, self._in = os.fdopen(write, "wb"), os.fdopen(read, "rb")
+        self._number, self._buffer = 0, b""
+        self.events: list[dict[str, Any]] = []
+        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
+        self._session: str | None = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.ask(f"{domain}.enable")
+
+    _session = None
+
+    def ask(self, method: str, **parameters: Any) -> Any:
+        """The answer to a command; events that come before it are kept."""
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        self._out.write(json.dumps(message).encode() + b"\0")
+        self._out.flush()
+        while True:
+            said = self._next()
+            if said.get("id") == self._number:
+                assert "error" not in said, said
+                return said["result"]
+
+    def wait(self, event: str) -> None:
+        while not any(each["method"] == event for each in self.events):
+            self._next()
+
+    def open(self, path: Path, *, width: int, height: int = 844, dark: bool = False) -> Opened:
+        """A file, as a screen of this size shows it."""
+        self.ask(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.ask("Emulation.setEmulatedMedia", features=[scheme])
+        self.events.clear()
+        self.ask("Page.navigate", url=path.absolute().as_uri())
+        self.wait("Page.loadEventFired")
+        self.value("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
+        found = [(each["method"], each["params"]) for each in self.events]
+        complaints = [str(what) for method, what in found if method in ("Runtime.exceptionThrown", "Log.entryAdded")]
+        complaints += [
+            str(what) for method, what in found if method == "Runtime.consoleAPICalled" and what["type"] != "log"
+        ]
+        requests = [what["request"]["url"] for method, what in found if method == "Network.requestWillBeSent"]
+        return Opened(self, complaints, requests)
+
+    def value(self, script: str) -> Any:
+        """Of an expression of JavaScript, awaited."""
+        done = self.ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in done, done
+        return done["result"].get("value")
+
+    def screenshot(self, path: Path) -> None:
+        """All of the page, as PNG."""
+        taken = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(taken["data"]))
+
+    def close(self) -> None:
+        self._out.close()
+        self._in.close()
+
+    def _next(self) -> dict[str, Any]:
+        while b"\0" not in self._buffer:
+            more = os.read(self._in.fileno(), 1 << 16)
+            assert more, "the browser is gone"
+            self._buffer += more
+        line, _, self._buffer = self._buffer.partition(b"\0")
+        said: dict[str, Any] = json.loads(line)
+        if "method" in said:
+            self.events.append(said)
+        return said
+
+
+@contextmanager
+def browser(chromium: str, folder: Path) -> Iterator[Page]:
+    """folder: for its profile, which is thrown away by the caller."""
+    to_child, from_us = os.pipe()
+    to_us, from_child = os.pipe()
+
+    def place() -> None:  # the pipe's ends are expected at 3 and 4
+        ours = os.dup(to_child), os.dup(from_child)
+        os.dup2(ours[0], 3)
+        os.dup2(ours[1], 4)
+
+    child = subprocess.Popen(
+        [chromium, "--headless=new", "--no-sandbox", "--remote-debugging-pipe", "--disable-gpu", "--no-first-run",
+         "--disable-dev-shm-usage", "--disable-background-networking", f"--user-data-dir={folder}", "about:blank"],
+        pass_fds=(3, 4, to_child, from_child), preexec_fn=place, stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    os.close(to_child)
+    os.close(from_child)
+    page = None
+    try:
+        page = Page(from_us, to_us)
+        yield page
+    finally:
+        if page:
+            page.close()
+        os.killpg(child.pid, 9)
+        child.wait()

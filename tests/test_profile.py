@@ -1,0 +1,453 @@
+"""`edge profile`: what is measured, how it is kept, and what is concluded from it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from conftest import GOLDEN
+from hypothesis import given
+from hypothesis import strategies as st
+from profiles import MIB, make_bare_profile, make_engine, make_profile, spread
+from test_cli import edge
+from test_devices import write
+
+from edge.devices.load import Load, read_load, share_of_others
+from edge.devices.mappings import mapped_files
+from edge.devices.thermal import read_hertz
+from edge.errors import EngineError, InputError
+from edge.profiling.compare import compare_profiles
+from edge.profiling.evidence import evidence_of
+from edge.profiling.job import Job
+from edge.profiling.launch import run_in_child
+from edge.profiling.limits import Evidence, judge
+from edge.profiling.memory_timeline import split
+from edge.profiling.profile import Climate, MemoryBase, MemorySample, Profile, Roofs, Spread, Sustained, Window
+from edge.profiling.reader import build, read_profile
+from edge.profiling.settings import Settings
+from edge.report.profile_compare import document
+
+MODEL = str(GOLDEN / "llama-gqa-tied.gguf")
+PLAIN = Evidence(
+    model="m.gguf", engine="tvm", threads=2, tok_s=100.0, bytes_per_token=9e7, bytes_per_s=9e9, bandwidth=0.3,
+    compute=0.1, rows=512, wanted_rows=512, bits=4.5,
+)  # fmt: skip
+HOT = {"sustained": 0.7, "celsius": 79.0, "trip": 80.0, "allowed": 0.6, "cooled": 0.7, "watts": 5.0}
+
+
+def commands(**found: Any) -> list[str]:
+    return [command for _, command in judge(replace(PLAIN, **found)).advice]
+
+
+# What limits a device
+
+
+@pytest.mark.parametrize(
+    ("found", "limit"),
+    [
+        ({"bandwidth": 0.85}, "memory bandwidth"),
+        ({"bandwidth": 2.1}, "memory bandwidth"),
+        ({"compute": 0.8}, "compute"),
+        ({"compute": 0.8, "bandwidth": 0.9}, "memory bandwidth"),
+        (HOT, "heat"),
+        ({"sustained": 0.7}, "heat"),
+        ({"sustained": 0.97, "bandwidth": 0.85}, "memory bandwidth"),
+        ({"celsius": 79.0, "trip": 80.0}, "overhead"),
+        ({"rows": 256}, "memory budget"),
+        ({"streamed": True, **HOT}, "streaming"),
+        ({"waited": 0.5}, "overhead"),
+        ({"others": 0.5, "waited": 0.5}, "other programs"),
+        ({"unsteady": 3.0}, "other programs"),
+        ({"bandwidth": 0.85, "others": 0.5}, "memory bandwidth"),
+        ({"bandwidth": None, "compute": None, "bytes_per_s": None}, "unknown"),
+        ({}, "overhead"),
+    ],
+)
+def test_the_limit_follows_from_measurements(found: dict[str, Any], limit: str) -> None:
+    assert judge(replace(PLAIN, **found)).limit == limit
+
+
+def test_the_sentence_has_the_figures_that_it_rests_on() -> None:
+    said = judge(replace(PLAIN, bandwidth=0.85)).sentence
+    assert "9 GB/s" in said
+    assert "85%" in said
+    assert "86 MiB" in said
+    hot = judge(replace(PLAIN, **HOT)).sentence
+    assert "70%" in hot
+    assert "79 °C" in hot
+    assert "no sensor" in judge(replace(PLAIN, sustained=0.7)).sentence
+
+
+def test_advice_is_what_helps_against_the_limit() -> None:
+    assert any("--power 4W" in each for each in commands(**HOT))
+    assert any("--max-temp 75C" in each for each in commands(**HOT))
+    assert any("--memory 300MiB" in each for each in commands(rows=256, needed=300 * MIB))
+    assert any("edge quantize m.gguf" in each for each in commands(bandwidth=0.9, bits=8.5))
+    assert not any("quantize" in each for each in commands(bandwidth=0.9, bits=4.5))
+    assert any("--kv-dtype int8" in each for each in commands(bandwidth=0.9, kv_share=0.5, kv_dtypes=("f16", "int8")))
+    assert not any("int8" in each for each in commands(bandwidth=0.9, kv_share=0.5, kv_dtypes=("f16",)))
+    assert any("--backend onnx" in each for each in commands(faster=("onnx", 1.5)))
+    assert not any("--backend" in each for each in commands(faster=("onnx", 1.02)))
+    assert any("edge tune" in each for each in commands(tuned=False))
+
+
+@given(st.text(min_size=1, max_size=20), st.floats(0, 3), st.floats(0, 3), st.booleans())
+def test_every_finding_is_one_line_whatever_the_model_is_called(
+    name: str, bandwidth: float, compute: float, streamed: bool
+) -> None:
+    found = judge(replace(PLAIN, model=name, bandwidth=bandwidth, compute=compute, streamed=streamed))
+    assert found.sentence.endswith(".")
+    assert "\n" not in found.sentence
+
+
+def test_names_are_quoted_in_commands() -> None:
+    assert commands(model="my model; rm.gguf", tuned=False)[0].count("'my model; rm.gguf'") == 1
+
+
+def test_evidence_is_of_the_first_engine() -> None:
+    windows = [Window(0, spread(0.002), 0.1, 50, 2e9), Window(12, spread(0.004), 0.1, 79, 1e9)]
+    quick = make_engine("onnx", decode=replace(make_engine().decode, per_token=spread(0.001)))
+    profile = make_profile(
+        engines=[make_engine(), quick], sustained=Sustained("tvm", 12, windows), roofs=Roofs(2e10, 1e11, None, 2)
+    )
+    found = evidence_of(profile)
+    assert (found.bandwidth, found.compute) == (pytest.approx(0.8), pytest.approx(0.45))
+    assert (found.sustained, found.cooled) == (pytest.approx(0.5), pytest.approx(0.5))
+    assert (found.celsius, found.trip, found.allowed) == (54, 80, 1.0)
+    assert found.faster == ("onnx", pytest.approx(2.5))
+    assert found.waited == pytest.approx(0.1)
+    assert found.watts == pytest.approx(0.044 / 0.0025)
+    assert found.kv_share == pytest.approx(20 * MIB / 1024 * 536 / (1.6e10 * 0.0025))
+    assert judge(found).limit == "heat"
+    assert judge(evidence_of(make_bare_profile())).limit == "unknown"
+
+
+# Profiles as JSON
+
+
+@pytest.mark.parametrize("profile", [make_profile(), make_bare_profile()])
+def test_profiles_come_back_from_json(profile: Profile, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(profile.to_dict()))
+    assert read_profile(path) == profile
+
+
+def places(value: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Ways to everything in a JSON value."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [way, *(each for key, inner in items for each in places(inner, (*way, key)))]
+
+
+SMALL = json.loads(
+    json.dumps(make_profile(engines=[make_engine(timeline=make_bare_profile().engines[0].timeline)]).to_dict())
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.sampled_from([each for each in places(SMALL) if each]), JSON, st.booleans())
+def test_a_damaged_profile_is_refused_or_read_and_never_a_crash(
+    tmp_path_factory: pytest.TempPathFactory, way: tuple[Any, ...], value: Any, delete: bool
+) -> None:
+    data = json.loads(json.dumps(SMALL))
+    inner = data
+    for key in way[:-1]:
+        inner = inner[key]
+    if delete:
+        del inner[way[-1]]
+    else:
+        inner[way[-1]] = value
+    path = tmp_path_factory.getbasetemp() / "damaged.json"
+    path.write_text(json.dumps(data))
+    try:
+        found = compare_profiles(read_profile(path), make_profile(), "a", "b")
+    except InputError as error:
+        said = str(error)
+    else:
+        said = document(found, ".json") and document(found, ".md") and ""
+    assert "\n" not in said
+
+
+@given(st.binary(max_size=200))
+def test_other_files_are_no_profiles(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "other.json"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"no JSON|no profile"):
+        read_profile(path)
+
+
+@pytest.mark.parametrize("schema", [0, 2, "1", None, True, 1.0])
+def test_another_schema_is_refused_with_one_line(tmp_path: Path, schema: Any) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({**make_profile().to_dict(), "schema": schema}))
+    with pytest.raises(InputError, match="this edge reads 1"):
+        read_profile(path)
+
+
+def test_new_names_within_a_schema_are_let_pass(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({**make_profile().to_dict(), "later": 1}))
+    assert read_profile(path) == make_profile()
+
+
+def test_numbers_must_be_finite() -> None:
+    with pytest.raises(ValueError, match="p10"):
+        build(Spread, {"p10": float("nan"), "p50": 1.0, "p90": 1.0, "count": 3})
+    with pytest.raises(ValueError, match="p50"):
+        build(Spread, {"p10": 1, "p50": 10**400, "p90": 1.0, "count": 3})
+
+
+# Comparisons
+
+
+def test_ratios_are_second_by_first() -> None:
+    slow = make_engine(decode=replace(make_engine().decode, per_token=spread(0.005)))
+    rows = {each.what: each for each in compare_profiles(make_profile(), make_profile(engines=[slow]), "a", "b").rows}
+    assert rows["tvm: answer"].ratio == pytest.approx(0.5)
+    assert rows["tvm: answer"].sure
+    assert rows["tvm: prompt"].ratio == 1
+    assert not rows["tvm: prompt"].sure
+    assert not any(each.startswith("llamacpp") for each in rows)
+
+
+def test_joules_of_other_sources_are_no_match() -> None:
+    other = make_engine(energy=replace(make_engine().energy, source="RAPL", kind="counter"))
+    found = compare_profiles(make_profile(), make_profile(engines=[other]), "a", "b")
+    (row,) = [each for each in found.rows if "energy" in each.what]
+    assert row.ratio is None
+    assert "estimated / measured" in row.what
+    assert any("RAPL" in each for each in found.differences)
+
+
+def test_what_differs_is_said() -> None:
+    other = make_profile(quick=True, versions={"edge": "0.2.0"})
+    found = compare_profiles(make_profile(), other, "a", "b").differences
+    assert found == ["quick: false / true", "edge: 0.1.0 / 0.2.0"]
+
+
+@given(st.floats(1e-6, 10), st.floats(1e-6, 10))
+def test_comparing_the_other_way_round_inverts_ratios(one: float, other: float) -> None:
+    profiles = [make_profile(engines=[make_engine(load_s=each, ttft=spread(each))]) for each in (one, other)]
+    there = compare_profiles(*profiles, "a", "b").rows
+    back = compare_profiles(*reversed(profiles), "b", "a").rows
+    for first, second in zip(there, back, strict=True):
+        assert first.ratio is not None
+        assert second.ratio is not None
+        assert first.ratio * second.ratio == pytest.approx(1)
+        assert first.sure == second.sure
+
+
+# What the memory was for
+
+
+@given(
+    anonymous=st.integers(0, 1 << 30), file=st.integers(0, 1 << 30), shared=st.integers(0, 1 << 20),
+    rows=st.integers(0, 2000),
+    base=st.tuples(*[st.integers(0, 1 << 28)] * 4), flags=st.tuples(st.booleans(), st.booleans()),
+)  # fmt: skip
+def test_parts_of_memory_add_up_to_what_is_resident(
+    anonymous: int, file: int, shared: int, rows: int, base: tuple[int, ...], flags: tuple[bool, bool]
+) -> None:
+    made = MemoryBase(base[0], base[1], *flags, base[2], base[3], capacity=1000)
+    sample = MemorySample(1.0, anonymous + file + shared, anonymous, file, rows)
+    parts = asdict(split(sample, made))
+    assert sum(parts.values()) == sample.rss
+    assert min(parts.values()) >= 0
+    assert parts["kv"] <= base[3]
+
+
+def test_memory_is_attributed() -> None:
+    base = MemoryBase(30 * MIB, 20 * MIB, True, False, 90 * MIB, 10 * MIB, 100)
+    parts = split(MemorySample(1.0, 162 * MIB, 52 * MIB, 110 * MIB, 50), base)
+    assert asdict(parts) == {"interpreter": 50 * MIB, "weights": 90 * MIB, "kv": 5 * MIB, "scratch": 17 * MIB}
+    copied = split(MemorySample(1.0, 150 * MIB, 130 * MIB, 20 * MIB, 100), replace(base, mapped=False))
+    assert asdict(copied) == {"interpreter": 50 * MIB, "weights": 90 * MIB, "kv": 10 * MIB, "scratch": 0}
+
+
+def test_mapped_files_are_read_from_the_kernel(tmp_path: Path) -> None:
+    text = """\
+55d0c0000000-55d0c0001000 r-xp 00000000 fe:00 123  /usr/bin/python
+Size:                  4 kB
+Rss:                   4 kB
+55d0c0001000-55d0c0003000 r--p 00001000 fe:00 123  /usr/bin/python
+Size:                  8 kB
+Rss:                   4 kB
+7f0000000000-7f0000100000 r--s 00000000 fe:00 9  /tmp/a name with spaces.gguf
+Size:               1024 kB
+Rss:                 512 kB
+7f0000200000-7f0000300000 rw-p 00000000 00:00 0
+Size:               1024 kB
+Rss:                1024 kB
+7f0000300000-7f0000400000 rw-p 00000000 00:00 0  [heap]
+Rss:                1024 kB
+"""
+    write(tmp_path, "proc/self/smaps", text)
+    found = mapped_files(tmp_path)
+    assert set(found) == {"/usr/bin/python", "/tmp/a name with spaces.gguf"}
+    python, weights = found["/usr/bin/python"], found["/tmp/a name with spaces.gguf"]
+    assert (python.size, python.resident, python.code) == (12 << 10, 8 << 10, True)
+    assert (weights.size, weights.resident, weights.code) == (1 << 20, 512 << 10, False)
+    assert mapped_files(tmp_path / "none") == {}
+
+
+# Clock and load
+
+
+def test_the_clock_is_that_of_the_fastest_core(tmp_path: Path) -> None:
+    assert read_hertz(tmp_path) is None
+    write(tmp_path, "proc/cpuinfo", "processor: 0\ncpu MHz\t\t: 2596.122\n")
+    assert read_hertz(tmp_path) == pytest.approx(2.596122e9)
+    for core, clock in enumerate((1_800_000, 2_400_000)):
+        write(tmp_path, f"sys/devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq", f"{clock}\n")
+    write(tmp_path, "sys/devices/system/cpu/cpu2/cpufreq/scaling_cur_freq", "broken\n")
+    assert read_hertz(tmp_path) == pytest.approx(2.4e9)
+
+
+def test_what_others_take_is_what_is_not_ours(tmp_path: Path) -> None:
+    assert read_load(tmp_path) is None
+    write(tmp_path, "proc/stat", "cpu  100 0 100 700 50 0 0 50 0 0\ncpu0 1 2 3\n")
+    load = read_load(tmp_path)
+    assert load is not None
+    assert load.busy == pytest.approx(0.25 * load.total)
+    assert share_of_others(Load(10, 100), Load(16, 110), 2.0) == pytest.approx(0.4)
+    assert share_of_others(Load(10, 100), Load(11, 110), 5.0) == 0
+    assert share_of_others(None, Load(11, 110), 5.0) is None
+    assert share_of_others(Load(10, 100), Load(10, 100), 0.0) is None
+    write(tmp_path, "proc/stat", "cpu  x\n")
+    assert read_load(tmp_path) is None
+
+
+# A real run
+
+
+def settings(**changes: Any) -> Settings:
+    small = Settings(16, 4, [8, 32], 1, 5.0, 0.0, 2, threads=1, kv_dtype=None)
+    return replace(small, **changes)
+
+
+def quick(*more: str) -> tuple[str, ...]:
+    return ("profile", MODEL, "--quick", "-p", "16", "-n", "4", "-d", "8,32", "--threads", "1", *more)
+
+
+def test_a_golden_model_is_profiled(tmp_path: Path) -> None:
+    html, markdown, kept = (tmp_path / f"a.{each}" for each in ("html", "md", "json"))
+    done = edge(*quick("--backend", "tvm,reference", "-o", str(html), "-o", str(markdown), "-o", str(kept), "--json"))
+    assert done.returncode == 0, done.stderr
+    profile = read_profile(kept)
+    assert profile == build(Profile, json.loads(done.stdout))
+    assert [each.engine for each in profile.engines] == ["tvm", "reference"]
+    for engine in profile.engines:
+        assert [each.context for each in engine.curve] == [8, 32]
+        assert engine.timeline.peak >= max(each.rss for each in engine.timeline.samples) * 0.99
+        assert engine.decode.per_token.count == 8
+        assert engine.energy.kind == "estimate"
+    native = profile.engines[0]
+    assert {each.name for each in native.operators} == {"prefill", "decode"}
+    assert sum(each.share for each in native.operators[1].operators) == pytest.approx(1)
+    assert profile.roofs is not None
+    assert profile.verdict.sentence in html.read_text().replace("&#x27;", "'")
+    for text in (html.read_text(), markdown.read_text()):
+        assert "estimated" in text
+    assert list(tmp_path.glob(".*")) == []
+    done = edge("profile", "compare", str(kept), str(kept), "--json")
+    assert all(each["ratio"] in (None, 1) for each in json.loads(done.stdout)["rows"])
+
+
+def test_a_long_run_is_cut_into_windows() -> None:
+    job = Job("measure", MODEL, "reference", settings(sustained_s=1.0), sustained=True)
+    said = run_in_child(job, lambda what, share: None)
+    long_run = build(Sustained, said["sustained"])
+    assert len(long_run.windows) == 5
+    assert long_run.ratio > 0
+
+
+def test_a_memory_budget_leaves_contexts_out() -> None:
+    job = Job("measure", MODEL, "reference", settings(max_kv_size=24, contexts=[8, 16, 64]))
+    profile = run_in_child(job, lambda what, share: None)["profile"]
+    assert [each["context"] for each in profile["curve"]] == [8, 16]
+    assert profile["curve_end"] == "the cache has 24 rows"
+
+
+def test_errors_of_a_child_are_those_of_edge() -> None:
+    with pytest.raises(InputError, match="--threads must be from 1"):
+        run_in_child(Job("measure", MODEL, "reference", settings(threads=0)), lambda what, share: None)
+
+
+def test_a_child_that_dies_is_an_engine_error() -> None:
+    def kill(what: str, share: float) -> None:
+        (child,) = [each for each in psutil.Process().children() if "edge.profiling.child" in each.cmdline()]
+        child.kill()
+
+    with pytest.raises(EngineError, match="ended with status -9"):
+        run_in_child(Job("measure", MODEL, "reference", settings(repetitions=1000)), kill)
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_behind_when_it_is_interrupted(tmp_path: Path, sent: signal.Signals) -> None:
+    kept = tmp_path / "a.json"
+    parent = subprocess.Popen(
+        [sys.executable, "-m", "edge", *quick("--backend", "reference", "-r", "1000", "-o", str(kept))],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "EDGE_CACHE": str(tmp_path / "cache")},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    try:
+        children = wait_for(lambda: psutil.Process(parent.pid).children(recursive=True))
+        time.sleep(0.5)
+        children += psutil.Process(parent.pid).children(recursive=True)
+        parent.send_signal(sent)
+        assert parent.wait(30) == (130 if sent != signal.SIGKILL else -sent)
+    finally:
+        parent.kill()
+        parent.wait()
+    wait_for(lambda: not any(each.is_running() and each.status() != "zombie" for each in children))
+    assert not kept.exists()
+    assert not [each for each in tmp_path.iterdir() if each.is_file()]
+
+
+def wait_for(happened: Any) -> Any:
+    """What `happened()` says as soon as it is true."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        if found := happened():
+            return found
+        time.sleep(0.05)
+    raise AssertionError("it never happened")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((MODEL, "-o", "a.pdf"), "what kind of report"),
+        ((MODEL, "-o", "/nowhere/a.md"), "there is no folder"),
+        ((MODEL, "-d", "1,x"), "-d takes numbers"),
+        ((MODEL, "-p", "100000"), "positions"),
+        ((MODEL, "--backend", "tvm,none"), "unknown backend 'none'"),
+        ((MODEL, "--sustained", "soon"), "is not understood"),
+        (("none.gguf",), "no such model file"),
+        (("compare", "none.json", "none.json"), "cannot be read"),
+        ((), "Missing argument"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+    done = edge("profile", *arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_climate_without_a_sensor_is_nothing() -> None:
+    assert Climate(0.0, None, None, None) == build(
+        Climate, {"seconds": 0, "celsius": None, "hertz": None, "allowed": None}
+    )

@@ -1,0 +1,160 @@
+"""The reports of `edge profile`: as documents, and as a real browser shows them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from browser import Page, browser, find_chromium
+from profiles import HOSTILE, make_bare_profile, make_engine, make_profile
+
+from edge.profiling.compare import compare_profiles
+from edge.profiling.profile import Energy, ModelFacts, Profile
+from edge.report import profile_compare
+from edge.report.profile_documents import document
+from edge.report.profile_text import summary
+
+PROFILES = {"full": make_profile(), "bare": make_bare_profile()}
+WIDEST = (
+    "Math.max(...[...document.querySelectorAll('body *')].filter(e => !e.closest('.wide') && !e.closest('svg'))"
+    + (".map(e => e.getBoundingClientRect().right))")
+)
+
+
+def hostile() -> Profile:
+    model = ModelFacts(HOSTILE, HOSTILE, 1000, 1000, HOSTILE, 64)
+    return make_profile(model=model, missing={HOSTILE: HOSTILE}, versions={HOSTILE: HOSTILE})
+
+
+class Tags(HTMLParser):
+    """All tags of a document, with its attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+@pytest.mark.parametrize("profile", [*PROFILES.values(), hostile()], ids=[*PROFILES, "hostile"])
+def test_the_page_has_no_script_and_asks_for_nothing(profile: Profile) -> None:
+    tags = Tags(document(profile, ".html")).found
+    assert not {tag for tag, _ in tags} & {"script", "img", "iframe", "object", "embed", "a", "base", "form"}
+    for tag, attributes in tags:
+        assert not any(name.startswith("on") for name in attributes), tag
+        for name in ("src", "href", "xlink:href", "data", "srcset"):
+            value = attributes.get(name)
+            assert value is None or value.startswith("#") or (tag == "link" and value == "data:,"), (tag, value)
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_pictures_take_their_colours_from_the_page(name: str) -> None:
+    text = document(PROFILES[name], ".html")
+    pictures = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
+    assert set(re.findall(r"#[0-9a-f]{6}\b", pictures)) <= {"#ffffff"}
+    assert ("currentColor" in pictures) == (name == "full")
+
+
+def test_identifiers_that_pictures_refer_to_are_their_own() -> None:
+    text = document(make_profile(), ".html")
+    used = set(re.findall(r'(?:xlink:href="#|url\(#)([^")]+)', text))
+    found = re.findall(r'\bid="([^"]+)"', text)
+    assert used
+    assert used <= set(found)
+
+
+@pytest.mark.parametrize("kind", [".html", ".md", ".json"])
+def test_joules_are_called_what_they_are(kind: str) -> None:
+    counter = make_engine(energy=Energy("RAPL", "counter", "package", 0.5))
+    measured = document(make_profile(engines=[counter]), kind)
+    assert "estimate" not in measured.lower()
+    assert "estimate" in document(make_profile(), kind).lower()
+
+
+def test_the_terminal_says_estimated_too() -> None:
+    said = summary(make_profile())
+    assert "per token (estimated)" in said
+    assert "Memory bandwidth limits" in said
+    assert "edge tune m" in said
+    assert "onnxruntime is not installed" in said
+
+
+def test_markdown_keeps_hostile_names_in_their_place() -> None:
+    text = document(hostile(), ".md")
+    assert "<script>" not in text.replace("\\<script>", "")
+    tables = [line for line in text.splitlines() if line.startswith("|")]
+    for line in tables:
+        cells = re.split(r"(?<!\\)\|", line)
+        assert len(cells) >= 4
+    assert "\n# x" not in text
+
+
+def test_a_table_of_markdown_has_equal_rows() -> None:
+    block: list[int] = []
+    for line in [*document(hostile(), ".md").splitlines(), ""]:
+        if line.startswith("|"):
+            block.append(len(re.split(r"(?<!\\)\|", line)))
+        else:
+            assert len(set(block)) <= 1
+            block = []
+
+
+def test_comparisons_have_all_three_kinds() -> None:
+    found = compare_profiles(make_profile(), hostile(), "a", HOSTILE)
+    html = profile_compare.document(found, ".html")
+    assert "<script" not in html
+    assert "| ratio |" in profile_compare.document(found, ".md")
+    assert '"kind": "edge profile comparison"' in profile_compare.document(found, ".json")
+
+
+# In a browser
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip("no chromium here: apt-get install chromium")
+    with browser(chromium, tmp_path_factory.mktemp("chromium")) as opened:
+        yield opened
+
+
+def test_the_browser_would_tell(page: Page, tmp_path: Path) -> None:
+    path = tmp_path / "bad.html"
+    path.write_text("<img src=missing.png><div style='width: 5000px'>wide</div><script>nothing()</script>")
+    opened = page.open(path, width=390)
+    assert any("nothing is not defined" in each for each in opened.complaints)
+    assert opened.requests == [path.as_uri(), (tmp_path / "missing.png").as_uri()]
+    assert not page.value("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("name", [*PROFILES, "hostile", "comparison"])
+def test_browsers_show_it(page: Page, tmp_path: Path, name: str, width: int, dark: bool) -> None:
+    if name == "comparison":
+        text = profile_compare.document(compare_profiles(make_profile(), hostile(), "a", HOSTILE), ".html")
+    else:
+        text = document(PROFILES.get(name) or hostile(), ".html")
+    path = tmp_path / "report.html"
+    path.write_text(text)
+    opened = page.open(path, width=width, dark=dark)
+    assert opened.complaints == []
+    assert opened.requests == [path.as_uri()]
+    assert page.value("document.documentElement.scrollWidth <= innerWidth")
+    assert page.value(WIDEST) <= width
+    ground = page.value("getComputedStyle(document.body).backgroundColor")
+    red, green, blue = map(int, re.findall(r"\d+", ground)[:3])
+    assert (red + green + blue < 3 * 128) == dark
+    if name == "full":
+        colours = page.value(
+            "[...document.querySelectorAll('svg text')].map(e => getComputedStyle(e).fill).join(' ')"
+        )  # letters of pictures are as light or dark as those of the page
+        assert colours
+        ink = page.value("getComputedStyle(document.body).color")
+        assert set(re.findall(r"rgb\([^)]*\)", colours)) == {ink}
