@@ -83,8 +83,8 @@ def measure(model: str, shares: list[float], rounds: int) -> None:
             *(f"{a:.2f} × ({b:.2f})" for a, b in zip(slower, predicted, strict=True)),
             f"{predicted[0] / slower[0] - 1:+.0%}",
         ])  # fmt: skip
-    print(f"\n## {Path(model).stem}: {format_bytes(counted['weights'])} of weights, {format_bytes(counted['kv'])} of KV, "
-          f"{1 / step:.0f} tok/s in memory\n")  # fmt: skip
+    sizes = f"{format_bytes(counted['weights'])} of weights, {format_bytes(counted['kv'])} of KV"
+    print(f"\n## {Path(model).stem}: {sizes}, {1 / step:.0f} tok/s in memory\n")
     heads = ["share", "--memory", "peak", "streamed", "tokens", "decode slower (predicted)", "prefill slower", "error"]
     print(table(heads, rows))
 
