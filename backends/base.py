@@ -71,8 +71,9 @@ PHASES = ("embed", "norm", "qkv", "attend", "output", "gate-up", "down", "head",
 
 @dataclass(frozen=True)
 class Operator:
-    """One piece of work of a pass, as an instrumented engine timed it: medians over passes, all calls together.
+    """One piece of work of a pass, as an instrumented engine timed it: the median over passes, all calls together.
 
+    Medians of parts add up to less than the median pass where something disturbs now this part, now that.
     name: as the engine calls it, the same in every layer. phase: one of `PHASES`. layer: None outside of layers.
     calls: in one pass. seconds: wall time, not summed over threads. bytes: weights and KV rows, each counted once a
     call. flops: of products and attention, 2 · m · n · k. Both counted from shapes; None where that says nothing.
