@@ -56,6 +56,32 @@ def find_backend(name: str, file: GGUFFile, spec: ModelSpec, kv_dtype: str | Non
     return first if first and kv_dtype not in backend.CAPABILITIES.kv_dtypes else backend
 
 
+def backend_elsewhere(name: str, file: GGUFFile, spec: ModelSpec, system: str) -> Backend:
+    """The engine that another device would run this model with: its footprint is wanted, nothing is loaded here.
+
+    Raises InputError for unknown names, UnsupportedError if the engine has no such model or does not run there.
+    """
+    if name not in ("auto", *_MODULES):
+        raise InputError(f"unknown backend {name!r}: choose auto, {', '.join(_MODULES)}")
+    if file.folder is not None:
+        return _usable("onnx", file, spec)
+    if name in ("auto", "tvm"):
+        from edge.backends.tvm.layout import make_layout
+
+        try:
+            if system not in ("linux", "android"):
+                raise UnsupportedError(f"the tvm engine does not run on {system} yet: use --backend llamacpp")
+            make_layout(file, spec)
+            return cast(Backend, import_module(_MODULES["tvm"]))
+        except UnsupportedError:
+            if name == "tvm":
+                raise
+            name = "llamacpp"
+    backend = cast(Backend, import_module(_MODULES[name]))
+    backend.check_supported(file, spec)
+    return backend
+
+
 def _usable(name: str, file: GGUFFile, spec: ModelSpec) -> Backend:
     if file.folder is not None and name != "onnx":
         raise UnsupportedError(

@@ -12,6 +12,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+_LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")  # of cgroups, versions 2 and 1
+
 
 @dataclass(frozen=True)
 class MemoryUse:
@@ -56,7 +58,7 @@ def memory_limit(root: Path = Path("/")) -> MemoryLimit:
     """What the system grants: the tightest of its free memory (plus what we hold) and our cgroups' limits."""
     rss = memory_use(root).rss
     limits = [MemoryLimit(_available(root) + rss, "free memory")]
-    for path in _cgroup_limit_files(root):
+    for path in (folder / name for folder in cgroup_folders(root) for name in _LIMIT_FILES):
         try:
             limits.append(MemoryLimit(int(path.read_text()), "cgroup"))
         except (OSError, ValueError):
@@ -90,33 +92,42 @@ def total_memory() -> int:
     return int(psutil.virtual_memory().total)
 
 
-def _available(root: Path) -> int:
+def free_memory(root: Path = Path("/")) -> int | None:
+    """Bytes that the system could hand out without swapping (MemAvailable), None where it does not say."""
     try:
         return _kib_fields((root / "proc/meminfo").read_text())["MemAvailable"]
     except (OSError, KeyError):
+        return None
+
+
+def _available(root: Path) -> int:
+    free = free_memory(root)
+    if free is None:
         import psutil
 
         return int(psutil.virtual_memory().available)
+    return free
 
 
-def _cgroup_limit_files(root: Path) -> list[Path]:
-    """The limit files of every cgroup above this process: a parent's limit binds its children."""
+def cgroup_folders(root: Path = Path("/")) -> list[Path]:
+    """Of every cgroup above this process that may limit its memory: a parent's limit binds its children."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         return []
-    files = []
+    folders: list[Path] = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            base, name = root / "sys/fs/cgroup", "memory.max"
+            base = root / "sys/fs/cgroup"
+            base = base / "unified" if (base / "unified").is_dir() else base  # where version 1 is mounted, too
         elif "memory" in controllers.split(","):
-            base, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+            base = root / "sys/fs/cgroup/memory"
         else:
             continue
         group = base / path.lstrip("/")
-        files += [folder / name for folder in (group, *group.parents) if folder == base or base in folder.parents]
-    return files
+        folders += [folder for folder in (group, *group.parents) if folder == base or base in folder.parents]
+    return folders
 
 
 def _kib_fields(text: str) -> dict[str, int]:

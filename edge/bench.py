@@ -53,6 +53,7 @@ class BenchRow:
     sd: float
     joules: float | None = None  # per token
     energy_kind: str | None = None  # "counter", "integrated" or "estimate"
+    energy_source: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """With llama-bench's column names."""
@@ -110,6 +111,7 @@ def run_bench(
             speeds.append(_measure(session, test, tokens[test.depth :]))
             joules += meter.read().joules - before if meter else 0.0
             session.engine.kv.truncate(test.depth)
+        reading = meter.read() if meter else None
         yield BenchRow(
             model=session.spec.label,
             size=session.spec.weight_bytes,
@@ -120,7 +122,8 @@ def run_bench(
             speed=statistics.fmean(speeds),
             sd=statistics.stdev(speeds) if len(speeds) > 1 else 0.0,
             joules=joules / (repetitions * (test.prompt + test.generate)) if meter else None,
-            energy_kind=meter.read().kind if meter else None,
+            energy_kind=reading.kind if reading else None,
+            energy_source=reading.source if reading else None,
         )
 
 

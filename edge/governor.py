@@ -1,10 +1,13 @@
-"""One decision per step, from readings alone: go on, pause, or stop because a budget is spent.
+"""One decision per step, from readings alone: go on, pause, give memory back, or stop because a budget is spent.
 
 Nothing here reads a clock or a sensor, so that recorded and simulated devices decide as real ones do; edge/meters.py
 takes the samples and does the waiting.
 
 Power is held by a leaky bucket: what was spent above the allowance is waited for. Temperature is held by the share of
 time in which the device works, a PI controller on the distance to the limit: heat lags behind work by a minute.
+
+Memory is given back when less may be had than the run was counted to need, as much as is lacking; and by halves of what
+can be spared while something on the device waits for memory. Only what is about to be killed stops.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Stop = Literal["time", "memory", "energy", "power", "thermal"]
+Cause = Literal["limit", "free memory", "pressure"]
 
 _CREDIT_S = 0.5  # seconds of allowed power that may be saved up and spent at once
 _SHORTEST_PAUSE_S = 1e-3  # less is saved up
@@ -22,6 +26,10 @@ _MARGIN = 1.5  # °C below the limit: sensors show whole degrees
 _GAIN, _INTEGRAL = 0.1, 0.004  # share of time per °C, and per °C and second
 _THERMAL_S = 0.2  # between two corrections
 _LEAST_DUTY = 0.02
+_SLACK = 6 << 20  # bytes that stay between what is needed and what may be had, as in plans
+_STALLED = 10.0  # per cent of the time: then half of what can be spared is given back …
+_SETTLE_S = 10.0  # … and again no sooner than a step can be seen in an average over 10 s
+_SHORT_READINGS = 2  # in a row with too little free memory: others come and go
 _FORGET = 0.9  # of the costliest token, at every step: one that was disturbed is not expected for ever
 
 
@@ -38,6 +46,20 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes. needed: what this process takes at most, as counted; spare: of these, what it can give back. private: what
+    it has and the system cannot reclaim (None: not told). limit: of its cgroups. available: what the system has for it,
+    all that it holds included. stalled: see edge.devices.pressure."""
+
+    needed: int
+    spare: int
+    private: int | None = None
+    limit: int | None = None
+    available: int | None = None
+    stalled: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """Readings between two steps. joules: since the run began. None: not read this time, or not to be read any more."""
 
@@ -45,13 +67,15 @@ class Sample:
     joules: float | None = None
     peak: int | None = None
     celsius: float | None = None
+    memory: Memory | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class State:
     """What earlier samples left. token: joules of the costliest one, of late. debt: joules above the power limit.
     idle: watts while pausing. duty: share of time that may be worked. rest: seconds that are to be waited for it.
-    paused: seconds of pauses in a row."""
+    paused: seconds of pauses in a row. short: readings in a row with too little free memory. gave_at: when memory was
+    last given back because of pressure."""
 
     last: Sample
     token: float = 0.0
@@ -62,14 +86,19 @@ class State:
     error: float | None = None
     corrected_at: float = 0.0
     paused: float = 0.0
+    short: int = 0
+    gave_at: float = -_SETTLE_S
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """stop: why, None to go on. pause: seconds to wait before the next sample, 0 to go on at once."""
+    """stop: why, None to go on. pause: seconds to wait before the next sample, 0 to go on at once. give: bytes to give
+    back first, because of `cause`."""
 
     stop: Stop | None = None
     pause: float = 0.0
+    give: int = 0
+    cause: Cause | None = None
 
 
 _GO_ON = Decision()
@@ -86,6 +115,8 @@ def decide(limits: Limits, state: State, now: Sample, tokens: int) -> tuple[Deci
     debt = 0.0
     if limits.power is not None:
         debt = max(-limits.power * _CREDIT_S, state.debt + spent - limits.power * elapsed)
+    short = _short(state, now.memory)
+    give, cause = _give(state, now, short)
     state = State(
         last=_newest(last, now),
         token=max(spent / tokens, state.token * _FORGET) if tokens and now.joules is not None else state.token,
@@ -96,11 +127,14 @@ def decide(limits: Limits, state: State, now: Sample, tokens: int) -> tuple[Deci
         error=error,
         corrected_at=corrected_at,
         paused=0.0 if tokens else state.paused + elapsed,
+        short=short,
+        gave_at=now.time if cause == "pressure" else state.gave_at,
     )
     pause = max(_pause_for_power(limits, state), rest)
     if stop := _stop(limits, state, now, pause):
         return Decision(stop), state
-    return _GO_ON if pause <= _SHORTEST_PAUSE_S else Decision(pause=min(pause, _LONGEST_PAUSE_S)), state
+    pause = 0.0 if pause <= _SHORTEST_PAUSE_S else min(pause, _LONGEST_PAUSE_S)
+    return Decision(pause=pause, give=give, cause=cause) if pause or give else _GO_ON, state
 
 
 def _newest(last: Sample, now: Sample) -> Sample:
@@ -111,6 +145,28 @@ def _newest(last: Sample, now: Sample) -> Sample:
         last.peak if now.peak is None else now.peak,
         last.celsius if now.celsius is None else now.celsius,
     )
+
+
+def _short(state: State, memory: Memory | None) -> int:
+    if memory is None:
+        return state.short
+    lacks = memory.available is not None and memory.needed > memory.available
+    return state.short + 1 if lacks else 0
+
+
+def _give(state: State, now: Sample, short: int) -> tuple[int, Cause | None]:
+    """Bytes to give back, and why. A limit that fell is one at once; free memory goes up and down by itself."""
+    memory = now.memory
+    if memory is None or not memory.spare:
+        return 0, None
+    lacking = 0 if memory.limit is None else memory.needed - memory.limit
+    if lacking > 0:
+        return min(memory.spare, lacking + _SLACK), "limit"
+    if short >= _SHORT_READINGS and memory.available is not None:
+        return min(memory.spare, memory.needed - memory.available + _SLACK), "free memory"
+    if (memory.stalled or 0.0) >= _STALLED and now.time - state.gave_at >= _SETTLE_S:
+        return -(-memory.spare // 2), "pressure"
+    return 0, None
 
 
 def _pause_for_power(limits: Limits, state: State) -> float:
@@ -130,10 +186,22 @@ def _duty(limits: Limits, state: State, now: Sample) -> tuple[float, float | Non
     return min(1.0, max(_LEAST_DUTY, state.duty + change)), error, now.time
 
 
+def _about_to_be_killed(memory: Memory, short: int) -> bool:
+    """Nothing is left to give, and what cannot be reclaimed is as much as may be had. (Weights that are mapped can be:
+    that is slow, and no reason to stop.)"""
+    if memory.spare or memory.private is None:
+        return False
+    available = memory.available if short >= _SHORT_READINGS else None
+    bounds = [bound for bound in (memory.limit, available) if bound is not None]
+    return bool(bounds) and memory.private + _SLACK > min(bounds)
+
+
 def _stop(limits: Limits, state: State, now: Sample, pause: float) -> Stop | None:
     if limits.deadline is not None and now.time + pause >= limits.deadline:
         return "time"
     if limits.memory is not None and now.peak is not None and now.peak > limits.memory:
+        return "memory"
+    if now.memory is not None and _about_to_be_killed(now.memory, state.short):
         return "memory"
     joules = state.last.joules
     if limits.energy is not None and joules is not None and joules + state.token > limits.energy:

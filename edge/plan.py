@@ -25,7 +25,7 @@ from edge.spec import ModelSpec
 from edge.types import GRANULARITIES
 
 _CHUNKS = (512, 256, 128, 64, 32, 16)  # prefill steps, best first; llama.cpp gains nothing beyond 512
-_SMALLEST_ROWS = 256  # below this a chat model cannot follow its own template
+SMALLEST_ROWS = 256  # below this a chat model cannot follow its own template
 _ROWS_WORTH_REPACKING = 1024  # fewer rows than this are not traded for faster weights
 _STREAMED_CHUNK = 128  # where weights are streamed; the scratch of longer chunks costs more than they save
 _EVICTED_SHARE = 8  # when the cache is full, 1/8 of it is freed at once: evictions cost, and are rare this way
@@ -100,21 +100,26 @@ class Plan:
 
 
 def make_plan(
-    spec: ModelSpec, backend: Backend, request: PlanRequest | None = None, budget: Budget | None = None
+    spec: ModelSpec,
+    backend: Backend,
+    request: PlanRequest | None = None,
+    budget: Budget | None = None,
+    elsewhere: MemoryLimit | None = None,
 ) -> Plan:
-    """Choose how to run `spec` within `budget`, or within what the system grants.
+    """Choose how to run `spec` within `budget`, or within what the system grants. elsewhere: the memory of another
+    device, if the plan is for that one: then nothing counts that was tuned on this.
 
     Raises BudgetError, naming the smallest budget that would do; InputError for impossible requests;
     UnsupportedError for what the engine lacks.
     """
     request, budget = request or PlanRequest(), budget or Budget()
     if request.kv_policy == AUTO:
-        return _automatic(spec, backend, request, budget)
+        return _automatic(spec, backend, request, budget, elsewhere)
     _check(spec, backend, request)
     request = _rows_for_bytes(spec, backend, request)
-    limit = MemoryLimit(budget.memory, "budget") if budget.memory else memory_limit()
+    limit = MemoryLimit(budget.memory, "budget") if budget.memory else elsewhere or memory_limit()
     kv_dtype = request.kv_dtype or backend.CAPABILITIES.kv_dtypes[0]
-    tuned = backend.tuned(spec, kv_dtype)  # before the count: it imports a little
+    tuned = None if elsewhere else backend.tuned(spec, kv_dtype)  # before the count: it imports a little
     release_free_memory()  # what building the tokenizer left behind would otherwise be counted twice
     use = memory_use()
     first = None
@@ -123,7 +128,7 @@ def make_plan(
         if max(counted.total + counted.reserve, use.peak) <= limit.bytes:
             if config.resident:
                 spare = limit.bytes - counted.total - counted.reserve
-                config = replace(config, resident=config.resident + spare)
+                config = replace(config, resident=config.resident + (spare >> 20 << 20))
                 counted = _count(spec, backend, request, config, use.rss)
             return Plan(
                 backend=backend.NAME,
@@ -142,18 +147,21 @@ def make_plan(
     raise _too_small(spec, backend, request, tuned, limit, first)
 
 
-def _automatic(spec: ModelSpec, backend: Backend, request: PlanRequest, budget: Budget) -> Plan:
+def _automatic(
+    spec: ModelSpec, backend: Backend, request: PlanRequest, budget: Budget, elsewhere: MemoryLimit | None
+) -> Plan:
     """Rows in f16 as long as all fit beside the weights. Else, where the engine can, twice as many in int8, chosen by
     H2O: of what was measured at equal bytes (edge eval kv), this loses least."""
     plain = replace(request, kv_policy="streaming")
     if request.expected_tokens is not None:
         with suppress(BudgetError):
-            plan = make_plan(spec, backend, plain, budget)
+            plan = make_plan(spec, backend, plain, budget, elsewhere)
             if plan.config.capacity >= request.expected_tokens and not plan.config.resident:
                 return plan
     if backend.CAPABILITIES.granularity != "head":
-        return make_plan(spec, backend, plain, budget)
-    return make_plan(spec, backend, replace(request, kv_policy="h2o", kv_dtype=request.kv_dtype or "int8"), budget)
+        return make_plan(spec, backend, plain, budget, elsewhere)
+    thrifty = replace(request, kv_policy="h2o", kv_dtype=request.kv_dtype or "int8")
+    return make_plan(spec, backend, thrifty, budget, elsewhere)
 
 
 def _rows_for_bytes(spec: ModelSpec, backend: Backend, request: PlanRequest) -> PlanRequest:
@@ -236,7 +244,7 @@ def _candidates(spec: ModelSpec, backend: Backend, request: PlanRequest, tuned: 
     # cache that leaves half of it free does so every few thousand tokens.
     most = max(1, spec.context // 2) if per_head and not _fits(spec, request) else spec.context
     wanted = request.max_kv_size or min(most, _round_up(request.expected_tokens or spec.context))
-    smallest = min(spec.context, max(_SMALLEST_ROWS, _least_rows(request), 2 * (request.prefill_step_size or 0)))
+    smallest = min(spec.context, max(SMALLEST_ROWS, _least_rows(request), 2 * (request.prefill_step_size or 0)))
     wanted = request.max_kv_size or max(wanted, smallest)
     least = wanted if request.max_kv_size or request.kv_policy == "full" else min(wanted, smallest)
     base = _config(backend, request, wanted)
@@ -276,7 +284,7 @@ def _sizes(base: EngineConfig, request: PlanRequest, least: int, longest: int) -
             yield replace(base, capacity=rows, chunk=chunk, logits_rows=min(base.logits_rows, chunk))
         if rows <= least:
             return
-        rows = max(least, min(rows - _SMALLEST_ROWS, int(rows * 0.9) // _SMALLEST_ROWS * _SMALLEST_ROWS))
+        rows = max(least, min(rows - SMALLEST_ROWS, int(rows * 0.9) // SMALLEST_ROWS * SMALLEST_ROWS))
 
 
 def _chunks(rows: int, request: PlanRequest, longest: int) -> list[int]:
@@ -329,7 +337,7 @@ def _evict_step(rows: int) -> int:
 
 
 def _round_up(rows: int) -> int:
-    return -(-rows // _SMALLEST_ROWS) * _SMALLEST_ROWS
+    return -(-rows // SMALLEST_ROWS) * SMALLEST_ROWS
 
 
 def _least_rows(request: PlanRequest) -> int:

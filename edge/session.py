@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
 
+from edge.account import Run, memory_of
 from edge.backends import find_backend
 from edge.backends.base import Backend, Engine
 from edge.budget import Budget, format_bytes
@@ -25,8 +27,10 @@ from edge.kv.prompt_cache import DEFAULT_SIZE, PromptCache
 from edge.meters import EnergyMeter, Watch
 from edge.opened import Model, open_model
 from edge.plan import Plan, PlanRequest, make_plan
-from edge.report.run import Energy, Heat, KVUse, Memory, RunReport, StopReason, Timings, Tokens
+from edge.report.run import Heat, KVUse, RunReport, StopReason
 from edge.sampling import SamplingParams, make_sampler
+from edge.spare import Spare
+from edge.steps import Steps
 from edge.stops import StopStrings
 from edge.types import FloatArray, IntArray
 from edge.versions import own_versions
@@ -80,22 +84,18 @@ def load(
     return Session(opened, engine_module, plan, budget, on_load, prompt_cache, meter)
 
 
-@dataclass
-class _Run:
-    """The account of one generation while it lasts."""
+_P = ParamSpec("_P")
+_Stream = Generator[str, None, None]
 
-    prompt: int
-    started: float
-    watch: Watch
-    reused: int = 0
-    generated: int = 0
-    prefill_joules: float | None = None
-    restored_at: float | None = None
-    first_token_at: float | None = None
-    last_token_at: float | None = None
-    prefilled_at: float | None = None
-    text: list[str] | None = field(default_factory=list)
-    stop_reason: StopReason = "interrupted"  # what it is if nothing else ends it
+
+def _stepwise(stream: Callable[Concatenate[Session, _P], _Stream]) -> Callable[Concatenate[Session, _P], _Stream]:
+    """Others may ask for something between any two pieces."""
+
+    @wraps(stream)
+    def in_steps(self: Session, /, *args: _P.args, **options: _P.kwargs) -> _Stream:
+        return self._steps.through(stream(self, *args, **options))
+
+    return in_steps
 
 
 class Session:
@@ -126,6 +126,9 @@ class Session:
         started = time.perf_counter()
         self.engine: Engine = backend.load(model.file, model.spec, plan.config, on_load)
         self._load_s = time.perf_counter() - started
+        self._spare = Spare(plan, self.engine.kv, prompt_cache, self.shrink if self._policy.evicts else None)
+        self._steps = Steps(lambda level: self._spare.give(round(level * self._spare.spare), "trim"))
+        self.terminated = False
         peak = memory_use().peak
         if budget.memory is not None and peak > budget.memory:
             self.close()
@@ -154,6 +157,7 @@ class Session:
         """The whole answer to a prompt; `report` then says what it cost. Options are those of `stream`."""
         return "".join(self.stream(prompt, **options))
 
+    @_stepwise
     def stream(
         self,
         prompt: str | Iterable[str] | IntArray,
@@ -204,8 +208,16 @@ class Session:
             power=budget.power,
             celsius=budget.max_temp,
         )
-        watch = Watch(limits, self._meter, self._zone.path if self._zone else None)
-        run = _Run(prompt=tokens.size, started=started, watch=watch, text=[] if keep_text else None)
+        watch = Watch(
+            limits,
+            self._meter,
+            self._zone.path if self._zone else None,
+            spender=self._spare,
+            root=sensors_root(),
+            ended=lambda: self.terminated,
+        )
+        run = Run(prompt=tokens.size, started=started, watch=watch, text=[] if keep_text else None)
+        self._spare.run = run
         try:
             if not follow_up:
                 run.reused = self._reuse(tokens)
@@ -219,7 +231,28 @@ class Session:
                     yield text
         finally:
             self._remember()
+            self._spare.run = None
             self.report = self._report(run, sampling)
+
+    def trim(self, level: float) -> None:
+        """Memory is short: give back what can be spared, and keep it so.
+
+        level: from 0, which costs nothing, to 1: all that can be spared. That is the memory of the prompt cache first,
+        then KV rows, down to 256 or to those in use if the policy never evicts. Any thread and any signal handler may
+        call this; while an answer is generated, it happens before the next token. On Android, `onTrimMemory` has
+        TRIM_MEMORY_RUNNING_MODERATE (5) and UI_HIDDEN (20) for 0, RUNNING_LOW (10) and BACKGROUND (40) for 0.5,
+        RUNNING_CRITICAL (15), MODERATE (60) and COMPLETE (80) for 1; on iOS, a memory warning is 1.
+
+        Raises InputError for other levels.
+        """
+        if not 0 <= level <= 1:
+            raise InputError(f"the level of trim must be from 0 to 1, not {level}")
+        self._steps.ask(level)
+
+    def terminate(self) -> None:
+        """End the answer before its next token, as a budget would, and all later ones at once; from any thread or
+        signal handler. The stop reason is `terminated`."""
+        self.terminated = True
 
     def _reuse(self, tokens: IntArray) -> int:
         """Take a prompt's first rows from the prompt cache; returns how many.
@@ -254,7 +287,7 @@ class Session:
             return True
         if not self._policy.evicts or count > kv.capacity:
             return False
-        self.shrink(kv.capacity - max(count, self.plan.evict_step))
+        self.shrink(kv.capacity - max(count, min(self.plan.evict_step, max(1, kv.capacity // 8))))
         return True
 
     def shrink(self, budget: int) -> None:
@@ -297,42 +330,52 @@ class Session:
 
     def _chunk(self, count: int) -> int:
         """Tokens that are run at once when `count` are to come."""
-        chunk, kv = self.plan.config.chunk, self.engine.kv
+        chunk, kv = self._spare.chunk, self.engine.kv
         if count > kv.free and chunk > kv.capacity // 2:
             return max(1, kv.capacity // 8)  # the plan expected no eviction; one must leave most of the cache
         return chunk
 
-    def _prefill(self, tokens: IntArray, run: _Run, on_prefill: Progress | None) -> FloatArray | None:
+    def _prefill(self, tokens: IntArray, run: Run, on_prefill: Progress | None) -> FloatArray | None:
         """Run the prompt chunk by chunk; logits after its last token, or None if a budget ended it."""
-        chunk, logits, start, count = self._chunk(tokens.size), None, 0, 0
-        size, free = chunk, self.engine.kv.free
-        if self._policy.needs.queries > 0 and 0 < free < min(chunk, tokens.size):
-            size = free  # nobody knew that these tokens would come, so nothing may have been observed: what fits first
+        logits, start, count, free = None, 0, 0, self.engine.kv.free
+        first = size = self._chunk(tokens.size)
+        if self._policy.needs.queries > 0 and 0 < free < min(first, tokens.size):
+            first = free  # nobody knew that these tokens would come, so nothing may have been observed: what fits first
         while True:
-            reason: StopReason | None = run.watch.stop_reason(count)
+            reason = self._look_around(run, count)
             if reason is None and start == tokens.size:
                 break
-            if reason is None and not (size := run.watch.affordable(min(size, tokens.size - start))):
+            size = min(size, self._chunk(tokens.size - start))
+            wanted = min(size, tokens.size - start, size if start else first)
+            if reason is None and not (count := run.watch.affordable(wanted)):
                 reason = "energy"
+            if reason is None and not self.make_room(count):
+                reason = "memory"  # rows that it was planned to have were given back
             if reason:
                 run.stop_reason = reason
                 self._unfed = tokens[start:].tolist()  # a follow-up runs the rest first
                 return None
-            part = tokens[start : start + size]
-            start, count, size = start + size, size, chunk
-            self.make_room(part.size)
-            logits = self.forward(part, upcoming=min(chunk, max(1, tokens.size - start)))
+            part = tokens[start : start + count]
+            start += count
+            logits = self.forward(part, upcoming=min(size, max(1, tokens.size - start)))
             if on_prefill:
                 on_prefill(start, tokens.size)
         run.prefilled_at, self._prompts_end = time.perf_counter(), len(self._fed)
         run.prefill_joules = run.watch.joules()
         return logits
 
+    def _look_around(self, run: Run, tokens: int = 1) -> StopReason | None:
+        """Before each pass: wait, give memory back or stop, as budgets, the device and callers want it. tokens: run
+        since the last time."""
+        reason = run.watch.stop_reason(tokens)
+        self._steps.obey()
+        return "terminated" if self.terminated else reason
+
     def _decode(
         self,
         logits: FloatArray,
         sample: Callable[[FloatArray], int],
-        run: _Run,
+        run: Run,
         stops: StopStrings,
         max_tokens: int | None,
     ) -> Iterator[str]:
@@ -351,10 +394,10 @@ class Session:
             if text := stops.feed(decoder.decode(piece(token))):
                 yield text
             reason: StopReason | None = (
-                "stop" if stops.met else "length" if run.generated == max_tokens else run.watch.stop_reason()
+                "stop" if stops.met else "length" if run.generated == max_tokens else self._look_around(run)
             )
             if reason is None and not self.make_room(1):
-                reason = "capacity"
+                reason = "capacity" if self.engine.kv.capacity == self.plan.config.capacity else "memory"
             if reason:
                 run.stop_reason = reason
                 break
@@ -364,51 +407,22 @@ class Session:
         if rest := stops.rest():
             yield rest
 
-    def _report(self, run: _Run, sampling: SamplingParams) -> RunReport:
-        use, kv, counted = memory_use(), self.engine.kv, self.plan.bytes
+    def _report(self, run: Run, sampling: SamplingParams) -> RunReport:
+        kv, actions = self.engine.kv, tuple(self._spare.actions)
+        self._spare.actions.clear()
         return RunReport(
             text=None if run.text is None else "".join(run.text),
-            tokens=Tokens(run.prompt, run.generated, run.reused),
-            timings=Timings(
-                load_s=self._load_s,
-                ttft_s=_span(run.started, run.first_token_at),
-                prefill_tok_s=_rate(run.prompt - run.reused, run.restored_at, run.prefilled_at),
-                decode_tok_s=_rate(run.generated - 1, run.first_token_at, run.last_token_at),
-                paused_s=run.watch.paused,
-            ),
+            tokens=run.tokens,
+            timings=run.timings(self._load_s),
             stop_reason=run.stop_reason,
-            memory=Memory(
-                peak_rss=use.peak,
-                budget=self.budget.memory,
-                weights=counted.weights,
-                kv=kv.nbytes,
-                scratch=counted.scratch,
-                interpreter=counted.interpreter,
-                anonymous=use.anonymous,
-                file=use.file,
-                streamed=counted.streamed,
-            ),
+            memory=memory_of(self.plan, kv.nbytes, self.budget.memory),
             kv=KVUse(self._policy.name, kv.capacity, kv.length, self.plan.config.kv_dtype, self._evicted),
             plan=self.plan.to_dict(),
             versions={**own_versions(), **self._backend.versions()},
-            energy=self._energy(run),
+            energy=run.energy(),
             heat=None if self._zone is None else Heat(self._zone.name, run.watch.hottest, self.budget.max_temp),
+            actions=actions,
             seed=sampling.seed,
-        )
-
-    def _energy(self, run: _Run) -> Energy:
-        joules, reading = run.watch.joules(), run.watch.reading
-        decode = None if run.prefill_joules is None else joules - run.prefill_joules
-        return Energy(
-            joules=joules,
-            budget=run.watch.budget,
-            prefill=run.prefill_joules,
-            decode=decode,
-            per_token=None if decode is None or not run.generated else decode / run.generated,
-            source=reading.source,
-            kind=reading.kind,
-            scope=reading.scope,
-            samples=reading.samples - run.watch.first.samples,
         )
 
 
@@ -418,12 +432,3 @@ def _find_zone(budget: Budget) -> Zone | None:
     if budget.max_temp is not None and not found:
         raise UnsupportedError("--max-temp cannot be kept: this device shows no temperature in /sys/class/thermal")
     return found[0] if found else None
-
-
-def _span(start: float | None, end: float | None) -> float | None:
-    return None if start is None or end is None else end - start
-
-
-def _rate(count: int, start: float | None, end: float | None) -> float | None:
-    seconds = _span(start, end)
-    return count / seconds if seconds and count > 0 else None

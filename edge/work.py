@@ -11,18 +11,24 @@ from edge.spec import ModelSpec
 @dataclass(frozen=True)
 class Work:
     """weight_bytes, kv_bytes: read from memory, each once. flops: additions and multiplications, as though nothing were
-    quantized."""
+    quantized; attention_flops: those of them that multiply queries with keys and weights with values."""
 
     weight_bytes: float
     kv_bytes: float
     flops: float
+    attention_flops: float = 0.0
 
     @property
     def bytes(self) -> float:
         return self.weight_bytes + self.kv_bytes
 
     def __add__(self, other: Work) -> Work:
-        return Work(self.weight_bytes + other.weight_bytes, self.kv_bytes + other.kv_bytes, self.flops + other.flops)
+        return Work(
+            self.weight_bytes + other.weight_bytes,
+            self.kv_bytes + other.kv_bytes,
+            self.flops + other.flops,
+            self.attention_flops + other.attention_flops,
+        )
 
 
 def work_of(spec: ModelSpec, config: EngineConfig, footprint: Footprint, tokens: int, context: int) -> Work:
@@ -33,10 +39,12 @@ def work_of(spec: ModelSpec, config: EngineConfig, footprint: Footprint, tokens:
     head = spec.vocab * spec.hidden
     layers = max(0, spec.parameters - head * (1 if spec.tied_head else 2))
     rows = footprint.kv / config.capacity * _seen_share(spec, context + tokens)
+    attention = 4.0 * spec.heads * spec.head_dim * _pairs(spec, tokens, context)
     return Work(
         weight_bytes=footprint.weights - _looked_up(spec, config, footprint),
         kv_bytes=rows * (context + tokens),
-        flops=2.0 * layers * tokens + 2.0 * head + 4.0 * spec.heads * spec.head_dim * _pairs(spec, tokens, context),
+        flops=2.0 * layers * tokens + 2.0 * head + attention,
+        attention_flops=attention,
     )
 
 

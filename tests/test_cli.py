@@ -32,6 +32,7 @@ REPORT_KEYS = {
     "kv": {"policy", "capacity", "rows", "dtype", "evicted"},
     "energy": {"joules", "budget", "prefill", "decode", "per_token", "source", "kind", "scope", "samples"},
     "heat": None,
+    "actions": None,
     "plan": None,
     "versions": None,
     "seed": None,
@@ -212,6 +213,44 @@ def test_ctrl_c_ends_cleanly_with_the_report(json_flag: list[str]) -> None:
         assert json.loads(out)["stop_reason"] == "interrupted"
     else:
         assert "stopped: interrupted" in err
+
+
+@pytest.mark.parametrize("command", ["run", "chat"])
+def test_sigterm_ends_an_answer_as_a_budget_does(command: str, tmp_path: Path) -> None:
+    arguments = [command, MODEL, "-n", "-1", "--max-kv-size", "512", "--prompt-cache", str(tmp_path)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "edge", *arguments],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as child:  # fmt: skip
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write("Count from one to one thousand in Chinese, 一二三.\n/report\n".encode())
+        child.stdin.flush()
+        if command == "run":
+            child.stdin.close()
+        shown = child.stdout.read(20)
+        child.send_signal(signal.SIGTERM)
+        rest, err = child.stdout.read(), child.stderr.read() if child.stderr else b""
+        assert child.wait(timeout=60) == 143
+    assert b"Traceback" not in err
+    assert (shown + rest).decode()  # whole characters
+    assert (b"stopped: terminated" in err) == (command == "run")  # chat reports when asked
+    assert any(tmp_path.rglob("*")), "the prompt is in the cache"
+
+
+def test_sigterm_while_nothing_is_said_leaves(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "edge", "chat", MODEL, "-n", "5", "--json"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as child:  # fmt: skip
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write("Hello\n")
+        child.stdin.flush()
+        assert json.loads(child.stdout.readline())["stop_reason"] == "length"
+        child.send_signal(signal.SIGTERM)
+        _, err = child.communicate(timeout=60)
+    assert (child.returncode, err) == (143, "")
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:

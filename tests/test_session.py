@@ -445,6 +445,7 @@ REPORT_KEYS: dict[str, set[str] | None] = {
     "kv": {"policy", "capacity", "rows", "dtype", "evicted"},
     "energy": {"joules", "budget", "prefill", "decode", "per_token", "source", "kind", "scope", "samples"},
     "heat": None,
+    "actions": None,
     "plan": {
         "backend", "kv_policy", "sinks", "config", "evict_step", "bytes", "predicted_peak", "limit", "limit_source",
         "tuned",

@@ -196,7 +196,7 @@ def test_a_streamed_plan_fills_its_budget(memory: int) -> None:
     assert made.bytes.total + made.bytes.reserve <= memory
     assert made.config.capacity == 768
     if made.config.resident:
-        assert made.bytes.total + made.bytes.reserve == memory
+        assert made.bytes.total + made.bytes.reserve > memory - MIB
 
 
 @pytest.mark.usefixtures("planning_process")

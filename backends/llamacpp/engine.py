@@ -115,8 +115,8 @@ class LlamaCppEngine:
             try:
                 if progress:
                     progress(fraction)
-            except KeyboardInterrupt:
-                LOG.interrupted = True
+            except KeyboardInterrupt as interrupt:
+                LOG.interrupted = interrupt
             return not LOG.interrupted  # False makes llama.cpp stop loading
 
         lib, parameters = self._lib, self._lib.llama_model_default_params()
@@ -126,13 +126,12 @@ class LlamaCppEngine:
         parameters.load_mode = _LOAD_PRIVATE if self.config.repack else _LOAD_MAPPED
         callback = lib.llama_progress_callback(report)
         parameters.progress_callback = callback
-        LOG.lines.clear()
-        LOG.interrupted = False
+        LOG.clear()
         model = lib.llama_model_load_from_file(str(file.path).encode(), parameters)
         if LOG.interrupted:
             if model:
                 lib.llama_model_free(model)
-            raise KeyboardInterrupt
+            raise LOG.interrupted
         if not model:
             raise UnsupportedError(f"{file.path}: llama.cpp cannot load it ({LOG.reason()})")
         return model

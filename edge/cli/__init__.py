@@ -1,6 +1,6 @@
 """The `edge` command: one file per subcommand; errors become one line and an exit code here.
 
-Exit codes: 0 done, 2 bad input, 3 the budget cannot be met, 130 interrupted.
+Exit codes: 0 done, 2 bad input, 3 the budget cannot be met, 130 interrupted (Ctrl-C), 143 terminated (SIGTERM).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from edge.cli.plan import plan
 from edge.cli.profile import profile
 from edge.cli.quantize import quantize
 from edge.cli.run import run
+from edge.cli.signals import interrupted, terminate
 from edge.cli.tune import tune
 from edge.errors import EdgeError
 
@@ -65,13 +66,14 @@ def _options(
 
 def main() -> None:
     """Entry point of the `edge` command: every failure that a user can cause becomes one line and an exit code."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill ends like Ctrl-C: with the report
+    signal.signal(signal.SIGTERM, terminate)
     try:
-        sys.exit(app(standalone_mode=False))
+        status = app(standalone_mode=False)
+        sys.exit(interrupted() if status == 130 else status)  # which typer makes of an interrupt
     except EdgeError as error:
         _fail(str(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        sys.exit(130)
+        sys.exit(interrupted())
     except BrokenPipeError:
         # The reader has left (`edge run … | head`): that is its right. Python would complain again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -51,6 +51,7 @@ def bench(
     from edge.bench import make_tests, run_bench
     from edge.devices.power import find_meter
     from edge.errors import InputError
+    from edge.history import remember_bench
     from edge.opened import open_model
     from edge.plan import PlanRequest
     from edge.session import load
@@ -75,8 +76,10 @@ def bench(
         load(opened, backend=backend, memory=memory, request=request, meter=meter) as session,
     ):
         rows = []
-        for row in run_bench(session, tests, repetitions, on_step=shown.message, meter=meter if energy else None):
+        measured = run_bench(session, tests, repetitions, on_step=shown.message, meter=meter if energy else None)
+        for test, row in zip(tests, measured, strict=True):
             rows.append(row)
+            remember_bench(session.spec, session.plan, row, test.prompt, test.generate, test.depth)
             if output is Format.jsonl and not json:
                 shown.clear()
                 print(_dumps(row.to_dict()), flush=True)

@@ -17,6 +17,8 @@ from edge.errors import InputError
 if TYPE_CHECKING:
     from edge.cache import Kind
 
+_HISTORY = "history"  # of runs: one file, that no stamp vouches for
+
 cache = typer.Typer(help="Look into the cache folder, or empty it.")
 
 
@@ -24,15 +26,24 @@ cache = typer.Typer(help="Look into the cache folder, or empty it.")
 def list_entries(json: o.Json = False) -> None:
     """List what the cache folder holds, last used first."""
     from edge.cache import cache_folder, cache_limit, entries
+    from edge.history import history_size
 
     found, folder, limit = entries(), str(cache_folder()), cache_limit()
-    total = sum(entry.bytes for entry in found)
+    total, (runs, size) = sum(entry.bytes for entry in found), history_size()
     if json:
         rows = [
             {**asdict(entry), "path": str(entry.path), "last_used": _moment(entry.last_used).isoformat()}
             for entry in found
         ]
-        print_json({"folder": folder, "total": total, "limit": limit, "entries": rows})
+        print_json(
+            {
+                "folder": folder,
+                "total": total,
+                "limit": limit,
+                "entries": rows,
+                "history": {"runs": runs, "bytes": size},
+            }
+        )
         return
     if found:
         cells = [
@@ -41,17 +52,25 @@ def list_entries(json: o.Json = False) -> None:
         ]  # fmt: skip
         print(table(["kind", "about", "key", "last used", "size"], cells, left=4))
     print(f"{folder}: {format_bytes(total)} of at most {format_bytes(limit)}")
+    if runs:
+        print(
+            f"history of {runs} {'run' if runs == 1 else 'runs'}, from which others are predicted: {format_bytes(size)}"
+        )
 
 
 @cache.command()
 def clear(
-    kind: Annotated[str | None, o.flag("--kind", help="Only weights, or only kernels (default: all).")] = None,
+    kind: Annotated[str | None, o.flag("--kind", help="Only weights, kernels or history (default: all).")] = None,
     json: o.Json = False,
 ) -> None:
-    """Empty the cache folder: what is needed again is made again."""
+    """Empty the cache folder: what is needed again is made again. The history of runs is forgotten."""
     from edge.cache import clear as remove
+    from edge.history import clear_history
 
-    count, freed = remove(None if kind is None else _kind(kind))
+    count, freed = (0, 0) if kind == _HISTORY else remove(None if kind is None else _kind(kind))
+    if kind in (None, _HISTORY):
+        runs, size = clear_history()
+        count, freed = count + (runs > 0), freed + size
     if json:
         print_json({"removed": count, "bytes": freed})
     else:
@@ -83,7 +102,7 @@ def _kind(name: str) -> Kind:
     for kind in KINDS:
         if kind == name:
             return kind
-    raise InputError(f"unknown kind {name!r}: choose {', '.join(KINDS)}")
+    raise InputError(f"unknown kind {name!r}: choose {', '.join((*KINDS, _HISTORY))}")
 
 
 def _moment(seconds: float) -> datetime:

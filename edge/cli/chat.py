@@ -46,7 +46,9 @@ def chat(
     --time and --energy limit each answer. With --json, every answer is one RunReport on a line of its own.
     """
     from edge.cli.prompts import answer_limit
+    from edge.cli.signals import Terminated, stopped_by_sigterm
     from edge.errors import UnsupportedError
+    from edge.history import remember_run
     from edge.opened import open_model
     from edge.plan import PlanRequest
     from edge.sampling import SamplingParams
@@ -104,19 +106,26 @@ def chat(
                     on_prefill=shown.step("prefill"),
                 )
                 try:
-                    for piece in pieces:
-                        shown.clear()
-                        if not json:
-                            print(piece, end="", flush=True)
+                    with stopped_by_sigterm(session):
+                        for piece in pieces:
+                            shown.clear()
+                            if not json:
+                                print(piece, end="", flush=True)
+                except Terminated:
+                    raise
                 except KeyboardInterrupt:
                     note("\n(interrupted)")  # ends the answer, not the conversation
                 finally:
                     pieces.close()
                     shown.clear()
+                if session.report is not None:
+                    remember_run(session.spec, session.plan, session.report)
                 if json and session.report is not None:
                     print_json(session.report.to_dict())
                 elif not json:
                     print(flush=True)
+                if session.terminated:
+                    raise Terminated
 
 
 def _turns(prompting: bool) -> Iterator[str]:

@@ -1,8 +1,9 @@
-"""`edge plan`: what would fit, counted without loading weights."""
+"""`edge plan`: what would fit, how fast it would be and what it would spend, before anything is loaded."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import time as clock
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 from edge.budget import format_bytes
@@ -10,13 +11,26 @@ from edge.cli import options as o
 from edge.cli.show import print_json, table
 
 if TYPE_CHECKING:
-    from edge.plan import Plan
+    from edge.budget import Budget
+    from edge.devices.profile import Figure, Profile
+    from edge.opened import Model
+    from edge.plan import Plan, PlanRequest
+    from edge.predict import Guess, Prediction, Wanted
     from edge.streaming import Streaming
+
+_PROMPT = 512  # tokens of which prefill is predicted, unless --tokens says
+_CONTEXTS = (128, 1024, 4096)  # at which decoding is predicted, and at the full cache
 
 
 def plan(
     model: o.ModelArgument,
+    device: Annotated[
+        str, o.flag("--device", help="The device to plan for, by its name in edge devices list (default: this one).")
+    ] = "host",
     memory: o.Memory = None,
+    energy: o.Energy = None,
+    power: o.Power = None,
+    time: o.Time = None,
     kv_policy: o.KVPolicy = "streaming",
     max_kv_size: o.MaxKVSize = None,
     kv_memory: o.KVMemory = None,
@@ -27,19 +41,26 @@ def plan(
         int | None,
         o.flag("--tokens", min=1, help="Prompt and answer together, if you know (default: no end)."),
     ] = None,
+    prompt: Annotated[
+        int | None, o.flag("--prompt-tokens", min=1, help="Those of the prompt, to predict by (default: 512).")
+    ] = None,
+    at: Annotated[
+        list[int] | None, o.flag("--at", min=0, help="Rows in the cache to predict decoding at; may be repeated.")
+    ] = None,
     backend: o.Backend = "auto",
     threads: o.Threads = None,
     json: o.Json = False,
 ) -> None:
-    """Show how a model would run within a memory budget: the bytes, and the settings that were chosen."""
-    from edge.backends import find_backend
+    """Show how a model would run within a budget, here or on another device: bytes, settings, speed and joules."""
     from edge.budget import Budget
+    from edge.devices.profiles import HOST, find_profile
     from edge.opened import open_model
-    from edge.plan import PlanRequest, make_plan
+    from edge.plan import PlanRequest
+    from edge.predict import Wanted
     from edge.streaming import streaming_cost
 
+    budget, profile = Budget.parse(memory, time, energy, power), find_profile(device)
     opened = open_model(model)
-    engine = find_backend(backend, opened.file, opened.spec, kv_dtype)
     request = PlanRequest(
         kv_policy=kv_policy,
         sinks=sinks,
@@ -50,12 +71,79 @@ def plan(
         threads=threads,
         expected_tokens=tokens,
     )
-    made = make_plan(opened.spec, engine, request, Budget.parse(memory))
-    streaming = streaming_cost(made.bytes.streamed)
+    made = _make(opened, profile, backend, request, budget)
+    capacity = made.config.capacity
+    contexts = tuple(at or [*(each for each in _CONTEXTS if each < capacity), capacity])
+    wanted = Wanted(prompt or min(_PROMPT, tokens or _PROMPT), contexts, budget.energy, budget.power, budget.time)
+    streaming = streaming_cost(made.bytes.streamed, here=profile.name == HOST)
+    prediction = _predict(opened, made, profile, wanted, (streaming and streaming.cached_s) or 0.0)
     if json:
+        predicted = {"model": opened.spec.label, "path": str(opened.path), **made.to_dict()}
         streamed = streaming and asdict(streaming)
-        print_json({"model": opened.spec.label, "path": str(opened.path), **made.to_dict(), "streaming": streamed})
+        print_json(predicted | {"streaming": streamed, "prediction": asdict(prediction)})
         return
+    print(_bytes(made))
+    print(
+        f"\n{opened.spec.label} on {made.backend}, {made.config.threads} threads, KV policy {made.kv_policy}"
+        + (f" with {made.sinks} sinks" if made.sinks else "")
+        + f"\ntuned: {made.tuned}\n"
+    )
+    if streaming:
+        print(_slower(streaming, made.bytes.weights, opened.spec.weight_bytes) + "\n")
+    if rows := _rows(prediction, budget):
+        print(table([f"predicted for {prediction.device}", "", "by"], rows, left=3))
+    for line in (*prediction.basis, *prediction.unknown):
+        print(line)
+
+
+def _make(opened: Model, profile: Profile, backend: str, request: PlanRequest, budget: Budget) -> Plan:
+    from edge.backends import backend_elsewhere, find_backend
+    from edge.devices.memory import MemoryLimit
+    from edge.devices.profiles import HOST
+    from edge.errors import InputError
+    from edge.plan import make_plan
+
+    if profile.name == HOST:
+        return make_plan(
+            opened.spec, find_backend(backend, opened.file, opened.spec, request.kv_dtype), request, budget
+        )
+    engine = backend_elsewhere(backend, opened.file, opened.spec, profile.system)
+    if profile.memory is None and budget.memory is None:
+        raise InputError(f"how much memory {profile.name} has is unknown, or its models differ: say --memory")
+    most = min(profile.memory or budget.memory or 0, budget.memory or profile.memory or 0)
+    limit = MemoryLimit(most, "budget" if most == budget.memory else profile.name)
+    request = replace(request, threads=request.threads or profile.cores or 4)
+    return make_plan(opened.spec, engine, request, replace(budget, memory=None), elsewhere=limit)
+
+
+def _predict(opened: Model, made: Plan, profile: Profile, wanted: Wanted, streaming_s: float) -> Prediction:
+    """On this device by earlier runs and by the meter that runs would have; elsewhere by the profile alone."""
+    from edge.devices.power import find_meter
+    from edge.devices.profiles import HOST, host_power
+    from edge.history import Setting, earlier_runs
+    from edge.predict import predict
+
+    if profile.name != HOST:
+        return predict(opened.spec, made, profile, wanted, streaming_s=streaming_s)
+    runs = earlier_runs(Setting.of(opened.spec, made.backend, made.config))
+    if find_meter().read().kind != "estimate":  # joules that a sensor counts follow from earlier ones alone
+        profile = replace(profile, figures=_without_watts(profile))
+        return predict(opened.spec, made, profile, wanted, runs, streaming_s=streaming_s)
+    power = host_power()
+    # What opening the model took, a run will spend, too, before it starts.
+    wanted = replace(wanted, spent=clock.process_time() * power.core_watts)
+    return predict(opened.spec, made, profile, wanted, runs, power, streaming_s)
+
+
+def _without_watts(profile: Profile) -> dict[str, Figure]:
+    return {name: figure for name, figure in profile.figures.items() if name != "core_watts"}
+
+
+def _joules(joules: float) -> str:
+    return f"{joules * 1e3:.3g} mJ" if joules < 1 else f"{joules:.3g} J"
+
+
+def _bytes(made: Plan) -> str:
     count, config = made.bytes, made.config
     rows: list[tuple[str, str, int]] = [
         ("interpreter", "this process and the engine's libraries", count.interpreter),
@@ -65,14 +153,32 @@ def plan(
         ("predicted peak", "estimated", made.predicted_peak),
         ("limit", made.limit_source, made.limit),
     ]
-    print(table(["what", "how", "bytes", "size"], [[a, b, str(n), format_bytes(n)] for a, b, n in rows], left=2))
-    print(
-        f"\n{opened.spec.label} on {made.backend}, {config.threads} threads, KV policy {made.kv_policy}"
-        + (f" with {made.sinks} sinks" if made.sinks else "")
-        + f"\ntuned: {made.tuned}"
-    )
-    if streaming:
-        print(_slower(streaming, count.weights, opened.spec.weight_bytes))
+    return table(["what", "how", "bytes", "size"], [[a, b, str(n), format_bytes(n)] for a, b, n in rows], left=2)
+
+
+def _rows(prediction: Prediction, budget: Budget) -> list[list[str]]:
+    rows = []
+
+    def say(what: str, guess: Guess | None, text: str) -> None:
+        if guess is not None:
+            rows.append([what, text.format(guess.value), guess.source])
+
+    say(f"a prompt of {prediction.prompt} tokens", prediction.prefill_tok_s, "{:.4g} tok/s")
+    say("its first token", prediction.ttft_s, "after {:.3g} s")
+    for each in prediction.decode:
+        say(f"a token at {each.context} rows", each.tok_s, "{:.4g} tok/s")
+        if each.joules is not None:
+            say("", each.joules, f"{_joules(each.joules.value)} per token")
+    say("it draws", prediction.watts, "{:.3g} W")
+    if budget.power is not None:
+        slow = prediction.limited_tok_s is not None and not prediction.limited_tok_s.value
+        said = "cannot be: it draws more while it waits" if slow else "{:.4g} tok/s"
+        say(f"paced to {budget.power:g} W", prediction.limited_tok_s, said)
+    if budget.energy is not None:
+        say(f"{_joules(budget.energy)} buy", prediction.energy_tokens, "{:.0f} tokens behind that prompt")
+    if budget.time is not None:
+        say(f"in {budget.time:g} s", prediction.time_tokens, "{:.0f} tokens behind that prompt")
+    return rows
 
 
 def _slower(streaming: Streaming, resident: int, weights: int) -> str:

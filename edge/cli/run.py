@@ -51,7 +51,9 @@ def run(
     from edge.budget import parse_joules, parse_seconds
     from edge.cli.hint import suggest_tuning
     from edge.cli.prompts import answer_limit, read_prompt
+    from edge.cli.signals import Terminated, stopped_by_sigterm
     from edge.devices.power import find_meter
+    from edge.history import remember_run
     from edge.opened import open_model
     from edge.plan import PlanRequest
     from edge.sampling import SamplingParams
@@ -102,15 +104,17 @@ def run(
                     keep_text=json,
                     on_prefill=shown.step(f"prefill, {tokens.size} tokens"),
                 )
-                for piece in pieces:
-                    shown.clear()
-                    if not json:
-                        sys.stdout.write(piece)
-                        sys.stdout.flush()
+                with stopped_by_sigterm(session):
+                    for piece in pieces:
+                        shown.clear()
+                        if not json:
+                            sys.stdout.write(piece)
+                            sys.stdout.flush()
             finally:
                 pieces.close()  # an interrupted run reports, too
                 shown.clear()
                 if session.report is not None:
+                    remember_run(session.spec, session.plan, session.report)
                     if json:
                         print_json(session.report.to_dict())
                     else:
@@ -118,3 +122,5 @@ def run(
                         if not quiet:
                             note("\n".join(["", *report_lines(session.report)]))
                             suggest_tuning(model, session.spec, session.plan)
+            if session.terminated:
+                raise Terminated

@@ -12,7 +12,7 @@ from edge.budget import format_bytes, format_joules
 from edge.report.table import table as table
 
 if TYPE_CHECKING:
-    from edge.report.run import RunReport
+    from edge.report.run import Action, RunReport
 
 
 def print_json(value: Any) -> None:
@@ -80,7 +80,7 @@ def progress(enabled: bool) -> Iterator[Progress]:
 
 
 def report_lines(report: RunReport) -> list[str]:
-    """The report for a person: four lines."""
+    """The report for a person: four lines, and one for memory that was given back."""
     tokens, timings, memory, kv = report.tokens, report.timings, report.memory, report.kv
     budget = f" of {format_bytes(memory.budget)}" if memory.budget else ""
     reused = f", {tokens.reused} of them reused," if tokens.reused else ""
@@ -94,7 +94,18 @@ def report_lines(report: RunReport) -> list[str]:
         + (f" · {format_bytes(memory.streamed)} of weights streamed per token" if memory.streamed else ""),
         f"KV {kv.policy} {kv.dtype}: {kv.rows} of {kv.capacity} rows, {kv.evicted} evicted",
         _energy_line(report),
+        *([f"gave back {', '.join(map(_action, report.actions))} (counted)"] if report.actions else []),
     ]
+
+
+def _action(action: Action) -> str:
+    size = format_bytes(action.bytes)
+    what = {
+        "shrink": f"{size}: {action.left} KV rows",
+        "chunk": f"length of prompt pieces: {action.left} tokens",
+        "prompt cache": f"{size} of prompt cache",
+    }
+    return f"{what[action.action]} at token {action.token} ({action.reason})"
 
 
 def _energy_line(report: RunReport) -> str:

@@ -91,18 +91,29 @@ class PrefixTree:
         """Take a block. False if there is no room for it: all others are held, or have some behind them."""
         if self.has(block.parent, block.tokens):
             return True
-        while self.nbytes + block.nbytes > self.limit:
-            free = (each for each in self._blocks.values() if not self.references(each.name))
-            victim = next((each for each in free if each.name != block.parent), None)
-            if victim is None:
-                return False
-            self.drop(victim)
+        if not self._make_room(block.nbytes, block.parent):
+            return False
         for each in self._children[block.parent][:]:
             if each.agreement(block.tokens) == each.tokens.size and not self.references(each.name):
                 self.drop(each)
         self._blocks[block.name] = block
         self._children[block.parent].append(block)
         self.nbytes += block.nbytes
+        return True
+
+    def shrink(self, limit: int) -> None:
+        """Hold at most so many bytes from here on; what is held by somebody goes with the next block that comes."""
+        self.limit = limit
+        self._make_room(0)
+
+    def _make_room(self, nbytes: int, keep: str = "") -> bool:
+        """Drop blocks, but for `keep`, until so many bytes fit. False if they do not."""
+        while self.nbytes + nbytes > self.limit:
+            free = (each for each in self._blocks.values() if not self.references(each.name))
+            victim = next((each for each in free if each.name != keep), None)
+            if victim is None:
+                return False
+            self.drop(victim)
         return True
 
     def references(self, name: str) -> int:

@@ -26,6 +26,7 @@ from edge.kv.prefix_disk import BlockFiles
 from edge.types import IntArray
 
 DEFAULT_SIZE = "1GiB"
+_WAIT_S = 1.0  # for the lock, which is never free if a signal came in the middle of `store`
 
 _log = logging.getLogger("edge")
 
@@ -95,6 +96,13 @@ class PromptCache:
                     hold(parent)
         except (OSError, EdgeError) as error:
             _log.warning("the prompt cache could not be written: %s", error)
+
+    def shrink(self, memory: int) -> None:
+        """Hold at most so many bytes in memory from here on; files stay."""
+        if memory < self.memory and self._lock.acquire(timeout=_WAIT_S):
+            self._tree.shrink(memory)
+            self.memory = memory
+            self._lock.release()
 
     def _find(self, parent: str, tokens: IntArray) -> tuple[PrefixTree | BlockFiles, Block] | None:
         """The block that agrees with most tokens, and where it is."""

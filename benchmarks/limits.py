@@ -1,0 +1,255 @@
+"""Are budgets of memory kept, and refused only by BudgetError? Random runs, each in a process with hard limits.
+
+    python benchmarks/limits.py --runs 200 --seed 1
+
+Each run is `edge run` in a process of its own, which limits itself before it loads anything:
+
+- RLIMIT_DATA: what it has (VmData) and what the budget leaves beyond what it holds (budget − VmRSS), so that not one
+  private page more can be had than the budget has room for. Stacks of threads count whole, so they are 1 MiB each.
+- a cgroup with memory.max (version 2) or memory.limit_in_bytes (1) of the budget, where one can be made.
+
+An outcome is `ok` (exit 0, peak resident set as the kernel counts it within the budget), `refused` (exit 3, the one
+line of a BudgetError), or a failure: anything else. Every engine has met every model once before, without limits: its
+compiled and converted files are there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from edge.devices.memory import cgroup_folders
+from edge.report.table import table
+
+GOLDEN = Path(__file__).parent.parent / "tests" / "golden"
+MODELS = ("smollm2-135m", *(str(GOLDEN / f"{name}.gguf") for name in ("llama-gqa-untied", "qwen2")))
+DTYPES = {
+    "tvm": ("f16", "int8", "int4", "f32"),
+    "llamacpp": ("f16", "q8_0", "q4_0", "f32"),
+    "onnx": ("f16", "int8", "f32"),
+    "reference": ("f32",),
+}
+PLAIN, BY_KEYS = ("streaming", "window", "auto"), ("keydiff", "knorm")
+ATTENTIVE, UNEVEN = ("h2o", "tova", "snapkv", "scissorhands"), ("pyramidkv", "adakv", "fastgen")
+POLICIES = {
+    "tvm": PLAIN + BY_KEYS + ATTENTIVE + UNEVEN,
+    "llamacpp": PLAIN + ATTENTIVE,
+    "onnx": PLAIN + BY_KEYS + ATTENTIVE,
+    "reference": PLAIN,
+}
+MIB = 1 << 20
+_TIMEOUT_S = 900
+
+# In the child: edge's own modules are there before anything is limited, engines and models are not.
+_CHILD = """
+import os, resource, sys
+budget, group = int(sys.argv[1]), sys.argv[2]
+resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, resource.getrlimit(resource.RLIMIT_STACK)[1]))
+from edge.cli import main
+import edge.session
+with open("/proc/self/status") as file:
+    fields = dict(line.split(":", 1) for line in file)
+held, data = (int(fields[name].split()[0]) * 1024 for name in ("VmRSS", "VmData"))
+most = data + max(0, budget - held)
+resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+if group:
+    with open(group + "/cgroup.procs", "w") as file:
+        file.write(str(os.getpid()))
+sys.argv[:] = ["edge", *sys.argv[3:]]
+main()
+"""
+
+# Linux hands a process's peak down to what it starts: this stands between us and the run.
+_LAUNCHER = """
+import os, sys
+child = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ)
+_, status, usage = os.wait4(child, 0)
+print(os.waitstatus_to_exitcode(status), usage.ru_maxrss)
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run. budget: bytes. prompt: characters. rows: --max-kv-size, None for what is planned."""
+
+    model: str
+    engine: str
+    policy: str
+    kv_dtype: str
+    budget: int
+    prompt: int
+    tokens: int
+    rows: int | None
+    chunk: int | None
+
+    @property
+    def arguments(self) -> list[str]:
+        flags = {
+            "--backend": self.engine, "--kv-policy": self.policy, "--kv-dtype": self.kv_dtype, "-n": self.tokens,
+            "--memory": self.budget, "--max-kv-size": self.rows, "--prefill-step-size": self.chunk,
+        }  # fmt: skip
+        given = [str(each) for flag, value in flags.items() if value is not None for each in (flag, value)]
+        return ["run", self.model, "--raw", "--ignore-eos", *given]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """kind: ok, refused, or what went wrong. peak: bytes."""
+
+    case: Case
+    kind: str
+    peak: int
+    said: str
+
+
+def random_case(chance: random.Random, engines: list[str], models: tuple[str, ...]) -> Case:
+    """Combinations that an engine has; whether the memory suffices is left to chance."""
+    model, engine = chance.choice(models), chance.choice(engines)
+    policy, kv_dtype = chance.choice(POLICIES[engine]), chance.choice(DTYPES[engine])
+    if policy in ATTENTIVE + UNEVEN and engine == "llamacpp":
+        kv_dtype = chance.choice(("f16", "f32"))
+    if model not in MODELS[:1] and kv_dtype in ("int4", "q8_0", "q4_0"):
+        kv_dtype = DTYPES[engine][0]  # small heads do not divide into their blocks
+    small = model != MODELS[0]
+    slow = engine == "reference" and not small
+    rows = chance.choice((None, None, 64, 200, 300, 512)) if small else chance.choice((None, None, 256, 512, 1024))
+    return Case(
+        model=model,
+        engine=engine,
+        policy=policy,
+        kv_dtype=kv_dtype,
+        budget=chance.randrange((75 if small else 150) * MIB, (130 if small else 1000 if slow else 300) * MIB),
+        prompt=chance.choice((1, 30, 500, 2000, 400 if slow else 6000)),
+        tokens=chance.choice((1, 8, 40)),
+        rows=rows,
+        chunk=chance.choice((None, None, None, 1, 24)),
+    )
+
+
+def run(case: Case, group: Path | None) -> Outcome:
+    """In a process of its own, with limits."""
+    code = [sys.executable, "-c", _CHILD, str(case.budget), str(group or ""), *case.arguments]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _LAUNCHER, *code],
+            input=_text(case.prompt),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_S,
+            cwd="/",
+        )
+    except subprocess.TimeoutExpired:
+        return Outcome(case, "took too long", 0, "")
+    *_, account = done.stdout.splitlines() or [""]
+    status, peak = (int(each) for each in account.split()) if done.returncode == 0 else (done.returncode, 0)
+    return Outcome(case, _kind(case, status, peak * 1024, done.stderr), peak * 1024, done.stderr[-2000:])
+
+
+def _kind(case: Case, status: int, peak: int, said: str) -> str:
+    if status == 0:
+        return "ok" if peak <= case.budget else "beyond the budget"
+    if status == 3 and said.startswith("edge: needs ") and said.count("\n") == 1:
+        return "refused"
+    if "MemoryError" in said or "out of memory" in said:
+        return "MemoryError"
+    return "killed" if status < 0 else f"exit {status}"
+
+
+def _text(characters: int) -> str:
+    sentence = "In the beginning the river ran by the old mill, and nobody had counted the stones in it. "
+    return (sentence * (characters // len(sentence) + 1))[:characters]
+
+
+@contextmanager
+def cgroup() -> Iterator[Path | None]:
+    """A group below our own whose memory can be limited, None where none can be made."""
+    for folder in cgroup_folders():
+        if not ((folder / "memory.limit_in_bytes").exists() or (folder / "memory.max").exists()):
+            continue
+        group = folder / f"edge-limits-{os.getpid()}"
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            yield group if limit(group, 1 << 40) else None
+        finally:
+            group.rmdir()
+        return
+    yield None
+
+
+def limit(group: Path, nbytes: int) -> bool:
+    """Set the group's limit. False if it has none."""
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        try:
+            (group / name).write_text(str(nbytes))
+            return True
+        except OSError:
+            continue
+    return False
+
+
+def available(engine: str) -> bool:
+    package = {"tvm": "tvm", "llamacpp": "llama_cpp", "onnx": "onnxruntime"}.get(engine)
+    return package is None or find_spec(package) is not None
+
+
+def warm_up(cases: list[Case]) -> None:
+    """Compile and convert what the cases need, without limits."""
+    needed = {(case.model, case.engine, case.kv_dtype, case.policy in ATTENTIVE + UNEVEN): case for case in cases}
+    for case in needed.values():
+        if case.engine != "reference":
+            arguments = ["run", case.model, "--raw", "-p", "a", "-n", "1", "--backend", case.engine, "--max-kv-size"]
+            arguments += ["256", "--kv-dtype", case.kv_dtype, "--kv-policy", case.policy]
+            subprocess.run([sys.executable, "-m", "edge", *arguments], capture_output=True, check=False, cwd="/")
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    options.add_argument("--runs", type=int, default=200)
+    options.add_argument("--seed", type=int, default=1)
+    options.add_argument("--json", type=Path, help="write every case and its outcome here")
+    chosen = options.parse_args()
+    chance, engines = random.Random(chosen.seed), [engine for engine in DTYPES if available(engine)]
+    cases = [random_case(chance, engines, MODELS) for _ in range(chosen.runs)]
+    warm_up(cases)
+    outcomes: list[Outcome] = []
+    with cgroup() as group:
+        print(f"limits: RLIMIT_DATA{' and a cgroup' if group else ' (no cgroup can be made here)'}", flush=True)
+        for number, case in enumerate(cases):
+            if group:
+                limit(group, case.budget)
+            outcomes.append(run(case, group))
+            last = outcomes[-1]
+            if last.kind not in ("ok", "refused"):
+                print(number, last.kind, " ".join(case.arguments), last.said.strip()[-300:], sep=" | ", flush=True)
+    if chosen.json:
+        chosen.json.write_text(json.dumps([asdict(each) for each in outcomes], indent=1))
+    print(summary(outcomes))
+
+
+def summary(outcomes: list[Outcome]) -> str:
+    rows = []
+    for engine in dict.fromkeys(each.case.engine for each in outcomes):
+        own = [each for each in outcomes if each.case.engine == engine]
+        kinds = Counter(each.kind for each in own)
+        closest = max((each.peak / each.case.budget for each in own if each.kind == "ok"), default=0.0)
+        failed = len(own) - kinds["ok"] - kinds["refused"]
+        rows.append([engine, *map(str, (len(own), kinds["ok"], kinds["refused"], failed)), f"{closest:.1%}"])
+    return table(["engine", "runs", "ok", "refused", "failed", "highest peak / budget"], rows)
+
+
+if __name__ == "__main__":
+    main()

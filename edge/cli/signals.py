@@ -1,0 +1,47 @@
+"""SIGTERM: an answer ends before its next token, with its report, as a budget would end it; anything else, at once."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edge.session import Session
+
+
+class Terminated(KeyboardInterrupt):
+    """By SIGTERM; whatever knows how to be interrupted knows this, too."""
+
+
+_received: list[int] = []  # typer does not pass on what it was that interrupted
+
+
+def terminate(number: int, _frame: FrameType | None) -> None:
+    """Handler of SIGTERM."""
+    _received.append(number)
+    raise Terminated
+
+
+def interrupted() -> int:
+    """The exit code of a process that was: customary are 143 for SIGTERM, and 130 for Ctrl-C."""
+    return 143 if _received else 130
+
+
+@contextmanager
+def stopped_by_sigterm(session: Session) -> Iterator[None]:
+    """While it generates an answer, a first SIGTERM ends that, and a second one whatever it does. Leave then, if
+    `session.terminated`."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, terminate)
+        _received.append(number)
+        session.terminate()
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, terminate)

@@ -1,0 +1,227 @@
+"""How earlier runs went on this device: lines of JSON in the cache folder, from which later ones are predicted.
+
+What a run said or was asked is not among it. EDGE_HISTORY=0 keeps none, EDGE_HISTORY=DIR keeps it there. At most
+_MOST_BYTES are kept, the newest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge.backends.base import EngineConfig
+from edge.devices.host import processor
+from edge.errors import CacheError
+from edge.file_lock import file_lock
+from edge.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from edge.bench import BenchRow
+    from edge.plan import Plan
+    from edge.report.run import RunReport
+
+_MOST_BYTES = 1 << 18  # about 500 runs
+_MOST_LINE = 4096
+_OFF = ("0", "off", "no", "false")
+_RECENT = 20  # runs that predictions go by: of what a device did months ago, little may be true
+
+
+@dataclass(frozen=True)
+class Phase:
+    """tokens: that were run. context: rows in the cache, on average while they were. joules: None if not metered."""
+
+    tokens: int
+    seconds: float
+    context: float
+    joules: float | None = None
+
+    @property
+    def token_s(self) -> float:
+        return self.seconds / self.tokens
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the speed of a model depends on. model: its shape and block types; two of the same run alike.
+    variant: settings of the engine besides."""
+
+    cpu: str
+    model: str
+    backend: str
+    kv_dtype: str
+    threads: int
+    variant: str = ""
+
+    @classmethod
+    def of(cls, spec: ModelSpec, backend: str, config: EngineConfig) -> Setting:
+        variant = [name for name in ("repack", "observes", "per_head") if getattr(config, name)]
+        variant += [f"{name}={value}" for name in ("provider", "resident") if (value := getattr(config, name, 0))]
+        return cls(processor().name, model_key(spec), backend, config.kv_dtype, config.threads, " ".join(variant))
+
+
+@dataclass(frozen=True)
+class Run:
+    """at: seconds since 1970. peak: bytes, of the process. energy: kind and source of the joules."""
+
+    at: float
+    setting: Setting
+    label: str
+    policy: str
+    capacity: int
+    prefill: Phase | None
+    decode: Phase | None
+    energy_kind: str | None = None
+    energy_source: str | None = None
+    peak: int | None = None
+
+
+def model_key(spec: ModelSpec) -> str:
+    """The same for models of one shape and the same block types."""
+    shape = (spec.architecture, spec.layers, spec.hidden, spec.heads, spec.kv_heads, spec.head_dim, spec.ffn,
+             spec.vocab, spec.type_bytes)  # fmt: skip
+    return hashlib.sha256(repr(shape).encode()).hexdigest()[:16]
+
+
+def history_path() -> Path:
+    from edge.cache import cache_folder
+
+    chosen = os.environ.get("EDGE_HISTORY", "")
+    folder = cache_folder() / "history" if chosen.lower() in ("", "1", *_OFF) else Path(chosen)
+    return folder / "runs.jsonl"
+
+
+def remember_run(spec: ModelSpec, plan: Plan, report: RunReport) -> None:
+    """Keep what a report measured. Runs that were paused to hold a limit say nothing of the device."""
+    tokens, timings, kv, energy = report.tokens, report.timings, report.kv, report.energy
+    if timings.paused_s:
+        return
+    fed, steps = tokens.prompt - tokens.reused, tokens.generated - 1
+    before = max(0, kv.rows - tokens.generated - fed)  # rows of earlier turns, of a cache that has evicted nothing
+    prefill = _phase(fed, timings.prefill_tok_s, before + fed / 2, energy.prefill)
+    decode = _phase(steps, timings.decode_tok_s, max(0.0, kv.rows - steps / 2), energy.decode)
+    _remember(spec, plan, prefill, decode, energy.kind, energy.source, report.memory.peak_rss)
+
+
+def remember_bench(spec: ModelSpec, plan: Plan, row: BenchRow, prompt: int, generated: int, depth: int) -> None:
+    """Keep a row of `edge bench`: of one phase."""
+    tokens = prompt or generated
+    joules = None if row.joules is None else row.joules * tokens
+    phase = _phase(tokens, row.speed, depth + tokens / 2, joules)
+    kind, source = row.energy_kind, row.energy_source
+    _remember(spec, plan, phase if prompt else None, None if prompt else phase, kind, source, None)
+
+
+def _phase(tokens: int, speed: float | None, context: float, joules: float | None) -> Phase | None:
+    return None if tokens < 1 or not speed else Phase(tokens, tokens / speed, context, joules)
+
+
+def _remember(
+    spec: ModelSpec, plan: Plan, prefill: Phase | None, decode: Phase | None, kind: str | None, source: str | None,
+    peak: int | None,
+) -> None:  # fmt: skip
+    if prefill is None and decode is None:
+        return
+    setting = Setting.of(spec, plan.backend, plan.config)
+    label, policy, capacity = spec.label, plan.kv_policy, plan.config.capacity
+    append(Run(time.time(), setting, label, policy, capacity, prefill, decode, kind, source, peak))
+
+
+def append(run: Run) -> None:
+    """Add a line. Never fails: a folder that cannot be written keeps no history."""
+    if os.environ.get("EDGE_HISTORY", "").lower() in _OFF:
+        return
+    line = (json.dumps(asdict(run), ensure_ascii=False, separators=(",", ":")) + "\n").encode()
+    if len(line) > _MOST_LINE:
+        return
+    path = history_path()
+    with suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with file_lock(path.with_name(".runs.lock")):
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            try:
+                os.write(descriptor, line)
+                size = os.fstat(descriptor).st_size
+            finally:
+                os.close(descriptor)
+            if size > _MOST_BYTES:
+                _halve(path)
+
+
+def earlier_runs(setting: Setting) -> list[Run]:
+    """The newest of the same setting, newest first, at most _RECENT. Damaged lines are passed over."""
+    found = [run for run in map(_read, reversed(_lines())) if run is not None and run.setting == setting]
+    return found[:_RECENT]
+
+
+def history_size() -> tuple[int, int]:
+    """Runs that are kept, and their bytes."""
+    return sum(_read(line) is not None for line in _lines()), _bytes()
+
+
+def clear_history() -> tuple[int, int]:
+    """Forget all runs: (runs, bytes freed). Raises CacheError."""
+    size = history_size()
+    try:
+        history_path().unlink(missing_ok=True)
+    except OSError as error:
+        raise CacheError(f"{history_path()} cannot be removed ({error.strerror})") from None
+    return size
+
+
+def _bytes() -> int:
+    try:
+        return history_path().stat().st_size
+    except OSError:
+        return 0
+
+
+def _lines() -> list[bytes]:
+    try:
+        with open(history_path(), "rb") as file:
+            return file.read(2 * _MOST_BYTES).splitlines()
+    except OSError:
+        return []
+
+
+def _halve(path: Path) -> None:
+    """Keep the newer half. Called with the lock held."""
+    data = path.read_bytes()[-_MOST_BYTES // 2 :]
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".runs-")
+    with open(descriptor, "wb") as file:
+        file.write(data[data.find(b"\n") + 1 :])
+    os.replace(temporary, path)
+
+
+def _read(line: bytes) -> Run | None:
+    """None if the line is damaged, or from another version of edge."""
+    try:
+        fields: dict[str, Any] = json.loads(line)
+        run = Run(**fields | {
+            "setting": Setting(**fields["setting"]),
+            "prefill": _read_phase(fields["prefill"]),
+            "decode": _read_phase(fields["decode"]),
+        })  # fmt: skip
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return run
+
+
+def _read_phase(fields: Any) -> Phase | None:
+    """Raises TypeError, ValueError for what no run can have."""
+    if fields is None:
+        return None
+    phase = Phase(**fields)
+    numbers = [phase.tokens, phase.seconds, phase.context, *([] if phase.joules is None else [phase.joules])]
+    if not all(type(each) in (int, float) and math.isfinite(each) and each >= 0 for each in numbers):
+        raise ValueError(numbers)
+    if not phase.tokens or not phase.seconds:
+        raise ValueError(numbers)
+    return phase

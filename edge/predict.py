@@ -1,0 +1,346 @@
+"""How fast a plan will run on a device, and what it will spend, before anything runs.
+
+A pass takes as long as memory needs for its bytes or the cores for its arithmetic, whichever is longer, and a fixed
+time besides (the roofline model, Williams et al. 2009), with what our engines reach of a device's ceilings. On this
+device, earlier runs of the same setting go before that: their seconds per token against their context.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from edge.backends.base import Footprint
+from edge.devices.profile import Power, Profile
+from edge.devices.profiles import HOST
+from edge.efficiency import efficiency_of
+from edge.history import Phase, Run
+from edge.plan import Plan
+from edge.spec import ModelSpec
+from edge.work import Work, work_of
+
+_ENOUGH_TOKENS = 8  # fewer decoded ones are mostly noise
+_APART = 256  # rows by which contexts must differ to show what a row costs
+_LINES = 3  # pairs of runs so far apart from which a slope is taken
+_SLOPE_BOUNDS = (0.25, 4.0)  # of the roofline's: noise makes slopes that no memory could
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """prompt: tokens. contexts: rows at which decoding is predicted. energy: joules, power: watts, time: seconds that
+    may be spent; None: no limit. spent: joules that loading takes of the energy."""
+
+    prompt: int = 512
+    contexts: tuple[int, ...] = (128,)
+    energy: float | None = None
+    power: float | None = None
+    time: float | None = None
+    spent: float = 0.0
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A figure that was predicted, and what it was predicted from."""
+
+    value: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Decode:
+    """One token when `context` rows are in the cache. joules: per token."""
+
+    context: int
+    tok_s: Guess
+    joules: Guess | None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """None: nobody knows. `unknown` says what is missing. *_tokens: of an answer behind the prompt. limited_tok_s:
+    decoding under the limit of watts. basis: what the estimates go by."""
+
+    device: str
+    prompt: int
+    prefill_tok_s: Guess | None
+    ttft_s: Guess | None
+    prompt_joules: Guess | None
+    decode: tuple[Decode, ...]
+    watts: Guess | None
+    energy_tokens: Guess | None
+    time_tokens: Guess | None
+    limited_tok_s: Guess | None
+    basis: tuple[str, ...]
+    unknown: tuple[str, ...]
+
+
+_Cost = Callable[[float], Guess]
+"""Joules of a token at a context."""
+
+
+@dataclass(frozen=True)
+class _Line:
+    """Seconds of a token: at no context, and more for every row."""
+
+    start: float
+    slope: float
+    source: str
+
+    def at(self, context: float) -> float:
+        return self.start + self.slope * context
+
+
+def predict(
+    spec: ModelSpec, plan: Plan, device: Profile, wanted: Wanted, runs: Sequence[Run] = (), power: Power | None = None,
+    streaming_s: float = 0.0,
+) -> Prediction:  # fmt: skip
+    """runs: earlier ones of the same setting on this device, if it is this one. power: instead of the profile's.
+    streaming_s: what streamed weights add to a pass (`edge.streaming`)."""
+    roof = _Roof.of(spec, plan, device, streaming_s)
+    line, prefill = _decode_line(roof, runs), _prefill_seconds(roof, runs, wanted.prompt)
+    decode_watts, prompt_watts = (_watts(runs, phase) for phase in ("decode", "prefill"))
+    power = power or device.power
+    cost = None if line is None else _token_cost(roof, line, decode_watts, power)
+    capacity = plan.config.capacity
+
+    points = tuple(
+        Decode(context, Guess(1 / line.at(context), line.source), None if cost is None else cost(context))
+        for context in sorted({min(each, capacity) for each in wanted.contexts})
+        if line is not None
+    )
+    prompt_joules = _prompt_joules(roof, prefill, prompt_watts, power, wanted.prompt)
+    return Prediction(
+        device=device.name,
+        prompt=wanted.prompt,
+        prefill_tok_s=None if prefill is None else Guess(wanted.prompt / prefill.value, prefill.source),
+        ttft_s=prefill,
+        prompt_joules=prompt_joules,
+        decode=points,
+        watts=_draw(points),
+        energy_tokens=_bought(wanted, cost, prompt_joules, capacity),
+        time_tokens=_in_time(wanted, line, prefill, capacity),
+        limited_tok_s=_limited(wanted, points, power),
+        basis=tuple(_basis(device, plan.config.threads, [line, prefill])),
+        unknown=tuple(_unknown(device, line, prefill, cost)),
+    )
+
+
+@dataclass(frozen=True)
+class _Roof:
+    """What memory and cores of the device give this engine. bandwidth, flops: None if unknown."""
+
+    spec: ModelSpec
+    plan: Plan
+    device: Profile
+    bandwidth: float | None
+    flops: float | None
+    source: str
+    streaming_s: float
+
+    @classmethod
+    def of(cls, spec: ModelSpec, plan: Plan, device: Profile, streaming_s: float) -> _Roof:
+        threads = plan.config.threads
+        bandwidth = device.bandwidth(threads)
+        here = device.name == HOST
+        source = "estimated from measured ceilings" if here else f"estimated from the profile of {device.name}"
+        rate = None if bandwidth is None else bandwidth.bytes_per_s
+        return cls(spec, plan, device, rate, device.flops(threads), source, streaming_s)
+
+    def work(self, tokens: int, context: int) -> Work:
+        count = self.plan.bytes
+        weights = self.spec.weight_bytes if count.streamed else count.weights
+        footprint = Footprint(weights=weights, kv=count.kv, scratch=count.scratch, runtime=0)
+        return work_of(self.spec, self.plan.config, footprint, tokens, context)
+
+    def seconds(self, tokens: int, context: int, bandwidth: float, flops: float | None) -> float:
+        """Of one pass; without a rate of arithmetic, as though it took no time."""
+        reach, work = efficiency_of(self.plan.backend, self.device.isa), self.work(tokens, context)
+        reading = work.weight_bytes / (bandwidth * reach.weights) + work.kv_bytes / (bandwidth * reach.kv)
+        counting = 0.0
+        if flops is not None:
+            linear = work.flops - work.attention_flops
+            counting = linear / (flops * reach.matmul) + work.attention_flops / (flops * reach.attention)
+        return max(reading, counting) + reach.step_s + self.streaming_s
+
+    def prompt_seconds(self, prompt: int, start: int, bandwidth: float, flops: float) -> float:
+        """Chunk by chunk, behind `start` rows."""
+        chunk, capacity = self.plan.config.chunk, self.plan.config.capacity
+        total = 0.0
+        for done in range(0, prompt, chunk):
+            context = max(0, min(start + done, capacity - chunk))
+            total += self.seconds(min(chunk, prompt - done), context, bandwidth, flops)
+        return total
+
+    def slope(self, bandwidth: float) -> float:
+        """Seconds that a row of the cache adds to a token."""
+        capacity = max(2, self.plan.config.capacity)
+        ends = [self.seconds(1, context, bandwidth, None) for context in (0, capacity - 1)]
+        return (ends[1] - ends[0]) / (capacity - 1)
+
+
+def _decode_line(roof: _Roof, runs: Sequence[Run]) -> _Line | None:
+    phases = [run.decode for run in runs if run.decode and run.decode.tokens >= _ENOUGH_TOKENS]
+    if not phases:
+        if roof.bandwidth is None:
+            return None
+        slope = roof.slope(roof.bandwidth)
+        return _Line(roof.seconds(1, 0, roof.bandwidth, roof.flops), slope, roof.source)
+    # What a row costs follows from the weights' own speed, unless runs at distant contexts show it.
+    reach, work = efficiency_of(roof.plan.backend, roof.device.isa), roof.work(1, 0)
+    quickest = min(phases, key=lambda phase: phase.context)
+    bandwidth = roof.bandwidth or work.weight_bytes / (quickest.token_s * reach.weights)
+    slope = fit_slope(phases, roof.slope(bandwidth))
+    start = median(phase.token_s - slope * phase.context for phase in phases)
+    # A start below nothing would be noise; a token is never cheaper than half of the quickest that was seen.
+    return _Line(max(start, 0.5 * min(phase.token_s for phase in phases)), slope, measured_earlier(len(phases)))
+
+
+def fit_slope(phases: Sequence[Phase], expected: float) -> float:
+    """Seconds per token and row: the median over pairs of runs whose contexts lie apart (Theil and Sen), else what is
+    expected; never far from it."""
+    pairs = [(one, other) for one in phases for other in phases if other.context - one.context >= _APART]
+    if len(pairs) < _LINES:
+        return expected
+    found = median((other.token_s - one.token_s) / (other.context - one.context) for one, other in pairs)
+    low, high = _SLOPE_BOUNDS
+    return min(max(found, low * expected), high * expected)
+
+
+def _prefill_seconds(roof: _Roof, runs: Sequence[Run], prompt: int) -> Guess | None:
+    """The roofline's, times what earlier prompts took of it: those alike in length, if there are any."""
+    phases = [run.prefill for run in runs if run.prefill]
+    if roof.bandwidth is not None and roof.flops is not None and not phases:
+        return Guess(roof.prompt_seconds(prompt, 0, roof.bandwidth, roof.flops), roof.source)
+    if not phases:
+        return None
+    alike = [phase for phase in phases if 0.5 <= phase.tokens / prompt <= 2] or phases
+    # Where no ceiling was measured, those of some device give the shape; its height cancels out.
+    bandwidth, flops = roof.bandwidth or 20e9, roof.flops or 100e9
+
+    def ratio(phase: Phase) -> float:
+        start = max(0, round(phase.context - phase.tokens / 2))
+        return phase.seconds / roof.prompt_seconds(phase.tokens, start, bandwidth, flops)
+
+    seconds = roof.prompt_seconds(prompt, 0, bandwidth, flops) * median(map(ratio, alike))
+    return Guess(seconds, measured_earlier(len(alike)))
+
+
+def measured_earlier(runs: int) -> str:
+    return f"measured earlier ({runs} {'run' if runs == 1 else 'runs'})"
+
+
+def _watts(runs: Sequence[Run], name: str) -> Guess | None:
+    """What earlier runs drew in a phase, by the meter of the newest."""
+    source = next((run.energy_source for run in runs if run.energy_source), None)
+    phases: list[Phase] = [
+        phase for run in runs if run.energy_source == source and (phase := getattr(run, name)) and phase.joules
+    ]
+    if not phases:
+        return None
+    return Guess(median((phase.joules or 0.0) / phase.seconds for phase in phases), measured_earlier(len(phases)))
+
+
+def _spent(power: Power, threads: int, seconds: float, read: float) -> float:
+    """Joules, by the same account as edge.devices.power.estimate."""
+    return seconds * (threads * power.core_watts + power.idle_watts) + read * power.dram_pj_per_byte * 1e-12
+
+
+def _token_cost(roof: _Roof, line: _Line, watts: Guess | None, power: Power | None) -> _Cost | None:
+    """Joules of a token at a context."""
+    if watts is not None:
+        drawn, source = watts.value, watts.source
+        return lambda context: Guess(drawn * line.at(context), source)
+    if power is None:
+        return None
+
+    def cost(context: float) -> Guess:
+        read = roof.spec.weight_bytes + roof.work(1, int(context)).kv_bytes
+        joules = _spent(power, roof.plan.config.threads, line.at(context), read)
+        return Guess(joules, f"estimated by {power.profile}")
+
+    return cost
+
+
+def _prompt_joules(
+    roof: _Roof, prefill: Guess | None, watts: Guess | None, power: Power | None, prompt: int
+) -> Guess | None:
+    if prefill is None:
+        return None
+    if watts is not None:
+        return Guess(watts.value * prefill.value, watts.source)
+    if power is None:
+        return None
+    passes = math.ceil(prompt / roof.plan.config.chunk)
+    joules = _spent(power, roof.plan.config.threads, prefill.value, passes * roof.spec.weight_bytes)
+    return Guess(joules, f"estimated by {power.profile}")
+
+
+def _draw(points: Sequence[Decode]) -> Guess | None:
+    if not points or points[0].joules is None:
+        return None
+    return Guess(points[0].joules.value * points[0].tok_s.value, points[0].joules.source)
+
+
+def _bought(wanted: Wanted, cost: _Cost | None, prompt: Guess | None, capacity: int) -> Guess | None:
+    """Tokens of an answer that the energy pays for, behind the prompt."""
+    if wanted.energy is None or cost is None or prompt is None:
+        return None
+    left = wanted.energy - wanted.spent - prompt.value
+    return Guess(_count(left, lambda context: cost(context).value, wanted.prompt, capacity), cost(0).source)
+
+
+def _in_time(wanted: Wanted, line: _Line | None, prefill: Guess | None, capacity: int) -> Guess | None:
+    if wanted.time is None or line is None or prefill is None:
+        return None
+    return Guess(_count(wanted.time - prefill.value, line.at, wanted.prompt, capacity), line.source)
+
+
+def _count(budget: float, cost: Callable[[float], float], start: int, capacity: int) -> int:
+    """How many tokens a budget pays for, when each costs more than the one before, until the cache is full."""
+    if budget <= 0:
+        return 0
+    start = min(start, capacity)
+    first, last, room = cost(start), cost(capacity), capacity - start
+    slope = (last - first) / room if room else 0.0
+    if room and budget < room * (first + last) / 2:
+        if slope <= 0:
+            return int(budget / first)
+        return int((math.sqrt(first * first + 2 * slope * budget) - first) / slope)
+    return room + int((budget - room * (first + last) / 2) / last)
+
+
+def _limited(wanted: Wanted, points: Sequence[Decode], power: Power | None) -> Guess | None:
+    """Decoding with pauses that keep the average at the limit; while it pauses, the device still idles."""
+    drawn = _draw(points)
+    if wanted.power is None or drawn is None:
+        return None
+    idle = power.idle_watts if power else 0.0
+    share = 1.0 if drawn.value <= wanted.power else (wanted.power - idle) / max(1e-9, drawn.value - idle)
+    return Guess(points[0].tok_s.value * max(0.0, share), drawn.source)  # 0: it draws more even while it waits
+
+
+def _basis(device: Profile, threads: int, predicted: Sequence[_Line | Guess | None]) -> list[str]:
+    """Nothing, where all was measured earlier."""
+    bandwidth, flops = device.bandwidth(threads), device.figures.get("f32_flops")
+    if not any(each and each.source.startswith("estimated") for each in predicted) or bandwidth is None:
+        return []
+    said = [f"memory gives {bandwidth.bytes_per_s / 1e9:.3g} GB/s ({bandwidth.kind}: {bandwidth.about})"]
+    return said + ([f"cores do {flops.value / 1e9:.3g} GFLOP/s ({flops.kind})"] if flops else [])
+
+
+def _unknown(device: Profile, line: _Line | None, prefill: Guess | None, cost: _Cost | None) -> list[str]:
+    here = device.name == HOST
+    todo = ": edge devices probe measures it" if here else ""
+    missing = []
+    if line is None:
+        missing.append(f"how fast {device.name} reads memory is unknown, so nothing is said of its speed{todo}")
+    elif prefill is None:
+        missing.append(f"how fast {device.name} multiplies is unknown, so nothing is said of prompts{todo}")
+    if line is not None and cost is None:
+        why = (
+            "no earlier run was metered by this device's sensor" if here else f"core_watts of {device.name} is unknown"
+        )
+        missing.append(f"{why}, so nothing is said of joules")
+    return missing

@@ -1,0 +1,276 @@
+"""Predictions: against devices whose answers are known, and by histories whose law is known."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import GOLDEN, open_golden
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from edge.backends.base import EngineConfig, Footprint
+from edge.cli import app
+from edge.devices.profile import Cluster, Figure, Power, Profile
+from edge.devices.profile_file import write_profile
+from edge.efficiency import efficiency_of
+from edge.history import Phase, Run, Setting
+from edge.plan import Plan, PlanBytes
+from edge.predict import Prediction, Wanted, fit_slope, predict
+from edge.work import work_of
+
+SPEC = replace(open_golden("llama-gqa-tied").model.spec, recipe=None, window=0)
+CONFIG = EngineConfig(capacity=4096, chunk=128, kv_dtype="f16", threads=4)
+BYTES = PlanBytes(interpreter=0, weights=100_000_000, kv=4096 * 20_000, scratch=0)
+PLAN = Plan("tvm", "streaming", 4, CONFIG, 256, BYTES, 0, 1 << 30, "budget")
+POWER = Power(2.0, 1.0, 100.0, "x")
+SETTING = Setting("cpu", "m", "tvm", "f16", 4)
+
+
+def device(name: str = "x", **values: float) -> Profile:
+    figures = {each: Figure(value, "measured", "test") for each, value in values.items()}
+    return Profile(name, "x", "x86_64", clusters=(Cluster("core", 4, "test"),), figures=figures)
+
+
+KNOWN = device(read_bandwidth=10e9, f32_flops=50e9, core_watts=2.0, idle_watts=1.0, dram_pj_per_byte=100.0)
+
+
+def test_decoding_follows_the_roofline() -> None:
+    reach = efficiency_of("tvm")
+    found = predict(SPEC, PLAN, KNOWN, Wanted(contexts=(0, 1000)))
+    empty, full = found.decode
+    # Bytes of weights and of one row at an empty cache, and of 1,000 more rows.
+    expected = 100e6 / (10e9 * reach.weights) + 20_000 / (10e9 * reach.kv) + reach.step_s
+    assert 1 / empty.tok_s.value == pytest.approx(expected)
+    assert 1 / full.tok_s.value == pytest.approx(expected + 1000 * 20_000 / (10e9 * reach.kv))
+    assert empty.tok_s.source == "estimated from the profile of x"
+
+
+def test_prompts_follow_arithmetic_where_it_takes_longer() -> None:
+    reach = efficiency_of("tvm")
+    slow = device(read_bandwidth=1e15, f32_flops=1e6)
+    found = predict(SPEC, PLAN, slow, Wanted(prompt=128))
+    footprint = Footprint(BYTES.weights, BYTES.kv, 0, 0)
+    work = work_of(SPEC, CONFIG, footprint, 128, 0)
+    linear = (work.flops - work.attention_flops) / (1e6 * reach.matmul)
+    assert found.ttft_s is not None
+    assert found.ttft_s.value == pytest.approx(linear + work.attention_flops / (1e6 * reach.attention), rel=1e-3)
+
+
+def test_joules_are_counted_as_the_estimate_counts_them() -> None:
+    found = predict(SPEC, PLAN, KNOWN, Wanted(contexts=(0,), power=4.5))
+    [point] = found.decode
+    assert point.joules is not None
+    read = SPEC.weight_bytes + 20_000
+    assert point.joules.value == pytest.approx((4 * 2.0 + 1.0) / point.tok_s.value + read * 100e-12)
+    assert point.joules.source == "estimated by x"
+    assert found.watts is not None
+    assert found.watts.value == pytest.approx(point.joules.value * point.tok_s.value)
+    assert found.limited_tok_s is not None
+    share = (4.5 - 1.0) / (found.watts.value - 1.0)
+    assert found.limited_tok_s.value == pytest.approx(point.tok_s.value * share)
+
+
+def test_watts_that_idling_takes_cannot_be_kept() -> None:
+    found = predict(SPEC, PLAN, KNOWN, Wanted(power=0.5))
+    assert found.limited_tok_s is not None
+    assert found.limited_tok_s.value == 0
+
+
+@given(energy=st.floats(0.01, 5000), prompt=st.integers(1, 6000), time=st.floats(0.01, 500))
+def test_a_budget_buys_what_it_pays_for_and_no_more(energy: float, prompt: int, time: float) -> None:
+    found = predict(SPEC, PLAN, KNOWN, Wanted(prompt, (0, 4096), energy=energy, time=time))
+    assert found.prompt_joules
+    assert found.ttft_s
+    first, last = found.decode
+    assert first.joules
+    assert last.joules
+
+    def between(one: float, other: float, context: float) -> float:
+        return one + (other - one) * min(context, 4096) / 4096
+
+    for bought, budget, ends in (
+        (found.energy_tokens, energy - found.prompt_joules.value, (first.joules.value, last.joules.value)),
+        (found.time_tokens, time - found.ttft_s.value, (1 / first.tok_s.value, 1 / last.tok_s.value)),
+    ):
+        assert bought
+        costs = [between(*ends, prompt + each) for each in range(int(bought.value))]
+        assert sum(costs) <= max(0.0, budget) * 1.001
+        assert sum(costs) + 3 * between(*ends, prompt + bought.value) > budget * 0.999
+
+
+def test_what_nobody_knows_is_not_said() -> None:
+    nothing = predict(SPEC, PLAN, device(), Wanted(energy=30, power=3, time=20))
+    predicted = {name: value for name, value in asdict(nothing).items() if value not in (None, ())}
+    assert set(predicted) == {"device", "prompt", "unknown"}
+    assert "how fast x reads memory is unknown" in nothing.unknown[0]
+    only_memory = predict(SPEC, PLAN, device(read_bandwidth=1e10), Wanted(energy=30))
+    assert only_memory.decode
+    assert only_memory.prefill_tok_s is None
+    assert only_memory.energy_tokens is None
+    assert "multiplies is unknown" in only_memory.unknown[0]
+    assert "core_watts of x is unknown" in only_memory.unknown[1]
+    assert "edge devices probe" in predict(SPEC, PLAN, device("host"), Wanted()).unknown[0]
+
+
+# By earlier runs
+
+
+def earlier(points: list[tuple[float, float]], joules: float | None = None) -> list[Run]:
+    """Runs of 100 tokens: context and seconds per token of each."""
+    return [
+        Run(0, SETTING, "m", "full", 4096, None, Phase(100, 100 * token_s, context, joules and 100 * joules * token_s),
+            "counter", "rapl")
+        for context, token_s in points
+    ]  # fmt: skip
+
+
+def decode_at(found: Prediction) -> list[float]:
+    return [1 / each.tok_s.value for each in found.decode]
+
+
+@given(seed=st.integers(0, 1000))
+def test_the_law_of_earlier_runs_is_found_in_spite_of_noise(seed: int) -> None:
+    chance = random.Random(seed)
+    contexts = [64, 500, 1000, 1500, 2000, 2500, 3000, 64, 2000, 3000, 1000]
+    points = [(c, (0.005 + 2e-6 * c) * chance.uniform(0.97, 1.03)) for c in contexts]
+    points[2] = (points[2][0], points[2][1] * 5)  # a neighbour
+    found = predict(SPEC, PLAN, device("host", read_bandwidth=10e9), Wanted(contexts=(0, 3000)), earlier(points))
+    assert decode_at(found) == pytest.approx([0.005, 0.011], rel=0.15)
+    assert found.decode[0].tok_s.source == "measured earlier (11 runs)"
+
+
+def test_one_run_says_where_the_line_lies_and_the_roofline_how_steep_it_is() -> None:
+    reach = efficiency_of("tvm")
+    found = predict(
+        SPEC, PLAN, device("host", read_bandwidth=10e9), Wanted(contexts=(100, 1100)), earlier([(100, 0.03)])
+    )
+    near, far = decode_at(found)
+    assert near == pytest.approx(0.03)
+    assert far - near == pytest.approx(1000 * 20_000 / (10e9 * reach.kv))
+    assert found.decode[0].tok_s.source == "measured earlier (1 run)"
+
+
+def test_history_needs_no_ceilings() -> None:
+    found = predict(SPEC, PLAN, device("host"), Wanted(contexts=(100,), energy=30), earlier([(100, 0.03)], 5.0))
+    assert decode_at(found) == pytest.approx([0.03])
+    assert found.decode[0].joules is not None
+    assert found.decode[0].joules.value == pytest.approx(0.15)
+    assert found.energy_tokens is None  # no prompt was ever measured
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_prompts_take_as_long_as_those_like_them_did(known: bool) -> None:
+    host = device("host", read_bandwidth=10e9, f32_flops=50e9) if known else device("host")
+    plain = predict(SPEC, PLAN, device("host", read_bandwidth=10e9, f32_flops=50e9), Wanted(prompt=1024))
+    assert plain.ttft_s is not None
+    runs = [
+        Run(0, SETTING, "m", "full", 4096, Phase(1024, 3 * plain.ttft_s.value, 512), None),
+        Run(0, SETTING, "m", "full", 4096, Phase(16, 9.0, 8), None),  # too short to say anything of long ones
+    ]
+    found = predict(SPEC, PLAN, host, Wanted(prompt=1024), runs)
+    assert found.ttft_s is not None
+    assert found.ttft_s.value == pytest.approx(3 * plain.ttft_s.value)
+    assert found.ttft_s.source == "measured earlier (1 run)"
+
+
+def test_watts_of_another_meter_are_not_mixed_in() -> None:
+    newest, old = earlier([(100, 0.01)], 5.0), earlier([(100, 0.01)] * 5, 50.0)
+    runs = newest + [replace(run, energy_source="a battery") for run in old]
+    found = predict(SPEC, PLAN, device("host"), Wanted(contexts=(100,)), runs, POWER)
+    assert found.watts is not None
+    assert found.watts.value == pytest.approx(5.0)
+    assert found.watts.source == "measured earlier (1 run)"
+
+
+def test_slopes_need_runs_that_lie_apart() -> None:
+    near = [Phase(10, 0.1 + 0.01 * each, each) for each in range(9)]
+    assert fit_slope(near, 1e-6) == 1e-6
+    wild = [Phase(10, 10 * (0.01 + 1e-3 * each), each) for each in (0, 1000, 2000, 3000)]
+    assert fit_slope(wild, 1e-6) == pytest.approx(4e-6)
+
+
+# The command
+
+run = CliRunner()
+MODEL = str(GOLDEN / "llama-gqa-tied.gguf")
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_DEVICES", str(tmp_path / "devices"))
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("EDGE_SENSORS", str(tmp_path / "no-sensors"))
+
+
+def plan(*flags: str) -> Any:
+    done = run.invoke(app, ["plan", MODEL, "--json", *flags])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.output)
+
+
+def test_planning_for_another_device() -> None:
+    found = plan("--device", "raspberry-pi-5", "--energy", "30J", "--power", "5W", "--time", "20s")
+    assert (found["limit"], found["limit_source"]) == (2 << 30, "raspberry-pi-5")
+    assert (found["backend"], found["config"]["threads"], found["tuned"]) == ("tvm", 4, "default")
+    predicted = found["prediction"]
+    assert predicted["device"] == "raspberry-pi-5"
+    assert all(predicted[name] for name in ("prefill_tok_s", "ttft_s", "watts", "energy_tokens", "time_tokens"))
+    assert predicted["unknown"] == []
+    shown = run.invoke(app, ["plan", MODEL, "--device", "raspberry-pi-5", "--energy", "30J", "--power", "1W"]).output
+    for said in (
+        "30 J buy",
+        "cannot be: it draws more",
+        "estimated from the profile of raspberry-pi-5",
+        "GB/s (measured",
+    ):
+        assert said in shown
+
+
+def test_the_devices_memory_is_the_limit() -> None:
+    found = plan("--device", "raspberry-pi-zero-2w", "--memory", "2GiB")
+    assert found["limit"] == 512 << 20
+    assert "multiplies is unknown" in found["prediction"]["unknown"][0]
+    assert plan("--device", "raspberry-pi-zero-2w", "--memory", "300MiB")["limit_source"] == "budget"
+
+
+def test_where_the_native_engine_does_not_run_another_is_planned() -> None:
+    assert plan("--device", "macbook-air-m3")["backend"] == "llamacpp"
+
+
+def test_the_host_is_predicted_once_it_is_known(tmp_path: Path) -> None:
+    flags = ["--backend", "reference", "--max-kv-size", "64", "--threads", "1"]
+    assert "edge devices probe" in plan(*flags)["prediction"]["unknown"][0]
+    probed = run.invoke(app, ["devices", "probe", "--seconds", "0.1"])
+    assert probed.exit_code == 0
+    estimated = plan(*flags)["prediction"]["decode"][0]
+    assert estimated["tok_s"]["source"] == "estimated from measured ceilings"
+    assert estimated["joules"]["source"].startswith("estimated by generic-")
+    done = run.invoke(app, ["run", MODEL, "-p", "x y z", "-n", "20", "--raw", "--ignore-eos", *flags])
+    assert done.exit_code == 0, done.output
+    assert plan(*flags)["prediction"]["decode"][0]["tok_s"]["source"] == "measured earlier (1 run)"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--device", "toaster"], "unknown device"),
+        (["--device", "pixel-9", "--backend", "warp"], "unknown backend"),
+        (["--device", "iphone-16"], "say --memory"),
+        (["--device", "macbook-air-m3", "--backend", "tvm"], "does not run on macos"),
+        (["--energy", "many"], "is not understood"),
+        (["--device", "my-phone"], "value of core_watts"),
+    ],
+)
+def test_bad_input_is_refused(tmp_path: Path, flags: list[str], said: str) -> None:
+    path = tmp_path / "devices" / "my-phone.toml"
+    write_profile(replace(KNOWN, name="my-phone"), path)
+    path.write_text(path.read_text().replace("value = 2.0", "value = -2"))
+    done = run.invoke(app, ["plan", MODEL, *flags])
+    assert done.exit_code != 0
+    assert said in f"{done.exception} {done.output}"

@@ -1,0 +1,398 @@
+"""Memory that becomes short while a session runs: what is read, what is decided, what is given back, what is said."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import open_golden, run_child
+from hypothesis import given
+from hypothesis import strategies as st
+from small_models import Small, write_small
+from test_devices import write
+
+import edge
+from edge.devices.pressure import Pressure, read_pressure
+from edge.errors import InputError
+from edge.governor import Limits, Memory, Sample, State, decide
+from edge.kv.prompt_cache import PromptCache
+from edge.session import Session, load
+from edge.types import IntArray
+
+MIB = 1 << 20
+ROWS = 512  # of the golden models' context; 256 are the fewest
+PLENTY = "MemAvailable: 99999999 kB\n"
+
+
+def psi(some: float, full: float = 0.0) -> str:
+    return (
+        f"some avg10={some:.2f} avg60=0.00 avg300=0.00 total=1\nfull avg10={full:.2f} avg60=0.00 avg300=0.00 total=1\n"
+    )
+
+
+# What is read
+
+
+def test_nothing_is_told() -> None:
+    assert read_pressure(Path("/nowhere")) == Pressure(None, None, None)
+
+
+def test_the_tightest_limit_and_the_worst_stall_count(tmp_path: Path) -> None:
+    write(tmp_path, "proc/self/cgroup", "0::/a/b\n")
+    write(tmp_path, "proc/meminfo", "MemAvailable: 300 kB\n")
+    write(tmp_path, "proc/pressure/memory", psi(1.5, 90))
+    write(tmp_path, "sys/fs/cgroup/a/memory.max", "5000000\n")
+    write(tmp_path, "sys/fs/cgroup/a/memory.high", "max\n")
+    write(tmp_path, "sys/fs/cgroup/a/b/memory.high", "4000000\n")
+    write(tmp_path, "sys/fs/cgroup/a/b/memory.pressure", psi(12.25))
+    assert read_pressure(tmp_path) == Pressure(4_000_000, 300 * 1024, 12.25)
+
+
+def test_cgroups_of_version_1_and_both_together(tmp_path: Path) -> None:
+    write(tmp_path, "proc/self/cgroup", "4:memory:/x\n0::/y\n")
+    write(tmp_path, "sys/fs/cgroup/memory/x/memory.limit_in_bytes", "7000000\n")
+    write(tmp_path, "sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n")
+    write(tmp_path, "sys/fs/cgroup/unified/y/memory.pressure", psi(3))
+    assert read_pressure(tmp_path) == Pressure(7_000_000, None, 3.0)
+
+
+@pytest.mark.parametrize("text", ["", "some\n", "some avg10=\n", "some avg10=much\n", "full avg10=3.0\n"])
+def test_pressure_that_makes_no_sense(tmp_path: Path, text: str) -> None:
+    write(tmp_path, "proc/pressure/memory", text)
+    assert read_pressure(tmp_path).stalled is None
+
+
+# What is decided
+
+
+def given_back(memories: list[Memory], every: float = 0.5) -> list[int]:
+    """What decisions over these readings give back, which is at once."""
+    state, gone, gave = State(Sample(0.0)), 0, []
+    for number, memory in enumerate(memories, start=1):
+        memory = replace(memory, needed=memory.needed - gone, spare=max(0, memory.spare - gone))
+        decision, state = decide(Limits(), state, Sample(number * every, memory=memory), 1)
+        assert decision.give <= memory.spare
+        gave.append(decision.give)
+        gone += decision.give
+        if decision.stop:
+            return [*gave, -1]
+    return gave
+
+
+CALM = Memory(needed=200 * MIB, spare=100 * MIB, private=90 * MIB, limit=300 * MIB, available=400 * MIB, stalled=0.0)
+
+
+def test_nothing_is_given_back_without_need() -> None:
+    assert given_back([CALM] * 100) == [0] * 100
+    quiet = replace(CALM, limit=None, available=None, stalled=None)
+    assert given_back([quiet] * 100) == [0] * 100
+
+
+def test_a_limit_that_falls_gives_what_is_lacking_once() -> None:
+    fallen = replace(CALM, limit=180 * MIB)
+    assert given_back([CALM, CALM, fallen, fallen, fallen]) == [0, 0, 26 * MIB, 0, 0]
+
+
+def test_a_limit_that_falls_step_by_step() -> None:
+    trace = [replace(CALM, limit=limit * MIB) for limit in (220, 200, 190, 185, 170, 150, 300)]
+    assert given_back(trace) == [0, 0, 16 * MIB, 0, 20 * MIB, 20 * MIB, 0]
+
+
+def test_a_limit_below_all_that_can_be_spared_goes_on_as_long_as_weights_can_be_reclaimed() -> None:
+    fallen = replace(CALM, limit=99 * MIB, private=60 * MIB)
+    assert given_back([fallen] * 4) == [100 * MIB, 0, 0, 0]
+
+
+def test_only_what_is_about_to_be_killed_stops() -> None:
+    fallen = replace(CALM, limit=50 * MIB, private=60 * MIB)
+    assert given_back([fallen] * 4) == [100 * MIB, 0, -1]
+    assert given_back([replace(fallen, private=None)] * 3) == [100 * MIB, 0, 0]
+
+
+def test_free_memory_that_is_short_for_a_moment_is_no_reason() -> None:
+    short = replace(CALM, available=150 * MIB)
+    assert given_back([CALM, short, CALM, short, CALM, short]) == [0] * 6
+    assert given_back([short, short, short]) == [0, 56 * MIB, 0]
+
+
+def test_pressure_gives_halves_ten_seconds_apart() -> None:
+    pressed = replace(CALM, stalled=25.0)
+    gave = given_back([pressed] * 60)  # 30 s
+    assert [each for each in gave if each] == [50 * MIB, 25 * MIB, 12.5 * MIB]
+    assert [number for number, each in enumerate(gave) if each] == [0, 20, 40]
+
+
+def test_a_spike_of_pressure_costs_one_step() -> None:
+    spike = [replace(CALM, stalled=share) for share in (0, 3, 30, 25, 18, 12, 9, 6, 3, 1, 0, 0)]
+    assert [each for each in given_back(spike) if each] == [50 * MIB]
+
+
+def test_pressure_alone_never_stops() -> None:
+    thrashing = replace(CALM, stalled=95.0, spare=0)
+    assert given_back([thrashing] * 100) == [0] * 100
+
+
+@given(
+    st.lists(
+        st.builds(
+            Memory,
+            needed=st.just(200 * MIB),
+            spare=st.just(100 * MIB),
+            private=st.integers(0, 200 * MIB),
+            limit=st.none() | st.integers(100 * MIB, 400 * MIB),
+            available=st.none() | st.integers(100 * MIB, 400 * MIB),
+            stalled=st.none() | st.floats(0, 100),
+        ),
+        max_size=60,
+    )
+)
+def test_what_is_given_back_suffices_and_is_no_more_than_there_is(trace: list[Memory]) -> None:
+    gave = [each for each in given_back(trace) if each >= 0]
+    assert sum(gave) <= 100 * MIB
+    limits = [memory.limit for memory in trace[: len(gave)] if memory.limit is not None]
+    if limits:
+        assert 200 * MIB - sum(gave) <= max(min(limits), 100 * MIB)
+
+
+# Sessions on fake trees
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A device with plenty of memory, whose files are read before every token."""
+    write(tmp_path, "proc/self/cgroup", "0::/\n")
+    write(tmp_path, "proc/meminfo", PLENTY)
+    monkeypatch.setenv("EDGE_SENSORS", str(tmp_path))
+    monkeypatch.setattr("edge.meters._PRESSURE_S", 0.0)
+    monkeypatch.setattr("edge.meters._COST", 0)
+    return tmp_path
+
+
+def some_tokens(count: int) -> IntArray:
+    return np.random.default_rng(5).integers(3, 200, count).astype(np.int32)
+
+
+def golden_session(policy: str = "streaming", rows: int = ROWS, **options: object) -> Session:
+    model = open_golden("llama-gqa-untied").model
+    return load(model, kv_policy=policy, max_kv_size=rows, prefill_step_size=32, threads=1, **options)  # type: ignore[arg-type]
+
+
+def report_of(session: Session) -> edge.RunReport:
+    assert session.report is not None
+    return session.report
+
+
+@pytest.mark.parametrize("policy", ["streaming", "h2o", "adakv", "keydiff"])
+def test_a_limit_that_falls_shrinks_the_cache_and_the_answer_goes_on(tree: Path, policy: str) -> None:
+    with golden_session(policy) as session:
+        needed = session.plan.bytes.total
+        pieces = session.stream(some_tokens(400), max_tokens=80, ignore_eos=True)
+        for _ in range(20):
+            next(pieces)
+        write(tree, "sys/fs/cgroup/memory.max", str(needed - 1))
+        rest = "".join(pieces)
+        assert rest
+        report = report_of(session)
+        assert (report.stop_reason, report.tokens.generated) == ("length", 80)
+        (action,) = report.actions
+        assert (action.action, action.left, action.reason) == ("shrink", 256, "limit")
+        assert 20 <= action.token <= 22
+        assert 0 < action.bytes < report.plan["bytes"]["kv"]
+        assert report.kv.capacity == 256
+        assert report.kv.rows <= 256 or policy == "adakv"  # of the longest head
+        assert report.memory.kv == session.engine.kv.nbytes
+        session.generate(some_tokens(40), max_tokens=5, ignore_eos=True)
+        assert report_of(session).actions == ()
+        assert report_of(session).kv.capacity == 256
+
+
+def test_a_smaller_cache_answers_as_one_that_was_made_small() -> None:
+    tokens = some_tokens(150)
+    with golden_session() as shrunk, golden_session(rows=256) as small:
+        shrunk.trim(1.0)
+        assert shrunk.engine.kv.capacity == 256
+        for prompt in (tokens, some_tokens(700)):
+            assert shrunk.generate(prompt, max_tokens=200, ignore_eos=True) == small.generate(
+                prompt, max_tokens=200, ignore_eos=True
+            )
+        assert report_of(shrunk).kv == report_of(small).kv
+
+
+def test_pressure_halves_what_can_be_spared(tree: Path) -> None:
+    write(tree, "proc/pressure/memory", psi(40))
+    with golden_session() as session:
+        session.generate(some_tokens(40), max_tokens=30, ignore_eos=True)
+        actions = {each.action: each for each in report_of(session).actions}
+    assert (actions["shrink"].left, actions["shrink"].reason) == (384, "pressure")
+    assert actions["chunk"].left == 16
+    assert len(report_of(session).actions) == 2
+
+
+@pytest.mark.parametrize("count", [100, 600, 1500])
+def test_a_limit_that_falls_while_a_long_prompt_is_run(tree: Path, count: int) -> None:
+    with golden_session("streaming") as session:
+        needed = session.plan.bytes.total
+
+        def fall(done: int, total: int) -> None:
+            if done > total // 2:
+                write(tree, "sys/fs/cgroup/memory.max", str(needed - 1))
+
+        session.generate(some_tokens(count), max_tokens=20, ignore_eos=True, on_prefill=fall)
+        report = report_of(session)
+        assert (report.stop_reason, report.tokens.generated) == ("length", 20)
+        assert [each.action for each in report.actions] == ["chunk", "shrink"]
+        assert report.kv.rows <= report.kv.capacity == 256
+
+
+def test_what_never_evicts_gives_its_free_rows_and_ends_for_memory(tree: Path) -> None:
+    with golden_session("full") as session:
+        write(tree, "sys/fs/cgroup/memory.max", "1000")
+        text = session.generate(some_tokens(300), max_tokens=100, ignore_eos=True)
+        report = report_of(session)
+    assert report.stop_reason == "memory"
+    assert report.text == text
+    assert any(each.action == "shrink" for each in report.actions)
+
+
+def test_what_is_about_to_be_killed_answers_what_it_can(tree: Path) -> None:
+    with golden_session() as session:
+        pieces = session.stream(some_tokens(30), max_tokens=50, ignore_eos=True)
+        first = next(pieces)
+        write(tree, "sys/fs/cgroup/memory.max", "1000")
+        text = first + "".join(pieces)
+        report = report_of(session)
+    assert (report.stop_reason, report.text) == ("memory", text)
+    assert 0 < report.tokens.generated < 5
+
+
+# session.trim and session.terminate
+
+
+def test_trim_gives_the_prompt_caches_memory_first() -> None:
+    cache = PromptCache(memory="8MiB")
+    with golden_session(prompt_cache=cache) as session:
+        session.generate(some_tokens(200), max_tokens=3, ignore_eos=True)
+        assert cache._tree.nbytes > 0
+        session.trim(0.0)
+        assert (cache.memory, session.engine.kv.capacity) == (8 * MIB, ROWS)
+        session.trim(0.5)
+        assert cache.memory < 5 * MIB
+        assert session.engine.kv.capacity == ROWS
+        session.trim(1.0)
+        assert (cache.memory, cache._tree.nbytes, session.engine.kv.capacity) == (0, 0, 256)
+        session.generate(some_tokens(200), max_tokens=3, ignore_eos=True)
+        assert [each.action for each in report_of(session).actions] == ["prompt cache", "prompt cache", "shrink"]
+        assert {each.reason for each in report_of(session).actions} == {"trim"}
+        assert cache._tree.nbytes == 0
+
+
+def test_trim_between_two_pieces_comes_at_once() -> None:
+    with golden_session() as session:
+        pieces = session.stream(some_tokens(400), max_tokens=30, ignore_eos=True)
+        next(pieces)
+        session.trim(1.0)
+        assert session.engine.kv.capacity == 256
+        "".join(pieces)
+        assert report_of(session).tokens.generated == 30
+
+
+def test_trim_from_another_thread_while_an_answer_is_generated() -> None:
+    with golden_session() as session:
+        started = threading.Event()
+
+        def trim() -> None:
+            started.wait()
+            for level in np.linspace(0, 1, 20):
+                session.trim(float(level))
+
+        thread = threading.Thread(target=trim)
+        thread.start()
+        for number, _ in enumerate(session.stream(some_tokens(500), max_tokens=400, ignore_eos=True)):
+            if number == 3:
+                started.set()
+        thread.join()
+        assert report_of(session).tokens.generated == 400
+        assert session.engine.kv.capacity == 256
+
+
+def test_trim_inside_a_step_waits_for_the_next_token() -> None:
+    """As a signal handler would call it."""
+    with golden_session() as session:
+
+        def in_the_middle(done: int, total: int) -> None:
+            if done < total:
+                session.trim(1.0)
+                assert done == 32 or session.engine.kv.capacity == 256
+
+        session.generate(some_tokens(100), max_tokens=3, ignore_eos=True, on_prefill=in_the_middle)
+        assert report_of(session).kv.capacity == 256
+
+
+@pytest.mark.parametrize("level", [-0.1, 1.1, float("nan")])
+def test_levels_that_make_no_sense(level: float) -> None:
+    with golden_session() as session, pytest.raises(InputError, match="from 0 to 1"):
+        session.trim(level)
+
+
+def test_a_terminated_session_stops_and_stores_its_prompt(tmp_path: Path) -> None:
+    with golden_session(prompt_cache=tmp_path) as session:
+        pieces = session.stream(some_tokens(100), max_tokens=50, ignore_eos=True)
+        next(pieces)
+        session.terminate()
+        list(pieces)
+        assert report_of(session).stop_reason == "terminated"
+        assert report_of(session).tokens.generated == 1
+        assert session.generate(some_tokens(10)) == ""
+        assert report_of(session).stop_reason == "terminated"
+    with golden_session(prompt_cache=tmp_path) as session:
+        session.generate(some_tokens(100), max_tokens=1)
+        assert report_of(session).tokens.reused == 99
+
+
+_FALL = """
+import json, os, sys
+from pathlib import Path
+import numpy as np
+import edge.meters
+from edge.devices.memory import memory_use, release_free_memory
+from edge.session import load
+
+path, backend, root = sys.argv[1:]
+os.environ["EDGE_SENSORS"] = root
+edge.meters._PRESSURE_S = 0.0
+edge.meters._COST = 0
+tokens = np.random.default_rng(1).integers(3, 200, 4000).astype(np.int32)
+with load(path, backend=backend, max_kv_size=4096, prefill_step_size=64, threads=1) as session:
+    pieces = session.stream(tokens, max_tokens=30, ignore_eos=True)
+    for _ in range(10):
+        next(pieces)
+    before = memory_use().rss
+    limit = session.plan.bytes.total - 8 * 2**20
+    (Path(root) / "sys/fs/cgroup/memory.max").write_text(str(limit))
+    text = "".join(pieces)
+    after, report = memory_use().rss, session.report
+counted = sum(action.bytes for action in report.actions)
+print(json.dumps({"fell": before - after, "actions": len(report.actions), "counted": counted,
+                  "stop": report.stop_reason, "tokens": report.tokens.generated, "rows": report.kv.capacity}))
+"""
+
+
+@pytest.mark.parametrize("backend", ["tvm", "llamacpp", "onnx"])
+def test_resident_memory_falls_with_the_limit(backend: str, tmp_path: Path) -> None:
+    if backend == "onnx":
+        pytest.importorskip("onnxruntime")
+    path = write_small(tmp_path / "small.gguf", Small(layers=4, heads=4, kv_heads=4, head=64, context=4096))
+    root = tmp_path / "device"
+    write(root, "proc/self/cgroup", "0::/\n")
+    write(root, "proc/meminfo", PLENTY)
+    write(root, "sys/fs/cgroup/memory.max", "max")
+    child = run_child(_FALL, path, backend, root)
+    assert child.status == 0, child.errors
+    done = child.output
+    assert (done["stop"], done["tokens"], done["actions"]) == ("length", 30, 1)
+    assert 256 <= done["rows"] < 4096
+    assert done["counted"] >= 14 * MIB  # 8, and 6 that plans leave free
+    assert done["fell"] > 0.9 * done["counted"] - MIB
