@@ -1,11 +1,12 @@
 """Are budgets of memory kept, and refused only by BudgetError? Random runs, each in a process with hard limits.
 
-    python benchmarks/limits.py --runs 200 --seed 1
+    python benchmarks/limits.py --runs 200 --seed 1 --workers 2
 
 Each run is `edge run` in a process of its own, which limits itself before it loads anything:
 
 - RLIMIT_DATA: what it has (VmData) and what the budget leaves beyond what it holds (budget − VmRSS), so that not one
-  private page more can be had than the budget has room for. Stacks of threads count whole, so they are 1 MiB each.
+  private page more can be had than the budget has room for. Address space that is reserved and never touched counts
+  whole: so stacks of threads are 1 MiB each, and NumPy has multiplied once, for which OpenBLAS reserves tens of MiB.
 - a cgroup with memory.max (version 2) or memory.limit_in_bytes (1) of the budget, where one can be made.
 
 An outcome is `ok` (exit 0, peak resident set as the kernel counts it within the budget), `refused` (exit 3, the one
@@ -23,7 +24,8 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -56,7 +58,8 @@ import os, resource, sys
 budget, group = int(sys.argv[1]), sys.argv[2]
 resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, resource.getrlimit(resource.RLIMIT_STACK)[1]))
 from edge.cli import main
-import edge.session
+import edge.session, numpy
+numpy.ones((300, 300), numpy.float32) @ numpy.ones((300, 300), numpy.float32)
 with open("/proc/self/status") as file:
     fields = dict(line.split(":", 1) for line in file)
 held, data = (int(fields[name].split()[0]) * 1024 for name in ("VmRSS", "VmData"))
@@ -156,6 +159,20 @@ def run(case: Case, group: Path | None) -> Outcome:
     return Outcome(case, _kind(case, status, peak * 1024, done.stderr), peak * 1024, done.stderr[-2000:])
 
 
+def run_in(groups: list[Path | None], case: Case) -> Outcome:
+    """In a group that nobody else is in; failures are told at once."""
+    group = groups.pop()
+    try:
+        if group:
+            limit(group, case.budget)
+        outcome = run(case, group)
+    finally:
+        groups.append(group)
+    if outcome.kind not in ("ok", "refused"):
+        print(outcome.kind, " ".join(case.arguments), outcome.said.strip()[-300:], sep=" | ", flush=True)
+    return outcome
+
+
 def _kind(case: Case, status: int, peak: int, said: str) -> str:
     if status == 0:
         return "ok" if peak <= case.budget else "beyond the budget"
@@ -172,12 +189,12 @@ def _text(characters: int) -> str:
 
 
 @contextmanager
-def cgroup() -> Iterator[Path | None]:
+def cgroup(number: int) -> Iterator[Path | None]:
     """A group below our own whose memory can be limited, None where none can be made."""
     for folder in cgroup_folders():
         if not ((folder / "memory.limit_in_bytes").exists() or (folder / "memory.max").exists()):
             continue
-        group = folder / f"edge-limits-{os.getpid()}"
+        group = folder / f"edge-limits-{os.getpid()}-{number}"
         try:
             group.mkdir()
         except OSError:
@@ -220,21 +237,18 @@ def main() -> None:
     options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     options.add_argument("--runs", type=int, default=200)
     options.add_argument("--seed", type=int, default=1)
+    options.add_argument("--workers", type=int, default=1, help="runs at once")
+    options.add_argument("--warm", action="store_true", help="what is compiled and converted is there already")
     options.add_argument("--json", type=Path, help="write every case and its outcome here")
     chosen = options.parse_args()
     chance, engines = random.Random(chosen.seed), [engine for engine in DTYPES if available(engine)]
     cases = [random_case(chance, engines, MODELS) for _ in range(chosen.runs)]
-    warm_up(cases)
-    outcomes: list[Outcome] = []
-    with cgroup() as group:
-        print(f"limits: RLIMIT_DATA{' and a cgroup' if group else ' (no cgroup can be made here)'}", flush=True)
-        for number, case in enumerate(cases):
-            if group:
-                limit(group, case.budget)
-            outcomes.append(run(case, group))
-            last = outcomes[-1]
-            if last.kind not in ("ok", "refused"):
-                print(number, last.kind, " ".join(case.arguments), last.said.strip()[-300:], sep=" | ", flush=True)
+    if not chosen.warm:
+        warm_up(cases)
+    with ExitStack() as stack, ThreadPoolExecutor(chosen.workers) as workers:
+        groups = [stack.enter_context(cgroup(number)) for number in range(chosen.workers)]
+        print(f"limits: RLIMIT_DATA{' and a cgroup' if groups[0] else ' (no cgroup can be made here)'}", flush=True)
+        outcomes = list(workers.map(lambda case: run_in(groups, case), cases))
     if chosen.json:
         chosen.json.write_text(json.dumps([asdict(each) for each in outcomes], indent=1))
     print(summary(outcomes))

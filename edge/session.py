@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import wraps
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +29,7 @@ from edge.plan import Plan, PlanRequest, make_plan
 from edge.report.run import Heat, KVUse, RunReport, StopReason
 from edge.sampling import SamplingParams, make_sampler
 from edge.spare import Spare
-from edge.steps import Steps
+from edge.steps import Steps, stepwise
 from edge.stops import StopStrings
 from edge.types import FloatArray, IntArray
 from edge.versions import own_versions
@@ -84,20 +83,6 @@ def load(
     return Session(opened, engine_module, plan, budget, on_load, prompt_cache, meter)
 
 
-_P = ParamSpec("_P")
-_Stream = Generator[str, None, None]
-
-
-def _stepwise(stream: Callable[Concatenate[Session, _P], _Stream]) -> Callable[Concatenate[Session, _P], _Stream]:
-    """Others may ask for something between any two pieces."""
-
-    @wraps(stream)
-    def in_steps(self: Session, /, *args: _P.args, **options: _P.kwargs) -> _Stream:
-        return self._steps.through(stream(self, *args, **options))
-
-    return in_steps
-
-
 class Session:
     """A loaded model and its KV cache. Use it as a context manager, or call `close`."""
 
@@ -127,7 +112,7 @@ class Session:
         self.engine: Engine = backend.load(model.file, model.spec, plan.config, on_load)
         self._load_s = time.perf_counter() - started
         self._spare = Spare(plan, self.engine.kv, prompt_cache, self.shrink if self._policy.evicts else None)
-        self._steps = Steps(lambda level: self._spare.give(round(level * self._spare.spare), "trim"))
+        self.steps = Steps(lambda level: self._spare.give(round(level * self._spare.spare), "trim"))
         self.terminated = False
         peak = memory_use().peak
         if budget.memory is not None and peak > budget.memory:
@@ -157,7 +142,7 @@ class Session:
         """The whole answer to a prompt; `report` then says what it cost. Options are those of `stream`."""
         return "".join(self.stream(prompt, **options))
 
-    @_stepwise
+    @stepwise
     def stream(
         self,
         prompt: str | Iterable[str] | IntArray,
@@ -247,7 +232,7 @@ class Session:
         """
         if not 0 <= level <= 1:
             raise InputError(f"the level of trim must be from 0 to 1, not {level}")
-        self._steps.ask(level)
+        self.steps.ask(level)
 
     def terminate(self) -> None:
         """End the answer before its next token, as a budget would, and all later ones at once; from any thread or
@@ -368,7 +353,7 @@ class Session:
         """Before each pass: wait, give memory back or stop, as budgets, the device and callers want it. tokens: run
         since the last time."""
         reason = run.watch.stop_reason(tokens)
-        self._steps.obey()
+        self.steps.obey()
         return "terminated" if self.terminated else reason
 
     def _decode(

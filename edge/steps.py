@@ -6,6 +6,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from functools import wraps
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+Pieces = Generator[str, None, None]
 
 
 class Steps:
@@ -26,7 +30,7 @@ class Steps:
         while self._asked:
             self._trim(self._asked.popleft())
 
-    def through(self, pieces: Generator[str, None, None]) -> Generator[str, None, None]:
+    def through(self, pieces: Pieces) -> Pieces:
         """The same pieces, each made in a step."""
         try:
             while True:
@@ -55,3 +59,21 @@ class Steps:
                 self.obey()
             finally:
                 self._running.release()
+
+
+class Stepping(Protocol):
+    steps: Steps
+
+
+_S = TypeVar("_S", bound=Stepping)
+_P = ParamSpec("_P")
+
+
+def stepwise(stream: Callable[Concatenate[_S, _P], Pieces]) -> Callable[Concatenate[_S, _P], Pieces]:
+    """A method that makes pieces, each in a step of its object."""
+
+    @wraps(stream)
+    def in_steps(self: _S, /, *args: _P.args, **options: _P.kwargs) -> Pieces:
+        return self.steps.through(stream(self, *args, **options))
+
+    return in_steps

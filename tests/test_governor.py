@@ -130,6 +130,61 @@ def test_a_thermometer_that_vanishes_leaves_the_pace() -> None:
     assert decision.stop is None
 
 
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("every", [3, 25])
+def test_a_gauge_that_moves_in_steps_is_passed_by_one_step_at_most(every: int, seed: int) -> None:
+    """As those of batteries: the same for many tokens, then all at once."""
+    chance, state, shown, spent = random.Random(seed), State(Sample(0.0, 0.0)), 0.0, 0.0
+    for number in range(1, 10_000):
+        spent += chance.uniform(0.5, 1.5) * 0.01
+        if number % every == 0:
+            step, shown = spent - shown, spent
+        decision, state = decide(Limits(energy=2.0), state, Sample(number * 0.01, shown), 1)
+        if decision.stop:
+            break
+    assert decision.stop == "energy"
+    assert 2.0 - 3 * step <= shown <= 2.0 + step
+
+
+def test_a_gauge_that_jumps_once_is_forgotten() -> None:
+    """A battery's that corrects itself: the jump is paid for, and no token is expected to cost as much for ever."""
+    state = State(Sample(0.0, 0.0))
+    for number in range(1, 200):
+        joules = number * 0.01 + (5.0 if number > 20 else 0.0)
+        decision, state = decide(Limits(energy=12.0), state, Sample(number * 0.01, joules), 1)
+        assert decision.stop is None
+    assert state.token == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("power", [2.0, 4.0])
+def test_power_is_held_on_a_battery_that_dies(power: float) -> None:
+    """The device draws more and more for the same work, as its voltage falls; and its gauge is noisy."""
+    device = Device(1, 100, 8.0, 0.5, noise=0.02)
+    chance, state = random.Random(1), State(Sample(0.0, 0.0))
+    while device.time < 60:
+        device.working = 8.0 + device.time / 10
+        device.spend(device.step, device.working)
+        tokens = 1
+        while True:
+            decision, state = decide(Limits(power=power), state, device.sample(chance), tokens)
+            assert decision.stop is None
+            if not decision.pause:
+                break
+            device.spend(decision.pause, device.idle)
+            tokens = 0
+    assert device.joules <= power * (device.time + 1) * 1.1
+
+
+def test_a_meter_that_vanishes_leaves_what_was_spent() -> None:
+    """Nothing is known of what comes after; what is near the end already stops."""
+    state = State(Sample(0.0, 0.0))
+    for number in range(1, 100):
+        joules = number * 0.02 if number <= 50 else None
+        decision, state = decide(Limits(energy=2.0, power=5.0), state, Sample(number * 0.01, joules), 1)
+        assert decision.stop is None
+    assert (state.last.joules, state.token) == (1.0, pytest.approx(0.02))
+
+
 def test_readings_that_go_backwards_spend_nothing() -> None:
     state = State(Sample(0.0, 5.0))
     decision, state = decide(Limits(energy=6.0, power=1.0), state, Sample(1.0, 4.0), 1)
