@@ -17,6 +17,8 @@ from edge import history
 from edge.backends.base import EngineConfig
 from edge.cli import app
 from edge.history import Phase, Run, Setting, append, clear_history, earlier_runs, history_path, history_size, model_key
+from edge.plan import Plan, PlanBytes
+from edge.report.run import Energy, KVUse, Memory, RunReport, Timings, Tokens
 
 SETTING = Setting("a processor", "0" * 16, "tvm", "f16", 2)
 CONFIG = EngineConfig(capacity=64, chunk=8, kv_dtype="f16", threads=2)
@@ -132,6 +134,30 @@ def test_a_folder_that_cannot_be_written_keeps_none(folder: Path) -> None:
     folder.write_text("a file, where a folder should be")
     append(a_run())
     assert earlier_runs(SETTING) == []
+
+
+@pytest.mark.parametrize(("paused", "actions", "kept"), [(0.0, (), 1), (0.5, (), 0), (0.0, ("gave",), 0)])
+def test_runs_that_were_held_back_are_left_out(paused: float, actions: tuple[str, ...], kept: int) -> None:
+    spec = open_golden("llama-gqa-tied").model.spec
+    plan = Plan("tvm", "full", 0, CONFIG, 1, PlanBytes(0, 1, 1, 1), 1, 1, "budget")
+    report = RunReport(
+        text=None,
+        tokens=Tokens(10, 5, reused=4),
+        timings=Timings(0.1, 0.1, 100.0, 50.0, paused),
+        stop_reason="length",
+        memory=Memory(7, None, 1, 1, 1, 1, None, None),
+        kv=KVUse("full", 64, 14, "f16", 0),
+        plan={},
+        versions={},
+        energy=Energy(3.0, None, 1.0, 2.0, 0.4, "rapl", "counter", "package", 9),
+        actions=actions,  # type: ignore[arg-type]
+    )
+    history.remember_run(spec, plan, report)
+    found = earlier_runs(Setting.of(spec, "tvm", CONFIG))
+    assert len(found) == kept
+    for run in found:
+        assert run.prefill == Phase(6, 0.06, 7.0, 1.0)  # six tokens behind four rows that were there
+        assert run.decode == Phase(4, 0.08, 12.0, 2.0)
 
 
 def test_settings_tell_engines_apart() -> None:

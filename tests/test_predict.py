@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from edge.backends import backend_names
 from edge.backends.base import EngineConfig, Footprint
 from edge.cli import app
 from edge.devices.profile import Cluster, Figure, Power, Profile
@@ -186,6 +187,13 @@ def test_watts_of_another_meter_are_not_mixed_in() -> None:
     assert found.watts is not None
     assert found.watts.value == pytest.approx(5.0)
     assert found.watts.source == "measured earlier (1 run)"
+
+
+def test_every_engine_has_its_efficiency() -> None:
+    for name in backend_names():
+        reached = efficiency_of(name)
+        assert 0 < reached.kv <= reached.weights <= 1
+        assert efficiency_of(name, "generic").matmul < reached.matmul
 
 
 def test_slopes_need_runs_that_lie_apart() -> None:
