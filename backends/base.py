@@ -33,17 +33,23 @@ class EngineConfig:
     uneven: bool = False  # tvm: heads may keep different numbers of rows
     repack: bool = False  # llamacpp: weights re-laid in private memory (faster) instead of mapped (reclaimable)
     provider: str = "cpu"  # onnx: what ONNX Runtime runs on
+    resident: int = 0  # tvm: bytes of weights in memory at a time, while the rest is streamed; 0: all stay
     tuning: dict[str, int] = field(default_factory=dict)  # tvm: sizes of pieces of work, where not the defaults
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes that an engine adds to the process: predicted before load, by counting."""
+    """Bytes that an engine adds to the process: predicted before load, by counting.
+
+    Of the weights, where they are streamed, only `EngineConfig.resident` at a time.
+    """
 
     weights: int
     kv: int
     scratch: int  # compute buffers and logits
     runtime: int  # the engine's libraries and its own copy of the vocabulary
+    streamed: int = 0  # of the weights, what every pass reads anew
+    least_weights: int | None = None  # the least that `EngineConfig.resident` may be; None: this engine streams nothing
 
 
 @dataclass(frozen=True)

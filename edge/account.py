@@ -68,6 +68,7 @@ def memory_of(plan: Plan, kv_bytes: int, budget: int | None) -> Memory:
         interpreter=counted.interpreter,
         anonymous=use.anonymous,
         file=use.file,
+        streamed=counted.streamed,
     )
 
 

@@ -87,10 +87,12 @@ def read_spec(file: GGUFFile) -> ModelSpec:
     layer_norm_eps = header.positive("attention.layer_norm_epsilon", 1e-5, below=1.0)
     scaling = header.text("rope.scaling.type", "none")
     tensors = file.tensors.values()
-    values_by_type, bytes_by_type = Counter[str](), Counter[str]()
+    values_by_type, bytes_by_type, bytes_by_layer = Counter[str](), Counter[str](), Counter[str]()
     for tensor in tensors:
         values_by_type[tensor.type] += tensor.elements
         bytes_by_type[tensor.type] += tensor.nbytes
+        if tensor.name.startswith("blk."):
+            bytes_by_layer[tensor.name.split(".")[1]] += tensor.nbytes
     spec = ModelSpec(
         architecture=architecture,
         name="".join(filter(str.isprintable, str(file.metadata.get("general.name", file.path.stem))))[:100],
@@ -111,6 +113,8 @@ def read_spec(file: GGUFFile) -> ModelSpec:
         parameters=sum(tensor.elements for tensor in tensors),
         weight_bytes=sum(tensor.nbytes for tensor in tensors),
         largest_tensor=max(tensor.nbytes for tensor in tensors),
+        largest_layer=max(bytes_by_layer.values(), default=0),
+        embedding_bytes=sum(tensor.nbytes for tensor in tensors if tensor.name == "token_embd.weight"),
         weight_type=max(values_by_type, key=lambda name: values_by_type[name]),
         type_bytes=tuple(bytes_by_type.items()),
     )

@@ -2,7 +2,9 @@
 
 A plan tries configurations from the best to the most frugal and takes the first that fits the limit. Long prefill
 chunks are given up first, then KV rows (down to 1,024, unless the run is known to need them), then repacked weights,
-then the rest of the rows.
+then the rest of the rows. Weights that stay in memory are given up last, and where an engine can stream them. But rows
+that a run is known to need are worth more than they: without such a row answers change, without the weights they take
+longer.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from edge.types import GRANULARITIES
 _CHUNKS = (512, 256, 128, 64, 32, 16)  # prefill steps, best first; llama.cpp gains nothing beyond 512
 SMALLEST_ROWS = 256  # below this a chat model cannot follow its own template
 _ROWS_WORTH_REPACKING = 1024  # fewer rows than this are not traded for faster weights
+_STREAMED_CHUNK = 128  # where weights are streamed; the scratch of longer chunks costs more than they save
 _EVICTED_SHARE = 8  # when the cache is full, 1/8 of it is freed at once: evictions cost, and are rare this way
 _MOST_EVICTED = 256
 
@@ -59,13 +62,17 @@ class PlanRequest:
 
 @dataclass(frozen=True)
 class PlanBytes:
-    """The table of bytes. interpreter: measured (this process before load) plus the engine's libraries."""
+    """The table of bytes. interpreter: measured (this process before load) plus the engine's libraries.
+
+    weights: those that are resident at a time. streamed: those that every pass reads anew from the file.
+    """
 
     interpreter: int
     weights: int
     kv: int
     scratch: int
     reserve: int = _RESERVE
+    streamed: int = 0
 
     @property
     def total(self) -> int:
@@ -119,6 +126,10 @@ def make_plan(
     for config in _candidates(spec, backend, request, tuned):
         counted = _count(spec, backend, request, config, use.rss)
         if max(counted.total + counted.reserve, use.peak) <= limit.bytes:
+            if config.resident:
+                spare = limit.bytes - counted.total - counted.reserve
+                config = replace(config, resident=config.resident + (spare >> 20 << 20))
+                counted = _count(spec, backend, request, config, use.rss)
             return Plan(
                 backend=backend.NAME,
                 kv_policy=request.kv_policy,
@@ -139,13 +150,13 @@ def make_plan(
 def _automatic(
     spec: ModelSpec, backend: Backend, request: PlanRequest, budget: Budget, elsewhere: MemoryLimit | None
 ) -> Plan:
-    """Rows in f16 as long as all fit. Else, where the engine can, twice as many in int8, chosen by H2O: of what was
-    measured at equal bytes (edge eval kv), this loses least."""
+    """Rows in f16 as long as all fit beside the weights. Else, where the engine can, twice as many in int8, chosen by
+    H2O: of what was measured at equal bytes (edge eval kv), this loses least."""
     plain = replace(request, kv_policy="streaming")
     if request.expected_tokens is not None:
         with suppress(BudgetError):
             plan = make_plan(spec, backend, plain, budget, elsewhere)
-            if plan.config.capacity >= request.expected_tokens:
+            if plan.config.capacity >= request.expected_tokens and not plan.config.resident:
                 return plan
     if backend.CAPABILITIES.granularity != "head":
         return make_plan(spec, backend, plain, budget, elsewhere)
@@ -224,7 +235,10 @@ def _missing(needs: Needs, has: Capabilities) -> str | None:
 
 
 def _candidates(spec: ModelSpec, backend: Backend, request: PlanRequest, tuned: Tuned | None) -> Iterator[EngineConfig]:
-    """Configurations from the best to the most frugal. What the user fixed goes before what was tuned."""
+    """Configurations from the best to the most frugal. What the user fixed goes before what was tuned.
+
+    Those that stream weights keep the least of them in memory.
+    """
     per_head = make_policy(request.kv_policy, request.sinks).needs.looks
     # Heads that evict on their own close gaps only when positions reach the context, which takes a second or so: a
     # cache that leaves half of it free does so every few thousand tokens.
@@ -241,7 +255,20 @@ def _candidates(spec: ModelSpec, backend: Backend, request: PlanRequest, tuned: 
     if backend.can_repack(spec):
         floor = wanted if request.expected_tokens else max(least, min(wanted, _ROWS_WORTH_REPACKING))
         yield from _sizes(replace(base, repack=True), request, floor, chunk)
+    if _fits(spec, request):
+        yield from _sizes(base, request, wanted, chunk)
+        yield from _streamed(spec, backend, base, request, chunk)
     yield from _sizes(base, request, least, chunk)
+    yield from _streamed(spec, backend, replace(base, capacity=least), request, chunk)
+
+
+def _streamed(
+    spec: ModelSpec, backend: Backend, base: EngineConfig, request: PlanRequest, longest: int
+) -> Iterator[EngineConfig]:
+    """With as many rows, and as few weights in memory as may be; none if the engine cannot."""
+    for config in _sizes(base, request, base.capacity, min(longest, _STREAMED_CHUNK)):
+        if resident := backend.footprint(spec, config).least_weights:
+            yield replace(config, resident=resident)
 
 
 def _fits(spec: ModelSpec, request: PlanRequest) -> bool:
@@ -280,7 +307,8 @@ def _count(spec: ModelSpec, backend: Backend, request: PlanRequest, config: Engi
     scratch = need.scratch
     if request.prompt_cache is not None:
         scratch += request.prompt_cache + _BLOCK_COPIES * BLOCK * need.kv // config.capacity
-    return PlanBytes(interpreter=resident + need.runtime, weights=need.weights, kv=need.kv, scratch=scratch)
+    weights = config.resident or need.weights
+    return PlanBytes(resident + need.runtime, weights, need.kv, scratch, streamed=need.streamed)
 
 
 def _too_small(
@@ -295,10 +323,11 @@ def _too_small(
     smallest = max(smallest_count.total + smallest_count.reserve, use.peak)
     smallest = (smallest // (1 << 20) + 3) << 20  # whole MiB, with room for another run's interpreter
     policy = " --kv-policy streaming" if request.kv_policy == "full" else ""
+    streamed = " and weights streamed" if last.resident else ""
     stated = "the memory budget is" if limit.source == "budget" else f"the {limit.source} limit is"
     return BudgetError(
         f"needs {format_bytes(needed.total + needed.reserve)}, {stated} {format_bytes(limit.bytes)}: the smallest that "
-        f"fits is --memory {smallest >> 20}MiB with --max-kv-size {last.capacity}{policy}",
+        f"fits is --memory {smallest >> 20}MiB with --max-kv-size {last.capacity}{policy}{streamed}",
         smallest=smallest,
     )
 

@@ -93,10 +93,12 @@ class _Line:
 
 
 def predict(
-    spec: ModelSpec, plan: Plan, device: Profile, wanted: Wanted, runs: Sequence[Run] = (), power: Power | None = None
-) -> Prediction:
-    """runs: earlier ones of the same setting on this device, if it is this one. power: instead of the profile's."""
-    roof = _Roof.of(spec, plan, device)
+    spec: ModelSpec, plan: Plan, device: Profile, wanted: Wanted, runs: Sequence[Run] = (), power: Power | None = None,
+    streaming_s: float = 0.0,
+) -> Prediction:  # fmt: skip
+    """runs: earlier ones of the same setting on this device, if it is this one. power: instead of the profile's.
+    streaming_s: what streamed weights add to a pass (`edge.streaming`)."""
+    roof = _Roof.of(spec, plan, device, streaming_s)
     line, prefill = _decode_line(roof, runs), _prefill_seconds(roof, runs, wanted.prompt)
     decode_watts, prompt_watts = (_watts(runs, phase) for phase in ("decode", "prefill"))
     power = power or device.power
@@ -135,19 +137,21 @@ class _Roof:
     bandwidth: float | None
     flops: float | None
     source: str
+    streaming_s: float
 
     @classmethod
-    def of(cls, spec: ModelSpec, plan: Plan, device: Profile) -> _Roof:
+    def of(cls, spec: ModelSpec, plan: Plan, device: Profile, streaming_s: float) -> _Roof:
         threads = plan.config.threads
         bandwidth = device.bandwidth(threads)
         here = device.name == HOST
         source = "estimated from measured ceilings" if here else f"estimated from the profile of {device.name}"
         rate = None if bandwidth is None else bandwidth.bytes_per_s
-        return cls(spec, plan, device, rate, device.flops(threads), source)
+        return cls(spec, plan, device, rate, device.flops(threads), source, streaming_s)
 
     def work(self, tokens: int, context: int) -> Work:
         count = self.plan.bytes
-        footprint = Footprint(weights=count.weights, kv=count.kv, scratch=count.scratch, runtime=0)
+        weights = self.spec.weight_bytes if count.streamed else count.weights
+        footprint = Footprint(weights=weights, kv=count.kv, scratch=count.scratch, runtime=0)
         return work_of(self.spec, self.plan.config, footprint, tokens, context)
 
     def seconds(self, tokens: int, context: int, bandwidth: float, flops: float | None) -> float:
@@ -158,7 +162,7 @@ class _Roof:
         if flops is not None:
             linear = work.flops - work.attention_flops
             counting = linear / (flops * reach.matmul) + work.attention_flops / (flops * reach.attention)
-        return max(reading, counting) + reach.step_s
+        return max(reading, counting) + reach.step_s + self.streaming_s
 
     def prompt_seconds(self, prompt: int, start: int, bandwidth: float, flops: float) -> float:
         """Chunk by chunk, behind `start` rows."""

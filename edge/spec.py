@@ -74,6 +74,8 @@ class ModelSpec:
     parameters: int
     weight_bytes: int
     largest_tensor: int  # bytes
+    largest_layer: int  # bytes of all its tensors
+    embedding_bytes: int  # of the token embedding
     weight_type: str  # the block type that holds most of the parameters, such as Q4_1
     type_bytes: tuple[tuple[str, int], ...]  # bytes of weights in each block type
     recipe: Recipe | None = None  # how our own engines run it; None: only llama.cpp knows this architecture

@@ -27,7 +27,7 @@ REPORT_KEYS = {
     "timings": {"load_s", "ttft_s", "prefill_tok_s", "decode_tok_s", "paused_s"},
     "stop_reason": None,
     "memory": {
-        "peak_rss", "budget", "weights", "kv", "scratch", "interpreter", "anonymous", "file", "measured",
+        "peak_rss", "budget", "weights", "kv", "scratch", "interpreter", "anonymous", "file", "streamed", "measured",
     },
     "kv": {"policy", "capacity", "rows", "dtype", "evicted"},
     "energy": {"joules", "budget", "prefill", "decode", "per_token", "source", "kind", "scope", "samples"},

@@ -63,6 +63,8 @@ def test_real_model_figures() -> None:
         parameters=134515008,
         weight_bytes=96576768,
         largest_tensor=30081024,
+        largest_layer=spec.largest_layer,
+        embedding_bytes=30081024,
         weight_type="Q4_1",
     )
     assert spec.norm_eps == pytest.approx(1e-5)

@@ -80,7 +80,7 @@ def test_a_plan_becomes_json() -> None:
     read = json.loads(json.dumps(chosen.to_dict()))
     assert read["predicted_peak"] == chosen.predicted_peak
     assert read["config"]["capacity"] == chosen.config.capacity
-    assert set(read["bytes"]) == {"interpreter", "weights", "kv", "scratch", "reserve"}
+    assert set(read["bytes"]) == {"interpreter", "weights", "kv", "scratch", "reserve", "streamed"}
 
 
 def test_a_peak_that_already_was_is_part_of_the_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,7 +333,7 @@ def test_the_smallest_budget_for_a_policy_that_looks_at_heads_fits(policy: str) 
     request = PlanRequest(kv_policy=policy)
     with pytest.raises(BudgetError) as caught:
         native_plan(request, 80 * MIB)
-    found = re.search(r"--memory (\d+)MiB with --max-kv-size (\d+)$", str(caught.value))
+    found = re.search(r"--memory (\d+)MiB with --max-kv-size (\d+) and weights streamed$", str(caught.value))
     assert found is not None, caught.value
     chosen = native_plan(replace(request, max_kv_size=int(found[2])), int(found[1]) * MIB)
     assert chosen.bytes.total < int(found[1]) * MIB

@@ -54,11 +54,10 @@ def can_repack(spec: ModelSpec) -> bool:
 def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     """Counted from the arrays that the engine allocates; the weights are those of the packed file."""
     from edge.backends.tensors import find_recipe
-    from edge.backends.tvm.blocks import BLOCKS
-    from edge.backends.tvm.blocks.base import growth
     from edge.backends.tvm.layout import Shape, make_scratch, round_up
     from edge.backends.tvm.regions import TILE, allocated_rows, longest_head
     from edge.backends.tvm.rows import row_bytes
+    from edge.backends.tvm.streaming import packed_bytes, streaming_need
     from edge.backends.tvm.targets import choose_target, with_tuning
 
     shape, target = Shape.of(spec), with_tuning(choose_target(), config.tuning)
@@ -73,11 +72,14 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     if config.per_head:  # keys are looked at layer by layer, and turned head by head
         heads = 2 if config.observes else max(2, shape.kv_heads)
         by_head = longest * (shape.layers * shape.kv_heads * _BOOKKEEPING + heads * shape.padded_head * _LOOKED_AT)
+    streaming = streaming_need(spec, config)
     return Footprint(
-        weights=sum(int(size * growth(BLOCKS[name])) for name, size in spec.type_bytes),
+        weights=packed_bytes(spec),
         kv=rows * per_row,
         scratch=4 * (scratch.floats + scratch.integers + 2 * logits + 3 * rope) + by_head,
         runtime=_RUNTIME_BYTES,
+        streamed=streaming.streamed,
+        least_weights=streaming.least,
     )
 
 

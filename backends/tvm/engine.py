@@ -21,6 +21,7 @@ from edge.backends.tvm.regions import TILE, Regions, longest_head
 from edge.backends.tvm.rope import find_rotation
 from edge.backends.tvm.runtime import compiled
 from edge.backends.tvm.sources import source_hash
+from edge.backends.tvm.streaming import Ahead, make_streams, streaming_need
 from edge.backends.tvm.targets import choose_target, with_tuning
 from edge.backends.tvm.weights import open_weights
 from edge.backends.tvm.workers import Workers
@@ -46,7 +47,10 @@ class NativeEngine:
         target, layout = with_tuning(choose_target(), config.tuning), make_layout(file, spec)
         design = replace(Design.of(layout, config.kv_dtype, target), timed=timed)
         image = compiled(design, progress and (lambda part: progress(part / 2)))
-        self._weights = open_weights(file, layout, progress and (lambda part: progress(0.5 + part / 2)))
+        streams = make_streams(layout, streaming_need(spec, config).kept, config.threads) if config.resident else None
+        packing = progress and (lambda part: progress(0.5 + part / 2))
+        self._weights = open_weights(file, layout, packing, streams)
+        self._ahead = Ahead(streams is not None)
 
         positions = spec.context if config.per_head else config.capacity  # gaps stay open while the context allows
         shape, self._rotation = layout.shape, find_rotation(file, layout.recipe, positions)
@@ -64,7 +68,7 @@ class NativeEngine:
         tokens = round_up(config.chunk, target.gemm_tokens)
         # The last batch of a chunk may read on beyond the tokens that there are.
         rope_size = (max(tokens, _ROPE_AHEAD) + target.gemm_tokens) * 2 * self._head
-        table = np.array(fill_table(layout, scratch, rope_size), np.int64)
+        table = np.array(fill_table(layout, scratch, rope_size, streams), np.int64)
         self._table = aligned_zeros(table.size, "int64")
         self._table[:] = table
         self._floats = aligned_zeros(scratch.floats, "float32")
@@ -136,7 +140,7 @@ class NativeEngine:
         kind = Job.STEP if count == 1 else Job.CHUNK
         self._workers.run(
             kind=kind, count=count, position=kv.next_position, angle=self._angle_row(count), wanted=wanted,
-            observed=min(count, self._observed), votes=int(self._votes),
+            observed=min(count, self._observed), votes=int(self._votes), ahead=self._ahead.wanted(),
         )  # fmt: skip
         kv.appended(count)
 

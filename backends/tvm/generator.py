@@ -24,6 +24,7 @@ from edge.backends.tvm.phases.frame import Frame
 from edge.backends.tvm.phases.head import head
 from edge.backends.tvm.phases.project import add, add_normed, widen
 from edge.backends.tvm.phases.qkv import qkv
+from edge.backends.tvm.phases.stream import let_go
 
 POINTERS = {  # arguments of `run`, and what they point to
     "job": "int64", "lines": "int32",
@@ -138,3 +139,4 @@ def _layer(f: Frame, layer: Value) -> None:
         inputs = f.ready("ffn", shape.padded_ffn, layer, "down", private=False)
         add(f, "down", layer, inputs, "post_ffw_norm")
     add_normed(f, layer, "post_ffw_norm")
+    let_go(f, layer)

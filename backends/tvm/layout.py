@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from edge.backends.tensors import BIASES, MATRICES, NORMS, Source, find_recipe, find_tensors
 from edge.backends.tvm.blocks import BLOCKS
@@ -13,6 +14,9 @@ from edge.backends.tvm.targets import Target
 from edge.errors import UnsupportedError
 from edge.gguf_file import GGUFFile
 from edge.spec import ModelSpec, Recipe
+
+if TYPE_CHECKING:
+    from edge.backends.tvm.streaming import Streams
 
 ALIGNMENT = 64  # bytes: what the widest loads want
 LINE = 32  # int32 words between two threads' counters: two cache lines, as neighbours are fetched together
@@ -197,9 +201,10 @@ class Job:
 
     angle: row of the rotary table for the first token. wanted: rows of logits.
     observed: last tokens whose attention is added up; votes: 1 to count instead how often a row gets more than average.
+    ahead: 1 to ask the system for weights that are read soon (streaming.py).
     """
 
-    NAMES = ("kind", "threads", "count", "position", "angle", "wanted", "observed", "votes")
+    NAMES = ("kind", "threads", "count", "position", "angle", "wanted", "observed", "votes", "ahead")
     QUIT, STEP, CHUNK = 0, 1, 2
 
     @classmethod
@@ -208,13 +213,17 @@ class Job:
 
 
 class Table:
-    """Numbers that a compiled pass reads from an int64 array: offsets that depend on the weights or on the run."""
+    """Numbers that a compiled pass reads from an int64 array: offsets that depend on the weights or on the run.
+
+    Behind the layers' numbers come four for each piece of streamed weights.
+    """
 
     NAMES = (
         "x", "normed", "queries", "query_rows", "mixed", "ffn", "work", "part_stride", "raw", "raw_stride", "mirrors",
         "words", "scales", "corrections", "sums", "half_corrections", "half_sums",
         "token_embd", "token_embd.scales", "position_embd", "position_embd.scales",
         "output_norm", "output_norm.bias", "head", "head.scales",
+        "block", "head_step", "head_parts",  # streaming.py
     )  # fmt: skip
     PER_LAYER = (
         *MATRICES, *(f"{name}.scales" for name in MATRICES), *NORMS, *BIASES,
@@ -232,10 +241,17 @@ class Table:
         """Within a layer's slots."""
         return cls.PER_LAYER.index(name)
 
+    @classmethod
+    def first_piece(cls, layers: int) -> int:
+        return len(cls.NAMES) + layers * len(cls.PER_LAYER)
 
-def fill_table(layout: Layout, scratch: Scratch, rope_size: int) -> list[int]:
-    """The whole table for one run; `rope_size` in values of one table of angles."""
-    values = dict(scratch.offsets)
+
+def fill_table(layout: Layout, scratch: Scratch, rope_size: int, streams: Streams | None = None) -> list[int]:
+    """The whole table for one run; `rope_size` in values of one table of angles. streams: None if weights stay."""
+    values = dict(scratch.offsets) | {"head_step": layout.shape.padded_vocab // 16, "head_parts": 1}
+    if streams:
+        parts = len(streams.pieces) - layout.shape.layers - 1
+        values |= {"head_step": streams.head_step, "head_parts": parts, "block": streams.block}
     for name in ("token_embd", "position_embd", "output_norm", "output_norm.bias"):
         values |= _offsets(layout, name, name)
     values |= _offsets(layout, layout.head, "head")
@@ -250,7 +266,7 @@ def fill_table(layout: Layout, scratch: Scratch, rope_size: int) -> list[int]:
         for group, variants in layout.variants.items():
             values[group] = variants.index(layout.blocks_of(group, layer))
         table += [values.get(name, 0) for name in Table.PER_LAYER]
-    return table
+    return table + (streams.table if streams else [0] * 4 * (layout.shape.layers + 2))
 
 
 def _offsets(layout: Layout, tensor: str, name: str) -> dict[str, int]:

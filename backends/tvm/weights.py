@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,17 +20,22 @@ from edge import cache
 from edge.backends.base import tensor_samples
 from edge.backends.tvm.layout import Layout, Place, round_up
 from edge.backends.tvm.sources import source_hash
+from edge.backends.tvm.streaming import BLOCK, Streams
 from edge.gguf_file import GGUFFile, TensorInfo
 from edge.types import AnyArray
 
 _SLICE = 4 << 20  # bytes of a tensor that are re-laid at once: what packing adds to the process
+_HUGEPAGE, _POPULATE_READ = 14, 22  # of Linux's madvise
 
 Progress = Callable[[float], None]
 
 
-def open_weights(file: GGUFFile, layout: Layout, progress: Progress | None = None) -> AnyArray:
+def open_weights(
+    file: GGUFFile, layout: Layout, progress: Progress | None = None, streams: Streams | None = None
+) -> AnyArray:
     """The packed bytes, uint8 [nbytes], mapped read-only; packed first if the cache folder has them not.
 
+    streams: what is brought into memory at once; None: everything.
     Raises EdgeError if the cache folder cannot be written.
     """
     path = cache.find_or_make(
@@ -41,8 +48,14 @@ def open_weights(file: GGUFFile, layout: Layout, progress: Progress | None = Non
     )
     with open(path, "rb") as data:
         # On Linux all pages are mapped at once, which costs a tenth of as many page faults.
-        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+        flags = mmap.MAP_SHARED | (getattr(mmap, "MAP_POPULATE", 0) if streams is None else 0)
         mapped = mmap.mmap(data.fileno(), 0, flags=flags, prot=mmap.PROT_READ)
+    with suppress(OSError):  # a system without large pages
+        mapped.madvise(_HUGEPAGE)
+    if streams:
+        with suppress(OSError):  # Linux before 5.14: they come when they are first read
+            for first, count in streams.kept:
+                mapped.madvise(_POPULATE_READ, first * streams.block, count * streams.block)
     return np.frombuffer(mapped, np.uint8)
 
 
@@ -65,6 +78,21 @@ def pack_weights(file: GGUFFile, layout: Layout, target: Path, progress: Progres
             done += place.nbytes
             if progress:
                 progress(done / layout.nbytes)
+        out.flush()
+    _reread(target)
+
+
+def _reread(path: Path) -> None:
+    """The page cache has the file in small pieces, as it was written; now in large ones, which cost less to map."""
+    if not hasattr(os, "posix_fadvise"):
+        return
+    with open(path, "rb") as file, suppress(OSError), mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        mapped.madvise(_HUGEPAGE)
+        for start in range(0, len(mapped), BLOCK):
+            mapped[start]  # read a block
+            mapped.madvise(mmap.MADV_DONTNEED, start, min(BLOCK, len(mapped) - start))
 
 
 def _pack_tensor(source: BinaryIO, info: TensorInfo, place: Place, out: BinaryIO) -> None:

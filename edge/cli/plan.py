@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from edge.opened import Model
     from edge.plan import Plan, PlanRequest
     from edge.predict import Guess, Prediction, Wanted
+    from edge.streaming import Streaming
 
 _PROMPT = 512  # tokens of which prefill is predicted, unless --tokens says
 _CONTEXTS = (128, 1024, 4096)  # at which decoding is predicted, and at the full cache
@@ -52,10 +53,11 @@ def plan(
 ) -> None:
     """Show how a model would run within a budget, here or on another device: bytes, settings, speed and joules."""
     from edge.budget import Budget
-    from edge.devices.profiles import find_profile
+    from edge.devices.profiles import HOST, find_profile
     from edge.opened import open_model
     from edge.plan import PlanRequest
     from edge.predict import Wanted
+    from edge.streaming import streaming_cost
 
     budget, profile = Budget.parse(memory, time, energy, power), find_profile(device)
     opened = open_model(model)
@@ -73,10 +75,12 @@ def plan(
     capacity = made.config.capacity
     contexts = tuple(at or [*(each for each in _CONTEXTS if each < capacity), capacity])
     wanted = Wanted(prompt or min(_PROMPT, tokens or _PROMPT), contexts, budget.energy, budget.power, budget.time)
-    prediction = _predict(opened, made, profile, wanted)
+    streaming = streaming_cost(made.bytes.streamed, here=profile.name == HOST)
+    prediction = _predict(opened, made, profile, wanted, (streaming and streaming.cached_s) or 0.0)
     if json:
         predicted = {"model": opened.spec.label, "path": str(opened.path), **made.to_dict()}
-        print_json(predicted | {"prediction": asdict(prediction)})
+        streamed = streaming and asdict(streaming)
+        print_json(predicted | {"streaming": streamed, "prediction": asdict(prediction)})
         return
     print(_bytes(made))
     print(
@@ -84,6 +88,8 @@ def plan(
         + (f" with {made.sinks} sinks" if made.sinks else "")
         + f"\ntuned: {made.tuned}\n"
     )
+    if streaming:
+        print(_slower(streaming, made.bytes.weights, opened.spec.weight_bytes) + "\n")
     if rows := _rows(prediction, budget):
         print(table([f"predicted for {prediction.device}", "", "by"], rows, left=3))
     for line in (*prediction.basis, *prediction.unknown):
@@ -110,7 +116,7 @@ def _make(opened: Model, profile: Profile, backend: str, request: PlanRequest, b
     return make_plan(opened.spec, engine, request, replace(budget, memory=None), elsewhere=limit)
 
 
-def _predict(opened: Model, made: Plan, profile: Profile, wanted: Wanted) -> Prediction:
+def _predict(opened: Model, made: Plan, profile: Profile, wanted: Wanted, streaming_s: float) -> Prediction:
     """On this device by earlier runs and by the meter that runs would have; elsewhere by the profile alone."""
     from edge.devices.power import find_meter
     from edge.devices.profiles import HOST, host_power
@@ -118,14 +124,15 @@ def _predict(opened: Model, made: Plan, profile: Profile, wanted: Wanted) -> Pre
     from edge.predict import predict
 
     if profile.name != HOST:
-        return predict(opened.spec, made, profile, wanted)
+        return predict(opened.spec, made, profile, wanted, streaming_s=streaming_s)
     runs = earlier_runs(Setting.of(opened.spec, made.backend, made.config))
     if find_meter().read().kind != "estimate":  # joules that a sensor counts follow from earlier ones alone
-        return predict(opened.spec, made, replace(profile, figures=_without_watts(profile)), wanted, runs)
+        profile = replace(profile, figures=_without_watts(profile))
+        return predict(opened.spec, made, profile, wanted, runs, streaming_s=streaming_s)
     power = host_power()
     # What opening the model took, a run will spend, too, before it starts.
     wanted = replace(wanted, spent=clock.process_time() * power.core_watts)
-    return predict(opened.spec, made, profile, wanted, runs, power)
+    return predict(opened.spec, made, profile, wanted, runs, power, streaming_s)
 
 
 def _without_watts(profile: Profile) -> dict[str, Figure]:
@@ -140,7 +147,7 @@ def _bytes(made: Plan) -> str:
     count, config = made.bytes, made.config
     rows: list[tuple[str, str, int]] = [
         ("interpreter", "this process and the engine's libraries", count.interpreter),
-        ("weights", "repacked in memory" if config.repack else "mapped from a file", count.weights),
+        ("weights", _weights(made), count.weights),
         ("KV cache", f"{config.capacity} rows, {config.kv_dtype}", count.kv),
         ("scratch", f"prefill chunk of {config.chunk} tokens", count.scratch),
         ("predicted peak", "estimated", made.predicted_peak),
@@ -172,3 +179,22 @@ def _rows(prediction: Prediction, budget: Budget) -> list[list[str]]:
     if budget.time is not None:
         say(f"in {budget.time:g} s", prediction.time_tokens, "{:.0f} tokens behind that prompt")
     return rows
+
+
+def _slower(streaming: Streaming, resident: int, weights: int) -> str:
+    text = (
+        f"weights: {format_bytes(resident)} of {format_bytes(weights)} in memory at a time, "
+        f"{format_bytes(streaming.bytes)} streamed per token"
+    )
+    if streaming.cached_s is None or streaming.disk_s is None:
+        return text
+    return (
+        f"{text}, which adds {1e3 * streaming.cached_s:.1f} ms to each\nwhile the system keeps their file in its page "
+        f"cache, up to {1e3 * streaming.disk_s:.0f} ms if it does not (both measured here)"
+    )
+
+
+def _weights(made: Plan) -> str:
+    if made.bytes.streamed:
+        return "of a mapped file, at a time"
+    return "repacked in memory" if made.config.repack else "mapped from a file"

@@ -90,7 +90,8 @@ def report_lines(report: RunReport) -> list[str]:
         f" · stopped: {report.stop_reason}",
         f"memory peak {format_bytes(memory.peak_rss)}{budget} (measured)"
         f" · interpreter {format_bytes(memory.interpreter)} + weights {format_bytes(memory.weights)}"
-        f" + KV {format_bytes(memory.kv)} + scratch {format_bytes(memory.scratch)} (counted)",
+        f" + KV {format_bytes(memory.kv)} + scratch {format_bytes(memory.scratch)} (counted)"
+        + (f" · {format_bytes(memory.streamed)} of weights streamed per token" if memory.streamed else ""),
         f"KV {kv.policy} {kv.dtype}: {kv.rows} of {kv.capacity} rows, {kv.evicted} evicted",
         _energy_line(report),
         *([f"gave back {', '.join(map(_action, report.actions))} (counted)"] if report.actions else []),

@@ -33,7 +33,10 @@ class Timings:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes. peak_rss, anonymous and file are measured on this process; the others are counted by the plan."""
+    """Bytes. peak_rss, anonymous and file are measured on this process; the others are counted by the plan.
+
+    weights: resident at a time; streamed: read anew from the file by every pass, where they are more than that.
+    """
 
     peak_rss: int
     budget: int | None
@@ -43,6 +46,7 @@ class Memory:
     interpreter: int
     anonymous: int | None
     file: int | None
+    streamed: int = 0
     measured: tuple[str, ...] = ("peak_rss", "anonymous", "file")
 
 

@@ -7,6 +7,7 @@ from tvm.tirx.script.builder import ir as T
 from edge.backends.tvm.kernels.lanes import Value, floats, i64, let, load, loop, store
 from edge.backends.tvm.kernels.matmul import copy_row
 from edge.backends.tvm.phases.frame import Frame
+from edge.backends.tvm.phases.stream import let_go_of_rows
 
 
 def embed(f: Frame) -> None:
@@ -22,6 +23,7 @@ def embed(f: Frame) -> None:
             with loop(i64(0), i64(shape.padded_hidden // 16)) as part:
                 place = at + part * 16
                 store(f.floats, place, load(f.floats, place) * floats(shape.embedding_scale))
+        let_go_of_rows(f)
         if f.design.positions:
             _add_position(f, f.design.positions, token, at)
 

@@ -42,9 +42,9 @@ class Frame:
             return T.decl_buffer((1 << 48,), dtype, data=pointers[name])
 
         job, self.lines = view("job", "int64"), view("lines", "int32")
-        count, self.position, self.first_angle, self.threads, self.wanted, self.observed, self.votes = (
+        count, self.position, self.first_angle, self.threads, self.wanted, self.observed, self.votes, self.ahead = (
             let(job[Job.slot(name)])
-            for name in ("count", "position", "angle", "threads", "wanted", "observed", "votes")
+            for name in ("count", "position", "angle", "threads", "wanted", "observed", "votes", "ahead")
         )
         self.count = i64(1) if single else count
         self.weights = Weights(*(view("weights", dtype) for dtype in ("int32", "uint16", "int8", "float32")))
@@ -240,3 +240,7 @@ class Frame:
 
     def layer_at(self, layer: Value, name: str) -> Value:
         return self.table[len(Table.NAMES) + layer * len(Table.PER_LAYER) + Table.layer_slot(name)]
+
+    def piece_at(self, piece: Value, number: int) -> Value:
+        """Of the four numbers of a piece of streamed weights."""
+        return self.table[Table.first_piece(self.shape.layers) + piece * 4 + number]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tvm.tirx.script.builder import ir as T
+
 from edge.backends.tvm.kernels.functions import soft_cap
 from edge.backends.tvm.kernels.lanes import Value, i64, let, loop, store, when
 from edge.backends.tvm.kernels.matmul import Inputs, Matrix
 from edge.backends.tvm.phases.frame import Frame
+from edge.backends.tvm.phases.stream import let_go
 
 
 def head(f: Frame) -> None:
@@ -19,20 +22,25 @@ def head(f: Frame) -> None:
         with f.phase("output_norm"), f.shared_out(f.wanted) as row:
             f.norm_row(first + row, row, "output_norm", None)
             f.quantize_row("normed", shape.padded_hidden, row, row, [f.design.head])
-    with f.phase("head"):
-        row = f.thread if f.single else i64(0)
-        if f.single:
-            f.norm_row(i64(0), row, "output_norm", None)
-            f.quantize_row("normed", shape.padded_hidden, row, row, [f.design.head])
-            f.mark("output_norm")
-        inputs = f.inputs("normed", shape.padded_hidden)
-        with f.tiles(shape.padded_vocab // 16) as tile:
-            with when(f.wanted == 1):
-                _logits_tile(f, matrix, tile, inputs, [row], [i64(0)])
-            if not f.single:
-                with when(f.wanted > 1), loop(i64(0), (f.wanted + (f.batch - 1)) // f.batch) as block:
-                    rows = [let(block * f.batch + index) for index in range(f.batch)]
-                    _logits_tile(f, matrix, tile, inputs, rows, rows)
+    row = f.thread if f.single else i64(0)
+    if f.single:
+        f.norm_row(i64(0), row, "output_norm", None)
+        f.quantize_row("normed", shape.padded_hidden, row, row, [f.design.head])
+        f.mark("output_norm")
+    inputs = f.inputs("normed", shape.padded_hidden)
+    with loop(i64(0), f.at("head_parts")) as part:  # one, unless weights are streamed
+        with f.phase("head"):
+            start = let(part * f.at("head_step"))
+            stop = let(T.min(start + f.at("head_step"), i64(shape.padded_vocab // 16)))
+            with f.shared_out(stop - start) as index:
+                tile = let(start + index)
+                with when(f.wanted == 1):
+                    _logits_tile(f, matrix, tile, inputs, [row], [i64(0)])
+                if not f.single:
+                    with when(f.wanted > 1), loop(i64(0), (f.wanted + (f.batch - 1)) // f.batch) as block:
+                        rows = [let(block * f.batch + index) for index in range(f.batch)]
+                        _logits_tile(f, matrix, tile, inputs, rows, rows)
+        let_go(f, let(part + shape.layers))
 
 
 def _logits_tile(

@@ -1,0 +1,125 @@
+"""Weights larger than the budget: tokens, peak and speed at shares of weights + KV, against what was predicted.
+
+    python benchmarks/streaming.py [--rounds 3] [--shares 1,0.8,0.6,0.5] [--model NAME_OR_FILE ...]
+
+A share is what `--memory` leaves for weights and KV rows. Every run is a process of its own, in turns. Of its steps,
+and of its passes of one chunk, the quickest tenth counts: neighbours take from the others. slower: their time over that
+without streaming. predicted: by the bytes that the plan streams and what their pages cost, measured beforehand, beside
+the time of a pass that streams nothing. All of it from the page cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import platformdirs
+from model_files import large_file
+
+from edge.budget import format_bytes
+from edge.catalog import find_model
+from edge.cli.show import table
+from edge.streaming import streaming_cost
+
+SMALL, LARGE_SHAPE = "smollm2-135m", (2048, 16, 8192)
+PROMPT, ANSWER = 256, 64
+CHUNK, CHUNKS, STEPS = 128, 12, 150
+RUN = f"""
+import json, sys, time
+import numpy as np
+import edge
+
+model, memory = edge.open_model(sys.argv[1]), int(sys.argv[2]) or None
+prompt = (np.arange({PROMPT}) * 7919 % model.spec.vocab).astype(np.int32)
+with edge.load(model, backend="tvm", memory=memory, expected_tokens={PROMPT + ANSWER}) as session:
+    text = session.generate(prompt, max_tokens={ANSWER}, ignore_eos=True)
+    report, engine, seconds = session.report.to_dict(), session.engine, dict(chunk=[], step=[])
+    def run(kind, tokens, rows):
+        engine.kv.truncate(rows)
+        started = time.perf_counter()
+        engine.forward(tokens)
+        seconds[kind].append(time.perf_counter() - started)
+    for _ in range({CHUNKS}):
+        run("chunk", prompt[:{CHUNK}], 0)
+    for _ in range({STEPS}):
+        run("step", prompt[:1], {CHUNK})
+print(json.dumps(dict(text=text, report=report, seconds=seconds)))
+"""
+
+
+def run(model: str, memory: int) -> dict[str, Any]:
+    done = subprocess.run([sys.executable, "-c", RUN, model, str(memory)], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"a run within {memory} bytes failed: {done.stderr.strip().splitlines()[-1:]}")
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def quick(runs: list[dict[str, Any]], kind: str) -> float:
+    """Seconds of a pass: the first decile of all rounds."""
+    return float(np.quantile(np.concatenate([each["seconds"][kind] for each in runs]), 0.1))
+
+
+def measure(model: str, shares: list[float], rounds: int) -> None:
+    ample = run(model, 0)
+    counted = ample["report"]["plan"]["bytes"]
+    rest = counted["interpreter"] + counted["scratch"] + counted["reserve"]
+    weights_and_rows = counted["weights"] + counted["kv"]
+    budgets = {share: int(rest + share * weights_and_rows) for share in shares}
+    free: list[dict[str, Any]] = []
+    runs: dict[float, list[dict[str, Any]]] = {share: [] for share in shares}
+    for _ in range(rounds):
+        free.append(run(model, 0))
+        for share, budget in budgets.items():
+            runs[share].append(run(model, budget))
+    rows = []
+    step, chunk = quick(free, "step"), quick(free, "chunk")
+    for share, each in runs.items():
+        report = each[0]["report"]
+        memory, passes = report["memory"], -(-CHUNK // report["plan"]["config"]["chunk"])
+        cost = streaming_cost(memory["streamed"])
+        seconds = (cost.cached_s or 0.0) if cost else 0.0
+        slower = quick(each, "step") / step, quick(each, "chunk") / chunk
+        predicted = 1 + seconds / step, 1 + passes * seconds / chunk
+        peak = max(one["report"]["memory"]["peak_rss"] for one in each)
+        rows.append([
+            f"{share:.0%}", format_bytes(budgets[share]), format_bytes(peak), format_bytes(memory["streamed"]),
+            "same" if all(one["text"] == ample["text"] for one in each) else "OTHER",
+            *(f"{a:.2f} × ({b:.2f})" for a, b in zip(slower, predicted, strict=True)),
+            f"{predicted[0] / slower[0] - 1:+.0%}",
+        ])  # fmt: skip
+    sizes = f"{format_bytes(counted['weights'])} of weights, {format_bytes(counted['kv'])} of KV"
+    print(f"\n## {Path(model).stem}: {sizes}, {1 / step:.0f} tok/s in memory\n")
+    heads = [
+        "share",
+        "--memory",
+        "peak",
+        "streamed",
+        "tokens",
+        "step slower (predicted)",
+        f"{CHUNK} tokens slower",
+        "error",
+    ]
+    print(table(heads, rows))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--shares", default="1,0.8,0.6,0.5")
+    parser.add_argument("--model", action="append", help="default: smollm2-135m and a random 1B")
+    asked = parser.parse_args()
+    cache = Path(platformdirs.user_cache_dir("edge-benchmarks"))
+    cache.mkdir(parents=True, exist_ok=True)
+    models = asked.model or [SMALL, str(large_file(cache, find_model(SMALL), LARGE_SHAPE))]
+    for model in models:
+        measure(model, [float(share) for share in asked.shares.split(",")], asked.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""What it costs to stream weights: time for every pass, as the pages of their file come and go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edge.cache import cache_folder
+from edge.devices.paging import measure_paging
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """bytes: read anew by every pass, that is for every token of an answer and every chunk of a prompt.
+
+    cached_s: seconds that this adds to a pass as long as the system keeps the file in its page cache; disk_s: if it
+    does not, at most, as reading overlaps with computing. Both measured here; None where they cannot be.
+    """
+
+    bytes: int
+    cached_s: float | None
+    disk_s: float | None
+
+
+def streaming_cost(streamed: int, *, here: bool = True) -> Streaming | None:
+    """Of a plan's `bytes.streamed`; None if that is nothing. Measured in the cache folder, where such weights lie.
+
+    here: the plan is for this device; of others nothing is known.
+    """
+    if not streamed:
+        return None
+    paging = measure_paging(cache_folder()) if here else None
+    if paging is None:
+        return Streaming(streamed, None, None)
+    return Streaming(streamed, streamed * paging.cached, streamed * (paging.cached + paging.disk))

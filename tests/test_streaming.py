@@ -1,0 +1,291 @@
+"""Weights larger than the budget: the same numbers as when they stay in memory, in less of it."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import GOLDEN, Child, run_child
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge.backends import find_backend
+from edge.backends.base import Backend, Engine, EngineConfig
+from edge.backends.tvm.layout import Layout, make_layout
+from edge.backends.tvm.streaming import BLOCK, STEPS, Ahead, make_streams, packed_bytes, streaming_need
+from edge.budget import Budget
+from edge.devices.memory import MemoryUse
+from edge.devices.paging import measure_paging
+from edge.errors import BudgetError
+from edge.opened import Model, open_model
+from edge.plan import Plan, PlanRequest, make_plan
+from edge.streaming import streaming_cost
+from edge.types import FloatArray
+
+MIB = 1 << 20
+PAGE = mmap.PAGESIZE
+MODELS = ("llama-gqa-tied", "llama-gqa-untied", "gemma2", "gpt2", "phi3", "qwen2-untied")
+CONFIG = EngineConfig(capacity=64, chunk=8, kv_dtype="f16", threads=2)
+RESIDENT = 60 * MIB  # of the process that plans
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Golden models are smaller than a block."""
+    monkeypatch.setattr("edge.backends.tvm.streaming.BLOCK", PAGE)
+
+
+@lru_cache
+def opened(name: str) -> Model:
+    return open_model(name if name == "smollm2-135m" else GOLDEN / f"{name}.gguf")
+
+
+def native(model: Model) -> Backend:
+    return find_backend("tvm", model.file, model.spec)
+
+
+def answers(engine: Engine, vocab: int) -> list[FloatArray]:
+    """Logits of a prompt in chunks, of steps, after an eviction, and of more steps."""
+    tokens = (np.arange(60) * 37 % vocab).astype(np.int32)
+    found = [engine.forward(tokens[:21]).copy()]
+    found += [engine.forward(tokens[at : at + 1]).copy() for at in range(21, 30)]
+    engine.kv.keep(np.r_[0:4, 12:30].astype(np.int32), close_gaps=True)
+    found.append(engine.forward_all(tokens[30:43]).copy())
+    return found + [engine.forward(tokens[at : at + 1]).copy() for at in range(43, 50)]
+
+
+def mapped_bytes(nbytes: int) -> int:
+    """Resident bytes of mappings of `nbytes` of a file in the cache of packed weights."""
+    total, ours = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if "-" in words[0] and not words[0].endswith(":"):
+            start, _, stop = words[0].partition("-")
+            size = int(stop, 16) - int(start, 16)
+            ours = "/weights/" in line and size == -(-nbytes // PAGE) * PAGE
+        elif ours and words[0] == "Rss:":
+            total += int(words[1]) * 1024
+    return total
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("name", MODELS)
+def test_streamed_weights_change_no_bit(name: str, engines: Callable[[Engine], Engine]) -> None:
+    model = opened(name)
+    backend = native(model)
+    need = backend.footprint(model.spec, CONFIG)
+    assert need.least_weights is not None
+    expected = answers(engines(backend.load(model.file, model.spec, CONFIG)), model.spec.vocab)
+    for resident in (1, (need.least_weights + need.weights) // 2):
+        engine = engines(backend.load(model.file, model.spec, replace(CONFIG, resident=resident)))
+        found = answers(engine, model.spec.vocab)
+        assert all(np.array_equal(one, other) for one, other in zip(expected, found, strict=True))
+
+
+def test_a_pass_leaves_nothing_of_what_is_streamed(smollm2: Model, engines: Callable[[Engine], Engine]) -> None:
+    backend, layout = native(smollm2), make_layout(smollm2.file, smollm2.spec)
+    least = backend.footprint(smollm2.spec, CONFIG).least_weights
+    assert least is not None
+    engine = engines(backend.load(smollm2.file, smollm2.spec, replace(CONFIG, resident=least)))
+    tokens = (np.arange(40) * 1000).astype(np.int32)
+    for part in (tokens, tokens[:1], tokens[1:2]):
+        engine.forward(part)
+        assert mapped_bytes(layout.nbytes) <= 4 * BLOCK
+
+
+# Which blocks
+
+
+@lru_cache
+def layout_of(name: str) -> Layout:
+    return make_layout(opened(name).file, opened(name).spec)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("name", MODELS)
+@given(kept=st.integers(0, STEPS), threads=st.integers(1, 5))
+def test_every_block_either_stays_or_goes_once(name: str, kept: int, threads: int) -> None:
+    layout = layout_of(name)
+    streams = make_streams(layout, kept, threads)
+    *pieces, looked_up = streams.pieces
+    going = [block for piece in pieces for first, count in piece for block in range(first, first + count)]
+    rows = {block for first, count in looked_up for block in range(first, first + count)}
+    staying = [block for first, count in streams.kept for block in range(first, first + count)]
+    assert len(set(going)) == len(going)
+    assert not set(staying) & (set(going) | rows)
+    assert sorted({*going, *rows, *staying}) == list(range(-(-layout.nbytes // PAGE)))
+    if layout.head == "token_embd":
+        assert rows <= set(going)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("name", MODELS)
+@given(kept=st.integers(0, STEPS))
+def test_no_block_goes_before_its_end_was_read(name: str, kept: int) -> None:
+    layout = layout_of(name)
+    for layer, ((first, count), _) in enumerate(make_streams(layout, kept, 2).pieces[: layout.shape.layers]):
+        places = [place for tensor, place in layout.places.items() if tensor.startswith(f"blk.{layer}.")]
+        stop = max(place.quants + place.nbytes for place in places)
+        assert (first + count) * PAGE <= stop or not count
+        assert first * PAGE > min(place.quants for place in places) - PAGE
+
+
+@given(resident=st.integers(1, 120 * MIB), threads=st.integers(1, 8))
+def test_more_memory_never_streams_more(resident: int, threads: int) -> None:
+    spec = opened("smollm2-135m").spec
+    config = EngineConfig(256, 16, "f16", threads, resident=resident)
+    need, more = (streaming_need(spec, replace(config, resident=size)) for size in (resident, resident + MIB))
+    assert 0 < more.streamed <= need.streamed <= packed_bytes(spec)
+    layout = layout_of("smollm2-135m")
+    *pieces, _ = make_streams(layout, need.kept, threads).pieces
+    streamed = sum(count for piece in pieces for _, count in piece) * BLOCK
+    assert streamed == pytest.approx(need.streamed, abs=3 * BLOCK)
+
+
+def test_the_disk_is_asked_ahead_after_pages_had_to_be_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = 5
+    monkeypatch.setattr("edge.backends.tvm.streaming._waited_for", lambda: faults)
+    ahead = Ahead(streams=True)
+    assert not ahead.wanted()
+    faults += 1
+    assert [ahead.wanted() for _ in range(70)] == [1] * 64 + [0] * 6
+    assert not Ahead(streams=False).wanted()
+
+
+# What a plan makes of it
+
+
+@pytest.fixture
+def planning_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge.plan.memory_use", lambda: MemoryUse(RESIDENT, RESIDENT, None, None))
+
+
+def plan(memory: int, **request: int) -> Plan:
+    model = opened("smollm2-135m")
+    return make_plan(model.spec, native(model), PlanRequest(**request), Budget(memory=memory))  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("planning_process")
+def test_rows_that_a_run_needs_are_worth_more_than_weights_in_memory() -> None:
+    ample, tight = plan(250 * MIB, expected_tokens=2000), plan(170 * MIB, expected_tokens=2000)
+    assert (ample.config.resident, ample.bytes.streamed) == (0, 0)
+    assert ample.config.capacity == tight.config.capacity == 2048
+    assert 0 < tight.bytes.streamed < ample.bytes.weights
+    assert tight.bytes.weights == tight.config.resident < ample.bytes.weights
+
+
+@pytest.mark.usefixtures("planning_process")
+def test_of_rows_that_nobody_asked_for_as_many_as_fit_beside_the_weights() -> None:
+    chat = plan(175 * MIB)
+    assert not chat.config.resident
+    assert 256 <= chat.config.capacity < 1024
+    below = plan(130 * MIB)
+    assert below.config.resident
+    assert below.config.capacity == 256
+
+
+@pytest.mark.usefixtures("planning_process")
+@given(memory=st.integers(110 * MIB, 200 * MIB))
+def test_a_streamed_plan_fills_its_budget(memory: int) -> None:
+    made = plan(memory, expected_tokens=700)
+    assert made.bytes.total + made.bytes.reserve <= memory
+    assert made.config.capacity == 768
+    if made.config.resident:
+        assert made.bytes.total + made.bytes.reserve > memory - MIB
+
+
+@pytest.mark.usefixtures("planning_process")
+def test_the_smallest_budget_has_weights_streamed() -> None:
+    with pytest.raises(BudgetError, match="with --max-kv-size 256 and weights streamed") as caught:
+        plan(50 * MIB)
+    assert caught.value.smallest is not None
+    assert plan(caught.value.smallest).config.resident
+    with pytest.raises(BudgetError):
+        plan(caught.value.smallest - 4 * MIB)
+
+
+def test_engines_that_cannot_stream_plan_as_ever() -> None:
+    model = opened("smollm2-135m")
+    backend = find_backend("llamacpp", model.file, model.spec)
+    assert backend.footprint(model.spec, CONFIG).least_weights is None
+    with pytest.raises(BudgetError) as caught:
+        make_plan(model.spec, backend, PlanRequest(), Budget(memory=64 * MIB))
+    assert "streamed" not in str(caught.value)
+
+
+# A process of its own
+
+_RUN = """
+import json, sys
+import edge
+import numpy as np
+
+memory, rows = int(sys.argv[1]) or None, int(sys.argv[2])
+model = edge.open_model("smollm2-135m")
+prompt = np.arange(1000, 1000 + rows - 24, dtype=np.int32)
+drawn = []
+with edge.load(model, backend="tvm", memory=memory, threads=2, expected_tokens=rows) as session:
+    text = session.generate(prompt, max_tokens=24, ignore_eos=True)
+    memory = session.report.to_dict()["memory"]
+    print(json.dumps({"text": text, "memory": memory, "predicted": session.plan.predicted_peak,
+                      "rows": session.plan.config.capacity}))
+"""
+
+
+def run(memory: int, rows: int) -> Child:
+    child = run_child(_RUN, memory, rows)
+    assert child.status == 0, child.errors
+    return child
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.6, 0.35])
+def test_a_budget_below_the_weights_holds_and_changes_no_token(share: float) -> None:
+    run(0, 512)  # compiles, and packs
+    ample = run(0, 512)
+    counted = ample.output["memory"]
+    budget = int(counted["interpreter"] + share * (counted["weights"] + counted["kv"]) + counted["scratch"] + 6 * MIB)
+    streamed = run(budget, 512)
+    assert streamed.output["text"] == ample.output["text"]
+    assert streamed.output["rows"] == ample.output["rows"]
+    assert streamed.peak <= budget < ample.peak
+    assert streamed.output["predicted"] == pytest.approx(streamed.peak, rel=0.1)
+    assert streamed.output["memory"]["streamed"] > 0
+    assert ample.output["memory"]["streamed"] == 0
+
+
+@pytest.mark.slow
+def test_the_first_start_stays_within_its_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
+    budget = 120 * MIB
+    child = run(budget, 256)  # compiles (in a process of its own) and packs
+    assert child.output["memory"]["peak_rss"] <= budget
+
+
+# What it costs
+
+
+def test_what_streaming_costs_is_measured_here(tmp_path: Path) -> None:
+    paging = measure_paging(tmp_path)
+    assert paging is not None
+    assert 0 <= paging.cached < 1e-6
+    assert 0 < paging.disk < 1e-4
+    assert not list(tmp_path.iterdir())
+    assert measure_paging(tmp_path / "new") is not None
+    (tmp_path / "file").touch()
+    assert measure_paging(tmp_path / "file") is None
+
+
+def test_the_cost_is_that_of_the_bytes() -> None:
+    assert streaming_cost(0) is None
+    cost = streaming_cost(100 * MIB)
+    assert cost is not None
+    assert cost.bytes == 100 * MIB
+    assert cost.cached_s is not None
+    assert cost.disk_s is not None
+    assert cost.cached_s < cost.disk_s
