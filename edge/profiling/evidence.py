@@ -33,7 +33,7 @@ def evidence_of(profile: Profile) -> Evidence:
         needed=_needed(profile),
         limit=plan.limit,
         limit_source=plan.limit_source,
-        streamed=bool(getattr(plan.config, "resident", 0)),
+        streamed=bool(plan.config.resident),
         bits=8 * profile.model.weight_bytes / profile.model.parameters,
         kv_dtype=plan.config.kv_dtype,
         kv_dtypes=tuple(engine.kv_dtypes),

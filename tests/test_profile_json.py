@@ -1,0 +1,136 @@
+"""Profiles of `edge profile` as JSON: what is read, what is refused, and two of them side by side."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from profiles import make_bare_profile, make_engine, make_profile, spread
+
+from edge.errors import InputError
+from edge.profiling.compare import compare_profiles
+from edge.profiling.profile import Profile, Spread
+from edge.profiling.reader import build, read_profile
+from edge.report.profile_compare import document
+
+# Profiles as JSON
+
+
+@pytest.mark.parametrize("profile", [make_profile(), make_bare_profile()])
+def test_profiles_come_back_from_json(profile: Profile, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(profile.to_dict()))
+    assert read_profile(path) == profile
+
+
+def places(value: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Ways to everything in a JSON value."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [way, *(each for key, inner in items for each in places(inner, (*way, key)))]
+
+
+SMALL = json.loads(
+    json.dumps(make_profile(engines=[make_engine(timeline=make_bare_profile().engines[0].timeline)]).to_dict())
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.sampled_from([each for each in places(SMALL) if each]), JSON, st.booleans())
+def test_a_damaged_profile_is_refused_or_read_and_never_a_crash(
+    tmp_path_factory: pytest.TempPathFactory, way: tuple[Any, ...], value: Any, delete: bool
+) -> None:
+    data = json.loads(json.dumps(SMALL))
+    inner = data
+    for key in way[:-1]:
+        inner = inner[key]
+    if delete:
+        del inner[way[-1]]
+    else:
+        inner[way[-1]] = value
+    path = tmp_path_factory.getbasetemp() / "damaged.json"
+    path.write_text(json.dumps(data))
+    try:
+        found = compare_profiles(read_profile(path), make_profile(), "a", "b")
+    except InputError as error:
+        said = str(error)
+    else:
+        said = document(found, ".json") and document(found, ".md") and ""
+    assert "\n" not in said
+
+
+@given(st.binary(max_size=200))
+def test_other_files_are_no_profiles(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "other.json"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"no JSON|no profile"):
+        read_profile(path)
+
+
+@pytest.mark.parametrize("schema", [0, 2, "1", None, True, 1.0])
+def test_another_schema_is_refused_with_one_line(tmp_path: Path, schema: Any) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({**make_profile().to_dict(), "schema": schema}))
+    with pytest.raises(InputError, match="this edge reads 1"):
+        read_profile(path)
+
+
+def test_new_names_within_a_schema_are_let_pass(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({**make_profile().to_dict(), "later": 1}))
+    assert read_profile(path) == make_profile()
+
+
+def test_numbers_must_be_finite() -> None:
+    with pytest.raises(ValueError, match="p10"):
+        build(Spread, {"p10": float("nan"), "p50": 1.0, "p90": 1.0, "count": 3})
+    with pytest.raises(ValueError, match="p50"):
+        build(Spread, {"p10": 1, "p50": 10**400, "p90": 1.0, "count": 3})
+
+
+# Comparisons
+
+
+def test_ratios_are_second_by_first() -> None:
+    slow = make_engine(decode=replace(make_engine().decode, per_token=spread(0.005)))
+    rows = {each.what: each for each in compare_profiles(make_profile(), make_profile(engines=[slow]), "a", "b").rows}
+    assert rows["tvm: answer"].ratio == pytest.approx(0.5)
+    assert rows["tvm: answer"].sure
+    assert rows["tvm: prompt"].ratio == 1
+    assert not rows["tvm: prompt"].sure
+    assert not any(each.startswith("llamacpp") for each in rows)
+
+
+def test_joules_of_other_sources_are_no_match() -> None:
+    other = make_engine(energy=replace(make_engine().energy, source="RAPL", kind="counter"))
+    found = compare_profiles(make_profile(), make_profile(engines=[other]), "a", "b")
+    (row,) = [each for each in found.rows if "energy" in each.what]
+    assert row.ratio is None
+    assert "estimated / measured" in row.what
+    assert any("RAPL" in each for each in found.differences)
+
+
+def test_what_differs_is_said() -> None:
+    other = make_profile(quick=True, versions={"edge": "0.2.0"})
+    found = compare_profiles(make_profile(), other, "a", "b").differences
+    assert found == ["quick: false / true", "edge: 0.1.0 / 0.2.0"]
+
+
+@given(st.floats(1e-6, 10), st.floats(1e-6, 10))
+def test_comparing_the_other_way_round_inverts_ratios(one: float, other: float) -> None:
+    profiles = [make_profile(engines=[make_engine(load_s=each, ttft=spread(each))]) for each in (one, other)]
+    there = compare_profiles(*profiles, "a", "b").rows
+    back = compare_profiles(*reversed(profiles), "b", "a").rows
+    for first, second in zip(there, back, strict=True):
+        assert first.ratio is not None
+        assert second.ratio is not None
+        assert first.ratio * second.ratio == pytest.approx(1)
+        assert first.sure == second.sure
