@@ -17,7 +17,7 @@ import pytest
 from conftest import GOLDEN
 from hypothesis import given
 from hypothesis import strategies as st
-from profiles import MIB, make_bare_profile, make_engine, make_profile, spread
+from profiles import MIB, make_bare_profile, make_engine, make_plan, make_profile, spread
 from test_cli import edge
 from test_devices import write
 
@@ -130,6 +130,15 @@ def test_evidence_is_of_the_first_engine() -> None:
     assert found.kv_share == pytest.approx(20 * MIB / 1024 * 536 / (1.6e10 * 0.0025))
     assert judge(found).limit == "heat"
     assert judge(evidence_of(make_bare_profile())).limit == "unknown"
+
+
+def test_streamed_weights_want_memory_for_all_of_them() -> None:
+    plan = replace(make_plan(), config=replace(make_plan().config, resident=10 * MIB))
+    plan = replace(plan, bytes=replace(plan.bytes, weights=10 * MIB))
+    found = evidence_of(make_profile(engines=[make_engine(plan=plan)]))
+    assert found.streamed
+    assert found.needed == (60 + 92 + 20 + 5 + 6) * MIB
+    assert "edge run model.gguf --memory 183MiB" in [command for _, command in judge(found).advice]
 
 
 # What the memory was for

@@ -73,8 +73,9 @@ def _needed(profile: Profile) -> int:
     """Bytes that the first engine would take with all rows that were wanted."""
     plan = profile.engines[0].plan
     count = plan.bytes
-    more = count.kv * (_wanted(profile) / plan.config.capacity - 1)
-    return int(count.total + count.reserve + max(0.0, more))
+    weights = profile.model.weight_bytes if plan.config.resident else 0  # of which only a part was planned for
+    more = max(0, weights - count.weights) + count.kv * max(0.0, _wanted(profile) / plan.config.capacity - 1)
+    return int(count.total + count.reserve + more)
 
 
 def _waited(engine: EngineProfile) -> float | None:

@@ -84,7 +84,7 @@ def _streaming(found: Evidence) -> _Found | None:
     return (
         "streaming",
         f"The memory limit of {format_bytes(found.limit)} limits this run: the weights do not stay in it and are read "
-        f"from storage for every token, at {_speed(found)}.",
+        f"from their file for every token, at {_speed(found)}.",
         [_more_memory(found, "with room for all weights nothing is read twice")],
     )
 

@@ -27,7 +27,8 @@ def memory_base(
     """before, loaded: samples around loading; files: what is mapped at the end. None where pages are not told apart.
 
     Weights are the files mapped since then that have no code in them. Where less than half of the weights' bytes is
-    mapped, they were copied. A cache is written to at load if that took as much private memory as the cache.
+    mapped, or they are streamed, they were copied. A cache is written to at load if that took as much private memory as
+    the cache has.
     """
     if before.anonymous is None or loaded.anonymous is None or loaded.file is None or not files:
         return None
@@ -35,7 +36,7 @@ def memory_base(
         each for path, each in files.items()
         if path not in files_before and not each.code and each.size >= _WEIGHTS_AT_LEAST
     ]  # fmt: skip
-    mapped = 2 * sum(each.size for each in weights) > plan.bytes.weights
+    mapped = not plan.config.resident and 2 * sum(each.size for each in weights) > plan.bytes.weights
     resident = sum(each.resident for each in files.values())
     growth = loaded.anonymous - before.anonymous - (0 if mapped else plan.bytes.weights)
     return MemoryBase(
