@@ -103,8 +103,8 @@ def make_engine(name: str = "tvm", **changes: Any) -> EngineProfile:
 
 
 def make_profile(**changes: Any) -> Profile:
-    windows = [Window(12.0 * each, spread(0.0025), 0.044, 60.0 + each, 2e9) for each in range(5)]
-    settings = Settings(512, 48, [128, 512], 5, 20.0, 60.0, 16, memory=256 * MIB)
+    windows = [Window(12.0 * each, spread(0.0025), 0.044, 60.0 + each, 2e9, 0.02) for each in range(5)]
+    settings = Settings(512, 48, [128, 512], 5, 10.0, 20.0, 60.0, 6.0, memory=256 * MIB)
     profile = Profile(
         date="2026-11-22T01:00:00+00:00",
         seconds=61.0,

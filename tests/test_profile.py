@@ -60,6 +60,8 @@ def commands(**found: Any) -> list[str]:
         ({"compute": 0.8, "bandwidth": 0.9}, "memory bandwidth"),
         (HOT, "heat"),
         ({"sustained": 0.7}, "heat"),
+        ({"sustained": 0.7, "others": 0.5}, "other programs"),
+        ({"sustained": 0.7, "cooled": 0.7, "others": 0.5}, "heat"),
         ({"sustained": 0.97, "bandwidth": 0.85}, "memory bandwidth"),
         ({"celsius": 79.0, "trip": 80.0}, "overhead"),
         ({"rows": 256}, "memory budget"),
@@ -114,7 +116,7 @@ def test_names_are_quoted_in_commands() -> None:
 
 
 def test_evidence_is_of_the_first_engine() -> None:
-    windows = [Window(0, spread(0.002), 0.1, 50, 2e9), Window(12, spread(0.004), 0.1, 79, 1e9)]
+    windows = [Window(0, spread(0.002), 0.1, 50, 2e9, None), Window(12, spread(0.004), 0.1, 79, 1e9, 0.4)]
     quick = make_engine("onnx", decode=replace(make_engine().decode, per_token=spread(0.001)))
     profile = make_profile(
         engines=[make_engine(), quick], sustained=Sustained("tvm", 12, windows), roofs=Roofs(2e10, 1e11, None, 2)
@@ -124,6 +126,7 @@ def test_evidence_is_of_the_first_engine() -> None:
     assert (found.sustained, found.cooled) == (pytest.approx(0.5), pytest.approx(0.5))
     assert (found.celsius, found.trip, found.allowed) == (54, 80, 1.0)
     assert found.faster == ("onnx", pytest.approx(2.5))
+    assert found.others == 0.4
     assert found.waited == pytest.approx(0.1)
     assert found.watts == pytest.approx(0.044 / 0.0025)
     assert found.kv_share == pytest.approx(20 * MIB / 1024 * 536 / (1.6e10 * 0.0025))
@@ -333,7 +336,7 @@ def test_what_others_take_is_what_is_not_ours(tmp_path: Path) -> None:
 
 
 def settings(**changes: Any) -> Settings:
-    small = Settings(16, 4, [8, 32], 1, 5.0, 0.0, 2, threads=1, kv_dtype=None)
+    small = Settings(16, 4, [8, 32], 1, 3.0, 5.0, 0.0, 1.0, threads=1, kv_dtype=None)
     return replace(small, **changes)
 
 
@@ -391,7 +394,7 @@ def test_a_child_that_dies_is_an_engine_error() -> None:
         child.kill()
 
     with pytest.raises(EngineError, match="ended with status -9"):
-        run_in_child(Job("measure", MODEL, "reference", settings(repetitions=1000)), kill)
+        run_in_child(Job("measure", MODEL, "reference", settings(repetitions=10_000, speed_s=60.0)), kill)
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -407,7 +410,7 @@ def test_nothing_is_left_behind_when_it_is_interrupted(tmp_path: Path, sent: sig
         time.sleep(0.5)
         children += psutil.Process(parent.pid).children(recursive=True)
         parent.send_signal(sent)
-        assert parent.wait(30) == (130 if sent != signal.SIGKILL else -sent)
+        assert parent.wait(30) == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[sent]
     finally:
         parent.kill()
         parent.wait()

@@ -45,10 +45,8 @@ def run_job(job: Job, on_step: OnStep) -> dict[str, Any]:
     if job.stage == "load":
         return asdict(_load(job, model, backend))
     if job.stage == "operators":
-        assert job.plan is not None
-        context = min(job.settings.prompt, job.plan.config.capacity - 1)
-        passes = job.settings.operator_passes
-        return asdict(Operators(measure_operators(model, backend, job.plan.config, context, passes, on_step)))
+        assert job.measured is not None
+        return asdict(Operators(measure_operators(model, backend, job.measured, job.settings.operators_s, on_step)))
     profile, sustained = _measure(job, model, backend, on_step)
     return {"profile": asdict(profile), "sustained": sustained and asdict(sustained)}
 
@@ -80,7 +78,9 @@ def _measure(job: Job, model: Model, backend: Backend, on_step: OnStep) -> tuple
                 raise BudgetError(f"{plan.config.capacity} KV rows are too few for {settings.answer} tokens of answer")
             prompt = min(settings.prompt, free)
             load, own = read_load(), time.process_time()
-            speeds = measure_speeds(runner, prompt, settings.answer, settings.repetitions, _part(on_step, 0))
+            speeds = measure_speeds(
+                runner, prompt, settings.answer, settings.repetitions, settings.speed_s, _part(on_step, 0)
+            )
             others = share_of_others(load, read_load(), time.process_time() - own)
             contexts = [each for each in settings.contexts if each <= free]
             curve, end = measure_curve(runner, contexts, settings.answer, settings.curve_s, _part(on_step, 1))

@@ -76,7 +76,7 @@ def collect(
     sustained: Sustained | None = None
     total = len(engines.names)
     for number, name in enumerate(engines.names):
-        at = _CEILINGS + (1 - _CEILINGS) * number / total
+        at = (1 - _CEILINGS) * number / total
 
         def step(what: str, share: float, name: str = name, at: float = at) -> None:
             on_progress(f"{name}: {what}", at + (1 - _CEILINGS) * share / total)
@@ -123,7 +123,7 @@ def _measure(
     profile = replace(build(EngineProfile, said["profile"]), first_load_s=first_load)
     long_run = build(Sustained, said["sustained"]) if said["sustained"] else None
     try:
-        told = build(Operators, ask("operators", _MEASURED, 1.0, plan=profile.plan))
+        told = build(Operators, ask("operators", _MEASURED, 1.0, measured=profile))
         return replace(profile, operators=told.phases), long_run
     except EdgeError as error:
         return replace(profile, operators_reason=str(error)), long_run

@@ -11,7 +11,7 @@ def evidence_of(profile: Profile) -> Evidence:
     engine, roofs = profile.engines[0], profile.roofs
     decode, plan = engine.decode, engine.plan
     climate, sustained = engine.timeline.climate, profile.sustained
-    spent = decode.joules_per_token
+    spent, windows = decode.joules_per_token, sustained.windows if sustained else []
     return Evidence(
         model=profile.model.name,
         engine=engine.engine,
@@ -38,7 +38,7 @@ def evidence_of(profile: Profile) -> Evidence:
         kv_dtype=plan.config.kv_dtype,
         kv_dtypes=tuple(engine.kv_dtypes),
         tuned=engine.engine != "tvm" or plan.tuned != "default",
-        others=engine.others or 0.0,
+        others=max(each or 0.0 for each in (engine.others, *(window.others for window in windows))),
         unsteady=decode.per_token.p50 / decode.per_token.p10,
         waited=_waited(engine),
         faster=_faster(profile),

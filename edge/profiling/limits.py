@@ -101,7 +101,10 @@ def _heat(found: Evidence) -> _Found | None:
         f"the clock held to {found.allowed:.0%} of its top" if held and found.allowed is not None else "",
         f"the clock down to {found.cooled:.0%}" if clocked_down and found.cooled is not None else "",
     ]
-    shown = " and ".join(filter(None, signs)) or "no sensor here says why"
+    shown = " and ".join(filter(None, signs))
+    if not shown and found.others >= _TAKEN:
+        return None  # that is reason enough
+    shown = shown or "no sensor here says why"
     kept = f"{found.sustained:.0%} of its first minute's speed is left at the end" if slower else "it runs hot"
     return (
         "heat",
@@ -185,7 +188,9 @@ def _nothing(found: Evidence) -> _Found:
 
 
 def _general(found: Evidence, limit: Limit) -> Iterator[tuple[str, str]]:
-    """What helps whatever the limit is."""
+    """What helps whatever the limit is; nothing that rests on figures which others disturbed."""
+    if limit == "other programs":
+        return
     if found.faster and found.faster[1] >= _FASTER:
         name, times = found.faster
         yield f"{name} was {times:.1f} × as fast here", f"edge run {_name(found)} --backend {name}"

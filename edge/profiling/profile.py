@@ -173,13 +173,14 @@ class PhaseOperators:
 
 @dataclass(frozen=True)
 class Window:
-    """A part of a long run. start: seconds since it began."""
+    """A part of a long run. start: seconds since it began. others: as in EngineProfile."""
 
     start: float
     per_token: Spread
     joules_per_token: float | None
     celsius: float | None
     hertz: float | None
+    others: float | None
 
 
 @dataclass(frozen=True)

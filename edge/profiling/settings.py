@@ -9,16 +9,18 @@ from edge.plan import PlanRequest
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured. prompt, answer: tokens. contexts: rows of the curve, growing. curve_s: seconds for it.
-    sustained_s: seconds, 0: not at all. The rest as in `edge run`."""
+    """What is measured. prompt, answer: tokens. contexts: rows of the curve, growing. speed_s, curve_s, operators_s:
+    about so many seconds for prompts and answers, the curve, and operators. sustained_s: seconds, 0: not at all.
+    The rest as in `edge run`."""
 
     prompt: int
     answer: int
     contexts: list[int]
     repetitions: int
+    speed_s: float
     curve_s: float
     sustained_s: float
-    operator_passes: int
+    operators_s: float
     memory: int | None = None
     kv_policy: str = "streaming"
     sinks: int = 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from edge.types import FloatArray, IntArray
 from edge.work import Work, work_of
 
 _MARGIN = 1.3  # longer contexts are slower than what was measured so far
+_WARM_UP = (32, 4)  # tokens of a prompt and an answer
+_LEAST_TOKENS = 4  # of an answer, however slow
 
 OnStep = Callable[[str, float], None]  # what is done, and the part of it that is
 
@@ -48,10 +51,12 @@ class Runner:
             self.sampler.rows = max(self.sampler.rows, session.engine.kv.length)
         return logits, passes
 
-    def answer(self, logits: FloatArray, count: int) -> list[float]:
-        """Seconds of every token, with its choice."""
-        session, seconds, step = self.session, [], np.zeros(1, np.int32)
+    def answer(self, logits: FloatArray, count: int, limit: float = math.inf) -> list[float]:
+        """Seconds of every token, with its choice; fewer tokens if `limit` seconds are over."""
+        session, seconds, step = self.session, list[float](), np.zeros(1, np.int32)
         for _ in range(count):
+            if len(seconds) >= _LEAST_TOKENS and sum(seconds) > limit:
+                break
             started = time.perf_counter()
             step[0] = greedy(logits)
             logits = session.forward(step, upcoming=1)
@@ -69,39 +74,52 @@ def random_tokens(session: Session, count: int) -> IntArray:
     return np.random.default_rng(0).integers(0, session.spec.vocab, count, dtype=np.int32)
 
 
-def measure_speeds(runner: Runner, prompt: int, answer: int, repetitions: int, on_step: OnStep) -> Speeds:
-    """A prompt of random tokens and an answer, so many times; one run before them is not counted."""
+def measure_speeds(
+    runner: Runner, prompt: int, answer: int, repetitions: int, limit: float, on_step: OnStep
+) -> Speeds:  # fmt: skip
+    """A prompt of random tokens and an answer, so many times, or as often as `limit` seconds allow, but once. A short
+    run before them is not counted."""
     session, tokens = runner.session, random_tokens(runner.session, prompt)
-    first, passes, steps, spent = [], [], [], [0.0, 0.0]
-    for repetition in range(1 + repetitions):
-        on_step("warm-up" if not repetition else f"prompt and answer {repetition}/{repetitions}", repetition)
+    first, passes, steps, spent = list[float](), list[tuple[int, float]](), list[float](), [0.0, 0.0]
+    _warm_up(runner, tokens, answer, on_step)
+    begun = time.perf_counter()
+    for repetition in range(repetitions):
+        passed = time.perf_counter() - begun
+        if repetition and passed * (1 + 1 / repetition) > limit:
+            break
+        on_step(f"prompt and answer {repetition + 1} of {repetitions}", max(repetition / repetitions, passed / limit))
         session.reset()
         before = runner.meter.read().joules
         runner.sampler.mark("prompt")
         started = time.perf_counter()
         logits, timed = runner.prompt(tokens)
         greedy(logits)
-        ttft = time.perf_counter() - started
+        first.append(time.perf_counter() - started)
         between = runner.meter.read().joules
         runner.sampler.mark("answer")
-        seconds = runner.answer(logits, answer)
-        if repetition:
-            first.append(ttft)
-            passes += timed
-            steps += seconds
-            spent[0] += between - before
-            spent[1] += runner.meter.read().joules - between
+        steps += runner.answer(logits, answer, limit)
+        passes += timed
+        spent[0] += between - before
+        spent[1] += runner.meter.read().joules - between
     return Speeds(
         Spread.of(first),
-        _prefill(runner, prompt, passes, spent[0] / (prompt * repetitions)),
-        _decode(runner, prompt, answer, steps, spent[1] / (answer * repetitions)),
+        _prefill(runner, prompt, passes, spent[0] / (prompt * len(first))),
+        _decode(runner, prompt, answer, steps, spent[1] / len(steps)),
     )
+
+
+def _warm_up(runner: Runner, tokens: IntArray, answer: int, on_step: OnStep) -> None:
+    on_step("warm-up", 0.0)
+    runner.session.reset()
+    logits, _ = runner.prompt(tokens[: _WARM_UP[0]])
+    runner.answer(logits, min(answer, _WARM_UP[1]))
 
 
 def measure_curve(
     runner: Runner, contexts: Sequence[int], answer: int, seconds: float, on_step: OnStep
 ) -> tuple[list[Point], str | None]:
-    """Answers at growing contexts, each filled once; why not all of them were reached in `seconds`, or None."""
+    """Answers at growing contexts, each filled once; why not all of them were reached in `seconds`, or None. Answers
+    are shorter where an even part of the seconds is not enough for `answer` tokens."""
     session, points = runner.session, list[Point]()
     tokens, started, per_token = random_tokens(session, max(contexts, default=0)), time.perf_counter(), 0.0
     session.reset()
@@ -114,7 +132,8 @@ def measure_curve(
         begun = time.perf_counter()
         logits, _ = runner.prompt(tokens[context - missing : context])
         per_token = (time.perf_counter() - begun) / missing
-        points.append(Point(context, Spread.of(runner.answer(logits, answer)), per_token))
+        steps = runner.answer(logits, answer, seconds / len(contexts) / 2)
+        points.append(Point(context, Spread.of(steps), per_token))
         session.engine.kv.truncate(context)
     return points, None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from edge.devices.load import read_load, share_of_others
 from edge.profiling.profile import Climate, Spread, Sustained, Window
 from edge.profiling.speed import OnStep, Runner, random_tokens
 
@@ -26,17 +27,22 @@ def measure_sustained(runner: Runner, prompt: int, most: int, seconds: float, on
         on_step(f"sustained, {start:.0f} of {seconds:.0f} s", start / seconds)
         steps: list[float] = []
         before, looked = runner.meter.read().joules, sampler.now()
+        load, own = read_load(), time.process_time()
         while time.perf_counter() - began < start + length:
             if session.engine.kv.length + _BURST > prompt + most:
                 session.engine.kv.truncate(prompt)
             steps += runner.answer(first, _BURST)
         joules = (runner.meter.read().joules - before) / len(steps)
         sampler.feel()
-        windows.append(_window(start, steps, joules, [each for each in sampler.climate if each.seconds >= looked]))
+        others = share_of_others(load, read_load(), time.process_time() - own)
+        felt = [each for each in sampler.climate if each.seconds >= looked]
+        windows.append(_window(start, steps, joules, felt, others))
     return Sustained(session.plan.backend, length, windows)
 
 
-def _window(start: float, steps: list[float], joules: float, climate: list[Climate]) -> Window:
+def _window(
+    start: float, steps: list[float], joules: float, climate: list[Climate], others: float | None
+) -> Window:  # fmt: skip
     """celsius: the highest; hertz: the mean."""
     celsius = [each.celsius for each in climate if each.celsius is not None]
     hertz = [each.hertz for each in climate if each.hertz is not None]
@@ -46,4 +52,5 @@ def _window(start: float, steps: list[float], joules: float, climate: list[Clima
         joules,
         max(celsius, default=None),
         sum(hertz) / len(hertz) if hertz else None,
+        others,
     )

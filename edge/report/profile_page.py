@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from html import escape
 
 from edge.profiling.profile import EngineProfile, Profile
@@ -100,10 +101,12 @@ def _speed(profile: Profile) -> str:
     pictures = _pictures(plots.context_plot(profile, "decode"), plots.context_plot(profile, "prefill"))
     caption = '<p class="note">The band around an answer’s line: from p10 to p90 of its tokens.</p>' if pictures else ""
     contexts = tables.context_table(profile)
+    caption += notes_html(contexts.remarks)
     return (
         f"<section><h2>Speed</h2>\n{table_html(tables.speed_table(profile))}\n"
         f"<h3>Milliseconds per token</h3>\n{table_html(tables.token_table(profile))}</section>\n"
-        f"<section><h2>Speed against context</h2>\n{pictures}{caption}{_more('All figures', contexts)}</section>"
+        f"<section><h2>Speed against context</h2>\n{pictures}{caption}"
+        f"{_more('All figures', replace(contexts, remarks=()))}</section>"
     )
 
 

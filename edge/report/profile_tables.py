@@ -51,9 +51,10 @@ def token_table(profile: Profile) -> Section:
     ]
     first = profile.engines[0]
     notes = [
-        f"Measured: {profile.settings.repetitions} times a prompt of {first.prefill.tokens} random tokens, in "
-        f"passes of {first.prefill.at_once} on {first.engine}, and an answer of {first.decode.tokens}; one more before "
-        "them is not counted. p10: a tenth of the passes took no longer."
+        f"Measured: up to {profile.settings.repetitions} times a prompt of {first.prefill.tokens} random tokens, in "
+        f"passes of {first.prefill.at_once} on {first.engine}, and an answer of {first.decode.tokens}, as often as "
+        f"{profile.settings.speed_s:g} s allow; a short run before them is not counted. "
+        "p10: a tenth of the passes took no longer."
     ]
     return Section("Milliseconds per token", ["engine", "phase", "p10", "p50", "p90", "passes"], rows, notes, left=2)
 
@@ -113,7 +114,7 @@ def roofline_table(profile: Profile) -> Section:
                 engine.engine, PHASE_WORDS[phase.name], _per_s(phase.bytes_per_s, "GB/s"),
                 _percent(phase.bytes_per_s, roofs.read_bytes_per_s if roofs else None),
                 _per_s(phase.flops_per_s, "GFLOP/s"), _percent(phase.flops_per_s, roofs.f32_flops if roofs else None),
-                _NONE if phase.intensity is None else f"{phase.intensity:.3g}",
+                _NONE if phase.intensity is None else rate(phase.intensity),
             ])  # fmt: skip
     headings = ["engine", "phase", "reads", "of ceiling", "computes", "of ceiling", "flops per byte"]
     notes = ["What a pass must read and compute is counted, its time measured."]
@@ -275,7 +276,7 @@ def duration(seconds: float) -> str:
 
 
 def _milliseconds(per_token: Spread) -> list[str]:
-    return [f"{each * 1e3:.3g}" for each in (per_token.p10, per_token.p50, per_token.p90)]
+    return [rate(each * 1e3) for each in (per_token.p10, per_token.p50, per_token.p90)]
 
 
 def rate(value: float) -> str:
@@ -300,12 +301,14 @@ def _joules(value: float | None) -> str:
 
 
 def _giga(count: int | None, seconds: float) -> str:
-    return _NONE if count is None or not seconds else f"{count / seconds / 1e9:.3g}"
+    return _NONE if count is None or not seconds else rate(count / seconds / 1e9)
 
 
 def _per_s(value: float | None, unit: str) -> str:
-    return _NONE if value is None else f"{value / 1e9:.3g} {unit}"
+    return _NONE if value is None else f"{rate(value / 1e9)} {unit}"
 
 
 def _percent(value: float | None, most: float | None) -> str:
-    return _NONE if value is None or not most else f"{value / most:.0%}"
+    if value is None or not most:
+        return _NONE
+    return f"{value / most:.0%}" if value >= 0.01 * most else f"{value / most:.2%}"

@@ -79,9 +79,10 @@ def summary(profile: Profile) -> str:
         f"per token ({'/'.join(kinds)})",
     ]  # fmt: skip
     parts.append(table(headings, rows))
-    parts.append(_plain(tables.context_table(profile)))
-    if reasons := tables.missing_remarks(profile):
-        parts.append("\n".join(reasons))
+    contexts = tables.context_table(profile)
+    parts.append(_plain(contexts))
+    if remarks := [*contexts.remarks, *tables.missing_remarks(profile)]:
+        parts.append("\n".join(remarks))
     if long_run := tables.sustained_table(profile):
         parts.append("\n".join(long_run.remarks))
     if profile.verdict.advice:
