@@ -47,15 +47,13 @@ def open_weights(
         expected=layout.nbytes,
     )
     with open(path, "rb") as data:
-        # On Linux all pages are mapped at once, which costs a tenth of as many page faults.
-        flags = mmap.MAP_SHARED | (getattr(mmap, "MAP_POPULATE", 0) if streams is None else 0)
-        mapped = mmap.mmap(data.fileno(), 0, flags=flags, prot=mmap.PROT_READ)
-    with suppress(OSError):  # a system without large pages
+        mapped = mmap.mmap(data.fileno(), 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+    with suppress(OSError):  # a system without large pages, which a file not yet in memory would be read into
         mapped.madvise(_HUGEPAGE)
-    if streams:
-        with suppress(OSError):  # Linux before 5.14: they come when they are first read
-            for first, count in streams.kept:
-                mapped.madvise(_POPULATE_READ, first * streams.block, count * streams.block)
+    with suppress(OSError):  # Linux before 5.14: pages come when they are first read, at ten times as many page faults
+        block = streams.block if streams else len(mapped)
+        for first, count in streams.kept if streams else [(0, 1)]:
+            mapped.madvise(_POPULATE_READ, first * block, count * block)
     return np.frombuffer(mapped, np.uint8)
 
 

@@ -94,18 +94,18 @@ def report_lines(report: RunReport) -> list[str]:
         + (f" · {format_bytes(memory.streamed)} of weights streamed per token" if memory.streamed else ""),
         f"KV {kv.policy} {kv.dtype}: {kv.rows} of {kv.capacity} rows, {kv.evicted} evicted",
         _energy_line(report),
-        *([f"gave back {', '.join(map(_action, report.actions))} (counted)"] if report.actions else []),
+        *([f"gave back, counted: {', '.join(map(_action, report.actions))}"] if report.actions else []),
     ]
 
 
 def _action(action: Action) -> str:
     size = format_bytes(action.bytes)
     what = {
-        "shrink": f"{size}: {action.left} KV rows",
-        "chunk": f"length of prompt pieces: {action.left} tokens",
+        "shrink": f"{size} of KV rows ({action.left} are left)",
+        "chunk": f"length of prompt pieces ({action.left} tokens are left)",
         "prompt cache": f"{size} of prompt cache",
     }
-    return f"{what[action.action]} at token {action.token} ({action.reason})"
+    return f"{what[action.action]} at token {action.token} for {action.reason}"
 
 
 def _energy_line(report: RunReport) -> str:
