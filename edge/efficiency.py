@@ -1,9 +1,8 @@
 """What our engines make of a device's ceilings: learnt on one machine, so that others can be estimated.
 
-tvm, llamacpp: worked out from the README's figures of an all-Q4_0 SmolLM2-135M on a 2-core AMD EPYC with AVX-512
-(decoding at 64 and 4,096 tokens at about 60 GB/s, prompts of 512 and 2,048, NumPy's matmul at 220 GFLOP/s) and rounded;
-onnx, reference: rough. `benchmarks/efficiency.py` measures them. Another processor's will differ: what follows from
-these is an estimate, and is called so everywhere.
+tvm, llamacpp: by `benchmarks/efficiency.py` with SmolLM2-135M on a 2-core AMD EPYC with AVX-512 (61 GB/s read, 242
+GFLOP/s by NumPy), rounded; llamacpp between Q4_0, which it re-lays, and Q4_1, which it does not. onnx, reference: rough.
+Another processor's, and another model's, differ: what follows from these is an estimate, and is called so everywhere.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ class Efficiency:
 
 
 _ENGINES = {
-    "tvm": Efficiency(weights=0.85, kv=0.60, matmul=5.0, attention=1.7, step_s=35e-6),
-    "llamacpp": Efficiency(weights=0.35, kv=0.18, matmul=1.9, attention=0.65, step_s=90e-6),
+    "tvm": Efficiency(weights=0.93, kv=0.60, matmul=4.2, attention=1.5, step_s=20e-6),
+    "llamacpp": Efficiency(weights=0.30, kv=0.12, matmul=1.0, attention=0.35, step_s=55e-6),
     "onnx": Efficiency(weights=0.30, kv=0.15, matmul=1.5, attention=0.50, step_s=300e-6),
     "reference": Efficiency(weights=0.02, kv=0.02, matmul=0.3, attention=0.20, step_s=5e-3),
 }

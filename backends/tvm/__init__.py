@@ -24,6 +24,7 @@ _LOOKED_AT = 24
 
 # Measured: the engine's Python modules, its threads and the compiled code.
 _RUNTIME_BYTES = 6 << 20
+_MIRROR_BYTES = 4 << 20  # where keys are turned: numpy.random, and the rows that mirrors are found by
 
 
 def check_installed() -> None:
@@ -54,6 +55,7 @@ def can_repack(spec: ModelSpec) -> bool:
 def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     """Counted from the arrays that the engine allocates; the weights are those of the packed file."""
     from edge.backends.tensors import find_recipe
+    from edge.backends.tvm.codes import FORMATS
     from edge.backends.tvm.layout import Shape, make_scratch, round_up
     from edge.backends.tvm.regions import TILE, allocated_rows, longest_head
     from edge.backends.tvm.rows import row_bytes
@@ -77,7 +79,7 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
         weights=packed_bytes(spec),
         kv=rows * per_row,
         scratch=4 * (scratch.floats + scratch.integers + 2 * logits + 3 * rope) + by_head,
-        runtime=_RUNTIME_BYTES,
+        runtime=_RUNTIME_BYTES + _MIRROR_BYTES * FORMATS[config.kv_dtype].turned,
         streamed=streaming.streamed,
         least_weights=streaming.least,
     )

@@ -112,14 +112,14 @@ class NativeKV:
 
     def choose_mirrors(self, run: Callable[[IntArray], object], runs: IntArray) -> None:
         """By the keys of these runs of tokens, int32 [runs, n]. Empties the cache."""
-        keys = []
-        for tokens in runs:
+
+        def keys_of(tokens: IntArray) -> FloatArray:
             self.truncate(0)
             run(tokens)
-            keys.append(self._stored.keys(self.regions.rows(self._lines.slots[0, : tokens.size])))
+            return self._stored.keys(self.regions.rows(self._lines.slots[0, : tokens.size]))
+
+        self._stored.mirrors[:] = find_normals(map(keys_of, runs), self._rotation)
         self.truncate(0)
-        positions = np.tile(np.arange(runs.shape[1], dtype=np.int32), len(runs))
-        self._stored.mirrors[:] = find_normals(np.concatenate(keys, axis=1), positions, self._rotation)
         self.key += f":{runs.shape[1]}"  # rows are nothing without their mirrors
 
     @property
