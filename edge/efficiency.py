@@ -1,7 +1,7 @@
 """What our engines make of a device's ceilings: learnt on one machine, so that others can be estimated.
 
 tvm, llamacpp: by `benchmarks/efficiency.py` with SmolLM2-135M on a 2-core AMD EPYC with AVX-512 (61 GB/s read, 242
-GFLOP/s by NumPy), rounded; llamacpp between Q4_0, which it re-lays, and Q4_1, which it does not. onnx, reference: rough.
+GFLOP/s by NumPy), rounded; llamacpp between Q4_0, which it re-lays, and Q4_1. onnx, reference: rough guesses.
 Another processor's, and another model's, differ: what follows from these is an estimate, and is called so everywhere.
 """
 
