@@ -1,4 +1,4 @@
-"""What engines reach of this device's ceilings: the constants of edge/efficiency.py, measured anew.
+"""What engines reach of this device's ceilings: the constants of edge/prediction/efficiency.py, measured anew.
 
 Every round reads the ceilings and runs each engine once; the best of all rounds counts, since what neighbours take is
 not the engine's.
@@ -21,7 +21,7 @@ from edge.cli.show import table
 from edge.devices.host import usable_cores
 from edge.devices.probe import measure_ceilings
 from edge.opened import Model, open_model
-from edge.work import Work, work_of
+from edge.prediction.work import Work, work_of
 
 TINY = Path(__file__).parent.parent / "tests" / "golden" / "llama-one-layer.gguf"
 CHUNK, DEEP, CAPACITY = 256, 1536, 2048

@@ -24,7 +24,7 @@ from model_files import large_file
 from edge.budget import format_bytes
 from edge.catalog import find_model
 from edge.cli.show import table
-from edge.streaming import streaming_cost
+from edge.prediction.streaming import streaming_cost
 
 SMALL, LARGE_SHAPE = "smollm2-135m", (2048, 16, 8192)
 PROMPT, ANSWER = 256, 64

@@ -13,11 +13,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from edge import history
 from edge.backends.base import EngineConfig
 from edge.cli import app
-from edge.history import Phase, Run, Setting, append, clear_history, earlier_runs, history_path, history_size, model_key
 from edge.plan import Plan, PlanBytes
+from edge.prediction import history
+from edge.prediction.history import (
+    Phase,
+    Run,
+    Setting,
+    append,
+    clear_history,
+    earlier_runs,
+    history_path,
+    history_size,
+    model_key,
+)
 from edge.report.run import Energy, KVUse, Memory, RunReport, Timings, Tokens
 
 SETTING = Setting("a processor", "0" * 16, "tvm", "f16", 2)

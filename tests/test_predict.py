@@ -19,11 +19,11 @@ from edge.backends.base import EngineConfig, Footprint
 from edge.cli import app
 from edge.devices.profile import Cluster, Figure, Power, Profile
 from edge.devices.profile_file import write_profile
-from edge.efficiency import efficiency_of
-from edge.history import Phase, Run, Setting
 from edge.plan import Plan, PlanBytes
-from edge.predict import Prediction, Wanted, fit_slope, predict
-from edge.work import work_of
+from edge.prediction.efficiency import efficiency_of
+from edge.prediction.history import Phase, Run, Setting
+from edge.prediction.predict import Prediction, Wanted, fit_slope, predict
+from edge.prediction.work import work_of
 
 SPEC = replace(open_golden("llama-gqa-tied").model.spec, recipe=None, window=0)
 CONFIG = EngineConfig(capacity=4096, chunk=128, kv_dtype="f16", threads=4)

@@ -24,7 +24,7 @@ from edge.devices.paging import measure_paging
 from edge.errors import BudgetError
 from edge.opened import Model, open_model
 from edge.plan import Plan, PlanRequest, make_plan
-from edge.streaming import streaming_cost
+from edge.prediction.streaming import streaming_cost
 from edge.types import FloatArray
 
 MIB = 1 << 20

@@ -51,9 +51,9 @@ def bench(
     from edge.bench import make_tests, run_bench
     from edge.devices.power import find_meter
     from edge.errors import InputError
-    from edge.history import remember_bench
     from edge.opened import open_model
     from edge.plan import PlanRequest
+    from edge.prediction.history import remember_bench
     from edge.session import load
 
     tests = make_tests(_numbers("-p", prompt), _numbers("-n", generate), _numbers("-d", depth))

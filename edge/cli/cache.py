@@ -26,7 +26,7 @@ cache = typer.Typer(help="Look into the cache folder, or empty it.")
 def list_entries(json: o.Json = False) -> None:
     """List what the cache folder holds, last used first."""
     from edge.cache import cache_folder, cache_limit, entries
-    from edge.history import history_size
+    from edge.prediction.history import history_size
 
     found, folder, limit = entries(), str(cache_folder()), cache_limit()
     total, (runs, size) = sum(entry.bytes for entry in found), history_size()
@@ -65,7 +65,7 @@ def clear(
 ) -> None:
     """Empty the cache folder: what is needed again is made again. The history of runs is forgotten."""
     from edge.cache import clear as remove
-    from edge.history import clear_history
+    from edge.prediction.history import clear_history
 
     count, freed = (0, 0) if kind == _HISTORY else remove(None if kind is None else _kind(kind))
     if kind in (None, _HISTORY):

@@ -48,9 +48,9 @@ def chat(
     from edge.cli.prompts import answer_limit
     from edge.cli.signals import Terminated, stopped_by_sigterm
     from edge.errors import UnsupportedError
-    from edge.history import remember_run
     from edge.opened import open_model
     from edge.plan import PlanRequest
+    from edge.prediction.history import remember_run
     from edge.sampling import SamplingParams
     from edge.session import load
 

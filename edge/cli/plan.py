@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from edge.devices.profile import Figure, Profile
     from edge.opened import Model
     from edge.plan import Plan, PlanRequest
-    from edge.predict import Guess, Prediction, Wanted
-    from edge.streaming import Streaming
+    from edge.prediction.predict import Guess, Prediction, Wanted
+    from edge.prediction.streaming import Streaming
 
 _PROMPT = 512  # tokens of which prefill is predicted, unless --tokens says
 _CONTEXTS = (128, 1024, 4096)  # at which decoding is predicted, and at the full cache
@@ -56,8 +56,8 @@ def plan(
     from edge.devices.profiles import HOST, find_profile
     from edge.opened import open_model
     from edge.plan import PlanRequest
-    from edge.predict import Wanted
-    from edge.streaming import streaming_cost
+    from edge.prediction.predict import Wanted
+    from edge.prediction.streaming import streaming_cost
 
     budget, profile = Budget.parse(memory, time, energy, power), find_profile(device)
     opened = open_model(model)
@@ -120,8 +120,8 @@ def _predict(opened: Model, made: Plan, profile: Profile, wanted: Wanted, stream
     """On this device by earlier runs and by the meter that runs would have; elsewhere by the profile alone."""
     from edge.devices.power import find_meter
     from edge.devices.profiles import HOST, host_power
-    from edge.history import Setting, earlier_runs
-    from edge.predict import predict
+    from edge.prediction.history import Setting, earlier_runs
+    from edge.prediction.predict import predict
 
     if profile.name != HOST:
         return predict(opened.spec, made, profile, wanted, streaming_s=streaming_s)

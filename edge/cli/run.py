@@ -53,9 +53,9 @@ def run(
     from edge.cli.prompts import answer_limit, read_prompt
     from edge.cli.signals import Terminated, stopped_by_sigterm
     from edge.devices.power import find_meter
-    from edge.history import remember_run
     from edge.opened import open_model
     from edge.plan import PlanRequest
+    from edge.prediction.history import remember_run
     from edge.sampling import SamplingParams
     from edge.session import load
 

@@ -11,12 +11,12 @@ import numpy as np
 
 from edge.backends.base import Backend
 from edge.meters import EnergyMeter
+from edge.prediction.work import Work, work_of
 from edge.profiling.profile import Phase, Point, Spread
 from edge.profiling.sampler import Sampler
 from edge.sampling import greedy
 from edge.session import Session
 from edge.types import FloatArray, IntArray
-from edge.work import Work, work_of
 
 _MARGIN = 1.3  # longer contexts are slower than what was measured so far
 _WARM_UP = (32, 4)  # tokens of a prompt and an answer

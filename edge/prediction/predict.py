@@ -15,11 +15,11 @@ from statistics import median
 from edge.backends.base import Footprint
 from edge.devices.profile import Power, Profile
 from edge.devices.profiles import HOST
-from edge.efficiency import efficiency_of
-from edge.history import Phase, Run
 from edge.plan import Plan
+from edge.prediction.efficiency import efficiency_of
+from edge.prediction.history import Phase, Run
+from edge.prediction.work import Work, work_of
 from edge.spec import ModelSpec
-from edge.work import Work, work_of
 
 _ENOUGH_TOKENS = 8  # fewer decoded ones are mostly noise
 _APART = 256  # rows by which contexts must differ to show what a row costs
@@ -97,7 +97,7 @@ def predict(
     streaming_s: float = 0.0,
 ) -> Prediction:  # fmt: skip
     """runs: earlier ones of the same setting on this device, if it is this one. power: instead of the profile's.
-    streaming_s: what streamed weights add to a pass (`edge.streaming`)."""
+    streaming_s: what streamed weights add to a pass (`edge.prediction.streaming`)."""
     roof = _Roof.of(spec, plan, device, streaming_s)
     line, prefill = _decode_line(roof, runs), _prefill_seconds(roof, runs, wanted.prompt)
     decode_watts, prompt_watts = (_watts(runs, phase) for phase in ("decode", "prefill"))
