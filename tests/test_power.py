@@ -13,11 +13,13 @@ from test_devices import write
 
 from edge.devices.power import app_meter, battery, find_meter, ina, pmic, rapl, sensors
 from edge.devices.power.app import AppCounter
-from edge.devices.power.base import Unavailable
+from edge.devices.power.base import Reading, Unavailable
 from edge.devices.power.estimate import Estimate
+from edge.devices.power.guarded import Guarded
 from edge.devices.power.integrate import Integrated
 from edge.devices.profiles import Power, find_profile, host_power, profile_names
 from edge.devices.thermal import held_back, read_celsius, zones
+from edge.errors import InputError
 
 RANGE = 262_143_328_850
 PMIC = """      3V7_WL_SW_A current(0)=0.10000000A
@@ -237,6 +239,31 @@ def test_the_counter_of_an_app_fails_in_the_middle() -> None:
     meter = app_meter(lambda: shown.pop(0))
     meter.add_bytes(1e6)
     assert (meter.read().joules, meter.read().kind) == (pytest.approx(2.5), "estimate")
+
+
+@pytest.mark.parametrize("second", [9.0, float("nan"), float("inf"), "many", None])
+def test_a_counter_of_an_app_that_makes_no_sense(second: object) -> None:
+    shown: list[object] = [10.0, second]
+    meter = app_meter(lambda: shown.pop(0))  # type: ignore[arg-type, return-value]
+    assert (meter.read().kind, meter.read().joules) == ("estimate", pytest.approx(0, abs=1))
+    with pytest.raises(InputError, match="joules"):
+        app_meter(lambda: second if isinstance(second, str) else float("nan"))  # type: ignore[arg-type, return-value]
+
+
+def test_a_counter_that_stands_still_while_work_is_done(tmp_path: Path) -> None:
+    now, busy = [0.0], [0.0]
+    estimate = Estimate(Power(core_watts=2.0, profile="a test"), lambda: busy[0], lambda: now[0])
+    meter = Guarded(rapl.find(rapl_tree(tmp_path, 0)), estimate, lambda: now[0])
+
+    def after(seconds: float, work: float) -> Reading:
+        now[0], busy[0] = now[0] + seconds, busy[0] + work
+        return meter.read()
+
+    rapl_tree(tmp_path, 3_000_000)
+    assert after(1, 1).joules == pytest.approx(3)
+    assert after(60, 0.1).kind == "counter"  # nothing was done
+    assert after(4, 4).kind == "estimate"
+    assert after(1, 1).joules == pytest.approx(3 + 2 * 5.1)
 
 
 # Heat

@@ -13,6 +13,7 @@ from edge.devices.power.base import Meter, Scope, Unavailable
 from edge.devices.power.estimate import Estimate
 from edge.devices.power.guarded import Guarded
 from edge.devices.profiles import host_power
+from edge.errors import InputError
 
 # The best first: what counts energy itself before what samples power, the whole device before a part of it.
 _SENSORS: dict[str, Callable[[Path], Meter]] = {
@@ -67,5 +68,8 @@ def find_meter(root: Path | None = None) -> Guarded:
 
 def app_meter(joules: Callable[[], float], source: str = "app", scope: Scope = "device") -> Guarded:
     """For `edge.load(meter=…)`: counts by an app's own counter, as `AppCounter` says, and by the estimate once that
-    fails."""
-    return Guarded(AppCounter(joules, source, scope), Estimate(host_power()))
+    fails. Raises InputError if it cannot be read now."""
+    try:
+        return Guarded(AppCounter(joules, source, scope), Estimate(host_power()))
+    except Unavailable as error:
+        raise InputError(f"{error}: pass a function that returns joules") from None

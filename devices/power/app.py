@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from edge.devices.power.base import Kind, Reading, Scope, Unavailable
 
 
 class AppCounter:
-    """joules: the app's counter, which grows; raises whatever it likes once it no longer can."""
+    """joules: the app's counter, which grows; raises whatever it likes once it no longer can.
+
+    Raises Unavailable at once if it cannot be read, or shows no number."""
 
     kind: Kind = "counter"
 
     def __init__(self, joules: Callable[[], float], source: str = "app", scope: Scope = "device") -> None:
         self.source, self.scope = source, scope
         self._count = joules
-        self._first = self._last = joules()
+        self._first = self._last = self._now()
         self._samples = 0
 
     def read(self) -> Reading:
+        now = self._now()
+        if now < self._last:
+            raise Unavailable("the app's counter went backwards")
+        self._samples += now != self._last
+        self._last = now
+        return Reading(now - self._first, None, self.source, self.kind, self.scope, self._samples)
+
+    def _now(self) -> float:
         try:
             now = float(self._count())
         except Exception as error:
             raise Unavailable(f"the app's counter failed ({type(error).__name__})") from None
-        self._samples += now != self._last
-        self._last = now
-        return Reading(now - self._first, None, self.source, self.kind, self.scope, self._samples)
+        if not math.isfinite(now):
+            raise Unavailable(f"the app's counter says {now}")
+        return now

@@ -1,17 +1,27 @@
-"""A meter that never stops counting: when its sensor fails, the estimate takes over, and the reading says so."""
+"""A meter that never stops counting: when its sensor fails, the estimate takes over, and the reading says so.
+
+A counter that stands still while this process works has failed, too.
+"""
 
 from __future__ import annotations
+
+import time
+from collections.abc import Callable
 
 from edge.devices.power.base import Meter, Reading, Unavailable
 from edge.devices.power.estimate import Estimate
 
+_STUCK_S, _STUCK_J = 5.0, 1.0  # so long, and so much by the estimate, a counter may stand still
+
 
 class Guarded:
-    def __init__(self, meter: Meter, estimate: Estimate) -> None:
+    def __init__(self, meter: Meter, estimate: Estimate, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._moved_at = clock()
         self._meter: Meter | None = meter
         self._estimate = estimate
         self._measured = Reading(0.0, None, meter.source, meter.kind, meter.scope, 0)
-        self._estimated = 0.0  # what the estimate said when the sensor was last read
+        self._estimated = 0.0  # what the estimate said when the sensor last moved
 
     def add_bytes(self, count: float) -> None:
         """So many were read from memory; only the estimate wants to know."""
@@ -24,10 +34,19 @@ class Guarded:
             return estimate
         if self._meter is not None:
             try:
-                self._measured, self._estimated = self._meter.read(), estimate.joules
-                return self._measured
+                reading = self._meter.read()
             except Unavailable:
+                self._meter = None
+            else:
+                if not self._is_stuck(reading, estimate):
+                    return reading
                 self._meter = None
         joules = self._measured.joules + estimate.joules - self._estimated
         source = f"{self._measured.source}, then {estimate.source}"
         return Reading(joules, estimate.watts, source, "estimate", estimate.scope, self._measured.samples)
+
+    def _is_stuck(self, reading: Reading, estimate: Reading) -> bool:
+        now = self._clock()
+        if reading.kind != "counter" or reading.samples != self._measured.samples:
+            self._measured, self._estimated, self._moved_at = reading, estimate.joules, now
+        return now - self._moved_at > _STUCK_S and estimate.joules - self._estimated > _STUCK_J
