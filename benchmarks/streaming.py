@@ -82,7 +82,7 @@ def measure(model: str, shares: list[float], rounds: int) -> None:
     for share, each in runs.items():
         report = each[0]["report"]
         memory, passes = report["memory"], -(-CHUNK // report["plan"]["config"]["chunk"])
-        cost = streaming_cost(memory["streamed"])
+        cost = streaming_cost(memory["streamed"], report["plan"]["config"]["threads"])
         seconds = (cost.cached_s or 0.0) if cost else 0.0
         slower = quick(each, "step") / step, quick(each, "chunk") / chunk
         predicted = 1 + seconds / step, 1 + passes * seconds / chunk

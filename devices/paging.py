@@ -6,6 +6,7 @@ import mmap
 import os
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import numpy as np
 
 _BLOCK = 2 << 20  # bytes that go together, as when weights are streamed
 _BLOCKS = 16
-_ROUNDS = 12  # of which the quickest counts, block by block: neighbours take from the others
+_ROUNDS = 12  # of which the quickest counts: neighbours take from the others
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,9 @@ class Paging:
     disk: float
 
 
-def measure_paging(folder: Path) -> Paging | None:
-    """Measured on a file of 32 MiB that is written into the folder for a moment.
+def measure_paging(folder: Path, threads: int) -> Paging | None:
+    """Measured on a file of 32 MiB that is written into the folder for a moment, by so many threads that share it: they
+    hold each other up when pages come and go.
 
     None where it cannot be: the system has no such advice, or the folder no room.
     """
@@ -39,7 +41,7 @@ def measure_paging(folder: Path) -> Paging | None:
             file.flush()
             os.fsync(file.fileno())
             with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
-                cached = _cached(mapped)
+                cached = _cached(mapped, threads)
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             file.seek(0)
             started = time.perf_counter()
@@ -50,20 +52,25 @@ def measure_paging(folder: Path) -> Paging | None:
         return None
 
 
-def _cached(mapped: mmap.mmap) -> float:
-    """Per block, the quickest round with pages that come and go, less the quickest with pages that stay."""
+def _cached(mapped: mmap.mmap, threads: int) -> float:
+    """The quickest round with pages that come and go, less the quickest with pages that stay."""
     view = np.frombuffer(mapped, np.int64).reshape(_BLOCKS, -1)
-    times = np.empty((2, _ROUNDS, _BLOCKS))
-    for turn in range(_ROUNDS):
-        view.sum()  # all pages are there; what is read first is in no small cache
-        for kind in (0, 1):
-            for number, block in enumerate(view):
+
+    def read(blocks: range, forget: bool) -> None:
+        for number in blocks:
+            view[number].sum()
+            if forget:
+                mapped.madvise(mmap.MADV_DONTNEED, number * _BLOCK, _BLOCK)
+
+    shares = [range(thread, _BLOCKS, threads) for thread in range(threads)]
+    times: dict[bool, list[float]] = {False: [], True: []}
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(_ROUNDS):
+            for forget, found in times.items():
+                view.sum()  # all pages are there; what is read first is in no small cache
+                if forget:
+                    mapped.madvise(mmap.MADV_DONTNEED)
                 started = time.perf_counter()
-                block.sum()
-                if kind == 1:
-                    mapped.madvise(mmap.MADV_DONTNEED, number * _BLOCK, _BLOCK)
-                times[kind, turn, number] = time.perf_counter() - started
-            mapped.madvise(mmap.MADV_DONTNEED)
-    del view, block  # before the map is closed
-    there, anew = times.min(axis=1).sum(axis=1)
-    return float(max(0.0, anew - there) / (_BLOCKS * _BLOCK))
+                list(pool.map(read, shares, [forget] * threads))
+                found.append(time.perf_counter() - started)
+    return max(0.0, min(times[True]) - min(times[False])) / (_BLOCKS * _BLOCK)

@@ -271,19 +271,19 @@ def test_the_first_start_stays_within_its_budget(tmp_path: Path, monkeypatch: py
 
 
 def test_what_streaming_costs_is_measured_here(tmp_path: Path) -> None:
-    paging = measure_paging(tmp_path)
+    paging = measure_paging(tmp_path, 2)
     assert paging is not None
     assert 0 <= paging.cached < 1e-6
     assert 0 < paging.disk < 1e-4
     assert not list(tmp_path.iterdir())
-    assert measure_paging(tmp_path / "new") is not None
+    assert measure_paging(tmp_path / "new", 1) is not None
     (tmp_path / "file").touch()
-    assert measure_paging(tmp_path / "file") is None
+    assert measure_paging(tmp_path / "file", 1) is None
 
 
 def test_the_cost_is_that_of_the_bytes() -> None:
-    assert streaming_cost(0) is None
-    cost = streaming_cost(100 * MIB)
+    assert streaming_cost(0, 2) is None
+    cost = streaming_cost(100 * MIB, 2)
     assert cost is not None
     assert cost.bytes == 100 * MIB
     assert cost.cached_s is not None

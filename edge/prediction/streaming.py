@@ -21,14 +21,14 @@ class Streaming:
     disk_s: float | None
 
 
-def streaming_cost(streamed: int, *, here: bool = True) -> Streaming | None:
+def streaming_cost(streamed: int, threads: int, *, here: bool = True) -> Streaming | None:
     """Of a plan's `bytes.streamed`; None if that is nothing. Measured in the cache folder, where such weights lie.
 
     here: the plan is for this device; of others nothing is known.
     """
     if not streamed:
         return None
-    paging = measure_paging(cache_folder()) if here else None
+    paging = measure_paging(cache_folder(), threads) if here else None
     if paging is None:
         return Streaming(streamed, None, None)
     return Streaming(streamed, streamed * paging.cached, streamed * (paging.cached + paging.disk))
