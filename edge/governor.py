@@ -180,8 +180,10 @@ def _duty(limits: Limits, state: State, now: Sample) -> tuple[float, float | Non
     all as it is."""
     if limits.celsius is None or now.celsius is None or now.time - state.corrected_at < _THERMAL_S:
         return state.duty, state.error, state.corrected_at
-    error, change = limits.celsius - _MARGIN - now.celsius, 0.0
-    if state.error is not None:
+    error = limits.celsius - _MARGIN - now.celsius
+    if state.error is None:
+        change = _GAIN * min(0.0, error)  # a device that is too hot from the start
+    else:
         change = _GAIN * (error - state.error) + _INTEGRAL * error * (now.time - state.corrected_at)
     return min(1.0, max(_LEAST_DUTY, state.duty + change)), error, now.time
 

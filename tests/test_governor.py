@@ -116,11 +116,16 @@ def test_energy_is_never_passed_by_more_than_a_token(seed: int) -> None:
     assert 2.0 - 2 * dearest <= joules <= 2.0 + dearest
 
 
+def test_a_device_that_is_too_hot_at_first_slows_down_at_once() -> None:
+    decision, _ = decide(Limits(celsius=50), State(Sample(0.0)), Sample(0.3, celsius=55.0), 1)
+    assert decision.pause > 0
+
+
 def test_a_thermometer_that_vanishes_leaves_the_pace() -> None:
     limits, state, time = Limits(celsius=50), State(Sample(0.0)), 0.0
     for _ in range(500):
         time += 0.1
-        _, state = decide(limits, state, Sample(time, celsius=53.0), 1)
+        _, state = decide(limits, state, Sample(time, celsius=51.5), 1)
     paced = state.duty
     for _ in range(50):
         time += 0.1
