@@ -85,13 +85,18 @@ class _Wrong(Exception):  # noqa: N818 - becomes an InputError that names the fi
     pass
 
 
+def is_name(name: str) -> bool:
+    """Letters, digits, - and . only: it becomes the name of a file."""
+    return name.isascii() and name.replace("-", "").replace(".", "").isalnum()
+
+
 def _profile(table: dict[str, Any]) -> Profile:
     _only(table, (*_TEXTS, *_LISTS, "clusters", "figures"), "a profile")
     texts = {name: _text(table[name], name) for name in _TEXTS if name in table}
     for name in ("name", "description", "machine"):
         if name not in texts:
             raise _Wrong(f"{name} is missing")
-    if not texts["name"].replace("-", "").replace(".", "").isalnum() or not texts["name"].isascii():
+    if not is_name(texts["name"]):
         raise _Wrong(f"the name {texts['name']!r} may hold letters, digits, - and . only")
     lists = {name: tuple(_text(each, name) for each in _list(table[name], name)) for name in _LISTS if name in table}
     clusters = tuple(_cluster(each) for each in _list(table.get("clusters", []), "clusters"))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from edge.budget import format_bytes
 from edge.cli import options as o
+from edge.cli.numbers import parse_numbers
 from edge.cli.show import progress, table
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def bench(
     from edge.prediction.history import remember_bench
     from edge.session import load
 
-    tests = make_tests(_numbers("-p", prompt), _numbers("-n", generate), _numbers("-d", depth))
+    tests = make_tests(parse_numbers("-p", prompt), parse_numbers("-n", generate), parse_numbers("-d", depth))
     opened = open_model(model)
     longest = max(test.rows for test in tests)
     if longest > opened.spec.context:
@@ -84,16 +85,6 @@ def bench(
                 shown.clear()
                 print(_dumps(row.to_dict()), flush=True)
     _print(rows, Format.json if json else output)
-
-
-def _numbers(flag: str, text: str) -> list[int]:
-    """`0,4096` as numbers, each once. Raises InputError."""
-    from edge.errors import InputError
-
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
-        raise InputError(f"{flag} takes numbers separated by commas, such as 0,4096, not {text!r}")
-    return list(dict.fromkeys(int(part) for part in parts))
 
 
 def _print(rows: list[BenchRow], output: Format) -> None:

@@ -105,12 +105,16 @@ def probe(
     from dataclasses import replace
 
     from edge.devices.probe import probe_profile
-    from edge.devices.profile_file import write_profile
+    from edge.devices.profile_file import is_name, write_profile
     from edge.devices.profiles import HOST, add_profile
     from edge.errors import InputError
 
     if name != HOST and output is None:
         raise InputError("--name is for profiles of a file: give -o FILE, too; here this device is called host")
+    if not is_name(name):
+        raise InputError(f"--name may hold letters, digits, - and . only, not {name!r}")
+    if output is not None and not output.absolute().parent.is_dir():
+        raise InputError(f"there is no folder {output.parent} for {output.name}")
     with progress(enabled=not quiet) as shown:
         bar = shown.step("reading memory, multiplying")
         measured = replace(probe_profile(seconds, lambda part: bar(part, 1.0)), name=name)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from edge.budget import format_bytes
 from edge.cli import options as o
+from edge.cli.numbers import parse_numbers
 from edge.cli.show import print_json, table
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def plan(
         int | None, o.flag("--prompt-tokens", min=1, help="Those of the prompt, to predict by (default: 512).")
     ] = None,
     at: Annotated[
-        list[int] | None, o.flag("--at", min=0, help="Rows in the cache to predict decoding at; may be repeated.")
+        str | None, o.flag("--at", help="Rows in the cache to predict decoding at, such as 128,4096.")
     ] = None,
     backend: o.Backend = "auto",
     threads: o.Threads = None,
@@ -60,6 +61,7 @@ def plan(
     from edge.prediction.streaming import streaming_cost
 
     budget, profile = Budget.parse(memory, time, energy, power), find_profile(device)
+    began = clock.process_time()
     opened = open_model(model)
     request = PlanRequest(
         kv_policy=kv_policy,
@@ -72,11 +74,13 @@ def plan(
         expected_tokens=tokens,
     )
     made = _make(opened, profile, backend, request, budget)
+    prepared = clock.process_time() - began  # core-seconds that a run takes, too, before it starts
     capacity = made.config.capacity
-    contexts = tuple(at or [*(each for each in _CONTEXTS if each < capacity), capacity])
+    usual = [*(each for each in _CONTEXTS if each < capacity), capacity]
+    contexts = tuple(usual if at is None else parse_numbers("--at", at))
     wanted = Wanted(prompt or min(_PROMPT, tokens or _PROMPT), contexts, budget.energy, budget.power, budget.time)
-    streaming = streaming_cost(made.bytes.streamed, here=profile.name == HOST)
-    prediction = _predict(opened, made, profile, wanted, (streaming and streaming.cached_s) or 0.0)
+    streaming = streaming_cost(made.bytes.streamed, made.config.threads, here=profile.name == HOST)
+    prediction = _predict(opened, made, profile, wanted, prepared, (streaming and streaming.cached_s) or 0.0)
     if json:
         predicted = {"model": opened.spec.label, "path": str(opened.path), **made.to_dict()}
         streamed = streaming and asdict(streaming)
@@ -116,7 +120,9 @@ def _make(opened: Model, profile: Profile, backend: str, request: PlanRequest, b
     return make_plan(opened.spec, engine, request, replace(budget, memory=None), elsewhere=limit)
 
 
-def _predict(opened: Model, made: Plan, profile: Profile, wanted: Wanted, streaming_s: float) -> Prediction:
+def _predict(
+    opened: Model, made: Plan, profile: Profile, wanted: Wanted, prepared: float, streaming_s: float
+) -> Prediction:
     """On this device by earlier runs and by the meter that runs would have; elsewhere by the profile alone."""
     from edge.devices.power import find_meter
     from edge.devices.profiles import HOST, host_power
@@ -130,8 +136,7 @@ def _predict(opened: Model, made: Plan, profile: Profile, wanted: Wanted, stream
         profile = replace(profile, figures=_without_watts(profile))
         return predict(opened.spec, made, profile, wanted, runs, streaming_s=streaming_s)
     power = host_power()
-    # What opening the model took, a run will spend, too, before it starts.
-    wanted = replace(wanted, spent=clock.process_time() * power.core_watts)
+    wanted = replace(wanted, spent=prepared * power.core_watts)
     return predict(opened.spec, made, profile, wanted, runs, power, streaming_s)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge.cli import options as o
+from edge.cli.numbers import parse_numbers
 from edge.cli.show import print_json, progress
 from edge.errors import InputError
 
@@ -160,10 +161,7 @@ def _contexts(model: Model, text: str | None, *, quick: bool) -> list[int]:
     if text is None:
         usual = _QUICK_CONTEXTS if quick else _CONTEXTS
         return [each for each in usual if each <= model.spec.context // 2] or [max(1, model.spec.context // 2)]
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and len(part) < 10 and int(part) for part in parts):
-        raise InputError(f"-d takes numbers separated by commas, such as 512,4096, not {text!r}")
-    return sorted({int(part) for part in parts})
+    return sorted(parse_numbers("-d", text, least=1))
 
 
 def _check(model: Model, settings: Settings) -> None:
