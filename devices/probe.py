@@ -62,14 +62,19 @@ def measure_ceilings(threads: int | None = None, seconds: float = 4.0, on_progre
     command = [sys.executable, "-m", "edge.devices.probe", str(threads), str(seconds)]
     environment = {**os.environ, **dict.fromkeys(_ONE_THREAD, "1"), "PYTHONSAFEPATH": "1"}  # no edge/ of the folder
     result: dict[str, float] = {}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as child:
+    # A session of its own: Ctrl-C ends this process, and this one the child.
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True) as child:
         assert child.stdout is not None
-        for line in child.stdout:
-            said = json.loads(line)
-            if isinstance(said, dict):
-                result = said
-            elif on_progress:
-                on_progress(said)
+        try:
+            for line in child.stdout:
+                said = json.loads(line)
+                if isinstance(said, dict):
+                    result = said
+                elif on_progress:
+                    on_progress(said)
+        except BaseException:
+            child.kill()
+            raise
     if child.returncode or not result:
         raise EngineError(f"measuring what this device can do failed (status {child.returncode})")
     return Ceilings(result["read_bytes_per_s"], result["f32_flops"], None, threads)

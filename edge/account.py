@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 from edge.devices.memory import memory_use
@@ -12,11 +13,14 @@ from edge.report.run import Energy, Memory, StopReason, Timings, Tokens
 
 @dataclass
 class Run:
-    """Times are seconds on `time.perf_counter`, None until they have come."""
+    """Times are seconds on `time.perf_counter`, None until they have come. budget: joules, `before` of them
+    spent when it began."""
 
     prompt: int
     started: float
     watch: Watch
+    budget: float | None = None
+    before: float = 0.0
     reused: int = 0
     generated: int = 0
     prefill_joules: float | None = None
@@ -45,7 +49,8 @@ class Run:
         decode = None if self.prefill_joules is None else joules - self.prefill_joules
         return Energy(
             joules=joules,
-            budget=self.watch.budget,
+            budget=self.budget,
+            before=self.before,
             prefill=self.prefill_joules,
             decode=decode,
             per_token=None if decode is None or not self.generated else decode / self.generated,
@@ -53,6 +58,8 @@ class Run:
             kind=reading.kind,
             scope=reading.scope,
             samples=reading.samples - self.watch.first.samples,
+            watts=joules / (time.perf_counter() - self.started),
+            watts_limit=self.watch.watts_limit,
         )
 
 

@@ -18,7 +18,7 @@ _UNREAD = 0.05  # of the energy left may be spent without a reading, unless it i
 _STEPS_PER_PEAK = 32  # reading VmHWM takes 40 µs: often enough to notice, too rarely to cost
 _THERMAL_S = 0.2
 _PRESSURE_S = 0.5
-_FIRST_TOKENS = 16  # of a prompt, while nobody knows what one costs
+_FIRST_TOKENS = 1  # of a prompt, while nobody knows what one costs
 
 
 class EnergyMeter(Protocol):
@@ -110,9 +110,8 @@ class Watch:
         return max(0, min(tokens, int(left / self._state.token)))
 
     @property
-    def budget(self) -> float | None:
-        """Joules."""
-        return self._limits.energy
+    def watts_limit(self) -> float | None:
+        return self._limits.power
 
     def joules(self) -> float:
         """Since the watch began, read now."""

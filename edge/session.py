@@ -97,6 +97,8 @@ class Session:
         meter: EnergyMeter | None = None,
     ) -> None:
         self._meter = meter or find_meter()
+        if not all(hasattr(self._meter, name) for name in ("read", "add_bytes")):
+            raise InputError(f"meter must count joules, as edge.devices.power.app_meter's does, not be {meter!r:.60}")
         self._zone = _find_zone(budget)
         self.model, self.spec, self.tokenizer = model, model.spec, model.tokenizer
         self.plan, self.budget = plan, budget
@@ -156,6 +158,7 @@ class Session:
         follow_up: bool = False,
         time_limit: float | None = None,
         energy_limit: float | None = None,
+        energy_spent: float = 0.0,
         keep_text: bool = True,
         on_prefill: Progress | None = None,
     ) -> Generator[str, None, None]:
@@ -163,7 +166,8 @@ class Session:
 
         prompt: text (goes through the chat template unless `raw`) or token ids, int [n]. max_tokens: None goes on
         until something else stops it. follow_up: continue the conversation in the cache instead of starting anew.
-        time_limit: seconds, energy_limit: joules, instead of the session's budget. keep_text=False leaves `report.text`
+        time_limit: seconds, energy_limit: joules, instead of the session's budget; energy_spent: joules of it that are
+        gone already, for loading. keep_text=False leaves `report.text`
         None, for runs without end. After the last piece, or when the iterator is closed, `report` holds the RunReport.
         """
         sampling = (sampling or SamplingParams()).with_seed()
@@ -186,10 +190,11 @@ class Session:
 
         started, budget = time.perf_counter(), self.budget
         limit = budget.time if time_limit is None else time_limit
+        joules = budget.energy if energy_limit is None else energy_limit
         limits = Limits(
             deadline=None if limit is None else started + limit,
             memory=budget.memory,
-            energy=budget.energy if energy_limit is None else energy_limit,
+            energy=None if joules is None else max(0.0, joules - energy_spent),
             power=budget.power,
             celsius=budget.max_temp,
         )
@@ -201,7 +206,7 @@ class Session:
             root=sensors_root(),
             ended=lambda: self.terminated,
         )
-        run = Run(prompt=tokens.size, started=started, watch=watch, text=[] if keep_text else None)
+        run = Run(tokens.size, started, watch, joules, energy_spent, text=[] if keep_text else None)
         self._spare.run = run
         try:
             if not follow_up:
@@ -230,7 +235,7 @@ class Session:
 
         Raises InputError for other levels.
         """
-        if not 0 <= level <= 1:
+        if not isinstance(level, (int, float)) or not 0 <= level <= 1:
             raise InputError(f"the level of trim must be from 0 to 1, not {level}")
         self.steps.ask(level)
 

@@ -100,7 +100,8 @@ def run(
                     stop=stop or (),
                     ignore_eos=ignore_eos,
                     time_limit=None if time_limit is None else max(0.0, time_limit - (clock.perf_counter() - started)),
-                    energy_limit=None if energy_limit is None else max(0.0, energy_limit - meter.read().joules),
+                    energy_limit=energy_limit,
+                    energy_spent=meter.read().joules,
                     keep_text=json,
                     on_prefill=shown.step(f"prefill, {tokens.size} tokens"),
                 )

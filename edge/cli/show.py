@@ -12,7 +12,7 @@ from edge.budget import format_bytes, format_joules
 from edge.report.table import table as table
 
 if TYPE_CHECKING:
-    from edge.report.run import Action, RunReport
+    from edge.report.run import Action, Heat, RunReport
 
 
 def print_json(value: Any) -> None:
@@ -113,12 +113,19 @@ def _energy_line(report: RunReport) -> str:
     how = "estimated" if energy.kind == "estimate" else "measured"
     return (
         f"energy {format_joules(energy.joules)}"
+        + (f" and {format_joules(energy.before)} for loading" if energy.before and energy.budget is not None else "")
         + (f" of {format_joules(energy.budget)}" if energy.budget is not None else "")
         + (f", {format_joules(energy.per_token)} per token" if energy.per_token is not None else "")
         + f" ({how}: {energy.source}, the whole {energy.scope})"
+        + (f" · {energy.watts:.2g} W of {energy.watts_limit:g} W" if energy.watts_limit is not None else "")
         + (f" · paused {report.timings.paused_s:.1f} s" if report.timings.paused_s else "")
-        + (f" · {heat.highest:.0f} °C at {heat.sensor} (measured)" if heat and heat.highest is not None else "")
+        + (f" · {_heat(heat)}" if heat and heat.highest is not None else "")
     )
+
+
+def _heat(heat: Heat) -> str:
+    limit = "" if heat.limit is None else f" of {heat.limit:g} °C"
+    return f"{heat.highest:.0f} °C{limit} at {heat.sensor} (measured)"
 
 
 def _at(speed: float | None) -> str:

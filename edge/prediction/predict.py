@@ -239,7 +239,10 @@ def _watts(runs: Sequence[Run], name: str) -> Guess | None:
     ]
     if not phases:
         return None
-    return Guess(median((phase.joules or 0.0) / phase.seconds for phase in phases), measured_earlier(len(phases)))
+    said = measured_earlier(len(phases))
+    if any(run.energy_kind == "estimate" for run in runs if run.energy_source == source):
+        said = said.replace("measured", "estimated")
+    return Guess(median((phase.joules or 0.0) / phase.seconds for phase in phases), said)
 
 
 def _spent(power: Power, threads: int, seconds: float, read: float) -> float:

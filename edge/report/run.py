@@ -66,7 +66,8 @@ class Energy:
     """Joules of this generation: in all, of the prompt, of the answer, and of each of its tokens.
 
     kind: "counter" (the device counts joules), "integrated" (it tells watts) or "estimate" (nothing is measured).
-    samples: distinct values that the sensor showed.
+    samples: distinct values that the sensor showed. budget: joules, of which loading and the like took `before`.
+    watts: on average.
     """
 
     joules: float
@@ -78,6 +79,9 @@ class Energy:
     kind: Literal["counter", "integrated", "estimate"]
     scope: Literal["device", "package", "process"]
     samples: int
+    before: float = 0.0
+    watts: float = 0.0
+    watts_limit: float | None = None
 
 
 @dataclass(frozen=True)
