@@ -443,7 +443,10 @@ REPORT_KEYS: dict[str, set[str] | None] = {
         "peak_rss", "budget", "weights", "kv", "scratch", "interpreter", "anonymous", "file", "streamed", "measured",
     },
     "kv": {"policy", "capacity", "rows", "dtype", "evicted"},
-    "energy": {"joules", "budget", "prefill", "decode", "per_token", "source", "kind", "scope", "samples"},
+    "energy": {
+        "joules", "budget", "prefill", "decode", "per_token", "source", "kind", "scope", "samples", "before", "watts",
+        "watts_limit",
+    },
     "heat": None,
     "actions": None,
     "plan": {
