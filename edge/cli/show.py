@@ -113,7 +113,7 @@ def _energy_line(report: RunReport) -> str:
     how = "estimated" if energy.kind == "estimate" else "measured"
     return (
         f"energy {format_joules(energy.joules)}"
-        + (f" and {format_joules(energy.before)} for loading" if energy.before and energy.budget is not None else "")
+        + (f" + {format_joules(energy.before)} for loading," if energy.before and energy.budget is not None else "")
         + (f" of {format_joules(energy.budget)}" if energy.budget is not None else "")
         + (f", {format_joules(energy.per_token)} per token" if energy.per_token is not None else "")
         + f" ({how}: {energy.source}, the whole {energy.scope})"
