@@ -77,12 +77,12 @@ def measure(model: str, shares: list[float], rounds: int) -> None:
         free.append(run(model, 0))
         for share, budget in budgets.items():
             runs[share].append(run(model, budget))
-    rows = []
+    rows, name = [], find_model(model).name
     step, chunk = quick(free, "step"), quick(free, "chunk")
     for share, each in runs.items():
         report = each[0]["report"]
         memory, passes = report["memory"], -(-CHUNK // report["plan"]["config"]["chunk"])
-        cost = streaming_cost(memory["streamed"], report["plan"]["config"]["threads"])
+        cost = streaming_cost(memory["streamed"], report["plan"]["config"]["threads"], name)
         seconds = (cost.cached_s or 0.0) if cost else 0.0
         slower = quick(each, "step") / step, quick(each, "chunk") / chunk
         predicted = 1 + seconds / step, 1 + passes * seconds / chunk

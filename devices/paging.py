@@ -25,10 +25,12 @@ class Paging:
     disk: float
 
 
-def measure_paging(folder: Path, threads: int) -> Paging | None:
+def measure_paging(folder: Path, threads: int, known: Path | None = None) -> Paging | None:
     """Measured on a file of 32 MiB that is written into the folder for a moment, by so many threads that share it: they
     hold each other up when pages come and go.
 
+    known: a file that `cached` is measured on instead, if it is long enough: that depends on the pieces in which the
+    page cache has it.
     None where it cannot be: the system has no such advice, or the folder no room.
     """
     if not hasattr(mmap, "MADV_DONTNEED") or not hasattr(os, "posix_fadvise"):
@@ -40,8 +42,10 @@ def measure_paging(folder: Path, threads: int) -> Paging | None:
                 file.write(os.urandom(_BLOCK))
             file.flush()
             os.fsync(file.fileno())
-            with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
-                cached = _cached(mapped, threads)
+            cached = _cached(file.fileno(), threads)
+            if known is not None and known.stat().st_size >= _BLOCKS * _BLOCK:
+                with open(known, "rb") as other:
+                    cached = _cached(other.fileno(), threads)
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             file.seek(0)
             started = time.perf_counter()
@@ -52,8 +56,9 @@ def measure_paging(folder: Path, threads: int) -> Paging | None:
         return None
 
 
-def _cached(mapped: mmap.mmap, threads: int) -> float:
+def _cached(file: int, threads: int) -> float:
     """The quickest round with pages that come and go, less the quickest with pages that stay."""
+    mapped = mmap.mmap(file, _BLOCKS * _BLOCK, prot=mmap.PROT_READ)  # closed when nothing looks at it any more
     view = np.frombuffer(mapped, np.int64).reshape(_BLOCKS, -1)
 
     def read(blocks: range, forget: bool) -> None:

@@ -79,7 +79,9 @@ def plan(
     usual = [*(each for each in _CONTEXTS if each < capacity), capacity]
     contexts = tuple(usual if at is None else parse_numbers("--at", at))
     wanted = Wanted(prompt or min(_PROMPT, tokens or _PROMPT), contexts, budget.energy, budget.power, budget.time)
-    streaming = streaming_cost(made.bytes.streamed, made.config.threads, here=profile.name == HOST)
+    streaming = streaming_cost(
+        made.bytes.streamed, made.config.threads, opened.file.path.name, here=profile.name == HOST
+    )
     prediction = _predict(opened, made, profile, wanted, prepared, (streaming and streaming.cached_s) or 0.0)
     if json:
         predicted = {"model": opened.spec.label, "path": str(opened.path), **made.to_dict()}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
-from edge.cache import cache_folder
+from edge.cache import cache_folder, entries
 from edge.devices.paging import measure_paging
 
 
@@ -21,14 +22,21 @@ class Streaming:
     disk_s: float | None
 
 
-def streaming_cost(streamed: int, threads: int, *, here: bool = True) -> Streaming | None:
+def streaming_cost(streamed: int, threads: int, model: str = "", *, here: bool = True) -> Streaming | None:
     """Of a plan's `bytes.streamed`; None if that is nothing. Measured in the cache folder, where such weights lie.
 
-    here: the plan is for this device; of others nothing is known.
+    model: the name of its file; if it has been packed already, the packed file is measured. here: the plan is for this
+    device; of others nothing is known.
     """
     if not streamed:
         return None
-    paging = measure_paging(cache_folder(), threads) if here else None
+    paging = measure_paging(cache_folder(), threads, _packed(model)) if here else None
     if paging is None:
         return Streaming(streamed, None, None)
     return Streaming(streamed, streamed * paging.cached, streamed * (paging.cached + paging.disk))
+
+
+def _packed(model: str) -> Path | None:
+    """The newest packed weights of a model."""
+    found = [entry for entry in entries("weights") if entry.about == model]
+    return max(found, key=lambda entry: entry.last_used).path if found else None
