@@ -137,17 +137,18 @@ def add(
 ) -> None:
     """Check a profile that was written elsewhere and keep it under its name."""
     from edge.devices.profile_file import read_profile
-    from edge.devices.profiles import HOST, add_profile
+    from edge.devices.profiles import HOST, add_profile, profile_names
     from edge.errors import InputError
 
     profile = read_profile(file)
     if profile.name == HOST:
         raise InputError(f'{file} is called host, as this device is: give it another name, such as name = "my-phone"')
+    known = " in place of the one there was" if profile.name in profile_names() else ""
     path = add_profile(profile)
     if json:
         print_json(_as_json(profile) | {"path": str(path)})
     else:
-        print(f"{profile.name}: {profile.description}, {len(profile.figures)} figures, saved as {path}")
+        print(f"{profile.name}: {profile.description}, {len(profile.figures)} figures, saved as {path}{known}")
 
 
 @devices.command()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from edge.prediction.predict import Guess, Prediction, Wanted
     from edge.prediction.streaming import Streaming
 
-_PROMPT = 512  # tokens of which prefill is predicted, unless --tokens says
+_PROMPT = 512  # tokens of which prefill is predicted, unless --prompt-tokens says
 _CONTEXTS = (128, 1024, 4096)  # at which decoding is predicted, and at the full cache
 
 
@@ -43,7 +43,7 @@ def plan(
         o.flag("--tokens", min=1, help="Prompt and answer together, if you know (default: no end)."),
     ] = None,
     prompt: Annotated[
-        int | None, o.flag("--prompt-tokens", min=1, help="Those of the prompt, to predict by (default: 512).")
+        int | None, o.flag("--prompt-tokens", min=1, help="Those of the prompt, to predict by (default: 512, or half of --tokens).")
     ] = None,
     at: Annotated[
         str | None, o.flag("--at", help="Rows in the cache to predict decoding at, such as 128,4096.")
@@ -78,7 +78,7 @@ def plan(
     capacity = made.config.capacity
     usual = [*(each for each in _CONTEXTS if each < capacity), capacity]
     contexts = tuple(usual if at is None else parse_numbers("--at", at))
-    wanted = Wanted(prompt or min(_PROMPT, tokens or _PROMPT), contexts, budget.energy, budget.power, budget.time)
+    wanted = Wanted(prompt or min(_PROMPT, max(1, (tokens or 2 * _PROMPT) // 2)), contexts, budget.energy, budget.power, budget.time)
     streaming = streaming_cost(
         made.bytes.streamed, made.config.threads, opened.file.path.name, here=profile.name == HOST
     )
