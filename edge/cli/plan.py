@@ -43,7 +43,10 @@ def plan(
         o.flag("--tokens", min=1, help="Prompt and answer together, if you know (default: no end)."),
     ] = None,
     prompt: Annotated[
-        int | None, o.flag("--prompt-tokens", min=1, help="Those of the prompt, to predict by (default: 512, or half of --tokens).")
+        int | None,
+        o.flag(
+            "--prompt-tokens", min=1, help="Those of the prompt, to predict by (default: 512, or half of --tokens)."
+        ),
     ] = None,
     at: Annotated[
         str | None, o.flag("--at", help="Rows in the cache to predict decoding at, such as 128,4096.")
@@ -78,7 +81,8 @@ def plan(
     capacity = made.config.capacity
     usual = [*(each for each in _CONTEXTS if each < capacity), capacity]
     contexts = tuple(usual if at is None else parse_numbers("--at", at))
-    wanted = Wanted(prompt or min(_PROMPT, max(1, (tokens or 2 * _PROMPT) // 2)), contexts, budget.energy, budget.power, budget.time)
+    prompt = prompt or min(_PROMPT, max(1, (tokens or 2 * _PROMPT) // 2))
+    wanted = Wanted(prompt, contexts, budget.energy, budget.power, budget.time)
     streaming = streaming_cost(
         made.bytes.streamed, made.config.threads, opened.file.path.name, here=profile.name == HOST
     )
