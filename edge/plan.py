@@ -122,10 +122,11 @@ def make_plan(
     tuned = None if elsewhere else backend.tuned(spec, kv_dtype)  # before the count: it imports a little
     release_free_memory()  # what building the tokenizer left behind would otherwise be counted twice
     use = memory_use()
+    peak = 0 if elsewhere else use.peak
     first = None
     for config in _candidates(spec, backend, request, tuned):
         counted = _count(spec, backend, request, config, use.rss)
-        if max(counted.total + counted.reserve, use.peak) <= limit.bytes:
+        if max(counted.total + counted.reserve, peak) <= limit.bytes:
             if config.resident:
                 spare = limit.bytes - counted.total - counted.reserve
                 config = replace(config, resident=config.resident + (spare >> 20 << 20))
@@ -137,14 +138,14 @@ def make_plan(
                 config=config,
                 evict_step=_evict_step(config.capacity),
                 bytes=counted,
-                predicted_peak=max(counted.total, use.peak),
+                predicted_peak=max(counted.total, peak),
                 limit=limit.bytes,
                 limit_source=limit.source,
                 tuned=tuned.about if tuned else "default",
             )
         first = first or counted
     assert first is not None
-    raise _too_small(spec, backend, request, tuned, limit, first)
+    raise _too_small(spec, backend, request, tuned, limit, first, peak)
 
 
 def _automatic(
@@ -312,15 +313,15 @@ def _count(spec: ModelSpec, backend: Backend, request: PlanRequest, config: Engi
 
 
 def _too_small(
-    spec: ModelSpec, backend: Backend, request: PlanRequest, tuned: Tuned | None, limit: MemoryLimit, needed: PlanBytes
-) -> BudgetError:
+    spec: ModelSpec, backend: Backend, request: PlanRequest, tuned: Tuned | None, limit: MemoryLimit,
+    needed: PlanBytes, peak: int,
+) -> BudgetError:  # fmt: skip
     """Say what the request needs, and the smallest budget that would do with fewer rows."""
     evicting = "streaming" if request.kv_policy == "full" else request.kv_policy
     frugal = replace(request, max_kv_size=None, kv_policy=evicting, expected_tokens=None)
     *_, last = _candidates(spec, backend, frugal, tuned)
-    use = memory_use()
-    smallest_count = _count(spec, backend, request, last, use.rss)
-    smallest = max(smallest_count.total + smallest_count.reserve, use.peak)
+    smallest_count = _count(spec, backend, request, last, memory_use().rss)
+    smallest = max(smallest_count.total + smallest_count.reserve, peak)
     smallest = (smallest // (1 << 20) + 3) << 20  # whole MiB, with room for another run's interpreter
     policy = " --kv-policy streaming" if request.kv_policy == "full" else ""
     streamed = " and weights streamed" if last.resident else ""

@@ -399,6 +399,7 @@ class Session:
 
     def _report(self, run: Run, sampling: SamplingParams) -> RunReport:
         kv, actions = self.engine.kv, tuple(self._spare.actions)
+        versions = {**own_versions(), **self._backend.versions()}  # first: it takes a MiB, which is reported, too
         self._spare.actions.clear()
         return RunReport(
             text=None if run.text is None else "".join(run.text),
@@ -408,7 +409,7 @@ class Session:
             memory=memory_of(self.plan, kv.nbytes, self.budget.memory),
             kv=KVUse(self._policy.name, kv.capacity, kv.length, self.plan.config.kv_dtype, self._evicted),
             plan=self.plan.to_dict(),
-            versions={**own_versions(), **self._backend.versions()},
+            versions=versions,
             energy=run.energy(),
             heat=None if self._zone is None else Heat(self._zone.name, run.watch.hottest, self.budget.max_temp),
             actions=actions,

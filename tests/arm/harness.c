@@ -71,7 +71,7 @@ static void load(const char *path)
 {
     static const struct { const char *name; void *address; } outside[] = {
         {"TVMFFIErrorSetRaisedFromCStrParts", TVMFFIErrorSetRaisedFromCStrParts},
-        {"syscall", syscall}, {"memset", memset}, {"memcpy", memcpy}, {"memmove", memmove},
+        {"syscall", syscall}, {"madvise", madvise}, {"memset", memset}, {"memcpy", memcpy}, {"memmove", memmove},
     };
     FILE *file = fopen(path, "rb");
     char magic[8], *header;
