@@ -457,7 +457,13 @@ def edge_json(*args: str) -> Any:
 def test_command_list_of_nothing(folder: Path) -> None:
     done = edge_command("list")
     assert (done.returncode, done.stdout) == (0, f"{folder}: 0 B of at most 16 GiB\n")
-    assert edge_json("list") == {"folder": str(folder), "total": 0, "limit": 16 << 30, "entries": [], "history": {"runs": 0, "bytes": 0}}
+    assert edge_json("list") == {
+        "folder": str(folder),
+        "total": 0,
+        "limit": 16 << 30,
+        "entries": [],
+        "history": {"runs": 0, "bytes": 0},
+    }
     assert not folder.exists()
 
 
