@@ -14,6 +14,7 @@ import numpy as np
 
 _BLOCK = 2 << 20  # bytes that go together, as when weights are streamed
 _BLOCKS = 16
+_MOST_BLOCKS = 64
 _ROUNDS = 12  # of which the quickest counts: neighbours take from the others
 
 
@@ -42,10 +43,10 @@ def measure_paging(folder: Path, threads: int, known: Path | None = None) -> Pag
                 file.write(os.urandom(_BLOCK))
             file.flush()
             os.fsync(file.fileno())
-            cached = _cached(file.fileno(), threads)
-            if known is not None and known.stat().st_size >= _BLOCKS * _BLOCK:
+            cached = _cached(file.fileno(), _BLOCKS, threads)
+            if known is not None and (blocks := known.stat().st_size // _BLOCK) >= _BLOCKS:
                 with open(known, "rb") as other:
-                    cached = _cached(other.fileno(), threads)
+                    cached = _cached(other.fileno(), min(blocks, _MOST_BLOCKS), threads)
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             file.seek(0)
             started = time.perf_counter()
@@ -56,10 +57,10 @@ def measure_paging(folder: Path, threads: int, known: Path | None = None) -> Pag
         return None
 
 
-def _cached(file: int, threads: int) -> float:
+def _cached(file: int, count: int, threads: int) -> float:
     """The quickest round with pages that come and go, less the quickest with pages that stay."""
-    mapped = mmap.mmap(file, _BLOCKS * _BLOCK, prot=mmap.PROT_READ)  # closed when nothing looks at it any more
-    view = np.frombuffer(mapped, np.int64).reshape(_BLOCKS, -1)
+    mapped = mmap.mmap(file, count * _BLOCK, prot=mmap.PROT_READ)  # closed when nothing looks at it any more
+    view = np.frombuffer(mapped, np.int64).reshape(count, -1)
 
     def read(blocks: range, forget: bool) -> None:
         for number in blocks:
@@ -67,7 +68,7 @@ def _cached(file: int, threads: int) -> float:
             if forget:
                 mapped.madvise(mmap.MADV_DONTNEED, number * _BLOCK, _BLOCK)
 
-    shares = [range(thread, _BLOCKS, threads) for thread in range(threads)]
+    shares = [range(thread, count, threads) for thread in range(threads)]
     times: dict[bool, list[float]] = {False: [], True: []}
     with ThreadPoolExecutor(threads) as pool:
         for _ in range(_ROUNDS):
@@ -78,4 +79,4 @@ def _cached(file: int, threads: int) -> float:
                 started = time.perf_counter()
                 list(pool.map(read, shares, [forget] * threads))
                 found.append(time.perf_counter() - started)
-    return max(0.0, min(times[True]) - min(times[False])) / (_BLOCKS * _BLOCK)
+    return max(0.0, min(times[True]) - min(times[False])) / (count * _BLOCK)
