@@ -30,7 +30,10 @@ REPORT_KEYS = {
         "peak_rss", "budget", "weights", "kv", "scratch", "interpreter", "anonymous", "file", "streamed", "measured",
     },
     "kv": {"policy", "capacity", "rows", "dtype", "evicted"},
-    "energy": {"joules", "budget", "prefill", "decode", "per_token", "source", "kind", "scope", "samples"},
+    "energy": {
+        "joules", "budget", "prefill", "decode", "per_token", "source", "kind", "scope", "samples", "before", "watts",
+        "watts_limit",
+    },
     "heat": None,
     "actions": None,
     "plan": None,
