@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import platform
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from edge.devices.load import read_load
 from edge.devices.memory import total_memory
+from edge.devices.probe import measure_ceilings
 
 
 def say(text: str) -> None:
@@ -38,18 +36,10 @@ def machine() -> dict[str, Any]:
 
 def machine_ticks() -> int:
     """CPU time that the machine has spent on anything, and that a hypervisor took from it, in ticks."""
-    user, nice, system, _idle, _iowait, *rest = map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:9])
-    return user + nice + system + sum(rest)
+    load = read_load()
+    return 0 if load is None else round(load.busy * os.sysconf("SC_CLK_TCK"))
 
 
 def memory_bandwidth(threads: int) -> float:
-    """Bytes per second that so many threads can read: the best of several passes over 256 MiB each."""
-    arrays = [np.ones((256 << 20) // 4, np.int32) for _ in range(threads)]
-    best = 0.0
-    with ThreadPoolExecutor(threads) as pool:
-        for read in (np.bitwise_or.reduce, np.maximum.reduce):  # at the speed of vector loads, without widening
-            for _ in range(20):
-                started = time.perf_counter()
-                list(pool.map(read, arrays))
-                best = max(best, sum(a.nbytes for a in arrays) / (time.perf_counter() - started))
-    return best
+    """Bytes per second that so many threads can read, as `edge devices probe` measures it."""
+    return measure_ceilings(threads).read_bytes_per_s
