@@ -43,10 +43,11 @@ def measure_paging(folder: Path, threads: int, known: Path | None = None) -> Pag
                 file.write(os.urandom(_BLOCK))
             file.flush()
             os.fsync(file.fileno())
-            cached = _cached(file.fileno(), _BLOCKS, threads)
             if known is not None and (blocks := known.stat().st_size // _BLOCK) >= _BLOCKS:
                 with open(known, "rb") as other:
                     cached = _cached(other.fileno(), min(blocks, _MOST_BLOCKS), threads)
+            else:
+                cached = _cached(file.fileno(), _BLOCKS, threads)
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             file.seek(0)
             started = time.perf_counter()

@@ -6,6 +6,8 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from edge.devices.power.base import read_text
+
 _MILLI = 1e-3
 _ROOT = Path("/")
 _PROCESSOR = ("cpu", "x86_pkg", "soc", "package", "tdie", "coretemp", "k10temp", "acpitz")
@@ -26,9 +28,9 @@ def zones(root: Path = _ROOT) -> list[Zone]:
     found = []
     for path in sorted((root / "sys/class/thermal").glob("thermal_zone*")):
         if (celsius := read_celsius(path / "temp")) is not None:
-            found.append(Zone(_text(path / "type"), path / "temp", celsius, _trip(path)))
+            found.append(Zone(read_text(path / "type"), path / "temp", celsius, _trip(path)))
     for monitor in sorted((root / "sys/class/hwmon").glob("hwmon*")):
-        name = _text(monitor / "name")
+        name = read_text(monitor / "name")
         if name in _PROCESSOR and (celsius := read_celsius(monitor / "temp1_input")) is not None:
             found.append(Zone(name, monitor / "temp1_input", celsius, None))
     return sorted(found, key=lambda zone: not zone.name.lower().startswith(_PROCESSOR))
@@ -69,13 +71,6 @@ def _trip(zone: Path) -> float | None:
     passive = [
         read_celsius(kind.with_name(kind.name.replace("_type", "_temp")))
         for kind in zone.glob("trip_point_*_type")
-        if _text(kind) == "passive"
+        if read_text(kind) == "passive"
     ]
     return min((each for each in passive if each is not None), default=None)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
