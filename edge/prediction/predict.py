@@ -194,7 +194,7 @@ def _decode_line(roof: _Roof, runs: Sequence[Run]) -> _Line | None:
     slope = fit_slope(phases, roof.slope(bandwidth))
     start = median(phase.token_s - slope * phase.context for phase in phases)
     # A start below nothing would be noise; a token is never cheaper than half of the quickest that was seen.
-    return _Line(max(start, 0.5 * min(phase.token_s for phase in phases)), slope, measured_earlier(len(phases)))
+    return _Line(max(start, 0.5 * min(phase.token_s for phase in phases)), slope, earlier(len(phases)))
 
 
 def fit_slope(phases: Sequence[Phase], expected: float) -> float:
@@ -224,11 +224,11 @@ def _prefill_seconds(roof: _Roof, runs: Sequence[Run], prompt: int) -> Guess | N
         return phase.seconds / roof.prompt_seconds(phase.tokens, start, bandwidth, flops)
 
     seconds = roof.prompt_seconds(prompt, 0, bandwidth, flops) * median(map(ratio, alike))
-    return Guess(seconds, measured_earlier(len(alike)))
+    return Guess(seconds, earlier(len(alike)))
 
 
-def measured_earlier(runs: int) -> str:
-    return f"measured earlier ({runs} {'run' if runs == 1 else 'runs'})"
+def earlier(runs: int, how: str = "measured") -> str:
+    return f"{how} earlier ({runs} {'run' if runs == 1 else 'runs'})"
 
 
 def _watts(runs: Sequence[Run], name: str) -> Guess | None:
@@ -239,10 +239,9 @@ def _watts(runs: Sequence[Run], name: str) -> Guess | None:
     ]
     if not phases:
         return None
-    said = measured_earlier(len(phases))
-    if any(run.energy_kind == "estimate" for run in runs if run.energy_source == source):
-        said = said.replace("measured", "estimated")
-    return Guess(median((phase.joules or 0.0) / phase.seconds for phase in phases), said)
+    estimated = any(run.energy_kind == "estimate" for run in runs if run.energy_source == source)
+    watts = median((phase.joules or 0.0) / phase.seconds for phase in phases)
+    return Guess(watts, earlier(len(phases), "estimated" if estimated else "measured"))
 
 
 def _spent(power: Power, threads: int, seconds: float, read: float) -> float:
