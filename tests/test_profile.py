@@ -31,6 +31,7 @@ from edge.profiling.launch import run_in_child
 from edge.profiling.limits import Evidence, judge
 from edge.profiling.memory_timeline import split
 from edge.profiling.profile import Climate, MemoryBase, MemorySample, Profile, Roofs, Sustained, Window
+from edge.profiling.progress import part_of
 from edge.profiling.reader import build, read_profile
 from edge.profiling.settings import Settings
 
@@ -117,7 +118,7 @@ def test_evidence_is_of_the_first_engine() -> None:
     windows = [Window(0, spread(0.002), 0.1, 50, 2e9, None), Window(12, spread(0.004), 0.1, 79, 1e9, 0.4)]
     quick = make_engine("onnx", decode=replace(make_engine().decode, per_token=spread(0.001)))
     profile = make_profile(
-        engines=[make_engine(), quick], sustained=Sustained("tvm", 12, windows), roofs=Roofs(2e10, 1e11, None, 2)
+        engines=[make_engine(sustained=Sustained(12, windows)), quick], roofs=Roofs(2e10, 1e11, None, 2)
     )
     found = evidence_of(profile)
     assert (found.bandwidth, found.compute) == (pytest.approx(0.8), pytest.approx(0.45))
@@ -258,7 +259,7 @@ def test_a_golden_model_is_profiled(tmp_path: Path) -> None:
 
 
 def test_a_long_run_is_cut_into_windows() -> None:
-    job = Job("measure", MODEL, "reference", settings(sustained_s=1.0), sustained=True)
+    job = Job("measure", MODEL, "reference", settings(sustained_s=1.0))
     said = run_in_child(job, lambda what, share: None)
     long_run = build(Sustained, said["sustained"])
     assert len(long_run.windows) == 5
@@ -266,10 +267,23 @@ def test_a_long_run_is_cut_into_windows() -> None:
 
 
 def test_a_memory_budget_leaves_contexts_out() -> None:
-    job = Job("measure", MODEL, "reference", settings(max_kv_size=24, contexts=[8, 16, 64]))
-    profile = run_in_child(job, lambda what, share: None)["profile"]
+    job = Job("measure", MODEL, "reference", settings(max_kv_size=24, prompt=30, contexts=[8, 16, 64]))
+    profile = run_in_child(job, lambda what, share: None)
     assert [each["context"] for each in profile["curve"]] == [8, 16]
     assert profile["curve_end"] == "the cache has 24 rows"
+    assert profile["prefill"]["tokens"] == 20
+    assert profile["notes"] == ["prompts of 20 instead of 30 tokens, the cache has 24 rows"]
+
+
+@given(st.lists(st.floats(0.1, 100), min_size=1, max_size=5), st.data())
+def test_progress_goes_on_from_part_to_part(seconds: list[float], data: st.DataObject) -> None:
+    seen: list[float] = []
+    for number in range(len(seconds)):
+        shares = sorted(data.draw(st.lists(st.floats(0, 1), max_size=4)))
+        for share in (0, *shares, 1):
+            part_of(lambda what, share: seen.append(share), seconds, number)("", share)
+    assert seen == pytest.approx(sorted(seen))
+    assert (seen[0], seen[-1]) == (0, pytest.approx(1))
 
 
 def test_errors_of_a_child_are_those_of_edge() -> None:

@@ -10,7 +10,7 @@ def evidence_of(profile: Profile) -> Evidence:
     """Of its first engine, the one that runs would use."""
     engine, roofs = profile.engines[0], profile.roofs
     decode, plan = engine.decode, engine.plan
-    climate, sustained = engine.timeline.climate, profile.sustained
+    climate, sustained = engine.timeline.climate, engine.sustained
     spent, windows = decode.joules_per_token, sustained.windows if sustained else []
     return Evidence(
         model=profile.model.name,
@@ -61,7 +61,7 @@ def _cooled(sustained: Sustained | None) -> float | None:
     """The clock in the last window / in the first."""
     if sustained is None:
         return None
-    first, last = sustained.windows[0].hertz, sustained.windows[-1].hertz
+    first, last = sustained.first.hertz, sustained.last.hertz
     return last / first if first and last else None
 
 

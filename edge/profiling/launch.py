@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from typing import IO, Any
@@ -16,8 +15,7 @@ from typing import IO, Any
 from edge import errors
 from edge.errors import EdgeError, EngineError
 from edge.profiling.job import Job
-
-OnStep = Callable[[str, float], None]
+from edge.profiling.progress import OnStep
 
 
 def run_in_child(job: Job, on_step: OnStep) -> dict[str, Any]:

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from html import escape
 
-from edge.profiling.profile import EngineProfile, Profile
+from edge.profiling.profile import Profile
+from edge.report import profile_heat as heat
 from edge.report import profile_plots as plots
 from edge.report import profile_tables as tables
 from edge.report.profile_style import STYLE
 from edge.report.profile_tables import Section
-from edge.report.profile_text import headline, operator_notes, title
+from edge.report.profile_text import headline, title
 
 
 def html(profile: Profile) -> str:
@@ -120,9 +121,10 @@ def _time(profile: Profile) -> str:
         for engine in told
         for section in (tables.operator_table(engine, phase) for phase in engine.operators)
     )
-    if not pictures and not operator_notes(profile):
+    remarks = notes_html(tables.operator_remarks(profile))
+    if not pictures and not remarks:
         return ""
-    return f"<section><h2>Where the time goes</h2>\n{pictures}{notes_html(operator_notes(profile))}{details}</section>"
+    return f"<section><h2>Where the time goes</h2>\n{pictures}{remarks}{details}</section>"
 
 
 def _roofline(profile: Profile) -> str:
@@ -143,18 +145,14 @@ def _energy(profile: Profile) -> str:
 
 
 def _heat(profile: Profile) -> str:
-    engine = _longest(profile)
-    pictures = _pictures(plots.climate_plot(engine, "celsius"), plots.climate_plot(engine, "hertz"))
-    parts = [f"<section><h2>Heat and clock</h2>\n{pictures}{table_html(tables.climate_table(profile))}</section>"]
-    if profile.sustained and (section := tables.sustained_table(profile)):
-        picture = _pictures(plots.sustained_plot(profile.sustained))
-        parts.append(f"<section><h2>Sustained</h2>\n{picture}{table_html(section)}</section>")
+    pictures = _pictures(plots.climate_plot(profile, "celsius"), plots.climate_plot(profile, "hertz"))
+    parts = [f"<section><h2>Heat and clock</h2>\n{pictures}{table_html(heat.climate_table(profile))}</section>"]
+    if section := heat.sustained_table(profile):
+        picture = _pictures(plots.sustained_plot(profile))
+        windows = [heat.windows_table(each, each.sustained) for each in profile.engines if each.sustained]
+        details = "".join(_more(each.title, each) for each in windows)
+        parts.append(f"<section><h2>{section.title}</h2>\n{picture}{table_html(section)}{details}</section>")
     return "\n".join(parts)
-
-
-def _longest(profile: Profile) -> EngineProfile:
-    """The engine whose temperatures were felt for longest."""
-    return max(profile.engines, key=lambda each: len(each.timeline.climate))
 
 
 def _facts(profile: Profile) -> str:
