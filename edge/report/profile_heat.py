@@ -60,7 +60,7 @@ def windows_table(engine: EngineProfile, run: Sustained) -> Section:
     """A long run, window after window."""
     rows = [
         [
-            duration(window.start), rate(1 / window.per_token.p50), *milliseconds(window.per_token),
+            f"{window.start:.0f} s", rate(1 / window.per_token.p50), *milliseconds(window.per_token),
             joules(window.joules_per_token), _highest([window]), clock(window.hertz), _most([window]),
         ]
         for window in run.windows

@@ -42,20 +42,27 @@ def page(name: str, body: str) -> str:
 
 
 def table_html(section: Section) -> str:
-    """The table and its notes; it scrolls within itself where it is too wide."""
-    left = section.left
-
-    def line(cells: Sequence[str], tag: str) -> str:
-        words = "".join(
-            f"<{tag}{'' if index >= left else ' class=word'}>{escape(cell)}</{tag}>" for index, cell in enumerate(cells)
+    """The table and its notes; on a phone every row is a card, and a figure's heading stands before it."""
+    words = [" class=word" if index < section.left else "" for index in range(len(section.headings))]
+    head = "".join(f"<th{word}>{escape(each)}</th>" for word, each in zip(words, section.headings, strict=True))
+    body = "\n".join(
+        "<tr>"
+        + "".join(
+            f'<td{word} data-label="{escape(heading)}">{escape(cell if word else _unbroken(cell))}</td>'
+            for word, heading, cell in zip(words, section.headings, row, strict=True)
         )
-        return f"<tr>{words}</tr>"
-
-    body = "\n".join(line(row, "td") for row in section.rows)
+        + "</tr>"
+        for row in section.rows
+    )
     return (
-        f'<div class="wide" tabindex="0"><table><thead>{line(section.headings, "th")}</thead>\n'
+        f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead>\n'
         f"<tbody>\n{body}\n</tbody></table></div>\n{notes_html(section.remarks)}{_folded(section.notes)}"
     )
+
+
+def _unbroken(figure: str) -> str:
+    """With its unit in one line, `1 mJ → 2 mJ` in two at most."""
+    return figure.replace(" ", "\N{NO-BREAK SPACE}").replace("\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}", " → ")
 
 
 def _folded(notes: Sequence[str]) -> str:
@@ -86,7 +93,8 @@ def _figures(profile: Profile) -> str:
         f'<p class="known">{escape(known)}</p></div>'
         for what, figure, known in headline(profile)
     )
-    return f'<section class="cards">\n{cards}\n</section>'
+    said = '<p class="note">All figures were measured on this device, unless it says otherwise.</p>'
+    return f'<section class="cards">\n{cards}\n</section>\n{said}'
 
 
 def _advice(profile: Profile) -> str:
@@ -162,7 +170,7 @@ def _facts(profile: Profile) -> str:
 
 def _pictures(*drawn: str) -> str:
     shown = [f"<figure>{each}</figure>" for each in drawn if each]
-    return f'<div class="pictures{" single" if len(shown) == 1 else ""}">{"".join(shown)}</div>\n' if shown else ""
+    return f'<div class="pictures">{"".join(shown)}</div>\n' if shown else ""
 
 
 def _more(name: str, section: Section) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from edge.backends.base import PHASES
 from edge.profiling.memory_timeline import split
 from edge.profiling.profile import EngineProfile, Phase, Profile, Roofs, Spread
-from edge.report.svg import COLOURS, INK, draw
+from edge.report.svg import COLOURS, INK, SMALL, draw
 
 _MIB = 1 << 20
 _GIGA = 1e9
@@ -18,7 +18,7 @@ _WORDS = {"decode": "answer", "prefill": "prompt"}
 _PARTS = ("interpreter and libraries", "weights", "KV cache", "scratch")
 _PART_COLOURS = (COLOURS[3], COLOURS[0], COLOURS[1], COLOURS[2])
 _VARIES = 1.01  # between the lowest and the highest clock: less is a line, and the table says it
-_LABELLED = 0.12  # of the width: narrower bands have no room for a word
+_LETTER = 0.025  # of the width: bands too narrow for their word have none
 
 
 def context_plot(profile: Profile, phase: str) -> str:
@@ -62,7 +62,7 @@ def operator_plot(engine: EngineProfile) -> str:
             axes.barh(at, values, height=size * 0.9, color=colour, label=_WORDS[name])
             for y, value in zip(at, values, strict=True):
                 if value >= 0.5:
-                    axes.text(value + 0.6, y, f"{value:.0f}", va="center", fontsize=9.5)
+                    axes.text(value + 0.6, y, f"{value:.0f}", va="center", fontsize=SMALL)
         axes.set_yticks(range(len(parts)), parts)
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
@@ -122,10 +122,15 @@ def memory_plot(engine: EngineProfile) -> str:
         if engine.plan.limit_source == "budget":
             top = max(top, engine.plan.limit / _MIB)
             axes.axhline(engine.plan.limit / _MIB, color=INK, linewidth=1, linestyle="--")
-            axes.text(seconds[-1], engine.plan.limit / _MIB, "--memory", ha="right", va="top", fontsize=9.5)
+            axes.text(seconds[-1], engine.plan.limit / _MIB, "--memory", ha="right", va="top", fontsize=SMALL)
         axes.axhline(timeline.peak / _MIB, color=INK, linewidth=0.8, linestyle=":")
         axes.text(
-            seconds[-1], timeline.peak / _MIB, f"peak {timeline.peak / _MIB:.0f}", ha="right", va="bottom", fontsize=9.5
+            seconds[-1],
+            timeline.peak / _MIB,
+            f"peak {timeline.peak / _MIB:.0f}",
+            ha="right",
+            va="bottom",
+            fontsize=SMALL,
         )
         _bands(axes, engine, seconds[-1])
         axes.set(xlim=(0, seconds[-1]), ylim=(0, top * 1.3), xlabel="seconds", ylabel="MiB resident")
@@ -152,7 +157,7 @@ def climate_plot(profile: Profile, what: str) -> str:
             axes.plot(*zip(*points, strict=True), color=COLOURS[number], label=engine)
         if what == "celsius" and trip is not None:
             axes.axhline(trip, color=INK, linewidth=1, linestyle="--")
-            axes.text(0, trip, "slows down", va="bottom", fontsize=9.5)
+            axes.text(0, trip, "slows down", va="bottom", fontsize=SMALL)
         if what == "hertz":
             axes.set_ylim(0, max(values) * 1.15)
         axes.set(xlabel="seconds", ylabel=label)
@@ -201,15 +206,15 @@ def _roof(axes: Any, roofs: Roofs, low: float, high: float) -> None:
     flops, read = roofs.f32_flops / _GIGA, roofs.read_bytes_per_s / _GIGA
     axes.plot([low, ridge, high], [read * low, flops, flops], color=INK, linewidth=1.2)
     axes.text(
-        low * 1.2, read * low * 1.3, f"memory {read:.3g} GB/s", fontsize=9.5, va="bottom",
+        low * 1.2, read * low * 1.3, f"memory {read:.3g} GB/s", fontsize=SMALL, va="bottom",
         rotation=math.degrees(math.atan(read)), rotation_mode="anchor", transform_rotates_text=True,
     )  # fmt: skip
     axes.annotate(
-        f"float32 {flops:.3g} GFLOP/s", (ridge, flops), xytext=(0, 4), textcoords="offset points", fontsize=9.5
+        f"float32 {flops:.3g} GFLOP/s", (ridge, flops), xytext=(0, 4), textcoords="offset points", fontsize=SMALL
     )
     if roofs.int8_ops:
         axes.plot([ridge, high], [roofs.int8_ops / _GIGA] * 2, color=INK, linewidth=1, linestyle="--")
-        axes.text(high, roofs.int8_ops / _GIGA, "int8 ", ha="right", va="bottom", fontsize=9.5)
+        axes.text(high, roofs.int8_ops / _GIGA, "int8 ", ha="right", va="bottom", fontsize=SMALL)
 
 
 def _point(axes: Any, phase: Phase, colour: str, engine: str) -> None:
@@ -239,13 +244,13 @@ def _bands(axes: Any, engine: EngineProfile, end: float) -> None:
     kinds: list[tuple[float, str]] = []
     for mark in engine.timeline.marks:
         what = "contexts" if mark.what.startswith("context") else mark.what
-        what = "prompts and answers" if what in ("prompt", "answer") else what
+        what = "answers" if what in ("prompt", "answer") else what
         if not kinds or kinds[-1][1] != what:
             kinds.append((mark.seconds, what))
     for (start, what), (stop, _) in zip(kinds, [*kinds[1:], (end, "")], strict=True):
         axes.axvline(start, color=INK, linewidth=0.5, alpha=0.4)
-        if stop - start > _LABELLED * end:
+        if stop - start > _LETTER * (len(what) + 1) * end:
             axes.text(
-                (start + stop) / 2, 0.97, what, fontsize=9, ha="center", va="top",
+                (start + stop) / 2, 0.97, what, fontsize=SMALL, ha="center", va="top",
                 transform=axes.get_xaxis_transform(),
             )  # fmt: skip
