@@ -6,10 +6,6 @@ takes the number of its threads from the environment, once.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from edge.devices.child import Say, run_child, serve
 from edge.devices.host import usable_cores
 from edge.devices.integer_products import quickest
 from edge.devices.memory import memory_limit
 from edge.devices.profile import Figure, Profile
 from edge.devices.profiles import HOST, describe_host, find_profile
-from edge.errors import EngineError, InputError
+from edge.errors import InputError
 
 _ARRAYS = 256 << 20  # bytes read in turn, over all threads: far beyond any last-level cache of the devices meant
 _LEAST_ARRAYS = 16 << 20  # where memory is short
@@ -61,25 +58,15 @@ def measure_ceilings(threads: int | None = None, seconds: float = 4.0, on_progre
     threads = threads or usable_cores()
     if not 1 <= threads <= 1024 or not 0 < seconds <= 600:
         raise InputError(f"cannot measure {seconds} s with {threads} threads: 1 to 1024 threads, up to 600 s")
-    command = [sys.executable, "-m", "edge.devices.probe", str(threads), str(seconds)]
-    environment = {**os.environ, **dict.fromkeys(_ONE_THREAD, "1"), "PYTHONSAFEPATH": "1"}  # no edge/ of the folder
-    result: dict[str, Any] = {}
-    # A session of its own: Ctrl-C ends this process, and this one the child.
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True) as child:
-        assert child.stdout is not None
-        try:
-            for line in child.stdout:
-                said = json.loads(line)
-                if isinstance(said, dict):
-                    result = said
-                elif on_progress:
-                    on_progress(said)
-        except BaseException:
-            child.kill()
-            raise
-    if child.returncode or not result:
-        raise EngineError(f"measuring what this device can do failed (status {child.returncode})")
-    return Ceilings(result["read_bytes_per_s"], result["f32_flops"], result["int8_ops"], threads)
+    said = on_progress or (lambda part: None)
+    result = run_child(
+        "edge.devices.probe",
+        {"threads": threads, "seconds": seconds},
+        lambda message: said(message["part"]),
+        failure="what this device can do could not be measured",
+        environment=dict.fromkeys(_ONE_THREAD, "1"),
+    )
+    return Ceilings(**result)
 
 
 def probe_profile(seconds: float = 8.0, on_progress: Progress | None = None) -> Profile:
@@ -193,11 +180,9 @@ def _best(threads: int, seconds: float, work: Work, on_progress: Progress) -> fl
     return best
 
 
-def _main() -> None:
-    threads, seconds = int(sys.argv[1]), float(sys.argv[2])
-    measured = _measure(threads, seconds, lambda part: print(json.dumps(part), flush=True))
-    print(json.dumps(asdict(measured)))
+def _answer(request: Any, say: Say) -> object:
+    return asdict(_measure(request["threads"], request["seconds"], lambda part: say({"part": part})))
 
 
 if __name__ == "__main__":
-    _main()
+    serve(_answer)
