@@ -83,9 +83,12 @@ def report_lines(report: RunReport) -> list[str]:
     """The report for a person: four lines, and one for memory that was given back."""
     tokens, timings, memory, kv = report.tokens, report.timings, report.memory, report.kv
     budget = f" of {format_bytes(memory.budget)}" if memory.budget else ""
-    reused = f", {tokens.reused} of them reused," if tokens.reused else ""
+    said = [f"{tokens.reused} of them reused"] if tokens.reused else []
+    said += [f"only {tokens.ran} run"] if tokens.cut else []
+    speed = _at(timings.prefill_tok_s)
+    prompt = f"prompt {', '.join([f'{tokens.prompt} tokens', *said])}{',' if said and speed else ''}{speed}"
     return [
-        f"prompt {tokens.prompt} tokens{reused}{_at(timings.prefill_tok_s)} · generated {tokens.generated}"
+        f"{prompt} · generated {tokens.generated}"
         f"{_at(timings.decode_tok_s)} · first token {_seconds(timings.ttft_s)} · load {_seconds(timings.load_s)}"
         f" · stopped: {report.stop_reason}",
         f"memory peak {format_bytes(memory.peak_rss)}{budget} (measured)"
