@@ -149,9 +149,7 @@ def test_a_folder_that_cannot_be_written_keeps_none(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("paused", "actions", "ran", "kept"), [(0.0, (), 6, 1), (0.5, (), 6, 0), (0.0, ("gave",), 6, 0), (0.0, (), 5, 0)]
 )
-def test_runs_that_were_held_back_or_cut_are_left_out(
-    paused: float, actions: tuple[str, ...], ran: int, kept: int
-) -> None:
+def test_runs_that_were_held_back_or_cut_are_left(paused: float, actions: tuple[str, ...], ran: int, kept: int) -> None:
     spec = open_golden("llama-gqa-tied").model.spec
     plan = Plan("tvm", "full", 0, CONFIG, 1, PlanBytes(0, 1, 1, 1), 1, 1, "budget")
     report = RunReport(
