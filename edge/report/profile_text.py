@@ -66,8 +66,8 @@ def markdown(profile: Profile) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def summary(profile: Profile) -> str:
-    """For the terminal: the sentence, the figures, speed, contexts and memory, and what to try."""
+def summary(profile: Profile, width: int | None = None) -> str:
+    """For a terminal of `width` characters: the sentence, the figures, speed, contexts and memory, and what to try."""
     engine = profile.engines[0]
     parts = [f"{title(profile)}, {engine.engine}, {engine.threads} threads", profile.verdict.sentence]
     rows = [_row(each) for each in profile.engines]
@@ -76,16 +76,16 @@ def summary(profile: Profile) -> str:
         "engine", "answer tok/s", "ms p10 p50 p90", "prompt tok/s", "first token", "load", "peak",
         f"per token ({'/'.join(kinds)})",
     ]  # fmt: skip
-    parts.append(table(headings, rows))
+    parts.append(table(headings, rows, width=width))
     contexts = tables.context_table(profile)
-    parts.append(_plain(contexts))
+    parts.append(_plain(contexts, width))
     if remarks := [*contexts.remarks, *tables.engine_remarks(profile)]:
         parts.append("\n".join(remarks))
     if long_run := heat.sustained_table(profile):
-        parts.append(_plain(long_run) + "\n" + "\n".join(long_run.notes))
+        parts.append(_plain(long_run, width) + "\n" + "\n".join(long_run.notes))
     if profile.verdict.advice:
-        width = max(len(command) for _, command in profile.verdict.advice)
-        parts.append("to try:\n" + "\n".join(f"  {command:{width}}  {why}" for why, command in profile.verdict.advice))
+        longest = max(len(command) for _, command in profile.verdict.advice)
+        parts.append("to try:\n" + "\n".join(f"  {command:{longest}}  {why}" for why, command in profile.verdict.advice))
     return "\n\n".join(parts)
 
 
@@ -104,8 +104,8 @@ def _row(engine: EngineProfile) -> list[str]:
     ]
 
 
-def _plain(section: Section) -> str:
-    return table(section.headings, section.rows, section.left)
+def _plain(section: Section, width: int | None) -> str:
+    return table(section.headings, section.rows, section.left, width)
 
 
 def marked(text: str) -> str:
