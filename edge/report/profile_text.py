@@ -82,10 +82,11 @@ def summary(profile: Profile, width: int | None = None) -> str:
     if remarks := [*contexts.remarks, *tables.engine_remarks(profile)]:
         parts.append("\n".join(remarks))
     if long_run := heat.sustained_table(profile):
-        parts.append(_plain(long_run, width) + "\n" + "\n".join(long_run.notes))
+        parts += [_plain(long_run, width), "\n".join(long_run.notes)]
     if profile.verdict.advice:
         longest = max(len(command) for _, command in profile.verdict.advice)
-        parts.append("to try:\n" + "\n".join(f"  {command:{longest}}  {why}" for why, command in profile.verdict.advice))
+        lines = [f"  {command:{longest}}  {why}" for why, command in profile.verdict.advice]
+        parts.append("\n".join(["to try:", *lines]))
     return "\n\n".join(parts)
 
 
