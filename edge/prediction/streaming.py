@@ -33,7 +33,7 @@ def streaming_cost(streamed: int, threads: int, model: str = "", *, here: bool =
     paging = measure_paging(cache_folder(), threads, _packed(model)) if here else None
     if paging is None:
         return Streaming(streamed, None, None)
-    return Streaming(streamed, streamed * paging.cached, streamed * (paging.cached + paging.disk))
+    return Streaming(streamed, streamed * paging.cached, streamed * paging.disk)
 
 
 def _packed(model: str) -> Path | None:
