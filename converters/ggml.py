@@ -7,10 +7,6 @@ Rows: `ggml_quantize_chunk`, which weighs the error of a value by the importance
 from __future__ import annotations
 
 import ctypes
-import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
@@ -25,6 +21,7 @@ from edge.backends.llamacpp.library import is_installed, library
 from edge.converters.blocks import TYPE_IDS, block_size, nbytes
 from edge.converters.target import new_file
 from edge.converters.writers.gguf import Planned
+from edge.devices.child import run_child
 from edge.errors import EngineError, InputError, MissingExtraError, ModelFormatError, UnsupportedError
 from edge.gguf_file import GGUFFile, read_gguf
 from edge.model import read_spec
@@ -43,7 +40,6 @@ FTYPES = {
 }  # fmt: skip
 _NEED_IMPORTANCE = ("IQ1", "IQ2", "IQ3_XXS", "IQ3_XS", "Q2_K_S")  # beginnings of names
 _SLAB = 64 << 20  # bytes of rows that llama.cpp holds at once
-_REASON = 200  # characters of C code's last words
 
 
 @dataclass(frozen=True)
@@ -181,39 +177,25 @@ def _check_importance(file: GGUFFile, importance: Mapping[str, FloatArray]) -> N
 def _run(request: Request, folder: Path, tensors: int, progress: Callable[[float], None] | None) -> dict[str, str]:
     """Ask the child; tensors by name and their types, in the order in which it writes them.
 
-    folder: where it works, so that it imports what we import, and nothing that happens to lie about.
+    folder: where it works, so that it imports nothing that happens to lie about.
     """
-    types: dict[str, str] = {}
-    error = None
-    places = os.pathsep.join(map(os.path.abspath, sys.path))
-    environment = {**os.environ, "PYTHONPATH": places, "GGML_NO_BACKTRACE": "1"}
-    with tempfile.TemporaryFile() as errors:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "edge.converters.ggml_child", json.dumps(vars(request))],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=environment, cwd=folder,
-        )  # fmt: skip
-        try:
-            assert child.stdout is not None
-            for line in child.stdout:
-                said = json.loads(line)
-                if "error" in said:
-                    error = said["error"]
-                    break
-                types[said["name"]] = said["type"]
-                if progress:
-                    progress(min(1.0, len(types) / tensors))
-            if child.wait() == 0:
-                return types
-        finally:
-            child.kill()
-            child.wait()
-            assert child.stdout is not None
-            child.stdout.close()
-        if error is None:
-            errors.seek(0)
-            words = [line for line in errors.read().decode(errors="replace").splitlines() if line.strip()]
-            error = f"it ended with status {child.returncode}: {words[-1] if words else 'no reason given'}"
-    raise EngineError(f"llama.cpp could not quantize {request.source}: {error[:_REASON]}")
+    known = 0
+
+    def hear(message: dict[str, str]) -> None:
+        nonlocal known
+        known += 1
+        if progress:
+            progress(min(1.0, known / tensors))
+
+    types: dict[str, str] = run_child(
+        "edge.converters.ggml_child",
+        vars(request),
+        hear,
+        failure=f"llama.cpp could not quantize {request.source}",
+        environment={"GGML_NO_BACKTRACE": "1"},
+        folder=folder,
+    )
+    return types
 
 
 def _check(path: Path, target: Path, planned: list[Planned]) -> None:

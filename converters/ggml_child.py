@@ -1,31 +1,30 @@
-"""The process that runs `llama_model_quantize`: ggml_child.py REQUEST, as JSON.
-
-It says on stdout, one JSON object per line, which tensor gets which type, or else why not.
-"""
+"""The process that runs `llama_model_quantize`: it says which tensor gets which type, and answers with all of them."""
 
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import re
-import sys
 from typing import Any
 
 import numpy as np
 
 from edge.backends.llamacpp.library import LOG, library
 from edge.converters.ggml import Request
+from edge.devices.child import Say, serve
+from edge.errors import EngineError
 
 _TENSOR = re.compile(r"\[ *\d+/ *\d+\] (?P<name>.+?) +- \[.*?\], type = +(?P<old>\w+), ")
 _NEW = re.compile(r"converting to (\w+) \.\.|MiB \((\w+)\)$")
+_REASON = 200  # characters of llama.cpp's last words
 
 
 class Listener:
     """Follows llama.cpp's log, which comes in pieces: a tensor, its type, what it becomes, its sizes."""
 
-    def __init__(self, out: Any) -> None:
-        self._out, self._name, self._type = out, "", ""
+    def __init__(self, say: Say) -> None:
+        self._say, self._name, self._type = say, "", ""
+        self.types: dict[str, str] = {}
 
     def receive(self, level: int, text: bytes, user_data: Any) -> None:
         LOG.receive(level, text, user_data)
@@ -39,17 +38,14 @@ class Listener:
     def finish(self) -> None:
         """All is known of a tensor when the next one comes."""
         if self._name:
-            self.say(name=self._name, type=self._type.upper())
+            self.types[self._name] = self._type.upper()
+            self._say({"name": self._name})
         self._name = ""
 
-    def say(self, **message: str) -> None:
-        print(json.dumps(message), file=self._out, flush=True)
 
-
-def main(request: Request) -> int:
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what C code prints is none of our lines
-    lib, listener = library(), Listener(out)
+def quantize(request: Request, say: Say) -> dict[str, str]:
+    """Types by tensors' names, in the order in which they are written. Raises EngineError with llama.cpp's reason."""
+    lib, listener = library(), Listener(say)
     callback = lib.llama_log_callback(listener.receive)
     lib.llama_log_set(callback, None)
     parameters = lib.llama_model_quantize_default_params()
@@ -71,11 +67,11 @@ def main(request: Request) -> int:
     LOG.lines.clear()
     names = os.fsencode(request.source), os.fsencode(request.target)
     if lib.llama_model_quantize(*names, ctypes.byref(parameters)) != 0:
-        listener.say(error=LOG.lines[-1] if LOG.lines else LOG.reason())
-        return 1
+        reason = LOG.lines[-1] if LOG.lines else LOG.reason()
+        raise EngineError(f"llama.cpp could not quantize {request.source}: {reason[:_REASON]}")
     listener.finish()
-    return 0
+    return listener.types
 
 
 if __name__ == "__main__":
-    sys.exit(main(Request(**json.loads(sys.argv[1]))))
+    serve(lambda request, say: quantize(Request(**request), say))

@@ -1,4 +1,4 @@
-"""What this device can do at most: bytes per second from memory, float32 operations per second. Measured.
+"""What this device can do at most: bytes per second from memory, operations on float32 and on bytes. Measured.
 
 In a process of its own: the arrays would count as this one's memory, and the linear algebra library underneath NumPy
 takes the number of its threads from the environment, once.
@@ -6,23 +6,22 @@ takes the number of its threads from the environment, once.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import date
+from typing import Any
 
 import numpy as np
 
+from edge.devices.child import Say, run_child, serve
 from edge.devices.host import usable_cores
+from edge.devices.integer_products import quickest
 from edge.devices.memory import memory_limit
 from edge.devices.profile import Figure, Profile
 from edge.devices.profiles import HOST, describe_host, find_profile
-from edge.errors import EngineError, InputError
+from edge.errors import InputError
 
 _ARRAYS = 256 << 20  # bytes read in turn, over all threads: far beyond any last-level cache of the devices meant
 _LEAST_ARRAYS = 16 << 20  # where memory is short
@@ -43,7 +42,7 @@ Progress = Callable[[float], None]
 @dataclass(frozen=True)
 class Ceilings:
     """Measured with so many threads. int8_ops: multiplications and additions of bytes; None: nothing here measures
-    them, as NumPy has no such kernel."""
+    them (`edge.devices.integer_products.missing` says why)."""
 
     read_bytes_per_s: float
     f32_flops: float
@@ -59,25 +58,15 @@ def measure_ceilings(threads: int | None = None, seconds: float = 4.0, on_progre
     threads = threads or usable_cores()
     if not 1 <= threads <= 1024 or not 0 < seconds <= 600:
         raise InputError(f"cannot measure {seconds} s with {threads} threads: 1 to 1024 threads, up to 600 s")
-    command = [sys.executable, "-m", "edge.devices.probe", str(threads), str(seconds)]
-    environment = {**os.environ, **dict.fromkeys(_ONE_THREAD, "1"), "PYTHONSAFEPATH": "1"}  # no edge/ of the folder
-    result: dict[str, float] = {}
-    # A session of its own: Ctrl-C ends this process, and this one the child.
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True) as child:
-        assert child.stdout is not None
-        try:
-            for line in child.stdout:
-                said = json.loads(line)
-                if isinstance(said, dict):
-                    result = said
-                elif on_progress:
-                    on_progress(said)
-        except BaseException:
-            child.kill()
-            raise
-    if child.returncode or not result:
-        raise EngineError(f"measuring what this device can do failed (status {child.returncode})")
-    return Ceilings(result["read_bytes_per_s"], result["f32_flops"], None, threads)
+    said = on_progress or (lambda part: None)
+    result = run_child(
+        "edge.devices.probe",
+        {"threads": threads, "seconds": seconds},
+        lambda message: said(message["part"]),
+        failure="what this device can do could not be measured",
+        environment=dict.fromkeys(_ONE_THREAD, "1"),
+    )
+    return Ceilings(**result)
 
 
 def probe_profile(seconds: float = 8.0, on_progress: Progress | None = None) -> Profile:
@@ -94,17 +83,11 @@ def probe_profile(seconds: float = 8.0, on_progress: Progress | None = None) -> 
         "read_bandwidth_one_core": Figure(round(alone.read_bytes_per_s), "measured", source, threads=1),
         "f32_flops": Figure(round(together.f32_flops), "measured", source, "NumPy's matmul", threads),
     }
+    if together.int8_ops is not None:
+        note = "ONNX Runtime's MatMulInteger"
+        figures["int8_ops"] = Figure(round(together.int8_ops), "measured", source, note, threads)
     host, before = describe_host(), find_profile(HOST)
     return replace(host, sensors=_sensors(), figures=before.figures | host.figures | figures)
-
-
-def known_ceilings(threads: int | None = None) -> Ceilings | None:
-    """Those of the user's profile of this host, as measured by `edge devices probe`; None if there are none."""
-    threads, host = threads or usable_cores(), find_profile(HOST)
-    bandwidth, flops = host.bandwidth(threads), host.flops(threads)
-    if bandwidth is None or flops is None or bandwidth.kind != "measured":
-        return None
-    return Ceilings(bandwidth.bytes_per_s, flops, host.value("int8_ops"), threads)
 
 
 def _sensors() -> tuple[str, ...]:
@@ -115,9 +98,16 @@ def _sensors() -> tuple[str, ...]:
 
 def _measure(threads: int, seconds: float, on_progress: Progress) -> Ceilings:
     """In this process."""
-    read = _best(threads, seconds / 2, _reader(threads), on_progress)
-    flops = _best(threads, seconds / 2, _multiplier(), lambda part: on_progress(1 + part))
-    return Ceilings(read, flops, None, threads)
+    products = quickest()
+    works = [_reader(threads), _multiplier(), *([products] if products else [])]
+    rates = list[float]()
+
+    def said(part: float) -> None:
+        on_progress((len(rates) + part) / len(works))
+
+    for work in works:
+        rates.append(_best(threads, seconds / len(works), work, said))
+    return Ceilings(rates[0], rates[1], rates[2] if products else None, threads)
 
 
 Work = Callable[[], Callable[[], float]]
@@ -190,11 +180,9 @@ def _best(threads: int, seconds: float, work: Work, on_progress: Progress) -> fl
     return best
 
 
-def _main() -> None:
-    threads, seconds = int(sys.argv[1]), float(sys.argv[2])
-    measured = _measure(threads, seconds, lambda part: print(json.dumps(part / 2), flush=True))
-    print(json.dumps(asdict(measured)))
+def _answer(request: Any, say: Say) -> object:
+    return asdict(_measure(request["threads"], request["seconds"], lambda part: say({"part": part})))
 
 
 if __name__ == "__main__":
-    _main()
+    serve(_answer)

@@ -22,24 +22,25 @@ class Run:
     budget: float | None = None
     before: float = 0.0
     reused: int = 0
+    ran: int = 0  # tokens of the prompt, the last of them at `ran_at`
     generated: int = 0
     prefill_joules: float | None = None
     restored_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
-    prefilled_at: float | None = None
+    ran_at: float | None = None
     text: list[str] | None = field(default_factory=list)
     stop_reason: StopReason = "interrupted"  # what it is if nothing else ends it
 
     @property
     def tokens(self) -> Tokens:
-        return Tokens(self.prompt, self.generated, self.reused)
+        return Tokens(self.prompt, self.generated, self.reused, self.ran)
 
     def timings(self, load_s: float) -> Timings:
         return Timings(
             load_s=load_s,
             ttft_s=_span(self.started, self.first_token_at),
-            prefill_tok_s=_rate(self.prompt - self.reused, self.restored_at, self.prefilled_at),
+            prefill_tok_s=_rate(self.ran, self.restored_at, self.ran_at),
             decode_tok_s=_rate(self.generated - 1, self.first_token_at, self.last_token_at),
             paused_s=self.watch.paused,
         )
@@ -51,7 +52,7 @@ class Run:
             joules=joules,
             budget=self.budget,
             before=self.before,
-            prefill=self.prefill_joules,
+            prefill=joules if self.prefill_joules is None else self.prefill_joules,
             decode=decode,
             per_token=None if decode is None or not self.generated else decode / self.generated,
             source=reading.source,

@@ -348,10 +348,10 @@ class Session:
             part = tokens[start : start + count]
             start += count
             logits = self.forward(part, upcoming=min(size, max(1, tokens.size - start)))
+            run.ran, run.ran_at = start, time.perf_counter()
             if on_prefill:
                 on_prefill(start, tokens.size)
-        run.prefilled_at, self._prompts_end = time.perf_counter(), len(self._fed)
-        run.prefill_joules = run.watch.joules()
+        self._prompts_end, run.prefill_joules = len(self._fed), run.watch.joules()
         return logits
 
     def _look_around(self, run: Run, tokens: int = 1) -> StopReason | None:

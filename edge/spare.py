@@ -46,7 +46,7 @@ class Spare:
 
     def give(self, nbytes: int, cause: str) -> None:
         """Give about so many bytes back, or all that can be spared."""
-        if nbytes > 0 and self.run is not None and self.run.prefilled_at is None and self.chunk > _SMALLEST_CHUNK:
+        if nbytes > 0 and self.run is not None and self.run.tokens.cut and self.chunk > _SMALLEST_CHUNK:
             self.chunk = max(_SMALLEST_CHUNK, self.chunk // 2)  # and the next look comes sooner
             self._note("chunk", 0, self.chunk, cause)
         nbytes -= self._give_cached(nbytes, cause)

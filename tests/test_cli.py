@@ -23,7 +23,7 @@ from edge.cli import app
 MODEL = "smollm2-135m"
 REPORT_KEYS = {
     "text": None,
-    "tokens": {"prompt", "generated", "reused"},
+    "tokens": {"prompt", "generated", "reused", "ran"},
     "timings": {"load_s", "ttft_s", "prefill_tok_s", "decode_tok_s", "paused_s"},
     "stop_reason": None,
     "memory": {

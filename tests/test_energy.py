@@ -13,6 +13,7 @@ import pytest
 from conftest import open_golden
 from test_power import rapl_tree
 
+from edge.cli.show import report_lines
 from edge.devices.power import app_meter, find_meter
 from edge.devices.power.base import Reading
 from edge.devices.power.guarded import Guarded
@@ -63,6 +64,14 @@ def test_a_prompt_that_the_budget_does_not_pay_for_is_left(tmp_path: Path, seed:
         report = session.report
     assert report is not None
     assert (report.stop_reason, report.tokens.generated) == ("energy", 0)
+    tokens = report.tokens
+    assert (tokens.prompt, tokens.ran) == (40, len(driven.tokens)) == (40, report.kv.rows)
+    assert 0 < tokens.ran < 40
+    assert (
+        f"prompt 40 tokens, only {tokens.ran} run, at {report.timings.prefill_tok_s:.0f} tok/s"
+        in report_lines(report)[0]
+    )
+    assert (report.energy.prefill, report.energy.decode) == (report.energy.joules, None)
     assert report.energy.joules <= 2.0 + max(driven.tokens)
 
 

@@ -458,7 +458,7 @@ def test_columns_without_figures_are_left_out(setup: Setup) -> None:
         (["--tasks", "speed"], "unknown task 'speed': choose perplexity, retrieval, repeat"),
         (["--kv-memory", "1MiB", "--max-kv-size", "9"], "state one"),
         (["--kv-memory", "1MiB,much"], "'much' is not understood"),
-        (["--max-kv-size", "64,-1"], "--max-kv-size wants numbers of rows"),
+        (["--max-kv-size", "64,-1"], "--max-kv-size takes numbers separated by commas, 1 at least"),
         (["--kv-dtype", "int3"], "no KV dtype 'int3'"),
         (["--tokens", "5000"], "--tokens must be at most 4096"),
         (["--length", "5000"], "--length must be at most 4096"),

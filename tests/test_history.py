@@ -146,13 +146,15 @@ def test_a_folder_that_cannot_be_written_keeps_none(folder: Path) -> None:
     assert earlier_runs(SETTING) == []
 
 
-@pytest.mark.parametrize(("paused", "actions", "kept"), [(0.0, (), 1), (0.5, (), 0), (0.0, ("gave",), 0)])
-def test_runs_that_were_held_back_are_left_out(paused: float, actions: tuple[str, ...], kept: int) -> None:
+@pytest.mark.parametrize(
+    ("paused", "actions", "ran", "kept"), [(0.0, (), 6, 1), (0.5, (), 6, 0), (0.0, ("gave",), 6, 0), (0.0, (), 5, 0)]
+)
+def test_runs_that_were_held_back_or_cut_are_left(paused: float, actions: tuple[str, ...], ran: int, kept: int) -> None:
     spec = open_golden("llama-gqa-tied").model.spec
     plan = Plan("tvm", "full", 0, CONFIG, 1, PlanBytes(0, 1, 1, 1), 1, 1, "budget")
     report = RunReport(
         text=None,
-        tokens=Tokens(10, 5, reused=4),
+        tokens=Tokens(10, 5, reused=4, ran=ran),
         timings=Timings(0.1, 0.1, 100.0, 50.0, paused),
         stop_reason="length",
         memory=Memory(7, None, 1, 1, 1, 1, None, None),

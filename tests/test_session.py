@@ -11,6 +11,7 @@ import pytest
 from conftest import run_child
 
 import edge
+from edge.cli.show import report_lines
 from edge.devices.memory import MemoryUse
 from edge.errors import InputError, UnsupportedError
 from edge.opened import Model
@@ -219,6 +220,9 @@ def test_no_time_at_all_ends_a_run_before_its_first_token(streaming: Session) ->
     report = report_of(streaming)
     assert (report.stop_reason, report.tokens.generated) == ("time", 0)
     assert report.timings.ttft_s is None
+    assert report.tokens.ran == 0
+    assert report.timings.prefill_tok_s is None
+    assert f"prompt {report.tokens.prompt} tokens, only 0 run · generated 0" in report_lines(report)[0]
 
 
 def test_the_time_of_the_budget_is_the_limit(smollm2: Model) -> None:
@@ -431,12 +435,13 @@ def test_ctrl_c_during_prefill_leaves_a_report(streaming: Session) -> None:
         streaming.generate(PROMPT, on_prefill=interrupt)
     report = report_of(streaming)
     assert (report.stop_reason, report.text, report.tokens.generated) == ("interrupted", "", 0)
+    assert report.tokens.ran == report.kv.rows > 0
     assert streaming.generate(PROMPT, max_tokens=3)
 
 
 REPORT_KEYS: dict[str, set[str] | None] = {
     "text": None,
-    "tokens": {"prompt", "generated", "reused"},
+    "tokens": {"prompt", "generated", "reused", "ran"},
     "timings": {"load_s", "ttft_s", "prefill_tok_s", "decode_tok_s", "paused_s"},
     "stop_reason": None,
     "memory": {

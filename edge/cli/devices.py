@@ -61,10 +61,14 @@ def show(name: _Name, json: o.Json = False) -> None:
     """What is known of a device, and where every figure stands."""
     from edge.devices.profiles import HOST, find_profile
 
-    profile = find_profile(name)
+    profile, sources = find_profile(name), dict[str, int]()
     if json:
         print_json(_as_json(profile))
         return
+
+    def numbered(source: str) -> str:
+        return f"[{sources.setdefault(source, len(sources) + 1)}]" if source else ""
+
     rows = [
         ["what it is", profile.description, ""],
         ["machine", f"{profile.machine}, {profile.system}", ""],
@@ -72,7 +76,7 @@ def show(name: _Name, json: o.Json = False) -> None:
     ]
     for cluster in profile.clusters:
         clock = f" at {cluster.ghz:g} GHz" if cluster.ghz else ""
-        rows.append(["cores", f"{cluster.cores} × {cluster.kind}{clock}", cluster.source])
+        rows.append(["cores", f"{cluster.cores} × {cluster.kind}{clock}", numbered(cluster.source)])
     for what, words in (
         ("instruction sets", " ".join(profile.instruction_sets)),
         ("GPU (not used)", profile.gpu),
@@ -81,10 +85,11 @@ def show(name: _Name, json: o.Json = False) -> None:
     ):
         rows += [[what, words, ""]] if words else []
     for each, figure in profile.figures.items():
-        said = f"{figure.source} ({figure.note})" if figure.note else figure.source
-        rows.append([_words(each), _value(each, figure.value), f"{figure.kind}: {said}"])
-    rows += [["source", source, ""] for source in profile.sources]
+        note_on_it = f": {figure.note}" if figure.note else ""
+        rows.append([_words(each), _value(each, figure.value), f"{figure.kind} {numbered(figure.source)}{note_on_it}"])
     print(table([profile.name, "", "where it stands"], rows, left=3))
+    also = [f"also {source}" for source in profile.sources if source not in sources]
+    print("", *(f"[{number}] {source}" for source, number in sources.items()), *also, sep="\n")
     if name == HOST and profile.value("read_bandwidth") is None:
         note("\nNothing here was measured yet: edge devices probe")
     if profile.power is None:
@@ -104,6 +109,7 @@ def probe(
     """Measure what this device can do: memory bandwidth, arithmetic. Later predictions go by it."""
     from dataclasses import replace
 
+    from edge.devices.integer_products import missing
     from edge.devices.probe import probe_profile
     from edge.devices.profile_file import is_name, write_profile
     from edge.devices.profiles import HOST, add_profile
@@ -127,6 +133,8 @@ def probe(
         return
     rows = [[_words(each), _value(each, figure.value), figure.source] for each, figure in measured.figures.items()]
     print(table([f"{measured.name}: {measured.description}", "", "measured by"], rows, left=3))
+    if measured.value("int8_ops") is None:
+        print(f"\nint8 arithmetic is unknown: {missing() or 'ONNX Runtime cannot measure it here'}")
     print(f"\nsaved as {output}")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from edge.cli import options as o
+from edge.cli.numbers import parse_numbers
 from edge.cli.show import progress
 from edge.errors import InputError
 
@@ -121,10 +122,7 @@ def _cells(
     if max_kv_size is None:
         sizes = kv_memory or str(_BYTES * spec.kv_values_per_row)
         return make_cells(names, dtypes, [parse_bytes(each, "--kv-memory") for each in _split(sizes, "--kv-memory")])
-    rows = _split(max_kv_size, "--max-kv-size")
-    if not all(each.isascii() and each.isdigit() and int(each) for each in rows):
-        raise InputError(f"--max-kv-size wants numbers of rows with commas between, not {max_kv_size!r}")
-    return make_cells(names, dtypes, [int(each) for each in rows], in_rows=True)
+    return make_cells(names, dtypes, parse_numbers("--max-kv-size", max_kv_size, 1), in_rows=True)
 
 
 def _split(text: str, flag: str) -> list[str]:

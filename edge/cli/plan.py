@@ -58,6 +58,7 @@ def plan(
     """Show how a model would run within a budget, here or on another device: bytes, settings, speed and joules."""
     from edge.budget import Budget
     from edge.devices.profiles import HOST, find_profile
+    from edge.errors import InputError
     from edge.opened import open_model
     from edge.plan import PlanRequest
     from edge.prediction.predict import Wanted
@@ -81,6 +82,8 @@ def plan(
     capacity = made.config.capacity
     usual = [*(each for each in _CONTEXTS if each < capacity), capacity]
     contexts = tuple(usual if at is None else parse_numbers("--at", at))
+    if max(contexts) > capacity:
+        raise InputError(f"--at {max(contexts)} is more than the {capacity} rows of the cache: see --max-kv-size")
     prompt = prompt or min(_PROMPT, max(1, (tokens or 2 * _PROMPT) // 2))
     wanted = Wanted(prompt, contexts, budget.energy, budget.power, budget.time)
     streaming = streaming_cost(

@@ -10,7 +10,7 @@ import typer
 
 from edge.cli import options as o
 from edge.cli.numbers import parse_numbers
-from edge.cli.show import print_json, progress
+from edge.cli.show import print_json, progress, width
 from edge.errors import InputError
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def of(
     elif not (writers and quiet):
         from edge.report.profile_text import summary
 
-        print(summary(made))
+        print(summary(made, width()))
 
 
 @profile.command(_COMPARE)

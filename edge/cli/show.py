@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from edge.budget import format_bytes, format_joules
-from edge.report.table import table as table
+from edge.report import table as tables
 
 if TYPE_CHECKING:
     from edge.report.run import Action, Heat, RunReport
@@ -23,6 +24,17 @@ def print_json(value: Any) -> None:
 def note(text: str) -> None:
     """A line for the person, on stderr."""
     print(text, file=sys.stderr, flush=True)
+
+
+def width() -> int | None:
+    """Characters of a line of the terminal that stdout is, COLUMNS if that is set; None if it is no terminal: what
+    programs read stays one line a row."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """A table as wide as the terminal at most; see edge.report.table."""
+    return tables.table(headings, rows, left, width())
 
 
 class Progress:
@@ -83,9 +95,12 @@ def report_lines(report: RunReport) -> list[str]:
     """The report for a person: four lines, and one for memory that was given back."""
     tokens, timings, memory, kv = report.tokens, report.timings, report.memory, report.kv
     budget = f" of {format_bytes(memory.budget)}" if memory.budget else ""
-    reused = f", {tokens.reused} of them reused," if tokens.reused else ""
+    said = [f"{tokens.reused} of them reused"] if tokens.reused else []
+    said += [f"only {tokens.ran} run"] if tokens.cut else []
+    speed = _at(timings.prefill_tok_s)
+    prompt = f"prompt {', '.join([f'{tokens.prompt} tokens', *said])}{',' if said and speed else ''}{speed}"
     return [
-        f"prompt {tokens.prompt} tokens{reused}{_at(timings.prefill_tok_s)} · generated {tokens.generated}"
+        f"{prompt} · generated {tokens.generated}"
         f"{_at(timings.decode_tok_s)} · first token {_seconds(timings.ttft_s)} · load {_seconds(timings.load_s)}"
         f" · stopped: {report.stop_reason}",
         f"memory peak {format_bytes(memory.peak_rss)}{budget} (measured)"

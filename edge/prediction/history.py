@@ -99,11 +99,12 @@ def history_path() -> Path:
 
 
 def remember_run(spec: ModelSpec, plan: Plan, report: RunReport) -> None:
-    """Keep what a report measured. Runs that paused to hold a limit, or gave memory back, say nothing of others."""
+    """Keep what a report measured. Runs that paused to hold a limit, gave memory back or were ended within their prompt
+    (whose last pieces a budget makes short) say nothing of others."""
     tokens, timings, kv, energy = report.tokens, report.timings, report.kv, report.energy
-    if timings.paused_s or report.actions:
+    if timings.paused_s or report.actions or tokens.cut:
         return
-    fed, steps = tokens.prompt - tokens.reused, max(0, tokens.generated - 1)
+    fed, steps = tokens.ran, max(0, tokens.generated - 1)
     before = max(0, kv.rows - steps - fed)  # rows of earlier turns, of a cache that has evicted nothing
     prefill = _phase(fed, timings.prefill_tok_s, before + fed / 2, energy.prefill)
     decode = _phase(steps, timings.decode_tok_s, max(0.0, kv.rows - steps / 2), energy.decode)

@@ -1,28 +1,23 @@
 """A process that measures one engine: its peak memory, and its crash, are its own.
 
-The job comes as one line of JSON on stdin; stdout gets a line for every step and one for the result or the error. When
-stdin ends, the parent is gone, and so is this.
+It is asked for a job, says every step (see edge.devices.child), and answers as run_job does.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 from edge.backends import find_backend
 from edge.backends.base import Backend
 from edge.budget import Budget
+from edge.devices.child import Say, serve
 from edge.devices.load import read_load, share_of_others
 from edge.devices.mappings import mapped_files
 from edge.devices.memory import memory_use
 from edge.devices.power import find_meter
-from edge.errors import BudgetError, EdgeError
+from edge.errors import BudgetError
 from edge.opened import Model, open_model
 from edge.plan import make_plan
 from edge.profiling.job import Job, Loaded, Operators
@@ -119,35 +114,12 @@ def _part(on_step: OnStep, number: int) -> OnStep:
     return lambda what, share: on_step(what, first + (last - first) * min(1.0, share))
 
 
-def main() -> None:
-    """Raises nothing that a parent would have to understand: errors of edge are told, others are for stderr."""
-    say = _own_output()
-    job = build(Job, json.loads(sys.stdin.readline()))
-    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+def _answer(request: Any, say: Say) -> object:
     try:
-        say({"result": run_job(job, lambda what, share: say({"doing": what, "share": share}))})
-    except EdgeError as error:
-        say({"error": str(error), "type": type(error).__name__})
+        return run_job(build(Job, request), lambda what, share: say({"doing": what, "share": share}))
     except MemoryError:
-        say({"error": "out of memory: state a smaller --memory", "type": "BudgetError"})
-
-
-def _own_output() -> Callable[[dict[str, Any]], None]:
-    """Writes lines to stdout, which nobody else can from now on: libraries print, too."""
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-
-    def say(what: dict[str, Any]) -> None:
-        out.write(json.dumps(what, allow_nan=False) + "\n")
-        out.flush()
-
-    return say
-
-
-def _end_with_parent() -> None:
-    sys.stdin.read()
-    os._exit(1)
+        raise BudgetError("out of memory: state a smaller --memory") from None
 
 
 if __name__ == "__main__":
-    main()
+    serve(_answer)

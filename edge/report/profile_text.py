@@ -68,8 +68,8 @@ def markdown(profile: Profile) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def summary(profile: Profile) -> str:
-    """For the terminal: the sentence, the figures, speed, contexts and memory, and what to try."""
+def summary(profile: Profile, width: int | None = None) -> str:
+    """For a terminal of `width` characters: the sentence, the figures, speed, contexts and memory, and what to try."""
     engine = profile.engines[0]
     parts = [f"{title(profile)}, {engine.engine}, {engine.threads} threads", profile.verdict.sentence]
     rows = [_row(each) for each in profile.engines]
@@ -78,9 +78,9 @@ def summary(profile: Profile) -> str:
         "engine", "answer tok/s", "ms p10 p50 p90", "prompt tok/s", "first token", "load", "peak",
         f"per token ({'/'.join(kinds)})",
     ]  # fmt: skip
-    parts.append(table(headings, rows))
+    parts.append(table(headings, rows, width=width))
     contexts = tables.context_table(profile)
-    parts.append(_plain(contexts))
+    parts.append(table(contexts.headings, contexts.rows, contexts.left, width))
     if remarks := [*contexts.remarks, *tables.missing_remarks(profile)]:
         parts.append("\n".join(remarks))
     if long_run := tables.sustained_table(profile):
@@ -104,10 +104,6 @@ def _row(engine: EngineProfile) -> list[str]:
         format_bytes(engine.timeline.peak),
         "–" if spent is None else tables.joules(spent),
     ]
-
-
-def _plain(section: Section) -> str:
-    return table(section.headings, section.rows, section.left)
 
 
 def marked(text: str) -> str:

@@ -15,9 +15,18 @@ Given = Literal["shrink", "chunk", "prompt cache"]
 
 @dataclass(frozen=True)
 class Tokens:
+    """reused: of the prompt, those whose rows came from the prompt cache. ran: of the prompt, those that were run: all
+    the others, unless something ended the run before."""
+
     prompt: int
     generated: int
-    reused: int = 0  # of the prompt, whose rows came from the prompt cache
+    reused: int
+    ran: int
+
+    @property
+    def cut(self) -> bool:
+        """Whether the prompt was not run to its end."""
+        return self.reused + self.ran < self.prompt
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,112 @@
+"""Children that talk JSON: they answer, fail in one line, and never outlive us."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from edge.devices.child import run_child
+from edge.errors import BudgetError, EngineError, InputError
+
+Ask = Callable[..., Any]
+
+
+@pytest.fixture
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """Runs this body of work(request, say) in a child."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def run(body: str, request: object = None, hear: Callable[[Any], None] = lambda said: None, **more: Any) -> Any:
+        lines = "".join(f"    {line}\n" for line in body.splitlines())
+        head = "import os, subprocess, sys\nfrom edge import errors\nfrom edge.devices.child import serve\n"
+        (tmp_path / "a_child.py").write_text(f"{head}def work(request, say):\n{lines}serve(work)\n")
+        return run_child("a_child", request, hear, failure="no luck", **more)
+
+    return run
+
+
+def test_what_is_said_and_answered_comes_across(ask: Ask) -> None:
+    said: list[Any] = []
+    body = "print('noise')\nos.system('echo noise')\nsay({'half': request['é'] / 2})\nreturn [request, os.environ['X']]"
+    assert ask(body, {"é": 3}, said.append, environment={"X": "y"}) == [{"é": 3}, "y"]
+    assert said == [{"half": 1.5}]
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "words"),
+    [
+        ("raise errors.InputError('not so')", InputError, "^not so$"),
+        ("raise errors.BudgetError('too small', 7)", BudgetError, "^too small$"),
+        ("raise ValueError('what?')", EngineError, r"no luck: it ended with status 1: ValueError: what"),
+        ("os._exit(5)", EngineError, r"no luck: it ended with status 5: no reason given"),
+        ("os.abort()", EngineError, "no luck: it ended with status -6"),
+        ("print('x' * 9000, file=sys.stderr)\nos._exit(1)", EngineError, r"status 1: x{200}$"),
+        ("print('{\"resu', end='', file=say.__closure__[0].cell_contents)\nsys.exit(4)", EngineError, "status 4"),
+    ],
+)  # fmt: skip
+def test_failures_are_errors_of_edge(ask: Ask, body: str, kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        ask(body)
+
+
+def test_a_module_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"no luck: it ended with status 1: .*No module named"):
+        run_child("no_such_child", {}, print, failure="no luck")
+
+
+def test_all_that_it_started_ends_with_it(ask: Ask) -> None:
+    started: list[int] = []
+
+    def interrupt(said: Any) -> None:
+        started.extend(said["pids"])
+        raise KeyboardInterrupt
+
+    body = "other = subprocess.Popen(['sleep', '600'])\nsay({'pids': [os.getpid(), other.pid]})\nother.wait()"
+    with pytest.raises(KeyboardInterrupt):
+        ask(body, None, interrupt)
+    assert len(started) == 2
+    wait_for(lambda: not any(alive(pid) for pid in started))
+
+
+def test_it_ends_when_its_parent_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "a_child.py").write_text(
+        "import os, time\nfrom edge.devices.child import serve\n"
+        "serve(lambda request, say: (say({'pid': os.getpid()}), time.sleep(600)))\n"
+    )
+    (tmp_path / "a_parent.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nfrom edge.devices.child import run_child\n"
+        "run_child('a_child', 1, lambda said: print(said['pid'], flush=True), failure='')\n"
+    )
+    command = [sys.executable, str(tmp_path / "a_parent.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert alive(pid)
+        parent.kill()
+    wait_for(lambda: not alive(pid))
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="this Python puts its folder first, whatever it is told")
+def test_an_edge_of_the_folder_is_not_imported(ask: Ask, tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+    (folder / "edge").mkdir(parents=True)
+    (folder / "edge" / "__init__.py").write_text("raise SystemExit(9)")
+    assert Path(ask("return os.getcwd()", folder=folder)) == folder
+
+
+def alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"
+
+
+def wait_for(happened: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not happened():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.02)

@@ -1,0 +1,84 @@
+"""Tables: nothing is lost when they are narrow, and programs read one line a row."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge.report.table import table
+
+CELLS = st.text("abc d/.", max_size=60).map(lambda text: " ".join(text.split()))
+TABLES = st.integers(1, 5).flatmap(lambda n: st.lists(st.lists(CELLS, min_size=n, max_size=n), min_size=1, max_size=4))
+
+
+def read(shown: str) -> list[list[str]]:
+    """The cells of every line but the rule."""
+    lines = [line for line in shown.splitlines() if not set(line) <= set("|-: ") or not set(line) & set("-:")]
+    return [[cell.strip() for cell in line[2:-2].split(" | ")] for line in lines]
+
+
+@given(TABLES, st.integers(0, 5), st.integers(1, 200))
+def test_nothing_is_lost_in_a_narrow_table(rows: list[list[str]], left: int, width: int) -> None:
+    shown = table(rows[0], rows[1:], left, width)
+    columns = len(rows[0])
+    letters = ["".join("".join(line[i] for line in read(shown)).split()) for i in range(columns)]
+    assert letters == ["".join("".join(row[i] for row in rows).split()) for i in range(columns)]
+    lengths = {len(line) for line in shown.splitlines()}
+    assert len(lengths) == 1
+    if left >= columns and width >= 15 * columns + 1:
+        assert lengths.pop() <= width
+
+
+@given(TABLES, st.integers(0, 5))
+def test_a_row_is_a_line_where_there_is_room(rows: list[list[str]], left: int) -> None:
+    plain = table(rows[0], rows[1:], left)
+    assert read(plain) == rows
+    assert plain == table(rows[0], rows[1:], left, len(plain.splitlines()[0]))
+
+
+def test_figures_stay_whole() -> None:
+    shown = table(["what", "bytes"], [["a long text that has room", "1234567890 B"]], width=30)
+    assert "| 1234567890 B |" in shown
+    assert "a long text" in shown
+
+
+def shown_at(columns: int, **environment: str) -> str:
+    """What `edge devices sensors` says to a terminal of so many columns."""
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    command = [sys.executable, "-m", "edge", "devices", "sensors"]
+    known = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    with subprocess.Popen(command, stdout=its, stderr=subprocess.DEVNULL, env={**known, **environment}) as child:
+        os.close(its)
+        said = b""
+        while part := _read(ours):
+            said += part
+    os.close(ours)
+    assert child.returncode == 0
+    return said.decode()
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 4096)
+    except OSError:  # so a terminal ends
+        return b""
+
+
+@pytest.mark.parametrize(("columns", "environment"), [(60, {}), (200, {"COLUMNS": "60"})])
+def test_a_terminal_is_not_overflowed(columns: int, environment: dict[str, str]) -> None:
+    lines = shown_at(columns, **environment).splitlines()
+    assert max(map(len, lines)) <= 60
+    command = [sys.executable, "-m", "edge", "devices", "sensors"]
+    piped = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "60"}).stdout
+    assert max(map(len, piped.splitlines())) > 60
+    assert len(piped.splitlines()) < len(lines)
