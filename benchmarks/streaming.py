@@ -6,7 +6,7 @@ A share is what `--memory` leaves for weights and KV rows. Every run is a proces
 and of its passes of one chunk, the quickest tenth counts: neighbours take from the others. slower: their time over that
 without streaming. predicted: by the bytes that the plan streams and what their pages cost, measured beforehand, beside
 the time of a pass that streams nothing. All of it from the page cache; with --short from the disk: the system then
-grants no more than the budget either (a cgroup), its page cache included, and the prediction is an upper bound.
+grants no more than the budget either (a cgroup), its page cache included.
 """
 
 from __future__ import annotations

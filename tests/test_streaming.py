@@ -360,4 +360,7 @@ def test_the_cost_is_that_of_the_bytes() -> None:
     assert cost.bytes == 100 * MIB
     assert cost.cached_s is not None
     assert cost.disk_s is not None
-    assert cost.cached_s < cost.disk_s
+    assert cost.added_s == cost.cached_s < cost.disk_s
+    short = streaming_cost(100 * MIB, 2, room=99 * MIB)
+    assert short is not None
+    assert short.added_s == short.disk_s
