@@ -1,4 +1,4 @@
-"""What this device can do at most: bytes per second from memory, float32 operations per second. Measured.
+"""What this device can do at most: bytes per second from memory, operations on float32 and on bytes. Measured.
 
 In a process of its own: the arrays would count as this one's memory, and the linear algebra library underneath NumPy
 takes the number of its threads from the environment, once.
@@ -17,6 +17,7 @@ import numpy as np
 
 from edge.devices.child import Say, run_child, serve
 from edge.devices.host import usable_cores
+from edge.devices.integer_products import quickest
 from edge.devices.memory import memory_limit
 from edge.devices.profile import Figure, Profile
 from edge.devices.profiles import HOST, describe_host, find_profile
@@ -41,7 +42,7 @@ Progress = Callable[[float], None]
 @dataclass(frozen=True)
 class Ceilings:
     """Measured with so many threads. int8_ops: multiplications and additions of bytes; None: nothing here measures
-    them, as NumPy has no such kernel."""
+    them (`edge.devices.integer_products.missing` says why)."""
 
     read_bytes_per_s: float
     f32_flops: float
@@ -82,17 +83,11 @@ def probe_profile(seconds: float = 8.0, on_progress: Progress | None = None) -> 
         "read_bandwidth_one_core": Figure(round(alone.read_bytes_per_s), "measured", source, threads=1),
         "f32_flops": Figure(round(together.f32_flops), "measured", source, "NumPy's matmul", threads),
     }
+    if together.int8_ops is not None:
+        note = "ONNX Runtime's MatMulInteger"
+        figures["int8_ops"] = Figure(round(together.int8_ops), "measured", source, note, threads)
     host, before = describe_host(), find_profile(HOST)
     return replace(host, sensors=_sensors(), figures=before.figures | host.figures | figures)
-
-
-def known_ceilings(threads: int | None = None) -> Ceilings | None:
-    """Those of the user's profile of this host, as measured by `edge devices probe`; None if there are none."""
-    threads, host = threads or usable_cores(), find_profile(HOST)
-    bandwidth, flops = host.bandwidth(threads), host.flops(threads)
-    if bandwidth is None or flops is None or bandwidth.kind != "measured":
-        return None
-    return Ceilings(bandwidth.bytes_per_s, flops, host.value("int8_ops"), threads)
 
 
 def _sensors() -> tuple[str, ...]:
@@ -103,9 +98,16 @@ def _sensors() -> tuple[str, ...]:
 
 def _measure(threads: int, seconds: float, on_progress: Progress) -> Ceilings:
     """In this process."""
-    read = _best(threads, seconds / 2, _reader(threads), on_progress)
-    flops = _best(threads, seconds / 2, _multiplier(), lambda part: on_progress(1 + part))
-    return Ceilings(read, flops, None, threads)
+    products = quickest()
+    works = [_reader(threads), _multiplier(), *([products] if products else [])]
+    rates = list[float]()
+
+    def said(part: float) -> None:
+        on_progress((len(rates) + part) / len(works))
+
+    for work in works:
+        rates.append(_best(threads, seconds / len(works), work, said))
+    return Ceilings(rates[0], rates[1], rates[2] if products else None, threads)
 
 
 Work = Callable[[], Callable[[], float]]
@@ -179,7 +181,7 @@ def _best(threads: int, seconds: float, work: Work, on_progress: Progress) -> fl
 
 
 def _answer(request: Any, say: Say) -> object:
-    return asdict(_measure(request["threads"], request["seconds"], lambda part: say({"part": part / 2})))
+    return asdict(_measure(request["threads"], request["seconds"], lambda part: say({"part": part})))
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ FIGURES = {
     "read_bandwidth_one_core": "B/s",
     "bus_bandwidth": "B/s",  # in theory
     "f32_flops": "op/s",  # with all cores
-    "int8_ops": "op/s",
-    "npu_ops": "op/s",
+    "int8_ops": "op/s",  # with all cores, multiplying matrices of bytes
+    "npu_ops": "op/s",  # of a processor apart, which no engine uses
     "throttle_celsius": "°C",  # from here on it slows itself down
     "core_watts": "W",  # of a busy core, above idling
     "idle_watts": "W",  # of the whole device
@@ -138,7 +138,16 @@ class Profile:
 
     def flops(self, threads: int) -> float | None:
         """float32 operations per second of so many threads, of the figure for all; None if unknown."""
-        figure = self.figures.get("f32_flops")
+        return self._shared("f32_flops", threads)
+
+    def int8_ops(self, threads: int) -> float | None:
+        """Likewise of bytes; None unless it was measured: what makers say is what no program reaches, or another
+        processor's."""
+        figure = self.figures.get("int8_ops")
+        return self._shared("int8_ops", threads) if figure and figure.kind == "measured" else None
+
+    def _shared(self, name: str, threads: int) -> float | None:
+        figure = self.figures.get(name)
         if figure is None:
             return None
         measured = figure.threads or self.cores or threads

@@ -22,7 +22,7 @@ from edge.cli import app
 from edge.devices.profile import Cluster, Figure, Power, Profile
 from edge.devices.profile_file import write_profile
 from edge.plan import Plan, PlanBytes
-from edge.prediction.efficiency import efficiency_of
+from edge.prediction.efficiency import efficiency_of, quick_share
 from edge.prediction.history import Phase, Run, Setting
 from edge.prediction.predict import Prediction, Wanted, fit_slope, predict
 from edge.prediction.work import work_of
@@ -45,24 +45,53 @@ KNOWN = device(read_bandwidth=10e9, f32_flops=50e9, core_watts=2.0, idle_watts=1
 
 def test_decoding_follows_the_roofline() -> None:
     reach = efficiency_of("tvm")
+    reading = reach.rows_of("f16").reading
     found = predict(SPEC, PLAN, KNOWN, Wanted(contexts=(0, 1000)))
     empty, full = found.decode
     # Bytes of weights and of one row at an empty cache, and of 1,000 more rows.
-    expected = 100e6 / (10e9 * reach.weights) + 20_000 / (10e9 * reach.kv) + reach.step_s
+    expected = 100e6 / (10e9 * reach.quick.reading) + 20_000 / (10e9 * reading) + reach.step_s
     assert 1 / empty.tok_s.value == pytest.approx(expected)
-    assert 1 / full.tok_s.value == pytest.approx(expected + 1000 * 20_000 / (10e9 * reach.kv))
+    assert 1 / full.tok_s.value == pytest.approx(expected + 1000 * 20_000 / (10e9 * reading))
     assert empty.tok_s.source == "estimated from the profile of x"
 
 
-def test_prompts_follow_arithmetic_where_it_takes_longer() -> None:
+@pytest.mark.parametrize("int8_ops", [None, 3e6])
+def test_prompts_follow_arithmetic_where_it_takes_longer(int8_ops: float | None) -> None:
     reach = efficiency_of("tvm")
-    slow = device(read_bandwidth=1e15, f32_flops=1e6)
+    slow = device(read_bandwidth=1e15, f32_flops=1e6, **({"int8_ops": int8_ops} if int8_ops else {}))
     found = predict(SPEC, PLAN, slow, Wanted(prompt=128))
     footprint = Footprint(BYTES.weights, BYTES.kv, 0, 0)
     work = work_of(SPEC, CONFIG, footprint, 128, 0)
-    linear = (work.flops - work.attention_flops) / (1e6 * reach.matmul)
+    quick, plain = (each.rate(1e6, int8_ops) for each in (reach.quick, reach.plain))
+    share = quick_share(SPEC, "tvm", CONFIG)
+    linear = (work.flops - work.attention_flops) * (share / quick + (1 - share) / plain)
+    attention = work.attention_flops / (1e6 * reach.rows_of("f16").float32)
     assert found.ttft_s is not None
-    assert found.ttft_s.value == pytest.approx(linear + work.attention_flops / (1e6 * reach.attention), rel=1e-3)
+    assert found.ttft_s.value == pytest.approx(linear + attention, rel=1e-3)
+    assert quick == pytest.approx(3e6 * (reach.quick.int8 or 0) if int8_ops else 1e6 * reach.quick.float32)
+
+
+def test_a_pass_takes_longer_with_every_token_and_never_less_than_reading_takes() -> None:
+    seconds = [predict(SPEC, PLAN, KNOWN, Wanted(prompt=prompt)).ttft_s for prompt in range(1, 129)]
+    values = [each.value for each in seconds if each]
+    assert values == sorted(set(values))
+    [token] = predict(SPEC, PLAN, KNOWN, Wanted(contexts=(0,))).decode
+    assert values[0] == pytest.approx(1 / token.tok_s.value)
+
+
+types = st.dictionaries(st.sampled_from(["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K", "F16", "F32"]), st.integers(1, 10**9),
+                        min_size=1)  # fmt: skip
+
+
+@given(sizes=types, repack=st.booleans())
+def test_weights_are_quick_or_plain_and_no_byte_is_lost(sizes: dict[str, int], repack: bool) -> None:
+    spec, config = replace(SPEC, type_bytes=tuple(sizes.items())), replace(CONFIG, repack=repack)
+    total = sum(sizes.values())
+    floats = sum(size for name, size in sizes.items() if name.startswith("F"))
+    relaid = sum(size for name, size in sizes.items() if name in ("Q4_0", "Q4_K"))
+    assert quick_share(spec, "tvm", config) == pytest.approx(1 - floats / total)
+    assert quick_share(spec, "llamacpp", config) == pytest.approx(relaid / total if repack else 0)
+    assert quick_share(spec, "reference", config) == 0
 
 
 def test_joules_are_counted_as_the_estimate_counts_them() -> None:
@@ -155,7 +184,7 @@ def test_one_run_says_where_the_line_lies_and_the_roofline_how_steep_it_is() -> 
     )
     near, far = decode_at(found)
     assert near == pytest.approx(0.03)
-    assert far - near == pytest.approx(1000 * 20_000 / (10e9 * reach.kv))
+    assert far - near == pytest.approx(1000 * 20_000 / (10e9 * reach.rows_of("f16").reading))
     assert found.decode[0].tok_s.source == "measured earlier (1 run)"
 
 
@@ -194,8 +223,13 @@ def test_watts_of_another_meter_are_not_mixed_in() -> None:
 def test_every_engine_has_its_efficiency() -> None:
     for name in backend_names():
         reached = efficiency_of(name)
-        assert 0 < reached.kv <= reached.weights <= 1
-        assert efficiency_of(name, "generic").matmul < reached.matmul
+        for weights in (reached.quick, reached.plain):
+            assert 0 < weights.reading <= 1
+            assert 0 < (weights.int8 or 1) <= 1
+        assert all(0 < rows.reading <= 1 for rows in reached.rows.values())
+        slower = efficiency_of(name, "generic").quick
+        assert slower.rate(1e9, None) < reached.quick.rate(1e9, None)
+        assert slower.int8 == reached.quick.int8
 
 
 def test_slopes_need_runs_that_lie_apart() -> None:

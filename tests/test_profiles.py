@@ -7,15 +7,17 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from edge.cli import app
-from edge.devices import profiles
+from edge.devices import integer_products, profiles
+from edge.devices.integer_products import missing
 from edge.devices.power.estimate import Estimate
-from edge.devices.probe import known_ceilings, probe_profile
+from edge.devices.probe import probe_profile
 from edge.devices.profile import BUS_SHARE, FIGURES, KINDS, Cluster, Figure, Profile
 from edge.devices.profile_file import read_profile, to_toml, write_profile
 from edge.devices.profiles import HOST, add_profile, find_profile, host_power, own_folder, profile_names
@@ -100,8 +102,16 @@ def test_what_is_unknown_stays_unknown() -> None:
 
 
 def test_arithmetic_is_shared_among_cores() -> None:
-    profile = with_figures(f32_flops=40e9)
+    profile = with_figures(f32_flops=40e9, int8_ops=200e9)
     assert (profile.flops(1), profile.flops(4), profile.flops(8)) == (10e9, 40e9, 40e9)
+    assert (profile.int8_ops(1), profile.int8_ops(4), profile.int8_ops(8)) == (50e9, 200e9, 200e9)
+
+
+def test_what_a_maker_says_of_bytes_is_not_what_cores_were_measured_to_do() -> None:
+    profile = with_figures(f32_flops=40e9, npu_ops=4e12)
+    assert profile.int8_ops(4) is None
+    said = replace(profile, figures={"int8_ops": Figure(8e12, "datasheet", "test")})
+    assert said.int8_ops(4) is None
 
 
 # Files
@@ -200,7 +210,6 @@ def test_the_host_is_described_without_being_measured() -> None:
     assert host.cores
     assert host.memory
     assert host.value("read_bandwidth") is None
-    assert known_ceilings() is None
 
 
 def test_probing_keeps_what_the_user_has_said(own: Path) -> None:
@@ -212,9 +221,6 @@ def test_probing_keeps_what_the_user_has_said(own: Path) -> None:
     assert host.figures["core_watts"] == watts
     assert (host.value("read_bandwidth") or 0) > 1e6
     assert (parts == sorted(parts), parts[-1]) == (True, 1.0)
-    ceilings = known_ceilings(1)
-    assert ceilings is not None
-    assert ceilings.read_bytes_per_s <= (host.value("read_bandwidth") or 0)
     assert list(own.iterdir()) == [own / "host.toml"]
 
 
@@ -232,6 +238,22 @@ def test_a_profile_of_another_processor_is_not_this_hosts() -> None:
     add_profile(replace(other, figures={"core_watts": Figure(9.0, "measured", "a meter")}))
     assert host_power().profile.startswith("generic-")
     assert find_profile(HOST).value("core_watts") is None
+
+
+@pytest.mark.skipif(missing() is not None, reason="needs onnxruntime")
+@pytest.mark.parametrize("kind", [np.uint8, np.int8])
+def test_products_of_bytes_say_how_much_they_did(kind: type[np.generic]) -> None:
+    assert integer_products._product(kind)() == 2 * 512 * 1024 * 512
+
+
+@pytest.mark.parametrize(
+    ("absent", "said"),
+    [({"onnx"}, "onnx is not installed"), ({"onnx", "onnxruntime"}, "onnxruntime and onnx are not installed")],
+)
+def test_what_measuring_bytes_needs_is_said(absent: set[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integer_products, "find_spec", lambda name: None if name in absent else object())
+    assert said in (missing() or "")
+    assert integer_products.quickest() is None
 
 
 # The commands

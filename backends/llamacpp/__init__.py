@@ -22,7 +22,7 @@ KV_VALUE_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
 _ROW_STEP = 256  # llama.cpp allocates the cache in steps of this many rows
 
 # Weight types that llama.cpp re-lays for the CPU's wide instructions: about 1.5 × the speed of the mapped file.
-_REPACKED_TYPES = {"Q4_0", "Q4_K", "Q2_K", "IQ4_NL", "MXFP4"}
+RELAID_TYPES = {"Q4_0", "Q4_K", "Q2_K", "IQ4_NL", "MXFP4"}
 
 # Measured with llama-cpp-python 0.3.36: code pages of its libraries once all kernels have run, the graph's own
 # bookkeeping, and what its vocabulary takes per token (49k tokens with merges: 17 MB).
@@ -41,7 +41,7 @@ def check_supported(file: GGUFFile, spec: ModelSpec) -> None:
 
 
 def can_repack(spec: ModelSpec) -> bool:
-    return spec.weight_type in _REPACKED_TYPES
+    return spec.weight_type in RELAID_TYPES
 
 
 def allocated_rows(capacity: int) -> int:

@@ -109,6 +109,7 @@ def probe(
     """Measure what this device can do: memory bandwidth, arithmetic. Later predictions go by it."""
     from dataclasses import replace
 
+    from edge.devices.integer_products import missing
     from edge.devices.probe import probe_profile
     from edge.devices.profile_file import is_name, write_profile
     from edge.devices.profiles import HOST, add_profile
@@ -132,6 +133,8 @@ def probe(
         return
     rows = [[_words(each), _value(each, figure.value), figure.source] for each, figure in measured.figures.items()]
     print(table([f"{measured.name}: {measured.description}", "", "measured by"], rows, left=3))
+    if measured.value("int8_ops") is None:
+        print(f"\nint8 arithmetic is unknown: {missing() or 'ONNX Runtime cannot measure it here'}")
     print(f"\nsaved as {output}")
 
 

@@ -16,7 +16,7 @@ from edge.backends.base import Footprint
 from edge.devices.profile import Power, Profile
 from edge.devices.profiles import HOST
 from edge.plan import Plan
-from edge.prediction.efficiency import efficiency_of
+from edge.prediction.efficiency import Efficiency, Weights, efficiency_of, quick_share
 from edge.prediction.history import Phase, Run
 from edge.prediction.work import Work, work_of
 from edge.spec import ModelSpec
@@ -129,13 +129,16 @@ def predict(
 
 @dataclass(frozen=True)
 class _Roof:
-    """What memory and cores of the device give this engine. bandwidth, flops: None if unknown."""
+    """What memory and cores of the device give this engine. bandwidth, flops, int8_ops: None if unknown. quick: share
+    of the weights that it multiplies as integers."""
 
     spec: ModelSpec
     plan: Plan
-    device: Profile
+    reach: Efficiency
+    quick: float
     bandwidth: float | None
     flops: float | None
+    int8_ops: float | None
     source: str
     streaming_s: float
 
@@ -146,7 +149,9 @@ class _Roof:
         here = device.name == HOST
         source = "estimated from measured ceilings" if here else f"estimated from the profile of {device.name}"
         rate = None if bandwidth is None else bandwidth.bytes_per_s
-        return cls(spec, plan, device, rate, device.flops(threads), source, streaming_s)
+        reach, quick = efficiency_of(plan.backend, device.isa), quick_share(spec, plan.backend, plan.config)
+        flops, int8_ops = device.flops(threads), device.int8_ops(threads)
+        return cls(spec, plan, reach, quick, rate, flops, int8_ops, source, streaming_s)
 
     def work(self, tokens: int, context: int) -> Work:
         count = self.plan.bytes
@@ -156,13 +161,27 @@ class _Roof:
 
     def seconds(self, tokens: int, context: int, bandwidth: float, flops: float | None) -> float:
         """Of one pass; without a rate of arithmetic, as though it took no time."""
-        reach, work = efficiency_of(self.plan.backend, self.device.isa), self.work(tokens, context)
-        reading = work.weight_bytes / (bandwidth * reach.weights) + work.kv_bytes / (bandwidth * reach.kv)
-        counting = 0.0
+        work = self.work(tokens, context)
+        reading = self._reading(work, bandwidth)
         if flops is not None:
-            linear = work.flops - work.attention_flops
-            counting = linear / (flops * reach.matmul) + work.attention_flops / (flops * reach.attention)
-        return max(reading, counting) + reach.step_s + self.streaming_s
+            # What is computed for one token happens while memory delivers; for the others, when it has.
+            one = self._counting(self.work(1, context), flops)
+            reading = max(reading, one) + self._counting(work, flops) - one
+        return reading + self.reach.step_s + self.streaming_s
+
+    def weights_rate(self, of: Callable[[Weights], float]) -> float:
+        """What both kinds of weights give together, if it takes time in inverse proportion."""
+        return 1 / (self.quick / of(self.reach.quick) + (1 - self.quick) / of(self.reach.plain))
+
+    def _reading(self, work: Work, bandwidth: float) -> float:
+        rows = self.reach.rows_of(self.plan.config.kv_dtype)
+        weights = work.weight_bytes / self.weights_rate(lambda each: each.reading)
+        return (weights + work.kv_bytes / rows.reading) / bandwidth
+
+    def _counting(self, work: Work, flops: float) -> float:
+        rows = self.reach.rows_of(self.plan.config.kv_dtype)
+        linear = self.weights_rate(lambda each: each.rate(flops, self.int8_ops))
+        return (work.flops - work.attention_flops) / linear + work.attention_flops / (flops * rows.float32)
 
     def prompt_seconds(self, prompt: int, start: int, bandwidth: float, flops: float) -> float:
         """Chunk by chunk, behind `start` rows."""
@@ -188,9 +207,10 @@ def _decode_line(roof: _Roof, runs: Sequence[Run]) -> _Line | None:
         slope = roof.slope(roof.bandwidth)
         return _Line(roof.seconds(1, 0, roof.bandwidth, roof.flops), slope, roof.source)
     # What a row costs follows from the weights' own speed, unless runs at distant contexts show it.
-    reach, work = efficiency_of(roof.plan.backend, roof.device.isa), roof.work(1, 0)
     quickest = min(phases, key=lambda phase: phase.context)
-    bandwidth = roof.bandwidth or work.weight_bytes / (quickest.token_s * reach.weights)
+    bandwidth = roof.bandwidth or (
+        roof.work(1, 0).weight_bytes / (quickest.token_s * roof.weights_rate(lambda each: each.reading))
+    )
     slope = fit_slope(phases, roof.slope(bandwidth))
     start = median(phase.token_s - slope * phase.context for phase in phases)
     # A start below nothing would be noise; a token is never cheaper than half of the quickest that was seen.
@@ -329,7 +349,9 @@ def _basis(device: Profile, threads: int, predicted: Sequence[_Line | Guess | No
     if not any(each and each.source.startswith("estimated") for each in predicted) or bandwidth is None:
         return []
     said = [f"memory gives {bandwidth.bytes_per_s / 1e9:.3g} GB/s ({bandwidth.kind}: {bandwidth.about})"]
-    return said + ([f"cores do {flops.value / 1e9:.3g} GFLOP/s ({flops.kind})"] if flops else [])
+    said += [f"cores do {flops.value / 1e9:.3g} GFLOP/s ({flops.kind})"] if flops else []
+    int8_ops = device.int8_ops(device.cores or threads)
+    return said + ([f"and {int8_ops / 1e9:.3g} Gop/s on bytes (measured)"] if int8_ops else [])
 
 
 def _unknown(device: Profile, line: _Line | None, prefill: Guess | None, cost: _Cost | None) -> list[str]:
