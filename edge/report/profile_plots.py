@@ -198,9 +198,7 @@ def _roof(axes: Any, roofs: Roofs, low: float, high: float) -> None:
         low * 1.2, read * low * 1.3, f"memory {read:.3g} GB/s", fontsize=9.5, va="bottom",
         rotation=math.degrees(math.atan(read)), rotation_mode="anchor", transform_rotates_text=True,
     )  # fmt: skip
-    axes.annotate(
-        f"float32 {flops:.3g} GFLOP/s", (ridge, flops), xytext=(0, 4), textcoords="offset points", fontsize=9.5
-    )
+    axes.text(high, flops * 1.1, f"float32 {flops:.3g} GFLOP/s ", ha="right", va="bottom", fontsize=9.5)
     if roofs.int8_ops:  # memory's roof goes on up to it
         ops = roofs.int8_ops / _GIGA
         axes.plot([ridge, ops / read, high], [flops, ops, ops], color=INK, linewidth=1.2, linestyle="--")
