@@ -102,8 +102,14 @@ def make_engine(name: str = "tvm", **changes: Any) -> EngineProfile:
     return replace(engine, **changes)
 
 
+def make_sustained(last: float = 0.0025, **changes: Any) -> Sustained:
+    """Five windows; all but the last at 2.5 ms a token."""
+    seconds = [0.0025] * 4 + [last]
+    windows = [Window(12.0 * each, spread(per), 0.044, 60.0 + each, 2e9, 0.02) for each, per in enumerate(seconds)]
+    return replace(Sustained(12.0, windows), **changes)
+
+
 def make_profile(**changes: Any) -> Profile:
-    windows = [Window(12.0 * each, spread(0.0025), 0.044, 60.0 + each, 2e9, 0.02) for each in range(5)]
     settings = Settings(512, 48, [128, 512], 5, 10.0, 20.0, 60.0, 6.0, memory=256 * MIB)
     profile = Profile(
         date="2026-11-22T01:00:00+00:00",
@@ -113,9 +119,11 @@ def make_profile(**changes: Any) -> Profile:
         device=DeviceFacts("A processor", "Linux 6.1", "x86_64", 2, 2, ["avx2"], {"L1d": 49152, "L2": MIB}, 8 << 30),
         model=ModelFacts("model.gguf", "llama 135M Q4_1", 135_000_000, 92 * MIB, "Q4_1", 8192),
         roofs=Roofs(2e10, 1e11, None, 2),
-        engines=[make_engine(), make_engine("llamacpp", operators=[], operators_reason="it cannot tell")],
+        engines=[
+            make_engine(sustained=make_sustained(), operators_peak=190 * MIB),
+            make_engine("llamacpp", operators=[], operators_reason="it cannot tell", sustained=make_sustained(0.003)),
+        ],
         missing={"onnx": "onnxruntime is not installed"},
-        sustained=Sustained("tvm", 12.0, windows),
         verdict=Verdict(
             "memory bandwidth", "Memory bandwidth limits answers on this device.", [("try", "edge tune m")]
         ),
@@ -131,4 +139,4 @@ def make_bare_profile() -> Profile:
         curve=[], timeline=timeline, operators=[], others=None,
         decode=Phase("decode", 16, 16, 1, spread(0.01)), prefill=Phase("prefill", 16, 0, 16, spread(0.001)),
     )  # fmt: skip
-    return make_profile(roofs=None, engines=[engine], missing={}, sustained=None, verdict=Verdict("unknown", "?", []))
+    return make_profile(roofs=None, engines=[engine], missing={}, verdict=Verdict("unknown", "?", []))

@@ -31,8 +31,10 @@ from edge.profiling.launch import run_in_child
 from edge.profiling.limits import Evidence, judge
 from edge.profiling.memory_timeline import split
 from edge.profiling.profile import Climate, MemoryBase, MemorySample, Profile, Roofs, Sustained, Window
+from edge.profiling.progress import part_of
 from edge.profiling.reader import build, read_profile
 from edge.profiling.settings import Settings
+from edge.report.profile_tables import roofline_table
 
 MODEL = str(GOLDEN / "llama-gqa-tied.gguf")
 PLAIN = Evidence(
@@ -70,6 +72,15 @@ def commands(**found: Any) -> list[str]:
         ({"bandwidth": 0.85, "others": 0.5}, "memory bandwidth"),
         ({"bandwidth": None, "compute": None, "bytes_per_s": None}, "unknown"),
         ({}, "overhead"),
+        # odd ones
+        ({"engine": "reference", "bandwidth": 0.9}, "overhead"),
+        ({"engine": "llamacpp", "bandwidth": 0.9}, "memory bandwidth"),
+        ({"sustained": 0.7, "celsius": 45.0, "trip": 95.0}, "overhead"),  # a cool device is slow for other reasons
+        ({"sustained": 0.7, "celsius": 45.0, "trip": 95.0, "cooled": 0.6}, "heat"),
+        ({"bandwidth": 2.1, "waited": 0.5}, "overhead"),  # a tiny model, in caches
+        ({"bandwidth": 0.001, "compute": 0.001, "bytes_per_token": 1e4}, "overhead"),
+        ({"bandwidth": None, "compute": None, "waited": 0.5}, "overhead"),  # no ceilings, but another sign
+        ({"bandwidth": None, "compute": None, "streamed": True}, "streaming"),
     ],
 )
 def test_the_limit_follows_from_measurements(found: dict[str, Any], limit: str) -> None:
@@ -96,8 +107,34 @@ def test_advice_is_what_helps_against_the_limit() -> None:
     assert any("--kv-dtype int8" in each for each in commands(bandwidth=0.9, kv_share=0.5, kv_dtypes=("f16", "int8")))
     assert not any("int8" in each for each in commands(bandwidth=0.9, kv_share=0.5, kv_dtypes=("f16",)))
     assert any("--backend onnx" in each for each in commands(faster=("onnx", 1.5)))
-    assert not any("--backend" in each for each in commands(faster=("onnx", 1.02)))
+    assert not any("--backend onnx" in each for each in commands(faster=("onnx", 1.02)))
     assert any("edge tune" in each for each in commands(tuned=False))
+    assert any("quantize" in each for each in commands(streamed=True, bits=8.5))
+    assert commands(engine="reference")[0] == "edge profile m.gguf"
+    assert "edge devices probe" in commands(bandwidth=None, compute=None, bytes_per_s=None)
+
+
+@pytest.mark.parametrize("found", [{}, {"waited": 0.5}, {"bandwidth": 0.9}, {"compute": 0.9}])
+def test_advice_on_threads_is_another_number_of_them(found: dict[str, Any]) -> None:
+    assert not any("--threads" in each for each in commands(threads=1, cores=1, **found))
+    assert any("--threads 4" in each for each in commands(threads=1, cores=4, **found)) == ("waited" not in found)
+    assert not any("--threads 2" in each for each in commands(threads=2, cores=2, **found))
+    assert not any("--threads 0" in each for each in commands(threads=1, cores=0, **found))
+
+
+def test_ceilings_of_some_threads_are_called_that() -> None:
+    assert "deliver to 1 thread." in judge(replace(PLAIN, bandwidth=0.9, threads=1, cores=4)).sentence
+    assert "deliver." in judge(replace(PLAIN, bandwidth=0.9, threads=4, cores=4)).sentence
+
+
+def test_rows_that_dominate_at_long_contexts_are_named() -> None:
+    kinds = ("f16", "int8")
+    found = judge(replace(PLAIN, bandwidth=0.9, longest=4096, longest_kv_share=0.4, kv_dtypes=kinds))
+    (why,) = [why for why, command in found.advice if "int8" in command]
+    assert "40% of what a token reads at context 4,096" in why
+    most = judge(replace(PLAIN, bandwidth=0.9, bits=8.5, kv_share=0.7, kv_dtypes=kinds)).advice
+    assert "int8" in most[0][1]
+    assert "quantize" in most[1][1]
 
 
 @given(st.text(min_size=1, max_size=20), st.floats(0, 3), st.floats(0, 3), st.booleans())
@@ -117,7 +154,7 @@ def test_evidence_is_of_the_first_engine() -> None:
     windows = [Window(0, spread(0.002), 0.1, 50, 2e9, None), Window(12, spread(0.004), 0.1, 79, 1e9, 0.4)]
     quick = make_engine("onnx", decode=replace(make_engine().decode, per_token=spread(0.001)))
     profile = make_profile(
-        engines=[make_engine(), quick], sustained=Sustained("tvm", 12, windows), roofs=Roofs(2e10, 1e11, None, 2)
+        engines=[make_engine(sustained=Sustained(12, windows)), quick], roofs=Roofs(2e10, 1e11, None, 2)
     )
     found = evidence_of(profile)
     assert (found.bandwidth, found.compute) == (pytest.approx(0.8), pytest.approx(0.45))
@@ -128,8 +165,33 @@ def test_evidence_is_of_the_first_engine() -> None:
     assert found.waited == pytest.approx(0.1)
     assert found.watts == pytest.approx(0.044 / 0.0025)
     assert found.kv_share == pytest.approx(20 * MIB / 1024 * 536 / (1.6e10 * 0.0025))
+    row, rest = 20 * MIB / 1024, 1.6e10 * 0.0025 - 20 * MIB / 1024 * 536
+    assert (found.longest, found.longest_kv_share) == (512, pytest.approx(row * 536 / (rest + row * 536)))
     assert judge(found).limit == "heat"
     assert judge(evidence_of(make_bare_profile())).limit == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("integers", "int8_ops", "ceiling"),
+    [(1.0, 4e11, 4e11), (0.9, 4e11, 4e11), (0.1, 4e11, 1e11), (1.0, None, 1e11), (0.0, None, 1e11)],
+)
+def test_engines_that_multiply_bytes_stand_under_the_roof_of_bytes(
+    integers: float, int8_ops: float | None, ceiling: float
+) -> None:
+    engine, roofs = make_engine(integers=integers), Roofs(2e10, 1e11, int8_ops, 2)
+    profile = make_profile(engines=[engine], roofs=roofs)
+    assert engine.prefill.flops_per_s
+    table = roofline_table(profile)
+    assert table.rows[1][5] == f"{engine.prefill.flops_per_s / ceiling:.0%}"
+    assert ("the ceiling of tvm" in " ".join(table.notes)) == (ceiling == int8_ops)
+    assert evidence_of(profile).compute == pytest.approx((engine.decode.flops_per_s or 0) / ceiling)
+
+
+def test_a_cache_of_a_stated_size_is_no_limit() -> None:
+    small = replace(make_plan(), config=replace(make_plan().config, capacity=64))
+    stated = replace(make_profile().settings, kv_memory="2MiB")
+    assert judge(evidence_of(make_profile(engines=[make_engine(plan=small)]))).limit == "memory budget"
+    assert judge(evidence_of(make_profile(engines=[make_engine(plan=small)], settings=stated))).limit != "memory budget"
 
 
 def test_streamed_weights_want_memory_for_all_of_them() -> None:
@@ -258,7 +320,7 @@ def test_a_golden_model_is_profiled(tmp_path: Path) -> None:
 
 
 def test_a_long_run_is_cut_into_windows() -> None:
-    job = Job("measure", MODEL, "reference", settings(sustained_s=1.0), sustained=True)
+    job = Job("measure", MODEL, "reference", settings(sustained_s=1.0))
     said = run_in_child(job, lambda what, share: None)
     long_run = build(Sustained, said["sustained"])
     assert len(long_run.windows) == 5
@@ -266,10 +328,23 @@ def test_a_long_run_is_cut_into_windows() -> None:
 
 
 def test_a_memory_budget_leaves_contexts_out() -> None:
-    job = Job("measure", MODEL, "reference", settings(max_kv_size=24, contexts=[8, 16, 64]))
-    profile = run_in_child(job, lambda what, share: None)["profile"]
+    job = Job("measure", MODEL, "reference", settings(max_kv_size=24, prompt=30, contexts=[8, 16, 64]))
+    profile = run_in_child(job, lambda what, share: None)
     assert [each["context"] for each in profile["curve"]] == [8, 16]
     assert profile["curve_end"] == "the cache has 24 rows"
+    assert profile["prefill"]["tokens"] == 20
+    assert profile["notes"] == ["prompts of 20 instead of 30 tokens, the cache has 24 rows"]
+
+
+@given(st.lists(st.floats(0.1, 100), min_size=1, max_size=5), st.data())
+def test_progress_goes_on_from_part_to_part(seconds: list[float], data: st.DataObject) -> None:
+    seen: list[float] = []
+    for number in range(len(seconds)):
+        shares = sorted(data.draw(st.lists(st.floats(0, 1), max_size=4)))
+        for share in (0, *shares, 1):
+            part_of(lambda what, share: seen.append(share), seconds, number)("", share)
+    assert seen == pytest.approx(sorted(seen))
+    assert (seen[0], seen[-1]) == (0, pytest.approx(1))
 
 
 def test_errors_of_a_child_are_those_of_edge() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from profiles import make_bare_profile, make_engine, make_profile, spread
+from profiles import make_bare_profile, make_engine, make_profile, make_sustained, spread
 
 from edge.errors import InputError
 from edge.profiling.compare import compare_profiles
@@ -116,6 +116,16 @@ def test_joules_of_other_sources_are_no_match() -> None:
     assert row.ratio is None
     assert "estimated / measured" in row.what
     assert any("RAPL" in each for each in found.differences)
+
+
+def test_long_runs_are_compared_engine_by_engine() -> None:
+    slow = [make_engine(name, sustained=make_sustained(0.005)) for name in ("tvm", "llamacpp")]
+    rows = {each.what: each for each in compare_profiles(make_profile(), make_profile(engines=slow), "a", "b").rows}
+    for name, ratio in (("tvm", 0.5), ("llamacpp", 0.6)):
+        assert rows[f"{name}: answer at the end of a long run"].ratio == pytest.approx(ratio)
+        assert rows[f"{name}: end of it / its beginning"].ratio == pytest.approx(ratio)
+    none = make_profile(engines=[make_engine()])
+    assert not any("long run" in each.what for each in compare_profiles(make_profile(), none, "a", "b").rows)
 
 
 def test_what_differs_is_said() -> None:

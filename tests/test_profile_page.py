@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from browser import Page, browser, find_chromium
-from profiles import HOSTILE, make_bare_profile, make_engine, make_profile
+from profiles import HOSTILE, make_bare_profile, make_engine, make_profile, make_sustained
 
 from edge.profiling.compare import compare_profiles
 from edge.profiling.profile import Energy, ModelFacts, Profile
@@ -22,6 +23,11 @@ WIDEST = (
     "Math.max(...[...document.querySelectorAll('body *')].filter(e => !e.closest('.wide') && !e.closest('svg'))"
     + (".map(e => e.getBoundingClientRect().right))")
 )
+
+LETTERS = """[...document.querySelectorAll('svg text')].map(e => {
+    const turned = e.getScreenCTM(), size = parseFloat(getComputedStyle(e).fontSize)
+    return size * Math.hypot(turned.a, turned.b)
+})"""  # as they are seen, in pixels
 
 
 def hostile() -> Profile:
@@ -74,6 +80,37 @@ def test_joules_are_called_what_they_are(kind: str) -> None:
     measured = document(make_profile(engines=[counter]), kind)
     assert "estimate" not in measured.lower()
     assert "estimate" in document(make_profile(), kind).lower()
+
+
+def test_long_runs_of_all_engines_are_told() -> None:
+    """llamacpp needs 3 ms instead of 2.5 ms for a token at the end."""
+    said = summary(make_profile())
+    assert re.search(r"\| tvm +\| +400 \| +400 \| +1.00 \|", said)
+    assert re.search(r"\| llamacpp \| +400 \| +333 \| +0.83 \|", said)
+    for kind in (".md", ".html"):
+        text = document(make_profile(), kind)
+        assert "tvm: the long run" in text
+        assert "llamacpp: the long run" in text
+        assert "estimated" in text[text.index("Sustained") :]
+    minutes = make_sustained(length=60.0)
+    assert "minute 5 tok/s" in summary(make_profile(engines=[make_engine(sustained=minutes)]))
+
+
+def test_what_is_not_as_asked_for_is_told_everywhere() -> None:
+    note = "prompts of 20 instead of 30 tokens, the cache has 24 rows"
+    profile = make_profile(engines=[make_engine(notes=[note])])
+    for text in (summary(profile), *(document(profile, kind) for kind in (".md", ".html", ".json"))):
+        assert note in text
+
+
+def test_instruments_that_take_more_than_the_budget_are_told() -> None:
+    settings = make_profile().settings
+    for peak, more in ((190 << 20, False), (300 << 20, True)):
+        text = document(make_profile(engines=[make_engine(operators_peak=peak)]), ".html")
+        assert f"the process took {peak >> 20} MiB of 256 MiB (measured)" in text
+        assert ("more than that" in text) == more
+    free = make_profile(settings=replace(settings, memory=None))
+    assert "with its instruments" not in document(free, ".md")
 
 
 def test_the_terminal_says_estimated_too() -> None:
@@ -148,6 +185,9 @@ def test_browsers_show_it(page: Page, tmp_path: Path, name: str, width: int, dar
     assert opened.requests == [path.as_uri()]
     assert page.value("document.documentElement.scrollWidth <= innerWidth")
     assert page.value(WIDEST) <= width
+    if width < 600:
+        assert page.value("[...document.querySelectorAll('.wide')].every(e => e.scrollWidth <= e.clientWidth)")
+        assert all(size >= 11 for size in page.value(LETTERS))
     ground = page.value("getComputedStyle(document.body).backgroundColor")
     red, green, blue = map(int, re.findall(r"\d+", ground)[:3])
     assert (red + green + blue < 3 * 128) == dark

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from edge.prediction.streaming import Streaming
 
 _PROMPT = 512  # tokens of which prefill is predicted, unless --prompt-tokens says
+_MOST = 1 << 40  # tokens: more than any run will ever have
 _CONTEXTS = (128, 1024, 4096)  # at which decoding is predicted, and at the full cache
 
 
@@ -40,12 +41,15 @@ def plan(
     prefill_step_size: o.PrefillStepSize = None,
     tokens: Annotated[
         int | None,
-        o.flag("--tokens", min=1, help="Prompt and answer together, if you know (default: no end)."),
+        o.flag("--tokens", min=1, max=_MOST, help="Prompt and answer together, if you know (default: no end)."),
     ] = None,
     prompt: Annotated[
         int | None,
         o.flag(
-            "--prompt-tokens", min=1, help="Those of the prompt, to predict by (default: 512, or half of --tokens)."
+            "--prompt-tokens",
+            min=1,
+            max=_MOST,
+            help="Those of the prompt, to predict by (default: 512, or half of --tokens).",
         ),
     ] = None,
     at: Annotated[

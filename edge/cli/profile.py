@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,17 +10,17 @@ import typer
 
 from edge.cli import options as o
 from edge.cli.numbers import parse_numbers
-from edge.cli.show import print_json, progress, width
+from edge.cli.show import note, print_json, progress, width
 from edge.errors import InputError
 
 if TYPE_CHECKING:
-    from edge.opened import Model
     from edge.profiling.profile import Profile
     from edge.profiling.settings import Settings
 
 _COMPARE = "compare"
 _CONTEXTS = (128, 512, 1024, 2048, 4096)
 _QUICK_CONTEXTS = (128, 512)
+_LEAST_SUSTAINED_S = 5
 
 
 class _Group(typer.core.TyperGroup):
@@ -45,7 +45,8 @@ def of(
     output: Output = None,
     quick: Annotated[bool, o.flag("--quick", help="Fewer and shorter measurements.")] = False,
     sustained: Annotated[
-        str | None, o.flag("--sustained", help="Also answer for so long, such as 5m, and compare its minutes.")
+        str | None,
+        o.flag("--sustained", help="Also answer for so long on each engine, such as 5m, and compare its minutes."),
     ] = None,
     prompt: Annotated[
         int | None, o.flag("-p", "--n-prompt", min=1, max=1 << 20, help="Tokens of the prompt (default: 512).")
@@ -76,24 +77,30 @@ def of(
 ) -> None:
     """Measure a model on this device: load, prompts, answers, contexts, operators, memory, joules, heat.
 
-    Every engine in a process of its own. Ends with what limits this device, and what to try. With `compare A.json
-    B.json` instead of MODEL: two profiles side by side.
+    Every engine in a process of its own, one after the other: a minute or so for all; --sustained 5m adds 5 minutes for
+    each, --backend says which. Ends with what limits this device, and what to try. There is no --energy, --power or
+    --max-temp: they would hide what is to be measured. With `compare A.json B.json` instead of MODEL: two profiles side
+    by side.
     """
-    from edge.budget import parse_bytes, parse_seconds
+    from edge.budget import parse_bytes
     from edge.opened import open_model
     from edge.profiling.collect import choose_engines, collect
     from edge.profiling.settings import Settings
 
     writers = [_writer(path) for path in output or []]
+    long_run = _seconds(sustained)
     opened = open_model(model)
+    rows = min(opened.spec.context, max_kv_size or opened.spec.context)
+    answer = generate or max(2, min(16 if quick else 48, rows // 2))
+    most = max(1, min(opened.spec.context // 2, rows - answer))  # of what is not said: it leaves room for an answer
     settings = Settings(
-        prompt=_prompt(opened, prompt, quick=quick),
-        answer=generate or (16 if quick else 48),
-        contexts=_contexts(opened, contexts, quick=quick),
+        prompt=prompt or min(256 if quick else 512, most),
+        answer=answer,
+        contexts=_contexts(contexts, most, quick=quick),
         repetitions=repetitions or (2 if quick else 5),
         speed_s=3.0 if quick else 10.0,
         curve_s=5.0 if quick else 20.0,
-        sustained_s=parse_seconds(sustained, "sustained") if sustained else 0.0,
+        sustained_s=long_run,
         operators_s=2.0 if quick else 6.0,
         memory=parse_bytes(memory) if memory else None,
         kv_policy=kv_policy,
@@ -105,21 +112,29 @@ def of(
         threads=threads,
         provider=provider,
     )
-    _check(opened, settings)
+    _check(settings, rows, "the model knows" if rows == opened.spec.context else "--max-kv-size gives")
     names = [] if backend == "auto" else [each.strip() for each in backend.split(",")]
     engines = choose_engines(opened, names, kv_dtype)
-    with progress(enabled=not quiet) as shown:
-        made = collect(
-            opened, model, engines, settings, quick=quick, on_progress=lambda what, share: shown.step(what)(share, 1.0)
-        )
-    for write in writers:
-        write(made)
-    if json:
-        print_json(made.to_dict())
-    elif not (writers and quiet):
-        from edge.report.profile_text import summary
+    if long_run and not quiet:
+        note(_expected(engines.names, settings))
+    try:
+        with progress(enabled=not quiet) as shown:
+            made = collect(
+                opened, model, engines, settings, quick=quick, on_step=lambda what, share: shown.step(what)(share, 1.0)
+            )
+    except KeyboardInterrupt:
+        note("interrupted: nothing was written; --quick takes less time, and --backend fewer engines")
+        raise
+    try:
+        for write in writers:
+            write(made)
+    finally:  # a disk that is full by now does not take away what was measured
+        if json:
+            print_json(made.to_dict())
+        elif not (writers and quiet):
+            from edge.report.profile_text import summary
 
-        print(summary(made, width()))
+            print(summary(made, width()))
 
 
 @profile.command(_COMPARE)
@@ -152,20 +167,29 @@ def _writer(path: Path) -> Callable[[Profile], None]:
     return lambda made: write_whole(path, document(made, path.suffix))
 
 
-def _prompt(model: Model, prompt: int | None, *, quick: bool) -> int:
-    return prompt or min(256 if quick else 512, max(1, model.spec.context // 2))
+def _seconds(sustained: str | None) -> float:
+    from edge.budget import parse_seconds
+
+    seconds = 0.0 if sustained is None else parse_seconds(sustained, "--sustained")
+    if sustained is not None and seconds < _LEAST_SUSTAINED_S:
+        raise InputError(f"--sustained {sustained} is too short to compare its parts: at least {_LEAST_SUSTAINED_S} s")
+    return seconds
 
 
-def _contexts(model: Model, text: str | None, *, quick: bool) -> list[int]:
-    """Growing. By default those that leave room for an answer."""
+def _contexts(text: str | None, most: int, *, quick: bool) -> list[int]:
+    """Growing; by default none beyond `most`."""
     if text is None:
-        usual = _QUICK_CONTEXTS if quick else _CONTEXTS
-        return [each for each in usual if each <= model.spec.context // 2] or [max(1, model.spec.context // 2)]
+        return [each for each in (_QUICK_CONTEXTS if quick else _CONTEXTS) if each <= most] or [most]
     return sorted(parse_numbers("-d", text, least=1))
 
 
-def _check(model: Model, settings: Settings) -> None:
-    if settings.rows > model.spec.context:
-        raise InputError(
-            f"this needs {settings.rows} positions, the model knows {model.spec.context}: lower -d, -p or -n"
-        )
+def _check(settings: Settings, rows: int, why: str) -> None:
+    if settings.rows > rows:
+        raise InputError(f"this needs {settings.rows} positions, {why} {rows}: lower -d, -p or -n")
+
+
+def _expected(engines: Sequence[str], settings: Settings) -> str:
+    """How long it takes, for somebody who may want less."""
+    minutes = max(1, round(len(engines) * settings.engine_s / 60))
+    fewer = f"; --backend {engines[0]} measures one" if len(engines) > 1 else ""
+    return f"this takes about {minutes} min, one after the other: {', '.join(engines)}{fewer}"

@@ -19,18 +19,19 @@ from edge.devices.memory import memory_use
 from edge.devices.power import find_meter
 from edge.errors import BudgetError
 from edge.opened import Model, open_model
-from edge.plan import make_plan
+from edge.plan import Plan, make_plan
+from edge.prediction.efficiency import quick_share
 from edge.profiling.job import Job, Loaded, Operators
 from edge.profiling.memory_timeline import memory_base
 from edge.profiling.operators import measure_operators
-from edge.profiling.profile import Energy, EngineProfile, Sustained, Timeline
+from edge.profiling.profile import Energy, EngineProfile, Timeline
+from edge.profiling.progress import OnStep, part_of
 from edge.profiling.reader import build
 from edge.profiling.sampler import Sampler
-from edge.profiling.speed import OnStep, Runner, measure_curve, measure_speeds
+from edge.profiling.settings import Settings
+from edge.profiling.speed import Runner, measure_curve, measure_speeds
 from edge.profiling.sustained import measure_sustained
 from edge.session import Session
-
-_SHARES = (0.15, 0.4, 1.0)  # of the progress bar: loaded, prompts and answers, the curve
 
 
 def run_job(job: Job, on_step: OnStep) -> dict[str, Any]:
@@ -41,9 +42,9 @@ def run_job(job: Job, on_step: OnStep) -> dict[str, Any]:
         return asdict(_load(job, model, backend))
     if job.stage == "operators":
         assert job.measured is not None
-        return asdict(Operators(measure_operators(model, backend, job.measured, job.settings.operators_s, on_step)))
-    profile, sustained = _measure(job, model, backend, on_step)
-    return {"profile": asdict(profile), "sustained": sustained and asdict(sustained)}
+        phases = measure_operators(model, backend, job.measured, job.settings.operators_s, on_step)
+        return asdict(Operators(phases, memory_use().peak))
+    return asdict(_measure(job.settings, model, backend, on_step))
 
 
 def _load(job: Job, model: Model, backend: Backend) -> Loaded:
@@ -54,9 +55,8 @@ def _load(job: Job, model: Model, backend: Backend) -> Loaded:
         return Loaded(time.perf_counter() - started)
 
 
-def _measure(job: Job, model: Model, backend: Backend, on_step: OnStep) -> tuple[EngineProfile, Sustained | None]:
-    settings, budget = job.settings, Budget(memory=job.settings.memory)
-    meter = find_meter()
+def _measure(settings: Settings, model: Model, backend: Backend, on_step: OnStep) -> EngineProfile:
+    budget, meter, notes = Budget(memory=settings.memory), find_meter(), list[str]()
     with Sampler() as sampler:
         sampler.mark("start")
         plan = make_plan(model.spec, backend, settings.request(), budget)
@@ -72,25 +72,29 @@ def _measure(job: Job, model: Model, backend: Backend, on_step: OnStep) -> tuple
             if free < 1:
                 raise BudgetError(f"{plan.config.capacity} KV rows are too few for {settings.answer} tokens of answer")
             prompt = min(settings.prompt, free)
+            if prompt < settings.prompt:
+                notes.append(f"prompts of {prompt:,} instead of {settings.prompt:,} tokens, {_room(plan)}")
+            stages = settings.stages_s
             load, own = read_load(), time.process_time()
-            speeds = measure_speeds(
-                runner, prompt, settings.answer, settings.repetitions, settings.speed_s, _part(on_step, 0)
-            )
+            on_part = part_of(on_step, stages, 0)
+            speeds = measure_speeds(runner, prompt, settings.answer, settings.repetitions, settings.speed_s, on_part)
             others = share_of_others(load, read_load(), time.process_time() - own)
             contexts = [each for each in settings.contexts if each <= free]
-            curve, end = measure_curve(runner, contexts, settings.answer, settings.curve_s, _part(on_step, 1))
+            on_part = part_of(on_step, stages, 1)
+            curve, end = measure_curve(runner, contexts, settings.answer, settings.curve_s, on_part)
             if end is None and len(contexts) < len(settings.contexts):
-                end = f"the cache has {plan.config.capacity} rows"
+                end = _room(plan)
             sustained = None
-            if job.sustained and settings.sustained_s:
-                most = plan.config.capacity - prompt
-                sustained = measure_sustained(runner, prompt, most, settings.sustained_s, on_step)
+            if settings.sustained_s:
+                most, on_part = plan.config.capacity - prompt, part_of(on_step, stages, 2)
+                sustained = measure_sustained(runner, prompt, most, settings.sustained_s, on_part)
             base = memory_base(plan, before, loaded, files, mapped_files())
         reading = meter.read()
-    profile = EngineProfile(
+    return EngineProfile(
         engine=plan.backend,
         versions=backend.versions(),
         plan=plan,
+        integers=quick_share(model.spec, plan.backend, plan.config),
         first_load_s=load_s,
         load_s=load_s,
         ttft=speeds.ttft,
@@ -104,14 +108,13 @@ def _measure(job: Job, model: Model, backend: Backend, on_step: OnStep) -> tuple
         energy=Energy(reading.source, reading.kind, reading.scope, load_joules),
         kv_dtypes=list(backend.CAPABILITIES.kv_dtypes),
         others=others,
+        sustained=sustained,
+        notes=notes,
     )
-    return profile, sustained
 
 
-def _part(on_step: OnStep, number: int) -> OnStep:
-    """Progress of one part as progress of all."""
-    first, last = _SHARES[number], _SHARES[number + 1]
-    return lambda what, share: on_step(what, first + (last - first) * min(1.0, share))
+def _room(plan: Plan) -> str:
+    return f"the cache has {plan.config.capacity:,} rows"
 
 
 def _answer(request: Any, say: Say) -> object:

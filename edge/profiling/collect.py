@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, Literal
 
 from edge.backends import backend_names, find_backend
 from edge.devices.host import Host, probe_host
@@ -23,19 +23,16 @@ from edge.profiling.profile import (
     ModelFacts,
     Profile,
     Roofs,
-    Sustained,
     Verdict,
 )
+from edge.profiling.progress import OnStep, part_of
 from edge.profiling.reader import build
-from edge.profiling.settings import Settings
+from edge.profiling.settings import LOAD_S, Settings
 from edge.versions import own_versions
 
 ORACLE = "reference"  # correct and slow: measured only if it is asked for by name
 
-OnProgress = Callable[[str, float], None]  # what is measured, and the part of everything that is done
-
-# Of the time that an engine takes.
-_LOADED, _MEASURED, _CEILINGS = 0.15, 0.7, 0.08
+_CEILINGS_S, _QUICK_CEILINGS_S = 4.0, 1.0
 
 
 @dataclass(frozen=True)
@@ -55,8 +52,8 @@ def choose_engines(model: Model, wanted: Sequence[str], kv_dtype: str | None) ->
         try:
             found = find_backend(name, model.file, model.spec, kv_dtype)
             if kv_dtype not in (None, *found.CAPABILITIES.kv_dtypes):
-                raise InputError(f"has no KV dtype {kv_dtype!r}: {', '.join(found.CAPABILITIES.kv_dtypes)}")
-            able.append(found.NAME)
+                raise InputError(f"{name} has no KV dtype {kv_dtype!r}: {', '.join(found.CAPABILITIES.kv_dtypes)}")
+            able += [found.NAME] if found.NAME not in able else []
         except EdgeError as error:
             if wanted:
                 raise
@@ -67,30 +64,22 @@ def choose_engines(model: Model, wanted: Sequence[str], kv_dtype: str | None) ->
 
 
 def collect(
-    model: Model, called: str, engines: Engines, settings: Settings, *, quick: bool, on_progress: OnProgress
+    model: Model, called: str, engines: Engines, settings: Settings, *, quick: bool, on_step: OnStep
 ) -> Profile:
     """called: what the user says for the model. Engines that fail are left out, with the reason; the error of the last
     one is raised if none is left."""
     started, host = time.perf_counter(), probe_host()
     missing, found, failure = dict(engines.missing), list[EngineProfile](), None
-    sustained: Sustained | None = None
-    total = len(engines.names)
+    ceilings_s = _QUICK_CEILINGS_S if quick else _CEILINGS_S
+    parts = [*(settings.engine_s for _ in engines.names), ceilings_s]
     for number, name in enumerate(engines.names):
-        at = (1 - _CEILINGS) * number / total
-
-        def step(what: str, share: float, name: str = name, at: float = at) -> None:
-            on_progress(f"{name}: {what}", at + (1 - _CEILINGS) * share / total)
-
         try:
-            measured, long_run = _measure(model, name, settings, step, sustained=not found)
-            found.append(measured)
-            sustained = sustained or long_run
+            found.append(_measure(model, name, settings, part_of(on_step, parts, number)))
         except EdgeError as error:
             missing[name], failure = str(error), error
     if not found:
         raise failure or InputError("no engine to measure")
-    on_progress("what this device can do at most", 1 - _CEILINGS)
-    roofs = _roofs(found[0].threads, quick=quick, on_progress=on_progress)
+    roofs = _roofs(found[0].threads, ceilings_s, part_of(on_step, parts, len(engines.names)))
     profile = Profile(
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         seconds=time.perf_counter() - started,
@@ -101,42 +90,36 @@ def collect(
         roofs=roofs,
         engines=found,
         missing=missing,
-        sustained=sustained,
         verdict=Verdict("unknown", "", []),
         versions=own_versions(),
     )
     return replace(profile, verdict=judge(evidence_of(profile)))
 
 
-def _measure(
-    model: Model, name: str, settings: Settings, step: OnProgress, *, sustained: bool
-) -> tuple[EngineProfile, Sustained | None]:
+def _measure(model: Model, name: str, settings: Settings, on_step: OnStep) -> EngineProfile:
     """One engine: loaded once for what has to be compiled or converted, measured, and taken apart."""
+    stages, parts = ("load", "measure", "operators"), (LOAD_S, sum(settings.stages_s), settings.operators_s)
 
-    def ask(stage: str, first: float, last: float, **more: Any) -> dict[str, Any]:
-        job = Job(stage, str(model.path.absolute()), name, settings, **more)  # type: ignore[arg-type]
-        return run_in_child(job, lambda what, share: step(what, first + (last - first) * share))
+    def ask(stage: Literal["load", "measure", "operators"], measured: EngineProfile | None = None) -> dict[str, Any]:
+        step = part_of(lambda what, share: on_step(f"{name}: {what}", share), parts, stages.index(stage))
+        step("loading for the first time" if stage == "load" else "loading", 0.0)
+        return run_in_child(Job(stage, str(model.path.absolute()), name, settings, measured), step)
 
-    step("loading for the first time", 0.0)
-    first_load = build(Loaded, ask("load", 0.0, _LOADED)).seconds
-    said = ask("measure", _LOADED, _MEASURED, sustained=sustained)
-    profile = replace(build(EngineProfile, said["profile"]), first_load_s=first_load)
-    long_run = build(Sustained, said["sustained"]) if said["sustained"] else None
+    first_load = build(Loaded, ask("load")).seconds
+    profile = replace(build(EngineProfile, ask("measure")), first_load_s=first_load)
     try:
-        told = build(Operators, ask("operators", _MEASURED, 1.0, measured=profile))
-        return replace(profile, operators=told.phases), long_run
+        told = build(Operators, ask("operators", profile))
+        return replace(profile, operators=told.phases, operators_peak=told.peak)
     except EdgeError as error:
-        return replace(profile, operators_reason=str(error)), long_run
+        return replace(profile, operators_reason=str(error))
 
 
-def _roofs(threads: int, *, quick: bool, on_progress: OnProgress) -> Roofs | None:
+def _roofs(threads: int, seconds: float, on_step: OnStep) -> Roofs | None:
     """None where they cannot be measured: the rest of the profile is worth having."""
+    what = "what this device can do at most"
+    on_step(what, 0.0)
     try:
-        measured = measure_ceilings(
-            threads,
-            1.0 if quick else 4.0,
-            lambda share: on_progress("what this device can do at most", 1 - _CEILINGS + _CEILINGS * min(share, 1.0)),
-        )
+        measured = measure_ceilings(threads, seconds, lambda share: on_step(what, share))
     except EdgeError:
         return None
     return Roofs(measured.read_bytes_per_s, measured.f32_flops, measured.int8_ops, measured.threads)

@@ -45,8 +45,6 @@ def compare_profiles(first: Profile, second: Profile, first_name: str, second_na
     for engine in first.engines:
         if engine.engine in others:
             rows += _engine(engine, others[engine.engine])
-    if first.sustained and second.sustained:
-        rows.append(_row("sustained: last / first window", first.sustained.ratio, second.sustained.ratio, "more", ""))
     return Comparison(first_name, second_name, rows, list(_differences(first, second, first_name, second_name)))
 
 
@@ -68,6 +66,10 @@ def _engine(one: EngineProfile, other: EngineProfile) -> Iterator[Compared]:
     )
     alike = (one.energy.source, one.energy.kind) == (other.energy.source, other.energy.kind)
     yield spent if alike else replace(spent, ratio=None, sure=False)
+    if one.sustained and other.sustained:
+        last, yours = one.sustained.last.per_token, other.sustained.last.per_token
+        yield _speed(f"{name}: answer at the end of a long run", last, yours)
+        yield _row(f"{name}: end of it / its beginning", one.sustained.ratio, other.sustained.ratio, "more", "")
 
 
 def _ceilings(first: Profile, second: Profile) -> Iterator[Compared]:

@@ -10,7 +10,8 @@ def evidence_of(profile: Profile) -> Evidence:
     """Of its first engine, the one that runs would use."""
     engine, roofs = profile.engines[0], profile.roofs
     decode, plan = engine.decode, engine.plan
-    climate, sustained = engine.timeline.climate, profile.sustained
+    climate, sustained = engine.timeline.climate, engine.sustained
+    longest = max((each.context for each in engine.curve), default=0)
     spent, windows = decode.joules_per_token, sustained.windows if sustained else []
     return Evidence(
         model=profile.model.name,
@@ -18,10 +19,13 @@ def evidence_of(profile: Profile) -> Evidence:
         threads=engine.threads,
         tok_s=decode.tok_s,
         bytes_per_token=(decode.bytes_per_s or 0.0) * decode.per_token.p50,
-        kv_share=_kv_share(engine),
+        kv_share=_kv_share(engine, engine.decode.context),
+        longest=longest,
+        longest_kv_share=_kv_share(engine, longest),
+        cores=profile.device.usable_cores,
         bytes_per_s=decode.bytes_per_s,
         bandwidth=_share(decode.bytes_per_s, roofs.read_bytes_per_s if roofs else None),
-        compute=_share(decode.flops_per_s, roofs.f32_flops if roofs else None),
+        compute=_share(decode.flops_per_s, roofs.computing(engine.integers) if roofs else None),
         sustained=sustained.ratio if sustained else None,
         cooled=_cooled(sustained),
         celsius=max((each.celsius for each in climate if each.celsius is not None), default=None),
@@ -49,24 +53,29 @@ def _share(value: float | None, most: float | None) -> float | None:
     return value / most if value is not None and most else None
 
 
-def _kv_share(engine: EngineProfile) -> float:
-    """Of the bytes that a token reads: what the rows in the cache take, counted."""
+def _kv_share(engine: EngineProfile, context: int) -> float:
+    """Of the bytes that a token of an answer reads at this context: what the rows in the cache take, counted."""
     decode, plan = engine.decode, engine.plan
     read = (decode.bytes_per_s or 0.0) * decode.per_token.p50
-    rows = plan.bytes.kv / plan.config.capacity * (decode.context + decode.tokens / 2)
-    return min(1.0, rows / read) if read else 0.0
+    row, middle = plan.bytes.kv / plan.config.capacity, decode.tokens / 2
+    there = read + row * (context - decode.context)
+    return min(1.0, row * (context + middle) / there) if read and there > 0 else 0.0
 
 
 def _cooled(sustained: Sustained | None) -> float | None:
     """The clock in the last window / in the first."""
     if sustained is None:
         return None
-    first, last = sustained.windows[0].hertz, sustained.windows[-1].hertz
+    first, last = sustained.first.hertz, sustained.last.hertz
     return last / first if first and last else None
 
 
 def _wanted(profile: Profile) -> int:
-    return profile.settings.max_kv_size or profile.settings.rows
+    """KV rows: all that were asked for, unless it was said how large the cache shall be."""
+    settings = profile.settings
+    if settings.kv_memory:
+        return profile.engines[0].plan.config.capacity
+    return settings.max_kv_size or settings.rows
 
 
 def _needed(profile: Profile) -> int:

@@ -18,7 +18,6 @@ class Job:
     model: str
     engine: str
     settings: Settings
-    sustained: bool = False
     measured: EngineProfile | None = None
 
 
@@ -29,4 +28,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Operators:
+    """peak: bytes that the process had resident, at most."""
+
     phases: list[PhaseOperators]
+    peak: int

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 from edge.devices.child import run_child
 from edge.profiling.job import Job
-
-OnStep = Callable[[str, float], None]
+from edge.profiling.progress import OnStep
 
 
 def run_in_child(job: Job, on_step: OnStep) -> dict[str, Any]:

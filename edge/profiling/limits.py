@@ -1,8 +1,9 @@
 """What limits this device, in one sentence, and what to try: drawn from measurements, by rules that stand here.
 
 The first rule that applies decides: weights that do not stay in memory, heat, a cache that had to be smaller than the
-run wanted, then memory bandwidth or arithmetic where an answer comes near what was measured of this device; then
-cores that others take, and threads that wait for each other. What comes near nothing is called overhead.
+run wanted, an engine that is not made to be fast; then memory bandwidth or arithmetic where an answer comes near what
+was measured of this device; then cores that others take, and threads that wait for each other. What comes near nothing
+is called overhead.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ _NEAR = 0.6  # of a ceiling, to be limited by it: no engine reaches it whole
 _CACHED = 1.1  # of the memory's bandwidth: more than that comes out of caches
 _SLOWER = 0.9  # of the first minute's speed
 _HOT_MARGIN = 3.0  # °C below the point where the kernel slows the device down
+_COOL_MARGIN = 20.0  # °C below it, where heat is no reason
 _HELD_BACK = 0.95  # of the clock
 _WAITING = 0.25  # of all threads' time
 _MANY_BITS = 5.0  # per weight: fewer are worth a try
 _MUCH_KV = 0.2  # of the bytes that a token reads
+_MOST = 0.5
 _UNSTEADY = 2.0
 _TAKEN = 0.15  # of the cores by others
 _FASTER = 1.1  # another engine
@@ -37,6 +40,9 @@ class Evidence:
     tok_s: float  # of answers
     bytes_per_token: float = 0.0  # that a token of the answer reads
     kv_share: float = 0.0  # of them, KV rows
+    longest: int = 0  # context of the curve
+    longest_kv_share: float = 0.0  # of the bytes that a token reads there
+    cores: int = 0  # that engines could use
     bytes_per_s: float | None = None
     bandwidth: float | None = None  # bytes_per_s as a share of the measured ceiling
     compute: float | None = None  # operations of an answer, likewise
@@ -72,7 +78,7 @@ _Found = tuple[Limit, str, list[tuple[str, str]]]
 
 
 def _first(found: Evidence) -> _Found:
-    for rule in (_streaming, _heat, _memory, _ceilings, _neighbours, _waiting):
+    for rule in (_streaming, _heat, _memory, _oracle, _ceilings, _neighbours, _waiting):
         if answer := rule(found):
             return answer
     return _nothing(found)
@@ -85,7 +91,7 @@ def _streaming(found: Evidence) -> _Found | None:
         "streaming",
         f"The memory limit of {format_bytes(found.limit)} limits this run: the weights do not stay in it and are read "
         f"from their file for every token, at {_speed(found)}.",
-        [_more_memory(found, "with room for all weights nothing is read twice")],
+        [_more_memory(found, "with room for all weights nothing is read twice"), *_fewer_bits(found)],
     )
 
 
@@ -102,8 +108,9 @@ def _heat(found: Evidence) -> _Found | None:
         f"the clock down to {found.cooled:.0%}" if clocked_down and found.cooled is not None else "",
     ]
     shown = " and ".join(filter(None, signs))
-    if not shown and found.others >= _TAKEN:
-        return None  # that is reason enough
+    cool = found.celsius is not None and found.trip is not None and found.celsius < found.trip - _COOL_MARGIN
+    if not shown and (cool or found.others >= _TAKEN):
+        return None  # others are reason enough
     shown = shown or "no sensor here says why"
     kept = f"{found.sustained:.0%} of its first minute's speed is left at the end" if slower else "it runs hot"
     return (
@@ -126,30 +133,45 @@ def _memory(found: Evidence) -> _Found | None:
     )
 
 
+def _oracle(found: Evidence) -> _Found | None:
+    if found.engine != "reference":
+        return None
+    sentence = (
+        f"The reference engine limits these answers, at {_speed(found)}: it is made to be right, not to be fast, and "
+        "says nothing of this device."
+    )
+    return "overhead", sentence, [("engines that are made to be fast", f"edge profile {_name(found)}")]
+
+
 def _ceilings(found: Evidence) -> _Found | None:
     bandwidth, compute = found.bandwidth or 0.0, found.compute or 0.0
     if found.bytes_per_s is None or max(bandwidth, compute) < _NEAR:
         return None
+    if bandwidth > max(_CACHED, compute) and (found.waited or 0.0) >= _WAITING:
+        return None  # memory is no ceiling for what lies in caches
+    some = found.threads < found.cores
+    given = f" to {_threads(found.threads)}" if some else ""
     each = (
         f"each token reads {format_bytes(found.bytes_per_token)}, {found.bytes_per_s / 1e9:.3g} GB/s at {_speed(found)}"
     )
     if compute > bandwidth:
         sentence = (
             f"Arithmetic limits answers on this device: they compute at {compute:.0%} of the rate that was measured as "
-            f"its best, while memory is at {bandwidth:.0%}."
+            f"its best{f' of {_threads(found.threads)}' if some else ''}, while memory is at {bandwidth:.0%}."
         )
-        return "compute", sentence, []
+        return "compute", sentence, list(_other_threads(found))
     if bandwidth > _CACHED:
         sentence = (
             f"Reading limits answers on this device: {each}, which is {bandwidth:.1f} × what its memory was measured "
-            "to deliver, so caches hold much of this model."
+            f"to deliver{given}, so caches hold much of this model."
         )
     else:
         sentence = (
             f"Memory bandwidth limits answers on this device: {each}, which is {bandwidth:.0%} of what it was measured "
-            "to deliver."
+            f"to deliver{given}."
         )
-    return "memory bandwidth", sentence, list(_fewer_bytes(found))
+    more = list(_other_threads(found)) if some else []
+    return "memory bandwidth", sentence, [*_fewer_bytes(found), *more]
 
 
 def _neighbours(found: Evidence) -> _Found | None:
@@ -168,10 +190,10 @@ def _waiting(found: Evidence) -> _Found | None:
         return None
     sentence = (
         f"Threads that wait for each other limit answers on this device: {found.waited:.0%} of the time of "
-        f"{found.threads} threads goes by that way."
+        f"{_threads(found.threads)} goes by that way."
     )
-    fewer = max(1, found.threads - 1)
-    return "overhead", sentence, [("fewer threads wait less", f"edge bench {_name(found)} --threads {fewer}")]
+    fewer = [("fewer threads wait less", _bench(found, found.threads - 1))] if found.threads > 1 else []
+    return "overhead", sentence, fewer
 
 
 def _nothing(found: Evidence) -> _Found:
@@ -179,12 +201,12 @@ def _nothing(found: Evidence) -> _Found:
         sentence = (
             f"What limits this device is unknown: answers come at {_speed(found)}, but its ceilings were not measured."
         )
-        return "unknown", sentence, [("measure the ceilings, too", f"edge profile {_name(found)}")]
+        return "unknown", sentence, [("measure the ceilings alone, or see why not", "edge devices probe")]
     sentence = (
         f"Neither memory ({found.bandwidth:.0%} of its measured bandwidth) nor arithmetic ({found.compute:.0%}) limits "
         f"answers at {_speed(found)}: what is left is the engine's own overhead, or other programs on these cores."
     )
-    return "overhead", sentence, [("the fastest number of threads may be another", _bench_threads(found))]
+    return "overhead", sentence, list(_other_threads(found))
 
 
 def _general(found: Evidence, limit: Limit) -> Iterator[tuple[str, str]]:
@@ -196,23 +218,30 @@ def _general(found: Evidence, limit: Limit) -> Iterator[tuple[str, str]]:
         yield f"{name} was {times:.1f} × as fast here", f"edge run {_name(found)} --backend {name}"
     if not found.tuned and limit not in ("streaming", "memory budget"):
         yield "settings for this very processor, measured", f"edge tune {_name(found)}"
-    if found.sustained is None and limit != "heat":
-        yield "whether it stays this fast when it gets warm", f"edge profile {_name(found)} --sustained 5m"
+    if found.sustained is None and limit not in ("heat", "streaming", "memory budget"):
+        command = f"edge profile {_name(found)} --backend {found.engine} --sustained 5m"
+        yield "whether it stays this fast when it gets warm", command
 
 
 def _fewer_bytes(found: Evidence) -> Iterator[tuple[str, str]]:
+    rows = list(_smaller_rows(found)) if max(found.kv_share, found.longest_kv_share) >= _MUCH_KV else []
+    bits = list(_fewer_bits(found))
+    yield from [*rows, *bits] if found.kv_share > _MOST else [*bits, *rows]
+
+
+def _fewer_bits(found: Evidence) -> Iterator[tuple[str, str]]:
     if found.bits > _MANY_BITS:
-        yield (
-            f"fewer bytes per token: weights have {found.bits:.1f} bits",
-            (f"edge quantize {_name(found)} small.gguf q4_0"),
-        )
-    if found.kv_share >= _MUCH_KV:
-        yield from _smaller_rows(found)
+        why = f"fewer bytes per token: weights have {found.bits:.1f} bits"
+        yield why, f"edge quantize {_name(found)} small.gguf q4_0"
 
 
 def _smaller_rows(found: Evidence) -> Iterator[tuple[str, str]]:
     if found.kv_dtype == "f16" and "int8" in found.kv_dtypes:
-        share = f", {found.kv_share:.0%} of what a token reads" if found.kv_share >= _MUCH_KV else ""
+        share = ""
+        if found.kv_share >= _MUCH_KV:
+            share = f", {found.kv_share:.0%} of what a token reads"
+        elif found.longest_kv_share >= _MUCH_KV:
+            share = f", {found.longest_kv_share:.0%} of what a token reads at context {found.longest:,}"
         yield f"KV rows of half the size{share}", f"edge run {_name(found)} --kv-dtype int8"
 
 
@@ -230,8 +259,20 @@ def _more_memory(found: Evidence, why: str) -> tuple[str, str]:
     return why, f"edge run {_name(found)} --memory {-(-found.needed // (1 << 20))}MiB"
 
 
-def _bench_threads(found: Evidence) -> str:
-    return f"edge bench {_name(found)} --threads {max(1, found.threads - 1)}"
+def _other_threads(found: Evidence) -> Iterator[tuple[str, str]]:
+    """More where cores are idle, else fewer; nothing where there is but one."""
+    if found.threads < found.cores:
+        yield f"this device has {found.cores} cores", _bench(found, found.cores)
+    elif found.threads > 1:
+        yield "the fastest number of threads may be another", _bench(found, found.threads - 1)
+
+
+def _bench(found: Evidence, threads: int) -> str:
+    return f"edge bench {_name(found)} --backend {found.engine} --threads {threads}"
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' if count > 1 else ''}"
 
 
 def _speed(found: Evidence) -> str:

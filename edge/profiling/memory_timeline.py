@@ -27,8 +27,7 @@ def memory_base(
     """before, loaded: samples around loading; files: what is mapped at the end. None where pages are not told apart.
 
     Weights are the files mapped since then that have no code in them. Where less than half of the weights' bytes is
-    mapped, or they are streamed, they were copied. A cache is written to at load if that took as much private memory as
-    the cache has.
+    mapped, they were copied. A cache is written to at load if that took as much private memory as the cache has.
     """
     if before.anonymous is None or loaded.anonymous is None or loaded.file is None or not files:
         return None
@@ -36,7 +35,7 @@ def memory_base(
         each for path, each in files.items()
         if path not in files_before and not each.code and each.size >= _WEIGHTS_AT_LEAST
     ]  # fmt: skip
-    mapped = not plan.config.resident and 2 * sum(each.size for each in weights) > plan.bytes.weights
+    mapped = 2 * sum(each.size for each in weights) > plan.bytes.weights
     resident = sum(each.resident for each in files.values())
     growth = loaded.anonymous - before.anonymous - (0 if mapped else plan.bytes.weights)
     return MemoryBase(

@@ -6,7 +6,7 @@ from edge.backends.base import Backend, Operator
 from edge.backends.operators import by_name
 from edge.opened import Model
 from edge.profiling.profile import EngineProfile, OperatorTime, PhaseOperators
-from edge.profiling.speed import OnStep
+from edge.profiling.progress import OnStep
 
 _LONGEST = 128  # tokens of a prompt's pass: longer ones are made of the same work
 _CONTEXT = 256  # rows in the cache of an answer: they have to be run first

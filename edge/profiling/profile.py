@@ -187,7 +187,6 @@ class Window:
 class Sustained:
     """A long answer, window after window of `length` seconds."""
 
-    engine: str
     length: float
     windows: list[Window]
 
@@ -196,16 +195,25 @@ class Sustained:
             raise ValueError("a long run has windows")
 
     @property
+    def first(self) -> Window:
+        return self.windows[0]
+
+    @property
+    def last(self) -> Window:
+        return self.windows[-1]
+
+    @property
     def ratio(self) -> float:
         """Speed of the last window / speed of the first."""
-        return self.windows[0].per_token.p50 / self.windows[-1].per_token.p50
+        return self.first.per_token.p50 / self.last.per_token.p50
 
 
 @dataclass(frozen=True)
 class EngineProfile:
     """One engine, in a process of its own. first_load_s: when all was new, with what had
     to be compiled or converted. ttft: seconds from a prompt to its first token, loading left out. curve_end: why the
-    curve ends before the contexts that were asked for."""
+    curve ends before the contexts that were asked for. notes: what else is not as it was asked for. operators_peak: of
+    the instrumented engine's process, bytes resident."""
 
     engine: str
     versions: dict[str, str]
@@ -221,8 +229,12 @@ class EngineProfile:
     energy: Energy
     kv_dtypes: list[str]  # that the engine has
     others: float | None  # share of all cores' time that other programs took while prompts and answers were timed
+    integers: float = 0.0  # of the weights' bytes, the share that it multiplies as integers, by its best kernels
     operators: list[PhaseOperators] = field(default_factory=list)
     operators_reason: str | None = None  # why there are none
+    operators_peak: int | None = None
+    sustained: Sustained | None = None
+    notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.plan.config.capacity < 1:
@@ -241,6 +253,10 @@ class Roofs:
     f32_flops: float
     int8_ops: float | None
     threads: int
+
+    def computing(self, integers: float) -> float:
+        """Operations per second that an engine may reach which multiplies such a share of the weights as integers."""
+        return self.int8_ops if self.int8_ops and integers > 0.5 else self.f32_flops
 
 
 @dataclass(frozen=True)
@@ -292,7 +308,6 @@ class Profile:
     roofs: Roofs | None
     engines: list[EngineProfile]
     missing: dict[str, str]
-    sustained: Sustained | None
     verdict: Verdict
     versions: dict[str, str]
     kind: str = KIND

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from edge.plan import PlanRequest
 
+LOAD_S = 5.0  # what loading takes the first time, about; compiling takes longer
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -30,6 +32,16 @@ class Settings:
     prefill_step_size: int | None = None
     threads: int | None = None
     provider: str | None = None
+
+    @property
+    def engine_s(self) -> float:
+        """About so many seconds for one engine, all in all."""
+        return LOAD_S + sum(self.stages_s) + self.operators_s
+
+    @property
+    def stages_s(self) -> tuple[float, float, float]:
+        """About so many for prompts and answers, for the curve, and for the long run."""
+        return self.speed_s, self.curve_s, self.sustained_s
 
     @property
     def rows(self) -> int:

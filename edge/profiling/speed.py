@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from edge.backends.base import Backend
 from edge.meters import EnergyMeter
 from edge.prediction.work import Work, work_of
 from edge.profiling.profile import Phase, Point, Spread
+from edge.profiling.progress import OnStep
 from edge.profiling.sampler import Sampler
 from edge.sampling import greedy
 from edge.session import Session
@@ -21,8 +22,6 @@ from edge.types import FloatArray, IntArray
 _MARGIN = 1.3  # longer contexts are slower than what was measured so far
 _WARM_UP = (32, 4)  # tokens of a prompt and an answer
 _LEAST_TOKENS = 4  # of an answer, however slow
-
-OnStep = Callable[[str, float], None]  # what is done, and the part of it that is
 
 
 @dataclass(frozen=True)

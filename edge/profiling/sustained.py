@@ -6,7 +6,8 @@ import time
 
 from edge.devices.load import read_load, share_of_others
 from edge.profiling.profile import Climate, Spread, Sustained, Window
-from edge.profiling.speed import OnStep, Runner, random_tokens
+from edge.profiling.progress import OnStep
+from edge.profiling.speed import Runner, random_tokens
 
 _WINDOW_S = 60.0
 _LEAST_WINDOWS = 5  # of shorter runs, whose windows are shorter, too
@@ -28,7 +29,7 @@ def measure_sustained(runner: Runner, prompt: int, most: int, seconds: float, on
         steps: list[float] = []
         before, looked = runner.meter.read().joules, sampler.now()
         load, own = read_load(), time.process_time()
-        while time.perf_counter() - began < start + length:
+        while not steps or time.perf_counter() - began < start + length:
             if session.engine.kv.length + _BURST > prompt + most:
                 session.engine.kv.truncate(prompt)
             steps += runner.answer(first, _BURST)
@@ -37,7 +38,7 @@ def measure_sustained(runner: Runner, prompt: int, most: int, seconds: float, on
         others = share_of_others(load, read_load(), time.process_time() - own)
         felt = [each for each in sampler.climate if each.seconds >= looked]
         windows.append(_window(start, steps, joules, felt, others))
-    return Sustained(session.plan.backend, length, windows)
+    return Sustained(length, windows)
 
 
 def _window(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -53,11 +54,26 @@ class Lines(Generic[T]):
 
 def write_whole(path: Path, text: str) -> None:
     """All of a file or nothing. Raises InputError."""
+    with _beside(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+
+
+def check_writable(path: Path) -> None:
+    """Raises now the InputError that `write_whole` would raise later."""
+    if path.is_dir():
+        raise InputError(f"{path}: cannot be written (it is a folder)")
+    with _beside(path) as temporary:
+        temporary.touch()
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """A file in the same folder, which is gone afterwards. Raises InputError where there can be none."""
     try:
         temporary = path.with_name(f".{os.getpid()}-{path.name}")
         try:
-            temporary.write_text(text, encoding="utf-8")
-            os.replace(temporary, path)
+            yield temporary
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:

@@ -10,9 +10,10 @@ from pathlib import Path
 from edge.budget import format_bytes
 from edge.profiling.compare import Compared, Comparison, Unit
 from edge.profiling.profile import SCHEMA
+from edge.report.figures import duration, joules, rate
 from edge.report.profile_documents import check_place
 from edge.report.profile_page import notes_html, page, table_html
-from edge.report.profile_tables import Section, duration, joules, rate
+from edge.report.profile_tables import Section
 from edge.report.profile_text import marked
 from edge.report.table import table
 

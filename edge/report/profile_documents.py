@@ -7,16 +7,18 @@ from pathlib import Path
 
 from edge.errors import InputError
 from edge.profiling.profile import Profile
+from edge.quality.lines import check_writable
 
 KINDS = (".html", ".md", ".json")
 
 
 def check_place(path: Path) -> None:
-    """Raises InputError for names of other kinds, and where there is no folder for it."""
+    """Raises InputError for names of other kinds, and where no such file can be written."""
     if path.suffix not in KINDS:
         raise InputError(f"{path}: what kind of report? Let its name end in {', '.join(KINDS)}")
     if not path.parent.is_dir():
         raise InputError(f"{path}: there is no folder {path.parent}")
+    check_writable(path)
 
 
 def check_kind(path: Path) -> None:

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from html import escape
 
-from edge.profiling.profile import EngineProfile, Profile
+from edge.profiling.profile import Profile
+from edge.report import profile_heat as heat
 from edge.report import profile_plots as plots
 from edge.report import profile_tables as tables
 from edge.report.profile_style import STYLE
 from edge.report.profile_tables import Section
-from edge.report.profile_text import headline, operator_notes, title
+from edge.report.profile_text import headline, title
 
 
 def html(profile: Profile) -> str:
@@ -41,20 +42,27 @@ def page(name: str, body: str) -> str:
 
 
 def table_html(section: Section) -> str:
-    """The table and its notes; it scrolls within itself where it is too wide."""
-    left = section.left
-
-    def line(cells: Sequence[str], tag: str) -> str:
-        words = "".join(
-            f"<{tag}{'' if index >= left else ' class=word'}>{escape(cell)}</{tag}>" for index, cell in enumerate(cells)
+    """The table and its notes; on a phone every row is a card, and a figure's heading stands before it."""
+    words = [" class=word" if index < section.left else "" for index in range(len(section.headings))]
+    head = "".join(f"<th{word}>{escape(each)}</th>" for word, each in zip(words, section.headings, strict=True))
+    body = "\n".join(
+        "<tr>"
+        + "".join(
+            f'<td{word} data-label="{escape(heading)}">{escape(cell if word else _unbroken(cell))}</td>'
+            for word, heading, cell in zip(words, section.headings, row, strict=True)
         )
-        return f"<tr>{words}</tr>"
-
-    body = "\n".join(line(row, "td") for row in section.rows)
+        + "</tr>"
+        for row in section.rows
+    )
     return (
-        f'<div class="wide" tabindex="0"><table><thead>{line(section.headings, "th")}</thead>\n'
+        f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead>\n'
         f"<tbody>\n{body}\n</tbody></table></div>\n{notes_html(section.remarks)}{_folded(section.notes)}"
     )
+
+
+def _unbroken(figure: str) -> str:
+    """With its unit in one line, `1 mJ → 2 mJ` in two at most."""
+    return figure.replace(" ", "\N{NO-BREAK SPACE}").replace("\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}", " → ")
 
 
 def _folded(notes: Sequence[str]) -> str:
@@ -85,7 +93,8 @@ def _figures(profile: Profile) -> str:
         f'<p class="known">{escape(known)}</p></div>'
         for what, figure, known in headline(profile)
     )
-    return f'<section class="cards">\n{cards}\n</section>'
+    said = '<p class="note">All figures were measured on this device, unless it says otherwise.</p>'
+    return f'<section class="cards">\n{cards}\n</section>\n{said}'
 
 
 def _advice(profile: Profile) -> str:
@@ -120,9 +129,10 @@ def _time(profile: Profile) -> str:
         for engine in told
         for section in (tables.operator_table(engine, phase) for phase in engine.operators)
     )
-    if not pictures and not operator_notes(profile):
+    remarks = notes_html(tables.operator_remarks(profile))
+    if not pictures and not remarks:
         return ""
-    return f"<section><h2>Where the time goes</h2>\n{pictures}{notes_html(operator_notes(profile))}{details}</section>"
+    return f"<section><h2>Where the time goes</h2>\n{pictures}{remarks}{details}</section>"
 
 
 def _roofline(profile: Profile) -> str:
@@ -143,18 +153,14 @@ def _energy(profile: Profile) -> str:
 
 
 def _heat(profile: Profile) -> str:
-    engine = _longest(profile)
-    pictures = _pictures(plots.climate_plot(engine, "celsius"), plots.climate_plot(engine, "hertz"))
-    parts = [f"<section><h2>Heat and clock</h2>\n{pictures}{table_html(tables.climate_table(profile))}</section>"]
-    if profile.sustained and (section := tables.sustained_table(profile)):
-        picture = _pictures(plots.sustained_plot(profile.sustained))
-        parts.append(f"<section><h2>Sustained</h2>\n{picture}{table_html(section)}</section>")
+    pictures = _pictures(plots.climate_plot(profile, "celsius"), plots.climate_plot(profile, "hertz"))
+    parts = [f"<section><h2>Heat and clock</h2>\n{pictures}{table_html(heat.climate_table(profile))}</section>"]
+    if section := heat.sustained_table(profile):
+        picture = _pictures(plots.sustained_plot(profile))
+        windows = [heat.windows_table(each, each.sustained) for each in profile.engines if each.sustained]
+        details = "".join(_more(each.title, each) for each in windows)
+        parts.append(f"<section><h2>{section.title}</h2>\n{picture}{table_html(section)}{details}</section>")
     return "\n".join(parts)
-
-
-def _longest(profile: Profile) -> EngineProfile:
-    """The engine whose temperatures were felt for longest."""
-    return max(profile.engines, key=lambda each: len(each.timeline.climate))
 
 
 def _facts(profile: Profile) -> str:
@@ -164,7 +170,7 @@ def _facts(profile: Profile) -> str:
 
 def _pictures(*drawn: str) -> str:
     shown = [f"<figure>{each}</figure>" for each in drawn if each]
-    return f'<div class="pictures{" single" if len(shown) == 1 else ""}">{"".join(shown)}</div>\n' if shown else ""
+    return f'<div class="pictures">{"".join(shown)}</div>\n' if shown else ""
 
 
 def _more(name: str, section: Section) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 
 from edge.backends.base import PHASES
 from edge.profiling.memory_timeline import split
-from edge.profiling.profile import EngineProfile, Phase, Profile, Roofs, Sustained
-from edge.report.svg import COLOURS, INK, draw
+from edge.profiling.profile import EngineProfile, Phase, Profile, Roofs, Spread
+from edge.report.svg import COLOURS, INK, SMALL, draw
 
 _MIB = 1 << 20
 _GIGA = 1e9
@@ -18,7 +18,7 @@ _WORDS = {"decode": "answer", "prefill": "prompt"}
 _PARTS = ("interpreter and libraries", "weights", "KV cache", "scratch")
 _PART_COLOURS = (COLOURS[3], COLOURS[0], COLOURS[1], COLOURS[2])
 _VARIES = 1.01  # between the lowest and the highest clock: less is a line, and the table says it
-_LABELLED = 0.12  # of the width: narrower bands have no room for a word
+_LETTER = 0.025  # of the width: bands too narrow for their word have none
 
 
 def context_plot(profile: Profile, phase: str) -> str:
@@ -29,17 +29,12 @@ def context_plot(profile: Profile, phase: str) -> str:
 
     def paint(axes: Any) -> None:
         for number, engine in enumerate(engines):
-            colour, contexts = COLOURS[number], [each.context for each in engine.curve]
+            contexts = [each.context for each in engine.curve]
             if phase == "decode":
-                spreads = [each.decode for each in engine.curve]
-                axes.fill_between(
-                    contexts, [1 / each.p90 for each in spreads], [1 / each.p10 for each in spreads],
-                    color=colour, alpha=0.18, linewidth=0,
-                )  # fmt: skip
-                speeds = [1 / each.p50 for each in spreads]
+                _speed_line(axes, number, engine.engine, contexts, [each.decode for each in engine.curve])
             else:
                 speeds = [1 / each.prefill for each in engine.curve]
-            axes.plot(contexts, speeds, color=colour, marker=_MARKS[phase], markersize=4, label=engine.engine)
+                axes.plot(contexts, speeds, color=COLOURS[number], marker="s", markersize=4, label=engine.engine)
         _contexts(axes, sorted({each.context for engine in engines for each in engine.curve}))
         axes.set_ylim(bottom=0)
         axes.set(xlabel="tokens in the context", ylabel=f"tok/s of {_WORDS[phase]}")
@@ -67,7 +62,7 @@ def operator_plot(engine: EngineProfile) -> str:
             axes.barh(at, values, height=size * 0.9, color=colour, label=_WORDS[name])
             for y, value in zip(at, values, strict=True):
                 if value >= 0.5:
-                    axes.text(value + 0.6, y, f"{value:.0f}", va="center", fontsize=9.5)
+                    axes.text(value + 0.6, y, f"{value:.0f}", va="center", fontsize=SMALL)
         axes.set_yticks(range(len(parts)), parts)
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
@@ -91,7 +86,8 @@ def roofline_plot(profile: Profile) -> str:
 
     def paint(axes: Any) -> None:
         intensities = [phase.intensity or 1.0 for _, _, phase in points]
-        low, high = min(*intensities, 1.0) / 3, max(*intensities, roofs.f32_flops / roofs.read_bytes_per_s) * 4
+        top = max(roofs.f32_flops, roofs.int8_ops or 0.0)
+        low, high = min(*intensities, 1.0) / 3, max(*intensities, top / roofs.read_bytes_per_s) * 4
         axes.set_xscale("log")
         axes.set_yscale("log")
         _roof(axes, roofs, low, high)
@@ -99,7 +95,7 @@ def roofline_plot(profile: Profile) -> str:
             _point(axes, phase, COLOURS[number], engine.engine)
         speeds = [(phase.flops_per_s or 0.0) / _GIGA for _, _, phase in points]
         floor = min(*speeds, roofs.read_bytes_per_s * low / _GIGA)
-        axes.set(xlim=(low, high), ylim=(floor / 1.5, max(*speeds, roofs.f32_flops / _GIGA) * 3))
+        axes.set(xlim=(low, high), ylim=(floor / 1.5, max(*speeds, top / _GIGA) * 3))
         axes.set(xlabel="operations per byte read", ylabel="GFLOP/s")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(lambda value, _: f"{value:,g}")
@@ -127,10 +123,15 @@ def memory_plot(engine: EngineProfile) -> str:
         if engine.plan.limit_source == "budget":
             top = max(top, engine.plan.limit / _MIB)
             axes.axhline(engine.plan.limit / _MIB, color=INK, linewidth=1, linestyle="--")
-            axes.text(seconds[-1], engine.plan.limit / _MIB, "--memory", ha="right", va="top", fontsize=9.5)
+            axes.text(seconds[-1], engine.plan.limit / _MIB, "--memory", ha="right", va="top", fontsize=SMALL)
         axes.axhline(timeline.peak / _MIB, color=INK, linewidth=0.8, linestyle=":")
         axes.text(
-            seconds[-1], timeline.peak / _MIB, f"peak {timeline.peak / _MIB:.0f}", ha="right", va="bottom", fontsize=9.5
+            seconds[-1],
+            timeline.peak / _MIB,
+            f"peak {timeline.peak / _MIB:.0f}",
+            ha="right",
+            va="bottom",
+            fontsize=SMALL,
         )
         _bands(axes, engine, seconds[-1])
         axes.set(xlim=(0, seconds[-1]), ylim=(0, top * 1.3), xlabel="seconds", ylabel="MiB resident")
@@ -139,43 +140,55 @@ def memory_plot(engine: EngineProfile) -> str:
     return draw(paint, 3.4, f"Memory of {engine.engine} over time")
 
 
-def climate_plot(engine: EngineProfile, what: str) -> str:
-    """°C or GHz over the run. "" where nothing shows it."""
+def climate_plot(profile: Profile, what: str) -> str:
+    """°C or GHz over the run of each engine. "" where nothing shows it."""
     factor, label, name = {"celsius": (1.0, "°C", "Temperature"), "hertz": (1e-9, "GHz", "Clock")}[what]
-    points = [
-        (each.seconds, value * factor) for each in engine.timeline.climate if (value := getattr(each, what)) is not None
-    ]
-    values = [value for _, value in points]
-    if len(points) < 2 or (what == "hertz" and max(values) < _VARIES * min(values)):
+    lines = []
+    for number, engine in enumerate(profile.engines):
+        felt = [(each.seconds, getattr(each, what)) for each in engine.timeline.climate]
+        points = [(seconds, value * factor) for seconds, value in felt if value is not None]
+        lines += [(number, engine.engine, points)] if len(points) > 1 else []
+    values = [value for _, _, points in lines for _, value in points]
+    if not lines or (what == "hertz" and max(values) < _VARIES * min(values)):
         return ""
+    trip = profile.engines[0].timeline.trip
 
     def paint(axes: Any) -> None:
-        axes.plot(*zip(*points, strict=True), color=COLOURS[1 if what == "celsius" else 0])
-        if what == "celsius" and engine.timeline.trip is not None:
-            axes.axhline(engine.timeline.trip, color=INK, linewidth=1, linestyle="--")
-            axes.text(0, engine.timeline.trip, "slows down", va="bottom", fontsize=9.5)
+        for number, engine, points in lines:
+            axes.plot(*zip(*points, strict=True), color=COLOURS[number], label=engine)
+        if what == "celsius" and trip is not None:
+            axes.axhline(trip, color=INK, linewidth=1, linestyle="--")
+            axes.text(0, trip, "slows down", va="bottom", fontsize=SMALL)
         if what == "hertz":
             axes.set_ylim(0, max(values) * 1.15)
         axes.set(xlabel="seconds", ylabel=label)
+        _legend(axes, len(lines))
 
-    return draw(paint, 2.2, f"{name} over the run of {engine.engine}")
+    return draw(paint, 2.4, f"{name} over the run of each engine")
 
 
-def sustained_plot(long_run: Sustained) -> str:
-    """tok/s, window after window."""
+def sustained_plot(profile: Profile) -> str:
+    """tok/s, window after window, a line for each engine with a band from p10 to p90."""
+    runs = [(number, each.engine, each.sustained) for number, each in enumerate(profile.engines) if each.sustained]
+    if not runs:
+        return ""
 
     def paint(axes: Any) -> None:
-        minutes = [(each.start + long_run.length / 2) / 60 for each in long_run.windows]
-        spreads = [each.per_token for each in long_run.windows]
-        axes.fill_between(
-            minutes, [1 / each.p90 for each in spreads], [1 / each.p10 for each in spreads],
-            color=COLOURS[0], alpha=0.18, linewidth=0,
-        )  # fmt: skip
-        axes.plot(minutes, [1 / each.p50 for each in spreads], color=COLOURS[0], marker="o", markersize=4)
+        for number, engine, run in runs:
+            minutes = [(each.start + run.length / 2) / 60 for each in run.windows]
+            _speed_line(axes, number, engine, minutes, [each.per_token for each in run.windows])
         axes.set_ylim(bottom=0)
         axes.set(xlabel="minutes", ylabel="tok/s of answer")
+        _legend(axes, len(runs))
 
-    return draw(paint, 2.6, f"Speed of {long_run.engine} in a long run")
+    return draw(paint, 2.8, "Speed of answers in a long run")
+
+
+def _speed_line(axes: Any, number: int, engine: str, at: Sequence[float], spreads: Sequence[Spread]) -> None:
+    """Medians, and the band from p10 to p90."""
+    low, high = [1 / each.p90 for each in spreads], [1 / each.p10 for each in spreads]
+    axes.fill_between(at, low, high, color=COLOURS[number], alpha=0.18, linewidth=0)
+    axes.plot(at, [1 / each.p50 for each in spreads], color=COLOURS[number], marker="o", markersize=4, label=engine)
 
 
 def _contexts(axes: Any, contexts: Sequence[int]) -> None:
@@ -194,15 +207,14 @@ def _roof(axes: Any, roofs: Roofs, low: float, high: float) -> None:
     flops, read = roofs.f32_flops / _GIGA, roofs.read_bytes_per_s / _GIGA
     axes.plot([low, ridge, high], [read * low, flops, flops], color=INK, linewidth=1.2)
     axes.text(
-        low * 1.2, read * low * 1.3, f"memory {read:.3g} GB/s", fontsize=9.5, va="bottom",
+        low * 1.2, read * low * 1.3, f"memory {read:.3g} GB/s", fontsize=SMALL, va="bottom",
         rotation=math.degrees(math.atan(read)), rotation_mode="anchor", transform_rotates_text=True,
     )  # fmt: skip
-    axes.annotate(
-        f"float32 {flops:.3g} GFLOP/s", (ridge, flops), xytext=(0, 4), textcoords="offset points", fontsize=9.5
-    )
-    if roofs.int8_ops:
-        axes.plot([ridge, high], [roofs.int8_ops / _GIGA] * 2, color=INK, linewidth=1, linestyle="--")
-        axes.text(high, roofs.int8_ops / _GIGA, "int8 ", ha="right", va="bottom", fontsize=9.5)
+    axes.text(high, flops * 1.1, f"float32 {flops:.3g} GFLOP/s ", ha="right", va="bottom", fontsize=SMALL)
+    if roofs.int8_ops:  # memory's roof goes on up to it
+        ops = roofs.int8_ops / _GIGA
+        axes.plot([ridge, ops / read, high], [flops, ops, ops], color=INK, linewidth=1.2, linestyle="--")
+        axes.text(high, ops * 1.1, f"int8 {ops:.4g} Gop/s ", ha="right", va="bottom", fontsize=SMALL)
 
 
 def _point(axes: Any, phase: Phase, colour: str, engine: str) -> None:
@@ -232,13 +244,13 @@ def _bands(axes: Any, engine: EngineProfile, end: float) -> None:
     kinds: list[tuple[float, str]] = []
     for mark in engine.timeline.marks:
         what = "contexts" if mark.what.startswith("context") else mark.what
-        what = "prompts and answers" if what in ("prompt", "answer") else what
+        what = "answers" if what in ("prompt", "answer") else what
         if not kinds or kinds[-1][1] != what:
             kinds.append((mark.seconds, what))
     for (start, what), (stop, _) in zip(kinds, [*kinds[1:], (end, "")], strict=True):
         axes.axvline(start, color=INK, linewidth=0.5, alpha=0.4)
-        if stop - start > _LABELLED * end:
+        if stop - start > _LETTER * (len(what) + 1) * end:
             axes.text(
-                (start + stop) / 2, 0.97, what, fontsize=9, ha="center", va="top",
+                (start + stop) / 2, 0.97, what, fontsize=SMALL, ha="center", va="top",
                 transform=axes.get_xaxis_transform(),
             )  # fmt: skip

@@ -1,4 +1,5 @@
-"""The style sheet of profiles: one column on a phone, two for pictures on a desk; colours of both schemes."""
+"""The style sheet of profiles: one column on a phone, where rows of tables become cards, up to three for pictures on a
+desk; colours of both schemes."""
 
 STYLE = """
 :root {
@@ -19,7 +20,7 @@ STYLE = """
 * { box-sizing: border-box }
 body { margin: 0; background: var(--ground); color: var(--ink); font: 16px/1.5 system-ui, sans-serif;
   -webkit-text-size-adjust: 100%; overflow-wrap: anywhere }
-main { max-width: 68rem; margin: 0 auto; padding: 1.25rem 1rem 3rem }
+main { max-width: 78rem; margin: 0 auto; padding: 1.25rem 1rem 3rem }
 h1 { font-size: clamp(1.5rem, 5vw, 2.1rem); line-height: 1.2; margin: 0 }
 h2 { font-size: 1.2rem; margin: 0 0 .75rem }
 h3 { font-size: .95rem; margin: 0 0 .25rem; font-weight: 600 }
@@ -38,9 +39,8 @@ main > section.cards { margin-top: 1rem }
 .advice { list-style: none; margin: 0; padding: 0; display: grid; gap: .6rem }
 .advice code { display: block; margin-top: .2rem; background: var(--card); border: 1px solid var(--line);
   border-radius: .4rem; padding: .4rem .6rem; font: .88rem/1.4 ui-monospace, monospace }
-.pictures { display: grid; gap: .75rem; margin-bottom: .75rem }
-@media (min-width: 52rem) { .pictures { grid-template-columns: 1fr 1fr } .pictures.single { max-width: 34rem;
-  grid-template-columns: 1fr } }
+.pictures { display: grid; gap: .75rem; margin-bottom: .75rem; align-items: start;
+  grid-template-columns: repeat(auto-fill, minmax(min(21rem, 100%), 1fr)) }
 figure { margin: 0; background: var(--card); border: 1px solid var(--line); border-radius: .6rem; padding: .6rem;
   min-width: 0 }
 svg { display: block; width: 100%; height: auto; color: var(--ink); stroke-linejoin: round }
@@ -51,6 +51,23 @@ tbody tr:last-child td { border-bottom: 0 }
 th { color: var(--soft); font-weight: 500 }
 th.word, td.word { text-align: left }
 th.word:first-child, td.word:first-child { position: sticky; left: 0; background: var(--card) }
+@media (max-width: 40rem) {
+  main { padding: 1rem .75rem 3rem }
+  figure { padding: .5rem .3rem }
+  figure h3 { padding: 0 .3rem }
+  thead { display: none }
+  table, tbody { display: block; font-size: .85rem }
+  tr { display: grid; grid-template-columns: 1fr 1fr; gap: 0 .8rem; padding: .5rem .6rem;
+    border-bottom: 1px solid var(--line) }
+  tbody tr:last-child { border-bottom: 0 }
+  td { display: flex; justify-content: space-between; align-items: baseline; gap: .3rem; min-width: 0;
+    padding: .1rem 0; border: 0; white-space: normal; overflow-wrap: normal }
+  td::before { content: attr(data-label); color: var(--soft); text-align: left; min-width: 0;
+    overflow-wrap: break-word }
+  td.word { font-weight: 600; overflow-wrap: anywhere }
+  td:first-child:not(:has(+ .word)) { grid-column: 1 / -1; justify-content: flex-start; font-weight: 600 }
+  td.word::before { content: none }
+}
 .note { color: var(--soft); font-size: .82rem; margin-top: .5rem; max-width: 48rem }
 details { margin-top: .4rem }
 .wide + h3, details + h3 { margin-top: 1.1rem }
@@ -58,5 +75,13 @@ summary { cursor: pointer; color: var(--accent); font-size: .9rem; padding: .3re
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .3rem 1rem; margin: 0; font-size: .9rem }
 dt { color: var(--soft) }
 dd { margin: 0 }
-@media print { body { background: none } figure, .wide, .card { break-inside: avoid } }
+@media print {
+  body { background: none; font-size: 10pt }
+  h2, h3 { break-after: avoid }
+  figure, tr, .card, .verdict { break-inside: avoid }
+  summary { list-style: none; color: var(--ink); font-weight: 600; break-after: avoid }
+  .wide { overflow: visible }
+  th, td { white-space: normal; overflow-wrap: break-word; padding: .2rem .4rem }
+  details::details-content { content-visibility: visible; display: block }
+}
 """

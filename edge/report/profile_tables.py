@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from edge.budget import format_bytes
 from edge.profiling.memory_timeline import Split, split
-from edge.profiling.profile import EngineProfile, PhaseOperators, Profile, Spread
+from edge.profiling.profile import EngineProfile, PhaseOperators, Profile
+from edge.report.figures import NONE, duration, giga, joules, milliseconds, per_s, percent, rate
 from edge.spec import format_count
 
 PHASE_WORDS = {"prefill": "prompt", "decode": "answer"}
-_NONE = "–"
 _DISTURBED = 0.1  # of the cores, taken by others
 
 
@@ -40,12 +40,12 @@ def speed_table(profile: Profile) -> Section:
         "Measured; medians. First token: from the prompt to the first choice, loading left out. First load: with what "
         "had to be compiled or converted, if it was not there from earlier."
     ]
-    return Section("Speed", headings, rows, notes, missing_remarks(profile))
+    return Section("Speed", headings, rows, notes, engine_remarks(profile))
 
 
 def token_table(profile: Profile) -> Section:
     rows = [
-        [each.engine, PHASE_WORDS[phase.name], *_milliseconds(phase.per_token), f"{phase.per_token.count:,}"]
+        [each.engine, PHASE_WORDS[phase.name], *milliseconds(phase.per_token), f"{phase.per_token.count:,}"]
         for each in profile.engines
         for phase in (each.decode, each.prefill)
     ]
@@ -59,14 +59,15 @@ def token_table(profile: Profile) -> Section:
     return Section("Milliseconds per token", ["engine", "phase", "p10", "p50", "p90", "passes"], rows, notes, left=2)
 
 
-def missing_remarks(profile: Profile) -> list[str]:
-    """Why engines are missing, and which figures were disturbed."""
+def engine_remarks(profile: Profile) -> list[str]:
+    """Why engines are missing, which figures were disturbed, and what is not as it was asked for."""
     taken = [
         f"Other programs took {each.others:.0%} of the cores while {each.engine} was measured: it is faster than this."
         for each in profile.engines
         if each.others is not None and each.others >= _DISTURBED
     ]
-    return taken + [f"{name} was not measured: {reason}" for name, reason in profile.missing.items()]
+    notes = [f"{each.engine}: {note}." for each in profile.engines for note in each.notes]
+    return taken + notes + [f"{name} was not measured: {reason}" for name, reason in profile.missing.items()]
 
 
 def context_table(profile: Profile) -> Section:
@@ -77,7 +78,7 @@ def context_table(profile: Profile) -> Section:
         cells = [f"{context:,}"]
         for engine in profile.engines:
             point = next((each for each in engine.curve if each.context == context), None)
-            cells += [rate(1 / point.decode.p50), rate(1 / point.prefill)] if point else [_NONE, _NONE]
+            cells += [rate(1 / point.decode.p50), rate(1 / point.prefill)] if point else [NONE, NONE]
         rows.append(cells)
     headings = ["context", *(f"{each.engine} {what}" for each in profile.engines for what in ("answer", "prompt"))]
     notes = [
@@ -91,8 +92,8 @@ def operator_table(engine: EngineProfile, phase: PhaseOperators) -> Section:
     rows = [
         [
             each.name, each.phase, f"{each.share:.1%}", duration(each.seconds), f"{each.calls:,}",
-            _giga(each.bytes, each.seconds), _giga(each.flops, each.seconds),
-            _NONE if each.waited is None else f"{each.waited:.0%}",
+            giga(each.bytes, each.seconds), giga(each.flops, each.seconds),
+            NONE if each.waited is None else f"{each.waited:.0%}",
         ]
         for each in sorted(phase.operators, key=lambda each: -each.seconds)
     ]  # fmt: skip
@@ -106,33 +107,59 @@ def operator_table(engine: EngineProfile, phase: PhaseOperators) -> Section:
     return Section(title, headings, rows, notes, left=2)
 
 
+def operator_remarks(profile: Profile) -> list[str]:
+    """Why engines do not tell where their time goes; and under a stated --memory, what their instruments took."""
+    limit, remarks = profile.settings.memory, list[str]()
+    for engine in profile.engines:
+        if engine.operators_reason:
+            remarks.append(f"{engine.engine}: {engine.operators_reason}")
+        elif limit is not None and engine.operators_peak is not None:
+            more = ", more than that: instruments take room" if engine.operators_peak > limit else ""
+            remarks.append(
+                f"{engine.engine}: operators of the same plan as all else; with its instruments the process took "
+                f"{format_bytes(engine.operators_peak)} of {format_bytes(limit)} (measured){more}."
+            )
+    return remarks
+
+
 def roofline_table(profile: Profile) -> Section:
     roofs, rows = profile.roofs, []
     for engine in profile.engines:
         for phase in (engine.decode, engine.prefill):
+            most = roofs.computing(engine.integers) if roofs else None
             rows.append([
-                engine.engine, PHASE_WORDS[phase.name], _per_s(phase.bytes_per_s, "GB/s"),
-                _percent(phase.bytes_per_s, roofs.read_bytes_per_s if roofs else None),
-                _per_s(phase.flops_per_s, "GFLOP/s"), _percent(phase.flops_per_s, roofs.f32_flops if roofs else None),
-                _NONE if phase.intensity is None else rate(phase.intensity),
+                engine.engine, PHASE_WORDS[phase.name], per_s(phase.bytes_per_s, "GB/s"),
+                percent(phase.bytes_per_s, roofs.read_bytes_per_s if roofs else None),
+                per_s(phase.flops_per_s, "GFLOP/s"), percent(phase.flops_per_s, most),
+                NONE if phase.intensity is None else rate(phase.intensity),
             ])  # fmt: skip
     headings = ["engine", "phase", "reads", "of ceiling", "computes", "of ceiling", "flops per byte"]
     notes = ["What a pass must read and compute is counted, its time measured."]
     if roofs:
         notes.append(
             f"Ceilings, measured here with {roofs.threads} threads: {roofs.read_bytes_per_s / 1e9:.3g} GB/s read from "
-            f"memory, {roofs.f32_flops / 1e9:.3g} GFLOP/s of float32 products. More than 100 %: of bytes, caches hold "
-            "some of them; of operations, engines multiply bytes, of which a processor does more at once."
+            f"memory, {roofs.f32_flops / 1e9:.3g} GFLOP/s of float32 products, {_int8(profile)}. More than 100 %: "
+            "caches hold some of the bytes."
         )
     remarks = [] if roofs else ["The ceilings of this device could not be measured."]
     return Section("Against this device’s ceilings", headings, rows, notes, remarks, left=2)
+
+
+def _int8(profile: Profile) -> str:
+    """Of the roof of integers: what it is, and whose it is."""
+    roofs = profile.roofs
+    if roofs is None or roofs.int8_ops is None:
+        return "int8 products unknown, so engines that multiply bytes may exceed float32's"
+    below = [each.engine for each in profile.engines if roofs.computing(each.integers) == roofs.int8_ops]
+    of = f", the ceiling of {' and '.join(below)}" if below else ""
+    return f"{roofs.int8_ops / 1e9:.4g} Gop/s of int8 products{of}"
 
 
 def memory_table(profile: Profile) -> Section:
     rows = []
     for engine in profile.engines:
         parts = peak_split(engine)
-        cells = [_NONE] * 4
+        cells = [NONE] * 4
         if parts:
             cells = [format_bytes(each) for each in (parts.interpreter, parts.weights, parts.kv, parts.scratch)]
         rows.append([
@@ -166,9 +193,9 @@ def energy_table(profile: Profile) -> Section:
         decode, prefill = engine.decode, engine.prefill
         watts = decode.joules_per_token / decode.per_token.p50 if decode.joules_per_token else None
         rows.append([
-            engine.engine, how(engine), _joules(decode.joules_per_token), _joules(prefill.joules_per_token),
-            _joules(prefill.joules_per_token and prefill.joules_per_token * prefill.tokens),
-            _joules(engine.energy.load), _NONE if watts is None else f"{watts:.1f} W",
+            engine.engine, how(engine), joules(decode.joules_per_token), joules(prefill.joules_per_token),
+            joules(prefill.joules_per_token and prefill.joules_per_token * prefill.tokens),
+            joules(engine.energy.load), NONE if watts is None else f"{watts:.1f} W",
         ])  # fmt: skip
     headings = [
         "engine",
@@ -194,47 +221,6 @@ def energy_table(profile: Profile) -> Section:
 def how(engine: EngineProfile) -> str:
     """How joules are known."""
     return "estimated" if engine.energy.kind == "estimate" else "measured"
-
-
-def climate_table(profile: Profile) -> Section:
-    rows = []
-    for engine in profile.engines:
-        climate = engine.timeline.climate
-        celsius = [each.celsius for each in climate if each.celsius is not None]
-        hertz = [each.hertz for each in climate if each.hertz is not None]
-        allowed = [each.allowed for each in climate if each.allowed is not None]
-        rows.append([
-            engine.engine,
-            f"{celsius[0]:.0f} → {max(celsius):.0f} °C" if celsius else _NONE,
-            _range(hertz),
-            f"{min(allowed):.0%}" if allowed else _NONE,
-        ])  # fmt: skip
-    timeline = profile.engines[0].timeline
-    sensor = f"Temperature of {timeline.sensor}, measured." if timeline.sensor else "This device shows no temperature."
-    trip = [f"The kernel slows it down at {timeline.trip:.0f} °C."] if timeline.trip else []
-    return Section("Heat and clock", ["engine", "temperature", "clock", "top clock allowed"], rows, [], [sensor, *trip])
-
-
-def sustained_table(profile: Profile) -> Section | None:
-    long_run = profile.sustained
-    if long_run is None:
-        return None
-    estimated = "estimated" if profile.engines[0].energy.kind == "estimate" else "measured"
-    rows = [
-        [
-            f"{window.start / 60:.1f} min", rate(1 / window.per_token.p50), *_milliseconds(window.per_token),
-            _joules(window.joules_per_token),
-            _NONE if window.celsius is None else f"{window.celsius:.0f} °C",
-            _NONE if window.hertz is None else f"{window.hertz / 1e9:.2f} GHz",
-        ]
-        for window in long_run.windows
-    ]  # fmt: skip
-    headings = ["from", "tok/s", "ms/token p10", "p50", "p90", f"per token ({estimated})", "highest", "clock"]
-    note = (
-        f"{long_run.engine}, one answer after another without a pause, in windows of {duration(long_run.length)}: the "
-        f"last is {long_run.ratio:.2f} × as fast as the first (measured)."
-    )
-    return Section("Sustained", headings, rows, [], [note])
 
 
 def facts(profile: Profile) -> list[tuple[str, str]]:
@@ -266,49 +252,3 @@ def facts(profile: Profile) -> list[tuple[str, str]]:
 
 def _versions(profile: Profile) -> dict[str, str]:
     return {**profile.versions, **{name: each for engine in profile.engines for name, each in engine.versions.items()}}
-
-
-def duration(seconds: float) -> str:
-    """For people: 0.0023 -> `2.3 ms`."""
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.0f} µs"
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.1f} s"
-
-
-def _milliseconds(per_token: Spread) -> list[str]:
-    return [rate(each * 1e3) for each in (per_token.p10, per_token.p50, per_token.p90)]
-
-
-def rate(value: float) -> str:
-    """Three digits, or a whole number."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def joules(value: float) -> str:
-    """Three digits, as single tokens want them: 0.155 -> `155 mJ`."""
-    return f"{value * 1e3:.3g} mJ" if value < 0.9995 else f"{value:.3g} J"
-
-
-def _range(hertz: list[float]) -> str:
-    if not hertz:
-        return _NONE
-    low, high = f"{min(hertz) / 1e9:.2f}", f"{max(hertz) / 1e9:.2f}"
-    return f"{high} GHz" if low == high else f"{low} – {high} GHz"
-
-
-def _joules(value: float | None) -> str:
-    return _NONE if value is None else joules(value)
-
-
-def _giga(count: int | None, seconds: float) -> str:
-    return _NONE if count is None or not seconds else rate(count / seconds / 1e9)
-
-
-def _per_s(value: float | None, unit: str) -> str:
-    return _NONE if value is None else f"{rate(value / 1e9)} {unit}"
-
-
-def _percent(value: float | None, most: float | None) -> str:
-    if value is None or not most:
-        return _NONE
-    return f"{value / most:.0%}" if value >= 0.01 * most else f"{value / most:.2%}"

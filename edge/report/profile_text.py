@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 from edge.budget import format_bytes
 from edge.profiling.profile import EngineProfile, Profile
+from edge.report import profile_heat as heat
 from edge.report import profile_tables as tables
+from edge.report.figures import duration, joules, rate
 from edge.report.profile_tables import Section
 from edge.report.table import table
 
@@ -21,13 +23,13 @@ def headline(profile: Profile) -> list[tuple[str, str, str]]:
     engine = profile.engines[0]
     spent = engine.decode.joules_per_token
     figures = [
-        ("answers", f"{tables.rate(engine.decode.tok_s)} tok/s", "measured"),
-        ("prompts", f"{tables.rate(engine.prefill.tok_s)} tok/s", "measured"),
-        ("first token", tables.duration(engine.ttft.p50), f"measured, {engine.prefill.tokens} tokens of prompt"),
+        ("answers", f"{rate(engine.decode.tok_s)} tok/s", "measured"),
+        ("prompts", f"{rate(engine.prefill.tok_s)} tok/s", "measured"),
+        ("first token", duration(engine.ttft.p50), f"measured, {engine.prefill.tokens} tokens of prompt"),
         ("peak memory", format_bytes(engine.timeline.peak), "measured, the whole process"),
     ]  # fmt: skip
     if spent is not None:
-        figures.append(("energy per token", tables.joules(spent), f"{tables.how(engine)}, of the answer"))
+        figures.append(("energy per token", joules(spent), f"{tables.how(engine)}, of the answer"))
     return figures
 
 
@@ -42,14 +44,10 @@ def sections(profile: Profile) -> Iterator[Section]:
             yield tables.operator_table(engine, phase)
     yield tables.memory_table(profile)
     yield tables.energy_table(profile)
-    yield tables.climate_table(profile)
-    if long_run := tables.sustained_table(profile):
+    yield heat.climate_table(profile)
+    if long_run := heat.sustained_table(profile):
         yield long_run
-
-
-def operator_notes(profile: Profile) -> list[str]:
-    """Why engines do not tell where their time goes."""
-    return [f"{each.engine}: {each.operators_reason}" for each in profile.engines if each.operators_reason]
+        yield from (heat.windows_table(each, each.sustained) for each in profile.engines if each.sustained)
 
 
 def markdown(profile: Profile) -> str:
@@ -62,8 +60,8 @@ def markdown(profile: Profile) -> str:
         rows = [[marked(cell) for cell in row] for row in each.rows]
         parts += [f"## {each.title}", table([marked(cell) for cell in each.headings], rows, each.left)]
         parts.append("\n".join(marked(note) for note in [*each.remarks, *each.notes]))
-    if notes := operator_notes(profile):
-        parts += ["## Operators that were not measured", "\n".join(f"- {marked(note)}" for note in notes)]
+    if remarks := tables.operator_remarks(profile):
+        parts += ["## How operators were measured", "\n".join(f"- {marked(each)}" for each in remarks)]
     parts += ["## Device, model, plan", "\n".join(f"- {what}: {marked(said)}" for what, said in tables.facts(profile))]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -80,14 +78,15 @@ def summary(profile: Profile, width: int | None = None) -> str:
     ]  # fmt: skip
     parts.append(table(headings, rows, width=width))
     contexts = tables.context_table(profile)
-    parts.append(table(contexts.headings, contexts.rows, contexts.left, width))
-    if remarks := [*contexts.remarks, *tables.missing_remarks(profile)]:
+    parts.append(_plain(contexts, width))
+    if remarks := [*contexts.remarks, *tables.engine_remarks(profile)]:
         parts.append("\n".join(remarks))
-    if long_run := tables.sustained_table(profile):
-        parts.append("\n".join(long_run.remarks))
+    if long_run := heat.sustained_table(profile):
+        parts += [_plain(long_run, width), "\n".join(long_run.notes)]
     if profile.verdict.advice:
-        width = max(len(command) for _, command in profile.verdict.advice)
-        parts.append("to try:\n" + "\n".join(f"  {command:{width}}  {why}" for why, command in profile.verdict.advice))
+        longest = max(len(command) for _, command in profile.verdict.advice)
+        lines = [f"  {command:{longest}}  {why}" for why, command in profile.verdict.advice]
+        parts.append("\n".join(["to try:", *lines]))
     return "\n\n".join(parts)
 
 
@@ -96,14 +95,18 @@ def _row(engine: EngineProfile) -> list[str]:
     spent = engine.decode.joules_per_token
     return [
         engine.engine,
-        tables.rate(engine.decode.tok_s),
+        rate(engine.decode.tok_s),
         " ".join(f"{each * 1e3:.3g}" for each in (spread.p10, spread.p50, spread.p90)),
-        tables.rate(engine.prefill.tok_s),
-        tables.duration(engine.ttft.p50),
-        tables.duration(engine.load_s),
+        rate(engine.prefill.tok_s),
+        duration(engine.ttft.p50),
+        duration(engine.load_s),
         format_bytes(engine.timeline.peak),
-        "–" if spent is None else tables.joules(spent),
+        joules(spent),
     ]
+
+
+def _plain(section: Section, width: int | None) -> str:
+    return table(section.headings, section.rows, section.left, width)
 
 
 def marked(text: str) -> str:

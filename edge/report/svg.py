@@ -25,7 +25,8 @@ _SETTINGS: dict[str, Any] = {
     "legend.frameon": False, "legend.handlelength": 1.4, "legend.columnspacing": 1.2, "lines.linewidth": 1.8,
     "axes.titlesize": 11, "axes.titlelocation": "left", "hatch.linewidth": 0.6,
 }  # fmt: skip
-_WIDTH = 4.9  # inches: about what a phone shows, so that letters keep their size there
+SMALL = 10.6  # of letters within a picture, in points: 11 pixels on a phone
+_WIDTH = 4.7  # inches: no more than a phone shows, so that letters keep their size there
 
 
 def check_plot() -> None:
