@@ -1,15 +1,18 @@
 """What engines reach of this device's ceilings: the constants of edge/prediction/efficiency.py, measured anew.
 
 Every round reads the ceilings and runs each engine once; the best of all rounds counts, since what neighbours take is
-not the engine's.
-weights: bytes of weights over the time of a token at an empty cache. kv: what rows add to that. matmul, attention: from
-a chunk at an empty cache and one behind many rows. step: a token of a model that weighs next to nothing.
+not the engine's. With --threads 1 the processor's time counts, of which neighbours take least: on a busy machine that
+is the way to learn what arithmetic costs.
+reading: bytes of weights over the time of a token at an empty cache. rows: what rows add to that. linear, attention:
+from a chunk at an empty cache and one behind many rows, less what the first token of it takes. quick: the share of the
+weights that `quick_share` calls so. step: a token of a model that weighs next to nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
@@ -19,14 +22,15 @@ from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig, Footprint
 from edge.cli.show import table
 from edge.devices.host import usable_cores
-from edge.devices.probe import measure_ceilings
+from edge.devices.probe import Ceilings, measure_ceilings
 from edge.opened import Model, open_model
+from edge.prediction.efficiency import quick_share
 from edge.prediction.work import Work, work_of
 
 TINY = Path(__file__).parent.parent / "tests" / "golden" / "llama-one-layer.gguf"
 CHUNK, DEEP, CAPACITY = 256, 1536, 2048
 STEPS = 24  # tokens that are decoded in a row
-KINDS = {"tvm": "f16", "llamacpp": "f16", "onnx": "f32"}
+KINDS = {"tvm": ("f16", "int8", "int4"), "llamacpp": ("f16", "q8_0", "q4_0"), "onnx": ("f32", "int8")}
 
 
 @dataclass(frozen=True)
@@ -46,14 +50,16 @@ class Times:
 class Subject:
     """An engine with a model, and what it asks of the device."""
 
-    def __init__(self, name: str, model: Model, capacity: int = CAPACITY) -> None:
+    def __init__(self, name: str, model: Model, kv_dtype: str, threads: int, capacity: int = CAPACITY) -> None:
         module = find_backend(name, model.file, model.spec)
         repack = module.can_repack(model.spec)
-        self.config = EngineConfig(capacity, min(CHUNK, capacity), KINDS[name], usable_cores(), repack=repack)
+        self.config = EngineConfig(capacity, min(CHUNK, capacity), kv_dtype, threads, repack=repack)
         self.name, self.spec = name, model.spec
+        self.quick = quick_share(model.spec, name, self.config)
         self.need: Footprint = module.footprint(model.spec, self.config)
         self.engine: Engine = module.load(model.file, model.spec, self.config)
         self.tokens = np.random.default_rng(0).integers(0, model.spec.vocab, capacity, dtype=np.int32)
+        self.clock = time.process_time if threads == 1 else time.perf_counter
 
     def times(self) -> Times:
         chunk = self._run(self.tokens[:CHUNK], at=0, times=1)
@@ -72,27 +78,44 @@ class Subject:
 
     def _run(self, tokens: np.ndarray, at: int, times: int) -> float:
         self.engine.kv.truncate(at)
-        started = time.perf_counter()
+        started = self.clock()
         for _ in range(times):
             self.engine.forward(tokens)
-        return (time.perf_counter() - started) / times
+        return (self.clock() - started) / times
 
 
-def efficiencies(subject: Subject, took: Times, step: float, read: float, flops: float) -> list[float]:
-    """weights, kv, matmul, attention."""
+def efficiencies(subject: Subject, took: Times, step: float, most: Ceilings) -> list[float]:
+    """reading, rows: of bandwidth. linear of float32 and of int8 (0: unknown), attention of float32."""
 
     def work(tokens: int, context: int) -> Work:
         return work_of(subject.spec, subject.config, subject.need, tokens, context)
 
     near, far = work(1, STEPS // 2), work(1, DEEP + STEPS // 2)
-    weights = near.weight_bytes / (took.token - step) / read
-    kv = (far.kv_bytes - near.kv_bytes) / (took.deep_token - took.token) / read
-    first, behind = work(CHUNK, 0), work(CHUNK, DEEP)
-    more = behind.attention_flops - first.attention_flops
-    attention = more / (took.deep_chunk - took.chunk)
-    linear = first.flops - first.attention_flops
-    matmul = linear / (took.chunk - step - first.attention_flops / attention)
-    return [weights, kv, matmul / flops, attention / flops]
+    reading = near.weight_bytes / (took.token - step)
+    rows = (far.kv_bytes - near.kv_bytes) / (took.deep_token - took.token)
+    one, first, behind = work(1, 0), work(CHUNK, 0), work(CHUNK, DEEP)
+    rows_of_chunk = (behind.kv_bytes - first.kv_bytes) / rows
+    attention = (behind.attention_flops - first.attention_flops) / (took.deep_chunk - took.chunk - rows_of_chunk)
+    attended = (first.attention_flops - one.attention_flops) / attention
+    linear = (_linear(first) - _linear(one)) / (took.chunk - took.token - attended)
+    bandwidth, flops = most.read_bytes_per_s, most.f32_flops
+    return [
+        reading / bandwidth, rows / bandwidth, linear / flops, linear / most.int8_ops if most.int8_ops else 0.0,
+        attention / flops,
+    ]  # fmt: skip
+
+
+def _linear(work: Work) -> float:
+    return work.flops - work.attention_flops
+
+
+def _higher(one: Ceilings, other: Ceilings) -> Ceilings:
+    return Ceilings(
+        max(one.read_bytes_per_s, other.read_bytes_per_s),
+        max(one.f32_flops, other.f32_flops),
+        max(one.int8_ops or 0.0, other.int8_ops or 0.0) or None,
+        one.threads,
+    )
 
 
 def main() -> None:
@@ -100,28 +123,49 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=["smollm2-135m"])
     parser.add_argument("--engines", default="tvm,llamacpp")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=usable_cores())
     arguments = parser.parse_args()
-    engines = arguments.engines.split(",")
-    subjects = [Subject(name, open_model(model)) for name in engines for model in arguments.models]
-    tiny = {name: Subject(name, open_model(TINY), 128) for name in engines}
+    engines, threads = arguments.engines.split(","), arguments.threads
+    subjects = [
+        Subject(name, open_model(model), kind, threads)
+        for name in engines for model in arguments.models for kind in KINDS[name]
+    ]  # fmt: skip
+    tiny = {name: Subject(name, open_model(TINY), KINDS[name][0], threads, 128) for name in engines}
     best: dict[int, Times] = {}
     steps = dict.fromkeys(engines, float("inf"))
-    read = flops = 0.0
+    most = Ceilings(0.0, 0.0, None, threads)
     for _ in range(arguments.rounds):
-        ceiling = measure_ceilings(seconds=0.8)
-        read, flops = max(read, ceiling.read_bytes_per_s), max(flops, ceiling.f32_flops)
+        most = _higher(most, measure_ceilings(threads, seconds=1.2))
         for index, subject in enumerate(subjects):
             took = subject.times()
             best[index] = took.quicker(best.get(index, took))
             steps[subject.name] = min(steps[subject.name], tiny[subject.name].token())
-    print(f"\n## Efficiency of engines\n\nread {read / 1e9:.1f} GB/s, float32 {flops / 1e9:.0f} GFLOP/s")
-    print(f"with {usable_cores()} threads, the best of {arguments.rounds} rounds\n")
-    rows = []
-    for index, subject in enumerate(subjects):
-        step = steps[subject.name]
-        reached = efficiencies(subject, best[index], step, read, flops)
-        rows.append([subject.name, subject.spec.label, *(f"{value:.2f}" for value in reached), f"{step * 1e6:.0f}"])
-    print(table(["engine", "model", "weights", "kv", "matmul", "attention", "step, µs"], rows, left=2))
+    show(subjects, [efficiencies(each, best[i], steps[each.name], most) for i, each in enumerate(subjects)], steps)
+    print(
+        f"\nread {most.read_bytes_per_s / 1e9:.1f} GB/s, float32 {most.f32_flops / 1e9:.0f} GFLOP/s, "
+        f"int8 {(most.int8_ops or 0) / 1e9:.0f} Gop/s with {threads} threads: the best of {arguments.rounds} rounds"
+    )
+
+
+def show(subjects: Sequence[Subject], reached: Sequence[list[float]], steps: dict[str, float]) -> None:
+    rows = [
+        [each.name, each.spec.label, each.config.kv_dtype, f"{each.quick:.0%}", *(f"{value:.2f}" for value in values),
+         f"{steps[each.name] * 1e6:.0f}"]
+        for each, values in zip(subjects, reached, strict=True)
+    ]  # fmt: skip
+    print("\n## Efficiency of engines\n")
+    headings = [
+        "engine",
+        "model",
+        "rows",
+        "quick",
+        "reading",
+        "rows",
+        "linear of float32",
+        "linear of int8",
+        "attention",
+    ]
+    print(table([*headings, "step, µs"], rows, left=3))
 
 
 if __name__ == "__main__":

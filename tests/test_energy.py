@@ -147,6 +147,15 @@ def test_limits_that_make_no_sense(tmp_path: Path, arguments: tuple[str, ...], s
     assert done.stderr.count("\n") == 1
 
 
+def test_a_folder_of_sensors_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for path in (tmp_path / "file", tmp_path / "nowhere"):
+        for command in (("devices", "sensors"), ("run", "smollm2-135m", "-p", "Hello", "--energy", "3J")):
+            done = edge(*command, root=path)
+            assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+            assert "EDGE_SENSORS must name a folder" in done.stderr
+
+
 def test_sensors_are_listed(tmp_path: Path) -> None:
     assert "| estimate | yes" in edge("devices", "sensors", root=tmp_path).stdout
     found = json.loads(edge("devices", "sensors", "--json", root=rapl_tree(tmp_path, 1)).stdout)

@@ -34,6 +34,7 @@ from edge.profiling.profile import Climate, MemoryBase, MemorySample, Profile, R
 from edge.profiling.progress import part_of
 from edge.profiling.reader import build, read_profile
 from edge.profiling.settings import Settings
+from edge.report.profile_tables import roofline_table
 
 MODEL = str(GOLDEN / "llama-gqa-tied.gguf")
 PLAIN = Evidence(
@@ -168,6 +169,22 @@ def test_evidence_is_of_the_first_engine() -> None:
     assert (found.longest, found.longest_kv_share) == (512, pytest.approx(row * 536 / (rest + row * 536)))
     assert judge(found).limit == "heat"
     assert judge(evidence_of(make_bare_profile())).limit == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("integers", "int8_ops", "ceiling"),
+    [(1.0, 4e11, 4e11), (0.9, 4e11, 4e11), (0.1, 4e11, 1e11), (1.0, None, 1e11), (0.0, None, 1e11)],
+)
+def test_engines_that_multiply_bytes_stand_under_the_roof_of_bytes(
+    integers: float, int8_ops: float | None, ceiling: float
+) -> None:
+    engine, roofs = make_engine(integers=integers), Roofs(2e10, 1e11, int8_ops, 2)
+    profile = make_profile(engines=[engine], roofs=roofs)
+    assert engine.prefill.flops_per_s
+    table = roofline_table(profile)
+    assert table.rows[1][5] == f"{engine.prefill.flops_per_s / ceiling:.0%}"
+    assert ("the ceiling of tvm" in " ".join(table.notes)) == (ceiling == int8_ops)
+    assert evidence_of(profile).compute == pytest.approx((engine.decode.flops_per_s or 0) / ceiling)
 
 
 def test_a_cache_of_a_stated_size_is_no_limit() -> None:

@@ -25,7 +25,7 @@ def evidence_of(profile: Profile) -> Evidence:
         cores=profile.device.usable_cores,
         bytes_per_s=decode.bytes_per_s,
         bandwidth=_share(decode.bytes_per_s, roofs.read_bytes_per_s if roofs else None),
-        compute=_share(decode.flops_per_s, roofs.f32_flops if roofs else None),
+        compute=_share(decode.flops_per_s, roofs.computing(engine.integers) if roofs else None),
         sustained=sustained.ratio if sustained else None,
         cooled=_cooled(sustained),
         celsius=max((each.celsius for each in climate if each.celsius is not None), default=None),

@@ -229,6 +229,7 @@ class EngineProfile:
     energy: Energy
     kv_dtypes: list[str]  # that the engine has
     others: float | None  # share of all cores' time that other programs took while prompts and answers were timed
+    integers: float = 0.0  # of the weights' bytes, the share that it multiplies as integers, by its best kernels
     operators: list[PhaseOperators] = field(default_factory=list)
     operators_reason: str | None = None  # why there are none
     operators_peak: int | None = None
@@ -252,6 +253,10 @@ class Roofs:
     f32_flops: float
     int8_ops: float | None
     threads: int
+
+    def computing(self, integers: float) -> float:
+        """Operations per second that an engine may reach which multiplies such a share of the weights as integers."""
+        return self.int8_ops if self.int8_ops and integers > 0.5 else self.f32_flops
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,8 @@ def roofline_plot(profile: Profile) -> str:
 
     def paint(axes: Any) -> None:
         intensities = [phase.intensity or 1.0 for _, _, phase in points]
-        low, high = min(*intensities, 1.0) / 3, max(*intensities, roofs.f32_flops / roofs.read_bytes_per_s) * 4
+        top = max(roofs.f32_flops, roofs.int8_ops or 0.0)
+        low, high = min(*intensities, 1.0) / 3, max(*intensities, top / roofs.read_bytes_per_s) * 4
         axes.set_xscale("log")
         axes.set_yscale("log")
         _roof(axes, roofs, low, high)
@@ -94,7 +95,7 @@ def roofline_plot(profile: Profile) -> str:
             _point(axes, phase, COLOURS[number], engine.engine)
         speeds = [(phase.flops_per_s or 0.0) / _GIGA for _, _, phase in points]
         floor = min(*speeds, roofs.read_bytes_per_s * low / _GIGA)
-        axes.set(xlim=(low, high), ylim=(floor / 1.5, max(*speeds, roofs.f32_flops / _GIGA) * 3))
+        axes.set(xlim=(low, high), ylim=(floor / 1.5, max(*speeds, top / _GIGA) * 3))
         axes.set(xlabel="operations per byte read", ylabel="GFLOP/s")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(lambda value, _: f"{value:,g}")
@@ -209,12 +210,11 @@ def _roof(axes: Any, roofs: Roofs, low: float, high: float) -> None:
         low * 1.2, read * low * 1.3, f"memory {read:.3g} GB/s", fontsize=SMALL, va="bottom",
         rotation=math.degrees(math.atan(read)), rotation_mode="anchor", transform_rotates_text=True,
     )  # fmt: skip
-    axes.annotate(
-        f"float32 {flops:.3g} GFLOP/s", (ridge, flops), xytext=(0, 4), textcoords="offset points", fontsize=SMALL
-    )
-    if roofs.int8_ops:
-        axes.plot([ridge, high], [roofs.int8_ops / _GIGA] * 2, color=INK, linewidth=1, linestyle="--")
-        axes.text(high, roofs.int8_ops / _GIGA, "int8 ", ha="right", va="bottom", fontsize=SMALL)
+    axes.text(high, flops * 1.1, f"float32 {flops:.3g} GFLOP/s ", ha="right", va="bottom", fontsize=SMALL)
+    if roofs.int8_ops:  # memory's roof goes on up to it
+        ops = roofs.int8_ops / _GIGA
+        axes.plot([ridge, ops / read, high], [flops, ops, ops], color=INK, linewidth=1.2, linestyle="--")
+        axes.text(high, ops * 1.1, f"int8 {ops:.4g} Gop/s ", ha="right", va="bottom", fontsize=SMALL)
 
 
 def _point(axes: Any, phase: Phase, colour: str, engine: str) -> None:

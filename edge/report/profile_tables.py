@@ -126,10 +126,11 @@ def roofline_table(profile: Profile) -> Section:
     roofs, rows = profile.roofs, []
     for engine in profile.engines:
         for phase in (engine.decode, engine.prefill):
+            most = roofs.computing(engine.integers) if roofs else None
             rows.append([
                 engine.engine, PHASE_WORDS[phase.name], per_s(phase.bytes_per_s, "GB/s"),
                 percent(phase.bytes_per_s, roofs.read_bytes_per_s if roofs else None),
-                per_s(phase.flops_per_s, "GFLOP/s"), percent(phase.flops_per_s, roofs.f32_flops if roofs else None),
+                per_s(phase.flops_per_s, "GFLOP/s"), percent(phase.flops_per_s, most),
                 NONE if phase.intensity is None else rate(phase.intensity),
             ])  # fmt: skip
     headings = ["engine", "phase", "reads", "of ceiling", "computes", "of ceiling", "flops per byte"]
@@ -137,11 +138,21 @@ def roofline_table(profile: Profile) -> Section:
     if roofs:
         notes.append(
             f"Ceilings, measured here with {roofs.threads} threads: {roofs.read_bytes_per_s / 1e9:.3g} GB/s read from "
-            f"memory, {roofs.f32_flops / 1e9:.3g} GFLOP/s of float32 products. More than 100 %: of bytes, caches hold "
-            "some of them; of operations, engines multiply bytes, of which a processor does more at once."
+            f"memory, {roofs.f32_flops / 1e9:.3g} GFLOP/s of float32 products, {_int8(profile)}. More than 100 %: "
+            "caches hold some of the bytes."
         )
     remarks = [] if roofs else ["The ceilings of this device could not be measured."]
     return Section("Against this device’s ceilings", headings, rows, notes, remarks, left=2)
+
+
+def _int8(profile: Profile) -> str:
+    """Of the roof of integers: what it is, and whose it is."""
+    roofs = profile.roofs
+    if roofs is None or roofs.int8_ops is None:
+        return "int8 products unknown, so engines that multiply bytes may exceed float32's"
+    below = [each.engine for each in profile.engines if roofs.computing(each.integers) == roofs.int8_ops]
+    of = f", the ceiling of {' and '.join(below)}" if below else ""
+    return f"{roofs.int8_ops / 1e9:.4g} Gop/s of int8 products{of}"
 
 
 def memory_table(profile: Profile) -> Section:
