@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from edge.backends.base import PHASES, Engine, EngineConfig, Operator
+from edge.backends.base import Engine, EngineConfig, Operator
 from edge.errors import InputError
 from edge.spec import ModelSpec
 from edge.types import IntArray
@@ -18,13 +18,11 @@ Result = TypeVar("Result")
 
 def by_name(operators: Iterable[Operator]) -> list[Operator]:
     """One operator for each name, all layers together, in the order in which they first run."""
-    return _added(operators, lambda each: each.name)
-
-
-def by_phase(operators: Iterable[Operator]) -> list[Operator]:
-    """One operator for each phase that occurs, named as it, in the order of `PHASES`: comparable between engines."""
-    found = {each.phase: replace(each, name=each.phase) for each in _added(operators, lambda each: each.phase)}
-    return [found[phase] for phase in PHASES if phase in found]
+    sums: dict[str, Operator] = {}
+    for each in operators:
+        each = replace(each, layer=None)
+        sums[each.name] = _sum(sums[each.name], each) if each.name in sums else each
+    return list(sums.values())
 
 
 def check_pass(config: EngineConfig, tokens: int, context: int, passes: int) -> None:
@@ -84,15 +82,6 @@ def pieces(tokens: int, context: int, step: int) -> Iterator[Piece]:
 def attention_flops(spec: ModelSpec, window: int, parts: Iterable[Piece]) -> int:
     """Of one layer: queries by keys, and what comes of it by values; nothing for rows that a query does not see."""
     return sum(4 * spec.heads * spec.head_dim * part.seen(window) for part in parts)
-
-
-def _added(operators: Iterable[Operator], key: Callable[[Operator], str]) -> list[Operator]:
-    sums: dict[str, Operator] = {}
-    for each in operators:
-        each = replace(each, layer=None)
-        name = key(each)
-        sums[name] = _sum(sums[name], each) if name in sums else each
-    return list(sums.values())
 
 
 def _sum(one: Operator, other: Operator) -> Operator:

@@ -95,7 +95,8 @@ def run(each: Configuration, prompt: str) -> Figures:
 def predict(each: Configuration, prompt: int) -> Figures:
     """In the middle of the answer, at whose context decoding is on average."""
     flags = [*each.flags.split(), "--tokens", str(prompt + each.new), "--prompt-tokens", str(prompt)]
-    plan = edge("plan", each.model, *flags, "--at", str(prompt + each.new // 2))
+    rows = int(flags[flags.index("--max-kv-size") + 1])
+    plan = edge("plan", each.model, *flags, "--at", str(min(rows, prompt + each.new // 2)))
     predicted = plan["prediction"]
     decode = predicted["decode"][0] if predicted["decode"] else None
     energy = predicted["prompt_joules"]

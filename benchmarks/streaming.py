@@ -1,27 +1,32 @@
 """Weights larger than the budget: tokens, peak and speed at shares of weights + KV, against what was predicted.
 
-    python benchmarks/streaming.py [--rounds 3] [--shares 1,0.8,0.6,0.5] [--model NAME_OR_FILE ...]
+    python benchmarks/streaming.py [--rounds 3] [--shares 1,0.8,0.6,0.5] [--model NAME_OR_FILE ...] [--short]
 
 A share is what `--memory` leaves for weights and KV rows. Every run is a process of its own, in turns. Of its steps,
 and of its passes of one chunk, the quickest tenth counts: neighbours take from the others. slower: their time over that
 without streaming. predicted: by the bytes that the plan streams and what their pages cost, measured beforehand, beside
-the time of a pass that streams nothing. All of it from the page cache.
+the time of a pass that streams nothing. All of it from the page cache; with --short from the disk: the system then
+grants no more than the budget either (a cgroup), its page cache included.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import platformdirs
+from limits import cgroup, limit
 from model_files import large_file
 
 from edge.budget import format_bytes
+from edge.cache import entries
 from edge.catalog import find_model
 from edge.cli.show import table
 from edge.prediction.streaming import streaming_cost
@@ -29,11 +34,15 @@ from edge.prediction.streaming import streaming_cost
 SMALL, LARGE_SHAPE = "smollm2-135m", (2048, 16, 8192)
 PROMPT, ANSWER = 256, 64
 CHUNK, CHUNKS, STEPS = 128, 12, 150
+CHUNKS_FROM_DISK, STEPS_FROM_DISK = 4, 40
 RUN = f"""
-import json, sys, time
+import json, os, sys, time
 import numpy as np
 import edge
 
+if group := sys.argv[3]:
+    with open(group + "/cgroup.procs", "w") as file:
+        file.write(str(os.getpid()))
 model, memory = edge.open_model(sys.argv[1]), int(sys.argv[2]) or None
 prompt = (np.arange({PROMPT}) * 7919 % model.spec.vocab).astype(np.int32)
 with edge.load(model, backend="tvm", memory=memory, expected_tokens={PROMPT + ANSWER}) as session:
@@ -44,20 +53,33 @@ with edge.load(model, backend="tvm", memory=memory, expected_tokens={PROMPT + AN
         started = time.perf_counter()
         engine.forward(tokens)
         seconds[kind].append(time.perf_counter() - started)
-    for _ in range({CHUNKS}):
+    for _ in range({CHUNKS_FROM_DISK} if group else {CHUNKS}):
         run("chunk", prompt[:{CHUNK}], 0)
-    for _ in range({STEPS}):
+    for _ in range({STEPS_FROM_DISK} if group else {STEPS}):
         run("step", prompt[:1], {CHUNK})
 print(json.dumps(dict(text=text, report=report, seconds=seconds)))
 """
 
 
-def run(model: str, memory: int) -> dict[str, Any]:
-    done = subprocess.run([sys.executable, "-c", RUN, model, str(memory)], capture_output=True, text=True)
+def run(model: str, memory: int, group: Path | None = None) -> dict[str, Any]:
+    """group: with no more memory than that, page cache and all."""
+    if group:
+        limit(group, memory)
+        forget(find_model(model).name)
+    command = [sys.executable, "-c", RUN, model, str(memory), str(group or "")]
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"a run within {memory} bytes failed: {done.stderr.strip().splitlines()[-1:]}")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
+
+
+def forget(name: str) -> None:
+    """Take the packed weights out of the page cache: what is there counts for nobody."""
+    for entry in entries("weights"):
+        if entry.about == name:
+            with open(entry.path, "rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def quick(runs: list[dict[str, Any]], kind: str) -> float:
@@ -65,7 +87,7 @@ def quick(runs: list[dict[str, Any]], kind: str) -> float:
     return float(np.quantile(np.concatenate([each["seconds"][kind] for each in runs]), 0.1))
 
 
-def measure(model: str, shares: list[float], rounds: int) -> None:
+def measure(model: str, shares: list[float], rounds: int, group: Path | None) -> None:
     ample = run(model, 0)
     counted = ample["report"]["plan"]["bytes"]
     rest = counted["interpreter"] + counted["scratch"] + counted["reserve"]
@@ -76,14 +98,14 @@ def measure(model: str, shares: list[float], rounds: int) -> None:
     for _ in range(rounds):
         free.append(run(model, 0))
         for share, budget in budgets.items():
-            runs[share].append(run(model, budget))
+            runs[share].append(run(model, budget, group))
     rows, name = [], find_model(model).name
     step, chunk = quick(free, "step"), quick(free, "chunk")
     for share, each in runs.items():
         report = each[0]["report"]
         memory, passes = report["memory"], -(-CHUNK // report["plan"]["config"]["chunk"])
         cost = streaming_cost(memory["streamed"], report["plan"]["config"]["threads"], name)
-        seconds = (cost.cached_s or 0.0) if cost else 0.0
+        seconds = ((cost.disk_s if group else cost.cached_s) or 0.0) if cost else 0.0
         slower = quick(each, "step") / step, quick(each, "chunk") / chunk
         predicted = 1 + seconds / step, 1 + passes * seconds / chunk
         peak = max(one["report"]["memory"]["peak_rss"] for one in each)
@@ -113,12 +135,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--shares", default="1,0.8,0.6,0.5")
     parser.add_argument("--model", action="append", help="default: smollm2-135m and a random 1B")
+    parser.add_argument("--short", action="store_true", help="no page cache beyond the budget")
     asked = parser.parse_args()
     cache = Path(platformdirs.user_cache_dir("edge-benchmarks"))
     cache.mkdir(parents=True, exist_ok=True)
     models = asked.model or [SMALL, str(large_file(cache, find_model(SMALL), LARGE_SHAPE))]
-    for model in models:
-        measure(model, [float(share) for share in asked.shares.split(",")], asked.rounds)
+    with cgroup(0) if asked.short else nullcontext() as group:
+        if asked.short and group is None:
+            sys.exit("--short needs a cgroup whose memory can be limited, and none can be made here")
+        for model in models:
+            measure(model, [float(share) for share in asked.shares.split(",")], asked.rounds, group)
 
 
 if __name__ == "__main__":

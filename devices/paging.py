@@ -7,6 +7,7 @@ import os
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,11 +17,13 @@ _BLOCK = 2 << 20  # bytes that go together, as when weights are streamed
 _BLOCKS = 16
 _MOST_BLOCKS = 64
 _ROUNDS = 12  # of which the quickest counts: neighbours take from the others
+_COLD_ROUNDS = 2
+_HUGEPAGE = 14  # of Linux's madvise
 
 
 @dataclass(frozen=True)
 class Paging:
-    """Seconds per byte, measured. cached: from the page cache, beyond what memory takes. disk: from there."""
+    """Seconds per byte beyond what memory takes, measured. cached: from the page cache; disk: from there."""
 
     cached: float
     disk: float
@@ -38,46 +41,63 @@ def measure_paging(folder: Path, threads: int, known: Path | None = None) -> Pag
         return None
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as file:
+        with tempfile.TemporaryFile(dir=folder) as file, ThreadPoolExecutor(threads) as pool:
             for _ in range(_BLOCKS):
                 file.write(os.urandom(_BLOCK))
             file.flush()
             os.fsync(file.fileno())
+            disk = _from_disk(_Reader(file.fileno(), _BLOCKS, pool, threads))
             if known is not None and (blocks := known.stat().st_size // _BLOCK) >= _BLOCKS:
                 with open(known, "rb") as other:
-                    cached = _cached(other.fileno(), min(blocks, _MOST_BLOCKS), threads)
-            else:
-                cached = _cached(file.fileno(), _BLOCKS, threads)
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            file.seek(0)
-            started = time.perf_counter()
-            while file.read(_BLOCK):
-                pass
-            return Paging(cached, (time.perf_counter() - started) / (_BLOCKS * _BLOCK))
+                    return Paging(_cached(_Reader(other.fileno(), min(blocks, _MOST_BLOCKS), pool, threads)), disk)
+            return Paging(_cached(_Reader(file.fileno(), _BLOCKS, pool, threads)), disk)
     except OSError:
         return None
 
 
-def _cached(file: int, count: int, threads: int) -> float:
-    """The quickest round with pages that come and go, less the quickest with pages that stay."""
-    mapped = mmap.mmap(file, count * _BLOCK, prot=mmap.PROT_READ)  # closed when nothing looks at it any more
-    view = np.frombuffer(mapped, np.int64).reshape(count, -1)
+class _Reader:
+    """Reads a mapped file by several threads, as weights are mapped: in large pages, where the system has them."""
 
-    def read(blocks: range, forget: bool) -> None:
+    def __init__(self, file: int, count: int, pool: ThreadPoolExecutor, threads: int) -> None:
+        self.file, self.nbytes = file, count * _BLOCK
+        self.mapped = mmap.mmap(file, self.nbytes, prot=mmap.PROT_READ)  # closed when nothing looks at it any more
+        with suppress(OSError):
+            self.mapped.madvise(_HUGEPAGE)
+        self._view = np.frombuffer(self.mapped, np.int64).reshape(count, -1)
+        self._shares = [range(thread, count, threads) for thread in range(threads)]
+        self._pool = pool
+
+    def seconds(self, *, forget: bool) -> float:
+        """Of reading all. forget: each block behind."""
+        started = time.perf_counter()
+        list(self._pool.map(self._read, self._shares, [forget] * len(self._shares)))
+        return time.perf_counter() - started
+
+    def _read(self, blocks: range, forget: bool) -> None:
         for number in blocks:
-            view[number].sum()
+            self._view[number].sum()
             if forget:
-                mapped.madvise(mmap.MADV_DONTNEED, number * _BLOCK, _BLOCK)
+                self.mapped.madvise(mmap.MADV_DONTNEED, number * _BLOCK, _BLOCK)
 
-    shares = [range(thread, count, threads) for thread in range(threads)]
+
+def _from_disk(reader: _Reader) -> float:
+    """The quicker of two rounds, less the quickest with pages that are there."""
+    cold, warm = [], []
+    for _ in range(_COLD_ROUNDS):
+        reader.mapped.madvise(mmap.MADV_DONTNEED)
+        os.posix_fadvise(reader.file, 0, 0, os.POSIX_FADV_DONTNEED)
+        cold.append(reader.seconds(forget=False))
+        warm.append(reader.seconds(forget=False))
+    return max(0.0, min(cold) - min(warm)) / reader.nbytes
+
+
+def _cached(reader: _Reader) -> float:
+    """The quickest round with pages that come and go, less the quickest with pages that stay."""
     times: dict[bool, list[float]] = {False: [], True: []}
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in range(_ROUNDS):
-            for forget, found in times.items():
-                view.sum()  # all pages are there; what is read first is in no small cache
-                if forget:
-                    mapped.madvise(mmap.MADV_DONTNEED)
-                started = time.perf_counter()
-                list(pool.map(read, shares, [forget] * threads))
-                found.append(time.perf_counter() - started)
-    return max(0.0, min(times[True]) - min(times[False])) / (count * _BLOCK)
+    for _ in range(_ROUNDS):
+        for forget, found in times.items():
+            reader.seconds(forget=False)  # all pages are there; what is read first is in no small cache
+            if forget:
+                reader.mapped.madvise(mmap.MADV_DONTNEED)
+            found.append(reader.seconds(forget=forget))
+    return max(0.0, min(times[True]) - min(times[False])) / reader.nbytes

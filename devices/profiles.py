@@ -23,11 +23,19 @@ _SYSTEM_SAYS = "the operating system"
 
 
 def own_folder() -> Path:
-    """Where the user's profiles lie; it need not exist."""
+    """Where the user's profiles lie; it need not exist. Raises InputError if EDGE_DEVICES names what is no folder."""
     import platformdirs
 
-    chosen = os.environ.get("EDGE_DEVICES") or Path(platformdirs.user_config_dir("edge")) / "devices"
-    return Path(os.path.abspath(os.path.expanduser(chosen)))
+    stated = os.environ.get("EDGE_DEVICES")
+    folder = os.path.abspath(os.path.expanduser(stated or Path(platformdirs.user_config_dir("edge")) / "devices"))
+    try:
+        os.listdir(folder)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if stated:  # nobody chose the other: without it, no device is the user's own
+            raise InputError(f"EDGE_DEVICES: {stated} cannot be read ({error.strerror})") from None
+    return Path(folder)
 
 
 def profile_names() -> tuple[str, ...]:
@@ -43,7 +51,7 @@ def find_profile(name: str) -> Profile:
         return _probed_host() or describe_host()
     for folder in (own_folder(), _FOLDER):
         if name in _names(folder):
-            return read_profile(folder / f"{name}.toml")
+            return _read(name, folder)
     raise InputError(f"unknown device {name!r}: choose {', '.join(profile_names())}")
 
 
@@ -84,12 +92,23 @@ def host_power() -> Power:
 
 def _probed_host() -> Profile | None:
     """None if this host was never probed, or the profile is of another: settings travel between machines."""
-    path = own_folder() / f"{HOST}.toml"
-    if not path.exists():
+    if HOST not in _names(own_folder()):
         return None
-    profile = read_profile(path)
+    profile = _read(HOST, own_folder())
     return profile if profile.description == processor().name else None
 
 
 def _names(folder: Path) -> set[str]:
-    return {path.stem for path in folder.glob("*.toml")}
+    try:
+        return {name[: -len(".toml")] for name in os.listdir(folder) if name.endswith(".toml")}
+    except OSError:
+        return set()
+
+
+def _read(name: str, folder: Path) -> Profile:
+    """It is what its file is called: otherwise one device would be taken for another."""
+    path = folder / f"{name}.toml"
+    profile = read_profile(path)
+    if profile.name != name:
+        raise InputError(f"{path} says that it is {profile.name}: name the file {profile.name}.toml")
+    return profile

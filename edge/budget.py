@@ -15,17 +15,18 @@ _BYTES = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
     _BYTES |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
 
-_JOULES = {"": 1.0, "j": 1.0, "mj": 1e-3, "kj": 1e3, "wh": 3600.0, "mwh": 3.6}
-_WATTS = {"": 1.0, "w": 1.0, "mw": 1e-3}
+_JOULES = {"": 1.0, "j": 1.0, "mj": 1e-3, "kj": 1e3, "wh": 3600.0, "mwh": 3.6, "MJ": 1e6, "MWh": 3.6e9}
+_WATTS = {"": 1.0, "w": 1.0, "mw": 1e-3, "MW": 1e6}
 _CELSIUS = {"": 1.0, "c": 1.0, "°c": 1.0}
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 def _parse(text: str, units: dict[str, int] | dict[str, float], what: str, example: str) -> float:
     match = _QUANTITY.fullmatch(text)
-    if match is None or match[2].lower() not in units:
+    unit = None if match is None else units.get(match[2], units.get(match[2].lower()))  # MJ are no mJ
+    if match is None or unit is None:
         raise InputError(f"{what} {text!r} is not understood: write it like {example}")
-    value = float(match[1]) * units[match[2].lower()]
+    value = float(match[1]) * unit
     if not math.isfinite(value) or value <= 0:
         raise InputError(f"{what} {text!r} must be greater than zero")
     return value

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from test_cli import edge, edge_json
 pytest.importorskip("tvm_ffi")
 
 from edge.backends.tvm import targets
-from edge.backends.tvm.export import FILES
+from edge.backends.tvm.export import FILES, target_of
 from edge.backends.tvm.layout import make_layout
 from edge.backends.tvm.linking import link
 from edge.backends.tvm.relocations import MACHINES
@@ -172,6 +173,14 @@ def test_bad_input_gets_one_line(tmp_path: Path, args: list[str], says: str) -> 
     assert says in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_profile_of_an_unknown_isa_is_refused() -> None:
+    profile = find_profile("raspberry-pi-4")
+    with pytest.raises(InputError, match="unknown isa 'mips': choose "):
+        target_of(replace(profile, isa="mips"))
+    assert target_of(profile).llvm["mcpu"] == "cortex-a72"
+    assert target_of(replace(profile, cpu=None)).llvm == target_of(find_profile("generic-arm64")).llvm
 
 
 # A device without a compiler

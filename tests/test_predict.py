@@ -24,7 +24,7 @@ from edge.devices.profile_file import write_profile
 from edge.plan import Plan, PlanBytes
 from edge.prediction.efficiency import efficiency_of, weight_shares
 from edge.prediction.history import Phase, Run, Setting
-from edge.prediction.predict import Prediction, Wanted, fit_slope, predict
+from edge.prediction.predict import Prediction, Wanted, _Roof, fit_slope, predict
 from edge.prediction.work import work_of
 
 SPEC = replace(open_golden("llama-gqa-tied").model.spec, recipe=None, window=0)
@@ -72,6 +72,17 @@ def test_prompts_follow_arithmetic_where_it_takes_longer(int8_ops: float | None)
     assert found.ttft_s.value == pytest.approx(linear + attention, rel=1e-3)
     kind = reach.weights["integers"]
     assert integers == pytest.approx(3e6 * (kind.int8 or 0) if int8_ops else 1e6 * kind.float32)
+
+
+@given(st.integers(1, 3000), st.integers(0, 600), st.integers(1, 300), st.integers(1, 600))
+def test_prompts_are_summed_chunk_by_chunk(prompt: int, start: int, chunk: int, capacity: int) -> None:
+    roof = _Roof.of(SPEC, replace(PLAN, config=replace(CONFIG, chunk=chunk, capacity=capacity)), KNOWN, 0.0)
+    chunks = [
+        roof.seconds(min(chunk, prompt - done), max(0, min(start + done, capacity - chunk)), 1e9, 1e9)
+        for done in range(0, prompt, chunk)
+    ]
+    assert roof.prompt_seconds(prompt, start, 1e9, 1e9) == pytest.approx(sum(chunks))
+    assert roof.prompt_seconds(1 << 40, start, 1e9, 1e9) > 0  # and at once
 
 
 def test_a_pass_takes_longer_with_every_token_and_never_less_than_reading_takes() -> None:
@@ -266,6 +277,7 @@ MODEL = str(GOLDEN / "llama-gqa-tied.gguf")
 def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGE_DEVICES", str(tmp_path / "devices"))
     monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "no-sensors").mkdir()
     monkeypatch.setenv("EDGE_SENSORS", str(tmp_path / "no-sensors"))
 
 
@@ -328,6 +340,7 @@ def test_the_host_is_predicted_once_it_is_known(tmp_path: Path) -> None:
         (["--device", "iphone-16"], "say --memory"),
         (["--device", "macbook-air-m3", "--backend", "tvm"], "does not run on macos"),
         (["--max-kv-size", "64", "--at", "8,65"], "--at 65 is more than the 64 rows of the cache"),
+        (["--prompt-tokens", "9" * 400], "Invalid value"),
         (["--at", "-1"], "--at takes numbers"),
         (["--energy", "many"], "is not understood"),
         (["--device", "my-phone"], "value of core_watts"),

@@ -366,7 +366,7 @@ def test_nothing_is_left_behind_when_it_is_interrupted(tmp_path: Path, sent: sig
     kept = tmp_path / "a.json"
     parent = subprocess.Popen(
         [sys.executable, "-m", "edge", *quick("--backend", "reference", "-r", "1000", "-o", str(kept))],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "EDGE_CACHE": str(tmp_path / "cache")},
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, "EDGE_CACHE": str(tmp_path / "cache")},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     try:
@@ -375,6 +375,9 @@ def test_nothing_is_left_behind_when_it_is_interrupted(tmp_path: Path, sent: sig
         children += psutil.Process(parent.pid).children(recursive=True)
         parent.send_signal(sent)
         assert parent.wait(30) == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[sent]
+        assert parent.stderr is not None
+        with parent.stderr as said:
+            assert (b"nothing was written" in said.read()) == (sent != signal.SIGKILL)
     finally:
         parent.kill()
         parent.wait()
@@ -399,7 +402,18 @@ def wait_for(happened: Any) -> Any:
         ((MODEL, "-o", "a.pdf"), "what kind of report"),
         ((MODEL, "-o", "/nowhere/a.md"), "there is no folder"),
         ((MODEL, "-d", "1,x"), "-d takes numbers"),
+        ((MODEL, "-o", "/"), "what kind of report"),
+        ((MODEL, "-o", "/proc/a.md"), "cannot be written"),
+        ((MODEL, "-o", "b" * 250 + ".json"), "cannot be written"),
         ((MODEL, "-p", "100000"), "positions"),
+        ((MODEL, "-p", "64", "--max-kv-size", "32"), "this needs 80 KV rows"),
+        ((MODEL, "-d", "64", "--max-kv-size", "32"), "this needs 80 KV rows"),
+        ((MODEL, "--sustained", "0"), "greater than zero"),
+        ((MODEL, "--sustained", "1s"), "too short"),
+        ((MODEL, "--energy", "3J"), "No such option"),
+        ((MODEL, "--backend", "tvm", "--kv-dtype", "q8_0"), "tvm has no KV dtype 'q8_0'"),
+        (("compare", "/dev/zero", "/dev/zero"), "too long"),
+        (("compare", MODEL, MODEL), "no JSON"),
         ((MODEL, "--backend", "tvm,none"), "unknown backend 'none'"),
         ((MODEL, "--sustained", "soon"), "is not understood"),
         (("none.gguf",), "no such model file"),
@@ -412,6 +426,13 @@ def test_bad_input_is_one_line(tmp_path: Path, arguments: tuple[str, ...], said:
     assert done.returncode == 2
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_folders_are_no_reports(tmp_path: Path) -> None:
+    (tmp_path / "a.html").mkdir()
+    done = edge("profile", MODEL, "-o", str(tmp_path / "a.html"))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "it is a folder" in done.stderr
 
 
 def test_climate_without_a_sensor_is_nothing() -> None:

@@ -298,12 +298,38 @@ def test_probing_saves_the_host(own: Path) -> None:
         (["add", "absent.toml"], "cannot be read"),
         (["diff", "host", "toaster"], "unknown device 'toaster'"),
         (["show", "../host"], "unknown device"),
+        (["probe", "-o", "."], "is a folder: -o takes the name of a file"),
+        (["add", "."], "Is a directory"),
     ],
 )
 def test_bad_input_is_refused(arguments: list[str], said: str) -> None:
     done = run.invoke(app, ["devices", *arguments])
     assert done.exit_code != 0
     assert said in f"{done.exception} {done.output}"
+
+
+@pytest.mark.parametrize("name", [HOST, "generic-x86"])
+def test_a_profile_is_what_its_file_is_called(own: Path, name: str) -> None:
+    write_profile(replace(find_profile("generic-x86"), name=name), own / "mine.toml")
+    with pytest.raises(InputError, match=f"says that it is {name}: name the file {name}.toml"):
+        find_profile("mine")
+
+
+@pytest.mark.parametrize("kind", ["a file", "a loop", "too long"])
+def test_a_folder_of_profiles_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    path = tmp_path / ("x" * 300 if kind == "too long" else "x")
+    if kind == "a file":
+        path.write_text("x")
+    elif kind == "a loop":
+        path.symlink_to(path)
+    monkeypatch.setenv("EDGE_DEVICES", str(path))
+    for ask_it in (profile_names, host_power, lambda: find_profile(HOST)):
+        with pytest.raises(InputError, match=r"EDGE_DEVICES: .* cannot be read"):
+            ask_it()
+    monkeypatch.delenv("EDGE_DEVICES")
+    monkeypatch.setattr("platformdirs.user_config_dir", lambda name: str(path))  # which nobody chose: none are there
+    assert set(profile_names()) == {HOST, *SHIPPED}
+    assert find_profile(HOST).name == HOST
 
 
 def test_the_host_cannot_be_replaced_from_outside(tmp_path: Path) -> None:

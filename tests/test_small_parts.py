@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge import catalog
-from edge.budget import Budget, format_bytes, parse_bytes, parse_seconds
+from edge.budget import Budget, format_bytes, parse_bytes, parse_joules, parse_seconds, parse_watts
 from edge.catalog import PACKAGED, PackagedModel, find_model
 from edge.devices.power.base import Reading
 from edge.errors import EdgeError, InputError, MissingExtraError, UnsupportedError
@@ -113,6 +114,18 @@ def test_any_text_is_an_amount_or_an_input_error(text: str) -> None:
         except InputError:
             continue
         assert 0 <= amount < math.inf
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "amount"),
+    [
+        (parse_joules, "30MJ", 30e6), (parse_joules, "30mJ", 0.03), (parse_joules, "30 kj", 30e3),
+        (parse_joules, "3.5Wh", 12600), (parse_joules, "2mWh", 7.2), (parse_joules, "2MWh", 7.2e9),
+        (parse_watts, "5mW", 0.005), (parse_watts, "5MW", 5e6), (parse_watts, "5w", 5),
+    ],
+)  # fmt: skip
+def test_mega_is_not_milli(parse: Callable[[str], float], text: str, amount: float) -> None:
+    assert parse(text) == pytest.approx(amount)
 
 
 def test_budget() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -17,8 +20,9 @@ from hypothesis import strategies as st
 from edge.backends import find_backend
 from edge.backends.base import Backend, Engine, EngineConfig
 from edge.backends.tvm.layout import Layout, make_layout
-from edge.backends.tvm.streaming import BLOCK, STEPS, Ahead, make_streams, packed_bytes, streaming_need
+from edge.backends.tvm.streaming import BLOCK, STEPS, Disk, make_streams, packed_bytes, streaming_need
 from edge.budget import Budget
+from edge.cache import entries
 from edge.devices.memory import MemoryUse
 from edge.devices.paging import measure_paging
 from edge.errors import BudgetError
@@ -98,6 +102,52 @@ def test_a_pass_leaves_nothing_of_what_is_streamed(smollm2: Model, engines: Call
         assert mapped_bytes(layout.nbytes) <= 4 * BLOCK
 
 
+def in_page_cache(path: Path) -> int:
+    """Bytes of a file that the system holds."""
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE) as mapped:
+        pages = (ctypes.c_ubyte * -(-len(mapped) // PAGE))()
+        start = ctypes.addressof(first := ctypes.c_char.from_buffer(mapped))
+        failed = ctypes.CDLL(None).mincore(ctypes.c_void_p(start), ctypes.c_size_t(len(mapped)), pages)
+        del first
+        assert not failed
+        return sum(page & 1 for page in pages) * PAGE
+
+
+def can_put_out(folder: Path) -> bool:
+    """Whether the system takes pages of a file there out of its page cache when it is asked to."""
+    path = folder / "probe"
+    path.write_bytes(bytes(MIB))
+    os.sync()
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        assert not any(mapped[::PAGE])  # all are there
+        before = in_page_cache(path)
+        with suppress(OSError):
+            mapped.madvise(21)  # MADV_PAGEOUT
+        return in_page_cache(path) < before
+
+
+def test_from_a_disk_what_is_streamed_leaves_the_page_cache(
+    smollm2: Model, engines: Callable[[Engine], Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or else the system makes room for it by what stays."""
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path))  # nobody else has the file mapped
+    backend, layout = native(smollm2), make_layout(smollm2.file, smollm2.spec)
+    least = backend.footprint(smollm2.spec, CONFIG).least_weights
+    assert least is not None
+    engine = engines(backend.load(smollm2.file, smollm2.spec, replace(CONFIG, resident=least + 40 * MIB)))
+    [path] = [entry.path for entry in entries("weights")]
+    token = np.array([1], np.int32)
+    expected = engine.forward(token).copy()
+    assert in_page_cache(path) > 0.9 * layout.nbytes
+    if not can_put_out(tmp_path):
+        pytest.skip("this system keeps pages of files")
+    monkeypatch.setattr(Disk, "wanted", lambda self: 1)
+    for _ in range(2):
+        engine.kv.truncate(0)
+        assert np.array_equal(engine.forward(token), expected)
+    assert 40 * MIB < in_page_cache(path) < least + 48 * MIB
+
+
 # Which blocks
 
 
@@ -147,14 +197,36 @@ def test_more_memory_never_streams_more(resident: int, threads: int) -> None:
     assert streamed == pytest.approx(need.streamed, abs=3 * BLOCK)
 
 
-def test_the_disk_is_asked_ahead_after_pages_had_to_be_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    faults = 5
+def passes_as_from_a_disk(count: int, waits: Callable[[int, list[int]], bool], monkeypatch: pytest.MonkeyPatch) -> str:
+    """A digit for each pass. waits: whether pages have to be waited for, given the pass's number and all digits."""
+    faults, passes = 5, list[int]()
     monkeypatch.setattr("edge.backends.tvm.streaming._waited_for", lambda: faults)
-    ahead = Ahead(streams=True)
-    assert not ahead.wanted()
-    faults += 1
-    assert [ahead.wanted() for _ in range(70)] == [1] * 64 + [0] * 6
-    assert not Ahead(streams=False).wanted()
+    disk = Disk(streams=True)
+    for number in range(count):
+        passes.append(disk.wanted())
+        faults += 100 * waits(number, passes) + 1  # now and then a page of some library
+    return "".join(map(str, passes))
+
+
+def test_while_memory_is_short_pages_come_from_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = passes_as_from_a_disk(400, lambda number, passes: True, monkeypatch)
+    assert found.startswith("0" + "1" * 4 + "00" + "1" * 8 + "00" + "1" * 16 + "00" + "1" * 32 + "00" + "1" * 64 + "00")
+    assert found[200:].count("0") <= 8
+
+
+@given(glitches=st.sets(st.integers(0, 60)))
+def test_where_memory_suffices_pages_stay(glitches: set[int]) -> None:
+    """What waits: pages that the pass before put out, and what some glitch does."""
+    with pytest.MonkeyPatch.context() as patch:
+        found = passes_as_from_a_disk(200, lambda number, passes: number in glitches or passes[-2:-1] == [1], patch)
+    assert "1" not in found[150:]
+    assert ("1" in found) == bool(glitches)
+
+
+def test_without_streams_there_is_nothing_to_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge.backends.tvm.streaming._waited_for", iter(range(0, 900, 100)).__next__)
+    disk = Disk(streams=False)
+    assert not any(disk.wanted() for _ in range(5))
 
 
 # What a plan makes of it
@@ -288,4 +360,7 @@ def test_the_cost_is_that_of_the_bytes() -> None:
     assert cost.bytes == 100 * MIB
     assert cost.cached_s is not None
     assert cost.disk_s is not None
-    assert cost.cached_s < cost.disk_s
+    assert cost.added_s == cost.cached_s < cost.disk_s
+    short = streaming_cost(100 * MIB, 2, room=99 * MIB)
+    assert short is not None
+    assert short.added_s == short.disk_s

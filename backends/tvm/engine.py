@@ -21,7 +21,7 @@ from edge.backends.tvm.regions import TILE, Regions, longest_head
 from edge.backends.tvm.rope import find_rotation
 from edge.backends.tvm.runtime import compiled
 from edge.backends.tvm.sources import source_hash
-from edge.backends.tvm.streaming import Ahead, make_streams, streaming_need
+from edge.backends.tvm.streaming import Disk, make_streams, streaming_need
 from edge.backends.tvm.targets import choose_target, with_tuning
 from edge.backends.tvm.weights import open_weights
 from edge.backends.tvm.workers import Workers
@@ -50,7 +50,7 @@ class NativeEngine:
         streams = make_streams(layout, streaming_need(spec, config).kept, config.threads) if config.resident else None
         packing = progress and (lambda part: progress(0.5 + part / 2))
         self._weights = open_weights(file, layout, packing, streams)
-        self._ahead = Ahead(streams is not None)
+        self._disk = Disk(streams is not None)
 
         positions = spec.context if config.per_head else config.capacity  # gaps stay open while the context allows
         shape, self._rotation = layout.shape, find_rotation(file, layout.recipe, positions)
@@ -140,7 +140,7 @@ class NativeEngine:
         kind = Job.STEP if count == 1 else Job.CHUNK
         self._workers.run(
             kind=kind, count=count, position=kv.next_position, angle=self._angle_row(count), wanted=wanted,
-            observed=min(count, self._observed), votes=int(self._votes), ahead=self._ahead.wanted(),
+            observed=min(count, self._observed), votes=int(self._votes), disk=self._disk.wanted(),
         )  # fmt: skip
         kv.appended(count)
 

@@ -88,11 +88,14 @@ def add(folder: Path) -> Design:
 
 
 def target_of(profile: Profile) -> Target:
-    """The device's instruction set, scheduled for its CPU."""
+    """The device's instruction set, scheduled for its CPU if it says which. Raises InputError for unknown sets."""
     if profile.isa is None:
         return choose_target()
-    target = next(target for target in TARGETS if target.name == profile.isa)
-    return replace(target, llvm=target.llvm | {"mcpu": profile.cpu})
+    target = next((target for target in TARGETS if target.name == profile.isa), None)
+    if target is None:
+        names = ", ".join(target.name for target in TARGETS)
+        raise InputError(f"the profile of {profile.name} has the unknown isa {profile.isa!r}: choose {names}")
+    return replace(target, llvm=target.llvm | {"mcpu": profile.cpu}) if profile.cpu else target
 
 
 def _described(path: Path) -> dict[str, Any]:

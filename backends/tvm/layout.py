@@ -201,10 +201,10 @@ class Job:
 
     angle: row of the rotary table for the first token. wanted: rows of logits.
     observed: last tokens whose attention is added up; votes: 1 to count instead how often a row gets more than average.
-    ahead: 1 to ask the system for weights that are read soon (streaming.py).
+    disk: 1 if streamed weights come from one (streaming.py).
     """
 
-    NAMES = ("kind", "threads", "count", "position", "angle", "wanted", "observed", "votes", "ahead")
+    NAMES = ("kind", "threads", "count", "position", "angle", "wanted", "observed", "votes", "disk")
     QUIT, STEP, CHUNK = 0, 1, 2
 
     @classmethod

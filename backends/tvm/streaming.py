@@ -1,7 +1,8 @@
 """Weights that are streamed: which pages of the packed file a pass forgets again, and when.
 
 Pages of a mapped file come as they are read; all that has to be done is to let go of those behind. They leave this
-process, and stay in the system's page cache as long as it likes. Every layer, and the head, keeps the same share of its
+process, and stay in the system's page cache unless memory is short. (Asking for pages ahead was tried: Linux then reads
+them in small pieces, at half the speed.) Every layer, and the head, keeps the same share of its
 bytes in memory, so that what is read anew is spread evenly over a pass.
 """
 
@@ -18,6 +19,8 @@ from edge.spec import ModelSpec
 
 STEPS = 256  # shares are multiples of 1/256
 BLOCK = 2 << 20  # bytes that are let go together: what Linux may map as one page, which costs a hundredth of small ones
+_SEVERAL = 8  # pages waited for in one pass; single ones are of libraries
+_FIRST_TRIAL, _LONGEST_TRIAL = 4, 64  # passes
 _TILES = 16  # of the head for each thread between two barriers, at least
 
 Blocks = tuple[int, int]  # the first one, and how many
@@ -137,23 +140,31 @@ def _rest(pieces: list[tuple[Blocks, Blocks]], count: int) -> list[Blocks]:
     return rest + [(at, count - at)] * (at < count)
 
 
-class Ahead:
-    """Whether pages come from a disk, where asking for them ahead pays; from the page cache, that costs a tenth.
+class Disk:
+    """Whether streamed pages come from a disk, since memory is short: then they leave the page cache behind a pass.
 
-    Told by the process's count of pages that had to be waited for: 64 passes after the last one, that is tried again.
+    Told by the process's count of pages that had to be waited for. Pages that we put out ourselves are waited for in
+    any case: so every now and then a pass leaves them, and the next one shows whether they stayed.
     """
 
     def __init__(self, streams: bool) -> None:
-        self._streams, self._faults, self._passes = streams, _waited_for(), 0
+        self._streams, self._faults = streams, _waited_for()
+        self._left = 0  # passes until it is tried again, and the one that leaves its pages
+        self._length = _FIRST_TRIAL
 
     def wanted(self) -> int:
         """Before each pass: 1 or 0."""
         if not self._streams:
             return 0
         faults = _waited_for()
-        self._passes = 64 if faults > self._faults else max(0, self._passes - 1)
-        self._faults = faults
-        return int(self._passes > 0)
+        waited, self._faults = faults - self._faults >= _SEVERAL, faults
+        if self._left:
+            self._left -= 1
+        elif waited:
+            self._left, self._length = self._length + 1, min(2 * self._length, _LONGEST_TRIAL)
+        else:
+            self._length = _FIRST_TRIAL
+        return int(self._left > 1)
 
 
 def _waited_for() -> int:

@@ -39,7 +39,11 @@ class Sensor:
 
 
 def sensors_root() -> Path:
-    return Path(os.environ.get(ROOT_VARIABLE) or "/")
+    """Where sys and proc lie. Raises InputError if somebody says where, and there is no folder."""
+    stated = os.environ.get(ROOT_VARIABLE)
+    if stated and not os.path.isdir(stated):
+        raise InputError(f"{ROOT_VARIABLE} must name a folder with the device's sys and proc, not {stated!r}")
+    return Path(stated or "/")
 
 
 def sensors(root: Path | None = None) -> list[Sensor]:

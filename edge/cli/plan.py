@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from edge.prediction.streaming import Streaming
 
 _PROMPT = 512  # tokens of which prefill is predicted, unless --prompt-tokens says
+_MOST = 1 << 40  # tokens: more than any run will ever have
 _CONTEXTS = (128, 1024, 4096)  # at which decoding is predicted, and at the full cache
 
 
@@ -40,12 +41,15 @@ def plan(
     prefill_step_size: o.PrefillStepSize = None,
     tokens: Annotated[
         int | None,
-        o.flag("--tokens", min=1, help="Prompt and answer together, if you know (default: no end)."),
+        o.flag("--tokens", min=1, max=_MOST, help="Prompt and answer together, if you know (default: no end)."),
     ] = None,
     prompt: Annotated[
         int | None,
         o.flag(
-            "--prompt-tokens", min=1, help="Those of the prompt, to predict by (default: 512, or half of --tokens)."
+            "--prompt-tokens",
+            min=1,
+            max=_MOST,
+            help="Those of the prompt, to predict by (default: 512, or half of --tokens).",
         ),
     ] = None,
     at: Annotated[
@@ -57,6 +61,7 @@ def plan(
 ) -> None:
     """Show how a model would run within a budget, here or on another device: bytes, settings, speed and joules."""
     from edge.budget import Budget
+    from edge.devices.memory import memory_limit
     from edge.devices.profiles import HOST, find_profile
     from edge.errors import InputError
     from edge.opened import open_model
@@ -86,10 +91,10 @@ def plan(
         raise InputError(f"--at {max(contexts)} is more than the {capacity} rows of the cache: see --max-kv-size")
     prompt = prompt or min(_PROMPT, max(1, (tokens or 2 * _PROMPT) // 2))
     wanted = Wanted(prompt, contexts, budget.energy, budget.power, budget.time)
-    streaming = streaming_cost(
-        made.bytes.streamed, made.config.threads, opened.file.path.name, here=profile.name == HOST
-    )
-    prediction = _predict(opened, made, profile, wanted, prepared, (streaming and streaming.cached_s) or 0.0)
+    here = profile.name == HOST
+    room = memory_limit().bytes - made.bytes.total if here else None
+    streaming = streaming_cost(made.bytes.streamed, made.config.threads, opened.file.path.name, room=room, here=here)
+    prediction = _predict(opened, made, profile, wanted, prepared, (streaming and streaming.added_s) or 0.0)
     if json:
         predicted = {"model": opened.spec.label, "path": str(opened.path), **made.to_dict()}
         streamed = streaming and asdict(streaming)
@@ -202,9 +207,14 @@ def _slower(streaming: Streaming, resident: int, weights: int) -> str:
     )
     if streaming.cached_s is None or streaming.disk_s is None:
         return text
+    cached, disk = f"{1e3 * streaming.cached_s:.1f} ms", f"{1e3 * streaming.disk_s:.0f} ms"
+    if streaming.from_disk:
+        return (
+            f"{text}, which adds {disk} to each:\nthe system has no room to keep their file in memory (measured here)"
+        )
     return (
-        f"{text}, which adds {1e3 * streaming.cached_s:.1f} ms to each\nwhile the system keeps their file in its page "
-        f"cache, up to {1e3 * streaming.disk_s:.0f} ms if it does not (both measured here)"
+        f"{text}, which adds {cached} to each\nwhile the system keeps their file in its page cache, {disk} if it does "
+        "not (both measured here)"
     )
 
 

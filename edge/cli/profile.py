@@ -112,7 +112,7 @@ def of(
         threads=threads,
         provider=provider,
     )
-    _check(settings, rows, "the model knows" if rows == opened.spec.context else "--max-kv-size gives")
+    _check(settings, opened.spec.context)
     names = [] if backend == "auto" else [each.strip() for each in backend.split(",")]
     engines = choose_engines(opened, names, kv_dtype)
     if long_run and not quiet:
@@ -183,9 +183,12 @@ def _contexts(text: str | None, most: int, *, quick: bool) -> list[int]:
     return sorted(parse_numbers("-d", text, least=1))
 
 
-def _check(settings: Settings, rows: int, why: str) -> None:
-    if settings.rows > rows:
-        raise InputError(f"this needs {settings.rows} positions, {why} {rows}: lower -d, -p or -n")
+def _check(settings: Settings, context: int) -> None:
+    needed, most = settings.rows, settings.max_kv_size
+    if needed > context:
+        raise InputError(f"this needs {needed} positions, the model knows {context}: lower -d, -p or -n")
+    if most is not None and needed > most:
+        raise InputError(f"this needs {needed} KV rows: lower -d, -p or -n, or raise --max-kv-size {most}")
 
 
 def _expected(engines: Sequence[str], settings: Settings) -> str:

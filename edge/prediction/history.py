@@ -212,7 +212,8 @@ def _read(line: bytes) -> Run | None:
         })  # fmt: skip
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
-    return run
+    said = (run.energy_kind, run.energy_source)
+    return run if all(each is None or isinstance(each, str) for each in said) else None
 
 
 def _read_phase(fields: Any) -> Phase | None:
@@ -223,6 +224,6 @@ def _read_phase(fields: Any) -> Phase | None:
     numbers = [phase.tokens, phase.seconds, phase.context, *([] if phase.joules is None else [phase.joules])]
     if not all(type(each) in (int, float) and math.isfinite(each) and each >= 0 for each in numbers):
         raise ValueError(numbers)
-    if not phase.tokens or not phase.seconds:
+    if not isinstance(phase.tokens, int) or not phase.tokens or not phase.seconds:
         raise ValueError(numbers)
     return phase

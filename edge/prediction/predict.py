@@ -185,11 +185,14 @@ class _Roof:
 
     def prompt_seconds(self, prompt: int, start: int, bandwidth: float, flops: float) -> float:
         """Chunk by chunk, behind `start` rows."""
-        chunk, capacity = self.plan.config.chunk, self.plan.config.capacity
-        total = 0.0
-        for done in range(0, prompt, chunk):
-            context = max(0, min(start + done, capacity - chunk))
-            total += self.seconds(min(chunk, prompt - done), context, bandwidth, flops)
+        chunk, last = self.plan.config.chunk, max(0, self.plan.config.capacity - self.plan.config.chunk)
+        total, done = 0.0, 0
+        while done < prompt:
+            context, tokens = min(start + done, last), min(chunk, prompt - done)
+            # Once the cache is full, a chunk is like the next: however long the prompt is, this ends.
+            alike = (prompt - done) // tokens if context == last else 1
+            total += alike * self.seconds(tokens, context, bandwidth, flops)
+            done += alike * tokens
         return total
 
     def slope(self, bandwidth: float) -> float:

@@ -21,9 +21,11 @@ _MOST_BYTES = 64 << 20  # a profile of an hour has less than a tenth of it
 def read_profile(path: Path) -> Profile:
     """Raises InputError for a file that is no profile, or one of another schema."""
     try:
-        if path.stat().st_size > _MOST_BYTES:
+        with open(path, "rb") as file:
+            text = file.read(_MOST_BYTES + 1)  # of whatever: some files have no end
+        if len(text) > _MOST_BYTES:
             raise InputError(f"{path}: too long for a profile of edge")
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(text.decode("utf-8"))
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError):

@@ -42,9 +42,9 @@ class Frame:
             return T.decl_buffer((1 << 48,), dtype, data=pointers[name])
 
         job, self.lines = view("job", "int64"), view("lines", "int32")
-        count, self.position, self.first_angle, self.threads, self.wanted, self.observed, self.votes, self.ahead = (
+        count, self.position, self.first_angle, self.threads, self.wanted, self.observed, self.votes, self.disk = (
             let(job[Job.slot(name)])
-            for name in ("count", "position", "angle", "threads", "wanted", "observed", "votes", "ahead")
+            for name in ("count", "position", "angle", "threads", "wanted", "observed", "votes", "disk")
         )
         self.count = i64(1) if single else count
         self.weights = Weights(*(view("weights", dtype) for dtype in ("int32", "uint16", "int8", "float32")))

@@ -1,4 +1,4 @@
-"""Blocks of streamed weights: let go when they have been read, asked for before. `streaming.py` has chosen them."""
+"""Blocks of streamed weights: let go when they have been read. `streaming.py` has chosen them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from tvm.tirx.script.builder import ir as T
 from edge.backends.tvm.kernels.lanes import Value, i64, let, when
 from edge.backends.tvm.phases.frame import Frame
 
-_WILLNEED, _DONTNEED = 3, 4  # of Linux's madvise, on all machines
+_DONTNEED, _PAGEOUT = 4, 21  # of Linux's madvise, on all machines
 
 
 def let_go(f: Frame, piece: Value) -> None:
     """The thread's share of the blocks of a piece that all threads have read.
 
-    From a disk, the next piece but one is asked for, so that it comes while the next one is multiplied.
+    From a disk, they leave the page cache, too: where memory is short, the system would make room by weights that
+    stay, as all are read equally often.
     """
+    with when(f.disk > 0):
+        _advise(f, piece, _PAGEOUT)
     _advise(f, piece, _DONTNEED)
-    with when(f.ahead > 0):
-        _advise(f, let((piece + 2) % last_piece(f)), _WILLNEED)
 
 
 def let_go_of_rows(f: Frame) -> None:
