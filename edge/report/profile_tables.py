@@ -169,7 +169,8 @@ def memory_table(profile: Profile) -> Section:
     headings = ["engine", "peak", "predicted", "interpreter", "weights", "KV cache", "scratch", "KV rows"]
     return Section("Memory", headings, rows, [
         "Peak of the process's resident set and the pages of mapped weights: measured. Interpreter: what was there "
-        "before loading, with the libraries. KV cache: counted by the rows in use; scratch: the rest."
+        "before loading, with the libraries. KV cache: counted, by the rows in use, or all of it where memory grew by "
+        "so much in the first passes; scratch: the rest."
     ], [limit_note(profile.engines[0])])  # fmt: skip
 
 
