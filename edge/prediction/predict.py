@@ -366,8 +366,8 @@ def _unknown(
     missing = []
     if streams:
         missing.append(
-            f"weights are read anew for every token, and how fast {device.name} does that is unknown, so nothing is said "
-            "of its speed"
+            f"weights are read anew for every token, and how fast {device.name} does that is unknown, so nothing is "
+            "said of its speed"
         )
     elif line is None:
         missing.append(f"how fast {device.name} reads memory is unknown, so nothing is said of its speed{todo}")
