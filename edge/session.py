@@ -168,8 +168,8 @@ class Session:
         prompt: text (goes through the chat template unless `raw`) or token ids, int [n]. max_tokens: None goes on
         until something else stops it. follow_up: continue the conversation in the cache instead of starting anew.
         time_limit: seconds, energy_limit: joules, instead of the session's budget; time_spent, energy_spent: what of
-        it is gone already, for loading. keep_text=False leaves `report.text` None, for runs without end. After the last
-        piece, or when the iterator is closed, `report` holds the RunReport.
+        it is gone already, for the start. keep_text=False leaves `report.text` None, for runs without end. After the
+        last piece, or when the iterator is closed, `report` holds the RunReport.
         """
         sampling = (sampling or SamplingParams()).with_seed()
         if max_tokens is not None and max_tokens < 1:

@@ -177,6 +177,10 @@ def test_what_nobody_knows_is_not_said() -> None:
     assert "multiplies is unknown" in only_memory.unknown[0]
     assert "core_watts of x is unknown" in only_memory.unknown[1]
     assert "edge devices probe" in predict(SPEC, PLAN, device("host"), Wanted()).unknown[0]
+    streams = predict(SPEC, PLAN, KNOWN, Wanted(energy=30, time=20), streaming_s=None)
+    assert not streams.decode
+    assert streams.ttft_s is streams.energy_tokens is streams.time_tokens is None
+    assert "weights are read anew" in streams.unknown[0]
 
 
 # By earlier runs
@@ -218,7 +222,9 @@ def test_one_run_says_where_the_line_lies_and_the_roofline_how_steep_it_is() -> 
 
 
 def test_history_needs_no_ceilings() -> None:
-    found = predict(SPEC, PLAN, device("host"), Wanted(contexts=(100,), energy=30), earlier([(100, 0.03)], 5.0))
+    found = predict(
+        SPEC, PLAN, device("host"), Wanted(contexts=(100,), energy=30), earlier([(100, 0.03)], 5.0), meter="rapl"
+    )
     assert decode_at(found) == pytest.approx([0.03])
     assert found.decode[0].joules is not None
     assert found.decode[0].joules.value == pytest.approx(0.15)
@@ -241,12 +247,17 @@ def test_prompts_take_as_long_as_those_like_them_did(known: bool) -> None:
 
 
 def test_watts_of_another_meter_are_not_mixed_in() -> None:
-    newest, old = earlier([(100, 0.01)], 5.0), earlier([(100, 0.01)] * 5, 50.0)
-    runs = newest + [replace(run, energy_source="a battery") for run in old]
-    found = predict(SPEC, PLAN, device("host"), Wanted(contexts=(100,)), runs, POWER)
+    """Such as those of a battery, now that the laptop is plugged in."""
+    newest, old = earlier([(100, 0.01)] * 5, 50.0), earlier([(100, 0.01)], 5.0)
+    runs = [replace(run, energy_source="a battery") for run in newest] + old
+    found = predict(SPEC, PLAN, device("host"), Wanted(contexts=(100,)), runs, POWER, meter="rapl")
     assert found.watts is not None
     assert found.watts.value == pytest.approx(5.0)
     assert found.watts.source == "measured earlier (1 run)"
+    assert found.decode[0].tok_s.source == "measured earlier (6 runs)"
+    unmetered = predict(SPEC, PLAN, device("host"), Wanted(contexts=(100,)), runs, POWER, meter="estimate by x")
+    assert unmetered.watts is not None
+    assert unmetered.watts.source == "estimated by x"
 
 
 def test_every_engine_has_its_efficiency() -> None:
