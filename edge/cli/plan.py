@@ -95,7 +95,7 @@ def plan(
     here = profile.name == HOST
     room = memory_limit(memory_root()).bytes - made.bytes.total if here else None
     streaming = streaming_cost(made.bytes.streamed, made.config.threads, opened.file.path.name, room=room, here=here)
-    prediction = _predict(opened, made, profile, wanted, prepared, (streaming and streaming.added_s) or 0.0)
+    prediction = _predict(opened, made, profile, wanted, prepared, streaming.added_s if streaming else 0.0)
     if json:
         predicted = {"model": opened.spec.label, "path": str(opened.path), **made.to_dict()}
         streamed = streaming and asdict(streaming)
@@ -140,7 +140,7 @@ def _make(opened: Model, profile: Profile, backend: str, request: PlanRequest, b
 
 
 def _predict(
-    opened: Model, made: Plan, profile: Profile, wanted: Wanted, prepared: float, streaming_s: float
+    opened: Model, made: Plan, profile: Profile, wanted: Wanted, prepared: float, streaming_s: float | None
 ) -> Prediction:
     """On this device by earlier runs and by the meter that runs would have; elsewhere by the profile alone."""
     from edge.devices.power import find_meter
@@ -150,13 +150,13 @@ def _predict(
 
     if profile.name != HOST:
         return predict(opened.spec, made, profile, wanted, streaming_s=streaming_s)
-    runs = earlier_runs(Setting.of(opened.spec, made.backend, made.config))
-    if find_meter().read().kind != "estimate":  # joules that a sensor counts follow from earlier ones alone
+    runs, meter = earlier_runs(Setting.of(opened.spec, made.backend, made.config)), find_meter().read()
+    if meter.kind != "estimate":  # joules that a sensor counts follow from earlier ones alone
         profile = replace(profile, figures=_without_watts(profile))
-        return predict(opened.spec, made, profile, wanted, runs, streaming_s=streaming_s)
+        return predict(opened.spec, made, profile, wanted, runs, None, streaming_s, meter.source)
     power = host_power()
     wanted = replace(wanted, spent=prepared * power.core_watts)
-    return predict(opened.spec, made, profile, wanted, runs, power, streaming_s)
+    return predict(opened.spec, made, profile, wanted, runs, power, streaming_s, meter.source)
 
 
 def _without_watts(profile: Profile) -> dict[str, Figure]:

@@ -16,7 +16,7 @@ from edge.backends.base import Footprint
 from edge.devices.profile import Power, Profile
 from edge.devices.profiles import HOST
 from edge.plan import Plan
-from edge.prediction.efficiency import Efficiency, Weights, efficiency_of, quick_share
+from edge.prediction.efficiency import Efficiency, Shares, efficiency_of, weight_shares
 from edge.prediction.history import Phase, Run
 from edge.prediction.work import Work, work_of
 from edge.spec import ModelSpec
@@ -94,13 +94,17 @@ class _Line:
 
 def predict(
     spec: ModelSpec, plan: Plan, device: Profile, wanted: Wanted, runs: Sequence[Run] = (), power: Power | None = None,
-    streaming_s: float = 0.0,
+    streaming_s: float | None = 0.0, meter: str | None = None,
 ) -> Prediction:  # fmt: skip
     """runs: earlier ones of the same setting on this device, if it is this one. power: instead of the profile's.
-    streaming_s: what streamed weights add to a pass (`edge.prediction.streaming`)."""
-    roof = _Roof.of(spec, plan, device, streaming_s)
+    streaming_s: what streamed weights add to a pass (`edge.prediction.streaming`); None: nobody knows, nor therefore
+    how fast it runs. meter: the source of joules that a run will have; those of other sources say nothing of it."""
+    roof = _Roof.of(spec, plan, device, streaming_s or 0.0)
     line, prefill = _decode_line(roof, runs), _prefill_seconds(roof, runs, wanted.prompt)
-    decode_watts, prompt_watts = (_watts(runs, phase) for phase in ("decode", "prefill"))
+    if streaming_s is None:
+        line = prefill = None
+    metered = [run for run in runs if run.energy_source == meter]
+    decode_watts, prompt_watts = (_watts(metered, phase) for phase in ("decode", "prefill"))
     power = power or device.power
     cost = None if line is None else _token_cost(roof, line, decode_watts, power)
     capacity = plan.config.capacity
@@ -123,19 +127,19 @@ def predict(
         time_tokens=_in_time(wanted, line, prefill, capacity),
         limited_tok_s=_limited(wanted, points, power),
         basis=tuple(_basis(device, plan.config.threads, [line, prefill])),
-        unknown=tuple(_unknown(device, line, prefill, cost)),
+        unknown=tuple(_unknown(device, line, prefill, cost, streams=streaming_s is None)),
     )
 
 
 @dataclass(frozen=True)
 class _Roof:
-    """What memory and cores of the device give this engine. bandwidth, flops, int8_ops: None if unknown. quick: share
-    of the weights that it multiplies as integers."""
+    """What memory and cores of the device give this engine. bandwidth, flops, int8_ops: None if unknown. shares: of
+    kinds of weights."""
 
     spec: ModelSpec
     plan: Plan
     reach: Efficiency
-    quick: float
+    shares: Shares
     bandwidth: float | None
     flops: float | None
     int8_ops: float | None
@@ -149,9 +153,9 @@ class _Roof:
         here = device.name == HOST
         source = "estimated from measured ceilings" if here else f"estimated from the profile of {device.name}"
         rate = None if bandwidth is None else bandwidth.bytes_per_s
-        reach, quick = efficiency_of(plan.backend, device.isa), quick_share(spec, plan.backend, plan.config)
+        reach, shares = efficiency_of(plan.backend, device.isa), weight_shares(spec, plan.backend, plan.config)
         flops, int8_ops = device.flops(threads), device.int8_ops(threads)
-        return cls(spec, plan, reach, quick, rate, flops, int8_ops, source, streaming_s)
+        return cls(spec, plan, reach, shares, rate, flops, int8_ops, source, streaming_s)
 
     def work(self, tokens: int, context: int) -> Work:
         count = self.plan.bytes
@@ -169,18 +173,18 @@ class _Roof:
             reading = max(reading, one) + self._counting(work, flops) - one
         return reading + self.reach.step_s + self.streaming_s
 
-    def weights_rate(self, of: Callable[[Weights], float]) -> float:
-        """What both kinds of weights give together, if it takes time in inverse proportion."""
-        return 1 / (self.quick / of(self.reach.quick) + (1 - self.quick) / of(self.reach.plain))
+    def reading_share(self) -> float:
+        """Of the bandwidth, while weights are read."""
+        return self.reach.together(self.shares, lambda each: each.reading)
 
     def _reading(self, work: Work, bandwidth: float) -> float:
         rows = self.reach.rows_of(self.plan.config.kv_dtype)
-        weights = work.weight_bytes / self.weights_rate(lambda each: each.reading)
+        weights = work.weight_bytes / self.reading_share()
         return (weights + work.kv_bytes / rows.reading) / bandwidth
 
     def _counting(self, work: Work, flops: float) -> float:
         rows = self.reach.rows_of(self.plan.config.kv_dtype)
-        linear = self.weights_rate(lambda each: each.rate(flops, self.int8_ops))
+        linear = self.reach.together(self.shares, lambda each: each.rate(flops, self.int8_ops))
         return (work.flops - work.attention_flops) / linear + work.attention_flops / (flops * rows.float32)
 
     def prompt_seconds(self, prompt: int, start: int, bandwidth: float, flops: float) -> float:
@@ -211,9 +215,7 @@ def _decode_line(roof: _Roof, runs: Sequence[Run]) -> _Line | None:
         return _Line(roof.seconds(1, 0, roof.bandwidth, roof.flops), slope, roof.source)
     # What a row costs follows from the weights' own speed, unless runs at distant contexts show it.
     quickest = min(phases, key=lambda phase: phase.context)
-    bandwidth = roof.bandwidth or (
-        roof.work(1, 0).weight_bytes / (quickest.token_s * roof.weights_rate(lambda each: each.reading))
-    )
+    bandwidth = roof.bandwidth or roof.work(1, 0).weight_bytes / (quickest.token_s * roof.reading_share())
     slope = fit_slope(phases, roof.slope(bandwidth))
     start = median(phase.token_s - slope * phase.context for phase in phases)
     # A start below nothing would be noise; a token is never cheaper than half of the quickest that was seen.
@@ -255,14 +257,11 @@ def earlier(runs: int, how: str = "measured") -> str:
 
 
 def _watts(runs: Sequence[Run], name: str) -> Guess | None:
-    """What earlier runs drew in a phase, by the meter of the newest."""
-    source = next((run.energy_source for run in runs if run.energy_source), None)
-    phases: list[Phase] = [
-        phase for run in runs if run.energy_source == source and (phase := getattr(run, name)) and phase.joules
-    ]
+    """What earlier runs drew in a phase."""
+    phases: list[Phase] = [phase for run in runs if (phase := getattr(run, name)) and phase.joules]
     if not phases:
         return None
-    estimated = any(run.energy_kind == "estimate" for run in runs if run.energy_source == source)
+    estimated = any(run.energy_kind == "estimate" for run in runs)
     watts = median((phase.joules or 0.0) / phase.seconds for phase in phases)
     return Guess(watts, earlier(len(phases), "estimated" if estimated else "measured"))
 
@@ -357,14 +356,24 @@ def _basis(device: Profile, threads: int, predicted: Sequence[_Line | Guess | No
     return said + ([f"and {int8_ops / 1e9:.3g} Gop/s on bytes (measured)"] if int8_ops else [])
 
 
-def _unknown(device: Profile, line: _Line | None, prefill: Guess | None, cost: _Cost | None) -> list[str]:
+def _unknown(
+    device: Profile, line: _Line | None, prefill: Guess | None, cost: _Cost | None, *, streams: bool
+) -> list[str]:
     here = device.name == HOST
     todo = ": edge devices probe measures it" if here else ""
     missing = []
-    if line is None:
+    if streams:
+        missing.append(
+            f"weights are read anew for every token, and how fast {device.name} does that is unknown, so nothing is "
+            "said of its speed"
+        )
+    elif line is None:
         missing.append(f"how fast {device.name} reads memory is unknown, so nothing is said of its speed{todo}")
     elif prefill is None:
-        missing.append(f"how fast {device.name} multiplies is unknown, so nothing is said of prompts{todo}")
+        missing.append(
+            f"how fast {device.name} multiplies is unknown, so nothing is said of prompts, nor "
+            f"of the tokens that a budget buys behind them{todo}"
+        )
     if line is not None and cost is None:
         why = (
             "no earlier run was metered by this device's sensor" if here else f"core_watts of {device.name} is unknown"
