@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +21,7 @@ from edge.cli import app
 from edge.devices import integer_products, profiles
 from edge.devices.integer_products import missing
 from edge.devices.power.estimate import Estimate
-from edge.devices.probe import probe_profile
+from edge.devices.probe import best_rate, probe_profile
 from edge.devices.profile import BUS_SHARE, FIGURES, KINDS, Cluster, Figure, Profile
 from edge.devices.profile_file import read_profile, to_toml, write_profile
 from edge.devices.profiles import HOST, add_profile, find_profile, host_power, own_folder, profile_names
@@ -210,6 +214,27 @@ def test_the_host_is_described_without_being_measured() -> None:
     assert host.cores
     assert host.memory
     assert host.value("read_bandwidth") is None
+
+
+def test_a_rate_is_what_the_threads_did_however_late_this_one_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts = itertools.cycle([0.02, 0.0])  # of every stretch, and its end
+
+    class Late(threading.Barrier):
+        def wait(self, timeout: float | None = None) -> int:
+            place = super().wait(timeout)
+            if threading.current_thread() is threading.main_thread():
+                time.sleep(next(starts))
+            return place
+
+    def work() -> Callable[[], float]:
+        def once() -> float:
+            time.sleep(0.001)
+            return 1.0
+
+        return once
+
+    monkeypatch.setattr("edge.devices.probe.threading.Barrier", Late)
+    assert 0 < best_rate(2, 0.08, work, lambda part: None) <= 2000
 
 
 def test_probing_keeps_what_the_user_has_said(own: Path) -> None:
