@@ -151,7 +151,7 @@ def compare(
     """Two profiles of edge profile -o FILE.json side by side, B against A."""
     from edge.profiling.compare import compare_profiles
     from edge.profiling.reader import read_profile
-    from edge.report.profile_compare import document, kind_of
+    from edge.report.profile_compare import comparison, document, kind_of
 
     kinds = [(path, kind_of(path)) for path in output or []]
     found = compare_profiles(read_profile(first), read_profile(second), first.stem, second.stem)
@@ -159,7 +159,7 @@ def compare(
 
     for path, kind in kinds:
         write_whole(path, document(found, kind))
-    print(document(found, ".json" if json else ".md"), end="")
+    print(document(found, ".json") if json else comparison(found, width()), end="")
 
 
 def _writer(path: Path) -> Callable[[Profile], None]:

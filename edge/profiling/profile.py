@@ -14,6 +14,7 @@ from edge.plan import Plan
 from edge.profiling.settings import Settings
 
 SCHEMA = 1
+DISTURBED = 0.1  # of the cores, taken by other programs: figures are of that, too
 _LEAST = 1e-12  # seconds: nothing takes less
 
 KIND = "edge profile"  # what tells its JSON from other JSON
