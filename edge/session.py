@@ -15,7 +15,7 @@ from edge.backends import find_backend
 from edge.backends.base import Backend, Engine
 from edge.budget import Budget, format_bytes
 from edge.devices.memory import memory_use
-from edge.devices.power import find_meter, sensors_root
+from edge.devices.power import find_meter, memory_root, sensors_root
 from edge.devices.thermal import Zone, zones
 from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.governor import Limits
@@ -204,7 +204,7 @@ class Session:
             self._meter,
             self._zone.path if self._zone else None,
             spender=self._spare,
-            root=sensors_root(),
+            root=memory_root(),
             ended=lambda: self.terminated,
         )
         run = Run(

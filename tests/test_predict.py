@@ -326,6 +326,14 @@ def test_the_devices_memory_is_the_limit() -> None:
     assert json.loads(shown)["limit_source"] == "budget"
 
 
+def test_free_memory_is_what_the_governor_will_read(tmp_path: Path) -> None:
+    (tmp_path / "no-sensors/proc").mkdir()
+    (tmp_path / "no-sensors/proc/meminfo").write_text("MemAvailable:    3000000 kB\n")
+    found = plan()
+    assert found["limit_source"] == "free memory"
+    assert 3_000_000 <= found["limit"] >> 10 < 5_000_000  # and what this process holds
+
+
 def test_where_the_native_engine_does_not_run_another_is_planned() -> None:
     assert plan("--device", "macbook-air-m3")["backend"] == "llamacpp"
 
@@ -354,6 +362,7 @@ def test_the_host_is_predicted_once_it_is_known(tmp_path: Path) -> None:
         (["--prompt-tokens", "9" * 400], "Invalid value"),
         (["--at", "-1"], "--at takes numbers"),
         (["--energy", "many"], "is not understood"),
+        (["--device", "raspberry-pi-5", "--threads", "99"], "--threads 99 is more than the 4 cores of raspberry-pi-5"),
         (["--device", "my-phone"], "value of core_watts"),
     ],
 )

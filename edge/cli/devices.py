@@ -27,9 +27,13 @@ def here(context: typer.Context, json: o.Json = False) -> None:
     """Without a command: this device as measured: processor, cores, instruction sets, caches and memory."""
     if context.invoked_subcommand is not None:
         return
-    from edge.devices.host import probe_host
+    from dataclasses import replace
 
-    host = probe_host()
+    from edge.devices.host import probe_host
+    from edge.devices.memory import memory_limit
+    from edge.devices.power import memory_root
+
+    host = replace(probe_host(), limit=memory_limit(memory_root()))
     if json:
         print_json({"host": asdict(host)})
         return
