@@ -186,6 +186,13 @@ def test_of_several_budgets_the_one_that_ends_a_run_is_named(
         assert (tightened[budget] if budget in tight else said) in done.stderr
 
 
+def test_the_budget_of_the_environment_is_no_switch_of_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_ENERGY", "30J")
+    flags = ("bench", str(GOLDEN / "llama-gqa-tied.gguf"), "-p", "4", "-n", "4", "-r", "1", "--backend", "reference")
+    plain, asked = edge(*flags, "--json", root=tmp_path), edge(*flags, "--json", "--energy", root=tmp_path)
+    assert ["J/token" in json.loads(done.stdout)[0] for done in (plain, asked)] == [False, True]
+
+
 def test_a_folder_of_sensors_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for path in (tmp_path / "file", tmp_path / "nowhere"):

@@ -316,7 +316,18 @@ def test_a_profile_goes_from_one_device_to_another(tmp_path: Path, own: Path) ->
 def test_probing_saves_the_host(own: Path) -> None:
     answer = ask("probe", "--seconds", "0.1")
     assert answer["path"] == str(own / "host.toml")
-    assert find_profile(HOST).value("f32_flops")
+    host = find_profile(HOST)
+    assert host.value("f32_flops")
+    assert (host.value("int8_ops") is None) == (missing() is not None)
+    shown = run.invoke(app, ["devices", "show", "host"]).output
+    assert ("MatMulInteger" in " ".join(shown.split())) == (missing() is None)
+
+
+def test_probing_says_why_the_rate_of_bytes_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge.devices.probe.probe_profile", lambda *_: profiles.describe_host())
+    monkeypatch.setattr(integer_products, "find_spec", lambda name: None)
+    said = run.invoke(app, ["devices", "probe", "--quiet"]).output
+    assert "int8 arithmetic is unknown: onnxruntime and onnx are not installed (extra: onnx)" in said
 
 
 @pytest.mark.parametrize(
