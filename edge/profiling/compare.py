@@ -17,9 +17,11 @@ Unit = Literal["s", "tok/s", "B", "J", "B/s", "flop/s", ""]
 
 @dataclass(frozen=True)
 class Compared:
-    """ratio: second / first; None where one of them is missing or is no match. better: which direction is. sure:
-    whether the difference is beyond the spread of both (p10 to p90 of one do not meet those of the other); None: there is no
-    spread, as of what was measured once, and so nothing that would tell a difference from noise."""
+    """ratio: second / first; None where one of them is missing or is no match. better: which direction is.
+
+    sure: whether the difference is beyond the spread of both (p10 to p90 of one do not meet those of the other); None:
+    there is no spread, as of what was measured once, and so nothing that would tell a difference from noise.
+    """
 
     what: str
     first: float | None
