@@ -218,7 +218,7 @@ def _general(found: Evidence, limit: Limit) -> Iterator[tuple[str, str]]:
         yield f"{name} was {times:.1f} × as fast here", f"edge run {_name(found)} --backend {name}"
     if not found.tuned and limit not in ("streaming", "memory budget"):
         yield "settings for this very processor, measured", f"edge tune {_name(found)}"
-    if found.sustained is None and limit not in ("heat", "streaming", "memory budget"):
+    if found.sustained is None and found.engine != "reference" and limit not in ("heat", "streaming", "memory budget"):
         command = f"edge profile {_name(found)} --backend {found.engine} --sustained 5m"
         yield "whether it stays this fast when it gets warm", command
 
