@@ -204,7 +204,8 @@ def _nothing(found: Evidence) -> _Found:
         return "unknown", sentence, [("measure the ceilings alone, or see why not", "edge devices probe")]
     sentence = (
         f"Neither memory ({_percent(found.bandwidth)} of its measured bandwidth) nor arithmetic "
-        f"({_percent(found.compute)}) limits answers at {_speed(found)}: what is left is the engine's own overhead, or other programs on these cores."
+        f"({_percent(found.compute)}) limits answers at {_speed(found)}: what is left is the engine's own overhead, or "
+        "other programs on these cores."
     )
     return "overhead", sentence, list(_other_threads(found))
 
