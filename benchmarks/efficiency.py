@@ -4,8 +4,8 @@ Every round reads the ceilings and runs each engine once; the best of all rounds
 not the engine's. With --threads 1 the processor's time counts, of which neighbours take least: on a busy machine that
 is the way to learn what arithmetic costs.
 reading: bytes of weights over the time of a token at an empty cache. rows: what rows add to that. linear, attention:
-from a chunk at an empty cache and one behind many rows, less what the first token of it takes. quick: the share of the
-weights that `quick_share` calls so. step: a token of a model that weighs next to nothing.
+from a chunk at an empty cache and one behind many rows, less what the first token of it takes. integers: the share of
+the weights that are multiplied as such, by the best kernels. step: a token of a model that weighs next to nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from edge.cli.show import table
 from edge.devices.host import usable_cores
 from edge.devices.probe import Ceilings, measure_ceilings
 from edge.opened import Model, open_model
-from edge.prediction.efficiency import quick_share
+from edge.prediction.efficiency import weight_shares
 from edge.prediction.work import Work, work_of
 
 TINY = Path(__file__).parent.parent / "tests" / "golden" / "llama-one-layer.gguf"
@@ -55,7 +55,7 @@ class Subject:
         repack = module.can_repack(model.spec)
         self.config = EngineConfig(capacity, min(CHUNK, capacity), kv_dtype, threads, repack=repack)
         self.name, self.spec = name, model.spec
-        self.quick = quick_share(model.spec, name, self.config)
+        self.integers = weight_shares(model.spec, name, self.config).get("integers", 0.0)
         self.need: Footprint = module.footprint(model.spec, self.config)
         self.engine: Engine = module.load(model.file, model.spec, self.config)
         self.tokens = np.random.default_rng(0).integers(0, model.spec.vocab, capacity, dtype=np.int32)
@@ -149,7 +149,7 @@ def main() -> None:
 
 def show(subjects: Sequence[Subject], reached: Sequence[list[float]], steps: dict[str, float]) -> None:
     rows = [
-        [each.name, each.spec.label, each.config.kv_dtype, f"{each.quick:.0%}", *(f"{value:.2f}" for value in values),
+        [each.name, each.spec.label, each.config.kv_dtype, f"{each.integers:.0%}", *(f"{one:.2f}" for one in values),
          f"{steps[each.name] * 1e6:.0f}"]
         for each, values in zip(subjects, reached, strict=True)
     ]  # fmt: skip
@@ -158,7 +158,7 @@ def show(subjects: Sequence[Subject], reached: Sequence[list[float]], steps: dic
         "engine",
         "model",
         "rows",
-        "quick",
+        "integers",
         "reading",
         "rows",
         "linear of float32",

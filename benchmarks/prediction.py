@@ -1,8 +1,10 @@
 """Is the plan right? Peak memory, speed and joules, predicted before each run and compared with what it then reports.
 
 Every configuration is predicted twice, each time by `edge plan --json`: by ceilings alone (measured at the start), and
-by earlier runs of the same configuration besides. Then it runs, in a process of its own. The history and the profile
-of this device lie in a temporary folder, apart from yours.
+by earlier runs of the same configuration besides. Then it runs several times, each in a process of its own, and every
+run is compared with both. The error shown is the median run's; what stands behind ± is how far single runs lie from
+their median, which no prediction can help. The history and the profile of this device lie in a temporary folder, apart
+from yours.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from text import long_text
@@ -22,6 +25,8 @@ from text import long_text
 from edge.cli.show import table
 
 SMALL = "smollm2-135m"
+WANTED = {"decode": 0.20, "joules": 0.15, "peak": 0.10}  # errors of single runs
+Errors = dict[str, list[float]]
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,9 @@ class Figures:
     decode: float | None
     peak: float
     joules: float | None
+
+
+NAMES = [each.name for each in fields(Figures)]
 
 
 def configurations(second: str) -> list[Configuration]:
@@ -103,10 +111,19 @@ def predict(each: Configuration, prompt: int) -> Figures:
     )
 
 
-def errors(predicted: Figures, measured: Figures) -> list[float | None]:
-    """Of prefill, decode, peak and joules, as parts of what was measured."""
-    pairs = [(getattr(predicted, name), getattr(measured, name)) for name in Figures.__dataclass_fields__]
-    return [None if not guess or not real else guess / real - 1 for guess, real in pairs]
+def errors(predicted: Figures, runs: list[Figures]) -> dict[str, list[float]]:
+    """Of each figure, as parts of what each run measured; none where nothing was said."""
+    pairs = {name: [(getattr(predicted, name), getattr(run, name)) for run in runs] for name in NAMES}
+    return {name: [guess / real - 1 for guess, real in each if guess and real] for name, each in pairs.items()}
+
+
+def cell(found: list[float]) -> str:
+    """The median error, and how far a run lay from the median run at most."""
+    if not found:
+        return "–"
+    middle = median(found)
+    spread = max(abs((1 + middle) / (1 + each) - 1) for each in found)
+    return f"{middle:+.1%} ± {spread:.1%}"
 
 
 def main() -> None:
@@ -114,42 +131,43 @@ def main() -> None:
     parser.add_argument("--second", default=SMALL, help="another model's GGUF file")
     parser.add_argument("--only", type=int, help="so many configurations")
     parser.add_argument("--seconds", type=float, default=8, help="to measure the ceilings")
-    parser.add_argument("--earlier", type=int, default=3, help="runs of a configuration before the one by history")
+    parser.add_argument("--earlier", type=int, default=3, help="runs of a configuration before it is predicted by them")
+    parser.add_argument("--later", type=int, default=3, help="runs that predictions are held against")
     arguments = parser.parse_args()
     text = long_text().read_text(encoding="utf-8")
     chosen = list(dict.fromkeys(configurations(arguments.second)))[: arguments.only]
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {"EDGE_DEVICES": f"{folder}/devices", "EDGE_HISTORY": f"{folder}/history"}
-        measure(chosen, text, arguments.seconds, arguments.earlier)
+        probed = edge("devices", "probe", "--seconds", str(arguments.seconds))["figures"]
+        print(f"\nread {probed['read_bandwidth']['value'] / 1e9:.1f} GB/s, "
+              f"float32 {probed['f32_flops']['value'] / 1e9:.0f} GFLOP/s, "
+              f"int8 {probed['int8_ops']['value'] / 1e9 if 'int8_ops' in probed else 0:.0f} Gop/s")  # fmt: skip
+        both = [measure(each, text[: each.characters], arguments.earlier, arguments.later) for each in chosen]
+    for title, rows in zip(("by ceilings alone", "by earlier runs"), zip(*both, strict=True), strict=True):
+        show(title, chosen, list(rows))
 
 
-def measure(chosen: list[Configuration], text: str, seconds: float, earlier: int) -> None:
-    probed = edge("devices", "probe", "--seconds", str(seconds))["figures"]
-    print(f"\nread {probed['read_bandwidth']['value'] / 1e9:.1f} GB/s, "
-          f"float32 {probed['f32_flops']['value'] / 1e9:.0f} GFLOP/s")  # fmt: skip
-    tables: dict[str, list[list[float | None]]] = {"by ceilings alone": [], "by earlier runs": []}
-    for each in chosen:
-        prompt = text[: each.characters]
-        warm = edge("run", each.model, "-n", "2", "--raw", *each.flags.split(), stdin=prompt, history=False)
-        tokens = warm["tokens"]["prompt"]
-        by_ceilings = predict(each, tokens)
-        first, *_ = [run(each, prompt) for _ in range(earlier)]
-        by_history = predict(each, tokens)
-        tables["by ceilings alone"].append(errors(by_ceilings, first))
-        tables["by earlier runs"].append(errors(by_history, run(each, prompt)))
-    for title, rows in tables.items():
-        print(f"\n## Predicted {title}: error\n")
-        cells = [[each.name, *map(_percent, row)] for each, row in zip(chosen, rows, strict=True)]
-        worst = [
-            max((abs(value) for value in column if value is not None), default=None)
-            for column in zip(*rows, strict=True)
-        ]
-        cells.append(["largest", *map(_percent, worst)])
-        print(table(["configuration", "prefill", "decode", "peak", "joules"], cells))
+def measure(each: Configuration, prompt: str, earlier: int, later: int) -> tuple[Errors, Errors]:
+    """Errors by ceilings alone, and by earlier runs."""
+    warm = edge("run", each.model, "-n", "2", "--raw", *each.flags.split(), stdin=prompt, history=False)
+    tokens = warm["tokens"]["prompt"]
+    by_ceilings = predict(each, tokens)
+    for _ in range(earlier):
+        run(each, prompt)
+    by_history = predict(each, tokens)
+    runs = [run(each, prompt) for _ in range(later)]
+    return errors(by_ceilings, runs), errors(by_history, runs)
 
 
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{value:+.1%}"
+def show(title: str, chosen: list[Configuration], rows: list[Errors]) -> None:
+    print(f"\n## Predicted {title}: error of the median run ± spread of the runs\n")
+    cells = [[each.name, *(cell(row[name]) for name in NAMES)] for each, row in zip(chosen, rows, strict=True)]
+    worst = [max((abs(median(row[name])) for row in rows if row[name]), default=0.0) for name in NAMES]
+    print(table(["configuration", *NAMES], [*cells, ["largest", *(f"{each:.1%}" for each in worst)]]))
+    print()
+    for name, bound in WANTED.items():
+        single = [abs(each) for row in rows for each in row[name]]
+        print(f"{name} within {bound:.0%}: {sum(each <= bound for each in single)} of {len(single)} single runs")
 
 
 if __name__ == "__main__":

@@ -14,13 +14,15 @@ from edge.report.run import Energy, Memory, StopReason, Timings, Tokens
 @dataclass
 class Run:
     """Times are seconds on `time.perf_counter`, None until they have come. budget: joules, `before` of them
-    spent when it began."""
+    spent when it began; time_budget, time_before: seconds likewise."""
 
     prompt: int
     started: float
     watch: Watch
     budget: float | None = None
     before: float = 0.0
+    time_budget: float | None = None
+    time_before: float = 0.0
     reused: int = 0
     ran: int = 0  # tokens of the prompt, the last of them at `ran_at`
     generated: int = 0
@@ -43,6 +45,9 @@ class Run:
             prefill_tok_s=_rate(self.ran, self.restored_at, self.ran_at),
             decode_tok_s=_rate(self.generated - 1, self.first_token_at, self.last_token_at),
             paused_s=self.watch.paused,
+            total_s=time.perf_counter() - self.started,
+            before_s=self.time_before,
+            budget_s=self.time_budget,
         )
 
     def energy(self) -> Energy:

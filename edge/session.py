@@ -158,6 +158,7 @@ class Session:
         follow_up: bool = False,
         time_limit: float | None = None,
         energy_limit: float | None = None,
+        time_spent: float = 0.0,
         energy_spent: float = 0.0,
         keep_text: bool = True,
         on_prefill: Progress | None = None,
@@ -166,9 +167,9 @@ class Session:
 
         prompt: text (goes through the chat template unless `raw`) or token ids, int [n]. max_tokens: None goes on
         until something else stops it. follow_up: continue the conversation in the cache instead of starting anew.
-        time_limit: seconds, energy_limit: joules, instead of the session's budget; energy_spent: joules of it that are
-        gone already, for loading. keep_text=False leaves `report.text`
-        None, for runs without end. After the last piece, or when the iterator is closed, `report` holds the RunReport.
+        time_limit: seconds, energy_limit: joules, instead of the session's budget; time_spent, energy_spent: what of
+        it is gone already, for loading. keep_text=False leaves `report.text` None, for runs without end. After the last
+        piece, or when the iterator is closed, `report` holds the RunReport.
         """
         sampling = (sampling or SamplingParams()).with_seed()
         if max_tokens is not None and max_tokens < 1:
@@ -192,7 +193,7 @@ class Session:
         limit = budget.time if time_limit is None else time_limit
         joules = budget.energy if energy_limit is None else energy_limit
         limits = Limits(
-            deadline=None if limit is None else started + limit,
+            deadline=None if limit is None else started + limit - time_spent,
             memory=budget.memory,
             energy=None if joules is None else max(0.0, joules - energy_spent),
             power=budget.power,
@@ -206,7 +207,9 @@ class Session:
             root=sensors_root(),
             ended=lambda: self.terminated,
         )
-        run = Run(tokens.size, started, watch, joules, energy_spent, text=[] if keep_text else None)
+        run = Run(
+            tokens.size, started, watch, joules, energy_spent, limit, time_spent, text=[] if keep_text else None
+        )  # fmt: skip
         self._spare.run = run
         try:
             if not follow_up:

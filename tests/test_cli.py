@@ -24,7 +24,7 @@ MODEL = "smollm2-135m"
 REPORT_KEYS = {
     "text": None,
     "tokens": {"prompt", "generated", "reused", "ran"},
-    "timings": {"load_s", "ttft_s", "prefill_tok_s", "decode_tok_s", "paused_s"},
+    "timings": {"load_s", "ttft_s", "prefill_tok_s", "decode_tok_s", "paused_s", "total_s", "before_s", "budget_s"},
     "stop_reason": None,
     "memory": {
         "peak_rss", "budget", "weights", "kv", "scratch", "interpreter", "anonymous", "file", "streamed", "measured",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import open_golden
+from conftest import GOLDEN, open_golden
 from test_power import rapl_tree
 
 from edge.cli.show import report_lines
@@ -145,6 +145,36 @@ def test_limits_that_make_no_sense(tmp_path: Path, arguments: tuple[str, ...], s
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("tight", "reason"),
+    [
+        ({}, "length"),
+        ({"--time": "1ms"}, "time"),
+        ({"--energy": "1mJ"}, "energy"),
+        ({"--max-temp": "40C"}, "thermal"),
+    ],
+)
+def test_of_several_budgets_the_one_that_ends_a_run_is_named(
+    tmp_path: Path, tight: dict[str, str], reason: str
+) -> None:
+    zone = tmp_path / "sys" / "class" / "thermal" / "thermal_zone0"
+    zone.mkdir(parents=True)
+    (zone / "type").write_text("x86_pkg_temp")
+    (zone / "temp").write_text("60000")
+    budgets = {"--memory": "1GiB", "--time": "90s", "--energy": "1000J", "--power": "500W", "--max-temp": "90C"} | tight
+    model = str(GOLDEN / "llama-gqa-tied.gguf")
+    flags = [part for pair in budgets.items() for part in pair]
+    done = edge("run", model, "-p", "Hi", "--raw", "-n", "4", "--ignore-eos", "--backend", "reference", *flags,
+                root=tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert f"stopped: {reason}" in done.stderr
+    shown = {"--time": " of 90 s", "--energy": " of 1000 J", "--max-temp": " °C of 90 °C", "--memory": " of 1.0 GiB"}
+    shown |= {"--power": " W of 500 W"}
+    tightened = {"--time": " of 0.001 s", "--energy": " of 1 mJ", "--max-temp": " °C of 40 °C"}
+    for budget, said in shown.items():
+        assert (tightened[budget] if budget in tight else said) in done.stderr
 
 
 def test_a_folder_of_sensors_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from edge.cli import app
 from edge.devices.profile import Cluster, Figure, Power, Profile
 from edge.devices.profile_file import write_profile
 from edge.plan import Plan, PlanBytes
-from edge.prediction.efficiency import efficiency_of, quick_share
+from edge.prediction.efficiency import efficiency_of, weight_shares
 from edge.prediction.history import Phase, Run, Setting
 from edge.prediction.predict import Prediction, Wanted, _Roof, fit_slope, predict
 from edge.prediction.work import work_of
@@ -46,10 +46,11 @@ KNOWN = device(read_bandwidth=10e9, f32_flops=50e9, core_watts=2.0, idle_watts=1
 def test_decoding_follows_the_roofline() -> None:
     reach = efficiency_of("tvm")
     reading = reach.rows_of("f16").reading
+    weights = reach.together(weight_shares(SPEC, "tvm", CONFIG), lambda each: each.reading)
     found = predict(SPEC, PLAN, KNOWN, Wanted(contexts=(0, 1000)))
     empty, full = found.decode
     # Bytes of weights and of one row at an empty cache, and of 1,000 more rows.
-    expected = 100e6 / (10e9 * reach.quick.reading) + 20_000 / (10e9 * reading) + reach.step_s
+    expected = 100e6 / (10e9 * weights) + 20_000 / (10e9 * reading) + reach.step_s
     assert 1 / empty.tok_s.value == pytest.approx(expected)
     assert 1 / full.tok_s.value == pytest.approx(expected + 1000 * 20_000 / (10e9 * reading))
     assert empty.tok_s.source == "estimated from the profile of x"
@@ -62,13 +63,15 @@ def test_prompts_follow_arithmetic_where_it_takes_longer(int8_ops: float | None)
     found = predict(SPEC, PLAN, slow, Wanted(prompt=128))
     footprint = Footprint(BYTES.weights, BYTES.kv, 0, 0)
     work = work_of(SPEC, CONFIG, footprint, 128, 0)
-    quick, plain = (each.rate(1e6, int8_ops) for each in (reach.quick, reach.plain))
-    share = quick_share(SPEC, "tvm", CONFIG)
-    linear = (work.flops - work.attention_flops) * (share / quick + (1 - share) / plain)
+    integers, floats = (reach.weights[each].rate(1e6, int8_ops) for each in ("integers", "floats"))
+    shares = weight_shares(SPEC, "tvm", CONFIG)
+    inverse = shares.get("integers", 0) / integers + shares.get("floats", 0) / floats
+    linear = (work.flops - work.attention_flops) * inverse
     attention = work.attention_flops / (1e6 * reach.rows_of("f16").float32)
     assert found.ttft_s is not None
     assert found.ttft_s.value == pytest.approx(linear + attention, rel=1e-3)
-    assert quick == pytest.approx(3e6 * (reach.quick.int8 or 0) if int8_ops else 1e6 * reach.quick.float32)
+    kind = reach.weights["integers"]
+    assert integers == pytest.approx(3e6 * (kind.int8 or 0) if int8_ops else 1e6 * kind.float32)
 
 
 @given(st.integers(1, 3000), st.integers(0, 600), st.integers(1, 300), st.integers(1, 600))
@@ -95,14 +98,29 @@ types = st.dictionaries(st.sampled_from(["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K",
 
 
 @given(sizes=types, repack=st.booleans())
-def test_weights_are_quick_or_plain_and_no_byte_is_lost(sizes: dict[str, int], repack: bool) -> None:
+def test_every_byte_of_the_weights_is_of_one_kind(sizes: dict[str, int], repack: bool) -> None:
     spec, config = replace(SPEC, type_bytes=tuple(sizes.items())), replace(CONFIG, repack=repack)
     total = sum(sizes.values())
-    floats = sum(size for name, size in sizes.items() if name.startswith("F"))
-    relaid = sum(size for name, size in sizes.items() if name in ("Q4_0", "Q4_K"))
-    assert quick_share(spec, "tvm", config) == pytest.approx(1 - floats / total)
-    assert quick_share(spec, "llamacpp", config) == pytest.approx(relaid / total if repack else 0)
-    assert quick_share(spec, "reference", config) == 0
+    floats = sum(size for name, size in sizes.items() if name.startswith("F")) / total
+    relaid = sum(size for name, size in sizes.items() if name in ("Q4_0", "Q4_K")) / total if repack else 0
+    for name, expected in (("tvm", 1 - floats), ("onnx", 1 - floats), ("llamacpp", relaid), ("reference", 0)):
+        shares = weight_shares(spec, name, config)
+        assert shares.get("integers", 0) == pytest.approx(expected)
+        assert sum(shares.values()) == pytest.approx(1)
+        assert set(shares) <= set(efficiency_of(name).weights)
+
+
+def test_llamacpp_takes_prompts_of_types_that_it_re_lays_faster() -> None:
+    def seconds(weight_type: str, int8_ops: float) -> float:
+        spec = replace(SPEC, type_bytes=((weight_type, 1000),))
+        plan = replace(PLAN, backend="llamacpp", config=replace(CONFIG, repack=weight_type == "Q4_0"))
+        host = device(read_bandwidth=40e9, f32_flops=200e9, int8_ops=int8_ops)
+        found = predict(spec, plan, host, Wanted(prompt=4)).ttft_s
+        assert found is not None
+        return found.value
+
+    assert seconds("Q4_0", 2e12) < seconds("Q4_1", 2e12)
+    assert seconds("Q4_1", 2e12) == seconds("Q4_1", 9e12)  # the rate of integers says nothing of them
 
 
 def test_joules_are_counted_as_the_estimate_counts_them() -> None:
@@ -233,14 +251,13 @@ def test_watts_of_another_meter_are_not_mixed_in() -> None:
 
 def test_every_engine_has_its_efficiency() -> None:
     for name in backend_names():
-        reached = efficiency_of(name)
-        for weights in (reached.quick, reached.plain):
+        reached, slower = efficiency_of(name), efficiency_of(name, "generic")
+        for kind, weights in reached.weights.items():
             assert 0 < weights.reading <= 1
             assert 0 < (weights.int8 or 1) <= 1
+            assert (slower.weights[kind].rate(1e9, None) < weights.rate(1e9, None)) == (kind == "integers")
+            assert slower.weights[kind].int8 == weights.int8
         assert all(0 < rows.reading <= 1 for rows in reached.rows.values())
-        slower = efficiency_of(name, "generic").quick
-        assert slower.rate(1e9, None) < reached.quick.rate(1e9, None)
-        assert slower.int8 == reached.quick.int8
 
 
 def test_slopes_need_runs_that_lie_apart() -> None:

@@ -229,6 +229,12 @@ def test_the_time_of_the_budget_is_the_limit(smollm2: Model) -> None:
     with load(smollm2, max_kv_size=256, threads=1, time="300ms") as session:
         session.generate(PROMPT, max_tokens=None, ignore_eos=True)
         assert report_of(session).stop_reason == "time"
+        timings = report_of(session).timings
+        assert (timings.budget_s, timings.before_s) == (0.3, 0.0)
+        assert timings.total_s >= (timings.ttft_s or 0.0)
+        session.generate(PROMPT, time_limit=5.0, time_spent=6.0)
+        assert (report_of(session).stop_reason, report_of(session).tokens.ran) == ("time", 0)
+        assert " s + 6.00 s for loading, of 5 s · stopped: time" in report_lines(report_of(session))[0]
 
 
 def test_memory_beyond_the_budget_ends_a_run(smollm2: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -442,7 +448,7 @@ def test_ctrl_c_during_prefill_leaves_a_report(streaming: Session) -> None:
 REPORT_KEYS: dict[str, set[str] | None] = {
     "text": None,
     "tokens": {"prompt", "generated", "reused", "ran"},
-    "timings": {"load_s", "ttft_s", "prefill_tok_s", "decode_tok_s", "paused_s"},
+    "timings": {"load_s", "ttft_s", "prefill_tok_s", "decode_tok_s", "paused_s", "total_s", "before_s", "budget_s"},
     "stop_reason": None,
     "memory": {
         "peak_rss", "budget", "weights", "kv", "scratch", "interpreter", "anonymous", "file", "streamed", "measured",

@@ -13,7 +13,7 @@ from edge.budget import format_bytes, format_joules
 from edge.report import table as tables
 
 if TYPE_CHECKING:
-    from edge.report.run import Action, Heat, RunReport
+    from edge.report.run import Action, Heat, RunReport, Timings
 
 
 def print_json(value: Any) -> None:
@@ -102,7 +102,7 @@ def report_lines(report: RunReport) -> list[str]:
     return [
         f"{prompt} · generated {tokens.generated}"
         f"{_at(timings.decode_tok_s)} · first token {_seconds(timings.ttft_s)} · load {_seconds(timings.load_s)}"
-        f" · stopped: {report.stop_reason}",
+        f"{_time(timings)} · stopped: {report.stop_reason}",
         f"memory peak {format_bytes(memory.peak_rss)}{budget} (measured)"
         f" · interpreter {format_bytes(memory.interpreter)} + weights {format_bytes(memory.weights)}"
         f" + KV {format_bytes(memory.kv)} + scratch {format_bytes(memory.scratch)} (counted)"
@@ -133,9 +133,16 @@ def _energy_line(report: RunReport) -> str:
         + (f", {format_joules(energy.per_token)} per token" if energy.per_token is not None else "")
         + f" ({how}: {energy.source}, the whole {energy.scope})"
         + (f" · {energy.watts:.2g} W of {energy.watts_limit:g} W" if energy.watts_limit is not None else "")
-        + (f" · paused {report.timings.paused_s:.1f} s" if report.timings.paused_s else "")
+        + (f" · paused {report.timings.paused_s:.1f} s" if report.timings.paused_s >= 0.05 else "")
         + (f" · {_heat(heat)}" if heat and heat.highest is not None else "")
     )
+
+
+def _time(timings: Timings) -> str:
+    if timings.budget_s is None:
+        return ""
+    before = f" + {timings.before_s:.2f} s for loading," if timings.before_s else ""
+    return f" · took {timings.total_s:.2f} s{before} of {timings.budget_s:g} s"
 
 
 def _heat(heat: Heat) -> str:

@@ -1,18 +1,26 @@
 """What our engines make of a device's ceilings: learnt on one machine, so that others can be estimated.
 
-tvm, llamacpp: by `benchmarks/efficiency.py` with SmolLM2-135M on a 2-core AMD EPYC with AVX-512, rounded. onnx,
-reference: rough guesses. Another processor's, and another model's, differ: what follows from these is an estimate, and
-is called so everywhere.
+tvm, llamacpp: by `benchmarks/efficiency.py` with SmolLM2-135M in Q4_1, Q4_0 and F16 on a 2-core AMD EPYC with AVX-512
+(one thread: 28 GB/s read, 110 GFLOP/s by NumPy, 854 Gop/s of bytes by ONNX Runtime), rounded; the bandwidths with two
+threads, at 61 GB/s, and their ratios between types with one. onnx, reference: rough guesses. Another processor's, and
+another model's, differ: what follows from these is an estimate, and is called so everywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from edge.backends.base import EngineConfig
 from edge.backends.llamacpp import RELAID_TYPES
 from edge.spec import ModelSpec
+
+Kind = Literal["integers", "others", "floats"]
+"""Of weights. integers: those that the engine multiplies as integers, by its best kernels. others: quantized ones that
+llama.cpp has not re-laid, and multiplies row by row."""
+Shares = Mapping[Kind, float]
+"""Of the bytes of the weights."""
 
 
 @dataclass(frozen=True)
@@ -41,31 +49,35 @@ class Rows:
 
 @dataclass(frozen=True)
 class Efficiency:
-    """quick: weights that the engine multiplies as integers, by its best kernels; plain: all others. rows: of each KV
-    dtype, the engine's default first. step_s: seconds of every pass besides."""
+    """rows: of each KV dtype, the engine's default first. step_s: seconds of every pass besides."""
 
-    quick: Weights
-    plain: Weights
+    weights: Mapping[Kind, Weights]
     rows: Mapping[str, Rows]
     step_s: float
 
     def rows_of(self, kv_dtype: str) -> Rows:
         return self.rows.get(kv_dtype) or next(iter(self.rows.values()))
 
+    def together(self, shares: Shares, of: Callable[[Weights], float]) -> float:
+        """What weights of several kinds give together, each taking time in inverse proportion."""
+        return 1 / sum(share / of(self.weights[kind]) for kind, share in shares.items())
+
 
 _ENGINES = {
     "tvm": Efficiency(
-        quick=Weights(0.93, 4.2, 0.56), plain=Weights(0.93, 1.0), rows={"f16": Rows(0.60, 1.5)}, step_s=20e-6
+        {"integers": Weights(0.93, 4.6, 0.57), "floats": Weights(0.93, 1.4)},
+        {"f16": Rows(0.60, 1.8), "int8": Rows(0.55, 1.8), "int4": Rows(0.27, 1.6)},
+        step_s=20e-6,
     ),
     "llamacpp": Efficiency(
-        quick=Weights(0.30, 1.0, 0.15), plain=Weights(0.30, 1.0), rows={"f16": Rows(0.12, 0.35)}, step_s=55e-6
+        {"integers": Weights(0.43, 1.8, 0.24), "others": Weights(0.30, 0.42), "floats": Weights(0.70, 1.1)},
+        {"f16": Rows(0.12, 0.37), "q8_0": Rows(0.05, 0.09), "q4_0": Rows(0.012, 0.045)},
+        step_s=50e-6,
     ),
     "onnx": Efficiency(
-        quick=Weights(0.30, 1.5, 0.2), plain=Weights(0.30, 1.0), rows={"f32": Rows(0.15, 0.50)}, step_s=300e-6
+        {"integers": Weights(0.30, 1.5, 0.2), "floats": Weights(0.30, 1.0)}, {"f32": Rows(0.15, 0.50)}, step_s=300e-6
     ),
-    "reference": Efficiency(
-        quick=Weights(0.02, 0.3), plain=Weights(0.02, 0.3), rows={"f32": Rows(0.02, 0.20)}, step_s=5e-3
-    ),
+    "reference": Efficiency({"floats": Weights(0.02, 0.3)}, {"f32": Rows(0.02, 0.20)}, step_s=5e-3),
 }
 
 # Instruction sets without a dot product of bytes need more instructions for the same integers: an assumption, from the
@@ -78,17 +90,27 @@ _FLOATS = {"F32", "F16", "BF16"}
 def efficiency_of(backend: str, isa: str | None = None) -> Efficiency:
     """Of an engine on a target of the native engine; isa None: one with a dot product of bytes, as where it was
     measured."""
-    found = _ENGINES[backend]
-    slower = _SLOWER.get(isa or "", 1.0)
-    return replace(found, quick=replace(found.quick, float32=found.quick.float32 * slower))
+    found, slower = _ENGINES[backend], _SLOWER.get(isa or "", 1.0)
+    weights = {
+        kind: replace(each, float32=each.float32 * slower) if kind == "integers" else each
+        for kind, each in found.weights.items()
+    }
+    return replace(found, weights=weights)
 
 
-def quick_share(spec: ModelSpec, backend: str, config: EngineConfig) -> float:
-    """Of the bytes of the weights, those that the engine multiplies as integers, by its best kernels."""
-    sizes = dict(spec.type_bytes)
-    quick = set(sizes) - _FLOATS
-    if backend == "llamacpp":  # of other types it multiplies every row by itself
-        quick = quick & RELAID_TYPES if config.repack else set()
-    if backend == "reference" or not sizes:
-        return 0.0
-    return sum(sizes[name] for name in quick) / sum(sizes.values())
+def weight_shares(spec: ModelSpec, backend: str, config: EngineConfig) -> Shares:
+    """Of the kinds of weights that the engine makes of a model's, those that there are."""
+    shares: dict[Kind, float] = {}
+    total = sum(size for _, size in spec.type_bytes)
+    for name, size in spec.type_bytes:
+        kind = _kind(name, backend, config)
+        shares[kind] = shares.get(kind, 0.0) + size / total
+    return shares
+
+
+def _kind(weight_type: str, backend: str, config: EngineConfig) -> Kind:
+    if backend == "reference" or weight_type in _FLOATS:
+        return "floats"
+    if backend == "llamacpp" and not (config.repack and weight_type in RELAID_TYPES):
+        return "others"
+    return "integers"

@@ -16,7 +16,7 @@ from edge.backends.base import Footprint
 from edge.devices.profile import Power, Profile
 from edge.devices.profiles import HOST
 from edge.plan import Plan
-from edge.prediction.efficiency import Efficiency, Weights, efficiency_of, quick_share
+from edge.prediction.efficiency import Efficiency, Shares, efficiency_of, weight_shares
 from edge.prediction.history import Phase, Run
 from edge.prediction.work import Work, work_of
 from edge.spec import ModelSpec
@@ -129,13 +129,13 @@ def predict(
 
 @dataclass(frozen=True)
 class _Roof:
-    """What memory and cores of the device give this engine. bandwidth, flops, int8_ops: None if unknown. quick: share
-    of the weights that it multiplies as integers."""
+    """What memory and cores of the device give this engine. bandwidth, flops, int8_ops: None if unknown. shares: of
+    kinds of weights."""
 
     spec: ModelSpec
     plan: Plan
     reach: Efficiency
-    quick: float
+    shares: Shares
     bandwidth: float | None
     flops: float | None
     int8_ops: float | None
@@ -149,9 +149,9 @@ class _Roof:
         here = device.name == HOST
         source = "estimated from measured ceilings" if here else f"estimated from the profile of {device.name}"
         rate = None if bandwidth is None else bandwidth.bytes_per_s
-        reach, quick = efficiency_of(plan.backend, device.isa), quick_share(spec, plan.backend, plan.config)
+        reach, shares = efficiency_of(plan.backend, device.isa), weight_shares(spec, plan.backend, plan.config)
         flops, int8_ops = device.flops(threads), device.int8_ops(threads)
-        return cls(spec, plan, reach, quick, rate, flops, int8_ops, source, streaming_s)
+        return cls(spec, plan, reach, shares, rate, flops, int8_ops, source, streaming_s)
 
     def work(self, tokens: int, context: int) -> Work:
         count = self.plan.bytes
@@ -169,18 +169,18 @@ class _Roof:
             reading = max(reading, one) + self._counting(work, flops) - one
         return reading + self.reach.step_s + self.streaming_s
 
-    def weights_rate(self, of: Callable[[Weights], float]) -> float:
-        """What both kinds of weights give together, if it takes time in inverse proportion."""
-        return 1 / (self.quick / of(self.reach.quick) + (1 - self.quick) / of(self.reach.plain))
+    def reading_share(self) -> float:
+        """Of the bandwidth, while weights are read."""
+        return self.reach.together(self.shares, lambda each: each.reading)
 
     def _reading(self, work: Work, bandwidth: float) -> float:
         rows = self.reach.rows_of(self.plan.config.kv_dtype)
-        weights = work.weight_bytes / self.weights_rate(lambda each: each.reading)
+        weights = work.weight_bytes / self.reading_share()
         return (weights + work.kv_bytes / rows.reading) / bandwidth
 
     def _counting(self, work: Work, flops: float) -> float:
         rows = self.reach.rows_of(self.plan.config.kv_dtype)
-        linear = self.weights_rate(lambda each: each.rate(flops, self.int8_ops))
+        linear = self.reach.together(self.shares, lambda each: each.rate(flops, self.int8_ops))
         return (work.flops - work.attention_flops) / linear + work.attention_flops / (flops * rows.float32)
 
     def prompt_seconds(self, prompt: int, start: int, bandwidth: float, flops: float) -> float:
@@ -211,9 +211,7 @@ def _decode_line(roof: _Roof, runs: Sequence[Run]) -> _Line | None:
         return _Line(roof.seconds(1, 0, roof.bandwidth, roof.flops), slope, roof.source)
     # What a row costs follows from the weights' own speed, unless runs at distant contexts show it.
     quickest = min(phases, key=lambda phase: phase.context)
-    bandwidth = roof.bandwidth or (
-        roof.work(1, 0).weight_bytes / (quickest.token_s * roof.weights_rate(lambda each: each.reading))
-    )
+    bandwidth = roof.bandwidth or roof.work(1, 0).weight_bytes / (quickest.token_s * roof.reading_share())
     slope = fit_slope(phases, roof.slope(bandwidth))
     start = median(phase.token_s - slope * phase.context for phase in phases)
     # A start below nothing would be noise; a token is never cheaper than half of the quickest that was seen.

@@ -20,7 +20,7 @@ from edge.devices.power import find_meter
 from edge.errors import BudgetError
 from edge.opened import Model, open_model
 from edge.plan import Plan, make_plan
-from edge.prediction.efficiency import quick_share
+from edge.prediction.efficiency import weight_shares
 from edge.profiling.job import Job, Loaded, Operators
 from edge.profiling.memory_timeline import memory_base
 from edge.profiling.operators import measure_operators
@@ -94,7 +94,7 @@ def _measure(settings: Settings, model: Model, backend: Backend, on_step: OnStep
         engine=plan.backend,
         versions=backend.versions(),
         plan=plan,
-        integers=quick_share(model.spec, plan.backend, plan.config),
+        integers=weight_shares(model.spec, plan.backend, plan.config).get("integers", 0.0),
         first_load_s=load_s,
         load_s=load_s,
         ttft=speeds.ttft,

@@ -31,13 +31,19 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds and tokens per second, measured. None where nothing was measured (no second token, say)."""
+    """Seconds and tokens per second, measured. None where nothing was measured (no second token, say).
+
+    total_s: of this generation. budget_s: stated, of which loading and the like took `before_s`.
+    """
 
     load_s: float
     ttft_s: float | None
     prefill_tok_s: float | None
     decode_tok_s: float | None
     paused_s: float = 0.0  # waited, to hold --power or --max-temp
+    total_s: float = 0.0
+    before_s: float = 0.0
+    budget_s: float | None = None
 
 
 @dataclass(frozen=True)
