@@ -130,6 +130,15 @@ def test_without_a_sensor_the_estimate_is_enforced_and_said(tmp_path: Path) -> N
     assert energy["budget"] == 6
 
 
+def test_a_start_that_takes_the_whole_budget_says_so(tmp_path: Path) -> None:
+    done = edge(
+        "run", str(GOLDEN / "llama-one-layer.gguf"), "-p", "a", "-n", "5", "--raw", "--energy", "1mJ", root=tmp_path
+    )
+    assert (done.returncode, done.stdout) == (0, "\n")
+    assert "generated 0" in done.stderr
+    assert "the start alone takes more than the budget" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -175,6 +184,13 @@ def test_of_several_budgets_the_one_that_ends_a_run_is_named(
     tightened = {"--time": " of 0.001 s", "--energy": " of 1 mJ", "--max-temp": " °C of 40 °C"}
     for budget, said in shown.items():
         assert (tightened[budget] if budget in tight else said) in done.stderr
+
+
+def test_the_budget_of_the_environment_is_no_switch_of_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_ENERGY", "30J")
+    flags = ("bench", str(GOLDEN / "llama-gqa-tied.gguf"), "-p", "4", "-n", "4", "-r", "1", "--backend", "reference")
+    plain, asked = edge(*flags, "--json", root=tmp_path), edge(*flags, "--json", "--energy", root=tmp_path)
+    assert ["J/token" in json.loads(done.stdout)[0] for done in (plain, asked)] == [False, True]
 
 
 def test_a_folder_of_sensors_that_is_none_is_refused(tmp_path: Path) -> None:

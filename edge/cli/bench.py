@@ -43,7 +43,10 @@ def bench(
     backend: o.Backend = "auto",
     threads: o.Threads = None,
     energy: Annotated[
-        bool, o.flag("--energy", help="Joules per token, too: measured or estimated, as it says.")
+        bool,
+        o.flag(
+            "--energy", envvar="EDGE_BENCH_ENERGY", help="Joules per token, too: measured or estimated, as it says."
+        ),
     ] = False,
     json: Annotated[bool, o.flag("--json", help="The same as -o json.")] = False,
     quiet: o.Quiet = False,

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 import typer
 
 
-def flag(*names: str, help: str, **more: Any) -> Any:
-    """A typer option whose twin in the environment is EDGE_ and its long name: `--kv-policy`, EDGE_KV_POLICY."""
+def flag(*names: str, help: str, envvar: str | None = None, **more: Any) -> Any:
+    """A typer option whose twin in the environment is EDGE_ and its long name: `--kv-policy`, EDGE_KV_POLICY. envvar:
+    another twin, for a name that means something else in other commands."""
     long_name = next(name for name in names if name.startswith("--"))
-    return typer.Option(*names, help=help, envvar="EDGE_" + long_name[2:].replace("-", "_").upper(), **more)
+    return typer.Option(*names, help=help, envvar=envvar or "EDGE_" + long_name[2:].replace("-", "_").upper(), **more)
 
 
 ModelArgument = Annotated[
