@@ -97,6 +97,9 @@ def test_the_sentence_has_the_figures_that_it_rests_on() -> None:
     hot = judge(replace(PLAIN, **HOT)).sentence
     assert "70%" in hot
     assert "79 °C" in hot
+    tiny = judge(replace(PLAIN, bandwidth=0.001, compute=0.001, tok_s=4321.0)).sentence
+    assert "memory (less than 1% of" in tiny
+    assert "4,321 tok/s" in tiny
     assert "no sensor" in judge(replace(PLAIN, sustained=0.7)).sentence
     assert "70% of the speed of its first minute" in judge(replace(PLAIN, sustained=0.7, window_s=60.0)).sentence
     assert "70% of the speed of its first 4 s" in judge(replace(PLAIN, sustained=0.7, window_s=4.0)).sentence
