@@ -72,11 +72,11 @@ def configurations(second: str) -> list[Configuration]:
     ]
 
 
-def edge(*arguments: str, stdin: str | None = None, history: bool = True) -> Any:
-    """What the command says as JSON."""
+def edge(*arguments: str, stdin: str | None = None, history: str | None = None) -> Any:
+    """What the command says as JSON. history: EDGE_HISTORY, if not that of all runs."""
     done = subprocess.run(
         [sys.executable, "-m", "edge", *arguments, "--json"], input=stdin, capture_output=True, text=True,
-        env=os.environ | ({} if history else {"EDGE_HISTORY": "0"}),
+        env=os.environ | ({"EDGE_HISTORY": history} if history else {}),
     )  # fmt: skip
     if done.returncode:
         sys.exit(f"edge {' '.join(arguments)}: {done.stderr}")
@@ -92,11 +92,11 @@ def run(each: Configuration, prompt: str) -> Figures:
     )
 
 
-def predict(each: Configuration, prompt: int) -> Figures:
+def predict(each: Configuration, prompt: int, history: str | None = None) -> Figures:
     """In the middle of the answer, at whose context decoding is on average."""
     flags = [*each.flags.split(), "--tokens", str(prompt + each.new), "--prompt-tokens", str(prompt)]
     rows = int(flags[flags.index("--max-kv-size") + 1])
-    plan = edge("plan", each.model, *flags, "--at", str(min(rows, prompt + each.new // 2)))
+    plan = edge("plan", each.model, *flags, "--at", str(min(rows, prompt + each.new // 2)), history=history)
     predicted = plan["prediction"]
     decode = predicted["decode"][0] if predicted["decode"] else None
     energy = predicted["prompt_joules"]
@@ -149,9 +149,10 @@ def main() -> None:
 
 def measure(each: Configuration, prompt: str, earlier: int, later: int) -> tuple[Errors, Errors]:
     """Errors by ceilings alone, and by earlier runs."""
-    warm = edge("run", each.model, "-n", "2", "--raw", *each.flags.split(), stdin=prompt, history=False)
+    warm = edge("run", each.model, "-n", "2", "--raw", *each.flags.split(), stdin=prompt, history="0")
     tokens = warm["tokens"]["prompt"]
-    by_ceilings = predict(each, tokens)
+    with tempfile.TemporaryDirectory() as nothing:  # runs of other configurations may be of the same setting
+        by_ceilings = predict(each, tokens, history=nothing)
     for _ in range(earlier):
         run(each, prompt)
     by_history = predict(each, tokens)

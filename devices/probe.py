@@ -106,7 +106,7 @@ def _measure(threads: int, seconds: float, on_progress: Progress) -> Ceilings:
         on_progress((len(rates) + part) / len(works))
 
     for work in works:
-        rates.append(_best(threads, seconds / len(works), work, said))
+        rates.append(best_rate(threads, seconds / len(works), work, said))
     return Ceilings(rates[0], rates[1], rates[2] if products else None, threads)
 
 
@@ -147,9 +147,9 @@ def _multiplier() -> Work:
     return make
 
 
-def _best(threads: int, seconds: float, work: Work, on_progress: Progress) -> float:
+def best_rate(threads: int, seconds: float, work: Work, on_progress: Progress) -> float:
     """Of several stretches of time, in which all threads repeat their work: how much they did in a second."""
-    done = [0.0] * threads
+    done, began, ended = ([0.0] * threads for _ in range(3))
     gate = threading.Barrier(threads + 1)
 
     def repeat(thread: int) -> None:
@@ -157,12 +157,11 @@ def _best(threads: int, seconds: float, work: Work, on_progress: Progress) -> fl
         once()  # what is slow the first time
         for _ in range(_SLICES):
             gate.wait()
-            end, count = time.perf_counter() + seconds / _SLICES, 0.0
-            while True:
+            began[thread] = time.perf_counter()
+            count, end = 0.0, began[thread] + seconds / _SLICES
+            while (now := time.perf_counter()) < end:
                 count += once()
-                if time.perf_counter() >= end:
-                    break
-            done[thread] = count
+            done[thread], ended[thread] = count, now
             gate.wait()
 
     workers = [threading.Thread(target=repeat, args=(each,), daemon=True) for each in range(threads)]
@@ -171,9 +170,8 @@ def _best(threads: int, seconds: float, work: Work, on_progress: Progress) -> fl
     best = 0.0
     for each in range(_SLICES):
         gate.wait()
-        started = time.perf_counter()
         gate.wait()
-        best = max(best, sum(done) / (time.perf_counter() - started))
+        best = max(best, sum(done) / (max(ended) - min(began)))  # as the threads saw it: this one may be woken late
         on_progress((each + 1) / _SLICES)
     for worker in workers:
         worker.join()

@@ -18,6 +18,7 @@ from edge.backends.base import Backend, Capabilities, EngineConfig, Tuned
 from edge.budget import Budget, format_bytes, parse_bytes
 from edge.devices.host import usable_cores
 from edge.devices.memory import MemoryLimit, memory_limit, memory_use, release_free_memory
+from edge.devices.power import memory_root
 from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.kv import DEFAULT_SINKS, Needs, make_policy
 from edge.kv.prefix import BLOCK
@@ -117,7 +118,7 @@ def make_plan(
         return _automatic(spec, backend, request, budget, elsewhere)
     _check(spec, backend, request)
     request = _rows_for_bytes(spec, backend, request)
-    limit = MemoryLimit(budget.memory, "budget") if budget.memory else elsewhere or memory_limit()
+    limit = MemoryLimit(budget.memory, "budget") if budget.memory else elsewhere or memory_limit(memory_root())
     kv_dtype = request.kv_dtype or backend.CAPABILITIES.kv_dtypes[0]
     tuned = None if elsewhere else backend.tuned(spec, kv_dtype)  # before the count: it imports a little
     release_free_memory()  # what building the tokenizer left behind would otherwise be counted twice

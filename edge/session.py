@@ -15,7 +15,7 @@ from edge.backends import find_backend
 from edge.backends.base import Backend, Engine
 from edge.budget import Budget, format_bytes
 from edge.devices.memory import memory_use
-from edge.devices.power import find_meter, sensors_root
+from edge.devices.power import find_meter, memory_root, sensors_root
 from edge.devices.thermal import Zone, zones
 from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.governor import Limits
@@ -168,8 +168,8 @@ class Session:
         prompt: text (goes through the chat template unless `raw`) or token ids, int [n]. max_tokens: None goes on
         until something else stops it. follow_up: continue the conversation in the cache instead of starting anew.
         time_limit: seconds, energy_limit: joules, instead of the session's budget; time_spent, energy_spent: what of
-        it is gone already, for loading. keep_text=False leaves `report.text` None, for runs without end. After the last
-        piece, or when the iterator is closed, `report` holds the RunReport.
+        it is gone already, for the start. keep_text=False leaves `report.text` None, for runs without end. After the
+        last piece, or when the iterator is closed, `report` holds the RunReport.
         """
         sampling = (sampling or SamplingParams()).with_seed()
         if max_tokens is not None and max_tokens < 1:
@@ -204,7 +204,7 @@ class Session:
             self._meter,
             self._zone.path if self._zone else None,
             spender=self._spare,
-            root=sensors_root(),
+            root=memory_root(),
             ended=lambda: self.terminated,
         )
         run = Run(

@@ -77,7 +77,7 @@ def make_timeline() -> Timeline:
 
 def make_engine(name: str = "tvm", **changes: Any) -> EngineProfile:
     prefill = Phase("prefill", 512, 0, 256, spread(0.0005), 0.004, 8e8, 4e11)
-    decode = Phase("decode", 48, 512, 1, spread(0.0025), 0.044, 1.6e10, 4.5e10)
+    decode = Phase("decode", 48, 512, 1, spread(0.0025), 0.044, 1.6e10, 4.5e10, 17.6)
     operators = [
         OperatorTime("qkv", "qkv", 30, 0.001, 0.4, 1 << 20, 1 << 21, 0.1),
         OperatorTime(HOSTILE, "down", 30, 0.0015, 0.6, None, None, None),
@@ -103,9 +103,11 @@ def make_engine(name: str = "tvm", **changes: Any) -> EngineProfile:
 
 
 def make_sustained(last: float = 0.0025, **changes: Any) -> Sustained:
-    """Five windows; all but the last at 2.5 ms a token."""
+    """Five windows; all but the last at 2.5 ms a token, by the median and by the clock."""
     seconds = [0.0025] * 4 + [last]
-    windows = [Window(12.0 * each, spread(per), 0.044, 60.0 + each, 2e9, 0.02) for each, per in enumerate(seconds)]
+    windows = [
+        Window(12.0 * each, 40 * per, spread(per), 0.044, 60.0 + each, 2e9, 0.02) for each, per in enumerate(seconds)
+    ]
     return replace(Sustained(12.0, windows), **changes)
 
 

@@ -130,6 +130,15 @@ def test_without_a_sensor_the_estimate_is_enforced_and_said(tmp_path: Path) -> N
     assert energy["budget"] == 6
 
 
+def test_a_start_that_takes_the_whole_budget_says_so(tmp_path: Path) -> None:
+    done = edge(
+        "run", str(GOLDEN / "llama-one-layer.gguf"), "-p", "a", "-n", "5", "--raw", "--energy", "1mJ", root=tmp_path
+    )
+    assert (done.returncode, done.stdout) == (0, "\n")
+    assert "generated 0" in done.stderr
+    assert "the start alone takes more than the budget" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -34,7 +34,7 @@ def planning_process() -> object:
     """What this process takes must not decide what a test sees: pytest grows from test to test."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("edge.plan.memory_use", lambda: MemoryUse(RESIDENT, PEAK, None, None))
-        patch.setattr("edge.plan.memory_limit", lambda: MemoryLimit(4096 * MIB, "free memory"))
+        patch.setattr("edge.plan.memory_limit", lambda root: MemoryLimit(4096 * MIB, "free memory"))
         yield
 
 
@@ -163,18 +163,18 @@ def test_weights_are_repacked_only_beside_enough_rows() -> None:
 
 
 def test_without_a_budget_the_system_sets_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge.plan.memory_limit", lambda: MemoryLimit(256 * MIB, "cgroup"))
+    monkeypatch.setattr("edge.plan.memory_limit", lambda root: MemoryLimit(256 * MIB, "cgroup"))
     chosen = plan()
     assert (chosen.limit, chosen.limit_source) == (256 * MIB, "cgroup")
     assert chosen.predicted_peak <= 256 * MIB
     assert chosen.config.capacity < CONTEXT
-    monkeypatch.setattr("edge.plan.memory_limit", lambda: MemoryLimit(50 * MIB, "cgroup"))
+    monkeypatch.setattr("edge.plan.memory_limit", lambda root: MemoryLimit(50 * MIB, "cgroup"))
     with pytest.raises(BudgetError, match="the cgroup limit is 50 MiB"):
         plan()
 
 
 def test_a_stated_budget_counts_and_not_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge.plan.memory_limit", lambda: MemoryLimit(50 * MIB, "cgroup"))
+    monkeypatch.setattr("edge.plan.memory_limit", lambda root: MemoryLimit(50 * MIB, "cgroup"))
     assert plan(memory=256 * MIB).limit_source == "budget"
 
 

@@ -177,6 +177,10 @@ def test_what_nobody_knows_is_not_said() -> None:
     assert "multiplies is unknown" in only_memory.unknown[0]
     assert "core_watts of x is unknown" in only_memory.unknown[1]
     assert "edge devices probe" in predict(SPEC, PLAN, device("host"), Wanted()).unknown[0]
+    streams = predict(SPEC, PLAN, KNOWN, Wanted(energy=30, time=20), streaming_s=None)
+    assert not streams.decode
+    assert streams.ttft_s is streams.energy_tokens is streams.time_tokens is None
+    assert "weights are read anew" in streams.unknown[0]
 
 
 # By earlier runs
@@ -218,7 +222,9 @@ def test_one_run_says_where_the_line_lies_and_the_roofline_how_steep_it_is() -> 
 
 
 def test_history_needs_no_ceilings() -> None:
-    found = predict(SPEC, PLAN, device("host"), Wanted(contexts=(100,), energy=30), earlier([(100, 0.03)], 5.0))
+    found = predict(
+        SPEC, PLAN, device("host"), Wanted(contexts=(100,), energy=30), earlier([(100, 0.03)], 5.0), meter="rapl"
+    )
     assert decode_at(found) == pytest.approx([0.03])
     assert found.decode[0].joules is not None
     assert found.decode[0].joules.value == pytest.approx(0.15)
@@ -241,12 +247,17 @@ def test_prompts_take_as_long_as_those_like_them_did(known: bool) -> None:
 
 
 def test_watts_of_another_meter_are_not_mixed_in() -> None:
-    newest, old = earlier([(100, 0.01)], 5.0), earlier([(100, 0.01)] * 5, 50.0)
-    runs = newest + [replace(run, energy_source="a battery") for run in old]
-    found = predict(SPEC, PLAN, device("host"), Wanted(contexts=(100,)), runs, POWER)
+    """Such as those of a battery, now that the laptop is plugged in."""
+    newest, old = earlier([(100, 0.01)] * 5, 50.0), earlier([(100, 0.01)], 5.0)
+    runs = [replace(run, energy_source="a battery") for run in newest] + old
+    found = predict(SPEC, PLAN, device("host"), Wanted(contexts=(100,)), runs, POWER, meter="rapl")
     assert found.watts is not None
     assert found.watts.value == pytest.approx(5.0)
     assert found.watts.source == "measured earlier (1 run)"
+    assert found.decode[0].tok_s.source == "measured earlier (6 runs)"
+    unmetered = predict(SPEC, PLAN, device("host"), Wanted(contexts=(100,)), runs, POWER, meter="estimate by x")
+    assert unmetered.watts is not None
+    assert unmetered.watts.source == "estimated by x"
 
 
 def test_every_engine_has_its_efficiency() -> None:
@@ -315,6 +326,14 @@ def test_the_devices_memory_is_the_limit() -> None:
     assert json.loads(shown)["limit_source"] == "budget"
 
 
+def test_free_memory_is_what_the_governor_will_read(tmp_path: Path) -> None:
+    (tmp_path / "no-sensors/proc").mkdir()
+    (tmp_path / "no-sensors/proc/meminfo").write_text("MemAvailable:    3000000 kB\n")
+    found = plan()
+    assert found["limit_source"] == "free memory"
+    assert 3_000_000 <= found["limit"] >> 10 < 5_000_000  # and what this process holds
+
+
 def test_where_the_native_engine_does_not_run_another_is_planned() -> None:
     assert plan("--device", "macbook-air-m3")["backend"] == "llamacpp"
 
@@ -343,6 +362,7 @@ def test_the_host_is_predicted_once_it_is_known(tmp_path: Path) -> None:
         (["--prompt-tokens", "9" * 400], "Invalid value"),
         (["--at", "-1"], "--at takes numbers"),
         (["--energy", "many"], "is not understood"),
+        (["--device", "raspberry-pi-5", "--threads", "99"], "--threads 99 is more than the 4 cores of raspberry-pi-5"),
         (["--device", "my-phone"], "value of core_watts"),
     ],
 )

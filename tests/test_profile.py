@@ -34,7 +34,7 @@ from edge.profiling.profile import Climate, MemoryBase, MemorySample, Profile, R
 from edge.profiling.progress import part_of
 from edge.profiling.reader import build, read_profile
 from edge.profiling.settings import Settings
-from edge.report.profile_tables import roofline_table
+from edge.report.profile_tables import energy_table, roofline_table
 
 MODEL = str(GOLDEN / "llama-gqa-tied.gguf")
 PLAIN = Evidence(
@@ -60,8 +60,10 @@ def commands(**found: Any) -> list[str]:
         ({"compute": 0.8, "bandwidth": 0.9}, "memory bandwidth"),
         (HOT, "heat"),
         ({"sustained": 0.7}, "heat"),
-        ({"sustained": 0.7, "others": 0.5}, "other programs"),
-        ({"sustained": 0.7, "cooled": 0.7, "others": 0.5}, "heat"),
+        ({"sustained": 0.7, "others": 0.5, "sustained_others": 0.5}, "other programs"),
+        ({"sustained": 0.7, "sustained_others": 0.5}, "overhead"),
+        ({"sustained": 0.7, "others": 0.5}, "heat"),  # while other figures were taken
+        ({"sustained": 0.7, "cooled": 0.7, "others": 0.5, "sustained_others": 0.5}, "heat"),
         ({"sustained": 0.97, "bandwidth": 0.85}, "memory bandwidth"),
         ({"celsius": 79.0, "trip": 80.0}, "overhead"),
         ({"rows": 256}, "memory budget"),
@@ -96,6 +98,8 @@ def test_the_sentence_has_the_figures_that_it_rests_on() -> None:
     assert "70%" in hot
     assert "79 °C" in hot
     assert "no sensor" in judge(replace(PLAIN, sustained=0.7)).sentence
+    assert "70% of the speed of its first minute" in judge(replace(PLAIN, sustained=0.7, window_s=60.0)).sentence
+    assert "70% of the speed of its first 4 s" in judge(replace(PLAIN, sustained=0.7, window_s=4.0)).sentence
 
 
 def test_advice_is_what_helps_against_the_limit() -> None:
@@ -151,7 +155,7 @@ def test_names_are_quoted_in_commands() -> None:
 
 
 def test_evidence_is_of_the_first_engine() -> None:
-    windows = [Window(0, spread(0.002), 0.1, 50, 2e9, None), Window(12, spread(0.004), 0.1, 79, 1e9, 0.4)]
+    windows = [Window(0, 4, spread(0.002), 0.1, 50, 2e9, None), Window(12, 8, spread(0.002), 0.1, 79, 1e9, 0.4)]
     quick = make_engine("onnx", decode=replace(make_engine().decode, per_token=spread(0.001)))
     profile = make_profile(
         engines=[make_engine(sustained=Sustained(12, windows)), quick], roofs=Roofs(2e10, 1e11, None, 2)
@@ -161,9 +165,9 @@ def test_evidence_is_of_the_first_engine() -> None:
     assert (found.sustained, found.cooled) == (pytest.approx(0.5), pytest.approx(0.5))
     assert (found.celsius, found.trip, found.allowed) == (54, 80, 1.0)
     assert found.faster == ("onnx", pytest.approx(2.5))
-    assert found.others == 0.4
+    assert (found.others, found.sustained_others) == (0.02, 0.4)
     assert found.waited == pytest.approx(0.1)
-    assert found.watts == pytest.approx(0.044 / 0.0025)
+    assert found.watts == 17.6
     assert found.kv_share == pytest.approx(20 * MIB / 1024 * 536 / (1.6e10 * 0.0025))
     row, rest = 20 * MIB / 1024, 1.6e10 * 0.0025 - 20 * MIB / 1024 * 536
     assert (found.longest, found.longest_kv_share) == (512, pytest.approx(row * 536 / (rest + row * 536)))
@@ -307,6 +311,7 @@ def test_a_golden_model_is_profiled(tmp_path: Path) -> None:
         assert engine.timeline.peak >= max(each.rss for each in engine.timeline.samples) * 0.99
         assert engine.decode.per_token.count == 8
         assert engine.energy.kind == "estimate"
+        assert engine.decode.watts is not None
     native = profile.engines[0]
     assert {each.name for each in native.operators} == {"prefill", "decode"}
     assert sum(each.share for each in native.operators[1].operators) == pytest.approx(1)
@@ -325,6 +330,28 @@ def test_a_long_run_is_cut_into_windows() -> None:
     long_run = build(Sustained, said["sustained"])
     assert len(long_run.windows) == 5
     assert long_run.ratio > 0
+
+
+def test_the_speed_of_a_window_is_tokens_by_time() -> None:
+    """Half of the tokens in 3 ms, the rest much later: 320 in 4 s are 80 tok/s."""
+    window = Window(0.0, 4.0, replace(spread(0.003), count=320), None, None, None, 0.4)
+    fast = replace(window, per_token=replace(spread(0.003), count=1280))
+    assert window.tok_s == 80
+    assert Sustained(4.0, [fast, window]).ratio == 0.25
+
+
+def test_watts_are_joules_by_time_of_all_answers() -> None:
+    """Not joules of a mean token by the time of a median one."""
+    slow = make_engine(decode=replace(make_engine().decode, watts=5.0))
+    profile = make_profile(engines=[slow])
+    assert evidence_of(profile).watts == 5
+    assert energy_table(profile).rows[0][-1] == "5.0 W"
+
+
+def test_an_advice_to_measure_again_is_the_same_command() -> None:
+    again = "edge profile m.gguf --memory 300MiB --sustained 20s -o a.html"
+    disturbed = make_profile(engines=[make_engine(others=0.5)], roofs=None)
+    assert [command for _, command in judge(evidence_of(disturbed, again)).advice] == [again]
 
 
 def test_a_memory_budget_leaves_contexts_out() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +23,7 @@ from edge.converters.target import check_file
 from edge.devices import integer_products, profiles
 from edge.devices.integer_products import missing
 from edge.devices.power.estimate import Estimate
-from edge.devices.probe import probe_profile
+from edge.devices.probe import best_rate, probe_profile
 from edge.devices.profile import BUS_SHARE, FIGURES, KINDS, Cluster, Figure, Profile
 from edge.devices.profile_file import read_profile, to_toml, write_profile
 from edge.devices.profiles import HOST, add_profile, find_profile, host_power, own_folder, profile_names
@@ -215,6 +219,27 @@ def test_the_host_is_described_without_being_measured() -> None:
     assert host.value("read_bandwidth") is None
 
 
+def test_a_rate_is_what_the_threads_did_however_late_this_one_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts = itertools.cycle([0.02, 0.0])  # of every stretch, and its end
+
+    class Late(threading.Barrier):
+        def wait(self, timeout: float | None = None) -> int:
+            place = super().wait(timeout)
+            if threading.current_thread() is threading.main_thread():
+                time.sleep(next(starts))
+            return place
+
+    def work() -> Callable[[], float]:
+        def once() -> float:
+            time.sleep(0.001)
+            return 1.0
+
+        return once
+
+    monkeypatch.setattr("edge.devices.probe.threading.Barrier", Late)
+    assert 0 < best_rate(2, 0.08, work, lambda part: None) <= 2000
+
+
 def test_probing_keeps_what_the_user_has_said(own: Path) -> None:
     watts = Figure(7.0, "measured", "a wall meter")
     add_profile(replace(profiles.describe_host(), figures={"core_watts": watts}))
@@ -290,7 +315,18 @@ def test_a_profile_goes_from_one_device_to_another(tmp_path: Path, own: Path) ->
 def test_probing_saves_the_host(own: Path) -> None:
     answer = ask("probe", "--seconds", "0.1")
     assert answer["path"] == str(own / "host.toml")
-    assert find_profile(HOST).value("f32_flops")
+    host = find_profile(HOST)
+    assert host.value("f32_flops")
+    assert (host.value("int8_ops") is None) == (missing() is not None)
+    shown = run.invoke(app, ["devices", "show", "host"]).output
+    assert ("MatMulInteger" in " ".join(shown.split())) == (missing() is None)
+
+
+def test_probing_says_why_the_rate_of_bytes_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge.devices.probe.probe_profile", lambda *_: profiles.describe_host())
+    monkeypatch.setattr(integer_products, "find_spec", lambda name: None)
+    said = run.invoke(app, ["devices", "probe", "--quiet"]).output
+    assert "int8 arithmetic is unknown: onnxruntime and onnx are not installed (extra: onnx)" in said
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,12 @@ def sensors_root() -> Path:
     return Path(stated or "/")
 
 
+def memory_root() -> Path:
+    """Where memory and its limits are read: as sensors, but where that folder has no proc, from the system's own."""
+    root = sensors_root()
+    return root if (root / "proc").is_dir() else Path("/")
+
+
 def sensors(root: Path | None = None) -> list[Sensor]:
     """All that edge knows, with what they measure here or why they do not; the estimate is the last."""
     root, found = root or sensors_root(), []

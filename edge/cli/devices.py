@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 devices = typer.Typer(help="This device, its sensors, and the devices known by name.")
 
+_MUCH = 0.1  # of the cores' time: what others take beyond that shows
 _Name = Annotated[str, typer.Argument(metavar="DEVICE", help="A name of edge devices list.")]
 
 
@@ -25,9 +27,13 @@ def here(context: typer.Context, json: o.Json = False) -> None:
     """Without a command: this device as measured: processor, cores, instruction sets, caches and memory."""
     if context.invoked_subcommand is not None:
         return
-    from edge.devices.host import probe_host
+    from dataclasses import replace
 
-    host = probe_host()
+    from edge.devices.host import probe_host
+    from edge.devices.memory import memory_limit
+    from edge.devices.power import memory_root
+
+    host = replace(probe_host(), limit=memory_limit(memory_root()))
     if json:
         print_json({"host": asdict(host)})
         return
@@ -110,6 +116,7 @@ def probe(
     from dataclasses import replace
 
     from edge.devices.integer_products import missing
+    from edge.devices.load import read_load, share_of_others
     from edge.devices.probe import probe_profile
     from edge.devices.profile_file import is_name, write_profile
     from edge.devices.profiles import HOST, add_profile
@@ -124,20 +131,23 @@ def probe(
     if output is not None and output.exists() and not output.is_file():
         raise InputError(f"{output} is a folder or a device: -o takes the name of a file")
     with progress(enabled=not quiet) as shown:
-        bar = shown.step("reading memory, multiplying")
+        bar, before, own = shown.step("reading memory, multiplying"), read_load(), sum(os.times()[:4])
         measured = replace(probe_profile(seconds, lambda part: bar(part, 1.0)), name=name)
+        others = share_of_others(before, read_load(), sum(os.times()[:4]) - own)
     if output is None:
         output = add_profile(measured)
     else:
         write_profile(measured, output)
     if json:
-        print_json(_as_json(measured) | {"path": str(output)})
+        print_json(_as_json(measured) | {"path": str(output), "others": others})
         return
     rows = [[_words(each), _value(each, figure.value), figure.source] for each, figure in measured.figures.items()]
     print(table([f"{measured.name}: {measured.description}", "", "measured by"], rows, left=3))
     if measured.value("int8_ops") is None:
         print(f"\nint8 arithmetic is unknown: {missing() or 'ONNX Runtime cannot measure it here'}")
     print(f"\nsaved as {output}")
+    if others is not None and others > _MUCH:
+        note(f"Other programs took {others:.0%} of the cores' time, so it can do more: measure again without them.")
 
 
 @devices.command()

@@ -62,6 +62,7 @@ def plan(
     """Show how a model would run within a budget, here or on another device: bytes, settings, speed and joules."""
     from edge.budget import Budget
     from edge.devices.memory import memory_limit
+    from edge.devices.power import memory_root
     from edge.devices.profiles import HOST, find_profile
     from edge.errors import InputError
     from edge.opened import open_model
@@ -92,9 +93,9 @@ def plan(
     prompt = prompt or min(_PROMPT, max(1, (tokens or 2 * _PROMPT) // 2))
     wanted = Wanted(prompt, contexts, budget.energy, budget.power, budget.time)
     here = profile.name == HOST
-    room = memory_limit().bytes - made.bytes.total if here else None
+    room = memory_limit(memory_root()).bytes - made.bytes.total if here else None
     streaming = streaming_cost(made.bytes.streamed, made.config.threads, opened.file.path.name, room=room, here=here)
-    prediction = _predict(opened, made, profile, wanted, prepared, (streaming and streaming.added_s) or 0.0)
+    prediction = _predict(opened, made, profile, wanted, prepared, streaming.added_s if streaming else 0.0)
     if json:
         predicted = {"model": opened.spec.label, "path": str(opened.path), **made.to_dict()}
         streamed = streaming and asdict(streaming)
@@ -127,7 +128,11 @@ def _make(opened: Model, profile: Profile, backend: str, request: PlanRequest, b
         )
     engine = backend_elsewhere(backend, opened.file, opened.spec, profile.system)
     if profile.memory is None and budget.memory is None:
-        raise InputError(f"how much memory {profile.name} has is unknown, or its models differ: say --memory")
+        raise InputError(
+            f"the profile of {profile.name} does not say how much memory it has: say --memory, such as --memory 4GiB"
+        )
+    if request.threads and profile.cores and request.threads > profile.cores:
+        raise InputError(f"--threads {request.threads} is more than the {profile.cores} cores of {profile.name}")
     most = min(profile.memory or budget.memory or 0, budget.memory or profile.memory or 0)
     limit = MemoryLimit(most, "budget" if most == budget.memory else profile.name)
     request = replace(request, threads=request.threads or profile.cores or 4)
@@ -135,7 +140,7 @@ def _make(opened: Model, profile: Profile, backend: str, request: PlanRequest, b
 
 
 def _predict(
-    opened: Model, made: Plan, profile: Profile, wanted: Wanted, prepared: float, streaming_s: float
+    opened: Model, made: Plan, profile: Profile, wanted: Wanted, prepared: float, streaming_s: float | None
 ) -> Prediction:
     """On this device by earlier runs and by the meter that runs would have; elsewhere by the profile alone."""
     from edge.devices.power import find_meter
@@ -145,13 +150,13 @@ def _predict(
 
     if profile.name != HOST:
         return predict(opened.spec, made, profile, wanted, streaming_s=streaming_s)
-    runs = earlier_runs(Setting.of(opened.spec, made.backend, made.config))
-    if find_meter().read().kind != "estimate":  # joules that a sensor counts follow from earlier ones alone
+    runs, meter = earlier_runs(Setting.of(opened.spec, made.backend, made.config)), find_meter().read()
+    if meter.kind != "estimate":  # joules that a sensor counts follow from earlier ones alone
         profile = replace(profile, figures=_without_watts(profile))
-        return predict(opened.spec, made, profile, wanted, runs, streaming_s=streaming_s)
+        return predict(opened.spec, made, profile, wanted, runs, None, streaming_s, meter.source)
     power = host_power()
     wanted = replace(wanted, spent=prepared * power.core_watts)
-    return predict(opened.spec, made, profile, wanted, runs, power, streaming_s)
+    return predict(opened.spec, made, profile, wanted, runs, power, streaming_s, meter.source)
 
 
 def _without_watts(profile: Profile) -> dict[str, Figure]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,6 +28,7 @@ class _Group(typer.core.TyperGroup):
     """`edge profile MODEL` is `edge profile of MODEL`."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        ctx.obj = shlex.join(["edge", "profile", *args])  # to be said again
         return super().parse_args(ctx, args if args[:1] == [_COMPARE] else ["of", *args])
 
 
@@ -41,6 +43,7 @@ Output = Annotated[
 
 @profile.command("of")
 def of(
+    context: typer.Context,
     model: o.ModelArgument,
     output: Output = None,
     quick: Annotated[bool, o.flag("--quick", help="Fewer and shorter measurements.")] = False,
@@ -120,8 +123,9 @@ def of(
     try:
         with progress(enabled=not quiet) as shown:
             made = collect(
-                opened, model, engines, settings, quick=quick, on_step=lambda what, share: shown.step(what)(share, 1.0)
-            )
+                opened, model, engines, settings, quick=quick, again=context.obj,
+                on_step=lambda what, share: shown.step(what)(share, 1.0),
+            )  # fmt: skip
     except KeyboardInterrupt:
         note("interrupted: nothing was written; --quick takes less time, and --backend fewer engines")
         raise

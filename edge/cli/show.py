@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from edge.budget import format_bytes, format_joules
@@ -128,13 +129,14 @@ def _energy_line(report: RunReport) -> str:
     how = "estimated" if energy.kind == "estimate" else "measured"
     return (
         f"energy {format_joules(energy.joules)}"
-        + (f" + {format_joules(energy.before)} for loading," if energy.before and energy.budget is not None else "")
+        + (f" + {format_joules(energy.before)} for the start," if energy.before and energy.budget is not None else "")
         + (f" of {format_joules(energy.budget)}" if energy.budget is not None else "")
         + (f", {format_joules(energy.per_token)} per token" if energy.per_token is not None else "")
         + f" ({how}: {energy.source}, the whole {energy.scope})"
         + (f" · {energy.watts:.2g} W of {energy.watts_limit:g} W" if energy.watts_limit is not None else "")
         + (f" · paused {report.timings.paused_s:.1f} s" if report.timings.paused_s >= 0.05 else "")
         + (f" · {_heat(heat)}" if heat and heat.highest is not None else "")
+        + (" · the start alone takes more than the budget" if energy.before > (energy.budget or inf) else "")
     )
 
 

@@ -94,13 +94,17 @@ class _Line:
 
 def predict(
     spec: ModelSpec, plan: Plan, device: Profile, wanted: Wanted, runs: Sequence[Run] = (), power: Power | None = None,
-    streaming_s: float = 0.0,
+    streaming_s: float | None = 0.0, meter: str | None = None,
 ) -> Prediction:  # fmt: skip
     """runs: earlier ones of the same setting on this device, if it is this one. power: instead of the profile's.
-    streaming_s: what streamed weights add to a pass (`edge.prediction.streaming`)."""
-    roof = _Roof.of(spec, plan, device, streaming_s)
+    streaming_s: what streamed weights add to a pass (`edge.prediction.streaming`); None: nobody knows, nor therefore
+    how fast it runs. meter: the source of joules that a run will have; those of other sources say nothing of it."""
+    roof = _Roof.of(spec, plan, device, streaming_s or 0.0)
     line, prefill = _decode_line(roof, runs), _prefill_seconds(roof, runs, wanted.prompt)
-    decode_watts, prompt_watts = (_watts(runs, phase) for phase in ("decode", "prefill"))
+    if streaming_s is None:
+        line = prefill = None
+    metered = [run for run in runs if run.energy_source == meter]
+    decode_watts, prompt_watts = (_watts(metered, phase) for phase in ("decode", "prefill"))
     power = power or device.power
     cost = None if line is None else _token_cost(roof, line, decode_watts, power)
     capacity = plan.config.capacity
@@ -123,7 +127,7 @@ def predict(
         time_tokens=_in_time(wanted, line, prefill, capacity),
         limited_tok_s=_limited(wanted, points, power),
         basis=tuple(_basis(device, plan.config.threads, [line, prefill])),
-        unknown=tuple(_unknown(device, line, prefill, cost)),
+        unknown=tuple(_unknown(device, line, prefill, cost, streams=streaming_s is None)),
     )
 
 
@@ -253,14 +257,11 @@ def earlier(runs: int, how: str = "measured") -> str:
 
 
 def _watts(runs: Sequence[Run], name: str) -> Guess | None:
-    """What earlier runs drew in a phase, by the meter of the newest."""
-    source = next((run.energy_source for run in runs if run.energy_source), None)
-    phases: list[Phase] = [
-        phase for run in runs if run.energy_source == source and (phase := getattr(run, name)) and phase.joules
-    ]
+    """What earlier runs drew in a phase."""
+    phases: list[Phase] = [phase for run in runs if (phase := getattr(run, name)) and phase.joules]
     if not phases:
         return None
-    estimated = any(run.energy_kind == "estimate" for run in runs if run.energy_source == source)
+    estimated = any(run.energy_kind == "estimate" for run in runs)
     watts = median((phase.joules or 0.0) / phase.seconds for phase in phases)
     return Guess(watts, earlier(len(phases), "estimated" if estimated else "measured"))
 
@@ -355,14 +356,24 @@ def _basis(device: Profile, threads: int, predicted: Sequence[_Line | Guess | No
     return said + ([f"and {int8_ops / 1e9:.3g} Gop/s on bytes (measured)"] if int8_ops else [])
 
 
-def _unknown(device: Profile, line: _Line | None, prefill: Guess | None, cost: _Cost | None) -> list[str]:
+def _unknown(
+    device: Profile, line: _Line | None, prefill: Guess | None, cost: _Cost | None, *, streams: bool
+) -> list[str]:
     here = device.name == HOST
     todo = ": edge devices probe measures it" if here else ""
     missing = []
-    if line is None:
+    if streams:
+        missing.append(
+            f"weights are read anew for every token, and how fast {device.name} does that is unknown, so nothing is "
+            "said of its speed"
+        )
+    elif line is None:
         missing.append(f"how fast {device.name} reads memory is unknown, so nothing is said of its speed{todo}")
     elif prefill is None:
-        missing.append(f"how fast {device.name} multiplies is unknown, so nothing is said of prompts{todo}")
+        missing.append(
+            f"how fast {device.name} multiplies is unknown, so nothing is said of prompts, nor "
+            f"of the tokens that a budget buys behind them{todo}"
+        )
     if line is not None and cost is None:
         why = (
             "no earlier run was metered by this device's sensor" if here else f"core_watts of {device.name} is unknown"

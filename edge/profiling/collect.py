@@ -64,10 +64,10 @@ def choose_engines(model: Model, wanted: Sequence[str], kv_dtype: str | None) ->
 
 
 def collect(
-    model: Model, called: str, engines: Engines, settings: Settings, *, quick: bool, on_step: OnStep
+    model: Model, called: str, engines: Engines, settings: Settings, *, quick: bool, again: str, on_step: OnStep
 ) -> Profile:
-    """called: what the user says for the model. Engines that fail are left out, with the reason; the error of the last
-    one is raised if none is left."""
+    """called: what the user says for the model. again: what they say to measure the same once more. Engines that fail
+    are left out, with the reason; the error of the last one is raised if none is left."""
     started, host = time.perf_counter(), probe_host()
     missing, found, failure = dict(engines.missing), list[EngineProfile](), None
     ceilings_s = _QUICK_CEILINGS_S if quick else _CEILINGS_S
@@ -93,7 +93,7 @@ def collect(
         verdict=Verdict("unknown", "", []),
         versions=own_versions(),
     )
-    return replace(profile, verdict=judge(evidence_of(profile)))
+    return replace(profile, verdict=judge(evidence_of(profile, again)))
 
 
 def _measure(model: Model, name: str, settings: Settings, on_step: OnStep) -> EngineProfile:

@@ -67,8 +67,9 @@ def _engine(one: EngineProfile, other: EngineProfile) -> Iterator[Compared]:
     alike = (one.energy.source, one.energy.kind) == (other.energy.source, other.energy.kind)
     yield spent if alike else replace(spent, ratio=None, sure=False)
     if one.sustained and other.sustained:
-        last, yours = one.sustained.last.per_token, other.sustained.last.per_token
-        yield _speed(f"{name}: answer at the end of a long run", last, yours)
+        mine, yours = one.sustained.last, other.sustained.last
+        last = _row(f"{name}: answer at the end of a long run", mine.tok_s, yours.tok_s, "more", "tok/s")
+        yield replace(last, sure=_apart(mine.per_token, yours.per_token))
         yield _row(f"{name}: end of it / its beginning", one.sustained.ratio, other.sustained.ratio, "more", "")
 
 

@@ -6,15 +6,16 @@ from edge.profiling.limits import Evidence
 from edge.profiling.profile import EngineProfile, Profile, Sustained
 
 
-def evidence_of(profile: Profile) -> Evidence:
-    """Of its first engine, the one that runs would use."""
+def evidence_of(profile: Profile, again: str = "") -> Evidence:
+    """Of its first engine, the one that runs would use. again: the command that measures the same once more."""
     engine, roofs = profile.engines[0], profile.roofs
     decode, plan = engine.decode, engine.plan
     climate, sustained = engine.timeline.climate, engine.sustained
     longest = max((each.context for each in engine.curve), default=0)
-    spent, windows = decode.joules_per_token, sustained.windows if sustained else []
+    windows = sustained.windows if sustained else []
     return Evidence(
         model=profile.model.name,
+        again=again,
         engine=engine.engine,
         threads=engine.threads,
         tok_s=decode.tok_s,
@@ -27,11 +28,13 @@ def evidence_of(profile: Profile) -> Evidence:
         bandwidth=_share(decode.bytes_per_s, roofs.read_bytes_per_s if roofs else None),
         compute=_share(decode.flops_per_s, roofs.computing(engine.integers) if roofs else None),
         sustained=sustained.ratio if sustained else None,
+        window_s=sustained.length if sustained else 60.0,
+        sustained_others=max((window.others or 0.0 for window in windows), default=0.0),
         cooled=_cooled(sustained),
         celsius=max((each.celsius for each in climate if each.celsius is not None), default=None),
         trip=engine.timeline.trip,
         allowed=min((each.allowed for each in climate if each.allowed is not None), default=None),
-        watts=spent * decode.tok_s if spent else None,
+        watts=decode.watts,
         rows=plan.config.capacity,
         wanted_rows=_wanted(profile),
         needed=_needed(profile),
@@ -42,7 +45,7 @@ def evidence_of(profile: Profile) -> Evidence:
         kv_dtype=plan.config.kv_dtype,
         kv_dtypes=tuple(engine.kv_dtypes),
         tuned=engine.engine != "tvm" or plan.tuned != "default",
-        others=max(each or 0.0 for each in (engine.others, *(window.others for window in windows))),
+        others=engine.others or 0.0,
         unsteady=decode.per_token.p50 / decode.per_token.p10,
         waited=_waited(engine),
         faster=_faster(profile),

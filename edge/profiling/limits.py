@@ -38,6 +38,7 @@ class Evidence:
     engine: str
     threads: int
     tok_s: float  # of answers
+    again: str = ""  # the command that measures the same once more
     bytes_per_token: float = 0.0  # that a token of the answer reads
     kv_share: float = 0.0  # of them, KV rows
     longest: int = 0  # context of the curve
@@ -47,12 +48,14 @@ class Evidence:
     bandwidth: float | None = None  # bytes_per_s as a share of the measured ceiling
     compute: float | None = None  # operations of an answer, likewise
     sustained: float | None = None  # speed of the last window / of the first
+    window_s: float = 60.0  # of a long run
+    sustained_others: float = 0.0  # the most of all cores' time that other programs took in one of its windows
     cooled: float | None = None  # its clock / the first's
     celsius: float | None = None  # highest
     trip: float | None = None  # where the kernel slows the device down
     allowed: float | None = None  # least share of the top clock
     watts: float | None = None  # while answering
-    others: float = 0.0  # share of all cores' time that other programs took
+    others: float = 0.0  # share of all cores' time that other programs took while answers were timed
     unsteady: float = 1.0  # a token's median time / that of the fastest tenth
     waited: float | None = None  # share of the threads' time that they waited for each other
     rows: int = 0  # of the KV cache
@@ -109,10 +112,11 @@ def _heat(found: Evidence) -> _Found | None:
     ]
     shown = " and ".join(filter(None, signs))
     cool = found.celsius is not None and found.trip is not None and found.celsius < found.trip - _COOL_MARGIN
-    if not shown and (cool or found.others >= _TAKEN):
+    if not shown and (cool or found.sustained_others >= _TAKEN):
         return None  # others are reason enough
     shown = shown or "no sensor here says why"
-    kept = f"{found.sustained:.0%} of its first minute's speed is left at the end" if slower else "it runs hot"
+    window = "minute" if found.window_s >= 60 else f"{found.window_s:g} s"
+    kept = f"{found.sustained:.0%} of the speed of its first {window} is left at the end" if slower else "it runs hot"
     return (
         "heat",
         f"Heat, or what holds the clock back, limits long answers on this device: {kept} ({shown}).",
@@ -182,7 +186,8 @@ def _neighbours(found: Evidence) -> _Found | None:
     else:
         return None
     sentence = f"Other programs limit answers at this moment: {sign}, which says little about this device."
-    return "other programs", sentence, [("measure when nothing else runs", f"edge profile {_name(found)}")]
+    again = found.again or f"edge profile {_name(found)}"
+    return "other programs", sentence, [("measure when nothing else runs", again)]
 
 
 def _waiting(found: Evidence) -> _Found | None:

@@ -44,7 +44,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Phase:
-    """A prompt ("prefill") or an answer ("decode"), several times over.
+    """A prompt ("prefill") or an answer ("decode"), several times over. watts: joules of all answers / their seconds.
 
     context: rows in the cache before it. at_once: tokens of a pass. per_token: seconds, over passes. bytes_per_s,
     flops_per_s: what such passes must read and compute (counted) over the median time they took (measured).
@@ -59,6 +59,7 @@ class Phase:
     joules_per_token: float | None = None
     bytes_per_s: float | None = None
     flops_per_s: float | None = None
+    watts: float | None = None
 
     @property
     def tok_s(self) -> float:
@@ -173,14 +174,24 @@ class PhaseOperators:
 
 @dataclass(frozen=True)
 class Window:
-    """A part of a long run. start: seconds since it began. others: as in EngineProfile."""
+    """A part of a long run. start: seconds since it began. seconds: that it took. others: as in EngineProfile."""
 
     start: float
+    seconds: float
     per_token: Spread
     joules_per_token: float | None
     celsius: float | None
     hertz: float | None
     others: float | None
+
+    def __post_init__(self) -> None:
+        if not _LEAST <= self.seconds <= 1 / _LEAST or not 0 < self.per_token.count <= 1 / _LEAST:
+            raise ValueError("a window has tokens and takes time")
+
+    @property
+    def tok_s(self) -> float:
+        """Tokens by time: a median would not see the slow ones."""
+        return self.per_token.count / self.seconds
 
 
 @dataclass(frozen=True)
@@ -205,7 +216,7 @@ class Sustained:
     @property
     def ratio(self) -> float:
         """Speed of the last window / speed of the first."""
-        return self.first.per_token.p50 / self.last.per_token.p50
+        return self.last.tok_s / self.first.tok_s
 
 
 @dataclass(frozen=True)

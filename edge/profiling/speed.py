@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -80,6 +80,7 @@ def measure_speeds(
     run before them is not counted."""
     session, tokens = runner.session, random_tokens(runner.session, prompt)
     first, passes, steps, spent = list[float](), list[tuple[int, float]](), list[float](), [0.0, 0.0]
+    answering = 0.0
     _warm_up(runner, tokens, answer, on_step)
     begun = time.perf_counter()
     for repetition in range(repetitions):
@@ -96,14 +97,16 @@ def measure_speeds(
         first.append(time.perf_counter() - started)
         between = runner.meter.read().joules
         runner.sampler.mark("answer")
+        started = time.perf_counter()
         steps += runner.answer(logits, answer, limit)
+        answering += time.perf_counter() - started
         passes += timed
         spent[0] += between - before
         spent[1] += runner.meter.read().joules - between
     return Speeds(
         Spread.of(first),
         _prefill(runner, prompt, passes, spent[0] / (prompt * len(first))),
-        _decode(runner, prompt, answer, steps, spent[1] / len(steps)),
+        replace(_decode(runner, prompt, answer, steps, spent[1] / len(steps)), watts=spent[1] / answering),
     )
 
 

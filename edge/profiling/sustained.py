@@ -33,22 +33,24 @@ def measure_sustained(runner: Runner, prompt: int, most: int, seconds: float, on
             if session.engine.kv.length + _BURST > prompt + most:
                 session.engine.kv.truncate(prompt)
             steps += runner.answer(first, _BURST)
+        lasted = time.perf_counter() - began - start
         joules = (runner.meter.read().joules - before) / len(steps)
         sampler.feel()
         others = share_of_others(load, read_load(), time.process_time() - own)
         felt = [each for each in sampler.climate if each.seconds >= looked]
-        windows.append(_window(start, steps, joules, felt, others))
+        windows.append(_window(start, lasted, steps, joules, felt, others))
     return Sustained(length, windows)
 
 
 def _window(
-    start: float, steps: list[float], joules: float, climate: list[Climate], others: float | None
+    start: float, lasted: float, steps: list[float], joules: float, climate: list[Climate], others: float | None
 ) -> Window:  # fmt: skip
     """celsius: the highest; hertz: the mean."""
     celsius = [each.celsius for each in climate if each.celsius is not None]
     hertz = [each.hertz for each in climate if each.hertz is not None]
     return Window(
         start,
+        lasted,
         Spread.of(steps),
         joules,
         max(celsius, default=None),

@@ -41,15 +41,15 @@ def sustained_table(profile: Profile) -> Section | None:
     ]  # fmt: skip
     rows = [
         [
-            engine.engine, rate(1 / run.first.per_token.p50), rate(1 / run.last.per_token.p50), f"{run.ratio:.2f}",
+            engine.engine, rate(run.first.tok_s), rate(run.last.tok_s), f"{run.ratio:.2f}",
             _highest(run.windows), _then(run, "hertz", clock),
             _then(run, "joules_per_token", joules), _most(run.windows),
         ]
         for engine, run in runs
     ]  # fmt: skip
     notes = [
-        f"Measured: answers one after another for {duration(profile.settings.sustained_s)} without a pause; medians of "
-        f"the first {duration(runs[0][1].length)} and of the last."
+        f"Measured: answers one after another for {duration(profile.settings.sustained_s)} without a pause; tokens by "
+        f"time, in the first {duration(runs[0][1].length)} and in the last."
     ]
     if len(runs) > 1:
         notes.append("Engines take turns: all but the first begin on a device that the ones before have warmed.")
@@ -60,7 +60,7 @@ def windows_table(engine: EngineProfile, run: Sustained) -> Section:
     """A long run, window after window."""
     rows = [
         [
-            f"{window.start:.0f} s", rate(1 / window.per_token.p50), *milliseconds(window.per_token),
+            f"{window.start:.0f} s", rate(window.tok_s), *milliseconds(window.per_token),
             joules(window.joules_per_token), _highest([window]), clock(window.hertz), _most([window]),
         ]
         for window in run.windows
@@ -69,7 +69,10 @@ def windows_table(engine: EngineProfile, run: Sustained) -> Section:
         "from", "tok/s", "ms/token p10", "p50", "p90", f"per token ({how(engine)})", "highest", "clock",
         "other programs",
     ]  # fmt: skip
-    notes = [f"Measured, in windows of {duration(run.length)}. Other programs: their share of all cores' time."]
+    notes = [
+        f"Measured, in windows of {duration(run.length)}; tok/s: tokens by time. Other programs: their share of all "
+        "cores' time."
+    ]
     return Section(f"{engine.engine}: the long run", headings, rows, notes)
 
 

@@ -31,7 +31,8 @@ def context_plot(profile: Profile, phase: str) -> str:
         for number, engine in enumerate(engines):
             contexts = [each.context for each in engine.curve]
             if phase == "decode":
-                _speed_line(axes, number, engine.engine, contexts, [each.decode for each in engine.curve])
+                spreads = [each.decode for each in engine.curve]
+                _speed_line(axes, number, engine.engine, contexts, spreads, [1 / each.p50 for each in spreads])
             else:
                 speeds = [1 / each.prefill for each in engine.curve]
                 axes.plot(contexts, speeds, color=COLOURS[number], marker="s", markersize=4, label=engine.engine)
@@ -168,27 +169,31 @@ def climate_plot(profile: Profile, what: str) -> str:
 
 
 def sustained_plot(profile: Profile) -> str:
-    """tok/s, window after window, a line for each engine with a band from p10 to p90."""
+    """tok/s, window after window, a line for each engine with a band from p10 to p90 of its tokens."""
     runs = [(number, each.engine, each.sustained) for number, each in enumerate(profile.engines) if each.sustained]
     if not runs:
         return ""
+    size, unit = (60, "minutes") if runs[0][2].length >= 60 else (1, "seconds")
 
     def paint(axes: Any) -> None:
         for number, engine, run in runs:
-            minutes = [(each.start + run.length / 2) / 60 for each in run.windows]
-            _speed_line(axes, number, engine, minutes, [each.per_token for each in run.windows])
+            middles = [(each.start + run.length / 2) / size for each in run.windows]
+            spreads = [each.per_token for each in run.windows]
+            _speed_line(axes, number, engine, middles, spreads, [each.tok_s for each in run.windows])
         axes.set_ylim(bottom=0)
-        axes.set(xlabel="minutes", ylabel="tok/s of answer")
+        axes.set(xlabel=unit, ylabel="tok/s of answer")
         _legend(axes, len(runs))
 
     return draw(paint, 2.8, "Speed of answers in a long run")
 
 
-def _speed_line(axes: Any, number: int, engine: str, at: Sequence[float], spreads: Sequence[Spread]) -> None:
-    """Medians, and the band from p10 to p90."""
+def _speed_line(
+    axes: Any, number: int, engine: str, at: Sequence[float], spreads: Sequence[Spread], speeds: Sequence[float]
+) -> None:
+    """tok/s, and the band from p10 to p90 of single tokens."""
     low, high = [1 / each.p90 for each in spreads], [1 / each.p10 for each in spreads]
     axes.fill_between(at, low, high, color=COLOURS[number], alpha=0.18, linewidth=0)
-    axes.plot(at, [1 / each.p50 for each in spreads], color=COLOURS[number], marker="o", markersize=4, label=engine)
+    axes.plot(at, speeds, color=COLOURS[number], marker="o", markersize=4, label=engine)
 
 
 def _contexts(axes: Any, contexts: Sequence[int]) -> None:

@@ -191,11 +191,10 @@ def energy_table(profile: Profile) -> Section:
     rows = []
     for engine in profile.engines:
         decode, prefill = engine.decode, engine.prefill
-        watts = decode.joules_per_token / decode.per_token.p50 if decode.joules_per_token else None
         rows.append([
             engine.engine, how(engine), joules(decode.joules_per_token), joules(prefill.joules_per_token),
             joules(prefill.joules_per_token and prefill.joules_per_token * prefill.tokens),
-            joules(engine.energy.load), NONE if watts is None else f"{watts:.1f} W",
+            joules(engine.energy.load), NONE if decode.watts is None else f"{decode.watts:.1f} W",
         ])  # fmt: skip
     headings = [
         "engine",
