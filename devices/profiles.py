@@ -6,8 +6,10 @@ The user's lie in EDGE_DEVICES, or in the system's folder for settings. `host.to
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
+from functools import lru_cache
 from pathlib import Path
 
 from edge.devices.host import processor
@@ -20,6 +22,8 @@ from edge.errors import InputError
 HOST = "host"
 _FOLDER = Path(__file__).parent / "profiles"
 _SYSTEM_SAYS = "the operating system"
+
+_log = logging.getLogger("edge")
 
 
 def own_folder() -> Path:
@@ -40,6 +44,11 @@ def own_folder() -> Path:
 
 def profile_names() -> tuple[str, ...]:
     return (HOST, *sorted((_names(_FOLDER) | _names(own_folder())) - {HOST}))
+
+
+def comes_with_edge(name: str) -> bool:
+    """Whether there is such a device besides the user's own."""
+    return name in _names(_FOLDER)
 
 
 def find_profile(name: str) -> Profile:
@@ -91,11 +100,21 @@ def host_power() -> Power:
 
 
 def _probed_host() -> Profile | None:
-    """None if this host was never probed, or the profile is of another: settings travel between machines."""
+    """None if this host was never probed, or the profile is of another: settings travel between machines. Or if it
+    is damaged, which is said: nothing that runs needs it."""
     if HOST not in _names(own_folder()):
         return None
-    profile = _read(HOST, own_folder())
+    try:
+        profile = _read(HOST, own_folder())
+    except InputError as error:
+        _say_once(f"{error}. It is not used: correct that file, or delete it and run edge devices probe")
+        return None
     return profile if profile.description == processor().name else None
+
+
+@lru_cache
+def _say_once(text: str) -> None:
+    _log.warning("%s", text)
 
 
 def _names(folder: Path) -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import platform
 import threading
 import time
 from collections.abc import Callable
@@ -14,11 +15,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import GOLDEN
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from edge.cli import app
+from edge.cli.targets import isa_names
 from edge.converters.target import check_file
 from edge.devices import integer_products, profiles
 from edge.devices.integer_products import missing
@@ -302,6 +305,7 @@ def test_a_profile_goes_from_one_device_to_another(tmp_path: Path, own: Path) ->
     assert not own.exists()
     ask("add", str(file))
     assert "far" in profile_names()
+    assert find_profile("far").isa in isa_names(platform.machine())  # what edge compile then makes code for
     ratios = ask("diff", "far", "raspberry-pi-5")["figures"]
     assert isinstance(ratios, dict)
     one, other, ratio = ratios["read_bandwidth_one_core"]
@@ -382,6 +386,80 @@ def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
             write()
     assert pipe.is_fifo()
     assert list(tmp_path.iterdir()) == [pipe]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"machine": "vax"}, "unknown machine 'vax': choose x86_64, AMD64, aarch64"),
+        ({"isa": "zzz"}, "isa 'zzz', which aarch64 has not: choose i8mm, dotprod, neon"),
+        ({"isa": "avx2"}, "isa 'avx2', which aarch64 has not"),
+        ({"machine": "riscv64"}, "which riscv64 has not: leave isa out"),
+        ({"cpu": "nope-cpu"}, "cpu 'nope-cpu', which LLVM does not know: choose a64fx"),
+    ],
+)
+@pytest.mark.parametrize("command", ["add", "compile"])
+def test_processors_that_nobody_knows_are_refused(
+    tmp_path: Path, changed: dict[str, str], said: str, command: str
+) -> None:
+    if "cpu" in changed:
+        pytest.importorskip("tvm")
+    wrong = replace(find_profile("raspberry-pi-5"), name="my-board", **changed)  # type: ignore[arg-type]
+    write_profile(wrong, own_folder() / "my-board.toml" if command == "compile" else tmp_path / "e.toml")
+    made = ["devices", "add", str(tmp_path / "e.toml")]
+    if command == "compile":
+        made = ["compile", str(GOLDEN / "llama-gqa-tied.gguf"), "--device", "my-board", "-o", str(tmp_path / "x")]
+    done = run.invoke(app, made)
+    assert isinstance(done.exception, InputError)
+    assert said in str(done.exception)
+    assert command == "compile" or not own_folder().exists()
+
+
+def test_no_code_is_made_by_a_guess_of_the_isa(tmp_path: Path) -> None:
+    add_profile(replace(find_profile("raspberry-pi-5"), name="my-board", isa=None, cpu=None))
+    model = str(GOLDEN / "llama-gqa-tied.gguf")
+    done = run.invoke(app, ["compile", model, "--device", "my-board", "-o", str(tmp_path / "x")])
+    assert "does not say its isa" in str(done.exception)
+    assert "nothing: its profile says no isa" in run.invoke(app, ["devices", "list"]).output
+
+
+@pytest.mark.parametrize(
+    "text", ['name = "host"', "\xff", GOOD.replace("my-phone", HOST).replace("2.5", "-9"), GOOD], ids=str
+)
+def test_a_damaged_profile_of_the_host_stops_nothing(
+    own: Path, text: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own.mkdir()
+    (own / "host.toml").write_text(text, encoding="latin-1")
+    assert host_power().profile.startswith("generic-")
+    assert find_profile(HOST).cores
+    assert [str(own / "host.toml") in each.message and "delete it" in each.message for each in caplog.records] == [True]
+    assert ask("list")["devices"]
+    ask("probe", "--seconds", "0.1")
+    assert find_profile(HOST).value("read_bandwidth")
+    assert len(caplog.records) == 1  # said once, and no longer true
+
+
+def test_damaged_profiles_are_left_out_of_the_list(own: Path) -> None:
+    own.mkdir()
+    (own / "mine.toml").write_text(GOOD.replace("my-phone", "mine").replace("2.5", "-9"))
+    found = ask("list")
+    assert {"host", "raspberry-pi-5"} <= {each["name"] for each in found["devices"]}  # type: ignore[attr-defined]
+    assert "value of core_watts" in found["damaged"]["mine"]  # type: ignore[index]
+    shown = run.invoke(app, ["devices", "list"])
+    assert "raspberry-pi-5" in shown.stdout
+    assert f"{own / 'mine.toml'}: value of core_watts" in shown.stderr
+
+
+def test_a_profile_that_hides_one_of_edges_says_so(tmp_path: Path, own: Path) -> None:
+    mine = replace(find_profile("raspberry-pi-5"), figures={"core_watts": Figure(2.0, "measured", "a meter")})
+    write_profile(mine, tmp_path / "e.toml")
+    said = run.invoke(app, ["devices", "add", str(tmp_path / "e.toml")]).output
+    assert "1 figure," in said
+    assert "goes before the raspberry-pi-5 that comes with edge: to have that back, delete this file" in said
+    assert "in place of" in run.invoke(app, ["devices", "add", str(tmp_path / "e.toml")]).output
+    (own / "raspberry-pi-5.toml").unlink()
+    assert find_profile("raspberry-pi-5") != mine
 
 
 def test_the_host_cannot_be_replaced_from_outside(tmp_path: Path) -> None:

@@ -22,8 +22,9 @@ def compile(
 ) -> None:
     """Compile a model for another device: an object file for apps, and an image for edge cache add there."""
     from edge.backends import find_backend
-    from edge.devices.profiles import find_profile
-    from edge.errors import UnsupportedError
+    from edge.cli.targets import check_processor, isa_names
+    from edge.devices.profiles import HOST, find_profile
+    from edge.errors import InputError, UnsupportedError
     from edge.opened import open_model
 
     profile, opened = find_profile(device), open_model(model)
@@ -31,6 +32,10 @@ def compile(
         raise UnsupportedError(
             f"edge compile makes code for Linux and Android, and {profile.name} runs {profile.system}"
         )
+    check_processor(profile)
+    if profile.isa is None and profile.name != HOST:
+        names = ", ".join(isa_names(profile.machine)) or f"but none is known of {profile.machine}"
+        raise InputError(f"the profile of {profile.name} does not say its isa: add one to it: {names}")
     find_backend("tvm", opened.file, opened.spec)
     from edge.backends.tvm.export import export
 

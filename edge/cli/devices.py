@@ -53,13 +53,21 @@ def here(context: typer.Context, json: o.Json = False) -> None:
 def known(json: o.Json = False) -> None:
     """The devices known by name, for which edge plan predicts and edge compile makes code."""
     from edge.devices.profiles import find_profile, profile_names
+    from edge.errors import InputError
 
-    profiles = [find_profile(name) for name in profile_names()]
+    profiles, damaged = [], dict[str, str]()
+    for name in profile_names():
+        try:
+            profiles.append(find_profile(name))
+        except InputError as error:
+            damaged[name] = str(error)
     if json:
-        print_json({"devices": [asdict(profile) for profile in profiles]})
+        print_json({"devices": [asdict(profile) for profile in profiles], "damaged": damaged})
         return
     rows = [[each.name, each.description, each.isa or _own_code(each)] for each in profiles]
     print(table(["device", "what it is", "compiled for"], rows, left=3))
+    for said in damaged.values():
+        note(f"left out: {said}: correct that file or delete it")
 
 
 @devices.command()
@@ -115,6 +123,7 @@ def probe(
     """Measure what this device can do: memory bandwidth, arithmetic. Later predictions go by it."""
     from dataclasses import replace
 
+    from edge.cli.targets import own_isa
     from edge.devices.integer_products import missing
     from edge.devices.load import read_load, share_of_others
     from edge.devices.probe import probe_profile
@@ -137,6 +146,7 @@ def probe(
     if output is None:
         output = add_profile(measured)
     else:
+        measured = replace(measured, isa=own_isa())  # nobody can ask this processor for it elsewhere
         write_profile(measured, output)
     if json:
         print_json(_as_json(measured) | {"path": str(output), "others": others})
@@ -156,19 +166,24 @@ def add(
     json: o.Json = False,
 ) -> None:
     """Check a profile that was written elsewhere and keep it under its name."""
+    from edge.cli.targets import check_processor
     from edge.devices.profile_file import read_profile
-    from edge.devices.profiles import HOST, add_profile, profile_names
+    from edge.devices.profiles import HOST, add_profile, comes_with_edge, own_folder
     from edge.errors import InputError
 
     profile = read_profile(file)
     if profile.name == HOST:
         raise InputError(f'{file} is called host, as this device is: give it another name, such as name = "my-phone"')
-    known = " in place of the one there was" if profile.name in profile_names() else ""
+    check_processor(profile)
+    known = " in place of the one there was" if (own_folder() / f"{profile.name}.toml").exists() else ""
     path = add_profile(profile)
     if json:
-        print_json(_as_json(profile) | {"path": str(path)})
-    else:
-        print(f"{profile.name}: {profile.description}, {len(profile.figures)} figures, saved as {path}{known}")
+        print_json(_as_json(profile) | {"path": str(path), "hides_edges_own": comes_with_edge(profile.name)})
+        return
+    figures = f"{len(profile.figures)} figure{'' if len(profile.figures) == 1 else 's'}"
+    print(f"{profile.name}: {profile.description}, {figures}, saved as {path}{known}")
+    if comes_with_edge(profile.name):
+        print(f"It goes before the {profile.name} that comes with edge: to have that back, delete this file")
 
 
 @devices.command()
@@ -216,7 +231,12 @@ def _as_json(profile: Profile) -> dict[str, object]:
 
 
 def _own_code(profile: Profile) -> str:
-    return "the best it has" if profile.system == "linux" else "nothing: edge compile is for Linux and Android"
+    """What edge compile makes of a profile that names no instruction set."""
+    from edge.devices.profiles import HOST
+
+    if profile.system not in ("linux", "android"):
+        return "nothing: edge compile is for Linux and Android"
+    return "the best that this processor has" if profile.name == HOST else "nothing: its profile says no isa"
 
 
 def _for_the_estimate(name: str) -> str:

@@ -1,0 +1,55 @@
+"""Whether the native engine can make code for the processor that a profile names."""
+
+from __future__ import annotations
+
+from edge.devices.profile import Profile
+from edge.errors import InputError, UnsupportedError
+
+_MACHINES = {  # as systems call them, and as compilers do; None: no code is made for it
+    "x86_64": "x86_64", "AMD64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64", "armv7l": None, "riscv64": None,
+}  # fmt: skip
+
+
+def isa_names(machine: str) -> list[str]:
+    """Instruction sets that code can be made for, of such a machine."""
+    from edge.backends.tvm.targets import TARGETS
+
+    return [target.name for target in TARGETS if target.machine == _MACHINES.get(machine)]
+
+
+def own_isa() -> str | None:
+    """The best that this processor has; None where no code is made for it."""
+    from edge.backends.tvm.targets import choose_target
+
+    try:
+        return choose_target().name
+    except UnsupportedError:
+        return None
+
+
+def check_processor(profile: Profile) -> None:
+    """Raises InputError for a machine, an isa or (where TVM is installed) a cpu that is unknown, or not that
+    machine's."""
+    from edge.backends.tvm.runtime import is_installed
+
+    said = f"the profile of {profile.name} has the"
+    if profile.machine not in _MACHINES:
+        raise InputError(f"{said} unknown machine {profile.machine!r}: choose {', '.join(_MACHINES)}")
+    names = isa_names(profile.machine)
+    if profile.isa is not None and profile.isa not in names:
+        choice = f"choose {', '.join(names)}" if names else "leave isa out"
+        raise InputError(f"{said} isa {profile.isa!r}, which {profile.machine} has not: {choice}")
+    if profile.isa is not None and profile.cpu is not None and is_installed():
+        cpus = _cpu_names(profile.isa)
+        if profile.cpu not in cpus:
+            raise InputError(f"{said} cpu {profile.cpu!r}, which LLVM does not know: choose {', '.join(cpus)}")
+
+
+def _cpu_names(isa: str) -> list[str]:
+    from tvm.target import Target
+    from tvm.target.codegen import llvm_get_cpu_archlist
+
+    from edge.backends.tvm.targets import TARGETS
+
+    triple = next(target.llvm["mtriple"] for target in TARGETS if target.name == isa)
+    return [str(name) for name in llvm_get_cpu_archlist(Target({"kind": "llvm", "mtriple": triple}))]
