@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -98,6 +99,9 @@ def test_the_sentence_has_the_figures_that_it_rests_on() -> None:
     hot = judge(replace(PLAIN, **HOT)).sentence
     assert "70%" in hot
     assert "79 °C" in hot
+    tiny = judge(replace(PLAIN, bandwidth=0.001, compute=0.001, tok_s=4321.0)).sentence
+    assert "memory (less than 1% of" in tiny
+    assert "4,321 tok/s" in tiny
     assert "no sensor" in judge(replace(PLAIN, sustained=0.7)).sentence
     assert "70% of the speed of its first minute" in judge(replace(PLAIN, sustained=0.7, window_s=60.0)).sentence
     assert "70% of the speed of its first 4 s" in judge(replace(PLAIN, sustained=0.7, window_s=4.0)).sentence
@@ -485,6 +489,11 @@ def test_bad_input_is_one_line(tmp_path: Path, arguments: tuple[str, ...], said:
     assert done.returncode == 2
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_the_usage_is_what_users_type() -> None:
+    assert re.match(r"Usage: (python -m )?edge profile \[OPTIONS\] {?MODEL", edge("profile", "--help").stdout)
+    assert "edge profile compare [OPTIONS]" in edge("profile", "compare", "--help").stdout
 
 
 def test_folders_are_no_reports(tmp_path: Path) -> None:

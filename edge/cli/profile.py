@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -32,6 +32,13 @@ class _Group(typer.core.TyperGroup):
         return super().parse_args(ctx, args if args[:1] == [_COMPARE] else ["of", *args])
 
 
+class _Of(typer.core.TyperCommand):
+    """Its usage is what users type, without a name of its own."""
+
+    def format_usage(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
+        formatter.write_usage(ctx.command_path.removesuffix(" of"), " ".join(self.collect_usage_pieces(ctx)))
+
+
 profile = typer.Typer(
     cls=_Group, help="Measure this device with a model: speed, memory, joules, heat, and what limits it."
 )
@@ -41,7 +48,7 @@ Output = Annotated[
 ]
 
 
-@profile.command("of")
+@profile.command("of", cls=_Of)
 def of(
     context: typer.Context,
     model: o.ModelArgument,
