@@ -16,6 +16,8 @@ def check_file(path: Path, *, force: bool) -> None:
     """Raises InputError if `path` is in the way; force: a file may be replaced."""
     if path.is_dir():
         raise InputError(f"{path} is a folder: name a file")
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is no file that could be replaced")  # /dev/null, say
     if path.exists() and not force:
         raise InputError(f"{path} is there already: --force replaces it")
 

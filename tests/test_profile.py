@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,14 +23,15 @@ from test_cli import edge
 from test_devices import write
 
 from edge.devices.load import Load, read_load, share_of_others
-from edge.devices.mappings import mapped_files
+from edge.devices.mappings import Mapped, mapped_files
 from edge.devices.thermal import read_hertz
 from edge.errors import EngineError, InputError
+from edge.plan import PlanBytes
 from edge.profiling.evidence import evidence_of
 from edge.profiling.job import Job
 from edge.profiling.launch import run_in_child
 from edge.profiling.limits import Evidence, judge
-from edge.profiling.memory_timeline import split
+from edge.profiling.memory_timeline import memory_base, split
 from edge.profiling.profile import Climate, MemoryBase, MemorySample, Profile, Roofs, Sustained, Window
 from edge.profiling.progress import part_of
 from edge.profiling.reader import build, read_profile
@@ -97,6 +99,9 @@ def test_the_sentence_has_the_figures_that_it_rests_on() -> None:
     hot = judge(replace(PLAIN, **HOT)).sentence
     assert "70%" in hot
     assert "79 °C" in hot
+    tiny = judge(replace(PLAIN, bandwidth=0.001, compute=0.001, tok_s=4321.0)).sentence
+    assert "memory (less than 1% of" in tiny
+    assert "4,321 tok/s" in tiny
     assert "no sensor" in judge(replace(PLAIN, sustained=0.7)).sentence
     assert "70% of the speed of its first minute" in judge(replace(PLAIN, sustained=0.7, window_s=60.0)).sentence
     assert "70% of the speed of its first 4 s" in judge(replace(PLAIN, sustained=0.7, window_s=4.0)).sentence
@@ -232,6 +237,37 @@ def test_memory_is_attributed() -> None:
     assert asdict(parts) == {"interpreter": 50 * MIB, "weights": 90 * MIB, "kv": 5 * MIB, "scratch": 17 * MIB}
     copied = split(MemorySample(1.0, 150 * MIB, 130 * MIB, 20 * MIB, 100), replace(base, mapped=False))
     assert asdict(copied) == {"interpreter": 50 * MIB, "weights": 90 * MIB, "kv": 10 * MIB, "scratch": 0}
+
+
+PAGES = {  # MiB of anonymous memory before and after the first passes, as on real devices
+    "huge pages": (34.5, 137.1, True, (92.1, 95.6, 10.1), 560, True),
+    "written at load": (32.7, 162.8, True, (92.1, 95.6, 22.3), 560, True),
+    "copied weights": (34.4, 367.2, False, (126.0, 191.2, 48.3), 560, True),
+    "little scratch": (34.4, 34.4 + 126 + 191, False, (126.0, 191.2, 48.3), 560, True),
+    "row by row": (34.5, 34.5 + 12.3 + 10.0, True, (92.1, 95.6, 10.1), 560, False),
+    "row by row, no scratch": (34.5, 34.5 + 12.3, True, (92.1, 95.6, 48.0), 560, False),
+    "row by row, copied": (34.5, 34.5 + 126 + 25, False, (126.0, 191.2, 20.0), 560, False),
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_cache_is_whole_where_memory_grew_by_that_much(name: str) -> None:
+    before, after, mapped, (weights, kv, scratch), rows, whole = PAGES[name]
+    config = replace(make_plan().config, capacity=4352)
+    counted = PlanBytes(60 * MIB, int(weights * MIB), int(kv * MIB), int(scratch * MIB))
+    plan = make_plan(config=config, bytes=counted)
+    size = int(weights * MIB) if mapped else MIB
+    files = {"/bin/python": Mapped(30 * MIB, 20 * MIB, True), "/tmp/weights": Mapped(size, size, False)}
+    first, warm = (
+        MemorySample(1.0, int(each * MIB) + 20 * MIB + size, int(each * MIB), 20 * MIB + size, used)
+        for each, used in ((before, 0), (after, rows))
+    )
+    base = memory_base(plan, first, warm, {}, files)
+    assert base is not None
+    assert base.kv_at_once == whole
+    parts = split(warm, base)
+    assert parts.kv == pytest.approx((kv if whole else kv * rows / 4352) * MIB, rel=0.01)
+    assert parts.scratch <= 1.6 * scratch * MIB
 
 
 def test_mapped_files_are_read_from_the_kernel(tmp_path: Path) -> None:
@@ -453,6 +489,11 @@ def test_bad_input_is_one_line(tmp_path: Path, arguments: tuple[str, ...], said:
     assert done.returncode == 2
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_the_usage_is_what_users_type() -> None:
+    assert re.match(r"Usage: (python -m )?edge profile \[OPTIONS\] {?MODEL", edge("profile", "--help").stdout)
+    assert "edge profile compare [OPTIONS]" in edge("profile", "compare", "--help").stdout
 
 
 def test_folders_are_no_reports(tmp_path: Path) -> None:

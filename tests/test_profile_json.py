@@ -16,7 +16,7 @@ from edge.errors import InputError
 from edge.profiling.compare import compare_profiles
 from edge.profiling.profile import Profile, Spread
 from edge.profiling.reader import build, read_profile
-from edge.report.profile_compare import document
+from edge.report.profile_compare import comparison, document
 
 # Profiles as JSON
 
@@ -126,6 +126,47 @@ def test_long_runs_are_compared_engine_by_engine() -> None:
         assert rows[f"{name}: end of it / its beginning"].ratio == pytest.approx(ratio)
     none = make_profile(engines=[make_engine()])
     assert not any("long run" in each.what for each in compare_profiles(make_profile(), none, "a", "b").rows)
+
+
+def test_nothing_is_better_or_worse_without_a_spread() -> None:
+    first = make_engine(load_s=0.0138, ttft=Spread(0.1, 0.1, 0.1, 1), sustained=make_sustained())
+    decode = replace(first.decode, joules_per_token=0.09)
+    slow = replace(first, load_s=0.0647, ttft=Spread(0.9, 0.9, 0.9, 1), decode=decode, sustained=make_sustained(0.005))
+    found = compare_profiles(make_profile(engines=[first]), make_profile(engines=[slow]), "a", "b")
+    once = {each.what for each in found.rows if each.sure is None}
+    assert once == {
+        "memory read", "float32 products", "tvm: first token", "tvm: load", "tvm: peak memory",
+        "tvm: energy per token, estimated", "tvm: end of it / its beginning",
+    }  # fmt: skip
+    lines = {line.split("|")[1].strip(): line for line in document(found, ".md").splitlines() if line.startswith("|")}
+    assert "4.69" in lines["tvm: load"]
+    assert "not judged" in lines["tvm: load"]
+    assert "worse" in lines["tvm: answer at the end of a long run"]
+    assert not any("better" in lines[each] or "worse" in lines[each] for each in once)
+
+
+def test_what_disturbed_a_profile_is_said_in_comparisons() -> None:
+    busy = replace(make_sustained(), windows=[replace(each, others=0.65) for each in make_sustained().windows])
+    one = make_profile(engines=[make_engine(others=0.55, sustained=busy), make_engine("onnx", others=0.9)])
+    found = compare_profiles(one, make_profile(engines=[make_engine(others=0.3)]), "a", "b")
+    assert found.notes == [
+        "a: other programs took 55% of the cores while tvm was measured",
+        "a: other programs took up to 65% of the cores in the long run of tvm",
+        "b: other programs took 30% of the cores while tvm was measured",
+    ]
+    for text in (comparison(found), *(document(found, kind) for kind in (".md", ".html", ".json"))):
+        assert all(each in text for each in found.notes)
+    assert compare_profiles(make_profile(), make_profile(), "a", "b").notes == []
+
+
+def test_lists_and_sizes_are_said_as_people_say_them() -> None:
+    settings = replace(make_profile().settings, contexts=[128], memory=None)
+    found = compare_profiles(make_profile(), make_profile(settings=settings), "a_b", "[c]*")
+    for text in (comparison(found), document(found, ".md")):
+        assert "- contexts: 128, 512 / 128\n" in text
+        assert "- memory: 256 MiB / not stated\n" in text
+    assert "\\" not in comparison(found)
+    assert "[c]*" in comparison(found)
 
 
 def test_what_differs_is_said() -> None:

@@ -170,6 +170,17 @@ def test_the_browser_would_tell(page: Page, tmp_path: Path) -> None:
     assert not page.value("document.documentElement.scrollWidth <= innerWidth")
 
 
+def assert_it_prints(page: Page) -> None:
+    """On a sheet of A4: everything that is folded on a screen, nothing wider than the sheet."""
+    unfolded = "[...document.querySelectorAll('details > *:not(summary)')].every(e => e.checkVisibility())"
+    assert not page.value(unfolded)
+    page.ask("Emulation.setEmulatedMedia", media="print")
+    page.ask("Emulation.setDeviceMetricsOverride", width=720, height=1000, deviceScaleFactor=1, mobile=False)
+    assert page.value("[...document.querySelectorAll('.wide')].every(e => e.scrollWidth <= e.clientWidth)")
+    assert page.value(unfolded)
+    page.ask("Emulation.setEmulatedMedia", media="")
+
+
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("name", [*PROFILES, "hostile", "comparison"])
@@ -198,3 +209,4 @@ def test_browsers_show_it(page: Page, tmp_path: Path, name: str, width: int, dar
         assert colours
         ink = page.value("getComputedStyle(document.body).color")
         assert set(re.findall(r"rgb\([^)]*\)", colours)) == {ink}
+        assert_it_prints(page)

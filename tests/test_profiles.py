@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import platform
 import threading
 import time
@@ -21,6 +22,7 @@ from typer.testing import CliRunner
 
 from edge.cli import app
 from edge.cli.targets import isa_names
+from edge.converters.target import check_file
 from edge.devices import integer_products, profiles
 from edge.devices.integer_products import missing
 from edge.devices.power.estimate import Estimate
@@ -29,6 +31,7 @@ from edge.devices.profile import BUS_SHARE, FIGURES, KINDS, Cluster, Figure, Pro
 from edge.devices.profile_file import read_profile, to_toml, write_profile
 from edge.devices.profiles import HOST, add_profile, find_profile, host_power, own_folder, profile_names
 from edge.errors import InputError
+from edge.quality.lines import check_writable, write_whole
 
 SHIPPED = [name for name in profile_names() if name != HOST]
 WANTED = {
@@ -338,7 +341,7 @@ def test_probing_says_why_the_rate_of_bytes_is_unknown(monkeypatch: pytest.Monke
         (["add", "absent.toml"], "cannot be read"),
         (["diff", "host", "toaster"], "unknown device 'toaster'"),
         (["show", "../host"], "unknown device"),
-        (["probe", "-o", "."], "is a folder: -o takes the name of a file"),
+        (["probe", "-o", "."], "is a folder or a device: -o takes the name of a file"),
         (["add", "."], "Is a directory"),
     ],
 )
@@ -370,6 +373,19 @@ def test_a_folder_of_profiles_that_is_none(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("platformdirs.user_config_dir", lambda name: str(path))  # which nobody chose: none are there
     assert set(profile_names()) == {HOST, *SHIPPED}
     assert find_profile(HOST).name == HOST
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    """Such as /dev/null, which root could."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    done = run.invoke(app, ["devices", "probe", "-o", str(pipe), "--seconds", "0.1"])
+    assert "is a folder or a device" in str(done.exception)
+    for write in (lambda: check_file(pipe, force=True), lambda: write_whole(pipe, "x"), lambda: check_writable(pipe)):
+        with pytest.raises(InputError, match="is no file that could be replaced"):
+            write()
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
 
 
 @pytest.mark.parametrize(

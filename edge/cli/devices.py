@@ -137,8 +137,8 @@ def probe(
         raise InputError(f"--name may hold letters, digits, - and . only, not {name!r}")
     if output is not None and not output.absolute().parent.is_dir():
         raise InputError(f"there is no folder {output.parent} for {output.name}")
-    if output is not None and output.is_dir():
-        raise InputError(f"{output} is a folder: -o takes the name of a file")
+    if output is not None and output.exists() and not output.is_file():
+        raise InputError(f"{output} is a folder or a device: -o takes the name of a file")
     with progress(enabled=not quiet) as shown:
         bar, before, own = shown.step("reading memory, multiplying"), read_load(), sum(os.times()[:4])
         measured = replace(probe_profile(seconds, lambda part: bar(part, 1.0)), name=name)

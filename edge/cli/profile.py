@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -32,6 +32,13 @@ class _Group(typer.core.TyperGroup):
         return super().parse_args(ctx, args if args[:1] == [_COMPARE] else ["of", *args])
 
 
+class _Of(typer.core.TyperCommand):
+    """Its usage is what users type, without a name of its own."""
+
+    def format_usage(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
+        formatter.write_usage(ctx.command_path.removesuffix(" of"), " ".join(self.collect_usage_pieces(ctx)))
+
+
 profile = typer.Typer(
     cls=_Group, help="Measure this device with a model: speed, memory, joules, heat, and what limits it."
 )
@@ -41,7 +48,7 @@ Output = Annotated[
 ]
 
 
-@profile.command("of")
+@profile.command("of", cls=_Of)
 def of(
     context: typer.Context,
     model: o.ModelArgument,
@@ -151,7 +158,7 @@ def compare(
     """Two profiles of edge profile -o FILE.json side by side, B against A."""
     from edge.profiling.compare import compare_profiles
     from edge.profiling.reader import read_profile
-    from edge.report.profile_compare import document, kind_of
+    from edge.report.profile_compare import comparison, document, kind_of
 
     kinds = [(path, kind_of(path)) for path in output or []]
     found = compare_profiles(read_profile(first), read_profile(second), first.stem, second.stem)
@@ -159,7 +166,7 @@ def compare(
 
     for path, kind in kinds:
         write_whole(path, document(found, kind))
-    print(document(found, ".json" if json else ".md"), end="")
+    print(document(found, ".json") if json else comparison(found, width()), end="")
 
 
 def _writer(path: Path) -> Callable[[Profile], None]:

@@ -66,7 +66,6 @@ def _measure(settings: Settings, model: Model, backend: Backend, on_step: OnStep
         started = time.perf_counter()
         with Session(model, backend, plan, budget, meter=meter) as session:
             load_s, load_joules = time.perf_counter() - started, meter.read().joules - joules
-            loaded = sampler.look()
             runner = Runner(session, backend, meter, sampler)
             free = plan.config.capacity - settings.answer
             if free < 1:
@@ -79,6 +78,7 @@ def _measure(settings: Settings, model: Model, backend: Backend, on_step: OnStep
             on_part = part_of(on_step, stages, 0)
             speeds = measure_speeds(runner, prompt, settings.answer, settings.repetitions, settings.speed_s, on_part)
             others = share_of_others(load, read_load(), time.process_time() - own)
+            warm = sampler.look()
             contexts = [each for each in settings.contexts if each <= free]
             on_part = part_of(on_step, stages, 1)
             curve, end = measure_curve(runner, contexts, settings.answer, settings.curve_s, on_part)
@@ -88,7 +88,7 @@ def _measure(settings: Settings, model: Model, backend: Backend, on_step: OnStep
             if settings.sustained_s:
                 most, on_part = plan.config.capacity - prompt, part_of(on_step, stages, 2)
                 sustained = measure_sustained(runner, prompt, most, settings.sustained_s, on_part)
-            base = memory_base(plan, before, loaded, files, mapped_files())
+            base = memory_base(plan, before, warm, files, mapped_files())
         reading = meter.read()
     return EngineProfile(
         engine=plan.backend,

@@ -3,39 +3,44 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from edge.profiling.profile import EngineProfile, Profile, Spread
+from edge.budget import format_bytes
+from edge.profiling.profile import DISTURBED, EngineProfile, Profile, Spread
 
-_SAME = 0.02  # of a ratio: less is no difference
+_LEAST = 3  # values of a spread that says something
 
 Unit = Literal["s", "tok/s", "B", "J", "B/s", "flop/s", ""]
 
 
 @dataclass(frozen=True)
 class Compared:
-    """ratio: second / first; None where one of them is missing or is no match. better: which direction is. sure: the
-    difference is beyond the spread of both (p10 to p90 of one do not meet those of the other), or 2 % without any."""
+    """ratio: second / first; None where one of them is missing or is no match. better: which direction is.
+
+    sure: whether the difference is beyond the spread of both (p10 to p90 of one do not meet those of the other); None:
+    there is no spread, as of what was measured once, and so nothing that would tell a difference from noise.
+    """
 
     what: str
     first: float | None
     second: float | None
     ratio: float | None
     better: Literal["more", "less"]
-    sure: bool
+    sure: bool | None
     unit: Unit
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """differences: what else is not the same, in words: ratios are of this, too."""
+    """differences: what else is not the same, in words: ratios are of this, too. notes: what disturbed figures."""
 
     first: str
     second: str
     rows: list[Compared]
     differences: list[str]
+    notes: list[str]
 
 
 def compare_profiles(first: Profile, second: Profile, first_name: str, second_name: str) -> Comparison:
@@ -45,7 +50,22 @@ def compare_profiles(first: Profile, second: Profile, first_name: str, second_na
     for engine in first.engines:
         if engine.engine in others:
             rows += _engine(engine, others[engine.engine])
-    return Comparison(first_name, second_name, rows, list(_differences(first, second, first_name, second_name)))
+    differences = list(_differences(first, second, first_name, second_name))
+    notes = [*_notes(first, first_name, others), *_notes(second, second_name, {each.engine for each in first.engines})]
+    return Comparison(first_name, second_name, rows, differences, notes)
+
+
+def _notes(profile: Profile, name: str, compared: Container[str]) -> Iterator[str]:
+    """What other programs took."""
+    for engine in profile.engines:
+        if engine.engine not in compared:
+            continue
+        if (engine.others or 0.0) >= DISTURBED:
+            yield f"{name}: other programs took {engine.others:.0%} of the cores while {engine.engine} was measured"
+        windows = engine.sustained.windows if engine.sustained else []
+        most = max((each.others or 0.0 for each in windows), default=0.0)
+        if most >= DISTURBED:
+            yield f"{name}: other programs took up to {most:.0%} of the cores in the long run of {engine.engine}"
 
 
 def _engine(one: EngineProfile, other: EngineProfile) -> Iterator[Compared]:
@@ -65,7 +85,7 @@ def _engine(one: EngineProfile, other: EngineProfile) -> Iterator[Compared]:
         f"{name}: energy per token, {how}", one.decode.joules_per_token, other.decode.joules_per_token, "less", "J"
     )
     alike = (one.energy.source, one.energy.kind) == (other.energy.source, other.energy.kind)
-    yield spent if alike else replace(spent, ratio=None, sure=False)
+    yield spent if alike else replace(spent, ratio=None)
     if one.sustained and other.sustained:
         mine, yours = one.sustained.last, other.sustained.last
         last = _row(f"{name}: answer at the end of a long run", mine.tok_s, yours.tok_s, "more", "tok/s")
@@ -83,10 +103,11 @@ def _ceilings(first: Profile, second: Profile) -> Iterator[Compared]:
 def _row(
     what: str, first: float | None, second: float | None, better: Literal["more", "less"], unit: Unit
 ) -> Compared:  # fmt: skip
+    """Of single values."""
     ratio = second / first if first and second is not None else None
     if ratio is not None and not math.isfinite(ratio):
         ratio = None
-    return Compared(what, first, second, ratio, better, ratio is not None and abs(ratio - 1) >= _SAME, unit)
+    return Compared(what, first, second, ratio, better, None, unit)
 
 
 def _speed(what: str, first: Spread, second: Spread) -> Compared:
@@ -94,7 +115,10 @@ def _speed(what: str, first: Spread, second: Spread) -> Compared:
     return replace(_row(what, 1 / first.p50, 1 / second.p50, "more", "tok/s"), sure=_apart(first, second))
 
 
-def _apart(first: Spread, second: Spread) -> bool:
+def _apart(first: Spread, second: Spread) -> bool | None:
+    """None: too few values."""
+    if min(first.count, second.count) < _LEAST:
+        return None
     return first.p90 < second.p10 or second.p90 < first.p10
 
 
@@ -107,7 +131,10 @@ def _differences(first: Profile, second: Profile, one: str, other: str) -> Itera
         ("device", first.device.name, second.device.name),
         ("model", f"{first.model.name} ({first.model.label})", f"{second.model.name} ({second.model.label})"),
         ("quick", str(first.quick).lower(), str(second.quick).lower()),
-        *((name, str(value), str(getattr(second.settings, name))) for name, value in vars(first.settings).items()),
+        *(
+            (name, _said(name, value), _said(name, getattr(second.settings, name)))
+            for name, value in vars(first.settings).items()
+        ),
         *((name, value, second.versions.get(name, "none")) for name, value in first.versions.items()),
     ]
     for engine in first.engines:
@@ -123,6 +150,15 @@ def _differences(first: Profile, second: Profile, one: str, other: str) -> Itera
     for what, mine, yours in pairs:
         if mine != yours:
             yield f"{what}: {mine} / {yours}"
+
+
+def _said(name: str, value: object) -> str:
+    """A setting."""
+    if value is None:
+        return "not stated"
+    if name == "memory" and isinstance(value, int):
+        return format_bytes(value)
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _engine_pairs(one: EngineProfile, other: EngineProfile) -> Iterator[tuple[str, str, str]]:

@@ -208,8 +208,9 @@ def _nothing(found: Evidence) -> _Found:
         )
         return "unknown", sentence, [("measure the ceilings alone, or see why not", "edge devices probe")]
     sentence = (
-        f"Neither memory ({found.bandwidth:.0%} of its measured bandwidth) nor arithmetic ({found.compute:.0%}) limits "
-        f"answers at {_speed(found)}: what is left is the engine's own overhead, or other programs on these cores."
+        f"Neither memory ({_percent(found.bandwidth)} of its measured bandwidth) nor arithmetic "
+        f"({_percent(found.compute)}) limits answers at {_speed(found)}: what is left is the engine's own overhead, or "
+        "other programs on these cores."
     )
     return "overhead", sentence, list(_other_threads(found))
 
@@ -223,7 +224,7 @@ def _general(found: Evidence, limit: Limit) -> Iterator[tuple[str, str]]:
         yield f"{name} was {times:.1f} × as fast here", f"edge run {_name(found)} --backend {name}"
     if not found.tuned and limit not in ("streaming", "memory budget"):
         yield "settings for this very processor, measured", f"edge tune {_name(found)}"
-    if found.sustained is None and limit not in ("heat", "streaming", "memory budget"):
+    if found.sustained is None and found.engine != "reference" and limit not in ("heat", "streaming", "memory budget"):
         command = f"edge profile {_name(found)} --backend {found.engine} --sustained 5m"
         yield "whether it stays this fast when it gets warm", command
 
@@ -281,7 +282,11 @@ def _threads(count: int) -> str:
 
 
 def _speed(found: Evidence) -> str:
-    return f"{found.tok_s:.3g} tok/s"
+    return f"{found.tok_s:,.0f} tok/s" if found.tok_s >= 100 else f"{found.tok_s:.3g} tok/s"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.01 else "less than 1%"
 
 
 def _name(found: Evidence) -> str:

@@ -22,14 +22,17 @@ class Split:
 
 
 def memory_base(
-    plan: Plan, before: MemorySample, loaded: MemorySample, files_before: dict[str, Mapped], files: dict[str, Mapped]
+    plan: Plan, before: MemorySample, warm: MemorySample, files_before: dict[str, Mapped], files: dict[str, Mapped]
 ) -> MemoryBase | None:
-    """before, loaded: samples around loading; files: what is mapped at the end. None where pages are not told apart.
+    """before: a sample before loading; warm: after the first passes; files: what is mapped at the end. None where pages
+    are not told apart.
 
     Weights are the files mapped since then that have no code in them. Where less than half of the weights' bytes is
-    mapped, they were copied. A cache is written to at load if that took as much private memory as the cache has.
+    mapped, they were copied. The cache takes all of its memory at once, or as its rows are used: whichever is nearer to
+    the private memory that loading and the first passes took, with half of the planned scratch, as they may not have
+    touched all of it. (An engine may clear its whole cache; with huge pages, a few rows touch all of it, too.)
     """
-    if before.anonymous is None or loaded.anonymous is None or loaded.file is None or not files:
+    if before.anonymous is None or warm.anonymous is None or warm.file is None or not files:
         return None
     weights = [
         each for path, each in files.items()
@@ -37,12 +40,13 @@ def memory_base(
     ]  # fmt: skip
     mapped = 2 * sum(each.size for each in weights) > plan.bytes.weights
     resident = sum(each.resident for each in files.values())
-    growth = loaded.anonymous - before.anonymous - (0 if mapped else plan.bytes.weights)
+    growth = warm.anonymous - before.anonymous - (0 if mapped else plan.bytes.weights)
+    used = plan.bytes.kv * min(1.0, warm.rows / plan.config.capacity)
     return MemoryBase(
         anonymous=before.anonymous,
         libraries=resident - sum(each.resident for each in weights),
         mapped=mapped,
-        kv_at_load=growth >= plan.bytes.kv,
+        kv_at_once=growth >= (used + plan.bytes.kv + plan.bytes.scratch) / 2,
         weights=plan.bytes.weights,
         kv=plan.bytes.kv,
         capacity=plan.config.capacity,
@@ -51,7 +55,7 @@ def memory_base(
 
 def split(sample: MemorySample, base: MemoryBase) -> Split:
     """Parts of `sample.rss`, which is measured, as are mapped weights. The cache is what its used rows take (all of it,
-    if it was written to at load), copied weights are what the plan counted, scratch is the rest."""
+    if it took its memory at once), copied weights are what the plan counted, scratch is the rest."""
     file, anonymous = sample.file or 0, sample.anonymous or 0
     libraries = min(file, base.libraries)
     weights = file - libraries
@@ -60,7 +64,7 @@ def split(sample: MemorySample, base: MemoryBase) -> Split:
     if not base.mapped:
         copied = min(left, base.weights)
         libraries, weights, left = file, copied, left - copied
-    rows = base.capacity if base.kv_at_load else min(sample.rows, base.capacity)
+    rows = base.capacity if base.kv_at_once else min(sample.rows, base.capacity)
     kv = min(left, base.kv * rows // base.capacity)
     shared = max(0, sample.rss - file - anonymous)  # memory that the system calls neither
     return Split(interpreter + libraries, weights, kv, left - kv + shared)

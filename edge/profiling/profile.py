@@ -14,6 +14,7 @@ from edge.plan import Plan
 from edge.profiling.settings import Settings
 
 SCHEMA = 1
+DISTURBED = 0.1  # of the cores, taken by other programs: figures are of that, too
 _LEAST = 1e-12  # seconds: nothing takes less
 
 KIND = "edge profile"  # what tells its JSON from other JSON
@@ -94,12 +95,12 @@ class MemorySample:
 @dataclass(frozen=True)
 class MemoryBase:
     """What samples are split by. anonymous, file: before the engine was loaded. libraries: file pages that are not
-    weights; mapped: whether weights are file pages. kv_at_load: the engine writes to its whole cache when it loads."""
+    weights; mapped: whether weights are file pages. kv_at_once: the whole cache takes memory as soon as it is used."""
 
     anonymous: int
     libraries: int
     mapped: bool
-    kv_at_load: bool
+    kv_at_once: bool
     weights: int
     kv: int
     capacity: int

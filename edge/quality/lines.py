@@ -70,6 +70,8 @@ def check_writable(path: Path) -> None:
 @contextmanager
 def _beside(path: Path) -> Iterator[Path]:
     """A file in the same folder, which is gone afterwards. Raises InputError where there can be none."""
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is no file that could be replaced")  # /dev/null, say
     try:
         temporary = path.with_name(f".{os.getpid()}-{path.name}")
         try:

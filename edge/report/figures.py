@@ -14,7 +14,7 @@ def duration(seconds: float) -> str:
         return f"{seconds * 1e6:.0f} µs"
     if seconds >= 100:
         return f"{seconds / 60:.3g} min"
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.1f} s"
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.1f}".removesuffix(".0") + " s"
 
 
 def milliseconds(per_token: Spread) -> list[str]:

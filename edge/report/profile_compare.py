@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
@@ -29,15 +30,27 @@ def document(found: Comparison, kind: str) -> str:
     if kind == ".json":
         said = {"schema": SCHEMA, "kind": "edge profile comparison", **asdict(found)}
         return json.dumps(said, ensure_ascii=False, allow_nan=False) + "\n"
-    section = _section(found)
     if kind == ".html":
+        section = _section(found)
         title = f"{found.second} against {found.first}"
         body = f"<header><p class=eyebrow>edge · profiles compared</p><h1>{escape(title)}</h1></header>\n"
         return page(title, f"{body}<section>{table_html(section)}</section>{_differences_html(found)}")
-    rows = [[marked(cell) for cell in row] for row in section.rows]
-    parts = [table([marked(each) for each in section.headings], rows), "\n".join(map(marked, section.remarks))]
+    return _text(found, marked)
+
+
+def comparison(found: Comparison, width: int | None = None) -> str:
+    """For a terminal of `width` characters."""
+    return _text(found, lambda said: " ".join(said.split()), width)
+
+
+def _text(found: Comparison, written: Callable[[str], str], width: int | None = None) -> str:
+    """written: what is done to each piece, so that its characters are no more than that."""
+    section = _section(found)
+    rows = [[written(cell) for cell in row] for row in section.rows]
+    headings = [written(each) for each in section.headings]
+    parts = [table(headings, rows, width=width), "\n".join(map(written, section.remarks))]
     if found.differences:
-        parts.append("not the same:\n" + "\n".join(f"- {marked(each)}" for each in found.differences))
+        parts.append("not the same:\n" + "\n".join(f"- {written(each)}" for each in found.differences))
     return "\n\n".join(parts) + "\n"
 
 
@@ -47,7 +60,9 @@ def _section(found: Comparison) -> Section:
         for each in found.rows
     ]
     remarks = [
-        "Measured, unless it says estimated. Ratio: second / first. About the same: the spreads meet, from p10 to p90."
+        "Measured, unless it says estimated. Ratio: second / first. About the same: the spreads meet, from p10 to p90. "
+        "Not judged: measured once or twice, which is no spread to judge by.",
+        *(f"{each}." for each in found.notes),
     ]
     return Section("Compared", ["what", found.first, found.second, "ratio", "second is"], rows, [], remarks)
 
@@ -79,6 +94,8 @@ def _ratio(each: Compared) -> str:
 def _judged(each: Compared) -> str:
     if each.ratio is None:
         return "no match"
+    if each.sure is None:
+        return "not judged" if each.ratio != 1 else "the same"
     if not each.sure:
         return "about the same" if each.ratio != 1 else "the same"
     return "better" if (each.ratio > 1) == (each.better == "more") else "worse"

@@ -70,7 +70,7 @@ def operator_plot(engine: EngineProfile) -> str:
         axes.set(xlabel="% of the time of a pass")
         _legend(axes, len(shares))
 
-    return draw(paint, 0.9 + 0.32 * len(parts), f"Where the time of {engine.engine} goes, part by part")
+    return draw(paint, 0.9 + 0.4 * len(parts), f"Where the time of {engine.engine} goes, part by part")
 
 
 def roofline_plot(profile: Profile) -> str:

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 
 from edge.budget import format_bytes
 from edge.profiling.memory_timeline import Split, split
-from edge.profiling.profile import EngineProfile, PhaseOperators, Profile
+from edge.profiling.profile import DISTURBED, EngineProfile, PhaseOperators, Profile
 from edge.report.figures import NONE, duration, giga, joules, milliseconds, per_s, percent, rate
 from edge.spec import format_count
 
 PHASE_WORDS = {"prefill": "prompt", "decode": "answer"}
-_DISTURBED = 0.1  # of the cores, taken by others
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def engine_remarks(profile: Profile) -> list[str]:
     taken = [
         f"Other programs took {each.others:.0%} of the cores while {each.engine} was measured: it is faster than this."
         for each in profile.engines
-        if each.others is not None and each.others >= _DISTURBED
+        if each.others is not None and each.others >= DISTURBED
     ]
     notes = [f"{each.engine}: {note}." for each in profile.engines for note in each.notes]
     return taken + notes + [f"{name} was not measured: {reason}" for name, reason in profile.missing.items()]
@@ -169,7 +168,8 @@ def memory_table(profile: Profile) -> Section:
     headings = ["engine", "peak", "predicted", "interpreter", "weights", "KV cache", "scratch", "KV rows"]
     return Section("Memory", headings, rows, [
         "Peak of the process's resident set and the pages of mapped weights: measured. Interpreter: what was there "
-        "before loading, with the libraries. KV cache: counted by the rows in use; scratch: the rest."
+        "before loading, with the libraries. KV cache: counted, by the rows in use, or all of it where memory grew by "
+        "so much in the first passes; scratch: the rest."
     ], [limit_note(profile.engines[0])])  # fmt: skip
 
 
