@@ -73,10 +73,10 @@ def format_bytes(count: float) -> str:
 
 
 def format_joules(joules: float) -> str:
-    """1.5 -> `1.5 J`, 0.0123 -> `12 mJ`."""
-    if abs(joules) < 0.1:
-        return f"{joules * 1e3:.2g} mJ"
-    return f"{joules:.1f} J" if abs(joules) < 100 else f"{joules:.0f} J"
+    """Three digits, as single tokens want them: 1.5 -> `1.5 J`, 0.0123 -> `12.3 mJ`; more for thousands."""
+    if joules < 0.9995:
+        return f"{joules * 1e3:.3g} mJ"
+    return f"{joules:.3g} J" if joules < 999.5 else f"{joules:.0f} J"
 
 
 @dataclass(frozen=True)

@@ -71,8 +71,9 @@ def load(
     try:
         request = request or PlanRequest(**plan_options)  # type: ignore[arg-type]
     except TypeError:
-        known = ", ".join(PlanRequest.__dataclass_fields__)
-        raise InputError(f"unknown option among {', '.join(plan_options)}: choose from {known}") from None
+        known = dict.fromkeys([*(load.__kwdefaults__ or ()), *PlanRequest.__dataclass_fields__])
+        unknown = next(name for name in plan_options if name not in known)
+        raise InputError(f"unknown option {unknown!r}: choose from {', '.join(known)}") from None
     if prompt_cache is not None and not isinstance(prompt_cache, PromptCache):
         prompt_cache = PromptCache(prompt_cache, size=prompt_cache_size)
     if prompt_cache:

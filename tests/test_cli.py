@@ -279,6 +279,13 @@ def test_chat_remembers_and_reports_a_line_of_json_a_turn() -> None:
     assert third > second  # and the last turn was added to the one before
 
 
+def test_chat_says_why_a_budget_ended_an_answer() -> None:
+    done = edge("chat", MODEL, "-n", "8", "--energy", "0.001mJ", stdin="hi\nhello\n")
+    assert done.returncode == 0
+    assert done.stderr.count("stopped: energy") == 2
+    assert "stopped" not in edge("chat", MODEL, "-n", "3", stdin="hi\n").stderr
+
+
 def test_chat_in_plain_text() -> None:
     done = edge("chat", MODEL, "-n", "5", stdin="Hello\n/report\n/help\n/quit\nnever read\n")
     assert done.returncode == 0

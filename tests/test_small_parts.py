@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge import catalog
-from edge.budget import Budget, format_bytes, parse_bytes, parse_joules, parse_seconds, parse_watts
+from edge.budget import Budget, format_bytes, format_joules, parse_bytes, parse_joules, parse_seconds, parse_watts
 from edge.catalog import PACKAGED, PackagedModel, find_model
 from edge.devices.power.base import Reading
 from edge.errors import EdgeError, InputError, MissingExtraError, UnsupportedError
@@ -134,6 +134,15 @@ def test_budget() -> None:
     assert Budget.parse(4096, 0.5) == Budget(4096, 0.5)
     with pytest.raises(InputError, match="time '5MiB' is not understood"):
         Budget.parse(time="5MiB")
+
+
+@pytest.mark.parametrize(
+    ("joules", "text"),
+    [(0.0, "0 mJ"), (0.0123, "12.3 mJ"), (0.146, "146 mJ"), (0.99949, "999 mJ"), (0.9996, "1 J"), (1.5, "1.5 J"),
+     (3.487, "3.49 J"), (30, "30 J"), (999.4, "999 J"), (999.6, "1000 J"), (12345.6, "12346 J")],
+)  # fmt: skip
+def test_format_joules(joules: float, text: str) -> None:
+    assert format_joules(joules) == text
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
-from edge.budget import format_bytes
+from edge.budget import format_bytes, format_joules
 from edge.cli import options as o
 from edge.cli.numbers import parse_numbers
 from edge.cli.show import progress, table
@@ -94,7 +94,7 @@ def _print(rows: list[BenchRow], output: Format) -> None:
     if output is Format.md:
         headings = ["model", "size", "params", "backend", "threads", "test", "t/s"]
         if rows[0].joules is not None:
-            headings.append(f"J/token ({'estimated' if rows[0].energy_kind == 'estimate' else 'measured'})")
+            headings.append(f"energy/token ({'estimated' if rows[0].energy_kind == 'estimate' else 'measured'})")
         print(table(headings, [_cells(row) for row in rows]))
     elif output is Format.json:
         print(_dumps([row.to_dict() for row in rows], indent=2))
@@ -106,7 +106,7 @@ def _cells(row: BenchRow) -> list[str]:
     from edge.spec import format_count
 
     size, params = format_bytes(row.size), format_count(row.params)
-    energy = [] if row.joules is None else [f"{row.joules:.4f}"]
+    energy = [] if row.joules is None else [format_joules(row.joules)]
     return [
         row.model,
         size,

@@ -10,6 +10,8 @@ from edge.cli.show import note, print_json, progress, report_lines
 
 _HELP = "/reset forgets the conversation, /report shows what the last answer cost, /quit (or Ctrl-D) leaves"
 
+_SEEN = ("eos", "length", "stop", "interrupted", "terminated")  # ends of answers that need no word of why
+
 
 def chat(
     model: o.ModelArgument,
@@ -124,6 +126,8 @@ def chat(
                     print_json(session.report.to_dict())
                 elif not json:
                     print(flush=True)
+                    if session.report is not None and not quiet and session.report.stop_reason not in _SEEN:
+                        note(f"stopped: {session.report.stop_reason}")
                 if session.terminated:
                     raise Terminated
 

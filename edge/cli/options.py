@@ -53,7 +53,8 @@ KVMemory = Annotated[str | None, flag("--kv-memory", help="Size of the KV cache 
 MaxKVSize = Annotated[int | None, flag("--max-kv-size", help="KV rows (default: planned).")]
 Sinks = Annotated[int, flag("--sinks", help="First rows that streaming never evicts.")]
 KVDtype = Annotated[
-    str | None, flag("--kv-dtype", help="f16 or below, as the engine has them: int8, int4, q8_0 … (default: f16).")
+    str | None,
+    flag("--kv-dtype", help="f16 or below, as the engine has them: int8, int4, q8_0 … (default: f16; of onnx, f32)."),
 ]
 NativeKVDtype = Annotated[str, flag("--kv-dtype", help="f16, int8, int4 or f32.")]
 PromptCache = Annotated[

@@ -6,7 +6,7 @@ import time as clock
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
-from edge.budget import format_bytes
+from edge.budget import format_bytes, format_joules
 from edge.cli import options as o
 from edge.cli.numbers import parse_numbers
 from edge.cli.show import print_json, table
@@ -163,10 +163,6 @@ def _without_watts(profile: Profile) -> dict[str, Figure]:
     return {name: figure for name, figure in profile.figures.items() if name != "core_watts"}
 
 
-def _joules(joules: float) -> str:
-    return f"{joules * 1e3:.3g} mJ" if joules < 1 else f"{joules:.3g} J"
-
-
 def _bytes(made: Plan) -> str:
     count, config = made.bytes, made.config
     rows: list[tuple[str, str, int]] = [
@@ -192,14 +188,14 @@ def _rows(prediction: Prediction, budget: Budget) -> list[list[str]]:
     for each in prediction.decode:
         say(f"a token at {each.context} rows", each.tok_s, "{:.4g} tok/s")
         if each.joules is not None:
-            say("", each.joules, f"{_joules(each.joules.value)} per token")
+            say("", each.joules, f"{format_joules(each.joules.value)} per token")
     say("it draws", prediction.watts, "{:.3g} W")
     if budget.power is not None:
         slow = prediction.limited_tok_s is not None and not prediction.limited_tok_s.value
         said = "cannot be: it draws more while it waits" if slow else "{:.4g} tok/s"
         say(f"paced to {budget.power:g} W", prediction.limited_tok_s, said)
     if budget.energy is not None:
-        say(f"{_joules(budget.energy)} buy", prediction.energy_tokens, "{:.0f} tokens behind that prompt")
+        say(f"{format_joules(budget.energy)} buy", prediction.energy_tokens, "{:.0f} tokens behind that prompt")
     if budget.time is not None:
         say(f"in {budget.time:g} s", prediction.time_tokens, "{:.0f} tokens behind that prompt")
     return rows

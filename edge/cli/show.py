@@ -110,18 +110,27 @@ def report_lines(report: RunReport) -> list[str]:
         + (f" · {format_bytes(memory.streamed)} of weights streamed per token" if memory.streamed else ""),
         f"KV {kv.policy} {kv.dtype}: {kv.rows} of {kv.capacity} rows, {kv.evicted} evicted",
         _energy_line(report),
-        *([f"gave back, counted: {', '.join(map(_action, report.actions))}"] if report.actions else []),
+        *([f"for want of memory: {', '.join(map(_action, report.actions))}"] if report.actions else []),
     ]
+
+
+_REASONS = {
+    "limit": "the limit of memory fell",
+    "free memory": "the system ran short of free memory",
+    "pressure": "the system was waiting for memory",
+    "trim": "session.trim asked for it",
+}
 
 
 def _action(action: Action) -> str:
     size = format_bytes(action.bytes)
     what = {
-        "shrink": f"{size} of KV rows ({action.left} are left)",
-        "chunk": f"length of prompt pieces ({action.left} tokens are left)",
-        "prompt cache": f"{size} of prompt cache",
+        "shrink": f"{size} of KV rows given back ({action.left} rows are left)",
+        "chunk": f"the rest of the prompt run {action.left} tokens at a time",
+        "prompt cache": f"{size} of prompt cache given back",
     }
-    return f"{what[action.action]} at token {action.token} for {action.reason}"
+    when = f"after {action.token} tokens of the answer" if action.token else "before the answer"
+    return f"{what[action.action]} {when}, as {_REASONS.get(action.reason, action.reason)}"
 
 
 def _energy_line(report: RunReport) -> str:

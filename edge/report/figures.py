@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edge.budget import format_joules
 from edge.profiling.profile import Spread
 
 NONE = "–"
@@ -27,10 +28,7 @@ def rate(value: float) -> str:
 
 
 def joules(value: float | None) -> str:
-    """Three digits, as single tokens want them: 0.155 -> `155 mJ`."""
-    if value is None:
-        return NONE
-    return f"{value * 1e3:.3g} mJ" if value < 0.9995 else f"{value:.3g} J"
+    return NONE if value is None else format_joules(value)
 
 
 def clock(hertz: float | None) -> str:
