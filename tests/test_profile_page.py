@@ -103,6 +103,19 @@ def test_what_is_not_as_asked_for_is_told_everywhere() -> None:
         assert note in text
 
 
+def test_the_kv_dtype_of_every_engine_is_told() -> None:
+    config = make_engine().plan.config
+    wide = make_engine("onnx", plan=replace(make_engine().plan, config=replace(config, kv_dtype="f32")))
+    profile = make_profile(engines=[make_engine(), wide])
+    for text in (summary(profile), document(profile, ".md"), document(profile, ".html")):
+        assert "KV rows are not alike: f16 in tvm, f32 in onnx" in text
+    text = document(profile, ".md")
+    assert "1,024 in f16" in text
+    assert "1,024 in f32" in text
+    assert "plan of onnx: 1,024 KV rows in f32" in text
+    assert "not alike" not in document(make_profile(), ".md")
+
+
 def test_instruments_that_take_more_than_the_budget_are_told() -> None:
     settings = make_profile().settings
     for peak, more in ((190 << 20, False), (300 << 20, True)):

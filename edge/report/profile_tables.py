@@ -66,6 +66,9 @@ def engine_remarks(profile: Profile) -> list[str]:
         if each.others is not None and each.others >= DISTURBED
     ]
     notes = [f"{each.engine}: {note}." for each in profile.engines for note in each.notes]
+    if len({each.plan.config.kv_dtype for each in profile.engines}) > 1:
+        dtypes = ", ".join(f"{each.plan.config.kv_dtype} in {each.engine}" for each in profile.engines)
+        notes.append(f"KV rows are not alike: {dtypes}; --kv-dtype sets one for all that have it.")
     return taken + notes + [f"{name} was not measured: {reason}" for name, reason in profile.missing.items()]
 
 
@@ -163,7 +166,7 @@ def memory_table(profile: Profile) -> Section:
             cells = [format_bytes(each) for each in (parts.interpreter, parts.weights, parts.kv, parts.scratch)]
         rows.append([
             engine.engine, format_bytes(engine.timeline.peak), format_bytes(engine.plan.predicted_peak), *cells,
-            f"{engine.plan.config.capacity:,}",
+            f"{engine.plan.config.capacity:,} in {engine.plan.config.kv_dtype}",
         ])  # fmt: skip
     headings = ["engine", "peak", "predicted", "interpreter", "weights", "KV cache", "scratch", "KV rows"]
     return Section("Memory", headings, rows, [
@@ -225,7 +228,6 @@ def how(engine: EngineProfile) -> str:
 def facts(profile: Profile) -> list[tuple[str, str]]:
     """What was measured on, and how."""
     device, model, first = profile.device, profile.model, profile.engines[0]
-    config = first.plan.config
     caches = ", ".join(f"{name} {format_bytes(size)}" for name, size in device.caches.items())
     return [
         ("device", device.name),
@@ -239,14 +241,18 @@ def facts(profile: Profile) -> list[tuple[str, str]]:
             "weights",
             f"{format_count(model.parameters)} in {format_bytes(model.weight_bytes)}, mostly {model.weight_type}",
         ),
-        (
-            "plan",
-            f"{first.engine}: {config.capacity:,} KV rows in {config.kv_dtype}, policy "
-            f"{first.plan.kv_policy}, prompts in passes of {config.chunk}, tuned: {first.plan.tuned}",
-        ),
+        *((f"plan of {each.engine}", _plan(each)) for each in profile.engines),
         ("measured", f"{profile.date}, {profile.seconds:.0f} s{', --quick' if profile.quick else ''}"),
         ("versions", ", ".join(f"{name} {each}" for name, each in _versions(profile).items())),
     ]
+
+
+def _plan(engine: EngineProfile) -> str:
+    config = engine.plan.config
+    return (
+        f"{config.capacity:,} KV rows in {config.kv_dtype}, policy {engine.plan.kv_policy}, prompts in passes of "
+        f"{config.chunk}, tuned: {engine.plan.tuned}"
+    )
 
 
 def _versions(profile: Profile) -> dict[str, str]:
