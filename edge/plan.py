@@ -207,6 +207,11 @@ def _check(spec: ModelSpec, backend: Backend, request: PlanRequest) -> None:
         raise UnsupportedError(
             f"--kv-policy {request.kv_policy} {missing}, and {backend.NAME} is none: use --kv-policy streaming"
         )
+    if has.granularity == "token" and not _keeps_newest(request):
+        raise UnsupportedError(
+            f"--kv-policy {request.kv_policy} may evict the newest row, from which positions go on in {backend.NAME}: "
+            "give recent a larger share"
+        )
     if request.provider is not None and backend.NAME != "onnx":
         raise UnsupportedError(f"--provider is for the onnx engine, not for {backend.NAME}: use --backend onnx")
     if request.kv_dtype is not None and request.kv_dtype not in has.kv_dtypes:
@@ -223,6 +228,12 @@ def _check(spec: ModelSpec, backend: Backend, request: PlanRequest) -> None:
         if value is not None and not low <= value <= high:
             why = f" (the model knows {high} positions)" if high == spec.context and value > high else ""
             raise InputError(f"{flag} must be from {low} to {high}, not {value}{why}")
+
+
+def _keeps_newest(request: PlanRequest) -> bool:
+    """However few rows an eviction leaves: half of the cache at least."""
+    recent = getattr(make_policy(request.kv_policy, request.sinks), "recent", 1)
+    return int(recent * ((request.max_kv_size or SMALLEST_ROWS) // 2)) > 0
 
 
 def _missing(needs: Needs, has: Capabilities) -> str | None:
