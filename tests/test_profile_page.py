@@ -13,7 +13,7 @@ from browser import Page, browser, find_chromium
 from profiles import HOSTILE, make_bare_profile, make_engine, make_profile, make_sustained
 
 from edge.profiling.compare import compare_profiles
-from edge.profiling.profile import Energy, ModelFacts, Profile
+from edge.profiling.profile import Energy, Mark, ModelFacts, Profile
 from edge.report import profile_compare
 from edge.report.profile_documents import document
 from edge.report.profile_text import summary
@@ -28,6 +28,13 @@ LETTERS = """[...document.querySelectorAll('svg text')].map(e => {
     const turned = e.getScreenCTM(), size = parseFloat(getComputedStyle(e).fontSize)
     return size * Math.hypot(turned.a, turned.b)
 })"""  # as they are seen, in pixels
+
+
+MEETING = """[...document.querySelectorAll('svg')].flatMap(svg => {
+    const shown = [...svg.querySelectorAll('text')].map(e => [e.textContent, e.getBoundingClientRect()])
+    const meet = (a, b) => a.left + 1 < b.right && b.left + 1 < a.right && a.top + 2 < b.bottom && b.top + 2 < a.bottom
+    return shown.flatMap(([one, a], i) => shown.slice(i + 1).filter(([, b]) => meet(a, b)).map(([two]) => [one, two]))
+})"""  # words of a picture that lie upon each other
 
 
 def hostile() -> Profile:
@@ -192,6 +199,19 @@ def assert_it_prints(page: Page) -> None:
     assert page.value("[...document.querySelectorAll('.wide')].every(e => e.scrollWidth <= e.clientWidth)")
     assert page.value(unfolded)
     page.ask("Emulation.setEmulatedMedia", media="")
+
+
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.15, 0.2, 0.25, 0.3])
+def test_words_of_pictures_do_not_lie_upon_each_other(page: Page, tmp_path: Path, share: float) -> None:
+    """However short a part of the run is that the picture of memory has a word for."""
+    timeline = make_engine().timeline
+    end = timeline.samples[-1].seconds
+    marks = [Mark(0.0, "start"), Mark(0.01 * end, "load"), Mark(0.02 * end, "prompt"), Mark(share * end, "context 512")]
+    engine = make_engine(timeline=replace(timeline, marks=marks), sustained=make_sustained())
+    path = tmp_path / "report.html"
+    path.write_text(document(make_profile(engines=[engine]), ".html"))
+    page.open(path, width=390)
+    assert page.value(MEETING) == []
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
