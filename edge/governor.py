@@ -13,6 +13,7 @@ can be spared while something on the device waits for memory. Only what is about
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 Stop = Literal["time", "memory", "energy", "power", "thermal"]
@@ -21,7 +22,8 @@ Cause = Literal["limit", "free memory", "pressure"]
 _CREDIT_S = 0.5  # seconds of allowed power that may be saved up and spent at once
 _SHORTEST_PAUSE_S = 1e-3  # less is saved up
 _LONGEST_PAUSE_S = 0.25  # then readings are taken again
-_HOPELESS_S = 5.0  # of pauses in a row that did not bring power or temperature down
+_HOPELESS_S = 5.0  # of pauses in a row that did not bring power down
+_NO_COOLER_S = 15.0  # at the least share of work without a lower temperature: sensors show whole degrees
 _MARGIN = 1.5  # °C below the limit: sensors show whole degrees
 _GAIN, _INTEGRAL = 0.1, 0.004  # share of time per °C, and per °C and second
 _THERMAL_S = 0.2  # between two corrections
@@ -74,8 +76,8 @@ class Sample:
 class State:
     """What earlier samples left. token: joules of the costliest one, of late. debt: joules above the power limit.
     idle: watts while pausing. duty: share of time that may be worked. rest: seconds that are to be waited for it.
-    paused: seconds of pauses in a row. short: readings in a row with too little free memory. gave_at: when memory was
-    last given back because of pressure."""
+    paused: seconds of pauses in a row. coolest: °C since the least share is worked, read first at cooled_at. short:
+    readings in a row with too little free memory. gave_at: when memory was last given back because of pressure."""
 
     last: Sample
     token: float = 0.0
@@ -86,6 +88,8 @@ class State:
     error: float | None = None
     corrected_at: float = 0.0
     paused: float = 0.0
+    coolest: float = inf
+    cooled_at: float = 0.0
     short: int = 0
     gave_at: float = -_SETTLE_S
 
@@ -115,6 +119,7 @@ def decide(limits: Limits, state: State, now: Sample, tokens: int) -> tuple[Deci
     debt = 0.0
     if limits.power is not None:
         debt = max(-limits.power * _CREDIT_S, state.debt + spent - limits.power * elapsed)
+    coolest, cooled_at = _coolest(state, duty, now)
     short = _short(state, now.memory)
     give, cause = _give(state, now, short)
     state = State(
@@ -127,6 +132,8 @@ def decide(limits: Limits, state: State, now: Sample, tokens: int) -> tuple[Deci
         error=error,
         corrected_at=corrected_at,
         paused=0.0 if tokens else state.paused + elapsed,
+        coolest=coolest,
+        cooled_at=cooled_at,
         short=short,
         gave_at=now.time if cause == "pressure" else state.gave_at,
     )
@@ -188,6 +195,15 @@ def _duty(limits: Limits, state: State, now: Sample) -> tuple[float, float | Non
     return min(1.0, max(_LEAST_DUTY, state.duty + change)), error, now.time
 
 
+def _coolest(state: State, duty: float, now: Sample) -> tuple[float, float]:
+    """The lowest temperature since the least share is worked, and when it was first read."""
+    if duty > _LEAST_DUTY:
+        return inf, now.time
+    if now.celsius is not None and now.celsius < state.coolest:
+        return now.celsius, now.time
+    return state.coolest, state.cooled_at
+
+
 def _about_to_be_killed(memory: Memory, short: int) -> bool:
     """Nothing is left to give, and what cannot be reclaimed is as much as may be had. (Weights that are mapped can be:
     that is slow, and no reason to stop.)"""
@@ -211,6 +227,7 @@ def _stop(limits: Limits, state: State, now: Sample, pause: float) -> Stop | Non
     if limits.power is not None and state.paused > _HOPELESS_S and state.idle >= limits.power:
         return "power"  # the device draws more even while it waits
     hot = state.last.celsius
-    if limits.celsius is not None and hot is not None and hot > limits.celsius + 2 and state.duty <= _LEAST_DUTY:
-        return "thermal"
+    too_hot = limits.celsius is not None and hot is not None and hot > limits.celsius + 2
+    if too_hot and now.time - state.cooled_at > _NO_COOLER_S:
+        return "thermal"  # it gets no cooler while it waits
     return None

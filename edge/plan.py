@@ -223,6 +223,17 @@ def _check(spec: ModelSpec, backend: Backend, request: PlanRequest) -> None:
         if value is not None and not low <= value <= high:
             why = f" (the model knows {high} positions)" if high == spec.context and value > high else ""
             raise InputError(f"{flag} must be from {low} to {high}, not {value}{why}")
+    if has.granularity == "token" and not _keeps_newest(request):
+        raise UnsupportedError(
+            f"--kv-policy {request.kv_policy} may evict the newest row, from which positions go on in {backend.NAME}: "
+            "give recent a larger share"
+        )
+
+
+def _keeps_newest(request: PlanRequest) -> bool:
+    """However few rows an eviction leaves: half of the cache at least."""
+    recent = getattr(make_policy(request.kv_policy, request.sinks), "recent", 1)
+    return int(recent * ((request.max_kv_size or SMALLEST_ROWS) // 2)) > 0
 
 
 def _missing(needs: Needs, has: Capabilities) -> str | None:

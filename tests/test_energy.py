@@ -162,7 +162,7 @@ def test_limits_that_make_no_sense(tmp_path: Path, arguments: tuple[str, ...], s
         ({}, "length"),
         ({"--time": "1ms"}, "time"),
         ({"--energy": "1mJ"}, "energy"),
-        ({"--max-temp": "40C"}, "thermal"),
+        ({"--max-temp": "40C", "-n": "1000"}, "thermal"),
     ],
 )
 def test_of_several_budgets_the_one_that_ends_a_run_is_named(
@@ -172,10 +172,11 @@ def test_of_several_budgets_the_one_that_ends_a_run_is_named(
     zone.mkdir(parents=True)
     (zone / "type").write_text("x86_pkg_temp")
     (zone / "temp").write_text("60000")
-    budgets = {"--memory": "1GiB", "--time": "90s", "--energy": "1000J", "--power": "500W", "--max-temp": "90C"} | tight
+    budgets = {"--memory": "1GiB", "--time": "90s", "--energy": "1000J", "--power": "500W", "--max-temp": "90C"}
+    budgets |= {"-n": "4"} | tight
     model = str(GOLDEN / "llama-gqa-tied.gguf")
     flags = [part for pair in budgets.items() for part in pair]
-    done = edge("run", model, "-p", "Hi", "--raw", "-n", "4", "--ignore-eos", "--backend", "reference", *flags,
+    done = edge("run", model, "-p", "Hi", "--raw", "--ignore-eos", "--backend", "reference", *flags,
                 root=tmp_path)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert f"stopped: {reason}" in done.stderr

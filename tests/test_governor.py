@@ -100,6 +100,7 @@ def test_a_device_that_draws_more_at_rest_stops() -> None:
 def test_a_device_that_is_too_hot_at_rest_stops() -> None:
     device = Device(10, 2, 8.0, 5.0)
     assert run(device, Limits(celsius=50), 600) == "thermal"
+    assert device.time < 120
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -114,6 +115,15 @@ def test_energy_is_never_passed_by_more_than_a_token(seed: int) -> None:
             break
     assert decision.stop == "energy"
     assert 2.0 - 2 * dearest <= joules <= 2.0 + dearest
+
+
+@pytest.mark.parametrize("start", [52, 60, 90])
+def test_a_device_that_is_much_too_hot_at_first_cools_down_and_goes_on(start: float) -> None:
+    device = Device(8, 10, 8, 1)
+    device.celsius = start
+    assert run(device, Limits(celsius=50), 300) is None
+    assert device.celsius <= 50.5
+    assert device.steps > 500
 
 
 def test_a_device_that_is_too_hot_at_first_slows_down_at_once() -> None:

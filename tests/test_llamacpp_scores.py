@@ -397,6 +397,7 @@ def test_what_llama_cpp_cannot_show_is_refused(tmp_path: Path, engines: Callable
     for policy, missing in [
         ("keydiff", "shows keys"), ("knorm", "shows keys"), ("pyramidkv", "for every layer"),
         ("adakv", "for every head"), ("fastgen", "for every head"),
+        ("h2o:recent=0", "may evict the newest row"), ("scissorhands:recent=0.001", "may evict the newest row"),
     ]:  # fmt: skip
         with pytest.raises(UnsupportedError, match=missing):
             load(model, backend="llamacpp", kv_policy=policy)
