@@ -236,7 +236,7 @@ def test_the_time_of_the_budget_is_the_limit(smollm2: Model) -> None:
         assert timings.total_s >= (timings.ttft_s or 0.0)
         session.generate(PROMPT, time_limit=5.0, time_spent=6.0)
         assert (report_of(session).stop_reason, report_of(session).tokens.ran) == ("time", 0)
-        assert " s + 6.00 s for loading, of 5 s · stopped: time" in report_lines(report_of(session))[0]
+        assert " s + 6.00 s for the start, of 5 s · stopped: time" in report_lines(report_of(session))[0]
 
 
 def test_memory_beyond_the_budget_ends_a_run(smollm2: Model, monkeypatch: pytest.MonkeyPatch) -> None:

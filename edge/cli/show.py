@@ -152,7 +152,7 @@ def _energy_line(report: RunReport) -> str:
 def _time(timings: Timings) -> str:
     if timings.budget_s is None:
         return ""
-    before = f" + {timings.before_s:.2f} s for loading," if timings.before_s else ""
+    before = f" + {timings.before_s:.2f} s for the start," if timings.before_s else ""
     return f" · took {timings.total_s:.2f} s{before} of {timings.budget_s:g} s"
 
 
