@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -121,9 +122,13 @@ def can_put_out(folder: Path) -> bool:
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
         assert not any(mapped[::PAGE])  # all are there
         before = in_page_cache(path)
-        with suppress(OSError):
-            mapped.madvise(21)  # MADV_PAGEOUT
-        return in_page_cache(path) < before
+        for _ in range(10):  # Linux may be about to move them between its lists
+            with suppress(OSError):
+                mapped.madvise(21)  # MADV_PAGEOUT
+            if in_page_cache(path) < before:
+                return True
+            time.sleep(0.05)
+        return False
 
 
 def test_from_a_disk_what_is_streamed_leaves_the_page_cache(
@@ -142,9 +147,12 @@ def test_from_a_disk_what_is_streamed_leaves_the_page_cache(
     if not can_put_out(tmp_path):
         pytest.skip("this system keeps pages of files")
     monkeypatch.setattr(Disk, "wanted", lambda self: 1)
-    for _ in range(2):
+    for _ in range(20):
         engine.kv.truncate(0)
         assert np.array_equal(engine.forward(token), expected)
+        if in_page_cache(path) < least + 48 * MIB:
+            break
+        time.sleep(0.05)
     assert 40 * MIB < in_page_cache(path) < least + 48 * MIB
 
 

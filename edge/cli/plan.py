@@ -203,8 +203,8 @@ def _rows(prediction: Prediction, budget: Budget) -> list[list[str]]:
 
 def _slower(streaming: Streaming, resident: int, weights: int) -> str:
     text = (
-        f"weights: {format_bytes(resident)} of {format_bytes(weights)} in memory at a time, "
-        f"{format_bytes(streaming.bytes)} streamed per token"
+        f"weights: at most {format_bytes(resident)} of {format_bytes(weights)} in memory at a time, "
+        f"{format_bytes(streaming.bytes)} read anew per token"
     )
     if streaming.cached_s is None or streaming.disk_s is None:
         return text
