@@ -139,7 +139,9 @@ def test_from_a_disk_what_is_streamed_leaves_the_page_cache(
     backend, layout = native(smollm2), make_layout(smollm2.file, smollm2.spec)
     least = backend.footprint(smollm2.spec, CONFIG).least_weights
     assert least is not None
-    engine = engines(backend.load(smollm2.file, smollm2.spec, replace(CONFIG, resident=least + 40 * MIB)))
+    config = replace(CONFIG, resident=least + 40 * MIB)
+    left = layout.nbytes - backend.footprint(smollm2.spec, config).streamed // 2  # single pages may stay for a while
+    engine = engines(backend.load(smollm2.file, smollm2.spec, config))
     [path] = [entry.path for entry in entries("weights")]
     token = np.array([1], np.int32)
     expected = engine.forward(token).copy()
@@ -150,10 +152,10 @@ def test_from_a_disk_what_is_streamed_leaves_the_page_cache(
     for _ in range(20):
         engine.kv.truncate(0)
         assert np.array_equal(engine.forward(token), expected)
-        if in_page_cache(path) < least + 48 * MIB:
+        if in_page_cache(path) < left:
             break
         time.sleep(0.05)
-    assert 40 * MIB < in_page_cache(path) < least + 48 * MIB
+    assert 40 * MIB < in_page_cache(path) < left
 
 
 # Which blocks
