@@ -117,7 +117,7 @@ def in_page_cache(path: Path) -> int:
 def can_put_out(folder: Path) -> bool:
     """Whether the system takes pages of a file there out of its page cache when it is asked to."""
     path = folder / "probe"
-    path.write_bytes(bytes(MIB))
+    path.write_bytes(bytes(16 * MIB))
     os.sync()
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
         assert not any(mapped[::PAGE])  # all are there
