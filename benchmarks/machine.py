@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from edge.devices.load import read_load
 from edge.devices.memory import total_memory
 from edge.devices.probe import measure_ceilings
 
@@ -32,12 +31,6 @@ def machine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
         "load_average": os.getloadavg()[0],
     }
-
-
-def machine_ticks() -> int:
-    """CPU time that the machine has spent on anything, and that a hypervisor took from it, in ticks."""
-    load = read_load()
-    return 0 if load is None else round(load.busy * os.sysconf("SC_CLK_TCK"))
 
 
 def memory_bandwidth(threads: int) -> float:

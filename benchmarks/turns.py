@@ -15,8 +15,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from machine import machine_ticks, say
+from machine import say
 from model_files import WORKERS, vocabulary
+
+from edge.devices.load import others_from_now
 
 EDGE, LLAMA, OPENVINO = "edge", "llama.cpp", "OpenVINO"
 QUIET_S, PATIENCE_S, REPLY_S = 0.1, 10.0, 300.0
@@ -113,13 +115,13 @@ class Worker:
             raise WorkerError("the worker is gone") from None
         return self._reply()
 
-    def cpu_ticks(self) -> int:
-        """CPU time of all its threads so far, in ticks of 10 ms."""
+    def cpu_seconds(self) -> float:
+        """CPU time of all its threads so far."""
         try:
             fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
-            return 0
-        return int(fields[11]) + int(fields[12])
+            return 0.0
+        return (int(fields[11]) + int(fields[12])) / _TICKS_S
 
     def close(self) -> None:
         """End it; it stops by itself when stdin does."""
@@ -229,11 +231,11 @@ class Team:
         wait_until_quiet(self._workers)
         try:
             with condition():
-                before, started = machine_ticks() - worker.cpu_ticks(), time.perf_counter()
+                others = others_from_now(worker.cpu_seconds)
                 seconds = worker.seconds(seed=number, **request)
-                others = (machine_ticks() - worker.cpu_ticks() - before) / (time.perf_counter() - started)
+                taken = others()
             if condition is undisturbed:
-                self._setting.foreign.append(max(0.0, others) / _TICKS_S / (os.cpu_count() or 1))
+                self._setting.foreign.append(taken or 0.0)
         except WorkerError as error:
             self._setting.skip(worker.engine, f"{row.name} and all after it", error)
             self._workers.remove(worker)

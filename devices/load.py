@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+DISTURBED = 0.1  # of the cores, taken by other programs: what is measured meanwhile is of that, too
 _BUSY = (0, 1, 2, 5, 6, 7)  # user, nice, system, interrupts; and stolen: what other guests of the same machine took
 
 
@@ -28,6 +31,13 @@ def read_load(root: Path = Path("/")) -> Load | None:
     if name != "cpu" or len(ticks) < 8:
         return None
     return Load(sum(ticks[each] for each in _BUSY) / second, sum(ticks[:8]) / second)
+
+
+def others_from_now(own: Callable[[], float] = time.process_time) -> Callable[[], float | None]:
+    """Says, whenever it is called, what part of all cores' time went to others since now. own: core-seconds so far that
+    are not theirs."""
+    before, spent = read_load(), own()
+    return lambda: share_of_others(before, read_load(), own() - spent)
 
 
 def share_of_others(before: Load | None, after: Load | None, own: float) -> float | None:

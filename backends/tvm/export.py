@@ -24,7 +24,7 @@ from edge.backends.tvm.design import Design
 from edge.backends.tvm.layout import make_layout
 from edge.backends.tvm.runtime import compile_design, install
 from edge.backends.tvm.sources import source_hash
-from edge.backends.tvm.targets import TARGETS, Target, choose_target
+from edge.backends.tvm.targets import Target, choose_target, target_named
 from edge.backends.tvm.weights import pack_weights
 from edge.devices.profiles import Profile
 from edge.errors import InputError
@@ -91,10 +91,7 @@ def target_of(profile: Profile) -> Target:
     """The device's instruction set, scheduled for its CPU if it says which. Raises InputError for unknown sets."""
     if profile.isa is None:
         return choose_target()
-    target = next((target for target in TARGETS if target.name == profile.isa), None)
-    if target is None:
-        names = ", ".join(target.name for target in TARGETS)
-        raise InputError(f"the profile of {profile.name} has the unknown isa {profile.isa!r}: choose {names}")
+    target = target_named(profile.isa, f"the profile of {profile.name} has the unknown isa {profile.isa!r}")
     return replace(target, llvm=target.llvm | {"mcpu": profile.cpu}) if profile.cpu else target
 
 

@@ -2,8 +2,8 @@
 
 Pages of a mapped file come as they are read; all that has to be done is to let go of those behind. They leave this
 process, and stay in the system's page cache unless memory is short. (Asking for pages ahead was tried: Linux then reads
-them in small pieces, at half the speed.) Every layer, and the head, keeps the same share of its
-bytes in memory, so that what is read anew is spread evenly over a pass.
+them in small pieces, at half the speed.) Every layer, and the head, keeps the same share of its bytes in memory, so
+that what is read anew is spread evenly over a pass.
 """
 
 from __future__ import annotations

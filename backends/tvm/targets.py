@@ -81,11 +81,17 @@ def choose_target(name: str | None = None) -> Target:
         raise UnsupportedError(f"the tvm engine does not run on {system} ({machine}) yet: use --backend llamacpp")
     if name is None:
         return runnable[0]
+    target = target_named(name, f"EDGE_ISA {name!r} is unknown")
+    if target not in runnable:
+        raise UnsupportedError(f"this CPU has no {name}: choose {', '.join(target.name for target in runnable)}")
+    return target
+
+
+def target_named(name: str, problem: str) -> Target:
+    """Any that code is made for, whether this machine runs it or not. Raises InputError, with `problem`, for others."""
     known = {target.name: target for target in TARGETS}
     if name not in known:
-        raise InputError(f"EDGE_ISA {name!r} is unknown: choose {', '.join(known)}")
-    if known[name] not in runnable:
-        raise UnsupportedError(f"this CPU has no {name}: choose {', '.join(target.name for target in runnable)}")
+        raise InputError(f"{problem}: choose {', '.join(known)}")
     return known[name]
 
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 devices = typer.Typer(help="This device, its sensors, and the devices known by name.")
 
-_MUCH = 0.1  # of the cores' time: what others take beyond that shows
 _Name = Annotated[str, typer.Argument(metavar="DEVICE", help="A name of edge devices list.")]
 
 
@@ -125,7 +124,7 @@ def probe(
 
     from edge.cli.targets import own_isa
     from edge.devices.integer_products import missing
-    from edge.devices.load import read_load, share_of_others
+    from edge.devices.load import DISTURBED, others_from_now
     from edge.devices.probe import probe_profile
     from edge.devices.profile_file import is_name, write_profile
     from edge.devices.profiles import HOST, add_profile
@@ -140,9 +139,9 @@ def probe(
     if output is not None and output.exists() and not output.is_file():
         raise InputError(f"{output} is a folder or a device: -o takes the name of a file")
     with progress(enabled=not quiet) as shown:
-        bar, before, own = shown.step("reading memory, multiplying"), read_load(), sum(os.times()[:4])
+        bar, so_far = shown.step("reading memory, multiplying"), others_from_now(lambda: sum(os.times()[:4]))
         measured = replace(probe_profile(seconds, lambda part: bar(part, 1.0)), name=name)
-        others = share_of_others(before, read_load(), sum(os.times()[:4]) - own)
+        others = so_far()
     if output is None:
         output = add_profile(measured)
     else:
@@ -156,7 +155,7 @@ def probe(
     if measured.value("int8_ops") is None:
         print(f"\nint8 arithmetic is unknown: {missing() or 'ONNX Runtime cannot measure it here'}")
     print(f"\nsaved as {output}")
-    if others is not None and others > _MUCH:
+    if others is not None and others > DISTURBED:
         note(f"Other programs took {others:.0%} of the cores' time, so it can do more: measure again without them.")
 
 

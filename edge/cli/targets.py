@@ -49,7 +49,7 @@ def _cpu_names(isa: str) -> list[str]:
     from tvm.target import Target
     from tvm.target.codegen import llvm_get_cpu_archlist
 
-    from edge.backends.tvm.targets import TARGETS
+    from edge.backends.tvm.targets import target_named
 
-    triple = next(target.llvm["mtriple"] for target in TARGETS if target.name == isa)
+    triple = target_named(isa, f"isa {isa!r} is unknown").llvm["mtriple"]
     return [str(name) for name in llvm_get_cpu_archlist(Target({"kind": "llvm", "mtriple": triple}))]

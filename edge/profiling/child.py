@@ -13,7 +13,7 @@ from edge.backends import find_backend
 from edge.backends.base import Backend
 from edge.budget import Budget
 from edge.devices.child import Say, serve
-from edge.devices.load import read_load, share_of_others
+from edge.devices.load import others_from_now
 from edge.devices.mappings import mapped_files
 from edge.devices.memory import memory_use
 from edge.devices.power import find_meter
@@ -74,10 +74,10 @@ def _measure(settings: Settings, model: Model, backend: Backend, on_step: OnStep
             if prompt < settings.prompt:
                 notes.append(f"prompts of {prompt:,} instead of {settings.prompt:,} tokens, {_room(plan)}")
             stages = settings.stages_s
-            load, own = read_load(), time.process_time()
+            others = others_from_now()
             on_part = part_of(on_step, stages, 0)
             speeds = measure_speeds(runner, prompt, settings.answer, settings.repetitions, settings.speed_s, on_part)
-            others = share_of_others(load, read_load(), time.process_time() - own)
+            taken = others()
             warm = sampler.look()
             contexts = [each for each in settings.contexts if each <= free]
             on_part = part_of(on_step, stages, 1)
@@ -107,7 +107,7 @@ def _measure(settings: Settings, model: Model, backend: Backend, on_step: OnStep
         ),
         energy=Energy(reading.source, reading.kind, reading.scope, load_joules),
         kv_dtypes=list(backend.CAPABILITIES.kv_dtypes),
-        others=others,
+        others=taken,
         sustained=sustained,
         notes=notes,
     )

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from edge.budget import format_bytes
-from edge.profiling.profile import DISTURBED, EngineProfile, Profile, Spread
+from edge.devices.load import DISTURBED
+from edge.profiling.profile import EngineProfile, Profile, Spread
 
 _LEAST = 3  # values of a spread that says something
 
@@ -62,9 +63,7 @@ def _notes(profile: Profile, name: str, compared: Container[str]) -> Iterator[st
             continue
         if (engine.others or 0.0) >= DISTURBED:
             yield f"{name}: other programs took {engine.others:.0%} of the cores while {engine.engine} was measured"
-        windows = engine.sustained.windows if engine.sustained else []
-        most = max((each.others or 0.0 for each in windows), default=0.0)
-        if most >= DISTURBED:
+        if engine.sustained and (most := engine.sustained.others) >= DISTURBED:
             yield f"{name}: other programs took up to {most:.0%} of the cores in the long run of {engine.engine}"
 
 

@@ -12,7 +12,6 @@ def evidence_of(profile: Profile, again: str = "") -> Evidence:
     decode, plan = engine.decode, engine.plan
     climate, sustained = engine.timeline.climate, engine.sustained
     longest = max((each.context for each in engine.curve), default=0)
-    windows = sustained.windows if sustained else []
     return Evidence(
         model=profile.model.name,
         again=again,
@@ -29,7 +28,7 @@ def evidence_of(profile: Profile, again: str = "") -> Evidence:
         compute=_share(decode.flops_per_s, roofs.computing(engine.integers) if roofs else None),
         sustained=sustained.ratio if sustained else None,
         window_s=sustained.length if sustained else 60.0,
-        sustained_others=max((window.others or 0.0 for window in windows), default=0.0),
+        sustained_others=sustained.others if sustained else 0.0,
         cooled=_cooled(sustained),
         celsius=max((each.celsius for each in climate if each.celsius is not None), default=None),
         trip=engine.timeline.trip,

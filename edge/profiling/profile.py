@@ -14,7 +14,6 @@ from edge.plan import Plan
 from edge.profiling.settings import Settings
 
 SCHEMA = 1
-DISTURBED = 0.1  # of the cores, taken by other programs: figures are of that, too
 _LEAST = 1e-12  # seconds: nothing takes less
 
 KIND = "edge profile"  # what tells its JSON from other JSON
@@ -218,6 +217,11 @@ class Sustained:
     def ratio(self) -> float:
         """Speed of the last window / speed of the first."""
         return self.last.tok_s / self.first.tok_s
+
+    @property
+    def others(self) -> float:
+        """The most of all cores' time that other programs took in one of the windows."""
+        return max(each.others or 0.0 for each in self.windows)
 
 
 @dataclass(frozen=True)

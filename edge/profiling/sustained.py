@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from edge.devices.load import read_load, share_of_others
+from edge.devices.load import others_from_now
 from edge.profiling.profile import Climate, Spread, Sustained, Window
 from edge.profiling.progress import OnStep
 from edge.profiling.speed import Runner, random_tokens
@@ -28,7 +28,7 @@ def measure_sustained(runner: Runner, prompt: int, most: int, seconds: float, on
         on_step(f"sustained, {start:.0f} of {seconds:.0f} s", start / seconds)
         steps: list[float] = []
         before, looked = runner.meter.read().joules, sampler.now()
-        load, own = read_load(), time.process_time()
+        others = others_from_now()
         while not steps or time.perf_counter() - began < start + length:
             if session.engine.kv.length + _BURST > prompt + most:
                 session.engine.kv.truncate(prompt)
@@ -36,9 +36,9 @@ def measure_sustained(runner: Runner, prompt: int, most: int, seconds: float, on
         lasted = time.perf_counter() - began - start
         joules = (runner.meter.read().joules - before) / len(steps)
         sampler.feel()
-        others = share_of_others(load, read_load(), time.process_time() - own)
+        taken = others()
         felt = [each for each in sampler.climate if each.seconds >= looked]
-        windows.append(_window(start, lasted, steps, joules, felt, others))
+        windows.append(_window(start, lasted, steps, joules, felt, taken))
     return Sustained(length, windows)
 
 

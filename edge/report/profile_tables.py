@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from edge.budget import format_bytes
+from edge.devices.load import DISTURBED
 from edge.profiling.memory_timeline import Split, split
-from edge.profiling.profile import DISTURBED, EngineProfile, PhaseOperators, Profile
+from edge.profiling.profile import EngineProfile, PhaseOperators, Profile
 from edge.report.figures import NONE, duration, giga, joules, milliseconds, per_s, percent, rate
 from edge.spec import format_count
 

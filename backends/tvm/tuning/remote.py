@@ -21,7 +21,7 @@ from edge.backends.tvm.codes import FORMATS
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.layout import LINE, Job, fill_table, make_layout, make_scratch, round_up
 from edge.backends.tvm.regions import Regions
-from edge.backends.tvm.targets import TARGETS, Target, choose_target, with_tuning
+from edge.backends.tvm.targets import Target, choose_target, target_named, with_tuning
 from edge.backends.tvm.tuning.host import ANSWER, Depths
 from edge.backends.tvm.tuning.pool import Pool
 from edge.backends.tvm.tuning.space import CHUNK, Field, Values, make_space
@@ -184,10 +184,4 @@ def _connect(tracker: str, key: str) -> Any:
 
 
 def _target(name: str | None) -> Target:
-    """Any that we compile for, whether this machine runs it or not."""
-    if name is None:
-        return choose_target()
-    known = {target.name: target for target in TARGETS}
-    if name not in known:
-        raise InputError(f"--target {name!r} is unknown: choose {', '.join(known)}")
-    return known[name]
+    return choose_target() if name is None else target_named(name, f"--target {name!r} is unknown")
