@@ -248,10 +248,10 @@ class Team:
 def wait_until_quiet(workers: Sequence[Worker]) -> None:
     """Until no worker has used CPU time for a while: some engines' threads spin after the work is done."""
     deadline = time.monotonic() + PATIENCE_S
-    before = [worker.cpu_ticks() for worker in workers]
+    before = [worker.cpu_seconds() for worker in workers]
     while True:
         time.sleep(QUIET_S)
-        now = [worker.cpu_ticks() for worker in workers]
+        now = [worker.cpu_seconds() for worker in workers]
         if now == before:
             return
         if time.monotonic() > deadline:
