@@ -85,12 +85,13 @@ def bring_back(kv: KVCache, state: KVState) -> None:
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Compiled kernels and packed weights of the tests go where they are forgotten; children inherit the setting.
 
-    Processes that share the tests share the cache, too.
+    Processes that share the tests share the cache, too. EDGE_TEST_CACHE names a folder to keep between runs: keys
+    hash the sources, so a changed kernel is compiled anew.
     """
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EDGE_CACHE", str(shared / "cache"))
+        patch.setenv("EDGE_CACHE", os.environ.get("EDGE_TEST_CACHE") or str(shared / "cache"))
         patch.setenv("EDGE_TUNING", str(tmp_path_factory.mktemp("tuning")))
         patch.setenv("EDGE_DEVICES", str(tmp_path_factory.mktemp("devices")))
         yield
