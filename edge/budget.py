@@ -15,6 +15,8 @@ _BYTES = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
     _BYTES |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
 
+_FEWEST_BARE = 1 << 16  # of a smaller number without a unit, MiB were meant: no cache or process has so few bytes
+
 _JOULES = {"": 1.0, "j": 1.0, "mj": 1e-3, "kj": 1e3, "wh": 3600.0, "mwh": 3.6, "MJ": 1e6, "MWh": 3.6e9}
 _WATTS = {"": 1.0, "w": 1.0, "mw": 1e-3, "MW": 1e6}
 _CELSIUS = {"": 1.0, "c": 1.0, "°c": 1.0}
@@ -35,9 +37,12 @@ def _parse(text: str, units: dict[str, int] | dict[str, float], what: str, examp
 def parse_bytes(value: str | int, what: str = "memory") -> int:
     """`"256MiB"`, `"1.5GiB"`, `"300MB"`, `"512M"` or a number of bytes, as bytes.
 
-    Raises InputError if it is not a positive amount of memory.
+    Raises InputError if it is not a positive amount of memory, or a number without a unit that cannot be meant as
+    bytes.
     """
     count = int(_parse(str(value), _BYTES, what, "256MiB"))
+    if 0 < count < _FEWEST_BARE and not str(value).rstrip()[-1].isalpha():
+        raise InputError(f"{what} {count} is a number of bytes: did you mean {count}MiB?")
     if count == 0:
         raise InputError(f"{what} {value!r} must be greater than zero")
     return count

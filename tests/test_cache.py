@@ -276,7 +276,7 @@ def test_the_least_recently_used_go_first(monkeypatch: pytest.MonkeyPatch) -> No
     assert [entry.key for entry in entries()] == [OTHER, KEY]
     assert find("weights", KEY, ".bin") == first  # a use
     assert [entry.key for entry in entries()] == [KEY, OTHER]
-    monkeypatch.setenv("EDGE_CACHE_LIMIT", "25")
+    monkeypatch.setenv("EDGE_CACHE_LIMIT", "25B")
     make(THIRD)
     assert {entry.key for entry in entries()} == {KEY, THIRD}
     assert not second.exists()

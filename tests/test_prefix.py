@@ -33,8 +33,8 @@ CACHES = pytest.mark.parametrize("kind", ["memory", "folder", "both"])
 
 def make_cache(kind: str, folder: Path, size: int = 1 << 30) -> PromptCache:
     if kind == "memory":
-        return PromptCache(memory=size)
-    return PromptCache(folder, size=size, memory=None if kind == "folder" else size // 3)
+        return PromptCache(memory=f"{size}B")
+    return PromptCache(folder, size=f"{size}B", memory=None if kind == "folder" else f"{size // 3}B")
 
 
 def run(cache: PromptCache, tokens: IntArray, key: str = "model", capacity: int = 1 << 20) -> int:
@@ -290,7 +290,7 @@ def test_files_of_others_stay_where_they_are(folder: Path) -> None:
     others = [folder / each for each in ("notes.txt", "a.kv", ".hidden", f"{'0' * 24}-{'g' * 24}.kv")]
     for other in others:
         other.write_bytes(bytes(1000))
-    cache = PromptCache(folder, size=2 * BLOCK_BYTES)
+    cache = PromptCache(folder, size=f"{2 * BLOCK_BYTES}B")
     for value in range(5):
         run(cache, tokens_of((value, BLOCK + 9)))
     assert all(other.read_bytes() == bytes(1000) for other in others)
@@ -332,7 +332,7 @@ from edge.kv.prompt_cache import PromptCache
 
 folder, seed, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 random = np.random.default_rng(seed)
-cache, turns = PromptCache(folder, size=size), 0
+cache, turns = PromptCache(folder, size=f"{size}B"), 0
 print("ready", flush=True)
 while turns < int(sys.argv[4]):
     tokens = np.repeat(random.integers(1, 4, 3), random.integers(1, 90, 3)).astype(np.int32)
@@ -375,7 +375,7 @@ def test_a_killed_writer_leaves_nothing_that_is_believed(folder: Path) -> None:
         writer.send_signal(signal.SIGKILL)
         writer.communicate()
     (folder / f".{writer.pid}-abc123-{'0' * 24}-{'1' * 24}.kv").write_bytes(bytes(50))  # a write that never ended
-    cache = PromptCache(folder, size=limit)
+    cache = PromptCache(folder, size=f"{limit}B")
     for value in range(1, 4):
         run(cache, tokens_of((value, 2 * BLOCK)))
     assert bytes_in(folder) <= limit

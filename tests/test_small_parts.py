@@ -37,8 +37,8 @@ from edge.stops import StopStrings
         ("2TiB", 2 << 40),
         ("1tb", 10**12),
         ("100B", 100),
-        ("100", 100),
-        (100, 100),
+        ("70000", 70_000),
+        (70_000, 70_000),
         (".5KiB", 512),
         ("1.KiB", 1024),
         ("1.9B", 1),
@@ -106,6 +106,12 @@ def test_less_than_a_byte_is_no_memory() -> None:
         parse_bytes("0.4B")
 
 
+@pytest.mark.parametrize("text", ["256", " 256 ", 256, "256."])
+def test_a_small_number_without_a_unit_is_a_mistake(text: str | int) -> None:
+    with pytest.raises(InputError, match=r"^--kv-memory 256 .*: did you mean 256MiB\?$"):
+        parse_bytes(text, "--kv-memory")
+
+
 @given(st.text(max_size=12))
 def test_any_text_is_an_amount_or_an_input_error(text: str) -> None:
     for parse in (parse_bytes, parse_seconds):
@@ -131,7 +137,7 @@ def test_mega_is_not_milli(parse: Callable[[str], float], text: str, amount: flo
 def test_budget() -> None:
     assert Budget.parse() == Budget(None, None)
     assert Budget.parse("1MiB", "2s") == Budget(1 << 20, 2.0)
-    assert Budget.parse(4096, 0.5) == Budget(4096, 0.5)
+    assert Budget.parse(1 << 20, 0.5) == Budget(1 << 20, 0.5)
     with pytest.raises(InputError, match="time '5MiB' is not understood"):
         Budget.parse(time="5MiB")
 
