@@ -152,7 +152,7 @@ class Session:
         *,
         max_tokens: int | None = DEFAULT_MAX_TOKENS,
         sampling: SamplingParams | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
         system: str | None = None,
         raw: bool = False,
@@ -167,7 +167,8 @@ class Session:
         """Pieces of the answer as they are generated, whole characters only.
 
         prompt: text (goes through the chat template unless `raw`) or token ids, int [n]. max_tokens: None goes on
-        until something else stops it. follow_up: continue the conversation in the cache instead of starting anew.
+        until something else stops it. stop: a text before which the answer ends, or several. follow_up: continue the
+        conversation in the cache instead of starting anew.
         time_limit: seconds, energy_limit: joules, instead of the session's budget; time_spent, energy_spent: what of
         it is gone already, for the start. keep_text=False leaves `report.text` None, for runs without end. After the
         last piece, or when the iterator is closed, `report` holds the RunReport.

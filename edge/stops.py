@@ -8,8 +8,9 @@ from collections.abc import Sequence
 class StopStrings:
     """Feed it text as it comes; it gives back what may be shown and remembers whether a stop string was met."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = [stop for stop in stops if stop]
+    def __init__(self, stops: str | Sequence[str]) -> None:
+        """stops: one string, or several."""
+        self._stops = [stop for stop in ([stops] if isinstance(stops, str) else stops) if stop]
         self._held = ""
         self.met = False
 

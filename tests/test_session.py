@@ -208,8 +208,9 @@ def test_nothing_of_a_stop_string_is_shown(
 def test_a_stop_string_ends_a_real_answer(streaming: Session) -> None:
     text = streaming.generate(PROMPT, max_tokens=40)
     stop = text[17:23]
-    assert streaming.generate(PROMPT, max_tokens=40, stop=[stop]) == text[: text.index(stop)]
-    assert report_of(streaming).stop_reason == "stop"
+    for said in ([stop], stop):
+        assert streaming.generate(PROMPT, max_tokens=40, stop=said) == text[: text.index(stop)]
+        assert report_of(streaming).stop_reason == "stop"
 
 
 def test_time_ends_a_run(streaming: Session) -> None:
