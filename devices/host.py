@@ -72,8 +72,13 @@ def processor(root: Path = Path("/")) -> Processor:
 
 def usable_cores() -> int:
     """Physical cores that this process may run on: the default number of threads."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    allowed = logical_cores()
     return max(1, min(allowed, _physical_cores() or allowed))
+
+
+def logical_cores() -> int:
+    """Logical cores that this process may run on: more threads than these only wait for each other."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _physical_cores() -> int | None:

@@ -16,11 +16,12 @@ from typing import Any
 
 from edge.backends.base import Backend, Capabilities, EngineConfig, Tuned
 from edge.budget import Budget, format_bytes, parse_bytes
-from edge.devices.host import usable_cores
+from edge.devices.host import logical_cores, usable_cores
 from edge.devices.memory import MemoryLimit, memory_limit, memory_use, release_free_memory
 from edge.devices.power import memory_root
 from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.kv import DEFAULT_SINKS, Needs, make_policy
+from edge.kv.policy import check_options
 from edge.kv.prefix import BLOCK
 from edge.spec import ModelSpec
 from edge.types import GRANULARITIES
@@ -116,7 +117,7 @@ def make_plan(
     request, budget = request or PlanRequest(), budget or Budget()
     if request.kv_policy == AUTO:
         return _automatic(spec, backend, request, budget, elsewhere)
-    _check(spec, backend, request)
+    _check(spec, backend, request, elsewhere=elsewhere is not None)
     request = _rows_for_bytes(spec, backend, request)
     limit = MemoryLimit(budget.memory, "budget") if budget.memory else elsewhere or memory_limit(memory_root())
     kv_dtype = request.kv_dtype or backend.CAPABILITIES.kv_dtypes[0]
@@ -201,7 +202,7 @@ def _config(backend: Backend, request: PlanRequest, rows: int) -> EngineConfig:
     )
 
 
-def _check(spec: ModelSpec, backend: Backend, request: PlanRequest) -> None:
+def _check(spec: ModelSpec, backend: Backend, request: PlanRequest, *, elsewhere: bool) -> None:
     has = backend.CAPABILITIES
     if missing := _missing(make_policy(request.kv_policy, request.sinks).needs, has):
         raise UnsupportedError(
@@ -213,6 +214,7 @@ def _check(spec: ModelSpec, backend: Backend, request: PlanRequest) -> None:
         raise UnsupportedError(
             f"the {backend.NAME} engine has no KV dtype {request.kv_dtype!r}: choose {', '.join(has.kv_dtypes)}"
         )
+    _check_sinks(spec, request)
     for flag, value, low, high in (
         ("--max-kv-size", request.max_kv_size, _least_rows(request), spec.context),
         ("expected_tokens", request.expected_tokens, 1, 1 << 40),
@@ -223,10 +225,35 @@ def _check(spec: ModelSpec, backend: Backend, request: PlanRequest) -> None:
         if value is not None and not low <= value <= high:
             why = f" (the model knows {high} positions)" if high == spec.context and value > high else ""
             raise InputError(f"{flag} must be from {low} to {high}, not {value}{why}")
+    if not elsewhere:
+        check_threads(request.threads)
     if has.granularity == "token" and not _keeps_newest(request):
         raise UnsupportedError(
             f"--kv-policy {request.kv_policy} may evict the newest row, from which positions go on in {backend.NAME}: "
             "give recent a larger share"
+        )
+
+
+def check_threads(threads: int | None) -> None:
+    """Threads that wait for each other at every barrier hardly get on when they share a core. Raises InputError."""
+    cores = logical_cores()
+    if threads is not None and not 1 <= threads <= cores:
+        raise InputError(
+            f"--threads must be from 1 to {cores}, the logical cores that edge may use here, not {threads}"
+        )
+
+
+def _check_sinks(spec: ModelSpec, request: PlanRequest) -> None:
+    check_options(request.sinks)  # of policies without sinks, too
+    sinks, needed, rows = _sinks(request), _least_rows(request), request.max_kv_size
+    if sinks <= DEFAULT_SINKS:
+        return  # of too small a cache its rows are the fault
+    if needed > spec.context:
+        most = sinks - (needed - spec.context + 1) // 2
+        raise InputError(f"--sinks {sinks} is too many for the {spec.context} positions of the model: at most {most}")
+    if rows is not None and rows < needed:
+        raise InputError(
+            f"--sinks {sinks} needs at least {needed} KV rows: raise --max-kv-size {rows} or lower --sinks"
         )
 
 
@@ -355,4 +382,8 @@ def _round_up(rows: int) -> int:
 
 def _least_rows(request: PlanRequest) -> int:
     """The sinks, as many recent rows, and a few to write to."""
-    return 2 * int(getattr(make_policy(request.kv_policy, request.sinks), "sinks", request.sinks)) + 8
+    return 2 * _sinks(request) + 8
+
+
+def _sinks(request: PlanRequest) -> int:
+    return int(getattr(make_policy(request.kv_policy, request.sinks), "sinks", request.sinks))

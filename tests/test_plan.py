@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from edge.backends import find_backend
 from edge.backends.base import Backend, Engine
 from edge.budget import Budget
+from edge.devices.host import logical_cores
 from edge.devices.memory import MemoryLimit, MemoryUse
 from edge.errors import BudgetError, EdgeError, InputError, UnsupportedError
 from edge.kv import make_policy
@@ -244,10 +245,15 @@ def test_the_message_says_what_was_needed_and_what_there_is() -> None:
         (PlanRequest(max_kv_size=15), InputError, "--max-kv-size must be from 16"),
         (PlanRequest(max_kv_size=0), InputError, "--max-kv-size must be from 16"),
         (PlanRequest(max_kv_size=-1), InputError, "--max-kv-size must be from 16"),
-        (PlanRequest(max_kv_size=100, sinks=50), InputError, "--max-kv-size must be from 108"),
+        (PlanRequest(max_kv_size=100, sinks=50), InputError, "--sinks 50 needs at least 108 KV rows"),
+        (PlanRequest(sinks=9999), InputError, "--sinks 9999 is too many for the 8192 positions of the model"),
+        (PlanRequest(sinks=9999, max_kv_size=512), InputError, "--sinks 9999 is too many"),
+        (PlanRequest(kv_policy="snapkv:sinks=4093"), InputError, "--sinks 4093 is too many"),
+        (PlanRequest(kv_policy="window", sinks=-1), InputError, "--sinks must be 0 or more"),
         (PlanRequest(threads=0), InputError, "--threads must be from 1"),
         (PlanRequest(threads=-2), InputError, "--threads must be from 1"),
         (PlanRequest(threads=100_000), InputError, "--threads must be from 1"),
+        (PlanRequest(threads=logical_cores() + 1), InputError, f"from 1 to {logical_cores()}, the logical cores"),
         (PlanRequest(prefill_step_size=0), InputError, "--prefill-step-size must be from 1"),
         (PlanRequest(prefill_step_size=CONTEXT + 1), InputError, "--prefill-step-size must be from 1"),
         (PlanRequest(prefill_step_size=300, max_kv_size=512), InputError, "too long for 512 KV rows: at most 256"),
@@ -340,7 +346,7 @@ def test_the_smallest_budget_for_a_policy_that_looks_at_heads_fits(policy: str) 
 
 
 def test_sinks_among_a_policys_options_count_as_sinks() -> None:
-    with pytest.raises(InputError, match="--max-kv-size must be from 108"):
+    with pytest.raises(InputError, match="--sinks 50 needs at least 108 KV rows"):
         native_plan(PlanRequest(kv_policy="h2o:sinks=50", max_kv_size=100))
     assert native_plan(PlanRequest(kv_policy="h2o:sinks=50", max_kv_size=108)).sinks == 50
     assert native_plan(PlanRequest(kv_policy="h2o:sinks=0", max_kv_size=8)).sinks == 0
@@ -357,7 +363,7 @@ def test_what_heads_need_is_counted() -> None:
 
 @given(st.sampled_from([NATIVE, LLAMACPP]), st.integers(1, 300 * MIB))
 def test_kv_memory_is_filled_and_not_exceeded(backend: Backend, size: int) -> None:
-    request = PlanRequest(kv_memory=size)
+    request = PlanRequest(kv_memory=f"{size}B")
     try:
         chosen = native_plan(request, backend=backend)
     except InputError as error:
