@@ -6,14 +6,14 @@ Two counters are never one: the *row* a token has in the cache, and the *positio
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from edge.errors import EngineError, InputError
+from edge.fingerprint import fingerprint
 from edge.gguf_file import GGUFFile
 from edge.spec import ModelSpec
 from edge.types import FloatArray, Granularity, IntArray
@@ -124,7 +124,9 @@ class KVCache(Protocol):
 
     capacity: int
     nbytes: int
-    key: str
+
+    @property
+    def key(self) -> str: ...
 
     @property
     def length(self) -> int:
@@ -378,19 +380,10 @@ def check_state(state: KVState, kv: KVCache, next_position: int) -> None:
 
 
 def state_key(backend: str, file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> str:
-    """What saved rows depend on: the model, by a few bytes of every tensor and the file's size and time, and settings.
+    """What saved rows depend on: the model, by all of its file, and settings.
 
-    Capacity is not among them, unless the model chooses its RoPE by it.
+    Capacity is not among them, unless the model chooses its RoPE by it. The file is read if nobody has read it yet.
     """
     shape = (spec.name, spec.layers, spec.hidden, spec.kv_heads, spec.head_dim, spec.vocab, spec.weight_bytes)
-    status, samples = file.path.stat(), hashlib.sha256(b"".join(tensor_samples(file))).hexdigest()
     chosen = (config.capacity, config.per_head) if "rope_factors_long.weight" in file.tensors else ()
-    return repr((backend, shape, config.kv_dtype, samples, status.st_size, status.st_mtime_ns, *chosen))
-
-
-def tensor_samples(file: GGUFFile) -> Iterator[bytes]:
-    """Up to 64 bytes from the middle of every tensor, in the file's order."""
-    with open(file.path, "rb") as data:
-        for info in file.tensors.values():
-            data.seek(info.offset + info.nbytes // 2)
-            yield data.read(min(64, info.nbytes - info.nbytes // 2))
+    return repr((backend, shape, config.kv_dtype, fingerprint(file.path).sha256, *chosen))

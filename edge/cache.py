@@ -1,4 +1,4 @@
-"""The cache folder: files derived from models (repacked weights, compiled kernels) that can always be made again.
+"""The cache folder: files derived from models (repacked weights, compiled kernels, hashes) that can be made again.
 
 It is EDGE_CACHE, or the system's folder for caches, and holds at most EDGE_CACHE_LIMIT (16 GiB); what was not used
 for longest goes first. Entries are named by what they hold: the caller hashes all that the content depends on.
@@ -29,7 +29,7 @@ from edge.errors import CacheError
 from edge.file_lock import file_lock
 from edge.stamp import complete, is_whole, make_temporary, read_stamp, stamp_path, status_of
 
-Kind = Literal["weights", "kernels"]
+Kind = Literal["weights", "kernels", "hashes"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _LIMIT = "16GiB"

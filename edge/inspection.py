@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from edge.backends import backend_names, find_backend
-from edge.backends.base import EngineConfig, tensor_samples
+from edge.backends.base import EngineConfig
 from edge.catalog import find_model
 from edge.converters.readers.hf import is_folder, outline_folder
 from edge.errors import EdgeError, MissingExtraError, UnsupportedError
+from edge.fingerprint import hash_file
 from edge.gguf_file import ArrayRef, GGUFFile, TensorInfo, read_gguf
 from edge.model import read_spec
 from edge.model_folder import read_folder, read_manifest
@@ -21,7 +22,7 @@ from edge.spec import ModelSpec
 
 _ENDS = ("bos", "eos", "eot", "eom", "unknown", "padding")
 _VOCABULARY = ("token_embd.weight", "output.weight")
-_BLOCK = 1 << 20  # bytes hashed at a time
+_STEP = 1 << 20  # bytes from one sample of a file to the next
 _SAMPLE = 256  # bytes, to tell files apart
 _ROWS = 1024  # KV rows whose bytes are counted
 
@@ -188,8 +189,9 @@ def _stamp(file: GGUFFile) -> str:
     """16 hexadecimal digits that change with a file's header or a good part of its weights."""
     with open(file.path, "rb") as data:
         digest = hashlib.sha256(data.read(file.data_offset))
-    for sample in tensor_samples(file):
-        digest.update(sample)
+        for info in file.tensors.values():
+            data.seek(info.offset + info.nbytes // 2)
+            digest.update(data.read(min(_SAMPLE, info.nbytes - info.nbytes // 2)))
     return digest.hexdigest()[:16]
 
 
@@ -200,23 +202,22 @@ def _stamp_of(files: list[Path]) -> str:
         size = path.stat().st_size
         digest.update(f"{path.name} {size} ".encode())
         with open(path, "rb") as data:
-            for at in range(0, size, _BLOCK):
+            for at in range(0, size, _STEP):
                 data.seek(at)
                 digest.update(data.read(_SAMPLE))
     return digest.hexdigest()[:16]
 
 
 def _hashes(files: list[Path], progress: Callable[[float], None] | None) -> dict[str, str]:
-    total, done, hashes = max(1, sum(path.stat().st_size for path in files)), 0, {}
-    for path in files:
-        digest = hashlib.sha256()
-        with open(path, "rb") as data:
-            while block := data.read(_BLOCK):
-                digest.update(block)
-                done += len(block)
-                if progress:
-                    progress(done / total)
-        hashes[path.name] = digest.hexdigest()
+    sizes = [path.stat().st_size for path in files]
+    total, hashes = max(1, sum(sizes)), {}
+    for index, path in enumerate(files):
+
+        def tell(part: float, before: int = sum(sizes[:index]), size: int = sizes[index]) -> None:
+            if progress:
+                progress((before + size * part) / total)
+
+        hashes[path.name] = hash_file(path, tell)
     return hashes
 
 

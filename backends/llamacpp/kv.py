@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -43,8 +44,7 @@ class LlamaCppKV:
         self._settle, self._replace = settle, replace
         self._value_bytes = spec.kv_values_per_row * KV_VALUE_BYTES[config.kv_dtype]
         self._scores = scores
-        key = state_key(f"{NAME} {version()}", file, spec, config)
-        self.key = key + (":observed" if scores else "")  # values lie otherwise
+        self._state_key = partial(state_key, f"{NAME} {version()}", file, spec, config)
         self.capacity = config.capacity
         self.nbytes = int(allocated_rows(config.capacity) * self._value_bytes)
         self._positions = np.zeros(config.capacity + 1, np.int32)  # one more for `_settle`
@@ -53,6 +53,11 @@ class LlamaCppKV:
         self.next_position = 0
         self._shift_pending = False
         self.closed = False
+
+    @cached_property
+    def key(self) -> str:
+        """Made when rows are first saved: that may read the whole file, and no other engine's files need be packed."""
+        return self._state_key() + (":observed" if self._scores else "")  # values lie otherwise
 
     def _check_open(self) -> None:
         if self.closed:

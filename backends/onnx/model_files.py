@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge import cache
-from edge.backends.base import tensor_samples
 from edge.backends.tensors import find_recipe
 from edge.errors import CacheError, MissingExtraError
+from edge.fingerprint import Fingerprint, fingerprint
 from edge.gguf_file import GGUFFile
 from edge.model_folder import WEIGHTS, graph_name, read_manifest
 from edge.spec import ModelSpec
@@ -45,11 +45,14 @@ def _convert(
     from edge.converters.writers.onnx_layout import make_layout
     from edge.converters.writers.onnx_weights import write_weights
 
-    layout, recipe, key = make_layout(file, spec), find_recipe(spec), _key(file)
-    data = cache.find_or_make(
-        "weights", key, _WEIGHTS_SUFFIX, lambda target: write_weights(file, layout, target, progress),
-        about=file.path.name, expected=layout.nbytes,
-    )  # fmt: skip
+    layout, recipe, found = make_layout(file, spec), find_recipe(spec), fingerprint(file.path)
+
+    def write(target: Path) -> None:
+        write_weights(file, layout, target, progress)
+        found.check()
+
+    key = _key(file, found)
+    data = cache.find_or_make("weights", key, _WEIGHTS_SUFFIX, write, about=file.path.name, expected=layout.nbytes)
 
     def write_graph(target: Path) -> None:
         try:
@@ -64,13 +67,11 @@ def _convert(
     return ModelFiles(graph, key)
 
 
-def _key(file: GGUFFile) -> str:
+def _key(file: GGUFFile, found: Fingerprint) -> str:
     """What the files depend on: the model, and how it is converted."""
     from edge.converters import writers
 
-    digest = hashlib.sha256(repr((file.size, file.path.stat().st_mtime_ns)).encode())
+    digest = hashlib.sha256(repr((list(file.tensors.values()), found.sha256)).encode())
     for source in sorted(Path(writers.__path__[0]).glob("onnx_*.py")):
         digest.update(source.read_bytes())
-    for info, sample in zip(file.tensors.values(), tensor_samples(file), strict=True):
-        digest.update(repr(info).encode() + sample)
     return digest.hexdigest()[:32]

@@ -8,7 +8,6 @@ design.json  what all this is, with checksums; written last
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -28,6 +27,7 @@ from edge.backends.tvm.targets import Target, choose_target, target_named
 from edge.backends.tvm.weights import pack_weights
 from edge.devices.profiles import Profile
 from edge.errors import InputError
+from edge.fingerprint import hash_file
 from edge.gguf_file import GGUFFile
 from edge.spec import ModelSpec
 from edge.versions import own_versions
@@ -96,11 +96,7 @@ def target_of(profile: Profile) -> Target:
 
 
 def _described(path: Path) -> dict[str, Any]:
-    with open(path, "rb") as file:
-        digest = hashlib.sha256()
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+    return {"bytes": path.stat().st_size, "sha256": hash_file(path)}
 
 
 @contextmanager

@@ -17,14 +17,15 @@ from typing import BinaryIO
 import numpy as np
 
 from edge import cache
-from edge.backends.base import tensor_samples
 from edge.backends.tvm.layout import Layout, Place, round_up
 from edge.backends.tvm.sources import source_hash
 from edge.backends.tvm.streaming import BLOCK, Streams
+from edge.fingerprint import Fingerprint, fingerprint
 from edge.gguf_file import GGUFFile, TensorInfo
 from edge.types import AnyArray
 
 _SLICE = 4 << 20  # bytes of a tensor that are re-laid at once: what packing adds to the process
+_HASHING = 0.1  # of the time that packing takes, for the progress bar
 _HUGEPAGE, _POPULATE_READ = 14, 22  # of Linux's madvise
 
 Progress = Callable[[float], None]
@@ -38,13 +39,14 @@ def open_weights(
     streams: what is brought into memory at once; None: everything.
     Raises EdgeError if the cache folder cannot be written.
     """
+    found = fingerprint(file.path, progress and (lambda part: progress(_HASHING * part)))
+
+    def write(target: Path) -> None:
+        pack_weights(file, layout, target, progress and (lambda part: progress(_HASHING + (1 - _HASHING) * part)))
+        found.check()
+
     path = cache.find_or_make(
-        "weights",
-        _key(file, layout),
-        ".bin",
-        lambda target: pack_weights(file, layout, target, progress),
-        about=file.path.name,
-        expected=layout.nbytes,
+        "weights", _key(file, layout, found), ".bin", write, about=file.path.name, expected=layout.nbytes
     )
     with open(path, "rb") as data:
         mapped = mmap.mmap(data.fileno(), 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
@@ -57,13 +59,11 @@ def open_weights(
     return np.frombuffer(mapped, np.uint8)
 
 
-def _key(file: GGUFFile, layout: Layout) -> str:
+def _key(file: GGUFFile, layout: Layout, found: Fingerprint) -> str:
     """What the packed bytes depend on: the model, where its tensors go, and how they are packed."""
-    digest = hashlib.sha256(source_hash("layout.py", "weights.py", "blocks").encode())
-    digest.update(repr((sorted(layout.places), file.size, file.path.stat().st_mtime_ns)).encode())
-    for info, sample in zip(file.tensors.values(), tensor_samples(file), strict=True):
-        digest.update(repr(info).encode() + sample)
-    return digest.hexdigest()[:32]
+    how = source_hash("layout.py", "weights.py", "blocks")
+    depends = (how, sorted(layout.places), list(file.tensors.values()), found.sha256)
+    return hashlib.sha256(repr(depends).encode()).hexdigest()[:32]
 
 
 def pack_weights(file: GGUFFile, layout: Layout, target: Path, progress: Progress | None = None) -> None:

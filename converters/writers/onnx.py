@@ -7,7 +7,6 @@ metadata.gguf, tokenizer.json, edge.json               see model_folder.py
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +24,7 @@ from edge.converters.writers.onnx_layout import Layout, make_layout
 from edge.converters.writers.onnx_methods import AS_IT_IS, Method
 from edge.converters.writers.onnx_weights import write_weights
 from edge.errors import InputError, MissingExtraError
+from edge.fingerprint import hash_file
 from edge.gguf_file import GGUFFile
 from edge.model import read_spec
 from edge.model_folder import FORMAT, MANIFEST, METADATA, WEIGHTS, graph_name, is_model_folder, read_folder
@@ -118,16 +118,8 @@ def _write_manifest(file: GGUFFile, layout: Layout, target: Path) -> dict[str, i
             "kv_dtypes": list(KV_TYPES),
             "scores": list(KV_TYPES),  # kinds of rows for which some graph shows queries
         },
-        "files": {name: {"bytes": size, "sha256": _hash(target / name)} for name, size in sizes.items()},
+        "files": {name: {"bytes": size, "sha256": hash_file(target / name)} for name, size in sizes.items()},
         "tensors": [[info.name, types.get(info.name, info.type), list(info.shape)] for info in file.tensors.values()],
     }
     (target / MANIFEST).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
     return sizes | {MANIFEST: (target / MANIFEST).stat().st_size}
-
-
-def _hash(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

@@ -60,7 +60,9 @@ def list_entries(json: o.Json = False) -> None:
 
 @cache.command()
 def clear(
-    kind: Annotated[str | None, o.flag("--kind", help="Only weights, kernels or history (default: all).")] = None,
+    kind: Annotated[
+        str | None, o.flag("--kind", help="Only weights, kernels, hashes or history (default: all).")
+    ] = None,
     json: o.Json = False,
 ) -> None:
     """Empty the cache folder: what is needed again is made again. The history of runs is forgotten."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from edge.backends import find_backend
-from edge.backends.base import tensor_samples
 from edge.errors import InputError
+from edge.fingerprint import fingerprint
+from edge.model_folder import read_manifest
 from edge.opened import Model
 from edge.quality.cells import Setup
 from edge.quality.repeat import REPEAT_TOKENS, make_repeats
@@ -104,13 +106,13 @@ def settings_of(setup: Setup, documents: Sequence[Document], amounts: Amounts) -
 
 
 def identity_of(model: Model, backend: str) -> dict[str, Any]:
-    """A model, by a few bytes of every tensor, and what runs it."""
-    checksum = 0
-    for sample in tensor_samples(model.file):
-        checksum = zlib.crc32(sample, checksum)
+    """A model, by all of its files, and the engine that runs it."""
+    folder = model.file.folder
+    files = [model.file.path] if folder is None else [folder / name for name in sorted(read_manifest(folder).files)]
+    hashes = "".join(fingerprint(path).sha256 for path in files)
     return {
         "model": model.spec.label,
-        "model_crc32": checksum,
+        "model_sha256": hashlib.sha256(hashes.encode()).hexdigest(),
         "backend": backend,
         "versions": {**own_versions(), **find_backend(backend, model.file, model.spec).versions()},
     }

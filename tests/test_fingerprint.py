@@ -1,0 +1,178 @@
+"""The hash of a model's file: read once, remembered, and never that of another content."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from small_models import Small, write_small
+
+from edge import fingerprint as module
+from edge.backends.base import EngineConfig, state_key
+from edge.cache import clear, entries
+from edge.errors import InputError
+from edge.fingerprint import fingerprint, hash_file
+from edge.opened import open_model
+from edge.quality.reading import identity_of
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of these tests are seconds old; now they pass for older."""
+    monkeypatch.setattr(module, "_TICK", -1)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_small(tmp_path / "model.gguf", Small())
+
+
+def change_in_place(path: Path, at: int = -8) -> None:
+    """One byte, with size and time kept, later than the clock of files ticks."""
+    before, content = path.stat(), bytearray(path.read_bytes())
+    content[at] ^= 0x40
+    while path.stat().st_ctime_ns == before.st_ctime_ns:
+        with open(path, "r+b") as file:
+            file.write(content)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+
+
+def count_readings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    read: list[Path] = []
+
+    def counting(path: Path, progress: Callable[[float], None] | None = None) -> str:
+        read.append(path)
+        return hash_file(path, progress)
+
+    monkeypatch.setattr(module, "hash_file", counting)
+    return read
+
+
+def test_it_is_the_sha256_of_the_whole_file(model: Path) -> None:
+    told: list[float] = []
+    assert fingerprint(model, told.append).sha256 == hashlib.sha256(model.read_bytes()).hexdigest()
+    assert told[-1] == 1.0
+
+
+@pytest.mark.usefixtures("old")
+def test_a_file_is_read_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = count_readings(monkeypatch)
+    assert fingerprint(model) == fingerprint(model)
+    assert read == [model]
+    clear("hashes")
+    fingerprint(model)
+    assert read == [model] * 2
+
+
+@pytest.mark.usefixtures("old")
+def test_a_change_in_place_is_seen_though_size_and_time_are_the_same(model: Path) -> None:
+    before = fingerprint(model)
+    change_in_place(model)
+    assert fingerprint(model).sha256 == hashlib.sha256(model.read_bytes()).hexdigest() != before.sha256
+
+
+@pytest.mark.usefixtures("old")
+def test_another_file_in_its_place_is_seen(model: Path, tmp_path: Path) -> None:
+    before = fingerprint(model)
+    other = Path(shutil.copy2(model, tmp_path / "other.gguf"))
+    change_in_place(other)
+    os.replace(other, model)
+    assert fingerprint(model).sha256 != before.sha256
+
+
+def test_a_file_that_was_just_written_is_not_remembered(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = count_readings(monkeypatch)
+    model.touch()
+    assert fingerprint(model).sha256 == fingerprint(model).sha256
+    assert len(read) == 2
+    assert entries("hashes") == []
+    later = time.time_ns() + 3_000_000_000  # a change in its first seconds would have shown in its times by now
+    monkeypatch.setattr(time, "time_ns", lambda: later)
+    fingerprint(model)
+    fingerprint(model)
+    assert len(read) == 3
+
+
+@pytest.mark.usefixtures("old")
+@pytest.mark.parametrize("content", [b"", b"0" * 63, b"0" * 65, b"Z" * 64, b"\xff" * 64])
+def test_what_is_no_hash_is_not_believed(model: Path, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = fingerprint(model).sha256
+    (entry,) = entries("hashes")
+    monkeypatch.setattr("edge.cache.is_whole", lambda path: True)
+    entry.path.write_bytes(content)
+    assert fingerprint(model).sha256 == wanted
+
+
+@pytest.mark.usefixtures("old")
+def test_a_folder_that_cannot_be_written_only_costs_time(
+    model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "file" / "cache"))
+    assert fingerprint(model).sha256 == hashlib.sha256(model.read_bytes()).hexdigest()
+
+
+def test_a_change_meanwhile_is_an_error(model: Path) -> None:
+    found = fingerprint(model)
+    found.check()
+    change_in_place(model)
+    with pytest.raises(InputError, match=r"model\.gguf changed while edge read it: try again"):
+        found.check()
+    with pytest.raises(InputError, match="changed while"):
+        fingerprint(model, lambda done: change_in_place(model))
+    model.unlink()
+    with pytest.raises(InputError, match="cannot be read"):
+        fingerprint(model)
+
+
+def test_a_model_that_changes_while_it_is_packed_is_not_kept(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = pytest.importorskip("edge.backends.tvm.weights")
+    from edge.backends.tvm.layout import make_layout
+
+    opened, pack = open_model(model), weights.pack_weights
+    layout = make_layout(opened.file, opened.spec)
+
+    def interrupted(*arguments: object) -> None:
+        pack(*arguments)
+        change_in_place(model)
+
+    monkeypatch.setattr(weights, "pack_weights", interrupted)
+    with pytest.raises(InputError, match="changed while"):
+        weights.open_weights(opened.file, layout)
+    assert entries("weights") == []
+
+
+@pytest.mark.usefixtures("old")
+def test_packed_weights_rows_and_measurements_are_those_of_the_whole_file(model: Path) -> None:
+    """A change in the last bytes, which are the middle of no tensor."""
+    weights = pytest.importorskip("edge.backends.tvm.weights")
+    from edge.backends.tvm.layout import make_layout
+
+    keys = []
+    for turn in (1, 2):
+        opened = open_model(model)
+        weights.open_weights(opened.file, make_layout(opened.file, opened.spec))
+        assert len(entries("weights")) == turn
+        rows = state_key("any", opened.file, opened.spec, EngineConfig(8, 8, "f16", threads=1))
+        keys.append((rows, identity_of(opened, "reference")["model_sha256"]))
+        change_in_place(model)
+    assert keys[0][0] != keys[1][0]
+    assert keys[0][1] != keys[1][1]
+
+
+@pytest.mark.usefixtures("old")
+def test_hashes_are_listed_as_what_they_are(model: Path) -> None:
+    fingerprint(model)
+    assert [(each.kind, each.about, each.bytes) for each in entries()] == [("hashes", "model.gguf", 64)]
