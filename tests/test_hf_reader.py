@@ -116,8 +116,8 @@ def test_the_newest_layout_of_settings_means_what_the_oldest_did(tmp_path: Path)
             said["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
         if "type" in said:
             said["rope_scaling"] = None
-        kind = rope.pop("rope_type")
-        said["rope_scaling"] = None if kind == "default" else rope | {"type": {"longrope": "su"}.get(kind, kind)}
+        kind, key = rope.pop("rope_type"), "rope_type" if "sliding_window_pattern" in said else "type"
+        said["rope_scaling"] = None if kind == "default" else rope | {key: {"longrope": "su"}.get(kind, kind)}
 
     for name in ("gemma2", "gemma3", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3"):
         old = copy_folder(name, tmp_path / name)
@@ -134,6 +134,42 @@ def test_what_settings_leave_out_is_what_their_authors_took_for_granted(tmp_path
     )
     convert_folder(folder, tmp_path / "model.gguf")
     assert read_gguf(tmp_path / "model.gguf").metadata["gemma3.attention.layer_norm_rms_epsilon"] == pytest.approx(1e-6)
+
+
+# Rules of transformers 5.23, found by changing every setting of every folder and comparing logits with its own.
+BASE, LOCAL, FACTOR = "rope.freq_base", "rope.freq_base_swa", "rope.scaling.factor"
+NESTED = {"full_attention": {"rope_theta": 50.0}, "sliding_attention": None}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "said"),
+    [
+        ("qwen3", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, {BASE: 1e4, FACTOR: 4.0}),
+        ("qwen3", {"rope_scaling": {}}, {BASE: 1e6, FACTOR: None}),
+        ("qwen2", {"rope_scaling": {"factor": 2.0}, "rope_theta": 50.0}, {BASE: 50.0, FACTOR: None}),
+        ("gemma3_text", {"rope_scaling": {"rope_type": "default"}}, {BASE: 1e6, LOCAL: 5e3, FACTOR: None}),
+        ("gemma3_text", {"rope_parameters": NESTED, "rope_local_base_freq": 70.0}, {BASE: 50.0, LOCAL: 70.0}),
+        ("mistral", {"layer_types": ["full_attention"] * 2}, {"attention.sliding_window": None}),
+        ("mistral", {"layer_types": ["sliding_attention"] * 2}, {"attention.sliding_window": 20}),
+        ("mistral", {"sliding_window": None}, {"attention.sliding_window": None}),
+    ],
+)  # fmt: skip
+def test_settings_that_contradict_each_other_count_as_in_transformers(
+    name: str, settings: dict[str, Any], said: dict[str, float | None], tmp_path: Path
+) -> None:
+    folder = copy_folder(name, tmp_path / name)
+    settings_of(**settings)(folder)
+    convert_folder(folder, tmp_path / "model.gguf")
+    found = read_gguf(tmp_path / "model.gguf").metadata
+    for key, value in said.items():
+        assert found.get(f"{found['general.architecture']}.{key}") == (value and pytest.approx(value)), key
+
+
+def test_a_tied_head_may_be_there_a_second_time(tmp_path: Path) -> None:
+    folder = copy_folder("qwen2", tmp_path / "qwen2")
+    edit_tensors(folder, lambda tensors: tensors.update({"lm_head.weight": tensors[EMBEDDING]}))
+    convert_folder(folder, tmp_path / "model.gguf")
+    assert "output.weight" not in read_gguf(tmp_path / "model.gguf").tensors
 
 
 def test_names_as_older_checkpoints_have_them(tmp_path: Path) -> None:
@@ -358,6 +394,10 @@ def settings_of(**changes: Any) -> Callable[[Path], None]:
     return lambda folder: edit_json(folder / "config.json", lambda said: said.update(changes))
 
 
+def in_text(folder: Path, **changes: Any) -> None:
+    edit_json(folder / "config.json", lambda said: said["text_config"].update(changes))
+
+
 def zeros(count: int) -> AnyArray:
     return np.zeros(count, np.float32)
 
@@ -436,6 +476,26 @@ REFUSED: list[tuple[str, Callable[[Path], object], type[EdgeError], str]] = [
     ("gpt2", lambda folder: odd_number(folder, "transformer.ln_f.bias", np.inf), ModelFormatError, "ln_f.bias"),
     ("gpt2", settings_of(activation_function="relu"), UnsupportedError, "activation_function"),
     ("gpt2", settings_of(n_positions=127), ModelFormatError, "wpe.* has shape"),
+    ("gemma2", settings_of(attn_logit_softcapping=None), UnsupportedError, "attn_logit_softcapping is null"),
+    ("gemma2", settings_of(final_logit_softcapping=None), UnsupportedError, "final_logit_softcapping is null"),
+    ("gemma2", settings_of(attention_bias=True), UnsupportedError, "attention_bias is True"),
+    ("gemma2", settings_of(is_causal=None), UnsupportedError, "is_causal is not true"),
+    ("gemma3", lambda folder: in_text(folder, final_logit_softcapping=1.5), UnsupportedError, "final_logit_soft"),
+    ("gemma3", lambda folder: in_text(folder, is_causal=False), UnsupportedError, "is_causal is not true"),
+    ("gemma3_text", rope(rope_theta=50.0), UnsupportedError, "only full_attention and sliding_attention"),
+    ("gemma3_text", settings_of(rope_scaling={"type": "linear", "factor": 4.0}), UnsupportedError, "not rope_type"),
+    ("llama", settings_of(attention_bias=False), ModelFormatError, "attention_bias is False, but there are biases"),
+    ("llama", settings_of(mlp_bias=True), ModelFormatError, "mlp_bias is True, but there are no biases"),
+    ("llama", settings_of(tie_word_embeddings=True), ModelFormatError, "lm_head.weight is the embedding, but it differs"),
+    ("qwen3", settings_of(tie_word_embeddings=True), ModelFormatError, "lm_head.weight is the embedding, but it differs"),
+    ("llama", rope(full_attention={"rope_theta": 50.0}), UnsupportedError, "differs from layer to layer"),
+    ("mistral", settings_of(layer_types=["full_attention", "sliding_attention"]), UnsupportedError, "layer_types"),
+    ("qwen2", settings_of(layer_types=["full_attention", "sliding_attention"]), UnsupportedError, "layer_types"),
+    ("qwen2", settings_of(use_sliding_window=True, max_window_layers="2"), UnsupportedError, "windows in some layers"),
+    ("phi3", settings_of(original_max_position_embeddings=None), ModelFormatError, "original_max_.* is missing"),
+    ("llama", settings_of(rms_norm_eps=10**400), ModelFormatError, "rms_norm_eps is 1000"),
+    ("llama", settings_of(rms_norm_eps=1e-320), ModelFormatError, "rms_norm_eps is 1e-320"),
+    ("llama", settings_of(rms_norm_eps=1e300), ModelFormatError, r"rms_norm_eps is 1e\+300"),
     ("gemma2", settings_of(query_pre_attn_scalar=100), UnsupportedError, "query_pre_attn_scalar must be 16"),
     ("gemma2", settings_of(layer_types=["full_attention"] * 4), UnsupportedError, "layer_types"),
     ("gemma2", settings_of(layer_types=7), UnsupportedError, "layer_types"),
@@ -515,7 +575,7 @@ def test_settings_of_any_kind_are_read_or_refused(name: str, tmp_path: Path) -> 
     path = folder / "config.json"
     said = json.loads(path.read_text())
     for key in [*said, *(f"text_config.{each}" for each in said.get("text_config", ()))]:
-        for value in (None, -1, 3, 2**70, 0.5, float("inf"), "x", [1, "x"], {"rope_type": 1}):
+        for value in (None, -1, 3, 2**70, 10**400, 0.5, 1e-320, float("inf"), "x", [1, "x"], {"rope_type": 1}):
             changed = json.loads(json.dumps(said))
             part = changed["text_config"] if key.startswith("text_config.") else changed
             part[key.removeprefix("text_config.")] = value

@@ -29,6 +29,7 @@ def of_config(config: Config) -> tuple[Architecture, Config]:
         text = config.part("text_config")
         if text is None:
             raise ModelFormatError(f"{config.path}: text_config is missing")
+        text.must_be("final_logit_softcapping")  # which transformers leaves out beside a vision tower
         return gemma.GEMMA3, text
     if not isinstance(kind, str) or kind not in _BY_MODEL_TYPE:
         known = ", ".join([*_BY_MODEL_TYPE, "gemma3"])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
 from edge.converters.readers.config import Config
 from edge.converters.writers.gguf import Field
+from edge.errors import UnsupportedError
 from edge.gguf_file import GGUFFile
 from edge.spec import ModelSpec
 
@@ -37,7 +38,8 @@ class Sizes:
 class Architecture:
     """`name` is GGUF's; `names` are those of tensors without `.weight`: GGUF's, and Hugging Face's below `root`.
 
-    biases: matrices that always have one. maybe_biases: groups of matrices that all have one, or none has.
+    biases: matrices that always have one. maybe_biases: groups of matrices that all have one, or none has, by the
+    setting of config.json that says so. rope: reads RoPE's settings; None: there is none.
     fields: what the header says beside the tokenizer. described: what config.json says of a model in a GGUF file.
     """
 
@@ -49,8 +51,8 @@ class Architecture:
     described: Callable[[GGUFFile, ModelSpec], dict[str, Any]]
     layouts: Mapping[str, Layout]
     biases: frozenset[str] = frozenset()
-    maybe_biases: tuple[frozenset[str], ...] = ()
-    scalings: tuple[str, ...] = ("default",)  # of RoPE; empty: there is none
+    maybe_biases: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    rope: Callable[[Config], Config] | None = None
     gate_in_up: bool = False  # one matrix holds the gate and ffn_up
     tied: bool = False  # where config.json does not say
 
@@ -77,10 +79,10 @@ class Architecture:
     def odd_bias(self, tensors: Iterable[str], layers: int) -> str | None:
         """A matrix with a bias in some layers only, or unlike others of its group, or that should have none."""
         counts = Counter(name.split(".")[-2] for name in tensors if name.endswith(".bias"))
-        for group in self.maybe_biases:
+        for group in self.maybe_biases.values():
             if {counts[stem] for stem in group} not in ({0}, {layers}):
                 return min(sorted(group), key=lambda stem: counts[stem])
-        known = self.biases.union(*self.maybe_biases)
+        known = self.biases.union(*self.maybe_biases.values())
         return next((stem for stem in counts if stem not in known), None)
 
 
@@ -127,6 +129,17 @@ def usual_sizes(config: Config) -> Sizes:
         vocab=config.count("vocab_size", "vocab"),
         context=config.count("max_position_embeddings", "context"),
     )
+
+
+def one_window(config: Config, sizes: Sizes, window: int) -> int:
+    """The window of all layers, 0 for none: `window`, unless layer_types says otherwise. Raises UnsupportedError if
+    layers differ, or have a window whose size nothing says."""
+    types = config.get("layer_types")
+    if types is None or (window and types == ["sliding_attention"] * sizes.layers):
+        return window
+    if types != ["full_attention"] * sizes.layers:
+        raise UnsupportedError(f"{config.path}: windows in some layers only are not supported (layer_types)")
+    return 0
 
 
 def size_fields(sizes: Sizes) -> dict[str, Field]:

@@ -44,6 +44,10 @@ _GEMMA3_SIZES = {  # files of Gemma 3 leave out what its authors took for grante
 }  # fmt: skip
 _GEMMA2_SIZES = {"head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 4096}
 _GLOBAL_THETA, _LOCAL_THETA = 1e6, 1e4  # Gemma 3's
+_ROPES = {
+    "gemma2": partial(read_rope, scalings=("default",)),
+    "gemma3": partial(read_rope, scalings=("default", "linear"), default_theta=_GLOBAL_THETA, by_layers=True),
+}
 
 
 def _whole(kind: str, config: Config) -> Config:
@@ -56,12 +60,16 @@ def _sizes(kind: str, config: Config) -> Sizes:
 
 
 def _fields(kind: str, config: Config, sizes: Sizes) -> dict[str, Field]:
+    for key in ("attn_logit_softcapping", "final_logit_softcapping") if kind == "gemma2" else ():
+        if key in config.values and config.get(key) is None:
+            raise UnsupportedError(f"{config.path}: {key} is null: GGUF cannot say that Gemma 2 caps nothing")
     config = _whole(kind, config)
     for key in ("hidden_act", "hidden_activation"):  # Gemma 2's first files name one that its authors did not use
         config.must_be(key, "gelu_pytorch_tanh", *(["gelu"] if key == "hidden_act" else []))
     config.must_be("use_bidirectional_attention", False)
+    config.must_be("attention_bias", False)
     _check_query_scale(kind, config, sizes)
-    rope = read_rope(config, _scalings(kind), _GLOBAL_THETA if kind == "gemma3" else _LOCAL_THETA)
+    rope = _ROPES[kind](config)
     rope.must_be("partial_rotary_factor", 1.0)
     fields = size_fields(sizes) | rope_fields(rope, sizes)
     fields["attention.layer_norm_rms_epsilon"] = np.float32(config.positive("rms_norm_eps", 1e-6))
@@ -78,10 +86,6 @@ def _fields(kind: str, config: Config, sizes: Sizes) -> dict[str, Field]:
         fields["final_logit_softcapping"] = np.float32(config.positive("final_logit_softcapping"))
     fields["rope.freq_base_swa"] = np.float32(_local_theta(config))
     return fields
-
-
-def _scalings(kind: str) -> tuple[str, ...]:
-    return ("default", "linear") if kind == "gemma3" else ("default",)
 
 
 def _check_query_scale(kind: str, config: Config, sizes: Sizes) -> None:
@@ -110,10 +114,12 @@ def _layer_types(period: int, layers: int) -> list[str]:
 def _local_theta(config: Config) -> float:
     parameters = config.part("rope_parameters")
     local = parameters.part("sliding_attention") if parameters else None
+    usual = config.positive("rope_local_base_freq", _LOCAL_THETA)
     if local is None:
-        return config.positive("rope_local_base_freq", _LOCAL_THETA)
-    local.must_be("rope_type", "default")
-    return local.positive("rope_theta", _LOCAL_THETA)
+        return usual
+    for key in ("rope_type", "type"):
+        local.must_be(key, "default")
+    return local.positive("rope_theta", usual)
 
 
 def _described(kind: str, file: GGUFFile, spec: ModelSpec) -> dict[str, Any]:
@@ -144,7 +150,7 @@ def _architecture(kind: str, names: dict[str, str]) -> Architecture:
         fields=partial(_fields, kind),
         described=partial(_described, kind),
         layouts=norms,
-        scalings=_scalings(kind),
+        rope=_ROPES[kind],
         tied=True,
     )
 

@@ -75,6 +75,5 @@ GPT2 = Architecture(
     described=_described,
     layouts=dict.fromkeys(("attn_qkv", "attn_output", "ffn_up", "ffn_down"), "transposed"),
     biases=frozenset((*_IN_LAYERS, "output_norm")),
-    scalings=(),
     tied=True,
 )

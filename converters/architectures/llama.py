@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from edge.converters.architectures.common import (
     LLAMA_NAMES,
     Architecture,
     Sizes,
+    one_window,
     size_fields,
     usual_description,
     usual_sizes,
@@ -22,18 +24,19 @@ from edge.converters.writers.gguf import Field
 from edge.gguf_file import GGUFFile
 from edge.spec import ModelSpec
 
-_SCALINGS = ("default", "linear", "yarn", "llama3")
+_rope = partial(read_rope, scalings=("default", "linear", "yarn", "llama3"))
 
 
 def _fields(config: Config, sizes: Sizes) -> dict[str, Field]:
     config.must_be("hidden_act", "silu")
-    rope = read_rope(config, _SCALINGS)
+    rope = _rope(config)
     rope.must_be("partial_rotary_factor", 1.0)
     fields = size_fields(sizes) | rope_fields(rope, sizes)
     fields["attention.layer_norm_rms_epsilon"] = np.float32(config.positive("rms_norm_eps", 1e-6))
     fields["rope.dimension_count"] = np.uint32(rope_dimensions(rope, sizes))
-    if config.get("sliding_window") and config.get("model_type") == "mistral":
-        fields["attention.sliding_window"] = np.uint32(config.count("sliding_window", "context"))
+    said = config.get("sliding_window") and config.get("model_type") == "mistral"
+    if window := one_window(config, sizes, config.count("sliding_window", "context") if said else 0):
+        fields["attention.sliding_window"] = np.uint32(window)
     return fields
 
 
@@ -56,6 +59,6 @@ LLAMA = Architecture(
     fields=_fields,
     described=_described,
     layouts={"attn_q": "interleaved", "attn_k": "interleaved"},
-    maybe_biases=(ATTENTION_BIASES, FFN_BIASES),
-    scalings=_SCALINGS,
+    maybe_biases={"attention_bias": ATTENTION_BIASES, "mlp_bias": FFN_BIASES},
+    rope=_rope,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from edge.converters.architectures.common import (
     Architecture,
     Sizes,
     in_layers,
+    one_window,
     size_fields,
     usual_description,
     usual_sizes,
@@ -22,7 +24,7 @@ from edge.gguf_file import GGUFFile
 from edge.header import Header
 from edge.spec import ModelSpec
 
-_SCALINGS = ("default", "longrope")
+_rope = partial(read_rope, scalings=("default", "longrope"))
 _APART = ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up")
 _NAMES = {name: each for name, each in LLAMA_NAMES.items() if name.rpartition(".")[2] not in _APART}
 _NAMES |= in_layers({"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"})
@@ -30,14 +32,14 @@ _NAMES |= in_layers({"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_pr
 
 def _fields(config: Config, sizes: Sizes) -> dict[str, Field]:
     config.must_be("hidden_act", "silu")
-    rope = read_rope(config, _SCALINGS)
+    rope = _rope(config)
     fields = size_fields(sizes) | rope_fields(rope, sizes)
     fields["attention.layer_norm_rms_epsilon"] = np.float32(config.positive("rms_norm_eps", 1e-5))
     fields["rope.dimension_count"] = np.uint32(rope_dimensions(rope, sizes))
     original = rope.count("original_max_position_embeddings", "context")
     fields["rope.scaling.original_context_length"] = np.uint32(original)
     window = config.count("sliding_window", "context") if config.get("sliding_window") else 0
-    fields["attention.sliding_window"] = np.uint32(window)
+    fields["attention.sliding_window"] = np.uint32(one_window(config, sizes, window))
     return fields
 
 
@@ -64,6 +66,6 @@ PHI3 = Architecture(
     fields=_fields,
     described=_described,
     layouts={},
-    scalings=_SCALINGS,
+    rope=_rope,
     gate_in_up=True,
 )

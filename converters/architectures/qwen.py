@@ -13,6 +13,7 @@ from edge.converters.architectures.common import (
     LLAMA_NAMES,
     Architecture,
     Sizes,
+    one_window,
     size_fields,
     usual_description,
     usual_sizes,
@@ -24,14 +25,16 @@ from edge.errors import UnsupportedError
 from edge.gguf_file import GGUFFile
 from edge.spec import ModelSpec
 
-_SCALINGS = ("default", "linear", "yarn")
+_rope = partial(read_rope, scalings=("default", "linear", "yarn"))
 
 
 def _fields(config: Config, sizes: Sizes) -> dict[str, Field]:
     config.must_be("hidden_act", "silu")
-    if config.get("use_sliding_window") and config.get("max_window_layers", 0) < sizes.layers:
+    without = config.get("max_window_layers", 28)
+    if config.get("use_sliding_window") and not (isinstance(without, int) and without >= sizes.layers):
         raise UnsupportedError(f"{config.path}: windows in some layers only are not supported")
-    rope = read_rope(config, _SCALINGS)
+    one_window(config, sizes, 0)
+    rope = _rope(config)
     rope.must_be("partial_rotary_factor", 1.0)
     fields = size_fields(sizes) | rope_fields(rope, sizes)
     fields["attention.layer_norm_rms_epsilon"] = np.float32(config.positive("rms_norm_eps", 1e-6))
@@ -53,7 +56,7 @@ QWEN2 = Architecture(
     described=partial(_described, "qwen2"),
     layouts={},
     biases=frozenset(("attn_q", "attn_k", "attn_v")),
-    scalings=_SCALINGS,
+    rope=_rope,
 )
 QWEN3 = Architecture(
     name="qwen3",
@@ -63,6 +66,6 @@ QWEN3 = Architecture(
     fields=_fields,
     described=partial(_described, "qwen3"),
     layouts={},
-    maybe_biases=(ATTENTION_BIASES,),
-    scalings=_SCALINGS,
+    maybe_biases={"attention_bias": ATTENTION_BIASES},
+    rope=_rope,
 )

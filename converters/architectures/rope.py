@@ -22,18 +22,18 @@ _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_positi
 _LLAMA3_USUAL = (1.0, 4.0, 8192)
 
 
-def read_rope(config: Config, scalings: tuple[str, ...], default_theta: float = 10_000.0) -> Config:
+def read_rope(
+    config: Config, scalings: tuple[str, ...], default_theta: float = 10_000.0, *, by_layers: bool = False
+) -> Config:
     """What scales the layers that see everything, in the names of today, `rope_type` one of `scalings`.
 
-    Older files have rope_theta, rope_scaling and partial_rotary_factor side by side. Raises UnsupportedError.
+    Older files have rope_theta, rope_scaling and partial_rotary_factor side by side. Where a file has both layouts,
+    transformers' rules say which one counts. by_layers: rope_parameters has a part for each kind of layers.
+    Raises UnsupportedError.
     """
     said: dict[str, Any] = {"rope_theta": config.get("rope_theta", default_theta)}
     said["partial_rotary_factor"] = config.get("partial_rotary_factor", 1.0)
-    for name in ("rope_scaling", "rope_parameters"):
-        part = config.part(name)
-        if part is not None:
-            part = part.part("full_attention") or part
-            said |= {key: value for key, value in part.values.items() if value is not None}
+    said |= _full_attention(config) if by_layers else _for_all_layers(config)
     kind = said.get("rope_type", said.get("type", "default"))
     if kind == "su" or (kind == "yarn" and "longrope" in scalings):  # its names while it was new
         kind = "longrope"
@@ -42,6 +42,8 @@ def read_rope(config: Config, scalings: tuple[str, ...], default_theta: float = 
     if kind not in scalings:
         raise UnsupportedError(f"{config.path}: rope_type {kind!r} is not supported here ({', '.join(scalings)})")
     original = "original_max_position_embeddings"
+    if kind == "longrope" and config.get(original) is None:  # transformers takes 4096, whatever rope_parameters say
+        raise ModelFormatError(f"{config.path}: {original} is missing")
     said[original] = config.get(original, said.get(original, config.get("max_position_embeddings")))
     return Config(config.path, said | {"rope_type": kind})
 
@@ -116,6 +118,32 @@ def described_rope(file: GGUFFile, spec: ModelSpec) -> dict[str, Any]:
     elif kind not in ("none", ""):
         raise UnsupportedError(f"{file.path}: RoPE scaling {kind} cannot be written as a Hugging Face folder")
     return {"rope_theta": short(spec.rope_base), "rope_scaling": scaling}
+
+
+_LAYERS = ("full_attention", "sliding_attention")
+
+
+def _for_all_layers(config: Config) -> dict[str, Any]:
+    """rope_scaling counts where it says anything, and then nothing of rope_parameters does."""
+    scaling = config.part("rope_scaling")
+    part = scaling if scaling and scaling.values else config.part("rope_parameters")
+    if part and any(key in part.values for key in _LAYERS):
+        raise UnsupportedError(f"{config.path}: RoPE that differs from layer to layer is not supported here")
+    return _known(part)
+
+
+def _full_attention(config: Config) -> dict[str, Any]:
+    """rope_scaling is added to the part of the layers that see everything."""
+    parameters, scaling = config.part("rope_parameters"), config.part("rope_scaling")
+    if parameters and any(key not in _LAYERS for key in parameters.values):
+        raise UnsupportedError(f"{config.path}: rope_parameters must have only {' and '.join(_LAYERS)} in it")
+    if scaling and scaling.get("rope_type") is None and scaling.get("type") is not None:
+        raise UnsupportedError(f"{config.path}: rope_scaling says type, and not rope_type, which is not supported here")
+    return _known(parameters and parameters.part("full_attention")) | _known(scaling)
+
+
+def _known(part: Config | None) -> dict[str, Any]:
+    return {key: value for key, value in part.values.items() if value is not None} if part else {}
 
 
 def _original(rope: Config) -> int:

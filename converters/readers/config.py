@@ -14,6 +14,9 @@ from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.header import LIMITS
 
 
+_LEAST, _MOST = 2.0**-126, 2.0**127  # GGUF keeps float32
+
+
 @dataclass(frozen=True)
 class Config:
     """`values` are those of the text model, where a file describes several. Errors name the file."""
@@ -41,12 +44,12 @@ class Config:
         if value is None:
             raise ModelFormatError(f"{self.path}: {key} is missing")
         try:
-            good = not isinstance(value, bool | str) and 0 < value < math.inf
-        except TypeError:
-            good = False
-        if not good:
+            number = math.nan if isinstance(value, bool | str) else float(value)
+        except (TypeError, OverflowError):
+            number = math.nan
+        if not _LEAST <= number <= _MOST:
             raise ModelFormatError(f"{self.path}: {key} is {brief(value)}: it must be a number above 0")
-        return float(value)
+        return number
 
     def must_be(self, key: str, *allowed: Any) -> None:
         """Refuse a setting that GGUF has no field for; absent and null are fine. Raises UnsupportedError."""

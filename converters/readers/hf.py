@@ -18,7 +18,7 @@ import numpy as np
 
 from edge.converters.architectures import of_config
 from edge.converters.architectures.common import Architecture, Layout, Sizes
-from edge.converters.architectures.rope import kept_fields, read_rope, rope_tensors
+from edge.converters.architectures.rope import kept_fields, rope_tensors
 from edge.converters.blocks import FLOATS
 from edge.converters.layout import is_finite, to_gguf, to_kind
 from edge.converters.readers.checkpoint import read_checkpoint
@@ -148,13 +148,16 @@ def open_folder(folder: Path, type: str | None = None, *, blocks: bool = False) 
         raise InputError(f"a folder is read into {', '.join(FLOATS)}, not {brief(type)}")
     whole = read_config(folder)
     architecture, config = of_config(whole)
+    for part in (whole, config):
+        if part.values.get("is_causal", True) is not True:  # null is a no as well
+            raise UnsupportedError(f"{part.path}: is_causal is not true: the model cannot generate text")
     sizes = architecture.sizes(config)
     _check_sizes(config, sizes)
     fields: dict[str, Field] = {"general.architecture": architecture.name, "general.type": "model"}
     said = architecture.fields(config, sizes)
     factors: dict[str, AnyArray] = {}
-    if architecture.scalings:
-        rope = read_rope(config, architecture.scalings)
+    if architecture.rope:
+        rope = architecture.rope(config)
         factors = dict(rope_tensors(rope, sizes))
         said_besides = kept_fields(rope)
     else:
@@ -194,7 +197,13 @@ def _parts(
         stem, name = ours.rpartition(".")[2], root + theirs
         if stem == "output":
             name = next((head for head in _HEADS if f"{head}.weight" in tensors), theirs)
-            if _is_tied(architecture, config, f"{name}.weight" in tensors):
+            head = tensors.get(f"{name}.weight")
+            if _is_tied(architecture, config, has_head=head is not None):
+                embedding = tensors[f"{root}{architecture.names['token_embd']}.weight"]
+                if head is not None and not _equal(head, embedding):
+                    raise ModelFormatError(
+                        f"{config.path}: tie_word_embeddings says that {name}.weight is the embedding, but it differs"
+                    )
                 used.add(f"{name}.weight")
                 continue
         for suffix in (".weight", ".bias"):
@@ -206,6 +215,12 @@ def _parts(
                 raise ModelFormatError(f"{folder}: the tensor {name}{suffix} is missing")
     if (odd := architecture.odd_bias((part.planned.name for part in parts), sizes.layers)) is not None:
         raise ModelFormatError(f"{folder}: a {architecture.name} model has biases of {odd} everywhere or nowhere")
+    for key, group in architecture.maybe_biases.items():
+        has_bias = any(part.planned.name.split(".")[-2:] == [stem, "bias"] for part in parts for stem in group)
+        if has_bias != bool(config.get(key)):
+            raise ModelFormatError(
+                f"{config.path}: {key} is {brief(config.get(key))}, but there are {'' if has_bias else 'no '}biases"
+            )
     for name, source in tensors.items():
         if name not in used and not name.startswith(_OTHERS) and not name.endswith(_BUFFERS):
             raise ModelFormatError(f"{source.path}: {shown(name)} is no tensor of a {architecture.name} model")
@@ -230,10 +245,16 @@ def _root(folder: Path, architecture: Architecture, tensors: dict[str, Weights])
     raise ModelFormatError(f"{folder}: the tensor {architecture.root}{embedding}.weight is missing")
 
 
-def _is_tied(architecture: Architecture, config: Config, has_head: bool) -> bool:
+def _is_tied(architecture: Architecture, config: Config, *, has_head: bool) -> bool:
     """The head is the embedding. Old files do not always say so."""
     said = config.get("tie_word_embeddings")
     return bool(said) if said is not None else architecture.tied or not has_head
+
+
+def _equal(head: Weights, embedding: Weights) -> bool:
+    return (head.dtype, head.shape) == (embedding.dtype, embedding.shape) and bool(
+        np.array_equal(head.read(), embedding.read())
+    )
 
 
 def _part(architecture: Architecture, sizes: Sizes, name: str, stem: str, source: Weights, wanted: str | None) -> Part:
