@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edge.text import well_formed
+
 
 class StopStrings:
     """Feed it text as it comes; it gives back what may be shown and remembers whether a stop string was met."""
 
     def __init__(self, stops: str | Sequence[str]) -> None:
         """stops: one string, or several."""
-        self._stops = [stop for stop in ([stops] if isinstance(stops, str) else stops) if stop]
+        self._stops = [well_formed(stop) for stop in ([stops] if isinstance(stops, str) else stops) if stop]
         self._held = ""
         self.met = False
 

@@ -21,6 +21,7 @@ from tokenizers import Tokenizer as Merger
 
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.gguf_file import GGUFFile
+from edge.text import well_formed
 from edge.types import IntArray
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6  # tokenizer.ggml.token_type
@@ -153,6 +154,7 @@ class Tokenizer:
         return np.frombuffer(ids, dtype=np.int32) if ids else np.zeros(0, np.int32)
 
     def _encode_block(self, text: str, special: bool, start: bool, ids: array[int]) -> None:
+        text = well_formed(text)
         pattern, by_text = (
             (self._special_pattern, self._special_ids) if special else (self._literal_pattern, self._literal_ids)
         )

@@ -25,6 +25,7 @@ from edge.backends.llamacpp.library import is_installed, library
 from edge.catalog import find_model
 from edge.errors import EdgeError, ModelFormatError, UnsupportedError
 from edge.gguf_file import read_gguf
+from edge.text import well_formed
 from edge.tokenizer import Tokenizer
 
 CASES: list[dict[str, Any]] = json.loads((GOLDEN / "tokenizer.json").read_text(encoding="utf-8"))
@@ -236,6 +237,7 @@ from pydoc_data.topics import topics
 from edge.catalog import find_model
 from edge.devices.memory import memory_use
 from edge.gguf_file import read_gguf
+from edge.text import well_formed
 from edge.tokenizer import Tokenizer
 tokenizer = Tokenizer(read_gguf(find_model("smollm2-135m")))
 texts = sorted(topics.values())
@@ -463,3 +465,17 @@ def refusal(file: GGUF, path: Path, error: type[EdgeError]) -> str:
     assert message.isprintable()
     assert len(message) < len(str(path)) + 400
     return message
+
+
+@pytest.mark.parametrize(
+    ("text", "better"),
+    [
+        ("añ€😀", "añ€😀"),
+        ("a\udcffb", "a�b"),
+        ("\udcc3\udca9", "é"),  # what Python makes of an argument in a locale without UTF-8
+        ("\ud83d\ude00 \ud800", "😀 �"),
+    ],
+)
+def test_text_without_lone_surrogates(text: str, better: str) -> None:
+    assert well_formed(text) == better
+    assert smollm2().encode(text).tolist() == smollm2().encode(better).tolist()

@@ -7,6 +7,7 @@ vocabulary, and full caches, so all of that is checked before every call.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -127,7 +128,7 @@ class LlamaCppEngine:
         callback = lib.llama_progress_callback(report)
         parameters.progress_callback = callback
         LOG.clear()
-        model = lib.llama_model_load_from_file(str(file.path).encode(), parameters)
+        model = lib.llama_model_load_from_file(os.fsencode(file.path), parameters)
         if LOG.interrupted:
             if model:
                 lib.llama_model_free(model)

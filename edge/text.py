@@ -1,0 +1,15 @@
+"""Text that UTF-8 can carry."""
+
+from __future__ import annotations
+
+
+def well_formed(text: str) -> str:
+    """The text without lone surrogates, which neither tokenizers nor files take.
+
+    Python hides bytes of arguments that it cannot decode in such surrogates (PEP 383): these are decoded as UTF-8.
+    Whatever is no text even then becomes U+FFFD.
+    """
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    except UnicodeEncodeError:  # surrogates that hide no byte
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
