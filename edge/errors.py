@@ -36,6 +36,12 @@ class CacheError(EdgeError):
     """The cache folder cannot be written, or has no room."""
 
 
+class OutputError(EdgeError):
+    """What was asked for cannot be written to stdout: a full disk, a closed stream."""
+
+    exit_code = 74  # EX_IOERR of sysexits.h; 1 is what a traceback gives
+
+
 class BudgetError(EdgeError):
     """The stated budget cannot be met. `smallest` is the smallest memory budget (bytes) that would, if known."""
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from edge.cli import app
+from edge.cli.commands import app
 
 MODEL = "smollm2-135m"
 REPORT_KEYS = {
@@ -345,7 +345,7 @@ def test_devices_and_version() -> None:
 def test_help_names_every_command_and_imports_nothing_heavy() -> None:
     assert {"run", "chat", "plan", "bench", "eval", "devices"} <= set(edge("--help").stdout.split())
     heavy = ("numpy", "rich", "llama_cpp", "tokenizers")
-    check = f"import sys, edge, edge.cli; print([m for m in {heavy} if m in sys.modules])"
+    check = f"import sys, edge, edge.cli.commands; print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", check], capture_output=True, text=True).stdout == "[]\n"
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from edge.backends.base import EngineConfig
-from edge.cli import app
+from edge.cli.commands import app
 from edge.plan import Plan, PlanBytes
 from edge.prediction import history
 from edge.prediction.history import (

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from edge.backends import backend_names
 from edge.backends.base import EngineConfig, Footprint
-from edge.cli import app
+from edge.cli.commands import app
 from edge.devices.profile import Cluster, Figure, Power, Profile
 from edge.devices.profile_file import write_profile
 from edge.plan import Plan, PlanBytes

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from edge.cli import app
+from edge.cli.commands import app
 from edge.cli.targets import isa_names
 from edge.converters.target import check_file
 from edge.devices import integer_products, profiles

@@ -86,7 +86,7 @@ def chat(
             prompt_cache_size=prompt_cache_size,
         ) as session,
     ):
-        if not quiet and not json and sys.stdin.isatty():
+        if not quiet and not json and sys.stdin and sys.stdin.isatty():
             note(f"{opened.spec.label}, {session.plan.config.capacity} KV rows. {_HELP}")
         for turn in _turns(prompting=not json):
             if turn == "/quit":
@@ -134,7 +134,9 @@ def chat(
 
 def _turns(prompting: bool) -> Iterator[str]:
     """What the user says, line by line, until the end of input."""
-    if prompting and sys.stdin.isatty():
+    from edge.cli.prompts import read_lines
+
+    if prompting and sys.stdin and sys.stdin.isatty():
         import readline  # noqa: F401 - gives input() its line editing
 
         while True:
@@ -142,5 +144,4 @@ def _turns(prompting: bool) -> Iterator[str]:
                 yield input("› ")
             except EOFError:
                 return
-    for line in sys.stdin:
-        yield line.rstrip("\n")
+    yield from read_lines()

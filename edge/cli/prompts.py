@@ -43,11 +43,25 @@ def read_text(path: Path) -> Iterator[str]:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
 
 
+def read_lines() -> Iterator[str]:
+    """Lines of stdin as they come, without their ends; none if it is closed. Raises InputError."""
+    if sys.stdin is None:
+        return
+    try:
+        for line in sys.stdin:
+            yield line.rstrip("\n")
+    except OSError as error:
+        raise InputError(f"stdin cannot be read ({error.strerror})") from None
+
+
 def _blocks(binary: BinaryIO, what: str) -> Iterator[str]:
     empty = True
-    with io.TextIOWrapper(binary, encoding="utf-8", errors="replace", newline="") as text:
-        while block := text.read(_BLOCK):
-            empty = False
-            yield block
+    try:
+        with io.TextIOWrapper(binary, encoding="utf-8", errors="replace", newline="") as text:
+            while block := text.read(_BLOCK):
+                empty = False
+                yield block
+    except OSError as error:
+        raise InputError(f"{what} cannot be read ({error.strerror})") from None
     if empty:
         raise InputError(f"{what} is empty")

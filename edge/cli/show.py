@@ -12,14 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 from edge.budget import format_bytes, format_joules
 from edge.report import table as tables
+from edge.text import well_formed
 
 if TYPE_CHECKING:
     from edge.report.run import Action, Heat, RunReport, Timings
 
 
-def print_json(value: Any) -> None:
-    """One object, one line, to stdout."""
-    print(json.dumps(value, ensure_ascii=False, allow_nan=False), flush=True)
+def print_json(value: Any, indent: int | None = None) -> None:
+    """One object to stdout, on one line unless indented."""
+    print(to_json(value, indent), flush=True)
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """JSON in characters that stdout can show: in UTF-8 as they are, else escaped."""
+    plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    return well_formed(json.dumps(value, ensure_ascii=plain, allow_nan=False, indent=indent))
 
 
 def note(text: str) -> None:

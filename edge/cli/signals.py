@@ -1,7 +1,9 @@
-"""SIGTERM: an answer ends before its next token, with its report, as a budget would end it; anything else, at once."""
+"""Ctrl-C and SIGTERM. By SIGTERM an answer ends before its next token, with its report, as a budget would end it;
+anything else, at once."""
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +25,24 @@ def terminate(number: int, _frame: FrameType | None) -> None:
     """Handler of SIGTERM."""
     _received.append(number)
     raise Terminated
+
+
+def leave_at_once() -> None:
+    """From here on both end the process without a word: while it starts, and when all is said."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as in a script's background
+        signal.signal(signal.SIGINT, _leave)
+    signal.signal(signal.SIGTERM, _leave)
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    os._exit(128 + number)
+
+
+def raise_interrupts() -> None:
+    """From here on both are exceptions."""
+    if signal.getsignal(signal.SIGINT) is _leave:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, terminate)
 
 
 def interrupted() -> int:

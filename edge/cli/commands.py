@@ -1,0 +1,56 @@
+"""All commands of `edge`: one file each, put together here."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from edge.cli.bench import bench
+from edge.cli.cache import cache
+from edge.cli.chat import chat
+from edge.cli.compile import compile
+from edge.cli.convert import convert
+from edge.cli.devices import devices
+from edge.cli.evaluate import evaluate
+from edge.cli.inspect import inspect
+from edge.cli.plan import plan
+from edge.cli.profile import profile
+from edge.cli.quantize import quantize
+from edge.cli.run import run
+from edge.cli.tune import tune
+
+app = typer.Typer(
+    name="edge",
+    help="Run language models on this device, inside a stated budget.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: half the start-up time
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (run, chat, plan, bench, tune, compile, convert, quantize, inspect):
+    app.command()(command)
+app.add_typer(evaluate, name="eval")
+app.add_typer(profile, name="profile")
+app.add_typer(cache, name="cache")
+app.add_typer(devices, name="devices")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from edge.versions import edge_version
+
+        print(f"edge {edge_version()}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and leave.")
+    ] = False,
+) -> None:
+    """Run language models on this device, inside a stated budget."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
