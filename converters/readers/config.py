@@ -13,7 +13,6 @@ from edge.converters.readers.json_file import read_object
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.header import LIMITS
 
-
 _LEAST, _MOST = 2.0**-126, 2.0**127  # GGUF keeps float32
 
 
