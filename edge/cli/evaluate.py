@@ -12,15 +12,16 @@ from edge.cli import options as o
 from edge.cli import windowed
 from edge.cli.evaluate_kl import kl
 from edge.cli.evaluate_kv import kv
+from edge.cli.help import Command
 from edge.cli.show import print_json, progress
 from edge.errors import InputError
 
 evaluate = typer.Typer(help="Measure a model's quality.")
 for command in (kl, kv):
-    evaluate.command()(command)
+    evaluate.command(cls=Command)(command)
 
 
-@evaluate.command()
+@evaluate.command(cls=Command)
 def perplexity(
     model: o.ModelArgument,
     text: Annotated[Path, o.flag("--text", help="A UTF-8 text file.")],

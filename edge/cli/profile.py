@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edge.cli import options as o
+from edge.cli.help import Command
 from edge.cli.numbers import parse_numbers
 from edge.cli.show import note, print_json, progress, width
 from edge.errors import InputError
@@ -32,7 +33,7 @@ class _Group(typer.core.TyperGroup):
         return super().parse_args(ctx, args if args[:1] == [_COMPARE] else ["of", *args])
 
 
-class _Of(typer.core.TyperCommand):
+class _Of(Command):
     """Its usage is what users type, without a name of its own."""
 
     def format_usage(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import io
+import os
+import select
+import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 
+from edge.cli.show import note
 from edge.errors import InputError
 
+PATIENCE_S = 2.0  # for the first byte of a pipe
 _BLOCK = 64 << 10  # characters read at a time: a prompt of any length is tokenized as it is read
 
 
@@ -20,17 +25,55 @@ def answer_limit(max_tokens: int) -> int | None:
     return None if max_tokens == -1 else max_tokens
 
 
-def read_prompt(prompt: str | None, file: Path | None) -> str | Iterator[str]:
-    """The prompt from -p, from a file, or from stdin; the latter two in blocks. Raises InputError."""
-    if prompt is not None and file is not None:
-        raise InputError("give the prompt with -p or with --file, not both")
-    if prompt is not None and prompt != "-":
-        return prompt
+def read_prompt(given: Sequence[str], file: Path | None) -> str | Iterator[str]:
+    """The prompt in blocks, where it comes from a file or from stdin. Raises InputError.
+
+    given: what the command line says; `-` stands for stdin. A text that is piped in goes before a prompt that is given.
+    """
+    prompts = [each for each in given if each != "-"]
+    if given and file is not None:
+        raise InputError("give the prompt on the command line or with --file, not both")
+    if len(prompts) > 1:
+        raise InputError("give the prompt once: with -p, or after MODEL")
     if file is not None:
         return read_text(file)
-    if sys.stdin is None or sys.stdin.isatty():
-        raise InputError("no prompt: give one with -p, with --file, or on stdin")
-    return _blocks(sys.stdin.buffer, "the prompt on stdin")
+    stdin: TextIO | None = sys.stdin
+    if stdin is None or stdin.isatty():
+        if prompts and len(given) == 1:
+            return prompts[0]
+        raise InputError("no prompt: give one after MODEL, with --file, or on stdin")
+    if not prompts:
+        return _blocks(stdin.buffer, "the prompt on stdin")
+    if prompts[0] and ("-" in given or _has_text(stdin)):
+        return _before(_blocks(stdin.buffer, "stdin", may_be_empty=True), prompts[0])
+    return prompts[0]
+
+
+def _has_text(stdin: TextIO) -> bool:
+    """Whether a file or a pipe is there to be read. A pipe that a parent left open may stay silent for ever, as under
+    ssh or a subprocess that inherits it: so its first byte is waited for, but not for long."""
+    try:
+        kind = os.fstat(stdin.fileno()).st_mode
+    except (OSError, ValueError):  # closed
+        return False
+    if not (stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind)):
+        return stat.S_ISREG(kind)
+    heard = bool(select.select([stdin], [], [], PATIENCE_S)[0])
+    if not heard:
+        note(
+            f"nothing came on stdin for {PATIENCE_S:g} s: answering the prompt alone "
+            "(an argument - waits for stdin, </dev/null does not)"
+        )
+    return heard
+
+
+def _before(blocks: Iterator[str], prompt: str) -> Iterator[str]:
+    """The text, an empty line, the prompt."""
+    end = ""
+    for block in blocks:
+        end = (end + block)[-2:]
+        yield block
+    yield "\n" * (2 - end.count("\n") if end else 0) + prompt
 
 
 def read_text(path: Path) -> Iterator[str]:
@@ -54,8 +97,8 @@ def read_lines() -> Iterator[str]:
         raise InputError(f"stdin cannot be read ({error.strerror})") from None
 
 
-def _blocks(binary: BinaryIO, what: str) -> Iterator[str]:
-    empty = True
+def _blocks(binary: BinaryIO, what: str, *, may_be_empty: bool = False) -> Iterator[str]:
+    empty = not may_be_empty
     try:
         with io.TextIOWrapper(binary, encoding="utf-8", errors="replace", newline="") as text:
             while block := text.read(_BLOCK):

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import sys
 import time as clock
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
+import typer
+
 from edge.cli import options as o
-from edge.cli.show import note, print_json, progress, report_lines
+from edge.cli.show import note, print_json, progress, report_line, report_lines
 
 
 def run(
     model: o.ModelArgument,
-    prompt: Annotated[str | None, o.flag("-p", "--prompt", help="The prompt (default: stdin).")] = None,
-    file: Annotated[Path | None, o.flag("-f", "--file", help="Read the prompt from a file.")] = None,
+    text: Annotated[
+        str | None, typer.Argument(metavar="PROMPT", help="The prompt (default: stdin); - is stdin.")
+    ] = None,
+    prompt: Annotated[
+        str | None, o.flag("-p", "--prompt", group=o.PROMPT, help="The same; what is piped in goes before it.")
+    ] = None,
+    file: Annotated[Path | None, o.flag("-f", "--file", group=o.PROMPT, help="Read the prompt from a file.")] = None,
     max_tokens: o.MaxTokens = 512,
     system: o.System = None,
-    raw: Annotated[bool, o.flag("--raw", help="Continue the prompt as it is, without a chat template.")] = False,
+    raw: Annotated[
+        bool, o.flag("--raw", group=o.PROMPT, help="Continue the prompt as it is, without a chat template.")
+    ] = False,
     stop: o.Stop = None,
     ignore_eos: o.IgnoreEos = False,
     memory: o.Memory = None,
@@ -45,12 +53,23 @@ def run(
     threads: o.Threads = None,
     json: o.Json = False,
     quiet: o.Quiet = False,
+    verbose: o.Verbose = False,
 ) -> None:
-    """Answer one prompt. Text goes to stdout as it is generated; progress and the report go to stderr."""
+    """Answer one prompt. Text goes to stdout as it is generated; progress and the report go to stderr.
+
+    \b
+      edge run smollm2-135m "Why is the sky blue?" --memory 256MiB
+      git diff | edge run smollm2-135m -p "Describe this change." -n 100
+      edge run model.gguf -f letter.txt --energy 30J --time 1m --json
+
+    Options can be set in the environment, too: edge help environment.
+    """
+    from edge.cli.prompts import answer_limit, read_prompt
+
+    said = read_prompt([each for each in (text, prompt) if each is not None], file)
     started = clock.perf_counter()
     from edge.budget import parse_joules, parse_seconds
     from edge.cli.hint import suggest_tuning
-    from edge.cli.prompts import answer_limit, read_prompt
     from edge.cli.signals import Terminated, stopped_by_sigterm
     from edge.devices.power import find_meter
     from edge.opened import open_model
@@ -64,10 +83,9 @@ def run(
     energy_limit = None if energy is None else parse_joules(energy)
     meter = find_meter()
     sampling = SamplingParams(temp, top_k, top_p, min_p, repeat_penalty, seed)
-    text: str | Iterable[str] = read_prompt(prompt, file)
     with progress(enabled=not quiet) as shown:
         opened = open_model(model)
-        tokens = opened.encode_prompt(text, system=system, raw=raw)
+        tokens = opened.encode_prompt(said, system=system, raw=raw)
         request = PlanRequest(
             kv_policy=kv_policy,
             sinks=sinks,
@@ -122,7 +140,7 @@ def run(
                     else:
                         print(flush=True)
                         if not quiet:
-                            note("\n".join(["", *report_lines(session.report)]))
+                            note("\n".join(["", *(report_lines if verbose else report_line)(session.report)]))
                             suggest_tuning(model, session.spec, session.plan)
             if session.terminated:
                 raise Terminated

@@ -99,6 +99,23 @@ def progress(enabled: bool) -> Iterator[Progress]:
         shown.clear()
 
 
+def report_line(report: RunReport) -> list[str]:
+    """The report in a line; `--verbose` has the rest."""
+    tokens, timings, memory, energy = report.tokens, report.timings, report.memory, report.energy
+    how = "estimated" if energy.kind == "estimate" else "measured"
+    said = [
+        f"{tokens.generated} tokens{_at(timings.decode_tok_s)}",
+        f"first after {_seconds(timings.ttft_s)}" if timings.ttft_s is not None else "",
+        f"peak {format_bytes(memory.peak_rss)}" + (f" of {format_bytes(memory.budget)}" if memory.budget else ""),
+        f"{format_joules(energy.joules)}{f' of {format_joules(energy.budget)}' if energy.budget else ''} ({how})",
+        f"{tokens.reused + tokens.ran} of {tokens.prompt} prompt tokens run" if tokens.cut else "",
+        "memory was given back" if report.actions else "",
+        f"stopped: {report.stop_reason}",
+        "-v: more",
+    ]
+    return [" · ".join(filter(None, said))]
+
+
 def report_lines(report: RunReport) -> list[str]:
     """The report for a person: four lines, and one for memory that was given back."""
     tokens, timings, memory, kv = report.tokens, report.timings, report.memory, report.kv
