@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import subprocess
+import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer.main
+from small_models import Small, write_small
 
 from edge.cli.commands import app
-from edge.cli.help import environment_page, options_of
+from edge.cli.help import environment_page, fitting, options_of
 
 ROOT = Path(__file__).parent.parent
 COMMAND: Any = typer.main.get_command(app)
@@ -61,6 +66,53 @@ def test_help_has_groups_and_examples_and_no_variables(capsys: pytest.CaptureFix
     assert edge_help("help", "run", capsys=capsys) == said
     assert "EDGE_MEMORY" in edge_help("help", "environment", capsys=capsys)
     assert "perplexity" in edge_help("help", "eval", capsys=capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kept"),
+    [
+        (["run", "m.gguf", "-p", "x"], True),
+        (["eval", "kl", "m.gguf"], True),
+        (["profile", "m.gguf"], True),
+        (["compile", "m.gguf", "-o", "run"], False),
+        (["convert", "m.gguf", "m", "--to", "onnx"], False),
+        (["tune", "m.gguf"], False),
+    ],
+)
+def test_no_command_advises_an_option_that_it_does_not_have(arguments: list[str], kept: bool) -> None:
+    said = "the tvm engine has no kernels for IQ1_S (blk.0.attn_q) yet"
+    assert fitting(f"{said}: use --backend llamacpp", arguments, COMMAND) == said + ": use --backend llamacpp" * kept
+
+
+def test_what_a_command_refuses_it_says_without_such_advice(tmp_path: Path) -> None:
+    model = write_small(tmp_path / "m.gguf", Small(architecture="arcee"))
+    command = [sys.executable, "-m", "edge", "compile", str(model), "--device", "raspberry-pi-5", "-o", "pi"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=240)
+    assert (done.returncode, done.stderr) == (2, "edge: arcee models run on llama.cpp only\n")
+
+
+def test_options_that_messages_name_exist() -> None:
+    known = {name for _, option in OPTIONS for name in option.opts} | {"--help", "--no-deps"}
+    named = set()
+    for folder in ("edge", "backends", "converters", "devices"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for text in _messages(ast.parse(path.read_text(encoding="utf-8"))):
+                named |= {(option, path.name) for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", text)}
+    assert len(named) > 40
+    assert {each for each in named if each[0] not in known} == set()
+
+
+def _messages(tree: ast.AST) -> Iterator[str]:
+    """Texts of errors, and of what is noted or printed."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and re.search(r"Error$|^(note|print|warning)$", _called(node)):
+            for part in ast.walk(node):
+                if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                    yield part.value
+
+
+def _called(node: ast.Call) -> str:
+    return getattr(node.func, "id", "") or getattr(node.func, "attr", "")
 
 
 def _type(option: Any) -> str:

@@ -68,9 +68,13 @@ def _subcommand() -> str:
 
 def _fail(error: Exception, code: int, message: str | None = None, **more: object) -> int:
     """Tell people on stderr and, under --json, programs on stdout."""
+    import typer.main
+
+    from edge.cli.commands import app
+    from edge.cli.help import fitting
     from edge.cli.show import note, print_json
 
-    message = message or str(error)
+    message = fitting(message or str(error), sys.argv[1:], typer.main.get_command(app))
     note(f"edge: {message}")
     if "--json" in sys.argv or os.environ.get("EDGE_JSON", "").lower() in _YES:
         kind = type(error).__name__ if isinstance(error, (EdgeError, MemoryError, OSError)) else "UsageError"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ from edge.cli.options import OUTPUT
 from edge.cli.show import table
 
 ENVIRONMENT = "environment"
+_ADVICE = re.compile(r": (?:use|choose another) (--[a-z-]+)[^:,]*$")
 
 # What no option says: where edge keeps and looks for things, and what it takes the processor for.
 _OTHERS = {
@@ -74,3 +76,16 @@ def options_of(command: Any, path: str = "edge") -> Iterator[tuple[str, Any]]:
             yield path, param
     for name, each in getattr(command, "commands", {}).items():
         yield from options_of(each, f"{path} {name}")
+
+
+def fitting(message: str, arguments: list[str], root: Any) -> str:
+    """An error's message without advice to use an option that the command does not have: engines, which give it, do not
+    know who asked."""
+    advice = _ADVICE.search(message)
+    if advice is None:
+        return message
+    command: Any = root
+    for name in arguments:
+        command = getattr(command, "commands", {}).get(name, command)
+    known = {name for _, option in options_of(command) for name in option.opts}
+    return message if advice[1] in known else message[: advice.start()]
