@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from edge.backends.base import EngineConfig, check_positions, check_tokens
+from edge.backends.interrupts import interrupts_wait
 from edge.backends.llamacpp import CAPABILITIES, allocated_rows, check_observed, uses_flash
 from edge.backends.llamacpp.clock import NodeClock
 from edge.backends.llamacpp.kv import SEQUENCE, LlamaCppKV
 from edge.backends.llamacpp.library import LOG, library
-from edge.backends.llamacpp.scores import Scores, interrupts_wait
+from edge.backends.llamacpp.scores import Scores
 from edge.devices.memory import release_free_memory
 from edge.errors import EngineError, UnsupportedError
 from edge.gguf_file import GGUFFile
@@ -49,10 +50,10 @@ class LlamaCppEngine:
         self._clock = clock
         self._queries, self._votes = 0, False
         try:
-            self._model = self._load_model(file, progress)
+            self._load_model(file, progress)
             if config.observes:
                 self._scores = self._make_scores()
-            self._context = self._make_context(config.capacity)
+            self._make_context(config.capacity)
         except BaseException:
             self.close()
             raise
@@ -111,14 +112,16 @@ class LlamaCppEngine:
         if getattr(self, "_lib", None) is not None:
             self.close()
 
-    def _load_model(self, file: GGUFFile, progress: Callable[[float], None] | None) -> Any:
+    def _load_model(self, file: GGUFFile, progress: Callable[[float], None] | None) -> None:
+        failed: list[BaseException] = []
+
         def report(fraction: float, _user_data: Any) -> bool:
             try:
                 if progress:
                     progress(fraction)
-            except KeyboardInterrupt as interrupt:
-                LOG.interrupted = interrupt
-            return not LOG.interrupted  # False makes llama.cpp stop loading
+            except BaseException as error:  # C code in between: it is raised below
+                failed.append(error)
+            return not failed and not arrived  # False makes llama.cpp stop loading
 
         lib, parameters = self._lib, self._lib.llama_model_default_params()
         parameters.n_gpu_layers = 0
@@ -127,15 +130,14 @@ class LlamaCppEngine:
         parameters.load_mode = _LOAD_PRIVATE if self.config.repack else _LOAD_MAPPED
         callback = lib.llama_progress_callback(report)
         parameters.progress_callback = callback
-        LOG.clear()
-        model = lib.llama_model_load_from_file(os.fsencode(file.path), parameters)
-        if LOG.interrupted:
-            if model:
-                lib.llama_model_free(model)
-            raise LOG.interrupted
-        if not model:
-            raise UnsupportedError(f"{file.path}: llama.cpp cannot load it ({LOG.reason()})")
-        return model
+        while self._model is None:
+            LOG.clear()
+            with interrupts_wait() as arrived:
+                self._model = lib.llama_model_load_from_file(os.fsencode(file.path), parameters)
+            if failed:
+                raise failed[0]
+            if self._model is None and not arrived:  # else a signal that its handler let pass has stopped it
+                raise UnsupportedError(f"{file.path}: llama.cpp cannot load it ({LOG.reason()})")
 
     def _make_scores(self) -> Scores:
         if self._lib.llama_model_n_swa(self._model) > 0:
@@ -145,7 +147,7 @@ class LlamaCppEngine:
             )
         return Scores(self._lib, self.spec.layers, allocated_rows(self.config.capacity))
 
-    def _make_context(self, capacity: int) -> Any:
+    def _make_context(self, capacity: int) -> None:
         lib, config = self._lib, self.config
         parameters = lib.llama_context_default_params()
         parameters.n_ctx = allocated_rows(capacity)
@@ -159,10 +161,10 @@ class LlamaCppEngine:
             parameters.cb_eval = watcher.callback
         parameters.no_perf = True
         parameters.offload_kqv = parameters.op_offload = False
-        context = lib.llama_init_from_model(self._model, parameters)
-        if not context:
+        with interrupts_wait():  # its log calls back
+            self._context = lib.llama_init_from_model(self._model, parameters)
+        if not self._context:
             raise UnsupportedError(f"llama.cpp cannot make a context for this model ({LOG.reason()})")
-        return context
 
     def _replace_context(self, capacity: int) -> Any:
         """A new one, with empty rows; the old one goes first, so that they are never there together."""
@@ -171,7 +173,7 @@ class LlamaCppEngine:
         self._context = None
         release_free_memory()
         try:
-            self._context = self._make_context(capacity)
+            self._make_context(capacity)
         except BaseException:
             self.close()
             raise

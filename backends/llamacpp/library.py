@@ -22,19 +22,13 @@ class Log:
 
     def __init__(self) -> None:
         self.lines: deque[str] = deque(maxlen=8)
-        self.interrupted: KeyboardInterrupt | None = None
 
     def clear(self) -> None:
         self.lines.clear()
-        self.interrupted = None
 
     def receive(self, level: int, text: bytes, _user_data: Any) -> None:
-        # A Ctrl-C that arrives while C code calls back into Python would be swallowed here: remember it.
-        try:
-            if level in (_LOG_WARNING, _LOG_ERROR):
-                self.lines.append(" ".join(text.decode("utf-8", errors="replace").split()))
-        except KeyboardInterrupt as interrupt:
-            self.interrupted = interrupt
+        if level in (_LOG_WARNING, _LOG_ERROR):
+            self.lines.append(" ".join(text.decode("utf-8", errors="replace").split()))
 
     def reason(self) -> str:
         """The most telling line: the first error of the last call."""

@@ -8,10 +8,6 @@ fills holes that evicted rows left; the index tensor by which keys are written s
 from __future__ import annotations
 
 import ctypes
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -106,26 +102,3 @@ def _values(tensor: Tensor, kind: int, dtype: type[Any]) -> AnyArray:
         raise UnsupportedError("llama.cpp shows attention in a form that is not understood")
     memory = (ctypes.c_char * (strides[0] * shape[0])).from_address(tensor.data)
     return np.frombuffer(memory, dtype).reshape(shape)
-
-
-@contextmanager
-def interrupts_wait() -> Iterator[None]:
-    """A Ctrl-C that arrives inside comes afterwards.
-
-    Python would raise it on the first line of the callback, before any `try`, and ctypes would swallow it.
-    """
-    if threading.current_thread() is not threading.main_thread():  # it never arrives in others
-        yield
-        return
-    arrived: list[Any] = []
-    handler = signal.getsignal(signal.SIGINT)
-    if not callable(handler):
-        yield
-        return
-    signal.signal(signal.SIGINT, lambda *received: arrived.append(received))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        if arrived:
-            handler(*arrived[0])

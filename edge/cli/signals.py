@@ -3,8 +3,11 @@ anything else, at once."""
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -12,6 +15,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from edge.session import Session
+
+
+_AGAIN_S = 0.01  # by then whatever could not be interrupted has most likely ended; if not, it comes once more
 
 
 class Terminated(KeyboardInterrupt):
@@ -43,6 +49,25 @@ def raise_interrupts() -> None:
     if signal.getsignal(signal.SIGINT) is _leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, terminate)
+    sys.unraisablehook = _come_again
+
+
+def _come_again(lost: sys.UnraisableHookArgs) -> None:
+    """Nothing can be raised in a finalizer, nor in a function that C code calls: an interrupt that Python handles there
+    is sent a second time."""
+    if not isinstance(lost.exc_value, KeyboardInterrupt):
+        sys.__unraisablehook__(lost)
+        return
+    number = signal.SIGTERM if isinstance(lost.exc_value, Terminated) else signal.SIGINT
+    threading.Timer(_AGAIN_S, _send, (number,)).start()
+
+
+def _send(number: int) -> None:
+    """To the main thread, which runs handlers, and whose waiting it ends."""
+    if sys.platform == "win32":
+        _thread.interrupt_main(number)
+    else:
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
 
 
 def interrupted() -> int:

@@ -1,0 +1,103 @@
+"""Ctrl-C and SIGTERM where Python would lose them: in functions that C code calls."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+from conftest import load_engine, open_golden
+
+from edge.backends.interrupts import interrupts_wait
+from edge.backends.llamacpp.library import is_installed, library
+from edge.cli import signals
+from edge.cli.signals import Terminated
+
+needs_llamacpp = pytest.mark.skipif(not is_installed(), reason="needs the extra llamacpp")
+BOTH = pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)])
+
+
+@pytest.fixture(autouse=True)
+def handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Those of the command; what was there before comes back."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    monkeypatch.setattr(signals, "_received", [])
+    signals.leave_at_once()
+    signals.raise_interrupts()
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@BOTH
+def test_an_interrupt_waits_for_c_code(number: signal.Signals, error: type[BaseException]) -> None:
+    calls = []
+
+    def called() -> int:
+        signal.raise_signal(number)
+        calls.append(list(arrived))
+        return 7
+
+    with pytest.raises(error), interrupts_wait() as arrived:
+        assert ctypes.CFUNCTYPE(ctypes.c_int)(called)() == 7
+    assert calls == [[number]]
+    with pytest.raises(error):  # the handlers are back
+        signal.raise_signal(number)
+
+
+@needs_llamacpp
+@BOTH
+@pytest.mark.parametrize("callback", ["llama_progress_callback", "llama_log_callback"])
+def test_an_interrupt_ends_the_loading_of_llamacpp(
+    callback: str, number: signal.Signals, error: type[BaseException], request: pytest.FixtureRequest
+) -> None:
+    _send(callback, number, request)
+    with pytest.raises(error):
+        load_engine(open_golden("llama-gqa-tied").model, "llamacpp", "f32")
+
+
+@needs_llamacpp
+def test_a_signal_that_its_handler_lets_pass_ends_nothing(request: pytest.FixtureRequest) -> None:
+    seen: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: seen.append(number))
+    _send("llama_progress_callback", signal.SIGTERM, request)
+    golden = open_golden("llama-gqa-tied")
+    with closing(load_engine(golden.model, "llamacpp", "f32")) as engine:
+        assert engine.forward(golden.tokens[:3]).size == golden.model.spec.vocab
+    assert seen == [signal.SIGTERM]
+
+
+@BOTH
+def test_an_interrupt_that_is_lost_all_the_same_comes_again(number: signal.Signals, error: type[BaseException]) -> None:
+    with pytest.raises(error):  # noqa: PT012 - raised by whichever line runs when it comes
+        ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(number))()
+        time.sleep(60)
+
+
+def _send(callback: str, number: signal.Signals, request: pytest.FixtureRequest) -> None:
+    """Let a signal arrive when llama.cpp calls back, before the first line of our function."""
+    lib, sent = library(), list[int]()
+    make = getattr(lib, callback)
+
+    def sending(function: Any) -> Any:
+        def receive(*arguments: Any) -> Any:
+            if not sent:
+                sent.append(number)
+                signal.raise_signal(number)
+            return function(*arguments)
+
+        return make(receive)
+
+    if callback == "llama_progress_callback":
+        request.addfinalizer(lambda: setattr(lib, callback, make))
+        setattr(lib, callback, sending)
+    else:
+        request.addfinalizer(lambda: lib.llama_log_set(lib.edge_log_callback, None))
+        lib.edge_test_callback = sending(lambda *_: None)  # kept alive by the module
+        lib.llama_log_set(lib.edge_test_callback, None)
