@@ -12,9 +12,11 @@ Names are imported when first used: `import edge` itself takes a few millisecond
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # what type checkers take for true; to import typing takes ten times as long as the rest
 if TYPE_CHECKING:
+    from typing import Any
+
     from edge.budget import Budget
     from edge.errors import BudgetError, EdgeError, InputError, MissingExtraError, ModelFormatError, UnsupportedError
     from edge.kv.prompt_cache import PromptCache

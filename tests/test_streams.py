@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -128,3 +129,17 @@ def test_lines_of_a_conversation_need_not_be_text() -> None:
 def test_a_closed_stdin_is_an_empty_one() -> None:
     assert "no prompt" in one_line(shell(f"$edge {RUN} <&-"))
     assert shell("$edge chat smollm2-135m <&-").returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("module", ["typer", "numpy"])  # the first that is imported, and one of a command's own
+def test_an_interrupt_of_the_start_is_quiet(module: str, number: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / f"{module}.py").write_text(f"import os, time\nos.kill(os.getpid(), {number})\ntime.sleep(60)\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "edge", *RUN.split(), "-p", "x"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # not ignored, as in a script's background
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, b"", b"")

@@ -45,7 +45,9 @@ class LlamaCppEngine:
         if config.kv_dtype.startswith("q") and spec.head_dim % 64:  # llama.cpp crashes when it shifts smaller heads
             raise UnsupportedError(f"{config.kv_dtype} KV rows need a head size divisible by 64, not {spec.head_dim}")
         self._lib: Any = library()
-        self._model = self._context = self._batch = None
+        self._model: Any = None
+        self._context: Any = None
+        self._batch: Any = None
         self._scores: Scores | None = None
         self._clock = clock
         self._queries, self._votes = 0, False

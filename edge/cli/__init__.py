@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
 
 from edge.cli.signals import interrupted, leave_at_once, raise_interrupts
-from edge.cli.streams import ReaderLeftError, give_up_output, open_streams
-from edge.errors import BudgetError, EdgeError, OutputError
 
 _YES = ("1", "true", "t", "yes", "y", "on")  # values of EDGE_JSON that click takes for true
 
 
 def main() -> None:
     """Entry point of the `edge` command: every failure that a user can cause becomes one line and an exit code."""
-    leave_at_once()
+    leave_at_once()  # before the imports: they take a tenth of a second, in which a Ctrl-C may come
+    from edge.cli.streams import ReaderLeftError, give_up_output, open_streams
+    from edge.errors import BudgetError, EdgeError, OutputError
+
     open_streams()
-    from edge.cli.commands import app  # typer and all commands: a tenth of a second, in which a Ctrl-C may come
+    from edge.cli.commands import app
 
     try:
         raise_interrupts()
@@ -68,11 +68,14 @@ def _subcommand() -> str:
 
 def _fail(error: Exception, code: int, message: str | None = None, **more: object) -> int:
     """Tell people on stderr and, under --json, programs on stdout."""
+    from contextlib import suppress
+
     import typer.main
 
     from edge.cli.commands import app
     from edge.cli.help import fitting
     from edge.cli.show import note, print_json
+    from edge.errors import EdgeError, OutputError
 
     message = fitting(message or str(error), sys.argv[1:], typer.main.get_command(app))
     note(f"edge: {message}")

@@ -3,19 +3,17 @@ anything else, at once."""
 
 from __future__ import annotations
 
-import _thread
 import os
 import signal
 import sys
-import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # typing is not imported here: until `leave_at_once` runs, a Ctrl-C is a traceback
 if TYPE_CHECKING:
-    from edge.session import Session
+    from collections.abc import Iterator
+    from types import FrameType
 
+    from edge.session import Session
 
 _AGAIN_S = 0.01  # by then whatever could not be interrupted has most likely ended; if not, it comes once more
 
@@ -58,12 +56,17 @@ def _come_again(lost: sys.UnraisableHookArgs) -> None:
     if not isinstance(lost.exc_value, KeyboardInterrupt):
         sys.__unraisablehook__(lost)
         return
+    from threading import Timer
+
     number = signal.SIGTERM if isinstance(lost.exc_value, Terminated) else signal.SIGINT
-    threading.Timer(_AGAIN_S, _send, (number,)).start()
+    Timer(_AGAIN_S, _send, (number,)).start()
 
 
 def _send(number: int) -> None:
     """To the main thread, which runs handlers, and whose waiting it ends."""
+    import _thread
+    import threading
+
     if sys.platform == "win32":
         _thread.interrupt_main(number)
     else:
