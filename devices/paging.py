@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from edge.devices.private import make_private_folder
+
 _BLOCK = 2 << 20  # bytes that go together, as when weights are streamed
 _BLOCKS = 16
 _MOST_BLOCKS = 64
@@ -40,7 +42,7 @@ def measure_paging(folder: Path, threads: int, known: Path | None = None) -> Pag
     if not hasattr(mmap, "MADV_DONTNEED") or not hasattr(os, "posix_fadvise"):
         return None
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
         with tempfile.TemporaryFile(dir=folder) as file, ThreadPoolExecutor(threads) as pool:
             for _ in range(_BLOCKS):
                 file.write(os.urandom(_BLOCK))

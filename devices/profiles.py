@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 import os
 import platform
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
 from edge.devices.host import processor
+from edge.devices.private import distrust, make_private_folder
 from edge.devices.profile import Cluster, Figure
 from edge.devices.profile import Power as Power
 from edge.devices.profile import Profile as Profile
@@ -67,6 +69,10 @@ def find_profile(name: str) -> Profile:
 def add_profile(profile: Profile) -> Path:
     """Keep it among the user's own. Raises InputError if it cannot be written."""
     path = own_folder() / f"{profile.name}.toml"
+    try:
+        make_private_folder(path.parent)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error.strerror})") from None
     write_profile(profile, path)
     return path
 
@@ -127,6 +133,9 @@ def _names(folder: Path) -> set[str]:
 def _read(name: str, folder: Path) -> Profile:
     """It is what its file is called: otherwise one device would be taken for another."""
     path = folder / f"{name}.toml"
+    with suppress(OSError):  # which read_profile explains
+        if folder != _FOLDER and (why := distrust(path.stat())):
+            raise InputError(f"{path} is not used, because {why}: add it again with edge devices add")
     profile = read_profile(path)
     if profile.name != name:
         raise InputError(f"{path} says that it is {profile.name}: name the file {profile.name}.toml")

@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from edge.devices.private import make_private_folder, read_private
+
 SCHEMA = 1
 
 _SHIPPED = Path(__file__).parent / "tuning"
@@ -102,7 +104,7 @@ def trials_path(name: str) -> Path:
 def write_record(record: Record) -> Path:
     """Into the user's folder, whole or not at all. Raises OSError."""
     path = user_folder() / f"{record.name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private_folder(path.parent)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as out:
@@ -157,15 +159,17 @@ def set_aside(path: Path, why: str) -> None:
 
 def _read(path: Path) -> Record | None:
     try:
-        if path.stat().st_size > _MOST_BYTES:
+        read = path.read_bytes() if path.parent == _SHIPPED else read_private(path, _MOST_BYTES + 1)
+        if len(read) > _MOST_BYTES:
             raise ValueError("too long for a record")
-        record: Record = _parse(Record, json.loads(path.read_text(encoding="utf-8")))
+        record: Record = _parse(Record, json.loads(read.decode()))
         if record.schema != SCHEMA:
             raise ValueError(f"schema {record.schema} is not {SCHEMA}")
         if record.name != path.stem or record.gain < 1 or not record.subject.shape.get("hidden", 0) > 0:
             raise ValueError("its figures contradict each other")
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        set_aside(path, str(error) or type(error).__name__)
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        set_aside(path, why or type(error).__name__)
         return None
     return record
 

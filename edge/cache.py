@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from edge.budget import format_bytes, parse_bytes
+from edge.devices.private import distrust, make_private_folder
 from edge.errors import CacheError
 from edge.file_lock import file_lock
 from edge.stamp import complete, is_whole, make_temporary, read_stamp, stamp_path, status_of
@@ -171,14 +172,30 @@ def _place(kind: Kind, key: str, suffix: str) -> Path:
 
 
 def _is_folder(path: Path) -> bool:
+    """Is there a folder of a kind? Raises CacheError if another user can have put something into it."""
+    _refuse_others(path)
     status = status_of(path)
     return status is not None and stat.S_ISDIR(status.st_mode)
 
 
+def _refuse_others(folder: Path) -> None:
+    """Raises CacheError if another user can have put something into the folder of a kind, or replaced it."""
+    for each in (folder.parent, folder):
+        status = status_of(each)
+        if status is not None and stat.S_ISLNK(status.st_mode):
+            with contextlib.suppress(OSError):
+                status = each.stat()
+        if status is not None and (why := distrust(status)):
+            raise CacheError(
+                f"the cache folder {each} is not used, because {why} and what lies there runs as you: "
+                f"make it yours alone (chown, chmod go-w), or set EDGE_CACHE to another folder"
+            )
+
+
 def _make_folder(folder: Path) -> None:
     """The folder of a kind, for this user only. Raises OSError."""
-    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.mkdir(mode=0o700, exist_ok=True)
+    _refuse_others(folder)
+    make_private_folder(folder)
     if not _is_folder(folder):  # nothing of ours leaves the cache folder through a link
         raise OSError(errno.ELOOP, f"{folder.name} is a link")
 

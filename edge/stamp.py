@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import stat
 import tempfile
 import zlib
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+from edge.devices.private import is_private_file
 
 _MOST_BYTES = 8192  # no stamp of ours is longer
 _ABOUT_CHARACTERS = 200
@@ -67,11 +68,14 @@ def complete(temporary: Path, path: Path, about: str) -> None:
 
 
 def read_stamp(path: Path) -> Stamp | None:
-    """The stamp of the regular file `path`; None if there is none that is well-formed and states the file's size."""
+    """The stamp of the regular file `path`; None if there is none that is well-formed and states the file's size.
+
+    A file or stamp that another user can have written counts as none.
+    """
     status, stamp_status = status_of(path), status_of(stamp_path(path))
     if status is None or stamp_status is None or stamp_status.st_size > _MOST_BYTES:
         return None
-    if not (stat.S_ISREG(status.st_mode) and stat.S_ISREG(stamp_status.st_mode)):
+    if not (is_private_file(status) and is_private_file(stamp_status)):
         return None
     try:
         stamp = Stamp(**json.loads(stamp_path(path).read_bytes()))

@@ -7,17 +7,23 @@ import errno
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 import edge.stamp
 from edge.cache import KINDS, clear, create, entries, find, lock
+from edge.cli.hint import suggest_tuning
+from edge.devices.paging import measure_paging
+from edge.devices.private import distrust, read_private
 from edge.errors import CacheError, InputError
+from edge.prediction import history
 
 KEY, OTHER, THIRD = "00" * 16, "a1" * 16, "b2" * 16
 TWO_DAYS = 2 * 86_400
@@ -75,6 +81,11 @@ def no_reading(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     return
 
 
+def a_run() -> history.Run:
+    setting = history.Setting("cpu", "model", "tvm", "f16", 2)
+    return history.Run(1.0, setting, "label", "full", 64, history.Phase(8, 1.0, 4.0), None)
+
+
 def start(code: str, *arguments: object) -> subprocess.Popen[str]:
     code = "import os, sys\nfrom edge.cache import create, find, lock\n" + code
     return subprocess.Popen(
@@ -115,6 +126,100 @@ def test_a_replaced_entry_has_the_new_content() -> None:
 def test_the_folder_is_private(folder: Path) -> None:
     make()
     assert [path.stat().st_mode & 0o777 for path in (folder, folder / "weights")] == [0o700, 0o700]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no modes")
+@pytest.mark.parametrize("first", ["history", "hint", "entry", "paging"])
+def test_the_root_is_private_whoever_makes_it(first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those above it, too: who may rename a folder may put another in its place."""
+    root = tmp_path / "new" / "cache"
+    monkeypatch.setenv("EDGE_CACHE", str(root))
+    monkeypatch.delenv("EDGE_HISTORY", raising=False)
+    before = os.umask(0)
+    try:
+        if first == "history":
+            history.append(a_run())
+        elif first == "hint":
+            plan = SimpleNamespace(backend="tvm", tuned="default")
+            spec = SimpleNamespace(label="a", layers=1, hidden=2)
+            suggest_tuning("a", cast(Any, spec), cast(Any, plan))
+        elif first == "paging":
+            measure_paging(root, 1)
+        else:
+            make()
+    finally:
+        os.umask(before)
+    made = [root.parent, root, *(path for path in root.rglob("*") if path.is_dir())]
+    assert {path.stat().st_mode & 0o777 for path in made} == {0o700}
+    assert not [path for path in root.rglob("*") if path.stat().st_mode & 0o077 and path.parent.name != "hints"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no modes")
+@pytest.mark.parametrize("what", ["root", "kind"])
+@pytest.mark.parametrize("mode", [0o777, 0o722, 0o702])
+def test_a_folder_that_others_may_write_is_refused(folder: Path, what: str, mode: int) -> None:
+    """Its files would run: a stamp can be made by anyone."""
+    make()
+    bad = folder if what == "root" else folder / "weights"
+    bad.chmod(mode)
+    message = rf"{bad} is not used, because other users may write to it \(mode {mode:04o}\).*EDGE_CACHE to another"
+    for attempt in (make, entries, clear, lambda: find("weights", KEY, ".bin")):
+        with pytest.raises(CacheError, match=message):
+            attempt()
+    bad.chmod(0o700)
+    assert find("weights", KEY, ".bin") is not None
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root gives files away")
+def test_what_another_user_owns_is_not_handed_out(folder: Path) -> None:
+    path = make()
+    for each in (path, stamp_of(path)):
+        os.chown(each, 4321, 4321)
+        assert find("weights", KEY, ".bin") is None
+        assert files(folder) == []  # the folder is ours, so its place is free for an entry of our own
+        make()
+    os.chown(folder / "weights", 4321, 4321)
+    with pytest.raises(CacheError, match="weights is not used, because it belongs to another user"):
+        find("weights", KEY, ".bin")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no modes")
+@pytest.mark.parametrize("which", ["file", "stamp"])
+def test_an_entry_that_others_may_write_is_not_handed_out(folder: Path, which: str) -> None:
+    path = make()
+    (path if which == "file" else stamp_of(path)).chmod(0o666)
+    assert find("weights", KEY, ".bin") is None
+    assert files(folder) == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no modes")
+def test_a_group_of_one_is_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many systems give each user a group, and a umask that lets it write."""
+    import grp
+    import pwd
+
+    me = os.geteuid()
+    status = os.stat_result((stat.S_IFREG | 0o664, 1, 1, 1, me, 777, 0, 0, 0, 0))
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_name="me"))
+    for name, members, trusted in (
+        ("me", [], True),
+        ("me", ["me"], True),
+        ("staff", [], False),
+        ("me", ["eve"], False),
+    ):
+        group = SimpleNamespace(gr_name=name, gr_mem=members)
+        monkeypatch.setattr(grp, "getgrgid", lambda gid, group=group: group)
+        assert (distrust(status) is None) is trusted
+
+
+def test_a_private_file_is_neither_a_link_nor_a_pipe(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"12345")
+    assert read_private(tmp_path / "file", 3) == b"123"
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    os.mkfifo(tmp_path / "pipe")  # whose other end nobody opens
+    for name, why in (("link", "link"), ("pipe", "regular"), ("none", "No such"), (".", "regular")):
+        with pytest.raises(OSError, match=why):
+            read_private(tmp_path / name, 3)
 
 
 @pytest.mark.parametrize("size", [0, 9, 11])

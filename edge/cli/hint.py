@@ -8,6 +8,7 @@ from contextlib import suppress
 from edge.cache import cache_folder
 from edge.cli.show import note
 from edge.devices.host import processor
+from edge.devices.private import make_private_folder
 from edge.plan import Plan
 from edge.spec import ModelSpec
 
@@ -19,6 +20,6 @@ def suggest_tuning(model: str, spec: ModelSpec, plan: Plan) -> None:
     subject = f"{processor().name}, {spec.label}, {spec.layers} × {spec.hidden}"
     stamp = cache_folder() / "hints" / hashlib.sha256(subject.encode()).hexdigest()[:16]
     with suppress(OSError):  # then nothing would remember it
-        stamp.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(stamp.parent)
         stamp.touch(exist_ok=False)
         note(f"edge tune {model} looks for settings that run this model faster on this device (once, about 5 minutes)")

@@ -12,16 +12,15 @@ import hashlib
 import logging
 import os
 import re
-import stat
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
+from edge.devices.private import is_private_file, make_private_folder, read_private
 from edge.errors import InputError
 from edge.file_lock import file_lock
 from edge.kv.prefix import BLOCK, Block, agreement, prefix_name
@@ -58,7 +57,7 @@ class BlockFiles:
         self.folder, self.limit = folder, limit
         self._kept: set[Path] = set()  # of the prompt that is being written: never removed for its own rest
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_folder(folder)
             os.listdir(folder)
         except OSError as error:
             raise InputError(f"the prompt cache {folder} cannot be used: {error.strerror}") from None
@@ -76,7 +75,7 @@ class BlockFiles:
     def has(self, parent: str, tokens: IntArray) -> bool:
         """Is there a block behind `parent` that begins with all of up to BLOCK `tokens`? A use; not checked."""
         path = self._path(parent, tokens)
-        if not _is_ours(status_of(path)):
+        if not is_private_file(status_of(path)):
             longer = [path for path, same in self._alike(parent, tokens) if same == tokens.size]
             if not longer:
                 return False
@@ -131,7 +130,7 @@ class BlockFiles:
         found = []
         for each in os.listdir(self.folder):
             match, status = _FILE.fullmatch(each), status_of(self.folder / each)
-            if match and status and _is_ours(status):
+            if match and status and is_private_file(status):
                 path = self.folder / each
                 found.append(_Entry(path, match["parent"], match["name"], status.st_size, status.st_mtime_ns))
         return found
@@ -149,8 +148,8 @@ class BlockFiles:
         match, status = _FILE.fullmatch(path.name), status_of(path)
         if match is None or status is None:
             return None
-        if not _is_ours(status):
-            _log.warning("ignored a file of the prompt cache that is not yours: %s", path)
+        if not is_private_file(status):
+            _log.warning("ignored a file of the prompt cache that others may have written: %s", path)
             return None
         block = _parse(_content(path, status.st_size), match["parent"])
         if block is None or block.name != match["name"]:
@@ -215,20 +214,6 @@ def _tokens_of(path: Path) -> IntArray:
 
 def _content(path: Path, most: int) -> bytes:
     """The first bytes of a file of this user; none if there is no such file."""
-    with contextlib.suppress(OSError), _opened(path) as file:
-        if _is_ours(os.fstat(file.fileno())):
-            return file.read(most)
+    with contextlib.suppress(OSError):
+        return read_private(path, most)
     return b""
-
-
-def _opened(path: Path) -> BinaryIO:
-    """Raises OSError. Neither follows a link nor waits for the other end of a pipe."""
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    return os.fdopen(os.open(path, flags), "rb")
-
-
-def _is_ours(status: os.stat_result | None) -> bool:
-    """A regular file that this user wrote."""
-    if status is None or not stat.S_ISREG(status.st_mode):
-        return False
-    return not hasattr(os, "geteuid") or status.st_uid == os.geteuid()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge.backends.base import EngineConfig
 from edge.devices.host import processor
+from edge.devices.private import is_private_file, make_private_folder, read_private
 from edge.errors import CacheError
 from edge.file_lock import file_lock
 from edge.spec import ModelSpec
@@ -136,7 +137,7 @@ def _remember(
 
 
 def append(run: Run) -> None:
-    """Add a line. Never fails: a folder that cannot be written keeps no history."""
+    """Add a line. Never fails: a folder that cannot be written, or that others may write, keeps no history."""
     if os.environ.get("EDGE_HISTORY", "").lower() in _OFF:
         return
     line = (json.dumps(asdict(run), ensure_ascii=False, separators=(",", ":")) + "\n").encode()
@@ -144,11 +145,13 @@ def append(run: Run) -> None:
         return
     path = history_path()
     with suppress(OSError):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(path.parent)
         with file_lock(path.with_name(".runs.lock")):
-            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+            descriptor = os.open(path, flags, 0o600)
             try:
-                os.write(descriptor, line)
+                if is_private_file(os.fstat(descriptor)):
+                    os.write(descriptor, line)
                 size = os.fstat(descriptor).st_size
             finally:
                 os.close(descriptor)
@@ -186,8 +189,7 @@ def _bytes() -> int:
 
 def _lines() -> list[bytes]:
     try:
-        with open(history_path(), "rb") as file:
-            return file.read(2 * _MOST_BYTES).splitlines()
+        return read_private(history_path(), 2 * _MOST_BYTES).splitlines()
     except OSError:
         return []
 

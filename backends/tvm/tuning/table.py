@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from edge.backends.tvm.tuning.search import Trial
+from edge.devices.private import make_private_folder
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Table:
 
     def start(self, trials: Sequence[Trial]) -> None:
         """Write the table anew, with these trials. Raises OSError."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self.path.parent)
         lines = [json.dumps({"key": self.key}), *(json.dumps(asdict(trial)) for trial in trials)]
         self.path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 

@@ -15,6 +15,7 @@ from edge.backends.tvm.sources import source_hash
 from edge.backends.tvm.tuning.search import Found, Limits, Trial, compare, is_gain, search
 from edge.backends.tvm.tuning.space import Field, Values, defaults
 from edge.backends.tvm.tuning.table import Table
+from edge.devices.private import make_private_folder
 from edge.devices.records import Comparison, Record, Subject, read_records, record_name, user_folder, write_record
 from edge.errors import InputError
 from edge.file_lock import file_lock
@@ -79,7 +80,7 @@ def tune(
         progress.say(f"{_text(trial.changes)}: {trial.fate}")
 
     try:
-        table.path.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(table.path.parent)
         with file_lock(table.path.with_suffix(".lock")):  # a second tuning of the same waits for the first
             known = [] if force else table.known()
             table.start(known)
