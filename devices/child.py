@@ -1,14 +1,16 @@
 """Processes of our own that talk in lines of JSON: their crash, their memory and their threads are not this one's.
 
 The parent calls `run_child`, the module that it names calls `serve`. The request is one line on the child's stdin,
-which stays open: when it ends, the parent is gone, and so is the child. On stdout come messages (objects of any keys),
-and at last {"result": ...} or {"error": its message, "type": its class in edge.errors}.
+which stays open: when it ends, the parent is gone, and so is the child. Linux ends it at once, whatever it is doing. On
+stdout come messages (objects of any keys), and at last {"result": ...} or {"error": its message, "type": its class in
+edge.errors}.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -26,6 +28,7 @@ Message = dict[str, Any]
 Say = Callable[[Message], None]
 
 _LAST_WORDS = 200  # characters of them
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 def run_child(
@@ -36,21 +39,31 @@ def run_child(
     failure: str,
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
+    timeout: float | None = None,
 ) -> Any:
-    """What `python -m MODULE` answers to a request that JSON can say. hear: is called with every message before.
+    """What the program MODULE answers to a request that JSON can say. hear: is called with every message before.
 
-    environment: added to ours. folder: where it works (None: where we do). It imports what we import, leads a session
-    of its own (Ctrl-C is for us to handle), and is ended with all that it started, however this function is left.
+    environment: added to ours. folder: where it works (None: where we do). timeout: seconds. It imports what we import
+    and nothing from where it works, leads a session of its own (Ctrl-C is for us to handle), and is ended with all that
+    it started, however this function is left.
     Raises the child's EdgeError; EngineError if it ended without an answer: `failure`, its status and last words.
     """
-    places = os.pathsep.join(map(os.path.abspath, sys.path))
-    ours = {"PYTHONPATH": places, "PYTHONSAFEPATH": "1"}  # not an edge/ of the user's folder
     with tempfile.TemporaryFile() as said:
         child = subprocess.Popen(
-            [sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True,
-            encoding="utf-8", env={**os.environ, **ours, **(environment or {})}, cwd=folder, start_new_session=True,
+            _command(module), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True,
+            encoding="utf-8", env={**os.environ, **(environment or {})}, cwd=folder, start_new_session=True,
         )  # fmt: skip
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            _kill(child)
+
+        timer = threading.Timer(timeout or 0, give_up)
+        timer.daemon = True
         try:
+            if timeout is not None:
+                timer.start()
             assert child.stdin is not None
             assert child.stdout is not None
             with suppress(BrokenPipeError):  # it died: see below
@@ -64,9 +77,34 @@ def run_child(
                     return message["result"]
                 if message:
                     hear(message)
+            if late.is_set():
+                raise EngineError(f"{failure}: it took more than {timeout:g} s")
             raise EngineError(f"{failure}: it ended with status {child.wait()}: {_last_words(said)}")
         finally:
+            timer.cancel()
             _end(child)
+
+
+def _command(module: str) -> list[str]:
+    """Python that runs a module as `-m` does, but finds modules where we do from the beginning.
+
+    `-m` would look in the working folder first, where anything may lie, and Python 3.10 cannot be told otherwise.
+    """
+    places = [os.path.abspath(place) for place in sys.path]
+    start = f"from edge.devices.child import start; start({module!r}, {os.getpid()})"
+    return [sys.executable, "-c", f"import sys; sys.path[:] = {places!r}; {start}"]
+
+
+def start(module: str, parent: int) -> None:
+    """What a child does first: it ties its life to its parent's, and becomes the module."""
+    if sys.platform == "linux":
+        import ctypes
+
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent:  # it was gone before
+            os._exit(1)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def serve(work: Callable[[Any, Say], object]) -> None:
@@ -109,13 +147,17 @@ def _last_words(said: IO[bytes]) -> str:
     return lines[-1][:_LAST_WORDS] if lines else "no reason given"
 
 
-def _end(child: subprocess.Popen[str]) -> None:
+def _kill(child: subprocess.Popen[str]) -> None:
     """With all that it started: it leads a session of its own."""
     with suppress(OSError):
         if hasattr(os, "killpg"):
             os.killpg(child.pid, signal.SIGKILL)
         else:
             child.kill()
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    _kill(child)
     child.wait()
     for pipe in (child.stdin, child.stdout):
         with suppress(OSError):  # what it was to be told is not needed any more

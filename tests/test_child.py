@@ -75,10 +75,17 @@ def test_all_that_it_started_ends_with_it(ask: Ask) -> None:
     wait_for(lambda: not any(alive(pid) for pid in started))
 
 
-def test_it_ends_when_its_parent_is_gone(tmp_path: Path) -> None:
+BUSY = "ctypes.PyDLL(None).sleep(600)"  # holds Python's lock, as compilers in C++ do
+
+
+@pytest.mark.parametrize(
+    "work",
+    ["time.sleep(600)", pytest.param(BUSY, marks=pytest.mark.skipif(sys.platform != "linux", reason="Linux ends it"))],
+)
+def test_it_ends_when_its_parent_is_gone(tmp_path: Path, work: str) -> None:
     (tmp_path / "a_child.py").write_text(
-        "import os, time\nfrom edge.devices.child import serve\n"
-        "serve(lambda request, say: (say({'pid': os.getpid()}), time.sleep(600)))\n"
+        "import ctypes, os, time\nfrom edge.devices.child import serve\n"
+        f"serve(lambda request, say: (say({{'pid': os.getpid()}}), {work}))\n"
     )
     (tmp_path / "a_parent.py").write_text(
         f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nfrom edge.devices.child import run_child\n"
@@ -93,12 +100,23 @@ def test_it_ends_when_its_parent_is_gone(tmp_path: Path) -> None:
     wait_for(lambda: not alive(pid))
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="this Python puts its folder first, whatever it is told")
-def test_an_edge_of_the_folder_is_not_imported(ask: Ask, tmp_path: Path) -> None:
+def test_nothing_is_imported_from_where_it_works(ask: Ask, tmp_path: Path) -> None:
     folder = tmp_path / "work"
     (folder / "edge").mkdir(parents=True)
-    (folder / "edge" / "__init__.py").write_text("raise SystemExit(9)")
-    assert Path(ask("return os.getcwd()", folder=folder)) == folder
+    for name in ("edge/__init__.py", "runpy.py", "ctypes.py", "tvm.py", "json.py"):
+        (folder / name).write_text("raise SystemExit(9)")
+    assert Path(ask("import json, tvm\nreturn os.getcwd()", folder=folder)) == folder
+
+
+def test_it_is_ended_when_its_time_is_over(ask: Ask) -> None:
+    pids: list[int] = []
+    with pytest.raises(EngineError, match=r"^no luck: it took more than 0.2 s$"):
+        ask(
+            "import time\nsay({'pid': os.getpid()})\ntime.sleep(600)",
+            hear=lambda said: pids.append(said["pid"]),
+            timeout=0.2,
+        )
+    assert not any(alive(pid) for pid in pids)
 
 
 def alive(pid: int) -> bool:

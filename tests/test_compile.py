@@ -203,12 +203,17 @@ def test_a_device_without_a_compiler_runs_what_it_was_given(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", ["nothing", "image", "version", "machine", "description"])
+@pytest.mark.parametrize("damage", ["nothing", "image", "header", "version", "machine", "description", "design"])
 def test_what_cannot_be_taken_over_is_refused(made: Path, tmp_path: Path, damage: str) -> None:
     about = json.loads((made / "design.json").read_text())
     image = (made / "run.img").read_bytes()
     if damage == "image":
         image = image[:-1] + b"?"
+    if damage == "header":  # whose checksum is right: anyone can make one
+        image = image.replace(b'"entries"', b'"Entries"')
+        about["files"]["run.img"] = {"bytes": len(image), "sha256": hashlib.sha256(image).hexdigest()}
+    if damage == "design":
+        about["design"]["target"] |= {"name": ["generic"], "flags": [1, "a"]}
     if damage == "version":
         about["source"] = "another"
     if damage == "machine":
@@ -217,7 +222,12 @@ def test_what_cannot_be_taken_over_is_refused(made: Path, tmp_path: Path, damage
         (tmp_path / "run.img").write_bytes(image)
         (tmp_path / "design.json").write_text("[]" if damage == "description" else json.dumps(about))
     done = edge("cache", "add", str(tmp_path))
-    says = {"image": "copy the folder again", "version": "another version", "machine": "no neon"}
+    says = {
+        "header": "run.img is no compiled pass: its header is damaged",
+        "image": "copy the folder again",
+        "version": "another version",
+        "machine": "no neon",
+    }
     assert done.returncode == 2
     assert says.get(damage, "holds nothing that edge compile has made") in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

@@ -1,21 +1,21 @@
 """Compile and link a pass, as a program of its own: TVM's compiler never enters the process whose memory is
-promised. It takes about 400 MiB and some seconds, once per design; `runtime.py` calls it.
+promised. It takes about 400 MiB and some seconds, once per design.
 
-    python -m edge.backends.tvm.compile IMAGE [OBJECT] < design.json
-
-The design says for which machine; OBJECT is what a linker takes.
+`runtime.py` asks it by `edge.devices.child`: {"design": JSON, "out": [IMAGE] or [IMAGE, OBJECT]}. The design says for
+which machine; OBJECT is what a linker takes.
 """
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from edge.backends.tvm.design import Design
+from edge.devices.child import serve
 
 
-def main() -> None:
+def compile_pass(request: Any) -> None:
     from tvm import compile as compile_module
     from tvm.ir.transform import PassContext
     from tvm.target import Target
@@ -23,11 +23,11 @@ def main() -> None:
     from edge.backends.tvm.generator import build
     from edge.backends.tvm.linking import link
 
-    design = Design.from_json(sys.stdin.read())
+    design = Design.from_json(request["design"])
     # Storage rewriting would merge registers into arrays too large for the stack, which come from a slow allocator.
     with PassContext(config={"tirx.disable_storage_rewrite": True}):
         executable = compile_module(build(design), target=Target(design.target.llvm))
-    image, *wanted = map(Path, sys.argv[1:])
+    image, *wanted = map(Path, request["out"])
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder) / "pass.o"
         executable.mod.write_to_file(str(written), "o")
@@ -38,4 +38,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(lambda request, say: compile_pass(request))

@@ -8,6 +8,7 @@ design.json  what all this is, with checksums; written last
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ from typing import Any
 from edge.backends.tvm import KV_DTYPES, versions
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.layout import make_layout
+from edge.backends.tvm.loading import MOST_BYTES, parse
 from edge.backends.tvm.runtime import compile_design, install
 from edge.backends.tvm.sources import source_hash
 from edge.backends.tvm.targets import Target, choose_target, target_named
@@ -68,22 +70,29 @@ def export(
 def add(folder: Path) -> Design:
     """Take a folder that `export` made into the cache of this device, which then needs no compiler for that model.
 
+    Its code runs as this user from then on: the checksums tell damage, not whose code it is.
     Raises InputError if the folder is damaged or from another version of edge, UnsupportedError if it is for another
     instruction set than this CPU has, CacheError if the cache folder cannot be written.
     """
     try:
-        about = json.loads((folder / DESIGN).read_bytes())
+        about, image = json.loads(_read(folder / DESIGN)), _read(folder / IMAGE)
         design, source = Design.from_json(json.dumps(about["design"])), about["source"]
-        whole = about["files"][IMAGE] == _described(folder / IMAGE)
-    except (OSError, ValueError, KeyError, TypeError):
+        if json.loads(design.to_json()) != about["design"] or type(design.target.name) is not str:
+            raise ValueError(folder)
+        whole = about["files"][IMAGE] == {"bytes": len(image), "sha256": hashlib.sha256(image).hexdigest()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise InputError(f"{folder} holds nothing that edge compile has made") from None
     if not whole:
         raise InputError(f"{folder / IMAGE} is not what {DESIGN} says: copy the folder again")
+    try:
+        parse(image)
+    except ValueError as error:
+        raise InputError(f"{folder / IMAGE} is no compiled pass: {error}") from None
     if source != source_hash("."):
         raise InputError(f"{folder} was compiled by another version of edge: compile it with this one")
     # Here it is looked up by the instruction set alone, not by the CPU that it was scheduled for.
     design = replace(design, target=replace(design.target, llvm=choose_target(design.target.name).llvm))
-    install(design, folder / IMAGE)
+    install(design, image)
     return design
 
 
@@ -93,6 +102,13 @@ def target_of(profile: Profile) -> Target:
         return choose_target()
     target = target_named(profile.isa, f"the profile of {profile.name} has the unknown isa {profile.isa!r}")
     return replace(target, llvm=target.llvm | {"mcpu": profile.cpu}) if profile.cpu else target
+
+
+def _read(path: Path) -> bytes:
+    """A small file. Raises OSError, and ValueError for what is none."""
+    if not path.is_file() or path.stat().st_size > MOST_BYTES:
+        raise ValueError(path)
+    return path.read_bytes()
 
 
 def _described(path: Path) -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""A linked image, copied into memory and made callable. Everything here is Python and the C library."""
+"""A linked image, copied into memory and made callable. Everything here is Python and the C library.
+
+An image is code that runs as this user, so it is loaded only from a file that no other user can have written. Its
+header is checked, so that no damage leads outside of it.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from edge.devices.private import open_private
 from edge.errors import EngineError
 
 MAGIC, PAGE = b"EDGEIMG1", 4096  # how linking.py begins an image, and what it aligns the bytes to copy to
+MOST_BYTES = 64 << 20  # a pass has some hundred KiB
+_LENGTH, _SLOT = struct.Struct("<Q"), 8
 _READ, _EXECUTE = 1, 4
 _INTEGER, _POINTER = 1, 4  # type_index of TVM's calling convention
 
@@ -46,32 +53,61 @@ class Image:
     """Executable memory. It is written first and made executable after, never both."""
 
     def __init__(self, path: Path) -> None:
-        data = path.read_bytes()
-        (length,) = struct.unpack_from("<Q", data, len(MAGIC))
-        start = len(MAGIC) + 8
-        header = json.loads(data[start : start + length])
-        body = data[-(-(start + length) // PAGE) * PAGE :]
+        """Raises EngineError for a file that is no image, or where no memory may be made executable."""
+        try:
+            with open_private(path) as file:
+                self._entries, imports, body = parse(file.read(MOST_BYTES + 1))
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise EngineError(
+                f"{path} is no compiled pass ({why}): edge cache clear --kind kernels removes it"
+            ) from None
         self.complaint = ""
         self._complain = _Complaint(self._note)
         self._memory = mmap.mmap(-1, len(body), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._memory.write(body)
         libc = ctypes.CDLL(None, use_errno=True)
-        for name, slot in header["imports"].items():
+        for name, slot in imports.items():
             struct.pack_into("<Q", self._memory, slot, self._outside(libc, name))
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        self._entries: dict[str, int] = header["entries"]
         if libc.mprotect(ctypes.c_void_p(self._address), ctypes.c_size_t(len(body)), _READ | _EXECUTE):
             raise EngineError("this system lets no program make its memory executable: use --backend llamacpp")
 
     def entry(self, name: str) -> int:
+        """Raises EngineError if there is no such function."""
+        if name not in self._entries:
+            raise EngineError(f"the compiled pass has no function {name}: edge cache clear --kind kernels removes it")
         return self._address + self._entries[name]
 
     def _outside(self, libc: Any, name: str) -> int:
-        function = self._complain if name == "TVMFFIErrorSetRaisedFromCStrParts" else getattr(libc, name)
+        function = self._complain if name == "TVMFFIErrorSetRaisedFromCStrParts" else getattr(libc, name, None)
+        if function is None:
+            raise EngineError(f"the compiled pass calls {name[:40]!r}, which this system does not have")
         return int(ctypes.cast(function, ctypes.c_void_p).value or 0)
 
     def _note(self, kind: bytes, parts: Any, count: int) -> None:
         self.complaint = f"{kind.decode()}: {b''.join(parts[:count]).decode(errors='replace')}"
+
+
+def parse(data: bytes) -> tuple[dict[str, int], dict[str, int], bytes]:
+    """Where functions begin, where addresses of outside functions go, and the bytes that both count in.
+
+    Raises ValueError unless the header is what linking.py writes and every place lies within the bytes.
+    """
+    start = len(MAGIC) + _LENGTH.size
+    if len(data) > MOST_BYTES or len(data) < start or not data.startswith(MAGIC):
+        raise ValueError("it does not begin as one, or is too long")
+    (length,) = _LENGTH.unpack_from(data, len(MAGIC))
+    body = data[-(-(start + length) // PAGE) * PAGE :]
+    try:
+        header = json.loads(data[start : start + length])
+        entries, imports = header["entries"], header["imports"]
+        places = [(at, 1) for at in entries.values()] + [(at, _SLOT) for at in imports.values()]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise ValueError("its header is damaged") from None
+    if not all(type(at) is int and 0 <= at <= len(body) - size for at, size in places):
+        raise ValueError("a place in its header lies outside of it")
+    return entries, imports, body
 
 
 def _pack(argument: int | ctypes.c_void_p) -> _Any:

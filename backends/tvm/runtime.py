@@ -9,8 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
-import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -23,7 +21,8 @@ from edge import cache
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.loading import Image
 from edge.backends.tvm.sources import source_hash
-from edge.errors import EngineError, MissingExtraError
+from edge.devices.child import run_child
+from edge.errors import MissingExtraError
 
 _PACKAGES = ("tvm", "tvm_ffi", "elftools")
 _USUAL_COMPILE_S = 12.0  # for the progress bar only
@@ -50,10 +49,10 @@ def is_compiled(design: Design) -> bool:
     return cache.find("kernels", _key(design), ".img") is not None
 
 
-def install(design: Design, image: Path) -> None:
+def install(design: Design, image: bytes) -> None:
     """Put an image that was compiled elsewhere into the cache. Raises EdgeError if that cannot be written."""
     with cache.create("kernels", _key(design), ".img", _about(design)) as out:
-        shutil.copyfile(image, out)
+        out.write_bytes(image)
 
 
 def compile_design(design: Design, *out: Path, progress: Progress | None = None) -> None:
@@ -63,31 +62,12 @@ def compile_design(design: Design, *out: Path, progress: Progress | None = None)
     """
     if not is_installed():
         raise MissingExtraError("apache-tvm", "tvm")
-    # In the cache folder, not in the user's: a tvm.py there would be imported.
-    child = subprocess.Popen(
-        [sys.executable, "-m", "edge.backends.tvm.compile", *(str(path.absolute()) for path in out)],
-        cwd=out[0].parent,
-        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    with _ended(child), _ticking(progress):
-        try:
-            _, errors = child.communicate(design.to_json(), timeout=_COMPILE_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            raise EngineError(f"TVM's compiler took more than {_COMPILE_TIMEOUT_S:.0f} s") from None
-    if child.returncode:
-        last = errors.strip().splitlines()[-1:] or [f"status {child.returncode}"]
-        raise EngineError(f"TVM's compiler failed ({last[0][:300]}): use --backend llamacpp")
-
-
-@contextmanager
-def _ended(child: subprocess.Popen[str]) -> Any:
-    """Whatever happens, the child does not outlive us."""
-    try:
-        yield
-    finally:
-        if child.poll() is None:
-            child.kill()
-            child.wait()
+    request = {"design": design.to_json(), "out": [str(path.absolute()) for path in out]}
+    with _ticking(progress):
+        run_child(
+            "edge.backends.tvm.compile", request, lambda said: None, timeout=_COMPILE_TIMEOUT_S,
+            failure="TVM's compiler failed (--backend llamacpp needs none)",
+        )  # fmt: skip
 
 
 @contextmanager

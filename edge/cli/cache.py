@@ -84,7 +84,10 @@ def add(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="What edge compile made for this device.")],
     json: o.Json = False,
 ) -> None:
-    """Take over kernels that edge compile made elsewhere: this device then needs no compiler for that model."""
+    """Take over kernels that edge compile made elsewhere: this device then needs no compiler for that model.
+
+    They are machine code, and run as you from then on: add only what you made, or what comes from those you trust.
+    """
     from edge.backends.tvm.export import add as take
     from edge.backends.tvm.targets import choose_target
 
