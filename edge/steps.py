@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from weakref import WeakSet
 
 Pieces = Generator[str, None, None]
 
@@ -65,6 +67,7 @@ class Stepping(Protocol):
     steps: Steps
 
 
+_open: WeakSet[Pieces] = WeakSet()
 _S = TypeVar("_S", bound=Stepping)
 _P = ParamSpec("_P")
 
@@ -74,6 +77,16 @@ def stepwise(stream: Callable[Concatenate[_S, _P], Pieces]) -> Callable[Concaten
 
     @wraps(stream)
     def in_steps(self: _S, /, *args: _P.args, **options: _P.kwargs) -> Pieces:
-        return self.steps.through(stream(self, *args, **options))
+        pieces = self.steps.through(stream(self, *args, **options))
+        _open.add(pieces)
+        return pieces
 
     return in_steps
+
+
+@atexit.register
+def _close_all() -> None:
+    """Of streams that a program has left open when it ends: later, their last work would find no modules."""
+    for pieces in list(_open):
+        with suppress(ValueError):  # another thread is in it
+            pieces.close()

@@ -143,3 +143,17 @@ def test_an_interrupt_of_the_start_is_quiet(module: str, number: signal.Signals,
         timeout=60,
     )
     assert (done.returncode, done.stdout, done.stderr) == (128 + number, b"", b"")
+
+
+@pytest.mark.parametrize(
+    "left", ["", "; del session", "; threading.Thread(target=list, args=[stream], daemon=True).start()"]
+)
+def test_a_stream_that_is_open_when_the_program_ends_is_closed_quietly(left: str) -> None:
+    code = f"""
+import threading, edge
+session = edge.load({str(GOLDEN)!r}, backend="reference")
+stream = session.stream("x", max_tokens=None, ignore_eos=True)
+print(next(stream)){left}"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout
