@@ -65,6 +65,18 @@ def collect(
     return found | {"output": statistics(walk.finish())}
 
 
+def column_importance(
+    file: GGUFFile, spec: ModelSpec, tokens: IntArray, progress: Progress | None = None
+) -> dict[str, FloatArray]:
+    """How much an error in each column of a matrix counts: its input's mean x², by the names of the file's tensors.
+    llama.cpp calls it an importance matrix. Raises what `collect` raises."""
+    sources = find_tensors(file, spec)
+    found = collect(file, spec, tokens, progress)
+    if "output" not in sources:  # the embedding is the head
+        sources["output"] = sources["token_embd"]
+    return {sources[name].tensor: each.square for name, each in found.items()}
+
+
 def stages(spec: ModelSpec, layer: int) -> tuple[tuple[str, ...], ...]:
     """The matrices of a layer in the order they are met; those of a stage multiply the same inputs."""
     up = ("ffn_gate", "ffn_up") if find_recipe(spec).gated else ("ffn_up",)

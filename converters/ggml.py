@@ -39,6 +39,8 @@ FTYPES = {
     "IQ4_XS": 30, "TQ1_0": 36, "TQ2_0": 37,
 }  # fmt: skip
 _NEED_IMPORTANCE = ("IQ1", "IQ2", "IQ3_XXS", "IQ3_XS", "Q2_K_S")  # beginnings of names
+TRAINED = ("TQ1_0", "TQ2_0", "Q1_0")  # two or three values: for models that were trained with such weights
+HAVE_NO_CHOICE = ("F32", "F16", "BF16", "Q8_0", *TRAINED)  # types that round in one way, whatever counts more
 _SLAB = 64 << 20  # bytes of rows that llama.cpp holds at once
 
 
@@ -134,7 +136,9 @@ def quantize_with_llamacpp(
     file = read_gguf(source)
     read_spec(file)  # llama.cpp trusts what this checks
     if importance is None and ftype.startswith(_NEED_IMPORTANCE):
-        raise InputError(f"{ftype} is too small for plain rounding: it needs an importance matrix")
+        raise InputError(
+            f"{ftype} is too small for plain rounding: state a text that tells columns apart by --calibration"
+        )
     _check_importance(file, importance or {})
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-")))

@@ -17,12 +17,14 @@ from gguf.quants import dequantize, quantize
 from small_models import Small, write_small
 from test_cli import edge, edge_json
 
+from edge.converters.calibrate import column_importance
 from edge.converters.ggml import FTYPES, ROW_KINDS, quantize_rows, quantize_with_llamacpp
 from edge.converters.plain import PLAIN
 from edge.converters.writers.gguf import Planned
 from edge.errors import EngineError, InputError, MissingExtraError, UnsupportedError
 from edge.gguf_file import read_gguf
 from edge.opened import open_model
+from edge.types import FloatArray
 
 SHAPE = Small(layers=2, hidden=256, heads=4, kv_heads=2, head=64, ffn=256, tied=False)  # wide enough for K-quants
 
@@ -158,7 +160,11 @@ def test_heads_keep_eight_bits_and_odd_rows_sixteen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "says"),
-    [("q9", "there is no type 'q9': choose F32"), ("iq2_xs", "needs an importance matrix"), ("q4_0", "--force")],
+    [
+        ("q9", "there is no type 'q9': choose F32"),
+        ("iq2_xs", "state a text that tells columns apart by --calibration"),
+        ("q4_0", "--force"),
+    ],
 )
 def test_what_cannot_be_is_one_line(kind: str, says: str, floats: Path, tmp_path: Path) -> None:
     target = tmp_path / "there.gguf"
@@ -168,6 +174,77 @@ def test_what_cannot_be_is_one_line(kind: str, says: str, floats: Path, tmp_path
     assert says in done.stderr
     assert done.stderr.count("\n") == 1
     assert target.read_bytes() == b"old"
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("texts") / "text.txt"
+    path.write_text("The quick brown fox jumps over the lazy dog. " * 60, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def importance(floats: Path) -> dict[str, FloatArray]:
+    model = open_model(floats)
+    return column_importance(model.file, model.spec, np.arange(3, 259, dtype=np.int32))
+
+
+@pytest.mark.parametrize("kind", ["IQ1_S", "IQ2_XXS", "IQ3_XXS", "Q2_K_S"])  # one of each kind that needs one
+def test_a_calibration_text_serves_types_that_need_it(
+    kind: str, floats: Path, importance: dict[str, FloatArray], tmp_path: Path
+) -> None:
+    matrices = {name for name, info in read_gguf(floats).tensors.items() if len(info.shape) == 2}
+    assert set(importance) == matrices - {"token_embd.weight"}
+    planned = quantize_with_llamacpp(floats, tmp_path / "small.gguf", kind, importance=importance)
+    assert any(each.type in (kind, kind.removesuffix("_S")) for each in planned)
+
+
+def test_what_counts_more_is_rounded_more_exactly(
+    floats: Path, importance: dict[str, FloatArray], tmp_path: Path
+) -> None:
+    file = read_gguf(floats)
+
+    def error(weights: dict[str, FloatArray]) -> float:
+        quantize_with_llamacpp(floats, tmp_path / "q2.gguf", "Q2_K", pure=True, importance=weights)
+        written, total = read_gguf(tmp_path / "q2.gguf"), 0.0
+        for name, each in importance.items():
+            info = file.tensors[name]
+            values = file.tensor_bytes(info).view(np.float32).reshape(info.shape[::-1])
+            rows = written.tensor_bytes(written.tensors[name]).reshape(len(values), -1)
+            rounded = dequantize(rows, GGMLQuantizationType[written.tensors[name].type])
+            total += float((np.square(values - rounded) * each).sum() / (np.square(values) * each).sum())
+        return total
+
+    assert error(importance) < error({name: np.ones_like(each) for name, each in importance.items()})
+
+
+def test_quantize_takes_a_calibration_text(floats: Path, text: Path, tmp_path: Path) -> None:
+    target = tmp_path / "small.gguf"
+    given = ("--calibration", str(text), "--calibration-tokens", "256")
+    said = edge_json("quantize", str(floats), str(target), "iq2_xxs", *given, "--json")
+    assert "IQ2_XXS" in {each["type"] for each in said["tensors"]}
+    assert open_model(target).spec.layers == SHAPE.layers
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("q8_0", "--calibration", "{text}"), "of no use for Q8_0"),
+        (("iq2_xs", "--calibration", "nope.txt"), "nope.txt: no such file"),
+        (("q4_k_m", "--threads", "100000"), "--threads must be from 1"),
+    ],
+)
+def test_what_calibration_cannot_be(
+    arguments: tuple[str, ...], says: str, floats: Path, text: Path, tmp_path: Path
+) -> None:
+    done = edge("quantize", str(floats), str(tmp_path / "t.gguf"), *(each.format(text=text) for each in arguments))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert says in done.stderr
+
+
+def test_weights_of_three_values_are_warned_of(floats: Path, tmp_path: Path) -> None:
+    done = edge("quantize", str(floats), str(tmp_path / "t.gguf"), "tq2_0", "--dry-run")
+    assert "TQ2_0 is for models that were trained with such weights" in done.stderr
 
 
 def test_a_file_is_not_rounded_onto_itself(tmp_path: Path) -> None:
@@ -220,6 +297,7 @@ from pathlib import Path
 from edge.converters.plain import write_plain
 from edge.devices.memory import memory_use
 from edge.opened import open_model
+from edge.types import FloatArray
 file = open_model("smollm2-135m").file
 before = memory_use().peak
 write_plain(file, Path(sys.argv[1]), "Q4_0")

@@ -24,20 +24,42 @@ def quantize(
     pure: Annotated[bool, o.flag("--pure", help="All matrices in this type, the head too, without a mixture.")] = False,
     force: Annotated[bool, o.flag("--force", help="Replace OUT.")] = False,
     dry_run: Annotated[bool, o.flag("--dry-run", help="List the tensors and sizes, and write nothing.")] = False,
+    calibration: Annotated[
+        list[Path] | None,
+        o.flag(
+            "--calibration",
+            metavar="FILE",
+            help="A text that tells which columns count (an importance matrix): types below 3 bits need one; may be "
+            "repeated.",
+        ),
+    ] = None,
+    calibration_tokens: Annotated[
+        int, o.flag("--calibration-tokens", min=128, help="Tokens of the texts, from all alike.")
+    ] = 16384,
     threads: o.Threads = None,
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
     """Round a GGUF file's weights to a smaller type.
 
-    Plain types by edge itself; mixtures, K-quants and IQ types by llama.cpp's own routine.
+    Plain types by edge itself; mixtures, K-quants, IQ types, and all by --calibration, by llama.cpp's own routine.
     """
-    from edge.converters.ggml import find_ftype, quantize_with_llamacpp
+    from edge.converters.calibrate import column_importance
+    from edge.converters.ggml import HAVE_NO_CHOICE, TRAINED, find_ftype, quantize_with_llamacpp
     from edge.converters.plain import PLAIN, plan_plain, write_plain
     from edge.converters.target import check_file
+    from edge.converters.texts import calibration_tokens as read_tokens
+    from edge.converters.texts import check_texts
     from edge.opened import open_model
+    from edge.plan import check_threads
+
+    check_threads(threads)
+    texts = calibration or []
+    check_texts(texts)
 
     kind = find_ftype(kind)
+    if texts and kind in HAVE_NO_CHOICE:
+        raise InputError(f"--calibration is of no use for {kind}, which rounds in one way only")
     opened = open_model(source)
     file = opened.file
     if file.folder is not None:
@@ -49,11 +71,18 @@ def quantize(
     again = opened.spec.weight_type not in ("F32", "F16", "BF16")
     if again and not quiet:
         note(f"{file.path.name} is {opened.spec.weight_type} already: rounding again loses more than rounding once")
+    if kind in TRAINED and not quiet:
+        note(f"{kind} is for models that were trained with such weights: others become noise")
     with progress(enabled=not quiet) as shown:
+        importance = None
+        if texts:
+            reading = shown.step("calibrating")
+            ids = read_tokens(opened.tokenizer, texts, calibration_tokens)
+            importance = column_importance(file, opened.spec, ids, lambda part: reading(part, 1.0))
         bar = shown.step(f"quantizing {file.path.name} to {kind}")
-        if kind not in PLAIN:
+        if kind not in PLAIN or importance:
             tensors = quantize_with_llamacpp(
-                file.path, target, kind, pure=pure, threads=threads, dry_run=dry_run,
+                file.path, target, kind, pure=pure, threads=threads, dry_run=dry_run, importance=importance,
                 progress=lambda part: bar(part, 1.0),
             )  # fmt: skip
         elif dry_run:
