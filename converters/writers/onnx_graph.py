@@ -22,9 +22,10 @@ from typing import Any
 
 from edge.converters.writers.onnx_layout import Layout
 from edge.converters.writers.onnx_nodes import MS, Nodes
+from edge.converters.writers.onnx_proto import Type
 from edge.spec import ModelSpec, Recipe
 
-KV_TYPES = {"f32": "FLOAT", "f16": "FLOAT16", "int8": "INT8", "int4": "UINT8"}
+KV_TYPES = {"f32": Type.FLOAT, "f16": Type.FLOAT16, "int8": Type.INT8, "int4": Type.UINT8}
 _ROTARY_HEADS = 16  # GroupQueryAttention turns heads of a multiple of this
 
 
@@ -46,21 +47,21 @@ class _Builder(Nodes):
         self.spec, self.recipe, self.kv_dtype = spec, recipe, kv_dtype
         self.quantized = kv_dtype in ("int8", "int4")
         self.observed = observed or self.quantized
-        self.float_type = self.types.FLOAT16 if kv_dtype == "f16" else self.types.FLOAT
+        self.float_type = Type.FLOAT16 if kv_dtype == "f16" else Type.FLOAT
 
     def build(self) -> bytes:
-        spec, types = self.spec, self.types
-        self.input("tokens", types.INT64, 1, "n")
-        self.input("positions", types.INT64, 1, "n")
-        self.input("wanted", types.INT64, "m")
-        self.input("last", types.INT32, 1)
-        self.input("rows", types.INT32)
+        spec = self.spec
+        self.input("tokens", Type.INT64, 1, "n")
+        self.input("positions", Type.INT64, 1, "n")
+        self.input("wanted", Type.INT64, "m")
+        self.input("last", Type.INT32, 1)
+        self.input("rows", Type.INT32)
         for kind in range(len(self.recipe.ropes)):
             for name in table_names(kind):
                 self.input(name, self.float_type, "angles", spec.head_dim // 2)
         if self.observed:
-            self.input("observed", types.INT64, "k")
-        self.output("logits", types.FLOAT, 1, "m", spec.vocab)
+            self.input("observed", Type.INT64, "k")
+        self.output("logits", Type.FLOAT, 1, "m", spec.vocab)
         residual, mixed = self.embed(), ""
         for layer in range(spec.layers):
             residual, mixed = self.layer(layer, residual, mixed)
@@ -114,19 +115,19 @@ class _Builder(Nodes):
         return self.node("QuickGelu", x, domain=MS, alpha=1.0)  # x · sigmoid(x): SiLU
 
     def attention(self, layer: int, x: str) -> str:
-        spec, types, at = self.spec, self.types, f"blk.{layer}."
+        spec, at = self.spec, f"blk.{layer}."
         self.begin("qkv", layer)
         qkv = self.multiply(f"{at}qkv", x)
         if f"{at}attn_q_norm" in self.layout.vectors:
             qkv = self.norm_heads(at, qkv)
         if self.observed:
             width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
-            self.output(f"qkv.{layer}", types.FLOAT, 1, "k", width)
+            self.output(f"qkv.{layer}", Type.FLOAT, 1, "k", width)
             self.node("Gather", qkv, "observed", output=f"qkv.{layer}", axis=1)
         self.begin("attend", layer)
         if self.kv_dtype == "f16":
-            qkv = self.node("Cast", qkv, to=types.FLOAT16)
-        kind = getattr(types, KV_TYPES[self.kv_dtype])
+            qkv = self.node("Cast", qkv, to=Type.FLOAT16)
+        kind = KV_TYPES[self.kv_dtype]
         shape = (1, spec.kv_heads, "capacity", spec.head_dim // (2 if self.kv_dtype == "int4" else 1))
         for name in (f"past_key.{layer}", f"past_value.{layer}"):
             self.input(name, kind, *shape)
@@ -151,13 +152,13 @@ class _Builder(Nodes):
         inputs = [qkv, "", "", f"past_key.{layer}", f"past_value.{layer}", "last", "rows", *tables, hidden, ""]
         if self.quantized:
             for name in (f"key_scales.{layer}", f"value_scales.{layer}"):
-                self.input(name, types.FLOAT, 1, spec.kv_heads, 1, spec.head_dim)
+                self.input(name, Type.FLOAT, 1, spec.kv_heads, 1, spec.head_dim)
                 inputs.append(name)
             how |= {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL"}
             how["kv_cache_bit_width"] = int(self.kv_dtype.removeprefix("int"))
         mixed = f"{at}mixed"
         self.emit("GroupQueryAttention", inputs, [mixed, f"key.{layer}", f"value.{layer}"], MS, **how)
-        return self.node("Cast", mixed, to=types.FLOAT) if self.kv_dtype == "f16" else mixed
+        return self.node("Cast", mixed, to=Type.FLOAT) if self.kv_dtype == "f16" else mixed
 
     def split_heads(self, qkv: str) -> list[str]:
         """Queries, keys and values."""

@@ -6,38 +6,39 @@ from collections.abc import Sequence
 from typing import Any
 
 from edge.converters.quantizers import nf4
+from edge.converters.writers import onnx_proto as proto
 from edge.converters.writers.onnx_blocks import BLOCK
 from edge.converters.writers.onnx_forms import Blocks, Floats, Int8, NormalFloats
 from edge.converters.writers.onnx_layout import Layout, Matrix
+from edge.converters.writers.onnx_proto import Attribute, Type
 
 OPSET, IR_VERSION = 23, 11
 MS = "com.microsoft"
 _INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy_level: six times faster than float activations
 _NF4 = 1  # MatMulBnb4's quant_type
 _TINY = 1e-30  # instead of dividing by 0
-_ONNX_TYPES = {"float32": "FLOAT", "float16": "FLOAT16", "bfloat16": "BFLOAT16", "uint8": "UINT8", "int8": "INT8"}
+_ONNX_TYPES = {
+    "float32": Type.FLOAT, "float16": Type.FLOAT16, "bfloat16": Type.BFLOAT16, "uint8": Type.UINT8, "int8": Type.INT8,
+}  # fmt: skip
 
 
 class Nodes:
     """A graph that grows. Methods return the names of what they add."""
 
     def __init__(self, layout: Layout, data: str) -> None:
-        import onnx
-
-        self.types, self.helper = onnx.TensorProto, onnx.helper
         self.layout, self.data = layout, data
-        self.nodes: list[Any] = []
-        self.inputs: list[Any] = []
-        self.outputs: list[Any] = []
-        self.initializers: dict[str, Any] = {}
+        self.nodes: list[bytes] = []
+        self.inputs: list[bytes] = []
+        self.outputs: list[bytes] = []
+        self.initializers: dict[str, bytes] = {}
         self.part = ""  # what the nodes to come belong to
         self.made: dict[tuple[str, str], str] = {}  # what is made of a value once, for several products
 
     def serialized(self) -> bytes:
-        graph = self.helper.make_graph(self.nodes, "edge", self.inputs, self.outputs, list(self.initializers.values()))
-        opsets = [self.helper.make_opsetid("", OPSET), self.helper.make_opsetid(MS, 1)]
-        model = self.helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="edge")
-        return bytes(model.SerializeToString())
+        return proto.model(
+            self.nodes, self.inputs, self.outputs, self.initializers.values(),
+            opsets={"": OPSET, MS: 1}, ir_version=IR_VERSION,
+        )  # fmt: skip
 
     # Products with matrices, one method for each form
 
@@ -100,7 +101,7 @@ class Nodes:
     def _all_but(self, which: str, columns: int, count: int) -> str:
         """1 for every column, 0 for these: computed once, when the model is loaded."""
         zeros = self.node("ConstantOfShape", self.constant(f"{count} values", [count]))
-        one = self.helper.make_tensor("one", self.types.FLOAT, [1], [1.0])
+        one = proto.tensor("one", Type.FLOAT, [1], [1.0])
         ones = self.node("ConstantOfShape", self.constant(f"{columns} values", [columns]), value=one)
         return self.node("ScatterElements", ones, which, zeros)
 
@@ -116,7 +117,7 @@ class Nodes:
         if self.layout.places[f"{name}.floats"].array.dtype == "float32":
             return weight
         if ("float32", weight) not in self.made:
-            self.made["float32", weight] = self.node("Cast", weight, to=self.types.FLOAT)
+            self.made["float32", weight] = self.node("Cast", weight, to=Type.FLOAT)
         return self.made["float32", weight]
 
     def look_up(self, name: str, rows: str) -> str:
@@ -128,7 +129,7 @@ class Nodes:
             scales = self.weight(f"{name}.scales")
             return self.node("GatherBlockQuantized", quants, rows, scales, domain=MS, **how)
         found = self.node("Gather", self.weight(f"{name}.floats"), rows)
-        return found if matrix.form == Floats() else self.node("Cast", found, to=self.types.FLOAT)
+        return found if matrix.form == Floats() else self.node("Cast", found, to=Type.FLOAT)
 
     # The parts of a graph
 
@@ -136,31 +137,31 @@ class Nodes:
         """The nodes to come belong to this phase of `backends.base.PHASES`; profiles show it in their names."""
         self.part = phase if layer is None else f"{phase}.{layer}"
 
-    def node(self, op: str, *inputs: str, domain: str = "", output: str = "", **attributes: Any) -> str:
+    def node(self, op: str, *inputs: str, domain: str = "", output: str = "", **attributes: Attribute) -> str:
         output = output or f"{op}.{len(self.nodes)}"
         self.emit(op, inputs, [output], domain, **attributes)
         return output
 
-    def emit(self, op: str, inputs: Sequence[str], outputs: Sequence[str], domain: str = "", **attributes: Any) -> None:
+    def emit(self, op: str, inputs: Sequence[str], outputs: Sequence[str], domain: str = "", **attributes: Attribute) -> None:
         named = list(inputs)
         while named and not named[-1]:
             named.pop()
         name = f"{self.part}/{op}.{len(self.nodes)}"
-        self.nodes.append(self.helper.make_node(op, named, list(outputs), name, domain=domain, **attributes))
+        self.nodes.append(proto.node(op, named, outputs, name, domain, attributes))
 
-    def input(self, name: str, kind: int, *shape: int | str) -> None:
-        self.inputs.append(self.helper.make_tensor_value_info(name, kind, shape))
+    def input(self, name: str, kind: Type, *shape: int | str) -> None:
+        self.inputs.append(proto.value(name, kind, shape))
 
-    def output(self, name: str, kind: int, *shape: int | str) -> None:
-        self.outputs.append(self.helper.make_tensor_value_info(name, kind, shape))
+    def output(self, name: str, kind: Type, *shape: int | str) -> None:
+        self.outputs.append(proto.value(name, kind, shape))
 
     def constant(self, name: str, values: list[int]) -> str:
-        self.initializers[name] = self.helper.make_tensor(name, self.types.INT64, [len(values)], values)
+        self.initializers[name] = proto.tensor(name, Type.INT64, [len(values)], values)
         return name
 
-    def number(self, value: float) -> str:
-        name = f"number {value!r}"
-        self.initializers[name] = self.helper.make_tensor(name, self.types.FLOAT, [], [value])
+    def number(self, number: float) -> str:
+        name = f"number {number!r}"
+        self.initializers[name] = proto.tensor(name, Type.FLOAT, [], [number])
         return name
 
     def weight(self, name: str, shape: tuple[int, ...] = (), seen_as: str = "") -> str:
@@ -168,11 +169,8 @@ class Nodes:
         place = self.layout.places[name]
         known = f"{name}.{seen_as}" if seen_as else name
         if known not in self.initializers:
-            tensor = self.types(name=known, dims=shape or place.array.shape)
-            tensor.data_type = getattr(self.types, _ONNX_TYPES[place.array.dtype])
-            tensor.data_location = self.types.EXTERNAL
-            where = {"location": self.data, "offset": str(place.offset), "length": str(place.nbytes)}
-            for key, value in where.items():
-                tensor.external_data.add(key=key, value=value)
-            self.initializers[known] = tensor
+            kind = _ONNX_TYPES[place.array.dtype]
+            self.initializers[known] = proto.external_tensor(
+                known, kind, shape or place.array.shape, self.data, place.offset, place.nbytes
+            )
         return known
