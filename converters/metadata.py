@@ -6,10 +6,9 @@ from pathlib import Path
 
 from edge.converters.writers.gguf import copy_gguf
 from edge.gguf_file import GGUFFile
-
-_FACTORS = "rope_"  # small tensors that say how RoPE turns
+from edge.model_folder import FACTORS
 
 
 def write_metadata(file: GGUFFile, target: Path) -> None:
     """Copy the header's metadata as it is, and RoPE's factors. Raises InputError."""
-    copy_gguf(file, target, (info for name, info in file.tensors.items() if name.startswith(_FACTORS)))
+    copy_gguf(file, target, (info for name, info in file.tensors.items() if name.startswith(FACTORS)))

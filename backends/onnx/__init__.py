@@ -26,13 +26,14 @@ def check_installed() -> None:
 
 
 def check_supported(file: GGUFFile, spec: ModelSpec) -> None:
-    """What the converter can write; of a folder, that it is whole."""
-    from edge.converters.writers.onnx_layout import check_recipe, make_layout
+    """What the converter can write; of a folder, that its weights are those of its tensors."""
+    from edge.backends.onnx.folders import check_folder
+    from edge.converters.writers.onnx_layout import make_layout
 
     if file.folder is None:
         make_layout(file, spec)
     else:
-        check_recipe(spec)
+        check_folder(file, spec)
 
 
 def can_repack(spec: ModelSpec) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 from edge import cache
 from edge.backends.onnx.calibration_text import TEXT
 from edge.backends.onnx.rows import LARGEST
+from edge.errors import EngineError
 from edge.gguf_file import GGUFFile
 from edge.tokenizer import Tokenizer
 from edge.types import FloatArray, IntArray
@@ -73,7 +74,8 @@ def _measure(engine: OnnxEngine, tokens: IntArray) -> FloatArray:
 
 
 def _scales_after(engine: OnnxEngine, tokens: IntArray) -> FloatArray:
-    """Scales for what these tokens make of the rows, with the scales that there are."""
+    """Scales for what these tokens make of the rows, with the scales that there are. Raises EngineError if rows are no
+    numbers: such scales must not be kept."""
     kv, spec = engine.kv, engine.spec
     most = np.zeros((2, spec.layers, spec.kv_heads, spec.head_dim), np.float32)
     step = min(_AT_ONCE, engine.config.chunk, kv.capacity)
@@ -81,7 +83,10 @@ def _scales_after(engine: OnnxEngine, tokens: IntArray) -> FloatArray:
         part = tokens[at : at + step]
         if kv.free < part.size:
             kv.truncate(0)
-        most = np.maximum(most, _extremes(engine.run_shown(part), spec.kv_heads, spec.head_dim))
+        with np.errstate(over="ignore", invalid="ignore"):
+            most = np.maximum(most, _extremes(engine.run_shown(part), spec.kv_heads, spec.head_dim))
+        if not np.isfinite(most).all():
+            raise EngineError("the model's keys or values are no numbers: its weights are damaged or overflow")
     kv.truncate(0)
     scales = most[:, :, :, None] * np.float32(_MARGIN[kv.dtype] / LARGEST[kv.dtype])
     return np.asarray(np.maximum(scales, np.float32(1e-8)))

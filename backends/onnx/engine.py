@@ -77,7 +77,7 @@ class OnnxEngine:
         quantized = config.kv_dtype in LARGEST
         scales = stored_scales(self._kv, files.key) if quantized else None
         tokens = calibration_tokens(file, spec.vocab) if quantized and scales is None else None
-        self._session: Any = open_session(files.graph, provider, config.threads, trace)
+        self._session: Any = open_session(files.graph, files.folder, provider, config.threads, trace)
         if quantized:
             self._kv.scales[:] = find_scales(self, files.key, tokens) if tokens is not None else scales
             self._kv.key += f":{zlib.crc32(self._kv.scales.tobytes())}"

@@ -23,8 +23,9 @@ def find_provider(name: str) -> str:
     return str(available[name.lower()])
 
 
-def open_session(graph: Path, provider: str, threads: int, trace: Path | None = None) -> Any:
-    """trace: what the names of files begin with into which ONNX Runtime writes how long nodes take.
+def open_session(graph: bytes, folder: Path, provider: str, threads: int, trace: Path | None = None) -> Any:
+    """graph: a serialized model, whose weights lie in files of `folder`. trace: the beginning of the names of the files
+    into which ONNX Runtime writes the times of nodes.
 
     Raises EngineError if it cannot load the model.
     """
@@ -36,10 +37,11 @@ def open_session(graph: Path, provider: str, threads: int, trace: Path | None = 
     options.log_severity_level = 4
     # Where products of unsigned inputs and signed weights saturate (x86 without VNNI), slower ones that do not.
     options.add_session_config_entry("session.x64quantprecision", "1")
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.absolute()))
     if trace:
         options.enable_profiling, options.profile_file_prefix = True, str(trace)
-    with explained(f"{graph.parent}: ONNX Runtime cannot load it"):
-        return onnxruntime.InferenceSession(str(graph), options, providers=[provider])
+    with explained(f"{folder}: ONNX Runtime cannot load it"):
+        return onnxruntime.InferenceSession(graph, options, providers=[provider])
 
 
 @contextmanager

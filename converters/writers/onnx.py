@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,8 @@ def write_onnx(
     """
     if file.folder is not None:
         raise InputError(f"{file.folder} is a model in ONNX already")
+    if find_spec("onnx") is None:  # which checks the graphs, at the end
+        raise MissingExtraError("onnx", "onnx")
     layout = make_layout(file, spec, method)
     check_folder(folder, is_model_folder, force=force)
     with new_folder(folder) as target:
@@ -94,12 +97,9 @@ def _graphs() -> list[tuple[str, bool]]:
 
 
 def _write_graphs(layout: Layout, spec: ModelSpec, target: Path) -> None:
-    try:
-        for kv_dtype, observed in _graphs():
-            graph = make_graph(layout, spec, find_recipe(spec), kv_dtype, observed, WEIGHTS)
-            (target / graph_name(kv_dtype, observed)).write_bytes(graph)
-    except ImportError:
-        raise MissingExtraError("onnx", "onnx") from None
+    for kv_dtype, observed in _graphs():
+        graph = make_graph(layout, spec, find_recipe(spec), kv_dtype, observed, WEIGHTS)
+        (target / graph_name(kv_dtype, observed)).write_bytes(graph)
 
 
 def _write_manifest(file: GGUFFile, layout: Layout, target: Path) -> dict[str, int]:
@@ -109,6 +109,11 @@ def _write_manifest(file: GGUFFile, layout: Layout, target: Path) -> dict[str, i
         for matrix in layout.matrices.values()
         for part in matrix.parts
         if isinstance(matrix.form, (NormalFloats, Int8))
+    }
+    outliers = {
+        matrix.parts[0].name: list(matrix.form.outliers)
+        for matrix in layout.matrices.values()
+        if isinstance(matrix.form, Int8) and matrix.form.outliers
     }
     said: dict[str, Any] = {
         "format": FORMAT,
@@ -120,6 +125,7 @@ def _write_manifest(file: GGUFFile, layout: Layout, target: Path) -> dict[str, i
         },
         "files": {name: {"bytes": size, "sha256": hash_file(target / name)} for name, size in sizes.items()},
         "tensors": [[info.name, types.get(info.name, info.type), list(info.shape)] for info in file.tensors.values()],
+        "outliers": outliers,
     }
     (target / MANIFEST).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
     return sizes | {MANIFEST: (target / MANIFEST).stat().st_size}

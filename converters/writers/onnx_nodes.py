@@ -142,7 +142,9 @@ class Nodes:
         self.emit(op, inputs, [output], domain, **attributes)
         return output
 
-    def emit(self, op: str, inputs: Sequence[str], outputs: Sequence[str], domain: str = "", **attributes: Attribute) -> None:
+    def emit(
+        self, op: str, inputs: Sequence[str], outputs: Sequence[str], domain: str = "", **attributes: Attribute
+    ) -> None:
         named = list(inputs)
         while named and not named[-1]:
             named.pop()

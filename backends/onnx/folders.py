@@ -1,0 +1,88 @@
+"""A folder that `edge convert` made: what of it ONNX Runtime gets to see.
+
+A graph is a program, and whoever sends a folder can seal any graph with a hash of their own. So edge makes the graph
+again from the header, which its own readers have checked, and the folder's must be the same, byte by byte: no operator,
+attribute, shape or place of weights is left that our writer would not have chosen, and ONNX Runtime allocates what the
+plan counted. Hashes tell damage of the numbers, which no graph can tell.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+from edge.backends.tensors import find_recipe, find_tensors
+from edge.converters.writers.onnx_forms import Form, Int8, NormalFloats
+from edge.converters.writers.onnx_graph import make_graph
+from edge.converters.writers.onnx_layout import Layout, make_layout
+from edge.converters.writers.onnx_methods import Method
+from edge.errors import ModelFormatError
+from edge.fingerprint import fingerprint
+from edge.gguf_file import GGUFFile
+from edge.model_folder import MANIFEST, WEIGHTS, Manifest, check_content, read_manifest
+from edge.spec import ModelSpec
+
+
+def check_folder(file: GGUFFile, spec: ModelSpec) -> Layout:
+    """What the folder's data file holds and where. Raises UnsupportedError for what the graph cannot say,
+    ModelFormatError if the data file is not as long as that."""
+    folder, manifest = _opened(file)
+    layout = make_layout(file, spec, Method("", forms=_forms(folder, file, spec, manifest)))
+    if layout.nbytes != manifest.files[WEIGHTS].bytes:
+        raise ModelFormatError(
+            f"{folder / WEIGHTS}: {manifest.files[WEIGHTS].bytes} bytes instead of the {layout.nbytes} of the "
+            f"tensors in {MANIFEST}: convert the model again"
+        )
+    return layout
+
+
+def folder_graph(file: GGUFFile, spec: ModelSpec, kv_dtype: str, observed: bool) -> bytes:
+    """The graph for these rows, made here and compared with the folder's. Raises as `check_folder` does, and
+    UnsupportedError if the folder has none."""
+    folder, manifest = _opened(file)
+    graph = make_graph(check_folder(file, spec), spec, find_recipe(spec), kv_dtype, observed, WEIGHTS)
+    name = manifest.graph(kv_dtype, observed)
+    try:
+        with open(folder / name, "rb") as there:
+            found = there.read(len(graph) + 1)
+    except OSError as error:
+        raise ModelFormatError(f"{folder / name}: cannot be read ({error.strerror})") from None
+    if found != graph:
+        if len(found) == manifest.files[name].bytes:
+            check_content(folder, manifest, name, hashlib.sha256(found).hexdigest())
+        raise ModelFormatError(
+            f"{folder / name}: not the graph that this version of edge writes for the model: convert the model again"
+        )
+    return graph
+
+
+def folder_key(file: GGUFFile, progress: Callable[[float], None] | None = None) -> str:
+    """32 hexadecimal digits of all that a pass depends on, after the weights were found to be those that were written.
+
+    Of what the files hold, not of what the folder says that they hold. Raises ModelFormatError.
+    """
+    folder, manifest = _opened(file)
+    weights = fingerprint(folder / WEIGHTS, progress).sha256
+    check_content(folder, manifest, WEIGHTS, weights)
+    said = repr((weights, fingerprint(file.path).sha256, list(manifest.tensors.values()), manifest.outliers))
+    return hashlib.sha256(said.encode()).hexdigest()[:32]
+
+
+def _opened(file: GGUFFile) -> tuple[Path, Manifest]:
+    assert file.folder is not None
+    return file.folder, read_manifest(file.folder)
+
+
+def _forms(folder: Path, file: GGUFFile, spec: ModelSpec, manifest: Manifest) -> dict[str, Form]:
+    """The forms that a method gave to matrices; the others are as their types say."""
+    found = find_tensors(file, spec)
+    kinds = {name: file.tensors[source.tensor] for name, source in found.items()}
+    forms: dict[str, Form] = {name: NormalFloats() for name, info in kinds.items() if info.type == NormalFloats.type}
+    for name, info in kinds.items():
+        channels = manifest.outliers.get(name, ())
+        if list(channels) != sorted({each for each in channels if each < info.shape[0]}):
+            raise ModelFormatError(f"{folder / MANIFEST}: outliers of {name}: the file is damaged")
+        if info.type == Int8.type:
+            forms[name] = Int8(channels)
+    return forms

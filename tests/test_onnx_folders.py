@@ -1,0 +1,394 @@
+"""Folders that are not what `edge convert` wrote: each gets a typed error of one line before ONNX Runtime sees a byte.
+
+Whoever sends a folder can seal it with hashes of their own, and so do these tests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import load_engine, open_golden
+from test_architectures import open_family
+
+from edge import cache
+from edge.backends.base import Engine
+from edge.backends.onnx.engine import OnnxEngine
+from edge.backends.onnx.folders import folder_key
+from edge.backends.onnx.session import open_session
+from edge.backends.tensors import find_recipe
+from edge.converters.writers.onnx import write_onnx
+from edge.converters.writers.onnx_forms import Int8
+from edge.converters.writers.onnx_graph import KV_TYPES, make_graph
+from edge.converters.writers.onnx_layout import make_layout
+from edge.converters.writers.onnx_methods import Method
+from edge.errors import EdgeError, EngineError
+from edge.model_folder import MANIFEST, METADATA, WEIGHTS
+from edge.opened import open_model
+from edge.types import FloatArray
+
+onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+helper, FLOAT, INT64 = onnx.helper, onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
+Engines = Callable[[Engine], Engine]
+OUTLIERS = Method("llm-int8", forms={"blk.0.ffn_up": Int8((1, 3))})
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, model = tmp_path_factory.mktemp("sound") / "model", open_golden("llama-one-layer").model
+    write_onnx(model.file, model.spec, folder, method=OUTLIERS)
+    return folder
+
+
+@pytest.fixture
+def folder(sound: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(sound, tmp_path / "model"))
+
+
+def seal(folder: Path) -> None:
+    """Make edge.json say what the files are, as an attacker would."""
+    said = json.loads((folder / MANIFEST).read_bytes())
+    for name, record in said["files"].items():
+        content = (folder / name).read_bytes()
+        record |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (folder / MANIFEST).write_text(json.dumps(said))
+
+
+def refusal(folder: Path, dtype: str = "f32") -> str:
+    with pytest.raises(EdgeError) as error:
+        load_engine(open_model(folder), "onnx", dtype)
+    message = str(error.value)
+    assert message.isprintable()
+    assert len(message) < 500 + len(str(folder))
+    return message
+
+
+def test_graphs_are_the_bytes_that_onnx_itself_would_write(tmp_path: Path) -> None:
+    for name in ("llama-one-layer", "gemma3", "gpt2", "phi3-longrope"):
+        model = open_family(name).model if name != "llama-one-layer" else open_golden(name).model
+        layout = make_layout(model.file, model.spec, OUTLIERS)
+        for kv_dtype in KV_TYPES:
+            graph = make_graph(layout, model.spec, find_recipe(model.spec), kv_dtype, True, WEIGHTS)
+            assert onnx.load_model_from_string(graph).SerializeToString() == graph
+
+
+def test_a_folder_runs_without_the_onnx_package(
+    folder: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)  # importing it fails
+    assert np.isfinite(
+        engines(load_engine(open_model(folder), "onnx", "f32")).forward(np.arange(5, dtype=np.int32))
+    ).all()
+
+
+def test_what_onnx_runtime_refuses_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="ONNX Runtime cannot load it"):
+        open_session(bytes(100), tmp_path, "CPUExecutionProvider", 1)
+
+
+# Graphs
+
+
+def looping() -> Any:
+    """The body of a loop that never ends."""
+    value = helper.make_tensor_value_info
+    more = helper.make_node("Identity", ["more"], ["more.out"])
+    return helper.make_graph(
+        [more], "body", [value("step", INT64, []), value("more", onnx.TensorProto.BOOL, [])],
+        [value("more.out", onnx.TensorProto.BOOL, [])],
+    )  # fmt: skip
+
+
+def add(model: Any, op: str, inputs: list[str], domain: str = "", **attributes: Any) -> None:
+    model.graph.node.append(helper.make_node(op, inputs, [f"hostile {op}"], domain=domain, **attributes))
+
+
+def add_function(model: Any) -> None:
+    imports = [helper.make_opsetid("", 23)]
+    body = [helper.make_node("Identity", ["x"], ["y"])]
+    model.functions.append(helper.make_function("mine", "F", ["x"], ["y"], body, imports))
+    model.opset_import.append(helper.make_opsetid("mine", 1))
+
+
+def grow(model: Any) -> None:
+    """What ends as 2^30 times the size of the tokens: only operators that the writer knows."""
+    name = "tokens"
+    for step in range(30):
+        model.graph.node.append(helper.make_node("Concat", [name, name], [f"grown {step}"], axis=1))
+        name = f"grown {step}"
+
+
+def elsewhere(key: str, value: str) -> Callable[[Any], None]:
+    def change(model: Any) -> None:
+        (tensor,) = (each for each in model.graph.initializer if each.name == "output_norm")
+        (entry,) = (each for each in tensor.external_data if each.key == key)
+        entry.value = value
+
+    return change
+
+
+def change_attribute(model: Any) -> None:
+    (node,) = (each for each in model.graph.node if each.op_type == "GroupQueryAttention")
+    (attribute,) = (each for each in node.attribute if each.name == "num_heads")
+    attribute.i = 1 << 20
+
+
+def rename(model: Any) -> None:
+    model.graph.node[0].name = "another name"
+
+
+def drop(model: Any) -> None:
+    del model.graph.node[-1]
+
+
+def widen(model: Any) -> None:
+    model.graph.output[0].type.tensor_type.shape.dim[2].dim_value = 1 << 40
+
+
+def inline(model: Any) -> None:
+    """Weights in the graph itself."""
+    model.graph.initializer.append(helper.make_tensor("more", FLOAT, [1000], [0.0] * 1000))
+
+
+HOSTILE: dict[str, Callable[[Any], None]] = {
+    "loop": lambda model: add(model, "Loop", ["", ""], body=looping()),
+    "if": lambda model: add(model, "If", ["more"], then_branch=looping(), else_branch=looping()),
+    "scan": lambda model: add(model, "Scan", ["tokens"], body=looping(), num_scan_inputs=1),
+    "unknown domain": lambda model: add(model, "Anything", ["tokens"], "ai.evil"),
+    "operator of python": lambda model: add(model, "PyOp", ["tokens"], "ai.onnx.contrib"),
+    "constant of a terabyte": lambda model: add(model, "ConstantOfShape", ["heads_joined"]),
+    "function": add_function,
+    "growing": grow,
+    "outside of the folder": elsewhere("location", "../../etc/passwd"),
+    "absolute": elsewhere("location", "/etc/passwd"),
+    "another offset": elsewhere("offset", "64"),
+    "negative offset": elsewhere("offset", "-1"),
+    "another length": elsewhere("length", str(1 << 40)),
+    "attribute": change_attribute,
+    "name": rename,
+    "fewer nodes": drop,
+    "another shape": widen,
+    "another output": lambda model: model.graph.output.append(helper.make_tensor_value_info("x", FLOAT, [1 << 40])),
+    "another input": lambda model: model.graph.input.append(helper.make_tensor_value_info("x", FLOAT, [1 << 40])),
+    "another initializer": inline,
+    "metadata": lambda model: model.metadata_props.add(key="k", value="v" * 100_000),
+    "another version": lambda model: setattr(model, "ir_version", 3),
+}
+
+
+@pytest.mark.parametrize("attack", HOSTILE)
+def test_graphs_of_others_are_refused(attack: str, folder: Path) -> None:
+    model = onnx.load(str(folder / "model.onnx"), load_external_data=False)
+    HOSTILE[attack](model)
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    seal(folder)
+    assert "model.onnx: not the graph that this version of edge writes" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda data: b"", lambda data: data + data, lambda data: data + b"\0", lambda data: data[:-1]]
+)
+def test_graphs_that_are_not_whole(change: Callable[[bytes], bytes], folder: Path) -> None:
+    graph = folder / "model.int8.onnx"
+    graph.write_bytes(change(graph.read_bytes()))
+    seal(folder)
+    assert "model.int8.onnx: not the graph" in refusal(folder, "int8")
+
+
+# Weights and hashes
+
+
+def flip(path: Path) -> None:
+    """One bit, with the times that anyone can set kept."""
+    before, content = path.stat(), bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 1
+    with open(path, "r+b") as file:
+        file.write(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, METADATA, "model.onnx"])
+def test_a_flipped_bit_is_noticed(name: str, folder: Path, engines: Engines) -> None:
+    engines(load_engine(open_model(folder), "onnx", "f32"))
+    flip(folder / name)
+    assert f"{name}: not the file that was written (its hash differs)" in refusal(folder)
+
+
+def test_weights_of_another_length(folder: Path) -> None:
+    with open(folder / WEIGHTS, "ab") as file:
+        file.write(bytes(4096))
+    seal(folder)
+    assert "bytes instead of the" in refusal(folder)
+
+
+def test_weights_that_are_no_numbers_leave_no_scales(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_CACHE", str(folder.parent / "cache"))
+    np.full((folder / WEIGHTS).stat().st_size // 4, np.nan, np.float32).tofile(folder / WEIGHTS)
+    seal(folder)
+    assert "no numbers" in refusal(folder, "int8")
+    assert not [entry for entry in cache.entries() if entry.path.name.endswith("scales")]
+
+
+def test_a_folder_cannot_spoil_the_scales_of_another(
+    folder: Path, sound: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights are others, and it claims to be the other one; or its header is, with the same weights."""
+
+    def scales(folder: Path) -> FloatArray:
+        engine = engines(load_engine(open_model(folder), "onnx", "int8"))
+        assert isinstance(engine, OnnxEngine)
+        return engine.kv.scales
+
+    monkeypatch.setenv("EDGE_CACHE", str(folder.parent / "cache"))
+    manifest, weights = (folder / MANIFEST).read_bytes(), np.fromfile(folder / WEIGHTS, np.float32)
+    (weights * np.where(np.abs(weights) < 1e3, np.float32(3), np.float32(1))).tofile(folder / WEIGHTS)
+    assert "its hash differs" in refusal(folder, "int8")
+    seal(folder)
+    hostile = scales(folder)
+    (folder / MANIFEST).write_bytes(manifest)
+    assert "its hash differs" in refusal(folder, "int8")
+    assert np.abs(hostile / scales(sound) - 1).max() > 0.1
+
+    weights.tofile(folder / WEIGHTS)
+    metadata, base = folder / METADATA, b"rope.freq_base" + bytes([6, 0, 0, 0])  # a float follows
+    before = metadata.read_bytes()
+    at = before.index(base) + len(base)
+    metadata.write_bytes(before[:at] + np.float32(77).tobytes() + before[at + 4 :])
+    seal(folder)
+    assert open_model(folder).spec.rope_base == 77
+    assert folder_key(open_model(folder).file) != folder_key(open_model(sound).file)
+
+
+# edge.json
+
+
+def put(*place: Any) -> Callable[[Any], None]:
+    """Another value at a place of edge.json: keys, then the value."""
+    *path, last, value = place
+
+    def change(said: Any) -> None:
+        for key in path:
+            said = said[key]
+        said[last] = value
+
+    return change
+
+
+MANIFESTS: dict[str, Callable[[Any], None]] = {
+    "infinite size": put("files", WEIGHTS, "bytes", float("inf")),
+    "negative size": put("files", WEIGHTS, "bytes", -1),
+    "size of 400 digits": put("files", WEIGHTS, "bytes", 10**400),
+    "no hash": put("files", WEIGHTS, "sha256", None),
+    "short hash": put("files", WEIGHTS, "sha256", "00"),
+    "NUL in a name": put("files", "a\0b", {"bytes": 1, "sha256": "0" * 64}),
+    "surrogate in a name": put("files", "\ud800", {"bytes": 1, "sha256": "0" * 64}),
+    "path as a name": put("files", "../edge.json", {"bytes": 1, "sha256": "0" * 64}),
+    "long name": put("files", "x" * 100_000, {"bytes": 1, "sha256": "0" * 64}),
+    "many files": put("files", {f"file{i}": {"bytes": 1, "sha256": "0" * 64} for i in range(1000)}),
+    "no weights": lambda said: said["files"].pop(WEIGHTS),
+    "files are a list": put("files", []),
+    "tensors are no list": put("tensors", {}),
+    "tensor of nothing": put("tensors", 0, []),
+    "tensor of two names": put("tensors", 1, 0, "token_embd.weight"),
+    "tensor with a bell": put("tensors", 0, 0, "\a" * 20),
+    "unknown type": put("tensors", 0, 1, "F99"),
+    "type of a list": put("tensors", 0, 1, ["F32"]),
+    "shape of nothing": put("tensors", 0, 2, []),
+    "shape of five": put("tensors", 0, 2, [1, 1, 1, 1, 1]),
+    "shape with 0": put("tensors", 0, 2, [0, 1]),
+    "shape with a fraction": put("tensors", 0, 2, [32.5, 1]),
+    "shape that overflows": put("tensors", 0, 2, [1 << 39, 1 << 39]),
+    "shape of more than the weights": put("tensors", 0, 2, [32, 1 << 20]),
+    "rows of no whole blocks": put("tensors", 0, 1, "Q4_K"),
+    "another form": put("tensors", 0, 1, "Q8_0"),
+    "outliers as a number": put("outliers", 5),
+    "outliers of nothing": put("outliers", "blk.0.ffn_up", "1, 3"),
+    "outliers beyond the row": put("outliers", "blk.0.ffn_up", [1, 1 << 31]),
+    "outliers out of order": put("outliers", "blk.0.ffn_up", [3, 1]),
+    "other outliers": put("outliers", "blk.0.ffn_up", [3, 5]),
+    "more outliers": put("outliers", "blk.0.ffn_up", [1, 3, 5]),
+    "source of no text": put("source", 5),
+    "another format": put("format", 10**400),
+    "format of a text": put("format", "x" * 100_000),
+    "no format": lambda said: said.pop("format"),
+    "too many outliers": put("outliers", "blk.0.ffn_up", list(range(600_000))),
+    "too many lists": put("settings", [[] for _ in range(100_000)]),
+    "too long": put("source", "x" * (5 << 20)),
+}
+
+
+@pytest.mark.parametrize("attack", MANIFESTS)
+def test_descriptions_that_are_not_what_edge_writes(attack: str, folder: Path) -> None:
+    said = json.loads((folder / MANIFEST).read_bytes())
+    MANIFESTS[attack](said)
+    (folder / MANIFEST).write_text(json.dumps(said))
+    refusal(folder)
+
+
+def test_tensors_hidden_in_the_metadata(folder: Path) -> None:
+    """metadata.gguf has RoPE's factors, and they are those of edge.json; others would take their place."""
+    shutil.copy(open_golden("llama-one-layer").model.file.path, folder / METADATA)
+    seal(folder)
+    assert "has a tensor" in refusal(folder)
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, METADATA, MANIFEST, "model.onnx"])
+def test_what_is_no_file(name: str, folder: Path) -> None:
+    """A pipe would be waited for, a device never ends."""
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    refusal(folder)
+    (folder / name).unlink()
+    (folder / name).symlink_to("/dev/zero")
+    refusal(folder)
+
+
+# At random
+
+
+def mutated(data: bytes, chance: random.Random) -> bytes:
+    """With a few bytes changed, put in, left out or copied."""
+    changed = bytearray(data)
+    for _ in range(chance.choice((1, 1, 2, 8))):
+        at, other = (chance.randrange(len(changed) or 1) for _ in range(2))
+        how = chance.randrange(5)
+        if how == 0:
+            changed[at : at + 1] = bytes([chance.choice((0, 1, 127, 128, 255))])
+        elif how == 1:
+            changed[at:at] = chance.randbytes(chance.randrange(1, 9))
+        elif how == 2:
+            del changed[at : at + chance.randrange(1, 9)]
+        elif how == 3:
+            changed[at : at + 8] = chance.choice((0, 1, 1 << 31, (1 << 63) - 1, (1 << 64) - 1)).to_bytes(8, "little")
+        else:
+            changed[at : at + 32] = changed[other : other + 32]
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("name", [METADATA, MANIFEST, "model.onnx"])
+def test_folders_changed_at_random(name: str, folder: Path, sound: Path) -> None:
+    """They run, or are refused in one line."""
+    chance, content = random.Random(name), (sound / name).read_bytes()
+    tokens, messages = np.arange(8, dtype=np.int32), []
+    for _ in range(25):
+        head = content[:4000] if name == METADATA else content  # its figures are there
+        (folder / name).write_bytes(mutated(head, chance) + content[len(head) :])
+        if name != MANIFEST:
+            seal(folder)
+        try:
+            engine = load_engine(open_model(folder), "onnx", "f32")
+            engine.forward(tokens)
+            engine.close()
+        except EdgeError as error:
+            messages.append(str(error))
+    assert messages
+    assert all(map(str.isprintable, messages))
