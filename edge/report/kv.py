@@ -31,7 +31,8 @@ class Figure:
 class Row:
     """A cell's figures by name, see `HEADINGS`; None is what was not measured. reasons: by task, why not.
 
-    policy, kv_dtype, rows, nbytes: as allocated; None where no cache was.
+    policy, kv_dtype, rows, nbytes: as allocated; None where no cache was. samples: what figures are means of, block by
+    block and key by key, the same in all rows.
     """
 
     cell: Cell
@@ -42,6 +43,7 @@ class Row:
     tok_s: float | None
     figures: dict[str, Figure] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
+    samples: dict[str, list[float]] = field(default_factory=dict)
 
 
 HEADINGS = {
@@ -66,7 +68,8 @@ def make_rows(measured: Iterable[Measured]) -> list[Row]:
 
 def to_json(rows: Sequence[Row], settings: dict[str, Any], *, complete: bool) -> dict[str, Any]:
     """Everything, for programs. Sizes in bytes; `stderr` null where there are too few to tell."""
-    return {"schema": SCHEMA, "complete": complete, "settings": settings, "rows": [asdict(row) for row in rows]}
+    lines = [{name: each for name, each in asdict(row).items() if name != "samples"} for row in rows]
+    return {"schema": SCHEMA, "complete": complete, "settings": settings, "rows": lines}
 
 
 def cells_of(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
@@ -117,17 +120,20 @@ def notes_of(rows: Sequence[Row], settings: dict[str, Any]) -> list[str]:
 
 def _row(cell: Cell, found: dict[str, Measured], reference: dict[str, Measured]) -> Row:
     figures: dict[str, Figure] = {}
+    samples: dict[str, list[float]] = {}
     tok_s = None
     for task, each in found.items():
         full = reference[task].figures if task in reference else None
         match each.figures:
             case Streamed() as streamed:
                 figures |= _perplexity(streamed, full)
+                samples["ratio"] = _blocks(streamed)
                 tok_s = sum(streamed.tokens) / streamed.seconds
             case Repeated() as repeated:
                 figures |= _repeat(repeated, full)
             case Retrieved() as retrieved:
                 figures |= _retrieval(retrieved)
+                samples["streamed"] = _shares(retrieved, "streamed")
     cache = next((each.cache for each in found.values() if each.cache), None)
     return Row(
         cell=cell,
@@ -138,17 +144,17 @@ def _row(cell: Cell, found: dict[str, Measured], reference: dict[str, Measured])
         tok_s=tok_s,
         figures=figures,
         reasons={task: each.reason for task, each in found.items() if each.reason},
+        samples=samples,
     )
 
 
 def _perplexity(streamed: Streamed, full: object) -> dict[str, Figure]:
     total = sum(streamed.tokens)
-    blocks = [each for document in streamed.blocks for each in document]
+    blocks = _blocks(streamed)
     nll = _weighted(streamed.nll, streamed.tokens)
     figures = {"perplexity": _exponential(nll, blocks, total, "tokens")}
     if isinstance(full, Streamed) and full.tokens == streamed.tokens:
-        whole = [each for document in full.blocks for each in document]
-        more = [one - other for one, other in zip(blocks, whole, strict=True)]
+        more = [one - other for one, other in zip(blocks, _blocks(full), strict=True)]
         figures["ratio"] = _exponential(nll - _weighted(full.nll, full.tokens), more, total, "tokens")
     return figures
 
@@ -168,9 +174,17 @@ def _repeat(repeated: Repeated, full: object) -> dict[str, Figure]:
 def _retrieval(retrieved: Retrieved) -> dict[str, Figure]:
     figures = {}
     for name in PROTOCOLS:
-        shares = [right / count for right, count in zip(getattr(retrieved, name), retrieved.digits, strict=True)]
+        shares = _shares(retrieved, name)
         figures[name] = Figure(fmean(shares), _stderr(shares), len(shares), "keys")
     return figures
+
+
+def _blocks(streamed: Streamed) -> list[float]:
+    return [each for document in streamed.blocks for each in document]
+
+
+def _shares(retrieved: Retrieved, name: str) -> list[float]:
+    return [right / count for right, count in zip(getattr(retrieved, name), retrieved.digits, strict=True)]
 
 
 def _exponential(mean: float, samples: Sequence[float], over: int, what: str) -> Figure:

@@ -1,0 +1,126 @@
+"""Which KV setting to choose, as far as what was measured tells settings apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from edge.report.kv import Row
+
+_NAMED = 3  # settings of a tie that are named, the others are counted
+_LEAST = 8  # differences that are needed to tell anything
+_FASTER = 1.25  # times as fast: speeds are measured once, less is noise
+_DOES = {"ratio": "lose{s} least", "streamed": "find{s} most of what was read"}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to take for a cache of one size, and why. size: as in `Cell`."""
+
+    size: str
+    row: Row
+    sentence: str
+
+
+def choices(rows: Sequence[Row]) -> list[Choice]:
+    """For every size of which something was measured that says it, in their order."""
+    found = [(size, _candidates(rows, size)) for size in dict.fromkeys(row.cell.size for row in rows) if size]
+    return [_choose(size, candidates) for size, candidates in found if candidates]
+
+
+def title(row: Row) -> str:
+    return " ".join(part for part in (row.policy, row.kv_dtype) if part)
+
+
+def told(row: Row, name: str) -> str:
+    """A figure with its standard error; perplexity against the full cache, or digits."""
+    figure = row.figures[name]
+    value = f"{figure.value - 1:+.1%}" if name == "ratio" else f"{figure.value:.0%} of digits"
+    return value if figure.stderr is None else f"{value} ± {figure.stderr:.{int(name == 'ratio')}%}"
+
+
+def leaders(rows: Sequence[Row], name: str) -> list[Row]:
+    """Those that noise does not set apart from the best, which comes first. Of digits more is better."""
+    best, *others = sorted(rows, key=lambda row: row.figures[name].value, reverse=name != "ratio")
+    return [best, *(row for row in others if not apart(best, row, name))]
+
+
+def apart(one: Row, other: Row, name: str) -> bool:
+    """Whether two figures differ by more than chance, at 95 %: of the differences, as all read the same texts."""
+    mine, others = one.samples[name], other.samples[name]
+    if len(mine) != len(others):
+        return False
+    differences = [first - second for first, second in zip(mine, others, strict=True)]
+    if name != "ratio":
+        differences += [1.0, -1.0]  # shares of few keys: all right and all wrong are not sure, either (Agresti)
+    left = len(differences) - 1
+    if left + 1 < _LEAST:
+        return False
+    times = 1.96 + 2.37 / left + 2.82 / left**2  # Student's t, of that many degrees of freedom
+    return abs(fmean(differences)) > times * stdev(differences) / math.sqrt(left + 1)
+
+
+def _candidates(rows: Sequence[Row], size: str) -> list[Row]:
+    """All that can be compared; `auto` is not counted beside the setting that it chose."""
+    for name in _DOES:
+        found: list[Row] = []
+        for row in rows:
+            same = any(row.figures == each.figures and row.nbytes == each.nbytes for each in found)
+            if row.cell.size == size and name in row.figures and not same:
+                found.append(row)
+        if found:
+            return found
+    return []
+
+
+def _choose(size: str, rows: Sequence[Row]) -> Choice:
+    where = f"At {size}" if size.endswith("rows") else f"At {size} of KV cache"
+    names = [name for name in _DOES if all(name in row.figures for row in rows)]
+    kept, said = list(rows), list[str]()
+    for name in names:
+        best = leaders(kept, name)
+        if name == names[0] or len(best) < len(kept):
+            said.append(_lead("Of these" if said else where, name, best, len(kept)))
+        kept = best
+    pick, streaming = kept[0], [row for row in rows if row.cell.policy == "streaming"]
+    if len(kept) > 1:
+        simple = [row for row in kept if row in streaming]
+        pick = simple[0] if simple else max(kept, key=lambda row: row.tok_s or 0.0)
+        said.append(f"Take {title(pick)}, {'the simplest' if simple else 'in this run the fastest'} of them.")
+    most = leaders(rows, names[-1])
+    if pick not in most:
+        said.append(f"{title(most[0])} finds more of what was read: {told(most[0], names[-1])}.")
+    if streaming and pick not in streaming:
+        said.append(_instead(pick, leaders(streaming, names[0])[0], names[0]))
+    return Choice(size, pick, " ".join(said))
+
+
+def _lead(where: str, name: str, best: Sequence[Row], of: int) -> str:
+    """Who leads, or that it cannot be told."""
+    last = sorted(best, key=lambda row: row.figures[name].value)[0 if name != "ratio" else -1]
+    figures = "perplexity " if name == "ratio" else ""
+    figures += told(best[0], name) + (f" to {told(last, name)}" if last is not best[0] else "")
+    figures += " against the full cache" if name == "ratio" else ""
+    if of == 1:
+        return f"{where}, only {title(best[0])} was measured: {figures}."
+    if len(best) == of:
+        return f"{where}, noise hides which of {of} settings {_DOES[name].format(s='s')}: {figures}."
+    noise = ", within noise of each other" if len(best) > 1 else ""
+    return f"{where}, {_list(best)} {_DOES[name].format(s='' if noise else 's')}{noise}: {figures}."
+
+
+def _instead(pick: Row, streaming: Row, name: str) -> str:
+    """When to stay with the simplest."""
+    costs = f"perplexity {told(streaming, name)}" if name == "ratio" else told(streaming, name)
+    faster = streaming.tok_s / pick.tok_s if streaming.tok_s and pick.tok_s else 1.0
+    if faster >= _FASTER:
+        return f"Keep {title(streaming)} if speed matters more: {costs}, {faster:.1f} × as fast in this run."
+    return f"With {title(streaming)}: {costs}."
+
+
+def _list(rows: Sequence[Row]) -> str:
+    names = [title(row) for row in rows[:_NAMED]]
+    names += [f"{len(rows) - _NAMED} more"] if len(rows) > _NAMED else []
+    return " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
