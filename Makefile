@@ -73,5 +73,5 @@ $(VENV)/.dev: $(VENV)/.run
 		&& apt-get install -qq -y --no-install-recommends chromium >/dev/null; } \
 		|| echo "without chromium the tests that open reports in a browser are skipped"
 	@echo "building llama.cpp for the tests: 2 to 4 minutes, once"
-	$(PIP) -e '.[tvm,llamacpp,onnx,demo,plot,tracker,dev]'
+	$(PIP) -e '.[tvm,llamacpp,onnx,demo,tracker,dev]'
 	touch $@

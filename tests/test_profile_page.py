@@ -1,4 +1,4 @@
-"""The reports of `edge profile`: as documents, and as a real browser shows them."""
+"""The pages of `edge profile` and `edge eval kv`: as documents, and as a real browser shows them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 from browser import Page, browser, find_chromium
+from kv_rows import SETTINGS, make_row, make_table
 from profiles import HOSTILE, make_bare_profile, make_engine, make_profile, make_sustained
 
 from edge.profiling.compare import compare_profiles
-from edge.profiling.profile import Energy, Mark, ModelFacts, Profile
-from edge.report import profile_compare
-from edge.report.profile_documents import document
+from edge.profiling.profile import Energy, Mark, ModelFacts, Profile, Roofs
+from edge.report import kv_page, profile_compare
+from edge.report.profile_page import document
 from edge.report.profile_text import summary
 
 PROFILES = {"full": make_profile(), "bare": make_bare_profile()}
@@ -30,11 +31,43 @@ LETTERS = """[...document.querySelectorAll('svg text')].map(e => {
 })"""  # as they are seen, in pixels
 
 
-MEETING = """[...document.querySelectorAll('svg')].flatMap(svg => {
-    const shown = [...svg.querySelectorAll('text')].map(e => [e.textContent, e.getBoundingClientRect()])
+MEETING = """[...document.querySelectorAll('figure')].flatMap(figure => {
+    const shown = [...figure.querySelectorAll('text, .mark, figcaption, .key span')].map(
+        e => [e.textContent, e.getBoundingClientRect(), e.matches('.mark')])
     const meet = (a, b) => a.left + 1 < b.right && b.left + 1 < a.right && a.top + 2 < b.bottom && b.top + 2 < a.bottom
-    return shown.flatMap(([one, a], i) => shown.slice(i + 1).filter(([, b]) => meet(a, b)).map(([two]) => [one, two]))
-})"""  # words of a picture that lie upon each other
+    return shown.flatMap(([one, a, mark], i) => shown.slice(i + 1)
+        .filter(([, b, also]) => !(mark && also) && meet(a, b)).map(([two]) => [one, two]))
+})"""  # words of a picture that lie upon each other, or below a mark
+
+OUTSIDE = """[...document.querySelectorAll('figure')].flatMap(figure => {
+    const place = figure.getBoundingClientRect()
+    return [...figure.querySelectorAll('text, .mark, figcaption, .key span')].filter(e => {
+        const at = e.getBoundingClientRect()
+        return at.left < place.left || at.right > place.right || at.top < place.top || at.bottom > place.bottom
+    }).map(e => e.textContent)
+})"""  # what a picture has beyond its frame
+
+BLANK = """[...document.querySelectorAll('.pictures')].filter(row => {
+    const figures = [...row.children].map(e => e.getBoundingClientRect()), all = row.getBoundingClientRect()
+    return figures.some(one => !figures.some(other => other.top == one.top && Math.abs(other.right - all.right) < 1))
+}).map(e => e.textContent)"""  # pictures whose row is not full
+
+FAINT = """(() => {
+    const numbers = colour => colour.match(/[\\d.]+/g).map(Number)
+    const light = colour => numbers(colour).slice(0, 3).map(c => c / 255)
+        .map(c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+        .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0)
+    const behind = e => {
+        const colour = getComputedStyle(e).backgroundColor
+        return numbers(colour)[3] === 0 && e.parentElement ? behind(e.parentElement) : colour
+    }
+    const contrast = (a, b) => (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)
+    const said = [...document.querySelectorAll('main *')].filter(e => e.checkVisibility() && !e.closest('title') &&
+        [...e.childNodes].some(child => child.nodeType == 3 && child.textContent.trim()))
+    const colour = e => getComputedStyle(e)[e.matches('text, .mark') ? 'fill' : 'color']
+    return [...said, ...document.querySelectorAll('.mark')].filter(e =>
+        contrast(light(colour(e)), light(behind(e))) < (e.matches('.mark') ? 3 : 4.5)).map(e => e.textContent)
+})()"""  # words and marks too near to the colour of their ground (WCAG 2, AA)
 
 
 def hostile() -> Profile:
@@ -69,16 +102,12 @@ def test_the_page_has_no_script_and_asks_for_nothing(profile: Profile) -> None:
 def test_pictures_take_their_colours_from_the_page(name: str) -> None:
     text = document(PROFILES[name], ".html")
     pictures = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
-    assert set(re.findall(r"#[0-9a-f]{6}\b", pictures)) <= {"#ffffff"}
+    assert not re.search(r"#[0-9a-f]{3,6}\b|rgb\(", pictures)
     assert ("currentColor" in pictures) == (name == "full")
 
 
-def test_identifiers_that_pictures_refer_to_are_their_own() -> None:
-    text = document(make_profile(), ".html")
-    used = set(re.findall(r'(?:xlink:href="#|url\(#)([^")]+)', text))
-    found = re.findall(r'\bid="([^"]+)"', text)
-    assert used
-    assert used <= set(found)
+def test_pictures_refer_to_nothing() -> None:
+    assert not re.search(r"""url\(|\bid=|href=["']#""", document(make_profile(), ".html"))
 
 
 @pytest.mark.parametrize("kind", [".html", ".md", ".json"])
@@ -183,6 +212,17 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 def test_the_browser_would_tell(page: Page, tmp_path: Path) -> None:
     path = tmp_path / "bad.html"
+    path.write_text(
+        "<body style='background: white'><main><p style='color: #bbb'>faint</p>"
+        "<div class=pictures style='display: flex'><figure style='margin: 0'>"
+        "<svg width=200 height=50><text y=20>below</text><text x=-99 y=50>out</text>"
+        "<path class=mark d='M5 5h20v20h-20z' fill='#eee'/></svg></figure></div></main>"
+    )
+    page.open(path, width=390)
+    assert page.value(FAINT) == ["faint", ""]
+    assert page.value(MEETING) == [["below", ""]]
+    assert page.value(OUTSIDE) == ["out"]
+    assert len(page.value(BLANK)) == 1
     path.write_text("<img src=missing.png><div style='width: 5000px'>wide</div><script>nothing()</script>")
     opened = page.open(path, width=390)
     assert any("nothing is not defined" in each for each in opened.complaints)
@@ -203,43 +243,61 @@ def assert_it_prints(page: Page) -> None:
 
 @pytest.mark.parametrize("share", [0.05, 0.1, 0.15, 0.2, 0.25, 0.3])
 def test_words_of_pictures_do_not_lie_upon_each_other(page: Page, tmp_path: Path, share: float) -> None:
-    """However short a part of the run is that the picture of memory has a word for."""
+    """However short a part of the run is that memory's picture has a word for, however near engines are to roofs."""
     timeline = make_engine().timeline
     end = timeline.samples[-1].seconds
     marks = [Mark(0.0, "start"), Mark(0.01 * end, "load"), Mark(0.02 * end, "prompt"), Mark(share * end, "context 512")]
     engine = make_engine(timeline=replace(timeline, marks=marks), sustained=make_sustained())
+    roofs = Roofs(2e10, 4e11 * (0.7 + share), 4.1e11 * (0.7 + share), 2)  # a prompt is at 4e11
     path = tmp_path / "report.html"
-    path.write_text(document(make_profile(engines=[engine]), ".html"))
-    page.open(path, width=390)
-    assert page.value(MEETING) == []
+    path.write_text(document(make_profile(engines=[engine], roofs=roofs), ".html"))
+    for width in (390, 1280):
+        page.open(path, width=width)
+        assert page.value(MEETING) == []
+        assert page.value(OUTSIDE) == []
+
+
+@pytest.mark.parametrize("engines", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("width", [700, 1280, 1920])
+def test_rows_of_pictures_are_full(page: Page, tmp_path: Path, engines: int, width: int) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(document(make_profile(engines=[make_engine(str(each)) for each in range(engines)]), ".html"))
+    page.open(path, width=width)
+    assert page.value("document.querySelectorAll('.pictures').length") >= 4
+    assert page.value(BLANK) == []
+
+
+def the_page(name: str) -> str:
+    match name:
+        case "comparison":
+            return profile_compare.document(compare_profiles(make_profile(), hostile(), "a", HOSTILE), ".html")
+        case "kv":
+            return kv_page.document(".html", make_table(), SETTINGS, "smollm2-135m", complete=True)
+        case "kv-hostile":
+            rows = [make_row("full", 1.0, size=None), make_row(HOSTILE, 1.1), make_row("h2o", 1.2, blocks=1)]
+            return kv_page.document(".html", rows, {**SETTINGS, "model": HOSTILE}, HOSTILE, complete=False)
+    return document(PROFILES.get(name) or hostile(), ".html")
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("name", [*PROFILES, "hostile", "comparison"])
+@pytest.mark.parametrize("name", [*PROFILES, "hostile", "comparison", "kv", "kv-hostile"])
 def test_browsers_show_it(page: Page, tmp_path: Path, name: str, width: int, dark: bool) -> None:
-    if name == "comparison":
-        text = profile_compare.document(compare_profiles(make_profile(), hostile(), "a", HOSTILE), ".html")
-    else:
-        text = document(PROFILES.get(name) or hostile(), ".html")
     path = tmp_path / "report.html"
-    path.write_text(text)
+    path.write_text(the_page(name))
     opened = page.open(path, width=width, dark=dark)
     assert opened.complaints == []
     assert opened.requests == [path.as_uri()]
     assert page.value("document.documentElement.scrollWidth <= innerWidth")
     assert page.value(WIDEST) <= width
-    if width < 600:
-        assert page.value("[...document.querySelectorAll('.wide')].every(e => e.scrollWidth <= e.clientWidth)")
-        assert all(size >= 11 for size in page.value(LETTERS))
+    assert page.value("[...document.querySelectorAll('.wide')].every(e => e.scrollWidth <= e.clientWidth)")
+    assert all(size >= 11 for size in page.value(LETTERS))
+    assert page.value(MEETING) == []
+    assert page.value(OUTSIDE) == []
+    assert page.value(FAINT) == []
     ground = page.value("getComputedStyle(document.body).backgroundColor")
     red, green, blue = map(int, re.findall(r"\d+", ground)[:3])
     assert (red + green + blue < 3 * 128) == dark
-    if name == "full":
-        colours = page.value(
-            "[...document.querySelectorAll('svg text')].map(e => getComputedStyle(e).fill).join(' ')"
-        )  # letters of pictures are as light or dark as those of the page
-        assert colours
-        ink = page.value("getComputedStyle(document.body).color")
-        assert set(re.findall(r"rgb\([^)]*\)", colours)) == {ink}
+    if name in ("full", "kv"):
+        assert page.value("document.querySelectorAll('.mark').length") > 0
         assert_it_prints(page)

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -546,12 +547,15 @@ def test_the_chart_has_a_line_per_trial() -> None:
 
 
 def test_a_plot_is_one_file(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     found = search(SPACE, Machine(PLANTED).measure, Limits(12, math.inf, time.monotonic))
     plot(found.trials, "a title", tmp_path / "trials.svg")
     text = (tmp_path / "trials.svg").read_text()
     assert "<svg" in text
-    assert 'xlink:href="http' not in text
+    ElementTree.fromstring(text)
+    assert "href" not in text
+    assert text.count('class="mark"') == len([each for each in found.trials if each.score is not None])
+    with pytest.raises(InputError, match="let its name end in"):
+        plot(found.trials, "a title", tmp_path / "trials.png")
     with pytest.raises(InputError):
         plot(found.trials, "a title", tmp_path / "no folder" / "trials.svg")
 

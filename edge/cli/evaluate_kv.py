@@ -14,10 +14,8 @@ from edge.errors import InputError
 if TYPE_CHECKING:
     from edge.quality.cells import Cell
     from edge.quality.reading import Document
-    from edge.report.kv import Row
     from edge.spec import ModelSpec
 
-_KINDS = (".md", ".json", ".html")
 _BYTES = 512 * 2  # without any size: what 512 rows take in f16, per value of a row
 
 
@@ -63,8 +61,10 @@ def kv(
 
     Perplexity of long texts streamed through each cache, retrieval of digits, perplexity of a segment that comes again.
     """
-    if output is not None and output.suffix not in _KINDS:
-        raise InputError(f"{output}: what kind of report? Let its name end in {', '.join(_KINDS)}")
+    if output is not None:
+        from edge.report.page import check_place
+
+        check_place(output)
     if resume and output is None:
         raise InputError("--resume goes with -o FILE: figures are kept beside it")
     from edge.backends import find_backend
@@ -75,10 +75,8 @@ def kv(
     from edge.quality.matrix import run_matrix
     from edge.quality.reading import Amounts, make_material, possible_tasks, settings_of
     from edge.report.kv import make_rows
-    from edge.report.kv_plot import check_plot
+    from edge.report.kv_page import document
 
-    if output is not None and output.suffix == ".html":
-        check_plot()
     opened = open_model(model)
     cells = _cells(opened.spec, policies, kv_memory, max_kv_size, kv_dtype)
     engine = find_backend(backend, opened.file, opened.spec, cells[0].kv_dtype).NAME  # the same for all cells
@@ -100,10 +98,9 @@ def kv(
             pass
     rows = make_rows(measured)
     if output is not None and rows:
-        write_whole(output, _document(output.suffix, rows, settings, complete=complete))
+        write_whole(output, document(output.suffix, rows, settings, model, complete=complete))
     if rows:
-        kind = ".json" if json else ".md"
-        print(_document(kind, rows, settings, complete=complete), end="", flush=True)
+        print(document(".json" if json else ".md", rows, settings, model, complete=complete), end="", flush=True)
     if not complete:
         raise KeyboardInterrupt
 
@@ -148,14 +145,3 @@ def _read(paths: Sequence[Path], setup: Any) -> list[Document]:
     from edge.quality.reading import Document
 
     return [Document(path.name, setup.model.encode_prompt(read_text(path), raw=True)) for path in paths]
-
-
-def _document(kind: str, rows: list[Row], settings: dict[str, Any], *, complete: bool) -> str:
-    import json
-
-    from edge.report.kv import to_json
-    from edge.report.kv_page import html, markdown
-
-    if kind == ".json":
-        return json.dumps(to_json(rows, settings, complete=complete), ensure_ascii=False, allow_nan=False) + "\n"
-    return (html if kind == ".html" else markdown)(rows, settings, complete=complete)

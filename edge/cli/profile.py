@@ -159,23 +159,26 @@ def compare(
     """Two profiles of edge profile -o FILE.json side by side, B against A."""
     from edge.profiling.compare import compare_profiles
     from edge.profiling.reader import read_profile
-    from edge.report.profile_compare import comparison, document, kind_of
+    from edge.report.page import check_place
+    from edge.report.profile_compare import comparison, document
 
-    kinds = [(path, kind_of(path)) for path in output or []]
+    for path in output or []:
+        check_place(path)
     found = compare_profiles(read_profile(first), read_profile(second), first.stem, second.stem)
     from edge.quality.lines import write_whole
 
-    for path, kind in kinds:
-        write_whole(path, document(found, kind))
+    for path in output or []:
+        write_whole(path, document(found, path.suffix))
     print(document(found, ".json") if json else comparison(found, width()), end="")
 
 
 def _writer(path: Path) -> Callable[[Profile], None]:
     """Writes a report of the path's kind. Raises at once what would otherwise come after all measurements."""
     from edge.quality.lines import write_whole
-    from edge.report.profile_documents import check_kind, document
+    from edge.report.page import check_place
+    from edge.report.profile_page import document
 
-    check_kind(path)
+    check_place(path)
     return lambda made: write_whole(path, document(made, path.suffix))
 
 

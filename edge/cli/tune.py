@@ -27,7 +27,7 @@ def tune(
         str | None, o.flag("--target", help="The device's instruction set, with --tracker (default: ours).")
     ] = None,
     show: Annotated[bool, o.flag("--show", help="Explain what was found, or list all records.")] = False,
-    plot: Annotated[Path | None, o.flag("-o", "--plot", help="With --show: plot the trials (.svg, .png).")] = None,
+    plot: Annotated[Path | None, o.flag("-o", "--plot", help="With --show: plot the trials (.svg).")] = None,
     force: Annotated[bool, o.flag("--force", help="Repeat the trials of earlier tunings.")] = False,
     kv_dtype: o.NativeKVDtype = "f16",
     seed: Annotated[int, o.flag("--seed", help="Order of the trials.")] = 0,

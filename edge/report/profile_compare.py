@@ -5,24 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict
-from html import escape
-from pathlib import Path
 
 from edge.budget import format_bytes
 from edge.profiling.compare import Compared, Comparison, Unit
 from edge.profiling.profile import SCHEMA
 from edge.report.figures import duration, joules, rate
-from edge.report.profile_documents import check_place
-from edge.report.profile_page import notes_html, page, table_html
-from edge.report.profile_tables import Section
+from edge.report.page import notes_html, page, section, table_html
 from edge.report.profile_text import marked
-from edge.report.table import table
-
-
-def kind_of(path: Path) -> str:
-    """Raises InputError for names that end otherwise."""
-    check_place(path)
-    return path.suffix
+from edge.report.table import Section, table
 
 
 def document(found: Comparison, kind: str) -> str:
@@ -31,10 +21,9 @@ def document(found: Comparison, kind: str) -> str:
         said = {"schema": SCHEMA, "kind": "edge profile comparison", **asdict(found)}
         return json.dumps(said, ensure_ascii=False, allow_nan=False) + "\n"
     if kind == ".html":
-        section = _section(found)
         title = f"{found.second} against {found.first}"
-        body = f"<header><p class=eyebrow>edge · profiles compared</p><h1>{escape(title)}</h1></header>\n"
-        return page(title, f"{body}<section>{table_html(section)}</section>{_differences_html(found)}")
+        differences = section("Not the same", notes_html(found.differences))
+        return page("profiles compared", title, "", f"<section>{table_html(_section(found))}</section>", differences)
     return _text(found, marked)
 
 
@@ -45,10 +34,10 @@ def comparison(found: Comparison, width: int | None = None) -> str:
 
 def _text(found: Comparison, written: Callable[[str], str], width: int | None = None) -> str:
     """written: what is done to each piece, so that its characters are no more than that."""
-    section = _section(found)
-    rows = [[written(cell) for cell in row] for row in section.rows]
-    headings = [written(each) for each in section.headings]
-    parts = [table(headings, rows, width=width), "\n".join(map(written, section.remarks))]
+    shown = _section(found)
+    rows = [[written(cell) for cell in row] for row in shown.rows]
+    headings = [written(each) for each in shown.headings]
+    parts = [table(headings, rows, width=width), "\n".join(map(written, shown.remarks))]
     if found.differences:
         parts.append("not the same:\n" + "\n".join(f"- {written(each)}" for each in found.differences))
     return "\n\n".join(parts) + "\n"
@@ -99,7 +88,3 @@ def _judged(each: Compared) -> str:
     if not each.sure:
         return "about the same" if each.ratio != 1 else "the same"
     return "better" if (each.ratio > 1) == (each.better == "more") else "worse"
-
-
-def _differences_html(found: Comparison) -> str:
-    return f"<section><h2>Not the same</h2>{notes_html(found.differences)}</section>" if found.differences else ""

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from edge.profiling.profile import EngineProfile, Profile, Sustained, Window
 from edge.report.figures import NONE, clock, clock_range, duration, joules, milliseconds, rate
-from edge.report.profile_tables import Section, how
+from edge.report.profile_tables import how
+from edge.report.table import Section
 
 
 def climate_table(profile: Profile) -> Section:

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-
 from edge.budget import format_bytes
 from edge.devices.load import DISTURBED
 from edge.profiling.memory_timeline import Split, split
 from edge.profiling.profile import EngineProfile, PhaseOperators, Profile
 from edge.report.figures import NONE, duration, giga, joules, milliseconds, per_s, percent, rate
+from edge.report.table import Section
 from edge.spec import format_count
 
 PHASE_WORDS = {"prefill": "prompt", "decode": "answer"}
-
-
-@dataclass(frozen=True)
-class Section:
-    """The first `left` columns are words. notes: what the figures are. remarks: what one should see at once."""
-
-    title: str
-    headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    notes: Sequence[str] = field(default_factory=tuple)
-    remarks: Sequence[str] = field(default_factory=tuple)
-    left: int = 1
 
 
 def speed_table(profile: Profile) -> Section:

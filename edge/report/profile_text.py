@@ -10,8 +10,7 @@ from edge.profiling.profile import EngineProfile, Profile
 from edge.report import profile_heat as heat
 from edge.report import profile_tables as tables
 from edge.report.figures import duration, joules, rate
-from edge.report.profile_tables import Section
-from edge.report.table import table
+from edge.report.table import Section, table
 
 
 def title(profile: Profile) -> str:

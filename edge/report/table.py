@@ -4,9 +4,22 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 
 _LEAST = 12  # characters that a column of text is left when a table has to become narrower
+
+
+@dataclass(frozen=True)
+class Section:
+    """The first `left` columns are words. notes: what the figures are. remarks: what one should see at once."""
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+    remarks: Sequence[str] = ()
+    left: int = 1
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, width: int | None = None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,13 +9,14 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from edge.errors import InputError, MissingExtraError
+from edge.errors import InputError
+from edge.quality.lines import write_whole
+from edge.report.chart import COLOURS, DASHED, INK, Axis, Chart
 
 if TYPE_CHECKING:
     from edge.backends.tvm.tuning.search import Trial
 
-_COLOURS = {"better": "tab:green", "no better": "tab:blue", "died": "tab:gray"}
-
+_COLOURS = {"better": COLOURS[2], "no better": COLOURS[0], "died": COLOURS[3]}
 _REACH = 0.25  # bars of worse trials are cut here
 
 
@@ -76,34 +76,26 @@ def chart(trials: Sequence[Trial], width: int = 32) -> Any:
 
 
 def plot(trials: Sequence[Trial], title: str, out: Path) -> None:
-    """All trials in one picture; the ending of `out` says which kind (svg, png, pdf).
-
-    Raises MissingExtraError without matplotlib, InputError if the file cannot be written.
-    """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise MissingExtraError("matplotlib", "plot")
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
+    """All trials in one picture, as SVG. Raises InputError for files of other kinds or that cannot be written."""
+    if out.suffix != ".svg":
+        raise InputError(f"{out}: the picture is SVG, which browsers show: let its name end in .svg")
     drawn = [(number, trial, trial.score) for number, trial in enumerate(trials, start=1) if trial.score is not None]
-    for fate, colour in _COLOURS.items():
-        points = [(number, score) for number, trial, score in drawn if trial.fate == fate]
-        if points:
-            axes.scatter(*zip(*points, strict=True), color=colour, label=f"{fate} ({len(points)})", zorder=2)
+    scores = [1.0, *(score for _, _, score in drawn)]
+    x, y = Axis(0, len(trials) + 1, "trial"), Axis(0.97 * min(scores), 1.03 * max(scores))
+    chart = Chart("Time of prompt and answer with every trial's settings", f"{title}: time / defaults", x, y, 320)
+    chart.across(1, INK, DASHED)
     best, line = 1.0, []
-    for _, trial, score in drawn:
+    for number, trial, score in drawn:
+        line.append((float(number), best))
         best = score if trial.fate == "better" else best
-        line.append(best)
-    axes.step([number for number, _, _ in drawn], line, where="post", color="black", linewidth=1, label="best so far")
-    axes.axhline(1, color="lightgray", zorder=1)
-    axes.set(xlabel="trial", ylabel="time of prompt and answer / defaults", title=title)
-    axes.legend()
-    try:
-        figure.savefig(out)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{out}: cannot be written ({error})") from None
-    finally:
-        pyplot.close(figure)
+        line.append((float(number), best))
+    chart.line(line, INK)
+    for fate, paint in _COLOURS.items():
+        points = [(number, score) for number, trial, score in drawn if trial.fate == fate]
+        for number, score in points:
+            chart.mark(number, score, paint, said=f"trial {number}: {score:.3f}, {fate}")
+        if points:
+            chart.key(f"{fate} ({len(points)})", paint)
+    chart.key("best so far", INK, "line")
+    chart.key("defaults", INK, "line", DASHED)
+    write_whole(out, chart.drawing())
