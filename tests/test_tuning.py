@@ -28,6 +28,7 @@ from test_cli import edge, edge_json
 from edge.backends import find_backend, reference
 from edge.backends.base import Engine, EngineConfig
 from edge.budget import Budget
+from edge.cli.tune import _summary as summary
 from edge.devices import records
 from edge.devices.records import Comparison, Record, Subject, nearest, read_records, record_name, write_record
 from edge.errors import EngineError, InputError
@@ -171,6 +172,26 @@ def test_limits_end_the_search() -> None:
     assert len(search(SPACE, Machine(PLANTED).measure, Limits(100, 12, lambda: next(ticks))).trials) < 12
 
 
+@pytest.mark.parametrize("deadline", [60, 100, 400, 2000])
+def test_the_comparison_is_within_the_time(deadline: int) -> None:
+    """By a clock on which every measurement takes a second."""
+    now, machine = [0.0], Machine(PLANTED)
+
+    def measure(values: Values, part: str) -> float:
+        now[0] += 1
+        return machine.measure(values, part)
+
+    limits = Limits(200, deadline, lambda: now[0])
+    found = search(SPACE, measure, limits)
+    assert found.late == (deadline < 2000 or len(found.trials) < 200)
+    assert now[0] < deadline
+    if found.values != defaults(SPACE):
+        compare(measure, defaults(SPACE), found.values)
+        assert now[0] <= deadline
+    if deadline == 60:  # the comparison alone would take 68 s
+        assert found.trials == ()
+
+
 def test_known_trials_are_not_repeated() -> None:
     first = search(SPACE, Machine(PLANTED).measure, Limits(20, math.inf, time.monotonic), seed=5)
     machine, new = Machine(PLANTED), []
@@ -279,6 +300,47 @@ def test_ctrl_c_keeps_what_was_found_and_a_second_tuning_goes_on(tiny: Path, fol
     # What was compared is worth more than what was not.
     tuning(model, Machine(PLANTED, interrupt_at=50), force=True)
     assert read_records() == [second.record]
+
+
+def test_a_trial_that_passes_the_deadline_is_cut_off(tiny: Path, folder: Path) -> None:
+    class Slow(Machine):
+        def measure(self, values: Values, part: str) -> float:
+            if values != defaults(SPACE):
+                time.sleep(30)
+                raise AssertionError("it was not cut off")
+            return super().measure(values, part)
+
+    result = tune(open_model(tiny), setting(Slow(PLANTED)), trials=80, seconds=0.5)
+    assert (result.late, result.interrupted, result.measured, result.record.kept) == (True, False, 0, "default")
+    (said,) = summary(result, 80, 30)
+    assert "0 of at most 80 trials" in said
+    assert said.endswith("not enough to say whether anything is faster; give --time 5m")
+
+
+def test_a_tuning_without_time_replaces_none_that_was_compared(tiny: Path, folder: Path) -> None:
+    model = open_model(tiny)
+    first = tuning(model, Machine(PLANTED)).record
+    late = tune(model, setting(Machine(PLANTED)), trials=80, seconds=0.0, force=True)
+    assert late.late
+    assert read_records() == [first]
+
+
+def test_a_comparison_that_is_cut_off_is_said_to_be_missing(tiny: Path, folder: Path) -> None:
+    class Slower(Machine):
+        def measure(self, values: Values, part: str) -> float:
+            if "pair" in doing[-1]:
+                time.sleep(30)
+                raise AssertionError("it was not cut off")
+            return super().measure(values, part)
+
+    doing: list[str] = [""]
+    result = tune(
+        open_model(tiny), setting(Slower(PLANTED)), trials=200, seconds=3.0,
+        on_status=lambda status: doing.append(status.doing),
+    )  # fmt: skip
+    assert (result.late, result.interrupted) == (True, False)
+    assert (result.record.kept, result.record.comparison) == ("tuned", None)
+    assert "not compared with the defaults yet: no time was left, give --time 5m" in summary(result, 200, 3)[0]
 
 
 def test_force_forgets_earlier_trials(tiny: Path, folder: Path) -> None:

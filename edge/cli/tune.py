@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import time as clock
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from edge.budget import parse_seconds
 from edge.cli import options as o
 from edge.cli.show import print_json, progress, table
 from edge.errors import InputError
@@ -20,7 +23,7 @@ def tune(
     model: o.OptionalModelArgument = None,
     device: Annotated[str, o.flag("--device", help="What to tune for; others than host need --tracker.")] = "host",
     trials: Annotated[int, o.flag("--trials", min=1, max=10_000, help="Most trials, earlier ones included.")] = 80,
-    time: Annotated[str, o.flag("--time", help="Look for this long, such as 5m.")] = "5m",
+    time: Annotated[str, o.flag("--time", help="Take this long in all, such as 5m.")] = "5m",
     tracker: Annotated[str | None, o.flag("--tracker", help="HOST:PORT of a TVM RPC tracker: measure there.")] = None,
     key: Annotated[str | None, o.flag("--key", help="The device's key at the tracker.")] = None,
     target: Annotated[
@@ -52,25 +55,26 @@ def tune(
         _list(json) if model is None else _explain(model, kv_dtype, plot, json)
         return
     assert model is not None
-    result = _tune(model, device, trials, time, tracker, key, target, force, kv_dtype, seed, quiet or json)
+    seconds = parse_seconds(time, "--time")
+    result = _tune(model, device, trials, seconds, tracker, key, target, force, kv_dtype, seed, quiet or json)
     if json:
-        print_json({**asdict(result.record), "interrupted": result.interrupted, "measured": result.measured})
+        ended = {"interrupted": result.interrupted, "late": result.late, "measured": result.measured}
+        print_json({**asdict(result.record), **ended})
     elif not quiet:
-        print("\n".join(_summary(result)))
+        print("\n".join(_summary(result, trials, seconds)))
     if result.interrupted:
         raise KeyboardInterrupt
 
 
 def _tune(
-    name: str, device: str, trials: int, time: str, tracker: str | None, key: str | None, target: str | None,
+    name: str, device: str, trials: int, seconds: float, tracker: str | None, key: str | None, target: str | None,
     force: bool, kv_dtype: str, seed: int, quiet: bool,
 ) -> Result:  # fmt: skip
     from edge.backends import find_backend
-    from edge.budget import parse_seconds
     from edge.errors import UnsupportedError
     from edge.opened import open_model
 
-    seconds = parse_seconds(time)
+    began = clock.monotonic()
     opened = open_model(name)
     backend = find_backend("tvm", opened.file, opened.spec)
     if kv_dtype not in backend.CAPABILITIES.kv_dtypes:
@@ -94,12 +98,12 @@ def _tune(
             shown.step(label)(status.trials, trials + 1)
 
         return search(
-            opened, setting, device=device, trials=trials, seconds=seconds, seed=seed, force=force,
-            on_status=on_status,
+            opened, setting, device=device, trials=trials, seconds=began + seconds - clock.monotonic(), seed=seed,
+            force=force, on_status=on_status,
         )  # fmt: skip
 
 
-def _summary(result: Result) -> list[str]:
+def _summary(result: Result, trials: int, seconds: float) -> list[str]:
     from edge.devices.records import user_folder
 
     record, compared = result.record, result.record.comparison
@@ -109,12 +113,19 @@ def _summary(result: Result) -> list[str]:
         if compared
         else ""
     )
-    done = f"{record.trials} trials, {result.measured} of them new, {record.seconds:.0f} s"
+    tried = f"{record.trials} of at most {trials} trials" if result.late else f"{record.trials} trials"
+    more = f"give --time {max(5, 2 * math.ceil(seconds / 60))}m"
+    done = f"{tried}, {result.measured} of them new, {record.seconds:.0f} s"
+    if result.late and not compared and record.kept == "default":
+        return [f"{record.model}: {done}: not enough to say whether anything is faster; {more}"]
     if record.kept == "default":
         found = f"the best candidate came to {compared.median:.3f} × ({spread})" if compared else "nothing was faster"
         lines = [f"{record.model}: the defaults stay, {found}; {done}"]
     else:
-        sure = spread or "not compared with the defaults yet: interrupted"
+        sure = (
+            spread
+            or f"not compared with the defaults yet: {f'no time was left, {more}' if result.late else 'interrupted'}"
+        )
         lines = [f"{record.model}: {record.gain:.3f} × as fast as the defaults ({sure}); {done}"]
         lines.append("chosen: " + ", ".join(f"{name} {value}" for name, value in record.values.items()))
     return [*lines, f"record: {user_folder() / record.name}.json"]

@@ -83,6 +83,7 @@ class Rig:
     def measure(self, values: Values, part: str) -> float:
         """Seconds of the prompt, or of the answer. Raises EngineError if the values do not compile."""
         engine = self._engines.get(values, part)
+        engine.kv.truncate(0)  # the measurement before may have been cut off
         time.sleep(_SETTLE_S)
         if part == CHUNK:
             engine.forward(self._tokens[:2])  # the caches are warm again, and the threads awake

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from statistics import median
@@ -49,28 +50,45 @@ class Trial:
     seconds: float  # compiling and measuring
 
 
+class OutOfTime(KeyboardInterrupt):
+    """The time for tuning is over."""
+
+
 @dataclass(frozen=True)
 class Limits:
-    """The search ends with so many trials, those known from earlier included, or at a moment on `clock`."""
+    """A tuning ends with so many trials, those known from earlier included, or at a moment on `clock`.
+
+    alarm: raises OutOfTime in whatever is done in its context after so many seconds; a compilation has no other end.
+    """
 
     trials: int
     deadline: float
     clock: Callable[[], float]
+    alarm: Callable[[float], AbstractContextManager[None]] = lambda seconds: nullcontext()
+
+    def cut_off(self, reserve: float = 0.0) -> AbstractContextManager[None]:
+        """Whatever is done in this context ends when no more than `reserve` seconds are left."""
+        return self.alarm(self.deadline - reserve - self.clock())
 
 
 @dataclass(frozen=True)
 class Found:
-    """The best values. estimate: their time / that of the defaults, by the races that they won."""
+    """The best values. estimate: their time / that of the defaults, by the races that they won. late: there was no time
+    for all trials."""
 
     values: Values
     estimate: float
     trials: tuple[Trial, ...]
     interrupted: bool
+    late: bool = False
 
 
 @dataclass
 class _State:
-    """The search while it goes on. standing: time of the best / of the defaults, part by part."""
+    """The search while it goes on. standing: time of the best / of the defaults, part by part.
+
+    reserve: seconds that the comparison at the end will take, by how long measuring took; longest: of a trial so far.
+    """
 
     space: Sequence[Field]
     measure: Measure
@@ -81,6 +99,23 @@ class _State:
     shares: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 1.0))
     standing: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 1.0))
     trials: list[Trial] = field(default_factory=list)
+    reserve: float = 0.0
+    longest: float = 0.0
+
+    @property
+    def late(self) -> bool:
+        """Whether another trial would pass the deadline."""
+        return self.limits.clock() + self.longest + self.reserve >= self.limits.deadline
+
+    def start(self) -> None:
+        """How long the parts take, and how long it takes to measure them."""
+        clock, began = self.limits.clock, self.limits.clock()
+        for part in PARTS:
+            first = self.measure(self.best, part)  # loads it, and compiles it perhaps
+            loaded = clock()
+            self.shares[part] = median([first, *(self.measure(self.best, part) for _ in range(EARLY - 1))])
+            self.reserve += 2 * COMPARED * (clock() - loaded) / (EARLY - 1)
+        self.longest = clock() - began
 
     def score(self, ratios: dict[str, float]) -> float:
         """Time / that of the defaults, if the best's parts change by these ratios."""
@@ -95,18 +130,22 @@ def search(
     """Look for values that take less time than the defaults. Deterministic but for what is measured.
 
     known: trials of an earlier search of this space, which are not repeated. on_trial: called with every trial, and
-    whether it is new. Ctrl-C ends the search and loses nothing.
+    whether it is new. Ctrl-C ends the search and loses nothing. The deadline is that of the comparison that follows: no
+    trial is begun for which there is no time, and one that takes longer than those before is cut off.
     """
     remembered = {_key(space, trial.against | trial.changes, trial.against, trial.parts): trial for trial in known}
     state = _State(space, measure, limits, remembered, on_trial, defaults(tuple(space)))
-    interrupted = False
+    interrupted = late = False
     try:
-        for part in PARTS:
-            state.shares[part] = median(measure(state.best, part) for _ in range(EARLY))
-        _explore(state, random.Random(seed))
+        with limits.cut_off():
+            state.start()
+        with limits.cut_off(state.reserve):
+            late = _explore(state, random.Random(seed))
+    except OutOfTime:
+        late = True
     except KeyboardInterrupt:
         interrupted = True
-    return Found(state.best, state.score({}), tuple(state.trials), interrupted)
+    return Found(state.best, state.score({}), tuple(state.trials), interrupted, late)
 
 
 def compare(
@@ -147,16 +186,17 @@ def quantile(values: Sequence[float], share: float) -> float:
     return float(np.quantile(values, share))
 
 
-def _explore(state: _State, rng: random.Random) -> None:
-    """Rounds of single changes while they bring something, of jumps when they do not."""
+def _explore(state: _State, rng: random.Random) -> bool:
+    """Rounds of single changes while they bring something, of jumps when they do not. Whether time ended them."""
     gained, idle = True, 0
     while idle < IDLE_ROUNDS:
         before = state.best
         for moves in list((_single_changes if gained else _jumps)(state.space, rng)):
             if not _try(state, moves):
-                return
+                return len(state.trials) < state.limits.trials
         gained = state.best != before
         idle = 0 if gained else idle + 1
+    return False
 
 
 def _single_changes(space: Sequence[Field], rng: random.Random) -> Iterator[list[Values]]:
@@ -197,9 +237,10 @@ def _try(state: _State, moves: Sequence[Values]) -> bool:
         trial = state.known.get(_key(state.space, merged, state.best, parts))
         is_new = trial is None
         if trial is None:
-            if state.limits.clock() >= state.limits.deadline:
+            if state.late:
                 return False
             trial = _race(state, each, merged, parts)
+            state.longest = max(state.longest, trial.seconds)
             state.known[_key(state.space, merged, state.best, parts)] = trial
         elif trial in state.trials:
             continue  # the same race as before in this search

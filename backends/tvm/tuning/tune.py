@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import signal
+import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import date
-from typing import Protocol
+from types import FrameType
+from typing import NoReturn, Protocol
 
 from edge.backends.tvm import versions
 from edge.backends.tvm.sources import source_hash
-from edge.backends.tvm.tuning.search import Found, Limits, Trial, compare, is_gain, search
+from edge.backends.tvm.tuning.search import Found, Limits, OutOfTime, Trial, compare, is_gain, search
 from edge.backends.tvm.tuning.space import Field, Values, defaults
 from edge.backends.tvm.tuning.table import Table
 from edge.devices.private import make_private_folder
@@ -21,6 +24,8 @@ from edge.errors import InputError
 from edge.file_lock import file_lock
 from edge.opened import Model
 from edge.versions import own_versions
+
+_LONGEST_S = 1e6  # of an alarm; systems do not take any number
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,7 @@ class Result:
     record: Record
     interrupted: bool
     measured: int  # trials that no earlier tuning had done
+    late: bool = False  # there was no time for all trials, or for the comparison
 
 
 class Measurer(Protocol):
@@ -62,6 +68,7 @@ def tune(
 ) -> Result:  # fmt: skip
     """Search, compare, and write the record and its table. Ctrl-C ends it early; what was found is kept.
 
+    seconds: for all of it, compiling and the comparison included.
     force: forget the trials of earlier tunings. Raises InputError if the folder of records cannot be written.
     """
     name, started = record_name(setting.subject, model.spec.label), time.monotonic()
@@ -84,23 +91,26 @@ def tune(
         with file_lock(table.path.with_suffix(".lock")):  # a second tuning of the same waits for the first
             known = [] if force else table.known()
             table.start(known)
-            limits = Limits(trials, started + seconds, time.monotonic)
+            limits = Limits(trials, started + seconds, time.monotonic, _alarm)
             comparison = None
             with setting.open(lambda: progress.say("compiling")) as measurer:
                 found = search(space, measurer.measure, limits, seed=seed, known=known, on_trial=on_trial)
-                interrupted = found.interrupted
+                interrupted, late = found.interrupted, found.late
                 if not interrupted and found.values != usual:
                     try:
-                        comparison = compare(
-                            measurer.measure, usual, found.values,
-                            lambda pair: progress.say(f"the best against the defaults, pair {pair + 1}"),
-                        )  # fmt: skip
+                        with limits.cut_off():
+                            comparison = compare(
+                                measurer.measure, usual, found.values,
+                                lambda pair: progress.say(f"the best against the defaults, pair {pair + 1}"),
+                            )  # fmt: skip
+                    except OutOfTime:
+                        late = True
                     except KeyboardInterrupt:
                         interrupted = True
             if comparison and not is_gain(comparison):
                 table.distrust(found.trials)
             record = _record(name, device, setting, model, found, comparison, time.monotonic() - started)
-            if not interrupted or _is_worth_more(record):
+            if comparison or not (interrupted or late) or _is_worth_more(record):
                 write_record(record)
     except OSError as error:
         if error.filename is not None and not str(error.filename).startswith(str(table.path.parent)):
@@ -109,7 +119,28 @@ def tune(
             f"the folder of tuning records {table.path.parent} cannot be written ({error.strerror}): "
             f"set EDGE_TUNING to one that can"
         ) from None
-    return Result(record, interrupted, len(new))
+    return Result(record, interrupted, len(new), late)
+
+
+@contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    """Where signals can be had: in a program's first thread, and not on Windows. Elsewhere what has begun ends."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+    if seconds <= 0:
+        raise OutOfTime
+
+    def ring(number: int, frame: FrameType | None) -> NoReturn:
+        raise OutOfTime
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, min(seconds, _LONGEST_S))
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @dataclass
@@ -142,7 +173,7 @@ def _record(
 
 
 def _is_worth_more(record: Record) -> bool:
-    """Whether an interrupted tuning's record may replace the one that there is: never one that was compared."""
+    """Whether an unfinished tuning's record may replace the one that there is: never one that was compared."""
     return all(other.comparison is None for other in read_records() if other.name == record.name)
 
 
