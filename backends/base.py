@@ -31,6 +31,7 @@ class EngineConfig:
     observes: bool = False  # attention that rows get can be added up: tvm and onnx need room for it, llamacpp is slower
     per_head: bool = False  # tvm, onnx: room for the bookkeeping of rows that differ from head to head
     uneven: bool = False  # tvm: heads may keep different numbers of rows
+    pinned: int = 16  # tvm, onnx: first rows whose exact keys are remembered, since closing gaps rotates them again
     repack: bool = False  # llamacpp: weights re-laid in private memory (faster) instead of mapped (reclaimable)
     provider: str = "cpu"  # onnx: what ONNX Runtime runs on
     resident: int = 0  # tvm: bytes of weights in memory at a time, while the rest is streamed; 0: all stay

@@ -8,39 +8,40 @@ positions grow for ever, and `base` separates them from the positions that calle
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from edge.types import AnyArray, FloatArray, IntArray
 
-_ANCHORS = 16  # first rows whose exact keys are remembered once they are turned
+_TURNED_AT_ONCE = 16  # rows: what turning takes in memory beside the anchors does not grow with their number
 _NONE = np.zeros(0, np.int32)
 
 
 class Anchors:
-    """The keys of the first rows, as they were before they were first turned.
+    """The keys of the first `most` rows, as they were before they were first turned.
 
     Sinks are turned at every eviction for ever, and each time their keys would be rounded: so theirs are always turned
     from what they were at first.
     """
 
-    def __init__(self, heads: int, head: int) -> None:
-        self._keys = np.zeros((heads, 0, head), np.float32)
+    def __init__(self, heads: int, head: int, most: int) -> None:
+        self._keys = np.empty((heads, most, head), np.float32)  # takes no memory before it is written to
         self._turns = np.zeros(0, np.int64)
 
     def exact(
         self, rows: AnyArray, keys: FloatArray, turned: AnyArray, wanted: AnyArray
     ) -> tuple[FloatArray, AnyArray]:
         """The keys [heads, n, head] of `rows` [n], and by how much to turn each from `turned` to `wanted`."""
-        by, known = wanted - turned, min(int(rows.size), _ANCHORS)
-        if (rows[:known] == np.arange(known)).all():
-            have = min(known, self._turns.size)
-            keys[:, :have] = self._keys[:, :have]
-            by[:have] = wanted[:have] - self._turns[:have]
-            if have < known:
-                self._keys = keys[:, :known].copy()
-                self._turns = (wanted - by)[:known]
+        by, first, have = wanted - turned, int(rows[0]), self._turns.size
+        known = max(0, min(first + rows.size, self._keys.shape[1]) - first)
+        if known and first <= have and (rows[:known] == np.arange(first, first + known)).all():
+            old = max(0, min(have - first, known))
+            keys[:, :old] = self._keys[:, first : first + old]
+            by[:old] = wanted[:old] - self._turns[first : first + old]
+            if old < known:
+                self._keys[:, have : first + known] = keys[:, old:known]
+                self._turns = np.concatenate([self._turns, turned[old:known]])
         return keys, by
 
     def forget(self, rows: IntArray = _NONE) -> None:
@@ -48,7 +49,16 @@ class Anchors:
         known = min(self._turns.size, rows.size)
         same = np.flatnonzero(rows[:known] != np.arange(known))
         left = int(same[0]) if same.size else known
-        self._keys, self._turns = self._keys[:, :left], self._turns[:left]
+        self._turns = self._turns[:left]
+
+
+def at_once(count: int) -> Iterator[slice]:
+    """Of `count` rows those that are turned together."""
+    return (slice(at, at + _TURNED_AT_ONCE) for at in range(0, count, _TURNED_AT_ONCE))
+
+
+def anchor_bytes(heads: int, head: int, most: int) -> int:
+    return 4 * heads * head * most
 
 
 class Lines:

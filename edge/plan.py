@@ -20,7 +20,7 @@ from edge.devices.host import logical_cores, usable_cores
 from edge.devices.memory import MemoryLimit, memory_limit, memory_use, release_free_memory
 from edge.devices.power import memory_root
 from edge.errors import BudgetError, InputError, UnsupportedError
-from edge.kv import DEFAULT_SINKS, Needs, make_policy
+from edge.kv import DEFAULT_SINKS, Needs, Policy, make_policy, pinned_rows
 from edge.kv.policy import check_options
 from edge.kv.prefix import BLOCK
 from edge.spec import ModelSpec
@@ -45,12 +45,14 @@ AUTO = "auto"
 class PlanRequest:
     """What the user fixed; `None` leaves the choice to the plan.
 
+    keep: first rows that no policy evicts, as it evicts no sinks: those of a system prompt (`Model.system_rows`).
     max_kv_size: rows. kv_memory: bytes of rows ("12MiB"), instead. expected_tokens: prompt and answer, if known.
     prompt_cache: bytes that a prompt cache may hold in memory; None: there is none. provider: ONNX Runtime's.
     """
 
     kv_policy: str = "streaming"
     sinks: int = DEFAULT_SINKS
+    keep: int = 0
     max_kv_size: int | None = None
     kv_memory: str | int | None = None
     kv_dtype: str | None = None
@@ -136,7 +138,7 @@ def make_plan(
             return Plan(
                 backend=backend.NAME,
                 kv_policy=request.kv_policy,
-                sinks=getattr(make_policy(request.kv_policy, request.sinks), "sinks", 0),
+                sinks=pinned_rows(_policy(request)),
                 config=config,
                 evict_step=_evict_step(config.capacity),
                 bytes=counted,
@@ -188,7 +190,8 @@ def _rows_for_bytes(spec: ModelSpec, backend: Backend, request: PlanRequest) -> 
 
 
 def _config(backend: Backend, request: PlanRequest, rows: int) -> EngineConfig:
-    needs = make_policy(request.kv_policy, request.sinks).needs
+    policy = _policy(request)
+    needs = policy.needs
     return EngineConfig(
         capacity=rows,
         chunk=1,
@@ -198,13 +201,14 @@ def _config(backend: Backend, request: PlanRequest, rows: int) -> EngineConfig:
         observes=bool(needs.queries),
         per_head=needs.looks,
         uneven=needs.uneven != "token",
+        pinned=pinned_rows(policy) if policy.close_gaps else 0,
         provider=request.provider or "cpu",
     )
 
 
 def _check(spec: ModelSpec, backend: Backend, request: PlanRequest, *, elsewhere: bool) -> None:
     has = backend.CAPABILITIES
-    if missing := _missing(make_policy(request.kv_policy, request.sinks).needs, has):
+    if missing := _missing(_policy(request).needs, has):
         raise UnsupportedError(
             f"--kv-policy {request.kv_policy} {missing}, and {backend.NAME} is none: use --kv-policy streaming"
         )
@@ -245,21 +249,22 @@ def check_threads(threads: int | None) -> None:
 
 def _check_sinks(spec: ModelSpec, request: PlanRequest) -> None:
     check_options(request.sinks)  # of policies without sinks, too
-    sinks, needed, rows = _sinks(request), _least_rows(request), request.max_kv_size
+    sinks, needed, rows = _pinned(request), _least_rows(request), request.max_kv_size
     if sinks <= DEFAULT_SINKS:
         return  # of too small a cache its rows are the fault
+    flag = "--keep" if sinks == request.keep else "--sinks"
     if needed > spec.context:
         most = sinks - (needed - spec.context + 1) // 2
-        raise InputError(f"--sinks {sinks} is too many for the {spec.context} positions of the model: at most {most}")
+        raise InputError(f"{flag} {sinks} is too many for the {spec.context} positions of the model: at most {most}")
     if rows is not None and rows < needed:
         raise InputError(
-            f"--sinks {sinks} needs at least {needed} KV rows: raise --max-kv-size {rows} or lower --sinks"
+            f"{flag} {sinks} needs at least {needed} KV rows: raise --max-kv-size {rows} or lower {flag}"
         )
 
 
 def _keeps_newest(request: PlanRequest) -> bool:
     """However few rows an eviction leaves: half of the cache at least."""
-    recent = getattr(make_policy(request.kv_policy, request.sinks), "recent", 1)
+    recent = getattr(_policy(request), "recent", 1)
     return int(recent * ((request.max_kv_size or SMALLEST_ROWS) // 2)) > 0
 
 
@@ -279,7 +284,7 @@ def _candidates(spec: ModelSpec, backend: Backend, request: PlanRequest, tuned: 
 
     Those that stream weights keep the least of them in memory.
     """
-    per_head = make_policy(request.kv_policy, request.sinks).needs.looks
+    per_head = _policy(request).needs.looks
     # Heads that evict on their own close gaps only when positions reach the context, which takes a second or so: a
     # cache that leaves half of it free does so every few thousand tokens.
     most = max(1, spec.context // 2) if per_head and not _fits(spec, request) else spec.context
@@ -381,9 +386,19 @@ def _round_up(rows: int) -> int:
 
 
 def _least_rows(request: PlanRequest) -> int:
-    """The sinks, as many recent rows, and a few to write to."""
-    return 2 * _sinks(request) + 8
+    return least_rows(_pinned(request))
 
 
-def _sinks(request: PlanRequest) -> int:
-    return int(getattr(make_policy(request.kv_policy, request.sinks), "sinks", request.sinks))
+def _pinned(request: PlanRequest) -> int:
+    """Rows that stay; of a policy that evicts none, as many as its cache must have room for."""
+    policy = _policy(request)
+    return pinned_rows(policy) if policy.evicts else request.sinks
+
+
+def least_rows(pinned: int) -> int:
+    """The pinned rows, as many recent ones, and a few to write to."""
+    return 2 * pinned + 8
+
+
+def _policy(request: PlanRequest) -> Policy:
+    return make_policy(request.kv_policy, request.sinks, request.keep)

@@ -14,7 +14,7 @@ from edge.account import Run
 from edge.backends.base import KVCache
 from edge.devices.memory import release_free_memory
 from edge.kv.prompt_cache import PromptCache
-from edge.plan import SMALLEST_ROWS, Plan
+from edge.plan import SMALLEST_ROWS, Plan, least_rows
 from edge.report.run import Action, Given
 
 _STEP = 64  # KV rows
@@ -32,7 +32,7 @@ class Spare:
         self, plan: Plan, kv: KVCache, prompt_cache: PromptCache | None, evict: Callable[[int], None] | None
     ) -> None:
         self._kv, self._prompt_cache, self._evict = kv, prompt_cache, evict
-        self._fewest = min(SMALLEST_ROWS, kv.capacity)
+        self._fewest = min(kv.capacity, max(SMALLEST_ROWS, least_rows(plan.sinks)))
         self.needed = plan.bytes.total  # bytes that the process takes at most, as counted
         self.chunk = plan.config.chunk
         self.run: Run | None = None

@@ -571,6 +571,19 @@ def test_a_follow_up_evicts_by_what_was_observed(policy: str, answer: int, sessi
         assert (sums > 0.999).all()  # every observed query gives 1
 
 
+@pytest.mark.parametrize("policy", HEAD_POLICIES)
+def test_a_system_prompts_rows_outlive_every_eviction(policy: str, session_of: Callable[..., Session]) -> None:
+    session = session_of(policy, keep=15)
+    tokens = some_tokens(120)
+    session.generate(tokens[:20], max_tokens=1, ignore_eos=True)
+    first = [session.engine.kv.keys(layer)[:, :15].copy() for layer in range(session.spec.layers)]
+    session.generate(tokens[20:], max_tokens=60, ignore_eos=True, follow_up=True)
+    assert session.report is not None
+    assert session.report.kv.evicted > 90
+    for layer, keys in enumerate(first):
+        np.testing.assert_array_equal(session.engine.kv.keys(layer)[:, :15], keys)
+
+
 def test_a_follow_up_is_the_conversation_run_at_once(session_of: Callable[..., Session]) -> None:
     """As long as nothing is evicted; afterwards rows differ from head to head and the answer goes on."""
     session = session_of("h2o", rows=64, prefill_step_size=CHUNK)

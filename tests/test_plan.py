@@ -352,6 +352,19 @@ def test_sinks_among_a_policys_options_count_as_sinks() -> None:
     assert native_plan(PlanRequest(kv_policy="h2o:sinks=0", max_kv_size=8)).sinks == 0
 
 
+def test_pinned_rows_have_room_beside_a_window_and_are_counted() -> None:
+    with pytest.raises(InputError, match="--keep 100 needs at least 208 KV rows: raise --max-kv-size 200 or lower --keep"):
+        native_plan(PlanRequest(keep=100, max_kv_size=200))
+    with pytest.raises(InputError, match="--keep 100 needs at least 208 KV rows: raise --max-kv-size 200 or lower --keep"):
+        native_plan(PlanRequest(kv_policy="window", keep=100, max_kv_size=200))
+    plain, pinned = (native_plan(PlanRequest(keep=keep, max_kv_size=512)) for keep in (0, 100))
+    assert (plain.sinks, pinned.sinks) == (4, 100)
+    heads = 30 * 3 * 64 * 4  # bytes of one row's keys, which are remembered in float32
+    assert pinned.bytes.scratch - plain.bytes.scratch == 96 * heads
+    assert native_plan(PlanRequest(kv_policy="h2o:sinks=2", keep=100, max_kv_size=512)).sinks == 100
+    assert native_plan(PlanRequest(kv_policy="full", keep=100, max_kv_size=100)).sinks == 0  # it evicts nothing
+
+
 def test_what_heads_need_is_counted() -> None:
     plain, *watching = (
         native_plan(PlanRequest(kv_policy=policy, max_kv_size=1024)).bytes for policy in ("streaming", "h2o", "keydiff")

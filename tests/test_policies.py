@@ -23,6 +23,7 @@ from edge.kv.pyramidkv import PyramidKV, pyramid
 from edge.kv.scissorhands import Scissorhands
 from edge.kv.snapkv import SnapKV
 from edge.kv.tova import TOVA
+from edge.kv.window import Window
 from edge.session import Session, load
 from edge.types import FloatArray, IntArray
 
@@ -107,7 +108,7 @@ def test_a_policy_has_the_name_it_is_made_by(name: str) -> None:
         ("H2O", "unknown KV policy 'H2O': choose auto, streaming, window, full, h2o"),
         ("", "unknown KV policy ''"),
         ("streaming:sinks=-1", "--sinks must be 0 or more, not -1"),
-        ("window:sinks=4", "has no option 'sinks': it has none"),
+        ("full:sinks=4", "has no option 'sinks': it has none"),
         ("full:", "has no option ''"),
         ("h2o:", "has no option '': choose sinks, recent"),
         ("h2o:decay=1", "has no option 'decay': choose sinks, recent"),
@@ -128,6 +129,16 @@ def test_what_no_policy_understands_is_refused_in_one_line(text: str, says: str)
         make_policy(text)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_pinned_rows_are_sinks_whatever_the_text_says() -> None:
+    assert make_policy("h2o:sinks=2", 4, keep=30) == H2O(sinks=30)
+    assert make_policy("h2o:sinks=40", 4, keep=30) == H2O(sinks=40)
+    assert make_policy("window", 4) == Window(sinks=0)  # the control
+    assert make_policy("window", 4, keep=30) == Window(sinks=30)
+    assert make_policy("full", 4, keep=30) == make_policy("full")
+    with pytest.raises(InputError, match="--keep must be 0 or more, not -1"):
+        make_policy("streaming", 4, keep=-1)
 
 
 def test_options_and_sinks_are_taken() -> None:
@@ -249,6 +260,20 @@ def test_uneven_heads_share_the_budget(name: str, data: st.DataObject, shown: He
             assert rows[-1] == length - 1 or policy.name == "fastgen"  # whose recent rows may be none
 
 
+@pytest.mark.parametrize("name", [name for name in POLICY_NAMES if name != "full"])
+@given(st.data(), heads(), st.integers(1, 3))
+def test_pinned_rows_stay_in_every_head(name: str, data: st.DataObject, shown: Heads, longest: int) -> None:
+    """--keep: the rows of a system prompt outlive every eviction that leaves room for them, by any policy."""
+    keep = data.draw(st.integers(0, shown.budget))
+    view = replace(shown.view, longest=max(shown.budget, 1) * longest)
+    rows = make_policy(name, data.draw(st.integers(0, 4)), keep).rows_to_keep(view, shown.budget)
+    heads = [rows] * shown.lengths.size if isinstance(rows, np.ndarray) else rows
+    lengths = np.full_like(shown.lengths, view.length) if isinstance(rows, np.ndarray) else shown.lengths
+    for length, kept in zip(lengths.reshape(-1).tolist(), heads, strict=True):
+        np.testing.assert_array_equal(kept[: min(keep, length)], np.arange(min(keep, length)))
+    assert sum(each.size for each in heads) <= shown.budget * len(heads)
+
+
 @pytest.mark.parametrize("name", UNEVEN_POLICIES)
 @given(heads())
 def test_uneven_heads_waste_little(name: str, shown: Heads) -> None:
@@ -336,13 +361,14 @@ def test_keydiff_gives_up_what_points_where_most_do() -> None:
 
 
 @lru_cache
-def session_of(policy: str) -> Session:
+def session_of(policy: str, keep: int = 0) -> Session:
     """A small session on the reference engine, loaded once: every example resets it."""
     return load(
         open_golden("llama-one-layer").model,
         backend="reference",
         kv_policy=policy,
         sinks=SINKS,
+        keep=keep,
         max_kv_size=CAPACITY,
         threads=1,
     )
@@ -351,11 +377,12 @@ def session_of(policy: str) -> Session:
 CHUNKS = st.lists(st.integers(1, CAPACITY // 2), min_size=1, max_size=12)
 
 
+@pytest.mark.parametrize("keep", [0, 12])
 @pytest.mark.parametrize("policy", STREAMING)
 @given(CHUNKS)
-def test_rows_and_incoming_tokens_never_exceed_the_capacity(policy: str, chunks: list[int]) -> None:
+def test_rows_and_incoming_tokens_never_exceed_the_capacity(policy: str, keep: int, chunks: list[int]) -> None:
     """The loop of prefill and decode, chunk by chunk; `held` is what the cache ought to hold."""
-    session, sinks = session_of(policy), SINKS if policy == "streaming" else 0
+    session, sinks = session_of(policy, keep), max(keep, SINKS if policy == "streaming" else 0)
     session.reset()
     kv, held, seen = session.engine.kv, np.zeros(0, np.int32), 0
     for chunk in chunks:

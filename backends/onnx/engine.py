@@ -49,7 +49,7 @@ class OnnxEngine:
         self._ropes = find_ropes(file, spec, positions)
         chosen = f":{positions}" if "rope_factors_long.weight" in file.tensors else ""
         key = f"{NAME}:{files.key}:{config.kv_dtype}{chosen}"
-        self._kv = OnnxKV(spec, config.kv_dtype, config.capacity, self._ropes, key, config.observes)
+        self._kv = OnnxKV(spec, config.kv_dtype, config.capacity, self._ropes, key, config.observes, config.pinned)
         self._windows = Windows(recipe.windows, spec.heads, spec.kv_heads)
         self._hidden: dict[int, FloatArray] = {}  # what the windows of the pass in progress add to scores
         self._shows = config.observes or config.kv_dtype in LARGEST  # the graph has `observed`

@@ -14,7 +14,7 @@ import numpy as np
 from edge.backends.base import KVState, check_capacity, check_range, check_rows, check_state
 from edge.backends.onnx.rope import Ropes
 from edge.backends.onnx.rows import NUMPY_TYPE, load_rows, row_values, store_rows
-from edge.backends.slots import Anchors, Lines
+from edge.backends.slots import Anchors, Lines, at_once
 from edge.devices.memory import release_pages
 from edge.errors import EngineError, InputError, UnsupportedError
 from edge.spec import ModelSpec
@@ -36,7 +36,7 @@ class OnnxKV:
     [2, layers, KV heads, 1, head]. `lines`: one while all heads keep the same rows, else one per head.
     """
 
-    def __init__(self, spec: ModelSpec, dtype: str, capacity: int, ropes: Ropes, key: str, observes: bool) -> None:
+    def __init__(self, spec: ModelSpec, dtype: str, capacity: int, ropes: Ropes, key: str, observes: bool, pinned: int) -> None:
         self.spec, self.dtype, self.capacity = spec, dtype, capacity
         shape = (2, spec.layers, spec.kv_heads, capacity, row_values(spec.head_dim, dtype))
         self.array = np.zeros(shape, NUMPY_TYPE[dtype])
@@ -46,7 +46,7 @@ class OnnxKV:
         self.nbytes = self.array.nbytes + self.slot_attention.nbytes
         self._heads = spec.layers * spec.kv_heads
         self._lines = Lines(capacity)
-        self._anchors = Anchors(self._heads, spec.head_dim)
+        self._anchors = Anchors(self._heads, spec.head_dim, pinned)
         self._ropes, self.key = ropes, key
         self.closed = False
         self.settle: Callable[[], None] = lambda: None  # add up attention that waits: before it is read, or rows move
@@ -255,13 +255,13 @@ class OnnxKV:
 
     def _turn(self, rows: AnyArray, turned: AnyArray, wanted: AnyArray) -> None:
         """Turn the keys of `rows`, which are turned to `turned`, to the positions `wanted`."""
-        if not rows.size:
-            return
-        slots, scales = self._lines.slots[0, rows], self.scales[0]
-        keys = np.array(load_rows(self.array[0][:, :, slots], scales, self.dtype)).reshape(self._heads, rows.size, -1)
-        keys, by = self._anchors.exact(rows, keys, turned, wanted)
-        new = self._ropes.turn(keys.reshape(self.spec.layers, self.spec.kv_heads, rows.size, -1), by)
-        self.array[0][:, :, slots] = store_rows(new, scales, self.dtype)
+        for part in at_once(rows.size):
+            slots, scales = self._lines.slots[0, rows[part]], self.scales[0]
+            keys = np.array(load_rows(self.array[0][:, :, slots], scales, self.dtype))
+            shape = keys.shape  # [layers, KV heads, n, head]
+            keys = keys.reshape(self._heads, *shape[2:])
+            keys, by = self._anchors.exact(rows[part], keys, turned[part], wanted[part])
+            self.array[0][:, :, slots] = store_rows(self._ropes.turn(keys.reshape(shape), by), scales, self.dtype)
 
     def _turn_head(self, head: int, slots: AnyArray, by: AnyArray) -> None:
         layer, head = divmod(head, self.spec.kv_heads)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from edge.backends.base import EngineConfig, Footprint
 from edge.backends.onnx.kv import row_bytes
 from edge.backends.onnx.rows import LARGEST
+from edge.backends.slots import anchor_bytes
 from edge.backends.tensors import find_recipe
 from edge.converters.writers.onnx_blocks import BLOCK, bits_of, has_minimum
 from edge.gguf_file import BLOCK_TYPES
@@ -41,7 +42,7 @@ def count_footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     return Footprint(
         weights=_weights(spec),
         kv=row_bytes(spec, config.kv_dtype) * rows + attention,
-        scratch=float_bytes * numbers + by_head,
+        scratch=float_bytes * numbers + by_head + anchor_bytes(heads, spec.head_dim, config.pinned),
         runtime=_LIBRARY_BYTES + _LAYER_BYTES * spec.layers,
     )
 

@@ -54,6 +54,7 @@ def can_repack(spec: ModelSpec) -> bool:
 
 def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     """Counted from the arrays that the engine allocates; the weights are those of the packed file."""
+    from edge.backends.slots import anchor_bytes
     from edge.backends.tensors import find_recipe
     from edge.backends.tvm.codes import FORMATS
     from edge.backends.tvm.layout import Shape, make_scratch, round_up
@@ -74,11 +75,12 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     if config.per_head:  # keys are looked at layer by layer, and turned head by head
         heads = 2 if config.observes else max(2, shape.kv_heads)
         by_head = longest * (shape.layers * shape.kv_heads * _BOOKKEEPING + heads * shape.padded_head * _LOOKED_AT)
+    anchors = anchor_bytes(shape.layers * shape.kv_heads, shape.padded_head, config.pinned)
     streaming = streaming_need(spec, config)
     return Footprint(
         weights=packed_bytes(spec),
         kv=rows * per_row,
-        scratch=4 * (scratch.floats + scratch.integers + 2 * logits + 3 * rope) + by_head,
+        scratch=4 * (scratch.floats + scratch.integers + 2 * logits + 3 * rope) + by_head + anchors,
         runtime=_RUNTIME_BYTES + _MIRROR_BYTES * FORMATS[config.kv_dtype].turned,
         streamed=streaming.streamed,
         least_weights=streaming.least,

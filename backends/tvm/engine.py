@@ -75,7 +75,9 @@ class NativeEngine:
         self._integers = aligned_zeros(scratch.integers, "int32")
         at, count = scratch.offsets["mirrors"], shape.layers * shape.kv_heads * self._head
         mirrors = self._floats[at : at + count].reshape(-1, self._head)
-        self._kv = NativeKV(shape, config.kv_dtype, regions, self._rotation, key, image, config.observes, mirrors)
+        self._kv = NativeKV(
+            shape, config.kv_dtype, regions, self._rotation, key, image, config.observes, mirrors, config.pinned
+        )
         self._tokens = aligned_zeros(tokens, "int32")
         kinds = len(self._rotation.angles)
         self._rope = aligned_zeros(kinds * rope_size, "float32").reshape(kinds, rope_size)

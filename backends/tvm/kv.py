@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from edge.backends.base import KVState, check_capacity, check_range, check_rows, check_state
-from edge.backends.slots import Anchors, Lines
+from edge.backends.slots import Anchors, Lines, at_once
 from edge.backends.tvm.layout import Shape
 from edge.backends.tvm.loading import Call, Image
 from edge.backends.tvm.memory import aligned_zeros, pointer, release
@@ -40,6 +40,7 @@ class NativeKV:
         image: Image,
         observes: bool,
         mirrors: FloatArray,
+        pinned: int,
     ) -> None:
         self.shape, self.dtype, self.capacity, self.regions = shape, dtype, regions.capacity, regions
         self._heads = shape.layers * shape.kv_heads
@@ -51,7 +52,7 @@ class NativeKV:
         self.row_attention = with_spare(regions.size if observes else 0, "float32")
         self.nbytes = self._stored.nbytes + self.row_positions.nbytes + self.row_attention.nbytes
         self._lines = Lines(regions.longest)
-        self._anchors = Anchors(self._heads, shape.padded_head)
+        self._anchors = Anchors(self._heads, shape.padded_head, pinned)
         self._rotation, self.key, self._image = rotation, key, image
         self.closed = False
 
@@ -301,9 +302,9 @@ class NativeKV:
 
     def _turn(self, rows: AnyArray, turned: AnyArray, wanted: AnyArray) -> None:
         """Turn the keys of `rows`, which are turned to `turned`, to the positions `wanted`."""
-        if rows.size:
-            stored = self.regions.rows(self._lines.slots[0, rows])
-            keys, by = self._anchors.exact(rows, self._stored.keys(stored), turned, wanted)
+        for part in at_once(rows.size):
+            stored = self.regions.rows(self._lines.slots[0, rows[part]])
+            keys, by = self._anchors.exact(rows[part], self._stored.keys(stored), turned[part], wanted[part])
             self._stored.set_keys(stored, self._rotation.turn(keys, by))
 
     def _check_open(self) -> None:

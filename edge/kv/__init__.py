@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, cast
 
 from edge.errors import InputError
@@ -20,7 +20,7 @@ from edge.kv.streaming import StreamingLLM
 from edge.kv.tova import TOVA
 from edge.kv.window import Window
 
-__all__ = ["DEFAULT_SINKS", "POLICY_NAMES", "KVView", "Needs", "Policy", "make_policy"]
+__all__ = ["DEFAULT_SINKS", "POLICY_NAMES", "KVView", "Needs", "Policy", "make_policy", "pinned_rows"]
 
 _POLICIES: dict[str, type[Any]] = {
     "streaming": StreamingLLM,
@@ -40,14 +40,20 @@ POLICY_NAMES = tuple(_POLICIES)
 DEFAULT_SINKS = 4  # StreamingLLM's own figure
 
 
-def make_policy(text: str, sinks: int = DEFAULT_SINKS) -> Policy:
-    """The policy that `NAME[:key=value,…]` describes. Raises InputError for unknown names, keys and values."""
+def make_policy(text: str, sinks: int = DEFAULT_SINKS, keep: int = 0) -> Policy:
+    """The policy that `NAME[:key=value,…]` describes. Raises InputError for unknown names, keys and values.
+
+    sinks: first rows that are never evicted, unless the text states them; `window` has none. keep: pinned rows, such as
+    those of a system prompt: sinks of every policy, whatever the text says.
+    """
+    if keep < 0:
+        raise InputError(f"--keep must be 0 or more, not {keep}")
     name, colon, rest = text.partition(":")
     if name not in _POLICIES:
         raise InputError(f"unknown KV policy {name!r}: choose auto, {', '.join(_POLICIES)}")
     make = _POLICIES[name]
     options = {each.name: int if each.type == "int" else float for each in fields(make)}
-    chosen: dict[str, int | float] = {"sinks": sinks} if "sinks" in options else {}
+    chosen: dict[str, int | float] = {"sinks": sinks} if "sinks" in options and make is not Window else {}
     for pair in rest.split(",") if colon else ():
         key, _, value = pair.partition("=")
         if key not in options:
@@ -57,4 +63,10 @@ def make_policy(text: str, sinks: int = DEFAULT_SINKS) -> Policy:
             chosen[key] = options[key](value)
         except ValueError:
             raise InputError(f"KV policy {name}: {key} must be a number, not {value!r}") from None
-    return cast(Policy, make(**chosen))
+    policy = make(**chosen)
+    return cast(Policy, replace(policy, sinks=keep) if keep > pinned_rows(policy) and policy.evicts else policy)
+
+
+def pinned_rows(policy: Policy) -> int:
+    """First rows that the policy never evicts; 0 where it evicts none."""
+    return int(getattr(policy, "sinks", 0))

@@ -43,7 +43,7 @@ class AdaKV:
         assert view.attention is not None
         assert view.lengths is not None
         scores = pooled(view.attention, self.kernel)
-        floor = int(self.floor * budget)
+        floor = max(int(self.floor * budget), min(self.sinks, budget))
         most = np.minimum(view.lengths, view.longest) - floor
         shares = [allocate(layer, limits, budget - floor) for layer, limits in zip(scores, most, strict=True)]
         return best_rows(scores, view, floor + np.concatenate(shares), self.sinks, self.window)

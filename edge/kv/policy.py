@@ -69,7 +69,11 @@ NOTHING = Needs()
 
 
 class Policy(Protocol):
-    """name: as in --kv-policy. evicts: whether it ever gives rows up. close_gaps: see `KVCache.keep`."""
+    """name: as in --kv-policy. evicts: whether it ever gives rows up. close_gaps: see `KVCache.keep`.
+
+    A policy that evicts has an option `sinks`: the first rows, which it never evicts from any head as long as the
+    budget is no smaller.
+    """
 
     @property
     def name(self) -> str: ...
@@ -101,6 +105,13 @@ def check_options(sinks: int, recent: float = 0.5, window: int = 1, kernel: int 
         raise InputError(f"window must be 1 or more, not {window}")
     if kernel < 1 or kernel % 2 == 0:
         raise InputError(f"kernel must be an odd number, not {kernel}")
+
+
+def first_and_last(length: int, budget: int, sinks: int) -> IntArray:
+    """Of `length` rows the first `sinks`, and as many of the last as the budget has room for."""
+    sinks = min(sinks, budget)
+    recent = length - (budget - sinks)
+    return np.concatenate([np.arange(sinks), np.arange(recent, length)]).astype(np.int32)
 
 
 def best_rows(

@@ -43,7 +43,7 @@ class PyramidKV:
         assert view.attention is not None
         layers, heads, _ = view.attention.shape
         most = min(view.longest, view.length)  # the pyramid rises as its first layers come to have the rows
-        budgets = pyramid(layers, budget, min(self.window, budget), self.slope, most)
+        budgets = pyramid(layers, budget, min(max(self.window, self.sinks), budget), self.slope, most)
         return best_rows(pooled(view.attention, self.kernel), view, np.repeat(budgets, heads), self.sinks, self.window)
 
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
-from edge.kv.policy import NOTHING, KVView, Needs, check_options
+from edge.kv.policy import NOTHING, KVView, Needs, check_options, first_and_last
 from edge.types import IntArray
 
 
@@ -30,6 +28,4 @@ class StreamingLLM:
         check_options(self.sinks)
 
     def rows_to_keep(self, view: KVView, budget: int) -> IntArray:
-        sinks = min(self.sinks, budget)
-        recent = view.length - (budget - sinks)
-        return np.concatenate([np.arange(sinks), np.arange(recent, view.length)]).astype(np.int32)
+        return first_and_last(view.length, budget, self.sinks)

@@ -5,20 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
-from edge.kv.policy import NOTHING, KVView, Needs
+from edge.kv.policy import NOTHING, KVView, Needs, check_options, first_and_last
 from edge.types import IntArray
 
 
 @dataclass(frozen=True)
 class Window:
-    """Keeps the last `budget` rows."""
+    """Keeps the last `budget` rows. sinks: rows that --keep pins; a plain window has none."""
 
+    sinks: int = 0
     name: ClassVar[str] = "window"
     evicts: ClassVar[bool] = True
     close_gaps: ClassVar[bool] = True
     needs: ClassVar[Needs] = NOTHING
 
+    def __post_init__(self) -> None:
+        check_options(self.sinks)
+
     def rows_to_keep(self, view: KVView, budget: int) -> IntArray:
-        return np.arange(view.length - budget, view.length, dtype=np.int32)
+        return first_and_last(view.length, budget, self.sinks)
