@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +17,7 @@ from edge.errors import InputError, UnsupportedError
 from edge.gguf_file import GGUFFile, read_gguf
 from edge.model import read_spec
 from edge.model_folder import read_folder
+from edge.sampling import SamplingParams, choose_sampling
 from edge.spec import ModelSpec
 from edge.tokenizer import Tokenizer
 from edge.types import IntArray
@@ -49,18 +52,35 @@ class Model:
             ids = self.tokenizer.encode(prompt, special=True)
         else:
             ids = self._encode_segments(self.template.first_turn(prompt, system))
-        bos = self.tokenizer.bos_id
-        if self.tokenizer.add_bos and bos is not None and (ids.size == 0 or ids[0] != bos):
-            ids = np.concatenate([np.array([bos], np.int32), ids])
+        ids = self._with_bos(ids)
         if ids.size == 0:
             raise InputError("the prompt is empty")
         return ids
+
+    def system_rows(self, system: str | None = None) -> int:
+        """Tokens of a conversation before its first turn's own text: the system prompt (the template's own if there is
+        none), and how the template opens a turn. 0 without a template."""
+        if self.template is None:
+            return 0
+        user = "user"
+        opening = takewhile(lambda segment: segment.text is not user, self.template.first_turn(user, system))
+        return self._with_bos(self._encode_segments(list(opening))).size
+
+    def sampling(self, **chosen: Any) -> SamplingParams:
+        """How to draw tokens: fields of SamplingParams as chosen (None: left open), else as the model's file says."""
+        return choose_sampling(self.file.metadata, **chosen)
 
     def encode_follow_up(self, text: str) -> IntArray:
         """Token ids that continue a conversation after the assistant's reply."""
         if self.template is None:
             raise UnsupportedError("this model has no chat template: use edge run --raw")
         return self._encode_segments(self.template.next_turn(text))
+
+    def _with_bos(self, ids: IntArray) -> IntArray:
+        bos = self.tokenizer.bos_id
+        if self.tokenizer.add_bos and bos is not None and (ids.size == 0 or ids[0] != bos):
+            return np.concatenate([np.array([bos], np.int32), ids])
+        return ids
 
     def _encode_segments(self, segments: list[Segment]) -> IntArray:
         parts = [

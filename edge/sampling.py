@@ -9,16 +9,18 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from edge.errors import EngineError, InputError
+from edge.errors import EngineError, InputError, ModelFormatError
 from edge.types import AnyArray, FloatArray, IntArray
 
 PENALTY_WINDOW = 64  # recent tokens that a repetition penalty looks at, as in llama.cpp
 _BLOCK = 64  # logits per block in top_k
+_STATE_IT = "state it, as in --temp 0.7"
 
 Sampler = Callable[[FloatArray], int]
 
@@ -51,6 +53,37 @@ class SamplingParams:
         ):
             if not low <= value <= high:  # also catches NaN
                 raise InputError(f"--{name} must be from {low} to {high}, not {value}")
+
+
+# Under `general.sampling.` in a GGUF file: what its makers recommend, by the names that llama.cpp reads.
+_IN_FILES = {
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repeat_penalty": "penalty_repeat",
+}
+
+
+def choose_sampling(metadata: Mapping[str, Any], **chosen: Any) -> SamplingParams:
+    """Fields as they were chosen; those left out or None as the model's file recommends, else our defaults.
+
+    Raises InputError for choices out of range, ModelFormatError for such recommendations.
+    """
+    chosen = {name: value for name, value in chosen.items() if value is not None}
+    recommended: dict[str, Any] = {}
+    for name, key in _IN_FILES.items():
+        value = metadata.get(f"general.sampling.{key}")
+        if name in chosen or value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ModelFormatError(f"general.sampling.{key} is {str(value)!r:.60}, not a number: {_STATE_IT}")
+        recommended[name] = max(0, int(value)) if name == "top_k" and math.isfinite(value) else value
+    try:
+        params = SamplingParams(**recommended)
+    except InputError as error:
+        raise ModelFormatError(f"the sampling that the model's file recommends: {error}: {_STATE_IT}") from None
+    return replace(params, **chosen)
 
 
 def make_sampler(params: SamplingParams, banned: Iterable[int] = ()) -> Sampler:

@@ -173,7 +173,7 @@ class Session:
         it is gone already, for the start. keep_text=False leaves `report.text` None, for runs without end. After the
         last piece, or when the iterator is closed, `report` holds the RunReport.
         """
-        sampling = (sampling or SamplingParams()).with_seed()
+        sampling = (sampling or self.model.sampling()).with_seed()
         if max_tokens is not None and max_tokens < 1:
             raise InputError(f"max_tokens must be at least 1, not {max_tokens}")
         if follow_up and isinstance(prompt, str):

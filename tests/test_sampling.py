@@ -9,15 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import open_golden
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from edge.backends.llamacpp.library import is_installed, library
-from edge.errors import EngineError, InputError
+from edge.errors import EngineError, InputError, ModelFormatError
 from edge.sampling import (
     PENALTY_WINDOW,
     SamplingParams,
+    choose_sampling,
     draw,
     greedy,
     make_sampler,
@@ -27,6 +29,7 @@ from edge.sampling import (
     top_k,
     top_p,
 )
+from edge.session import load
 from edge.types import FloatArray
 
 SIZES = st.one_of(st.integers(1, 70), st.integers(120, 1500))
@@ -282,3 +285,28 @@ def test_what_survives_is_what_survives_in_llama_cpp(params: SamplingParams, see
     keep = min(top_p(probabilities, params.top_p), min_p(probabilities, params.min_p))
     assert set(tokens[:keep].tolist()) == set(survivors)
     np.testing.assert_allclose(logits[tokens[:keep]], [survivors[token] for token in tokens[:keep].tolist()], rtol=1e-6)
+
+
+def test_sampling_is_as_chosen_or_as_the_file_recommends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keys are those that llama.cpp reads and its converter writes from generation_config.json."""
+    recommended = {
+        "general.sampling.temp": 0.6, "general.sampling.top_k": -1, "general.sampling.top_p": 0.9,
+        "general.sampling.min_p": 0.0, "general.sampling.penalty_repeat": 1.1, "general.sampling.mirostat": 2,
+    }  # fmt: skip
+    assert choose_sampling({}) == SamplingParams()
+    assert choose_sampling(recommended) == SamplingParams(0.6, 0, 0.9, 0.0, 1.1)
+    assert choose_sampling(recommended, temperature=0.0, top_k=None, seed=3) == SamplingParams(0, 0, 0.9, 0, 1.1, 3)
+    for wrong in (-1.0, "much", float("nan"), True):
+        with pytest.raises(ModelFormatError, match=r"state it, as in --temp 0\.7"):
+            choose_sampling({"general.sampling.temp": wrong})
+        assert choose_sampling({"general.sampling.temp": wrong}, temperature=0.5).temperature == 0.5
+    with pytest.raises(InputError, match="--temp must be from 0 to 100, not -1"):
+        choose_sampling(recommended, temperature=-1)
+    model = open_golden("llama-gqa-tied").model
+    with load(model, backend="reference", max_kv_size=64, threads=1) as session:
+        session.generate("one", max_tokens=2)
+        assert session.report is not None
+        assert session.report.seed is None  # greedy
+        monkeypatch.setitem(model.file.metadata, "general.sampling.temp", 0.6)
+        session.generate("one", max_tokens=2)
+        assert session.report.seed is not None

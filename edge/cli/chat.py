@@ -31,11 +31,11 @@ def chat(
     prefill_step_size: o.PrefillStepSize = None,
     prompt_cache: o.PromptCache = None,
     prompt_cache_size: o.PromptCacheSize = "1GiB",
-    temp: o.Temperature = 0.0,
-    top_k: o.TopK = 40,
-    top_p: o.TopP = 0.95,
-    min_p: o.MinP = 0.05,
-    repeat_penalty: o.RepeatPenalty = 1.0,
+    temp: o.Temperature = None,
+    top_k: o.TopK = None,
+    top_p: o.TopP = None,
+    min_p: o.MinP = None,
+    repeat_penalty: o.RepeatPenalty = None,
     seed: o.Seed = None,
     backend: o.Backend = "auto",
     provider: o.Provider = None,
@@ -53,12 +53,13 @@ def chat(
     from edge.opened import open_model
     from edge.plan import PlanRequest
     from edge.prediction.history import remember_run
-    from edge.sampling import SamplingParams
     from edge.session import load
 
     limit = answer_limit(max_tokens)
-    sampling = SamplingParams(temp, top_k, top_p, min_p, repeat_penalty, seed)
     opened = open_model(model)
+    sampling = opened.sampling(
+        temperature=temp, top_k=top_k, top_p=top_p, min_p=min_p, repeat_penalty=repeat_penalty, seed=seed
+    )
     if opened.template is None:
         raise UnsupportedError(f"{opened.path.name} has no chat template: use edge run --raw")
     request = PlanRequest(

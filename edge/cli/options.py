@@ -78,6 +78,10 @@ KVMemory = Annotated[
 ]
 MaxKVSize = Annotated[int | None, shared("--max-kv-size", group=CACHE, help="KV rows (default: planned).")]
 Sinks = Annotated[int, shared("--sinks", group=CACHE, help="First rows that streaming never evicts.")]
+Keep = Annotated[
+    int | None,
+    shared("--keep", group=CACHE, help="First rows that no policy ever evicts (default: those of the system prompt)."),
+]
 KVDtype = Annotated[
     str | None,
     shared(
@@ -103,12 +107,37 @@ System = Annotated[str | None, shared("--system", group=PROMPT, help="System pro
 Stop = Annotated[list[str] | None, shared("--stop", group=PROMPT, help="Stop before this text; may be repeated.")]
 IgnoreEos = Annotated[bool, shared("--ignore-eos", group=PROMPT, help="Never end the turn; go on.")]
 
-Temperature = Annotated[float, shared("--temp", group=SAMPLING, help="0 is greedy: the same answer every time.")]
-TopK = Annotated[int, shared("--top-k", group=SAMPLING, help="Draw from the k likeliest; 0 is off.")]
-TopP = Annotated[float, shared("--top-p", group=SAMPLING, help="Draw from the likeliest that make up p; 1 is off.")]
-MinP = Annotated[float, shared("--min-p", group=SAMPLING, help="Drop what is below p times the likeliest; 0 is off.")]
+Temperature = Annotated[
+    float | None,
+    shared("--temp", group=SAMPLING, help="0 is greedy: the same answer every time (default: the model's, or 0)."),
+]
+TopK = Annotated[
+    int | None,
+    shared("--top-k", group=SAMPLING, help="Draw from the k likeliest; 0 is off (default: the model's, or 40)."),
+]
+TopP = Annotated[
+    float | None,
+    shared(
+        "--top-p",
+        group=SAMPLING,
+        help="Draw from the likeliest that make up p; 1 is off (default: the model's, or 0.95).",
+    ),
+]
+MinP = Annotated[
+    float | None,
+    shared(
+        "--min-p",
+        group=SAMPLING,
+        help="Drop what is below p times the likeliest; 0 is off (default: the model's, or 0.05).",
+    ),
+]
 RepeatPenalty = Annotated[
-    float, shared("--repeat-penalty", group=SAMPLING, help="Penalty on the last 64 tokens; 1 is off.")
+    float | None,
+    shared(
+        "--repeat-penalty",
+        group=SAMPLING,
+        help="Penalty on the last 64 tokens; 1 is off (default: the model's, or 1).",
+    ),
 ]
 Seed = Annotated[int | None, shared("--seed", group=SAMPLING, help="Seed of the draws (default: random).")]
 

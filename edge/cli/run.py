@@ -42,11 +42,11 @@ def run(
     prefill_step_size: o.PrefillStepSize = None,
     prompt_cache: o.PromptCache = None,
     prompt_cache_size: o.PromptCacheSize = "1GiB",
-    temp: o.Temperature = 0.0,
-    top_k: o.TopK = 40,
-    top_p: o.TopP = 0.95,
-    min_p: o.MinP = 0.05,
-    repeat_penalty: o.RepeatPenalty = 1.0,
+    temp: o.Temperature = None,
+    top_k: o.TopK = None,
+    top_p: o.TopP = None,
+    min_p: o.MinP = None,
+    repeat_penalty: o.RepeatPenalty = None,
     seed: o.Seed = None,
     backend: o.Backend = "auto",
     provider: o.Provider = None,
@@ -75,16 +75,17 @@ def run(
     from edge.opened import open_model
     from edge.plan import PlanRequest
     from edge.prediction.history import remember_run
-    from edge.sampling import SamplingParams
     from edge.session import load
 
     limit = answer_limit(max_tokens)
     time_limit = None if time is None else parse_seconds(time)
     energy_limit = None if energy is None else parse_joules(energy)
     meter = find_meter()
-    sampling = SamplingParams(temp, top_k, top_p, min_p, repeat_penalty, seed)
     with progress(enabled=not quiet) as shown:
         opened = open_model(model)
+        sampling = opened.sampling(
+            temperature=temp, top_k=top_k, top_p=top_p, min_p=min_p, repeat_penalty=repeat_penalty, seed=seed
+        )
         tokens = opened.encode_prompt(said, system=system, raw=raw)
         request = PlanRequest(
             kv_policy=kv_policy,
