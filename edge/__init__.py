@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from edge.budget import Budget
+    from edge.conversation import Conversation
     from edge.errors import BudgetError, EdgeError, InputError, MissingExtraError, ModelFormatError, UnsupportedError
     from edge.kv.prompt_cache import PromptCache
     from edge.opened import Model, open_model
@@ -29,17 +30,17 @@ if TYPE_CHECKING:
     from edge.session import Session, load
 
 _HOMES = {
-    "Budget": "budget", "BudgetError": "errors", "EdgeError": "errors", "InputError": "errors",
-    "MissingExtraError": "errors", "Model": "opened", "ModelFormatError": "errors", "Plan": "plan",
-    "PlanRequest": "plan", "PromptCache": "kv.prompt_cache", "RunReport": "report.run", "SamplingParams": "sampling",
-    "Session": "session", "UnsupportedError": "errors", "divergence": "quality.windows", "load": "session",
-    "make_plan": "plan", "open_model": "opened", "perplexity": "quality.perplexity",
+    "Budget": "budget", "BudgetError": "errors", "Conversation": "conversation", "EdgeError": "errors",
+    "InputError": "errors", "MissingExtraError": "errors", "Model": "opened", "ModelFormatError": "errors",
+    "Plan": "plan", "PlanRequest": "plan", "PromptCache": "kv.prompt_cache", "RunReport": "report.run",
+    "SamplingParams": "sampling", "Session": "session", "UnsupportedError": "errors", "divergence": "quality.windows",
+    "load": "session", "make_plan": "plan", "open_model": "opened", "perplexity": "quality.perplexity",
 }  # fmt: skip
 
 __all__ = [
-    "Budget", "BudgetError", "EdgeError", "InputError", "MissingExtraError", "Model", "ModelFormatError", "Plan",
-    "PlanRequest", "PromptCache", "RunReport", "SamplingParams", "Session", "UnsupportedError", "divergence", "load",
-    "make_plan", "open_model", "perplexity",
+    "Budget", "BudgetError", "Conversation", "EdgeError", "InputError", "MissingExtraError", "Model",
+    "ModelFormatError", "Plan", "PlanRequest", "PromptCache", "RunReport", "SamplingParams", "Session",
+    "UnsupportedError", "divergence", "load", "make_plan", "open_model", "perplexity",
 ]  # fmt: skip
 
 

@@ -257,9 +257,7 @@ def _check_sinks(spec: ModelSpec, request: PlanRequest) -> None:
         most = sinks - (needed - spec.context + 1) // 2
         raise InputError(f"{flag} {sinks} is too many for the {spec.context} positions of the model: at most {most}")
     if rows is not None and rows < needed:
-        raise InputError(
-            f"{flag} {sinks} needs at least {needed} KV rows: raise --max-kv-size {rows} or lower {flag}"
-        )
+        raise InputError(f"{flag} {sinks} needs at least {needed} KV rows: raise --max-kv-size {rows} or lower {flag}")
 
 
 def _keeps_newest(request: PlanRequest) -> bool:

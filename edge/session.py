@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,16 @@ def load(
     return Session(opened, engine_module, plan, budget, on_load, prompt_cache, meter)
 
 
+@dataclass(frozen=True)
+class Mark:
+    """A place in a conversation, to which `Session.rewind` goes back; by default its beginning."""
+
+    rows: int = 0
+    evicted: int = 0
+    unfed: Any = ()
+    prompts_end: int | None = None
+
+
 class Session:
     """A loaded model and its KV cache. Use it as a context manager, or call `close`."""
 
@@ -105,7 +115,7 @@ class Session:
         self.plan, self.budget = plan, budget
         self.report: RunReport | None = None
         self._backend = backend
-        self._policy = make_policy(plan.kv_policy, plan.sinks)
+        self._policy = make_policy(plan.kv_policy, plan.sinks, keep=plan.sinks)
         self._prompt_cache = prompt_cache
         self._evicted = 0
         self._fed: list[int] = []  # tokens of all rows, if there is a prompt cache and nothing has been evicted
@@ -140,6 +150,20 @@ class Session:
         """Forget the conversation: empty the KV cache."""
         self.engine.kv.truncate(0)
         self._evicted, self._fed, self._unfed = 0, [], []
+
+    def mark(self) -> Mark:
+        """Where the conversation is, between two generations."""
+        return Mark(self.engine.kv.length, self._evicted, self._unfed, self._prompts_end)
+
+    def rewind(self, mark: Mark) -> bool:
+        """Forget all that came after `mark`. False, and nothing changes, where that cannot be: rows before it were
+        evicted since, or rows have attention from queries after it, by which the policy would choose."""
+        kv = self.engine.kv
+        if self._evicted != mark.evicted or kv.length < mark.rows or (mark.rows and self._policy.needs.queries):
+            return False
+        kv.truncate(mark.rows)
+        self._fed, self._unfed, self._prompts_end = self._fed[: mark.rows], mark.unfed, mark.prompts_end
+        return True
 
     def generate(self, prompt: str | Iterable[str] | IntArray, **options: Any) -> str:
         """The whole answer to a prompt; `report` then says what it cost. Options are those of `stream`."""

@@ -353,9 +353,13 @@ def test_sinks_among_a_policys_options_count_as_sinks() -> None:
 
 
 def test_pinned_rows_have_room_beside_a_window_and_are_counted() -> None:
-    with pytest.raises(InputError, match="--keep 100 needs at least 208 KV rows: raise --max-kv-size 200 or lower --keep"):
+    with pytest.raises(
+        InputError, match="--keep 100 needs at least 208 KV rows: raise --max-kv-size 200 or lower --keep"
+    ):
         native_plan(PlanRequest(keep=100, max_kv_size=200))
-    with pytest.raises(InputError, match="--keep 100 needs at least 208 KV rows: raise --max-kv-size 200 or lower --keep"):
+    with pytest.raises(
+        InputError, match="--keep 100 needs at least 208 KV rows: raise --max-kv-size 200 or lower --keep"
+    ):
         native_plan(PlanRequest(kv_policy="window", keep=100, max_kv_size=200))
     plain, pinned = (native_plan(PlanRequest(keep=keep, max_kv_size=512)) for keep in (0, 100))
     assert (plain.sinks, pinned.sinks) == (4, 100)

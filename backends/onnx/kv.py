@@ -36,7 +36,9 @@ class OnnxKV:
     [2, layers, KV heads, 1, head]. `lines`: one while all heads keep the same rows, else one per head.
     """
 
-    def __init__(self, spec: ModelSpec, dtype: str, capacity: int, ropes: Ropes, key: str, observes: bool, pinned: int) -> None:
+    def __init__(
+        self, spec: ModelSpec, dtype: str, capacity: int, ropes: Ropes, key: str, observes: bool, pinned: int
+    ) -> None:
         self.spec, self.dtype, self.capacity = spec, dtype, capacity
         shape = (2, spec.layers, spec.kv_heads, capacity, row_values(spec.head_dim, dtype))
         self.array = np.zeros(shape, NUMPY_TYPE[dtype])

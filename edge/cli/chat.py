@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from edge.cli import options as o
-from edge.cli.show import note, print_json, progress, report_lines
+from edge.cli.show import Progress, note, print_json, progress
 
-_HELP = "/reset forgets the conversation, /report shows what the last answer cost, /quit (or Ctrl-D) leaves"
+if TYPE_CHECKING:
+    from edge.conversation import Conversation, Pieces
 
-_SEEN = ("eos", "length", "stop", "interrupted", "terminated")  # ends of answers that need no word of why
+_SEEN = ("eos", "stop", "interrupted", "terminated")  # ends of answers that need no word of why
 
 
 def chat(
@@ -27,6 +28,7 @@ def chat(
     max_kv_size: o.MaxKVSize = None,
     kv_memory: o.KVMemory = None,
     sinks: o.Sinks = 4,
+    keep: o.Keep = None,
     kv_dtype: o.KVDtype = None,
     prefill_step_size: o.PrefillStepSize = None,
     prompt_cache: o.PromptCache = None,
@@ -43,28 +45,36 @@ def chat(
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Talk with a model. Only each new turn is run; what no longer fits is evicted by the KV policy.
+    """Talk with a model. Only each new turn is run; what no longer fits is evicted by the KV policy, but for the system
+    prompt. /help lists the commands.
 
     --time and --energy limit each answer. With --json, every answer is one RunReport on a line of its own.
     """
+    from edge.cli.chat_commands import Chat, Settings, is_command, obey, warn_unpinned
+    from edge.cli.chat_lines import is_terminal, turns
     from edge.cli.prompts import answer_limit
-    from edge.cli.signals import Terminated, stopped_by_sigterm
-    from edge.errors import UnsupportedError
+    from edge.cli.signals import Terminated
+    from edge.conversation import Conversation
+    from edge.errors import EdgeError, UnsupportedError
     from edge.opened import open_model
     from edge.plan import PlanRequest
-    from edge.prediction.history import remember_run
     from edge.session import load
 
     limit = answer_limit(max_tokens)
     opened = open_model(model)
-    sampling = opened.sampling(
-        temperature=temp, top_k=top_k, top_p=top_p, min_p=min_p, repeat_penalty=repeat_penalty, seed=seed
-    )
     if opened.template is None:
         raise UnsupportedError(f"{opened.path.name} has no chat template: use edge run --raw")
+    settings = Settings(
+        limit,
+        opened.sampling(
+            temperature=temp, top_k=top_k, top_p=top_p, min_p=min_p, repeat_penalty=repeat_penalty, seed=seed
+        ),
+        tuple(stop or ()),
+    )
     request = PlanRequest(
         kv_policy=kv_policy,
         sinks=sinks,
+        keep=_pinned(opened.system_rows(system), system, kv_policy, max_kv_size) if keep is None else keep,
         max_kv_size=max_kv_size,
         kv_memory=kv_memory,
         kv_dtype=kv_dtype,
@@ -72,6 +82,7 @@ def chat(
         provider=provider,
         threads=threads,
     )
+    typed = is_terminal() and not json
     with (
         progress(enabled=not quiet) as shown,
         load(
@@ -86,63 +97,82 @@ def chat(
             prompt_cache=prompt_cache,
             prompt_cache_size=prompt_cache_size,
         ) as session,
+        turns(typed) as lines,
     ):
-        if not quiet and not json and sys.stdin and sys.stdin.isatty():
-            note(f"{opened.spec.label}, {session.plan.config.capacity} KV rows. {_HELP}")
-        for turn in _turns(prompting=not json):
-            if turn == "/quit":
-                return
-            if turn == "/reset":
-                session.reset()
-            elif turn == "/report":
-                note("\n".join(report_lines(session.report)) if session.report else "nothing has been generated yet")
-            elif turn.startswith("/"):
-                note(_HELP)
-            elif turn.strip():
-                pieces = session.stream(
-                    turn,
-                    max_tokens=limit,
-                    sampling=sampling,
-                    stop=stop or (),
-                    system=system,
-                    follow_up=session.engine.kv.length > 0,
-                    on_prefill=shown.step("prefill"),
-                )
-                try:
-                    with stopped_by_sigterm(session):
-                        for piece in pieces:
-                            shown.clear()
-                            if not json:
-                                print(piece, end="", flush=True)
-                except Terminated:
-                    raise
-                except KeyboardInterrupt:
-                    note("\n(interrupted)")  # ends the answer, not the conversation
-                finally:
-                    pieces.close()
-                    shown.clear()
-                if session.report is not None:
-                    remember_run(session.spec, session.plan, session.report)
-                if json and session.report is not None:
-                    print_json(session.report.to_dict())
-                elif not json:
-                    print(flush=True)
-                    if session.report is not None and not quiet and session.report.stop_reason not in _SEEN:
-                        note(f"stopped: {session.report.stop_reason}")
-                if session.terminated:
-                    raise Terminated
-
-
-def _turns(prompting: bool) -> Iterator[str]:
-    """What the user says, line by line, until the end of input."""
-    from edge.cli.prompts import read_lines
-
-    if prompting and sys.stdin and sys.stdin.isatty():
-        import readline  # noqa: F401 - gives input() its line editing
-
-        while True:
+        chat = Chat(Conversation(session, system=system), settings)
+        if typed and not quiet:
+            note(f"{opened.spec.label}, {session.plan.config.capacity} KV rows. /help lists commands, Ctrl-D leaves")
+            warn_unpinned(chat.talk)
+        for line in lines:
+            text = line.text
             try:
-                yield input("› ")
-            except EOFError:
+                if not line.verbatim and is_command(text):
+                    pieces = obey(chat, text)
+                else:
+                    slashes = text.startswith("//") and not line.verbatim
+                    pieces = chat.say(text[slashes:]) if text.strip() else None
+                if pieces is not None:
+                    _answer(chat.talk, pieces, shown, json=json, quiet=quiet)
+            except EdgeError as error:
+                if not typed and not is_command(text):
+                    raise
+                note(f"edge: {error}")
+            if session.terminated:
+                raise Terminated
+            if chat.left:
                 return
-    yield from read_lines()
+
+
+def _pinned(rows: int, system: str | None, kv_policy: str, max_kv_size: int | None) -> int:
+    """Rows that are pinned unless --keep says otherwise: those before the first turn's text, but none in a plain
+    window. Of the template's own system prompt, which is not asked for, as many as there is room for."""
+    if kv_policy == "window":
+        return 0
+    return rows if system or max_kv_size is None else min(rows, max(0, max_kv_size - 8) // 2)
+
+
+def _answer(talk: Conversation, pieces: Pieces, shown: Progress, *, json: bool, quiet: bool) -> None:
+    """Print an answer as it is made, and what is to be said of it. Ctrl-C ends the answer, not the conversation."""
+    from edge.cli.signals import Terminated, stopped_by_sigterm
+    from edge.prediction.history import remember_run
+
+    session = talk.session
+    before = session.report
+    try:
+        with stopped_by_sigterm(session):
+            for piece in pieces:
+                shown.clear()
+                if not json:
+                    print(piece, end="", flush=True)
+    except Terminated:
+        raise
+    except KeyboardInterrupt:
+        note("\n(interrupted)")
+    finally:
+        pieces.close()
+        shown.clear()
+    report = session.report
+    if report is None or report is before:
+        return
+    remember_run(session.spec, session.plan, report)
+    if json:
+        print_json(report.to_dict())
+        return
+    print(flush=True)
+    if not quiet:
+        for notice in _notices(talk):
+            note(f"({notice})")
+
+
+def _notices(talk: Conversation) -> Iterator[str]:
+    """What happened to an answer or to the conversation that the answer does not show."""
+    session, report = talk.session, talk.session.report
+    assert report is not None
+    if talk.evicted:
+        rows = f"{talk.evicted} row{'' if talk.evicted == 1 else 's'} of the conversation were evicted"
+        policy = session.plan.kv_policy.partition(":")[0]
+        yield f"the oldest {rows}" if policy in ("streaming", "window") else f"{rows}, those that {policy} chose"
+    if report.stop_reason == "length":
+        yield f"the answer was cut after {report.tokens.generated} tokens (-n): /set max-tokens N allows more"
+    elif report.stop_reason not in _SEEN:
+        yield f"stopped: {report.stop_reason}"

@@ -1,0 +1,267 @@
+"""Conversations: what was said and what the cache holds stay one, whatever is taken back, saved, loaded or evicted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from conftest import GOLDEN, open_golden
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge.backends.reference import ReferenceKV
+from edge.conversation import Conversation
+from edge.errors import InputError, UnsupportedError
+from edge.opened import Model, open_model
+from edge.sampling import SamplingParams
+from edge.session import Session, load
+from edge.types import IntArray
+
+MODEL = "llama-gqa-tied"  # its template is ChatML, its tokens are bytes
+SHORT = {"max_tokens": 6, "ignore_eos": True}
+Open = Callable[..., Session]
+
+
+@pytest.fixture
+def open_session() -> Iterator[Open]:
+    sessions: list[Session] = []
+
+    def make(**options: Any) -> Session:
+        options = {"backend": "reference", "max_kv_size": 500, "threads": 1, **options}
+        sessions.append(load(open_golden(MODEL).model, **options))
+        return sessions[-1]
+
+    yield make
+    for session in sessions:
+        session.close()
+
+
+@lru_cache
+def model_of(name: str) -> Model:
+    return open_model(GOLDEN / f"{name}.gguf")
+
+
+def ask(talk: Conversation, text: str, **options: Any) -> str:
+    return "".join(talk.say(text, **{**SHORT, **options}))
+
+
+def chatml(model: Model, messages: list[tuple[str, str]]) -> IntArray:
+    """The ids of a whole conversation, up to where the assistant begins, in one piece."""
+    text = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in messages)
+    return model.tokenizer.encode(f"{text}<|im_start|>assistant\n", special=True)  # BOS is <|im_start|>
+
+
+def test_a_turn_that_is_taken_back_has_never_been(open_session: Open) -> None:
+    talk, other = Conversation(open_session()), Conversation(open_session())
+    for each in (talk, other):
+        ask(each, "one")
+        ask(each, "two")
+    ask(talk, "never said", max_tokens=9)
+    assert talk.undo() == "never said"
+    assert not talk.replays  # the rows of the first two are still there
+    assert talk.session.engine.kv.length == other.session.engine.kv.length
+    assert ask(talk, "three") == ask(other, "three")
+    assert talk.messages == other.messages
+    assert [talk.undo() for _ in range(3)] == ["three", "two", "one"]
+    assert talk.messages == []
+    with pytest.raises(InputError, match="no turn to take back"):
+        talk.undo()
+    fresh = Conversation(open_session())
+    assert ask(talk, "anew") == ask(fresh, "anew")
+
+
+def test_a_retry_answers_the_same_question(open_session: Open) -> None:
+    talk = Conversation(open_session())
+    ask(talk, "one")
+    first = ask(talk, "two")
+    rows = talk.session.engine.kv.length
+    assert "".join(talk.retry(**SHORT)) == first  # greedy
+    assert talk.session.engine.kv.length == rows
+    drawn = {"".join(talk.retry(sampling=SamplingParams(2.0, seed=seed), **SHORT)) for seed in (1, 2)}
+    assert len({first, *drawn}) == 3
+    assert [message["content"] for message in talk.messages if message["role"] == "user"] == ["one", "two"]
+
+
+@pytest.mark.parametrize(("policy", "rows"), [("streaming", 80), ("h2o", 500)])
+def test_where_rows_are_gone_the_text_is_run_again(open_session: Open, policy: str, rows: int) -> None:
+    """Evicted; or with attention from queries that were taken back, by which h2o would choose."""
+    options = {"backend": "tvm", "kv_dtype": "f32"} if policy == "h2o" else {}
+    session = open_session(kv_policy=policy, max_kv_size=rows, **options)
+    talk = Conversation(session)
+    for text in ("one", "two", "three"):
+        ask(talk, text)
+    assert bool(talk.evicted) == (policy == "streaming")
+    talk.undo()
+    assert talk.replays
+    messages = [(message["role"], message["content"]) for message in talk.messages]
+    answer = ask(talk, "four")
+    whole = chatml(session.model, [*messages, ("user", "four")])
+    assert answer == session.generate(whole, **SHORT)
+
+
+def test_a_conversation_comes_back_from_its_file(open_session: Open, tmp_path: Path) -> None:
+    path = tmp_path / "talk.json"
+    messages = [("system", "Be brief."), ("user", "naïve 你好\n<|im_end|>"), ("assistant", "Yes."), ("user", "Why?")]
+    path.write_text(json.dumps([{"role": role, "content": content} for role, content in messages]))
+    session = open_session()
+    talk = Conversation(session, system="Be long.")
+    ask(talk, "one")
+    talk.load(path)
+    assert talk.system == "Be brief."
+    assert talk.replays
+    answer = "".join(talk.retry(**SHORT))  # it waits for one
+    plain = [(role, content.replace("<|im_end|>", "@")) for role, content in messages]
+    whole = chatml(session.model, plain)
+    at = int(np.flatnonzero(whole == session.model.tokenizer.encode("@")[0])[0])
+    typed = session.model.tokenizer.encode("<|im_end|>")  # no control token where it is typed
+    assert answer == session.generate(np.concatenate([whole[:at], typed, whole[at + 1 :]]), **SHORT)
+
+    talk.load(path)
+    "".join(talk.retry(**SHORT))
+    ask(talk, "And?")
+    talk.save(path)
+    assert json.loads(path.read_text("utf-8")) == {"messages": talk.messages}
+    saved = path.read_text("utf-8")
+    assert "你好" in saved
+    other = Conversation(open_session())
+    other.load(path)
+    assert other.messages == talk.messages
+    talk.reset()
+    assert talk.messages == [{"role": "system", "content": "Be brief."}]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "no such file"),
+        ("", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("{}", "no saved conversation"),
+        ("[]", "no saved conversation"),
+        ('{"messages": 3}', "no saved conversation"),
+        ("[3]", "message 1 must have a role"),
+        ('[{"role": "tool", "content": "x"}]', "message 1 must have a role"),
+        (
+            '[{"role": "user", "content": ["x"]}]',
+            "message 1 must have a role (system, user or assistant) and a content",
+        ),
+        ('[{"role": "user", "content": ""}]', "message 1 is empty"),
+        ('[{"role": "assistant", "content": "x"}]', "message 1 is the assistant's, where the user's must follow"),
+        ('[{"role": "user", "content": "x"}, {"role": "system", "content": "x"}]', "message 2 is the system's"),
+        (
+            '[{"role": "system", "content": "x"}, {"role": "user", "content": "x"}, {"role": "user", "content": "x"}]',
+            "message 3 is the user's, where the assistant's must follow",
+        ),
+    ],
+)
+def test_what_is_no_conversation_is_refused_and_changes_nothing(
+    open_session: Open, tmp_path: Path, text: str | None, says: str
+) -> None:
+    path = tmp_path / "talk.json"
+    if text is not None:
+        path.write_text(text)
+    talk = Conversation(open_session(), system="s")
+    ask(talk, "one")
+    before = talk.messages
+    with pytest.raises(InputError) as caught:
+        talk.load(path)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert talk.messages == before
+    assert not talk.replays
+    if text:
+        with pytest.raises(InputError, match="holds no conversation"):
+            talk.save(path)
+        assert path.read_text() == text
+
+
+def test_a_saved_conversation_is_replaced_and_a_folder_is_refused(open_session: Open, tmp_path: Path) -> None:
+    talk = Conversation(open_session())
+    ask(talk, "\ud800 alone")  # no character
+    talk.save(tmp_path / "talk.json")
+    ask(talk, "two")
+    talk.save(tmp_path / "talk.json")
+    talk.load(tmp_path / "talk.json")
+    assert [turn["content"] for turn in talk.messages if turn["role"] == "user"] == ["? alone", "two"]
+    with pytest.raises(InputError, match="is a folder"):
+        talk.save(tmp_path)
+    assert [each.name for each in tmp_path.iterdir()] == ["talk.json"]
+
+
+def test_an_answer_that_was_interrupted_stays_as_far_as_it_came(open_session: Open) -> None:
+    talk = Conversation(open_session())
+    pieces = talk.say("one", **SHORT)
+    first = next(pieces)
+    pieces.close()
+    assert [turn["content"] for turn in talk.messages] == ["one", first]
+    ask(talk, "two")
+    talk.undo()
+    assert talk.undo() == "one"
+
+
+def test_a_turn_that_cannot_begin_is_not_part_of_the_conversation(open_session: Open) -> None:
+    talk = Conversation(open_session(kv_policy="full", max_kv_size=100))
+    before = ask(talk, "one")
+    with pytest.raises(InputError, match="free KV rows"):
+        ask(talk, "two" * 100)
+    assert [turn["content"] for turn in talk.messages] == ["one", before]
+    other = Conversation(open_session(kv_policy="full", max_kv_size=100))
+    ask(other, "one")
+    assert ask(talk, "two") == ask(other, "two")
+
+
+def test_another_system_prompt_is_there_from_the_beginning(open_session: Open) -> None:
+    session = open_session()
+    talk = Conversation(session, system="Be brief.")
+    answer = ask(talk, "one")
+    talk.system = "Be long."
+    assert talk.replays
+    said = ask(talk, "two")
+    whole = chatml(session.model, [("system", "Be long."), ("user", "one"), ("assistant", answer), ("user", "two")])
+    assert said == session.generate(whole, **SHORT)
+
+
+@pytest.mark.parametrize("model", ["llama-gqa-tied", "gemma2", "phi3"])
+@given(st.text(min_size=1, max_size=8), st.sampled_from([None, "Be brief."]))
+@settings(max_examples=20)
+def test_a_system_prompts_rows_are_those_before_what_is_said(model: str, text: str, system: str | None) -> None:
+    opened = model_of(model)
+    rows = opened.system_rows(system)
+    one, other = (opened.encode_prompt(each, system=system) for each in (text, f"?{text}"))
+    np.testing.assert_array_equal(one[:rows], other[:rows])
+    assert opened.tokenizer.text(int(other[rows])) in ("?", " ?", "▁?", "▁")
+
+
+def test_the_system_prompt_outlives_a_long_conversation(open_session: Open) -> None:
+    rows = open_golden(MODEL).model.system_rows("Be brief.")
+    session = open_session(keep=rows, max_kv_size=2 * rows + 40)
+    talk = Conversation(session, system="Be brief.")
+    ask(talk, "one")
+    kv = cast(ReferenceKV, session.engine.kv)
+    before = kv.keys[:, :, :rows].copy(), kv.values[:, :, :rows].copy()
+    evicted = 0
+    for number in range(9):
+        ask(talk, f"turn {number}")
+        evicted += talk.evicted
+    assert session.report is not None
+    assert session.report.kv.evicted == evicted > 200
+    np.testing.assert_array_equal(kv.keys[:, :, :rows], before[0])
+    np.testing.assert_array_equal(kv.values[:, :, :rows], before[1])
+
+
+def test_a_model_without_a_template_cannot_converse() -> None:
+    model = open_golden(MODEL).model
+
+    class Bare:
+        template, path = None, model.path
+
+    class Loaded:
+        model = Bare
+
+    with pytest.raises(UnsupportedError, match="no chat template: use edge run --raw"):
+        Conversation(cast(Session, Loaded))
