@@ -186,15 +186,8 @@ def energy_table(profile: Profile) -> Section:
             joules(prefill.joules_per_token and prefill.joules_per_token * prefill.tokens),
             joules(engine.energy.load), NONE if decode.watts is None else f"{decode.watts:.1f} W",
         ])  # fmt: skip
-    headings = [
-        "engine",
-        "kind",
-        "per token of answer",
-        "per token of prompt",
-        "whole prompt",
-        "loading",
-        "while answering",
-    ]
+    headings = ["engine", "kind", "per token of answer", "per token of prompt", "whole prompt", "loading"]
+    headings += ["while answering"]
     sources = dict.fromkeys(
         f"{how(each).capitalize()}: {each.energy.source}, the whole {each.energy.scope}." for each in profile.engines
     )
@@ -216,6 +209,7 @@ def facts(profile: Profile) -> list[tuple[str, str]]:
     """What was measured on, and how."""
     device, model, first = profile.device, profile.model, profile.engines[0]
     caches = ", ".join(f"{name} {format_bytes(size)}" for name, size in device.caches.items())
+    weights = format_bytes(model.weight_bytes)
     return [
         ("device", device.name),
         ("system", f"{device.system} ({device.machine})"),
@@ -224,10 +218,7 @@ def facts(profile: Profile) -> list[tuple[str, str]]:
         ("caches", caches or "unknown"),
         ("memory", format_bytes(device.memory)),
         ("model", f"{model.name}: {model.label}"),
-        (
-            "weights",
-            f"{format_count(model.parameters)} in {format_bytes(model.weight_bytes)}, mostly {model.weight_type}",
-        ),
+        ("weights", f"{format_count(model.parameters)} in {weights}, mostly {model.weight_type}"),
         *((f"plan of {each.engine}", _plan(each)) for each in profile.engines),
         ("measured", f"{profile.date}, {profile.seconds:.0f} s{', --quick' if profile.quick else ''}"),
         ("versions", ", ".join(f"{name} {each}" for name, each in _versions(profile).items())),

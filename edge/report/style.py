@@ -60,7 +60,8 @@ figure { flex: 1 1 min(27rem, 100%); margin: 0; background: var(--card); border:
 .threes figure { flex-basis: min(21rem, 100%) }
 figcaption { font-size: .95rem; font-weight: 600 }
 .key { display: flex; flex-wrap: wrap; gap: .1rem 1rem; margin-top: .2rem; font-size: .8rem }
-.key svg { margin-right: .35rem; vertical-align: -1px; color: var(--ink) }
+.key span { display: flex; align-items: baseline; gap: .35rem }
+.key svg { flex: none; position: relative; top: 1px }
 svg.chart { display: block; margin-top: 1.6rem }
 .wide { overflow-x: auto; background: var(--card); border: 1px solid var(--line); border-radius: .6rem }
 table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; width: 100% }
@@ -78,7 +79,7 @@ th.word:first-child, td.word:first-child { position: sticky; left: 0; background
   tbody tr:last-child { border-bottom: 0 }
   td { display: flex; justify-content: space-between; align-items: baseline; gap: .3rem; min-width: 0;
     padding: .1rem 0; border: 0; white-space: normal; overflow-wrap: normal }
-  td::before { content: attr(data-label); color: var(--soft); text-align: left; min-width: 0;
+  td::before { content: attr(data-label); color: var(--soft); font-size: .8rem; text-align: left; min-width: 0;
     overflow-wrap: break-word }
   td.word { font-weight: 600; overflow-wrap: anywhere }
   td:first-child:not(:has(+ .word)) { grid-column: 1 / -1; justify-content: flex-start; font-weight: 600 }
