@@ -25,7 +25,7 @@ FACTORS = "rope_"  # begins the names of the tensors that metadata.gguf has: the
 
 # Of edge.json. A tensor takes a hundred bytes and five commas, an outlier ten and one. Commas and brackets bound what
 # Python makes of it: an empty list takes two bytes here and sixty there.
-_MOST_BYTES, _MOST_COMMAS, _MOST_BRACKETS, _MOST_FILES = 4 << 20, 1 << 19, 1 << 16, 64
+_MOST_BYTES, _MOST_COMMAS, _MOST_BRACKETS, _MOST_FILES = 4 << 20, 1 << 18, 1 << 16, 64
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _TENSOR = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")

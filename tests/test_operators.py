@@ -28,6 +28,8 @@ from edge.backends.tvm.engine import NativeEngine
 from edge.backends.tvm.layout import make_layout
 from edge.backends.tvm.runtime import _key
 from edge.backends.tvm.targets import choose_target
+from edge.converters.writers.onnx import write_onnx
+from edge.converters.writers.onnx_methods import find_method
 from edge.errors import EngineError, InputError, UnsupportedError
 from edge.opened import Model, open_model
 
@@ -163,6 +165,16 @@ def test_onnx_counts_bytes_and_flops(quantized: Model) -> None:
     assert (head.bytes, head.flops) == (2 * 272 * 64 * block // 32, 2 * 2 * 272 * 64)
     assert only(found, "embed GatherBlockQuantized", None).bytes == TOKENS * 64 * block // 32
     assert only(found, "gate-up Mul").bytes is only(found, "gate-up Mul").flops is None
+
+
+@pytest.mark.parametrize(("method", "op"), [(None, "MatMulNBits"), ("w8a8", "DynamicQuantizeMatMul")])
+def test_onnx_counts_the_bytes_of_folders(method: str | None, op: str, quantized: Model, tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    file, spec = quantized.file, quantized.spec
+    write_onnx(file, spec, tmp_path / "model", method=find_method(method, file, spec))
+    found = times_of(open_model(tmp_path / "model"), "onnx", replace(CONFIG, kv_dtype="f32"), tokens=1)
+    row = 96 * (16 + 4) // 32 if method is None else 96 + 4
+    assert only(found, f"down {op}").bytes == 64 * row
 
 
 def test_onnx_leaves_no_trace_behind(quantized: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 The profiler writes a line for every node of every run, in whole microseconds, and slows a run a little: by some
 microseconds a node, which the nodes' times do not contain. Nodes' names say what phase and layer they belong to
-(`Nodes.begin` of the writer); a model exported by an earlier edge has none, and all its nodes are of phase `other`.
+(`Nodes.begin` of the writer).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 
 from edge.backends.base import EngineConfig, Operator
 from edge.backends.onnx.engine import OnnxEngine
+from edge.backends.onnx.folders import check_folder
 from edge.backends.onnx.kv import row_bytes
 from edge.backends.onnx.memory import MOST_AT_ONCE
 from edge.backends.operators import Piece, attention_flops, check_pass, pieces, repeat_pass
@@ -32,8 +33,8 @@ from edge.spec import ModelSpec
 _NAME = re.compile(r"([a-z-]+)(?:\.(\d+))?/.*_kernel_time")
 _END_OF_RUN = "model_run"
 _ATTENTION = "GroupQueryAttention"
-_BLOCKS_PRODUCT = "MatMulNBits"
-_PRODUCTS = {_BLOCKS_PRODUCT, "MatMulBnb4", "FusedMatMul", "MatMul", "Gemm", "DynamicQuantizeMatMul"}
+_QUANTIZED_PRODUCTS = {"MatMulNBits", "MatMulBnb4", "DynamicQuantizeMatMul"}
+_PRODUCTS = {*_QUANTIZED_PRODUCTS, "FusedMatMul", "MatMul", "Gemm"}
 _MATRICES = {"output": ("attn_output",), "gate-up": ("ffn_gate", "ffn_up"), "down": ("ffn_down",), "qkv": ("qkv",)}
 _TABLES = ("token_embd.", "position_embd")
 _LOADING = 0.5  # of progress
@@ -58,7 +59,7 @@ def time_operators(
     file: GGUFFile, spec: ModelSpec, config: EngineConfig, *, tokens: int, context: int, passes: int,
     progress: Callable[[float], None] | None = None,
 ) -> list[Operator]:  # fmt: skip
-    """See `Backend.operators`. bytes: of weights as they were converted (None for exported folders) and of KV rows.
+    """See `Backend.operators`. bytes: of weights as they were converted, and of KV rows.
 
     flops count what is computed: that is more than the model has where means are appended to inputs, and less in the
     last layer, behind whose attention only the last token goes on.
@@ -138,17 +139,15 @@ class Bytes:
     """What nodes read in a pass of these pieces, counted from shapes."""
 
     def __init__(self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, parts: Sequence[Piece]) -> None:
-        self._layout = make_layout(file, spec) if file.folder is None else None
+        self._layout = make_layout(file, spec) if file.folder is None else check_folder(file, spec)
         self._head = "token_embd" if spec.tied_head else "output"
         self._row_bytes = row_bytes(spec, config.kv_dtype) // spec.layers
         self._windows, self._parts = find_recipe(spec).windows, parts
 
     def of(self, node: Node) -> int | None:
-        """None where weights are not known, and for what only moves activations."""
+        """None for what only moves activations."""
         if node.op == _ATTENTION and node.layer is not None:
             return sum(self._row_bytes * part.rows(self._windows[node.layer]) for part in self._parts)
-        if self._layout is None:
-            return None
         if node.phase == "embed" and node.op.startswith("Gather"):
             tables = [place for name, place in self._layout.places.items() if name.startswith(_TABLES)]
             rows = self._layout.matrices["token_embd"].rows
@@ -165,6 +164,6 @@ class Bytes:
         """0 if another kind of node multiplies it. Floats of any size are float32 once they are loaded."""
         matrix = layout.matrices[name]
         if isinstance(matrix.form, Floats):
-            return 4 * matrix.rows * matrix.columns if op != _BLOCKS_PRODUCT else 0
+            return 4 * matrix.rows * matrix.columns if op not in _QUANTIZED_PRODUCTS else 0
         arrays = matrix.form.arrays(matrix.rows, matrix.columns)
-        return sum(layout.places[f"{name}.{each}"].nbytes for each in arrays) if op == _BLOCKS_PRODUCT else 0
+        return sum(layout.places[f"{name}.{each}"].nbytes for each in arrays) if op in _QUANTIZED_PRODUCTS else 0
