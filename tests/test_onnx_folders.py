@@ -95,6 +95,11 @@ def test_what_onnx_runtime_refuses_is_one_line(tmp_path: Path) -> None:
         open_session(bytes(100), tmp_path, "CPUExecutionProvider", 1)
 
 
+def test_a_folder_whose_name_is_not_unicode(folder: Path) -> None:
+    named = folder.rename(folder.parent / os.fsdecode(b"\xff"))
+    assert "only paths that are Unicode" in refusal(named)
+
+
 # Graphs
 
 

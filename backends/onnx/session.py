@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,17 +28,22 @@ def open_session(graph: bytes, folder: Path, provider: str, threads: int, trace:
     """graph: a serialized model, whose weights lie in files of `folder`. trace: the beginning of the names of the files
     into which ONNX Runtime writes the times of nodes.
 
-    Raises EngineError if it cannot load the model.
+    Raises EngineError if it cannot load the model, InputError if the folder's path is not Unicode.
     """
     import onnxruntime
 
+    try:
+        where = os.fsencode(folder.absolute()).decode()
+    except UnicodeDecodeError:
+        message = f"{str(folder)!a}: ONNX Runtime opens only paths that are Unicode: rename the folder"
+        raise InputError(message) from None
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.enable_mem_pattern = False  # it plans for one length of the input, and ours changes
     options.log_severity_level = 4
     # Where products of unsigned inputs and signed weights saturate (x86 without VNNI), slower ones that do not.
     options.add_session_config_entry("session.x64quantprecision", "1")
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.absolute()))
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", where)
     if trace:
         options.enable_profiling, options.profile_file_prefix = True, str(trace)
     with explained(f"{folder}: ONNX Runtime cannot load it"):
