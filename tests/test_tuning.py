@@ -660,8 +660,9 @@ def test_the_command_from_tuning_to_a_run(tiny: Path, folder: Path, tmp_path: Pa
     again = edge("run", str(tiny), "--raw", "-p", "hi", "-n", "2", EDGE_CACHE=str(tmp_path))
     assert "edge tune" not in again.stderr
 
-    found = edge_json("tune", str(tiny), "--trials", "4", "--time", "100s", "--json")
-    assert found["trials"] == found["measured"] <= 4
+    found = edge_json("tune", str(tiny), "--trials", "2", "--time", "10m", "--json")
+    assert found["trials"] == found["measured"] == 2
+    assert not found["late"]
     assert found["gain"] >= 1
     assert not found["interrupted"]
     again_measured = edge_json("tune", str(tiny), "--trials", str(found["trials"]), "--json")["measured"]
@@ -685,7 +686,7 @@ def test_the_command_from_tuning_to_a_run(tiny: Path, folder: Path, tmp_path: Pa
 
 @pytest.mark.slow
 def test_ctrl_c_writes_the_record_and_exits_130(tiny: Path, folder: Path) -> None:
-    command = [sys.executable, "-m", "edge", "tune", str(tiny), "--time", "200s", "--seed", "1"]
+    command = [sys.executable, "-m", "edge", "tune", str(tiny), "--time", "20m", "--seed", "1"]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     until = time.monotonic() + 200
     while child.poll() is None and time.monotonic() < until:
@@ -716,7 +717,7 @@ def test_a_device_behind_a_tracker_is_tuned(tiny: Path, folder: Path, tmp_path: 
     ):  # fmt: skip
         found = edge_json(
             "tune", str(tiny), "--device", "pi5", "--tracker", tracker, "--key", "loop", "--trials", "2", "--time",
-            "100s", "--json",
+            "10m", "--json",
         )  # fmt: skip
     assert (found["device"], found["subject"]["cpu"]) == ("pi5", "pi5")
     assert 1 <= found["trials"] <= 2

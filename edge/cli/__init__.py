@@ -77,7 +77,9 @@ def _fail(error: Exception, code: int, message: str | None = None, **more: objec
     from edge.cli.show import note, print_json
     from edge.errors import EdgeError, OutputError
 
-    message = fitting(message or str(error), sys.argv[1:], typer.main.get_command(app))
+    message = message or str(error)
+    if isinstance(error, EdgeError):
+        message = fitting(message, sys.argv[1:], typer.main.get_command(app))
     note(f"edge: {message}")
     if "--json" in sys.argv or os.environ.get("EDGE_JSON", "").lower() in _YES:
         kind = type(error).__name__ if isinstance(error, (EdgeError, MemoryError, OSError)) else "UsageError"
