@@ -8,7 +8,6 @@ beside the target, which appears only when everything has been written, read aga
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,12 +25,12 @@ from edge.converters.quantize import Report as Quantized
 from edge.converters.quantizers.mixed import TYPES, Mixture
 from edge.converters.readers.hf import convert_folder, is_folder, outline_folder
 from edge.converters.repair import repair
-from edge.converters.target import check_file, check_folder
 from edge.converters.writers import hf
 from edge.converters.writers.gguf import Planned, copy_gguf, planned_as, write_outline
 from edge.converters.writers.onnx import planned_files, rounded_types, write_onnx
 from edge.converters.writers.onnx_methods import NEED_STATISTICS, find_method, planning_method
 from edge.devices.memory import memory_use
+from edge.devices.output import check_file, check_folder, work_folder
 from edge.errors import InputError
 from edge.gguf_file import GGUFFile, read_gguf
 from edge.model import read_spec
@@ -143,7 +142,7 @@ def convert(
     path = find_source(source)
     _check(path, target, wanted, tokens, force)
     report = Report(target)
-    with _workplace(target) as work:
+    with work_folder(target) as work:
         file = _read(path, work, wanted, report, steps)
         ids = None if tokens is None else tokens(Tokenizer(file))
         if wanted.pruning and ids is not None:
@@ -165,8 +164,8 @@ def preview(source: str | Path, target: Path, wanted: Conversion) -> tuple[dict[
     No weights are read. Raises as `convert`.
     """
     path = find_source(source)
-    with tempfile.TemporaryDirectory(prefix="edge-") as work:
-        outline = Path(work) / "outline.gguf"
+    with work_folder() as work:
+        outline = work / "outline.gguf"
         file = read_gguf(path) if path.is_file() else outline_folder(path, outline, blocks=wanted.keeps_blocks)
         if wanted.pruning:
             file = write_outline(outline, *plan_pruning(file, read_spec(file), wanted.pruning))
@@ -256,17 +255,6 @@ def _write(
             os.replace(file.path, target)  # it was written, synced and read again by its step
         else:
             copy_gguf(file, target, file.tensors.values(), progress)
-
-
-@contextmanager
-def _workplace(target: Path) -> Iterator[Path]:
-    """A folder on the target's file system for what is written on the way. Raises InputError."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as work:
-            yield Path(work)
-    except OSError as error:
-        raise InputError(f"{target} cannot be written ({error.strerror})") from None
 
 
 @contextmanager

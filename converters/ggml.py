@@ -7,7 +7,6 @@ Rows: `ggml_quantize_chunk`, which weighs the error of a value by the importance
 from __future__ import annotations
 
 import ctypes
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
@@ -19,9 +18,9 @@ import numpy as np
 
 from edge.backends.llamacpp.library import is_installed, library
 from edge.converters.blocks import TYPE_IDS, block_size, nbytes
-from edge.converters.target import new_file
 from edge.converters.writers.gguf import Planned
 from edge.devices.child import run_child
+from edge.devices.output import new_file, work_folder
 from edge.errors import EngineError, InputError, MissingExtraError, ModelFormatError, UnsupportedError
 from edge.gguf_file import GGUFFile, read_gguf
 from edge.model import read_spec
@@ -141,7 +140,7 @@ def quantize_with_llamacpp(
         )
     _check_importance(file, importance or {})
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-")))
+        folder = stack.enter_context(work_folder())
         written = stack.enter_context(nullcontext(folder / "none") if dry_run else new_file(target))
         if importance:
             np.savez(folder / "importance.npz", **{name: np.float32(each) for name, each in importance.items()})

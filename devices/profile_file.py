@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
-import tempfile
-from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from edge.devices.output import new_file
 from edge.devices.profile import FIGURES, KINDS, Cluster, Figure, Profile
 from edge.errors import InputError
 
@@ -44,20 +42,10 @@ def read_profile(path: Path) -> Profile:
         raise InputError(f"{path}: {wrong}") from None
 
 
-def write_profile(profile: Profile, path: Path) -> None:
-    """The whole file appears at once. Raises InputError if it cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-        try:
-            with open(descriptor, "w", encoding="utf-8") as file:
-                file.write(to_toml(profile))
-            os.replace(temporary, path)
-        finally:
-            with suppress(OSError):
-                os.unlink(temporary)  # it is there only if something failed
-    except OSError as error:
-        raise InputError(f"{path} cannot be written ({error.strerror})") from None
+def write_profile(profile: Profile, path: Path, *, private: bool = False) -> None:
+    """The whole file appears at once; private: for this user alone. Raises InputError if it cannot be written."""
+    with new_file(path, private=private) as temporary:
+        temporary.write_text(to_toml(profile), encoding="utf-8")
 
 
 def to_toml(profile: Profile) -> str:

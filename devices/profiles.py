@@ -73,7 +73,7 @@ def add_profile(profile: Profile) -> Path:
         make_private_folder(path.parent)
     except OSError as error:
         raise InputError(f"{path} cannot be written ({error.strerror})") from None
-    write_profile(profile, path)
+    write_profile(profile, path, private=True)
     return path
 
 

@@ -17,6 +17,7 @@ import os
 import re
 import shutil
 import stat
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from edge.budget import format_bytes, parse_bytes
+from edge.devices.output import held, sweep
 from edge.devices.private import distrust, make_private_folder
 from edge.errors import CacheError
 from edge.file_lock import file_lock
@@ -98,7 +100,7 @@ def create(kind: Kind, key: str, suffix: str, about: str = "", expected: int = 0
         _check_room(path.parent, expected)
         temporary = make_temporary(path)
     try:
-        with _explained(only=_FULL):  # other errors of the block are the caller's own
+        with held(temporary), _explained(only=_FULL):  # other errors of the block are the caller's own
             yield temporary
         with _explained():
             complete(temporary, path, about)
@@ -156,7 +158,7 @@ def clear(kind: Kind | None = None) -> tuple[int, int]:
         for entry in removed:
             entry.path.unlink(missing_ok=True)
             stamp_path(entry.path).unlink(missing_ok=True)
-    leftovers = sum(_sweep(each, older_than=0) for each in _kinds(kind))
+    leftovers = sum(_sweep(each, older_than=0) for each in _kinds(kind)) + sweep(Path(tempfile.gettempdir()))
     return len(removed), sum(entry.bytes for entry in removed) + leftovers
 
 
@@ -240,26 +242,31 @@ def _tidy(limit: int, keep: Path) -> None:
 def _sweep(kind: Kind, older_than: float) -> int:
     """Remove files of ours that belong to no whole entry and no living process; returns the bytes freed.
 
-    They must not have been written for `older_than` seconds: a process in another container looks dead from here.
+    Temporary files go once their process is dead. Others must not have been written for `older_than` seconds: what they
+    belong to may be on the way.
     """
     folder = cache_folder() / kind
     kept = {path for entry in entries(kind) for path in (entry.path, stamp_path(entry.path))}
     freed = 0
     for path in folder.iterdir() if _is_folder(folder) else ():
         status, ours = status_of(path), _OURS.fullmatch(path.name)
-        if path in kept or status is None or ours is None or time.time() - status.st_mtime < older_than:
+        if path in kept or status is None or ours is None:
             continue
-        if ours["pid"] is None or not _is_alive(int(ours["pid"])):
-            with contextlib.suppress(OSError):
+        is_old = time.time() - status.st_mtime >= older_than
+        with contextlib.suppress(OSError):
+            if _is_left(path, ours["pid"], is_old) if ours["pid"] else is_old:
                 path.unlink()
                 freed += status.st_size
     return freed
 
 
-def _is_alive(pid: int) -> bool:
+def _is_left(path: Path, pid: str, is_old: bool) -> bool:
+    """Whether the process that made a temporary file is dead. It holds the file while it writes, which others see even
+    from another container, where its number means nothing; without locks the file's age must do. Raises OSError."""
     import psutil
 
-    return psutil.pid_exists(pid)
+    with held(path) as free:
+        return bool(is_old if free is None else free) and not psutil.pid_exists(int(pid))
 
 
 @contextmanager

@@ -128,7 +128,7 @@ class Conversation:
 
         Raises InputError.
         """
-        from edge.converters.target import check_file, new_file
+        from edge.devices.output import check_file, new_file
 
         path = Path(path).expanduser()
         if path.is_file() and path.stat().st_size:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from edge.backends import backend_names, find_backend
 from edge.backends.base import EngineConfig
 from edge.catalog import find_model
 from edge.converters.readers.hf import is_folder, outline_folder
+from edge.devices.output import work_folder
 from edge.errors import EdgeError, MissingExtraError, UnsupportedError
 from edge.fingerprint import hash_file
 from edge.gguf_file import ArrayRef, GGUFFile, TensorInfo, read_gguf
@@ -96,8 +96,8 @@ def inspect_model(
     """
     if is_folder(Path(model)):
         path = Path(model)
-        with tempfile.TemporaryDirectory(prefix="edge-") as folder:
-            file = outline_folder(path, Path(folder) / "outline.gguf")
+        with work_folder() as folder:
+            file = outline_folder(path, folder / "outline.gguf")
             return _inspect(path, file, "Hugging Face folder", _checkpoint(path), sha256, progress)
     path = find_model(model)
     if path.is_dir():

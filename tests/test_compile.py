@@ -53,7 +53,7 @@ def compile_model(folder: Path, *more: str, device: str = HOST) -> Any:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """For this machine, by a path relative to where we are."""
-    folder = tmp_path_factory.mktemp("made") / "new" / "folder"
+    folder = tmp_path_factory.mktemp("made") / "folder"
     compile_model(Path(os.path.relpath(folder)), "--weights")
     return folder
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from edge.converters.blocks import dequantize, quantize
-from edge.converters.target import check_file, check_folder, new_folder
 from edge.converters.writers.gguf import Planned, fields_of, write_gguf
+from edge.devices.output import check_file, check_folder, new_folder
 from edge.errors import InputError
 from edge.gguf_file import read_gguf
 from edge.types import AnyArray

@@ -463,11 +463,11 @@ def wait_for(happened: Any) -> Any:
     ("arguments", "said"),
     [
         ((MODEL, "-o", "a.pdf"), "what kind of report"),
-        ((MODEL, "-o", "/nowhere/a.md"), "there is no folder"),
+        ((MODEL, "-o", "/nowhere/a.md"), "/nowhere is not there: make that folder first"),
         ((MODEL, "-d", "1,x"), "-d takes numbers"),
         ((MODEL, "-o", "/"), "what kind of report"),
         ((MODEL, "-o", "/proc/a.md"), "cannot be written"),
-        ((MODEL, "-o", "b" * 250 + ".json"), "cannot be written"),
+        ((MODEL, "-o", "b" * 251 + ".json"), "cannot be written"),
         ((MODEL, "-p", "100000"), "positions"),
         ((MODEL, "-p", "64", "--max-kv-size", "32"), "this needs 80 KV rows"),
         ((MODEL, "-d", "64", "--max-kv-size", "32"), "this needs 80 KV rows"),
@@ -500,7 +500,7 @@ def test_folders_are_no_reports(tmp_path: Path) -> None:
     (tmp_path / "a.html").mkdir()
     done = edge("profile", MODEL, "-o", str(tmp_path / "a.html"))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "it is a folder" in done.stderr
+    assert "is a folder: name a file" in done.stderr
 
 
 def test_climate_without_a_sensor_is_nothing() -> None:

@@ -22,16 +22,15 @@ from typer.testing import CliRunner
 
 from edge.cli.commands import app
 from edge.cli.targets import isa_names
-from edge.converters.target import check_file
 from edge.devices import integer_products, profiles
 from edge.devices.integer_products import missing
+from edge.devices.output import check_file, check_writable, write_whole
 from edge.devices.power.estimate import Estimate
 from edge.devices.probe import best_rate, probe_profile
 from edge.devices.profile import BUS_SHARE, FIGURES, KINDS, Cluster, Figure, Profile
 from edge.devices.profile_file import read_profile, to_toml, write_profile
 from edge.devices.profiles import HOST, add_profile, find_profile, host_power, own_folder, profile_names
 from edge.errors import InputError
-from edge.quality.lines import check_writable, write_whole
 
 SHIPPED = [name for name in profile_names() if name != HOST]
 WANTED = {
@@ -341,7 +340,7 @@ def test_probing_says_why_the_rate_of_bytes_is_unknown(monkeypatch: pytest.Monke
         (["add", "absent.toml"], "cannot be read"),
         (["diff", "host", "toaster"], "unknown device 'toaster'"),
         (["show", "../host"], "unknown device"),
-        (["probe", "-o", "."], "is a folder or a device: -o takes the name of a file"),
+        (["probe", "-o", "."], "is a folder: name a file"),
         (["add", "."], "Is a directory"),
     ],
 )
@@ -380,7 +379,7 @@ def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     done = run.invoke(app, ["devices", "probe", "-o", str(pipe), "--seconds", "0.1"])
-    assert "is a folder or a device" in str(done.exception)
+    assert "is no file that could be replaced" in str(done.exception)
     for write in (lambda: check_file(pipe, force=True), lambda: write_whole(pipe, "x"), lambda: check_writable(pipe)):
         with pytest.raises(InputError, match="is no file that could be replaced"):
             write()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from edge.backends.operators import Piece, attention_flops, check_pass, pieces, 
 from edge.backends.tensors import find_recipe
 from edge.converters.writers.onnx_forms import Floats
 from edge.converters.writers.onnx_layout import Layout, make_layout
+from edge.devices.output import work_folder
 from edge.errors import EngineError
 from edge.gguf_file import GGUFFile
 from edge.spec import ModelSpec
@@ -67,8 +67,8 @@ def time_operators(
     check_pass(config, tokens, context, passes)
     parts = list(pieces(tokens, context, min(config.chunk, MOST_AT_ONCE)))
     try:
-        with tempfile.TemporaryDirectory(prefix="edge-") as folder:
-            runs = _traced_runs(file, spec, config, tokens, context, passes, Path(folder), progress)
+        with work_folder() as folder:
+            runs = _traced_runs(file, spec, config, tokens, context, passes, folder, progress)
     except OSError as error:
         raise EngineError(f"ONNX Runtime's profile cannot be written ({error.strerror or error})") from None
     wanted = passes * len(parts)

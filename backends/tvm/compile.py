@@ -7,12 +7,12 @@ which machine; OBJECT is what a linker takes.
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from edge.backends.tvm.design import Design
 from edge.devices.child import serve
+from edge.devices.output import work_folder
 
 
 def compile_pass(request: Any) -> None:
@@ -28,8 +28,8 @@ def compile_pass(request: Any) -> None:
     with PassContext(config={"tirx.disable_storage_rewrite": True}):
         executable = compile_module(build(design), target=Target(design.target.llvm))
     image, *wanted = map(Path, request["out"])
-    with tempfile.TemporaryDirectory() as folder:
-        written = Path(folder) / "pass.o"
+    with work_folder() as folder:
+        written = folder / "pass.o"
         executable.mod.write_to_file(str(written), "o")
         compiled = written.read_bytes()
     image.write_bytes(link(compiled))

@@ -11,8 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -27,6 +25,7 @@ from edge.backends.tvm.runtime import compile_design, install
 from edge.backends.tvm.sources import source_hash
 from edge.backends.tvm.targets import Target, choose_target, target_named
 from edge.backends.tvm.weights import pack_weights
+from edge.devices.output import work_folder
 from edge.devices.profiles import Profile
 from edge.errors import InputError
 from edge.fingerprint import hash_file
@@ -123,21 +122,13 @@ def _appearing(folder: Path, force: bool) -> Iterator[Path]:
     others = sorted({path.name for path in folder.iterdir()} - set(FILES)) if folder.exists() else []
     if others and not force:
         raise InputError(f"{folder} holds other files ({others[0]}): choose a new folder, or --force")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
-        try:
-            yield made
-            _put(made, folder)
-        finally:
-            shutil.rmtree(made, ignore_errors=True)
-    except OSError as error:
-        raise InputError(f"{folder} cannot be written ({error.strerror})") from None
+    with work_folder(folder) as made:
+        yield made
+        _put(made, folder)
 
 
 def _put(made: Path, folder: Path) -> None:
     """A new folder appears in one step. In an old one files are replaced, the description last."""
-    made.chmod(0o755)  # temporary folders are private
     if not folder.exists():
         made.rename(folder)
         return

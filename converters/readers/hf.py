@@ -26,8 +26,8 @@ from edge.converters.readers.config import Config, read_config
 from edge.converters.readers.json_file import shown
 from edge.converters.readers.quantized import Packed, find_packed
 from edge.converters.readers.tokenizer import read_vocabulary
-from edge.converters.target import new_file
 from edge.converters.writers.gguf import Field, Planned, write_gguf, write_outline
+from edge.devices.output import new_file
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
 from edge.gguf_file import GGUFFile, read_gguf
 from edge.model import read_spec

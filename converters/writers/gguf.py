@@ -15,7 +15,7 @@ from typing import BinaryIO
 import numpy as np
 
 from edge.converters.blocks import TYPE_IDS, nbytes
-from edge.converters.target import new_file
+from edge.devices.output import new_file
 from edge.errors import InputError, ModelFormatError
 from edge.gguf_file import GGUFFile, TensorInfo, read_gguf
 from edge.types import AnyArray

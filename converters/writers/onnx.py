@@ -15,7 +15,6 @@ from typing import Any
 
 from edge.backends.tensors import find_recipe
 from edge.converters.metadata import write_metadata
-from edge.converters.target import check_folder, new_folder
 from edge.converters.tokenizer_file import write_tokenizer
 from edge.converters.writers.onnx_blocks import is_exact
 from edge.converters.writers.onnx_check import check_graphs, check_weights
@@ -24,6 +23,7 @@ from edge.converters.writers.onnx_graph import KV_TYPES, make_graph
 from edge.converters.writers.onnx_layout import Layout, make_layout
 from edge.converters.writers.onnx_methods import AS_IT_IS, Method
 from edge.converters.writers.onnx_weights import write_weights
+from edge.devices.output import check_folder, new_folder
 from edge.errors import InputError, MissingExtraError
 from edge.fingerprint import hash_file
 from edge.gguf_file import GGUFFile

@@ -125,6 +125,7 @@ def probe(
     from edge.cli.targets import own_isa
     from edge.devices.integer_products import missing
     from edge.devices.load import DISTURBED, others_from_now
+    from edge.devices.output import check_writable
     from edge.devices.probe import probe_profile
     from edge.devices.profile_file import is_name, write_profile
     from edge.devices.profiles import HOST, add_profile
@@ -134,10 +135,8 @@ def probe(
         raise InputError("--name is for profiles of a file: give -o FILE, too; here this device is called host")
     if not is_name(name):
         raise InputError(f"--name may hold letters, digits, - and . only, not {name!r}")
-    if output is not None and not output.absolute().parent.is_dir():
-        raise InputError(f"there is no folder {output.parent} for {output.name}")
-    if output is not None and output.exists() and not output.is_file():
-        raise InputError(f"{output} is a folder or a device: -o takes the name of a file")
+    if output is not None:
+        check_writable(output)
     with progress(enabled=not quiet) as shown:
         bar, so_far = shown.step("reading memory, multiplying"), others_from_now(lambda: sum(os.times()[:4]))
         measured = replace(probe_profile(seconds, lambda part: bar(part, 1.0)), name=name)

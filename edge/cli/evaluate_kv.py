@@ -68,10 +68,10 @@ def kv(
     if resume and output is None:
         raise InputError("--resume goes with -o FILE: figures are kept beside it")
     from edge.backends import find_backend
+    from edge.devices.output import write_whole
     from edge.opened import open_model
     from edge.quality.cells import Setup
     from edge.quality.journal import Journal
-    from edge.quality.lines import write_whole
     from edge.quality.matrix import run_matrix
     from edge.quality.reading import Amounts, make_material, possible_tasks, settings_of
     from edge.report.kv import make_rows

@@ -165,7 +165,7 @@ def compare(
     for path in output or []:
         check_place(path)
     found = compare_profiles(read_profile(first), read_profile(second), first.stem, second.stem)
-    from edge.quality.lines import write_whole
+    from edge.devices.output import write_whole
 
     for path in output or []:
         write_whole(path, document(found, path.suffix))
@@ -174,7 +174,7 @@ def compare(
 
 def _writer(path: Path) -> Callable[[Profile], None]:
     """Writes a report of the path's kind. Raises at once what would otherwise come after all measurements."""
-    from edge.quality.lines import write_whole
+    from edge.devices.output import write_whole
     from edge.report.page import check_place
     from edge.report.profile_page import document
 

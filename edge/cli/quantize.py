@@ -47,9 +47,9 @@ def quantize(
     from edge.converters.calibrate import column_importance
     from edge.converters.ggml import HAVE_NO_CHOICE, TRAINED, find_ftype, quantize_with_llamacpp
     from edge.converters.plain import PLAIN, plan_plain, write_plain
-    from edge.converters.target import check_file
     from edge.converters.texts import calibration_tokens as read_tokens
     from edge.converters.texts import check_texts
+    from edge.devices.output import check_file
     from edge.opened import open_model
     from edge.plan import check_threads
 

@@ -30,6 +30,10 @@ def check_output(output: Path | None, *, resume: bool) -> None:
         raise InputError(f"{output}: figures are written as .json")
     if resume and output is None:
         raise InputError("--resume goes with -o FILE: figures are kept beside it")
+    if output is not None:
+        from edge.devices.output import check_writable
+
+        check_writable(output)
 
 
 def journal_of(output: Path | None) -> Path | None:
@@ -39,7 +43,7 @@ def journal_of(output: Path | None) -> Path | None:
 def write_output(output: Path | None, said: dict[str, Any]) -> None:
     import json
 
-    from edge.quality.lines import write_whole
+    from edge.devices.output import write_whole
 
     if output is not None:
         write_whole(output, json.dumps(said, ensure_ascii=False, allow_nan=False) + "\n")

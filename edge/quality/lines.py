@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from edge.devices.output import write_whole
 from edge.errors import InputError
 
 T = TypeVar("T")
@@ -50,36 +50,6 @@ class Lines(Generic[T]):
                 os.fsync(file.fileno())
         except OSError as error:
             raise InputError(f"{self._path}: cannot be written ({error.strerror})") from None
-
-
-def write_whole(path: Path, text: str) -> None:
-    """All of a file or nothing. Raises InputError."""
-    with _beside(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-
-
-def check_writable(path: Path) -> None:
-    """Raises now the InputError that `write_whole` would raise later."""
-    if path.is_dir():
-        raise InputError(f"{path}: cannot be written (it is a folder)")
-    with _beside(path) as temporary:
-        temporary.touch()
-
-
-@contextmanager
-def _beside(path: Path) -> Iterator[Path]:
-    """A file in the same folder, which is gone afterwards. Raises InputError where there can be none."""
-    if path.exists() and not path.is_file():
-        raise InputError(f"{path} is no file that could be replaced")  # /dev/null, say
-    try:
-        temporary = path.with_name(f".{os.getpid()}-{path.name}")
-        try:
-            yield temporary
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror})") from None
 
 
 def are_numbers(value: object) -> bool:

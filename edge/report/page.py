@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
+from edge.devices.output import check_writable
 from edge.errors import InputError
-from edge.quality.lines import check_writable
 from edge.report.style import STYLE
 from edge.report.table import Section
 
@@ -18,8 +18,6 @@ def check_place(path: Path) -> None:
     """Raises InputError for names of other kinds, and where no such file can be written."""
     if path.suffix not in KINDS:
         raise InputError(f"{path}: what kind of report? Let its name end in {', '.join(KINDS)}")
-    if not path.parent.is_dir():
-        raise InputError(f"{path}: there is no folder {path.parent}")
     check_writable(path)
 
 

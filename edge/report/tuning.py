@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from edge.devices.output import write_whole
 from edge.errors import InputError
-from edge.quality.lines import write_whole
 from edge.report.chart import COLOURS, DASHED, INK, Axis, Chart
 
 if TYPE_CHECKING:

@@ -9,9 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -27,6 +25,7 @@ from edge.backends.tvm.tuning.pool import Pool
 from edge.backends.tvm.tuning.space import CHUNK, Field, Values, make_space
 from edge.backends.tvm.tuning.tune import Setting
 from edge.backends.tvm.weights import open_weights
+from edge.devices.output import work_folder
 from edge.devices.records import Subject
 from edge.errors import EngineError, InputError, MissingExtraError
 from edge.opened import Model
@@ -131,9 +130,9 @@ class Remote:
             with PassContext(config={"tirx.disable_storage_rewrite": True}):
                 module = tvm.IRModule({"run_job": run_job(design, threads)})
                 built = tvm.compile(module, target=tvm.target.Target(design.target.llvm))
-            with tempfile.TemporaryDirectory() as folder:
+            with work_folder() as folder:
                 self._compiled += 1  # a name of its own: the device has the others mapped
-                library = Path(folder) / f"candidate{self._compiled}.so"
+                library = folder / f"candidate{self._compiled}.so"
                 built.export_library(str(library), fcompile=cc.cross_compiler(compiler))
                 self._session.upload(str(library))
                 return self._session.load_module(library.name)

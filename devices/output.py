@@ -1,0 +1,264 @@
+"""What a user asked for appears whole or not at all, with the user's umask, and replaces nothing unasked.
+
+It is written under a temporary name beside its target, `.edge-tmp-RANDOM-NAME`, which takes the target's place at the
+end. This process holds a lock on it meanwhile, and the system lets go of the lock when the process dies, however it
+does. So what nobody holds was left by a killed process, and whoever writes to the same folder next removes it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+import secrets
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from edge.errors import InputError
+
+_TEMPORARY, _OLD = ".edge-tmp-", ".edge-old-"
+_OURS = re.compile(rf"({re.escape(_TEMPORARY)}|{re.escape(_OLD)})[0-9a-f]{{8}}-(?P<name>.+)", re.DOTALL)
+_NAME_BYTES = 120  # of the target's name, at its end: compilers look at endings, and file systems limit names
+_RENAME_EXCHANGE, _AT_FDCWD = 2, -100  # of Linux's renameat2
+_NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}  # kernels and file systems without it
+
+
+def check_parent(path: Path) -> None:
+    """Raises InputError unless the folder is there that `path` is to be written to: the same rule in every command."""
+    parent = path.absolute().parent
+    if not parent.is_dir():
+        why = "is no folder" if parent.exists() else "is not there: make that folder first"
+        raise InputError(f"{path} cannot be written: {parent} {why}")
+    with suppress(FileNotFoundError), _explained(path, but=FileNotFoundError):
+        os.lstat(path)  # a name that is too long, say
+
+
+def check_file(path: Path, *, force: bool) -> None:
+    """Raises InputError if `path` is in the way, or its folder missing; force: a file may be replaced."""
+    check_parent(path)
+    if path.is_dir():
+        raise InputError(f"{path} is a folder: name a file")
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is no file that could be replaced")  # /dev/null, say
+    if path.exists() and not force:
+        raise InputError(f"{path} is there already: --force replaces it")
+
+
+def check_folder(folder: Path, ours: Callable[[Path], bool], *, force: bool) -> None:
+    """Raises InputError if `folder` is in the way, or its own missing; force: one that is `ours` may be replaced."""
+    check_parent(folder)
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise InputError(f"{folder} is there and no folder")
+    if folder.is_dir() and any(folder.iterdir()):
+        if not ours(folder):
+            raise InputError(f"{folder} holds other files: choose a new folder")
+        if not force:
+            raise InputError(f"{folder} is there already: --force replaces it")
+
+
+def check_writable(path: Path) -> None:
+    """Raises now the InputError that `write_whole` would raise later."""
+    check_file(path, force=True)
+    with _explained(path), _temporary(path, folder=False):
+        pass
+
+
+def write_whole(path: Path, text: str) -> None:
+    """All of a file or nothing. Raises InputError."""
+    check_file(path, force=True)
+    with new_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def new_file(path: Path, *, private: bool = False) -> Iterator[Path]:
+    """An empty file beside `path`, which takes its place if the block ends well. Raises InputError.
+
+    private: for this user alone, whatever the umask is.
+    """
+    with _explained(path), _temporary(path, folder=False, private=private) as temporary:
+        yield temporary
+        _sync(temporary)
+        os.replace(temporary, path)
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """An empty folder beside `folder`, which takes its place if the block ends well. Raises InputError.
+
+    One that is there is exchanged for it, so that there is always one of the two.
+    """
+    folder = folder.absolute()
+    with _explained(folder), _temporary(folder, folder=True) as temporary:
+        yield temporary
+        for path in temporary.iterdir():
+            _sync(path)
+        if not folder.is_dir():
+            os.replace(temporary, folder)
+        elif not _exchange(temporary, folder):
+            _replace_folder(temporary, folder)
+
+
+@contextmanager
+def work_folder(target: Path | None = None) -> Iterator[Path]:
+    """A folder that is gone afterwards: beside a target, on its file system, or the system's, for this user alone.
+
+    Raises InputError.
+    """
+    beside = target or Path(tempfile.gettempdir()).absolute() / "work"
+    with _explained(beside), _temporary(beside, folder=True, private=target is None) as temporary:
+        yield temporary
+
+
+def sweep(folder: Path) -> int:
+    """Remove what killed processes left in a folder; returns the bytes freed."""
+    freed = 0
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            if match := _OURS.fullmatch(name):
+                freed += _remove_left(folder / name, folder / match["name"] if name.startswith(_OLD) else None)
+    return freed
+
+
+@contextmanager
+def held(path: Path) -> Iterator[bool | None]:
+    """Hold a file or folder, which shows that a living process works with it.
+
+    Yields False if another process holds it; None where files have no locks. Raises OSError if it is not there.
+    """
+    descriptor = _open(path)
+    try:
+        yield _lock(descriptor)
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+@contextmanager
+def _temporary(target: Path, *, folder: bool, private: bool = False) -> Iterator[Path]:
+    """An empty file or folder beside `target`, held, and gone afterwards. Raises OSError, InputError."""
+    check_parent(target)
+    target = target.absolute()
+    sweep(target.parent)
+    temporary, descriptor = _claim(target, folder, private)
+    try:
+        yield temporary
+    finally:
+        _remove(temporary)  # it is there only if something failed
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _claim(target: Path, folder: bool, private: bool) -> tuple[Path, int | None]:
+    """Make a file or folder and hold it. Another process that sweeps may be quicker: then make another one."""
+    name = os.fsdecode(os.fsencode(target.name)[-_NAME_BYTES:])
+    while True:
+        path = target.with_name(f"{_TEMPORARY}{secrets.token_hex(4)}-{name}")
+        if folder:
+            path.mkdir(0o700 if private else 0o777)
+        else:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666))
+        try:
+            descriptor = _open(path)
+        except FileNotFoundError:
+            continue
+        if _lock(descriptor) is not False and path.exists():
+            return path, descriptor
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _replace_folder(made: Path, folder: Path) -> None:
+    """Where folders cannot be exchanged: two steps, and a crash between them is repaired by the next `sweep`."""
+    old = folder.with_name(f"{_OLD}{secrets.token_hex(4)}-{folder.name}")
+    with held(folder):
+        os.rename(folder, old)
+        try:
+            os.rename(made, folder)
+        except BaseException:
+            os.rename(old, folder)
+            raise
+        _remove(old)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Two folders change names in one step. False where there is no such step. Raises OSError."""
+    if sys.platform != "linux":
+        return False
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in _NO_EXCHANGE:
+        return False
+    raise OSError(number, os.strerror(number), str(other))
+
+
+def _remove_left(path: Path, target: Path | None) -> int:
+    """Remove a file or folder that nobody holds; returns its bytes. target: whose old folder it is, if that is gone."""
+    with suppress(OSError), held(path) as free:
+        status = os.lstat(path)
+        if free and (not hasattr(os, "geteuid") or status.st_uid == os.geteuid()):
+            if target is not None and not target.exists():
+                os.rename(path, target)
+                return 0
+            size = status.st_size if stat.S_ISREG(status.st_mode) else _bytes_of(path)
+            _remove(path)
+            return size
+    return 0
+
+
+def _bytes_of(folder: Path) -> int:
+    return sum(each.lstat().st_size for each in folder.rglob("*") if each.is_file() and not each.is_symlink())
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _open(path: Path) -> int | None:
+    """None where there are no locks. Raises OSError."""
+    if sys.platform == "win32":
+        return None
+    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def _lock(descriptor: int | None) -> bool | None:
+    """False if another process has the lock; None where files have none, and nobody can know."""
+    if descriptor is None or sys.platform == "win32":
+        return None
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def _sync(path: Path) -> None:
+    with open(path, "rb") as written:
+        os.fsync(written.fileno())
+
+
+@contextmanager
+def _explained(path: Path, but: type[OSError] | tuple[()] = ()) -> Iterator[None]:
+    try:
+        yield
+    except but:
+        raise
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error.strerror})") from None
