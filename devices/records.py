@@ -12,13 +12,13 @@ import logging
 import math
 import os
 import re
-import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from edge.devices.output import new_file
 from edge.devices.private import make_private_folder, read_private
 
 SCHEMA = 1
@@ -102,17 +102,11 @@ def trials_path(name: str) -> Path:
 
 
 def write_record(record: Record) -> Path:
-    """Into the user's folder, whole or not at all. Raises OSError."""
+    """Into the user's folder, whole or not at all. Raises OSError, InputError."""
     path = user_folder() / f"{record.name}.json"
     make_private_folder(path.parent)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as out:
-            out.write(json.dumps(asdict(record), indent=2, ensure_ascii=False) + "\n")
-        os.replace(temporary, path)
-    finally:
-        with suppress(OSError):
-            os.unlink(temporary)  # it is there only if something failed
+    with new_file(path, private=True) as temporary:
+        temporary.write_text(json.dumps(asdict(record), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return path
 
 

@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import shutil
-import stat
 import subprocess
 import sys
 import tempfile
@@ -22,7 +21,6 @@ import edge.stamp
 from edge.cache import KINDS, clear, create, entries, find, lock
 from edge.cli.hint import suggest_tuning
 from edge.devices.paging import measure_paging
-from edge.devices.private import distrust, read_private
 from edge.errors import CacheError, InputError
 from edge.prediction import history
 
@@ -192,36 +190,6 @@ def test_an_entry_that_others_may_write_is_not_handed_out(folder: Path, which: s
     (path if which == "file" else stamp_of(path)).chmod(0o666)
     assert find("weights", KEY, ".bin") is None
     assert files(folder) == []
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="no modes")
-def test_a_group_of_one_is_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many systems give each user a group, and a umask that lets it write."""
-    import grp
-    import pwd
-
-    me = os.geteuid()
-    status = os.stat_result((stat.S_IFREG | 0o664, 1, 1, 1, me, 777, 0, 0, 0, 0))
-    monkeypatch.setattr(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_name="me"))
-    for name, members, trusted in (
-        ("me", [], True),
-        ("me", ["me"], True),
-        ("staff", [], False),
-        ("me", ["eve"], False),
-    ):
-        group = SimpleNamespace(gr_name=name, gr_mem=members)
-        monkeypatch.setattr(grp, "getgrgid", lambda gid, group=group: group)
-        assert (distrust(status) is None) is trusted
-
-
-def test_a_private_file_is_neither_a_link_nor_a_pipe(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"12345")
-    assert read_private(tmp_path / "file", 3) == b"123"
-    (tmp_path / "link").symlink_to(tmp_path / "file")
-    os.mkfifo(tmp_path / "pipe")  # whose other end nobody opens
-    for name, why in (("link", "link"), ("pipe", "regular"), ("none", "No such"), (".", "regular")):
-        with pytest.raises(OSError, match=why):
-            read_private(tmp_path / name, 3)
 
 
 @pytest.mark.parametrize("size", [0, 9, 11])

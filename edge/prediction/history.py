@@ -10,7 +10,6 @@ import hashlib
 import json
 import math
 import os
-import tempfile
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -19,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from edge.backends.base import EngineConfig
 from edge.devices.host import processor
+from edge.devices.output import new_file
 from edge.devices.private import is_private_file, make_private_folder, read_private
-from edge.errors import CacheError
+from edge.errors import CacheError, InputError
 from edge.file_lock import file_lock
 from edge.spec import ModelSpec
 
@@ -144,7 +144,7 @@ def append(run: Run) -> None:
     if len(line) > _MOST_LINE:
         return
     path = history_path()
-    with suppress(OSError):
+    with suppress(OSError, InputError):
         make_private_folder(path.parent)
         with file_lock(path.with_name(".runs.lock")):
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -197,10 +197,8 @@ def _lines() -> list[bytes]:
 def _halve(path: Path) -> None:
     """Keep the newer half. Called with the lock held."""
     data = path.read_bytes()[-_MOST_BYTES // 2 :]
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".runs-")
-    with open(descriptor, "wb") as file:
-        file.write(data[data.find(b"\n") + 1 :])
-    os.replace(temporary, path)
+    with new_file(path, private=True) as temporary:
+        temporary.write_bytes(data[data.find(b"\n") + 1 :])
 
 
 def _read(line: bytes) -> Run | None:
