@@ -464,7 +464,7 @@ def test_columns_without_figures_are_left_out(setup: Setup) -> None:
         (["--length", "100"], "--length 100 leaves no room for text around the key: at least "),
         (["--text", "nope.txt"], "no such file"),
         (["-o", "report.pdf"], "what kind of report?"),
-        (["-o", "/no/such/folder/report.md"], "there is no folder /no/such/folder"),
+        (["-o", "/no/such/folder/report.md"], "/no/such/folder is not there: make that folder first"),
         (["--resume"], "--resume goes with -o FILE"),
         (["--backend", "gpu"], "unknown backend 'gpu'"),
         (["--trials", "0"], "Invalid value for '--trials'"),
