@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import os
 import re
@@ -15,6 +17,8 @@ from pathlib import Path
 
 import pytest
 from conftest import GOLDEN
+
+from edge.cli.show import Progress
 
 pty = pytest.importorskip("pty")
 readline = pytest.importorskip("readline")
@@ -30,6 +34,7 @@ class Screen:
 
     def __init__(self, child: int, master: int) -> None:
         self.child, self._master, self.shown, self._seen = child, master, "", 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
@@ -53,7 +58,7 @@ class Screen:
     def _read(self) -> bool:
         try:
             if select.select([self._master], [], [], 1)[0]:
-                self.shown += os.read(self._master, 1 << 16).decode("utf-8", "replace")
+                self.shown += self._decoder.decode(os.read(self._master, 1 << 16))
         except OSError:  # the child has closed its side
             return False
         return True
@@ -87,7 +92,7 @@ def said(path: Path) -> list[str]:
 
 def test_turns_of_several_lines_and_what_is_typed_during_an_answer(tmp_path: Path) -> None:
     saved = tmp_path / "talk.json"
-    with chatting("-n", "4") as screen:
+    with chatting("-n", "4", "-q") as screen:
         screen.type("\x1b[200~a paste\nof two lines\n\x1b[201~")  # as terminals send it
         screen.expect("of two lines")
         screen.type("\r")
@@ -160,3 +165,23 @@ def test_a_paste_is_one_turn_where_readline_knows_none(tmp_path: Path) -> None:
         screen.type("\x04")
         assert screen.status() == 0
         assert not re.search("Traceback", screen.shown)
+
+
+def test_a_bar_that_is_interrupted_as_it_begins_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be drawn over all prompts to come."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    shown = Progress(enabled=True)
+    monkeypatch.setattr(shown._bar, "add_task", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        shown.step("prefill")(1, 2)
+    assert shown._bar.live.is_started
+    shown.clear()
+    assert not shown._bar.live.is_started

@@ -50,6 +50,7 @@ class Progress:
 
     def __init__(self, enabled: bool) -> None:
         self._bar: Any = None
+        self._drawn = False
         if enabled and sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
@@ -66,6 +67,7 @@ class Progress:
             if self._bar is None:
                 return
             if self._task is None:
+                self._drawn = True
                 self._bar.start()
                 self._task = self._bar.add_task(label, total=total)
             self._bar.update(self._task, completed=done, total=total, description=label)
@@ -78,16 +80,18 @@ class Progress:
         """A line without an end in sight."""
         if self._bar is not None:
             if self._task is None:
+                self._drawn = True
                 self._bar.start()
                 self._task = self._bar.add_task(label, total=None)
             self._bar.update(self._task, description=label)
 
     def clear(self) -> None:
         """Take the bar off the screen, so that text can be printed."""
-        if self._bar is not None and self._task is not None:
-            self._bar.remove_task(self._task)
-            self._bar.stop()
-            self._task = None
+        if self._bar is not None and self._drawn:
+            self._bar.stop()  # first: an interrupt may have come before there was a task
+            for task in self._bar.task_ids:
+                self._bar.remove_task(task)
+            self._drawn, self._task = False, None
 
 
 @contextmanager
