@@ -14,7 +14,7 @@ import numpy as np
 
 from edge.types import AnyArray, FloatArray, IntArray
 
-_TURNED_AT_ONCE = 16  # rows: what turning takes in memory beside the anchors does not grow with their number
+_TURNED_AT_ONCE = 4  # rows: what rotating takes in memory beside the anchors does not grow with their number
 _NONE = np.zeros(0, np.int32)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 MODEL = "smollm2-135m"
+TINY = str(Path(__file__).parent / "golden" / "llama-gqa-tied.gguf")
 REPORT_KEYS = {
     "text": None,
     "tokens": {"prompt", "generated", "reused", "ran"},
@@ -287,6 +288,33 @@ def test_chat_in_plain_text() -> None:
     assert done.stdout.strip()
     assert "stopped: length" in done.stderr
     assert "/reset" in done.stderr
+
+
+def test_chat_pins_the_system_prompt_and_says_what_was_evicted(tmp_path: Path) -> None:
+    """One conversation on a tiny model: rows that go, an answer that is cut, commands, and what is no command."""
+    saved = tmp_path / "talk.json"
+    flags = ["--backend", "reference", "--system", "Be brief.", "--max-kv-size", "80", "-n", "40"]
+    typed = (
+        f'Hello\n/set temp\n/set temp 0.7\n/set seed 3\n"""two\n/lines"""\n/nope\n//slash\n/save {saved}\n/bye\nnever'
+    )
+    done = edge("chat", TINY, *flags, stdin=f"{typed}\n")
+    assert done.returncode == 0
+    for said in (
+        r"\(the oldest \d+ rows of the conversation were evicted\)",
+        r"\(the answer was cut after 40 tokens \(-n\): /set max-tokens N allows more\)",
+        r"edge: /set temp takes a number, not ''",
+        r"\(temp 0\.7, top-k 40, .* seed 3, max-tokens 40, stop none\)",
+        r"edge: there is no command /nope: /help lists them, // sends a text that begins with a slash",
+    ):
+        assert re.search(said, done.stderr), done.stderr
+    messages = json.loads(saved.read_text("utf-8"))["messages"]
+    assert [each["content"] for each in messages if each["role"] == "user"] == ["Hello", "two\n/lines", "/slash"]
+
+    flags = ["--backend", "reference", "--system", "Be brief.", "--max-kv-size", "50"]
+    done = edge("chat", TINY, *flags, stdin="Hello\n")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--keep 24 needs at least 56 KV rows: raise --max-kv-size 50 or lower --keep" in done.stderr
+    assert edge("chat", TINY, *flags, "--keep", "0", "-n", "2", stdin="Hello\n").returncode == 0
 
 
 def test_plan_counts_without_loading() -> None:

@@ -99,7 +99,7 @@ def chat(
         ) as session,
         turns(typed) as lines,
     ):
-        chat = Chat(Conversation(session, system=system), settings)
+        chat = Chat(Conversation(session, system=system), settings, shown.step("prefill"))
         if typed and not quiet:
             note(f"{opened.spec.label}, {session.plan.config.capacity} KV rows. /help lists commands, Ctrl-D leaves")
             warn_unpinned(chat.talk)

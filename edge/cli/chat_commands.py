@@ -13,6 +13,7 @@ from edge.errors import InputError
 if TYPE_CHECKING:
     from edge.conversation import Conversation, Pieces
     from edge.sampling import SamplingParams
+    from edge.session import Progress
 
 
 @dataclass
@@ -26,14 +27,15 @@ class Settings:
 
 @dataclass
 class Chat:
-    """talk: the conversation. left: the person has had enough."""
+    """talk: the conversation. on_prefill: shows how far a turn has been read. left: the person has had enough."""
 
     talk: Conversation
     settings: Settings
+    on_prefill: Progress
     left: bool = False
 
     def say(self, text: str) -> Pieces:
-        return self.talk.say(text, **vars(self.settings))
+        return self.talk.say(text, on_prefill=self.on_prefill, **vars(self.settings))
 
 
 def is_command(text: str) -> bool:
