@@ -70,10 +70,10 @@ def check_writable(path: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """All of a file or nothing. Raises InputError."""
+    """All of a file or nothing; surrogates, of names of files that are no text, become `?`. Raises InputError."""
     check_file(path, force=True)
     with new_file(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="replace")
 
 
 @contextmanager

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from edge.errors import InputError
+
 
 def well_formed(text: str) -> str:
     """The text without lone surrogates, which neither tokenizers nor files take.
@@ -13,3 +17,11 @@ def well_formed(text: str) -> str:
         return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     except UnicodeEncodeError:  # surrogates that hide no byte
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def utf8_path(path: Path) -> str:
+    """The absolute path, as ONNX takes it. Raises InputError."""
+    text = str(path.absolute())
+    if well_formed(text) != text:
+        raise InputError(f"{text!a}: ONNX Runtime opens only paths that are Unicode: rename the folder")
+    return text

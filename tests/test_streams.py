@@ -8,10 +8,15 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from conftest import load_engine
 
+from edge.converters.writers.onnx import write_onnx
+from edge.devices.output import write_whole
+from edge.errors import InputError
 from edge.opened import open_model
 
 GOLDEN = Path(__file__).parent / "golden" / "llama-gqa-tied.gguf"
@@ -117,7 +122,28 @@ def test_bytes_that_are_no_text_are_replaced_wherever_they_come_from(tmp_path: P
     assert (done.returncode, done.stderr) == (0, b"")
     by_stdin, by_argument = done.stdout.splitlines()
     assert by_stdin == by_argument
-    assert one_line(shell("$edge inspect $'\\xff'")).startswith("edge: ")
+    assert "no such model file: �.gguf" in one_line(shell("$edge run -p x $'\\xff.gguf'"))
+
+
+def test_an_error_is_one_line_whatever_a_file_is_called() -> None:
+    done = shell("$edge inspect $'a\\nb\\e[31m.gguf' --json")
+    assert "a�b�[31m.gguf" in one_line(done)
+    assert "a�b�[31m.gguf" in json.loads(done.stdout)["error"]["message"]
+
+
+@pytest.mark.skipif(find_spec("onnxruntime") is None or find_spec("onnx") is None, reason="needs the extra onnx")
+def test_files_with_names_that_are_no_text(tmp_path: Path) -> None:
+    report = tmp_path / "\udcff.md"
+    write_whole(report, f"of {report.name}")
+    assert report.read_text(encoding="utf-8") == "of ?.md"
+    model = open_model(GOLDEN)
+    write_onnx(model.file, model.spec, tmp_path / "model")
+    with pytest.raises(InputError, match="rename"):
+        write_onnx(model.file, model.spec, tmp_path / "\udcff")
+    os.rename(tmp_path / "model", tmp_path / "\udcff")
+    moved = open_model(tmp_path / "\udcff")
+    with pytest.raises(InputError, match="rename"):
+        load_engine(moved, "onnx", "f32")
 
 
 def test_lines_of_a_conversation_need_not_be_text() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from edge.errors import EngineError, InputError
+from edge.text import utf8_path
 from edge.types import AnyArray
 
 _PROVIDER = "ExecutionProvider"
@@ -32,18 +32,13 @@ def open_session(graph: bytes, folder: Path, provider: str, threads: int, trace:
     """
     import onnxruntime
 
-    try:
-        where = os.fsencode(folder.absolute()).decode()
-    except UnicodeDecodeError:
-        message = f"{str(folder)!a}: ONNX Runtime opens only paths that are Unicode: rename the folder"
-        raise InputError(message) from None
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.enable_mem_pattern = False  # it plans for one length of the input, and ours changes
     options.log_severity_level = 4
     # Where products of unsigned inputs and signed weights saturate (x86 without VNNI), slower ones that do not.
     options.add_session_config_entry("session.x64quantprecision", "1")
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", where)
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", utf8_path(folder))
     if trace:
         options.enable_profiling, options.profile_file_prefix = True, str(trace)
     with explained(f"{folder}: ONNX Runtime cannot load it"):

@@ -30,6 +30,7 @@ from edge.gguf_file import GGUFFile
 from edge.model import read_spec
 from edge.model_folder import FORMAT, MANIFEST, METADATA, WEIGHTS, graph_name, is_model_folder, read_folder
 from edge.spec import ModelSpec
+from edge.text import utf8_path
 from edge.tokenizer import Tokenizer
 
 _TOKENIZER = "tokenizer.json"
@@ -66,6 +67,7 @@ def write_onnx(
         raise MissingExtraError("onnx", "onnx")
     layout = make_layout(file, spec, method)
     check_folder(folder, is_model_folder, force=force)
+    utf8_path(folder)  # which ONNX Runtime and the check of the graphs want
     with new_folder(folder) as target:
         write_weights(file, layout, target / WEIGHTS, progress and (lambda part: progress(part * _WEIGHTS_SHARE)))
         _write_graphs(layout, spec, target)

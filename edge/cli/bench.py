@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import sys
 from collections.abc import Iterable
 from enum import Enum
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from edge.budget import format_bytes, format_joules
 from edge.cli import options as o
 from edge.cli.numbers import parse_numbers
-from edge.cli.show import progress, table
+from edge.cli.show import print_json, progress, table
 
 if TYPE_CHECKING:
     from edge.bench import BenchRow
@@ -84,7 +83,7 @@ def bench(
             remember_bench(session.spec, session.plan, row, test.prompt, test.generate, test.depth)
             if output is Format.jsonl and not json:
                 shown.clear()
-                print(_dumps(row.to_dict()), flush=True)
+                print_json(row.to_dict())
     _print(rows, Format.json if json else output)
 
 
@@ -95,7 +94,7 @@ def _print(rows: list[BenchRow], output: Format) -> None:
             headings.append(f"energy/token ({'estimated' if rows[0].energy_kind == 'estimate' else 'measured'})")
         print(table(headings, [_cells(row) for row in rows]))
     elif output is Format.json:
-        print(_dumps([row.to_dict() for row in rows], indent=2))
+        print_json([row.to_dict() for row in rows], indent=2)
     elif output is Format.csv:
         _write_csv(row.to_dict() for row in rows)
 
@@ -124,7 +123,3 @@ def _write_csv(rows: Iterable[dict[str, Any]]) -> None:
             writer = csv.DictWriter(sys.stdout, fieldnames=list(row), lineterminator="\n")
             writer.writeheader()
         writer.writerow(row)
-
-
-def _dumps(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)

@@ -10,7 +10,7 @@ import typer
 
 from edge.budget import format_bytes
 from edge.cli import options as o
-from edge.cli.show import print_json, progress, table
+from edge.cli.show import print_json, printable, progress, table
 
 if TYPE_CHECKING:
     from edge.inspection import Inspection, Vocabulary
@@ -59,11 +59,6 @@ def inspect(
     if found.template is not None:
         text = printable(found.template)
         print(f"\nchat template, {len(found.template)} characters:\n{text if template else _beginning(text)}")
-
-
-def printable(text: str) -> str:
-    """A file's text for a terminal: control characters could do anything there."""
-    return "".join(each if each.isprintable() or each in "\n\t" else "\N{REPLACEMENT CHARACTER}" for each in text)
 
 
 def _line(text: str) -> str:

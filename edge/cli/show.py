@@ -34,6 +34,11 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def printable(text: str, but: str = "\n\t") -> str:
+    """Foreign text for a terminal: control characters, but for these, could do anything there."""
+    return "".join(each if each.isprintable() or each in but else "\N{REPLACEMENT CHARACTER}" for each in text)
+
+
 def width() -> int | None:
     """Characters of a line of the terminal that stdout is, COLUMNS if that is set; None if it is no terminal: what
     programs read stays one line a row."""
