@@ -66,6 +66,14 @@ class Tuned:
     chunk: int | None
 
 
+@dataclass(frozen=True)
+class MostRows:
+    """The most KV rows with which an engine's answers are the model's own, and why no more."""
+
+    rows: int
+    why: str
+
+
 # What a pass is made of, in its order; engines name their operators as they like, but put each into one of these.
 PHASES = ("embed", "norm", "qkv", "attend", "output", "gate-up", "down", "head", "other")
 
@@ -142,6 +150,11 @@ class KVCache(Protocol):
     @property
     def positions(self) -> IntArray:
         """Position of every row in use, int32 [length], in row order."""
+        ...
+
+    def expect(self, count: int) -> None:
+        """So many tokens are about to be run, in one pass or in several: where a model rotates long texts otherwise
+        than short ones, this decides (see longrope.py), and rows in use are rotated anew if need be."""
         ...
 
     def keep(self, rows: IntArray, *, close_gaps: bool) -> None:
@@ -282,6 +295,10 @@ class Backend(Protocol):
     def check_supported(self, file: GGUFFile, spec: ModelSpec) -> None:
         """Raise UnsupportedError if the engine cannot run this model."""
 
+    def most_rows(self, spec: ModelSpec, expected: int | None) -> MostRows:
+        """expected: the tokens of the run, if they are known."""
+        ...
+
     def can_repack(self, spec: ModelSpec) -> bool:
         """Whether `EngineConfig.repack` speeds this model up."""
         ...
@@ -344,6 +361,11 @@ def check_positions(spec: ModelSpec, last: int) -> None:
         raise CapacityError(f"position {last - 1} is beyond the {spec.context} that this model has learned")
 
 
+def all_positions(spec: ModelSpec) -> MostRows:
+    """Of engines that run the model as it is: what it was trained for."""
+    return MostRows(spec.context, f"the model knows {spec.context} positions")
+
+
 def check_rows(rows: IntArray, length: int) -> IntArray:
     """The rows as int32 [n], strictly increasing and below `length`."""
     array = np.asarray(rows)
@@ -383,8 +405,7 @@ def check_state(state: KVState, kv: KVCache, next_position: int) -> None:
 def state_key(backend: str, file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> str:
     """What saved rows depend on: the model, by all of its file, and settings.
 
-    Capacity is not among them, unless the model chooses its RoPE by it. The file is read if nobody has read it yet.
+    Capacity is not among them. The file is read if nobody has read it yet.
     """
     shape = (spec.name, spec.layers, spec.hidden, spec.kv_heads, spec.head_dim, spec.vocab, spec.weight_bytes)
-    chosen = (config.capacity, config.per_head) if "rope_factors_long.weight" in file.tensors else ()
-    return repr((backend, shape, config.kv_dtype, fingerprint(file.path).sha256, *chosen))
+    return repr((backend, shape, config.kv_dtype, fingerprint(file.path).sha256))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -18,8 +19,10 @@ from edge.backends.base import (
     EngineConfig,
     Footprint,
     KVState,
+    MostRows,
     Operator,
     Tuned,
+    all_positions,
     check_capacity,
     check_positions,
     check_range,
@@ -28,14 +31,18 @@ from edge.backends.base import (
     check_tokens,
     state_key,
 )
+from edge.backends.longrope import LongRope
 from edge.backends.tensors import Source, find_recipe, find_tensors
 from edge.errors import EngineError, InputError, UnsupportedError
 from edge.gguf_file import GGUFFile
-from edge.spec import ModelSpec
+from edge.spec import ModelSpec, Recipe
 from edge.types import AnyArray, FloatArray, IntArray
 
 NAME = "reference"
 CAPABILITIES = Capabilities("token", uneven="token", kv_dtypes=("f32",), attention=False, keys=False)
+
+
+_UNWARNED = np.errstate(all="ignore")  # of damaged weights: what comes of them is no number, and refused in one line
 
 
 def check_installed() -> None:
@@ -45,6 +52,10 @@ def check_installed() -> None:
 def check_supported(file: GGUFFile, spec: ModelSpec) -> None:
     """Architectures that have a recipe."""
     find_tensors(file, spec)
+
+
+def most_rows(spec: ModelSpec, expected: int | None) -> MostRows:
+    return all_positions(spec)
 
 
 def can_repack(spec: ModelSpec) -> bool:
@@ -88,7 +99,7 @@ def versions() -> dict[str, str]:
 class ReferenceKV:
     """Rotated keys, and values, float32 [layers, KV heads, capacity, head size]."""
 
-    def __init__(self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, turns: Sequence[Turn]) -> None:
+    def __init__(self, file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> None:
         shape = (spec.layers, spec.kv_heads, config.capacity, spec.head_dim)
         self.keys, self.values = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
         self.capacity = config.capacity
@@ -96,8 +107,31 @@ class ReferenceKV:
         self.next_position = 0
         self._positions = np.zeros(config.capacity, np.int32)
         self._length = 0
-        self._turns = turns
-        self.key = state_key(NAME, file, spec, config)
+        recipe = find_recipe(spec)
+        self._choice = LongRope(recipe, config.capacity)
+        self._turns = {long: find_turns(file, recipe, long=long) for long in (False, True)}
+        self._make_key = partial(state_key, NAME, file, spec, config)
+
+    @property
+    def key(self) -> str:
+        return self._settings + self._choice.suffix
+
+    @cached_property
+    def _settings(self) -> str:
+        """Made when rows are first saved: that may read the whole file."""
+        return self._make_key()
+
+    @property
+    def turns(self) -> Sequence[Turn]:
+        """Of each layer."""
+        return self._turns[self._choice.long]
+
+    def expect(self, count: int) -> None:
+        if self._choice.outgrown_by(self.next_position + count):
+            self._choice.lengthen(self._length)
+            for layer, (short, long) in enumerate(zip(*self._turns.values(), strict=True)):
+                between = Turn(long.radians - short.radians, 1.0, long.halves)
+                self.keys[layer, :, : self._length] = between(self.keys[layer, :, : self._length], self.positions)
 
     @property
     def length(self) -> int:
@@ -128,7 +162,7 @@ class ReferenceKV:
         self._length = count
         if close_gaps:
             moved = np.arange(count, dtype=np.int32) - self._positions[:count]
-            for layer, turn in enumerate(self._turns):
+            for layer, turn in enumerate(self.turns):
                 self.keys[layer, :, :count] = replace(turn, magnitude=1.0)(self.keys[layer, :, :count], moved)
             self._positions[:count] += moved
             self.next_position = count
@@ -139,6 +173,8 @@ class ReferenceKV:
         if length < self._length or length == 0:
             self.next_position = int(self._positions[length - 1]) + 1 if length else 0
         self._length = length
+        if not length:
+            self._choice.clear()
 
     def shrink(self, capacity: int) -> None:
         check_capacity(capacity, self)
@@ -154,6 +190,8 @@ class ReferenceKV:
         return KVState(self.key, positions, next_position, rows.tobytes())
 
     def append(self, state: KVState) -> None:
+        if not self._length:
+            self._choice.adopt(state.key, self._settings)
         check_state(state, self, self.next_position)
         first, last = self._length, self._length + state.positions.size
         shape = (2, *self.keys.shape[:2], last - first, self.keys.shape[3])
@@ -186,11 +224,7 @@ class ReferenceEngine:
         self.spec, self.config = spec, config
         self.weights = weights
         self._recipe = find_recipe(spec)
-        angles = [find_angles(file, rope, config.capacity) for rope in self._recipe.ropes]
-        kinds = [Turn(each.radians, each.magnitude, self._recipe.halves) for each in angles]
-        kinds = kinds or [Turn(np.zeros(0), 1.0, halves=False)]
-        self._turns = [kinds[self._recipe.rope_of(layer)] for layer in range(spec.layers)]
-        self.kv = ReferenceKV(file, spec, config, self._turns)
+        self.kv = ReferenceKV(file, spec, config)
 
     def forward(self, tokens: IntArray) -> FloatArray:
         return self.head(self._run(tokens)[-1:]).reshape(-1)
@@ -202,11 +236,13 @@ class ReferenceEngine:
     def close(self) -> None:
         self.weights.clear()
 
+    @_UNWARNED
     def _run(self, tokens: IntArray) -> FloatArray:
         """Final hidden states of all tokens, [n, hidden], chunk by chunk."""
         if not self.weights:
             raise EngineError("the engine is closed")
         tokens = check_tokens(tokens, self.spec.vocab, self.kv.free)
+        self.kv.expect(tokens.size)
         chunks = [tokens[at : at + self.config.chunk] for at in range(0, tokens.size, self.config.chunk)]
         return np.concatenate([self._run_chunk(chunk) for chunk in chunks])
 
@@ -227,7 +263,7 @@ class ReferenceEngine:
 
     def mix(self, x: FloatArray, layer: int, rows: slice, positions: IntArray) -> FloatArray:
         """Attention: from what attn_q, attn_k and attn_v multiply, [n, hidden], to what attn_output multiplies."""
-        spec, recipe, count, turn = self.spec, self._recipe, len(x), self._turns[layer]
+        spec, recipe, count, turn = self.spec, self._recipe, len(x), self.kv.turns[layer]
         queries = self._heads(self._project(x, layer, "attn_q"), f"blk.{layer}.attn_q_norm")
         keys = self._heads(self._project(x, layer, "attn_k"), f"blk.{layer}.attn_k_norm")
         values = self._heads(self._project(x, layer, "attn_v"))
@@ -260,6 +296,7 @@ class ReferenceEngine:
         """[n, heads · head size] to [heads, n, head size], each head normalised where the model does so."""
         return self._norm_if_any(np.asarray(x.reshape(len(x), -1, self.spec.head_dim).swapaxes(0, 1)), norm)
 
+    @_UNWARNED
     def head(self, x: FloatArray) -> FloatArray:
         head = self.weights["token_embd" if self.spec.tied_head else "output"]
         return soft_cap(np.asarray(self.norm(x, "output_norm") @ head.T), self._recipe.logit_cap)
@@ -306,6 +343,14 @@ class Turn:
         return out
 
 
+def find_turns(file: GGUFFile, recipe: Recipe, *, long: bool) -> list[Turn]:
+    """Of each layer; learned positions turn nothing."""
+    angles = [find_angles(file, rope, long=long) for rope in recipe.ropes]
+    kinds = [Turn(each.radians, each.magnitude, recipe.halves) for each in angles]
+    kinds = kinds or [Turn(np.zeros(0), 1.0, halves=False)]
+    return [kinds[recipe.rope_of(layer)] for layer in range(len(recipe.windows))]
+
+
 def silu(x: FloatArray) -> FloatArray:
     return np.asarray(x / (1 + np.exp(-x)))
 
@@ -325,6 +370,7 @@ def softmax(x: FloatArray) -> FloatArray:
     return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
 
 
+@_UNWARNED
 def _dequantize(file: GGUFFile, name: str) -> FloatArray:
     from gguf.constants import GGMLQuantizationType  # here and not above: gguf costs 6 MB that other engines save
     from gguf.quants import dequantize

@@ -158,6 +158,7 @@ class Walk:
 
         def mix(part: FloatArray) -> FloatArray:
             self._engine.kv.truncate(0)
+            self._engine.kv.expect(len(part))
             return self._engine.mix(part, layer, *self._engine.kv.reserve(len(part)))
 
         return self._sliced(mix, x)

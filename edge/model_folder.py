@@ -116,8 +116,7 @@ class _DamagedError(ValueError):
 
 
 def _read(path: Path) -> bytes:
-    with open(path, "rb") as file:
-        data = file.read(_MOST_BYTES + 1)
+    data = read_regular(path, _MOST_BYTES + 1)
     brackets = data.count(b"[") + data.count(b"{")
     if len(data) > _MOST_BYTES or data.count(b",") > _MOST_COMMAS or brackets > _MOST_BRACKETS:
         raise _DamagedError("it is too large")

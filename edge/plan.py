@@ -179,12 +179,12 @@ def _rows_for_bytes(spec: ModelSpec, backend: Backend, request: PlanRequest) -> 
     def taken(rows: int) -> int:
         return backend.footprint(spec, _config(backend, request, rows)).kv
 
-    wanted = parse_bytes(request.kv_memory, "--kv-memory")
-    rows = min(spec.context, wanted // (taken(1024) // 1024) // _KV_ROW_STEP * _KV_ROW_STEP)
+    wanted, most = parse_bytes(request.kv_memory, "--kv-memory"), backend.most_rows(spec, request.expected_tokens).rows
+    rows = min(most, wanted // (taken(1024) // 1024) // _KV_ROW_STEP * _KV_ROW_STEP)
     least = -(-_least_rows(request) // _KV_ROW_STEP) * _KV_ROW_STEP
     while rows >= least and taken(rows) > wanted:  # llama.cpp allocates rows by the hundred
         rows -= _KV_ROW_STEP
-    if rows < min(spec.context, least):
+    if rows < min(most, least):
         raise InputError(f"--kv-memory {format_bytes(wanted)} is too small: {-(-taken(least) // 1024)}KiB are needed")
     return replace(request, max_kv_size=rows, kv_memory=None)
 
@@ -219,15 +219,16 @@ def _check(spec: ModelSpec, backend: Backend, request: PlanRequest, *, elsewhere
             f"the {backend.NAME} engine has no KV dtype {request.kv_dtype!r}: choose {', '.join(has.kv_dtypes)}"
         )
     _check_sinks(spec, request)
+    most = backend.most_rows(spec, request.expected_tokens)
     for flag, value, low, high in (
-        ("--max-kv-size", request.max_kv_size, _least_rows(request), spec.context),
+        ("--max-kv-size", request.max_kv_size, _least_rows(request), most.rows),
         ("expected_tokens", request.expected_tokens, 1, 1 << 40),
         ("logits_rows", request.logits_rows, 1, 8192),
         ("--prefill-step-size", request.prefill_step_size, 1, 8192),
         ("--threads", request.threads, 1, 1024),
     ):
         if value is not None and not low <= value <= high:
-            why = f" (the model knows {high} positions)" if high == spec.context and value > high else ""
+            why = f" ({most.why})" if high == most.rows and value > high else ""
             raise InputError(f"{flag} must be from {low} to {high}, not {value}{why}")
     if not elsewhere:
         check_threads(request.threads)
@@ -285,9 +286,10 @@ def _candidates(spec: ModelSpec, backend: Backend, request: PlanRequest, tuned: 
     per_head = _policy(request).needs.looks
     # Heads that evict on their own close gaps only when positions reach the context, which takes a second or so: a
     # cache that leaves half of it free does so every few thousand tokens.
-    most = max(1, spec.context // 2) if per_head and not _fits(spec, request) else spec.context
+    limit = backend.most_rows(spec, request.expected_tokens).rows
+    most = min(limit, max(1, spec.context // 2)) if per_head and not _fits(spec, request) else limit
     wanted = request.max_kv_size or min(most, _round_up(request.expected_tokens or spec.context))
-    smallest = min(spec.context, max(SMALLEST_ROWS, _least_rows(request), 2 * (request.prefill_step_size or 0)))
+    smallest = min(limit, max(SMALLEST_ROWS, _least_rows(request), 2 * (request.prefill_step_size or 0)))
     wanted = request.max_kv_size or max(wanted, smallest)
     least = wanted if request.max_kv_size or request.kv_policy == "full" else min(wanted, smallest)
     base = _config(backend, request, wanted)

@@ -213,6 +213,7 @@ class Session:
         if tokens.size == 0:
             raise InputError("the prompt is empty")
         self._check_fits(tokens.size)
+        self.engine.kv.expect(tokens.size)
         self._unfed, self._prompts_end = [], None
 
         started, budget = time.perf_counter(), self.budget

@@ -14,8 +14,8 @@ class Rope:
     """Rotary positions: the first `dim` values of a head turn, pair i by position · base^(−2i / dim).
 
     scaling: linear divides positions by `factor`; yarn (arXiv:2309.00071) does so for long wavelengths only;
-    longrope (arXiv:2402.13753) divides by factors in the file. Factors named `rope_freqs` in a file (llama3) apply
-    whatever the scaling. magnitude: what cosines and sines are multiplied by.
+    longrope (arXiv:2402.13753) divides by factors in the file, for longer texts by others. Factors named `rope_freqs`
+    in a file (llama3) apply whatever the scaling. magnitude: what cosines and sines are multiplied by.
     """
 
     dim: int
@@ -24,6 +24,7 @@ class Rope:
     factor: float = 1.0
     original_context: int = 0  # positions before scaling
     magnitude: float = 1.0
+    has_long: bool = False  # the file has longrope's factors for texts beyond the original context
 
 
 @dataclass(frozen=True)

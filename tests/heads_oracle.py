@@ -95,7 +95,7 @@ class HeadOracle:
         for head, length in enumerate(self.lengths):
             layer, kv_head = divmod(head, self.spec.kv_heads)
             rows, wanted = np.flatnonzero(self.kept[head]), np.arange(longest - length, longest)
-            turn = replace(self.engine._turns[layer], magnitude=1.0)
+            turn = replace(self.engine.kv.turns[layer], magnitude=1.0)
             old = self.positions[head, rows]
             kv.keys[layer, kv_head, rows] = turn(kv.keys[layer, kv_head, rows], wanted - old)
             self.attention[head, rows] *= (longest - wanted) / (kv.next_position - old)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, load_engine
+from conftest import GOLDEN, bring_back, load_engine
 from small_models import Edit, Small, write_small
 
 from edge.backends.base import Engine
@@ -157,14 +157,60 @@ def test_kept_rows_move_up(row: Row, name: str, engines: Callable[[Engine], Engi
     row.close_to(engine.forward_all(family.tokens[PROMPT : PROMPT + len(answer)]), answer, name)
 
 
-@pytest.mark.parametrize("row", [REFERENCE, LLAMACPP[0], ONNX[0], SLOW], ids=str)
-def test_longrope_has_other_factors_for_a_cache_beyond_the_original_context(
-    row: Row, engines: Callable[[Engine], Engine]
-) -> None:
-    family, answer = open_family("phi3-longrope"), open_family("phi3-longrope").arrays["long_logits"]
+# LongRoPE: 256 positions before scaling
+
+
+@pytest.mark.parametrize("row", [REFERENCE, ONNX[0], SLOW], ids=str)
+def test_longrope_chooses_factors_by_the_text(row: Row, engines: Callable[[Engine], Engine]) -> None:
+    """Not by the rows of the cache; and again for every text."""
+    family, long = open_family("phi3-longrope"), open_family("phi3-longrope").arrays["long_logits"]
     engine = engines(load_engine(family.model, row.backend, row.kv_dtype, capacity=512))
-    row.close_to(engine.forward_all(family.tokens)[-len(answer) :], answer, family.name)
-    assert np.abs(answer - family.expected).max() > 1
+    for count, answer in ((256, family.expected), (257, long), (40, family.expected), (300, long)):
+        engine.kv.truncate(0)
+        engine.kv.expect(count)
+        row.close_to(engine.forward_all(family.tokens)[-len(answer) :], answer, family.name)
+    assert np.abs(long - family.expected).max() > 1
+
+
+def test_llama_cpp_chooses_longropes_factors_by_the_cache(engines: Callable[[Engine], Engine]) -> None:
+    family, long = open_family("phi3-longrope"), open_family("phi3-longrope").arrays["long_logits"]
+    for capacity, answer in ((256, family.expected), (512, long)):
+        engine = engines(load_engine(family.model, "llamacpp", "f32", capacity=capacity))
+        LLAMACPP[0].close_to(engine.forward_all(family.tokens)[-len(answer) :], answer, family.name)
+        engine.kv.shrink(engine.kv.length)  # which makes a new context
+        engine.kv.truncate(0)
+        LLAMACPP[0].close_to(engine.forward_all(family.tokens)[-len(answer) :], answer, family.name)
+
+
+@pytest.mark.parametrize("row", [ONNX[0], SLOW], ids=str)
+def test_a_text_that_outgrows_the_original_context(row: Row, engines: Callable[[Engine], Engine]) -> None:
+    """Its keys are rotated anew, on every engine alike, and saved rows keep the factors that they have."""
+    model = open_family("phi3-longrope").model
+    tokens = np.random.default_rng(3).integers(3, model.spec.vocab, 300).astype(np.int32)
+    ours, oracle = (engines(load_engine(model, name, "f32", capacity=512)) for name in (row.backend, "reference"))
+    for engine in (ours, oracle):
+        engine.forward(tokens[:20])
+        engine.kv.keep(np.r_[0:4, 8:20].astype(np.int32), close_gaps=True)  # so that keys are turned otherwise
+        engine.forward(tokens[20:250])
+    short = ours.kv.key
+    after = [np.array(engine.forward_all(tokens[250:270])) for engine in (ours, oracle)]
+    np.testing.assert_allclose(*after, rtol=0, atol=EXACT)
+    assert short != ours.kv.key
+
+    whole = engines(load_engine(model, "reference", "f32", capacity=512))
+    whole.kv.expect(300)
+    whole.forward(tokens[:4])
+    assert whole.kv.key not in (oracle.kv.key, engines(load_engine(model, "reference", "f32")).kv.key)
+    np.testing.assert_allclose(oracle.kv.keys[0, :, :4], whole.kv.keys[0, :, :4], rtol=0, atol=1e-5)  # type: ignore[attr-defined]
+
+    states = [engine.kv.save() for engine in (ours, oracle)]
+    for engine, state in zip((ours, oracle), states, strict=True):
+        bring_back(engine.kv, state)
+        assert engine.kv.key == state.key
+    again = [np.array(engine.forward_all(tokens[270:275])) for engine in (ours, oracle)]
+    np.testing.assert_allclose(*again, rtol=0, atol=EXACT)
+    ours.kv.truncate(0)
+    assert ours.kv.key == short
 
 
 # Keeping rows of windowed layers and of everything else, again and again

@@ -83,6 +83,23 @@ def test_llama_cpp_answers_the_same(name: str, tmp_path: Path, engines: Engines)
     np.testing.assert_allclose(ours, answers(name)["logits"], rtol=0, atol=GELU if gelu else EXACT)
 
 
+def test_qwen3_with_biases_runs_on_all_engines_but_llama_cpp(tmp_path: Path, engines: Engines) -> None:
+    def add(tensors: Tensors) -> None:
+        for name, (_, weight) in list(tensors.items()):
+            if "_proj.weight" in name and "self_attn" in name:
+                tensors[name.replace("weight", "bias")] = ("F32", np.linspace(-1, 1, len(weight), dtype=np.float32))
+
+    folder, path = copy_folder("qwen3", tmp_path / "qwen3"), tmp_path / "model.gguf"
+    settings_of(attention_bias=True)(folder)
+    edit_tensors(folder, add)
+    convert_folder(folder, path)
+    ours, theirs = (logits(path, name, engines, "qwen3") for name in ("reference", "onnx"))
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=EXACT)
+    assert np.abs(ours - answers("qwen3")["logits"]).max() > 0.1
+    with pytest.raises(UnsupportedError, match=r"llama.cpp knows no bias of attn_output in Qwen3: use --backend tvm"):
+        load_engine(open_model(path), "llamacpp", "f32")
+
+
 @pytest.mark.parametrize("name", [*NAMES, *PACKED])
 @pytest.mark.parametrize("kind", [None, "F16"])
 def test_what_is_planned_is_written(name: str, kind: str | None, tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ def test_settings_of_rope_that_are_seldom_given(tmp_path: Path) -> None:
     model = open_model(tmp_path / "yarn.gguf")
     assert model.spec.recipe is not None
     (rope,) = model.spec.recipe.ropes
-    assert find_angles(model.file, rope, 512).magnitude == pytest.approx(2)
+    assert find_angles(model.file, rope, long=True).magnitude == pytest.approx(2)
     assert config_of(write(model, tmp_path / "again"))["rope_scaling"]["attention_factor"] == pytest.approx(2)
     edit_json(yarn / "config.json", lambda said: said.update(rope_parameters=settings | {"factor": 0.5}))
     with pytest.raises(UnsupportedError, match="factor below 1"):

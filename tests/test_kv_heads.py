@@ -149,7 +149,7 @@ def test_int8_keys_are_renumbered_within_their_rounding(name: str, engines: Call
     after, moved = all_keys(native), kv.positions - old
     assert (moved < 0).any()
     for layer in range(model.spec.layers):
-        angles = find_angles(model.file, recipe.ropes[recipe.rope_of(layer)], 128)
+        angles = find_angles(model.file, recipe.ropes[recipe.rope_of(layer)])
         turn = Turn(angles.radians, 1.0, halves=False)  # the native engine packs pairs as neighbours
         for head, length in enumerate(kv.head_lengths[layer]):
             expected = turn(before[layer, head, :length], moved[layer, head, :length])

@@ -49,7 +49,7 @@ def test_a_folder_passes_the_checker_and_runs_in_plain_onnx_runtime(tmp_path: Pa
     for path in (tmp_path / "model").glob("*.onnx"):
         onnx.checker.check_model(str(path))
     session = onnxruntime.InferenceSession(str(tmp_path / "model/model.onnx"))
-    cos, sin = find_ropes(golden.model.file, spec, capacity).turnings[0].tables(np.arange(capacity))
+    cos, sin = find_ropes(golden.model.file, spec).turnings[0].tables(np.arange(capacity))
     feeds = {
         "tokens": golden.tokens[None].astype(np.int64), "positions": np.arange(count)[None], "wanted": np.arange(count),
         "last": np.array([count - 1], np.int32), "rows": np.array(count, np.int32), "cos": cos, "sin": sin,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from edge.backends.base import Capabilities, EngineConfig, Footprint, Operator, Tuned
+from edge.backends.base import Capabilities, EngineConfig, Footprint, MostRows, Operator, Tuned, all_positions
 from edge.backends.llamacpp.library import is_installed, version
 from edge.errors import MissingExtraError, UnsupportedError
 from edge.gguf_file import GGUFFile
@@ -19,6 +19,7 @@ KV_DTYPES = ("f16", "q8_0", "q4_0", "f32")  # f32 turns flash attention off: the
 CAPABILITIES = Capabilities("token", uneven="token", kv_dtypes=KV_DTYPES, attention=True, keys=False)
 
 KV_VALUE_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
+_WINDOWED = ("exaone4", "gemma2", "gemma3", "olmo2")  # of the architectures that we know; of others, it ignores windows
 _ROW_STEP = 256  # llama.cpp allocates the cache in steps of this many rows
 
 # Weight types that llama.cpp re-lays for the CPU's wide instructions: about 1.5 × the speed of the mapped file.
@@ -37,7 +38,27 @@ def check_installed() -> None:
 
 
 def check_supported(file: GGUFFile, spec: ModelSpec) -> None:
-    """llama.cpp decides at load; a model that it does not know is an UnsupportedError there."""
+    """llama.cpp decides at load; a model that it does not know is an UnsupportedError there. Raises one for a tensor
+    that it is known to miss."""
+    if spec.architecture == "qwen3" and "blk.0.attn_output.bias" in file.tensors:
+        raise UnsupportedError(f"{file.path}: llama.cpp knows no bias of attn_output in Qwen3: use --backend tvm")
+
+
+def most_rows(spec: ModelSpec, expected: int | None) -> MostRows:
+    """As far as the sliding window of models whose window llama.cpp ignores. And no more than the original context of
+    those with LongRoPE, unless the run is known to be longer: llama.cpp chooses the factors by the rows."""
+    if spec.window and spec.architecture not in _WINDOWED and spec.window < spec.context:
+        return MostRows(spec.window, ignored_window(spec))
+    ropes = spec.recipe.ropes if spec.recipe else ()
+    original = next((rope.original_context for rope in ropes if rope.has_long), spec.context)
+    if original < spec.context and (expected or 0) <= original:
+        why = f"in a larger cache, llama.cpp rotates texts of up to {original} tokens wrongly: --backend tvm does not"
+        return MostRows(original, why)
+    return all_positions(spec)
+
+
+def ignored_window(spec: ModelSpec) -> str:
+    return f"llama.cpp ignores this model's sliding window of {spec.window} positions: --backend tvm does not"
 
 
 def can_repack(spec: ModelSpec) -> bool:

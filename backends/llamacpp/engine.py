@@ -15,7 +15,7 @@ import numpy as np
 
 from edge.backends.base import EngineConfig, check_positions, check_tokens
 from edge.backends.interrupts import interrupts_wait
-from edge.backends.llamacpp import CAPABILITIES, allocated_rows, check_observed, uses_flash
+from edge.backends.llamacpp import CAPABILITIES, allocated_rows, check_observed, ignored_window, uses_flash
 from edge.backends.llamacpp.clock import NodeClock
 from edge.backends.llamacpp.kv import SEQUENCE, LlamaCppKV
 from edge.backends.llamacpp.library import LOG, library
@@ -53,6 +53,8 @@ class LlamaCppEngine:
         self._queries, self._votes = 0, False
         try:
             self._load_model(file, progress)
+            if 0 < spec.window < config.capacity and not self._lib.llama_model_n_swa(self._model):
+                raise UnsupportedError(f"{config.capacity} KV rows are too many: {ignored_window(spec)}")
             if config.observes:
                 self._scores = self._make_scores()
             self._make_context(config.capacity)

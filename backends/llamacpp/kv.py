@@ -44,6 +44,11 @@ class LlamaCppKV:
         self._settle, self._replace = settle, replace
         self._value_bytes = spec.kv_values_per_row * KV_VALUE_BYTES[config.kv_dtype]
         self._scores = scores
+        # With longrope, llama.cpp chooses the factors by the rows that it allocates: it must not choose others later.
+        ropes = spec.recipe.ropes if spec.recipe else ()
+        original = next((rope.original_context for rope in ropes if rope.has_long), allocated_rows(config.capacity))
+        self._long = allocated_rows(config.capacity) > original
+        self._least = original + 1 if self._long else 1
         self._state_key = partial(state_key, f"{NAME} {version()}", file, spec, config)
         self.capacity = config.capacity
         self.nbytes = int(allocated_rows(config.capacity) * self._value_bytes)
@@ -57,7 +62,7 @@ class LlamaCppKV:
     @cached_property
     def key(self) -> str:
         """Made when rows are first saved: that may read the whole file, and no other engine's files need be packed."""
-        return self._state_key() + (":observed" if self._scores else "")  # values lie otherwise
+        return self._state_key() + ":long" * self._long + ":observed" * bool(self._scores)  # values lie otherwise
 
     def _check_open(self) -> None:
         if self.closed:
@@ -101,6 +106,9 @@ class LlamaCppKV:
         if self._scores is None:
             raise UnsupportedError("this engine was loaded without EngineConfig.observes")
         return self._scores
+
+    def expect(self, count: int) -> None:
+        """llama.cpp chooses RoPE's factors when it makes a context, by its rows."""
 
     def appended(self, count: int, cells: IntArray | None) -> None:
         """Book rows that the engine has just run."""
@@ -174,7 +182,7 @@ class LlamaCppKV:
         """llama.cpp cannot give rows back: a new context takes over those in use. It allocates 256 at a time."""
         self._check_open()
         check_capacity(capacity, self)
-        before, self.capacity = self.capacity, min(self.capacity, capacity)
+        before, self.capacity = self.capacity, max(min(self.capacity, capacity), min(self.capacity, self._least))
         if allocated_rows(self.capacity) == allocated_rows(before):
             return
         if self._shift_pending:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from edge.backends.base import EngineConfig, check_positions, check_tokens
+from edge.backends.longrope import LongRope
 from edge.backends.onnx import CAPABILITIES, NAME
 from edge.backends.onnx.calibrate import calibration_tokens, find_scales, stored_scales
 from edge.backends.onnx.kv import OnnxKV
@@ -44,19 +45,18 @@ class OnnxEngine:
         provider = find_provider(config.provider)
         files = find_model_files(file, spec, config.kv_dtype, config.observes, progress)
         self._recipe = recipe = find_recipe(spec)
-        # Gaps stay open while the context allows: factors are those of all of it.
-        positions = spec.context if config.per_head else config.capacity
-        self._ropes = find_ropes(file, spec, positions)
-        chosen = f":{positions}" if "rope_factors_long.weight" in file.tensors else ""
-        key = f"{NAME}:{files.key}:{config.kv_dtype}{chosen}"
-        self._kv = OnnxKV(spec, config.kv_dtype, config.capacity, self._ropes, key, config.observes, config.pinned)
+        positions = spec.context if config.per_head else config.capacity  # gaps stay open while the context allows
+        ropes = [find_ropes(file, spec, long=long) for long in (False, True)]
+        key, choice = f"{NAME}:{files.key}:{config.kv_dtype}", LongRope(recipe, positions)
+        self._kv = OnnxKV(spec, config.kv_dtype, config.capacity, ropes, choice, key, config.observes, config.pinned)
+        self._ropes = self._kv.ropes  # that the tables of angles were made by
         self._windows = Windows(recipe.windows, spec.heads, spec.kv_heads)
         self._hidden: dict[int, FloatArray] = {}  # what the windows of the pass in progress add to scores
         self._shows = config.observes or config.kv_dtype in LARGEST  # the graph has `observed`
         self._observed = 0
         self._observer: Observer | None = None
         if config.observes:
-            self._observer = Observer(spec, self._kv, self._ropes, self._windows, MOST_OBSERVED)
+            self._observer = Observer(spec, self._kv, self._windows, MOST_OBSERVED)
             self._kv.settle = self._observer.settle
 
         self._float_type = "float16" if config.kv_dtype == "f16" else "float32"  # of tables, and what windows hide
@@ -80,7 +80,7 @@ class OnnxEngine:
         self._session: Any = open_session(files.graph, files.folder, provider, config.threads, trace)
         if quantized:
             self._kv.scales[:] = find_scales(self, files.key, tokens) if tokens is not None else scales
-            self._kv.key += f":{zlib.crc32(self._kv.scales.tobytes())}"
+            self._kv.settings += f":{zlib.crc32(self._kv.scales.tobytes())}"
 
     @property
     def kv(self) -> OnnxKV:
@@ -99,12 +99,14 @@ class OnnxEngine:
 
     def forward(self, tokens: IntArray) -> FloatArray:
         tokens = check_tokens(tokens, self.spec.vocab, self._kv.free)
+        self._kv.expect(tokens.size)
         for part, shown in self._pieces(tokens, self.config.chunk):
             self._run(part, wanted=1, shown=shown)
         return np.asarray(self._logits[0])
 
     def forward_all(self, tokens: IntArray) -> FloatArray:
         tokens = check_tokens(tokens, self.spec.vocab, self._kv.free)
+        self._kv.expect(tokens.size)
         logits, done = np.empty((tokens.size, self.spec.vocab), np.float32), 0
         for part, shown in self._pieces(tokens, min(self.config.logits_rows, self.config.chunk)):
             self._run(part, wanted=part.size, shown=shown)
@@ -166,6 +168,8 @@ class OnnxEngine:
         if self._recipe.learned_positions:
             return self._kv.next_position
         first = self._kv.next_turn
+        if self._ropes is not self._kv.ropes:
+            self._ropes, self._angles_known = self._kv.ropes, 0
         if not self._angles_from <= first <= first + count <= self._angles_from + self._angles_known:
             self._angles_from, self._angles_known = first, max(count, _ANGLES_AHEAD)
             positions = np.arange(first, first + self._angles_known)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from edge.backends.base import KVState, check_capacity, check_range, check_rows, check_state
+from edge.backends.longrope import LongRope
 from edge.backends.onnx.rope import Ropes
 from edge.backends.onnx.rows import NUMPY_TYPE, load_rows, row_values, store_rows
 from edge.backends.slots import Anchors, Lines, at_once
@@ -33,12 +34,14 @@ class OnnxKV:
     """HeadKVCache protocol. All heads keep equally many rows.
 
     array: keys and values, [2, layers, KV heads, capacity, stored values]. scales: of int8 and int4 rows, float32
-    [2, layers, KV heads, 1, head]. `lines`: one while all heads keep the same rows, else one per head.
+    [2, layers, KV heads, 1, head]. ropes: of texts within the original context, and of longer ones; `choice` says
+    which. `lines`: one while all heads keep the same rows, else one per head.
     """
 
     def __init__(
-        self, spec: ModelSpec, dtype: str, capacity: int, ropes: Ropes, key: str, observes: bool, pinned: int
-    ) -> None:
+        self, spec: ModelSpec, dtype: str, capacity: int, ropes: Sequence[Ropes], choice: LongRope, key: str,
+        observes: bool, pinned: int,
+    ) -> None:  # fmt: skip
         self.spec, self.dtype, self.capacity = spec, dtype, capacity
         shape = (2, spec.layers, spec.kv_heads, capacity, row_values(spec.head_dim, dtype))
         self.array = np.zeros(shape, NUMPY_TYPE[dtype])
@@ -49,9 +52,19 @@ class OnnxKV:
         self._heads = spec.layers * spec.kv_heads
         self._lines = Lines(capacity)
         self._anchors = Anchors(self._heads, spec.head_dim, pinned)
-        self._ropes, self.key = ropes, key
+        self._ropes, self._choice = ropes, choice
+        self.settings = key  # without what `choice` adds
         self.closed = False
         self.settle: Callable[[], None] = lambda: None  # add up attention that waits: before it is read, or rows move
+
+    @property
+    def key(self) -> str:
+        return self.settings + self._choice.suffix
+
+    @property
+    def ropes(self) -> Ropes:
+        """What the next keys are turned by."""
+        return self._ropes[self._choice.long]
 
     @property
     def free(self) -> int:
@@ -114,6 +127,26 @@ class OnnxKV:
         turned[:, length:] = lines.next + np.arange(count)
         return turned
 
+    def expect(self, count: int) -> None:
+        self._check_open()
+        if not self._choice.outgrown_by(self.next_position + count):
+            return
+        self.settle()
+        self._choice.lengthen(self.length)
+        short, long = self._ropes
+        between, scales = long.less(short), self.scales[0]
+        slots, turned = self._lines.slots[:, : self.length], self._lines.turned[:, : self.length]
+        self._anchors.forget()
+        for part in at_once(self.length):
+            if self.alike:
+                keys = load_rows(self.array[0][:, :, slots[0, part]], scales, self.dtype)
+                self.array[0][:, :, slots[0, part]] = store_rows(
+                    between.turn(keys, turned[0, part]), scales, self.dtype
+                )
+            else:
+                for head in range(self._heads):
+                    self._turn_head(head, slots[head, part], turned[head, part], between)
+
     def appended(self, count: int) -> None:
         """Book `count` rows that a pass has written behind the last slots."""
         self._lines.book_level(self.length, count)
@@ -159,7 +192,7 @@ class OnnxKV:
                 attention[head, slots] *= ((length - wanted) / (lines.next - turned)).astype(np.float32)
             moved = np.flatnonzero(wanted != turned)
             if moved.size:
-                self._turn_head(head, slots[moved], (wanted - turned)[moved])
+                self._turn_head(head, slots[moved], (wanted - turned)[moved], self.ropes)
         lines.turned[:, :length] = wanted
         lines.base, lines.next = 0, length
         self._anchors.forget()
@@ -174,6 +207,7 @@ class OnnxKV:
             self._lines.clear()
             self.length = 0
             self._anchors.forget()
+            self._choice.clear()
         elif dropped:
             self._lines.drop(length, dropped)
             left = np.arange(length, dtype=np.int32)
@@ -211,6 +245,8 @@ class OnnxKV:
 
     def append(self, state: KVState) -> None:
         self._check_open()
+        if not self.length:
+            self._choice.adopt(state.key, self.settings)
         check_state(state, self, self.next_position)
         first, count = self.length, state.positions.size
         if len(state.data) != _BASE_BYTES + count * row_bytes(self.spec, self.dtype):
@@ -263,13 +299,13 @@ class OnnxKV:
             shape = keys.shape  # [layers, KV heads, n, head]
             keys = keys.reshape(self._heads, *shape[2:])
             keys, by = self._anchors.exact(rows[part], keys, turned[part], wanted[part])
-            self.array[0][:, :, slots] = store_rows(self._ropes.turn(keys.reshape(shape), by), scales, self.dtype)
+            self.array[0][:, :, slots] = store_rows(self.ropes.turn(keys.reshape(shape), by), scales, self.dtype)
 
-    def _turn_head(self, head: int, slots: AnyArray, by: AnyArray) -> None:
+    def _turn_head(self, head: int, slots: AnyArray, by: AnyArray, ropes: Ropes) -> None:
         layer, head = divmod(head, self.spec.kv_heads)
         stored, scales = self.array[0, layer, head], self.scales[0, layer, head]
         keys = load_rows(stored[slots], scales, self.dtype)
-        stored[slots] = store_rows(self._ropes.turn_head(layer, keys, by), scales, self.dtype)
+        stored[slots] = store_rows(ropes.turn_head(layer, keys, by), scales, self.dtype)
 
     def _check_open(self) -> None:
         if self.closed:

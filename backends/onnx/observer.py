@@ -9,7 +9,7 @@ import numpy as np
 
 from edge.backends.onnx.attention import attention_to
 from edge.backends.onnx.kv import OnnxKV
-from edge.backends.onnx.rope import Ropes, turn
+from edge.backends.onnx.rope import turn
 from edge.backends.onnx.windows import Windows
 from edge.backends.tensors import find_recipe
 from edge.spec import ModelSpec
@@ -19,8 +19,8 @@ from edge.types import FloatArray
 class Observer:
     """Queries of successive tokens that wait: `most` of them at once. votes: as `ObservedEngine.observe` says."""
 
-    def __init__(self, spec: ModelSpec, kv: OnnxKV, ropes: Ropes, windows: Windows, most: int) -> None:
-        self._spec, self._recipe, self._kv, self._ropes, self._windows = spec, find_recipe(spec), kv, ropes, windows
+    def __init__(self, spec: ModelSpec, kv: OnnxKV, windows: Windows, most: int) -> None:
+        self._spec, self._recipe, self._kv, self._windows = spec, find_recipe(spec), kv, windows
         self._queries = np.zeros((spec.layers, most, spec.heads, spec.head_dim), np.float32)
         self._count = self._end = 0  # tokens that wait; rows in use when the last of them had run
         self._votes = False
@@ -46,11 +46,11 @@ class Observer:
             return
         turned = kv.turned_by_slot(0)[:, : self._end]
         hidden = self._windows.added(turned, count)
-        tables = [turning.tables(turned[0, -count:]) for turning in self._ropes.turnings]
+        tables = [turning.tables(turned[0, -count:]) for turning in kv.ropes.turnings]
         for layer in range(self._spec.layers):
             queries = self._queries[layer, :count].swapaxes(0, 1)
             if tables:
-                queries = turn(queries, *tables[self._ropes.kinds[layer]])
+                queries = turn(queries, *tables[kv.ropes.kinds[layer]])
             queries = queries * np.float32(self._recipe.query_scale)
             rows, cap = kv.array[0, layer, :, : self._end], self._recipe.score_cap
             paid = attention_to(rows, kv.scales[0, layer], kv.dtype, queries, self._votes, cap, hidden.get(layer))

@@ -54,12 +54,18 @@ class Ropes:
         turning = self.of(layer)
         return turn(keys, *_unmagnified(turning).tables(by)) if turning else keys
 
+    def less(self, other: Ropes) -> Ropes:
+        """What turns keys that `other` has turned to where these would have turned them."""
+        pairs = zip(self.turnings, other.turnings, strict=True)
+        turnings = (Turning(ours.radians - theirs.radians, ours.magnitudes) for ours, theirs in pairs)
+        return Ropes(tuple(turnings), self.kinds)
 
-def find_ropes(file: GGUFFile, spec: ModelSpec, positions: int) -> Ropes:
-    """For a model that will see `positions` at most. Raises ModelFormatError as `find_angles` does."""
+
+def find_ropes(file: GGUFFile, spec: ModelSpec, *, long: bool = False) -> Ropes:
+    """long: of texts for which longrope has factors of its own. Raises ModelFormatError as `find_angles` does."""
     recipe, turnings = find_recipe(spec), []
     for rope in recipe.ropes:
-        angles, half = find_angles(file, rope, positions), spec.head_dim // 2
+        angles, half = find_angles(file, rope, long=long), spec.head_dim // 2
         radians, magnitudes = np.zeros(half), np.ones(half)
         radians[: angles.radians.size], magnitudes[: angles.radians.size] = angles.radians, angles.magnitude
         turnings.append(Turning(radians, magnitudes))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from edge.backends.base import Capabilities, EngineConfig, Footprint, Operator, Tuned
+from edge.backends.base import Capabilities, EngineConfig, Footprint, MostRows, Operator, Tuned, all_positions
 from edge.errors import MissingExtraError
 from edge.gguf_file import GGUFFile
 from edge.spec import ModelSpec
@@ -46,6 +46,10 @@ def check_supported(file: GGUFFile, spec: ModelSpec) -> None:
     target, layout = choose_target(), make_layout(file, spec)
     if not is_installed() and not any(is_compiled(Design.of(layout, kv, target)) for kv in KV_DTYPES):
         raise MissingExtraError("apache-tvm", "tvm")
+
+
+def most_rows(spec: ModelSpec, expected: int | None) -> MostRows:
+    return all_positions(spec)
 
 
 def can_repack(spec: ModelSpec) -> bool:

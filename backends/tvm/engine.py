@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from edge.backends.base import EngineConfig, check_positions, check_tokens, state_key
+from edge.backends.longrope import LongRope
 from edge.backends.tvm import CAPABILITIES, NAME, marks
 from edge.backends.tvm.codes import FORMATS
 from edge.backends.tvm.design import Design
@@ -53,7 +54,8 @@ class NativeEngine:
         self._disk = Disk(streams is not None)
 
         positions = spec.context if config.per_head else config.capacity  # gaps stay open while the context allows
-        shape, self._rotation = layout.shape, find_rotation(file, layout.recipe, positions)
+        shape, choice = layout.shape, LongRope(layout.recipe, positions)
+        rotations = [find_rotation(file, layout.recipe, long=long) for long in (False, True)]
         self._head, self._padded_vocab = shape.padded_head, shape.padded_vocab
         key = state_key(
             f"{NAME} {source_hash('kv.py', 'rows.py', 'codes.py', 'mirror.py', 'kernels', 'phases')}",
@@ -76,9 +78,10 @@ class NativeEngine:
         at, count = scratch.offsets["mirrors"], shape.layers * shape.kv_heads * self._head
         mirrors = self._floats[at : at + count].reshape(-1, self._head)
         self._kv = NativeKV(
-            shape, config.kv_dtype, regions, self._rotation, key, image, config.observes, mirrors, config.pinned
+            shape, config.kv_dtype, regions, rotations, choice, key, image, config.observes, mirrors, config.pinned
         )
         self._tokens = aligned_zeros(tokens, "int32")
+        self._rotation = self._kv.rotation  # that the table of angles was made by
         kinds = len(self._rotation.angles)
         self._rope = aligned_zeros(kinds * rope_size, "float32").reshape(kinds, rope_size)
         self._rope_from = self._rope_rows = self._observed = 0
@@ -107,6 +110,7 @@ class NativeEngine:
 
     def forward(self, tokens: IntArray) -> FloatArray:
         tokens = check_tokens(tokens, self.spec.vocab, self._kv.free)
+        self._kv.expect(tokens.size)
         for start in range(0, tokens.size, self.config.chunk):
             part = tokens[start : start + self.config.chunk]
             self._run(part, wanted=int(start + part.size == tokens.size))
@@ -114,6 +118,7 @@ class NativeEngine:
 
     def forward_all(self, tokens: IntArray) -> FloatArray:
         tokens = check_tokens(tokens, self.spec.vocab, self._kv.free)
+        self._kv.expect(tokens.size)
         logits = np.empty((tokens.size, self.spec.vocab), np.float32)
         step = min(self.config.logits_rows, self.config.chunk)
         for start in range(0, tokens.size, step):
@@ -149,6 +154,8 @@ class NativeEngine:
     def _angle_row(self, count: int) -> int:
         """The row at which the table of rotary angles has the next `count` positions."""
         first = self._kv.next_turn
+        if self._rotation is not self._kv.rotation:
+            self._rotation, self._rope_rows = self._kv.rotation, 0
         if not self._rope_from <= first <= first + count <= self._rope_from + self._rope_rows:
             self._rope_from, self._rope_rows = first, max(count, _ROPE_AHEAD)
             positions = np.arange(first, first + self._rope_rows)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from edge.backends.base import KVState, check_capacity, check_range, check_rows, check_state
+from edge.backends.longrope import LongRope
 from edge.backends.slots import Anchors, Lines, at_once
 from edge.backends.tvm.layout import Shape
 from edge.backends.tvm.loading import Call, Image
@@ -27,6 +28,7 @@ _BASE_BYTES = 8  # a saved state begins with `base`: its keys are turned by posi
 class NativeKV:
     """HeadKVCache protocol. `arrays` are what compiled code works on; `image` has the function that moves rows in them.
 
+    rotations: of texts within the original context, and of longer ones; `choice` says which.
     `lines`: one while all heads keep the same rows, else one per head of every layer.
     """
 
@@ -35,7 +37,8 @@ class NativeKV:
         shape: Shape,
         dtype: str,
         regions: Regions,
-        rotation: Rotation,
+        rotations: Sequence[Rotation],
+        choice: LongRope,
         key: str,
         image: Image,
         observes: bool,
@@ -53,8 +56,17 @@ class NativeKV:
         self.nbytes = self._stored.nbytes + self.row_positions.nbytes + self.row_attention.nbytes
         self._lines = Lines(regions.longest)
         self._anchors = Anchors(self._heads, shape.padded_head, pinned)
-        self._rotation, self.key, self._image = rotation, key, image
+        self._rotations, self._choice, self._key, self._image = rotations, choice, key, image
         self.closed = False
+
+    @property
+    def key(self) -> str:
+        return self._key + self._choice.suffix
+
+    @property
+    def rotation(self) -> Rotation:
+        """What the next keys are turned by."""
+        return self._rotations[self._choice.long]
 
     @property
     def length(self) -> int:
@@ -119,9 +131,9 @@ class NativeKV:
             run(tokens)
             return self._stored.keys(self.regions.rows(self._lines.slots[0, : tokens.size]))
 
-        self._stored.mirrors[:] = find_normals(map(keys_of, runs), self._rotation)
+        self._stored.mirrors[:] = find_normals(map(keys_of, runs), self.rotation)
         self.truncate(0)
-        self.key += f":{runs.shape[1]}"  # rows are nothing without their mirrors
+        self._key += f":{runs.shape[1]}"  # rows are nothing without their mirrors
 
     @property
     def next_position(self) -> int:
@@ -132,6 +144,28 @@ class NativeKV:
     def next_turn(self) -> int:
         """What RoPE turns the next key by."""
         return self._lines.next
+
+    def expect(self, count: int) -> None:
+        self._check_open()
+        if not self._choice.outgrown_by(self.next_position + count):
+            return
+        self._choice.lengthen(self.length)
+        short, long = self._rotations
+        between, lines = long.less(short), self._lines
+        self._anchors.forget()
+        if len(lines) == 1:
+            for part in at_once(self.length):
+                alike = self.regions.rows(lines.slots[0, : self.length][part])
+                self._stored.set_keys(
+                    alike, between.turn(self._stored.keys(alike), lines.turned[0, : self.length][part])
+                )
+            return
+        for head, length in enumerate(self.lengths.tolist()):
+            slots, turned = lines.slots[head, :length], lines.turned[head, :length]
+            for part in at_once(length):
+                rows = self.regions.starts[head] + slots[part]
+                keys = between.turn_head(head // self.shape.kv_heads, self._stored.keys(rows, head), turned[part])
+                self._stored.set_keys(rows, keys, head)
 
     def announce(self, count: int) -> None:
         """Prepare the slots of `count` rows that are about to be written."""
@@ -190,7 +224,7 @@ class NativeKV:
             if moved.size:
                 layer, by = head // self.shape.kv_heads, (wanted - turned)[moved]
                 keys = self._stored.keys(rows[moved], head)
-                self._stored.set_keys(rows[moved], self._rotation.turn_head(layer, keys, by), head)
+                self._stored.set_keys(rows[moved], self.rotation.turn_head(layer, keys, by), head)
         lines.turned[:, :longest] = np.arange(longest) + longest - self.lengths[: len(lines), None]
         lines.base, lines.next = 0, longest
         self._anchors.forget()
@@ -206,6 +240,7 @@ class NativeKV:
             self.lengths[:] = 0
             self.regions.make_even()
             self._anchors.forget()
+            self._choice.clear()
         elif dropped:
             lengths = self.lengths[: len(self._lines)].tolist()
             self._lines.drop(length, dropped)
@@ -240,6 +275,8 @@ class NativeKV:
 
     def append(self, state: KVState) -> None:
         self._check_open()
+        if not self.length:
+            self._choice.adopt(state.key, self._key)
         check_state(state, self, self.next_position)
         first, count = self.length, state.positions.size
         if len(state.data) != _BASE_BYTES + count * row_bytes(self.shape, self.dtype):
@@ -305,7 +342,7 @@ class NativeKV:
         for part in at_once(rows.size):
             stored = self.regions.rows(self._lines.slots[0, rows[part]])
             keys, by = self._anchors.exact(rows[part], self._stored.keys(stored), turned[part], wanted[part])
-            self._stored.set_keys(stored, self._rotation.turn(keys, by))
+            self._stored.set_keys(stored, self.rotation.turn(keys, by))
 
     def _check_open(self) -> None:
         if self.closed:

@@ -7,7 +7,7 @@ as exact as position 10.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -41,10 +41,15 @@ class Rotation:
         """The same for one head of a layer, keys float32 [n, head]."""
         return _turn(keys, by, self.angles[self.kinds[layer]].radians)
 
+    def less(self, other: Rotation) -> Rotation:
+        """What turns keys that `other` has turned to where this would have turned them."""
+        pairs = zip(self.angles, other.angles, strict=True)
+        return replace(self, angles=tuple(Angles(ours.radians - theirs.radians, 1.0) for ours, theirs in pairs))
 
-def find_rotation(file: GGUFFile, recipe: Recipe, positions: int) -> Rotation:
-    """For a model that will see `positions` at most. Learned positions turn nothing."""
-    angles = tuple(find_angles(file, rope, positions) for rope in recipe.ropes) or (Angles(np.zeros(0), 1.0),)
+
+def find_rotation(file: GGUFFile, recipe: Recipe, *, long: bool = False) -> Rotation:
+    """long: of texts for which longrope has factors of its own. Learned positions turn nothing."""
+    angles = tuple(find_angles(file, rope, long=long) for rope in recipe.ropes) or (Angles(np.zeros(0), 1.0),)
     return Rotation(angles, tuple(recipe.rope_of(layer) for layer in range(len(recipe.windows))))
 
 

@@ -23,8 +23,8 @@ class Angles:
     magnitude: float
 
 
-def find_angles(file: GGUFFile, rope: Rope, positions: int) -> Angles:
-    """The angles of a model that will see `positions` at most: longrope chooses by it.
+def find_angles(file: GGUFFile, rope: Rope, *, long: bool = False) -> Angles:
+    """The angles of a model. long: of a text beyond the original context, for which longrope has factors of its own.
 
     Raises ModelFormatError if factors are not positive numbers, or for yarn without frequencies that fall.
     """
@@ -38,7 +38,7 @@ def find_angles(file: GGUFFile, rope: Rope, positions: int) -> Angles:
         stretched = _yarn_share(rope)
         powers = powers / rope.factor * stretched + powers * (1 - stretched)
         magnitude *= 1 + 0.1 * math.log(rope.factor)
-    for name in (f"rope_factors_{'long' if positions > rope.original_context else 'short'}", "rope_freqs"):
+    for name in (f"rope_factors_{'long' if long else 'short'}", "rope_freqs"):
         if (info := file.tensors.get(f"{name}.weight")) is not None:
             factors = file.tensor_bytes(info).view(np.float32)
             if factors.size != powers.size or not (np.isfinite(factors) & (factors > 0)).all():

@@ -16,6 +16,7 @@ def read_rope(header: Header, spec: ModelSpec) -> Rope:
         factor=factor,
         original_context=header.count("rope.scaling.original_context_length", "context", default=spec.context),
         magnitude=header.positive("rope.scaling.attn_factor", 1.0, below=1e3),
+        has_long="rope_factors_long.weight" in header.file.tensors,
     )
 
 

@@ -150,6 +150,7 @@ def recall_streamed(session: Session, trials: Sequence[Trial], advance: Advance)
     for trial in trials:
         session.reset()
         prompt = np.concatenate([trial.streamed, trial.question])
+        session.engine.kv.expect(prompt.size)
         for start in range(0, prompt.size, chunk):
             part = prompt[start : start + chunk]
             session.make_room(part.size)
@@ -163,6 +164,7 @@ def recall_streamed(session: Session, trials: Sequence[Trial], advance: Advance)
 def _read(session: Session, tokens: IntArray) -> None:
     """Run tokens that all have room. Policies that look at the last ones have not come to them yet."""
     chunk = session.plan.config.chunk
+    session.engine.kv.expect(tokens.size)
     for start in range(0, tokens.size, chunk):
         session.forward(tokens[start : start + chunk], upcoming=1)
 

@@ -138,6 +138,7 @@ def _predictions(
     step = min(_step(source) for source in sources)
     for source in sources:
         _start(source)
+        _engine(source).kv.expect(read.size)
     for start in range(0, read.size, step):
         part, skipped = read[start : start + step], max(0, windows.first - start)
         logits = [_run(source, part, step)[skipped:] for source in sources]
