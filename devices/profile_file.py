@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from edge.devices.output import new_file
 from edge.devices.profile import FIGURES, KINDS, Cluster, Figure, Profile
 from edge.errors import InputError
+from edge.regular import read_regular
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -26,8 +26,7 @@ _LISTS = ("instruction_sets", "sensors", "sources")
 def read_profile(path: Path) -> Profile:
     """Raises InputError, in one line, for whatever is wrong with the file."""
     try:
-        with open(path, "rb") as file:
-            data = file.read(_MOST_BYTES + 1)
+        data = read_regular(path, _MOST_BYTES + 1)
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror})") from None
     if len(data) > _MOST_BYTES:
@@ -150,11 +149,6 @@ def _text(value: object, what: str) -> str:
 
 
 def _number(value: object, what: str) -> float:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not 0 < value < 1e18
-        or not math.isfinite(value)
-    ):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-30 < value < 1e18:
         raise _Wrong(f"{what} must be a number greater than 0")
     return value

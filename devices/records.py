@@ -25,6 +25,7 @@ SCHEMA = 1
 
 _SHIPPED = Path(__file__).parent / "tuning"
 _MOST_BYTES = 1 << 16  # no record of ours is longer
+_TOO_LARGE = 1e18  # for any figure of a record
 _FAR = 2.0  # a model whose hidden size is more than so many times another's is tuned on its own
 
 _log = logging.getLogger("edge")
@@ -159,13 +160,23 @@ def _read(path: Path) -> Record | None:
         record: Record = _parse(Record, json.loads(read.decode()))
         if record.schema != SCHEMA:
             raise ValueError(f"schema {record.schema} is not {SCHEMA}")
-        if record.name != path.stem or record.gain < 1 or not record.subject.shape.get("hidden", 0) > 0:
+        if record.name != path.stem or record.gain < 1 or not _has_hidden(record.subject):
             raise ValueError("its figures contradict each other")
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         set_aside(path, why or type(error).__name__)
         return None
     return record
+
+
+def _is_whole(value: Any) -> bool:
+    """A truth value is one here: settings of two kinds are tuned like others."""
+    return isinstance(value, int) and abs(value) < _TOO_LARGE
+
+
+def _has_hidden(subject: Subject) -> bool:
+    hidden = subject.shape.get("hidden", 0)
+    return _is_number(hidden, int) and bool(hidden > 0)
 
 
 def _parse(kind: Any, data: Any) -> Any:
@@ -178,14 +189,21 @@ def _parse(kind: Any, data: Any) -> Any:
         if hint in (Subject, Comparison) or (hint == (Comparison | None) and value is not None):
             value = _parse(Subject if hint is Subject else Comparison, value)
         elif hint == dict[str, int]:
-            _check(isinstance(value, dict) and all(isinstance(number, int) for number in value.values()), each.name)
-        elif hint in (str, int, float):
-            _check(isinstance(value, (int, float) if hint is float else hint), each.name)
-            _check(hint is not float or math.isfinite(value), each.name)
-        elif value is not None:
+            _check(isinstance(value, dict) and all(map(_is_whole, value.values())), each.name)
+        elif hint is str:
+            _check(isinstance(value, str), each.name)
+        elif hint in (int, float):
+            _check(_is_number(value, hint), each.name)
+        elif hint != (Comparison | None) or value is not None:
             _check(isinstance(value, dict), each.name)
         values[each.name] = value
     return kind(**values)
+
+
+def _is_number(value: Any, kind: type) -> bool:
+    """Neither NaN nor a truth value, nor so large that figures with it overflow."""
+    kinds = (int,) if kind is int else (int, float)
+    return type(value) in kinds and abs(value) < _TOO_LARGE
 
 
 def _check(right: bool, name: str) -> None:

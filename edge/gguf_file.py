@@ -10,6 +10,7 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from edge.errors import ModelFormatError, UnsupportedError
+from edge.regular import open_regular
 
 MAX_HEADER = 48 << 20  # bytes; the largest real vocabularies (262k tokens with merges) need about 16 MiB
 MAX_STRING = 1 << 20  # bytes; chat templates are the longest honest strings, a few tens of KiB
@@ -243,8 +245,8 @@ def read_gguf(path: str | Path) -> GGUFFile:
     try:
         if not path.is_file():
             raise ModelFormatError(f"{path}: not a file" if path.exists() else f"{path}: no such file")
-        with open(path, "rb") as file:
-            size = path.stat().st_size
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
             if size == 0:
                 raise ModelFormatError("the file is empty")
             return _read_header(path, size, _Cursor(file, size))

@@ -17,6 +17,7 @@ from typing import Any
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.fingerprint import fingerprint
 from edge.gguf_file import BLOCK_TYPES, MAX_COUNT, MAX_NAME, GGUFFile, TensorInfo, read_gguf
+from edge.regular import read_regular
 
 FORMAT = 1
 MANIFEST, METADATA, WEIGHTS = "edge.json", "metadata.gguf", "model.onnx.data"

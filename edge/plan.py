@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from edge.arguments import check_count
 from edge.backends.base import Backend, Capabilities, EngineConfig, Tuned
 from edge.budget import Budget, format_bytes, parse_bytes
 from edge.devices.host import logical_cores, usable_cores
@@ -227,6 +228,7 @@ def _check(spec: ModelSpec, backend: Backend, request: PlanRequest, *, elsewhere
         ("--prefill-step-size", request.prefill_step_size, 1, 8192),
         ("--threads", request.threads, 1, 1024),
     ):
+        check_count(flag, value)
         if value is not None and not low <= value <= high:
             why = f" ({most.why})" if high == most.rows and value > high else ""
             raise InputError(f"{flag} must be from {low} to {high}, not {value}{why}")

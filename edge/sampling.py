@@ -19,6 +19,7 @@ from edge.errors import EngineError, InputError, ModelFormatError
 from edge.types import AnyArray, FloatArray, IntArray
 
 PENALTY_WINDOW = 64  # recent tokens that a repetition penalty looks at, as in llama.cpp
+_COLDEST = 1e-30  # lower temperatures are this one: to divide by less overflows
 _BLOCK = 64  # logits per block in top_k
 _STATE_IT = "state it, as in --temp 0.7"
 
@@ -49,10 +50,13 @@ class SamplingParams:
             ("top-p", self.top_p, 0, 1),
             ("min-p", self.min_p, 0, 1),
             ("repeat-penalty", self.repeat_penalty, 0.01, 100),
-            ("seed", self.seed or 0, 0, 2**64),
+            ("seed", 0 if self.seed is None else self.seed, 0, 2**64),
         ):
-            if not low <= value <= high:  # also catches NaN
-                raise InputError(f"--{name} must be from {low} to {high}, not {value}")
+            if not isinstance(value, int | float | np.number) or not low <= value <= high:  # also catches NaN
+                raise InputError(f"--{name} must be from {low} to {high}, not {value!r:.40}")
+        for name, whole in (("top-k", self.top_k), ("seed", 0 if self.seed is None else self.seed)):
+            if not isinstance(whole, int | np.integer):
+                raise InputError(f"--{name} must be a whole number, not {whole!r:.40}")
 
 
 # Under `general.sampling.` in a GGUF file: what its makers recommend, by the names that llama.cpp reads.
@@ -125,7 +129,8 @@ def draw(logits: FloatArray, params: SamplingParams, rng: np.random.Generator) -
     kept = logits[tokens].astype(np.float64)
     probabilities = softmax(kept)
     keep = max(1, min(top_p(probabilities, params.top_p), min_p(probabilities, params.min_p)))
-    return int(tokens[rng.choice(keep, p=softmax((kept[:keep] - kept[0]) / params.temperature))])
+    scaled = (kept[:keep] - kept[0]) / max(params.temperature, _COLDEST)
+    return int(tokens[rng.choice(keep, p=softmax(scaled))])
 
 
 def top_k(logits: FloatArray, k: int) -> IntArray:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from edge.account import Run, memory_of
+from edge.arguments import check_count, check_number, check_prompt, check_texts
 from edge.backends import find_backend
 from edge.backends.base import Backend, Engine
 from edge.budget import Budget, format_bytes
@@ -197,9 +198,11 @@ class Session:
         it is gone already, for the start. keep_text=False leaves `report.text` None, for runs without end. After the
         last piece, or when the iterator is closed, `report` holds the RunReport.
         """
+        prompt = _checked(
+            prompt, max_tokens, sampling, stop=stop, system=system,
+            time_limit=time_limit, energy_limit=energy_limit, time_spent=time_spent, energy_spent=energy_spent,
+        )  # fmt: skip
         sampling = (sampling or self.model.sampling()).with_seed()
-        if max_tokens is not None and max_tokens < 1:
-            raise InputError(f"max_tokens must be at least 1, not {max_tokens}")
         if follow_up and isinstance(prompt, str):
             tokens = self.model.encode_follow_up(prompt)
         else:
@@ -445,6 +448,20 @@ class Session:
             actions=actions,
             seed=sampling.seed,
         )
+
+
+def _checked(
+    prompt: object, max_tokens: object, sampling: object, *, stop: object, system: object, **numbers: object
+) -> str | Iterable[str] | IntArray:
+    """The prompt. Raises InputError for arguments of the wrong type."""
+    check_count("max_tokens", max_tokens)
+    if not isinstance(sampling, SamplingParams | None):
+        raise InputError(f"sampling must be SamplingParams, not {sampling!r:.60}")
+    check_texts("stop", stop)
+    check_texts("system", [] if system is None else [system])
+    for name, value in numbers.items():
+        check_number(name, value)
+    return check_prompt(prompt)
 
 
 def _find_zone(budget: Budget) -> Zone | None:

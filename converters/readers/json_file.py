@@ -9,6 +9,7 @@ from reprlib import repr as brief
 from typing import Any
 
 from edge.errors import ModelFormatError
+from edge.regular import read_regular
 
 _MOST_BYTES = 256 << 20  # the largest tokenizer.json have 35 MB
 
@@ -16,11 +17,11 @@ _MOST_BYTES = 256 << 20  # the largest tokenizer.json have 35 MB
 def read_object(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises ModelFormatError."""
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise ModelFormatError(f"{path}: larger than {_MOST_BYTES >> 20} MiB: the file is damaged")
-        data = path.read_bytes()
+        data = read_regular(path, _MOST_BYTES + 1)
     except OSError as error:
         raise ModelFormatError(f"{path}: cannot be read ({error.strerror})") from None
+    if len(data) > _MOST_BYTES:
+        raise ModelFormatError(f"{path}: larger than {_MOST_BYTES >> 20} MiB: the file is damaged")
     return parse_object(data, str(path))
 
 

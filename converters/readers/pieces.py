@@ -17,6 +17,7 @@ import numpy as np
 
 from edge.converters.readers.json_file import items
 from edge.errors import ModelFormatError, UnsupportedError
+from edge.regular import read_regular
 from edge.types import AnyArray
 
 _NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6  # types of pieces, the same numbers in both formats
@@ -115,8 +116,7 @@ def _steps(path: Path, said: Any, key: str) -> Iterator[dict[str, Any]]:
 def pieces_of_model(path: Path) -> Pieces:
     """Read a `tokenizer.model`. Raises ModelFormatError, UnsupportedError for vocabularies that are not BPE."""
     try:
-        with open(path, "rb") as file:
-            data = file.read(_MOST_BYTES + 1)
+        data = read_regular(path, _MOST_BYTES + 1)
     except OSError as error:
         raise ModelFormatError(f"{path}: cannot be read ({error.strerror})") from None
     try:

@@ -6,6 +6,7 @@ Format: https://github.com/huggingface/safetensors#format
 
 from __future__ import annotations
 
+import os
 import struct
 from dataclasses import dataclass
 from math import prod
@@ -17,6 +18,7 @@ import numpy as np
 
 from edge.converters.readers.json_file import parse_object, shown
 from edge.errors import ModelFormatError
+from edge.regular import open_regular
 from edge.types import AnyArray
 
 _MOST_HEADER = 32 << 20  # bytes; a shard's header has a few hundred thousand
@@ -41,7 +43,7 @@ class Stored:
         if self.dtype not in _DTYPES:
             raise ModelFormatError(f"{self.path}: {self.name} is of type {self.dtype}, which no weights here have")
         try:
-            with open(self.path, "rb") as file:
+            with open_regular(self.path) as file:
                 file.seek(self.offset)
                 data = np.fromfile(file, np.uint8, self.nbytes)
         except OSError as error:
@@ -54,8 +56,8 @@ class Stored:
 def read_header(path: Path) -> dict[str, Stored]:
     """The tensors of a safetensors file, by name. Raises ModelFormatError with one line."""
     try:
-        size = path.stat().st_size
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
             start = file.read(8)
             if len(start) < 8:
                 raise ModelFormatError(f"{path}: only {size} bytes: no safetensors file")

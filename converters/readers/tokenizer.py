@@ -20,6 +20,7 @@ from edge.converters.readers.json_file import items, read_object
 from edge.converters.readers.pieces import Pieces, pieces_of_json, pieces_of_model
 from edge.converters.writers.gguf import Field
 from edge.errors import InputError, ModelFormatError, UnsupportedError
+from edge.regular import read_regular
 from edge.tokenizer import END_NAMES, SPACES
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # tokenizer.ggml.token_type
@@ -200,8 +201,7 @@ def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     path = folder / "chat_template.jinja"
     if path.is_file():
         try:
-            with open(path, "rb") as file:
-                data = file.read(_MOST_TEMPLATE + 1)
+            data = read_regular(path, _MOST_TEMPLATE + 1)
             text = data.decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ModelFormatError(f"{path}: cannot be read ({error})") from None

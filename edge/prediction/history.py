@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import time
 from contextlib import suppress
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 _MOST_BYTES = 1 << 18  # about 500 runs
 _MOST_LINE = 4096
 _OFF = ("0", "off", "no", "false")
+_TOO_LARGE = 1e18  # for a count, bytes or seconds
 _RECENT = 20  # runs that predictions go by: of what a device did months ago, little may be true
 
 
@@ -212,8 +212,14 @@ def _read(line: bytes) -> Run | None:
         })  # fmt: skip
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
-    said = (run.energy_kind, run.energy_source)
-    return run if all(each is None or isinstance(each, str) for each in said) else None
+    texts = (run.label, run.policy, run.energy_kind or "", run.energy_source or "")
+    numbers = (run.at, run.capacity, run.peak or 0)
+    return run if all(isinstance(each, str) for each in texts) and all(map(_is_figure, numbers)) else None
+
+
+def _is_figure(value: Any) -> bool:
+    """A number that a run can have: NaN is none, nor is an integer that no float holds."""
+    return type(value) in (int, float) and 0 <= value < _TOO_LARGE
 
 
 def _read_phase(fields: Any) -> Phase | None:
@@ -222,7 +228,7 @@ def _read_phase(fields: Any) -> Phase | None:
         return None
     phase = Phase(**fields)
     numbers = [phase.tokens, phase.seconds, phase.context, *([] if phase.joules is None else [phase.joules])]
-    if not all(type(each) in (int, float) and math.isfinite(each) and each >= 0 for each in numbers):
+    if not all(map(_is_figure, numbers)):
         raise ValueError(numbers)
     if not isinstance(phase.tokens, int) or not phase.tokens or not phase.seconds:
         raise ValueError(numbers)

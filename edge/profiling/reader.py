@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 
 from edge.errors import InputError
 from edge.profiling.profile import KIND, SCHEMA, Profile
+from edge.regular import read_regular
 
 T = TypeVar("T")
 
@@ -21,8 +22,7 @@ _MOST_BYTES = 64 << 20  # a profile of an hour has less than a tenth of it
 def read_profile(path: Path) -> Profile:
     """Raises InputError for a file that is no profile, or one of another schema."""
     try:
-        with open(path, "rb") as file:
-            text = file.read(_MOST_BYTES + 1)  # of whatever: some files have no end
+        text = read_regular(path, _MOST_BYTES + 1)
         if len(text) > _MOST_BYTES:
             raise InputError(f"{path}: too long for a profile of edge")
         data = json.loads(text.decode("utf-8"))

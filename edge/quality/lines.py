@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from edge.devices.output import write_whole
 from edge.errors import InputError
+from edge.regular import read_regular
 
 T = TypeVar("T")
 
@@ -62,7 +63,7 @@ def are_numbers(value: object) -> bool:
 def _whole_lines(path: Path) -> list[str]:
     """The last one is dropped if it has no end."""
     try:
-        return [line[:-1] for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line[-1] == "\n"]
+        return [line[:-1] for line in read_regular(path).decode().splitlines(keepends=True) if line[-1] == "\n"]
     except (OSError, UnicodeDecodeError):
         raise InputError(f"{path}: cannot be read: leave out --resume to start anew") from None
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from edge.backends.tvm.tuning.search import Trial
 from edge.devices.private import make_private_folder
+from edge.regular import read_regular
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def read_trials(path: Path, key: str | None = None) -> list[Trial]:
     """All trials of a table (if it has this key). A last line that was cut off is left out."""
     found: list[Trial] = []
     with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-        head, *lines = path.read_text(encoding="utf-8").splitlines()
+        head, *lines = read_regular(path).decode().splitlines()
         if key is not None and json.loads(head)["key"] != key:
             return []
         for line in lines:

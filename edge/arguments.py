@@ -1,0 +1,62 @@
+"""Arguments of the Python API: of the wrong type, they are refused in a line, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from reprlib import repr as brief
+
+import numpy as np
+
+from edge.errors import InputError
+from edge.types import IntArray
+
+_PROMPT = "the prompt must be text, pieces of text or an array of token ids"
+
+
+def check_prompt(prompt: object) -> str | Iterable[str] | IntArray:
+    """The prompt as it is; pieces of text are checked when they are read, all but the first that is not empty.
+
+    Raises InputError for other types, and for pieces that have no text in them.
+    """
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, np.ndarray):
+        if prompt.ndim != 1 or prompt.dtype.kind not in "iu":
+            raise InputError(f"{_PROMPT}, int [n], not {prompt.dtype} of shape {prompt.shape}")
+        return prompt
+    if not isinstance(prompt, Iterable) or isinstance(prompt, bytes | bytearray | Mapping):
+        raise InputError(f"{_PROMPT}, not {brief(prompt)}")
+    pieces = _pieces(prompt)
+    first = next((piece for piece in pieces if piece), None)
+    if first is None:
+        raise InputError("the prompt is empty")
+    return chain([first], pieces)
+
+
+def check_count(name: str, value: object) -> None:
+    """None, or a whole number of at least 1. Raises InputError."""
+    if value is not None and (not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1):
+        raise InputError(f"{name} must be a whole number, at least 1, not {brief(value)}")
+
+
+def check_number(name: str, value: object) -> None:
+    """None, or a number of at least 0, which NaN is not. Raises InputError."""
+    if value is None:
+        return
+    if not isinstance(value, int | float | np.number) or isinstance(value, bool) or not 0 <= value < 1e18:
+        raise InputError(f"{name} must be a number, at least 0, not {brief(value)}")
+
+
+def check_texts(name: str, value: object) -> None:
+    """None, a text, or a list of texts. Raises InputError."""
+    texts = [value] if isinstance(value, str) else [] if value is None else value
+    if not isinstance(texts, list | tuple | set | frozenset) or not all(isinstance(each, str) for each in texts):
+        raise InputError(f"{name} must be text, not {brief(value)}")
+
+
+def _pieces(prompt: Iterable[object]) -> Iterator[str]:
+    for piece in prompt:
+        if not isinstance(piece, str):
+            raise InputError(f"{_PROMPT}: a piece of it is {brief(piece)}")
+        yield piece

@@ -1,0 +1,29 @@
+"""Regular files only: a FIFO makes its reader wait for ever, and a device may have no end."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """The file, to read bytes from. Raises OSError, for what is no regular file as well."""
+    return open(path, "rb", opener=_regular)
+
+
+def read_regular(path: Path, most: int = -1) -> bytes:
+    """What is in the file, at most `most` bytes. Raises OSError as `open_regular` does."""
+    with open_regular(path) as file:
+        return file.read(most)
+
+
+def _regular(path: str, flags: int) -> int:
+    """O_NONBLOCK: opening a FIFO waits for its writer otherwise. Regular files know no difference."""
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file", path)
+    return descriptor

@@ -1,0 +1,166 @@
+"""Arguments, figures and files of the wrong kind: one line, at once, and nothing on stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import GOLDEN, load_engine
+from hf_folders import complaint, copy_folder
+from small_models import Small, write_small
+from test_history import a_run
+from test_tuning import HERE, make_record
+
+import edge
+from edge.backends.base import Engine
+from edge.converters.readers.hf import convert_folder
+from edge.devices.profile_file import read_profile
+from edge.devices.records import read_records, write_record
+from edge.errors import EdgeError, EngineError, InputError
+from edge.opened import open_model
+from edge.prediction.history import append, earlier_runs, history_path, history_size
+from edge.sampling import SamplingParams, draw, greedy
+
+MODEL = GOLDEN / "llama-llama3.gguf"
+ODD = (10**400, -(10**400), 1e308, 1e-320, float("inf"), float("nan"), -1, True, None, "x", "1", [], [1], {}, {"a": 1})
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[edge.Session]:
+    with edge.load(MODEL, backend="reference", max_kv_size=64) as session:
+        yield session
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"prompt": each} for each in (None, 5, 2.5, b"text", {"a": 1}, object(), [1, 2], ["a", None])),
+        *({"prompt": each} for each in ([], (), iter(()), ["", ""], np.zeros(3), np.zeros((1, 3), np.int32))),
+        *({"max_tokens": each} for each in (2.5, "3", 0, -1, True, float("nan"), [1])),
+        *({"stop": each} for each in (5, [5], b"x", [None])),
+        *({"time_limit": each} for each in ("20s", -1, float("nan"), 10**400)),
+        *({"energy_limit": each} for each in ("20J", [1])),
+        *({"sampling": each} for each in (0.5, {"temperature": 1})),
+        {"system": 5},
+    ],
+    ids=str,
+)
+def test_arguments_of_the_wrong_type(session: edge.Session, options: dict[str, Any]) -> None:
+    said = complaint(lambda: session.generate(**{"prompt": "hi", "raw": True, **options}))
+    assert said
+    assert "\n" not in said
+    assert len(said) < 200
+
+
+def test_right_ones_are_right(session: edge.Session) -> None:
+    for prompt in ("hi", ["", "h", "i"], iter(["hi"]), np.array([5, 6])):
+        assert session.generate(prompt, raw=True, max_tokens=np.int64(1), stop=("x",), time_limit=9) is not None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed"])
+def test_sampling_takes_numbers_only(name: str) -> None:
+    for value in ("x", [1], {}, float("nan"), -(10**400), *([2.5] if name in ("top_k", "seed") else [])):
+        with pytest.raises(InputError, match="must be"):
+            SamplingParams(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("option", ["max_kv_size", "threads", "prefill_step_size", "expected_tokens", "logits_rows"])
+def test_options_of_load(option: str) -> None:
+    for value in ("64", 2.5, [64], True, 10**400):
+        assert complaint(lambda value=value: edge.load(MODEL, backend="reference", **{option: value}))
+
+
+def test_a_tiny_temperature_is_the_most_likely_token() -> None:
+    logits = np.random.default_rng(1).standard_normal(500).astype(np.float32)
+    with np.errstate(all="raise", under="ignore"):
+        for temperature in (1e-320, 5e-324, 1e-30):
+            params = SamplingParams(temperature=temperature, seed=1)
+            assert draw(logits.copy(), params, np.random.default_rng(1)) == greedy(logits)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
+def test_weights_that_are_no_numbers_are_one_error(
+    value: float, tmp_path: Path, engines: Callable[[Engine], Engine]
+) -> None:
+    def edit(weights: dict[str, Any]) -> None:
+        weights["blk.0.ffn_up"][:] = value
+
+    model = open_model(write_small(tmp_path / "model.gguf", Small(), edit))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        engine = engines(load_engine(model, "reference", "f32"))
+        with pytest.raises(EngineError, match="NaN logits"):
+            greedy(engine.forward(np.arange(9, dtype=np.int32)))
+
+
+def test_history_passes_over_figures_that_no_run_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_HISTORY", str(tmp_path / "history"))
+    run = a_run()
+    append(run)
+    lines = [history_path().read_bytes()]
+    for part in (None, "setting", "prefill", "decode"):
+        for key in asdict(run) if part is None else asdict(run)[part]:
+            for value in ODD:
+                said = asdict(run)
+                (said if part is None else said[part])[key] = value
+                lines.append(json.dumps(said).encode() + b"\n")
+    history_path().write_bytes(b"".join(lines))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert history_size()[0] >= 1
+        for each in earlier_runs(run.setting):
+            assert 0 <= each.at + each.capacity + (each.peak or 0) < 1e19
+            assert isinstance(each.label + each.policy, str)
+
+
+def test_records_with_figures_that_none_has_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_TUNING", str(tmp_path / "tuning"))
+    record = make_record(HERE, {"threads": 2})
+    path = write_record(record)
+    for part in (None, "subject", "values", "comparison"):
+        for key in asdict(record) if part is None else (asdict(record)[part] or {}):
+            for value in ODD:
+                said = asdict(record)
+                (said if part is None else said[part])[key] = value
+                path.write_text(json.dumps(said))
+                found = [each for each in read_records() if each.name == record.name]
+                assert all(abs(each.gain + each.seconds + each.trials) < 1e19 for each in found)
+    hidden = replace(HERE, shape={**HERE.shape, "hidden": 10**400})
+    path.write_text(json.dumps(asdict(replace(record, subject=hidden))))
+    assert not [each for each in read_records() if each.name == record.name]
+
+
+# Files that are none
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"])
+def test_a_pipe_in_a_folder_hangs_nothing(name: str, tmp_path: Path) -> None:
+    folder = copy_folder("qwen2", tmp_path / "qwen2")
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    assert "\n" not in complaint(lambda: convert_folder(folder, tmp_path / "model.gguf"))
+    (folder / name).unlink()
+    (folder / name).symlink_to("/dev/zero")
+    assert "\n" not in complaint(lambda: convert_folder(folder, tmp_path / "model.gguf"))
+
+
+def test_a_pipe_as_a_lone_shard_is_refused(tmp_path: Path) -> None:
+    folder = copy_folder("qwen2", tmp_path / "qwen2")
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "other.safetensors")
+    with pytest.raises(EdgeError, match=r"other.safetensors: cannot be read \(it is no regular file\)"):
+        convert_folder(folder, tmp_path / "model.gguf")
+
+
+def test_pipes_and_devices_as_models_and_profiles(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        assert "not a file" in complaint(lambda path=path: open_model(path))
+        assert "no regular file" in complaint(lambda path=path: read_profile(path))
