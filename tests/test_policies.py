@@ -265,7 +265,7 @@ def test_uneven_heads_share_the_budget(name: str, data: st.DataObject, shown: He
 def test_pinned_rows_stay_in_every_head(name: str, data: st.DataObject, shown: Heads, longest: int) -> None:
     """--keep: the rows of a system prompt outlive every eviction that leaves room for them, by any policy."""
     keep = data.draw(st.integers(0, shown.budget))
-    view = replace(shown.view, longest=max(shown.budget, 1) * longest)
+    view = replace(shown.view, longest=shown.budget * longest)
     rows = make_policy(name, data.draw(st.integers(0, 4)), keep).rows_to_keep(view, shown.budget)
     heads = [rows] * shown.lengths.size if isinstance(rows, np.ndarray) else rows
     lengths = np.full_like(shown.lengths, view.length) if isinstance(rows, np.ndarray) else shown.lengths
