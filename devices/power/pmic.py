@@ -43,7 +43,12 @@ def _ask(program: str) -> str:
 
     try:
         return subprocess.run(
-            [program, "pmic_read_adc"], capture_output=True, text=True, timeout=_SECONDS, check=True
+            [program, "pmic_read_adc"],
+            stdin=subprocess.DEVNULL,  # ours may be a prompt
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=True,
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise Unavailable(f"vcgencmd pmic_read_adc failed ({type(error).__name__})") from None
