@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+import re
+
+_ECHOED = 200  # characters of foreign text that a message repeats
+_MOST = 2000  # of any message
+_LONG = re.compile(rf"(?<!\w)'[^']{{{_ECHOED},}}'(?!\w)|(?<!\w)\"[^\"]{{{_ECHOED},}}\"(?!\w)|\S{{{_ECHOED + 1},}}")
+
+
+def shortened(message: str) -> str:
+    """The message with the middle left out of what is too long: quoted text, a word, the whole."""
+    return _middle_out(_LONG.sub(lambda found: _middle_out(found[0], _ECHOED), message), _MOST)
+
+
+def _middle_out(text: str, most: int) -> str:
+    half = (most - 1) // 2
+    return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"
+
 
 class EdgeError(Exception):
     """Base of all errors that edge raises on purpose. `exit_code` is what the CLI returns."""
 
     exit_code = 2
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(shortened(message))
 
 
 class InputError(EdgeError):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import GOLDEN, load_engine
-from hf_folders import complaint, copy_folder
+from hf_folders import complaint, copy_folder, edit_json
 from small_models import Small, write_small
 from test_history import a_run
 from test_tuning import HERE, make_record
@@ -135,6 +135,34 @@ def test_records_with_figures_that_none_has_are_left_out(tmp_path: Path, monkeyp
     hidden = replace(HERE, shape={**HERE.shape, "hidden": 10**400})
     path.write_text(json.dumps(asdict(replace(record, subject=hidden))))
     assert not [each for each in read_records() if each.name == record.name]
+
+
+# Foreign text in messages
+
+
+@pytest.mark.parametrize("foreign", ["x" * 5000, "x y " * 5000, "it's " * 5000, "\n" * 5000, "/" * 5000])
+def test_messages_repeat_little_of_what_they_are_given(foreign: str, tmp_path: Path) -> None:
+    folder = copy_folder("qwen2", tmp_path / "qwen2")
+    edit_json(folder / "config.json", lambda said: said.update(hidden_act=foreign, model_type=foreign))
+    attempts: list[Callable[[], object]] = [
+        lambda: edge.load(MODEL, backend=foreign),
+        lambda: edge.load(MODEL, memory=foreign),
+        lambda: edge.load(MODEL, kv_policy=foreign),
+        lambda: edge.load(foreign),
+        lambda: edge.load(MODEL, **{foreign: 1}),
+        lambda: convert_folder(folder, tmp_path / "model.gguf"),
+    ]
+    for attempt in attempts:
+        said = complaint(attempt)
+        assert said
+        assert len(said) < 1000
+        assert max(map(len, said.split())) <= 200
+
+
+def test_our_own_words_are_left_as_they_are() -> None:
+    ours = "the model's file " + "and another's words, " * 30
+    assert str(InputError(ours)) == ours
+    assert str(InputError(f"{'a' * 150}: no such file 'it is there'")) == f"{'a' * 150}: no such file 'it is there'"
 
 
 # Files that are none

@@ -75,9 +75,9 @@ def _fail(error: Exception, code: int, message: str | None = None, **more: objec
     from edge.cli.commands import app
     from edge.cli.help import fitting
     from edge.cli.show import note, print_json, printable
-    from edge.errors import EdgeError, OutputError
+    from edge.errors import EdgeError, OutputError, shortened
 
-    message = printable(message or str(error), but="")  # one line, whatever a file is called
+    message = shortened(printable(message or str(error), but=""))  # one line, whatever a file is called
     if isinstance(error, EdgeError):
         message = fitting(message, sys.argv[1:], typer.main.get_command(app))
     note(f"edge: {message}")
