@@ -67,6 +67,9 @@ def _is_matrix(info: TensorInfo) -> bool:
     return len(info.shape) == 2 and kind == "weight" and not stem.endswith("_norm") and stem != "position_embd"
 
 
+_LARGEST_F16 = 65_504  # which scales of blocks cannot exceed; blocks of smaller weights need no look
+
+
 def rounded(file: GGUFFile, info: TensorInfo, kind: str) -> AnyArray:
     """A tensor's bytes in another type, a slab of rows at a time. Raises ModelFormatError for what is no number."""
     data = file.tensor_bytes(info)
@@ -79,7 +82,11 @@ def rounded(file: GGUFFile, info: TensorInfo, kind: str) -> AnyArray:
     for start in range(0, rows, step):
         values = dequantize(data[start : start + step], info.type)
         check_finite(file, info.name, values)
-        out[start : start + step] = quantize(values, kind)
+        with np.errstate(over="ignore", invalid="ignore"):
+            stored = quantize(values, kind)
+            if np.abs(values).max() > _LARGEST_F16 and not np.isfinite(dequantize(stored, kind)).all():
+                raise ModelFormatError(f"{file.path}: {info.name} has weights that are too large for {kind}")
+        out[start : start + step] = stored
     return out
 
 

@@ -20,10 +20,11 @@ from test_tuning import HERE, make_record
 
 import edge
 from edge.backends.base import Engine
+from edge.converters.plain import rounded
 from edge.converters.readers.hf import convert_folder
 from edge.devices.profile_file import read_profile
 from edge.devices.records import read_records, write_record
-from edge.errors import EdgeError, EngineError, InputError
+from edge.errors import EdgeError, EngineError, InputError, ModelFormatError
 from edge.opened import open_model
 from edge.prediction.history import append, earlier_runs, history_path, history_size
 from edge.sampling import SamplingParams, draw, greedy
@@ -98,6 +99,19 @@ def test_weights_that_are_no_numbers_are_one_error(
         engine = engines(load_engine(model, "reference", "f32"))
         with pytest.raises(EngineError, match="NaN logits"):
             greedy(engine.forward(np.arange(9, dtype=np.int32)))
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0"])
+def test_weights_that_a_type_cannot_hold_are_one_error(kind: str, tmp_path: Path) -> None:
+    def edit(weights: dict[str, Any]) -> None:
+        weights["blk.0.ffn_up"][3, 5] = 1e38
+
+    write_small(tmp_path / "model.gguf", Small(), edit)
+    file = open_model(tmp_path / "model.gguf").file
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(ModelFormatError, match=rf"blk.0.ffn_up.weight has weights that are too large for {kind}"):
+            rounded(file, file.tensors["blk.0.ffn_up.weight"], kind)
 
 
 def test_history_passes_over_figures_that_no_run_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
