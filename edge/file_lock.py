@@ -1,4 +1,4 @@
-"""A lock between processes, named by a file. The system lets go of it when its holder dies."""
+"""A lock between processes, named by a file. The system releases it when its holder dies."""
 
 from __future__ import annotations
 
@@ -6,18 +6,25 @@ import contextlib
 import errno
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from edge.errors import CacheError
+
 _NO_LOCKS_HERE = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}  # some network folders
+_LONGEST_S = 1800.0  # a large model is compiled in minutes, on a small device
+_STOPPED_S = 5.0  # for a holder that is stopped (Ctrl-Z, a debugger) and may go on
+_POLL_S = 0.05
 
 
 @contextmanager
 def file_lock(path: Path) -> Iterator[None]:
     """Hold the lock `path`, after waiting for it; not reentrant. Does nothing where files have no locks.
 
-    The file is there only while somebody holds or awaits the lock. Raises OSError if it cannot be written.
+    The file is there only while a process holds or awaits the lock, and contains the holder's id. Raises OSError if it
+    cannot be written, CacheError if its holder is stopped or keeps it for half an hour.
     """
     descriptor = _acquire(path)
     try:
@@ -35,22 +42,44 @@ def _acquire(path: Path) -> int | None:
         return None
     import fcntl
 
+    started = time.monotonic()
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_at(descriptor, path):
+                os.truncate(descriptor, 0)
+                os.write(descriptor, str(os.getpid()).encode())
                 return descriptor
+        except BlockingIOError:
+            holder = os.pread(descriptor, 20, 0).decode("ascii", "replace")
+            os.close(descriptor)
+            _check_patience(path, holder, time.monotonic() - started)
+            time.sleep(_POLL_S)
+            continue
         except OSError as error:
+            os.close(descriptor)
             if error.errno not in _NO_LOCKS_HERE:
-                os.close(descriptor)
                 raise
-            os.close(descriptor)
             return None
-        except BaseException:  # Ctrl-C while waiting
-            os.close(descriptor)
-            raise
         os.close(descriptor)  # its last holder removed the file: the next ones lock a new one
+
+
+def _check_patience(path: Path, holder: str, waited: float) -> None:
+    """Raises CacheError if there is no more sense in waiting."""
+    stopped = waited > _STOPPED_S and _is_stopped(holder)
+    if stopped or waited > _LONGEST_S:
+        how = "is stopped" if stopped else f"has kept it for {waited / 60:.0f} minutes"
+        raise CacheError(f"{path}: process {holder or '?'} holds this lock and {how}: let it go on, or end it")
+
+
+def _is_stopped(holder: str) -> bool:
+    import psutil
+
+    try:
+        return psutil.Process(int(holder)).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except (ValueError, psutil.Error):
+        return False
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

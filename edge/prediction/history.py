@@ -144,7 +144,7 @@ def append(run: Run) -> None:
     if len(line) > _MOST_LINE:
         return
     path = history_path()
-    with suppress(OSError, InputError):
+    with suppress(OSError, InputError, CacheError):
         make_private_folder(path.parent)
         with file_lock(path.with_name(".runs.lock")):
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)

@@ -1,0 +1,74 @@
+"""A lock between processes: waited for, released by death, and not waited for in vain."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from edge import file_lock as locks
+from edge.errors import CacheError
+from edge.file_lock import file_lock
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="files have no locks there")
+
+_HOLD = """
+import sys
+from pathlib import Path
+from edge.file_lock import file_lock
+with file_lock(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@contextmanager
+def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the lock until a line comes."""
+    command = [sys.executable, "-c", _HOLD, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "held\n"
+        try:
+            yield child
+        finally:
+            child.send_signal(signal.SIGCONT)
+            child.kill()
+
+
+def test_a_stopped_holder_is_named_instead_of_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "_STOPPED_S", 0.1)
+    with holder(tmp_path / "lock") as child:
+        child.send_signal(signal.SIGSTOP)
+        with pytest.raises(CacheError, match=rf"process {child.pid} holds this lock and is stopped: let it go on"):  # noqa: SIM117
+            with file_lock(tmp_path / "lock"):
+                pass
+
+
+def test_a_holder_that_keeps_a_lock_too_long_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "_LONGEST_S", 0.2)
+    with holder(tmp_path / "lock") as child:
+        with pytest.raises(CacheError, match=rf"process {child.pid} holds this lock and has kept it"):  # noqa: SIM117
+            with file_lock(tmp_path / "lock"):
+                pass
+        assert child.poll() is None
+
+
+@pytest.mark.parametrize("end", ["kill", "release"])
+def test_a_lock_is_had_once_its_holder_is_gone(tmp_path: Path, end: str) -> None:
+    with holder(tmp_path / "lock") as child:
+        assert child.stdin is not None
+        if end == "kill":
+            child.kill()
+        else:
+            child.stdin.write("\n")
+            child.stdin.flush()
+        with file_lock(tmp_path / "lock"):
+            assert (tmp_path / "lock").read_text() == str(os.getpid())
+    assert not (tmp_path / "lock").exists()
