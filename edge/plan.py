@@ -35,7 +35,8 @@ _EVICTED_SHARE = 8  # when the cache is full, 1/8 of it is freed at once: evicti
 _MOST_EVICTED = 256
 
 # Kept free for what cannot be counted: the answer's text, allocator slack, the kernel's own rounding of VmHWM.
-_RESERVE = 6 << 20
+_RESERVE = 4 << 20
+_GRAIN = 4 << 20  # the interpreter counts as a multiple of this: a budget that fits in one run fits in the next
 
 _BLOCK_COPIES = 3  # of a prompt cache's block, while its rows are gathered, joined and written, or read and put back
 _KV_ROW_STEP = 16  # --kv-memory is rounded down to so many rows
@@ -118,56 +119,79 @@ def make_plan(
     UnsupportedError for what the engine lacks.
     """
     request, budget = request or PlanRequest(), budget or Budget()
-    if request.kv_policy == AUTO:
-        return _automatic(spec, backend, request, budget, elsewhere)
-    _check(spec, backend, request, elsewhere=elsewhere is not None)
-    request = _rows_for_bytes(spec, backend, request)
+    choices = [_checked(spec, backend, each, elsewhere) for each in _alternatives(spec, backend, request)]
     limit = MemoryLimit(budget.memory, "budget") if budget.memory else elsewhere or memory_limit(memory_root())
-    kv_dtype = request.kv_dtype or backend.CAPABILITIES.kv_dtypes[0]
-    tuned = None if elsewhere else backend.tuned(spec, kv_dtype)  # before the count: it imports a little
     release_free_memory()  # what building the tokenizer left behind would otherwise be counted twice
     use = memory_use()
     peak = 0 if elsewhere else use.peak
-    first = None
-    for config in _candidates(spec, backend, request, tuned):
-        counted = _count(spec, backend, request, config, use.rss)
-        if max(counted.total + counted.reserve, peak) <= limit.bytes:
-            if config.resident:
-                spare = limit.bytes - counted.total - counted.reserve
-                config = replace(config, resident=config.resident + (spare >> 20 << 20))
-                counted = _count(spec, backend, request, config, use.rss)
-            return Plan(
-                backend=backend.NAME,
-                kv_policy=request.kv_policy,
-                sinks=pinned_rows(_policy(request)),
-                config=config,
-                evict_step=_evict_step(config.capacity),
-                bytes=counted,
-                predicted_peak=max(counted.total, peak),
-                limit=limit.bytes,
-                limit_source=limit.source,
-                tuned=tuned.about if tuned else "default",
-            )
-        first = first or counted
-    assert first is not None
-    raise _too_small(spec, backend, request, tuned, limit, first, peak)
+    for choice in choices:
+        for config, counted in _counted(spec, backend, choice, use.rss):
+            if max(counted.total + counted.reserve, peak) <= limit.bytes:
+                return _plan(spec, backend, choice, config, counted, limit, use.rss, peak)
+    raise _too_small(spec, backend, request, choices, limit, elsewhere, use.rss, peak)
 
 
-def _automatic(
-    spec: ModelSpec, backend: Backend, request: PlanRequest, budget: Budget, elsewhere: MemoryLimit | None
-) -> Plan:
-    """Rows in f16 as long as all fit beside the weights. Else, where the engine can, twice as many in int8, chosen by
-    H2O: of what was measured at equal bytes (edge eval kv), this loses least."""
+@dataclass(frozen=True)
+class _Choice:
+    """One way to meet a request, with its options checked. whole: only with all rows that the run is known to need,
+    and all weights, in memory."""
+
+    request: PlanRequest
+    tuned: Tuned | None
+    whole: bool = False
+
+
+def _alternatives(spec: ModelSpec, backend: Backend, request: PlanRequest) -> list[_Choice]:
+    """What to try, best first. Automatic: rows in f16 as long as all fit beside the weights. Else, where the engine
+    can, twice as many in int8, chosen by H2O: of what was measured at equal bytes (edge eval kv), this loses least."""
+    if request.kv_policy != AUTO:
+        return [_Choice(request, None)]
     plain = replace(request, kv_policy="streaming")
-    if request.expected_tokens is not None:
-        with suppress(BudgetError):
-            plan = make_plan(spec, backend, plain, budget, elsewhere)
-            if plan.config.capacity >= request.expected_tokens and not plan.config.resident:
-                return plan
     if backend.CAPABILITIES.granularity != "head":
-        return make_plan(spec, backend, plain, budget, elsewhere)
+        return [_Choice(plain, None)]
     thrifty = replace(request, kv_policy="h2o", kv_dtype=request.kv_dtype or "int8")
-    return make_plan(spec, backend, thrifty, budget, elsewhere)
+    return [*([_Choice(plain, None, whole=True)] if request.expected_tokens else []), _Choice(thrifty, None)]
+
+
+def _checked(spec: ModelSpec, backend: Backend, choice: _Choice, elsewhere: MemoryLimit | None) -> _Choice:
+    """With the rows of `kv_memory`, and what was tuned on this device. Raises InputError and UnsupportedError."""
+    _check(spec, backend, choice.request, elsewhere=elsewhere is not None)
+    request = _rows_for_bytes(spec, backend, choice.request)
+    kv_dtype = request.kv_dtype or backend.CAPABILITIES.kv_dtypes[0]
+    return replace(choice, request=request, tuned=None if elsewhere else backend.tuned(spec, kv_dtype))
+
+
+def _counted(
+    spec: ModelSpec, backend: Backend, choice: _Choice, resident: int
+) -> Iterator[tuple[EngineConfig, PlanBytes]]:
+    """The configurations of a choice, from the best to the most frugal, and what each takes."""
+    for config in _candidates(spec, backend, choice.request, choice.tuned):
+        if choice.whole and (config.resident or config.capacity < (choice.request.expected_tokens or 0)):
+            continue
+        yield config, _count(spec, backend, choice.request, config, resident)
+
+
+def _plan(
+    spec: ModelSpec, backend: Backend, choice: _Choice, config: EngineConfig, counted: PlanBytes, limit: MemoryLimit,
+    resident: int, peak: int,
+) -> Plan:  # fmt: skip
+    request, tuned = choice.request, choice.tuned
+    if config.resident:
+        spare = limit.bytes - counted.total - counted.reserve
+        config = replace(config, resident=config.resident + (spare >> 20 << 20))
+        counted = _count(spec, backend, request, config, resident)
+    return Plan(
+        backend=backend.NAME,
+        kv_policy=request.kv_policy,
+        sinks=pinned_rows(_policy(request)),
+        config=config,
+        evict_step=_evict_step(config.capacity),
+        bytes=counted,
+        predicted_peak=max(counted.total, peak),
+        limit=limit.bytes,
+        limit_source=limit.source,
+        tuned=tuned.about if tuned else "default",
+    )
 
 
 def _rows_for_bytes(spec: ModelSpec, backend: Backend, request: PlanRequest) -> PlanRequest:
@@ -355,28 +379,46 @@ def _count(spec: ModelSpec, backend: Backend, request: PlanRequest, config: Engi
     if request.prompt_cache is not None:
         scratch += request.prompt_cache + _BLOCK_COPIES * BLOCK * need.kv // config.capacity
     weights = config.resident or need.weights
-    return PlanBytes(resident + need.runtime, weights, need.kv, scratch, streamed=need.streamed)
+    scratch += 4 * (config.capacity + config.chunk)  # token ids of a prompt that are read before they are run
+    reserve = _RESERVE + -resident % _GRAIN
+    return PlanBytes(resident + need.runtime, weights, need.kv, scratch, reserve, need.streamed)
 
 
 def _too_small(
-    spec: ModelSpec, backend: Backend, request: PlanRequest, tuned: Tuned | None, limit: MemoryLimit,
-    needed: PlanBytes, peak: int,
+    spec: ModelSpec, backend: Backend, request: PlanRequest, choices: list[_Choice], limit: MemoryLimit,
+    elsewhere: MemoryLimit | None, resident: int, peak: int,
 ) -> BudgetError:  # fmt: skip
-    """Say what the request needs, and the smallest budget that would do with fewer rows."""
-    evicting = "streaming" if request.kv_policy == "full" else request.kv_policy
-    frugal = replace(request, max_kv_size=None, kv_policy=evicting, expected_tokens=None)
-    *_, last = _candidates(spec, backend, frugal, tuned)
-    smallest_count = _count(spec, backend, request, last, memory_use().rss)
-    smallest = max(smallest_count.total + smallest_count.reserve, peak)
-    smallest = (smallest // (1 << 20) + 3) << 20  # whole MiB, with room for another run's interpreter
-    policy = " --kv-policy streaming" if request.kv_policy == "full" else ""
-    streamed = " and weights streamed" if last.resident else ""
+    """Say what the request needs, the smallest budget that it fits, and the smallest with the fewest rows."""
+    needed = next(counted for choice in choices for _, counted in _counted(spec, backend, choice, resident))
+    smallest, config = _smallest(spec, backend, choices, resident, peak)
+    how = f"{config.capacity} KV rows{', weights streamed' if config.resident else ''}"
     stated = "the memory budget is" if limit.source == "budget" else f"the {limit.source} limit is"
-    return BudgetError(
+    message = (
         f"needs {format_bytes(needed.total + needed.reserve)}, {stated} {format_bytes(limit.bytes)}: the smallest that "
-        f"fits is --memory {smallest >> 20}MiB with --max-kv-size {last.capacity}{policy}{streamed}",
-        smallest=smallest,
+        f"fits is --memory {smallest >> 20}MiB ({how})"
     )
+    rows = min(spec.context, max(_least_rows(choices[-1].request), 2 * (request.prefill_step_size or 0)))
+    policy = "streaming" if request.kv_policy == "full" else request.kv_policy
+    fewest = replace(request, max_kv_size=rows, kv_memory=None, kv_policy=policy)
+    with suppress(InputError, UnsupportedError):  # a policy that keeps no recent rows when there are few
+        others = [_checked(spec, backend, each, elsewhere) for each in _alternatives(spec, backend, fewest)]
+        least, _ = _smallest(spec, backend, others, resident, peak)
+        if least < smallest:
+            message += f", or --memory {least >> 20}MiB with --max-kv-size {rows}"
+            message += f" --kv-policy {policy}" if policy != request.kv_policy else ""
+            message += " instead of --kv-memory" if request.kv_memory is not None else ""
+    return BudgetError(message, smallest=smallest)
+
+
+def _smallest(
+    spec: ModelSpec, backend: Backend, choices: list[_Choice], resident: int, peak: int
+) -> tuple[int, EngineConfig]:
+    """The smallest budget that one of the choices fits, bytes, in whole MiB as people write them; and the plan's choice
+    within it."""
+    found = [each for choice in choices for each in _counted(spec, backend, choice, resident)]
+    needs = [max(counted.total + counted.reserve, peak) for _, counted in found]
+    smallest = -(-min(needs) >> 20) << 20
+    return smallest, next(config for need, (config, _) in zip(needs, found, strict=True) if need <= smallest)
 
 
 def _evict_step(rows: int) -> int:

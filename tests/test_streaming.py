@@ -283,12 +283,12 @@ def test_a_streamed_plan_fills_its_budget(memory: int) -> None:
 
 @pytest.mark.usefixtures("planning_process")
 def test_the_smallest_budget_has_weights_streamed() -> None:
-    with pytest.raises(BudgetError, match="with --max-kv-size 256 and weights streamed") as caught:
+    with pytest.raises(BudgetError, match=r"\(256 KV rows, weights streamed\)") as caught:
         plan(50 * MIB)
     assert caught.value.smallest is not None
     assert plan(caught.value.smallest).config.resident
     with pytest.raises(BudgetError):
-        plan(caught.value.smallest - 4 * MIB)
+        plan(caught.value.smallest - MIB)
 
 
 def test_engines_that_cannot_stream_plan_as_ever() -> None:
