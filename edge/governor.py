@@ -32,6 +32,7 @@ _SLACK = 6 << 20  # bytes that stay between what is needed and what may be had, 
 _STALLED = 10.0  # per cent of the time: then half of what can be spared is given back …
 _SETTLE_S = 10.0  # … and again no sooner than a step can be seen in an average over 10 s
 _SHORT_READINGS = 2  # in a row with too little free memory: others come and go
+_FIRST_TOKENS = 1  # of a prompt, while nobody knows what one costs
 _FORGET = 0.9  # of the costliest token, at every step: one that was disturbed is not expected for ever
 
 
@@ -74,13 +75,16 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What earlier samples left. token: joules of the costliest one, of late. debt: joules above the power limit.
+    """What earlier samples left. token: joules of the costliest one, of late. ran: tokens of the last passes whose
+    joules are known, each of which took `each`. debt: joules above the power limit.
     idle: watts while pausing. duty: share of time that may be worked. rest: seconds that are to be waited for it.
     paused: seconds of pauses in a row. coolest: °C since the least share is worked, read first at cooled_at. short:
     readings in a row with too little free memory. gave_at: when memory was last given back because of pressure."""
 
     last: Sample
     token: float = 0.0
+    ran: int = 0
+    each: float = 0.0
     debt: float = 0.0
     idle: float = 0.0
     duty: float = 1.0
@@ -122,9 +126,12 @@ def decide(limits: Limits, state: State, now: Sample, tokens: int) -> tuple[Deci
     coolest, cooled_at = _coolest(state, duty, now)
     short = _short(state, now.memory)
     give, cause = _give(state, now, short)
+    counted = tokens if now.joules is not None else 0
     state = State(
         last=_newest(last, now),
-        token=max(spent / tokens, state.token * _FORGET) if tokens and now.joules is not None else state.token,
+        token=max(spent / tokens, state.token * _FORGET) if counted else state.token,
+        ran=counted or state.ran,
+        each=spent / tokens if counted else state.each,
         debt=debt,
         idle=state.idle if tokens or elapsed <= 0 or now.joules is None else spent / elapsed,
         duty=duty,
@@ -142,6 +149,23 @@ def decide(limits: Limits, state: State, now: Sample, tokens: int) -> tuple[Deci
         return Decision(stop), state
     pause = 0.0 if pause <= _SHORTEST_PAUSE_S else min(pause, _LONGEST_PAUSE_S)
     return Decision(pause=pause, give=give, cause=cause) if pause or give else _GO_ON, state
+
+
+def affordable(limits: Limits, state: State, tokens: int, spent: float) -> int:
+    """How many of these tokens of a prompt may be run at once, if `spent` joules are gone.
+
+    A pass of more tokens than the last one takes no more for each of them, one of fewer no more than the costliest
+    token. It may take half of what is left: what it really takes is known only afterwards.
+    """
+    if limits.energy is None:
+        return tokens
+    if not state.token:
+        return min(tokens, _FIRST_TOKENS)
+    left = limits.energy - spent
+    half = int(left / 2 / state.each) if state.each else tokens
+    if half < state.ran:
+        half = int(left / 2 / state.token)
+    return min(tokens, max(half, left >= state.token))
 
 
 def _newest(last: Sample, now: Sample) -> Sample:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from edge.governor import Limits, Sample, State, Stop, decide
+from edge.governor import Limits, Sample, State, Stop, affordable, decide
 
 
 @dataclass
@@ -115,6 +115,27 @@ def test_energy_is_never_passed_by_more_than_a_token(seed: int) -> None:
             break
     assert decision.stop == "energy"
     assert 2.0 - 2 * dearest <= joules <= 2.0 + dearest
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_prompt_passes_its_energy_by_no_more_than_a_token(seed: int) -> None:
+    """A pass costs something for the weights and something for each token; either may be disturbed up to two times."""
+    chance = random.Random(seed)
+    fixed, each = chance.uniform(0.0, 0.2), chance.uniform(0.001, 0.05)
+    limits = Limits(energy=chance.uniform(0.05, 20.0))
+    assert limits.energy is not None
+    state, time, spent, ran, passes, token = State(Sample(0.0, 0.0)), 0.0, 0.0, 0, 0, 0.0
+    while count := affordable(limits, state, 512, spent):
+        cost = (fixed + each * count) * chance.uniform(1.0, 2.0)
+        token = max(token, (fixed + each) * 2)
+        time, spent, ran, passes = time + 1, spent + cost, ran + count, passes + 1
+        decision, state = decide(limits, state, Sample(time, spent), count)
+        if decision.stop:
+            break
+    assert spent <= limits.energy + token
+    assert spent > limits.energy - 2 * token  # and little is left unused
+    if limits.energy > 40 * token:
+        assert ran / passes > 10  # most of it was run in passes that are worth their weights
 
 
 @pytest.mark.parametrize("start", [52, 60, 90])
