@@ -19,7 +19,15 @@ if TYPE_CHECKING:
 
     from edge.budget import Budget
     from edge.conversation import Conversation
-    from edge.errors import BudgetError, EdgeError, InputError, MissingExtraError, ModelFormatError, UnsupportedError
+    from edge.errors import (
+        BudgetError,
+        BusyError,
+        EdgeError,
+        InputError,
+        MissingExtraError,
+        ModelFormatError,
+        UnsupportedError,
+    )  # fmt: skip
     from edge.kv.prompt_cache import PromptCache
     from edge.opened import Model, open_model
     from edge.plan import Plan, PlanRequest, make_plan
@@ -30,15 +38,16 @@ if TYPE_CHECKING:
     from edge.session import Session, load
 
 _HOMES = {
-    "Budget": "budget", "BudgetError": "errors", "Conversation": "conversation", "EdgeError": "errors",
-    "InputError": "errors", "MissingExtraError": "errors", "Model": "opened", "ModelFormatError": "errors",
-    "Plan": "plan", "PlanRequest": "plan", "PromptCache": "kv.prompt_cache", "RunReport": "report.run",
-    "SamplingParams": "sampling", "Session": "session", "UnsupportedError": "errors", "divergence": "quality.windows",
-    "load": "session", "make_plan": "plan", "open_model": "opened", "perplexity": "quality.perplexity",
+    "Budget": "budget", "BudgetError": "errors", "BusyError": "errors", "Conversation": "conversation",
+    "EdgeError": "errors", "InputError": "errors", "MissingExtraError": "errors", "Model": "opened",
+    "ModelFormatError": "errors", "Plan": "plan", "PlanRequest": "plan", "PromptCache": "kv.prompt_cache",
+    "RunReport": "report.run", "SamplingParams": "sampling", "Session": "session", "UnsupportedError": "errors",
+    "divergence": "quality.windows", "load": "session", "make_plan": "plan", "open_model": "opened",
+    "perplexity": "quality.perplexity",
 }  # fmt: skip
 
 __all__ = [
-    "Budget", "BudgetError", "Conversation", "EdgeError", "InputError", "MissingExtraError", "Model",
+    "Budget", "BudgetError", "BusyError", "Conversation", "EdgeError", "InputError", "MissingExtraError", "Model",
     "ModelFormatError", "Plan", "PlanRequest", "PromptCache", "RunReport", "SamplingParams", "Session",
     "UnsupportedError", "divergence", "load", "make_plan", "open_model", "perplexity",
 ]  # fmt: skip

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import StringIO
 
+from edge.budget import Budget, format_joules
 from edge.devices.memory import memory_use
 from edge.meters import Watch
 from edge.plan import Plan
-from edge.report.run import Energy, Memory, StopReason, Timings, Tokens
+from edge.prompt import Prompt
+from edge.report.run import Energy, Memory, RunReport, StopReason, Timings, Tokens
+
+_TELLING = 4  # the first tokens of a prompt cost far more than the others: a quarter of it tells what the rest takes
 
 
 @dataclass
@@ -16,7 +22,7 @@ class Run:
     """Times are seconds on `time.perf_counter`, None until they have come. budget: joules, `before` of them
     spent when it began; time_budget, time_before: seconds likewise."""
 
-    prompt: int
+    prompt: Prompt
     started: float
     watch: Watch
     budget: float | None = None
@@ -31,12 +37,12 @@ class Run:
     first_token_at: float | None = None
     last_token_at: float | None = None
     ran_at: float | None = None
-    text: list[str] | None = field(default_factory=list)
+    text: StringIO | None = None  # a list of pieces would take ten times the memory
     stop_reason: StopReason = "interrupted"  # what it is if nothing else ends it
 
     @property
     def tokens(self) -> Tokens:
-        return Tokens(self.prompt, self.generated, self.reused, self.ran)
+        return Tokens(self.prompt.known, self.generated, self.reused, self.ran, not self.prompt.ended)
 
     def timings(self, load_s: float) -> Timings:
         return Timings(
@@ -67,6 +73,41 @@ class Run:
             watts=joules / (time.perf_counter() - self.started),
             watts_limit=self.watch.watts_limit,
         )
+
+
+def why_unanswered(report: RunReport, budget: Budget) -> str:
+    """Why a budget left no answer, and what would be needed, as far as this run tells."""
+    tokens, timings, energy, reason = report.tokens, report.timings, report.energy, report.stop_reason
+    estimated = "estimated" if energy.kind == "estimate" else "measured"
+    if reason == "time" and timings.budget_s is not None:
+        took = timings.before_s + timings.total_s
+        why = f"--time {_seconds(timings.budget_s)} was over after {_seconds(took)}"
+        why += _needed(tokens, timings.before_s, timings.total_s, _seconds)
+    elif reason == "energy" and energy.budget is not None:
+        why = f"--energy {format_joules(energy.budget)} is spent ({estimated})"
+        why += _needed(tokens, energy.before, energy.joules, format_joules)
+    elif reason == "power":
+        why = f"--power {budget.power:g}W cannot be held: the device draws {energy.watts:.2g} W ({estimated})"
+    elif reason == "thermal" and report.heat and report.heat.highest is not None:
+        why = f"--max-temp {budget.max_temp:g}C cannot be held: {report.heat.highest:.0f} °C (measured)"
+    else:
+        why = "memory is short: close other programs, or state a smaller --max-kv-size"
+    if tokens.cut:
+        return f"stopped in the prompt ({tokens.ran + tokens.reused} of {tokens.prompt_words} tokens): no answer; {why}"
+    return f"stopped before the first token of the answer; {why}"
+
+
+def _needed(tokens: Tokens, before: float, spent: float, words: Callable[[float], str]) -> str:
+    """What the start took; what prompt and answer need, once enough of the prompt has been run to tell."""
+    start = f", {words(before)} of it by the start" if before else ""
+    if tokens.ran * _TELLING < tokens.prompt:
+        return f"{start}: state {words(2 * (before + spent))} or more"
+    needed = before + spent * (tokens.prompt + 1) / tokens.ran
+    return f"{start}: state {words(needed)} or more (estimated)"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.0f}s" if seconds >= 10 else f"{seconds:.2g}s" if seconds >= 0.1 else f"{seconds * 1e3:.2g}ms"
 
 
 def memory_of(plan: Plan, kv_bytes: int, budget: int | None) -> Memory:

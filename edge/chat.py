@@ -54,7 +54,7 @@ class ChatTemplate:
         rendered = self._form("first" if system is None else "system")
         return _fill(rendered, {_USER: user} if system is None else {_USER: user, _SYSTEM: system})
 
-    def next_turn(self, user: str) -> list[Segment]:
+    def next_turn(self, user: str | Iterable[str]) -> list[Segment]:
         """What follows an assistant's reply in the KV cache: the end of its turn, the user's text, a new opening."""
         _, mark, rest = self._form("next").partition(_ASSISTANT)
         if not mark:

@@ -87,7 +87,7 @@ class Conversation:
         if self.replays:
             past = self._encoded()
             before = Mark(rows=past.size)
-            prompt = np.concatenate([past, session.model.encode_follow_up(text)])
+            prompt = np.concatenate([past, session.model.follow_up(text).first(None)])
         elif not fresh:
             before = session.mark()
         last_report, answer = session.report, list[str]()
@@ -156,7 +156,7 @@ class Conversation:
         model, (first, *others) = self.session.model, self._turns
         parts = [model.encode_prompt(first.user, system=self._system), self._answer(first)]
         for turn in others:
-            parts += [model.encode_follow_up(turn.user), self._answer(turn)]
+            parts += [model.follow_up(turn.user).first(None), self._answer(turn)]
         return np.concatenate(parts)
 
     def _answer(self, turn: Turn) -> IntArray:

@@ -51,6 +51,10 @@ class EngineError(EdgeError):
     """An engine failed while it ran a valid request."""
 
 
+class BusyError(EdgeError):
+    """A session runs one generation at a time, in the process that loaded it, and cannot do this now."""
+
+
 class CacheError(EdgeError):
     """The cache folder cannot be written, or has no room."""
 

@@ -11,14 +11,13 @@ from edge.devices.memory import memory_use
 from edge.devices.power.base import Reading
 from edge.devices.pressure import read_pressure
 from edge.devices.thermal import read_celsius
-from edge.governor import Limits, Memory, Sample, State, Stop, decide
+from edge.governor import Limits, Memory, Sample, State, Stop, affordable, decide
 
 _COST = 200  # a reading may take 1/200 of the time: 0.5 %
 _UNREAD = 0.05  # of the energy left may be spent without a reading, unless it is a single token
 _STEPS_PER_PEAK = 32  # reading VmHWM takes 40 µs: often enough to notice, too rarely to cost
 _THERMAL_S = 0.2
 _PRESSURE_S = 0.5
-_FIRST_TOKENS = 1  # of a prompt, while nobody knows what one costs
 
 
 class EnergyMeter(Protocol):
@@ -100,14 +99,20 @@ class Watch:
             self.paused += decision.pause
             worked = False
 
+    def spent(self) -> Stop | None:
+        """The budget that has run out, if one has, while no token runs: nothing is waited for."""
+        now = self._clock()
+        if self._limits.deadline is not None and now >= self._limits.deadline:
+            return "time"
+        if self._limits.energy is not None and now - self._read_at >= self._interval:
+            self._read(now)
+            if self.reading.joules - self.first.joules > self._limits.energy:
+                return "energy"
+        return None
+
     def affordable(self, tokens: int) -> int:
-        """How many of these tokens of a prompt the energy left will pay; few while nobody knows what one costs."""
-        if self._limits.energy is None:
-            return tokens
-        if not self._state.token:
-            return min(tokens, _FIRST_TOKENS)
-        left = self._limits.energy - (self._state.last.joules or 0.0)
-        return max(0, min(tokens, int(left / self._state.token)))
+        """How many of these tokens of a prompt may be run at once, by the energy left."""
+        return affordable(self._limits, self._state, tokens, self.reading.joules - self.first.joules)
 
     @property
     def watts_limit(self) -> float | None:

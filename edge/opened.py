@@ -17,6 +17,7 @@ from edge.errors import InputError, UnsupportedError
 from edge.gguf_file import GGUFFile, read_gguf
 from edge.model import read_spec
 from edge.model_folder import read_folder
+from edge.prompt import Prompt
 from edge.sampling import SamplingParams, choose_sampling
 from edge.spec import ModelSpec
 from edge.tokenizer import Tokenizer
@@ -42,20 +43,19 @@ class Model:
             else None
         )
 
-    def encode_prompt(self, prompt: str | Iterable[str], *, system: str | None = None, raw: bool = False) -> IntArray:
-        """Token ids of a first prompt, int32 [n], through the chat template unless `raw` or there is none."""
-        if prompt == "":
+    def prompt(self, text: str | Iterable[str], *, system: str | None = None, raw: bool = False) -> Prompt:
+        """A first prompt, through the chat template unless `raw` or there is none. Text that comes in parts is read as
+        its tokens are needed.
+
+        Raises InputError for a prompt without text, also while it is read.
+        """
+        if text == "":
             raise InputError("the prompt is empty")
         if raw or self.template is None:
             if system is not None:
                 raise UnsupportedError("a system prompt needs a chat template, and this prompt goes without one")
-            ids = self.tokenizer.encode(prompt, special=True)
-        else:
-            ids = self._encode_segments(self.template.first_turn(prompt, system))
-        ids = self._with_bos(ids)
-        if ids.size == 0:
-            raise InputError("the prompt is empty")
-        return ids
+            return Prompt(self._with_bos(self.tokenizer.encode_blocks(_some(text), special=True)))
+        return Prompt(self._with_bos(self._encode_segments(self.template.first_turn(_some(text), system))))
 
     def system_rows(self, system: str | None = None) -> int:
         """Tokens of a conversation before its first turn's own text: the system prompt (the template's own if there is
@@ -64,30 +64,45 @@ class Model:
             return 0
         user = "user"
         opening = takewhile(lambda segment: segment.text is not user, self.template.first_turn(user, system))
-        return self._with_bos(self._encode_segments(list(opening))).size
+        return Prompt(self._with_bos(self._encode_segments(list(opening)))).first(None).size
 
     def sampling(self, **chosen: Any) -> SamplingParams:
         """How to draw tokens: fields of SamplingParams as chosen (None: left open), else as the model's file says."""
         return choose_sampling(self.file.metadata, **chosen)
 
-    def encode_follow_up(self, text: str) -> IntArray:
-        """Token ids that continue a conversation after the assistant's reply."""
+    def follow_up(self, text: str | Iterable[str]) -> Prompt:
+        """A prompt that continues a conversation after the assistant's reply. Raises InputError for no text."""
         if self.template is None:
             raise UnsupportedError("this model has no chat template: use edge run --raw")
-        return self._encode_segments(self.template.next_turn(text))
+        return Prompt(self._encode_segments(self.template.next_turn(_some(text))))
 
-    def _with_bos(self, ids: IntArray) -> IntArray:
-        bos = self.tokenizer.bos_id
-        if self.tokenizer.add_bos and bos is not None and (ids.size == 0 or ids[0] != bos):
-            return np.concatenate([np.array([bos], np.int32), ids])
-        return ids
+    def encode_prompt(
+        self, text: str | Iterable[str], *, system: str | None = None, raw: bool = False, most: int | None = None
+    ) -> IntArray:
+        """Token ids of a first prompt, int32 [n]; of the first `most` tokens, without reading more than they take."""
+        return self.prompt(text, system=system, raw=raw).first(most)
 
-    def _encode_segments(self, segments: list[Segment]) -> IntArray:
-        parts = [
-            self.tokenizer.encode(segment.text, special=segment.trusted, start=index == 0)
-            for index, segment in enumerate(segments)
-        ]
-        return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+    def _encode_segments(self, segments: list[Segment]) -> Iterator[IntArray]:
+        for index, segment in enumerate(segments):
+            yield from self.tokenizer.encode_blocks(segment.text, special=segment.trusted, start=index == 0)
+
+    def _with_bos(self, blocks: Iterator[IntArray]) -> Iterator[IntArray]:
+        """With the token that prompts begin with, if the model has one and they do not begin with it."""
+        bos, first = self.tokenizer.bos_id, next(blocks, np.zeros(0, np.int32))
+        if self.tokenizer.add_bos and bos is not None and (first.size == 0 or first[0] != bos):
+            yield np.array([bos], np.int32)
+        yield first
+        yield from blocks
+
+
+def _some(text: str | Iterable[str]) -> Iterator[str]:
+    """The parts of a text. Raises InputError at its end if that was empty."""
+    empty = True
+    for part in [text] if isinstance(text, str) else text:
+        empty = empty and not part
+        yield part
+    if empty:
+        raise InputError("the prompt is empty")
 
 
 def open_model(model: str | Path) -> Model:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import time
+from array import array
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from io import StringIO
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edge.account import Run, memory_of
+from edge.account import Run, memory_of, why_unanswered
 from edge.arguments import check_count, check_number, check_prompt, check_texts
 from edge.backends import find_backend
 from edge.backends.base import Backend, Engine
@@ -27,6 +31,7 @@ from edge.kv.prompt_cache import DEFAULT_SIZE, PromptCache
 from edge.meters import EnergyMeter, Watch
 from edge.opened import Model, open_model
 from edge.plan import Plan, PlanRequest, make_plan
+from edge.prompt import Prompt, joined
 from edge.report.run import Heat, KVUse, RunReport, StopReason
 from edge.sampling import SamplingParams, make_sampler
 from edge.spare import Spare
@@ -36,8 +41,9 @@ from edge.types import FloatArray, IntArray
 from edge.versions import own_versions
 
 DEFAULT_MAX_TOKENS = 512
+_READ_UNASKED = 4096  # tokens of a prompt that are made before budgets are asked: a few milliseconds of work
 
-Progress = Callable[[int, int], None]  # tokens done, tokens in all
+Progress = Callable[[int, int], None]  # tokens done, tokens of the prompt, or as many as are known of a longer one
 
 
 def load(
@@ -91,7 +97,7 @@ class Mark:
 
     rows: int = 0
     evicted: int = 0
-    unfed: Any = ()
+    left: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))  # tokens that have not been run
     prompts_end: int | None = None
 
 
@@ -119,9 +125,11 @@ class Session:
         self._policy = make_policy(plan.kv_policy, plan.sinks, keep=plan.sinks)
         self._prompt_cache = prompt_cache
         self._evicted = 0
-        self._fed: list[int] = []  # tokens of all rows, if there is a prompt cache and nothing has been evicted
+        self._fed = array("i")  # tokens of all rows, if there is a prompt cache and nothing has been evicted
         self._prompts_end: int | None = None  # how many of them end with a prompt; None while one is run
-        self._unfed: list[int] = []  # tokens of the conversation that have not been run: the last one before a stop
+        self._prompt = Prompt(())  # whatever ended it: a follow-up first runs what is left of it …
+        self._pending: list[int] = []  # … and the token before a stop, which has not been run
+        self._process, self._closed = os.getpid(), False
         started = time.perf_counter()
         self.engine: Engine = backend.load(model.file, model.spec, plan.config, on_load)
         self._load_s = time.perf_counter() - started
@@ -143,18 +151,27 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Free the engine. The report stays."""
-        if hasattr(self, "engine"):
+        """Free the engine. The report stays; a stream that is open ends. Raises BusyError while another thread
+        generates."""
+        if hasattr(self, "engine") and self._process == os.getpid():  # a forked child has none of the engine's threads
+            self.steps.end()
+            self._closed = True
             self.engine.close()
 
     def reset(self) -> None:
-        """Forget the conversation: empty the KV cache."""
+        """Forget the conversation: empty the KV cache. Raises BusyError during a generation."""
+        self.steps.check_idle()
+        self._reset()
+
+    def _reset(self) -> None:
         self.engine.kv.truncate(0)
-        self._evicted, self._fed, self._unfed = 0, [], []
+        self._evicted, self._fed, self._prompt, self._pending = 0, array("i"), Prompt(()), []
 
     def mark(self) -> Mark:
         """Where the conversation is, between two generations."""
-        return Mark(self.engine.kv.length, self._evicted, self._unfed, self._prompts_end)
+        left = joined([*self._prompt.rest(), np.array(self._pending, np.int32)])
+        self._prompt, self._pending = Prompt([left]), []
+        return Mark(self.engine.kv.length, self._evicted, left, self._prompts_end)
 
     def rewind(self, mark: Mark) -> bool:
         """Forget all that came after `mark`. False, and nothing changes, where that cannot be: rows before it were
@@ -163,17 +180,18 @@ class Session:
         if self._evicted != mark.evicted or kv.length < mark.rows or (mark.rows and self._policy.needs.queries):
             return False
         kv.truncate(mark.rows)
-        self._fed, self._unfed, self._prompts_end = self._fed[: mark.rows], mark.unfed, mark.prompts_end
+        self._fed, self._prompts_end = self._fed[: mark.rows], mark.prompts_end
+        self._prompt, self._pending = Prompt([mark.left]), []
         return True
 
-    def generate(self, prompt: str | Iterable[str] | IntArray, **options: Any) -> str:
+    def generate(self, prompt: str | Iterable[str] | IntArray | Prompt, **options: Any) -> str:
         """The whole answer to a prompt; `report` then says what it cost. Options are those of `stream`."""
         return "".join(self.stream(prompt, **options))
 
     @stepwise
     def stream(
         self,
-        prompt: str | Iterable[str] | IntArray,
+        prompt: str | Iterable[str] | IntArray | Prompt,
         *,
         max_tokens: int | None = DEFAULT_MAX_TOKENS,
         sampling: SamplingParams | None = None,
@@ -191,35 +209,25 @@ class Session:
     ) -> Generator[str, None, None]:
         """Pieces of the answer as they are generated, whole characters only.
 
-        prompt: text (goes through the chat template unless `raw`) or token ids, int [n]. max_tokens: None goes on
-        until something else stops it. stop: a text before which the answer ends, or several. follow_up: continue the
-        conversation in the cache instead of starting anew.
-        time_limit: seconds, energy_limit: joules, instead of the session's budget; time_spent, energy_spent: what of
-        it is gone already, for the start. keep_text=False leaves `report.text` None, for runs without end. After the
-        last piece, or when the iterator is closed, `report` holds the RunReport.
+        prompt: text (goes through the chat template unless `raw`) or token ids, int [n]; text in parts and a Prompt are
+        read while they are run, so that they may be longer than what fits in memory. max_tokens: None goes on until
+        something else stops it. stop: a text before which the answer ends, or several. follow_up: continue the
+        conversation in the cache instead of starting anew. time_limit: seconds, energy_limit: joules, instead of the
+        session's budget; time_spent, energy_spent: what of it is gone already, for the start. keep_text=False leaves
+        `report.text` None, for runs without end. After the last piece, or when the iterator is closed, `report` holds
+        the RunReport.
+
+        A session runs one generation at a time: raises BusyError, at the call, while another stream is open, and in a
+        forked child. Raises BudgetError, after `report` was set, if a budget ended it before the first token of the
+        answer.
         """
+        started = time.perf_counter()
         prompt = _checked(
             prompt, max_tokens, sampling, stop=stop, system=system,
             time_limit=time_limit, energy_limit=energy_limit, time_spent=time_spent, energy_spent=energy_spent,
         )  # fmt: skip
         sampling = (sampling or self.model.sampling()).with_seed()
-        if follow_up and isinstance(prompt, str):
-            tokens = self.model.encode_follow_up(prompt)
-        else:
-            tokens = (
-                prompt if isinstance(prompt, np.ndarray) else self.model.encode_prompt(prompt, system=system, raw=raw)
-            )
-        if follow_up:
-            tokens = np.concatenate([np.array(self._unfed, np.int32), tokens])
-        else:
-            self.reset()
-        if tokens.size == 0:
-            raise InputError("the prompt is empty")
-        self._check_fits(tokens.size)
-        self.engine.kv.expect(tokens.size)
-        self._unfed, self._prompts_end = [], None
-
-        started, budget = time.perf_counter(), self.budget
+        budget = self.budget
         limit = budget.time if time_limit is None else time_limit
         joules = budget.energy if energy_limit is None else energy_limit
         limits = Limits(
@@ -237,25 +245,48 @@ class Session:
             root=memory_root(),
             ended=lambda: self.terminated,
         )
-        run = Run(
-            tokens.size, started, watch, joules, energy_spent, limit, time_spent, text=[] if keep_text else None
-        )  # fmt: skip
+        asked = self._tokens_of(prompt, system=system, raw=raw, follow_up=follow_up)
+        if not follow_up:
+            self._reset()
+        stopped = self._read_ahead(asked, watch)
+        if not stopped:
+            self._check_fits(asked)
+        if follow_up:
+            asked = Prompt(chain(self._prompt.rest(), [np.array(self._pending, np.int32)], asked.rest()))
+        self._prompt, self._pending, self._prompts_end = asked, [], None
+        text = StringIO() if keep_text else None
+        run = Run(asked, started, watch, joules, energy_spent, limit, time_spent, text=text)
         self._spare.run = run
         try:
-            if not follow_up:
-                run.reused = self._reuse(tokens)
+            if not stopped and not follow_up:
+                run.reused = self._reuse()
             run.restored_at = time.perf_counter()
-            logits = self._prefill(tokens[run.reused :], run, on_prefill)
+            logits = self._prefill(run, on_prefill)
             if logits is not None:
                 sample = make_sampler(sampling, banned=self.tokenizer.end_ids if ignore_eos else ())
-                for text in self._decode(logits, sample, run, StopStrings(stop), max_tokens):
-                    if run.text is not None:
-                        run.text.append(text)
-                    yield text
+                for piece in self._decode(logits, sample, run, StopStrings(stop), max_tokens):
+                    if text is not None:
+                        text.write(piece)
+                    yield piece
         finally:
             self._remember()
             self._spare.run = None
             self.report = self._report(run, sampling)
+        if self.report.unanswered:
+            raise BudgetError(why_unanswered(self.report, self.budget))
+
+    def _tokens_of(
+        self, prompt: str | Iterable[str] | IntArray | Prompt, *, system: str | None, raw: bool, follow_up: bool
+    ) -> Prompt:
+        if self._closed:
+            raise InputError("this session is closed: load the model again")
+        if isinstance(prompt, Prompt):
+            return prompt
+        if isinstance(prompt, np.ndarray):
+            return Prompt([prompt])
+        if follow_up:
+            return self.model.follow_up(prompt)
+        return self.model.prompt(prompt, system=system, raw=raw)
 
     def trim(self, level: float) -> None:
         """Memory is short: give back what can be spared, and keep it so.
@@ -277,20 +308,33 @@ class Session:
         signal handler. The stop reason is `terminated`."""
         self.terminated = True
 
-    def _reuse(self, tokens: IntArray) -> int:
+    def _read_ahead(self, prompt: Prompt, watch: Watch) -> StopReason | None:
+        """Read as much of a prompt as decisions about its next chunk depend on: what the cache holds, and a chunk.
+
+        Returns why it was not read, if a budget ended first: making tokens of a long text takes time and joules, too.
+        """
+        wanted = self.engine.kv.capacity + self.plan.config.chunk
+        while prompt.waiting < wanted and prompt.read():
+            if prompt.known > _READ_UNASKED and (reason := "terminated" if self.terminated else watch.spent()):
+                return reason
+        return None
+
+    def _reuse(self) -> int:
         """Take a prompt's first rows from the prompt cache; returns how many.
 
         The last token is run for its logits, and as many as the policy wants to observe before an eviction: rows that
         come back have no attention. A policy that counts all attention there ever was has to see the whole prompt.
         """
-        kv, queries = self.engine.kv, self._policy.needs.queries
+        kv, prompt, queries = self.engine.kv, self._prompt, self._policy.needs.queries
         if self._prompt_cache is None or queries == EVERY:
             return 0
-        most = min(tokens.size, kv.capacity) - max(1, queries)
-        if tokens.size > kv.capacity:  # chunks begin, and rows are evicted, where they would be without the cache
-            most -= most % self._chunk(tokens.size)
+        most = min(prompt.waiting, kv.capacity) - max(1, queries)
+        if prompt.waiting > kv.capacity:  # chunks begin, and rows are evicted, where they would be without the cache
+            most -= most % self._chunk(prompt.waiting)
+        tokens = prompt.peek(kv.capacity)
         reused = self._prompt_cache.restore(kv, tokens, most)
-        self._fed = tokens[:reused].tolist()
+        prompt.advance(reused)
+        self._fed = array("i", tokens[:reused].tolist())
         return reused
 
     def _remember(self) -> None:
@@ -340,15 +384,19 @@ class Session:
         kv = self.engine.kv
         self._meter.add_bytes(self.spec.weight_bytes + kv.nbytes * kv.length / kv.capacity)
         if self._prompt_cache is not None and not self._evicted:
-            self._fed += tokens.tolist()
+            self._fed.frombytes(tokens.astype(np.int32, copy=False).tobytes())
         return logits
 
-    def _check_fits(self, count: int) -> None:
+    def _check_fits(self, prompt: Prompt) -> None:
+        """Raises InputError for a prompt that is empty, or whose rows do not fit beside those of the conversation."""
         free = self.engine.kv.free
-        if not self._policy.evicts and count > free:
+        held = self._prompt.first(free + 1).size + len(self._pending)
+        if not prompt.waiting and not held:
+            raise InputError("the prompt is empty")
+        if not self._policy.evicts and prompt.waiting + held > free:
             raise InputError(
-                f"the prompt has {count} tokens, but --kv-policy {self._policy.name} has {free} free KV rows: "
-                f"raise --max-kv-size or use --kv-policy streaming"
+                f"the prompt has {'' if prompt.ended else 'more than '}{prompt.known} tokens, but --kv-policy "
+                f"{self._policy.name} has {free - held} free KV rows: raise --max-kv-size or use --kv-policy streaming"
             )
 
     def _chunk(self, count: int) -> int:
@@ -358,32 +406,33 @@ class Session:
             return max(1, kv.capacity // 8)  # the plan expected no eviction; one must leave most of the cache
         return chunk
 
-    def _prefill(self, tokens: IntArray, run: Run, on_prefill: Progress | None) -> FloatArray | None:
+    def _prefill(self, run: Run, on_prefill: Progress | None) -> FloatArray | None:
         """Run the prompt chunk by chunk; logits after its last token, or None if a budget ended it."""
-        logits, start, count, free = None, 0, 0, self.engine.kv.free
-        first = size = self._chunk(tokens.size)
-        if self._policy.needs.queries > 0 and 0 < free < min(first, tokens.size):
+        prompt, free = self._prompt, self.engine.kv.free
+        self._read_ahead(prompt, run.watch)
+        logits, count, size = None, 0, self._chunk(prompt.waiting)
+        first = size
+        if self._policy.needs.queries > 0 and 0 < free < min(first, prompt.waiting):
             first = free  # nobody knew that these tokens would come, so nothing may have been observed: what fits first
         while True:
-            reason = self._look_around(run, count)
-            if reason is None and start == tokens.size:
+            reason = self._look_around(run, count) or self._read_ahead(prompt, run.watch)
+            left = prompt.waiting
+            if reason is None and not left:
                 break
-            size = min(size, self._chunk(tokens.size - start))
-            wanted = min(size, tokens.size - start, size if start else first)
+            size = min(size, self._chunk(left))
+            wanted = min(size, left, size if run.ran else first)
             if reason is None and not (count := run.watch.affordable(wanted)):
                 reason = "energy"
             if reason is None and not self.make_room(count):
                 reason = "memory"  # rows that it was planned to have were given back
             if reason:
                 run.stop_reason = reason
-                self._unfed = tokens[start:].tolist()  # a follow-up runs the rest first
                 return None
-            part = tokens[start : start + count]
-            start += count
-            logits = self.forward(part, upcoming=min(size, max(1, tokens.size - start)))
-            run.ran, run.ran_at = start, time.perf_counter()
+            logits = self.forward(prompt.peek(count), upcoming=min(size, max(1, left - count)))
+            prompt.advance(count)
+            run.ran, run.ran_at = run.ran + count, time.perf_counter()
             if on_prefill:
-                on_prefill(start, tokens.size)
+                on_prefill(run.ran, prompt.known - run.reused)
         self._prompts_end, run.prefill_joules = len(self._fed), run.watch.joules()
         return logits
 
@@ -413,7 +462,7 @@ class Session:
                 run.stop_reason = "eos"
                 break
             run.generated += 1
-            self._unfed = [token]
+            self._pending = [token]
             if text := stops.feed(decoder.decode(piece(token))):
                 yield text
             reason: StopReason | None = (
@@ -426,7 +475,7 @@ class Session:
                 break
             step[0] = token
             logits = self.forward(step, upcoming=1)
-            self._unfed = []
+            self._pending = []
         if rest := stops.rest():
             yield rest
 
@@ -435,7 +484,7 @@ class Session:
         versions = {**own_versions(), **self._backend.versions()}  # first: it takes a MiB, which is reported, too
         self._spare.actions.clear()
         return RunReport(
-            text=None if run.text is None else "".join(run.text),
+            text=None if run.text is None else run.text.getvalue(),
             tokens=run.tokens,
             timings=run.timings(self._load_s),
             stop_reason=run.stop_reason,
@@ -452,7 +501,7 @@ class Session:
 
 def _checked(
     prompt: object, max_tokens: object, sampling: object, *, stop: object, system: object, **numbers: object
-) -> str | Iterable[str] | IntArray:
+) -> str | Iterable[str] | IntArray | Prompt:
     """The prompt. Raises InputError for arguments of the wrong type."""
     check_count("max_tokens", max_tokens)
     if not isinstance(sampling, SamplingParams | None):
@@ -461,7 +510,7 @@ def _checked(
     check_texts("system", [] if system is None else [system])
     for name, value in numbers.items():
         check_number(name, value)
-    return check_prompt(prompt)
+    return prompt if isinstance(prompt, Prompt) else check_prompt(prompt)
 
 
 def _find_zone(budget: Budget) -> Zone | None:

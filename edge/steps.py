@@ -1,8 +1,12 @@
-"""A session's work in steps, each up to the next piece of text: between two of them, others may ask for something."""
+"""A session's work: one generation at a time, in steps that each end with a piece of text.
+
+Between two steps, and where a step asks for it, requests of other threads and of signal handlers are carried out.
+"""
 
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -11,16 +15,27 @@ from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 from weakref import WeakSet
 
+from edge.errors import BusyError
+
 Pieces = Generator[str, None, None]
+
+_ONE_AT_A_TIME = (
+    "this session is generating, and runs one generation at a time: finish or close that stream first, or load another "
+    "session"
+)
 
 
 class Steps:
-    """trim: what is done for a level that was asked for. Never while a step runs, unless that calls `obey` itself."""
+    """trim: carries out a request for a level of memory to give back; never while a step runs, unless that calls
+    `obey` itself."""
 
     def __init__(self, trim: Callable[[float], None]) -> None:
         self._trim = trim
-        self._running = threading.Lock()
+        self._process = os.getpid()
+        self._generation = threading.Lock()  # held from the first piece of a generation to its end
+        self._running = threading.Lock()  # held while a step runs
         self._asked: deque[float] = deque()
+        self._pieces: Pieces | None = None
 
     def ask(self, level: float) -> None:
         """From any thread or signal handler: at once, or when the step that runs obeys or ends."""
@@ -32,8 +47,22 @@ class Steps:
         while self._asked:
             self._trim(self._asked.popleft())
 
+    def check_idle(self) -> None:
+        """Raises BusyError while a generation lasts, and in a forked child, where the engine's threads are missing."""
+        if os.getpid() != self._process:
+            raise BusyError(
+                f"this session belongs to process {self._process}, and a forked child has none of its threads: "
+                "load the model in the child"
+            )
+        if self._generation.locked():
+            raise BusyError(_ONE_AT_A_TIME)
+
     def through(self, pieces: Pieces) -> Pieces:
-        """The same pieces, each made in a step."""
+        """The same pieces, each made in a step. Raises BusyError if another generation has begun."""
+        self.check_idle()
+        if not self._generation.acquire(blocking=False):
+            raise BusyError(_ONE_AT_A_TIME)
+        self._pieces = pieces
         try:
             while True:
                 with self._step():
@@ -43,11 +72,24 @@ class Steps:
                         return
                 yield piece
         finally:
-            alone = self._running.acquire(blocking=False)  # not if garbage is collected in the middle of another step
+            alone = self._running.acquire(blocking=False)  # not if garbage is collected in the middle of a trim
             pieces.close()
+            self._pieces = None
             if alone:
                 self._running.release()
+            self._generation.release()
             self._obey_alone()
+
+    def end(self) -> None:
+        """Close the generation that is open, if there is one. Raises BusyError while one of its steps runs."""
+        if self._pieces is None:
+            return
+        if not self._running.acquire(blocking=False):
+            raise BusyError("this session is generating in another thread or from a callback: let it end first")
+        try:
+            self._pieces.close()
+        finally:
+            self._running.release()
 
     @contextmanager
     def _step(self) -> Iterator[None]:
@@ -73,7 +115,8 @@ _P = ParamSpec("_P")
 
 
 def stepwise(stream: Callable[Concatenate[_S, _P], Pieces]) -> Callable[Concatenate[_S, _P], Pieces]:
-    """A method that makes pieces, each in a step of its object."""
+    """A method that makes pieces, each in a step of its object. A call of it raises BusyError at once while another
+    generation lasts."""
 
     @wraps(stream)
     def in_steps(self: _S, /, *args: _P.args, **options: _P.kwargs) -> Pieces:

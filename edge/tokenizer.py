@@ -2,14 +2,13 @@
 
 The merging itself is done by the `tokenizers` library. Around it: the pre-tokenizer that the file names, special
 tokens (which never match inside text that a user typed), and encoding in blocks, so that a prompt of any length
-costs four bytes per token and no more.
+can be run as it is read.
 """
 
 from __future__ import annotations
 
 import codecs
 import re
-from array import array
 from collections.abc import Callable, Container, Iterable, Iterator
 from functools import lru_cache
 from reprlib import repr as brief
@@ -21,6 +20,7 @@ from tokenizers import Tokenizer as Merger
 
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.gguf_file import GGUFFile
+from edge.prompt import joined
 from edge.text import well_formed
 from edge.types import IntArray
 
@@ -148,16 +148,21 @@ class Tokenizer:
         special: let `<|im_end|>` and its like match (templates), else they are plain text (what users type).
         start: the text opens a prompt (SentencePiece models then put a space before it).
         """
-        ids = array("i")
-        for block, first in _blocks([text] if isinstance(text, str) else text):
-            self._encode_block(block, special, start and first, ids)
-        return np.frombuffer(ids, dtype=np.int32) if ids else np.zeros(0, np.int32)
+        return joined(self.encode_blocks(text, special=special, start=start))
 
-    def _encode_block(self, text: str, special: bool, start: bool, ids: array[int]) -> None:
+    def encode_blocks(
+        self, text: str | Iterable[str], *, special: bool = False, start: bool = True
+    ) -> Iterator[IntArray]:
+        """The same ids in blocks, each made when it is asked for, from a few thousand characters of the text."""
+        for block, first in _blocks([text] if isinstance(text, str) else text):
+            yield np.array(self._encode_block(block, special, start and first), np.int32)
+
+    def _encode_block(self, text: str, special: bool, start: bool) -> list[int]:
         text = well_formed(text)
         pattern, by_text = (
             (self._special_pattern, self._special_ids) if special else (self._literal_pattern, self._literal_ids)
         )
+        ids: list[int] = []
         parts = pattern.split(text) if pattern else [text]  # plain, special, plain, special, ... plain
         for index, part in enumerate(parts):
             if index % 2:
@@ -169,7 +174,8 @@ class Tokenizer:
                 if not part:
                     continue
                 prefix = " " if start and self._wants_space(part, first=index == 0) else ""
-                ids.extend(self._merger.encode(prefix + part, add_special_tokens=False).ids)
+                ids += self._merger.encode(prefix + part, add_special_tokens=False).ids
+        return ids
 
     def _wants_space(self, part: str, *, first: bool) -> bool:
         """Whether a space goes before text that opens a prompt (`first`) or follows a control token."""

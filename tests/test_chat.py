@@ -281,7 +281,7 @@ def test_words_of_a_user_never_become_control_tokens(smollm2: Model, user: str, 
     ids = smollm2.encode_prompt(user, system=system)
     assert control_tokens(ids) == [1, 2, 1, 2, 1]  # two turns, and the assistant's beginning
     assert user in tokenizer.decode(ids)
-    assert control_tokens(smollm2.encode_follow_up(user)) == [2, 1, 2, 1]
+    assert control_tokens(smollm2.follow_up(user).first(None)) == [2, 1, 2, 1]
     assert control_tokens(smollm2.encode_prompt(iter([user, " ", user]))) == [1, 2, 1, 2, 1]
 
 

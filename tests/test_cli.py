@@ -21,7 +21,7 @@ MODEL = "smollm2-135m"
 TINY = str(Path(__file__).parent / "golden" / "llama-gqa-tied.gguf")
 REPORT_KEYS = {
     "text": None,
-    "tokens": {"prompt", "generated", "reused", "ran"},
+    "tokens": {"prompt", "generated", "reused", "ran", "unread"},
     "timings": {"load_s", "ttft_s", "prefill_tok_s", "decode_tok_s", "paused_s", "total_s", "before_s", "budget_s"},
     "stop_reason": None,
     "memory": {

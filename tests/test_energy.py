@@ -17,6 +17,7 @@ from edge.cli.show import report_lines
 from edge.devices.power import app_meter, find_meter
 from edge.devices.power.base import Reading
 from edge.devices.power.guarded import Guarded
+from edge.errors import BudgetError
 from edge.session import load
 
 
@@ -60,7 +61,10 @@ def test_energy_stops_within_a_token(tmp_path: Path, seed: int) -> None:
 def test_a_prompt_that_the_budget_does_not_pay_for_is_left(tmp_path: Path, seed: int) -> None:
     golden, driven = open_golden("llama-one-layer"), Driven(tmp_path, 0.5, seed)
     with load(golden.model, max_kv_size=48, prefill_step_size=1, energy="2J", meter=driven) as session:
-        assert session.generate(golden.tokens[:40], raw=True) == ""
+        with pytest.raises(
+            BudgetError, match=r"^stopped in the prompt \(\d+ of 40 tokens\): no answer; --energy 2 J is"
+        ):
+            session.generate(golden.tokens[:40], raw=True)
         report = session.report
     assert report is not None
     assert (report.stop_reason, report.tokens.generated) == ("energy", 0)
@@ -145,7 +149,8 @@ def test_a_start_that_takes_the_whole_budget_says_so(tmp_path: Path) -> None:
     done = edge(
         "run", str(GOLDEN / "llama-one-layer.gguf"), "-p", "a", "-n", "5", "--raw", "--energy", "1mJ", root=tmp_path
     )
-    assert (done.returncode, done.stdout) == (0, "\n")
+    assert (done.returncode, done.stdout) == (3, "\n")
+    assert "no answer; --energy 1 mJ is spent (estimated), " in done.stderr
     assert "generated 0" in done.stderr
     assert "the start alone takes more than the budget" in done.stderr
 
@@ -171,7 +176,7 @@ def test_limits_that_make_no_sense(tmp_path: Path, arguments: tuple[str, ...], s
     ("tight", "reason"),
     [
         ({}, "length"),
-        ({"--time": "1ms"}, "time"),
+        ({"--time": "2s", "-n": "1000000"}, "time"),
         ({"--energy": "1mJ"}, "energy"),
         ({"--max-temp": "40C", "-n": "1000"}, "thermal"),
     ],
@@ -189,11 +194,11 @@ def test_of_several_budgets_the_one_that_ends_a_run_is_named(
     flags = [part for pair in budgets.items() for part in pair]
     done = edge("run", model, "-p", "Hi", "--raw", "--ignore-eos", "--backend", "reference", "-v", *flags,
                 root=tmp_path)  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == (3 if "--energy" in tight else 0), done.stderr
     assert f"stopped: {reason}" in done.stderr
     shown = {"--time": " of 90 s", "--energy": " of 1000 J", "--max-temp": " °C of 90 °C", "--memory": " of 1.0 GiB"}
     shown |= {"--power": " W of 500 W"}
-    tightened = {"--time": " of 0.001 s", "--energy": " of 1 mJ", "--max-temp": " °C of 40 °C"}
+    tightened = {"--time": " of 2 s", "--energy": " of 1 mJ", "--max-temp": " °C of 40 °C"}
     for budget, said in shown.items():
         assert (tightened[budget] if budget in tight else said) in done.stderr
 

@@ -13,7 +13,7 @@ from conftest import run_child
 import edge
 from edge.cli.show import report_lines
 from edge.devices.memory import MemoryUse
-from edge.errors import InputError, UnsupportedError
+from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.opened import Model
 from edge.sampling import SamplingParams
 from edge.session import Session, load
@@ -219,7 +219,10 @@ def test_time_ends_a_run(streaming: Session) -> None:
 
 
 def test_no_time_at_all_ends_a_run_before_its_first_token(streaming: Session) -> None:
-    assert streaming.generate(PROMPT, time_limit=0) == ""
+    with pytest.raises(
+        BudgetError, match=r"^stopped in the prompt \(0 of \d+ tokens\): no answer; --time 0ms was over"
+    ):
+        streaming.generate(PROMPT, time_limit=0)
     report = report_of(streaming)
     assert (report.stop_reason, report.tokens.generated) == ("time", 0)
     assert report.timings.ttft_s is None
@@ -235,7 +238,10 @@ def test_the_time_of_the_budget_is_the_limit(smollm2: Model) -> None:
         timings = report_of(session).timings
         assert (timings.budget_s, timings.before_s) == (0.3, 0.0)
         assert timings.total_s >= (timings.ttft_s or 0.0)
-        session.generate(PROMPT, time_limit=5.0, time_spent=6.0)
+        with pytest.raises(
+            BudgetError, match=r"--time 5s was over after 6s, 6s of it by the start: state 12s or more$"
+        ):
+            session.generate(PROMPT, time_limit=5.0, time_spent=6.0)
         assert (report_of(session).stop_reason, report_of(session).tokens.ran) == ("time", 0)
         assert " s + 6.00 s for the start, of 5 s · stopped: time" in report_lines(report_of(session))[0]
 
@@ -377,7 +383,7 @@ def test_a_follow_up_remembers_every_token_whatever_ended_the_answer(
     end(streaming, answer.size)
     script([0])
     streaming.generate("And then?", follow_up=True, max_tokens=1)
-    expected = [smollm2.encode_prompt(PROMPT), answer, smollm2.encode_follow_up("And then?")]
+    expected = [smollm2.encode_prompt(PROMPT), answer, smollm2.follow_up("And then?").first(None)]
     assert tape.tokens == np.concatenate(expected).tolist()
 
 
@@ -391,7 +397,7 @@ def test_a_refused_follow_up_leaves_the_conversation_as_it_was(
         full.generate("word " * FULL_ROWS, follow_up=True)
     assert len(tape.tokens) == answered
     full.generate("And then?", follow_up=True, max_tokens=1)
-    last = len(tape.tokens) - answered - smollm2.encode_follow_up("And then?").size
+    last = len(tape.tokens) - answered - smollm2.follow_up("And then?").first(None).size
     assert last == 1, "the last token of the answer was shown, and must be run"
 
 
@@ -450,7 +456,7 @@ def test_ctrl_c_during_prefill_leaves_a_report(streaming: Session) -> None:
 
 REPORT_KEYS: dict[str, set[str] | None] = {
     "text": None,
-    "tokens": {"prompt", "generated", "reused", "ran"},
+    "tokens": {"prompt", "generated", "reused", "ran", "unread"},
     "timings": {"load_s", "ttft_s", "prefill_tok_s", "decode_tok_s", "paused_s", "total_s", "before_s", "budget_s"},
     "stop_reason": None,
     "memory": {

@@ -58,7 +58,8 @@ def perplexity(
     if context is None and (second_half or output is not None):
         raise InputError("--second-half and -o go with --context: a text in one stream cannot be taken up again")
     opened = open_model(model)
-    ids = opened.encode_prompt(read_text(text), raw=True)[: None if tokens is None else tokens + (context is None)]
+    most = None if tokens is None else tokens + (context is None)
+    ids = opened.encode_prompt(read_text(text), raw=True, most=most)
     windows = None if context is None else windowed.windows_of(opened, ids, context, second_half=second_half)
     request = PlanRequest(
         kv_policy=kv_policy,

@@ -50,11 +50,11 @@ def kl(
     assert context is not None
     windowed.check_output(output, resume=resume)
     opened, base = open_model(model), open_model(reference)
-    ids = opened.encode_prompt(read_text(text), raw=True)
-    theirs = base.encode_prompt(read_text(text), raw=True)
+    ids = opened.encode_prompt(read_text(text), raw=True, most=tokens)
+    theirs = base.encode_prompt(read_text(text), raw=True, most=tokens)
     if opened.spec.vocab != base.spec.vocab or ids.size != theirs.size or (ids != theirs).any():
         raise InputError(f"{model} and {reference} have different vocabularies: their predictions cannot be compared")
-    windows = windowed.windows_of(opened, ids[:tokens], context, second_half=second_half)
+    windows = windowed.windows_of(opened, ids, context, second_half=second_half)
     common: dict[str, Any] = {"threads": threads, "expected_tokens": context, "logits_rows": LOGITS_ROWS}
     whole = PlanRequest(kv_policy="full", kv_dtype=reference_kv_dtype, **common)
     request = PlanRequest(

@@ -72,6 +72,7 @@ def run(
     from edge.cli.hint import suggest_tuning
     from edge.cli.signals import Terminated, stopped_by_sigterm
     from edge.devices.power import find_meter
+    from edge.errors import BudgetError
     from edge.opened import open_model
     from edge.plan import PlanRequest
     from edge.prediction.history import remember_run
@@ -86,7 +87,15 @@ def run(
         sampling = opened.sampling(
             temperature=temp, top_k=top_k, top_p=top_p, min_p=min_p, repeat_penalty=repeat_penalty, seed=seed
         )
-        tokens = opened.encode_prompt(said, system=system, raw=raw)
+        asked = opened.prompt(said, system=system, raw=raw)
+        shown.message("reading the prompt")
+        # The plan wants to know whether prompt and answer fit; a longer prompt is read while it is run.
+        while asked.waiting <= opened.spec.context and asked.read():
+            spent = clock.perf_counter() - started
+            if time_limit is not None and spent > time_limit:
+                raise BudgetError(
+                    f"no answer: --time {time_limit:g}s was over after {spent:.2g} s, before the model was loaded"
+                )
         request = PlanRequest(
             kv_policy=kv_policy,
             sinks=sinks,
@@ -96,7 +105,7 @@ def run(
             prefill_step_size=prefill_step_size,
             provider=provider,
             threads=threads,
-            expected_tokens=None if limit is None else tokens.size + limit,
+            expected_tokens=None if limit is None else asked.waiting + limit,
         )
         load_bar = shown.step(f"loading {opened.path.name}")
         with load(
@@ -113,7 +122,7 @@ def run(
         ) as session:
             try:
                 pieces = session.stream(
-                    tokens,
+                    asked,
                     max_tokens=limit,
                     sampling=sampling,
                     stop=stop or (),
@@ -123,7 +132,7 @@ def run(
                     energy_limit=energy_limit,
                     energy_spent=meter.read().joules,
                     keep_text=json,
-                    on_prefill=shown.step(f"prefill, {tokens.size} tokens"),
+                    on_prefill=shown.step(f"prefill, {'' if asked.ended else 'more than '}{asked.known} tokens"),
                 )
                 with stopped_by_sigterm(session):
                     for piece in pieces:

@@ -132,7 +132,7 @@ def report_lines(report: RunReport) -> list[str]:
     said = [f"{tokens.reused} of them reused"] if tokens.reused else []
     said += [f"only {tokens.ran} run"] if tokens.cut else []
     speed = _at(timings.prefill_tok_s)
-    prompt = f"prompt {', '.join([f'{tokens.prompt} tokens', *said])}{',' if said and speed else ''}{speed}"
+    prompt = f"prompt {', '.join([f'{tokens.prompt_words} tokens', *said])}{',' if said and speed else ''}{speed}"
     return [
         f"{prompt} · generated {tokens.generated}"
         f"{_at(timings.decode_tok_s)} · first token {_seconds(timings.ttft_s)} · load {_seconds(timings.load_s)}"

@@ -52,8 +52,8 @@ def perplexity(
     Load the session with `logits_rows=LOGITS_ROWS`, or it runs token by token. Raises InputError for fewer than two
     tokens, or if the policy may not evict and the text is longer than the cache.
     """
-    tokens = text if isinstance(text, np.ndarray) else session.model.encode_prompt(text, raw=True)
-    tokens = tokens[: None if max_tokens is None else max_tokens + 1]
+    most = None if max_tokens is None else max_tokens + 1
+    tokens = text[:most] if isinstance(text, np.ndarray) else session.model.encode_prompt(text, raw=True, most=most)
     done, total = 0, tokens.size - 1
 
     def advance(count: int) -> None:

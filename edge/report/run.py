@@ -10,23 +10,31 @@ SCHEMA = 1
 StopReason = Literal[
     "eos", "length", "stop", "capacity", "interrupted", "terminated", "time", "memory", "energy", "power", "thermal"
 ]  # fmt: skip
+BUDGETS: tuple[StopReason, ...] = ("time", "memory", "energy", "power", "thermal")
 Given = Literal["shrink", "chunk", "prompt cache"]
 
 
 @dataclass(frozen=True)
 class Tokens:
     """reused: of the prompt, those whose rows came from the prompt cache. ran: of the prompt, those that were run: all
-    the others, unless something ended the run before."""
+    the others, unless something ended the run before. unread: the prompt has more tokens than `prompt`: nothing read
+    the rest of its text."""
 
     prompt: int
     generated: int
     reused: int
     ran: int
+    unread: bool = False
 
     @property
     def cut(self) -> bool:
         """Whether the prompt was not run to its end."""
-        return self.reused + self.ran < self.prompt
+        return self.unread or self.reused + self.ran < self.prompt
+
+    @property
+    def prompt_words(self) -> str:
+        """`636` or `more than 8192`."""
+        return f"more than {self.prompt}" if self.unread else f"{self.prompt}"
 
 
 @dataclass(frozen=True)
@@ -141,6 +149,11 @@ class RunReport:
     actions: tuple[Action, ...] = ()
     seed: int | None = None
     schema: int = field(default=SCHEMA)
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether a budget ended before the first token of the answer."""
+        return self.tokens.generated == 0 and self.stop_reason in BUDGETS
 
     def to_dict(self) -> dict[str, Any]:
         """As `--json` prints it."""

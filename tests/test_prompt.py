@@ -1,0 +1,261 @@
+"""Prompts of any length: read while they are run, in bounded memory, and never lost or run by two at once."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import GOLDEN, open_golden, run_child
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge.errors import BudgetError, BusyError, InputError
+from edge.prompt import Prompt
+from edge.session import Session, load
+from edge.types import IntArray
+
+BLOCKS = st.lists(st.integers(0, 50), max_size=12)
+MODEL = "llama-gqa-tied"
+
+
+def blocks_of(sizes: list[int]) -> list[IntArray]:
+    tokens = np.arange(sum(sizes), dtype=np.int32)
+    return np.split(tokens, np.cumsum(sizes)[:-1]) if sizes else []
+
+
+@given(BLOCKS, st.lists(st.integers(1, 60)))
+def test_tokens_come_in_order_whatever_the_blocks(sizes: list[int], wanted: list[int]) -> None:
+    prompt, run = Prompt(blocks_of(sizes)), 0
+    for count in wanted:
+        while prompt.waiting < count and prompt.read():
+            assert prompt.known <= sum(sizes)
+        part = prompt.peek(count)
+        assert part.dtype == np.int32
+        assert part.tolist() == list(range(run, min(run + count, sum(sizes))))
+        prompt.advance(part.size)
+        run += part.size
+        assert (prompt.taken, prompt.known) == (run, run + prompt.waiting)
+    rest = [token for block in prompt.rest() for token in block.tolist()]
+    assert rest == list(range(run, sum(sizes)))
+    assert (prompt.waiting, prompt.read(), prompt.ended) == (0, False, True)
+
+
+def test_no_more_is_read_than_is_asked_for() -> None:
+    def endless() -> Iterator[IntArray]:
+        while True:
+            yield np.zeros(10, np.int32)
+
+    assert Prompt(endless()).first(25).size == 25
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    with load(open_golden(MODEL).model, backend="reference", max_kv_size=64, prefill_step_size=8) as session:
+        yield session
+
+
+def endless_text(read: list[int] | None = None) -> Iterator[str]:
+    """The same words for ever; `read` counts the parts that were taken."""
+    while True:
+        if read is not None:
+            read.append(1)
+        yield "the quick brown fox jumps over the lazy dog " * 20
+
+
+def test_a_text_without_end_is_read_no_further_than_it_is_run(session: Session) -> None:
+    read: list[int] = []
+    ran: list[int] = []
+
+    def stop(done: int, known: int) -> None:
+        ran.append(done)
+        assert known >= done
+        if done >= 200:
+            session.terminate()
+
+    assert session.generate(endless_text(read), raw=True, on_prefill=stop) == ""
+    assert session.report is not None
+    tokens = session.report.tokens
+    assert (session.report.stop_reason, tokens.ran, tokens.generated) == ("terminated", ran[-1], 0)
+    assert tokens.unread
+    assert tokens.cut
+    assert tokens.prompt < 200 + 64 + 8 + 20_000  # what the cache holds, a chunk, and a block of text
+    assert len(read) < 60
+
+
+def test_text_in_parts_gives_the_tokens_of_the_whole(session: Session) -> None:
+    text = "".join(part for part, _ in zip(endless_text(), range(12), strict=False))
+    parts = [text[start : start + 77] for start in range(0, len(text), 77)]
+    whole = session.generate(text, raw=True, max_tokens=5, ignore_eos=True)
+    rows = session.engine.kv.save().data
+    assert session.generate(iter(parts), raw=True, max_tokens=5, ignore_eos=True) == whole
+    assert bytes(session.engine.kv.save().data) == bytes(rows)
+
+
+@pytest.mark.parametrize("ended", ["interrupt", "terminate", "time"])
+def test_a_follow_up_first_runs_what_is_left_of_a_prompt(session: Session, ended: str) -> None:
+    tokens = open_golden(MODEL).tokens[:40]
+    model_tokens: list[int] = []
+    forward = session.engine.forward
+
+    def recorded(part: IntArray) -> object:
+        model_tokens.extend(part.tolist())
+        return forward(part)
+
+    session.engine.forward = recorded  # type: ignore[method-assign, assignment]
+
+    def end(done: int, _: int) -> None:
+        if done >= 16:
+            if ended == "interrupt":
+                raise KeyboardInterrupt
+            if ended == "terminate":
+                session.terminate()
+
+    limits = {"time_limit": 60.0, "time_spent": 60.0} if ended == "time" else {}
+    with pytest.raises((KeyboardInterrupt, BudgetError)) if ended != "terminate" else _nothing():
+        session.generate(tokens, on_prefill=end, **limits)
+    session.terminated = False
+    session.generate(np.array([7], np.int32), follow_up=True, max_tokens=1)
+    assert model_tokens == [*tokens.tolist(), 7]
+
+
+class _nothing:  # noqa: N801 - contextlib.nullcontext has another type than pytest.raises
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+_LONG_PROMPT = """
+import json, sys, time
+import numpy as np
+from edge.devices.memory import memory_use
+from edge.session import load
+from edge.opened import open_model
+session = load(open_model(sys.argv[1]), backend="reference", max_kv_size=64, prefill_step_size=8, memory="1GiB")
+def text():
+    for _ in range(20_000):
+        yield "the quick brown fox jumps over the lazy dog " * 25
+def tokens():
+    return np.ones(4_000_000, np.int32)
+prompt = text() if sys.argv[2] == "text" else tokens()
+session.generate("warm up " * 200, raw=True, max_tokens=4)
+before = memory_use().peak
+def stop(done, known):
+    if done >= 4000:
+        session.terminate()
+session.generate(prompt, raw=True, on_prefill=stop)
+session.reset()
+print(json.dumps([memory_use().peak - before, session.report.tokens.ran]))
+"""
+
+
+@pytest.mark.parametrize("what", ["text", "tokens"])
+def test_a_prompt_of_22_mb_takes_no_more_memory_than_a_short_one(what: str) -> None:
+    """Tokens that a caller passes in are the caller's; no copy of the rest is made when the run ends."""
+    child = run_child(_LONG_PROMPT, GOLDEN / f"{MODEL}.gguf", what)
+    grown, ran = child.output
+    assert ran >= 4000
+    assert grown < 3 << 20
+
+
+# One generation at a time
+
+
+def test_a_second_stream_is_refused_while_one_is_open(session: Session) -> None:
+    tokens = open_golden(MODEL).tokens[:8]
+    whole = session.generate(tokens, max_tokens=6, ignore_eos=True)
+    first = session.stream(tokens, max_tokens=6, ignore_eos=True)
+    text = next(first)
+    with pytest.raises(BusyError, match="one generation at a time: finish or close that stream first, or load another"):
+        session.stream(tokens)
+    for refused in (session.reset, lambda: session.generate(tokens)):
+        with pytest.raises(BusyError):
+            refused()
+    assert text + "".join(first) == whole
+    left_open = session.stream(tokens, max_tokens=6, ignore_eos=True)
+    next(left_open)
+    left_open.close()
+    assert session.generate(tokens, max_tokens=6, ignore_eos=True) == whole
+
+
+def test_streams_that_were_made_before_another_began_are_refused_when_they_begin(session: Session) -> None:
+    tokens = open_golden(MODEL).tokens[:8]
+    one, two = session.stream(tokens, max_tokens=2), session.stream(tokens, max_tokens=2)
+    next(one)
+    with pytest.raises(BusyError):
+        next(two)
+
+
+def test_threads_never_mix_their_texts(session: Session) -> None:
+    tokens = open_golden(MODEL).tokens[:16]
+    alone = session.generate(tokens, max_tokens=12, ignore_eos=True)
+    answers: list[str] = []
+    barrier = threading.Barrier(4)
+
+    def ask() -> None:
+        barrier.wait()
+        for _ in range(5):
+            try:
+                answers.append(session.generate(tokens, max_tokens=12, ignore_eos=True))
+            except BusyError:
+                answers.append("busy")
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert len(answers) == 20
+    assert set(answers) <= {alone, "busy"}
+    assert alone in answers
+
+
+def test_a_callback_cannot_begin_a_generation_or_close_the_session(session: Session) -> None:
+    tokens, refused = open_golden(MODEL).tokens[:8], []
+
+    def meddle(*_: int) -> None:
+        for each in (lambda: session.generate(tokens), session.reset, session.close):
+            with pytest.raises(BusyError) as caught:
+                each()
+            refused.append(caught)
+
+    assert session.generate(tokens, max_tokens=3, ignore_eos=True, on_prefill=meddle)
+    assert len(refused) == 3
+
+
+def test_closing_a_session_ends_its_open_stream() -> None:
+    session = load(open_golden(MODEL).model, backend="reference", max_kv_size=64)
+    with session:
+        pieces = session.stream(open_golden(MODEL).tokens[:8], max_tokens=50, ignore_eos=True)
+        next(pieces)
+    assert list(pieces) == []
+    assert session.report is not None
+    assert session.report.stop_reason == "interrupted"
+    with pytest.raises(InputError, match="this session is closed"):
+        session.generate("x")
+
+
+@pytest.mark.parametrize("backend", ["reference", "tvm"])
+def test_a_forked_child_is_told_to_load_the_model_itself(backend: str, tmp_path: Path) -> None:
+    model = open_golden(MODEL).model
+    options = {"backend": backend, "max_kv_size": 64, "threads": 1}
+    with load(model, **options) as session:  # type: ignore[arg-type]
+        answer = session.generate("x", raw=True, max_tokens=4, ignore_eos=True)
+        said = tmp_path / "said"
+        child = os.fork()
+        if child == 0:
+            try:
+                try:
+                    session.generate("x", raw=True)
+                except BusyError as error:
+                    session.close()
+                    with load(model, **options) as own:  # type: ignore[arg-type]
+                        text = own.generate("x", raw=True, max_tokens=4, ignore_eos=True)
+                    said.write_text(f"{text == answer} {error}")
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        assert said.read_text().startswith("True this session belongs to process")
+        assert session.generate("x", raw=True, max_tokens=4, ignore_eos=True) == answer
