@@ -32,7 +32,8 @@ _SLACK = 6 << 20  # bytes that stay between what is needed and what may be had, 
 _STALLED = 10.0  # per cent of the time: then half of what can be spared is given back …
 _SETTLE_S = 10.0  # … and again no sooner than a step can be seen in an average over 10 s
 _SHORT_READINGS = 2  # in a row with too little free memory: others come and go
-_FIRST_TOKENS = 1  # of a prompt, while nobody knows what one costs
+# Tokens of a prompt that are run first, before it is known what one costs in joules, in seconds.
+_FIRST_PAID, _FIRST_TIMED = 1, 32
 _FORGET = 0.9  # of the costliest token, at every step: one that was disturbed is not expected for ever
 
 
@@ -76,15 +77,17 @@ class Sample:
 @dataclass(frozen=True, slots=True)
 class State:
     """What earlier samples left. token: joules of the costliest one, of late. ran: tokens of the last passes whose
-    joules are known, each of which took `each`. debt: joules above the power limit.
-    idle: watts while pausing. duty: share of time that may be worked. rest: seconds that are to be waited for it.
-    paused: seconds of pauses in a row. coolest: °C since the least share is worked, read first at cooled_at. short:
-    readings in a row with too little free memory. gave_at: when memory was last given back because of pressure."""
+    joules are known, each of which took `each`. pace: seconds that each token of the last pass took. debt: joules above
+    the power limit. idle: watts while pausing. duty: share of time that may be worked. rest: seconds that are to be
+    waited for it. paused: seconds of pauses in a row. coolest: °C since the least share is worked, read first at
+    cooled_at. short: readings in a row with too little free memory. gave_at: when memory was last given back because of
+    pressure."""
 
     last: Sample
     token: float = 0.0
     ran: int = 0
     each: float = 0.0
+    pace: float = 0.0
     debt: float = 0.0
     idle: float = 0.0
     duty: float = 1.0
@@ -132,6 +135,7 @@ def decide(limits: Limits, state: State, now: Sample, tokens: int) -> tuple[Deci
         token=max(spent / tokens, state.token * _FORGET) if counted else state.token,
         ran=counted or state.ran,
         each=spent / tokens if counted else state.each,
+        pace=elapsed / tokens if tokens else state.pace,
         debt=debt,
         idle=state.idle if tokens or elapsed <= 0 or now.joules is None else spent / elapsed,
         duty=duty,
@@ -151,16 +155,18 @@ def decide(limits: Limits, state: State, now: Sample, tokens: int) -> tuple[Deci
     return Decision(pause=pause, give=give, cause=cause) if pause or give else _GO_ON, state
 
 
-def affordable(limits: Limits, state: State, tokens: int, spent: float) -> int:
-    """How many of these tokens of a prompt may be run at once, if `spent` joules are gone.
+def affordable(limits: Limits, state: State, tokens: int, now: float, spent: float) -> int:
+    """How many of these tokens of a prompt may be run at once, if `spent` joules are gone by the time `now`.
 
     A pass of more tokens than the last one takes no more for each of them, one of fewer no more than the costliest
-    token. It may take half of what is left: what it really takes is known only afterwards.
+    token. It may take half of the energy that is left: what it really takes is known only afterwards.
     """
+    if limits.deadline is not None:
+        tokens = min(tokens, max(1, int((limits.deadline - now) / state.pace)) if state.pace else _FIRST_TIMED)
     if limits.energy is None:
         return tokens
     if not state.token:
-        return min(tokens, _FIRST_TOKENS)
+        return min(tokens, _FIRST_PAID)
     left = limits.energy - spent
     half = int(left / 2 / state.each) if state.each else tokens
     if half < state.ran:

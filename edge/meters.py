@@ -111,8 +111,8 @@ class Watch:
         return None
 
     def affordable(self, tokens: int) -> int:
-        """How many of these tokens of a prompt may be run at once, by the energy left."""
-        return affordable(self._limits, self._state, tokens, self.reading.joules - self.first.joules)
+        """How many of these tokens of a prompt may be run at once, by the time and the energy left."""
+        return affordable(self._limits, self._state, tokens, self._clock(), self.reading.joules - self.first.joules)
 
     @property
     def watts_limit(self) -> float | None:

@@ -117,6 +117,20 @@ def test_energy_is_never_passed_by_more_than_a_token(seed: int) -> None:
     assert 2.0 - 2 * dearest <= joules <= 2.0 + dearest
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_prompt_passes_its_time_by_little(seed: int) -> None:
+    """At a pace that varies by a third, not by the time that a whole chunk takes."""
+    chance = random.Random(seed)
+    pace, deadline = chance.uniform(0.001, 1.0), chance.uniform(0.1, 60.0)
+    limits, state, time, ran = Limits(deadline=deadline), State(Sample(0.0)), 0.0, 0
+    while not decide(limits, state, Sample(time), 0)[0].stop:
+        count = affordable(limits, state, 512, time, 0.0)
+        time, ran = time + count * pace * chance.uniform(1.0, 1.3), ran + count
+        _, state = decide(limits, state, Sample(time), count)
+    assert time <= deadline * 1.35 + 32 * pace * 1.3
+    assert ran >= min(32, deadline / pace / 1.3)
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_a_prompt_passes_its_energy_by_no_more_than_a_token(seed: int) -> None:
     """A pass costs something for the weights and something for each token; either may be disturbed up to two times."""
@@ -125,7 +139,7 @@ def test_a_prompt_passes_its_energy_by_no_more_than_a_token(seed: int) -> None:
     limits = Limits(energy=chance.uniform(0.05, 20.0))
     assert limits.energy is not None
     state, time, spent, ran, passes, token = State(Sample(0.0, 0.0)), 0.0, 0.0, 0, 0, 0.0
-    while count := affordable(limits, state, 512, spent):
+    while count := affordable(limits, state, 512, time, spent):
         cost = (fixed + each * count) * chance.uniform(1.0, 2.0)
         token = max(token, (fixed + each) * 2)
         time, spent, ran, passes = time + 1, spent + cost, ran + count, passes + 1

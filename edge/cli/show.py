@@ -117,7 +117,7 @@ def report_line(report: RunReport) -> list[str]:
         f"first after {_seconds(timings.ttft_s)}" if timings.ttft_s is not None else "",
         f"peak {format_bytes(memory.peak_rss)}" + (f" of {format_bytes(memory.budget)}" if memory.budget else ""),
         f"{format_joules(energy.joules)}{f' of {format_joules(energy.budget)}' if energy.budget else ''} ({how})",
-        f"{tokens.reused + tokens.ran} of {tokens.prompt} prompt tokens run" if tokens.cut else "",
+        f"{tokens.reused + tokens.ran} of {tokens.prompt_words} prompt tokens run" if tokens.cut else "",
         "memory was given back" if report.actions else "",
         f"stopped: {report.stop_reason}",
         "-v: more",
