@@ -135,7 +135,7 @@ class Session:
         self._load_s = time.perf_counter() - started
         self._spare = Spare(plan, self.engine.kv, prompt_cache, self.shrink if self._policy.evicts else None)
         self.steps = Steps(lambda level: self._spare.give(round(level * self._spare.spare), "trim"))
-        self.terminated = False
+        self.terminated = self._interrupted = False
         peak = memory_use().peak
         if budget.memory is not None and peak > budget.memory:
             self.close()
@@ -243,7 +243,7 @@ class Session:
             self._zone.path if self._zone else None,
             spender=self._spare,
             root=memory_root(),
-            ended=lambda: self.terminated,
+            ended=lambda: self._ended_by() is not None,
         )
         asked = self._tokens_of(prompt, system=system, raw=raw, follow_up=follow_up)
         if not follow_up:
@@ -253,7 +253,7 @@ class Session:
             self._check_fits(asked)
         if follow_up:
             asked = Prompt(chain(self._prompt.rest(), [np.array(self._pending, np.int32)], asked.rest()))
-        self._prompt, self._pending, self._prompts_end = asked, [], None
+        self._prompt, self._pending, self._prompts_end, self._interrupted = asked, [], None, False
         text = StringIO() if keep_text else None
         run = Run(asked, started, watch, joules, energy_spent, limit, time_spent, text=text)
         self._spare.run = run
@@ -303,10 +303,18 @@ class Session:
             raise InputError(f"the level of trim must be from 0 to 1, not {level}")
         self.steps.ask(level)
 
+    def interrupt(self) -> None:
+        """End the answer before its next token, as a budget would; from any thread or signal handler. The stop reason
+        is `interrupted`. Nothing happens between two generations."""
+        self._interrupted = True
+
     def terminate(self) -> None:
-        """End the answer before its next token, as a budget would, and all later ones at once; from any thread or
-        signal handler. The stop reason is `terminated`."""
+        """Like `interrupt`, for this answer and all later ones of the session. The stop reason is `terminated`."""
         self.terminated = True
+
+    def _ended_by(self) -> StopReason | None:
+        """Who asked for the end of the answer."""
+        return "terminated" if self.terminated else "interrupted" if self._interrupted else None
 
     def _read_ahead(self, prompt: Prompt, watch: Watch) -> StopReason | None:
         """Read as much of a prompt as decisions about its next chunk depend on: what the cache holds, and a chunk.
@@ -315,7 +323,7 @@ class Session:
         """
         wanted = self.engine.kv.capacity + self.plan.config.chunk
         while prompt.waiting < wanted and prompt.read():
-            if prompt.known > _READ_UNASKED and (reason := "terminated" if self.terminated else watch.spent()):
+            if prompt.known > _READ_UNASKED and (reason := self._ended_by() or watch.spent()):
                 return reason
         return None
 
@@ -441,7 +449,7 @@ class Session:
         since the last time."""
         reason = run.watch.stop_reason(tokens)
         self.steps.obey()
-        return "terminated" if self.terminated else reason
+        return self._ended_by() or reason
 
     def _decode(
         self,

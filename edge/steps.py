@@ -120,6 +120,7 @@ def stepwise(stream: Callable[Concatenate[_S, _P], Pieces]) -> Callable[Concaten
 
     @wraps(stream)
     def in_steps(self: _S, /, *args: _P.args, **options: _P.kwargs) -> Pieces:
+        self.steps.check_idle()
         pieces = self.steps.through(stream(self, *args, **options))
         _open.add(pieces)
         return pieces

@@ -11,7 +11,7 @@ from edge.cli.show import Progress, note, print_json, progress
 if TYPE_CHECKING:
     from edge.conversation import Conversation, Pieces
 
-_SEEN = ("eos", "stop", "interrupted", "terminated")  # ends of answers that need no word of why
+_SEEN = ("eos", "stop", "terminated")  # ends of answers that need no word of why
 
 
 def chat(
@@ -133,13 +133,14 @@ def _pinned(rows: int, system: str | None, kv_policy: str, max_kv_size: int | No
 
 def _answer(talk: Conversation, pieces: Pieces, shown: Progress, *, json: bool, quiet: bool) -> None:
     """Print an answer as it is made, and what is to be said of it. Ctrl-C ends the answer, not the conversation."""
-    from edge.cli.signals import Terminated, stopped_by_sigterm
+    from edge.cli.signals import Terminated, ended_by_signals
+    from edge.errors import BudgetError
     from edge.prediction.history import remember_run
 
     session = talk.session
-    before = session.report
+    before, unanswered = session.report, None
     try:
-        with stopped_by_sigterm(session):
+        with ended_by_signals(session):
             for piece in pieces:
                 shown.clear()
                 if not json:
@@ -147,7 +148,9 @@ def _answer(talk: Conversation, pieces: Pieces, shown: Progress, *, json: bool, 
     except Terminated:
         raise
     except KeyboardInterrupt:
-        note("\n(interrupted)")
+        pass  # a second one
+    except BudgetError as error:
+        unanswered = error
     finally:
         pieces.close()
         shown.clear()
@@ -157,9 +160,11 @@ def _answer(talk: Conversation, pieces: Pieces, shown: Progress, *, json: bool, 
     remember_run(session.spec, session.plan, report)
     if json:
         print_json(report.to_dict())
-        return
-    print(flush=True)
-    if not quiet:
+    else:
+        print(flush=True)
+    if unanswered is not None:
+        raise unanswered
+    if not quiet and not json:
         for notice in _notices(talk):
             note(f"({notice})")
 
@@ -174,5 +179,7 @@ def _notices(talk: Conversation) -> Iterator[str]:
         yield f"the oldest {rows}" if policy in ("streaming", "window") else f"{rows}, those that {policy} chose"
     if report.stop_reason == "length":
         yield f"the answer was cut after {report.tokens.generated} tokens (-n): /set max-tokens N allows more"
+    elif report.stop_reason == "interrupted":
+        yield "interrupted"
     elif report.stop_reason not in _SEEN:
         yield f"stopped: {report.stop_reason}"

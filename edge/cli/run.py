@@ -70,7 +70,7 @@ def run(
     started = clock.perf_counter()
     from edge.budget import parse_joules, parse_seconds
     from edge.cli.hint import suggest_tuning
-    from edge.cli.signals import Terminated, stopped_by_sigterm
+    from edge.cli.signals import Terminated, ended_by_signals
     from edge.devices.power import find_meter
     from edge.errors import BudgetError
     from edge.opened import open_model
@@ -134,7 +134,7 @@ def run(
                     keep_text=json,
                     on_prefill=shown.step(f"prefill, {'' if asked.ended else 'more than '}{asked.known} tokens"),
                 )
-                with stopped_by_sigterm(session):
+                with ended_by_signals(session):
                     for piece in pieces:
                         shown.clear()
                         if not json:
@@ -154,3 +154,5 @@ def run(
                             suggest_tuning(model, session.spec, session.plan)
             if session.terminated:
                 raise Terminated
+            if session.report is not None and session.report.stop_reason == "interrupted":
+                raise KeyboardInterrupt

@@ -1,5 +1,5 @@
-"""Ctrl-C and SIGTERM. By SIGTERM an answer ends before its next token, with its report, as a budget would end it;
-anything else, at once."""
+"""Ctrl-C and SIGTERM. They end an answer before its next token, with its report, as a budget would end it; anything
+else, at once."""
 
 from __future__ import annotations
 
@@ -79,17 +79,24 @@ def interrupted() -> int:
 
 
 @contextmanager
-def stopped_by_sigterm(session: Session) -> Iterator[None]:
-    """While it generates an answer, a first SIGTERM ends that, and a second one whatever it does. Leave then, if
-    `session.terminated`."""
+def ended_by_signals(session: Session) -> Iterator[None]:
+    """While it generates an answer, a first Ctrl-C or SIGTERM ends that, and a second one whatever the session does.
+    Leave then, if `session.terminated`."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def stop(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, terminate)
-        _received.append(number)
-        session.terminate()
+        signal.signal(number, before[signal.Signals(number)])
+        if number == signal.SIGINT:
+            session.interrupt()
+        else:
+            _received.append(number)
+            session.terminate()
 
-    signal.signal(signal.SIGTERM, stop)
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:  # as in a script's background
+            signal.signal(number, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, terminate)
+        for number, handler in before.items():
+            signal.signal(number, handler)
