@@ -436,6 +436,7 @@ class Session:
             if reason:
                 run.stop_reason = reason
                 return None
+            self.engine.kv.expect(left)
             logits = self.forward(prompt.peek(count), upcoming=min(size, max(1, left - count)))
             prompt.advance(count)
             run.ran, run.ran_at = run.ran + count, time.perf_counter()
