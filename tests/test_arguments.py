@@ -51,7 +51,6 @@ def session() -> Iterator[edge.Session]:
         *({"sampling": each} for each in (0.5, {"temperature": 1})),
         {"system": 5},
     ],
-    ids=str,
 )
 def test_arguments_of_the_wrong_type(session: edge.Session, options: dict[str, Any]) -> None:
     said = complaint(lambda: session.generate(**{"prompt": "hi", "raw": True, **options}))
