@@ -35,8 +35,8 @@ _EVICTED_SHARE = 8  # when the cache is full, 1/8 of it is freed at once: evicti
 _MOST_EVICTED = 256
 
 # Kept free for what cannot be counted: the answer's text, allocator slack, the kernel's own rounding of VmHWM.
-_RESERVE = 4 << 20
-_GRAIN = 4 << 20  # the interpreter counts as a multiple of this: a budget that fits in one run fits in the next
+_RESERVE = 6 << 20
+_GRAIN = 2 << 20  # the interpreter counts as a multiple of this: a budget that fits in one run fits in the next
 
 _BLOCK_COPIES = 3  # of a prompt cache's block, while its rows are gathered, joined and written, or read and put back
 _KV_ROW_STEP = 16  # --kv-memory is rounded down to so many rows

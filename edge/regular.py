@@ -17,7 +17,8 @@ def open_regular(path: Path) -> BinaryIO:
 def read_regular(path: Path, most: int = -1) -> bytes:
     """What is in the file, at most `most` bytes. Raises OSError as `open_regular` does."""
     with open_regular(path) as file:
-        return file.read(most)
+        size = os.fstat(file.fileno()).st_size  # read() takes as much memory as it is told to read
+        return file.read(size if most < 0 else min(most, size + 1))
 
 
 def _regular(path: str, flags: int) -> int:

@@ -53,6 +53,7 @@ def write(model: Model, folder: Path, **options: Any) -> Path:
 def there_and_back(name: str, tmp_path: Path) -> tuple[Model, Path]:
     convert_folder(FOLDERS / name, tmp_path / "model.gguf")
     model = open_model(tmp_path / "model.gguf")
+    (tmp_path / "again").mkdir()
     return model, write(model, tmp_path / "again" / name)
 
 

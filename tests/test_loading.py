@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from edge.backends.tvm.loading import MAGIC, MOST_BYTES, PAGE, Image, parse
 from edge.errors import EngineError
+from edge.regular import read_regular
 
 BODY = bytes(range(256))
 
@@ -38,6 +40,18 @@ def test_a_good_image_is_copied_as_it_is(tmp_path: Path) -> None:
     assert loaded.entry("move") - loaded.entry("run") == 255
     with pytest.raises(EngineError, match="no function walk: edge cache clear"):
         loaded.entry("walk")
+
+
+def test_reading_an_image_takes_the_memory_of_the_image(tmp_path: Path) -> None:
+    """Not that of the largest one that is taken: a budget has no room for it."""
+    path = written(tmp_path, image({"entries": {"run": 0}, "imports": {}}))
+    tracemalloc.start()
+    try:
+        Image(path)
+        read_regular(path, MOST_BYTES)
+        assert tracemalloc.get_traced_memory()[1] < MOST_BYTES // 16
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

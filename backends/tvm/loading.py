@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import mmap
+import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,7 +57,8 @@ class Image:
         """Raises EngineError for a file that is no image, or where no memory may be made executable."""
         try:
             with open_private(path) as file:
-                self._entries, imports, body = parse(file.read(MOST_BYTES + 1))
+                size = os.fstat(file.fileno()).st_size  # read() takes as much memory as it is told to read
+                self._entries, imports, body = parse(file.read(min(size, MOST_BYTES) + 1))
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise EngineError(
