@@ -34,10 +34,14 @@ def check_prompt(prompt: object) -> str | Iterable[str] | IntArray:
     return chain([first], pieces)
 
 
-def check_count(name: str, value: object) -> None:
-    """None, or a whole number of at least 1. Raises InputError."""
-    if value is not None and (not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1):
-        raise InputError(f"{name} must be a whole number, at least 1, not {brief(value)}")
+def check_count(name: str, value: object, low: int = 1, high: int | None = None, why: str = "") -> None:
+    """None, or a whole number of at least `low` and at most `high`; why: the reason for that. Raises InputError."""
+    if value is None:
+        return
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or (high is None and value < low):
+        raise InputError(f"{name} must be a whole number, at least {low}, not {brief(value)}")
+    if high is not None and not low <= value <= high:
+        raise InputError(f"{name} must be from {low} to {high}, not {brief(value)}{why if value > high else ''}")
 
 
 def check_number(name: str, value: object) -> None:

@@ -252,10 +252,7 @@ def _check(spec: ModelSpec, backend: Backend, request: PlanRequest, *, elsewhere
         ("--prefill-step-size", request.prefill_step_size, 1, 8192),
         ("--threads", request.threads, 1, 1024),
     ):
-        check_count(flag, value)
-        if value is not None and not low <= value <= high:
-            why = f" ({most.why})" if high == most.rows and value > high else ""
-            raise InputError(f"{flag} must be from {low} to {high}, not {value}{why}")
+        check_count(flag, value, low, high, f" ({most.why})" if high == most.rows else "")
     if not elsewhere:
         check_threads(request.threads)
     if has.granularity == "token" and not _keeps_newest(request):

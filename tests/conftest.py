@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -25,6 +26,9 @@ from edge.types import FloatArray, IntArray
 GOLDEN = Path(__file__).parent / "golden"
 GOLDEN_MODELS = ("llama-gqa-tied", "llama-gqa-untied", "llama-one-layer", "llama-rope-scaled")
 CHUNK, CAPACITY, SINKS = 8, 32, 4  # how the streaming answers were made, see golden/make.py
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background; children would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("edge", deadline=None, print_blob=True)  # no deadline: tests never judge speed
 settings.load_profile("edge")

@@ -28,7 +28,6 @@ def handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     monkeypatch.setattr(signals, "_received", [])
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a process in the background ignores
     signals.leave_at_once()
     signals.raise_interrupts()
     yield

@@ -30,7 +30,7 @@ from edge.backends.tvm.runtime import _key
 from edge.backends.tvm.targets import choose_target
 from edge.converters.writers.onnx import write_onnx
 from edge.converters.writers.onnx_methods import find_method
-from edge.errors import EngineError, InputError, UnsupportedError
+from edge.errors import InputError, UnsupportedError
 from edge.opened import Model, open_model
 
 CONFIG = EngineConfig(capacity=64, chunk=8, kv_dtype="f16", threads=2)
@@ -194,7 +194,7 @@ def test_onnx_leaves_no_trace_behind(quantized: Model, tmp_path: Path, monkeypat
         module.operators(quantized.file, quantized.spec, config, tokens=1, context=0, passes=3, progress=interrupt)
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    with pytest.raises(EngineError, match="cannot be written"):
+    with pytest.raises(InputError, match=r"cannot be written: .* is not there"):
         times_of(quantized, "onnx", config)
 
 

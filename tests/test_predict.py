@@ -368,6 +368,7 @@ def test_the_host_is_predicted_once_it_is_known(tmp_path: Path) -> None:
 )
 def test_bad_input_is_refused(tmp_path: Path, flags: list[str], said: str) -> None:
     path = tmp_path / "devices" / "my-phone.toml"
+    path.parent.mkdir()
     write_profile(replace(KNOWN, name="my-phone"), path)
     path.write_text(path.read_text().replace("value = 2.0", "value = -2"))
     done = run.invoke(app, ["plan", MODEL, *flags])

@@ -341,7 +341,7 @@ def test_probing_says_why_the_rate_of_bytes_is_unknown(monkeypatch: pytest.Monke
         (["diff", "host", "toaster"], "unknown device 'toaster'"),
         (["show", "../host"], "unknown device"),
         (["probe", "-o", "."], "is a folder: name a file"),
-        (["add", "."], "Is a directory"),
+        (["add", "."], "it is no regular file"),
     ],
 )
 def test_bad_input_is_refused(arguments: list[str], said: str) -> None:
@@ -352,6 +352,7 @@ def test_bad_input_is_refused(arguments: list[str], said: str) -> None:
 
 @pytest.mark.parametrize("name", [HOST, "generic-x86"])
 def test_a_profile_is_what_its_file_is_called(own: Path, name: str) -> None:
+    own.mkdir()
     write_profile(replace(find_profile("generic-x86"), name=name), own / "mine.toml")
     with pytest.raises(InputError, match=f"says that it is {name}: name the file {name}.toml"):
         find_profile("mine")
@@ -404,6 +405,7 @@ def test_processors_that_nobody_knows_are_refused(
     if "cpu" in changed:
         pytest.importorskip("tvm")
     wrong = replace(find_profile("raspberry-pi-5"), name="my-board", **changed)  # type: ignore[arg-type]
+    own_folder().mkdir()
     write_profile(wrong, own_folder() / "my-board.toml" if command == "compile" else tmp_path / "e.toml")
     made = ["devices", "add", str(tmp_path / "e.toml")]
     if command == "compile":

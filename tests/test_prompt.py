@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -115,16 +116,11 @@ def test_a_follow_up_first_runs_what_is_left_of_a_prompt(session: Session, ended
                 session.terminate()
 
     limits = {"time_limit": 60.0, "time_spent": 60.0} if ended == "time" else {}
-    with pytest.raises((KeyboardInterrupt, BudgetError)) if ended != "terminate" else _nothing():
+    with pytest.raises((KeyboardInterrupt, BudgetError)) if ended != "terminate" else nullcontext():
         session.generate(tokens, on_prefill=end, **limits)
     session.terminated = False
     session.generate(np.array([7], np.int32), follow_up=True, max_tokens=1)
     assert model_tokens == [*tokens.tolist(), 7]
-
-
-class _nothing:  # noqa: N801 - contextlib.nullcontext has another type than pytest.raises
-    def __enter__(self) -> None: ...
-    def __exit__(self, *_: object) -> None: ...
 
 
 _LONG_PROMPT = """
