@@ -405,7 +405,8 @@ def test_processors_that_nobody_knows_are_refused(
     if "cpu" in changed:
         pytest.importorskip("tvm")
     wrong = replace(find_profile("raspberry-pi-5"), name="my-board", **changed)  # type: ignore[arg-type]
-    own_folder().mkdir()
+    if command == "compile":
+        own_folder().mkdir()
     write_profile(wrong, own_folder() / "my-board.toml" if command == "compile" else tmp_path / "e.toml")
     made = ["devices", "add", str(tmp_path / "e.toml")]
     if command == "compile":

@@ -291,7 +291,7 @@ def test_a_second_run_says_what_it_reused(tmp_path: Path) -> None:
     folder = str(tmp_path / "prompts")
     first = run_edge(*common, folder, "-p", "Name a colour.", "--json")
     assert json.loads(first.stdout)["tokens"]["reused"] == 0
-    second = run_edge(*common, folder, "-p", "Name a fruit.")
+    second = run_edge(*common, folder, "-p", "Name a fruit.", "-v")
     assert second.returncode == 0
     assert "of them reused" in second.stderr
     third = json.loads(run_edge(*common, folder, "-p", "Name a colour.", "--json").stdout)

@@ -11,7 +11,7 @@ from edge.cli.show import Progress, note, print_json, progress
 if TYPE_CHECKING:
     from edge.conversation import Conversation, Pieces
 
-_SEEN = ("eos", "stop", "terminated")  # ends of answers that need no word of why
+_SEEN = ("eos", "stop", "interrupted", "terminated")  # ends of answers that need no word of why
 
 
 def chat(
@@ -162,6 +162,8 @@ def _answer(talk: Conversation, pieces: Pieces, shown: Progress, *, json: bool, 
         print_json(report.to_dict())
     else:
         print(flush=True)
+        if report.stop_reason == "interrupted":
+            note("(interrupted)")
     if unanswered is not None:
         raise unanswered
     if not quiet and not json:
@@ -179,7 +181,5 @@ def _notices(talk: Conversation) -> Iterator[str]:
         yield f"the oldest {rows}" if policy in ("streaming", "window") else f"{rows}, those that {policy} chose"
     if report.stop_reason == "length":
         yield f"the answer was cut after {report.tokens.generated} tokens (-n): /set max-tokens N allows more"
-    elif report.stop_reason == "interrupted":
-        yield "interrupted"
     elif report.stop_reason not in _SEEN:
         yield f"stopped: {report.stop_reason}"

@@ -78,7 +78,7 @@ def open_cell(setup: Setup, cell: Cell, tokens: int) -> Session:
         kv_policy=cell.policy,
         sinks=setup.sinks,
         max_kv_size=tokens if cell.policy == FULL else cell.max_kv_size,
-        kv_memory=cell.kv_memory,
+        kv_memory=None if cell.kv_memory is None else f"{cell.kv_memory}B",
         kv_dtype=cell.kv_dtype,
         prefill_step_size=setup.chunk,
         threads=setup.threads,
