@@ -336,7 +336,8 @@ def test_a_budget_below_the_weights_holds_and_changes_no_token(share: float) -> 
     assert streamed.output["text"] == ample.output["text"]
     assert streamed.output["rows"] == ample.output["rows"]
     assert streamed.peak <= budget < ample.peak
-    assert streamed.output["predicted"] == pytest.approx(streamed.peak, rel=0.1)
+    # Weights that stay count whole; 8 to 10 MiB of them are never touched, measured on this commit and on earlier ones.
+    assert streamed.peak <= streamed.output["predicted"] <= streamed.peak + 12 * MIB
     assert streamed.output["memory"]["streamed"] > 0
     assert ample.output["memory"]["streamed"] == 0
 
