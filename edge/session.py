@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from edge.account import Run, memory_of, why_unanswered
-from edge.arguments import check_count, check_number, check_prompt, check_texts
+from edge.arguments import check_stream
 from edge.backends import find_backend
 from edge.backends.base import Backend, Engine
 from edge.budget import Budget, format_bytes
@@ -222,7 +222,7 @@ class Session:
         answer.
         """
         started = time.perf_counter()
-        prompt = _checked(
+        prompt = check_stream(
             prompt, max_tokens, sampling, stop=stop, system=system,
             time_limit=time_limit, energy_limit=energy_limit, time_spent=time_spent, energy_spent=energy_spent,
         )  # fmt: skip
@@ -506,20 +506,6 @@ class Session:
             actions=actions,
             seed=sampling.seed,
         )
-
-
-def _checked(
-    prompt: object, max_tokens: object, sampling: object, *, stop: object, system: object, **numbers: object
-) -> str | Iterable[str] | IntArray | Prompt:
-    """The prompt. Raises InputError for arguments of the wrong type."""
-    check_count("max_tokens", max_tokens)
-    if not isinstance(sampling, SamplingParams | None):
-        raise InputError(f"sampling must be SamplingParams, not {sampling!r:.60}")
-    check_texts("stop", stop)
-    check_texts("system", [] if system is None else [system])
-    for name, value in numbers.items():
-        check_number(name, value)
-    return prompt if isinstance(prompt, Prompt) else check_prompt(prompt)
 
 
 def _find_zone(budget: Budget) -> Zone | None:

@@ -261,6 +261,7 @@ def test_a_file_is_not_rounded_onto_itself(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_nothing(kind: str, floats: Path, tmp_path: Path) -> None:
     """A limit on the size of files stands for the disk."""
     folder = tmp_path / "out"
+    folder.mkdir()
     code = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (99999, 99999))\n"
     code += "from edge.cli import main; sys.argv[1:1] = []; main()"
     done = subprocess.run(
