@@ -271,7 +271,11 @@ def main() -> None:
     with ExitStack() as stack, ThreadPoolExecutor(chosen.workers) as workers:
         groups = [stack.enter_context(cgroup(number)) for number in range(chosen.workers)]
         print(f"limits: RLIMIT_DATA{' and a cgroup' if groups[0] else ' (no cgroup can be made here)'}", flush=True)
-        outcomes = list(workers.map(lambda case: run_in(groups, case), cases))
+        outcomes: list[Outcome] = []
+        for outcome in workers.map(lambda case: run_in(groups, case), cases):
+            outcomes.append(outcome)
+            if len(outcomes) % 20 == 0:
+                print(f"{len(outcomes)} of {len(cases)} runs", file=sys.stderr, flush=True)
     if chosen.json:
         chosen.json.write_text(json.dumps([asdict(each) for each in outcomes], indent=1))
     print(summary(outcomes))
