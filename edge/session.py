@@ -259,6 +259,7 @@ class Session:
         self._spare.run = run
         try:
             if not stopped and not follow_up:
+                self.engine.kv.expect(asked.waiting)  # which decides whose rows are those of this text
                 run.reused = self._reuse()
             run.restored_at = time.perf_counter()
             logits = self._prefill(run, on_prefill)

@@ -188,13 +188,21 @@ def test_rows_do_not_depend_on_the_policy_or_the_capacity(open_session: OpenSess
     assert reused(session) == 149
 
 
-def test_a_model_that_chooses_its_rope_by_the_capacity_keeps_these_apart(
+def test_a_model_that_chooses_its_rope_by_the_text_keeps_short_and_long_ones_apart(
     open_session: OpenSession, tmp_path: Path
 ) -> None:
     common = {"kv_dtype": "f32", "backend": "tvm", "prompt_cache": tmp_path}
-    for rows, expected in ((100, 0), (1000, 0), (100, 49), (1000, 49)):
+    short = some_tokens(50)
+    long = np.concatenate([short, some_tokens(250)])  # more than the original context of 256
+    for rows, tokens, expected in (
+        (100, short, 0),
+        (500, short, 49),
+        (500, long, 0),
+        (500, long, 299),
+        (100, short, 49),
+    ):
         session = open_session(open_model(GOLDEN / "phi3-longrope.gguf"), max_kv_size=rows, **common)
-        answer(session, some_tokens(50))
+        answer(session, tokens)
         assert reused(session) == expected
 
 
