@@ -29,6 +29,11 @@ class Prompt:
         """Tokens that have been read: all of the prompt's once it has `ended`, else fewer than it has."""
         return self.taken + self.waiting
 
+    @property
+    def size(self) -> str:
+        """How many tokens it has, for people: `636`, or `more than 8192` while it has not been read to its end."""
+        return f"{self.known}" if self.ended else f"more than {self.known}"
+
     def read(self) -> bool:
         """Read one more block of a few thousand tokens at most; False if there is none."""
         block = next(self._blocks, None)

@@ -245,6 +245,7 @@ class Session:
             root=memory_root(),
             ended=lambda: self._ended_by() is not None,
         )
+        self._interrupted = False  # before the prompt is read: Ctrl-C may come while that lasts
         asked = self._tokens_of(prompt, system=system, raw=raw, follow_up=follow_up)
         if not follow_up:
             self._reset()
@@ -253,7 +254,7 @@ class Session:
             self._check_fits(asked)
         if follow_up:
             asked = Prompt(chain(self._prompt.rest(), [np.array(self._pending, np.int32)], asked.rest()))
-        self._prompt, self._pending, self._prompts_end, self._interrupted = asked, [], None, False
+        self._prompt, self._pending, self._prompts_end = asked, [], None
         text = StringIO() if keep_text else None
         run = Run(asked, started, watch, joules, energy_spent, limit, time_spent, text=text)
         self._spare.run = run
@@ -404,7 +405,7 @@ class Session:
             raise InputError("the prompt is empty")
         if not self._policy.evicts and prompt.waiting + held > free:
             raise InputError(
-                f"the prompt has {'' if prompt.ended else 'more than '}{prompt.known} tokens, but --kv-policy "
+                f"the prompt has {prompt.size} tokens, but --kv-policy "
                 f"{self._policy.name} has {free - held} free KV rows: raise --max-kv-size or use --kv-policy streaming"
             )
 

@@ -132,7 +132,7 @@ def run(
                     energy_limit=energy_limit,
                     energy_spent=meter.read().joules,
                     keep_text=json,
-                    on_prefill=shown.step(f"prefill, {'' if asked.ended else 'more than '}{asked.known} tokens"),
+                    on_prefill=shown.step(f"prefill, {asked.size} tokens"),
                 )
                 with ended_by_signals(session):
                     for piece in pieces:
