@@ -123,6 +123,18 @@ def test_a_follow_up_first_runs_what_is_left_of_a_prompt(session: Session, ended
     assert model_tokens == [*tokens.tolist(), 7]
 
 
+def test_an_interrupt_while_a_prompt_is_first_read_ends_it(session: Session) -> None:
+    def blocks() -> Iterator[IntArray]:
+        session.interrupt()
+        while True:
+            yield np.ones(5000, np.int32)
+
+    assert session.generate(Prompt(blocks()), max_tokens=2) == ""
+    assert session.report is not None
+    assert (session.report.stop_reason, session.report.tokens.ran) == ("interrupted", 0)
+    assert session.generate(np.ones(5, np.int32), max_tokens=2, ignore_eos=True)
+
+
 _LONG_PROMPT = """
 import json, sys, time
 import numpy as np
