@@ -8,8 +8,8 @@ from typing import cast
 
 from edge.backends.base import Backend
 from edge.errors import InputError, MissingExtraError, UnsupportedError
-from edge.gguf_file import GGUFFile
-from edge.spec import ModelSpec
+from edge.formats.gguf import GGUFFile
+from edge.model.spec import ModelSpec
 
 _MODULES = {
     "tvm": "edge.backends.tvm",
@@ -66,7 +66,7 @@ def backend_elsewhere(name: str, file: GGUFFile, spec: ModelSpec, system: str) -
     if file.folder is not None:
         return _usable("onnx", file, spec)
     if name in ("auto", "tvm"):
-        from edge.backends.tvm.layout import make_layout
+        from edge.backends.tvm.packing.layout import make_layout
 
         try:
             if system not in ("linux", "android"):

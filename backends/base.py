@@ -13,9 +13,9 @@ from typing import Protocol
 import numpy as np
 
 from edge.errors import EngineError, InputError
-from edge.fingerprint import fingerprint
-from edge.gguf_file import GGUFFile
-from edge.spec import ModelSpec
+from edge.formats.gguf import GGUFFile
+from edge.model.spec import ModelSpec
+from edge.storage.fingerprint import fingerprint
 from edge.types import FloatArray, Granularity, IntArray
 
 

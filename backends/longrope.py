@@ -8,7 +8,7 @@ text once more: such rows have a key of their own, and no other text takes them 
 
 from __future__ import annotations
 
-from edge.spec import Recipe
+from edge.model.spec import Recipe
 
 
 class LongRope:

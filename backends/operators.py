@@ -10,7 +10,7 @@ import numpy as np
 
 from edge.backends.base import Engine, EngineConfig, Operator
 from edge.errors import InputError
-from edge.spec import ModelSpec
+from edge.model.spec import ModelSpec
 from edge.types import IntArray
 
 Result = TypeVar("Result")

@@ -13,7 +13,6 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from edge.architectures.angles import find_angles
 from edge.backends.base import (
     Capabilities,
     EngineConfig,
@@ -34,8 +33,9 @@ from edge.backends.base import (
 from edge.backends.longrope import LongRope
 from edge.backends.tensors import Source, find_recipe, find_tensors
 from edge.errors import EngineError, InputError, UnsupportedError
-from edge.gguf_file import GGUFFile
-from edge.spec import ModelSpec, Recipe
+from edge.formats.gguf import GGUFFile
+from edge.model.architectures.angles import find_angles
+from edge.model.spec import ModelSpec, Recipe
 from edge.types import AnyArray, FloatArray, IntArray
 
 NAME = "reference"

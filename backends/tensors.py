@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edge.errors import ModelFormatError, UnsupportedError
-from edge.gguf_file import GGUFFile
-from edge.spec import ModelSpec, Recipe
+from edge.formats.gguf import GGUFFile
+from edge.model.spec import ModelSpec, Recipe
 
 MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 NORMS = ("attn_norm", "attn_q_norm", "attn_k_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")

@@ -21,10 +21,10 @@ from model_files import make_file
 from quality import DOCUMENTS, perplexity_of
 from turns import EDGE, LLAMA, Row, Setting, Sizes, Team
 
-from edge.catalog import find_model
 from edge.cli.show import table
-from edge.gguf_file import read_gguf
-from edge.opened import open_model
+from edge.formats.gguf import read_gguf
+from edge.model.catalog import find_model
+from edge.model.model import open_model
 
 FTYPES = {  # llama_ftype
     "Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "Q8_0": 7, "IQ4_NL": 25,

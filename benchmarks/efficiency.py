@@ -23,7 +23,7 @@ from edge.backends.base import Engine, EngineConfig, Footprint
 from edge.cli.show import table
 from edge.devices.host import usable_cores
 from edge.devices.probe import Ceilings, measure_ceilings
-from edge.opened import Model, open_model
+from edge.model.model import Model, open_model
 from edge.prediction.efficiency import weight_shares
 from edge.prediction.work import Work, work_of
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from machine import say
 
-from edge.gguf_file import read_gguf
+from edge.formats.gguf import read_gguf
 
 WORKERS = Path(__file__).with_name("peers")
 

@@ -26,8 +26,8 @@ from machine import machine, say
 from model_files import WORKERS, make_file
 from turns import EDGE, Row, Worker, WorkerError, wait_until_quiet
 
-from edge.catalog import find_model
 from edge.cli.show import table
+from edge.model.catalog import find_model
 
 GENAI = "genai"
 CELLS, STEPS = 1024, 64

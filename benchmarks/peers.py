@@ -62,8 +62,8 @@ from turns import (
     undisturbed,
 )
 
-from edge.catalog import find_model
 from edge.cli.show import table
+from edge.model.catalog import find_model
 
 _BANDWIDTH = "GB/s"
 _DISTURBED = 0.05  # share of the machine that others may use during a unit

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.cli.show import table
-from edge.opened import open_model
+from edge.model.model import open_model
 
 MODEL = "smollm2-135m"
 SHARED_TOKENS = 1000

@@ -13,7 +13,7 @@ from text import long_text
 
 import edge
 from edge.cli.show import table
-from edge.opened import Model
+from edge.model.model import Model
 from edge.quality.perplexity import LOGITS_ROWS
 
 DOCUMENTS = ("secI8.html", "secJ3.html", "secI5.html", "secJ5.html", "secI4.html", "secJ7.html")

@@ -34,7 +34,7 @@ from edge.converters.calibrate import SEQUENCE, collect
 from edge.converters.ggml import quantize_rows
 from edge.converters.quantize import Settings, mix_types, plan_types, quantize_gguf
 from edge.converters.writers.gguf import Planned, fields_of, write_gguf
-from edge.opened import Model, open_model
+from edge.model.model import Model, open_model
 from edge.quality.kl import Compared, compare, summarize
 from edge.types import AnyArray, IntArray
 

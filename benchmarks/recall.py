@@ -18,9 +18,9 @@ import edge
 from edge.backends.base import EngineConfig
 from edge.backends.tvm.engine import NativeEngine
 from edge.cli.show import table
-from edge.kv.look import look
 from edge.kv.policy import Needs, best_rows
 from edge.quality.perplexity import LOGITS_ROWS, token_loss
+from edge.run.eviction import look
 from edge.types import IntArray
 
 MODEL, DOCUMENTS, CHUNK = "smollm2-135m", ("secI8.html", "secJ3.html"), 64

@@ -26,10 +26,10 @@ from limits import cgroup, limit
 from model_files import large_file
 
 from edge.budget import format_bytes
-from edge.cache import entries
-from edge.catalog import find_model
 from edge.cli.show import table
+from edge.model.catalog import find_model
 from edge.prediction.streaming import streaming_cost
+from edge.storage.cache import entries
 
 SMALL, LARGE_SHAPE = "smollm2-135m", (2048, 16, 8192)
 PROMPT, ANSWER = 256, 64

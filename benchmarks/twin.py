@@ -20,7 +20,7 @@ from edge.backends.reference import read_weights
 from edge.backends.tensors import Source, find_tensors
 from edge.converters.blocks import quantize
 from edge.converters.writers.gguf import Planned, fields_of, write_gguf
-from edge.opened import Model
+from edge.model.model import Model
 from edge.types import AnyArray, FloatArray
 
 _BEHIND = {"attn_q": "attn_norm", "attn_k": "attn_norm", "attn_v": "attn_norm", "ffn_gate": "ffn_norm",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from edge.errors import UnsupportedError
-from edge.gguf_file import BLOCK_TYPES
+from edge.formats.gguf import BLOCK_TYPES
 from edge.types import AnyArray, FloatArray
 
 TYPE_IDS = {name: index for index, (name, _, _) in BLOCK_TYPES.items()}

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 
-from edge.catalog import find_model
 from edge.converters.calibrate import collect
 from edge.converters.plain import fields_as
 from edge.converters.prune import Pruned, Pruning, perplexity_on, plan_pruning, prune_gguf
@@ -32,10 +31,11 @@ from edge.converters.writers.onnx_methods import NEED_STATISTICS, find_method, p
 from edge.devices.memory import memory_use
 from edge.devices.output import check_file, check_folder, work_folder
 from edge.errors import InputError
-from edge.gguf_file import GGUFFile, read_gguf
-from edge.model import read_spec
-from edge.model_folder import is_model_folder
-from edge.tokenizer import Tokenizer
+from edge.formats.gguf import GGUFFile, read_gguf
+from edge.formats.onnx_folder import is_model_folder
+from edge.model.catalog import find_model
+from edge.model.reader import read_spec
+from edge.model.tokenizer import Tokenizer
 from edge.types import IntArray
 
 FORMATS = ("gguf", "onnx", "hf")

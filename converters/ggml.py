@@ -22,8 +22,8 @@ from edge.converters.writers.gguf import Planned
 from edge.devices.child import run_child
 from edge.devices.output import new_file, work_folder
 from edge.errors import EngineError, InputError, MissingExtraError, ModelFormatError, UnsupportedError
-from edge.gguf_file import GGUFFile, read_gguf
-from edge.model import read_spec
+from edge.formats.gguf import GGUFFile, read_gguf
+from edge.model.reader import read_spec
 from edge.types import AnyArray, FloatArray
 
 # Those that round without an importance, and whose code does not give up on rows that it cannot fit.

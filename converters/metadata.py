@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from edge.converters.writers.gguf import copy_gguf
-from edge.gguf_file import GGUFFile
-from edge.model_folder import FACTORS
+from edge.formats.gguf import GGUFFile
+from edge.formats.onnx_folder import FACTORS
 
 
 def write_metadata(file: GGUFFile, target: Path) -> None:

@@ -18,9 +18,9 @@ from edge.converters.blocks import FLOATS, dequantize, quantize
 from edge.converters.calibrate import Walk, sequences
 from edge.converters.writers.gguf import Field, Planned, fields_of, write_gguf
 from edge.errors import InputError, UnsupportedError
-from edge.gguf_file import GGUFFile, TensorInfo
+from edge.formats.gguf import GGUFFile, TensorInfo
+from edge.model.spec import ModelSpec
 from edge.quality.kl import negative_log_likelihoods
-from edge.spec import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray
 
 _BLOCK = 32  # channels come in blocks, so that the rows of ffn_down can be quantized afterwards

@@ -29,8 +29,8 @@ from edge.converters.quantizers.rtn import nearest
 from edge.converters.quantizers.scales import SHRINKS
 from edge.converters.writers.gguf import Planned, write_gguf
 from edge.errors import InputError, UnsupportedError
-from edge.gguf_file import GGUFFile
-from edge.spec import ModelSpec
+from edge.formats.gguf import GGUFFile
+from edge.model.spec import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray
 
 Method = Literal["rtn", "hqq", "importance", "awq", "gptq", "best"]

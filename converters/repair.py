@@ -18,8 +18,8 @@ from edge.converters.calibrate import sequences
 from edge.converters.readers.hf import convert_folder
 from edge.converters.writers.hf import write_folder
 from edge.errors import MissingExtraError
-from edge.gguf_file import GGUFFile
-from edge.model import read_spec
+from edge.formats.gguf import GGUFFile
+from edge.model.reader import read_spec
 from edge.types import IntArray
 
 _LENGTH, _BATCH = 256, 4  # tokens that see each other, and sequences per step

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from edge.errors import InputError
-from edge.tokenizer import Tokenizer
+from edge.model.tokenizer import Tokenizer
 from edge.types import IntArray
 
 _CHARACTERS_PER_TOKEN = 16  # more than any text has: what lies behind is not tokenized

@@ -10,8 +10,8 @@ from typing import Any
 
 from edge.devices.output import new_file
 from edge.devices.profile import FIGURES, KINDS, Cluster, Figure, Profile
+from edge.devices.regular import read_regular
 from edge.errors import InputError
-from edge.regular import read_regular
 
 if sys.version_info >= (3, 11):
     import tomllib

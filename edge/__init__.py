@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from edge.budget import Budget
-    from edge.conversation import Conversation
     from edge.errors import (
         BudgetError,
         BusyError,
@@ -28,21 +27,22 @@ if TYPE_CHECKING:
         ModelFormatError,
         UnsupportedError,
     )  # fmt: skip
-    from edge.kv.prompt_cache import PromptCache
-    from edge.opened import Model, open_model
+    from edge.model.model import Model, open_model
     from edge.plan import Plan, PlanRequest, make_plan
+    from edge.prompt_cache.cache import PromptCache
     from edge.quality.perplexity import perplexity
     from edge.quality.windows import divergence
-    from edge.report.run import RunReport
+    from edge.run.conversation import Conversation
+    from edge.run.report import RunReport
+    from edge.run.session import Session, load
     from edge.sampling import SamplingParams
-    from edge.session import Session, load
 
 _HOMES = {
-    "Budget": "budget", "BudgetError": "errors", "BusyError": "errors", "Conversation": "conversation",
-    "EdgeError": "errors", "InputError": "errors", "MissingExtraError": "errors", "Model": "opened",
-    "ModelFormatError": "errors", "Plan": "plan", "PlanRequest": "plan", "PromptCache": "kv.prompt_cache",
-    "RunReport": "report.run", "SamplingParams": "sampling", "Session": "session", "UnsupportedError": "errors",
-    "divergence": "quality.windows", "load": "session", "make_plan": "plan", "open_model": "opened",
+    "Budget": "budget", "BudgetError": "errors", "BusyError": "errors", "Conversation": "run.conversation",
+    "EdgeError": "errors", "InputError": "errors", "MissingExtraError": "errors", "Model": "model.model",
+    "ModelFormatError": "errors", "Plan": "plan", "PlanRequest": "plan", "PromptCache": "prompt_cache.cache",
+    "RunReport": "run.report", "SamplingParams": "sampling", "Session": "run.session", "UnsupportedError": "errors",
+    "divergence": "quality.windows", "load": "run.session", "make_plan": "plan", "open_model": "model.model",
     "perplexity": "quality.perplexity",
 }  # fmt: skip
 

@@ -10,15 +10,15 @@ from typing import Any
 
 from edge.backends import backend_names, find_backend
 from edge.backends.base import EngineConfig
-from edge.catalog import find_model
 from edge.converters.readers.hf import is_folder, outline_folder
 from edge.devices.output import work_folder
 from edge.errors import EdgeError, MissingExtraError, UnsupportedError
-from edge.fingerprint import hash_file
-from edge.gguf_file import ArrayRef, GGUFFile, TensorInfo, read_gguf
-from edge.model import read_spec
-from edge.model_folder import read_folder, read_manifest
-from edge.spec import ModelSpec
+from edge.formats.gguf import ArrayRef, GGUFFile, TensorInfo, read_gguf
+from edge.formats.onnx_folder import read_folder, read_manifest
+from edge.model.catalog import find_model
+from edge.model.reader import read_spec
+from edge.model.spec import ModelSpec
+from edge.storage.fingerprint import hash_file
 
 _ENDS = ("bos", "eos", "eot", "eom", "unknown", "padding")
 _VOCABULARY = ("token_embd.weight", "output.weight")

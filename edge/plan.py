@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from edge.arguments import check_count
 from edge.backends.base import Backend, Capabilities, EngineConfig, Tuned
 from edge.budget import Budget, format_bytes, parse_bytes
 from edge.devices.host import logical_cores, usable_cores
@@ -23,8 +22,9 @@ from edge.devices.power import memory_root
 from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.kv import DEFAULT_SINKS, Needs, Policy, make_policy, pinned_rows
 from edge.kv.policy import check_options
-from edge.kv.prefix import BLOCK
-from edge.spec import ModelSpec
+from edge.model.spec import ModelSpec
+from edge.prompt_cache.tree import BLOCK
+from edge.run.arguments import check_count
 from edge.types import GRANULARITIES
 
 _CHUNKS = (512, 256, 128, 64, 32, 16)  # prefill steps, best first; llama.cpp gains nothing beyond 512

@@ -20,7 +20,7 @@ from hypothesis import settings
 
 from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig, KVCache, KVState
-from edge.opened import Model, open_model
+from edge.model.model import Model, open_model
 from edge.types import FloatArray, IntArray
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -10,7 +10,7 @@ from conftest import load_engine
 
 from edge.backends import reference
 from edge.backends.reference import ReferenceEngine, softmax
-from edge.opened import Model
+from edge.model.model import Model
 from edge.types import AnyArray, FloatArray, IntArray
 
 _FAR = 1 << 30  # behind every window: windows are applied here, by the positions that each head's rows have

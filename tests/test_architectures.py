@@ -19,7 +19,7 @@ from small_models import Edit, Small, write_small
 
 from edge.backends.base import Engine
 from edge.errors import UnsupportedError
-from edge.opened import Model, open_model
+from edge.model.model import Model, open_model
 from edge.types import AnyArray, FloatArray, IntArray
 
 NAMES = (

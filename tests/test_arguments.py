@@ -25,7 +25,7 @@ from edge.converters.readers.hf import convert_folder
 from edge.devices.profile_file import read_profile
 from edge.devices.records import read_records, write_record
 from edge.errors import EdgeError, EngineError, InputError, ModelFormatError
-from edge.opened import open_model
+from edge.model.model import open_model
 from edge.prediction.history import append, earlier_runs, history_path, history_size
 from edge.sampling import SamplingParams, draw, greedy
 

@@ -20,15 +20,15 @@ from small_models import Small, write_small
 from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig
 from edge.devices.profiles import find_profile
-from edge.opened import Model, open_model
+from edge.model.model import Model, open_model
 from edge.types import AnyArray, FloatArray, IntArray
 
 pytest.importorskip("tvm_ffi")
 
 from edge.backends.tvm import engine as engine_module
-from edge.backends.tvm.design import Design
-from edge.backends.tvm.export import export
-from edge.backends.tvm.layout import LINE, Job
+from edge.backends.tvm.compiler.design import Design
+from edge.backends.tvm.compiler.export import export
+from edge.backends.tvm.packing.layout import LINE, Job
 
 QEMU, COMPILER = "qemu-aarch64-static", "aarch64-linux-gnu-gcc"
 for program, package in ((QEMU, "qemu-user-static"), (COMPILER, "gcc-aarch64-linux-gnu")):

@@ -17,12 +17,12 @@ from typing import Any, cast
 
 import pytest
 
-import edge.stamp
-from edge.cache import KINDS, clear, create, entries, find, lock
+import edge.storage.completion
 from edge.cli.hint import suggest_tuning
 from edge.devices.paging import measure_paging
 from edge.errors import CacheError, InputError
 from edge.prediction import history
+from edge.storage.cache import KINDS, clear, create, entries, find, lock
 
 KEY, OTHER, THIRD = "00" * 16, "a1" * 16, "b2" * 16
 TWO_DAYS = 2 * 86_400
@@ -77,7 +77,7 @@ def no_reading(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def refuse(path: Path) -> int:
         raise AssertionError(f"{path} was read")
 
-    monkeypatch.setattr(edge.stamp, "_checksum", refuse)
+    monkeypatch.setattr(edge.storage.completion, "_checksum", refuse)
     return
 
 
@@ -87,7 +87,7 @@ def a_run() -> history.Run:
 
 
 def start(code: str, *arguments: object) -> subprocess.Popen[str]:
-    code = "import os, sys\nfrom edge.cache import create, find, lock\n" + code
+    code = "import os, sys\nfrom edge.storage.cache import create, find, lock\n" + code
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from edge.catalog import find_model
 from edge.converters.convert import find_source
 from edge.errors import EdgeError, InputError
+from edge.model.catalog import find_model
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from edge.chat import ChatTemplate, Segment
 from edge.devices.memory import memory_use
 from edge.errors import EdgeError, ModelFormatError, UnsupportedError
-from edge.opened import Model, open_model
+from edge.model.chat_template import ChatTemplate, Segment
+from edge.model.model import Model, open_model
 
 jinja2 = pytest.importorskip("jinja2")
 sandbox = pytest.importorskip("jinja2.sandbox")

@@ -374,9 +374,9 @@ def test_help_names_every_command_and_imports_nothing_heavy() -> None:
 
 def test_a_missing_extra_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
     from edge.backends import find_backend, llamacpp
-    from edge.catalog import find_model
     from edge.errors import MissingExtraError
-    from edge.opened import open_model
+    from edge.model.catalog import find_model
+    from edge.model.model import open_model
 
     opened = open_model(MODEL)
     monkeypatch.setattr(llamacpp, "is_installed", lambda: False)

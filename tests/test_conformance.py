@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from edge.backends.base import CapacityError, Engine, KVState
 from edge.errors import EngineError, InputError, UnsupportedError
 from edge.kv import KVView, make_policy
-from edge.opened import Model, open_model
+from edge.model.model import Model, open_model
 from edge.types import AnyArray, FloatArray, IntArray
 
 

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.backends.reference import ReferenceKV
-from edge.conversation import Conversation
 from edge.errors import InputError, UnsupportedError
-from edge.opened import Model, open_model
+from edge.model.model import Model, open_model
+from edge.run.conversation import Conversation
+from edge.run.session import Session, load
 from edge.sampling import SamplingParams
-from edge.session import Session, load
 from edge.types import IntArray
 
 MODEL = "llama-gqa-tied"  # its template is ChatML, its tokens are bytes

@@ -18,7 +18,7 @@ from edge.converters.convert import Conversion, convert, preview
 from edge.converters.prune import Pruning
 from edge.converters.quantize import Settings
 from edge.errors import EdgeError, InputError
-from edge.opened import open_model
+from edge.model.model import open_model
 from edge.types import FloatArray
 
 pytest.importorskip("onnx")

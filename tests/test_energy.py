@@ -18,7 +18,7 @@ from edge.devices.power import app_meter, find_meter
 from edge.devices.power.base import Reading
 from edge.devices.power.guarded import Guarded
 from edge.errors import BudgetError
-from edge.session import load
+from edge.run.session import load
 
 
 class Driven:

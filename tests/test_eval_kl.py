@@ -16,10 +16,10 @@ from small_models import Small, write_small
 from test_cli import edge, edge_json
 
 from edge.errors import EngineError, InputError
-from edge.opened import open_model
+from edge.model.model import open_model
 from edge.quality.kl import Compared, compare, negative_log_likelihoods, summarize
 from edge.quality.windows import Windows, divergence, windowed_perplexity
-from edge.session import load
+from edge.run.session import load
 from edge.types import AnyArray, IntArray
 
 SHAPE, CONTEXT = Small(context=128), 32

@@ -20,7 +20,7 @@ from small_models import Small, write_small
 from test_cli import edge, edge_json
 
 from edge.errors import InputError, UnsupportedError
-from edge.opened import Model, open_model
+from edge.model.model import Model, open_model
 from edge.quality.cells import Cell, Setup, make_cells, open_cell
 from edge.quality.journal import Journal, Measured
 from edge.quality.matrix import run_matrix
@@ -29,7 +29,7 @@ from edge.quality.repeat import BETWEEN, SEGMENT, make_repeats, measure_repeats
 from edge.quality.retrieval import count_right, digits_of, make_trials, recall_compressed, recall_streamed, split_reply
 from edge.quality.tasks import Material
 from edge.report.kv import cells_of, make_rows, reasons_of
-from edge.session import load
+from edge.run.session import load
 
 TEXT = "".join(f"The {number}th stone lies beside the river, and no one has counted it. " for number in range(400))
 

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from edge import file_lock as locks
 from edge.errors import CacheError
-from edge.file_lock import file_lock
+from edge.storage import lock as locks
+from edge.storage.lock import file_lock
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="files have no locks there")
 
 _HOLD = """
 import sys
 from pathlib import Path
-from edge.file_lock import file_lock
+from edge.storage.lock import file_lock
 with file_lock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.readline()

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from small_models import Small, write_small
 
-from edge import fingerprint as module
 from edge.backends.base import EngineConfig, state_key
-from edge.cache import clear, entries
 from edge.errors import InputError
-from edge.fingerprint import fingerprint, hash_file
-from edge.opened import open_model
+from edge.model.model import open_model
 from edge.quality.reading import identity_of
+from edge.storage import fingerprint as module
+from edge.storage.cache import clear, entries
+from edge.storage.fingerprint import fingerprint, hash_file
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +110,7 @@ def test_a_file_that_was_just_written_is_not_remembered(model: Path, monkeypatch
 def test_what_is_no_hash_is_not_believed(model: Path, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = fingerprint(model).sha256
     (entry,) = entries("hashes")
-    monkeypatch.setattr("edge.cache.is_whole", lambda path: True)
+    monkeypatch.setattr("edge.storage.cache.is_whole", lambda path: True)
     entry.path.write_bytes(content)
     assert fingerprint(model).sha256 == wanted
 
@@ -138,8 +138,8 @@ def test_a_change_meanwhile_is_an_error(model: Path) -> None:
 
 
 def test_a_model_that_changes_while_it_is_packed_is_not_kept(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = pytest.importorskip("edge.backends.tvm.weights")
-    from edge.backends.tvm.layout import make_layout
+    weights = pytest.importorskip("edge.backends.tvm.packing.weights")
+    from edge.backends.tvm.packing.layout import make_layout
 
     opened, pack = open_model(model), weights.pack_weights
     layout = make_layout(opened.file, opened.spec)
@@ -157,8 +157,8 @@ def test_a_model_that_changes_while_it_is_packed_is_not_kept(model: Path, monkey
 @pytest.mark.usefixtures("old")
 def test_packed_weights_rows_and_measurements_are_those_of_the_whole_file(model: Path) -> None:
     """A change in the last bytes, which are the middle of no tensor."""
-    weights = pytest.importorskip("edge.backends.tvm.weights")
-    from edge.backends.tvm.layout import make_layout
+    weights = pytest.importorskip("edge.backends.tvm.packing.weights")
+    from edge.backends.tvm.packing.layout import make_layout
 
     keys = []
     for turn in (1, 2):

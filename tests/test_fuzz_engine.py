@@ -26,11 +26,11 @@ from test_gguf_file import ARRAY, BOOL, F32, F64, GGUF, GOLDEN, I32, STRING, U8,
 from edge.backends import find_backend, llamacpp
 from edge.backends.base import CapacityError, EngineConfig
 from edge.backends.llamacpp.library import is_installed
-from edge.backends.tvm.layout import make_layout
-from edge.backends.tvm.weights import open_weights
+from edge.backends.tvm.packing.layout import make_layout
+from edge.backends.tvm.packing.weights import open_weights
 from edge.errors import EdgeError, UnsupportedError
-from edge.gguf_file import BLOCK_TYPES
-from edge.opened import open_model
+from edge.formats.gguf import BLOCK_TYPES
+from edge.model.model import open_model
 
 MUTANTS = 2500
 

@@ -22,8 +22,8 @@ from edge.converters.ggml import FTYPES, ROW_KINDS, quantize_rows, quantize_with
 from edge.converters.plain import PLAIN
 from edge.converters.writers.gguf import Planned
 from edge.errors import EngineError, InputError, MissingExtraError, UnsupportedError
-from edge.gguf_file import read_gguf
-from edge.opened import open_model
+from edge.formats.gguf import read_gguf
+from edge.model.model import open_model
 from edge.types import FloatArray
 
 SHAPE = Small(layers=2, hidden=256, heads=4, kv_heads=2, head=64, ffn=256, tied=False)  # wide enough for K-quants
@@ -297,7 +297,7 @@ import json, sys
 from pathlib import Path
 from edge.converters.plain import write_plain
 from edge.devices.memory import memory_use
-from edge.opened import open_model
+from edge.model.model import open_model
 from edge.types import FloatArray
 file = open_model("smollm2-135m").file
 before = memory_use().peak

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.catalog import find_model
 from edge.errors import EdgeError, ModelFormatError, UnsupportedError
-from edge.gguf_file import BLOCK_TYPES, MAX_COUNT, MAX_HEADER, ArrayRef, read_gguf
-from edge.opened import Model
+from edge.formats.gguf import BLOCK_TYPES, MAX_COUNT, MAX_HEADER, ArrayRef, read_gguf
+from edge.model.catalog import find_model
+from edge.model.model import Model
 
 GOLDEN = Path(__file__).parent / "golden"
 GOLDEN_FILES = sorted(GOLDEN.glob("*.gguf"))
@@ -445,7 +445,7 @@ READ_IN_A_CHILD = """
 import sys
 from edge.devices.memory import memory_use
 from edge.errors import EdgeError
-from edge.gguf_file import read_gguf
+from edge.formats.gguf import read_gguf
 before = memory_use().peak
 try:
     read_gguf(sys.argv[1])

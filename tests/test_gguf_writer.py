@@ -17,7 +17,7 @@ from edge.converters.blocks import dequantize, quantize
 from edge.converters.writers.gguf import Planned, fields_of, write_gguf
 from edge.devices.output import check_file, check_folder, new_folder
 from edge.errors import InputError
-from edge.gguf_file import read_gguf
+from edge.formats.gguf import read_gguf
 from edge.types import AnyArray
 
 VALUES = st.one_of(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from edge.governor import Limits, Sample, State, Stop, affordable, decide
+from edge.run.governor import Limits, Sample, State, Stop, affordable, decide
 
 
 @dataclass

@@ -30,8 +30,8 @@ from edge.backends.base import Engine
 from edge.converters.blocks import dequantize
 from edge.converters.readers.hf import convert_folder, planned
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
-from edge.gguf_file import GGUFFile, read_gguf
-from edge.opened import open_model
+from edge.formats.gguf import GGUFFile, read_gguf
+from edge.model.model import open_model
 from edge.types import AnyArray, FloatArray
 
 Engines = Callable[[Engine], Engine]

@@ -25,9 +25,9 @@ from edge.converters.readers.tokenizer import read_vocabulary
 from edge.converters.tokenizer_file import tokenizer_json
 from edge.converters.writers.gguf import Field, Planned, write_gguf
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
-from edge.gguf_file import read_gguf
-from edge.opened import Model, open_model
-from edge.tokenizer import NORMALIZER, SPACES, Tokenizer
+from edge.formats.gguf import read_gguf
+from edge.model.model import Model, open_model
+from edge.model.tokenizer import NORMALIZER, SPACES, Tokenizer
 
 CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
 WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

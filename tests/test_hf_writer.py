@@ -22,12 +22,12 @@ from small_models import Small, write_small
 from test_gguf_file import GGUF, STRING
 from test_tokenizer import TEXTS
 
-from edge.architectures.angles import find_angles
 from edge.converters.readers.hf import convert_folder
 from edge.converters.writers.hf import FILES, write_folder
 from edge.converters.writers.onnx import write_onnx
 from edge.errors import InputError, ModelFormatError, UnsupportedError
-from edge.opened import Model, open_model
+from edge.model.architectures.angles import find_angles
+from edge.model.model import Model, open_model
 
 OF_THE_SAME_MEANING = {"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "dtype", "torch_dtype"}
 # Of no meaning for the model, or nothing that GGUF holds.
@@ -194,7 +194,7 @@ def test_one_tensor_is_in_memory_at_a_time(tmp_path: Path) -> None:
 import json, sys
 from pathlib import Path
 from edge.converters.writers.hf import write_folder
-from edge.opened import open_model
+from edge.model.model import open_model
 model = open_model(sys.argv[1])
 write_folder(model.file, model.spec, Path(sys.argv[2]), type="F16")
 print(json.dumps(None))

@@ -28,7 +28,7 @@ from edge.prediction.history import (
     history_size,
     model_key,
 )
-from edge.report.run import Energy, KVUse, Memory, RunReport, Timings, Tokens
+from edge.run.report import Energy, KVUse, Memory, RunReport, Timings, Tokens
 
 SETTING = Setting("a processor", "0" * 16, "tvm", "f16", 2)
 CONFIG = EngineConfig(capacity=64, chunk=8, kv_dtype="f16", threads=2)

@@ -16,9 +16,9 @@ from test_cli import edge, edge_json
 from edge.converters.writers.gguf import Field, Planned, write_gguf
 from edge.converters.writers.hf import write_folder
 from edge.errors import EdgeError
-from edge.gguf_file import read_gguf
+from edge.formats.gguf import read_gguf
 from edge.inspection import inspect_model
-from edge.opened import open_model
+from edge.model.model import open_model
 
 
 @pytest.mark.parametrize("name", ["llama-gqa-tied", "gemma3", "gpt2", "phi3-longrope", "spm"])

@@ -18,18 +18,18 @@ from hypothesis import strategies as st
 from small_models import Small, write_small
 from test_architectures import open_family, require_native
 
-from edge.architectures.angles import find_angles
 from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig
 from edge.backends.reference import Turn
 from edge.backends.tvm.engine import NativeEngine
-from edge.backends.tvm.regions import TILE, Regions
+from edge.backends.tvm.kv.regions import TILE, Regions
 from edge.errors import UnsupportedError
 from edge.kv import KVView, make_policy
-from edge.kv.look import keep_heads, look, queries_to_observe
 from edge.kv.policy import EVERY, Needs
-from edge.opened import Model, open_model
-from edge.session import Session, load
+from edge.model.architectures.angles import find_angles
+from edge.model.model import Model, open_model
+from edge.run.eviction import keep_heads, look, queries_to_observe
+from edge.run.session import Session, load
 from edge.types import AnyArray, FloatArray, IntArray
 
 CHUNK, SINKS = 8, 3

@@ -25,8 +25,8 @@ from edge.backends.llamacpp.library import is_installed
 from edge.backends.llamacpp.scores import Scores
 from edge.errors import InputError, UnsupportedError
 from edge.kv import KVView, make_policy
-from edge.opened import Model, open_model
-from edge.session import Session, load
+from edge.model.model import Model, open_model
+from edge.run.session import Session, load
 from edge.types import FloatArray, IntArray
 
 pytestmark = pytest.mark.skipif(not is_installed(), reason="needs llama-cpp-python")

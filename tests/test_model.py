@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from test_gguf_file import ARRAY, BOOL, F32, GGUF, GOLDEN, I32, STRING, U32, Value
 
-from edge.catalog import find_model
 from edge.errors import EdgeError, ModelFormatError, UnsupportedError
-from edge.gguf_file import read_gguf
-from edge.model import ARCHITECTURES, read_spec
-from edge.spec import ModelSpec, format_count
+from edge.formats.gguf import read_gguf
+from edge.model.catalog import find_model
+from edge.model.reader import ARCHITECTURES, read_spec
+from edge.model.spec import ModelSpec, format_count
 
 COMMON = {"architecture": "llama", "context": 512, "head_dim": 16, "rope_dim": 16, "weight_type": "F32"}
 GOLDEN_SPECS: dict[str, dict[str, Any]] = {

@@ -14,7 +14,7 @@ import edge
 from edge.backends import find_backend
 from edge.backends.base import Engine
 from edge.errors import InputError, UnsupportedError
-from edge.opened import Model, open_model
+from edge.model.model import Model, open_model
 from edge.plan import PlanRequest, make_plan
 
 WINDOW, LONGROPE = "llama-window", "phi3-longrope"  # a window of 20 positions; 256 positions before scaling

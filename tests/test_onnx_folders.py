@@ -20,7 +20,6 @@ import pytest
 from conftest import load_engine, open_golden
 from test_architectures import open_family
 
-from edge import cache
 from edge.backends.base import Engine
 from edge.backends.onnx.engine import OnnxEngine
 from edge.backends.onnx.folders import folder_key
@@ -32,8 +31,9 @@ from edge.converters.writers.onnx_graph import KV_TYPES, make_graph
 from edge.converters.writers.onnx_layout import make_layout
 from edge.converters.writers.onnx_methods import Method
 from edge.errors import EdgeError, EngineError
-from edge.model_folder import MANIFEST, METADATA, WEIGHTS
-from edge.opened import open_model
+from edge.formats.onnx_folder import MANIFEST, METADATA, WEIGHTS
+from edge.model.model import open_model
+from edge.storage import cache
 from edge.types import FloatArray
 
 onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")

@@ -16,8 +16,8 @@ from edge.backends.onnx.memory import MOST_OBSERVED
 from edge.backends.onnx.rows import load_rows, store_rows
 from edge.errors import InputError, UnsupportedError
 from edge.kv import make_policy
-from edge.opened import Model
-from edge.session import Session, load
+from edge.model.model import Model
+from edge.run.session import Session, load
 from edge.types import AnyArray, IntArray
 
 pytest.importorskip("onnxruntime")

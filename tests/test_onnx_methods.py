@@ -22,8 +22,8 @@ from edge.converters.writers.onnx_layout import make_layout
 from edge.converters.writers.onnx_methods import METHODS, NEED_STATISTICS, find_method, planning_method
 from edge.converters.writers.onnx_weights import write_weights
 from edge.errors import InputError, ModelFormatError
-from edge.model_folder import WEIGHTS
-from edge.opened import Model, open_model
+from edge.formats.onnx_folder import WEIGHTS
+from edge.model.model import Model, open_model
 from edge.types import AnyArray
 
 onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")

@@ -25,9 +25,9 @@ from edge.converters.writers.onnx import planned_files, write_onnx
 from edge.converters.writers.onnx_blocks import BLOCK, bits_of, to_blocks, with_means
 from edge.converters.writers.onnx_layout import make_layout
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
-from edge.model_folder import MANIFEST, METADATA, WEIGHTS
-from edge.opened import Model, open_model
-from edge.session import load
+from edge.formats.onnx_folder import MANIFEST, METADATA, WEIGHTS
+from edge.model.model import Model, open_model
+from edge.run.session import load
 from edge.types import AnyArray, FloatArray
 
 onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
@@ -185,7 +185,7 @@ def test_weights_are_converted_slice_by_slice(tmp_path: Path) -> None:
     code = """
 import sys, json
 from pathlib import Path
-from edge.opened import open_model
+from edge.model.model import open_model
 from edge.converters.writers.onnx_layout import make_layout
 from edge.converters.writers.onnx_weights import write_weights
 model = open_model(sys.argv[1])

@@ -18,20 +18,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_models import Small, write_small
 
-from edge import cache
 from edge.backends import find_backend
 from edge.backends.base import PHASES, EngineConfig, Operator
 from edge.backends.operators import Piece, by_name, pieces
-from edge.backends.tvm import marks
-from edge.backends.tvm.design import Design
+from edge.backends.tvm.compiler.compiled import _key
+from edge.backends.tvm.compiler.design import Design
+from edge.backends.tvm.cpu import marks
+from edge.backends.tvm.cpu.targets import choose_target
 from edge.backends.tvm.engine import NativeEngine
-from edge.backends.tvm.layout import make_layout
-from edge.backends.tvm.runtime import _key
-from edge.backends.tvm.targets import choose_target
+from edge.backends.tvm.packing.layout import make_layout
 from edge.converters.writers.onnx import write_onnx
 from edge.converters.writers.onnx_methods import find_method
 from edge.errors import InputError, UnsupportedError
-from edge.opened import Model, open_model
+from edge.model.model import Model, open_model
+from edge.storage import cache
 
 CONFIG = EngineConfig(capacity=64, chunk=8, kv_dtype="f16", threads=2)
 LAYERS, TOKENS, CONTEXT = 2, 11, 20  # a chunk of 8 tokens, and one of 3

@@ -15,12 +15,12 @@ import pytest
 from conftest import GOLDEN
 from typer.testing import CliRunner
 
-from edge import cache
 from edge.cli.commands import app
 from edge.converters.convert import Conversion, convert
 from edge.devices import output
 from edge.devices.output import held, new_file, new_folder, sweep, work_folder, write_whole
 from edge.errors import InputError
+from edge.storage import cache
 
 MODEL = str(GOLDEN / "llama-one-layer.gguf")
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no modes, no locks")
@@ -205,7 +205,7 @@ def test_cache_clear_sweeps_the_systems_folder_and_its_own(
 ) -> None:
     monkeypatch.setenv("EDGE_CACHE", str(system_folder.parent / "cache"))
     killed(
-        "import tempfile; tempfile.tempdir = sys.argv[1]\nfrom edge.cache import create\n"
+        "import tempfile; tempfile.tempdir = sys.argv[1]\nfrom edge.storage.cache import create\n"
         "with work_folder() as made, create('weights', '0' * 32, '.bin') as entry:\n"
         "    (made / 'x').write_bytes(bytes(1000)); entry.write_bytes(bytes(500)); " + DIE,
         system_folder,

@@ -22,7 +22,7 @@ from edge.devices.host import logical_cores
 from edge.devices.memory import MemoryLimit, MemoryUse
 from edge.errors import BudgetError, EdgeError, InputError, UnsupportedError
 from edge.kv import make_policy
-from edge.opened import Model, open_model
+from edge.model.model import Model, open_model
 from edge.plan import Plan, PlanRequest, make_plan
 
 MIB = 1 << 20

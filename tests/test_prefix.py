@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from prefix_rows import WIDTH, PrefixRows, longest_common_prefix, rows_for, tokens_of
 
 from edge.errors import InputError
-from edge.kv.prefix import BLOCK, Block, PrefixTree, prefix_name, root_name
-from edge.kv.prompt_cache import PromptCache
+from edge.prompt_cache.cache import PromptCache
+from edge.prompt_cache.tree import BLOCK, Block, PrefixTree, prefix_name, root_name
 from edge.types import IntArray
 
 ROW_BYTES = 8 * WIDTH
@@ -328,7 +328,7 @@ _WRITER = """
 import sys
 import numpy as np
 from prefix_rows import PrefixRows, rows_for
-from edge.kv.prompt_cache import PromptCache
+from edge.prompt_cache.cache import PromptCache
 
 folder, seed, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 random = np.random.default_rng(seed)

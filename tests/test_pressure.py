@@ -17,9 +17,9 @@ from test_devices import write
 import edge
 from edge.devices.pressure import Pressure, read_pressure
 from edge.errors import BudgetError, InputError
-from edge.governor import Limits, Memory, Sample, State, decide
-from edge.kv.prompt_cache import PromptCache
-from edge.session import Session, load
+from edge.prompt_cache.cache import PromptCache
+from edge.run.governor import Limits, Memory, Sample, State, decide
+from edge.run.session import Session, load
 from edge.types import IntArray
 
 MIB = 1 << 20
@@ -166,8 +166,8 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write(tmp_path, "proc/self/cgroup", "0::/\n")
     write(tmp_path, "proc/meminfo", PLENTY)
     monkeypatch.setenv("EDGE_SENSORS", str(tmp_path))
-    monkeypatch.setattr("edge.meters._PRESSURE_S", 0.0)
-    monkeypatch.setattr("edge.meters._COST", 0)
+    monkeypatch.setattr("edge.run.meters._PRESSURE_S", 0.0)
+    monkeypatch.setattr("edge.run.meters._COST", 0)
     return tmp_path
 
 
@@ -359,14 +359,14 @@ _FALL = """
 import json, os, sys
 from pathlib import Path
 import numpy as np
-import edge.meters
+import edge.run.meters
 from edge.devices.memory import memory_use, release_free_memory
-from edge.session import load
+from edge.run.session import load
 
 path, backend, root = sys.argv[1:]
 os.environ["EDGE_SENSORS"] = root
-edge.meters._PRESSURE_S = 0.0
-edge.meters._COST = 0
+edge.run.meters._PRESSURE_S = 0.0
+edge.run.meters._COST = 0
 tokens = np.random.default_rng(1).integers(3, 200, 4000).astype(np.int32)
 with load(path, backend=backend, max_kv_size=4096, prefill_step_size=64, threads=1) as session:
     pieces = session.stream(tokens, max_tokens=30, ignore_eos=True)

@@ -17,9 +17,9 @@ from edge.devices import records
 from edge.devices.private import distrust, read_private
 from edge.devices.profiles import add_profile, describe_host, find_profile
 from edge.errors import InputError
-from edge.kv.prefix import Block, root_name
-from edge.kv.prefix_disk import BlockFiles
 from edge.prediction import history
+from edge.prompt_cache.disk import BlockFiles
+from edge.prompt_cache.tree import Block, root_name
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no modes")
 

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.errors import BudgetError, BusyError, InputError
-from edge.prompt import Prompt
-from edge.session import Session, load
+from edge.model.prompt import Prompt
+from edge.run.session import Session, load
 from edge.types import IntArray
 
 BLOCKS = st.lists(st.integers(0, 50), max_size=12)
@@ -140,8 +140,8 @@ _LONG_PROMPT = """
 import json, sys, time
 import numpy as np
 from edge.devices.memory import memory_use
-from edge.session import load
-from edge.opened import open_model
+from edge.run.session import load
+from edge.model.model import open_model
 session = load(open_model(sys.argv[1]), backend="reference", max_kv_size=64, prefill_step_size=8, memory="1GiB")
 def text():
     for _ in range(20_000):

@@ -16,10 +16,10 @@ from conftest import GOLDEN, open_golden, run_child
 
 import edge
 from edge.kv.policy import KVView, Policy
-from edge.kv.prefix import BLOCK
-from edge.kv.prompt_cache import PromptCache
-from edge.opened import Model, open_model
-from edge.session import Session, load
+from edge.model.model import Model, open_model
+from edge.prompt_cache.cache import PromptCache
+from edge.prompt_cache.tree import BLOCK
+from edge.run.session import Session, load
 from edge.types import FloatArray, IntArray
 
 ENGINES = [

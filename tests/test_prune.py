@@ -15,8 +15,8 @@ from edge.converters.blocks import dequantize, quantize
 from edge.converters.prune import Pruning, check_pruning, measure_importance, perplexity_on, prune_gguf
 from edge.converters.writers.gguf import Planned, fields_of, write_gguf
 from edge.errors import InputError, UnsupportedError
-from edge.gguf_file import TensorInfo, read_gguf
-from edge.opened import Model, open_model
+from edge.formats.gguf import TensorInfo, read_gguf
+from edge.model.model import Model, open_model
 from edge.types import AnyArray, FloatArray, IntArray
 
 NAMES = ("llama-gqa-untied", "qwen2", "qwen3", "phi3", "gpt2", "gemma2", "gemma3")

@@ -24,7 +24,7 @@ from edge.converters.quantizers.mixed import Stage, allocate, measure
 from edge.converters.quantizers.polish import descend, polish, refit
 from edge.converters.quantizers.rtn import nearest
 from edge.errors import InputError, ModelFormatError, UnsupportedError
-from edge.opened import Model, open_model
+from edge.model.model import Model, open_model
 from edge.types import AnyArray, FloatArray, IntArray
 
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "gpt2")

@@ -17,10 +17,10 @@ from small_models import Small, write_small
 from test_architectures import require_native
 
 from edge.backends.base import Engine
-from edge.backends.tvm import codes
 from edge.backends.tvm.engine import NativeEngine
-from edge.backends.tvm.mirror import reflect
-from edge.opened import Model, open_model
+from edge.backends.tvm.kv import row_formats as codes
+from edge.backends.tvm.kv.householder import reflect
+from edge.model.model import Model, open_model
 from edge.types import AnyArray, FloatArray, IntArray
 
 CAPACITY, CHUNK = 128, 8

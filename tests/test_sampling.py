@@ -16,6 +16,7 @@ from hypothesis.extra.numpy import arrays
 
 from edge.backends.llamacpp.library import is_installed, library
 from edge.errors import EngineError, InputError, ModelFormatError
+from edge.run.session import load
 from edge.sampling import (
     PENALTY_WINDOW,
     SamplingParams,
@@ -29,7 +30,6 @@ from edge.sampling import (
     top_k,
     top_p,
 )
-from edge.session import load
 from edge.types import FloatArray
 
 SIZES = st.one_of(st.integers(1, 70), st.integers(120, 1500))

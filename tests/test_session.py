@@ -14,9 +14,9 @@ import edge
 from edge.cli.show import report_lines
 from edge.devices.memory import MemoryUse
 from edge.errors import BudgetError, InputError, UnsupportedError
-from edge.opened import Model
+from edge.model.model import Model
+from edge.run.session import Session, load
 from edge.sampling import SamplingParams
-from edge.session import Session, load
 from edge.types import FloatArray, IntArray
 
 ROWS, FULL_ROWS = 512, 256
@@ -45,7 +45,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
 
     def set_script(tokens: Sequence[int] | IntArray) -> None:
         rest = iter([int(token) for token in tokens])
-        monkeypatch.setattr("edge.session.make_sampler", lambda *_, **__: lambda _logits: next(rest))
+        monkeypatch.setattr("edge.run.session.make_sampler", lambda *_, **__: lambda _logits: next(rest))
 
     return set_script
 
@@ -249,7 +249,7 @@ def test_the_time_of_the_budget_is_the_limit(smollm2: Model) -> None:
 def test_memory_beyond_the_budget_ends_a_run(smollm2: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     budget, readings = 8 << 30, iter([1 << 30, 1 << 30])
     with load(smollm2, max_kv_size=256, threads=1, memory=budget) as session:
-        monkeypatch.setattr("edge.meters.memory_use", lambda: MemoryUse(0, next(readings, budget + 1), None, None))
+        monkeypatch.setattr("edge.run.meters.memory_use", lambda: MemoryUse(0, next(readings, budget + 1), None, None))
         session.generate(PROMPT, max_tokens=None, ignore_eos=True)
         assert report_of(session).stop_reason == "memory"
         assert report_of(session).tokens.generated > 1
@@ -509,7 +509,7 @@ def test_a_model_that_takes_more_than_was_predicted_is_given_up(
     smollm2: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     budget = 8 << 30
-    monkeypatch.setattr("edge.session.memory_use", lambda: MemoryUse(0, budget + 1, None, None))
+    monkeypatch.setattr("edge.run.session.memory_use", lambda: MemoryUse(0, budget + 1, None, None))
     with pytest.raises(edge.BudgetError, match="loading took"):
         load(smollm2, max_kv_size=256, threads=1, memory=budget)
 

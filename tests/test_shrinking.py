@@ -14,8 +14,8 @@ from small_models import Small, write_small
 from edge.backends.base import CapacityError, Engine
 from edge.backends.llamacpp.engine import LlamaCppEngine
 from edge.errors import InputError
-from edge.opened import Model, open_model
-from edge.session import Session, load
+from edge.model.model import Model, open_model
+from edge.run.session import Session, load
 from edge.types import IntArray
 
 LARGE, SMALL = 600, 240  # rows; llama.cpp allocates 256 at once
@@ -129,7 +129,7 @@ import json, sys, numpy as np
 from edge.backends import find_backend
 from edge.backends.base import EngineConfig
 from edge.devices.memory import memory_use, release_free_memory
-from edge.opened import open_model
+from edge.model.model import open_model
 
 path, backend, kv_dtype = sys.argv[1:]
 model = open_model(path)

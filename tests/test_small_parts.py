@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge import catalog
 from edge.budget import Budget, format_bytes, format_joules, parse_bytes, parse_joules, parse_seconds, parse_watts
-from edge.catalog import PACKAGED, PackagedModel, find_model
 from edge.devices.power.base import Reading
 from edge.errors import EdgeError, InputError, MissingExtraError, UnsupportedError
-from edge.governor import Limits
-from edge.meters import Watch
-from edge.stops import StopStrings
+from edge.model.catalog import PACKAGED, PackagedModel, find_model
+from edge.model import catalog
+from edge.run.governor import Limits
+from edge.run.meters import Watch
+from edge.run.stop_strings import StopStrings
 
 # Budgets
 

@@ -17,7 +17,7 @@ from conftest import load_engine
 from edge.converters.writers.onnx import write_onnx
 from edge.devices.output import write_whole
 from edge.errors import InputError
-from edge.opened import open_model
+from edge.model.model import open_model
 
 GOLDEN = Path(__file__).parent / "golden" / "llama-gqa-tied.gguf"
 RUN = f"run {GOLDEN} --backend reference -n 4 --ignore-eos"

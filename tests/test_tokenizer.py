@@ -20,13 +20,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_gguf_file import ARRAY, BOOL, F32, GGUF, GOLDEN, I32, STRING, U32, Value
 
-import edge.tokenizer
+import edge.model.tokenizer
 from edge.backends.llamacpp.library import is_installed, library
-from edge.catalog import find_model
 from edge.errors import EdgeError, ModelFormatError, UnsupportedError
-from edge.gguf_file import read_gguf
-from edge.text import well_formed
-from edge.tokenizer import Tokenizer
+from edge.formats.gguf import read_gguf
+from edge.model.catalog import find_model
+from edge.model.text import well_formed
+from edge.model.tokenizer import Tokenizer
 
 CASES: list[dict[str, Any]] = json.loads((GOLDEN / "tokenizer.json").read_text(encoding="utf-8"))
 TEXTS = [case["text"] for case in CASES]
@@ -166,7 +166,7 @@ def vocabulary_only() -> GGUF:
     return GGUF(metadata, {"token_embd.weight": ((1, len(texts)), 0, bytes(4 * len(texts)))})
 
 
-@pytest.mark.parametrize("name", [*edge.tokenizer.PRE_TOKENIZERS, None])
+@pytest.mark.parametrize("name", [*edge.model.tokenizer.PRE_TOKENIZERS, None])
 def test_every_pre_tokenizer_is_that_of_llama_cpp(tmp_path: Path, vocabulary_only: GGUF, name: str | None) -> None:
     file = GGUF(dict(vocabulary_only.metadata), vocabulary_only.tensors)
     if name is not None:
@@ -209,7 +209,7 @@ def test_long_text_in_blocks(
 ) -> None:
     text = MANUAL[:150_000]
     whole, parts = ids(tokenizer(), text), tokenizer().encode(parts_of(text)).tolist()
-    monkeypatch.setattr(edge.tokenizer, "_BLOCK", len(text))
+    monkeypatch.setattr(edge.model.tokenizer, "_BLOCK", len(text))
     assert whole == parts == ids(tokenizer(), text)
 
 
@@ -222,23 +222,23 @@ def test_long_text_without_a_place_to_cut(text: str) -> None:
 
 def test_blocks_are_cut_where_no_token_is() -> None:
     words = "one two three four " * 3000
-    blocks = list(edge.tokenizer._blocks([words]))
+    blocks = list(edge.model.tokenizer._blocks([words]))
     assert "".join(block for block, _ in blocks) == words
     assert [first for _, first in blocks] == [True] + [False] * (len(blocks) - 1)
     assert all(block.startswith(" ") for block, _ in blocks[1:])
-    assert max(len(block) for block, _ in blocks) <= edge.tokenizer._BLOCK
+    assert max(len(block) for block, _ in blocks) <= edge.model.tokenizer._BLOCK
     solid = ["x" * 1000] * 200 + ["y z"]  # one safe place, at the end
-    assert [len(block) for block, _ in edge.tokenizer._blocks(solid)] == [65536, 65536, 65536, 3395]
+    assert [len(block) for block, _ in edge.model.tokenizer._blocks(solid)] == [65536, 65536, 65536, 3395]
 
 
 ENCODE_IN_A_CHILD = """
 import sys
 from pydoc_data.topics import topics
-from edge.catalog import find_model
+from edge.model.catalog import find_model
 from edge.devices.memory import memory_use
-from edge.gguf_file import read_gguf
-from edge.text import well_formed
-from edge.tokenizer import Tokenizer
+from edge.formats.gguf import read_gguf
+from edge.model.text import well_formed
+from edge.model.tokenizer import Tokenizer
 tokenizer = Tokenizer(read_gguf(find_model("smollm2-135m")))
 texts = sorted(topics.values())
 tokenizer.encode(texts)

@@ -32,7 +32,7 @@ from edge.cli.tune import _summary as summary
 from edge.devices import records
 from edge.devices.records import Comparison, Record, Subject, nearest, read_records, record_name, write_record
 from edge.errors import EngineError, InputError
-from edge.opened import Model, open_model
+from edge.model.model import Model, open_model
 from edge.plan import Plan, PlanRequest, make_plan
 
 pytest.importorskip("edge.backends.tvm")
@@ -40,8 +40,8 @@ pytest.importorskip("tvm_ffi")
 if platform.machine() not in ("x86_64", "AMD64"):
     pytest.skip("the native engine runs on x86-64", allow_module_level=True)
 
-from edge.backends.tvm.layout import Shape, make_scratch
-from edge.backends.tvm.targets import TARGETS, choose_target, with_tuning
+from edge.backends.tvm.cpu.targets import TARGETS, choose_target, with_tuning
+from edge.backends.tvm.packing.layout import Shape, make_scratch
 from edge.backends.tvm.tuning.host import Depths, Rig
 from edge.backends.tvm.tuning.lookup import make_subject
 from edge.backends.tvm.tuning.search import PAIRS, Found, Limits, Trial, compare, is_gain, race, search

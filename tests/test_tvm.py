@@ -24,12 +24,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import NUMBERS, Edit, Small, random_bytes, set_numbers, write_small
 
-from edge import cache
 from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig, KVState
 from edge.errors import CacheError, InputError, UnsupportedError
 from edge.kv import KVView, make_policy
-from edge.opened import Model, open_model
+from edge.model.model import Model, open_model
+from edge.storage import cache
 from edge.types import AnyArray, FloatArray, IntArray
 
 tvm = pytest.importorskip("edge.backends.tvm")
@@ -163,7 +163,7 @@ def without(raw: AnyArray, kind: str, number: int) -> FloatArray:
 
 
 def runnable_isas() -> list[str]:
-    from edge.backends.tvm.targets import TARGETS, _cpu_flags
+    from edge.backends.tvm.cpu.targets import TARGETS, _cpu_flags
 
     return [target.name for target in TARGETS if target.machine == "x86_64" and target.flags <= _cpu_flags()]
 
@@ -175,7 +175,7 @@ def isas() -> list[Any]:
 
 @pytest.mark.parametrize("kind", [*TYPES, *SUPER_TYPES])
 def test_packed_weights_are_hardly_larger_than_the_file(kind: str) -> None:
-    from edge.backends.tvm.blocks import BLOCKS
+    from edge.backends.tvm.packing.blocks import BLOCKS
 
     raw, block = random_bytes(kind, 32, 512, 1), BLOCKS[kind]
     sizes = tuple(packed.nbytes for packed in block.pack(raw))
@@ -601,8 +601,9 @@ import numpy as np
 from conftest import load_engine, open_golden
 from edge.backends.base import EngineConfig
 import edge.backends.tvm as tvm
-from edge.backends.tvm import engine as engine_module, kv as kv_module
-from edge.opened import open_model
+from edge.backends.tvm import engine as engine_module
+from edge.backends.tvm.kv.cache import cache as kv_module
+from edge.model.model import open_model
 
 PAGE, libc, regions = mmap.PAGESIZE, ctypes.CDLL(None, use_errno=True), []
 
@@ -733,7 +734,7 @@ import numpy as np
 import edge.backends.tvm as tvm
 from conftest import bring_back
 from edge.backends.base import EngineConfig
-from edge.opened import open_model
+from edge.model.model import open_model
 
 model = open_model(sys.argv[1])
 for kv_dtype in ("f32", "f16", "int8"):

@@ -13,8 +13,8 @@ from edge.backends.base import EngineConfig, Footprint
 from edge.devices.integer_products import missing
 from edge.devices.probe import measure_ceilings
 from edge.errors import InputError
+from edge.model.spec import Recipe
 from edge.prediction.work import work_of
-from edge.spec import Recipe
 
 CONFIG = EngineConfig(capacity=64, chunk=64, kv_dtype="f16", threads=1)
 NEED = Footprint(weights=10_000, kv=6_400, scratch=0, runtime=0)

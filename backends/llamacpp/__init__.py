@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from edge.backends.base import Capabilities, EngineConfig, Footprint, MostRows, Operator, Tuned, all_positions
 from edge.backends.llamacpp.library import is_installed, version
 from edge.errors import MissingExtraError, UnsupportedError
-from edge.gguf_file import GGUFFile
-from edge.spec import ModelSpec
+from edge.formats.gguf import GGUFFile
+from edge.model.spec import ModelSpec
 
 if TYPE_CHECKING:
     from edge.backends.llamacpp.engine import LlamaCppEngine

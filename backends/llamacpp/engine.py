@@ -22,8 +22,8 @@ from edge.backends.llamacpp.library import LOG, library
 from edge.backends.llamacpp.scores import Scores
 from edge.devices.memory import release_free_memory
 from edge.errors import EngineError, UnsupportedError
-from edge.gguf_file import GGUFFile
-from edge.spec import ModelSpec
+from edge.formats.gguf import GGUFFile
+from edge.model.spec import ModelSpec
 from edge.types import FloatArray, IntArray
 
 _GGML_TYPE = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}

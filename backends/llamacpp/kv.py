@@ -14,8 +14,8 @@ from edge.backends.llamacpp import KV_VALUE_BYTES, NAME, allocated_rows
 from edge.backends.llamacpp.library import LOG, version
 from edge.backends.llamacpp.scores import Scores
 from edge.errors import EngineError, InputError, UnsupportedError
-from edge.gguf_file import GGUFFile
-from edge.spec import ModelSpec
+from edge.formats.gguf import GGUFFile
+from edge.model.spec import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray
 
 SEQUENCE, _SPARE = 0, 1  # the second is in use only while rows are saved or come back

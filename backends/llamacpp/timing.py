@@ -18,8 +18,8 @@ from edge.backends.llamacpp.clock import Node, NodeClock
 from edge.backends.llamacpp.engine import LlamaCppEngine
 from edge.backends.llamacpp.library import library
 from edge.backends.operators import Piece, attention_flops, check_pass, pieces, repeat_pass
-from edge.gguf_file import GGUFFile
-from edge.spec import ModelSpec
+from edge.formats.gguf import GGUFFile
+from edge.model.spec import ModelSpec
 from edge.types import IntArray
 
 _PHASES = (  # by the beginnings of names of weights, the longer ones first

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from edge.backends.base import Capabilities, EngineConfig, Footprint, MostRows, Operator, Tuned, all_positions
 from edge.errors import MissingExtraError
-from edge.gguf_file import GGUFFile
-from edge.spec import ModelSpec
+from edge.formats.gguf import GGUFFile
+from edge.model.spec import ModelSpec
 
 if TYPE_CHECKING:
     from edge.backends.onnx.engine import OnnxEngine

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge import cache
 from edge.backends.onnx.calibration_text import TEXT
 from edge.backends.onnx.rows import LARGEST
 from edge.errors import EngineError
-from edge.gguf_file import GGUFFile
-from edge.tokenizer import Tokenizer
+from edge.formats.gguf import GGUFFile
+from edge.model.tokenizer import Tokenizer
+from edge.storage import cache
 from edge.types import FloatArray, IntArray
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from edge.backends.onnx.windows import Windows
 from edge.backends.tensors import find_recipe
 from edge.converters.writers.onnx_graph import table_names
 from edge.errors import EngineError, UnsupportedError
-from edge.gguf_file import GGUFFile
-from edge.spec import ModelSpec
+from edge.formats.gguf import GGUFFile
+from edge.model.spec import ModelSpec
 from edge.types import FloatArray, IntArray
 
 _ANGLES_AHEAD = 64  # decode steps whose angles are computed at once

@@ -18,10 +18,10 @@ from edge.converters.writers.onnx_graph import make_graph
 from edge.converters.writers.onnx_layout import Layout, make_layout
 from edge.converters.writers.onnx_methods import Method
 from edge.errors import ModelFormatError
-from edge.fingerprint import fingerprint
-from edge.gguf_file import GGUFFile
-from edge.model_folder import MANIFEST, WEIGHTS, Manifest, check_content, read_manifest
-from edge.spec import ModelSpec
+from edge.formats.gguf import GGUFFile
+from edge.formats.onnx_folder import MANIFEST, WEIGHTS, Manifest, check_content, read_manifest
+from edge.model.spec import ModelSpec
+from edge.storage.fingerprint import fingerprint
 
 
 def check_folder(file: GGUFFile, spec: ModelSpec) -> Layout:

@@ -18,7 +18,7 @@ from edge.backends.onnx.rows import NUMPY_TYPE, load_rows, row_values, store_row
 from edge.backends.slots import Anchors, Lines, at_once
 from edge.devices.memory import release_pages
 from edge.errors import EngineError, InputError, UnsupportedError
-from edge.spec import ModelSpec
+from edge.model.spec import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray
 
 _BASE_BYTES = 8  # a saved state begins with `base`: its keys are turned by position + base

@@ -8,9 +8,9 @@ from edge.backends.onnx.rows import LARGEST
 from edge.backends.slots import anchor_bytes
 from edge.backends.tensors import find_recipe
 from edge.converters.writers.onnx_blocks import BLOCK, bits_of, has_minimum
-from edge.gguf_file import BLOCK_TYPES
-from edge.model_folder import FORM_TYPES
-from edge.spec import ModelSpec
+from edge.formats.gguf import BLOCK_TYPES
+from edge.formats.onnx_folder import FORM_TYPES
+from edge.model.spec import ModelSpec
 
 MOST_OBSERVED = 32  # queries whose attention is computed at once
 MOST_AT_ONCE = 256  # tokens: longer runs take memory and are not faster

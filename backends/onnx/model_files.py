@@ -7,16 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge import cache
 from edge.backends.onnx.folders import folder_graph, folder_key
 from edge.backends.tensors import find_recipe
 from edge.converters import writers
 from edge.converters.writers.onnx_graph import make_graph
 from edge.converters.writers.onnx_layout import make_layout
 from edge.converters.writers.onnx_weights import write_weights
-from edge.fingerprint import Fingerprint, fingerprint
-from edge.gguf_file import GGUFFile
-from edge.spec import ModelSpec
+from edge.formats.gguf import GGUFFile
+from edge.model.spec import ModelSpec
+from edge.storage import cache
+from edge.storage.fingerprint import Fingerprint, fingerprint
 
 _WEIGHTS_SUFFIX = ".onnx.data"
 

@@ -12,7 +12,7 @@ from edge.backends.onnx.kv import OnnxKV
 from edge.backends.onnx.rope import turn
 from edge.backends.onnx.windows import Windows
 from edge.backends.tensors import find_recipe
-from edge.spec import ModelSpec
+from edge.model.spec import ModelSpec
 from edge.types import FloatArray
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.errors import EngineError, InputError
-from edge.text import utf8_path
+from edge.model.text import utf8_path
 from edge.types import AnyArray
 
 _PROVIDER = "ExecutionProvider"

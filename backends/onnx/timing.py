@@ -27,8 +27,8 @@ from edge.converters.writers.onnx_forms import Floats
 from edge.converters.writers.onnx_layout import Layout, make_layout
 from edge.devices.output import work_folder
 from edge.errors import EngineError
-from edge.gguf_file import GGUFFile
-from edge.spec import ModelSpec
+from edge.formats.gguf import GGUFFile
+from edge.model.spec import ModelSpec
 
 _NAME = re.compile(r"([a-z-]+)(?:\.(\d+))?/.*_kernel_time")
 _END_OF_RUN = "model_run"

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from edge.backends.base import Capabilities, EngineConfig, Footprint, MostRows, Operator, Tuned, all_positions
 from edge.errors import MissingExtraError
-from edge.gguf_file import GGUFFile
-from edge.spec import ModelSpec
+from edge.formats.gguf import GGUFFile
+from edge.model.spec import ModelSpec
 
 if TYPE_CHECKING:
     from edge.backends.tvm.engine import NativeEngine
@@ -29,8 +29,8 @@ _MIRROR_BYTES = 4 << 20  # where keys are turned: numpy.random, and the rows tha
 
 def check_installed() -> None:
     """A device without TVM runs what was compiled elsewhere: whether this model was, `check_supported` looks."""
-    from edge.backends.tvm.runtime import is_installed
-    from edge.cache import entries
+    from edge.backends.tvm.compiler.compiled import is_installed
+    from edge.storage.cache import entries
 
     if not is_installed() and not entries("kernels"):
         raise MissingExtraError("apache-tvm", "tvm")
@@ -38,10 +38,10 @@ def check_installed() -> None:
 
 def check_supported(file: GGUFFile, spec: ModelSpec) -> None:
     """An architecture with a recipe, block types that have kernels, and a CPU that they are compiled for."""
-    from edge.backends.tvm.design import Design
-    from edge.backends.tvm.layout import make_layout
-    from edge.backends.tvm.runtime import is_compiled, is_installed
-    from edge.backends.tvm.targets import choose_target
+    from edge.backends.tvm.compiler.compiled import is_compiled, is_installed
+    from edge.backends.tvm.compiler.design import Design
+    from edge.backends.tvm.cpu.targets import choose_target
+    from edge.backends.tvm.packing.layout import make_layout
 
     target, layout = choose_target(), make_layout(file, spec)
     if not is_installed() and not any(is_compiled(Design.of(layout, kv, target)) for kv in KV_DTYPES):
@@ -60,12 +60,12 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     """Counted from the arrays that the engine allocates; the weights are those of the packed file."""
     from edge.backends.slots import anchor_bytes
     from edge.backends.tensors import find_recipe
-    from edge.backends.tvm.codes import FORMATS
-    from edge.backends.tvm.layout import Shape, make_scratch, round_up
-    from edge.backends.tvm.regions import TILE, allocated_rows, longest_head
-    from edge.backends.tvm.rows import row_bytes
-    from edge.backends.tvm.streaming import packed_bytes, streaming_need
-    from edge.backends.tvm.targets import choose_target, with_tuning
+    from edge.backends.tvm.cpu.streaming import packed_bytes, streaming_need
+    from edge.backends.tvm.cpu.targets import choose_target, with_tuning
+    from edge.backends.tvm.kv.regions import TILE, allocated_rows, longest_head
+    from edge.backends.tvm.kv.row_formats import FORMATS
+    from edge.backends.tvm.kv.rows import row_bytes
+    from edge.backends.tvm.packing.layout import Shape, make_scratch, round_up
 
     shape, target = Shape.of(spec), with_tuning(choose_target(), config.tuning)
     rows = allocated_rows(config.capacity, uneven=config.uneven)
@@ -117,7 +117,7 @@ def operators(
 
     Raises MissingExtraError where TVM is not installed, EngineError if compiling fails.
     """
-    from edge.backends.tvm.timing import time_operators
+    from edge.backends.tvm.cpu.timing import time_operators
 
     return time_operators(file, spec, config, tokens=tokens, context=context, passes=passes, progress=progress)
 
@@ -126,7 +126,7 @@ def versions() -> dict[str, str]:
     """Of TVM, where it is installed."""
     from importlib import metadata  # here: it takes 20 ms, and reports come last
 
-    from edge.backends.tvm.runtime import is_installed
+    from edge.backends.tvm.compiler.compiled import is_installed
 
     if not is_installed():
         return {}

@@ -11,24 +11,25 @@ import numpy as np
 
 from edge.backends.base import EngineConfig, check_positions, check_tokens, state_key
 from edge.backends.longrope import LongRope
-from edge.backends.tvm import CAPABILITIES, NAME, marks
-from edge.backends.tvm.codes import FORMATS
-from edge.backends.tvm.design import Design
-from edge.backends.tvm.kv import NativeKV
-from edge.backends.tvm.layout import Job, fill_table, make_layout, make_scratch, round_up
+from edge.backends.tvm import CAPABILITIES, NAME
+from edge.backends.tvm.compiler.compiled import compiled
+from edge.backends.tvm.compiler.design import Design
+from edge.backends.tvm.compiler.sources import source_hash
+from edge.backends.tvm.cpu import marks
+from edge.backends.tvm.cpu.streaming import Disk, make_streams, streaming_need
+from edge.backends.tvm.cpu.targets import choose_target, with_tuning
+from edge.backends.tvm.cpu.workers import Workers
+from edge.backends.tvm.kv.cache import NativeKV
+from edge.backends.tvm.kv.householder import sample_runs
+from edge.backends.tvm.kv.regions import TILE, Regions, longest_head
+from edge.backends.tvm.kv.rotations import find_rotation
+from edge.backends.tvm.kv.row_formats import FORMATS
 from edge.backends.tvm.memory import aligned_zeros, pointer
-from edge.backends.tvm.mirror import sample_runs
-from edge.backends.tvm.regions import TILE, Regions, longest_head
-from edge.backends.tvm.rope import find_rotation
-from edge.backends.tvm.runtime import compiled
-from edge.backends.tvm.sources import source_hash
-from edge.backends.tvm.streaming import Disk, make_streams, streaming_need
-from edge.backends.tvm.targets import choose_target, with_tuning
-from edge.backends.tvm.weights import open_weights
-from edge.backends.tvm.workers import Workers
+from edge.backends.tvm.packing.layout import Job, fill_table, make_layout, make_scratch, round_up
+from edge.backends.tvm.packing.weights import open_weights
 from edge.errors import EngineError, UnsupportedError
-from edge.gguf_file import GGUFFile
-from edge.spec import ModelSpec
+from edge.formats.gguf import GGUFFile
+from edge.model.spec import ModelSpec
 from edge.types import FloatArray, IntArray
 
 _ROPE_AHEAD = 64  # decode steps whose angles are computed at once
@@ -58,7 +59,7 @@ class NativeEngine:
         rotations = [find_rotation(file, layout.recipe, long=long) for long in (False, True)]
         self._head, self._padded_vocab = shape.padded_head, shape.padded_vocab
         key = state_key(
-            f"{NAME} {source_hash('kv.py', 'rows.py', 'codes.py', 'mirror.py', 'kernels', 'phases')}",
+            f"{NAME} {source_hash('kv', 'cpu/kernels', 'cpu/phases')}",
             file,
             spec,
             config,

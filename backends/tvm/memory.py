@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from edge.backends.tvm.layout import ALIGNMENT
+from edge.backends.tvm.packing.layout import ALIGNMENT
 from edge.devices.memory import release_pages
 from edge.types import AnyArray
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from edge.converters.plain import write_plain
 from edge.converters.readers.hf import convert_folder
 from edge.converters.writers.onnx import write_onnx
-from edge.gguf_file import read_gguf
-from edge.model import read_spec
+from edge.formats.gguf import read_gguf
+from edge.model.reader import read_spec
 
 
 def main(kind: str, folder: Path, target: Path) -> None:

@@ -20,7 +20,7 @@ class EdgeSteps(Steps):
     def __init__(self, path: str, backend: str, threads: int, cells: int) -> None:
         from edge.backends import find_backend
         from edge.backends.base import EngineConfig
-        from edge.opened import open_model
+        from edge.model.model import open_model
 
         backend, _, kv_dtype = backend.partition(":")
         model = open_model(path)

@@ -124,7 +124,7 @@ def _copy_tokenizer(writer: object, source: Path, vocab: int) -> None:
     """The first tokens of SOURCE, and those of its merges that need no others; words fill a larger vocabulary up."""
     import gguf
 
-    from edge.gguf_file import read_gguf
+    from edge.formats.gguf import read_gguf
 
     assert isinstance(writer, gguf.GGUFWriter)
     file = read_gguf(source)

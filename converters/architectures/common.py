@@ -12,8 +12,8 @@ import numpy as np
 from edge.converters.readers.config import Config
 from edge.converters.writers.gguf import Field
 from edge.errors import UnsupportedError
-from edge.gguf_file import GGUFFile
-from edge.spec import ModelSpec
+from edge.formats.gguf import GGUFFile
+from edge.model.spec import ModelSpec
 
 Layout = Literal["same", "interleaved", "transposed", "plus one"]
 """How GGUF keeps a tensor: as Hugging Face has it; with the rows of each head in the order of neighbours that RoPE

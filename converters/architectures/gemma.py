@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from edge.architectures.gemma2 import query_scale
 from edge.converters.architectures.common import (
     HEAD_NORMS,
     LLAMA_NAMES,
@@ -24,9 +23,10 @@ from edge.converters.architectures.rope import described_rope, read_rope, rope_f
 from edge.converters.readers.config import Config
 from edge.converters.writers.gguf import Field
 from edge.errors import UnsupportedError
-from edge.gguf_file import GGUFFile
-from edge.header import Header
-from edge.spec import ModelSpec
+from edge.formats.gguf import GGUFFile
+from edge.formats.gguf_fields import Header
+from edge.model.architectures.gemma2 import query_scale
+from edge.model.spec import ModelSpec
 
 _NAMES = LLAMA_NAMES | in_layers(
     {

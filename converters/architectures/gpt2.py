@@ -9,8 +9,8 @@ import numpy as np
 from edge.converters.architectures.common import Architecture, Sizes, short, size_fields
 from edge.converters.readers.config import Config
 from edge.converters.writers.gguf import Field
-from edge.gguf_file import GGUFFile
-from edge.spec import ModelSpec
+from edge.formats.gguf import GGUFFile
+from edge.model.spec import ModelSpec
 
 _IN_LAYERS = {
     "attn_norm": "ln_1",

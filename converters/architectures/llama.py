@@ -21,8 +21,8 @@ from edge.converters.architectures.common import (
 from edge.converters.architectures.rope import described_rope, read_rope, rope_dimensions, rope_fields
 from edge.converters.readers.config import Config
 from edge.converters.writers.gguf import Field
-from edge.gguf_file import GGUFFile
-from edge.spec import ModelSpec
+from edge.formats.gguf import GGUFFile
+from edge.model.spec import ModelSpec
 
 _rope = partial(read_rope, scalings=("default", "linear", "yarn", "llama3"))
 

@@ -20,9 +20,9 @@ from edge.converters.architectures.common import (
 from edge.converters.architectures.rope import described_rope, read_rope, rope_dimensions, rope_fields
 from edge.converters.readers.config import Config
 from edge.converters.writers.gguf import Field
-from edge.gguf_file import GGUFFile
-from edge.header import Header
-from edge.spec import ModelSpec
+from edge.formats.gguf import GGUFFile
+from edge.formats.gguf_fields import Header
+from edge.model.spec import ModelSpec
 
 _rope = partial(read_rope, scalings=("default", "longrope"))
 _APART = ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up")

@@ -22,8 +22,8 @@ from edge.converters.architectures.rope import described_rope, read_rope, rope_f
 from edge.converters.readers.config import Config
 from edge.converters.writers.gguf import Field
 from edge.errors import UnsupportedError
-from edge.gguf_file import GGUFFile
-from edge.spec import ModelSpec
+from edge.formats.gguf import GGUFFile
+from edge.model.spec import ModelSpec
 
 _rope = partial(read_rope, scalings=("default", "linear", "yarn"))
 

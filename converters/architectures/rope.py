@@ -12,9 +12,9 @@ from edge.converters.architectures.common import Sizes, short
 from edge.converters.readers.config import Config
 from edge.converters.writers.gguf import Field
 from edge.errors import ModelFormatError, UnsupportedError
-from edge.gguf_file import GGUFFile
-from edge.header import Header
-from edge.spec import ModelSpec
+from edge.formats.gguf import GGUFFile
+from edge.formats.gguf_fields import Header
+from edge.model.spec import ModelSpec
 from edge.types import FloatArray
 
 KEPT = "edge.rope_scaling"  # llama3's figures as JSON: GGUF has but the factors that follow from them

@@ -17,8 +17,8 @@ from edge.backends.reference import read_weights
 from edge.backends.tensors import Source, find_recipe
 from edge.converters.grids import BLOCK, Grid
 from edge.converters.quantizers.rtn import nearest
-from edge.gguf_file import GGUFFile
-from edge.spec import ModelSpec
+from edge.formats.gguf import GGUFFile
+from edge.model.spec import ModelSpec
 from edge.types import AnyArray, FloatArray
 
 _STEPS = 20  # of α, from 0 to 1

@@ -21,9 +21,9 @@ from edge.converters.grids import BLOCK, find_grid
 from edge.converters.quantizers.awq import output_error
 from edge.converters.quantizers.rtn import nearest
 from edge.errors import InputError
-from edge.gguf_file import GGUFFile
+from edge.formats.gguf import GGUFFile
+from edge.model.spec import ModelSpec
 from edge.quality.kl import divergences
-from edge.spec import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray
 
 TYPES = ("IQ4_NL", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")

@@ -16,8 +16,8 @@ import numpy as np
 
 from edge.backends.tensors import Source, find_recipe, find_tensors
 from edge.converters.blocks import dequantize
-from edge.gguf_file import GGUFFile
-from edge.spec import ModelSpec
+from edge.formats.gguf import GGUFFile
+from edge.model.spec import ModelSpec
 from edge.types import FloatArray
 
 ALPHA = 0.5  # the paper's

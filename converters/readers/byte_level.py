@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models
 
 from edge.converters.writers.gguf import Field
 from edge.errors import UnsupportedError
-from edge.tokenizer import GPT2_WORDS, LLAMA3_FAMILY, NORMALIZER, PRE_TOKENIZERS
+from edge.model.tokenizer import GPT2_WORDS, LLAMA3_FAMILY, NORMALIZER, PRE_TOKENIZERS
 
 # Names in the order in which they are tried: several stand for the same rule, and readers know these best.
 _NAMES = ("llama-bpe", "smaug-bpe", "qwen2", "smollm", "gpt-2", "default")

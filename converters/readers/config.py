@@ -11,7 +11,7 @@ from typing import Any
 
 from edge.converters.readers.json_file import read_object
 from edge.errors import InputError, ModelFormatError, UnsupportedError
-from edge.header import LIMITS
+from edge.formats.gguf_fields import LIMITS
 
 _LEAST, _MOST = 2.0**-126, 2.0**127  # GGUF keeps float32
 

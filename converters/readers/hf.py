@@ -29,9 +29,9 @@ from edge.converters.readers.tokenizer import read_vocabulary
 from edge.converters.writers.gguf import Field, Planned, write_gguf, write_outline
 from edge.devices.output import new_file
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
-from edge.gguf_file import GGUFFile, read_gguf
-from edge.model import read_spec
-from edge.tokenizer import Tokenizer
+from edge.formats.gguf import GGUFFile, read_gguf
+from edge.model.reader import read_spec
+from edge.model.tokenizer import Tokenizer
 from edge.types import AnyArray
 
 _ROOTS = ("", "model.", "transformer.", "language_model.model.", "model.language_model.")

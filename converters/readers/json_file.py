@@ -8,8 +8,8 @@ from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
 
+from edge.devices.regular import read_regular
 from edge.errors import ModelFormatError
-from edge.regular import read_regular
 
 _MOST_BYTES = 256 << 20  # the largest tokenizer.json have 35 MB
 

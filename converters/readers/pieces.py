@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from edge.converters.readers.json_file import items
+from edge.devices.regular import read_regular
 from edge.errors import ModelFormatError, UnsupportedError
-from edge.regular import read_regular
 from edge.types import AnyArray
 
 _NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6  # types of pieces, the same numbers in both formats
@@ -29,7 +29,7 @@ _BPE = 2  # trainer_spec.model_type
 @dataclass(frozen=True)
 class Pieces:
     """texts, scores and types of all pieces; space_prefix: a text gets a space in front; spaces: how, see SPACES in
-    edge/tokenizer.py."""
+    edge/model/tokenizer.py."""
 
     texts: list[str]
     scores: AnyArray

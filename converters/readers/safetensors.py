@@ -17,8 +17,8 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from edge.converters.readers.json_file import parse_object, shown
+from edge.devices.regular import open_regular
 from edge.errors import ModelFormatError
-from edge.regular import open_regular
 from edge.types import AnyArray
 
 _MOST_HEADER = 32 << 20  # bytes; a shard's header has a few hundred thousand

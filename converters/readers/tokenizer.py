@@ -19,9 +19,9 @@ from edge.converters.readers.config import Config
 from edge.converters.readers.json_file import items, read_object
 from edge.converters.readers.pieces import Pieces, pieces_of_json, pieces_of_model
 from edge.converters.writers.gguf import Field
+from edge.devices.regular import read_regular
 from edge.errors import InputError, ModelFormatError, UnsupportedError
-from edge.regular import read_regular
-from edge.tokenizer import END_NAMES, SPACES
+from edge.model.tokenizer import END_NAMES, SPACES
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # tokenizer.ggml.token_type
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # config's name, GGUF's

@@ -17,7 +17,7 @@ import numpy as np
 from edge.converters.blocks import TYPE_IDS, nbytes
 from edge.devices.output import new_file
 from edge.errors import InputError, ModelFormatError
-from edge.gguf_file import GGUFFile, TensorInfo, read_gguf
+from edge.formats.gguf import GGUFFile, TensorInfo, read_gguf
 from edge.types import AnyArray
 
 Field = bytes | bool | str | np.generic | AnyArray | list[str]

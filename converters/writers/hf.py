@@ -24,9 +24,9 @@ from edge.converters.tokenizer_file import tokenizer_json
 from edge.converters.writers.safetensors import Planned, write_safetensors
 from edge.devices.output import check_folder, new_folder
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
-from edge.gguf_file import GGUFFile, TensorInfo
-from edge.spec import ModelSpec
-from edge.tokenizer import Tokenizer
+from edge.formats.gguf import GGUFFile, TensorInfo
+from edge.model.spec import ModelSpec
+from edge.model.tokenizer import Tokenizer
 from edge.types import AnyArray
 
 FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")

@@ -25,13 +25,13 @@ from edge.converters.writers.onnx_methods import AS_IT_IS, Method
 from edge.converters.writers.onnx_weights import write_weights
 from edge.devices.output import check_folder, new_folder
 from edge.errors import InputError, MissingExtraError
-from edge.fingerprint import hash_file
-from edge.gguf_file import GGUFFile
-from edge.model import read_spec
-from edge.model_folder import FORMAT, MANIFEST, METADATA, WEIGHTS, graph_name, is_model_folder, read_folder
-from edge.spec import ModelSpec
-from edge.text import utf8_path
-from edge.tokenizer import Tokenizer
+from edge.formats.gguf import GGUFFile
+from edge.formats.onnx_folder import FORMAT, MANIFEST, METADATA, WEIGHTS, graph_name, is_model_folder, read_folder
+from edge.model.reader import read_spec
+from edge.model.spec import ModelSpec
+from edge.model.text import utf8_path
+from edge.model.tokenizer import Tokenizer
+from edge.storage.fingerprint import hash_file
 
 _TOKENIZER = "tokenizer.json"
 _WEIGHTS_SHARE = 0.9  # of the time

@@ -11,7 +11,7 @@ import numpy as np
 from edge.converters.writers.onnx_layout import Layout, Matrix, Place
 from edge.converters.writers.onnx_weights import read_rows
 from edge.errors import ModelFormatError
-from edge.gguf_file import GGUFFile
+from edge.formats.gguf import GGUFFile
 from edge.types import AnyArray
 
 _EPSILON = 1e-5  # of a row's largest weight: float32 is multiplied and divided on the way

@@ -23,7 +23,7 @@ from typing import Any
 from edge.converters.writers.onnx_layout import Layout
 from edge.converters.writers.onnx_nodes import MS, Nodes
 from edge.converters.writers.onnx_proto import Type
-from edge.spec import ModelSpec, Recipe
+from edge.model.spec import ModelSpec, Recipe
 
 KV_TYPES = {"f32": Type.FLOAT, "f16": Type.FLOAT16, "int8": Type.INT8, "int4": Type.UINT8}
 _ROTARY_HEADS = 16  # GroupQueryAttention turns heads of a multiple of this

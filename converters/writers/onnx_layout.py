@@ -14,8 +14,8 @@ from edge.converters.writers.onnx_blocks import BLOCK, bits_of, has_minimum
 from edge.converters.writers.onnx_forms import Array, Blocks, Floats, Form
 from edge.converters.writers.onnx_methods import AS_IT_IS, Method
 from edge.errors import UnsupportedError
-from edge.gguf_file import GGUFFile
-from edge.spec import ModelSpec, Recipe
+from edge.formats.gguf import GGUFFile
+from edge.model.spec import ModelSpec, Recipe
 
 _PAGE = 4096  # where tensors begin: mapped files are read page by page
 _HEAD_MULTIPLE = 8  # of GroupQueryAttention

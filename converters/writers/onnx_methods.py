@@ -13,8 +13,8 @@ from typing import Protocol
 from edge.converters.quantizers import llm_int8, nf4, smoothquant
 from edge.converters.writers.onnx_forms import Form, Int8, NormalFloats
 from edge.errors import InputError
-from edge.gguf_file import GGUFFile
-from edge.spec import ModelSpec
+from edge.formats.gguf import GGUFFile
+from edge.model.spec import ModelSpec
 from edge.types import FloatArray
 
 METHODS = ("nf4", "w8a8", "smoothquant", "llm-int8")

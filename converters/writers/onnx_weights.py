@@ -12,7 +12,7 @@ import numpy as np
 from edge.converters.writers.onnx_forms import Rows
 from edge.converters.writers.onnx_layout import Layout, Matrix, Part, Place
 from edge.errors import ModelFormatError
-from edge.gguf_file import GGUFFile
+from edge.formats.gguf import GGUFFile
 from edge.types import AnyArray
 
 _SLICE = 1 << 20  # weights that are converted at once; on the way there are about 30 bytes for each

@@ -14,7 +14,7 @@ from edge.cli.numbers import parse_numbers
 from edge.cli.show import print_json, progress, table
 
 if TYPE_CHECKING:
-    from edge.bench import BenchRow
+    from edge.profiling.bench import BenchRow
 
 
 class Format(str, Enum):
@@ -49,13 +49,13 @@ def bench(
     quiet: o.Quiet = False,
 ) -> None:
     """Measure prompt processing (pp) and token generation (tg): mean and standard deviation of tokens per second."""
-    from edge.bench import make_tests, run_bench
     from edge.devices.power import find_meter
     from edge.errors import InputError
-    from edge.opened import open_model
+    from edge.model.model import open_model
     from edge.plan import PlanRequest
     from edge.prediction.history import remember_bench
-    from edge.session import load
+    from edge.profiling.bench import make_tests, run_bench
+    from edge.run.session import load
 
     tests = make_tests(parse_numbers("-p", prompt), parse_numbers("-n", generate), parse_numbers("-d", depth))
     opened = open_model(model)
@@ -100,7 +100,7 @@ def _print(rows: list[BenchRow], output: Format) -> None:
 
 
 def _cells(row: BenchRow) -> list[str]:
-    from edge.spec import format_count
+    from edge.model.spec import format_count
 
     size, params = format_bytes(row.size), format_count(row.params)
     energy = [] if row.joules is None else [format_joules(row.joules)]

@@ -15,7 +15,7 @@ from edge.cli.show import print_json, table
 from edge.errors import InputError
 
 if TYPE_CHECKING:
-    from edge.cache import Kind
+    from edge.storage.cache import Kind
 
 _HISTORY = "history"  # of runs: one file, that no stamp vouches for
 
@@ -25,8 +25,8 @@ cache = typer.Typer(help="Look into the cache folder, or empty it.")
 @cache.command("list")
 def list_entries(json: o.Json = False) -> None:
     """List what the cache folder holds, last used first."""
-    from edge.cache import cache_folder, cache_limit, entries
     from edge.prediction.history import history_size
+    from edge.storage.cache import cache_folder, cache_limit, entries
 
     found, folder, limit = entries(), str(cache_folder()), cache_limit()
     total, (runs, size) = sum(entry.bytes for entry in found), history_size()
@@ -66,8 +66,8 @@ def clear(
     json: o.Json = False,
 ) -> None:
     """Empty the cache folder: what is needed again is made again. The history of runs is forgotten."""
-    from edge.cache import clear as remove
     from edge.prediction.history import clear_history
+    from edge.storage.cache import clear as remove
 
     count, freed = (0, 0) if kind == _HISTORY else remove(None if kind is None else _kind(kind))
     if kind in (None, _HISTORY):
@@ -88,8 +88,8 @@ def add(
 
     They are machine code, and run as you from then on: add only what you made, or what comes from those you trust.
     """
-    from edge.backends.tvm.export import add as take
-    from edge.backends.tvm.targets import choose_target
+    from edge.backends.tvm.compiler.export import add as take
+    from edge.backends.tvm.cpu.targets import choose_target
 
     design, isa = take(folder), choose_target().name
     if json:
@@ -102,7 +102,7 @@ def add(
 
 def _kind(name: str) -> Kind:
     """Raises InputError."""
-    from edge.cache import KINDS
+    from edge.storage.cache import KINDS
 
     for kind in KINDS:
         if kind == name:

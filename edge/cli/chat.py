@@ -9,7 +9,7 @@ from edge.cli import options as o
 from edge.cli.show import Progress, note, print_json, progress
 
 if TYPE_CHECKING:
-    from edge.conversation import Conversation, Pieces
+    from edge.run.conversation import Conversation, Pieces
 
 _SEEN = ("eos", "stop", "interrupted", "terminated")  # ends of answers that need no word of why
 
@@ -54,11 +54,11 @@ def chat(
     from edge.cli.chat_lines import is_terminal, turns
     from edge.cli.prompts import answer_limit
     from edge.cli.signals import Terminated
-    from edge.conversation import Conversation
     from edge.errors import EdgeError, UnsupportedError
-    from edge.opened import open_model
+    from edge.model.model import open_model
     from edge.plan import PlanRequest
-    from edge.session import load
+    from edge.run.conversation import Conversation
+    from edge.run.session import load
 
     limit = answer_limit(max_tokens)
     opened = open_model(model)

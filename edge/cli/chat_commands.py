@@ -11,9 +11,9 @@ from edge.cli.show import note, report_lines
 from edge.errors import InputError
 
 if TYPE_CHECKING:
-    from edge.conversation import Conversation, Pieces
+    from edge.run.conversation import Conversation, Pieces
+    from edge.run.session import Progress
     from edge.sampling import SamplingParams
-    from edge.session import Progress
 
 
 @dataclass

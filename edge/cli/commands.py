@@ -39,7 +39,7 @@ app.add_typer(devices, name="devices")
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from edge.versions import edge_version
+        from edge.storage.versions import edge_version
 
         print(f"edge {edge_version()}")
         raise typer.Exit

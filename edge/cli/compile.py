@@ -25,7 +25,7 @@ def compile(
     from edge.cli.targets import check_processor, isa_names
     from edge.devices.profiles import HOST, find_profile
     from edge.errors import InputError, UnsupportedError
-    from edge.opened import open_model
+    from edge.model.model import open_model
 
     profile, opened = find_profile(device), open_model(model)
     if profile.system not in ("linux", "android"):
@@ -37,7 +37,7 @@ def compile(
         names = ", ".join(isa_names(profile.machine)) or f"but none is known of {profile.machine}"
         raise InputError(f"the profile of {profile.name} does not say its isa: add one to it: {names}")
     find_backend("tvm", opened.file, opened.spec)
-    from edge.backends.tvm.export import export
+    from edge.backends.tvm.compiler.export import export
 
     with progress(enabled=not quiet) as shown:
         bar = shown.step(f"compiling for {profile.name}")

@@ -47,12 +47,12 @@ def perplexity(
     With --context, in windows instead, each from an empty cache; then it can be resumed.
     """
     from edge.cli.prompts import read_text
-    from edge.opened import open_model
+    from edge.model.model import open_model
     from edge.plan import PlanRequest
     from edge.quality.perplexity import LOGITS_ROWS
     from edge.quality.perplexity import perplexity as measure
     from edge.quality.windows import windowed_perplexity
-    from edge.session import load
+    from edge.run.session import load
 
     windowed.check_output(output, resume=resume)
     if context is None and (second_half or output is not None):

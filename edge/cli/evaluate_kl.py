@@ -41,11 +41,11 @@ def kl(
     The text is read in windows, each from an empty cache; all predictions count but that of a window's first token.
     """
     from edge.cli.prompts import read_text
-    from edge.opened import open_model
+    from edge.model.model import open_model
     from edge.plan import PlanRequest
     from edge.quality.perplexity import LOGITS_ROWS
     from edge.quality.windows import divergence
-    from edge.session import load
+    from edge.run.session import load
 
     assert context is not None
     windowed.check_output(output, resume=resume)

@@ -12,9 +12,9 @@ from edge.cli.show import progress
 from edge.errors import InputError
 
 if TYPE_CHECKING:
+    from edge.model.spec import ModelSpec
     from edge.quality.cells import Cell
     from edge.quality.reading import Document
-    from edge.spec import ModelSpec
 
 _BYTES = 512 * 2  # without any size: what 512 rows take in f16, per value of a row
 
@@ -69,7 +69,7 @@ def kv(
         raise InputError("--resume goes with -o FILE: figures are kept beside it")
     from edge.backends import find_backend
     from edge.devices.output import write_whole
-    from edge.opened import open_model
+    from edge.model.model import open_model
     from edge.quality.cells import Setup
     from edge.quality.journal import Journal
     from edge.quality.matrix import run_matrix

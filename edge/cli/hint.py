@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from contextlib import suppress
 
-from edge.cache import cache_folder
 from edge.cli.show import note
 from edge.devices.host import processor
 from edge.devices.private import make_private_folder
+from edge.model.spec import ModelSpec
 from edge.plan import Plan
-from edge.spec import ModelSpec
+from edge.storage.cache import cache_folder
 
 
 def suggest_tuning(model: str, spec: ModelSpec, plan: Plan) -> None:

@@ -14,7 +14,7 @@ from edge.cli.show import print_json, printable, progress, table
 
 if TYPE_CHECKING:
     from edge.inspection import Inspection, Vocabulary
-    from edge.spec import ModelSpec
+    from edge.model.spec import ModelSpec
 
 _LINES, _WIDTH = 3, 100  # of a chat template, unless it is asked for
 

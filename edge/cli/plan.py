@@ -14,7 +14,7 @@ from edge.cli.show import print_json, table
 if TYPE_CHECKING:
     from edge.budget import Budget
     from edge.devices.profile import Figure, Profile
-    from edge.opened import Model
+    from edge.model.model import Model
     from edge.plan import Plan, PlanRequest
     from edge.prediction.predict import Guess, Prediction, Wanted
     from edge.prediction.streaming import Streaming
@@ -65,7 +65,7 @@ def plan(
     from edge.devices.power import memory_root
     from edge.devices.profiles import HOST, find_profile
     from edge.errors import InputError
-    from edge.opened import open_model
+    from edge.model.model import open_model
     from edge.plan import PlanRequest
     from edge.prediction.predict import Wanted
     from edge.prediction.streaming import streaming_cost

@@ -94,7 +94,7 @@ def of(
     by side.
     """
     from edge.budget import parse_bytes
-    from edge.opened import open_model
+    from edge.model.model import open_model
     from edge.profiling.collect import choose_engines, collect
     from edge.profiling.settings import Settings
 

@@ -50,7 +50,7 @@ def quantize(
     from edge.converters.texts import calibration_tokens as read_tokens
     from edge.converters.texts import check_texts
     from edge.devices.output import check_file
-    from edge.opened import open_model
+    from edge.model.model import open_model
     from edge.plan import check_threads
 
     check_threads(threads)

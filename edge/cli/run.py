@@ -73,10 +73,10 @@ def run(
     from edge.cli.signals import Terminated, ended_by_signals
     from edge.devices.power import find_meter
     from edge.errors import BudgetError
-    from edge.opened import open_model
+    from edge.model.model import open_model
     from edge.plan import PlanRequest
     from edge.prediction.history import remember_run
-    from edge.session import load
+    from edge.run.session import load
 
     limit = answer_limit(max_tokens)
     time_limit = None if time is None else parse_seconds(time)

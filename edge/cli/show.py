@@ -11,11 +11,11 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from edge.budget import format_bytes, format_joules
+from edge.model.text import well_formed
 from edge.report import table as tables
-from edge.text import well_formed
 
 if TYPE_CHECKING:
-    from edge.report.run import Action, Heat, RunReport, Timings
+    from edge.run.report import Action, Heat, RunReport, Timings
 
 
 def print_json(value: Any, indent: int | None = None) -> None:

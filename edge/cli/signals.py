@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-    from edge.session import Session
+    from edge.run.session import Session
 
 _AGAIN_S = 0.01  # by then whatever could not be interrupted has most likely ended; if not, it comes once more
 

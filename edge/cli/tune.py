@@ -72,7 +72,7 @@ def _tune(
 ) -> Result:  # fmt: skip
     from edge.backends import find_backend
     from edge.errors import UnsupportedError
-    from edge.opened import open_model
+    from edge.model.model import open_model
 
     began = clock.monotonic()
     opened = open_model(name)
@@ -163,7 +163,7 @@ def _explain(name: str, kv_dtype: str, picture: Path | None, json: bool) -> None
     from edge.backends.tvm.tuning.lookup import find_record
     from edge.backends.tvm.tuning.table import read_trials
     from edge.devices.records import trials_path
-    from edge.opened import open_model
+    from edge.model.model import open_model
     from edge.report.tuning import chart, effects, fates, plot
 
     opened = open_model(name)

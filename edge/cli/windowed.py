@@ -9,9 +9,9 @@ from edge.cli import options as o
 from edge.errors import InputError
 
 if TYPE_CHECKING:
-    from edge.opened import Model
+    from edge.model.model import Model
     from edge.quality.windows import Windows
-    from edge.session import Session
+    from edge.run.session import Session
     from edge.types import IntArray
 
 Context = Annotated[

@@ -14,7 +14,7 @@ from typing import Literal
 
 from edge.backends.base import EngineConfig
 from edge.backends.llamacpp import RELAID_TYPES
-from edge.spec import ModelSpec
+from edge.model.spec import ModelSpec
 
 Kind = Literal["integers", "others", "floats"]
 """Of weights. integers: those that the engine multiplies as integers, by its best kernels. others: quantized ones that

@@ -20,13 +20,13 @@ from edge.devices.host import processor
 from edge.devices.output import new_file
 from edge.devices.private import is_private_file, make_private_folder, read_private
 from edge.errors import CacheError, InputError
-from edge.file_lock import file_lock
-from edge.spec import ModelSpec
+from edge.model.spec import ModelSpec
+from edge.storage.lock import file_lock
 
 if TYPE_CHECKING:
-    from edge.bench import BenchRow
     from edge.plan import Plan
-    from edge.report.run import RunReport
+    from edge.profiling.bench import BenchRow
+    from edge.run.report import RunReport
 
 _MOST_BYTES = 1 << 18  # about 500 runs
 _MOST_LINE = 4096
@@ -92,7 +92,7 @@ def model_key(spec: ModelSpec) -> str:
 
 
 def history_path() -> Path:
-    from edge.cache import cache_folder
+    from edge.storage.cache import cache_folder
 
     chosen = os.environ.get("EDGE_HISTORY", "")
     folder = cache_folder() / "history" if chosen.lower() in ("", "1", *_OFF) else Path(chosen)

@@ -15,11 +15,11 @@ from statistics import median
 from edge.backends.base import Footprint
 from edge.devices.profile import Power, Profile
 from edge.devices.profiles import HOST
+from edge.model.spec import ModelSpec
 from edge.plan import Plan
 from edge.prediction.efficiency import Efficiency, Shares, efficiency_of, weight_shares
 from edge.prediction.history import Phase, Run
 from edge.prediction.work import Work, work_of
-from edge.spec import ModelSpec
 
 _ENOUGH_TOKENS = 8  # fewer decoded ones are mostly noise
 _APART = 256  # rows by which contexts must differ to show what a row costs

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge.cache import cache_folder, entries
 from edge.devices.paging import measure_paging
+from edge.storage.cache import cache_folder, entries
 
 
 @dataclass(frozen=True)

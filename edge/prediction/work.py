@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edge.backends.base import EngineConfig, Footprint
-from edge.spec import ModelSpec
+from edge.model.spec import ModelSpec
 
 
 @dataclass(frozen=True)

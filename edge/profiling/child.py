@@ -18,7 +18,7 @@ from edge.devices.mappings import mapped_files
 from edge.devices.memory import memory_use
 from edge.devices.power import find_meter
 from edge.errors import BudgetError
-from edge.opened import Model, open_model
+from edge.model.model import Model, open_model
 from edge.plan import Plan, make_plan
 from edge.prediction.efficiency import weight_shares
 from edge.profiling.job import Job, Loaded, Operators
@@ -31,7 +31,7 @@ from edge.profiling.sampler import Sampler
 from edge.profiling.settings import Settings
 from edge.profiling.speed import Runner, measure_curve, measure_speeds
 from edge.profiling.sustained import measure_sustained
-from edge.session import Session
+from edge.run.session import Session
 
 
 def run_job(job: Job, on_step: OnStep) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from edge.backends import backend_names, find_backend
 from edge.devices.host import Host, probe_host
 from edge.devices.probe import measure_ceilings
 from edge.errors import EdgeError, InputError
-from edge.opened import Model
+from edge.model.model import Model
 from edge.profiling.evidence import evidence_of
 from edge.profiling.job import Job, Loaded, Operators
 from edge.profiling.launch import run_in_child
@@ -28,7 +28,7 @@ from edge.profiling.profile import (
 from edge.profiling.progress import OnStep, part_of
 from edge.profiling.reader import build
 from edge.profiling.settings import LOAD_S, Settings
-from edge.versions import own_versions
+from edge.storage.versions import own_versions
 
 ORACLE = "reference"  # correct and slow: measured only if it is asked for by name
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edge.backends.base import Backend, Operator
 from edge.backends.operators import by_name
-from edge.opened import Model
+from edge.model.model import Model
 from edge.profiling.profile import EngineProfile, OperatorTime, PhaseOperators
 from edge.profiling.progress import OnStep
 

@@ -10,9 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+from edge.devices.regular import read_regular
 from edge.errors import InputError
 from edge.profiling.profile import KIND, SCHEMA, Profile
-from edge.regular import read_regular
 
 T = TypeVar("T")
 

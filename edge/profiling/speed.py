@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from edge.backends.base import Backend
-from edge.meters import EnergyMeter
 from edge.prediction.work import Work, work_of
 from edge.profiling.profile import Phase, Point, Spread
 from edge.profiling.progress import OnStep
 from edge.profiling.sampler import Sampler
+from edge.run.meters import EnergyMeter
+from edge.run.session import Session
 from edge.sampling import greedy
-from edge.session import Session
 from edge.types import FloatArray, IntArray
 
 _MARGIN = 1.3  # longer contexts are slower than what was measured so far

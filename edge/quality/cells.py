@@ -8,10 +8,10 @@ from itertools import product
 
 from edge.budget import format_bytes
 from edge.kv import DEFAULT_SINKS, make_policy
-from edge.opened import Model
+from edge.model.model import Model
 from edge.plan import AUTO, PlanRequest
 from edge.quality.perplexity import LOGITS_ROWS
-from edge.session import Session, load
+from edge.run.session import Session, load
 
 FULL = "full"
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from edge.devices.output import write_whole
+from edge.devices.regular import read_regular
 from edge.errors import InputError
-from edge.regular import read_regular
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge.errors import InputError
-from edge.session import Session
+from edge.run.session import Session
 from edge.types import AnyArray, FloatArray, IntArray
 
 LOGITS_ROWS = 64  # rows of logits per step: 12 MiB for 49k tokens; more is not faster

@@ -12,15 +12,15 @@ import numpy as np
 
 from edge.backends import find_backend
 from edge.errors import InputError
-from edge.fingerprint import fingerprint
-from edge.model_folder import read_manifest
-from edge.opened import Model
+from edge.formats.onnx_folder import read_manifest
+from edge.model.model import Model
 from edge.quality.cells import Setup
 from edge.quality.repeat import REPEAT_TOKENS, make_repeats
 from edge.quality.retrieval import make_trials
 from edge.quality.tasks import TASKS, Material
+from edge.storage.fingerprint import fingerprint
+from edge.storage.versions import own_versions
 from edge.types import IntArray
-from edge.versions import own_versions
 
 REPEATS = 4
 

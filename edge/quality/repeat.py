@@ -9,7 +9,7 @@ import numpy as np
 
 from edge.errors import InputError
 from edge.quality.perplexity import Advance, token_losses
-from edge.session import Session
+from edge.run.session import Session
 from edge.types import IntArray
 
 SEGMENT, BETWEEN = 256, 1500  # tokens

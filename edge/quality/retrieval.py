@@ -20,10 +20,10 @@ import numpy as np
 from edge.errors import InputError
 from edge.kv import make_policy
 from edge.kv.policy import EVERY
-from edge.opened import Model
+from edge.model.model import Model
+from edge.model.tokenizer import Tokenizer
 from edge.quality.perplexity import Advance
-from edge.session import Session
-from edge.tokenizer import Tokenizer
+from edge.run.session import Session
 from edge.types import FloatArray, IntArray
 
 PROTOCOLS = ("known", "later", "streamed")

@@ -18,7 +18,7 @@ from edge.errors import InputError
 from edge.quality.kl import Compared, Divergence, compare, negative_log_likelihoods, stderr, summarize
 from edge.quality.lines import Lines, are_numbers
 from edge.quality.perplexity import Advance, Perplexity
-from edge.session import Session
+from edge.run.session import Session
 from edge.types import FloatArray, IntArray
 
 CONTEXT = 512  # tokens, as llama.cpp's perplexity tool has it

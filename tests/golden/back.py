@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edge.converters.readers.hf import convert_folder
 from edge.converters.writers.hf import write_folder
-from edge.opened import open_model
+from edge.model.model import open_model
 
 
 def main(out: Path) -> None:

@@ -13,14 +13,14 @@ from types import TracebackType
 import numpy as np
 
 from edge.backends.base import EngineConfig
+from edge.backends.tvm.cpu.targets import choose_target
 from edge.backends.tvm.engine import NativeEngine
-from edge.backends.tvm.targets import choose_target
 from edge.backends.tvm.tuning.lookup import make_subject
 from edge.backends.tvm.tuning.pool import Pool
 from edge.backends.tvm.tuning.space import CHUNK, Field, Values, make_space
 from edge.backends.tvm.tuning.tune import Setting
 from edge.devices.host import usable_cores
-from edge.opened import Model
+from edge.model.model import Model
 
 PROMPT, ANSWER = 512, 128  # tokens of the score
 SHORT, LONG = 64, 1024  # rows in the cache while halves of the answer are decoded

@@ -15,20 +15,20 @@ from typing import Any
 
 import numpy as np
 
-from edge.backends.tvm.codes import FORMATS
-from edge.backends.tvm.design import Design
-from edge.backends.tvm.layout import LINE, Job, fill_table, make_layout, make_scratch, round_up
-from edge.backends.tvm.regions import Regions
-from edge.backends.tvm.targets import Target, choose_target, target_named, with_tuning
+from edge.backends.tvm.compiler.design import Design
+from edge.backends.tvm.cpu.targets import Target, choose_target, target_named, with_tuning
+from edge.backends.tvm.kv.regions import Regions
+from edge.backends.tvm.kv.row_formats import FORMATS
+from edge.backends.tvm.packing.layout import LINE, Job, fill_table, make_layout, make_scratch, round_up
+from edge.backends.tvm.packing.weights import open_weights
 from edge.backends.tvm.tuning.host import ANSWER, Depths
 from edge.backends.tvm.tuning.pool import Pool
 from edge.backends.tvm.tuning.space import CHUNK, Field, Values, make_space
 from edge.backends.tvm.tuning.tune import Setting
-from edge.backends.tvm.weights import open_weights
 from edge.devices.output import work_folder
 from edge.devices.records import Subject
 from edge.errors import EngineError, InputError, MissingExtraError
-from edge.opened import Model
+from edge.model.model import Model
 from edge.types import AnyArray
 
 _WAIT_S = 20  # for a device to become free
@@ -90,7 +90,7 @@ class Remote:
         return sum(candidate.seconds(Job.STEP, 1, rows, _STEPS) * ANSWER / 2 for rows in depths)
 
     def _load(self, values: Values) -> _Candidate:
-        from edge.backends.tvm.kernels.codes import memory_types
+        from edge.backends.tvm.cpu.kernels.codes import memory_types
 
         self._on_compile()
         tuning = {each.name: values[each.name] for each in self._space if each.compiled}
@@ -121,7 +121,7 @@ class Remote:
         from tvm.ir.transform import PassContext
         from tvm.support import cc
 
-        from edge.backends.tvm.generator import run_job
+        from edge.backends.tvm.cpu.generator import run_job
 
         triple = design.target.llvm["mtriple"]
         native = triple.partition("-")[0] == platform.machine()
@@ -149,7 +149,7 @@ class _Candidate:
     """A compiled pass on the device, with its arrays."""
 
     def __init__(self, module: Any, device: Any, arrays: dict[str, Any], threads: int, chunk: int, heads: int) -> None:
-        from edge.backends.tvm.generator import POINTERS
+        from edge.backends.tvm.cpu.generator import POINTERS
 
         self.chunk, self._threads, self._heads, self._device = chunk, threads, heads, device
         self._module, self._arrays = module, arrays

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edge.backends.tvm.targets import Target
+from edge.backends.tvm.cpu.targets import Target
 
 STEP, CHUNK = "step", "chunk"  # the two parts of a run: decode, prefill
 PARTS = (STEP, CHUNK)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edge.backends.tvm.tuning.search import Trial
 from edge.devices.private import make_private_folder
-from edge.regular import read_regular
+from edge.devices.regular import read_regular
 
 
 @dataclass(frozen=True)

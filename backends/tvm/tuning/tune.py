@@ -14,16 +14,16 @@ from types import FrameType
 from typing import NoReturn, Protocol
 
 from edge.backends.tvm import versions
-from edge.backends.tvm.sources import source_hash
+from edge.backends.tvm.compiler.sources import source_hash
 from edge.backends.tvm.tuning.search import Found, Limits, OutOfTime, Trial, compare, is_gain, search
 from edge.backends.tvm.tuning.space import Field, Values, defaults
 from edge.backends.tvm.tuning.table import Table
 from edge.devices.private import make_private_folder
 from edge.devices.records import Comparison, Record, Subject, read_records, record_name, user_folder, write_record
 from edge.errors import InputError
-from edge.file_lock import file_lock
-from edge.opened import Model
-from edge.versions import own_versions
+from edge.model.model import Model
+from edge.storage.lock import file_lock
+from edge.storage.versions import own_versions
 
 _LONGEST_S = 1e6  # of an alarm; systems do not take any number
 

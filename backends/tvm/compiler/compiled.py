@@ -1,0 +1,112 @@
+"""Compiled passes on this machine: found in the cache folder or compiled, and loaded.
+
+The warm path needs nothing of TVM: neither its compiler nor its runtime. A device without it runs what was compiled
+elsewhere (`export.py`).
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from edge.backends.tvm.compiler.design import Design
+from edge.backends.tvm.compiler.sources import source_hash
+from edge.backends.tvm.cpu.loading import Image
+from edge.devices.child import run_child
+from edge.errors import MissingExtraError
+from edge.storage import cache
+
+_PACKAGES = ("tvm", "tvm_ffi", "elftools")
+_USUAL_COMPILE_S = 12.0  # for the progress bar only
+_COMPILE_TIMEOUT_S = 600.0
+
+Progress = Callable[[float], None]
+
+
+def is_installed() -> bool:
+    return all(importlib.util.find_spec(name) for name in _PACKAGES)
+
+
+def compiled(design: Design, progress: Progress | None = None) -> Image:
+    """The design's functions, compiled in a child process if it is not in the cache.
+
+    Raises EngineError if TVM's compiler fails, MissingExtraError if there is none, EdgeError if the cache folder
+    cannot be written.
+    """
+    make = functools.partial(compile_design, design, progress=progress)
+    return _load(cache.find_or_make("kernels", _key(design), ".img", make, about=_about(design)))
+
+
+def is_compiled(design: Design) -> bool:
+    return cache.find("kernels", _key(design), ".img") is not None
+
+
+def install(design: Design, image: bytes) -> None:
+    """Put an image that was compiled elsewhere into the cache. Raises EdgeError if that cannot be written."""
+    with cache.create("kernels", _key(design), ".img", _about(design)) as out:
+        out.write_bytes(image)
+
+
+def compile_design(design: Design, *out: Path, progress: Progress | None = None) -> None:
+    """Write the image, and to a second path the object file.
+
+    Raises EngineError if TVM's compiler fails, MissingExtraError if it is not installed.
+    """
+    if not is_installed():
+        raise MissingExtraError("apache-tvm", "tvm")
+    request = {"design": design.to_json(), "out": [str(path.absolute()) for path in out]}
+    with _ticking(progress):
+        run_child(
+            "edge.backends.tvm.compiler.child", request, lambda said: None, timeout=_COMPILE_TIMEOUT_S,
+            failure="TVM's compiler failed (--backend llamacpp needs none)",
+        )  # fmt: skip
+
+
+@contextmanager
+def _ticking(progress: Progress | None) -> Any:
+    """Show that time passes: the compiler says nothing of how far it is."""
+    if progress is None:
+        yield
+        return
+    done, started = threading.Event(), time.monotonic()
+
+    def tick() -> None:
+        while not done.wait(0.2):
+            progress(min(0.95, (time.monotonic() - started) / _USUAL_COMPILE_S))
+
+    ticker = threading.Thread(target=tick, daemon=True)
+    ticker.start()
+    try:
+        yield
+    finally:
+        done.set()
+        ticker.join()
+
+
+def _key(design: Design) -> str:
+    """A hash of all that compiled code depends on; where no compiler is, of all but that."""
+    return hashlib.sha256(f"{design.to_json()}\n{source_hash('.')}\n{_compiler_size()}".encode()).hexdigest()[:32]
+
+
+def _about(design: Design) -> str:
+    return f"{design.shape.layers} layers, {design.kv_dtype} KV, {design.target.name}{', timed' * design.timed}"
+
+
+def _compiler_size() -> int:
+    """It stands for the version, which takes 20 ms to look up. Found without importing TVM; 0 if it is not there."""
+    spec = importlib.util.find_spec("tvm")
+    if spec is None or spec.origin is None:
+        return 0
+    name = f"libtvm_compiler.{'dylib' if sys.platform == 'darwin' else 'so'}"
+    return (Path(spec.origin).parent / "lib" / name).stat().st_size
+
+
+_load = functools.lru_cache(Image)  # engines of one design share its code

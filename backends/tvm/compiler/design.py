@@ -1,0 +1,57 @@
+"""What a compiled pass depends on, as data. No TVM is needed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from edge.backends.tvm.cpu.targets import Target
+from edge.backends.tvm.packing.layout import Layout, Shape
+
+
+@dataclass(frozen=True)
+class Design:
+    """The key of a compiled pass. variants, head, embedding and positions (None: not learned) name block types;
+    vectors, the norms and biases of every layer.
+
+    exact: products in float32 throughout, rather than with activations quantized to 8 bits.
+    timed: each thread notes what its phases take (`marks.py`).
+    """
+
+    shape: Shape
+    variants: dict[str, list[tuple[str, ...]]]
+    vectors: list[str]
+    embedding: str
+    positions: str | None
+    head: str
+    kv_dtype: str
+    exact: bool
+    target: Target
+    timed: bool = False
+
+    @classmethod
+    def of(cls, layout: Layout, kv_dtype: str, target: Target) -> Design:
+        """The exact mode goes with float32 KV rows."""
+        embedding, positions, head = (_name(layout, name) for name in ("token_embd", "position_embd", layout.head))
+        assert embedding is not None
+        assert head is not None
+        exact = kv_dtype == "f32"
+        return cls(
+            layout.shape, layout.variants, layout.vectors, embedding, positions, head, kv_dtype, exact, target
+        )  # fmt: skip
+
+    def to_json(self) -> str:
+        fields: dict[str, Any] = asdict(self)
+        fields["target"]["flags"] = sorted(self.target.flags)
+        return json.dumps(fields, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Design:
+        fields = json.loads(text)
+        return cls(**fields | {"shape": Shape(**fields["shape"]), "target": Target(**fields["target"])})
+
+
+def _name(layout: Layout, matrix: str) -> str | None:
+    place = layout.places.get(matrix)
+    return place.block.name if place and place.block else None

@@ -1,0 +1,139 @@
+"""Passes compiled here for another device: a folder that an app links, or that edge on that device takes over.
+
+run.o        the object file, for an app's linker
+run.img      the same, linked: what edge itself loads
+weights.bin  the packed weights, if wanted
+design.json  what all this is, with checksums; written last
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from edge.backends.tvm import KV_DTYPES, versions
+from edge.backends.tvm.compiler.compiled import compile_design, install
+from edge.backends.tvm.compiler.design import Design
+from edge.backends.tvm.compiler.sources import source_hash
+from edge.backends.tvm.cpu.loading import MOST_BYTES, parse
+from edge.backends.tvm.cpu.targets import Target, choose_target, target_named
+from edge.backends.tvm.packing.layout import make_layout
+from edge.backends.tvm.packing.weights import pack_weights
+from edge.devices.output import work_folder
+from edge.devices.profiles import Profile
+from edge.errors import InputError
+from edge.formats.gguf import GGUFFile
+from edge.model.spec import ModelSpec
+from edge.storage.fingerprint import hash_file
+from edge.storage.versions import own_versions
+
+OBJECT, IMAGE, WEIGHTS, DESIGN = FILES = ("run.o", "run.img", "weights.bin", "design.json")
+
+
+def export(
+    file: GGUFFile, spec: ModelSpec, profile: Profile, folder: Path, *, kv_dtype: str = KV_DTYPES[0],
+    weights: bool = False, force: bool = False, progress: Callable[[float], None] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Make `folder` for a device; returns what design.json says.
+
+    Raises InputError if the folder holds something else (unless `force`) or cannot be written, MissingExtraError
+    without TVM, EngineError if its compiler fails.
+    """
+    if kv_dtype not in KV_DTYPES:
+        raise InputError(f"unknown KV dtype {kv_dtype!r} for the tvm engine: choose {', '.join(KV_DTYPES)}")
+    layout = make_layout(file, spec)
+    design = Design.of(layout, kv_dtype, target_of(profile))
+    with _appearing(folder, force) as made:
+        compile_design(design, made / IMAGE, made / OBJECT, progress=progress)
+        if weights:
+            pack_weights(file, layout, made / WEIGHTS)
+        about = {
+            "model": spec.label,
+            "file": file.path.name,
+            "device": asdict(profile),
+            "design": json.loads(design.to_json()),
+            "source": source_hash("."),
+            "versions": own_versions() | versions(),
+            "files": {path.name: _described(path) for path in sorted(made.iterdir())},
+        }
+        (made / DESIGN).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    return about
+
+
+def add(folder: Path) -> Design:
+    """Take a folder that `export` made into the cache of this device, which then needs no compiler for that model.
+
+    Its code runs as this user from then on: the checksums tell damage, not whose code it is.
+    Raises InputError if the folder is damaged or from another version of edge, UnsupportedError if it is for another
+    instruction set than this CPU has, CacheError if the cache folder cannot be written.
+    """
+    try:
+        about, image = json.loads(_read(folder / DESIGN)), _read(folder / IMAGE)
+        design, source = Design.from_json(json.dumps(about["design"])), about["source"]
+        if json.loads(design.to_json()) != about["design"] or type(design.target.name) is not str:
+            raise ValueError(folder)
+        whole = about["files"][IMAGE] == {"bytes": len(image), "sha256": hashlib.sha256(image).hexdigest()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise InputError(f"{folder} holds nothing that edge compile has made") from None
+    if not whole:
+        raise InputError(f"{folder / IMAGE} is not what {DESIGN} says: copy the folder again")
+    try:
+        parse(image)
+    except ValueError as error:
+        raise InputError(f"{folder / IMAGE} is no compiled pass: {error}") from None
+    if source != source_hash("."):
+        raise InputError(f"{folder} was compiled by another version of edge: compile it with this one")
+    # Here it is looked up by the instruction set alone, not by the CPU that it was scheduled for.
+    design = replace(design, target=replace(design.target, llvm=choose_target(design.target.name).llvm))
+    install(design, image)
+    return design
+
+
+def target_of(profile: Profile) -> Target:
+    """The device's instruction set, scheduled for its CPU if it says which. Raises InputError for unknown sets."""
+    if profile.isa is None:
+        return choose_target()
+    target = target_named(profile.isa, f"the profile of {profile.name} has the unknown isa {profile.isa!r}")
+    return replace(target, llvm=target.llvm | {"mcpu": profile.cpu}) if profile.cpu else target
+
+
+def _read(path: Path) -> bytes:
+    """A small file. Raises OSError, and ValueError for what is none."""
+    if not path.is_file() or path.stat().st_size > MOST_BYTES:
+        raise ValueError(path)
+    return path.read_bytes()
+
+
+def _described(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": hash_file(path)}
+
+
+@contextmanager
+def _appearing(folder: Path, force: bool) -> Iterator[Path]:
+    """Yields an empty folder, whose files appear in `folder` together if the block ends well."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file")
+    others = sorted({path.name for path in folder.iterdir()} - set(FILES)) if folder.exists() else []
+    if others and not force:
+        raise InputError(f"{folder} holds other files ({others[0]}): choose a new folder, or --force")
+    with work_folder(folder) as made:
+        yield made
+        _put(made, folder)
+
+
+def _put(made: Path, folder: Path) -> None:
+    """A new folder appears in one step. In an old one files are replaced, the description last."""
+    if not folder.exists():
+        made.rename(folder)
+        return
+    for name in FILES:
+        if (made / name).exists():
+            os.replace(made / name, folder / name)
+        else:
+            (folder / name).unlink(missing_ok=True)

@@ -1,0 +1,20 @@
+"""A hash of the native engine's own files: what is derived with them is rebuilt when they change."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+
+_ROOT = Path(__file__).parent.parent
+
+
+@lru_cache
+def source_hash(*names: str) -> str:
+    """Of the files and folders named, relative to the engine's folder."""
+    digest = hashlib.sha256()
+    for name in names:
+        path = _ROOT / name
+        for each in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            digest.update(each.name.encode() + b"\0" + each.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""What threads do with vectors: products, attention, norms, and rows of the KV cache."""

@@ -1,0 +1,261 @@
+"""Attention over the KV cache, each row read once: softmax as in FlashAttention (arXiv:2205.14135), block by block.
+
+The query heads that share a KV head are rows of one small matrix, together with the chunk's tokens in prefill. For a
+block of cache rows: scores = Q Kᵀ; the running maximum m and sum l; out = out · e^(m − m') + e^(scores − m') V.
+In decode the rows of the cache are split over the threads, and whoever needs the result merges the parts
+(FlashDecoding); in prefill the query rows are split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tvm.tirx.script.builder import ir as T
+
+from edge.backends.tvm.cpu.kernels.cache import Cache
+from edge.backends.tvm.cpu.kernels.functions import soft_cap
+from edge.backends.tvm.cpu.kernels.lanes import (
+    Buffer,
+    Register,
+    Value,
+    exp,
+    floats,
+    i64,
+    largest,
+    let,
+    load,
+    loop,
+    spread,
+    store,
+    total,
+)
+from edge.backends.tvm.cpu.targets import Target
+
+NEVER = -1e30  # the score of a row that may not be seen
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What scores go through before softmax: a soft cap (0: none), and a sliding window, if any layer has one.
+
+    A query at position p sees positions above p − window; `positions` (int32) lie like the cache's rows.
+    """
+
+    cap: float
+    window: Value | None
+    positions: Buffer
+
+
+@dataclass(frozen=True)
+class Work:
+    """Where one thread keeps what it works on, float32: offsets into `memory`."""
+
+    memory: Buffer
+    scores: Value  # [query rows, block · 16]
+    out: Value  # [query rows, head]
+    maxima: Value  # [query rows]
+    sums: Value  # [query rows]
+    block: int  # tiles of cache rows that are worked through at once
+
+
+@dataclass(frozen=True)
+class Query:
+    """A row of queries: where it starts, how many cache rows it may see, and its position (for windows)."""
+
+    at: Value
+    visible: Value
+    position: Value
+
+
+def attend(
+    target: Target, cache: Cache, queries: Buffer, rows: Sequence[Query], first_row: Value, tiles: tuple[Value, Value],
+    work: Work, limits: Limits, *, fetch: bool,
+) -> None:  # fmt: skip
+    """Fill work.out (not yet divided by work.sums), work.maxima and work.sums for a range of the cache's tiles.
+
+    fetch: the cache is read once and not soon again, so ask memory ahead of need.
+    """
+    parts = cache.head // 16
+    query_sums = [query_sum(cache, queries, query) for query in rows]
+    for index in range(len(rows)):
+        T.buffer_store(work.memory, T.float32(NEVER), [work.maxima + index])
+        T.buffer_store(work.memory, T.float32(0), [work.sums + index])
+        for part in range(parts):
+            store(work.memory, work.out + index * cache.head + part * 16, floats(0))
+    first, last = tiles
+    with loop(i64(0), (last - first + (work.block - 1)) // work.block) as step:
+        start = let(first + step * work.block)
+        count = let(T.min(i64(work.block), last - start))
+        _score(target, cache, queries, rows, query_sums, first_row, start, count, work, limits, fetch)
+        _soften(cache, rows, first_row, start, count, work)
+        most = rows[-1].visible  # the last query sees most
+        _mix(target, cache, len(rows), first_row, start, let(T.min(count * 16, most - start * 16)), work, fetch)
+
+
+def _score(
+    target: Target, cache: Cache, queries: Buffer, rows: Sequence[Query], query_sums: Sequence[Value | None],
+    first_row: Value, start: Value, count: Value, work: Work, limits: Limits, fetch: bool,
+) -> None:  # fmt: skip
+    """work.scores = Q Kᵀ for `count` tiles; a few tiles at a time, all query rows in registers."""
+    side = _tiles_at_once(target, len(rows))
+    with loop(i64(0), (count + (side - 1)) // side) as group:
+        tiles = [let(start + group * side + offset) for offset in range(side)]
+        sums = [[Register() for _ in tiles] for _ in rows]
+        for line in sums:
+            for each in line:
+                each.value = floats(0)
+        with loop(i64(0), i64(cache.width)) as element:
+            if fetch:  # the values that will be mixed next
+                cache.fetch_values(first_row, tiles[0], element, side)
+            keys = [cache.load_keys(first_row, tile, element) for tile in tiles]
+            for part in range(cache.form.packed):
+                for line, query in zip(sums, rows, strict=True):
+                    x = let(spread(queries[query.at + element * cache.form.packed + part]))
+                    for each, key in zip(line, keys, strict=True):
+                        each.value = each.value + x * key[part]
+        for offset, tile in enumerate(tiles):
+            scales = cache.scales(cache.key_scales, first_row, tile)
+            for index, (line, query, sum_of_query) in enumerate(zip(sums, rows, query_sums, strict=True)):
+                score = limit(scaled(line[offset].value, scales, sum_of_query), query, first_row, tile, limits)
+                where = work.scores + index * (work.block * 16) + (group * side + offset) * 16
+                store(work.memory, where, score)
+
+
+def query_sum(cache: Cache, queries: Buffer, query: Query) -> Value | None:
+    """Σ q, where the least value of rows is stored apart: q k = scale · (q codes) + least · Σ q."""
+    if cache.form.scales < 2:
+        return None
+    parts: Value = floats(0)
+    for part in range(cache.head // 16):
+        parts = let(parts + load(queries, query.at + part * 16))
+    return let(total(parts))
+
+
+def scaled(products: Value, scales: Sequence[Value], sum_of_query: Value | None) -> Value:
+    """The scores of 16 rows from a query's products with their codes."""
+    if not scales:
+        return products
+    scores = products * scales[0]
+    return scores if sum_of_query is None else scores + scales[1] * spread(sum_of_query)
+
+
+def limit(scores: Value, query: Query, first_row: Value, tile: Value, limits: Limits) -> Value:
+    """The scores of 16 rows, capped, and NEVER for those that the query may not see."""
+    scores = soft_cap(scores, limits.cap)
+    numbers = T.ramp(T.cast(tile * 16, "int32"), T.int32(1), 16)
+    scores = T.Select(numbers < spread(T.cast(query.visible, "int32")), scores, floats(NEVER))
+    if limits.window is not None:
+        oldest = T.cast(query.position - limits.window, "int32")
+        newer = load(limits.positions, first_row + tile * 16) > spread(oldest)
+        scores = T.Select(newer, scores, floats(NEVER))
+    return scores
+
+
+def _soften(cache: Cache, rows: Sequence[Query], first_row: Value, start: Value, count: Value, work: Work) -> None:
+    """Turn the block's scores into powers, and correct sum and output so far for the new maximum."""
+    for index in range(len(rows)):
+        scores = let(work.scores + index * (work.block * 16))
+        most, powers, least = Register(), Register(), Register()
+        most.value = load(work.memory, scores)
+        with loop(i64(1), count) as tile:
+            most.value = T.max(most.value, load(work.memory, scores + tile * 16))
+        before = let(work.memory[work.maxima + index])
+        maximum = let(T.max(before, largest(most.value)))
+        powers.value = least.value = floats(0)
+        with loop(i64(0), count) as tile:
+            power = let(exp(load(work.memory, scores + tile * 16) - spread(maximum)))
+            powers.value = powers.value + power
+            scales = cache.scales(cache.value_scales, first_row, start + tile)
+            store(work.memory, scores + tile * 16, power * scales[0] if scales else power)
+            if len(scales) > 1:  # every dimension of a row has its least value
+                least.value = least.value + power * scales[1]
+        correction = let(exp(spread(before - maximum)))
+        scalar = let(exp(before - maximum, lanes=1))
+        T.buffer_store(work.memory, maximum, [work.maxima + index])
+        T.buffer_store(work.memory, work.memory[work.sums + index] * scalar + total(powers.value), [work.sums + index])
+        added = let(spread(total(least.value))) if cache.form.scales > 1 else floats(0)
+        for part in range(cache.head // 16):
+            at = work.out + index * cache.head + part * 16
+            corrected = load(work.memory, at) * correction
+            store(work.memory, at, corrected + added if cache.form.scales > 1 else corrected)
+
+
+def _mix(
+    target: Target, cache: Cache, rows: int, first_row: Value, start: Value, count: Value, work: Work, fetch: bool
+) -> None:
+    """work.out += powers · V over `count` cache rows; as many sums as fit in registers at a time."""
+    parts = cache.head // 16
+    width = min(parts, target.mix_registers)
+    height = max(1, target.mix_registers // width)
+    for top in range(0, rows, height):
+        lines = range(top, min(top + height, rows))
+        for left in range(0, parts, width):
+            columns = range(left, min(left + width, parts))
+            sums = {(line, part): Register() for line in lines for part in columns}
+            places = {(line, part): work.out + (line * cache.head + part * 16) for line, part in sums}
+            for key, each in sums.items():
+                each.value = load(work.memory, places[key])
+            with loop(i64(0), count) as row:
+                if fetch:  # the next block's keys
+                    cache.fetch_keys(first_row, start + work.block, row)
+                values = cache.load_values(first_row, start * 16 + row, columns)
+                for line in lines:
+                    power = let(spread(work.memory[work.scores + line * (work.block * 16) + row]))
+                    for part in columns:
+                        sums[line, part].value = sums[line, part].value + power * values[part]
+            for key, each in sums.items():
+                store(work.memory, places[key], each.value)
+
+
+def finish(cache: Cache, head_size: int, index: int, work: Work, out: Buffer, at: Value) -> None:
+    """out[at : at + head_size] = work.out / work.sums for one query row."""
+    inverse = let(T.float32(1) / work.memory[work.sums + index])
+    first = work.out + index * cache.head
+    vectors = [let(load(work.memory, first + part * 16) * spread(inverse)) for part in range(cache.head // 16)]
+    _store_head(cache.turn(vectors), out, at, head_size)
+
+
+def merge(
+    cache: Cache, memory: Buffer, head_size: int, count: Value, part_stride: int, index: Value, outs: Value,
+    maxima: Value, sums: Value, out: Buffer, at: Value,
+) -> None:  # fmt: skip
+    """out[at : at + head_size]: one query row from the parts of `count` threads.
+
+    Thread p's part starts `part_stride` · p behind `outs`, `maxima`, `sums`; `index` is the row within a part.
+    """
+    most, weights = Register(lanes=1), Register(lanes=1)
+    most.value = T.float32(NEVER)
+    with loop(i64(0), count) as part:
+        most.value = T.max(most.value, memory[maxima + part * part_stride + index])
+    mixed = [Register() for _ in range(cache.head // 16)]
+    for each in mixed:
+        each.value = floats(0)
+    weights.value = T.float32(0)
+    with loop(i64(0), count) as part:
+        weight = let(exp(memory[maxima + part * part_stride + index] - most.value, lanes=1))
+        weights.value = weights.value + weight * memory[sums + part * part_stride + index]
+        for position, each in enumerate(mixed):
+            where = outs + part * part_stride + index * cache.head + position * 16
+            each.value = each.value + spread(weight) * load(memory, where)
+    inverse = let(T.float32(1) / weights.value)
+    _store_head(cache.turn([let(each.value * spread(inverse)) for each in mixed]), out, at, head_size)
+
+
+def _store_head(vectors: Sequence[Value], out: Buffer, at: Value, head_size: int) -> None:
+    """Vectors of 16 lanes, and what is left of a head whose size is no multiple of 16."""
+    for part, vector in enumerate(vectors):
+        left = head_size - part * 16
+        if left >= 16:
+            store(out, at + part * 16, vector)
+            continue
+        value = Register()
+        value.value = vector
+        for lane in range(left):
+            T.buffer_store(out, value.lane(i64(lane)), [at + part * 16 + lane])
+
+
+def _tiles_at_once(target: Target, rows: int) -> int:
+    """How many tiles of keys fit beside the queries' sums: all registers used, but no short cache overshot."""
+    fitting = max(1, target.score_rows * target.score_tiles // rows)
+    return next(side for side in (4, 2, 1) if side <= fitting)

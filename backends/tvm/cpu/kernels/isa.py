@@ -1,0 +1,292 @@
+"""What differs between instruction sets: the dot product of bytes, and float16. A new one is a class here."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+from tvm.tirx.script.builder import ir as T
+
+from edge.backends.tvm.cpu.kernels.lanes import Value, floats, half, ints, let, pure, spread
+
+
+class Isa(Protocol):
+    """16 int32 lanes hold 4 weights each; a word of x is one int32 of 4 signed bytes, the same for all lanes."""
+
+    signed_offset: int  # what `dot` adds to every signed weight; the caller subtracts its product with the sum of x
+
+    def dot(self, sums: Value, weights: Sequence[Value], x: Sequence[Value], largest: int | None) -> Value:
+        """sums + Σ weights · x, over the 4 bytes of each lane and over the pairs of weights and words of x.
+
+        largest: of the weights, which are then unsigned and below 128; None: they are signed, and to the result
+        comes signed_offset · Σ x.
+        """
+        ...
+
+    def dots(
+        self, starts: Sequence[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], largest: int | None
+    ) -> Iterator[Value]:
+        """`dot` for every token's sums and words of x, in this order; a token is asked for when its turn comes."""
+        ...
+
+    def lookup(self, table: Sequence[int], indices: Value) -> Value:
+        """16 int32 lanes of 4 bytes, each 0 … 15, become table[byte], signed bytes."""
+        ...
+
+    def from_f16(self, stored: Value) -> Value:
+        """16 lanes of uint16 that hold float16, as float32."""
+        ...
+
+    def to_f16(self, values: Value) -> Value:
+        """16 float32 lanes rounded to float16, as uint16."""
+        ...
+
+
+class Generic:
+    """Plain vector arithmetic, which LLVM has on every CPU."""
+
+    signed_offset = 0
+
+    def dot(self, sums: Value, weights: Sequence[Value], x: Sequence[Value], largest: int | None) -> Value:
+        for register, word in zip(weights, x, strict=True):
+            for byte in range(4):
+                scalar = (word << T.int32(24 - 8 * byte)) >> T.int32(24)
+                weight = (register << ints(24 - 8 * byte)) >> ints(24)  # unsigned ones have no sign bit
+                sums = let(sums + weight * spread(scalar))
+        return sums
+
+    def dots(
+        self, starts: Sequence[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], largest: int | None
+    ) -> Iterator[Value]:
+        for start, words in zip(starts, x, strict=True):
+            yield self.dot(start, weights, words, largest)
+
+    def lookup(self, table: Sequence[int], indices: Value) -> Value:
+        index, found = let(T.reinterpret("int8x64", indices)), spread(T.int8(table[0]), 64)
+        for number, entry in enumerate(table[1:], start=1):
+            found = let(T.Select(index == spread(T.int8(number), 64), spread(T.int8(entry), 64), found))
+        return T.reinterpret("int32x16", found)
+
+    def from_f16(self, stored: Value) -> Value:
+        """Its exponent and fraction, read as a float32, are too small by 2^112; infinities are put right."""
+        bits = let(T.cast(stored, "int32x16"))
+        sign = (bits & ints(0x8000)) << ints(16)
+        magnitude = let((bits & ints(0x7FFF)) << ints(13))
+        finite = T.reinterpret("int32x16", T.reinterpret("float32x16", magnitude) * floats(2.0**112))
+        special = magnitude | ints(0x7F800000)
+        return T.reinterpret("float32x16", sign | T.Select(magnitude >= ints(0x0F800000), special, finite))
+
+    def to_f16(self, values: Value) -> Value:
+        """Round to nearest, ties to even."""
+        bits = let(T.reinterpret("int32x16", values))
+        sign = (bits >> ints(16)) & ints(0x8000)
+        magnitude = let(bits & ints(0x7FFFFFFF))
+        normal = (magnitude + ints(0x0FFF - (112 << 23)) + ((magnitude >> ints(13)) & ints(1))) >> ints(13)
+        # Adding 0.5 leaves the 10 bits of a subnormal half at the end of the sum's fraction.
+        tiny = T.reinterpret("int32x16", T.reinterpret("float32x16", magnitude) + floats(0.5)) - ints(0x3F000000)
+        special = T.Select(magnitude > ints(0x7F800000), ints(0x7E00), ints(0x7C00))
+        small = T.Select(magnitude < ints(0x38800000), tiny, normal)
+        return T.cast(sign | T.Select(magnitude >= ints(0x47800000), special, small), "uint16x16")
+
+
+class _Float16Instructions(Generic):
+    """CPUs that convert float16 themselves."""
+
+    def from_f16(self, stored: Value) -> Value:
+        return T.cast(T.reinterpret("float16x16", stored), "float32x16")
+
+    def to_f16(self, values: Value) -> Value:
+        return T.reinterpret("uint16x16", T.cast(values, "float16x16"))
+
+
+class Avx2(_Float16Instructions):
+    """vpmaddubsw adds two products of an unsigned and a signed byte in 16 bits: weights below 129 cannot overflow."""
+
+    def dot(self, sums: Value, weights: Sequence[Value], x: Sequence[Value], largest: int | None) -> Value:
+        halves = []
+        for which in (0, 1):
+            registers = [half(weight, which, "int32x8") for weight in weights]
+            pairs = [self._pairs(w, spread(word, 8), largest) for w, word in zip(registers, x, strict=True)]
+            # As many as fit 16 bits are added there.
+            fit = 1 if largest is None else ((1 << 15) - 1) // (2 * largest * 127)
+            pairs = [functools.reduce(_add, pairs[at : at + fit]) for at in range(0, len(pairs), fit)]
+            halves.append(functools.reduce(_add, map(self._widened, pairs)))
+        return let(sums + T.vectorcombine("int32x16", *halves))
+
+    def lookup(self, table: Sequence[int], indices: Value) -> Value:
+        bytes_of = T.reinterpret("int8x32", _repeated(table, 8))
+        halves = [T.reinterpret("int8x32", half(indices, which, "int32x8")) for which in (0, 1)]
+        found = [pure("int8x32", "llvm.x86.avx2.pshuf.b", bytes_of, each) for each in halves]
+        return T.vectorcombine("int32x16", *(T.reinterpret("int32x8", each) for each in found))
+
+    def _pairs(self, weights: Value, x: Value, largest: int | None) -> Value:
+        w, signs = T.reinterpret("int8x32", weights), T.reinterpret("int8x32", x)
+        if largest is None:
+            signs = pure("int8x32", "llvm.x86.avx2.psign.b", signs, w)
+            w = pure("int8x32", "llvm.x86.avx2.psign.b", w, w)  # |w|; 128 as an unsigned byte for -128
+        return let(pure("int16x16", "llvm.x86.avx2.pmadd.ub.sw", w, signs))
+
+    def _widened(self, pairs: Value) -> Value:
+        return pure("int32x8", "llvm.x86.avx2.pmadd.wd", pairs, spread(T.int16(1), 16))
+
+
+class Avx512Vnni(_Float16Instructions):
+    """vpdpbusd: 16 sums of 4 products of an unsigned and a signed byte."""
+
+    signed_offset = 128
+
+    def dot(self, sums: Value, weights: Sequence[Value], x: Sequence[Value], largest: int | None) -> Value:
+        for register, word in zip(weights, x, strict=True):
+            arguments = (T.reinterpret("int8x64", _unsigned(register, largest)), T.reinterpret("int8x64", spread(word)))
+            sums = let(pure("int32x16", "llvm.x86.avx512.vpdpbusd.512", sums, *arguments))
+        return sums
+
+    def lookup(self, table: Sequence[int], indices: Value) -> Value:
+        arguments = (T.reinterpret("int8x64", _repeated(table, 16)), T.reinterpret("int8x64", indices))
+        return T.reinterpret("int32x16", pure("int8x64", "llvm.x86.avx512.pshuf.b.512", *arguments))
+
+
+def _add(a: Value, b: Value) -> Value:
+    return let(a + b)
+
+
+def _repeated(table: Sequence[int], lanes: int) -> Value:
+    """16 signed bytes as 4 int32 lanes, again and again."""
+    words = np.array(table, np.int8).view("<i4").tolist()
+    return T.Shuffle([ints(word, 4) for word in words], [4 * (lane % 4) for lane in range(lanes)])
+
+
+class AvxVnni(Avx2):
+    """AVX2 with vpdpbusd, on registers of 256 bits."""
+
+    signed_offset = 128
+
+    def dot(self, sums: Value, weights: Sequence[Value], x: Sequence[Value], largest: int | None) -> Value:
+        registers = [_unsigned(register, largest) for register in weights]
+        halves = []
+        for which in (0, 1):
+            part = let(half(sums, which, "int32x8"))
+            for register, word in zip(registers, x, strict=True):
+                bytes_of = half(register, which, "int32x8"), spread(word, 8)
+                arguments = (T.reinterpret("int8x32", each) for each in bytes_of)
+                part = let(pure("int32x8", "llvm.x86.avx512.vpdpbusd.256", part, *arguments))
+            halves.append(part)
+        return let(T.vectorcombine("int32x16", *halves))
+
+
+def _unsigned(weights: Value, largest: int | None) -> Value:
+    """Bytes as vpdpbusd takes them: to signed ones 128 is added."""
+    return weights if largest is not None else let(weights ^ ints(-0x7F7F7F80))  # 0x80808080
+
+
+class Neon(_Float16Instructions):
+    """ARM64: 32 registers of 128 bits. A block's weights would fill them all, so tokens take turns at each register."""
+
+    def dot(self, sums: Value, weights: Sequence[Value], x: Sequence[Value], largest: int | None) -> Value:
+        (result,) = self.dots([sums], weights, [x], largest)
+        return result
+
+    def dots(
+        self, starts: Sequence[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], largest: int | None
+    ) -> Iterator[Value]:
+        """smull: products are added in 16 bits while they fit, two of signed bytes, all of a block of nibbles."""
+        sums = [_quarters(start) for start in starts]
+        room = ((1 << 15) - 1) // (127 * (128 if largest is None else largest))
+        for first in range(0, len(weights), room):
+            group = [_quarters(register) for register in weights[first : first + room]]
+            for token, words in zip(sums, x, strict=True):
+                scalars = [T.reinterpret("int8x8", spread(word, 2)) for word in words[first : first + room]]
+                for quarter in range(4):
+                    parts = [
+                        self._products([half(_bytes(each[quarter]), which, "int8x8") for each in group], scalars)
+                        for which in (0, 1)
+                    ]
+                    token[quarter] = let(token[quarter] + pure("int32x4", "llvm.aarch64.neon.addp", *parts))
+        return map(_joined, sums)
+
+    def lookup(self, table: Sequence[int], indices: Value) -> Value:
+        entries = _bytes(_repeated(table, 4))
+        found = [pure("int8x16", "llvm.aarch64.neon.tbl1", entries, _bytes(each)) for each in _quarters(indices)]
+        return _joined([T.reinterpret("int32x4", each) for each in found])
+
+    def _products(self, weights: Sequence[Value], x: Sequence[Value]) -> Value:
+        """Sums of 2 neighbouring products each, over all weights: int32x4 from pairs of int8x8."""
+        each = (pure("int16x8", "llvm.aarch64.neon.smull", *pair) for pair in zip(weights, x, strict=True))
+        return pure("int32x4", "llvm.aarch64.neon.saddlp", functools.reduce(_add, each))
+
+
+class DotProd(Neon):
+    """sdot: 4 sums of 4 products of signed bytes."""
+
+    def dots(
+        self, starts: Sequence[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], largest: int | None
+    ) -> Iterator[Value]:
+        sums = [_quarters(start) for start in starts]
+        for index, register in enumerate(weights):
+            quarters = [_bytes(each) for each in _quarters(register)]
+            for token, words in zip(sums, x, strict=True):
+                scalar = _bytes(let(spread(words[index], 4)))
+                for number, quarter in enumerate(quarters):
+                    token[number] = let(pure("int32x4", "llvm.aarch64.neon.sdot", token[number], quarter, scalar))
+        return map(_joined, sums)
+
+
+class I8mm(DotProd):
+    """smmla: [2, 8] · [2, 8]ᵀ of signed bytes, here two tokens · two rows. A single token is left to sdot."""
+
+    def dots(
+        self, starts: Sequence[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], largest: int | None
+    ) -> Iterator[Value]:
+        """Pairs of words meet pairs of registers, whose rows are brought together: 8 values of one row in 8 bytes."""
+        if len(starts) % 2:
+            return super().dots(starts, weights, x, largest)
+        pairs = range(0, len(starts), 2)
+        sums = [_crossed(starts[pair], starts[pair + 1], _TOKENS) for pair in pairs]
+        for index in range(0, len(weights), 2):
+            rows = [_bytes(each) for each in _crossed(weights[index], weights[index + 1], _ROWS)]
+            for pair, products in zip(pairs, sums, strict=True):
+                four = [words[at] for words in x[pair : pair + 2] for at in (index, index + 1)]
+                tokens = _bytes(let(T.Shuffle(four, list(range(4)))))
+                for number, row in enumerate(rows):
+                    products[number] = let(pure("int32x4", "llvm.aarch64.neon.smmla", products[number], tokens, row))
+        return (_joined(each) for products in sums for each in _uncrossed(products))
+
+
+# Lanes of two registers that are put together, and those of the register behind it.
+_ROWS = (0, 4, 1, 5), (2, 6, 3, 7)  # 8 bytes of a row, 4 from each
+_TOKENS = (0, 1, 4, 5), (2, 3, 6, 7)  # two rows' sums of one token, and of the other; twice is as before
+
+
+def _crossed(first: Value, second: Value, orders: tuple[tuple[int, ...], ...]) -> list[Value]:
+    """Two vectors of 16 int32 lanes as 8 of 4, with lanes of both in each."""
+    pairs = zip(_quarters(first), _quarters(second), strict=True)
+    return [let(T.Shuffle(pair, order)) for pair in pairs for order in orders]
+
+
+def _uncrossed(products: Sequence[Value]) -> list[list[Value]]:
+    """The quarters of two tokens' sums."""
+    pairs = [products[at : at + 2] for at in range(0, 8, 2)]
+    return [[let(T.Shuffle(pair, order)) for pair in pairs] for order in _TOKENS]
+
+
+def _bytes(quarter: Value) -> Value:
+    return T.reinterpret("int8x16", quarter)
+
+
+def _quarters(vector: Value) -> list[Value]:
+    """16 int32 lanes as 4 times 4."""
+    halves = [half(vector, which, "int32x8") for which in (0, 1)]
+    return [let(half(each, which, "int32x4")) for each in halves for which in (0, 1)]
+
+
+def _joined(quarters: Sequence[Value]) -> Value:
+    a, b = (T.vectorcombine("int32x8", *quarters[at : at + 2]) for at in (0, 2))
+    return let(T.vectorcombine("int32x16", a, b))
+
+
+ISAS: dict[str, Isa] = {
+    "generic": Generic(), "avx2": Avx2(), "avxvnni": AvxVnni(), "avx512vnni": Avx512Vnni(),
+    "neon": Neon(), "dotprod": DotProd(), "i8mm": I8mm(),
+}  # fmt: skip

@@ -1,0 +1,216 @@
+"""Weights times activations: 16 rows of a matrix (a tile) against one token or several at once.
+
+Decode reads each weight once and is bound by memory. Prefill reads a tile once for several tokens: its registers
+are unpacked once per block and serve every token. Both are this kernel, with one token or `Target.gemm_tokens`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tvm.tirx.script.builder import ir as T
+
+from edge.backends.tvm.cpu.kernels.activations import CENTER, Quantized
+from edge.backends.tvm.cpu.kernels.isa import Isa
+from edge.backends.tvm.cpu.kernels.lanes import (
+    Buffer,
+    Register,
+    Value,
+    floats,
+    i64,
+    ints,
+    let,
+    load,
+    loop,
+    prefetch,
+    spread,
+)
+from edge.backends.tvm.packing.blocks.base import PART, Block, FloatBlock, IntegerBlock
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A packed matrix in the file of weights: its block type, its width, and where it lies (bytes)."""
+
+    block: Block
+    columns: int
+    quants: Value
+    scales: Value
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The file of weights, seen as each of the types that it holds."""
+
+    words: Buffer  # int32
+    halves: Buffer  # uint16: scales, F16, BF16
+    bytes: Buffer  # int8: factors of scales
+    floats: Buffer  # float32: F32, norms
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The activations of a product: float rows, `stride` values each, and the same quantized.
+
+    Without the latter, integer weights are multiplied with the floats: the exact mode.
+    """
+
+    floats: Buffer
+    start: Value
+    stride: int
+    quantized: Quantized | None
+
+
+def multiply(
+    isa: Isa, weights: Weights, matrix: Matrix, tile: Value, inputs: Inputs, rows: Sequence[Value], ahead: int = 0
+) -> list[Register]:
+    """16 products of tile `tile` with each of the given rows of the inputs.
+
+    ahead: bytes by which memory is asked for weights before they are multiplied, or 0.
+    """
+    sums = [Register() for _ in rows]
+    for each in sums:
+        each.value = floats(0)
+    if isinstance(matrix.block, FloatBlock):
+        _float_weights(isa, weights, matrix, matrix.block, tile, inputs, rows, sums)
+    elif inputs.quantized is None:
+        _exact(isa, weights, matrix, matrix.block, tile, inputs, rows, sums)
+    else:
+        _integers(isa, weights, matrix, matrix.block, tile, inputs.quantized, rows, sums, ahead)
+    return sums
+
+
+def _integers(
+    isa: Isa, weights: Weights, matrix: Matrix, block: IntegerBlock, tile: Value, x: Quantized,
+    rows: Sequence[Value], sums: list[Register], ahead: int,
+) -> None:  # fmt: skip
+    """Σ over spans of d · s · (Σ w q − center Σ q) + m · s Σ q, where s and q are the activations'."""
+    count, first_part, first_scales = _tile(matrix, block, tile)
+    x_words = [let(x.words_at(row)) for row in rows]
+    x_blocks = [let(x.blocks_at(row)) for row in rows]
+    center = block.center + (isa.signed_offset if block.signed else 0)
+    with loop(i64(0), i64(count)) as at:
+        first = let(first_part + at * (block.part_bytes // 4))
+        if ahead:
+            for line in range(0, block.part_bytes, 64):
+                prefetch(weights.words, first + (ahead + line) // 4)
+        spans = _read_part(isa, weights, block, first, first_scales, at)
+        x_sums, products = x.sums[block.span], []
+        for number, span in enumerate(spans):
+            starts, words_of_x = [], []
+            for x_at, block_at in zip(x_words, x_blocks, strict=True):
+                sum_at = (block_at + at) * len(spans) + number
+                correction = x.integers[x_sums.corrections + sum_at] * T.int32(center // CENTER[block.span])
+                starts.append(spread(correction) if center else ints(0))
+                word = x_at + at * (PART // 4) + number * len(span.registers)
+                words_of_x.append([x.integers[word + index] for index in range(len(span.registers))])
+            products.append(isa.dots(starts, span.registers, words_of_x, block.largest))
+        for each, block_at, *dots in zip(sums, x_blocks, *products, strict=True):
+            result = each.value
+            for number, (span, dot) in enumerate(zip(spans, dots, strict=True)):
+                factor = span.scale * spread(x.numbers[x.scales + block_at + at])
+                result = result + T.cast(dot, "float32x16") * factor
+                if span.minimum is not None:
+                    sum_at = (block_at + at) * len(spans) + number
+                    result = result + span.minimum * spread(x.numbers[x_sums.sums + sum_at])
+            each.value = result
+
+
+def _exact(
+    isa: Isa, weights: Weights, matrix: Matrix, block: IntegerBlock, tile: Value, inputs: Inputs,
+    rows: Sequence[Value], sums: list[Register],
+) -> None:  # fmt: skip
+    """The same with every weight made a float: slow, for tests and for comparison."""
+    count, first_part, first_scales = _tile(matrix, block, tile)
+    starts = [let(inputs.start + row * inputs.stride) for row in rows]
+    with loop(i64(0), i64(count)) as at:
+        first = first_part + at * (block.part_bytes // 4)
+        for index, weight in enumerate(_weights(block, _read_part(isa, weights, block, first, first_scales, at))):
+            weight = let(weight)
+            for each, start in zip(sums, starts, strict=True):
+                each.value = each.value + weight * spread(inputs.floats[start + at * PART + index])
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Neighbouring values of 16 rows, 4 in each register, that share a scale and a minimum."""
+
+    registers: Sequence[Value]
+    scale: Value
+    minimum: Value | None = None
+
+
+def _tile(matrix: Matrix, block: IntegerBlock, tile: Value) -> tuple[int, Value, Value]:
+    """The number of its parts, and where it lies: the quants in words, the scales in halves."""
+    quants, scales = block.packed_bytes(16, matrix.columns)
+    words, halves = (matrix.quants + tile * quants) // 4, (matrix.scales + tile * scales) // 2
+    return matrix.columns // PART, let(words), let(halves)
+
+
+def _read_part(
+    isa: Isa, weights: Weights, block: IntegerBlock, first: Value, first_scales: Value, at: Value
+) -> list[_Span]:
+    """Part `at` of a tile, whose quants are at word `first` and whose scales begin at half `first_scales`."""
+    first = let(first)
+    registers = block.registers(isa, lambda index: load(weights.words, first + index * 16))
+    scales = let(first_scales + at // block.parts * (block.scale_bytes // 2))
+    numbers = [let(isa.from_f16(load(weights.halves, scales + index * 16))) for index in range(block.numbers)]
+    if block.parts == 1:
+        return [_Span(registers, *numbers)]
+    factors_at = let((scales + block.numbers * 16) * 2 + at % block.parts * PART)
+    stored = [let(T.cast(load(weights.bytes, factors_at + index * 16), "int32x16")) for index in (0, 1)]
+    if block.span == PART:
+        factors = [stored]
+    elif block.has_minimum:
+        factors = [[each & ints(15), (each >> ints(4)) & ints(15)] for each in stored]
+    else:
+        factors = [[each] for each in stored]
+    scaled = [[let(d * T.cast(f, "float32x16")) for d, f in zip(numbers, each, strict=True)] for each in factors]
+    count = len(registers) // len(scaled)
+    return [_Span(registers[index * count : (index + 1) * count], *each) for index, each in enumerate(scaled)]
+
+
+def _weights(block: IntegerBlock, spans: Sequence[_Span]) -> Iterator[Value]:
+    """The values of a part as floats, one of each row. Unsigned bytes are below 128: they may be read as signed."""
+    for span in spans:
+        for register in span.registers:
+            for byte in range(4):
+                quant = (register << ints(24 - 8 * byte)) >> ints(24)
+                weight = T.cast(quant - ints(block.center), "float32x16") * span.scale
+                yield weight if span.minimum is None else weight + span.minimum
+
+
+def _float_weights(
+    isa: Isa, weights: Weights, matrix: Matrix, block: FloatBlock, tile: Value, inputs: Inputs,
+    rows: Sequence[Value], sums: list[Register],
+) -> None:  # fmt: skip
+    memory = weights.floats if block.raw_bytes == 4 else weights.halves
+    first = let(matrix.quants // block.raw_bytes + tile * (matrix.columns * 16))
+    starts = [let(inputs.start + row * inputs.stride) for row in rows]
+    with loop(i64(0), i64(matrix.columns)) as at:
+        weight = let(block.decode(isa, load(memory, first + at * 16)))
+        for each, start in zip(sums, starts, strict=True):
+            each.value = each.value + weight * spread(inputs.floats[start + at])
+
+
+def copy_row(isa: Isa, weights: Weights, matrix: Matrix, row: Value, out: Buffer, out_at: Value) -> None:
+    """out[out_at : out_at + columns] = row `row` of the matrix: the embedding of a token.
+
+    Works through whole tiles, of which one lane is kept: 16 × the work of a few µs, and no second layout.
+    """
+    block, tile, lane = matrix.block, let(row // 16), let(row % 16)
+    kept = Register()
+    if isinstance(block, FloatBlock):
+        memory = weights.floats if block.raw_bytes == 4 else weights.halves
+        first = let(matrix.quants // block.raw_bytes + tile * (matrix.columns * 16))
+        with loop(i64(0), i64(matrix.columns)) as at:
+            kept.value = block.decode(isa, load(memory, first + at * 16))
+            T.buffer_store(out, kept.lane(lane), [out_at + at])
+        return
+    count, first_part, first_scales = _tile(matrix, block, tile)
+    with loop(i64(0), i64(count)) as at:
+        first = first_part + at * (block.part_bytes // 4)
+        for index, weight in enumerate(_weights(block, _read_part(isa, weights, block, first, first_scales, at))):
+            kept.value = weight
+            T.buffer_store(out, kept.lane(lane), [out_at + at * PART + index])

@@ -1,0 +1,105 @@
+"""Threads that meet between phases, without a library: counters in memory, a bounded spin, then the system's futex.
+
+Every thread counts its arrivals in a line of its own, so meeting costs one transfer between caches each way. Who
+waits longer than a fraction of a millisecond sleeps, and is woken by whoever it waits for: when other programs use
+the cores, spinning on would burn the time in which the other could arrive, and yielding gives a whole time slice
+away at every meeting. TIR has no atomic operations, so these few are LLVM IR.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from tvm.tirx.script.builder import ir as T
+
+from edge.backends.tvm.cpu.kernels.lanes import Value, i64, loop, when
+from edge.backends.tvm.packing.layout import LINE
+
+# The second word of a line counts its sleepers. A counter only grows; differences of 32 bits may wrap.
+_FUNCTIONS = r"""
+declare i64 @syscall(i64, ...)
+declare void @PAUSE
+
+define i32 @edge_arrive(ptr %line) {
+  %before = atomicrmw add ptr %line, i32 1 seq_cst
+  %sleepers = getelementptr i8, ptr %line, i64 4
+  %asleep = load atomic i32, ptr %sleepers seq_cst, align 4
+  %none = icmp eq i32 %asleep, 0
+  br i1 %none, label %done, label %wake
+wake:
+  call i64 (i64, ...) @syscall(i64 FUTEX, ptr %line, i64 129, i64 2147483647)
+  br label %done
+done:
+  %mine = add i32 %before, 1
+  ret i32 %mine
+}
+
+define i32 @edge_wait(ptr %line, i32 %value) {
+entry:
+  %sleepers = getelementptr i8, ptr %line, i64 4
+  br label %spin
+spin:
+  %turn = phi i32 [ 0, %entry ], [ %next, %pause ]
+  %seen = load atomic i32, ptr %line acquire, align 4
+  %ahead = sub i32 %seen, %value
+  %there = icmp sge i32 %ahead, 0
+  br i1 %there, label %done, label %pause
+pause:
+  call void @CALL
+  %next = add i32 %turn, 1
+  %patient = icmp ult i32 %next, SPINS
+  br i1 %patient, label %spin, label %doze
+doze:
+  %entering = atomicrmw add ptr %sleepers, i32 1 seq_cst
+  br label %look
+look:
+  %found = load atomic i32, ptr %line seq_cst, align 4
+  %past = sub i32 %found, %value
+  %arrived = icmp sge i32 %past, 0
+  br i1 %arrived, label %rise, label %sleep
+sleep:
+  call i64 (i64, ...) @syscall(i64 FUTEX, ptr %line, i64 128, i32 %found, ptr null)
+  br label %look
+rise:
+  %leaving = atomicrmw sub ptr %sleepers, i32 1 seq_cst
+  br label %done
+done:
+  ret i32 0
+}
+"""
+
+_MACHINES = {  # the number of the system call, the declaration and the call of a pause
+    "x86_64": ("202", "llvm.x86.sse2.pause()", "llvm.x86.sse2.pause()"),
+    "aarch64": ("98", "llvm.aarch64.hint(i32)", "llvm.aarch64.hint(i32 1)"),
+}
+
+
+def imports(machine: str, spins: int) -> str:
+    """The functions below as LLVM IR, for `Target.machine`.
+
+    spins: pauses before a thread sleeps; 1 is as good as none.
+    """
+    words = dict(zip(("FUTEX", "PAUSE", "CALL"), _MACHINES[machine], strict=True)) | {"SPINS": str(spins)}
+    return functools.reduce(lambda text, word: text.replace(word, words[word]), words, _FUNCTIONS)
+
+
+def arrive(lines: Value, index: Value) -> Value:
+    """Count an arrival at line `index`, wake who waits for it; returns the count so far, int32."""
+    return T.call_extern("int32", "edge_arrive", _address(lines, index))
+
+
+def wait(lines: Value, index: Value, count: Value) -> None:
+    """Return once line `index` has counted at least `count` arrivals."""
+    T.evaluate(T.call_extern("int32", "edge_wait", _address(lines, index), count))
+
+
+def meet(lines: Value, thread: Value, threads: Value) -> None:
+    """A barrier: everything that any thread wrote before it is seen by all after it."""
+    with when(threads > 1):
+        mine = T.Bind(arrive(lines, thread))
+        with loop(i64(0), threads) as other, when(other != thread):
+            wait(lines, other, mine)
+
+
+def _address(lines: Value, index: Value) -> Value:
+    return T.address_of(lines[index * LINE])

@@ -1,0 +1,246 @@
+"""A pass while it is built: its arguments, its share of the work, and the rows of activations that products read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tvm.tirx.script.builder import ir as T
+
+from edge.backends.tvm.compiler.design import Design
+from edge.backends.tvm.cpu import marks
+from edge.backends.tvm.cpu.kernels import clock
+from edge.backends.tvm.cpu.kernels.activations import Quantized, Sums, quantize
+from edge.backends.tvm.cpu.kernels.cache import Cache
+from edge.backends.tvm.cpu.kernels.codes import memory_types
+from edge.backends.tvm.cpu.kernels.isa import ISAS
+from edge.backends.tvm.cpu.kernels.lanes import Buffer, Register, Value, i64, let, load, loop, when
+from edge.backends.tvm.cpu.kernels.matmul import Inputs, Matrix, Weights, multiply
+from edge.backends.tvm.cpu.kernels.norms import NORMS
+from edge.backends.tvm.cpu.kernels.threads import meet
+from edge.backends.tvm.packing.blocks import BLOCKS
+from edge.backends.tvm.packing.blocks.base import IntegerBlock
+from edge.backends.tvm.packing.layout import Job, Table
+
+
+class Frame:
+    """A step (`single`) or a chunk, as one thread runs it. Everything it gives is an expression of TVM.
+
+    In a step every thread normalises and quantizes its own copy of the one row, which is cheaper than a barrier; in a
+    chunk the rows are shared out first.
+    """
+
+    def __init__(self, design: Design, single: bool, pointers: dict[str, Any], thread: Value) -> None:
+        self.design, self.single, self.thread = design, single, thread
+        self.shape, self.target, self.isa = design.shape, design.target, ISAS[design.target.name]
+        self.dealt = self.target.step_dealt if single else self.target.chunk_dealt
+        # In the exact mode a batch of 8 tokens would take half a minute to compile.
+        self.batch = 1 if single else min(2, self.target.gemm_tokens) if design.exact else self.target.gemm_tokens
+
+        def view(name: str, dtype: str) -> Buffer:
+            return T.decl_buffer((1 << 48,), dtype, data=pointers[name])
+
+        job, self.lines = view("job", "int64"), view("lines", "int32")
+        count, self.position, self.first_angle, self.threads, self.wanted, self.observed, self.votes, self.disk = (
+            let(job[Job.slot(name)])
+            for name in ("count", "position", "angle", "threads", "wanted", "observed", "votes", "disk")
+        )
+        self.count = i64(1) if single else count
+        self.weights = Weights(*(view("weights", dtype) for dtype in ("int32", "uint16", "int8", "float32")))
+        self.table, self.tokens = view("table", "int64"), view("tokens", "int32")
+        self.floats, self.integers = view("floats", "float32"), view("integers", "int32")
+        self.rope, self.logits = view("rope", "float32"), view("logits", "float32")
+        self.attention = view("attention", "float32")
+        self.positions, self.lengths = view("positions", "int32"), view("lengths", "int32")
+        self._times = view("times", "int64") if design.timed else None
+        self.cache = Cache(
+            isa=self.isa, dtype=design.kv_dtype, starts=view("starts", "int32"), kv_heads=self.shape.kv_heads,
+            head=self.shape.padded_head,
+            **{name: view(name, dtype) for name, dtype in memory_types(design.kv_dtype).items()},
+        )  # fmt: skip
+
+    def normalise(self, norm: str, layer: Value, group: str) -> None:
+        """In a chunk, a phase of its own."""
+        if self.single:
+            return
+        with self.phase(norm, layer), self.shared_out(self.count) as token:
+            self.norm_row(token, token, norm, layer)
+            self.quantize_row("normed", self.shape.padded_hidden, token, token, self.blocks(group))
+
+    def normalised(self, norm: str, layer: Value, group: str) -> Inputs:
+        """In a step, the thread's own copy."""
+        if self.single:
+            self.norm_row(i64(0), self.thread, norm, layer)
+            self.quantize_row("normed", self.shape.padded_hidden, self.thread, self.thread, self.blocks(group))
+            self.mark(norm, layer)
+        return self.inputs("normed", self.shape.padded_hidden)
+
+    def share_out(self, name: str, width: int, layer: Value, group: str) -> None:
+        """In a chunk, quantize rows in a phase of its own."""
+        if self.single or not self._spans(self.blocks(group)):
+            return
+        with self.phase(f"quantize_{name}", layer), self.shared_out(self.count) as token:
+            self.quantize_row(name, width, token, token, self.blocks(group))
+
+    def ready(self, name: str, width: int, layer: Value, group: str, *, private: bool) -> Inputs:
+        """In a step, quantize the thread's own copy, from its own row or from the one that all share."""
+        source = self.thread if private else i64(0)
+        if self.single and self._spans(self.blocks(group)):
+            self.quantize_row(name, width, source, self.thread, self.blocks(group))
+            self.mark(f"quantize_{name}", layer)
+        return self.inputs(name, width, shared=not private)
+
+    def norm_row(self, source: Value, row: Value, norm: str, layer: Value | None) -> None:
+        shape = self.shape
+        weight, bias = (
+            let(self.at(name) if layer is None else self.layer_at(layer, name))
+            if name == norm or name in self.design.vectors
+            else None
+            for name in (norm, f"{norm}.bias")
+        )
+        NORMS[shape.norm](
+            self.floats, let(self.at("x") + source * shape.padded_hidden), self.weights.floats, weight, bias,
+            shape.hidden, shape.padded_hidden, shape.norm_eps,
+            self.floats, let(self.at("normed") + row * shape.padded_hidden),
+        )  # fmt: skip
+
+    def quantize_row(self, name: str, width: int, source: Value, row: Value, blocks: Sequence[str]) -> None:
+        if spans := self._spans(blocks):
+            quantize(self.floats, let(self.at(name) + source * width), width, self.quantized(), row, spans)
+
+    def _spans(self, blocks: Sequence[str]) -> Sequence[int]:
+        """How many values each of the sums is of that products with these weights need; none without integers."""
+        integers = [block for block in map(BLOCKS.__getitem__, blocks) if isinstance(block, IntegerBlock)]
+        return [] if self.design.exact else sorted({block.span for block in integers})
+
+    def inputs(self, name: str, width: int, *, shared: bool = False) -> Inputs:
+        """shared: in a step, all threads read the one row of floats rather than copies of their own."""
+        stride = 0 if self.single and shared else width
+        return Inputs(self.floats, self.at(name), stride, None if self.design.exact else self.quantized())
+
+    def multiply(self, matrix: Matrix, tile: Value, inputs: Inputs, rows: Sequence[Value]) -> list[Register]:
+        ahead = self.target.fetch_ahead if len(rows) == 1 else 0  # for several tokens, arithmetic is what takes time
+        return multiply(self.isa, self.weights, matrix, tile, inputs, rows, ahead)
+
+    def product(
+        self, name: str, layer: Value, matrix: Matrix, tile: Value, inputs: Inputs, rows: Sequence[Value]
+    ) -> list[Register]:
+        """As `multiply`, with the matrix's bias added if it has one."""
+        sums = self.multiply(matrix, tile, inputs, rows)
+        if f"{name}.bias" in self.design.vectors:
+            bias = let(load(self.weights.floats, self.layer_at(layer, f"{name}.bias") + tile * 16))
+            for each in sums:
+                each.value = each.value + bias
+        return sums
+
+    def quantized(self) -> Quantized:
+        sums = {
+            32: Sums(self.at("corrections"), self.at("sums")),
+            16: Sums(self.at("half_corrections"), self.at("half_sums")),
+        }
+        return Quantized(self.integers, self.at("words"), self.floats, self.at("scales"), sums, self.shape.widest)
+
+    @contextmanager
+    def phase(self, name: str, layer: Value | None = None) -> Iterator[None]:
+        """Work of all threads, which wait for each other at its end. `name`: one of `marks.MARKS`."""
+        yield
+        self.mark(name, layer)
+        meet(self.lines, self.thread, self.threads)
+        self.mark(name, layer, marks.WAIT)
+
+    def mark(self, name: str, layer: Value | None = None, kind: int = marks.WORK) -> None:
+        """In a timed pass, the thread books the time since its last mark to this; otherwise nothing is emitted."""
+        if self._times is None:
+            return
+        layers = self.shape.layers
+        thread = let(self.thread * marks.stride(layers))
+        counters = marks.first(i64(layers) if layer is None else layer) + marks.offset(name, kind)
+        clock.mark(self._times, thread, thread + counters)
+
+    def range(self, count: Value | int) -> tuple[Value, Value]:
+        """The thread's part of `count` pieces."""
+        return let(self.thread * count // self.threads), let((self.thread + 1) * count // self.threads)
+
+    @contextmanager
+    def shared_out(self, count: Value) -> Iterator[Value]:
+        """The thread's pieces: a range of them, or dealt out."""
+        if self.dealt:
+            with self.dealt_out(count) as index:
+                yield index
+            return
+        start, stop = self.range(count)
+        with loop(start, stop) as index:
+            yield index
+
+    @contextmanager
+    def dealt_out(self, count: Value) -> Iterator[Value]:
+        """The pieces in turn, one thread after the other."""
+        with loop(i64(0), (count - self.thread + self.threads - 1) // self.threads) as turn:
+            yield let(self.thread + turn * self.threads)
+
+    @contextmanager
+    def tiles(self, count: int) -> Iterator[Value]:
+        with self.shared_out(i64(count)) as tile:
+            yield tile
+
+    @contextmanager
+    def batches(self) -> Iterator[list[Value]]:
+        """The tokens that a pass over a tile serves; the last ones may be beyond the chunk."""
+        if self.single:
+            yield [i64(0)]
+            return
+        with loop(i64(0), (self.count + (self.batch - 1)) // self.batch) as batch:
+            yield [let(batch * self.batch + index) for index in range(self.batch)]
+
+    @contextmanager
+    def if_real(self, token: Value) -> Iterator[None]:
+        if self.single:
+            yield
+            return
+        with when(token < self.count):
+            yield
+
+    def rows(self, tokens: Sequence[Value]) -> Sequence[Value]:
+        """Rows of activations: in a step, the thread's own copy."""
+        return [self.thread] if self.single else tokens
+
+    def per_variant(self, group: str, layer: Value, emit: Callable[[list[Matrix]], None]) -> None:
+        """Code for every combination of block types in use; a layer picks its own."""
+        variants = self.design.variants[group]
+        for number, blocks in enumerate(variants):
+            matrices = [
+                self.layer_matrix(layer, name, block)
+                for name, block in zip(self.shape.groups[group], blocks, strict=True)
+            ]
+            if len(variants) == 1:
+                emit(matrices)
+            else:
+                with when(self.layer_at(layer, group) == number):
+                    emit(matrices)
+
+    def blocks(self, group: str) -> list[str]:
+        return [name for blocks in self.design.variants[group] for name in blocks]
+
+    def layer_matrix(self, layer: Value, name: str, block: str) -> Matrix:
+        shape = self.shape
+        columns = {"attn_output": shape.heads * shape.head, "ffn_down": shape.ffn}.get(name, shape.hidden)
+        quants, scales = self.layer_at(layer, name), self.layer_at(layer, f"{name}.scales")
+        return Matrix(BLOCKS[block], columns, let(quants), let(scales))
+
+    def matrix(self, block: str, columns: int, name: str) -> Matrix:
+        return Matrix(BLOCKS[block], columns, self.at(name), self.at(f"{name}.scales"))
+
+    def length(self, layer: Value, kv_head: Value) -> Value:
+        """Rows of a head before this pass."""
+        return T.cast(self.lengths[layer * self.shape.kv_heads + kv_head], "int64")
+
+    def at(self, name: str) -> Value:
+        return self.table[Table.slot(name)]
+
+    def layer_at(self, layer: Value, name: str) -> Value:
+        return self.table[len(Table.NAMES) + layer * len(Table.PER_LAYER) + Table.layer_slot(name)]
+
+    def piece_at(self, piece: Value, number: int) -> Value:
+        """Of the four numbers of a piece of streamed weights."""
+        return self.table[Table.first_piece(self.shape.layers) + piece * 4 + number]

@@ -1,0 +1,1 @@
+"""The native engine's KV cache, as the host sees it."""

@@ -1,0 +1,132 @@
+"""The rows of the KV cache as they lie in memory, those of all heads together, for NumPy: kernels/cache.py says how."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edge.backends.tvm.kv.householder import reflect
+from edge.backends.tvm.kv.regions import TILE, Move
+from edge.backends.tvm.kv.row_formats import FORMATS, decode, encode, pack_keys, unpack_keys
+from edge.backends.tvm.memory import aligned_zeros, release
+from edge.backends.tvm.packing.layout import Shape
+from edge.types import AnyArray, FloatArray
+
+_SPARE_ROWS = 64  # behind the last head: scores are computed for up to 4 tiles of 16 rows at once
+
+
+def row_bytes(shape: Shape, dtype: str) -> int:
+    """Bytes that a token adds, in all layers."""
+    form = FORMATS[dtype]
+    codes = shape.padded_head // form.packed * np.dtype(form.memory).itemsize
+    return 2 * shape.layers * shape.kv_heads * (codes + form.scales * np.dtype(form.scale).itemsize)
+
+
+class Rows:
+    """`arrays` are what compiled code works on. Rows are named by their numbers from the start of the arena.
+
+    mirrors: the normals by which keys are reflected (mirror.py), [heads of all layers, head].
+    """
+
+    def __init__(self, count: int, head: int, dtype: str, mirrors: FloatArray) -> None:
+        form, self.dtype, self.mirrors, self._tiles = FORMATS[dtype], dtype, mirrors, count // TILE
+        self._widths = form.widths(head)
+        types = [form.memory] * 2 + [form.scale] * 2
+        self.arrays = {
+            name: with_spare(count * width, memory, width)
+            for (name, width), memory in zip(self._widths.items(), types, strict=True)
+        }
+        self.nbytes = sum(array.nbytes for array in self.arrays.values())
+
+    def width(self, name: str) -> int:
+        """Elements that an array has for every row."""
+        return self._widths[name]
+
+    def gather(self, name: str, rows: AnyArray) -> AnyArray:
+        """As stored, [..., width]."""
+        view = self._view(name)
+        return np.asarray(view[rows] if name == "values" else view[rows // TILE, :, rows % TILE])
+
+    def scatter(self, name: str, rows: AnyArray, stored: AnyArray) -> None:
+        if name == "values":
+            self._view(name)[rows] = stored
+        else:
+            self._view(name)[rows // TILE, :, rows % TILE] = stored
+
+    def save(self, name: str, rows: AnyArray) -> bytes:
+        """Rows [heads, n] as they lie in memory: whole tiles of each head, then the rows that are left over."""
+        if self.width(name) == 0:
+            return b""
+        tiled, rest, tiles = _tiles(rows)
+        whole = self._by_tile(name)[tiles] if tiles is not None else self._turned(name, self.gather(name, tiled))
+        return whole.tobytes() + self.gather(name, rest).tobytes()
+
+    def restore(self, name: str, rows: AnyArray, saved: AnyArray) -> None:
+        """Put back what `save` gave, [heads · n · width]."""
+        width = self.width(name)
+        if width == 0:
+            return
+        tiled, rest, tiles = _tiles(rows)
+        whole, others = saved[: tiled.size * width], saved[tiled.size * width :]
+        if tiles is not None:
+            self._by_tile(name)[tiles] = whole.reshape(*tiles.shape, TILE * width)
+        else:
+            shape = (TILE, width) if name == "values" else (width, TILE)
+            self.scatter(name, tiled, self._turned(name, whole.reshape(*tiled.shape[:2], *shape)))
+        self.scatter(name, rest, others.reshape(*rest.shape, width))
+
+    def keys(self, rows: AnyArray, head: int | None = None) -> FloatArray:
+        """Of one head, float32 [n, head], or of all, [heads of all layers, n, head]."""
+        codes = unpack_keys(self.dtype, self.gather("keys", rows))
+        return self._reflected(decode(self.dtype, codes, self.gather("key_scales", rows)), head)
+
+    def set_keys(self, rows: AnyArray, keys: FloatArray, head: int | None = None) -> None:
+        codes, scales = encode(self.dtype, self._reflected(keys, head))
+        self.scatter("keys", rows, pack_keys(self.dtype, codes))
+        self.scatter("key_scales", rows, scales)
+
+    def _reflected(self, keys: FloatArray, head: int | None) -> FloatArray:
+        if not FORMATS[self.dtype].turned:
+            return keys
+        return reflect(keys, self.mirrors if head is None else self.mirrors[head])
+
+    def shift(self, move: Move) -> None:
+        """Move neighbouring rows; both ends begin with a tile."""
+        for name in self.arrays:
+            view, unit = self._view(name), 1 if name == "values" else TILE
+            count = -(-move.count // unit)
+            source, target = move.source // unit, move.target // unit
+            view[target : target + count] = view[source : source + count]
+
+    def release(self, first: int) -> None:
+        """Give the memory of all rows from `first` on back, which begins a tile: nothing is in them any more."""
+        for name, array in self.arrays.items():
+            release(array[first * self.width(name) :])
+        self.nbytes = sum(first * self.width(name) * array.itemsize for name, array in self.arrays.items())
+
+    def _by_tile(self, name: str) -> AnyArray:
+        """[tiles, TILE · width], in whatever order a tile has within."""
+        return self.arrays[name].reshape(-1, TILE * self.width(name))
+
+    def _turned(self, name: str, tiles: AnyArray) -> AnyArray:
+        """[…, TILE, width] as they lie in memory, or back."""
+        return tiles if name == "values" else tiles.swapaxes(-1, -2)
+
+    def _view(self, name: str) -> AnyArray:
+        """values [rows, width], the others [rows / 16, width, 16]."""
+        array, width = self.arrays[name], self.width(name)
+        return array.reshape(-1, width) if name == "values" else array.reshape(self._tiles, width, TILE)
+
+
+def with_spare(count: int, dtype: str, width: int = 1) -> AnyArray:
+    """[count] zeros, with room behind them that kernels may read."""
+    return aligned_zeros(count + _SPARE_ROWS * width, dtype)[:count]
+
+
+def _tiles(rows: AnyArray) -> tuple[AnyArray, AnyArray, AnyArray | None]:
+    """Rows [heads, n] as [heads, tiles, TILE], those that are left over, and the numbers of the tiles if the rows fill
+    tiles of the arena: that makes copying them much faster."""
+    whole = rows.shape[1] // TILE * TILE
+    tiled = rows[:, :whole].reshape(len(rows), -1, TILE)
+    first = tiled[..., 0]
+    fill = not (first % TILE).any() and bool((tiled == first[..., None] + np.arange(TILE)).all())
+    return tiled, rows[:, whole:], first // TILE if fill else None

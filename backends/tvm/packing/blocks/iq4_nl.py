@@ -1,0 +1,10 @@
+"""IQ4_NL: 32 values d · codebook[q], q of 4 bits in the order of Q4_0."""
+
+from __future__ import annotations
+
+from edge.backends.tvm.packing.blocks.base import IntegerBlock
+from edge.backends.tvm.packing.blocks.q4_0 import split
+
+CODEBOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+BLOCK = IntegerBlock("IQ4_NL", values=32, raw_bytes=18, planes=(4,), signed=True, codebook=CODEBOOK, split=split)

@@ -1,0 +1,126 @@
+"""The packed file of weights: a model's tensors re-laid for the kernels once, then mapped.
+
+Mapped weights are file pages: shared between processes, and the system may drop and reread them. The file lies in the
+cache folder under a key made of everything it depends on; `edge.storage.cache` tells whether it is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from edge.backends.tvm.compiler.sources import source_hash
+from edge.backends.tvm.cpu.streaming import BLOCK, Streams
+from edge.backends.tvm.packing.layout import Layout, Place, round_up
+from edge.formats.gguf import GGUFFile, TensorInfo
+from edge.storage import cache
+from edge.storage.fingerprint import Fingerprint, fingerprint
+from edge.types import AnyArray
+
+_SLICE = 4 << 20  # bytes of a tensor that are re-laid at once: what packing adds to the process
+_HASHING = 0.1  # of the time that packing takes, for the progress bar
+_HUGEPAGE, _POPULATE_READ = 14, 22  # of Linux's madvise
+
+Progress = Callable[[float], None]
+
+
+def open_weights(
+    file: GGUFFile, layout: Layout, progress: Progress | None = None, streams: Streams | None = None
+) -> AnyArray:
+    """The packed bytes, uint8 [nbytes], mapped read-only; packed first if the cache folder has them not.
+
+    streams: what is brought into memory at once; None: everything.
+    Raises EdgeError if the cache folder cannot be written.
+    """
+    found = fingerprint(file.path, progress and (lambda part: progress(_HASHING * part)))
+
+    def write(target: Path) -> None:
+        pack_weights(file, layout, target, progress and (lambda part: progress(_HASHING + (1 - _HASHING) * part)))
+        found.check()
+
+    path = cache.find_or_make(
+        "weights", _key(file, layout, found), ".bin", write, about=file.path.name, expected=layout.nbytes
+    )
+    with open(path, "rb") as data:
+        mapped = mmap.mmap(data.fileno(), 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+    with suppress(OSError):  # a system without large pages, which a file not yet in memory would be read into
+        mapped.madvise(_HUGEPAGE)
+    with suppress(OSError):  # Linux before 5.14: pages come when they are first read, at ten times as many page faults
+        block = streams.block if streams else len(mapped)
+        for first, count in streams.kept if streams else [(0, 1)]:
+            mapped.madvise(_POPULATE_READ, first * block, count * block)
+    return np.frombuffer(mapped, np.uint8)
+
+
+def _key(file: GGUFFile, layout: Layout, found: Fingerprint) -> str:
+    """What the packed bytes depend on: the model, where its tensors go, and how they are packed."""
+    how = source_hash("packing")
+    depends = (how, sorted(layout.places), list(file.tensors.values()), found.sha256)
+    return hashlib.sha256(repr(depends).encode()).hexdigest()[:32]
+
+
+def pack_weights(file: GGUFFile, layout: Layout, target: Path, progress: Progress | None = None) -> None:
+    """Write the packed file."""
+    done = 0
+    with open(target, "wb") as out, open(file.path, "rb") as source:
+        out.truncate(layout.nbytes)
+        for place in layout.places.values():
+            _pack_tensor(source, file.tensors[place.source.tensor], place, out)
+            done += place.nbytes
+            if progress:
+                progress(done / layout.nbytes)
+        out.flush()
+    _reread(target)
+
+
+def _reread(path: Path) -> None:
+    """The page cache has the file in small pieces, as it was written; now in large ones, which cost less to map."""
+    if not hasattr(os, "posix_fadvise"):
+        return
+    with open(path, "rb") as file, suppress(OSError), mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        mapped.madvise(_HUGEPAGE)
+        for start in range(0, len(mapped), BLOCK):
+            mapped[start]  # read a block
+            mapped.madvise(mmap.MADV_DONTNEED, start, min(BLOCK, len(mapped) - start))
+
+
+def _pack_tensor(source: BinaryIO, info: TensorInfo, place: Place, out: BinaryIO) -> None:
+    rows, unit = place.source.rows, place.unit
+    row_bytes = info.nbytes // info.shape[-1]
+    step = max(1, _SLICE // (unit * row_bytes)) * unit
+    quants_at, scales_at = place.quants, place.scales
+    for first in range(0, rows, step):
+        source.seek(info.offset + (place.source.first + first) * row_bytes)
+        raw = np.frombuffer(source.read(min(step, rows - first) * row_bytes), np.uint8).reshape(-1, row_bytes)
+        padded = _pad(raw, unit, place.turned)
+        if place.block is None:
+            out.seek(quants_at)
+            quants_at += out.write(padded.tobytes())
+            continue
+        quants, scales = place.block.pack(padded.reshape(len(padded), -1, place.block.raw_bytes))
+        for at, packed in ((quants_at, quants), (scales_at, scales)):
+            out.seek(at)
+            out.write(packed.tobytes())
+        quants_at, scales_at = quants_at + quants.nbytes, scales_at + scales.nbytes
+
+
+def _pad(raw: AnyArray, unit: int, turned: int) -> AnyArray:
+    """Every `unit` rows followed by zero rows up to a whole number of tiles; the halves of the first `turned` of them
+    interleaved."""
+    units, width = -(-len(raw) // unit), raw.shape[1]
+    order = np.arange(unit)
+    order[:turned] = order[:turned].reshape(2, -1).T.reshape(-1)
+    padded = np.zeros((units, round_up(unit, 16), width), np.uint8)
+    for index in range(units):
+        part = raw[index * unit : (index + 1) * unit]
+        padded[index, : len(part)] = part[order[: len(part)]]
+    return padded.reshape(-1, width)

@@ -1,0 +1,361 @@
+"""Read a GGUF header, trusting nothing in it.
+
+Every engine sees a file only after this reader has accepted it: magic, version, counts, string and array
+lengths, tensor shapes, offsets, alignment and the size of the file are checked here. The header is read in a
+sliding window and large arrays stay on disk until asked for, so that memory stays below 64 MiB whatever the
+file claims.
+
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from reprlib import repr as brief  # what a file claims may be megabytes long, a message may not
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from edge.devices.regular import open_regular
+from edge.errors import ModelFormatError, UnsupportedError
+
+MAX_HEADER = 48 << 20  # bytes; the largest real vocabularies (262k tokens with merges) need about 16 MiB
+MAX_STRING = 1 << 20  # bytes; chat templates are the longest honest strings, a few tens of KiB
+MAX_TEXT = 4 << 20  # bytes of keys, strings and names together: they stay in memory, up to four times as large
+MAX_ITEMS = 1 << 21  # strings in a list; the largest real vocabularies have half a million merges
+MAX_COUNT = 1 << 14  # metadata keys, and tensors; real files have hundreds to a few thousand
+MAX_KEY = 128  # bytes of a metadata key; the longest real ones have about 60
+MAX_NAME = 63  # bytes of a tensor name that ggml can hold
+MIN_ALIGNMENT, MAX_ALIGNMENT = 32, 1 << 20  # ggml aborts on mapped tensors that are aligned to less
+_WINDOW = 1 << 20  # bytes read from disk at a time
+
+_STRING, _ARRAY = 8, 9
+_SCALARS: dict[int, struct.Struct] = {
+    code: struct.Struct("<" + letter)
+    for code, letter in {
+        0: "B",
+        1: "b",
+        2: "H",
+        3: "h",
+        4: "I",
+        5: "i",
+        6: "f",
+        7: "?",
+        10: "Q",
+        11: "q",
+        12: "d",
+    }.items()
+}
+
+# Name, values per block and bytes per block of every ggml tensor type.
+BLOCK_TYPES: dict[int, tuple[str, int, int]] = {
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 40), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One tensor of the file. `shape` is in ggml's order (innermost first); `offset` counts from the file's start."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: str
+    type_id: int
+    offset: int
+    nbytes: int
+
+    @property
+    def elements(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class ArrayRef:
+    """An array of the header that was checked but left on disk. Read it with `GGUFFile.array`."""
+
+    type_id: int
+    count: int
+    offset: int
+
+
+class _Cursor:
+    """Reads the header forward through one window of bytes; every read is checked against the file's end."""
+
+    def __init__(self, file: BinaryIO, size: int, offset: int = 0) -> None:
+        self._file, self._size = file, size
+        self._buffer, self._start, self._at = b"", offset, 0
+        self._kept = 0
+        file.seek(offset)
+
+    @property
+    def offset(self) -> int:
+        return self._start + self._at
+
+    def take(self, count: int) -> int:
+        """Make `count` bytes available and step over them; returns their index in `self.buffer`."""
+        end = self.offset + count
+        if end > self._size:
+            raise ModelFormatError(f"the file is truncated: its header continues past the end ({self._size} bytes)")
+        if end > MAX_HEADER:
+            raise ModelFormatError(
+                f"the header is larger than {MAX_HEADER >> 20} MiB: not a GGUF file that edge will read"
+            )
+        if self._at + count > len(self._buffer):
+            rest = self._buffer[self._at :]
+            self._start, self._at = self.offset, 0
+            self._buffer = rest + self._file.read(max(count - len(rest), _WINDOW))
+            if len(self._buffer) < count:
+                raise ModelFormatError("the file became shorter while it was read")
+        self._at += count
+        return self._at - count
+
+    def scalar(self, form: struct.Struct) -> Any:
+        at = self.take(form.size)
+        return form.unpack_from(self._buffer, at)[0]
+
+    def text(self, limit: int, what: str) -> str:
+        length = self.scalar(_SCALARS[10])
+        if length > limit:
+            raise ModelFormatError(f"{what} claims {length} bytes (at most {limit} are allowed): the file is damaged")
+        at = self.take(length)
+        return self._buffer[at : at + length].decode("utf-8", errors="replace")
+
+    def keep_text(self, limit: int, what: str) -> str:
+        """As `text`, for what stays in memory as long as the file is open."""
+        text = self.text(limit, what)
+        self._kept += len(text.encode())
+        if self._kept > MAX_TEXT:
+            raise ModelFormatError(f"the header holds more than {MAX_TEXT >> 20} MiB of names and texts")
+        return text
+
+    def name(self, limit: int, what: str) -> str:
+        """A key or a tensor's name. Control characters are refused: C code would see names end at a zero byte."""
+        name = self.keep_text(limit, f"the name of a {what}")
+        if not name or not name.isprintable():
+            raise ModelFormatError(f"{brief(name)} cannot be the name of a {what}: the file is damaged")
+        return name
+
+    def skip(self, count: int) -> None:
+        """Step over `count` bytes without keeping them."""
+        while count > 0:
+            step = min(count, _WINDOW)
+            self.take(step)
+            count -= step
+
+    def spans(self, count: int, limit: int, what: str) -> Iterator[tuple[bytes, int, int]]:
+        """`count` strings in turn, each as a buffer, its start and its end there. Raises ModelFormatError.
+
+        Vocabularies hold a hundred thousand, so those that lie whole in the window are found without a call.
+        """
+        length_at = _SCALARS[10].unpack_from
+        while count:
+            buffer, at, size = self._buffer, self._at, len(self._buffer)
+            while count and at + 8 <= size:
+                (length,) = length_at(buffer, at)
+                end = at + 8 + length
+                if length > limit or end > size:
+                    break
+                yield buffer, at + 8, end
+                at, count = end, count - 1
+            self._at = at
+            if count:
+                length = self.scalar(_SCALARS[10])
+                if length > limit:
+                    raise ModelFormatError(f"a string in {what} claims {length} bytes: the file is damaged")
+                start = self.take(length)
+                yield self._buffer, start, start + length
+                count -= 1
+
+
+@dataclass(frozen=True)
+class GGUFFile:
+    """A checked GGUF header: `metadata` values are Python scalars, strings or `ArrayRef`s."""
+
+    path: Path
+    size: int
+    version: int
+    metadata: dict[str, Any]
+    tensors: dict[str, TensorInfo]
+    data_offset: int
+    spans: dict[str, tuple[int, int]]  # where a key's type and value lie in the file
+    folder: Path | None = None  # of an ONNX model, which holds the weights instead
+
+    def strings(self, key: str) -> list[str]:
+        """The strings of an array of strings. Raises ModelFormatError if it is not one."""
+        ref = self._array_ref(key)
+        if ref.type_id != _STRING:
+            raise ModelFormatError(f"{self.path}: {key} is not a list of strings")
+        with open(self.path, "rb") as file:
+            cursor = _Cursor(file, self.size, ref.offset)
+            pieces = [buffer[start:end] for buffer, start, end in cursor.spans(ref.count, MAX_STRING, key)]
+        # Decoded together, a hundred thousand take a third of the time; a zero byte within one tells on itself.
+        texts = b"\0".join(pieces).decode("utf-8", errors="replace").split("\0")
+        return texts if len(texts) == len(pieces) else [piece.decode("utf-8", errors="replace") for piece in pieces]
+
+    def numbers(self, key: str) -> np.ndarray[Any, Any]:
+        """A numeric array as NumPy, in its own dtype. Raises ModelFormatError if it is not one."""
+        ref = self._array_ref(key)
+        if ref.type_id not in _SCALARS:
+            raise ModelFormatError(f"{self.path}: {key} is not a list of numbers")
+        with open(self.path, "rb") as file:
+            file.seek(ref.offset)
+            return np.fromfile(file, dtype=np.dtype(_SCALARS[ref.type_id].format), count=ref.count)
+
+    def field_bytes(self, key: str) -> bytes:
+        """A key's type and value as they stand in the file."""
+        start, end = self.spans[key]
+        with open(self.path, "rb") as file:
+            file.seek(start)
+            return file.read(end - start)
+
+    def tensor_bytes(self, info: TensorInfo) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """The raw bytes of one tensor, uint8 [nbytes], read into memory."""
+        with open(self.path, "rb") as file:
+            file.seek(info.offset)
+            data = np.fromfile(file, dtype=np.uint8, count=info.nbytes)
+        if data.size != info.nbytes:
+            raise ModelFormatError(f"{self.path}: tensor {info.name} ends before its {info.nbytes} bytes")
+        return data
+
+    def _array_ref(self, key: str) -> ArrayRef:
+        ref = self.metadata.get(key)
+        if not isinstance(ref, ArrayRef):
+            raise ModelFormatError(f"{self.path}: the list {key} is missing")
+        return ref
+
+
+def read_gguf(path: str | Path) -> GGUFFile:
+    """Read and check the header of a GGUF file (versions 2 and 3, little-endian, one file).
+
+    Raises ModelFormatError with one line that says what is wrong, UnsupportedError for valid files that edge
+    does not read (big-endian, split into several files, unknown tensor types).
+    """
+    path = Path(path)
+    try:
+        if not path.is_file():
+            raise ModelFormatError(f"{path}: not a file" if path.exists() else f"{path}: no such file")
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size == 0:
+                raise ModelFormatError("the file is empty")
+            return _read_header(path, size, _Cursor(file, size))
+    except (ModelFormatError, UnsupportedError) as error:
+        message = str(error)
+        raise type(error)(message if message.startswith(str(path)) else f"{path}: {message}") from None
+    except OSError as error:
+        raise ModelFormatError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _read_header(path: Path, size: int, cursor: _Cursor) -> GGUFFile:
+    if size < 24:
+        raise ModelFormatError(f"not a GGUF file: only {size} bytes")
+    magic = struct.pack("<I", cursor.scalar(_SCALARS[4]))
+    if magic != b"GGUF":
+        raise ModelFormatError(f"not a GGUF file: it starts with {magic!r} instead of b'GGUF'")
+    version = cursor.scalar(_SCALARS[4])
+    if version and version & 0xFFFF == 0:
+        raise UnsupportedError("a big-endian GGUF file: edge reads little-endian files only")
+    if version not in (2, 3):
+        raise UnsupportedError(f"GGUF version {version}: edge reads versions 2 and 3")
+    tensor_count, key_count = cursor.scalar(_SCALARS[10]), cursor.scalar(_SCALARS[10])
+    for count, what in ((tensor_count, "tensors"), (key_count, "metadata keys")):
+        if count > MAX_COUNT:
+            raise ModelFormatError(f"the header claims {count} {what} (at most {MAX_COUNT} are allowed)")
+
+    metadata: dict[str, Any] = {}
+    spans: dict[str, tuple[int, int]] = {}
+    for _ in range(key_count):
+        key = cursor.name(MAX_KEY, "metadata key")
+        if key in metadata:
+            raise ModelFormatError(f"metadata key {key!r} appears twice")
+        start = cursor.offset
+        metadata[key] = _read_value(cursor, key, cursor.scalar(_SCALARS[4]))
+        spans[key] = start, cursor.offset
+    if (parts := metadata.get("split.count", 0)) not in (0, 1):
+        raise UnsupportedError(f"one part of a model split into {brief(parts)} files: merge it first")
+
+    alignment = metadata.get("general.alignment", 32)
+    in_range = isinstance(alignment, int) and MIN_ALIGNMENT <= alignment <= MAX_ALIGNMENT
+    if not in_range or alignment & (alignment - 1):
+        raise ModelFormatError(
+            f"general.alignment is {brief(alignment)}: "
+            f"it must be a power of two from {MIN_ALIGNMENT} to {MAX_ALIGNMENT}"
+        )
+
+    described = [_read_tensor_info(cursor) for _ in range(tensor_count)]
+    data_offset = -(-cursor.offset // alignment) * alignment
+    tensors: dict[str, TensorInfo] = {}
+    expected = 0
+    for info in described:
+        if info.name in tensors:
+            raise ModelFormatError(f"tensor {info.name!r} appears twice")
+        if info.offset != expected:
+            raise ModelFormatError(
+                f"tensor {info.name!r} lies at {info.offset}, but {expected} is next: the file is damaged"
+            )
+        expected += -(-info.nbytes // alignment) * alignment
+        absolute = data_offset + info.offset
+        if absolute + info.nbytes > size:
+            raise ModelFormatError(
+                f"the file is truncated: tensor {info.name!r} ends at byte {absolute + info.nbytes}, the file at {size}"
+            )
+        tensors[info.name] = TensorInfo(info.name, info.shape, info.type, info.type_id, absolute, info.nbytes)
+    return GGUFFile(path, size, version, metadata, tensors, data_offset, spans)
+
+
+def _read_value(cursor: _Cursor, key: str, type_id: int) -> Any:
+    if type_id in _SCALARS:
+        return cursor.scalar(_SCALARS[type_id])
+    if type_id == _STRING:
+        return cursor.keep_text(MAX_STRING, f"metadata {key!r}")
+    if type_id != _ARRAY:
+        raise ModelFormatError(f"metadata {key!r} has the unknown type {type_id}")
+    item_type, count = cursor.scalar(_SCALARS[4]), cursor.scalar(_SCALARS[10])
+    ref = ArrayRef(item_type, count, cursor.offset)
+    if item_type in _SCALARS:
+        nbytes = count * _SCALARS[item_type].size
+        if nbytes > MAX_HEADER:
+            raise ModelFormatError(f"the list {key!r} claims {count} items: the file is damaged")
+        cursor.skip(nbytes)
+    elif item_type == _STRING:
+        if count > MAX_ITEMS:
+            raise ModelFormatError(f"the list {key!r} claims {count} strings: the file is damaged")
+        for _ in cursor.spans(count, MAX_STRING, repr(key)):
+            pass
+    else:
+        raise ModelFormatError(f"the list {key!r} holds items of type {item_type}, which edge does not read")
+    return ref
+
+
+def _read_tensor_info(cursor: _Cursor) -> TensorInfo:
+    name = cursor.name(MAX_NAME, "tensor")
+    rank = cursor.scalar(_SCALARS[4])
+    if not 1 <= rank <= 4:
+        raise ModelFormatError(f"tensor {name!r} claims {rank} dimensions (1 to 4 are allowed)")
+    shape = tuple(cursor.scalar(_SCALARS[10]) for _ in range(rank))
+    elements = 1
+    for extent in shape:
+        elements *= extent
+    if not 0 < elements < 1 << 48:
+        raise ModelFormatError(f"tensor {name!r} has the impossible shape {shape}")
+    type_id = cursor.scalar(_SCALARS[4])
+    if type_id not in BLOCK_TYPES:
+        raise UnsupportedError(f"tensor {name!r} has the unknown type {type_id}")
+    type_name, block, block_bytes = BLOCK_TYPES[type_id]
+    if shape[0] % block:
+        raise ModelFormatError(
+            f"tensor {name!r}: rows of {shape[0]} values do not divide into {type_name} blocks of {block}"
+        )
+    offset = cursor.scalar(_SCALARS[10])
+    return TensorInfo(name, shape, type_name, type_id, offset, elements // block * block_bytes)

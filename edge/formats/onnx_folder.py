@@ -1,0 +1,187 @@
+"""A folder with a model in ONNX: what is in it, and that it is whole.
+
+`edge.json` lists the files with sizes and hashes and the source's tensors; `metadata.gguf` has the hyperparameters, the
+tokenizer and the chat template, and no weights, so that the readers of GGUF files serve here, too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from reprlib import repr as brief
+from typing import Any
+
+from edge.devices.regular import read_regular
+from edge.errors import ModelFormatError, UnsupportedError
+from edge.formats.gguf import BLOCK_TYPES, MAX_COUNT, MAX_NAME, GGUFFile, TensorInfo, read_gguf
+from edge.storage.fingerprint import fingerprint
+
+FORMAT = 1
+MANIFEST, METADATA, WEIGHTS = "edge.json", "metadata.gguf", "model.onnx.data"
+FORM_TYPES = {"NF4": (64, 36), "INT8": (1, 1)}  # types that GGUF does not have: values in a block, its bytes
+FACTORS = "rope_"  # begins the names of the tensors that metadata.gguf has: they say how RoPE is scaled
+
+# Of edge.json. A tensor takes a hundred bytes and five commas, an outlier ten and one. Commas and brackets bound what
+# Python makes of it: an empty list takes two bytes here and sixty there.
+_MOST_BYTES, _MOST_COMMAS, _MOST_BRACKETS, _MOST_FILES = 4 << 20, 1 << 18, 1 << 16, 64
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_TENSOR = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_TYPES = {name: (code, block, size) for code, (name, block, size) in BLOCK_TYPES.items()}
+_TYPES |= {name: (-1, *each) for name, each in FORM_TYPES.items()}
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What `edge.json` says.
+
+    tensors: by their names, without their bytes; a type is the source's, unless a method gave it another. outliers: the
+    input channels of matrices that LLM.int8() keeps in float32, by the names of `find_tensors`.
+    """
+
+    files: dict[str, FileRecord]
+    tensors: dict[str, TensorInfo]
+    outliers: dict[str, tuple[int, ...]]
+    source: str
+
+    def graph(self, kv_dtype: str, observed: bool) -> str:
+        """The file for these rows. Raises UnsupportedError if the folder has none."""
+        name = graph_name(kv_dtype, observed)
+        if name not in self.files:
+            raise UnsupportedError(f"the folder has no {name}: convert the model again")
+        return name
+
+
+def graph_name(kv_dtype: str, observed: bool) -> str:
+    """`model.onnx` keeps KV rows in float32; `model.f16.observed.onnx` in float16, and shows queries.
+
+    All graphs with integer rows do that.
+    """
+    middle = ("" if kv_dtype == "f32" else f".{kv_dtype}") + (".observed" if observed and kv_dtype[0] == "f" else "")
+    return f"model{middle}.onnx"
+
+
+def is_model_folder(path: Path) -> bool:
+    return (path / MANIFEST).is_file()
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Raises ModelFormatError if it is damaged or a file is missing or of another size; UnsupportedError for a format
+    of a later version."""
+    path = folder / MANIFEST
+    try:
+        manifest = _parsed(_read(path))
+    except OSError as error:
+        raise ModelFormatError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{path}: {error}") from None
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        what = f" ({error})" if isinstance(error, _DamagedError) else ""
+        raise ModelFormatError(f"{path}: not what edge writes{what}: the file is damaged") from None
+    for name, record in manifest.files.items():
+        found = folder / name
+        if not found.is_file() or found.stat().st_size != record.bytes:
+            raise ModelFormatError(f"{found}: missing, or not the {record.bytes} bytes that it should be")
+    return manifest
+
+
+def check_content(folder: Path, manifest: Manifest, name: str, sha256: str) -> None:
+    """Raises ModelFormatError if a file's hash is not the one that it was written with."""
+    if sha256 != manifest.files[name].sha256:
+        raise ModelFormatError(f"{folder / name}: not the file that was written (its hash differs): convert it again")
+
+
+def read_folder(folder: Path) -> GGUFFile:
+    """The header of the model that a folder was made of. Its tensors have no bytes, but for RoPE's factors."""
+    manifest = read_manifest(folder)
+    file = read_gguf(folder / METADATA)
+    check_content(folder, manifest, METADATA, fingerprint(folder / METADATA).sha256)
+    for name, info in file.tensors.items():
+        known = manifest.tensors.get(name)
+        if not name.startswith(FACTORS) or known is None or (known.shape, known.type) != (info.shape, info.type):
+            raise ModelFormatError(f"{file.path}: has a tensor {name!r} that {MANIFEST} does not: the file is damaged")
+    return replace(file, tensors=manifest.tensors | file.tensors, folder=folder)
+
+
+class _DamagedError(ValueError):
+    """Says in which way edge.json is not what edge writes."""
+
+
+def _read(path: Path) -> bytes:
+    data = read_regular(path, _MOST_BYTES + 1)
+    brackets = data.count(b"[") + data.count(b"{")
+    if len(data) > _MOST_BYTES or data.count(b",") > _MOST_COMMAS or brackets > _MOST_BRACKETS:
+        raise _DamagedError("it is too large")
+    return data
+
+
+def _parsed(data: bytes) -> Manifest:
+    said = json.loads(data)
+    if not isinstance(said, dict):
+        raise _DamagedError("no object")
+    if said["format"] != FORMAT:
+        raise UnsupportedError(f"format {brief(said['format'])}: this version of edge reads {FORMAT}")
+    files, tensors, source = said["files"], said["tensors"], said["source"]
+    if not (isinstance(files, dict) and isinstance(tensors, list) and isinstance(source, str)):
+        raise _DamagedError("files, tensors or source is missing")
+    if len(files) > _MOST_FILES or len(tensors) > MAX_COUNT:
+        raise _DamagedError(f"{len(files)} files and {len(tensors)} tensors")
+    manifest = Manifest(
+        files={name: _file(name, each) for name, each in files.items()},
+        tensors={info.name: info for info in map(_tensor, tensors)},
+        outliers=_outliers(said.get("outliers", {})),
+        source="".join(filter(str.isprintable, source[:255])),
+    )
+    if len(manifest.tensors) != len(tensors):
+        raise _DamagedError("a tensor appears twice")
+    if missing := {METADATA, WEIGHTS} - set(manifest.files):
+        raise _DamagedError(f"no {min(missing)}")
+    return manifest
+
+
+def _file(name: str, said: Any) -> FileRecord:
+    if not _FILE.fullmatch(name):
+        raise _DamagedError(f"{brief(name)} is no file of the folder")
+    size, sha256 = said["bytes"], said["sha256"]
+    if not _is_count(size, 1 << 48) or not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
+        raise _DamagedError(f"the size or hash of {name}")
+    return FileRecord(size, sha256)
+
+
+def _tensor(said: Any) -> TensorInfo:
+    """Rows of whole blocks and a size that can be: what the reader of GGUF files checks of a header."""
+    name, kind, shape = said
+    if not isinstance(name, str) or not _TENSOR.fullmatch(name):
+        raise _DamagedError(f"a tensor called {brief(name)}")
+    if not isinstance(kind, str) or kind not in _TYPES or not isinstance(shape, list) or not 1 <= len(shape) <= 4:
+        raise _DamagedError(f"the type or shape of {name}")
+    code, block, size = _TYPES[kind]
+    if not all(_is_count(extent, 1 << 40) and extent for extent in shape) or not math.prod(shape) < 1 << 48:
+        raise _DamagedError(f"the shape of {name}")
+    if shape[0] % block:
+        raise _DamagedError(f"the shape of {name}")
+    return TensorInfo(name, tuple(shape), kind, code, 0, math.prod(shape) // block * size)
+
+
+def _outliers(said: Any) -> dict[str, tuple[int, ...]]:
+    if not isinstance(said, dict):
+        raise _DamagedError("outliers")
+    for name, channels in said.items():
+        if not _TENSOR.fullmatch(name) or not isinstance(channels, list):
+            raise _DamagedError(f"outliers of {brief(name)}")
+        if not all(_is_count(each, 1 << 32) for each in channels):
+            raise _DamagedError(f"outliers of {name}")
+    return {name: tuple(channels) for name, channels in said.items()}
+
+
+def _is_count(value: Any, below: int) -> bool:
+    return type(value) is int and 0 <= value < below

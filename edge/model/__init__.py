@@ -1,0 +1,1 @@
+"""A model as data: its architecture, tokenizer, chat template and prompts. No weights."""

@@ -1,0 +1,25 @@
+"""What sets decoder architectures apart: one file each, and a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from edge.formats.gguf_fields import Header
+from edge.model.architectures import gemma2, gemma3, gpt2, llama, phi3, qwen2, qwen3
+from edge.model.spec import ModelSpec, Recipe
+
+_RECIPES: dict[str, Callable[[Header, ModelSpec], Recipe]] = {
+    "llama": llama.recipe,
+    "qwen2": qwen2.recipe,
+    "qwen3": qwen3.recipe,
+    "gemma2": gemma2.recipe,
+    "gemma3": gemma3.recipe,
+    "phi3": phi3.recipe,
+    "gpt2": gpt2.recipe,
+}
+
+
+def find_recipe(header: Header, spec: ModelSpec) -> Recipe | None:
+    """How our own engines run the model; None for architectures that only llama.cpp knows."""
+    make = _RECIPES.get(spec.architecture)
+    return make(header, spec) if make else None

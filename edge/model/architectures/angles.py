@@ -1,0 +1,59 @@
+"""Radians per position: RoPE's frequencies with the scalings that stretch a model's context."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge.errors import ModelFormatError
+from edge.formats.gguf import GGUFFile
+from edge.model.spec import Rope
+from edge.types import AnyArray
+
+_FAST, _SLOW = 32, 1  # yarn: turns within the original context above which a pair stays, below which it is stretched
+
+
+@dataclass(frozen=True)
+class Angles:
+    """radians: float64 [dim / 2] per position. magnitude: of cosines and sines, for queries and keys alike."""
+
+    radians: AnyArray
+    magnitude: float
+
+
+def find_angles(file: GGUFFile, rope: Rope, *, long: bool = False) -> Angles:
+    """The angles of a model. long: of a text beyond the original context, for which longrope has factors of its own.
+
+    Raises ModelFormatError if factors are not positive numbers, or for yarn without frequencies that fall.
+    """
+    powers: AnyArray = rope.base ** (-np.arange(0, rope.dim, 2) / rope.dim)
+    magnitude = rope.magnitude
+    if rope.scaling == "linear":
+        powers = powers / rope.factor
+    elif rope.scaling == "yarn":
+        if rope.base <= 1:
+            raise ModelFormatError(f"{file.path}: yarn cannot stretch RoPE with a base of {rope.base:g}")
+        stretched = _yarn_share(rope)
+        powers = powers / rope.factor * stretched + powers * (1 - stretched)
+        magnitude *= 1 + 0.1 * math.log(rope.factor)
+    for name in (f"rope_factors_{'long' if long else 'short'}", "rope_freqs"):
+        if (info := file.tensors.get(f"{name}.weight")) is not None:
+            factors = file.tensor_bytes(info).view(np.float32)
+            if factors.size != powers.size or not (np.isfinite(factors) & (factors > 0)).all():
+                raise ModelFormatError(f"{file.path}: {name} must be {powers.size} positive numbers")
+            powers = powers / factors
+    return Angles(powers, magnitude)
+
+
+def _yarn_share(rope: Rope) -> AnyArray:
+    """How much of each pair is stretched, [dim / 2]: 0 for short wavelengths, 1 for long ones, a ramp between."""
+
+    def pair_that_turns(times: float) -> float:
+        return rope.dim * math.log(rope.original_context / (times * 2 * math.pi)) / (2 * math.log(rope.base))
+
+    first = max(0, math.floor(pair_that_turns(_FAST)))
+    last = min(rope.dim - 1, math.ceil(pair_that_turns(_SLOW)))
+    ramp: AnyArray = (np.arange(rope.dim // 2) - first) / max(0.001, last - first)
+    return np.clip(ramp, 0, 1)

@@ -1,0 +1,30 @@
+"""What architectures' recipes have in common."""
+
+from __future__ import annotations
+
+from edge.formats.gguf_fields import Header
+from edge.model.spec import ModelSpec, Rope
+
+
+def read_rope(header: Header, spec: ModelSpec) -> Rope:
+    """The rotary positions that a header describes, with the names that all architectures share."""
+    factor = header.positive("rope.scaling.factor", header.positive("rope.scale_linear", 1.0, below=1e4), below=1e4)
+    return Rope(
+        dim=spec.rope_dim,
+        base=spec.rope_base,
+        scaling=header.text("rope.scaling.type", "linear"),  # a factor alone means linear
+        factor=factor,
+        original_context=header.count("rope.scaling.original_context_length", "context", default=spec.context),
+        magnitude=header.positive("rope.scaling.attn_factor", 1.0, below=1e3),
+        has_long="rope_factors_long.weight" in header.file.tensors,
+    )
+
+
+def same_window(spec: ModelSpec) -> tuple[int, ...]:
+    """Every layer sees as far as the header says."""
+    return (spec.window,) * spec.layers
+
+
+def window_but_every(period: int, spec: ModelSpec) -> tuple[int, ...]:
+    """Windows in all layers but every `period`-th, which sees everything."""
+    return tuple(spec.window if (layer + 1) % period else 0 for layer in range(spec.layers))

@@ -1,0 +1,28 @@
+"""Gemma 2 (arXiv:2408.00118): GeGLU, norms before and behind, soft caps, a window in every other layer."""
+
+from __future__ import annotations
+
+import math
+
+from edge.formats.gguf_fields import Header
+from edge.model.architectures.common import read_rope, window_but_every
+from edge.model.spec import ModelSpec, Recipe
+
+_LAYERS_OF_27B = 46  # alone divides scores by the square root of hidden / heads; no field of the file says so
+
+
+def recipe(header: Header, spec: ModelSpec) -> Recipe:
+    return Recipe(
+        ropes=(read_rope(header, spec),),
+        windows=window_but_every(header.count("attention.sliding_window_pattern", "layers", default=2), spec),
+        query_scale=query_scale(spec, _LAYERS_OF_27B),
+        halves=True,
+        activation="gelu",
+        embedding_scale=math.sqrt(spec.hidden),
+        score_cap=header.positive("attn_logit_softcapping", 50.0, below=1e6),
+        logit_cap=header.positive("final_logit_softcapping", 30.0, below=1e6),
+    )
+
+
+def query_scale(spec: ModelSpec, layers_of_27b: int) -> float:
+    return float((spec.hidden / spec.heads if spec.layers == layers_of_27b else spec.head_dim) ** -0.5)

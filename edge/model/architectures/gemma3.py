@@ -1,0 +1,26 @@
+"""Gemma 3 (arXiv:2503.19786): norms of queries and keys; five layers with a window and RoPE of their own to each
+that sees everything."""
+
+from __future__ import annotations
+
+import math
+
+from edge.formats.gguf_fields import Header
+from edge.model.architectures.common import read_rope, window_but_every
+from edge.model.architectures.gemma2 import query_scale
+from edge.model.spec import ModelSpec, Recipe, Rope
+
+_LAYERS_OF_27B = 62
+
+
+def recipe(header: Header, spec: ModelSpec) -> Recipe:
+    local = Rope(spec.rope_dim, header.positive("rope.freq_base_swa", 10000.0, below=1e12))
+    return Recipe(
+        ropes=(read_rope(header, spec), local),
+        windows=window_but_every(header.count("attention.sliding_window_pattern", "layers", default=6), spec),
+        query_scale=query_scale(spec, _LAYERS_OF_27B),
+        halves=True,
+        activation="gelu",
+        embedding_scale=math.sqrt(spec.hidden),
+        logit_cap=header.positive("final_logit_softcapping", 0.0, below=1e6),
+    )

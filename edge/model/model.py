@@ -1,0 +1,127 @@
+"""A model file, checked and opened but not loaded: its architecture, its tokenizer, its chat template."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge.errors import InputError, UnsupportedError
+from edge.formats.gguf import GGUFFile, read_gguf
+from edge.formats.onnx_folder import read_folder
+from edge.model.catalog import find_model
+from edge.model.chat_template import ChatTemplate, Segment
+from edge.model.prompt import Prompt
+from edge.model.reader import read_spec
+from edge.model.spec import ModelSpec
+from edge.model.tokenizer import Tokenizer
+from edge.sampling import SamplingParams, choose_sampling
+from edge.types import IntArray
+
+
+class Model:
+    """A model file, checked and opened but not loaded: its architecture, tokenizer and chat template."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self.file, self.path = file, file.folder or file.path
+        self.spec: ModelSpec = read_spec(file)
+        self.tokenizer = Tokenizer(file)
+        source = file.metadata.get("tokenizer.chat_template")
+        bos, eos = self.tokenizer.bos_id, self.tokenizer.eos_id
+        self.template = (
+            ChatTemplate(
+                source,
+                "" if bos is None else self.tokenizer.text(bos),
+                "" if eos is None else self.tokenizer.text(eos),
+            )
+            if isinstance(source, str)
+            else None
+        )
+
+    def prompt(self, text: str | Iterable[str], *, system: str | None = None, raw: bool = False) -> Prompt:
+        """A first prompt, through the chat template unless `raw` or there is none. Text that comes in parts is read as
+        its tokens are needed.
+
+        Raises InputError for a prompt without text, also while it is read.
+        """
+        if text == "":
+            raise InputError("the prompt is empty")
+        if raw or self.template is None:
+            if system is not None:
+                raise UnsupportedError("a system prompt needs a chat template, and this prompt goes without one")
+            return Prompt(self._with_bos(self.tokenizer.encode_blocks(_some(text), special=True)))
+        return Prompt(self._with_bos(self._encode_segments(self.template.first_turn(_some(text), system))))
+
+    def system_rows(self, system: str | None = None) -> int:
+        """Tokens of a conversation before its first turn's own text: the system prompt (the template's own if there is
+        none), and how the template opens a turn. 0 without a template."""
+        if self.template is None:
+            return 0
+        user = "user"
+        opening = takewhile(lambda segment: segment.text is not user, self.template.first_turn(user, system))
+        return Prompt(self._with_bos(self._encode_segments(list(opening)))).first(None).size
+
+    def sampling(self, **chosen: Any) -> SamplingParams:
+        """How to draw tokens: fields of SamplingParams as chosen (None: left open), else as the model's file says."""
+        return choose_sampling(self.file.metadata, **chosen)
+
+    def follow_up(self, text: str | Iterable[str]) -> Prompt:
+        """A prompt that continues a conversation after the assistant's reply. Raises InputError for no text."""
+        if self.template is None:
+            raise UnsupportedError("this model has no chat template: use edge run --raw")
+        return Prompt(self._encode_segments(self.template.next_turn(_some(text))))
+
+    def encode_prompt(
+        self, text: str | Iterable[str], *, system: str | None = None, raw: bool = False, most: int | None = None
+    ) -> IntArray:
+        """Token ids of a first prompt, int32 [n]; of the first `most` tokens, without reading more than they take."""
+        return self.prompt(text, system=system, raw=raw).first(most)
+
+    def _encode_segments(self, segments: list[Segment]) -> Iterator[IntArray]:
+        for index, segment in enumerate(segments):
+            yield from self.tokenizer.encode_blocks(segment.text, special=segment.trusted, start=index == 0)
+
+    def _with_bos(self, blocks: Iterator[IntArray]) -> Iterator[IntArray]:
+        """With the token that prompts begin with, if the model has one and they do not begin with it."""
+        bos, first = self.tokenizer.bos_id, next(blocks, np.zeros(0, np.int32))
+        if self.tokenizer.add_bos and bos is not None and (first.size == 0 or first[0] != bos):
+            yield np.array([bos], np.int32)
+        yield first
+        yield from blocks
+
+
+def _some(text: str | Iterable[str]) -> Iterator[str]:
+    """The parts of a text. Raises InputError at its end if that was empty."""
+    empty = True
+    for part in [text] if isinstance(text, str) else text:
+        empty = empty and not part
+        yield part
+    if empty:
+        raise InputError("the prompt is empty")
+
+
+def open_model(model: str | Path) -> Model:
+    """Check and open MODEL: a GGUF path, a folder or an installed name.
+
+    Raises InputError, ModelFormatError, UnsupportedError.
+    """
+    with _uncollected():
+        path = find_model(model)
+        return Model(read_folder(path) if path.is_dir() else read_gguf(path))
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without garbage collection: it would search a vocabulary's hundred thousand objects again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

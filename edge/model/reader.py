@@ -1,0 +1,176 @@
+"""ModelSpec: a model's architecture as data, read from a checked GGUF header."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+from reprlib import repr as brief
+
+from edge.errors import ModelFormatError, UnsupportedError
+from edge.formats.gguf import GGUFFile
+from edge.formats.gguf_fields import Header
+from edge.model.architectures import find_recipe
+from edge.model.spec import ModelSpec
+
+# llama.cpp knows three times as many, and trusts what each one's header says in its own way: where figures contradict
+# each other it aborts the process. These are the decoders for which fuzzing found that what passes the checks below
+# runs. To add one: its name, and some thousand mutants of a small model in the manner of `tests/test_fuzz_engine.py`.
+ARCHITECTURES = {
+    "apertus", "arcee", "baichuan", "bitnet", "bloom", "chatglm", "codeshell", "command-r", "ernie4_5", "exaone",
+    "exaone4", "falcon", "gemma", "gemma2", "gemma3", "gpt2", "gptneox", "granite", "hunyuan-dense", "internlm2",
+    "jais", "llama", "maincoder", "minicpm", "mistral3", "mpt", "nemotron", "olmo", "olmo2", "orion", "phi2", "phi3",
+    "plamo", "qwen2", "qwen3", "refact", "seed_oss", "smollm3", "stablelm", "starcoder", "starcoder2", "xverse",
+}  # fmt: skip
+_PARTIAL_ROPE = {"chatglm", "gptneox", "nemotron", "phi2", "phi3", "stablelm"}  # turn a part of each head only
+_SLIDING_PERIOD = {"gemma2": 2, "gemma3": 6, "olmo2": 4}  # with a sliding window: every n-th layer sees everything
+_ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
+_NOT_WEIGHTS = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}  # no engine multiplies by these
+
+
+def read_spec(file: GGUFFile) -> ModelSpec:
+    """The architecture of a GGUF file, with every figure checked against its tensors.
+
+    Raises ModelFormatError if figures are missing, impossible or contradict the tensors; UnsupportedError if
+    the model is not a decoder with attention in every layer.
+    """
+    architecture = file.metadata.get("general.architecture")
+    if not isinstance(architecture, str):
+        raise ModelFormatError(f"{file.path}: general.architecture is missing: this is not a model")
+    if architecture not in ARCHITECTURES:
+        raise UnsupportedError(f"{file.path}: the architecture {brief(architecture)} is not supported yet")
+    if "token_embd.weight" not in file.tensors:
+        raise ModelFormatError(f"{file.path}: has no token_embd.weight: a vocabulary or adapter, not a whole model")
+
+    header = Header(file, architecture)
+    embedding = file.tensors["token_embd.weight"]
+    if len(embedding.shape) != 2:
+        raise ModelFormatError(f"{file.path}: token_embd.weight has {len(embedding.shape)} dimensions instead of 2")
+    hidden, vocab = embedding.shape
+    layers = header.count("block_count", "layers")
+    heads = header.count("attention.head_count", "heads")
+    kv_heads = header.count("attention.head_count_kv", "heads", default=heads)
+    if hidden != header.count("embedding_length", "hidden"):
+        raise ModelFormatError(f"{file.path}: embedding_length differs from the width of token_embd.weight ({hidden})")
+    if heads % kv_heads:
+        raise ModelFormatError(f"{file.path}: {heads} heads cannot share {kv_heads} KV heads")
+    head_dim = header.count("attention.key_length", "head_dim", default=hidden // heads)
+    if head_dim != header.count("attention.value_length", "head_dim", default=hidden // heads):
+        raise UnsupportedError(f"{file.path}: keys and values of different sizes are not supported yet")
+    if file.metadata.get(f"{architecture}.vocab_size", vocab) != vocab:
+        raise ModelFormatError(f"{file.path}: vocab_size differs from the rows of token_embd.weight ({vocab})")
+
+    ffn = header.count("feed_forward_length", "ffn", default=4 * hidden)
+    rope_dim = header.count("rope.dimension_count", "head_dim", default=head_dim)
+    if rope_dim % 2 or rope_dim > head_dim or (rope_dim < head_dim and architecture not in _PARTIAL_ROPE):
+        raise ModelFormatError(f"{file.path}: rope.dimension_count is {rope_dim}, but heads have {head_dim} values")
+    _check_hyperparameters(header, layers)
+    _check_types(file)
+    queries, keys = heads * head_dim, kv_heads * head_dim
+    shapes = {
+        "output_norm": (hidden,),
+        "output": (hidden, vocab),
+        "rope_freqs": (rope_dim // 2,),
+        "attn_norm": (hidden,),
+        "attn_q": (hidden, queries),
+        "attn_k": (hidden, keys),
+        "attn_v": (hidden, keys),
+        "attn_qkv": (hidden, queries + 2 * keys),
+        "attn_output": (queries, hidden),
+        "ffn_norm": (hidden,),
+        "ffn_down": (ffn, hidden),
+    }
+    if "blk.0.ffn_gate.weight" in file.tensors:  # else ffn_up may hold the gate as well
+        shapes |= {"ffn_gate": (hidden, ffn), "ffn_up": (hidden, ffn)}
+    _check_shapes(file, layers, shapes)
+
+    layer_norm_eps = header.positive("attention.layer_norm_epsilon", 1e-5, below=1.0)
+    scaling = header.text("rope.scaling.type", "none")
+    tensors = file.tensors.values()
+    values_by_type, bytes_by_type, bytes_by_layer = Counter[str](), Counter[str](), Counter[str]()
+    for tensor in tensors:
+        values_by_type[tensor.type] += tensor.elements
+        bytes_by_type[tensor.type] += tensor.nbytes
+        if tensor.name.startswith("blk."):
+            bytes_by_layer[tensor.name.split(".")[1]] += tensor.nbytes
+    spec = ModelSpec(
+        architecture=architecture,
+        name="".join(filter(str.isprintable, str(file.metadata.get("general.name", file.path.stem))))[:100],
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        ffn=ffn,
+        vocab=vocab,
+        context=header.count("context_length", "context", default=2048),
+        norm_eps=header.positive("attention.layer_norm_rms_epsilon", layer_norm_eps, below=1.0),
+        rope_base=header.positive("rope.freq_base", 10000.0, below=1e12),
+        rope_dim=rope_dim,
+        window=header.count("attention.sliding_window", "context") if header.value("attention.sliding_window") else 0,
+        rope_scaled=scaling not in ("none", "") or "rope_freqs.weight" in file.tensors,
+        tied_head="output.weight" not in file.tensors,
+        parameters=sum(tensor.elements for tensor in tensors),
+        weight_bytes=sum(tensor.nbytes for tensor in tensors),
+        largest_tensor=max(tensor.nbytes for tensor in tensors),
+        largest_layer=max(bytes_by_layer.values(), default=0),
+        embedding_bytes=sum(tensor.nbytes for tensor in tensors if tensor.name == "token_embd.weight"),
+        weight_type=max(values_by_type, key=lambda name: values_by_type[name]),
+        type_bytes=tuple(bytes_by_type.items()),
+    )
+    return replace(spec, recipe=find_recipe(header, spec))
+
+
+def _check_hyperparameters(header: Header, layers: int) -> None:
+    """Refuse what the plan does not count, and what llama.cpp does not survive."""
+    file, architecture = header.file, header.architecture
+    prefix = f"{architecture}."
+    ours = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
+    for key, value in ours.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ModelFormatError(f"{file.path}: {prefix}{key} is {value}")
+    for key in ("expert_count", "expert_used_count", "expert_group_count", "nextn_predict_layers"):
+        if header.value(key) not in (None, 0):
+            raise UnsupportedError(f"{file.path}: {prefix}{key} is not 0: mixtures of experts are not supported yet")
+    if header.value("attention.causal") not in (None, True):
+        raise UnsupportedError(f"{file.path}: its attention is not causal: it cannot generate text")
+    scaling = ours.get("rope.scaling.type", "none")
+    if scaling not in _ROPE_SCALINGS:
+        raise UnsupportedError(f"{file.path}: RoPE scaling {brief(scaling)} is not one of {', '.join(_ROPE_SCALINGS)}")
+    if architecture == "granite" and ours.get("rope.scaling.finetuned", True) is not True:
+        raise UnsupportedError(f"{file.path}: granite without RoPE is not supported yet")
+    if architecture == "gemma2" or (architecture in _SLIDING_PERIOD and "attention.sliding_window" in ours):
+        period = ours.get("attention.sliding_window_pattern", _SLIDING_PERIOD[architecture])
+        if not isinstance(period, int) or not 2 <= period <= layers:
+            raise ModelFormatError(f"{file.path}: every {brief(period)}th of {layers} layers is to see all positions")
+
+
+def _check_types(file: GGUFFile) -> None:
+    """Vectors are float32 in every GGUF file, and engines rely on it; matrices have a type that can be multiplied."""
+    for name, tensor in file.tensors.items():
+        stem, _, kind = name.rpartition(".")
+        if len(tensor.shape) > 2:
+            raise UnsupportedError(f"{file.path}: {name} has {len(tensor.shape)} dimensions: not supported yet")
+        is_vector = len(tensor.shape) == 1 or kind != "weight" or stem.endswith("_norm")
+        if tensor.type in _NOT_WEIGHTS or (is_vector and tensor.type != "F32"):
+            raise ModelFormatError(f"{file.path}: {name} is of type {tensor.type}, which no engine can use there")
+        if kind != "weight" and f"{stem}.weight" not in file.tensors:
+            raise ModelFormatError(f"{file.path}: {name} belongs to {stem}.weight, which is missing")
+
+
+def _check_shapes(file: GGUFFile, layers: int, shapes: dict[str, tuple[int, ...]]) -> None:
+    """Every layer has attention, there are no others, and the tensors named in `shapes` look like that."""
+    for layer in range(layers):
+        missing = [name for name in ("attn_q", "attn_k", "attn_v") if f"blk.{layer}.{name}.weight" not in file.tensors]
+        if missing and f"blk.{layer}.attn_qkv.weight" not in file.tensors:
+            raise ModelFormatError(f"{file.path}: layer {layer} of {layers} has no {missing[0]}.weight")
+    numbers = {str(layer) for layer in range(layers)}
+    for name, tensor in file.tensors.items():
+        *place, stem, kind = ["", "", *name.split(".")]
+        if "blk" in place and not (place[-1] in numbers and place[-2] == "blk"):
+            raise ModelFormatError(f"{file.path}: {name} belongs to none of {layers} layers")
+        shape = shapes.get(stem, ())
+        if kind == "bias":
+            shape = shape[-1:]
+        if shape and kind in ("weight", "bias") and tensor.shape != shape:
+            raise ModelFormatError(f"{file.path}: {name} has shape {tensor.shape} instead of {shape}")

@@ -1,0 +1,99 @@
+"""A model's architecture as data: its sizes, and what it does between its matrices.
+
+Engines and plans work from these; `edge/model/reader.py` reads them from a header, `edge/model/architectures/` knows the recipes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary positions: the first `dim` values of a head turn, pair i by position · base^(−2i / dim).
+
+    scaling: linear divides positions by `factor`; yarn (arXiv:2309.00071) does so for long wavelengths only;
+    longrope (arXiv:2402.13753) divides by factors in the file, for longer texts by others. Factors named `rope_freqs`
+    in a file (llama3) apply whatever the scaling. magnitude: what cosines and sines are multiplied by.
+    """
+
+    dim: int
+    base: float
+    scaling: str = "none"
+    factor: float = 1.0
+    original_context: int = 0  # positions before scaling
+    magnitude: float = 1.0
+    has_long: bool = False  # the file has longrope's factors for texts beyond the original context
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """ropes: none (learned positions), one, or two: of layers that see everything, and of layers with a window."""
+
+    ropes: tuple[Rope, ...]
+    windows: tuple[int, ...]  # [layers]: positions that a token sees there, 0: all
+    query_scale: float
+    halves: bool = False  # RoPE turns value i with value i + dim / 2, not with its neighbour
+    norm: Literal["rms", "layer"] = "rms"
+    activation: Literal["silu", "gelu"] = "silu"  # gelu in its tanh form
+    gated: bool = True
+    embedding_scale: float = 1.0
+    score_cap: float = 0.0  # scores become cap · tanh(score / cap); 0: they stay
+    logit_cap: float = 0.0
+
+    @property
+    def learned_positions(self) -> bool:
+        """Positions are rows of a table, added to the embeddings."""
+        return not self.ropes
+
+    def rope_of(self, layer: int) -> int:
+        """Which of `ropes` a layer uses."""
+        return int(len(self.ropes) > 1 and self.windows[layer] > 0)
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What engines and plans need to know of a model. Counts are numbers of values, sizes are bytes."""
+
+    architecture: str
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    context: int  # positions the model was trained for
+    norm_eps: float
+    rope_base: float
+    rope_dim: int
+    window: int  # positions that a token sees, where the model limits them; 0: all
+    rope_scaled: bool  # positions are stretched by factors in the file (llama3, yarn, linear ...)
+    tied_head: bool  # the output head is the token embedding
+    parameters: int
+    weight_bytes: int
+    largest_tensor: int  # bytes
+    largest_layer: int  # bytes of all its tensors
+    embedding_bytes: int  # of the token embedding
+    weight_type: str  # the block type that holds most of the parameters, such as Q4_1
+    type_bytes: tuple[tuple[str, int], ...]  # bytes of weights in each block type
+    recipe: Recipe | None = None  # how our own engines run it; None: only llama.cpp knows this architecture
+
+    @property
+    def kv_values_per_row(self) -> int:
+        """Values of K and V that one token adds to the KV cache, all layers together."""
+        return 2 * self.layers * self.kv_heads * self.head_dim
+
+    @property
+    def label(self) -> str:
+        """How benchmarks name the model: `llama 135M Q4_1`."""
+        return f"{self.architecture} {format_count(self.parameters)} {self.weight_type}"
+
+
+def format_count(count: int) -> str:
+    """134515008 -> `135M`, 1540000000 -> `1.5B`."""
+    if count >= 1e9:
+        return f"{count / 1e9:.1f}B"
+    return f"{count / 1e6:.0f}M" if count >= 1e7 else f"{count / 1e6:.1f}M"

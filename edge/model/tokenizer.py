@@ -1,0 +1,360 @@
+"""Text to token ids and back, from the tokenizer fields of a GGUF file.
+
+The merging itself is done by the `tokenizers` library. Around it: the pre-tokenizer that the file names, special
+tokens (which never match inside text that a user typed), and encoding in blocks, so that a prompt of any length
+can be run as it is read.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Callable, Container, Iterable, Iterator
+from functools import lru_cache
+from reprlib import repr as brief
+from typing import Any
+
+import numpy as np
+from tokenizers import Regex, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Merger
+
+from edge.errors import ModelFormatError, UnsupportedError
+from edge.formats.gguf import GGUFFile
+from edge.model.prompt import joined
+from edge.model.text import well_formed
+from edge.types import IntArray
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6  # tokenizer.ggml.token_type
+_HIDDEN = "\0"  # no token contains it
+_LONGEST_TOKEN = 1024  # characters; the longest real ones are runs of a few hundred spaces
+# What some tokenizers do and llama.cpp has no fields for: NFC composes characters before anything else; `first` and
+# `always` put a space only before text that does not begin with one, at the start or after every special token.
+NORMALIZER, SPACES = "tokenizer.edge.normalizer", "tokenizer.edge.spaces"
+_MOST_SPLITS = 16  # ways to make a token of two others, on average; real vocabularies have two
+
+# Tokens that end a turn in models whose metadata names only one of them.
+END_NAMES = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|eom_id|>",
+    "</s>",
+)
+# What templates mark turns with. Some files list such tokens as ordinary words that anybody may type: not here.
+_MARK = re.compile(r"<\|.+\|>|</?s>|<start_of_turn>|<end_of_turn>|\[/?INST\]")
+
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_LLAMA3 = _CONTRACTIONS + _WORDS % "{1,3}"
+_QWEN2 = _CONTRACTIONS + _WORDS % ""
+
+
+def _digits_then_gpt2() -> Any:
+    return pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+
+
+def _gpt2() -> Any:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+
+def _split(*patterns: str) -> Any:
+    splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in patterns]
+    return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def _default() -> Any:
+    return _split(r"[\p{P}$+<=>^~|]+", GPT2_WORDS, r"\p{N}+", "[0-9][0-9][0-9]")
+
+
+# `tokenizer.ggml.pre` -> how text is cut into words before merging. To add one: its name and its rule.
+PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
+    "default": _default,
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt", "jais", "trillion"), _gpt2),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), _digits_then_gpt2),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "dbrx", "smaug-bpe"), lambda: _split(_LLAMA3)),
+    **dict.fromkeys(("qwen2", "stablelm2", "deepseek-r1-qwen", "megrez", "hunyuan"), lambda: _split(_QWEN2)),
+}
+# A word that is in the vocabulary is not merged up, and a prompt starts with BOS unless the file says otherwise.
+LLAMA3_FAMILY = {"llama-bpe", "llama3", "llama-v3", "falcon3"}
+
+# Between a letter and a space before a letter no pre-tokenizer above, and no SentencePiece vocabulary, joins text.
+_SAFE_CUT = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
+_BLOCK = 8 << 10  # characters encoded at a time
+_LONGEST_BLOCK = 64 << 10  # text without a safe place (no spaces at all) is cut here
+
+
+class Tokenizer:
+    """Token ids of one model. `end_ids` end a turn; `add_bos` says whether prompts start with `bos_id`."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        fields = file.metadata
+        self.kind = fields.get("tokenizer.ggml.model")
+        if self.kind not in ("gpt2", "llama"):
+            raise UnsupportedError(
+                f"{file.path}: tokenizer {brief(self.kind)} is not supported yet (gpt2 and llama are)"
+            )
+        tokens = _read_tokens(file)
+        if len(tokens) != file.tensors["token_embd.weight"].shape[1]:
+            raise ModelFormatError(f"{file.path}: {len(tokens)} tokens, but another number of embeddings")
+        self.size = len(tokens)
+        types = (
+            file.numbers("tokenizer.ggml.token_type") if "tokenizer.ggml.token_type" in fields else np.ones(self.size)
+        )
+        if types.size != self.size:
+            raise ModelFormatError(f"{file.path}: {types.size} token types for {self.size} tokens")
+        # Some files mark the end of a turn as an ordinary word; that </s> is one is true of a few vocabularies.
+        ends = {i for i, text in enumerate(tokens) if text in END_NAMES and (text != "</s>" or types[i] != _NORMAL)}
+        self._control = frozenset(ends.union(np.flatnonzero((types == _CONTROL) | (types == _UNKNOWN)).tolist()))
+        self._literal = frozenset(np.flatnonzero(types == _USER_DEFINED).tolist()) - self._control
+        self._bytes = {int(i): _byte_of(tokens[i], file) for i in np.flatnonzero(types == _BYTE)}
+
+        self.bos_id = _token_id(file, "bos", self.size)
+        self.eos_id = _token_id(file, "eos", self.size)
+        adds_bos = self.kind == "llama" or fields.get("tokenizer.ggml.pre") in LLAMA3_FAMILY
+        self.add_bos = self.bos_id is not None and bool(fields.get("tokenizer.ggml.add_bos_token", adds_bos))
+        self._space_prefix = self.kind == "llama" and bool(fields.get("tokenizer.ggml.add_space_prefix", True))
+        named = {_token_id(file, name, self.size) for name in ("eos", "eot", "eom")}
+        by_text = {tokens[i]: i for i in self._control}
+        self.end_ids = frozenset({i for i in named if i is not None} | {by_text[n] for n in END_NAMES if n in by_text})
+
+        self.spaces = fields.get(SPACES)
+        if self.spaces not in (None, "first", "always"):
+            raise UnsupportedError(f"{file.path}: {SPACES} is {brief(self.spaces)}, which is not supported")
+
+        self._special_ids = {**by_text, **{tokens[i]: i for i in self._literal}}
+        self._literal_ids = {tokens[i]: i for i in self._literal if not _MARK.fullmatch(tokens[i])}
+        self.swallowing: set[int] = set()
+        if re.search("phi-?3", str(fields.get("general.name")), re.IGNORECASE):
+            # Its control tokens swallow the space after them, which no field says.
+            self.swallowing = {i for n, i in by_text.items() if n not in ("<unk>", "<s>", "<|endoftext|>")}
+        self._literal_pattern = _alternatives(self._literal_ids)
+        self._special_pattern = _alternatives(self._special_ids)
+        # Under these names no text can be merged into a control token.
+        names = [_HIDDEN + text if i in self._control else text for i, text in enumerate(tokens)]
+        self._merger = (
+            _byte_level_bpe(file, names) if self.kind == "gpt2" else _sentencepiece_bpe(file, names, self._bytes)
+        )
+        self.piece = lru_cache(maxsize=4096)(self._piece)
+
+    def encode(self, text: str | Iterable[str], *, special: bool = False, start: bool = True) -> IntArray:
+        """Token ids of `text`, int32 [n]. Text may come in parts, which are joined.
+
+        special: let `<|im_end|>` and its like match (templates), else they are plain text (what users type).
+        start: the text opens a prompt (SentencePiece models then put a space before it).
+        """
+        return joined(self.encode_blocks(text, special=special, start=start))
+
+    def encode_blocks(
+        self, text: str | Iterable[str], *, special: bool = False, start: bool = True
+    ) -> Iterator[IntArray]:
+        """The same ids in blocks, each made when it is asked for, from a few thousand characters of the text."""
+        for block, first in _blocks([text] if isinstance(text, str) else text):
+            yield np.array(self._encode_block(block, special, start and first), np.int32)
+
+    def _encode_block(self, text: str, special: bool, start: bool) -> list[int]:
+        text = well_formed(text)
+        pattern, by_text = (
+            (self._special_pattern, self._special_ids) if special else (self._literal_pattern, self._literal_ids)
+        )
+        ids: list[int] = []
+        parts = pattern.split(text) if pattern else [text]  # plain, special, plain, special, ... plain
+        for index, part in enumerate(parts):
+            if index % 2:
+                ids.append(by_text[part])
+                start = by_text[part] in self._control
+            else:
+                if ids and index and ids[-1] in self.swallowing:
+                    part = part.lstrip(" \t\n\r\v\f")
+                if not part:
+                    continue
+                prefix = " " if start and self._wants_space(part, first=index == 0) else ""
+                ids += self._merger.encode(prefix + part, add_special_tokens=False).ids
+        return ids
+
+    def _wants_space(self, part: str, *, first: bool) -> bool:
+        """Whether a space goes before text that opens a prompt (`first`) or follows a control token."""
+        if self.spaces is None:
+            return self._space_prefix
+        return self._space_prefix and (first or self.spaces == "always") and not part.startswith((" ", "▁"))
+
+    @property
+    def space_prefix(self) -> bool:
+        """A prompt starts with a space that nobody wrote."""
+        return self._space_prefix
+
+    def special_tokens(self) -> dict[str, tuple[int, bool]]:
+        """Tokens that match whole, before any merging: their ids, and whether they control the model."""
+        return {text: (index, index in self._control) for text, index in self._special_ids.items()}
+
+    def merger_json(self) -> str:
+        """What merges, in the format of the `tokenizers` library; control tokens have hidden names."""
+        return str(self._merger.to_str())
+
+    def text(self, token: int) -> str:
+        """The token as it is written in the vocabulary. Raises IndexError for ids outside it."""
+        text = self._merger.id_to_token(token)
+        if text is None:
+            raise IndexError(f"token {token} is not in the vocabulary of {self.size}")
+        return str(text).removeprefix(_HIDDEN)
+
+    def _piece(self, token: int) -> bytes:
+        """The bytes that a token adds to a text; control tokens add none."""
+        if token in self._control:
+            return b""
+        if token in self._bytes:
+            return self._bytes[token]
+        text = self.text(token)
+        if token in self._literal:
+            return text.encode()
+        if self.kind == "llama":
+            return text.replace("▁", " ").encode()
+        return bytes(_BYTE_OF_CHAR[char] for char in text if char in _BYTE_OF_CHAR)
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Text of token ids; bytes that are no valid UTF-8 become U+FFFD."""
+        return b"".join(self.piece(int(token)) for token in tokens).decode("utf-8", errors="replace")
+
+    def stream_decoder(self) -> codecs.IncrementalDecoder:
+        """Joins the bytes of successive tokens; holds back a character until all its bytes have come."""
+        return codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+
+def _blocks(parts: Iterable[str]) -> Iterator[tuple[str, bool]]:
+    """Cut a text into blocks that can be encoded one by one; the flag marks the first."""
+    rest, wanted, first = "", _BLOCK, True
+    for part in parts:
+        for start in range(0, len(part), _LONGEST_BLOCK):  # so that cutting a long text takes linear time
+            rest += part[start : start + _LONGEST_BLOCK]
+            while len(rest) > wanted:
+                cut = _safe_cut(rest)
+                if cut is None:
+                    wanted += _BLOCK  # wait for more text
+                    continue
+                yield rest[:cut], first
+                rest, wanted, first = rest[cut:], _BLOCK, False
+    if rest:
+        yield rest, first
+
+
+def _safe_cut(text: str) -> int | None:
+    """The last place below _BLOCK, or else the first one above it, where a cut changes no token."""
+    below = [match.start() for match in _SAFE_CUT.finditer(text, 1, _BLOCK)]
+    if below:
+        return below[-1]
+    above = _SAFE_CUT.search(text, _BLOCK, _LONGEST_BLOCK)
+    return above.start() if above else _LONGEST_BLOCK if len(text) > _LONGEST_BLOCK else None
+
+
+def _read_tokens(file: GGUFFile) -> list[str]:
+    """The vocabulary, as llama.cpp reads it: up to a zero byte, and none twice (it would abort)."""
+    tokens = file.strings("tokenizer.ggml.tokens")
+    if not all(tokens) or "\0" in "".join(tokens):
+        tokens = [text.partition("\0")[0] or f"[EMPTY_{index}]" for index, text in enumerate(tokens)]
+    if max(map(len, tokens), default=0) > _LONGEST_TOKEN:
+        raise ModelFormatError(f"{file.path}: a token has more than {_LONGEST_TOKEN} characters: the file is damaged")
+    if len(set(tokens)) < len(tokens):
+        raise ModelFormatError(f"{file.path}: the vocabulary contains a token twice: the file is damaged")
+    return tokens
+
+
+def _byte_level_bpe(file: GGUFFile, tokens: list[str]) -> Merger:
+    name = file.metadata.get("tokenizer.ggml.pre") or "default"
+    if name not in PRE_TOKENIZERS:
+        raise UnsupportedError(
+            f"{file.path}: pre-tokenizer {brief(name)} is not supported yet ({', '.join(sorted(PRE_TOKENIZERS))})"
+        )
+    vocabulary = {text: index for index, text in enumerate(tokens)}
+    merges = _merges(file, vocabulary)
+    merger = Merger(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=name in LLAMA3_FAMILY))
+    merger.pre_tokenizer = PRE_TOKENIZERS[name]()
+    normalizer = file.metadata.get(NORMALIZER)
+    if normalizer not in (None, "NFC"):
+        raise UnsupportedError(f"{file.path}: the normalizer {brief(normalizer)} is not supported (NFC is)")
+    if normalizer:
+        merger.normalizer = normalizers.NFC()
+    return merger
+
+
+def _merges(file: GGUFFile, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
+    """The pairs that merge, best first, without those that make or take a control token."""
+    lines = file.strings("tokenizer.ggml.merges")
+    pairs = [line.partition(" ")[::2] for line in lines]
+    known = vocabulary.__contains__
+    if all(known(left) and known(right) and known(left + right) for left, right in pairs):
+        return pairs  # as in every sound file
+    merges = []
+    for line in lines:
+        left, _, right = line[1:].partition(" ")  # the first character may itself be a space, never the separator
+        pair = (line[:1] + left, right)
+        if all(map(known, (*pair, pair[0] + pair[1]))):
+            merges.append(pair)
+        elif not any(_HIDDEN + text in vocabulary for text in (*pair, pair[0] + pair[1])):
+            raise ModelFormatError(f"{file.path}: merge {brief(line)} names tokens that are not in the vocabulary")
+    return merges
+
+
+def _sentencepiece_bpe(file: GGUFFile, tokens: list[str], byte_tokens: Container[int]) -> Merger:
+    """SentencePiece joins the neighbours whose union scores best; as merges: every split of a piece, best first."""
+    scores = file.numbers("tokenizer.ggml.scores")
+    if scores.size != len(tokens) or np.isnan(scores).any():
+        raise ModelFormatError(f"{file.path}: {scores.size} token scores for {len(tokens)} tokens, or no numbers")
+    vocabulary = {text: index for index, text in enumerate(tokens)}
+    ranked = []
+    for index, text in enumerate(tokens):
+        for cut in range(1, 0 if index in byte_tokens else len(text)):
+            if text[:cut] in vocabulary and text[cut:] in vocabulary:
+                ranked.append((-float(scores[index]), vocabulary[text[:cut]], vocabulary[text[cut:]]))
+        if len(ranked) > _MOST_SPLITS * len(tokens):
+            raise ModelFormatError(f"{file.path}: its tokens are made of each other in too many ways: it is damaged")
+    ranked.sort()
+    merges = [(tokens[left], tokens[right]) for _, left, right in ranked]
+    unknown = _token_id(file, "unknown", len(tokens))
+    merger = Merger(
+        models.BPE(
+            vocab=vocabulary,
+            merges=merges,
+            unk_token=None if unknown is None else tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    merger.normalizer = normalizers.Replace(" ", "▁")
+    return merger
+
+
+def _token_id(file: GGUFFile, name: str, size: int) -> int | None:
+    value = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
+    if value is None or value == 0xFFFFFFFF:
+        return None
+    if not isinstance(value, int) or not 0 <= value < size:
+        raise ModelFormatError(f"{file.path}: {name}_token_id is {brief(value)}, outside the vocabulary of {size}")
+    return value
+
+
+def _byte_of(text: str, file: GGUFFile) -> bytes:
+    match = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", text)
+    if match is None:
+        raise ModelFormatError(f"{file.path}: byte token {brief(text)} is not of the form <0x41>")
+    return bytes.fromhex(match[1])
+
+
+def _alternatives(texts: Iterable[str]) -> re.Pattern[str] | None:
+    longest_first = sorted(texts, key=len, reverse=True)
+    return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins for bytes, inverted: printable Latin-1 stands for itself, the rest follow 255."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    table = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if byte not in set(printable))
+    return table | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+_BYTE_OF_CHAR = _byte_alphabet()

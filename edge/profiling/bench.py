@@ -1,0 +1,146 @@
+"""How fast a model runs here: prompt processing (pp) and token generation (tg), at depths of context.
+
+Tests are named as llama-bench names them: `pp512`, `tg128`, `tg128 @ d4096`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edge.errors import InputError
+from edge.run.meters import EnergyMeter
+from edge.run.session import Session
+from edge.sampling import greedy
+from edge.types import IntArray
+
+
+@dataclass(frozen=True)
+class BenchTest:
+    """Process `prompt` tokens, or generate `generate`, on top of `depth` tokens of context."""
+
+    prompt: int
+    generate: int
+    depth: int
+
+    @property
+    def name(self) -> str:
+        test = f"pp{self.prompt}" if self.prompt else f"tg{self.generate}"
+        return f"{test} @ d{self.depth}" if self.depth else test
+
+    @property
+    def rows(self) -> int:
+        """KV rows that the test needs."""
+        return self.depth + self.prompt + self.generate
+
+
+@dataclass(frozen=True)
+class BenchRow:
+    """One result. speed and sd are tokens per second, measured: mean and standard deviation over repetitions."""
+
+    model: str
+    size: int
+    params: int
+    backend: str
+    threads: int
+    test: str
+    speed: float
+    sd: float
+    joules: float | None = None  # per token
+    energy_kind: str | None = None  # "counter", "integrated" or "estimate"
+    energy_source: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """With llama-bench's column names."""
+        energy = {} if self.joules is None else {"J/token": round(self.joules, 6), "energy": self.energy_kind}
+        return {
+            "model": self.model,
+            "size": self.size,
+            "params": self.params,
+            "backend": self.backend,
+            "threads": self.threads,
+            "test": self.test,
+            "t/s": round(self.speed, 2),
+            "sd": round(self.sd, 2),
+            **energy,
+        }
+
+
+def make_tests(prompts: Sequence[int], generates: Sequence[int], depths: Sequence[int]) -> list[BenchTest]:
+    """Every prompt length and every generation length at every depth; zeros are left out."""
+    tests = []
+    for depth in depths:
+        tests += [BenchTest(n, 0, depth) for n in prompts if n]
+        tests += [BenchTest(0, n, depth) for n in generates if n]
+    if not tests:
+        raise InputError("nothing to measure: give -p or -n a number greater than 0")
+    return tests
+
+
+def run_bench(
+    session: Session,
+    tests: Sequence[BenchTest],
+    repetitions: int = 5,
+    on_step: Callable[[str], None] | None = None,
+    meter: EnergyMeter | None = None,
+) -> Iterator[BenchRow]:
+    """Run the tests on a session with policy full; yields a row as soon as it is measured. meter: the session's own,
+    for joules per token.
+
+    The context of a depth is filled once and truncated back to after every repetition. One warm-up run before the
+    first test is not counted.
+    """
+    rng = np.random.default_rng(0)
+    longest = max(test.rows for test in tests)
+    tokens = rng.integers(0, session.spec.vocab, longest, dtype=np.int32)
+    session.reset()
+    session.engine.forward(tokens[:2])
+    session.reset()
+    for test in tests:
+        _fill(session, tokens[: test.depth])
+        speeds, joules = [], 0.0
+        for repetition in range(repetitions):
+            if on_step:
+                on_step(f"{test.name} {repetition + 1}/{repetitions}")
+            before = meter.read().joules if meter else 0.0
+            speeds.append(_measure(session, test, tokens[test.depth :]))
+            joules += meter.read().joules - before if meter else 0.0
+            session.engine.kv.truncate(test.depth)
+        reading = meter.read() if meter else None
+        yield BenchRow(
+            model=session.spec.label,
+            size=session.spec.weight_bytes,
+            params=session.spec.parameters,
+            backend=session.plan.backend,
+            threads=session.plan.config.threads,
+            test=test.name,
+            speed=statistics.fmean(speeds),
+            sd=statistics.stdev(speeds) if len(speeds) > 1 else 0.0,
+            joules=joules / (repetitions * (test.prompt + test.generate)) if meter else None,
+            energy_kind=reading.kind if reading else None,
+            energy_source=reading.source if reading else None,
+        )
+
+
+def _fill(session: Session, context: IntArray) -> None:
+    """Bring the cache to exactly this context, reusing what is there."""
+    kv = session.engine.kv
+    kv.truncate(min(kv.length, context.size))
+    if context.size > kv.length:
+        session.engine.forward(context[kv.length :])
+
+
+def _measure(session: Session, test: BenchTest, tokens: IntArray) -> float:
+    started = time.perf_counter()
+    if test.prompt:
+        session.forward(tokens[: test.prompt], upcoming=1)
+    step = tokens[:1].copy()
+    for _ in range(test.generate):
+        session.make_room(1)
+        step[0] = greedy(session.forward(step, upcoming=1))
+    return (test.prompt + test.generate) / (time.perf_counter() - started)

@@ -1,0 +1,219 @@
+"""The blocks of `prefix.py` in a folder, one file each, so that a prompt's rows outlive the process.
+
+A file is named `PARENT-NAME.kv` after the prefix that it stands behind and the one that it ends, so looking up needs
+no index. Nothing that lies there is trusted: a block counts only if lengths and checksum are right. Files are written
+under a temporary name and renamed, with the folder locked against other writers; readers need no lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import re
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from edge.devices.private import is_private_file, make_private_folder, read_private
+from edge.errors import InputError
+from edge.prompt_cache.tree import BLOCK, Block, agreement, prefix_name
+from edge.storage.completion import make_temporary, status_of
+from edge.storage.lock import file_lock
+from edge.types import IntArray
+
+_HEAD = struct.Struct("<8s16sIQ")  # magic, checksum, tokens, bytes of data; tokens and data follow
+_MAGIC = b"edge-kv1"
+_FILE = re.compile(r"(?P<parent>[0-9a-f]{24})-(?P<name>[0-9a-f]{24})\.kv")
+_TEMPORARY = re.compile(rf"\.\d+-\w+-{_FILE.pattern}")
+_LOCK = ".lock"
+_LINE = 512  # words that are added up together for the checksum
+_MOST_TRIED = 64  # files behind one prefix whose tokens are looked at
+
+_log = logging.getLogger("edge")
+
+
+@dataclass(frozen=True)
+class _Entry:
+    path: Path
+    parent: str
+    name: str
+    size: int
+    used: int  # nanoseconds since 1970
+
+
+class BlockFiles:
+    """The folder, made for this user alone if it is not there. Its files hold at most `limit` bytes.
+
+    Raises InputError if the folder cannot be made or read.
+    """
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        self.folder, self.limit = folder, limit
+        self._kept: set[Path] = set()  # of the prompt that is being written: never removed for its own rest
+        try:
+            make_private_folder(folder)
+            os.listdir(folder)
+        except OSError as error:
+            raise InputError(f"the prompt cache {folder} cannot be used: {error.strerror}") from None
+
+    def find(self, parent: str, tokens: IntArray) -> Block | None:
+        """The block behind `parent` that agrees with most of `tokens`, if any agrees with one. A use."""
+        whole = self._path(parent, tokens[:BLOCK])
+        if block := self._read(whole):
+            return block
+        for path, _ in self._alike(parent, tokens):
+            if (block := self._read(path)) and block.agreement(tokens):
+                return block
+        return None
+
+    def has(self, parent: str, tokens: IntArray) -> bool:
+        """Is there a block behind `parent` that begins with all of up to BLOCK `tokens`? A use; not checked."""
+        path = self._path(parent, tokens)
+        if not is_private_file(status_of(path)):
+            longer = [path for path, same in self._alike(parent, tokens) if same == tokens.size]
+            if not longer:
+                return False
+            path = longer[0]
+        self._kept.add(path)
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return True
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Keep other writers out while one prompt's blocks are put there. Raises OSError."""
+        with file_lock(self.folder / _LOCK):
+            self._kept = set()
+            for each in os.listdir(self.folder):  # nobody else writes now, so these are left over from crashes
+                if _TEMPORARY.fullmatch(each):
+                    (self.folder / each).unlink(missing_ok=True)
+            yield
+
+    def put(self, block: Block) -> bool:
+        """Write a block, with `writing`. False if the limit leaves no room for it. Raises OSError."""
+        tokens = np.ascontiguousarray(block.tokens, np.int32)
+        size = _HEAD.size + tokens.nbytes + len(block.data)
+        siblings = [each for each in self._entries() if each.parent == block.parent]
+        if not self._make_room(size):
+            return False
+        path = self._path(block.parent, tokens)
+        head = _HEAD.pack(_MAGIC, _checksum(block), tokens.size, len(block.data))
+        temporary = make_temporary(path)
+        try:
+            with open(temporary, "wb") as file:
+                file.writelines((head, tokens.data, block.data))
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        self._kept.add(path)
+        for each in siblings:  # what this one begins with is not needed any more
+            shorter = _tokens_of(each.path)
+            if 0 < shorter.size < tokens.size and agreement(shorter, tokens) == shorter.size:
+                each.path.unlink(missing_ok=True)
+        return True
+
+    def drop(self, block: Block) -> None:
+        with contextlib.suppress(OSError):
+            self._path(block.parent, block.tokens).unlink()
+
+    def _path(self, parent: str, tokens: IntArray) -> Path:
+        return self.folder / f"{parent}-{prefix_name(parent, tokens)}.kv"
+
+    def _entries(self) -> list[_Entry]:
+        """All files of ours."""
+        found = []
+        for each in os.listdir(self.folder):
+            match, status = _FILE.fullmatch(each), status_of(self.folder / each)
+            if match and status and is_private_file(status):
+                path = self.folder / each
+                found.append(_Entry(path, match["parent"], match["name"], status.st_size, status.st_mtime_ns))
+        return found
+
+    def _alike(self, parent: str, tokens: IntArray) -> list[tuple[Path, int]]:
+        """Files behind `parent` that begin with some of the tokens, and how many: the most first. Not checked yet."""
+        with contextlib.suppress(OSError):
+            paths = [self.folder / each for each in os.listdir(self.folder) if each.startswith(f"{parent}-")]
+            found = [(path, agreement(_tokens_of(path), tokens)) for path in paths[:_MOST_TRIED]]
+            return sorted((each for each in found if each[1]), key=lambda each: each[1], reverse=True)
+        return []
+
+    def _read(self, path: Path) -> Block | None:
+        """The block in a file; None if there is none. What is damaged is removed, with a warning."""
+        match, status = _FILE.fullmatch(path.name), status_of(path)
+        if match is None or status is None:
+            return None
+        if not is_private_file(status):
+            _log.warning("ignored a file of the prompt cache that others may have written: %s", path)
+            return None
+        block = _parse(_content(path, status.st_size), match["parent"])
+        if block is None or block.name != match["name"]:
+            if status_of(path) is not None:  # else somebody has just removed it
+                _log.warning("ignored a damaged file of the prompt cache: %s", path)
+                with contextlib.suppress(OSError):
+                    path.unlink()
+            return None
+        with contextlib.suppress(OSError):  # a folder that we may only read serves as well
+            os.utime(path)
+        return block
+
+    def _make_room(self, size: int) -> bool:
+        """Remove what was not used for longest, leaves before what they stand on, until `size` more bytes fit."""
+        entries = self._entries()
+        while sum(entry.size for entry in entries) + size > self.limit:
+            parents = {entry.parent for entry in entries}
+            leaves = (entry for entry in entries if entry.name not in parents and entry.path not in self._kept)
+            oldest = min(leaves, key=lambda entry: entry.used, default=None)
+            if oldest is None:
+                return False
+            oldest.path.unlink(missing_ok=True)
+            entries.remove(oldest)
+        return True
+
+
+def _parse(content: bytes, parent: str) -> Block | None:
+    """The block that a file holds; None unless every length and the checksum are right."""
+    if len(content) < _HEAD.size:
+        return None
+    magic, checksum, count, size = _HEAD.unpack_from(content)
+    start = _HEAD.size + 4 * count
+    if magic != _MAGIC or not 1 <= count <= BLOCK or len(content) != start + size:
+        return None
+    block = Block(parent, np.frombuffer(content, np.int32, count, _HEAD.size), memoryview(content)[start:])
+    return block if _checksum(block) == checksum else None
+
+
+def _checksum(block: Block) -> bytes:
+    """Of all that a block is.
+
+    Data are added up in lines and columns first, which takes a tenth of the time of a checksum of every byte: what
+    damage leaves both kinds of sums as they were is not an accident.
+    """
+    words = np.frombuffer(block.data, np.uint64, len(block.data) // 8)
+    lines = words[: words.size // _LINE * _LINE].reshape(-1, _LINE)
+    digest = hashlib.blake2b(f"{block.parent} {len(block.data)}".encode(), digest_size=16)
+    digest.update(np.ascontiguousarray(block.tokens, np.int32).tobytes())
+    digest.update(lines.sum(axis=0, dtype=np.uint64).tobytes() + lines.sum(axis=1, dtype=np.uint64).tobytes())
+    digest.update(memoryview(block.data)[8 * lines.size :])
+    return digest.digest()
+
+
+def _tokens_of(path: Path) -> IntArray:
+    """The tokens in a file, which may be damaged: then there may be none."""
+    head = _content(path, _HEAD.size + 4 * BLOCK)
+    if len(head) < _HEAD.size:
+        return np.zeros(0, np.int32)
+    count = _HEAD.unpack_from(head)[2]
+    return np.frombuffer(head[_HEAD.size :], np.int32, min(count, (len(head) - _HEAD.size) // 4))
+
+
+def _content(path: Path, most: int) -> bytes:
+    """The first bytes of a file of this user; none if there is no such file."""
+    with contextlib.suppress(OSError):
+        return read_private(path, most)
+    return b""

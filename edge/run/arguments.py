@@ -1,0 +1,82 @@
+"""Arguments of the Python API: of the wrong type, they are refused in a line, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from reprlib import repr as brief
+
+import numpy as np
+
+from edge.errors import InputError
+from edge.model.prompt import Prompt
+from edge.sampling import SamplingParams
+from edge.types import IntArray
+
+_PROMPT = "the prompt must be text, pieces of text or an array of token ids"
+
+
+def check_stream(
+    prompt: object, max_tokens: object, sampling: object, *, stop: object, system: object, **numbers: object
+) -> str | Iterable[str] | IntArray | Prompt:
+    """The prompt of `Session.stream`. Raises InputError for arguments of the wrong type."""
+    check_count("max_tokens", max_tokens)
+    if not isinstance(sampling, SamplingParams | None):
+        raise InputError(f"sampling must be SamplingParams, not {sampling!r:.60}")
+    check_texts("stop", stop)
+    check_texts("system", [] if system is None else [system])
+    for name, value in numbers.items():
+        check_number(name, value)
+    return prompt if isinstance(prompt, Prompt) else check_prompt(prompt)
+
+
+def check_prompt(prompt: object) -> str | Iterable[str] | IntArray:
+    """The prompt as it is; pieces of text are checked when they are read, all but the first that is not empty.
+
+    Raises InputError for other types, and for pieces that have no text in them.
+    """
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, np.ndarray):
+        if prompt.ndim != 1 or prompt.dtype.kind not in "iu":
+            raise InputError(f"{_PROMPT}, int [n], not {prompt.dtype} of shape {prompt.shape}")
+        return prompt
+    if not isinstance(prompt, Iterable) or isinstance(prompt, bytes | bytearray | Mapping):
+        raise InputError(f"{_PROMPT}, not {brief(prompt)}")
+    pieces = _pieces(prompt)
+    first = next((piece for piece in pieces if piece), None)
+    if first is None:
+        raise InputError("the prompt is empty")
+    return chain([first], pieces)
+
+
+def check_count(name: str, value: object, low: int = 1, high: int | None = None, why: str = "") -> None:
+    """None, or a whole number of at least `low` and at most `high`; why: the reason for that. Raises InputError."""
+    if value is None:
+        return
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or (high is None and value < low):
+        raise InputError(f"{name} must be a whole number, at least {low}, not {brief(value)}")
+    if high is not None and not low <= value <= high:
+        raise InputError(f"{name} must be from {low} to {high}, not {brief(value)}{why if value > high else ''}")
+
+
+def check_number(name: str, value: object) -> None:
+    """None, or a number of at least 0, which NaN is not. Raises InputError."""
+    if value is None:
+        return
+    if not isinstance(value, int | float | np.number) or isinstance(value, bool) or not 0 <= value < 1e18:
+        raise InputError(f"{name} must be a number, at least 0, not {brief(value)}")
+
+
+def check_texts(name: str, value: object) -> None:
+    """None, a text, or a list of texts. Raises InputError."""
+    texts = [value] if isinstance(value, str) else [] if value is None else value
+    if not isinstance(texts, list | tuple | set | frozenset) or not all(isinstance(each, str) for each in texts):
+        raise InputError(f"{name} must be text, not {brief(value)}")
+
+
+def _pieces(prompt: Iterable[object]) -> Iterator[str]:
+    for piece in prompt:
+        if not isinstance(piece, str):
+            raise InputError(f"{_PROMPT}: a piece of it is {brief(piece)}")
+        yield piece

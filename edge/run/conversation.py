@@ -1,0 +1,213 @@
+"""A conversation: what was said, turn by turn, and the rows of a session's KV cache that hold it.
+
+The rows are what the model remembers; the text is what people save, undo and say again. Where rows and text part (rows
+were evicted, another system prompt, a conversation from a file), the next turn runs the conversation from its text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge.errors import InputError, UnsupportedError
+from edge.run.session import Mark, Session
+from edge.types import IntArray
+
+_LARGEST_FILE = 64 << 20  # bytes of a saved conversation
+
+Pieces = Generator[str, None, None]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """before: where the session was when it began; None where the cache has no such place any more."""
+
+    user: str
+    answer: str = ""
+    before: Mark | None = None
+
+
+class Conversation:
+    """Turns with a session, which belongs to this conversation as long as that lasts.
+
+        talk = Conversation(session, system="Be brief.")
+        for piece in talk.say("Why is the sky blue?"):
+            print(piece, end="")
+
+    Raises UnsupportedError if the model has no chat template.
+    """
+
+    def __init__(self, session: Session, *, system: str | None = None) -> None:
+        if session.model.template is None:
+            raise UnsupportedError(f"{session.model.path.name} has no chat template: use edge run --raw")
+        self.session = session
+        self.evicted = 0  # rows that the last turn made the policy evict
+        self._system = system
+        self._turns: list[Turn] = []
+        self._held = True  # whether the cache holds all turns, as far as the policy kept them
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The conversation in the common form: [{"role": "user", "content": …}, …]."""
+        said = [] if self._system is None else [("system", self._system)]
+        for turn in self._turns:
+            said += [("user", turn.user), ("assistant", turn.answer)]
+        if said and said[-1] == ("assistant", ""):
+            said.pop()  # a question that waits for its answer
+        return [{"role": role, "content": content} for role, content in said]
+
+    @property
+    def replays(self) -> bool:
+        """Whether the next turn runs the whole conversation again, since the cache does not hold it."""
+        return bool(self._turns) and not self._held
+
+    @property
+    def system(self) -> str | None:
+        """The system prompt. After a change, the next turn runs the conversation again, under the new one."""
+        return self._system
+
+    @system.setter
+    def system(self, text: str | None) -> None:
+        if text != self._system:
+            self._system, self._held = text, False
+
+    def say(self, text: str, **options: Any) -> Pieces:
+        """Pieces of the answer to one turn, as they are generated; options are those of `Session.stream`.
+
+        The turn is part of the conversation once it has begun to run, whatever ends it: an answer that was interrupted
+        stays as far as it came.
+        """
+        session, fresh = self.session, not self._turns
+        before, prompt = Mark(), text  # type: Mark, str | IntArray
+        if self.replays:
+            past = self._encoded()
+            before = Mark(rows=past.size)
+            prompt = np.concatenate([past, session.model.follow_up(text).first(None)])
+        elif not fresh:
+            before = session.mark()
+        last_report, answer = session.report, list[str]()
+        pieces = session.stream(prompt, system=self._system, follow_up=not fresh and self._held, **options)
+        try:
+            for piece in pieces:
+                answer.append(piece)
+                yield piece
+        finally:
+            pieces.close()
+            report = session.report
+            if report is not None and report is not last_report:  # it ran
+                if self.replays:
+                    self._turns = [replace(turn, before=None) for turn in self._turns]
+                self._turns.append(Turn(text, "".join(answer), before))
+                self._held, self.evicted = True, report.kv.evicted - before.evicted
+
+    def undo(self) -> str:
+        """Take the last turn back, its question and its answer; returns the question. Raises InputError if there is
+        none."""
+        if not self._turns:
+            raise InputError("there is no turn to take back")
+        turn = self._turns.pop()
+        self._held = self._held and turn.before is not None and self.session.rewind(turn.before)
+        return turn.user
+
+    def retry(self, **options: Any) -> Pieces:
+        """Another answer to the last question. Raises InputError if there is none."""
+        return self.say(self.undo(), **options)
+
+    def reset(self) -> None:
+        """Forget all turns; the system prompt stays."""
+        self.session.reset()
+        self._turns, self._held = [], True
+
+    def save(self, path: str | Path) -> None:
+        """Write the conversation as JSON: {"messages": […]}. A saved conversation is replaced, no other file.
+
+        Raises InputError.
+        """
+        from edge.devices.output import check_file, new_file
+
+        path = Path(path).expanduser()
+        if path.is_file() and path.stat().st_size:
+            try:
+                _turns(path)
+            except InputError:
+                raise InputError(f"{path} is there and holds no conversation: choose another file") from None
+        check_file(path, force=True)
+        text = json.dumps({"messages": self.messages}, ensure_ascii=False, indent=1)
+        with new_file(path) as temporary:
+            temporary.write_bytes(f"{text}\n".encode("utf-8", "replace"))
+
+    def load(self, path: str | Path) -> None:
+        """Go on with a conversation from a file, in place of this one. It is run with the next turn.
+
+        The file: JSON as `save` writes it, or the list of messages alone. An optional system message comes first, then
+        the user's and the assistant's in turn. Raises InputError, and changes nothing, for anything else.
+        """
+        system, turns = _turns(Path(path).expanduser())
+        self.reset()
+        self._system, self._turns, self._held = system, turns, False
+
+    def _encoded(self) -> IntArray:
+        """Token ids of the conversation so far."""
+        model, (first, *others) = self.session.model, self._turns
+        parts = [model.encode_prompt(first.user, system=self._system), self._answer(first)]
+        for turn in others:
+            parts += [model.follow_up(turn.user).first(None), self._answer(turn)]
+        return np.concatenate(parts)
+
+    def _answer(self, turn: Turn) -> IntArray:
+        return self.session.model.tokenizer.encode(turn.answer, start=False)
+
+
+def _turns(path: Path) -> tuple[str | None, list[Turn]]:
+    """The system prompt and the turns of a saved conversation. Raises InputError."""
+    messages = _read_messages(path)
+    system = messages[0][1] if messages[0][0] == "system" else None
+    turns: list[Turn] = []
+    expected = "user"
+    for number, (role, content) in enumerate(messages, 1):
+        if role == "system":
+            continue  # the first
+        if role != expected:
+            raise InputError(f"{path}: message {number} is the {role}'s, where the {expected}'s must follow")
+        if role == "user":
+            turns.append(Turn(content))
+        else:
+            turns[-1] = replace(turns[-1], answer=content)
+        expected = "assistant" if role == "user" else "user"
+    return system, turns
+
+
+def _read_messages(path: Path) -> list[tuple[str, str]]:
+    """Roles and contents. Raises InputError."""
+    try:
+        if path.is_file() and path.stat().st_size > _LARGEST_FILE:
+            raise InputError(f"{path} is larger than {_LARGEST_FILE >> 20} MiB: that is no saved conversation")
+        if not path.is_file():
+            raise InputError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
+        read = json.loads(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError):
+        raise InputError(f"{path}: not JSON, so no saved conversation") from None
+    return list(_checked(path, read.get("messages") if isinstance(read, dict) else read))
+
+
+def _checked(path: Path, messages: Any) -> Iterator[tuple[str, str]]:
+    if not isinstance(messages, list) or not messages:
+        raise InputError(f'{path}: no saved conversation: {{"messages": [{{"role": "user", "content": "…"}}, …]}}')
+    for number, message in enumerate(messages, 1):
+        role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
+        if role not in ("system", "user", "assistant") or not isinstance(content, str):
+            raise InputError(
+                f"{path}: message {number} must have a role (system, user or assistant) and a content, which is text"
+            )
+        if role == "system" and number > 1:
+            raise InputError(f"{path}: message {number} is the system's, which must come first")
+        if role == "user" and not content:
+            raise InputError(f"{path}: message {number} is empty")
+        yield role, content

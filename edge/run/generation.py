@@ -1,0 +1,135 @@
+"""The account of one generation while it lasts, and what its report says of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import StringIO
+
+from edge.budget import Budget, format_joules
+from edge.devices.memory import memory_use
+from edge.model.prompt import Prompt
+from edge.plan import Plan
+from edge.run.meters import Watch
+from edge.run.report import Energy, Memory, RunReport, StopReason, Timings, Tokens
+
+_TELLING = 4  # the first tokens of a prompt cost far more than the others: a quarter of it tells what the rest takes
+
+
+@dataclass
+class Run:
+    """Times are seconds on `time.perf_counter`, None until they have come. budget: joules, `before` of them
+    spent when it began; time_budget, time_before: seconds likewise."""
+
+    prompt: Prompt
+    started: float
+    watch: Watch
+    budget: float | None = None
+    before: float = 0.0
+    time_budget: float | None = None
+    time_before: float = 0.0
+    reused: int = 0
+    ran: int = 0  # tokens of the prompt, the last of them at `ran_at`
+    generated: int = 0
+    prefill_joules: float | None = None
+    restored_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+    ran_at: float | None = None
+    text: StringIO | None = None  # a list of pieces would take ten times the memory
+    stop_reason: StopReason = "interrupted"  # what it is if nothing else ends it
+
+    @property
+    def tokens(self) -> Tokens:
+        return Tokens(self.prompt.known, self.generated, self.reused, self.ran, not self.prompt.ended)
+
+    def timings(self, load_s: float) -> Timings:
+        return Timings(
+            load_s=load_s,
+            ttft_s=_span(self.started, self.first_token_at),
+            prefill_tok_s=_rate(self.ran, self.restored_at, self.ran_at),
+            decode_tok_s=_rate(self.generated - 1, self.first_token_at, self.last_token_at),
+            paused_s=self.watch.paused,
+            total_s=time.perf_counter() - self.started,
+            before_s=self.time_before,
+            budget_s=self.time_budget,
+        )
+
+    def energy(self) -> Energy:
+        joules, reading = self.watch.joules(), self.watch.reading
+        decode = None if self.prefill_joules is None else joules - self.prefill_joules
+        return Energy(
+            joules=joules,
+            budget=self.budget,
+            before=self.before,
+            prefill=joules if self.prefill_joules is None else self.prefill_joules,
+            decode=decode,
+            per_token=None if decode is None or not self.generated else decode / self.generated,
+            source=reading.source,
+            kind=reading.kind,
+            scope=reading.scope,
+            samples=reading.samples - self.watch.first.samples,
+            watts=joules / (time.perf_counter() - self.started),
+            watts_limit=self.watch.watts_limit,
+        )
+
+
+def why_unanswered(report: RunReport, budget: Budget) -> str:
+    """Why a budget left no answer, and what would be needed, as far as this run tells."""
+    tokens, timings, energy, reason = report.tokens, report.timings, report.energy, report.stop_reason
+    estimated = "estimated" if energy.kind == "estimate" else "measured"
+    if reason == "time" and timings.budget_s is not None:
+        took = timings.before_s + timings.total_s
+        why = f"--time {_seconds(timings.budget_s)} was over after {_seconds(took)}"
+        why += _needed(tokens, timings.before_s, timings.total_s, _seconds)
+    elif reason == "energy" and energy.budget is not None:
+        why = f"--energy {format_joules(energy.budget)} is spent ({estimated})"
+        why += _needed(tokens, energy.before, energy.joules, format_joules)
+    elif reason == "power":
+        why = f"--power {budget.power:g}W cannot be held: the device draws {energy.watts:.2g} W ({estimated})"
+    elif reason == "thermal" and report.heat and report.heat.highest is not None:
+        why = f"--max-temp {budget.max_temp:g}C cannot be held: {report.heat.highest:.0f} °C (measured)"
+    else:
+        why = "memory is short: close other programs, or state a smaller --max-kv-size"
+    if tokens.cut:
+        return f"stopped in the prompt ({tokens.ran + tokens.reused} of {tokens.prompt_words} tokens): no answer; {why}"
+    return f"stopped before the first token of the answer; {why}"
+
+
+def _needed(tokens: Tokens, before: float, spent: float, words: Callable[[float], str]) -> str:
+    """What the start took; what prompt and answer need, once enough of the prompt has been run to tell."""
+    start = f", {words(before)} of it by the start" if before else ""
+    if tokens.ran * _TELLING < tokens.prompt:
+        return f"{start}: state {words(2 * (before + spent))} or more"
+    needed = before + spent * (tokens.prompt + 1) / tokens.ran
+    return f"{start}: state {words(needed)} or more (estimated)"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.0f}s" if seconds >= 10 else f"{seconds:.2g}s" if seconds >= 0.1 else f"{seconds * 1e3:.2g}ms"
+
+
+def memory_of(plan: Plan, kv_bytes: int, budget: int | None) -> Memory:
+    """What this process has now, and what was counted."""
+    use, counted = memory_use(), plan.bytes
+    return Memory(
+        peak_rss=use.peak,
+        budget=budget,
+        weights=counted.weights,
+        kv=kv_bytes,
+        scratch=counted.scratch,
+        interpreter=counted.interpreter,
+        anonymous=use.anonymous,
+        file=use.file,
+        streamed=counted.streamed,
+    )
+
+
+def _span(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else end - start
+
+
+def _rate(count: int, start: float | None, end: float | None) -> float | None:
+    seconds = _span(start, end)
+    return count / seconds if seconds and count > 0 else None

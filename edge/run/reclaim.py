@@ -1,0 +1,87 @@
+"""What a session can do without, and gives back when memory is short: what its user misses least goes first.
+
+That is the memory of the prompt cache, whose files stay (a later prompt takes longer); while a prompt runs, longer
+pieces of it (it takes longer); and KV rows, those that the policy evicts (the model forgets). Mapped weights need not
+be given back: the system takes of them what it likes, and reads it again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from edge.backends.base import KVCache
+from edge.devices.memory import release_free_memory
+from edge.plan import SMALLEST_ROWS, Plan, least_rows
+from edge.prompt_cache.cache import PromptCache
+from edge.run.generation import Run
+from edge.run.report import Action, Given
+
+_STEP = 64  # KV rows
+_SMALLEST_CHUNK = 16  # tokens
+
+
+class Spare:
+    """What is given back stays so as long as the session lasts, and is on record in `actions`.
+
+    evict: makes the policy leave so many rows; None if it never evicts. chunk: most prompt tokens that run at once.
+    run: what is going on, None between two generations.
+    """
+
+    def __init__(
+        self, plan: Plan, kv: KVCache, prompt_cache: PromptCache | None, evict: Callable[[int], None] | None
+    ) -> None:
+        self._kv, self._prompt_cache, self._evict = kv, prompt_cache, evict
+        self._fewest = min(kv.capacity, max(SMALLEST_ROWS, least_rows(plan.sinks)))
+        self.needed = plan.bytes.total  # bytes that the process takes at most, as counted
+        self.chunk = plan.config.chunk
+        self.run: Run | None = None
+        self.actions: list[Action] = []
+
+    @property
+    def spare(self) -> int:
+        """Bytes of `needed` that can be given back."""
+        rows = self._kv.capacity - self._floor()
+        return self._cached() + rows * self._kv.nbytes // self._kv.capacity
+
+    def give(self, nbytes: int, cause: str) -> None:
+        """Give about so many bytes back, or all that can be spared."""
+        if nbytes > 0 and self.run is not None and self.run.tokens.cut and self.chunk > _SMALLEST_CHUNK:
+            self.chunk = max(_SMALLEST_CHUNK, self.chunk // 2)  # and the next look comes sooner
+            self._note("chunk", 0, self.chunk, cause)
+        nbytes -= self._give_cached(nbytes, cause)
+        self._give_rows(nbytes, cause)
+        release_free_memory()
+
+    def _give_cached(self, nbytes: int, cause: str) -> int:
+        cached = self._cached()
+        if self._prompt_cache is None or not cached or nbytes <= 0:
+            return 0
+        self._prompt_cache.shrink(max(0, cached - nbytes))
+        self._note("prompt cache", freed := cached - self._cached(), self._cached(), cause)
+        return freed
+
+    def _give_rows(self, nbytes: int, cause: str) -> None:
+        kv, before, floor = self._kv, self._kv.nbytes, self._floor()
+        while (lacking := nbytes - (before - kv.nbytes)) > 0 and kv.capacity > floor:  # llama.cpp: 256 rows or none
+            rows = kv.capacity - -(-lacking * kv.capacity // kv.nbytes)
+            rows = max(floor, rows // _STEP * _STEP)
+            if self._evict and kv.capacity - kv.free > rows:
+                self._evict(rows - max(1, rows // 8))
+            kv.shrink(rows)
+        if kv.nbytes < before:
+            self._note("shrink", before - kv.nbytes, kv.capacity, cause)
+
+    def _cached(self) -> int:
+        return 0 if self._prompt_cache is None else self._prompt_cache.memory
+
+    def _floor(self) -> int:
+        """Fewer rows than this are not left."""
+        used = 0 if self._evict else self._kv.capacity - self._kv.free
+        return min(self._kv.capacity, max(self._fewest, used))
+
+    def _note(self, what: Given, freed: int, left: int, cause: str) -> None:
+        run = self.run
+        token, seconds = (0, 0.0) if run is None else (run.generated, time.perf_counter() - run.started)
+        self.needed -= freed
+        self.actions.append(Action(token, seconds, what, freed, left, cause))

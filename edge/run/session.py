@@ -1,0 +1,518 @@
+"""Prefill, decode, text: the only loop that produces tokens."""
+
+from __future__ import annotations
+
+import os
+import time
+from array import array
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from io import StringIO
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge.backends import find_backend
+from edge.backends.base import Backend, Engine
+from edge.budget import Budget, format_bytes
+from edge.devices.memory import memory_use
+from edge.devices.power import find_meter, memory_root, sensors_root
+from edge.devices.thermal import Zone, zones
+from edge.errors import BudgetError, InputError, UnsupportedError
+from edge.kv import make_policy
+from edge.kv.policy import EVERY
+from edge.model.model import Model, open_model
+from edge.model.prompt import Prompt, joined
+from edge.plan import Plan, PlanRequest, make_plan
+from edge.prompt_cache.cache import DEFAULT_SIZE, PromptCache
+from edge.run.arguments import check_stream
+from edge.run.eviction import keep_heads, look, observe, queries_to_observe, rows_per_head
+from edge.run.generation import Run, memory_of, why_unanswered
+from edge.run.governor import Limits
+from edge.run.meters import EnergyMeter, Watch
+from edge.run.reclaim import Spare
+from edge.run.report import Heat, KVUse, RunReport, StopReason
+from edge.run.scheduler import Steps, stepwise
+from edge.run.stop_strings import StopStrings
+from edge.sampling import SamplingParams, make_sampler
+from edge.storage.versions import own_versions
+from edge.types import FloatArray, IntArray
+
+DEFAULT_MAX_TOKENS = 512
+_READ_UNASKED = 4096  # tokens of a prompt that are made before budgets are asked: a few milliseconds of work
+
+Progress = Callable[[int, int], None]  # tokens done, tokens of the prompt, or as many as are known of a longer one
+
+
+def load(
+    model: str | Path | Model,
+    *,
+    backend: str = "auto",
+    memory: str | int | None = None,
+    time: str | float | None = None,
+    energy: str | float | None = None,
+    power: str | float | None = None,
+    max_temp: str | float | None = None,
+    meter: EnergyMeter | None = None,
+    request: PlanRequest | None = None,
+    on_load: Callable[[float], None] | None = None,
+    prompt_cache: str | Path | PromptCache | None = None,
+    prompt_cache_size: str | int = DEFAULT_SIZE,
+    **plan_options: object,
+) -> Session:
+    """Plan a run that fits, load the model, and return a Session.
+
+    model: a GGUF path, an installed name (`smollm2-135m`), or an opened Model. memory: "256MiB" or bytes, the most
+    the whole process may have resident. Per generation: time, "20s" or seconds, and energy, "30J" or joules. power:
+    "3W" or watts, max_temp: "70C" or °C, which are held by pauses. meter: counts the joules (default: the device's best
+    sensor, or an estimate). Other keywords are the fields of PlanRequest: kv_policy, max_kv_size, kv_memory, sinks,
+    kv_dtype, prefill_step_size, threads, expected_tokens, logits_rows. prompt_cache: a folder, in which prompts' KV
+    rows are kept for later runs, `prompt_cache_size` bytes at most; or a PromptCache that sessions share.
+
+    Raises BudgetError if nothing fits, UnsupportedError for a temperature that nothing here measures, and the errors of
+    `open_model`.
+    """
+    budget = Budget.parse(memory, time, energy, power, max_temp)
+    try:
+        request = request or PlanRequest(**plan_options)  # type: ignore[arg-type]
+    except TypeError:
+        known = dict.fromkeys([*(load.__kwdefaults__ or ()), *PlanRequest.__dataclass_fields__])
+        unknown = next(name for name in plan_options if name not in known)
+        raise InputError(f"unknown option {unknown!r}: choose from {', '.join(known)}") from None
+    if prompt_cache is not None and not isinstance(prompt_cache, PromptCache):
+        prompt_cache = PromptCache(prompt_cache, size=prompt_cache_size)
+    if prompt_cache:
+        request = replace(request, prompt_cache=prompt_cache.memory)
+    opened = model if isinstance(model, Model) else open_model(model)
+    engine_module = find_backend(backend, opened.file, opened.spec, request.kv_dtype)
+    plan = make_plan(opened.spec, engine_module, request, budget)
+    return Session(opened, engine_module, plan, budget, on_load, prompt_cache, meter)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A place in a conversation, to which `Session.rewind` goes back; by default its beginning."""
+
+    rows: int = 0
+    evicted: int = 0
+    left: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))  # tokens that have not been run
+    prompts_end: int | None = None
+
+
+class Session:
+    """A loaded model and its KV cache. Use it as a context manager, or call `close`."""
+
+    def __init__(
+        self,
+        model: Model,
+        backend: Backend,
+        plan: Plan,
+        budget: Budget,
+        on_load: Callable[[float], None] | None = None,
+        prompt_cache: PromptCache | None = None,
+        meter: EnergyMeter | None = None,
+    ) -> None:
+        self._meter = meter or find_meter()
+        if not all(hasattr(self._meter, name) for name in ("read", "add_bytes")):
+            raise InputError(f"meter must count joules, as edge.devices.power.app_meter's does, not be {meter!r:.60}")
+        self._zone = _find_zone(budget)
+        self.model, self.spec, self.tokenizer = model, model.spec, model.tokenizer
+        self.plan, self.budget = plan, budget
+        self.report: RunReport | None = None
+        self._backend = backend
+        self._policy = make_policy(plan.kv_policy, plan.sinks, keep=plan.sinks)
+        self._prompt_cache = prompt_cache
+        self._evicted = 0
+        self._fed = array("i")  # tokens of all rows, if there is a prompt cache and nothing has been evicted
+        self._prompts_end: int | None = None  # how many of them end with a prompt; None while one is run
+        self._prompt = Prompt(())  # whatever ended it: a follow-up first runs what is left of it …
+        self._pending: list[int] = []  # … and the token before a stop, which has not been run
+        self._process, self._closed = os.getpid(), False
+        started = time.perf_counter()
+        self.engine: Engine = backend.load(model.file, model.spec, plan.config, on_load)
+        self._load_s = time.perf_counter() - started
+        self._spare = Spare(plan, self.engine.kv, prompt_cache, self.shrink if self._policy.evicts else None)
+        self.steps = Steps(lambda level: self._spare.give(round(level * self._spare.spare), "trim"))
+        self.terminated = self._interrupted = False
+        peak = memory_use().peak
+        if budget.memory is not None and peak > budget.memory:
+            self.close()
+            raise BudgetError(
+                f"loading took {format_bytes(peak)}, more than predicted and than the budget of "
+                f"{format_bytes(budget.memory)}: use a larger --memory or a smaller --max-kv-size"
+            )
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the engine. The report stays; a stream that is open ends. Raises BusyError while another thread
+        generates."""
+        if hasattr(self, "engine") and self._process == os.getpid():  # a forked child has none of the engine's threads
+            self.steps.end()
+            self._closed = True
+            self.engine.close()
+
+    def reset(self) -> None:
+        """Forget the conversation: empty the KV cache. Raises BusyError during a generation."""
+        self.steps.check_idle()
+        self._reset()
+
+    def _reset(self) -> None:
+        self.engine.kv.truncate(0)
+        self._evicted, self._fed, self._prompt, self._pending = 0, array("i"), Prompt(()), []
+
+    def mark(self) -> Mark:
+        """Where the conversation is, between two generations."""
+        left = joined([*self._prompt.rest(), np.array(self._pending, np.int32)])
+        self._prompt, self._pending = Prompt([left]), []
+        return Mark(self.engine.kv.length, self._evicted, left, self._prompts_end)
+
+    def rewind(self, mark: Mark) -> bool:
+        """Forget all that came after `mark`. False, and nothing changes, where that cannot be: rows before it were
+        evicted since, or rows have attention from queries after it, by which the policy would choose."""
+        kv = self.engine.kv
+        if self._evicted != mark.evicted or kv.length < mark.rows or (mark.rows and self._policy.needs.queries):
+            return False
+        kv.truncate(mark.rows)
+        self._fed, self._prompts_end = self._fed[: mark.rows], mark.prompts_end
+        self._prompt, self._pending = Prompt([mark.left]), []
+        return True
+
+    def generate(self, prompt: str | Iterable[str] | IntArray | Prompt, **options: Any) -> str:
+        """The whole answer to a prompt; `report` then says what it cost. Options are those of `stream`."""
+        return "".join(self.stream(prompt, **options))
+
+    @stepwise
+    def stream(
+        self,
+        prompt: str | Iterable[str] | IntArray | Prompt,
+        *,
+        max_tokens: int | None = DEFAULT_MAX_TOKENS,
+        sampling: SamplingParams | None = None,
+        stop: str | Sequence[str] = (),
+        ignore_eos: bool = False,
+        system: str | None = None,
+        raw: bool = False,
+        follow_up: bool = False,
+        time_limit: float | None = None,
+        energy_limit: float | None = None,
+        time_spent: float = 0.0,
+        energy_spent: float = 0.0,
+        keep_text: bool = True,
+        on_prefill: Progress | None = None,
+    ) -> Generator[str, None, None]:
+        """Pieces of the answer as they are generated, whole characters only.
+
+        prompt: text (goes through the chat template unless `raw`) or token ids, int [n]; text in parts and a Prompt are
+        read while they are run, so that they may be longer than what fits in memory. max_tokens: None goes on until
+        something else stops it. stop: a text before which the answer ends, or several. follow_up: continue the
+        conversation in the cache instead of starting anew. time_limit: seconds, energy_limit: joules, instead of the
+        session's budget; time_spent, energy_spent: what of it is gone already, for the start. keep_text=False leaves
+        `report.text` None, for runs without end. After the last piece, or when the iterator is closed, `report` holds
+        the RunReport.
+
+        A session runs one generation at a time: raises BusyError, at the call, while another stream is open, and in a
+        forked child. Raises BudgetError, after `report` was set, if a budget ended it before the first token of the
+        answer.
+        """
+        started = time.perf_counter()
+        prompt = check_stream(
+            prompt, max_tokens, sampling, stop=stop, system=system,
+            time_limit=time_limit, energy_limit=energy_limit, time_spent=time_spent, energy_spent=energy_spent,
+        )  # fmt: skip
+        sampling = (sampling or self.model.sampling()).with_seed()
+        budget = self.budget
+        limit = budget.time if time_limit is None else time_limit
+        joules = budget.energy if energy_limit is None else energy_limit
+        limits = Limits(
+            deadline=None if limit is None else started + limit - time_spent,
+            memory=budget.memory,
+            energy=None if joules is None else max(0.0, joules - energy_spent),
+            power=budget.power,
+            celsius=budget.max_temp,
+        )
+        watch = Watch(
+            limits,
+            self._meter,
+            self._zone.path if self._zone else None,
+            spender=self._spare,
+            root=memory_root(),
+            ended=lambda: self._ended_by() is not None,
+        )
+        self._interrupted = False  # before the prompt is read: Ctrl-C may come while that lasts
+        asked = self._tokens_of(prompt, system=system, raw=raw, follow_up=follow_up)
+        if not follow_up:
+            self._reset()
+        stopped = self._read_ahead(asked, watch)
+        if not stopped:
+            self._check_fits(asked)
+        if follow_up:
+            asked = Prompt(chain(self._prompt.rest(), [np.array(self._pending, np.int32)], asked.rest()))
+        self._prompt, self._pending, self._prompts_end = asked, [], None
+        text = StringIO() if keep_text else None
+        run = Run(asked, started, watch, joules, energy_spent, limit, time_spent, text=text)
+        self._spare.run = run
+        try:
+            if not stopped and not follow_up:
+                self.engine.kv.expect(asked.waiting)  # which decides whose rows are those of this text
+                run.reused = self._reuse()
+            run.restored_at = time.perf_counter()
+            logits = self._prefill(run, on_prefill)
+            if logits is not None:
+                sample = make_sampler(sampling, banned=self.tokenizer.end_ids if ignore_eos else ())
+                for piece in self._decode(logits, sample, run, StopStrings(stop), max_tokens):
+                    if text is not None:
+                        text.write(piece)
+                    yield piece
+        finally:
+            self._remember()
+            self._spare.run = None
+            self.report = self._report(run, sampling)
+        if self.report.unanswered:
+            raise BudgetError(why_unanswered(self.report, self.budget))
+
+    def _tokens_of(
+        self, prompt: str | Iterable[str] | IntArray | Prompt, *, system: str | None, raw: bool, follow_up: bool
+    ) -> Prompt:
+        if self._closed:
+            raise InputError("this session is closed: load the model again")
+        if isinstance(prompt, Prompt):
+            return prompt
+        if isinstance(prompt, np.ndarray):
+            return Prompt([prompt])
+        if follow_up:
+            return self.model.follow_up(prompt)
+        return self.model.prompt(prompt, system=system, raw=raw)
+
+    def trim(self, level: float) -> None:
+        """Memory is short: give back what can be spared, and keep it so.
+
+        level: from 0, which costs nothing, to 1: all that can be spared. That is the memory of the prompt cache first,
+        then KV rows, down to 256 or to those in use if the policy never evicts. Any thread and any signal handler may
+        call this; while an answer is generated, it happens before the next token. On Android, `onTrimMemory` has
+        TRIM_MEMORY_RUNNING_MODERATE (5) and UI_HIDDEN (20) for 0, RUNNING_LOW (10) and BACKGROUND (40) for 0.5,
+        RUNNING_CRITICAL (15), MODERATE (60) and COMPLETE (80) for 1; on iOS, a memory warning is 1.
+
+        Raises InputError for other levels.
+        """
+        if not isinstance(level, (int, float)) or not 0 <= level <= 1:
+            raise InputError(f"the level of trim must be from 0 to 1, not {level}")
+        self.steps.ask(level)
+
+    def interrupt(self) -> None:
+        """End the answer before its next token, as a budget would; from any thread or signal handler. The stop reason
+        is `interrupted`. Nothing happens between two generations."""
+        self._interrupted = True
+
+    def terminate(self) -> None:
+        """Like `interrupt`, for this answer and all later ones of the session. The stop reason is `terminated`."""
+        self.terminated = True
+
+    def _ended_by(self) -> StopReason | None:
+        """Who asked for the end of the answer."""
+        return "terminated" if self.terminated else "interrupted" if self._interrupted else None
+
+    def _read_ahead(self, prompt: Prompt, watch: Watch) -> StopReason | None:
+        """Read as much of a prompt as decisions about its next chunk depend on: what the cache holds, and a chunk.
+
+        Returns why it was not read, if a budget ended first: making tokens of a long text takes time and joules, too.
+        """
+        wanted = self.engine.kv.capacity + self.plan.config.chunk
+        while prompt.waiting < wanted and prompt.read():
+            if prompt.known > _READ_UNASKED and (reason := self._ended_by() or watch.spent()):
+                return reason
+        return None
+
+    def _reuse(self) -> int:
+        """Take a prompt's first rows from the prompt cache; returns how many.
+
+        The last token is run for its logits, and as many as the policy wants to observe before an eviction: rows that
+        come back have no attention. A policy that counts all attention there ever was has to see the whole prompt.
+        """
+        kv, prompt, queries = self.engine.kv, self._prompt, self._policy.needs.queries
+        if self._prompt_cache is None or queries == EVERY:
+            return 0
+        most = min(prompt.waiting, kv.capacity) - max(1, queries)
+        if prompt.waiting > kv.capacity:  # chunks begin, and rows are evicted, where they would be without the cache
+            most -= most % self._chunk(prompt.waiting)
+        tokens = prompt.peek(kv.capacity)
+        reused = self._prompt_cache.restore(kv, tokens, most)
+        prompt.advance(reused)
+        self._fed = array("i", tokens[:reused].tolist())
+        return reused
+
+    def _remember(self) -> None:
+        """Put the rows of all prompts so far, and of the answers between them, into the prompt cache."""
+        if self._prompt_cache is not None and not self._evicted:
+            self._prompt_cache.store(self.engine.kv, np.array(self._fed[: self._prompts_end], np.int32))
+
+    @property
+    def may_evict(self) -> bool:
+        """Whether the policy makes room when the cache is full."""
+        return self._policy.evicts
+
+    def make_room(self, count: int) -> bool:
+        """Evict until `count` more rows fit, by the policy. False if it may not evict and they do not fit."""
+        kv = self.engine.kv
+        if count <= kv.free:
+            return True
+        if not self._policy.evicts or count > kv.capacity:
+            return False
+        self.shrink(kv.capacity - max(count, min(self.plan.evict_step, max(1, kv.capacity // 8))))
+        return True
+
+    def shrink(self, budget: int) -> None:
+        """Evict by the policy until no more than `budget` rows are left, on average where heads differ; nothing if it
+        never evicts."""
+        kv = self.engine.kv
+        if kv.length <= budget or not self._policy.evicts:
+            return
+        self._remember()
+        before = rows_per_head(kv, self._policy.needs)
+        rows = self._policy.rows_to_keep(look(kv, self._policy.needs, kv.capacity - budget), budget)
+        if isinstance(rows, np.ndarray):
+            kv.keep(rows, close_gaps=self._policy.close_gaps)
+        else:
+            keep_heads(kv, rows, self.spec.context, forget=self._policy.needs.queries > 0)
+        self._evicted += before - rows_per_head(kv, self._policy.needs)
+
+    def forward(self, tokens: IntArray, *, upcoming: int, every: bool = False) -> FloatArray:
+        """Run tokens for which there is room, and let the policy see what it needs.
+
+        upcoming: tokens that will want room next. Returns logits after the last, or after every token.
+        """
+        if self._policy.needs.queries:
+            queries = queries_to_observe(self._policy.needs, self.engine.kv.free, tokens.size, upcoming)
+            observe(self.engine, self._policy.needs, queries)
+        logits = self.engine.forward_all(tokens) if every else self.engine.forward(tokens)
+        kv = self.engine.kv
+        self._meter.add_bytes(self.spec.weight_bytes + kv.nbytes * kv.length / kv.capacity)
+        if self._prompt_cache is not None and not self._evicted:
+            self._fed.frombytes(tokens.astype(np.int32, copy=False).tobytes())
+        return logits
+
+    def _check_fits(self, prompt: Prompt) -> None:
+        """Raises InputError for a prompt that is empty, or whose rows do not fit beside those of the conversation."""
+        free = self.engine.kv.free
+        held = self._prompt.first(free + 1).size + len(self._pending)
+        if not prompt.waiting and not held:
+            raise InputError("the prompt is empty")
+        if not self._policy.evicts and prompt.waiting + held > free:
+            raise InputError(
+                f"the prompt has {prompt.size} tokens, but --kv-policy "
+                f"{self._policy.name} has {free - held} free KV rows: raise --max-kv-size or use --kv-policy streaming"
+            )
+
+    def _chunk(self, count: int) -> int:
+        """Tokens that are run at once when `count` are to come."""
+        chunk, kv = self._spare.chunk, self.engine.kv
+        if count > kv.free and chunk > kv.capacity // 2:
+            return max(1, kv.capacity // 8)  # the plan expected no eviction; one must leave most of the cache
+        return chunk
+
+    def _prefill(self, run: Run, on_prefill: Progress | None) -> FloatArray | None:
+        """Run the prompt chunk by chunk; logits after its last token, or None if a budget ended it."""
+        prompt, free = self._prompt, self.engine.kv.free
+        self._read_ahead(prompt, run.watch)
+        logits, count, size = None, 0, self._chunk(prompt.waiting)
+        first = size
+        if self._policy.needs.queries > 0 and 0 < free < min(first, prompt.waiting):
+            first = free  # nobody knew that these tokens would come, so nothing may have been observed: what fits first
+        while True:
+            reason = self._look_around(run, count) or self._read_ahead(prompt, run.watch)
+            left = prompt.waiting
+            if reason is None and not left:
+                break
+            size = min(size, self._chunk(left))
+            wanted = min(size, left, size if run.ran else first)
+            if reason is None and not (count := run.watch.affordable(wanted)):
+                reason = "energy"
+            if reason is None and not self.make_room(count):
+                reason = "memory"  # rows that it was planned to have were given back
+            if reason:
+                run.stop_reason = reason
+                return None
+            self.engine.kv.expect(left)
+            logits = self.forward(prompt.peek(count), upcoming=min(size, max(1, left - count)))
+            prompt.advance(count)
+            run.ran, run.ran_at = run.ran + count, time.perf_counter()
+            if on_prefill:
+                on_prefill(run.ran, prompt.known - run.reused)
+        self._prompts_end, run.prefill_joules = len(self._fed), run.watch.joules()
+        return logits
+
+    def _look_around(self, run: Run, tokens: int = 1) -> StopReason | None:
+        """Before each pass: wait, give memory back or stop, as budgets, the device and callers want it. tokens: run
+        since the last time."""
+        reason = run.watch.stop_reason(tokens)
+        self.steps.obey()
+        return self._ended_by() or reason
+
+    def _decode(
+        self,
+        logits: FloatArray,
+        sample: Callable[[FloatArray], int],
+        run: Run,
+        stops: StopStrings,
+        max_tokens: int | None,
+    ) -> Iterator[str]:
+        """Sample, show, run, until something stops it; sets `run.stop_reason`."""
+        decoder, piece, end_ids = self.tokenizer.stream_decoder(), self.tokenizer.piece, self.tokenizer.end_ids
+        step = np.zeros(1, np.int32)
+        while True:
+            token = sample(logits)
+            run.last_token_at = time.perf_counter()
+            run.first_token_at = run.first_token_at or run.last_token_at
+            if token in end_ids:
+                run.stop_reason = "eos"
+                break
+            run.generated += 1
+            self._pending = [token]
+            if text := stops.feed(decoder.decode(piece(token))):
+                yield text
+            reason: StopReason | None = (
+                "stop" if stops.met else "length" if run.generated == max_tokens else self._look_around(run)
+            )
+            if reason is None and not self.make_room(1):
+                reason = "capacity" if self.engine.kv.capacity == self.plan.config.capacity else "memory"
+            if reason:
+                run.stop_reason = reason
+                break
+            step[0] = token
+            logits = self.forward(step, upcoming=1)
+            self._pending = []
+        if rest := stops.rest():
+            yield rest
+
+    def _report(self, run: Run, sampling: SamplingParams) -> RunReport:
+        kv, actions = self.engine.kv, tuple(self._spare.actions)
+        versions = {**own_versions(), **self._backend.versions()}  # first: it takes a MiB, which is reported, too
+        self._spare.actions.clear()
+        return RunReport(
+            text=None if run.text is None else run.text.getvalue(),
+            tokens=run.tokens,
+            timings=run.timings(self._load_s),
+            stop_reason=run.stop_reason,
+            memory=memory_of(self.plan, kv.nbytes, self.budget.memory),
+            kv=KVUse(self._policy.name, kv.capacity, kv.length, self.plan.config.kv_dtype, self._evicted),
+            plan=self.plan.to_dict(),
+            versions=versions,
+            energy=run.energy(),
+            heat=None if self._zone is None else Heat(self._zone.name, run.watch.hottest, self.budget.max_temp),
+            actions=actions,
+            seed=sampling.seed,
+        )
+
+
+def _find_zone(budget: Budget) -> Zone | None:
+    """The processor's thermometer."""
+    found = zones(sensors_root())
+    if budget.max_temp is not None and not found:
+        raise UnsupportedError("--max-temp cannot be kept: this device shows no temperature in /sys/class/thermal")
+    return found[0] if found else None

@@ -1,0 +1,41 @@
+"""Stop strings in streamed text: nothing of one is shown, whichever way it is split over tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edge.model.text import well_formed
+
+
+class StopStrings:
+    """Feed it text as it comes; it gives back what may be shown and remembers whether a stop string was met."""
+
+    def __init__(self, stops: str | Sequence[str]) -> None:
+        """stops: one string, or several."""
+        self._stops = [well_formed(stop) for stop in ([stops] if isinstance(stops, str) else stops) if stop]
+        self._held = ""
+        self.met = False
+
+    def feed(self, text: str) -> str:
+        """The text that is safe to show: all but a tail that may yet become a stop string."""
+        if not self._stops:
+            return text
+        self._held += text
+        found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if found:  # the one that was complete first counts, as it would if the text came letter by letter
+            self.met = True
+            shown, self._held = self._held[: min(found)[1]], ""
+            return shown
+        keep = max(_overlap(self._held, stop) for stop in self._stops)
+        shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        return shown
+
+    def rest(self) -> str:
+        """What was held back, at the end of a run that met no stop string."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that begins `stop`."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

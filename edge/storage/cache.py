@@ -1,0 +1,284 @@
+"""The cache folder: files derived from models (repacked weights, compiled kernels, hashes) that can be made again.
+
+It is EDGE_CACHE, or the system's folder for caches, and holds at most EDGE_CACHE_LIMIT (16 GiB); what was not used
+for longest goes first. Entries are named by what they hold: the caller hashes all that the content depends on.
+
+    path = find_or_make(kind, key, suffix, write, about=label)  # write(temporary) is called if there is no entry
+
+An entry for which its stamp does not vouch (see stamp.py) is never handed out. Another process may remove an entry
+at any time: open it soon.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from edge.budget import format_bytes, parse_bytes
+from edge.devices.output import held, sweep
+from edge.devices.private import distrust, make_private_folder
+from edge.errors import CacheError
+from edge.storage.completion import complete, is_whole, make_temporary, read_stamp, stamp_path, status_of
+from edge.storage.lock import file_lock
+
+Kind = Literal["weights", "kernels", "hashes"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+_LIMIT = "16GiB"
+_DAY = 86_400.0  # seconds
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_KEY = re.compile(r"[0-9a-f]{8,128}")
+_SUFFIX = re.compile(r"(\.[A-Za-z0-9_-]+)+(?<!\.ok)")
+# The names that may be swept away: temporary files, lock files, entries and stamps.
+_OURS = re.compile(rf"\.(?P<pid>\d+)-\w+-.+|\.{_KEY.pattern}\.lock|{_KEY.pattern}(\.[A-Za-z0-9_-]+)+")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A whole file in the cache. `bytes` is its size, `last_used` seconds since 1970, `about` what a person reads."""
+
+    kind: Kind
+    key: str
+    about: str
+    bytes: int
+    last_used: float
+    path: Path
+
+
+def cache_folder() -> Path:
+    """The folder, which need not exist."""
+    import platformdirs
+
+    chosen = os.environ.get("EDGE_CACHE") or platformdirs.user_cache_dir("edge")
+    return Path(os.path.abspath(os.path.expanduser(chosen)))
+
+
+def cache_limit() -> int:
+    """The most bytes that all entries may hold. Raises InputError if EDGE_CACHE_LIMIT is not an amount."""
+    return parse_bytes(os.environ.get("EDGE_CACHE_LIMIT") or _LIMIT, "EDGE_CACHE_LIMIT")
+
+
+def find(kind: Kind, key: str, suffix: str) -> Path | None:
+    """The entry's file if it is whole, which counts as a use. A damaged entry is removed, and None.
+
+    Raises ValueError for names that no entry can have; what the disk does wrong means None.
+    """
+    path = _place(kind, key, suffix)
+    if not _is_folder(path.parent) or status_of(path) is None:
+        return None  # a stamp alone is left in place: its file may be on the way
+    if not is_whole(path):
+        _remove(path)
+        return None
+    with contextlib.suppress(OSError):  # a folder that we may only read serves as well
+        os.utime(stamp_path(path))
+    return path
+
+
+@contextmanager
+def create(kind: Kind, key: str, suffix: str, about: str = "", expected: int = 0) -> Iterator[Path]:
+    """Write an entry: yields an empty temporary file, which becomes the entry if the block ends well.
+
+    Its name ends in `suffix`. `expected` is the size in bytes, if known: a full disk is then noticed beforehand.
+    Write with write(), not through a memory map, which would end the process on a full disk. Other entries go if the
+    limit is exceeded. Raises CacheError if the folder cannot be written or is full, InputError for a bad limit.
+    """
+    limit = cache_limit()
+    path = _place(kind, key, suffix)
+    with _explained():
+        _make_folder(path.parent)
+        _check_room(path.parent, expected)
+        temporary = make_temporary(path)
+    try:
+        with held(temporary), _explained(only=_FULL):  # other errors of the block are the caller's own
+            yield temporary
+        with _explained():
+            complete(temporary, path, about)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()  # it is there only if something failed
+    _tidy(limit, keep=path)
+
+
+@contextmanager
+def lock(kind: Kind, key: str) -> Iterator[None]:
+    """Let one process or thread at a time make an entry; the others wait. Not reentrant. Raises CacheError."""
+    path = _place(kind, key, ".lock")
+    with contextlib.ExitStack() as held:
+        with _explained():
+            _make_folder(path.parent)
+            held.enter_context(file_lock(path.with_name(f".{path.name}")))
+        yield
+
+
+def find_or_make(
+    kind: Kind, key: str, suffix: str, write: Callable[[Path], None], about: str = "", expected: int = 0
+) -> Path:
+    """The entry's file; `write(temporary)` fills it if there is none. A second process waits for the first.
+
+    Raises CacheError, and what `write` raises.
+    """
+    if path := find(kind, key, suffix):
+        return path
+    with lock(kind, key):
+        if path := find(kind, key, suffix):
+            return path
+        with create(kind, key, suffix, about, expected) as temporary:
+            write(temporary)
+        if path := find(kind, key, suffix):
+            return path
+    raise CacheError(f"{_place(kind, key, suffix)} was removed at once: EDGE_CACHE_LIMIT is too small, or try again")
+
+
+def entries(kind: Kind | None = None) -> list[Entry]:
+    """All whole entries (of one kind), last used first. Sizes are checked, contents are not. Raises CacheError."""
+    found: list[Entry] = []
+    for each in _kinds(kind):
+        folder = cache_folder() / each
+        with _explained():
+            names = os.listdir(folder) if _is_folder(folder) else []
+        found += filter(None, (_entry(each, folder / name) for name in names if not name.startswith(".")))
+    return sorted(found, key=lambda entry: entry.last_used, reverse=True)
+
+
+def clear(kind: Kind | None = None) -> tuple[int, int]:
+    """Remove all entries (of one kind) and what dead processes left: (entries, bytes freed). Raises CacheError."""
+    removed = entries(kind)
+    with _explained():
+        for entry in removed:
+            entry.path.unlink(missing_ok=True)
+            stamp_path(entry.path).unlink(missing_ok=True)
+    leftovers = sum(_sweep(each, older_than=0) for each in _kinds(kind)) + sweep(Path(tempfile.gettempdir()))
+    return len(removed), sum(entry.bytes for entry in removed) + leftovers
+
+
+def _kinds(kind: Kind | None) -> tuple[Kind, ...]:
+    return KINDS if kind is None else (kind,)
+
+
+def _place(kind: Kind, key: str, suffix: str) -> Path:
+    """Where an entry lies. Raises ValueError for names that might leave the folder: a caller's mistake."""
+    if kind not in KINDS or not _KEY.fullmatch(key) or not _SUFFIX.fullmatch(suffix):
+        raise ValueError(f"not a cache entry: {kind!r}, {key!r}, {suffix!r}")
+    return cache_folder() / kind / f"{key}{suffix}"
+
+
+def _is_folder(path: Path) -> bool:
+    """Is there a folder of a kind? Raises CacheError if another user can have put something into it."""
+    _refuse_others(path)
+    status = status_of(path)
+    return status is not None and stat.S_ISDIR(status.st_mode)
+
+
+def _refuse_others(folder: Path) -> None:
+    """Raises CacheError if another user can have put something into the folder of a kind, or replaced it."""
+    for each in (folder.parent, folder):
+        status = status_of(each)
+        if status is not None and stat.S_ISLNK(status.st_mode):
+            with contextlib.suppress(OSError):
+                status = each.stat()
+        if status is not None and (why := distrust(status)):
+            raise CacheError(
+                f"the cache folder {each} is not used, because {why} and what lies there runs as you: "
+                f"make it yours alone (chown, chmod go-w), or set EDGE_CACHE to another folder"
+            )
+
+
+def _make_folder(folder: Path) -> None:
+    """The folder of a kind, for this user only. Raises OSError."""
+    _refuse_others(folder)
+    make_private_folder(folder)
+    if not _is_folder(folder):  # nothing of ours leaves the cache folder through a link
+        raise OSError(errno.ELOOP, f"{folder.name} is a link")
+
+
+def _check_room(folder: Path, expected: int) -> None:
+    """Raises CacheError if the disk has less than `expected` bytes to give, OSError if it does not say."""
+    free = shutil.disk_usage(folder).free
+    if free < expected:
+        raise CacheError(
+            f"the cache folder {cache_folder()} has {format_bytes(free)} left and {format_bytes(expected)} are needed: "
+            f"free {format_bytes(expected - free)} there, or set EDGE_CACHE to a folder with more room"
+        )
+
+
+def _entry(kind: Kind, path: Path) -> Entry | None:
+    """The entry whose file is `path`; None if it is not an entry, or not whole by its size."""
+    stamp, stamp_status = read_stamp(path), status_of(stamp_path(path))
+    if stamp is None or stamp_status is None:
+        return None
+    return Entry(kind, path.name.partition(".")[0], stamp.about, stamp.size, stamp_status.st_mtime, path)
+
+
+def _remove(path: Path) -> None:
+    """Remove an entry if we can."""
+    for each in (path, stamp_path(path)):
+        with contextlib.suppress(OSError):
+            each.unlink()
+
+
+def _tidy(limit: int, keep: Path) -> None:
+    """Bring all entries under `limit` bytes, the least recently used first and never `keep`; sweep old leftovers."""
+    found = entries()
+    total = sum(entry.bytes for entry in found)
+    for entry in reversed(found):
+        if total > limit and entry.path != keep:
+            _remove(entry.path)
+            total -= entry.bytes
+    for kind in KINDS:
+        _sweep(kind, older_than=_DAY)
+
+
+def _sweep(kind: Kind, older_than: float) -> int:
+    """Remove files of ours that belong to no whole entry and no living process; returns the bytes freed.
+
+    Temporary files go once their process is dead. Others must not have been written for `older_than` seconds: what they
+    belong to may be on the way.
+    """
+    folder = cache_folder() / kind
+    kept = {path for entry in entries(kind) for path in (entry.path, stamp_path(entry.path))}
+    freed = 0
+    for path in folder.iterdir() if _is_folder(folder) else ():
+        status, ours = status_of(path), _OURS.fullmatch(path.name)
+        if path in kept or status is None or ours is None:
+            continue
+        is_old = time.time() - status.st_mtime >= older_than
+        with contextlib.suppress(OSError):
+            if _is_left(path, ours["pid"], is_old) if ours["pid"] else is_old:
+                path.unlink()
+                freed += status.st_size
+    return freed
+
+
+def _is_left(path: Path, pid: str, is_old: bool) -> bool:
+    """Whether the process that made a temporary file is dead. It holds the file while it writes, which others see even
+    from another container, where its number means nothing; without locks the file's age must do. Raises OSError."""
+    import psutil
+
+    with held(path) as free:
+        return bool(is_old if free is None else free) and not psutil.pid_exists(int(pid))
+
+
+@contextmanager
+def _explained(only: set[int] | None = None) -> Iterator[None]:
+    """Turn OSErrors (with `only` these numbers) into CacheErrors that say what to do."""
+    try:
+        yield
+    except OSError as error:
+        if only is not None and error.errno not in only:
+            raise
+        if error.errno in _FULL:
+            todo = "free space there (edge cache clear), or set EDGE_CACHE to a folder with more room"
+        else:
+            todo = "set EDGE_CACHE to a folder that you can write"
+        raise CacheError(f"the cache folder {cache_folder()} cannot be written ({error.strerror}): {todo}") from None

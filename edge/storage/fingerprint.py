@@ -1,0 +1,112 @@
+"""What a file holds, by one reading of all of it: the key of everything that is derived from a model.
+
+The SHA-256 is remembered in the cache folder under the file's place and state: device, inode, size, time of the last
+write, and time of the last change, which no program can set back. So a file that nobody touched is not read again, and
+one that was changed in place with its old time restored is.
+
+    found = fingerprint(path)  # reads the file, once
+    …                          # derive something from it, under a key that contains found.sha256
+    found.check()              # raises InputError if the file changed meanwhile
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge.errors import CacheError, InputError
+from edge.storage import cache
+
+_BLOCK = 1 << 20  # bytes read at a time
+_TICK = 2_000_000_000  # nanoseconds, of the coarsest clock of a file system: two changes within one look like one
+_SHA256 = re.compile(rb"[0-9a-f]{64}")
+
+Progress = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class FileState:
+    """What differs once a file was replaced, written to or moved. Times are nanoseconds since 1970."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> FileState:
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """sha256: hexadecimal, of the whole file in the state in which it was read."""
+
+    path: Path
+    sha256: str
+    state: FileState
+
+    def check(self) -> None:
+        """Raises InputError if the file is not in that state any more: what was read since may be of two versions."""
+        if _state(self.path) != self.state:
+            raise InputError(f"{self.path} changed while edge read it: try again once it is written completely")
+
+
+def fingerprint(path: Path, progress: Progress | None = None) -> Fingerprint:
+    """The file's SHA-256: remembered, or by reading it all. progress: is told the part that was read.
+
+    Raises InputError if the file cannot be read, or changes meanwhile.
+    """
+    state, now = _state(path), time.time_ns()
+    key = hashlib.sha256(repr(state).encode()).hexdigest()[:32]
+    if known := _remembered(key):
+        return Fingerprint(path, known, state)
+    found = Fingerprint(path, hash_file(path, progress), state)
+    found.check()
+    if abs(now - state.ctime_ns) > _TICK:
+        with suppress(CacheError):  # then it is read again next time
+            _remember(key, found)
+    return found
+
+
+def hash_file(path: Path, progress: Progress | None = None) -> str:
+    """The SHA-256 of all of a file, in hexadecimal digits. Raises InputError if it cannot be read."""
+    digest, done = hashlib.sha256(), 0
+    try:
+        with open(path, "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            while block := file.read(_BLOCK):
+                digest.update(block)
+                done += len(block)
+                if progress:
+                    progress(min(1.0, done / max(1, size)))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror})") from None
+    return digest.hexdigest()
+
+
+def _state(path: Path) -> FileState:
+    try:
+        return FileState.of(path.stat())
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror})") from None
+
+
+def _remembered(key: str) -> str | None:
+    with suppress(OSError):  # another process may have removed it just now
+        if found := cache.find("hashes", key, ".sha256"):
+            content = found.read_bytes()
+            return content.decode() if _SHA256.fullmatch(content) else None
+    return None
+
+
+def _remember(key: str, found: Fingerprint) -> None:
+    with cache.create("hashes", key, ".sha256", about=found.path.name) as target:
+        target.write_text(found.sha256, encoding="ascii")
