@@ -18,10 +18,11 @@ test: $(VENV)/.dev
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	# mypy finds packages by folders, so it is shown the tree as it installs.
+	# mypy and import-linter find packages by folders, so they are shown the tree as it installs.
 	rm -rf build/lint && mkdir -p build/lint/edge
 	ln -s $(CURDIR)/edge/* $(CURDIR)/backends $(CURDIR)/converters $(CURDIR)/devices build/lint/edge/
 	cd build/lint && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml -p edge
+	cd build/lint && PYTHONPATH=. $(abspath $(BIN))/lint-imports --config $(CURDIR)/pyproject.toml --no-cache
 
 bench: $(VENV)/.dev
 	mkdir -p build

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from edge.budget import Budget, format_bytes, format_joules, parse_bytes, parse_joules, parse_seconds, parse_watts
 from edge.devices.power.base import Reading
 from edge.errors import EdgeError, InputError, MissingExtraError, UnsupportedError
-from edge.model.catalog import PACKAGED, PackagedModel, find_model
 from edge.model import catalog
+from edge.model.catalog import PACKAGED, PackagedModel, find_model
 from edge.run.governor import Limits
 from edge.run.meters import Watch
 from edge.run.stop_strings import StopStrings

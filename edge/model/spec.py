@@ -1,6 +1,7 @@
 """A model's architecture as data: its sizes, and what it does between its matrices.
 
-Engines and plans work from these; `edge/model/reader.py` reads them from a header, `edge/model/architectures/` knows the recipes.
+Engines and plans work from these; `edge/model/reader.py` reads them from a header, `edge/model/architectures/` has the
+recipes.
 """
 
 from __future__ import annotations
