@@ -51,7 +51,7 @@ def test_a_variable_of_one_command_does_not_reach_another() -> None:
 
 def test_the_page_of_variables_is_whole_and_documented() -> None:
     page = environment_page(COMMAND)
-    assert page in (ROOT / "docs" / "environment.md").read_text(encoding="utf-8")
+    assert page in (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     ours = [path for folder in ("edge", "backends", "converters", "devices") for path in (ROOT / folder).rglob("*.py")]
     read = {name for path in ours for name in re.findall(r"\bEDGE_[A-Z_]+\b", path.read_text(encoding="utf-8"))}
     assert {name for name in read if name not in page} == set()
