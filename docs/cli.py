@@ -21,8 +21,8 @@ Written by `python docs/cli.py` from the commands themselves: edit the help text
 
 MODEL is a GGUF file, a folder that `edge convert` wrote, or the name of an installed model such as `smollm2-135m`.
 `edge COMMAND --help` prints a command's options. Options that several commands share are described once, under
-[Shared options](#shared-options); each of them can also be [set in the environment](#environment). Exit codes and the use
-of stdout and stderr are described in [run.md](run.md#exit-codes).
+[Shared options](#shared-options), and can also be [set in the environment](#environment). [run.md](run.md#exit-codes)
+describes exit codes, stdout and stderr.
 """
 
 
