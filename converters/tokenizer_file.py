@@ -16,7 +16,7 @@ def write_tokenizer(tokenizer: Tokenizer, target: Path) -> None:
 
 def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
     """Control tokens match in any text, as programs expect it there."""
-    said: dict[str, Any] = json.loads(tokenizer.merger_json())
+    said: dict[str, Any] = json.loads(tokenizer.library_form().to_str())
     model = said["model"]
     model["vocab"] = {tokenizer.text(index): index for index in range(tokenizer.size)}
     special = tokenizer.special_tokens()

@@ -21,7 +21,8 @@ from edge.converters.readers.pieces import Pieces, pieces_of_json, pieces_of_mod
 from edge.converters.writers.gguf import Field
 from edge.devices.regular import read_regular
 from edge.errors import InputError, ModelFormatError, UnsupportedError
-from edge.model.tokenizer import END_NAMES, SPACES
+from edge.model.tokenizer import SPACES
+from edge.model.vocabulary import END_NAMES
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # tokenizer.ggml.token_type
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # config's name, GGUF's

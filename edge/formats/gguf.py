@@ -191,17 +191,25 @@ class GGUFFile:
     spans: dict[str, tuple[int, int]]  # where a key's type and value lie in the file
     folder: Path | None = None  # of an ONNX model, which holds the weights instead
 
+    def count(self, key: str) -> int:
+        """Items of an array. Raises ModelFormatError if there is none."""
+        return self._array_ref(key).count
+
     def strings(self, key: str) -> list[str]:
         """The strings of an array of strings. Raises ModelFormatError if it is not one."""
+        pieces = list(self.raw_strings(key))
+        # Decoded together, a hundred thousand take a third of the time; a zero byte within one tells on itself.
+        texts = b"\0".join(pieces).decode("utf-8", errors="replace").split("\0")
+        return texts if len(texts) == len(pieces) else [piece.decode("utf-8", errors="replace") for piece in pieces]
+
+    def raw_strings(self, key: str) -> Iterator[bytes]:
+        """The strings of an array of strings one by one, as bytes. Raises ModelFormatError if it is not one."""
         ref = self._array_ref(key)
         if ref.type_id != _STRING:
             raise ModelFormatError(f"{self.path}: {key} is not a list of strings")
         with open(self.path, "rb") as file:
-            cursor = _Cursor(file, self.size, ref.offset)
-            pieces = [buffer[start:end] for buffer, start, end in cursor.spans(ref.count, MAX_STRING, key)]
-        # Decoded together, a hundred thousand take a third of the time; a zero byte within one tells on itself.
-        texts = b"\0".join(pieces).decode("utf-8", errors="replace").split("\0")
-        return texts if len(texts) == len(pieces) else [piece.decode("utf-8", errors="replace") for piece in pieces]
+            for buffer, start, end in _Cursor(file, self.size, ref.offset).spans(ref.count, MAX_STRING, key):
+                yield buffer[start:end]
 
     def numbers(self, key: str) -> np.ndarray[Any, Any]:
         """A numeric array as NumPy, in its own dtype. Raises ModelFormatError if it is not one."""
@@ -214,10 +222,16 @@ class GGUFFile:
 
     def field_bytes(self, key: str) -> bytes:
         """A key's type and value as they stand in the file."""
+        return b"".join(self.field_parts(key))
+
+    def field_parts(self, key: str) -> Iterator[bytes]:
+        """The same, in parts of at most a MiB."""
         start, end = self.spans[key]
         with open(self.path, "rb") as file:
             file.seek(start)
-            return file.read(end - start)
+            while start < end and (part := file.read(min(end - start, _WINDOW))):
+                start += len(part)
+                yield part
 
     def tensor_bytes(self, info: TensorInfo) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """The raw bytes of one tensor, uint8 [nbytes], read into memory."""

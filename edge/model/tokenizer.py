@@ -1,15 +1,15 @@
 """Text to token ids and back, from the tokenizer fields of a GGUF file.
 
-The merging itself is done by the `tokenizers` library. Around it: the pre-tokenizer that the file names, special
-tokens (which never match inside text that a user typed), and encoding in blocks, so that a prompt of any length
-can be run as it is read.
+Words are cut by the `tokenizers` library and merged by the tables of `vocabulary.py`. Around them: the pre-tokenizer
+that the file names, special tokens (which never match inside text that a user typed), and encoding in blocks, so that
+a prompt of any length can be run as it is read.
 """
 
 from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from reprlib import repr as brief
 from typing import Any
@@ -22,27 +22,14 @@ from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.prompt import joined
 from edge.model.text import well_formed
+from edge.model.vocabulary import BYTE, CONTROL, END_NAMES, USER_DEFINED, open_vocabulary
 from edge.types import IntArray
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6  # tokenizer.ggml.token_type
 _HIDDEN = "\0"  # no token contains it
-_LONGEST_TOKEN = 1024  # characters; the longest real ones are runs of a few hundred spaces
 # What some tokenizers do and llama.cpp has no fields for: NFC composes characters before anything else; `first` and
 # `always` put a space only before text that does not begin with one, at the start or after every special token.
 NORMALIZER, SPACES = "tokenizer.edge.normalizer", "tokenizer.edge.spaces"
-_MOST_SPLITS = 16  # ways to make a token of two others, on average; real vocabularies have two
 
-# Tokens that end a turn in models whose metadata names only one of them.
-END_NAMES = (
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<|end|>",
-    "<end_of_turn>",
-    "<|eom_id|>",
-    "</s>",
-)
 # What templates mark turns with. Some files list such tokens as ordinary words that anybody may type: not here.
 _MARK = re.compile(r"<\|.+\|>|</?s>|<start_of_turn>|<end_of_turn>|\[/?INST\]")
 
@@ -85,6 +72,8 @@ LLAMA3_FAMILY = {"llama-bpe", "llama3", "llama-v3", "falcon3"}
 
 # Between a letter and a space before a letter no pre-tokenizer above, and no SentencePiece vocabulary, joins text.
 _SAFE_CUT = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
+_SPM_CUT = re.compile(r"(?<=[A-Za-z])(?=▁[A-Za-z])")  # the same, with spaces as SentencePiece writes them
+_REMEMBERED = 32  # characters of the longest words whose tokens are remembered
 _BLOCK = 8 << 10  # characters encoded at a time
 _LONGEST_BLOCK = 64 << 10  # text without a safe place (no spaces at all) is cut here
 
@@ -99,20 +88,14 @@ class Tokenizer:
             raise UnsupportedError(
                 f"{file.path}: tokenizer {brief(self.kind)} is not supported yet (gpt2 and llama are)"
             )
-        tokens = _read_tokens(file)
-        if len(tokens) != file.tensors["token_embd.weight"].shape[1]:
-            raise ModelFormatError(f"{file.path}: {len(tokens)} tokens, but another number of embeddings")
-        self.size = len(tokens)
-        types = (
-            file.numbers("tokenizer.ggml.token_type") if "tokenizer.ggml.token_type" in fields else np.ones(self.size)
-        )
-        if types.size != self.size:
-            raise ModelFormatError(f"{file.path}: {types.size} token types for {self.size} tokens")
-        # Some files mark the end of a turn as an ordinary word; that </s> is one is true of a few vocabularies.
-        ends = {i for i, text in enumerate(tokens) if text in END_NAMES and (text != "</s>" or types[i] != _NORMAL)}
-        self._control = frozenset(ends.union(np.flatnonzero((types == _CONTROL) | (types == _UNKNOWN)).tolist()))
-        self._literal = frozenset(np.flatnonzero(types == _USER_DEFINED).tolist()) - self._control
-        self._bytes = {int(i): _byte_of(tokens[i], file) for i in np.flatnonzero(types == _BYTE)}
+        self.size = file.count("tokenizer.ggml.tokens")
+        if self.size != file.tensors["token_embd.weight"].shape[1]:
+            raise ModelFormatError(f"{file.path}: {self.size} tokens, but another number of embeddings")
+        self._vocabulary = open_vocabulary(file, self.kind)
+        text = self._vocabulary.text
+        self._control = frozenset(self._vocabulary.of_kind(CONTROL))
+        self._literal = frozenset(self._vocabulary.of_kind(USER_DEFINED))
+        self._bytes = {token: _byte_of(text(token), file) for token in self._vocabulary.of_kind(BYTE)}
 
         self.bos_id = _token_id(file, "bos", self.size)
         self.eos_id = _token_id(file, "eos", self.size)
@@ -120,26 +103,27 @@ class Tokenizer:
         self.add_bos = self.bos_id is not None and bool(fields.get("tokenizer.ggml.add_bos_token", adds_bos))
         self._space_prefix = self.kind == "llama" and bool(fields.get("tokenizer.ggml.add_space_prefix", True))
         named = {_token_id(file, name, self.size) for name in ("eos", "eot", "eom")}
-        by_text = {tokens[i]: i for i in self._control}
+        by_text = {text(i): i for i in self._control}
         self.end_ids = frozenset({i for i in named if i is not None} | {by_text[n] for n in END_NAMES if n in by_text})
 
         self.spaces = fields.get(SPACES)
         if self.spaces not in (None, "first", "always"):
             raise UnsupportedError(f"{file.path}: {SPACES} is {brief(self.spaces)}, which is not supported")
 
-        self._special_ids = {**by_text, **{tokens[i]: i for i in self._literal}}
-        self._literal_ids = {tokens[i]: i for i in self._literal if not _MARK.fullmatch(tokens[i])}
+        self._special_ids = {**by_text, **{text(i): i for i in self._literal}}
+        self._literal_ids = {text(i): i for i in self._literal if not _MARK.fullmatch(text(i))}
         self.swallowing: set[int] = set()
         if re.search("phi-?3", str(fields.get("general.name")), re.IGNORECASE):
             # Its control tokens swallow the space after them, which no field says.
             self.swallowing = {i for n, i in by_text.items() if n not in ("<unk>", "<s>", "<|endoftext|>")}
         self._literal_pattern = _alternatives(self._literal_ids)
         self._special_pattern = _alternatives(self._special_ids)
-        # Under these names no text can be merged into a control token.
-        names = [_HIDDEN + text if i in self._control else text for i, text in enumerate(tokens)]
-        self._merger = (
-            _byte_level_bpe(file, names) if self.kind == "gpt2" else _sentencepiece_bpe(file, names, self._bytes)
-        )
+        self._unknown = _token_id(file, "unknown", self.size) if self.kind == "llama" else None
+        self._pre_tokenizer = _pre_tokenizer(file) if self.kind == "gpt2" else None
+        self._composes = self.kind == "gpt2" and _composes(file)
+        self._whole_words = self.kind == "gpt2" and fields.get("tokenizer.ggml.pre") in LLAMA3_FAMILY
+        self._symbols = lru_cache(maxsize=4096)(self._find_symbols)
+        self._merge_word = lru_cache(maxsize=4096)(self._merge)
         self.piece = lru_cache(maxsize=4096)(self._piece)
 
     def encode(self, text: str | Iterable[str], *, special: bool = False, start: bool = True) -> IntArray:
@@ -174,8 +158,38 @@ class Tokenizer:
                 if not part:
                     continue
                 prefix = " " if start and self._wants_space(part, first=index == 0) else ""
-                ids += self._merger.encode(prefix + part, add_special_tokens=False).ids
+                for word in self._cut(prefix + part):
+                    ids += self._merge_word(word) if len(word) <= _REMEMBERED else self._merge(word)
         return ids
+
+    def _cut(self, text: str) -> list[str]:
+        """Words that no merge joins: of byte-level models those of the pre-tokenizer, in the alphabet that stands for
+        bytes; SentencePiece merges a text as one word, which is cut here so that tokens of words can be remembered."""
+        if self._pre_tokenizer is None:
+            return _SPM_CUT.split(text.replace(" ", "▁"))
+        composed = normalizers.NFC().normalize_str(text) if self._composes else text
+        return [word for word, _ in self._pre_tokenizer.pre_tokenize_str(composed)]
+
+    def _merge(self, word: str) -> list[int]:
+        """The tokens of a word; callers must not change the list."""
+        if self._whole_words and (whole := self._vocabulary.find_plain(word)) is not None:
+            return [whole]
+        ids: list[int] = []
+        for char in word:
+            found = self._symbols(char)
+            if found != [self._unknown] or ids[-1:] != found:  # unknown characters in a row are one unknown token
+                ids += found
+        return self._vocabulary.merge(ids)
+
+    def _find_symbols(self, char: str) -> list[int]:
+        """The tokens that a character is before any merging: its own, those of its bytes, the unknown one, or none."""
+        if (own := self._vocabulary.find_plain(char)) is not None:
+            return [own]
+        if self.kind == "gpt2":
+            return []
+        parts = [self._vocabulary.find_plain(f"<0x{byte:02X}>") for byte in char.encode()]
+        known = [part for part in parts if part is not None]
+        return known if len(known) == len(parts) else [] if self._unknown is None else [self._unknown]
 
     def _wants_space(self, part: str, *, first: bool) -> bool:
         """Whether a space goes before text that opens a prompt (`first`) or follows a control token."""
@@ -192,16 +206,25 @@ class Tokenizer:
         """Tokens that match whole, before any merging: their ids, and whether they control the model."""
         return {text: (index, index in self._control) for text, index in self._special_ids.items()}
 
-    def merger_json(self) -> str:
-        """What merges, in the format of the `tokenizers` library; control tokens have hidden names."""
-        return str(self._merger.to_str())
+    def library_form(self) -> Merger:
+        """What cuts and merges text, as the `tokenizers` library has it; control tokens have names that no text has."""
+        names = [_HIDDEN + self.text(i) if i in self._control else self.text(i) for i in range(self.size)]
+        merges = [(names[left], names[right]) for left, right in self._vocabulary.merges()]
+        options: dict[str, Any] = {"ignore_merges": self._whole_words}
+        if self.kind == "llama":
+            unknown = None if self._unknown is None else names[self._unknown]
+            options = {"unk_token": unknown, "fuse_unk": True, "byte_fallback": True}
+        merger = Merger(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=merges, **options))
+        if self._pre_tokenizer:
+            merger.pre_tokenizer = self._pre_tokenizer
+        normalizer = normalizers.NFC() if self._composes else normalizers.Replace(" ", "▁")
+        if self._composes or self.kind == "llama":
+            merger.normalizer = normalizer
+        return merger
 
     def text(self, token: int) -> str:
         """The token as it is written in the vocabulary. Raises IndexError for ids outside it."""
-        text = self._merger.id_to_token(token)
-        if text is None:
-            raise IndexError(f"token {token} is not in the vocabulary of {self.size}")
-        return str(text).removeprefix(_HIDDEN)
+        return self._vocabulary.text(token)
 
     def _piece(self, token: int) -> bytes:
         """The bytes that a token adds to a text; control tokens add none."""
@@ -251,81 +274,20 @@ def _safe_cut(text: str) -> int | None:
     return above.start() if above else _LONGEST_BLOCK if len(text) > _LONGEST_BLOCK else None
 
 
-def _read_tokens(file: GGUFFile) -> list[str]:
-    """The vocabulary, as llama.cpp reads it: up to a zero byte, and none twice (it would abort)."""
-    tokens = file.strings("tokenizer.ggml.tokens")
-    if not all(tokens) or "\0" in "".join(tokens):
-        tokens = [text.partition("\0")[0] or f"[EMPTY_{index}]" for index, text in enumerate(tokens)]
-    if max(map(len, tokens), default=0) > _LONGEST_TOKEN:
-        raise ModelFormatError(f"{file.path}: a token has more than {_LONGEST_TOKEN} characters: the file is damaged")
-    if len(set(tokens)) < len(tokens):
-        raise ModelFormatError(f"{file.path}: the vocabulary contains a token twice: the file is damaged")
-    return tokens
-
-
-def _byte_level_bpe(file: GGUFFile, tokens: list[str]) -> Merger:
+def _pre_tokenizer(file: GGUFFile) -> Any:
     name = file.metadata.get("tokenizer.ggml.pre") or "default"
     if name not in PRE_TOKENIZERS:
         raise UnsupportedError(
             f"{file.path}: pre-tokenizer {brief(name)} is not supported yet ({', '.join(sorted(PRE_TOKENIZERS))})"
         )
-    vocabulary = {text: index for index, text in enumerate(tokens)}
-    merges = _merges(file, vocabulary)
-    merger = Merger(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=name in LLAMA3_FAMILY))
-    merger.pre_tokenizer = PRE_TOKENIZERS[name]()
+    return PRE_TOKENIZERS[name]()
+
+
+def _composes(file: GGUFFile) -> bool:
     normalizer = file.metadata.get(NORMALIZER)
     if normalizer not in (None, "NFC"):
         raise UnsupportedError(f"{file.path}: the normalizer {brief(normalizer)} is not supported (NFC is)")
-    if normalizer:
-        merger.normalizer = normalizers.NFC()
-    return merger
-
-
-def _merges(file: GGUFFile, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
-    """The pairs that merge, best first, without those that make or take a control token."""
-    lines = file.strings("tokenizer.ggml.merges")
-    pairs = [line.partition(" ")[::2] for line in lines]
-    known = vocabulary.__contains__
-    if all(known(left) and known(right) and known(left + right) for left, right in pairs):
-        return pairs  # as in every sound file
-    merges = []
-    for line in lines:
-        left, _, right = line[1:].partition(" ")  # the first character may itself be a space, never the separator
-        pair = (line[:1] + left, right)
-        if all(map(known, (*pair, pair[0] + pair[1]))):
-            merges.append(pair)
-        elif not any(_HIDDEN + text in vocabulary for text in (*pair, pair[0] + pair[1])):
-            raise ModelFormatError(f"{file.path}: merge {brief(line)} names tokens that are not in the vocabulary")
-    return merges
-
-
-def _sentencepiece_bpe(file: GGUFFile, tokens: list[str], byte_tokens: Container[int]) -> Merger:
-    """SentencePiece joins the neighbours whose union scores best; as merges: every split of a piece, best first."""
-    scores = file.numbers("tokenizer.ggml.scores")
-    if scores.size != len(tokens) or np.isnan(scores).any():
-        raise ModelFormatError(f"{file.path}: {scores.size} token scores for {len(tokens)} tokens, or no numbers")
-    vocabulary = {text: index for index, text in enumerate(tokens)}
-    ranked = []
-    for index, text in enumerate(tokens):
-        for cut in range(1, 0 if index in byte_tokens else len(text)):
-            if text[:cut] in vocabulary and text[cut:] in vocabulary:
-                ranked.append((-float(scores[index]), vocabulary[text[:cut]], vocabulary[text[cut:]]))
-        if len(ranked) > _MOST_SPLITS * len(tokens):
-            raise ModelFormatError(f"{file.path}: its tokens are made of each other in too many ways: it is damaged")
-    ranked.sort()
-    merges = [(tokens[left], tokens[right]) for _, left, right in ranked]
-    unknown = _token_id(file, "unknown", len(tokens))
-    merger = Merger(
-        models.BPE(
-            vocab=vocabulary,
-            merges=merges,
-            unk_token=None if unknown is None else tokens[unknown],
-            fuse_unk=True,
-            byte_fallback=True,
-        )
-    )
-    merger.normalizer = normalizers.Replace(" ", "▁")
-    return merger
+    return normalizer is not None
 
 
 def _token_id(file: GGUFFile, name: str, size: int) -> int | None:

@@ -32,7 +32,7 @@ from edge.errors import CacheError
 from edge.storage.completion import complete, is_whole, make_temporary, read_stamp, stamp_path, status_of
 from edge.storage.lock import file_lock
 
-Kind = Literal["weights", "kernels", "hashes"]
+Kind = Literal["weights", "kernels", "hashes", "tokenizers"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _LIMIT = "16GiB"
