@@ -6,14 +6,37 @@ BIN    := $(VENV)/bin
 # edge does not use llama.cpp's image support.
 export CMAKE_ARGS ?= -DLLAVA_BUILD=OFF
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
+unexport PYTHONDONTWRITEBYTECODE  # without bytecode every `edge` that tests start takes twice as long
+QUICK  := arguments catalog chart chat child devices file_lock fingerprint gguf_file gguf_writer governor grids \
+	interrupts kv_choice loading model output policies power private profile_json prompt_sources safetensors \
+	sampling small_parts table work
+# make test-share SHARE=2/12: the second twelfth of the exhaustive tests
+SHARE  ?= 1/12
 
-.PHONY: run test lint bench golden clean
+.PHONY: run test quick test-all test-share coverage lint bench golden clean
 
 run: $(VENV)/.run
 	$(BIN)/edge run smollm2-135m -p "Why is the sky blue?" --memory 256MiB -n 128
 
+# Every feature and every promise of the documentation.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n auto --dist worksteal --cov --cov-report=term
+	$(PYTEST)
+
+# For the inner loop: files that need neither a compiler nor a real model, seconds each.
+quick: $(VENV)/.dev
+	$(PYTEST) -m "not slow" $(QUICK:%=tests/test_%.py)
+
+# All targets and combinations, ten times as many random examples, long fuzzing.
+test-all: $(VENV)/.dev
+	$(PYTEST) --exhaustive all --hypothesis-profile all
+
+# A share of what only test-all runs.
+test-share: $(VENV)/.dev
+	$(PYTEST) --exhaustive $(SHARE)
+
+coverage: $(VENV)/.dev
+	$(PYTEST) --cov --cov-report=term
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

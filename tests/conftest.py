@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -21,17 +23,22 @@ from hypothesis import settings
 from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig, KVCache, KVState
 from edge.model.model import Model, open_model
+from edge.storage import cache
+from edge.storage.completion import stamp_path
 from edge.types import FloatArray, IntArray
 
 GOLDEN = Path(__file__).parent / "golden"
+CACHE = Path(os.environ.get("EDGE_TEST_CACHE") or Path(__file__).parents[1] / "build" / "test-cache").absolute()
 GOLDEN_MODELS = ("llama-gqa-tied", "llama-gqa-untied", "llama-one-layer", "llama-rope-scaled")
 CHUNK, CAPACITY, SINKS = 8, 32, 4  # how the streaming answers were made, see golden/make.py
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background; children would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-settings.register_profile("edge", deadline=None, print_blob=True)  # no deadline: tests never judge speed
-settings.load_profile("edge")
+EXAMPLES = 50  # of a property, in make test
+settings.register_profile("test", max_examples=EXAMPLES, deadline=None, print_blob=True)  # tests never judge speed
+settings.register_profile("all", settings.get_profile("test"), max_examples=10 * EXAMPLES)
+settings.load_profile("test")
 
 # Starts the program given as arguments and prints its exit status and its peak resident set in KiB. It stands
 # between us and the child because Linux hands a process's peak down to the program that it becomes: a direct child
@@ -85,20 +92,62 @@ def bring_back(kv: KVCache, state: KVState) -> None:
     kv.append(state)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--exhaustive", default="no", metavar="no|all|K/N",
+        help="tests marked exhaustive: none of them (the default), all, or only these: the K-th of N shares",
+    )  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Forget what earlier runs remembered in the cache, before any worker starts."""
+    if not hasattr(config, "workerinput"):
+        for folder in ("hashes", "hints", "history"):
+            shutil.rmtree(CACHE / folder, ignore_errors=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect what --exhaustive leaves out. A test's share depends on its name alone, so workers agree."""
+    chosen = config.getoption("exhaustive")
+    if chosen == "all" or any("::" in argument for argument in config.invocation_params.args):
+        return  # a test that is named runs
+    if chosen == "no":
+        kept = [item for item in items if not item.get_closest_marker("exhaustive")]
+    else:
+        share, shares = map(int, chosen.split("/"))
+        mine = [item for item in items if zlib.crc32(item.nodeid.encode()) % shares == share - 1]
+        kept = [item for item in mine if item.get_closest_marker("exhaustive")]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    items[:] = kept
+
+
+def examples(count: int) -> int:
+    """max_examples of a property test that has `count` in make test; make test-all runs more."""
+    return count * settings.default.max_examples // EXAMPLES
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Compiled kernels and packed weights of the tests go where they are forgotten; children inherit the setting.
+    """Compiled kernels and packed weights are kept in build/, apart from the user's; children inherit the setting.
 
-    Processes that share the tests share the cache, too. EDGE_TEST_CACHE names a folder to keep between runs: keys
-    hash the sources, so a changed kernel is compiled anew.
+    All workers and later runs share them: keys hash the sources, so a changed kernel is compiled anew.
+    EDGE_TEST_CACHE names another folder.
     """
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EDGE_CACHE", os.environ.get("EDGE_TEST_CACHE") or str(shared / "cache"))
+        patch.setenv("EDGE_CACHE", str(CACHE))
+        patch.setenv("EDGE_CACHE_LIMIT", "4GiB")
+        patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # children would compile all modules again
         patch.setenv("EDGE_TUNING", str(tmp_path_factory.mktemp("tuning")))
         patch.setenv("EDGE_DEVICES", str(tmp_path_factory.mktemp("devices")))
         yield
+
+
+def copy_kernels(folder: Path) -> None:
+    """Put the compiled passes that were used last into another cache folder: to compile them again takes long."""
+    (folder / "kernels").mkdir(parents=True, mode=0o700)
+    for entry in cache.entries("kernels")[:10]:
+        for path in (entry.path, stamp_path(entry.path)):
+            shutil.copy2(path, folder / "kernels")
 
 
 @pytest.fixture
