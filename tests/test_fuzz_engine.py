@@ -32,7 +32,10 @@ from edge.errors import EdgeError, UnsupportedError
 from edge.formats.gguf import BLOCK_TYPES
 from edge.model.model import open_model
 
-MUTANTS = 2500
+MUTANTS = 500  # in one test
+LONG = 20  # as many tests in make test-all
+
+BLOCKS = [0, *(pytest.param(block, marks=pytest.mark.exhaustive) for block in range(1, LONG))]
 
 
 def quantized(kind: gguf.GGMLQuantizationType) -> GGUF:
@@ -254,15 +257,16 @@ def main(first: int, count: int) -> None:
 
 
 @pytest.mark.slow
-def test_accepted_mutants_do_not_crash_llama_cpp() -> None:
+@pytest.mark.parametrize("block", BLOCKS)
+def test_accepted_mutants_do_not_crash_llama_cpp(block: int) -> None:
     if not is_installed():
         pytest.skip("needs llama-cpp-python")
     outcomes: Counter[str] = Counter()
     deaths: list[tuple[int, int]] = []
-    first = 0
-    while first < MUTANTS:
+    first, end = block * MUTANTS, (block + 1) * MUTANTS
+    while first < end:
         child = subprocess.run(
-            [sys.executable, __file__, str(first), str(MUTANTS - first)],
+            [sys.executable, __file__, str(first), str(end - first)],
             capture_output=True,
             text=True,
             timeout=300,
@@ -283,12 +287,13 @@ def test_accepted_mutants_do_not_crash_llama_cpp() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value", "ignore:divide by zero")
+@pytest.mark.parametrize("block", BLOCKS)
 def test_mutants_that_our_own_engines_accept_are_run_and_packed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
     monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
     outcomes: Counter[str] = Counter()
-    for index in range(MUTANTS // 2):
+    for index in range(block * MUTANTS, (block + 1) * MUTANTS):
         path = tmp_path / "mutant.gguf"
         path.write_bytes(mutant(index, FAMILIES))
         try:

@@ -498,7 +498,8 @@ def test_regions_are_divided_without_overlap_and_moves_lose_nothing(
 
 
 def small_model(path: Path, context: int, **shape: Any) -> Model:
-    return open_model(write_small(path / "small.gguf", Small(context=context, **shape)))
+    """By default of a golden model's shape, for which the native engine is compiled already."""
+    return open_model(write_small(path / "small.gguf", Small(context=context, **{"layers": 2, **shape})))
 
 
 @pytest.mark.parametrize("dtype", ["f32", "int8"])
@@ -657,7 +658,7 @@ def test_an_eviction_takes_no_more_than_was_counted(
 ) -> None:
     """What NumPy allocates while rows are chosen, moved and renumbered, against the plan's scratch."""
     rows = 2048
-    model = small_model(tmp_path, rows, layers=3, heads=6, kv_heads=3)
+    model = small_model(tmp_path, rows)
     backend, needs = find_backend("tvm", model.file, model.spec), make_policy(policy).needs
     config = EngineConfig(
         rows, 64, dtype, threads=1, observes=bool(needs.queries), per_head=True, uneven=needs.uneven != "token"

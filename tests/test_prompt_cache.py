@@ -27,8 +27,11 @@ ENGINES = [
     ("tvm", "f16", 5e-2), ("tvm", "int8", 5e-1), ("tvm", "int4", 2.0),
 ]  # fmt: skip
 SMOLLM2_ENGINES = [
-    ("tvm", "f16"), ("tvm", "int8"), ("llamacpp", "f16"), ("llamacpp", "q8_0"), ("llamacpp", "q4_0")
-]  # fmt: skip
+    ("tvm", "f16"),
+    ("llamacpp", "q8_0"),
+    *(pytest.param(*each, marks=pytest.mark.exhaustive) for each in (("tvm", "int8"), ("llamacpp", "f16"))),
+    pytest.param("llamacpp", "q4_0", marks=pytest.mark.exhaustive),
+]
 
 OpenSession = Callable[..., Session]
 
