@@ -1,7 +1,7 @@
 """Records of tuning: what `edge tune` found for a model on a device, one small JSON file each.
 
-The user's lie in EDGE_TUNING, or in the system's folder for data; those that edge ships lie in `tuning/` beside this
-file. NAME.trials.jsonl beside a record holds all that was tried, a line each.
+They lie in EDGE_TUNING, or in the system's folder for data. NAME.trials.jsonl beside a record holds all trials, a line
+each.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from edge.devices.private import make_private_folder, read_private
 
 SCHEMA = 1
 
-_SHIPPED = Path(__file__).parent / "tuning"
 _MOST_BYTES = 1 << 16  # no record of ours is longer
 _TOO_LARGE = 1e18  # for any figure of a record
 _FAR = 2.0  # a model whose hidden size is more than so many times another's is tuned on its own
@@ -97,9 +96,8 @@ def record_name(subject: Subject, model: str) -> str:
 
 
 def trials_path(name: str) -> Path:
-    """The user's own table of trials, else the shipped one if there is one."""
-    own, shipped = (folder / f"{name}.trials.jsonl" for folder in (user_folder(), _SHIPPED))
-    return shipped if shipped.exists() and not own.exists() else own
+    """The table of trials beside a record."""
+    return user_folder() / f"{name}.trials.jsonl"
 
 
 def write_record(record: Record) -> Path:
@@ -112,19 +110,17 @@ def write_record(record: Record) -> Path:
 
 
 def read_records() -> list[Record]:
-    """The user's, then the shipped ones. Files that are no records are left out, with one warning each."""
-    found = []
-    for folder in (user_folder(), _SHIPPED):
-        with suppress(OSError):
-            found += [record for path in sorted(folder.glob("*.json")) if (record := _read(path))]
-    return found
+    """Of the user's folder. Files that are no records are left out, with one warning each."""
+    with suppress(OSError):
+        return [record for path in sorted(user_folder().glob("*.json")) if (record := _read(path))]
+    return []
 
 
 def nearest(records: Iterable[Record], subject: Subject) -> Record | None:
     """The record that says most about `subject`, or None.
 
     Never from another instruction set or KV dtype: those are other kernels. Then, in this order: the same processor,
-    its family, the same shape, the nearest hidden size (at most twice or half); the user's own before shipped ones.
+    its family, the same shape, the nearest hidden size (at most twice or half).
     """
 
     def distance(record: Record) -> tuple[bool, bool, bool, float]:
@@ -154,7 +150,7 @@ def set_aside(path: Path, why: str) -> None:
 
 def _read(path: Path) -> Record | None:
     try:
-        read = path.read_bytes() if path.parent == _SHIPPED else read_private(path, _MOST_BYTES + 1)
+        read = read_private(path, _MOST_BYTES + 1)
         if len(read) > _MOST_BYTES:
             raise ValueError("too long for a record")
         record: Record = _parse(Record, json.loads(read.decode()))

@@ -40,15 +40,16 @@ pytest.importorskip("tvm_ffi")
 if platform.machine() not in ("x86_64", "AMD64"):
     pytest.skip("the native engine runs on x86-64", allow_module_level=True)
 
+from edge.backends.tuning import CHUNK, PARTS, STEP, Field, Setting, Values, defaults, relevant
 from edge.backends.tvm.cpu.targets import TARGETS, choose_target, with_tuning
 from edge.backends.tvm.packing.layout import Shape, make_scratch
 from edge.backends.tvm.tuning.host import Depths, Rig
 from edge.backends.tvm.tuning.lookup import make_subject
-from edge.backends.tvm.tuning.search import PAIRS, Found, Limits, Trial, compare, is_gain, race, search
-from edge.backends.tvm.tuning.space import CHUNK, PARTS, STEP, Field, Values, allowed, defaults, make_space, relevant
-from edge.backends.tvm.tuning.table import Table, read_trials
-from edge.backends.tvm.tuning.tune import Result, Setting, Status, tune
+from edge.backends.tvm.tuning.space import allowed, make_space
 from edge.report.tuning import chart, effects, fates, plot
+from edge.tuning.search import PAIRS, Found, Limits, Trial, compare, is_gain, race, search
+from edge.tuning.table import Table, read_trials
+from edge.tuning.tune import Result, Status, tune
 
 SPACE = make_space(TARGETS[0], "f16", 2, 512)
 PLANTED = {"step_block": 16, "fetch_ahead": 4096, "gemm_tokens": 12, "chunk": 256, "spins": 1000}
@@ -87,7 +88,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder of records."""
     monkeypatch.setenv("EDGE_TUNING", str(tmp_path / "records"))
-    monkeypatch.setattr(records, "_SHIPPED", tmp_path / "shipped")
     monkeypatch.setattr(records, "_complained", set())
     return tmp_path / "records"
 
@@ -233,7 +233,7 @@ def setting(machine: Machine) -> Setting:
 
 
 def tuning(model: Model, machine: Machine, trials: int = 200, **more: Any) -> Result:
-    return tune(model, setting(machine), trials=trials, seconds=100, **more)
+    return tune(model.spec.label, setting(machine), trials=trials, seconds=100, **more)
 
 
 def test_a_gain_is_recorded_with_its_spread(tiny: Path, folder: Path) -> None:
@@ -310,7 +310,7 @@ def test_a_trial_that_passes_the_deadline_is_cut_off(tiny: Path, folder: Path) -
                 raise AssertionError("it was not cut off")
             return super().measure(values, part)
 
-    result = tune(open_model(tiny), setting(Slow(PLANTED)), trials=80, seconds=0.5)
+    result = tune(open_model(tiny).spec.label, setting(Slow(PLANTED)), trials=80, seconds=0.5)
     assert (result.late, result.interrupted, result.measured, result.record.kept) == (True, False, 0, "default")
     (said,) = summary(result, 80, 30)
     assert "0 of at most 80 trials" in said
@@ -320,7 +320,7 @@ def test_a_trial_that_passes_the_deadline_is_cut_off(tiny: Path, folder: Path) -
 def test_a_tuning_without_time_replaces_none_that_was_compared(tiny: Path, folder: Path) -> None:
     model = open_model(tiny)
     first = tuning(model, Machine(PLANTED)).record
-    late = tune(model, setting(Machine(PLANTED)), trials=80, seconds=0.0, force=True)
+    late = tune(model.spec.label, setting(Machine(PLANTED)), trials=80, seconds=0.0, force=True)
     assert late.late
     assert read_records() == [first]
 
@@ -335,7 +335,7 @@ def test_a_comparison_that_is_cut_off_is_said_to_be_missing(tiny: Path, folder: 
 
     doing: list[str] = [""]
     result = tune(
-        open_model(tiny), setting(Slower(PLANTED)), trials=200, seconds=3.0,
+        open_model(tiny).spec.label, setting(Slower(PLANTED)), trials=200, seconds=3.0,
         on_status=lambda status: doing.append(status.doing),
     )  # fmt: skip
     assert (result.late, result.interrupted) == (True, False)
@@ -569,7 +569,7 @@ def test_the_rig_measures_both_parts_and_loads_a_candidate_once(tiny: Path) -> N
     assert depths.capacity <= model.spec.context
     space = make_space(choose_target(), "f16", 2, depths.prompt)
     start, loads = defaults(space), []
-    with Rig(model, space, "f16", 2, lambda: loads.append(1)) as rig:
+    with Rig(model.file, model.spec, space, "f16", 2, lambda: loads.append(1)) as rig:
         assert all(rig.measure(values, part) > 0 for values in (start, start | {"threads": 1}) for part in PARTS)
         rig.measure(start | {"chunk": depths.prompt // 2}, STEP)  # of no matter to decode
         assert len(loads) == 2

@@ -15,8 +15,8 @@ from edge.cli.show import print_json, progress, table
 from edge.errors import InputError
 
 if TYPE_CHECKING:
-    from edge.backends.tvm.tuning.tune import Result, Status
     from edge.devices.records import Record
+    from edge.tuning.tune import Result, Status
 
 
 def tune(
@@ -82,14 +82,14 @@ def _tune(
             f"the tvm engine has no KV dtype {kv_dtype!r}: choose {', '.join(backend.CAPABILITIES.kv_dtypes)}"
         )
     from edge.backends.tvm.tuning.host import host_setting
-    from edge.backends.tvm.tuning.tune import tune as search
+    from edge.tuning.tune import tune as search
 
     if tracker is not None and key is not None:
         from edge.backends.tvm.tuning.remote import remote_setting
 
-        setting = remote_setting(opened, device, kv_dtype, tracker, key, target)
+        setting = remote_setting(opened.file, opened.spec, device, kv_dtype, tracker, key, target)
     else:
-        setting = host_setting(opened, kv_dtype)
+        setting = host_setting(opened.file, opened.spec, kv_dtype)
     with progress(enabled=not quiet) as shown:
 
         def on_status(status: Status) -> None:
@@ -98,8 +98,8 @@ def _tune(
             shown.step(label)(status.trials, trials + 1)
 
         return search(
-            opened, setting, device=device, trials=trials, seconds=began + seconds - clock.monotonic(), seed=seed,
-            force=force, on_status=on_status,
+            opened.spec.label, setting, device=device, trials=trials, seconds=began + seconds - clock.monotonic(),
+            seed=seed, force=force, on_status=on_status,
         )  # fmt: skip
 
 
@@ -161,10 +161,10 @@ def _row(record: Record) -> list[str]:
 def _explain(name: str, kv_dtype: str, picture: Path | None, json: bool) -> None:
     """What was tried, what mattered, and a chart."""
     from edge.backends.tvm.tuning.lookup import find_record
-    from edge.backends.tvm.tuning.table import read_trials
     from edge.devices.records import trials_path
     from edge.model.model import open_model
     from edge.report.tuning import chart, effects, fates, plot
+    from edge.tuning.table import read_trials
 
     opened = open_model(name)
     record = find_record(opened.spec, kv_dtype)

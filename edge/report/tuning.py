@@ -14,7 +14,7 @@ from edge.errors import InputError
 from edge.report.chart import COLOURS, DASHED, INK, Axis, Chart
 
 if TYPE_CHECKING:
-    from edge.backends.tvm.tuning.search import Trial
+    from edge.tuning.search import Trial
 
 _COLOURS = {"better": COLOURS[2], "no better": COLOURS[0], "died": COLOURS[3]}
 _REACH = 0.25  # bars of worse trials are cut here

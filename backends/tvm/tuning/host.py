@@ -13,14 +13,16 @@ from types import TracebackType
 import numpy as np
 
 from edge.backends.base import EngineConfig
+from edge.backends.tuning import CHUNK, Field, Pool, Setting, Values
+from edge.backends.tvm import versions
+from edge.backends.tvm.compiler.sources import source_hash
 from edge.backends.tvm.cpu.targets import choose_target
 from edge.backends.tvm.engine import NativeEngine
 from edge.backends.tvm.tuning.lookup import make_subject
-from edge.backends.tvm.tuning.pool import Pool
-from edge.backends.tvm.tuning.space import CHUNK, Field, Values, make_space
-from edge.backends.tvm.tuning.tune import Setting
+from edge.backends.tvm.tuning.space import make_space
 from edge.devices.host import usable_cores
-from edge.model.model import Model
+from edge.formats.gguf import GGUFFile
+from edge.model.spec import ModelSpec
 
 PROMPT, ANSWER = 512, 128  # tokens of the score
 SHORT, LONG = 64, 1024  # rows in the cache while halves of the answer are decoded
@@ -50,27 +52,31 @@ class Depths:
         return f"{self.prompt}-token prompt and {ANSWER} tokens of answer at {self.short} and {self.long} rows"
 
 
-def host_setting(model: Model, kv_dtype: str) -> Setting:
+def host_setting(file: GGUFFile, spec: ModelSpec, kv_dtype: str) -> Setting:
     """Tuning of a model for the device that this runs on."""
-    target, depths, cores = choose_target(), Depths.of(model.spec.context), usable_cores()
+    target, depths, cores = choose_target(), Depths.of(spec.context), usable_cores()
     space = make_space(target, kv_dtype, cores, depths.prompt)
-    subject = make_subject(model.spec, target, kv_dtype)
-    return Setting(subject, space, depths.about(), lambda on_compile: Rig(model, space, kv_dtype, cores, on_compile))
+    subject = make_subject(spec, target, kv_dtype)
+
+    def open_rig(on_compile: Callable[[], None]) -> Rig:
+        return Rig(file, spec, space, kv_dtype, cores, on_compile)
+
+    return Setting(subject, space, depths.about(), open_rig, source_hash("."), versions())
 
 
 class Rig:
     """Engines of one model, loaded as they are needed. `measure` is what `search` wants."""
 
     def __init__(
-        self, model: Model, space: tuple[Field, ...], kv_dtype: str, cores: int,
+        self, file: GGUFFile, spec: ModelSpec, space: tuple[Field, ...], kv_dtype: str, cores: int,
         on_compile: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        self._model, self._space, self._kv_dtype, self._cores = model, space, kv_dtype, cores
-        self._depths, self._on_compile = Depths.of(model.spec.context), on_compile
+        self._file, self._spec, self._space, self._kv_dtype, self._cores = file, spec, space, kv_dtype, cores
+        self._depths, self._on_compile = Depths.of(spec.context), on_compile
         self._engines = Pool(space, self._load, NativeEngine.close)
         self._steps = 2
         random = np.random.default_rng(0)
-        self._tokens = random.integers(0, model.spec.vocab, self._depths.prompt).astype(np.int32)
+        self._tokens = random.integers(0, spec.vocab, self._depths.prompt).astype(np.int32)
 
     def __enter__(self) -> Rig:
         return self
@@ -120,7 +126,7 @@ class Rig:
             capacity=self._depths.capacity, chunk=values.get("chunk", self._depths.prompt), kv_dtype=self._kv_dtype,
             threads=values.get("threads", self._cores), tuning=tuning,
         )  # fmt: skip
-        engine = NativeEngine(self._model.file, self._model.spec, config)
+        engine = NativeEngine(self._file, self._spec, config)
         for array in engine.kv.arrays.values():
             array.fill(1)  # memory that nobody has written to is one page, again and again: it would be too fast
         engine.forward(self._tokens[:2])

@@ -15,20 +15,23 @@ from typing import Any
 
 import numpy as np
 
+from edge.backends.tuning import CHUNK, Field, Pool, Setting, Values
+from edge.backends.tvm import versions
 from edge.backends.tvm.compiler.design import Design
+from edge.backends.tvm.compiler.sources import source_hash
 from edge.backends.tvm.cpu.targets import Target, choose_target, target_named, with_tuning
 from edge.backends.tvm.kv.regions import Regions
 from edge.backends.tvm.kv.row_formats import FORMATS
 from edge.backends.tvm.packing.layout import LINE, Job, fill_table, make_layout, make_scratch, round_up
 from edge.backends.tvm.packing.weights import open_weights
 from edge.backends.tvm.tuning.host import ANSWER, Depths
-from edge.backends.tvm.tuning.pool import Pool
-from edge.backends.tvm.tuning.space import CHUNK, Field, Values, make_space
-from edge.backends.tvm.tuning.tune import Setting
+from edge.backends.tvm.tuning.lookup import make_subject
+from edge.backends.tvm.tuning.space import make_space
 from edge.devices.output import work_folder
 from edge.devices.records import Subject
 from edge.errors import EngineError, InputError, MissingExtraError
-from edge.model.model import Model
+from edge.formats.gguf import GGUFFile
+from edge.model.spec import ModelSpec
 from edge.types import AnyArray
 
 _WAIT_S = 20  # for a device to become free
@@ -36,38 +39,38 @@ _SPARE_ROWS = 64  # as in rows.py
 _STEPS = 8  # decode steps measured at once
 
 
-def remote_setting(model: Model, device: str, kv_dtype: str, tracker: str, key: str, isa: str | None = None) -> Setting:
+def remote_setting(
+    file: GGUFFile, spec: ModelSpec, device: str, kv_dtype: str, tracker: str, key: str, isa: str | None = None
+) -> Setting:
     """Tuning for the device that has `key` at the tracker. isa: the name of its target, if it is not ours.
 
     Raises InputError if it cannot be reached, MissingExtraError without what RPC needs.
     """
-    from edge.backends.tvm.tuning.lookup import make_subject
-
     target = _target(isa)
     session = _connect(tracker, key)
-    depths, cores = Depths.of(model.spec.context), int(session.get_function("runtime.NumThreads")())
+    depths, cores = Depths.of(spec.context), int(session.get_function("runtime.NumThreads")())
     space = make_space(target, kv_dtype, cores, depths.prompt)
-    here = make_subject(model.spec, target, kv_dtype)
+    here = make_subject(spec, target, kv_dtype)
     name = key if device == "host" else device
     subject = Subject(name, name, cores, target.name, kv_dtype, here.shape)
 
     def open_remote(on_compile: Callable[[], None]) -> Remote:
-        return Remote(session, model, target, space, kv_dtype, cores, on_compile)
+        return Remote(session, file, spec, target, space, kv_dtype, cores, on_compile)
 
-    return Setting(subject, space, f"{depths.about()}, by RPC", open_remote)
+    return Setting(subject, space, f"{depths.about()}, by RPC", open_remote, source_hash("."), versions())
 
 
 class Remote:
     """Candidates on the device, as they are needed. `measure` is what `search` wants."""
 
     def __init__(
-        self, session: Any, model: Model, target: Target, space: tuple[Field, ...], kv_dtype: str, cores: int,
-        on_compile: Callable[[], None],
+        self, session: Any, file: GGUFFile, spec: ModelSpec, target: Target, space: tuple[Field, ...], kv_dtype: str,
+        cores: int, on_compile: Callable[[], None],
     ) -> None:  # fmt: skip
         self._session, self._device, self._target, self._space = session, session.cpu(0), target, space
         self._kv_dtype, self._cores, self._on_compile = kv_dtype, cores, on_compile
-        self._layout, self._depths = make_layout(model.file, model.spec), Depths.of(model.spec.context)
-        self._weights = self._send(open_weights(model.file, self._layout))
+        self._layout, self._depths = make_layout(file, spec), Depths.of(spec.context)
+        self._weights = self._send(open_weights(file, self._layout))
         self._candidates = Pool(space, self._load, lambda candidate: None)
         self._compiled = 0
 

@@ -7,26 +7,9 @@ that one alone, and a candidate for decode shares its compilation with one for p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from edge.backends.tuning import CHUNK, PARTS, STEP, Field, Values
 from edge.backends.tvm.cpu.targets import Target
-
-STEP, CHUNK = "step", "chunk"  # the two parts of a run: decode, prefill
-PARTS = (STEP, CHUNK)
-
-Values = dict[str, int]
-
-
-@dataclass(frozen=True)
-class Field:
-    """One thing to choose. parts: what it changes the speed of. compiled: whether it changes the code."""
-
-    name: str
-    about: str
-    default: int
-    choices: tuple[int, ...]
-    parts: tuple[str, ...]
-    compiled: bool = True
 
 
 def make_space(target: Target, kv_dtype: str, cores: int, prompt: int) -> tuple[Field, ...]:
@@ -65,15 +48,6 @@ def _compiled(target: Target) -> list[Field]:
         ),
         field("spins", "pauses at a barrier before sleeping", (1, 1000, 10_000, 100_000), *PARTS),
     ]
-
-
-def defaults(space: tuple[Field, ...]) -> Values:
-    return {field.name: field.default for field in space}
-
-
-def relevant(space: tuple[Field, ...], values: Values, parts: tuple[str, ...]) -> Values:
-    """Those values that change the speed of any of these parts."""
-    return {field.name: values[field.name] for field in space if set(parts) & set(field.parts)}
 
 
 def allowed(target: Target, values: Values) -> bool:

@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from edge.backends.tvm.tuning.search import Trial
 from edge.devices.private import make_private_folder
 from edge.devices.regular import read_regular
+from edge.tuning.search import Trial
 
 
 @dataclass(frozen=True)

@@ -7,23 +7,20 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
 from types import FrameType
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
-from edge.backends.tvm import versions
-from edge.backends.tvm.compiler.sources import source_hash
-from edge.backends.tvm.tuning.search import Found, Limits, OutOfTime, Trial, compare, is_gain, search
-from edge.backends.tvm.tuning.space import Field, Values, defaults
-from edge.backends.tvm.tuning.table import Table
+from edge.backends.tuning import Setting, Values, defaults
 from edge.devices.private import make_private_folder
-from edge.devices.records import Comparison, Record, Subject, read_records, record_name, user_folder, write_record
+from edge.devices.records import Comparison, Record, read_records, record_name, trials_path, write_record
 from edge.errors import InputError
-from edge.model.model import Model
 from edge.storage.lock import file_lock
 from edge.storage.versions import own_versions
+from edge.tuning.search import Found, Limits, OutOfTime, Trial, compare, is_gain, search
+from edge.tuning.table import Table
 
 _LONGEST_S = 1e6  # of an alarm; systems do not take any number
 
@@ -46,34 +43,18 @@ class Result:
     late: bool = False  # there was no time for all trials, or for the comparison
 
 
-class Measurer(Protocol):
-    """What measures candidates: the engine here, or a device elsewhere."""
-
-    def measure(self, values: Values, part: str) -> float: ...
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Where a tuning happens. open: starts the measurer; its argument is called before anything is compiled."""
-
-    subject: Subject
-    space: tuple[Field, ...]
-    score: str
-    open: Callable[[Callable[[], None]], AbstractContextManager[Measurer]]
-
-
 def tune(
-    model: Model, setting: Setting, *, device: str = "host", trials: int, seconds: float, seed: int = 0,
+    model: str, setting: Setting, *, device: str = "host", trials: int, seconds: float, seed: int = 0,
     force: bool = False, on_status: Callable[[Status], None] = lambda status: None,
 ) -> Result:  # fmt: skip
     """Search, compare, and write the record and its table. Ctrl-C ends it early; what was found is kept.
 
-    seconds: for all of it, compiling and the comparison included.
+    model: its label. seconds: for all of it, compiling and the comparison included.
     force: forget the trials of earlier tunings. Raises InputError if the folder of records cannot be written.
     """
-    name, started = record_name(setting.subject, model.spec.label), time.monotonic()
+    name, started = record_name(setting.subject, model), time.monotonic()
     space, usual = setting.space, defaults(setting.space)
-    table = Table(user_folder() / f"{name}.trials.jsonl", _key(setting, seed))
+    table = Table(trials_path(name), _key(setting, seed))
     progress = _Progress(on_status, started + seconds)
     new: list[Trial] = []
 
@@ -156,7 +137,7 @@ class _Progress:
 
 
 def _record(
-    name: str, device: str, setting: Setting, model: Model, found: Found, comparison: Comparison | None,
+    name: str, device: str, setting: Setting, model: str, found: Found, comparison: Comparison | None,
     seconds: float,
 ) -> Record:  # fmt: skip
     """Whatever does not beat the defaults beyond the noise leaves them in place, with a gain of 1."""
@@ -165,10 +146,10 @@ def _record(
     gain = comparison.median if comparison and is_gain(comparison) else max(1.0, estimate)
     kept = "tuned" if gain > 1 and found.values != usual else "default"
     return Record(
-        name=name, device=device, subject=setting.subject, model=model.spec.label, score=setting.score,
+        name=name, device=device, subject=setting.subject, model=model, score=setting.score,
         values=found.values if kept == "tuned" else usual, kept=kept,
         gain=round(gain, 4), comparison=comparison, trials=len(found.trials), seconds=round(seconds, 1),
-        date=date.today().isoformat(), versions={**own_versions(), **versions()},
+        date=date.today().isoformat(), versions={**own_versions(), **setting.versions},
     )  # fmt: skip
 
 
@@ -179,7 +160,8 @@ def _is_worth_more(record: Record) -> bool:
 
 def _key(setting: Setting, seed: int) -> str:
     """What trials depend on: another space, engine or compiler makes them worthless."""
-    text = repr((setting.space, setting.subject.key, setting.score, seed, source_hash("."), sorted(versions().items())))
+    engine = setting.sources, sorted(setting.versions.items())
+    text = repr((setting.space, setting.subject.key, setting.score, seed, *engine))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

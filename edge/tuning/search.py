@@ -16,7 +16,7 @@ from statistics import median
 
 import numpy as np
 
-from edge.backends.tvm.tuning.space import CHUNK, PARTS, STEP, Field, Values, defaults, relevant
+from edge.backends.tuning import CHUNK, PARTS, STEP, Field, Values, defaults, relevant
 from edge.devices.records import Comparison
 from edge.errors import EngineError
 

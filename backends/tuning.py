@@ -1,0 +1,90 @@
+"""What an engine offers to `edge tune`: fields to choose, and something that times a candidate. See edge/tuning/."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from edge.devices.records import Subject
+
+STEP, CHUNK = "step", "chunk"  # the two parts of a run: decode, prefill
+PARTS = (STEP, CHUNK)
+
+_MOST_LOADED = 4  # the best and the candidate, for decode and for prefill
+
+Values = dict[str, int]
+Loaded = TypeVar("Loaded")
+
+
+@dataclass(frozen=True)
+class Field:
+    """One thing to choose. parts: what it changes the speed of. compiled: whether it changes the code."""
+
+    name: str
+    about: str
+    default: int
+    choices: tuple[int, ...]
+    parts: tuple[str, ...]
+    compiled: bool = True
+
+
+def defaults(space: tuple[Field, ...]) -> Values:
+    return {field.name: field.default for field in space}
+
+
+def relevant(space: tuple[Field, ...], values: Values, parts: tuple[str, ...]) -> Values:
+    """Those values that change the speed of any of these parts."""
+    return {field.name: values[field.name] for field in space if set(parts) & set(field.parts)}
+
+
+class Measurer(Protocol):
+    """What times candidates: the engine here, or a device elsewhere."""
+
+    def measure(self, values: Values, part: str) -> float:
+        """Seconds of one part of the score. Raises EngineError if the values do not compile."""
+        ...
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where a tuning happens.
+
+    score: what is timed, in words. open: starts the measurer; its argument is called before anything is compiled.
+    sources: a hash of the engine's code; trials of other code say nothing. versions: of what it compiles with.
+    """
+
+    subject: Subject
+    space: tuple[Field, ...]
+    score: str
+    open: Callable[[Callable[[], None]], AbstractContextManager[Measurer]]
+    sources: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Pool(Generic[Loaded]):
+    """An LRU pool of loaded candidates. Those that agree in what a part of the score depends on are one."""
+
+    space: tuple[Field, ...]
+    load: Callable[[Values], Loaded]
+    unload: Callable[[Loaded], None]
+    _held: list[tuple[Values, Loaded]] = field(default_factory=list)  # the most recently used last
+
+    def get(self, values: Values, part: str) -> Loaded:
+        """A candidate that has these values, as far as this part is concerned."""
+        wanted = relevant(self.space, values, (part,))
+        for index, (held, loaded) in enumerate(self._held):
+            if relevant(self.space, held, (part,)) == wanted:
+                self._held.append(self._held.pop(index))
+                return loaded
+        while len(self._held) >= _MOST_LOADED:
+            self.unload(self._held.pop(0)[1])
+        loaded = self.load(values)
+        self._held.append((values, loaded))
+        return loaded
+
+    def close(self) -> None:
+        while self._held:
+            self.unload(self._held.pop()[1])
