@@ -31,11 +31,11 @@ from edge.backends.base import (
     state_key,
 )
 from edge.backends.longrope import LongRope
-from edge.backends.tensors import Source, find_recipe, find_tensors
 from edge.errors import EngineError, InputError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.architectures.angles import find_angles
 from edge.model.spec import ModelSpec, Recipe
+from edge.model.tensors import Source, find_recipe, find_tensors
 from edge.types import AnyArray, FloatArray, IntArray
 
 NAME = "reference"

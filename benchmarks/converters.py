@@ -39,7 +39,7 @@ import edge
 from edge.budget import format_bytes
 from edge.cli.show import table
 from edge.converters.writers.hf import write_folder
-from edge.quality.kl import negative_log_likelihoods
+from edge.likelihood import negative_log_likelihoods
 from edge.quality.perplexity import LOGITS_ROWS
 from edge.quality.windows import Windows, windowed_perplexity
 

@@ -28,29 +28,29 @@ import edge
 from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig
 from edge.backends.reference import read_weights
-from edge.backends.tensors import find_tensors
 from edge.cli.show import table
 from edge.converters.calibrate import SEQUENCE, collect
 from edge.converters.ggml import quantize_rows
 from edge.converters.quantize import Settings, mix_types, plan_types, quantize_gguf
 from edge.converters.writers.gguf import Planned, fields_of, write_gguf
+from edge.likelihood import Compared, compare, summarize
 from edge.model.model import Model, open_model
-from edge.quality.kl import Compared, compare, summarize
+from edge.model.tensors import find_tensors
 from edge.types import AnyArray, IntArray
 
 BODY = {"embedding": "F16", "output": "F16"}
 METHODS: dict[str, Settings] = {
     "rtn-q4_0": Settings("Q4_0", "rtn", **BODY),
     "rtn-q4_1": Settings("Q4_1", "rtn", **BODY),
-    "rtn-128": Settings("Q4_1", "rtn", span=128, **BODY),
+    "rtn-128": Settings("Q4_1", "rtn", group_size=128, **BODY),
     "nf4": Settings("NF4", "rtn", **BODY),
     "hqq-q4_0": Settings("Q4_0", "hqq", **BODY),
     "hqq-q4_1": Settings("Q4_1", "hqq", **BODY),
     "importance-q4_0": Settings("Q4_0", "importance", **BODY),
     "importance-iq4_nl": Settings("IQ4_NL", "importance", **BODY),
-    "awq-128": Settings("Q4_1", "awq", span=128, **BODY),
+    "awq-128": Settings("Q4_1", "awq", group_size=128, **BODY),
     "awq-q4_0": Settings("Q4_0", "awq", **BODY),
-    "gptq-128": Settings("Q4_1", "gptq", span=128, **BODY),
+    "gptq-128": Settings("Q4_1", "gptq", group_size=128, **BODY),
     "gptq-q4_0": Settings("Q4_0", "gptq", **BODY),
     "best-q4_0": Settings("Q4_0", "best", **BODY),
     "best-iq4_nl": Settings("IQ4_NL", "best", **BODY),

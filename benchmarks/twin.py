@@ -17,10 +17,10 @@ import numpy as np
 
 import edge
 from edge.backends.reference import read_weights
-from edge.backends.tensors import Source, find_tensors
-from edge.converters.blocks import quantize
+from edge.converters.quantizers.rtn import quantize
 from edge.converters.writers.gguf import Planned, fields_of, write_gguf
 from edge.model.model import Model
+from edge.model.tensors import Source, find_tensors
 from edge.types import AnyArray, FloatArray
 
 _BEHIND = {"attn_q": "attn_norm", "attn_k": "attn_norm", "attn_v": "attn_norm", "ffn_gate": "ffn_norm",

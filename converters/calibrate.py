@@ -12,10 +12,10 @@ import numpy as np
 
 from edge.backends.base import EngineConfig
 from edge.backends.reference import ReferenceEngine, read_weights
-from edge.backends.tensors import Source, find_recipe, find_tensors
 from edge.errors import InputError, ModelFormatError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
+from edge.model.tensors import Source, find_recipe, find_tensors
 from edge.types import AnyArray, FloatArray, IntArray
 
 SEQUENCE = 512  # tokens that see each other

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from edge.converters.blocks import FLOATS, block_size, dequantize, nbytes, quantize
 from edge.converters.ggml import FTYPES
+from edge.converters.quantizers.rtn import quantize
 from edge.converters.writers.gguf import Field, Planned, fields_of, write_gguf
 from edge.errors import ModelFormatError
+from edge.formats.blocks import FLOATS, block_size, dequantize, nbytes
 from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.types import AnyArray, FloatArray
 

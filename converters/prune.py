@@ -14,13 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
-from edge.converters.blocks import FLOATS, dequantize, quantize
 from edge.converters.calibrate import Walk, sequences
+from edge.converters.quantizers.rtn import quantize
 from edge.converters.writers.gguf import Field, Planned, fields_of, write_gguf
 from edge.errors import InputError, UnsupportedError
+from edge.formats.blocks import FLOATS, dequantize
 from edge.formats.gguf import GGUFFile, TensorInfo
+from edge.likelihood import negative_log_likelihoods
 from edge.model.spec import ModelSpec
-from edge.quality.kl import negative_log_likelihoods
 from edge.types import AnyArray, FloatArray, IntArray
 
 _BLOCK = 32  # channels come in blocks, so that the rows of ffn_down can be quantized afterwards

@@ -14,23 +14,23 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from edge.backends.tensors import MATRICES, find_tensors
-from edge.converters import blocks
 from edge.converters.calibrate import Progress, Walk, gram, sequences, stages, statistics
-from edge.converters.grids import BLOCK, GRIDS, Coded, Grid, find_grid
 from edge.converters.plain import check_finite, fields_as, rounded
-from edge.converters.quantizers import mixed, nf4
+from edge.converters.quantizers import mixed
 from edge.converters.quantizers.awq import Folds, can_fold, find_factors
-from edge.converters.quantizers.gptq import calm, diagonal_blocks, gptq, shift
+from edge.converters.quantizers.gptq import damping, diagonal_blocks, gptq, shift
 from edge.converters.quantizers.hqq import hqq
 from edge.converters.quantizers.mixed import Mixture
 from edge.converters.quantizers.polish import polish
-from edge.converters.quantizers.rtn import nearest
+from edge.converters.quantizers.rtn import nearest, quantize
 from edge.converters.quantizers.scales import SHRINKS
 from edge.converters.writers.gguf import Planned, write_gguf
 from edge.errors import InputError, UnsupportedError
+from edge.formats import blocks, nf4
+from edge.formats.blocks import BLOCK, GRIDS, Grid, QuantizedMatrix, find_grid
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
+from edge.model.tensors import MATRICES, find_tensors
 from edge.types import AnyArray, FloatArray, IntArray
 
 Method = Literal["rtn", "hqq", "importance", "awq", "gptq", "best"]
@@ -44,7 +44,7 @@ NF4 = "NF4"
 class Settings:
     """type: of the matrices within layers: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, F32, F16, BF16, or NF4 (whose values
     are stored as F16). types: of some tensors of the file, instead. embedding, output: of token_embd and of an output
-    head of its own. span: values that share a scale, 32 or a multiple.
+    head of its own. group_size: values that share a scale, 32 or a multiple.
 
     method: rtn and hqq need no calibration. importance: rounding, errors weighed by mean x². best: factors of AWQ,
     weights moved against earlier errors, GPTQ, and a polish.
@@ -54,7 +54,7 @@ class Settings:
     method: Method = "best"
     embedding: str = "Q8_0"
     output: str = "Q8_0"
-    span: int = BLOCK
+    group_size: int = BLOCK
     act_order: bool = True
     types: Mapping[str, str] = field(default_factory=dict)
 
@@ -162,7 +162,7 @@ def find_folds(
                 weights = [walk.weights[name] for name in names]
                 grid = find_grid(types[sources[names[0]].tensor])
                 mean, hessian = statistics(inputs).mean, gram(inputs)
-                folds.add(names, spec, find_factors(names, weights, mean, hessian, spec, grid, settings.span))
+                folds.add(names, spec, find_factors(names, weights, mean, hessian, spec, grid, settings.group_size))
         progress((layer + 1) / spec.layers)
     return folds
 
@@ -216,16 +216,16 @@ class _Maker:
         if settings.types.get(self._sources[name].tensor, settings.type) == NF4:
             weight = nf4.dequantize(*nf4.quantize(weight))
         if kind not in GRIDS:
-            data = blocks.quantize(weight, kind)
+            data = quantize(weight, kind)
             return data, blocks.dequantize(data, kind)
-        coded = _coded(weight, find_grid(kind), settings, inputs)
-        return coded.data, coded.values
+        quantized = _quantized(weight, find_grid(kind), settings, inputs)
+        return quantized.data, quantized.values
 
     @property
     def _is_plain(self) -> bool:
         """No method looks at the matrices, so slabs of rows will do."""
         kinds = (self._settings.type, *self._settings.types.values())
-        return self._settings.method == "rtn" and self._settings.span == BLOCK and NF4 not in kinds
+        return self._settings.method == "rtn" and self._settings.group_size == BLOCK and NF4 not in kinds
 
     def _outside(self, tensor: str) -> AnyArray:
         """The bytes of a tensor that no method looks at. Norms may have been folded."""
@@ -234,7 +234,7 @@ class _Maker:
             return rounded(self._file, info, kind)
         values = np.concatenate(list(self._read(self._parts[tensor]).values()))
         check_finite(self._file, tensor, values)
-        return blocks.quantize(values.reshape(1, -1), kind)
+        return quantize(values.reshape(1, -1), kind)
 
     def _read(self, names: tuple[str, ...] | list[str]) -> dict[str, FloatArray]:
         return self._folds.read(self._file, {name: self._sources[name] for name in names})
@@ -252,22 +252,22 @@ class _Inputs:
     moved: FloatArray | None
 
 
-def _coded(weight: FloatArray, grid: Grid, settings: Settings, inputs: _Inputs | None) -> Coded:
-    span = settings.span
+def _quantized(weight: FloatArray, grid: Grid, settings: Settings, inputs: _Inputs | None) -> QuantizedMatrix:
+    group_size = settings.group_size
     if inputs is None:
         plain = (1.0,) if grid.uniform else SHRINKS  # as ggml, which searches for IQ4_NL alone
         if settings.method == "hqq":
-            return hqq(weight, grid, span)
-        return nearest(weight, grid, _ones(weight), span, plain)
+            return hqq(weight, grid, group_size)
+        return nearest(weight, grid, _ones(weight), group_size, plain)
     if settings.method == "importance":
-        return nearest(weight, grid, np.diag(inputs.hessian), span)
+        return nearest(weight, grid, np.diag(inputs.hessian), group_size)
     if settings.method == "awq":
-        return nearest(weight, grid, diagonal_blocks(inputs.hessian), span)
+        return nearest(weight, grid, diagonal_blocks(inputs.hessian), group_size)
     moved = weight if inputs.moved is None else weight @ inputs.moved
-    coded = gptq(moved, inputs.hessian, grid, act_order=settings.act_order, span=span)
+    quantized = gptq(moved, inputs.hessian, grid, act_order=settings.act_order, group_size=group_size)
     if settings.method == "gptq":
-        return coded
-    return polish(moved, coded, inputs.hessian + calm(inputs.hessian), span)
+        return quantized
+    return polish(moved, quantized, inputs.hessian + damping(inputs.hessian), group_size)
 
 
 def _ones(weight: FloatArray) -> AnyArray:
@@ -277,8 +277,8 @@ def _ones(weight: FloatArray) -> AnyArray:
 def _check(settings: Settings) -> None:
     if settings.method not in METHODS:
         raise InputError(f"there is no method {settings.method}: choose from {', '.join(METHODS)}")
-    if settings.span < BLOCK or settings.span % BLOCK:
-        raise InputError(f"{settings.span} values cannot share a scale: a multiple of {BLOCK} can")
+    if settings.group_size < BLOCK or settings.group_size % BLOCK:
+        raise InputError(f"{settings.group_size} values cannot share a scale: a multiple of {BLOCK} can")
     for kind in (settings.type, settings.embedding, settings.output, *settings.types.values()):
         if kind != NF4 and kind not in GRIDS and kind not in blocks.FLOATS:
             raise UnsupportedError(f"{kind} is not known here: {', '.join([*GRIDS, *blocks.FLOATS, NF4])} are")

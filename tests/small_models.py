@@ -12,7 +12,7 @@ import numpy as np
 from gguf import GGMLQuantizationType, TokenType
 from gguf.quants import dequantize, quantize
 
-from edge.formats.gguf import BLOCK_TYPES
+from edge.formats.blocks import BLOCK_TYPES
 from edge.types import AnyArray
 
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

@@ -16,8 +16,8 @@ from small_models import Small, write_small
 from test_cli import edge, edge_json
 
 from edge.errors import EngineError, InputError
+from edge.likelihood import Compared, compare, negative_log_likelihoods, summarize
 from edge.model.model import open_model
-from edge.quality.kl import Compared, compare, negative_log_likelihoods, summarize
 from edge.quality.windows import Windows, divergence, windowed_perplexity
 from edge.run.session import load
 from edge.types import AnyArray, IntArray

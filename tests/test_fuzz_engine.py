@@ -29,7 +29,7 @@ from edge.backends.llamacpp.library import is_installed
 from edge.backends.tvm.packing.layout import make_layout
 from edge.backends.tvm.packing.weights import open_weights
 from edge.errors import EdgeError, UnsupportedError
-from edge.formats.gguf import BLOCK_TYPES
+from edge.formats.blocks import BLOCK_TYPES
 from edge.model.model import open_model
 
 MUTANTS = 500  # in one test

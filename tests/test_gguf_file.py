@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.errors import EdgeError, ModelFormatError, UnsupportedError
-from edge.formats.gguf import BLOCK_TYPES, MAX_COUNT, MAX_HEADER, ArrayRef, read_gguf
+from edge.formats.blocks import BLOCK_TYPES
+from edge.formats.gguf import MAX_COUNT, MAX_HEADER, ArrayRef, read_gguf
 from edge.model.catalog import find_model
 from edge.model.model import Model
 

@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from edge.converters.blocks import dequantize
-from edge.converters.grids import BLOCK, GRIDS, Coded, Grid, half, zero_scale
-from edge.converters.quantizers import nf4
 from edge.converters.quantizers.hqq import hqq
 from edge.converters.quantizers.rtn import nearest
 from edge.converters.quantizers.scales import fit_scales
+from edge.formats import nf4
+from edge.formats.blocks import BLOCK, GRIDS, Grid, QuantizedMatrix, dequantize, half, zero_scale
 from edge.types import FloatArray
 
 KINDS = sorted(GRIDS)
@@ -25,20 +24,20 @@ def normal(rows: int, columns: int, seed: int = 1) -> FloatArray:
 
 
 @st.composite
-def codings(draw: st.DrawFn) -> Coded:
+def codings(draw: st.DrawFn) -> QuantizedMatrix:
     """Any codes with any finite scales."""
     grid = GRIDS[draw(st.sampled_from(KINDS))]
     rows, blocks = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     numbers = hnp.arrays(np.float16, (rows, blocks), elements=st.floats(-9, 9, width=16))
     codes = draw(hnp.arrays(np.uint8, (rows, blocks * BLOCK), elements=st.integers(0, len(grid.levels) - 1)))
     scales = draw(numbers).astype(np.float32)
-    return Coded(grid, codes, scales, draw(numbers).astype(np.float32) if grid.minima else None)
+    return QuantizedMatrix(grid, codes, scales, draw(numbers).astype(np.float32) if grid.minima else None)
 
 
 @given(codings())
-def test_gguf_reads_the_values_that_codes_mean(coded: Coded) -> None:
-    found = dequantize(coded.data, coded.grid.kind)
-    np.testing.assert_allclose(found, coded.values, rtol=1e-6, atol=1e-6)
+def test_gguf_reads_the_values_that_codes_mean(quantized: QuantizedMatrix) -> None:
+    found = dequantize(quantized.data, quantized.grid.kind)
+    np.testing.assert_allclose(found, quantized.values, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -47,10 +46,10 @@ def test_values_on_the_grid_come_back_as_they_were(kind: str) -> None:
     levels = np.resize(np.arange(len(grid.levels)), (3, 8 * BLOCK)).astype(np.uint8)
     scales = half(np.abs(normal(3, 8)) + np.float32(0.1))
     minima = half(normal(3, 8)) if grid.minima else None
-    coded = Coded(grid, levels, scales, minima)
+    quantized = QuantizedMatrix(grid, levels, scales, minima)
     wide = [None if each is None else np.repeat(each, BLOCK, axis=1) for each in (scales, minima)]
     assert wide[0] is not None
-    assert np.array_equal(grid.codes(coded.values, wide[0], wide[1]), levels)
+    assert np.array_equal(grid.codes(quantized.values, wide[0], wide[1]), levels)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -71,13 +70,13 @@ def test_multiples_of_a_zero_scale_are_halves(scales: FloatArray, kind: str) -> 
 
 
 @pytest.mark.parametrize("kind", MINIMA)
-@pytest.mark.parametrize("span", [32, 128])
-def test_zero_is_a_value_of_every_block(kind: str, span: int) -> None:
+@pytest.mark.parametrize("group_size", [32, 128])
+def test_zero_is_a_value_of_every_block(kind: str, group_size: int) -> None:
     """Also where all weights of a block have the same sign."""
     weight = normal(6, 288) + np.linspace(-3, 3, 288, dtype=np.float32)
-    for coded in (nearest(weight, GRIDS[kind], np.ones(288), span), hqq(weight, GRIDS[kind], span)):
-        zeros = Coded(coded.grid, np.rint(-coded.minima / coded.scales).repeat(BLOCK, axis=1).astype(np.uint8),
-                      coded.scales, coded.minima)  # fmt: skip
+    for quantized in (nearest(weight, GRIDS[kind], np.ones(288), group_size), hqq(weight, GRIDS[kind], group_size)):
+        codes = np.rint(-quantized.minima / quantized.scales).repeat(BLOCK, axis=1).astype(np.uint8)
+        zeros = QuantizedMatrix(quantized.grid, codes, quantized.scales, quantized.minima)
         assert not dequantize(zeros.data, kind).any()
 
 
@@ -106,16 +105,16 @@ def test_searched_scales_beat_those_of_the_extremes_where_errors_cost_most(kind:
 def test_blocks_of_zeros_stay_zero(kind: str) -> None:
     weight = normal(2, 96)
     weight[:, 32:64] = 0
-    for coded in (nearest(weight, GRIDS[kind], np.ones(96)), hqq(weight, GRIDS[kind])):
-        assert not coded.values[:, 32:64].any()
-        assert np.isfinite(dequantize(coded.data, kind)).all()
+    for quantized in (nearest(weight, GRIDS[kind], np.ones(96)), hqq(weight, GRIDS[kind])):
+        assert not quantized.values[:, 32:64].any()
+        assert np.isfinite(dequantize(quantized.data, kind)).all()
 
 
 def test_hqq_lowers_the_error_that_it_measures() -> None:
     weight = normal(16, 256) ** 3
 
-    def error(coded: Coded) -> FloatArray:
-        return np.asarray(np.abs(weight - coded.values) ** np.float32(0.7))
+    def error(quantized: QuantizedMatrix) -> FloatArray:
+        return np.asarray(np.abs(weight - quantized.values) ** np.float32(0.7))
 
     for kind in ("Q4_0", "Q4_1"):
         grid: Grid = GRIDS[kind]

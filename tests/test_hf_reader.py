@@ -27,9 +27,9 @@ from hf_folders import (
 from test_architectures import EXACT, GELU
 
 from edge.backends.base import Engine
-from edge.converters.blocks import dequantize
 from edge.converters.readers.hf import convert_folder, planned
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
+from edge.formats.blocks import dequantize
 from edge.formats.gguf import GGUFFile, read_gguf
 from edge.model.model import open_model
 from edge.types import AnyArray, FloatArray
@@ -611,7 +611,7 @@ def test_one_tensor_is_in_memory_at_a_time(name: str, tmp_path: Path) -> None:
     code = """
 import json, sys
 from pathlib import Path
-from edge.converters.blocks import dequantize
+from edge.formats.blocks import dequantize
 from edge.converters.readers.hf import convert_folder
 convert_folder(Path(sys.argv[1]), Path(sys.argv[2]), type=sys.argv[3] or None)
 print(json.dumps(None))

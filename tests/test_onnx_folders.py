@@ -23,16 +23,15 @@ from test_architectures import open_family
 from edge.backends.base import Engine
 from edge.backends.onnx.engine import OnnxEngine
 from edge.backends.onnx.folders import folder_key
+from edge.backends.onnx.graph.builder import KV_TYPES, make_graph
+from edge.backends.onnx.graph.forms import Int8
+from edge.backends.onnx.graph.layout import Method, make_layout
 from edge.backends.onnx.session import open_session
-from edge.backends.tensors import find_recipe
 from edge.converters.writers.onnx import write_onnx
-from edge.converters.writers.onnx_forms import Int8
-from edge.converters.writers.onnx_graph import KV_TYPES, make_graph
-from edge.converters.writers.onnx_layout import make_layout
-from edge.converters.writers.onnx_methods import Method
 from edge.errors import EdgeError, EngineError
 from edge.formats.onnx_folder import MANIFEST, METADATA, WEIGHTS
 from edge.model.model import open_model
+from edge.model.tensors import find_recipe
 from edge.storage import cache
 from edge.types import FloatArray
 

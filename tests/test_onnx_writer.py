@@ -19,12 +19,13 @@ from test_architectures import open_family
 
 from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig
+from edge.backends.onnx.graph.layout import make_layout
+from edge.backends.onnx.graph.matmul_nbits import bits_of, to_blocks, with_means
 from edge.backends.onnx.rope import find_ropes
 from edge.converters.tokenizer_file import tokenizer_json
 from edge.converters.writers.onnx import planned_files, write_onnx
-from edge.converters.writers.onnx_blocks import BLOCK, bits_of, to_blocks, with_means
-from edge.converters.writers.onnx_layout import make_layout
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
+from edge.formats.blocks import BLOCK
 from edge.formats.onnx_folder import MANIFEST, METADATA, WEIGHTS
 from edge.model.model import Model, open_model
 from edge.run.session import load
@@ -186,8 +187,8 @@ def test_weights_are_converted_slice_by_slice(tmp_path: Path) -> None:
 import sys, json
 from pathlib import Path
 from edge.model.model import open_model
-from edge.converters.writers.onnx_layout import make_layout
-from edge.converters.writers.onnx_weights import write_weights
+from edge.backends.onnx.graph.layout import make_layout
+from edge.backends.onnx.graph.weights import write_weights
 model = open_model(sys.argv[1])
 write_weights(model.file, make_layout(model.file, model.spec), Path(sys.argv[2]))
 print(json.dumps(None))

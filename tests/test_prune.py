@@ -11,10 +11,11 @@ from conftest import GOLDEN, load_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.converters.blocks import dequantize, quantize
 from edge.converters.prune import Pruning, check_pruning, measure_importance, perplexity_on, prune_gguf
+from edge.converters.quantizers.rtn import quantize
 from edge.converters.writers.gguf import Planned, fields_of, write_gguf
 from edge.errors import InputError, UnsupportedError
+from edge.formats.blocks import dequantize
 from edge.formats.gguf import TensorInfo, read_gguf
 from edge.model.model import Model, open_model
 from edge.types import AnyArray, FloatArray, IntArray

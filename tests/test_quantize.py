@@ -14,17 +14,16 @@ from small_models import Small, write_small
 
 from edge.backends.base import EngineConfig
 from edge.backends.reference import ReferenceEngine
-from edge.backends.tensors import find_tensors
-from edge.converters.blocks import dequantize, quantize
 from edge.converters.calibrate import collect, gram, sequences
-from edge.converters.grids import GRIDS
 from edge.converters.quantize import CALIBRATED, METHODS, Settings, find_folds, mix_types, plan_types, quantize_gguf
-from edge.converters.quantizers.gptq import calm, gptq, shift
+from edge.converters.quantizers.gptq import damping, gptq, shift
 from edge.converters.quantizers.mixed import Stage, allocate, measure
 from edge.converters.quantizers.polish import descend, polish, refit
-from edge.converters.quantizers.rtn import nearest
+from edge.converters.quantizers.rtn import nearest, quantize
 from edge.errors import InputError, ModelFormatError, UnsupportedError
+from edge.formats.blocks import GRIDS, dequantize
 from edge.model.model import Model, open_model
+from edge.model.tensors import find_tensors
 from edge.types import AnyArray, FloatArray, IntArray
 
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "gpt2")
@@ -77,21 +76,21 @@ def test_gptq_without_correlations_is_rounding(kind: str, act_order: bool) -> No
 
 
 @pytest.mark.parametrize("kind", sorted(GRIDS))
-@pytest.mark.parametrize("span", [32, 128])  # 160 = 1.25 · 128: the last group is ragged
+@pytest.mark.parametrize("group_size", [32, 128])  # 160 = 1.25 · 128: the last group is ragged
 @pytest.mark.parametrize("act_order", [False, True])
-def test_gptq_makes_errors_good(kind: str, span: int, act_order: bool) -> None:
+def test_gptq_makes_errors_good(kind: str, group_size: int, act_order: bool) -> None:
     """On inputs that it did not see, and its bytes say what it means."""
     unseen, grid = mixed_inputs(500, 160, seed=6), GRIDS[kind]
-    found = gptq(WEIGHT, HESSIAN, grid, act_order=act_order, span=span)
-    plain = nearest(WEIGHT, grid, np.diag(HESSIAN), span)
+    found = gptq(WEIGHT, HESSIAN, grid, act_order=act_order, group_size=group_size)
+    plain = nearest(WEIGHT, grid, np.diag(HESSIAN), group_size)
     assert output_error(WEIGHT, found.values, unseen) < 0.75 * output_error(WEIGHT, plain.values, unseen)
     np.testing.assert_allclose(dequantize(found.data, kind), found.values, rtol=1e-6, atol=1e-6)
-    assert (found.scales[:, :4] == found.scales[:, :1]).all() or span == 32
+    assert (found.scales[:, :4] == found.scales[:, :1]).all() or group_size == 32
 
 
 @pytest.mark.parametrize("kind", sorted(GRIDS))
 def test_polish_only_gains(kind: str) -> None:
-    damped = HESSIAN + calm(HESSIAN)
+    damped = HESSIAN + damping(HESSIAN)
 
     def cost(values: FloatArray) -> float:
         return float((((WEIGHT - values) @ damped) * (WEIGHT - values)).sum())
@@ -201,7 +200,7 @@ def test_weights_that_are_no_numbers(method: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "error"),
-    [({"type": "Q3_K"}, UnsupportedError), ({"method": "magic"}, InputError), ({"span": 48}, InputError)],
+    [({"type": "Q3_K"}, UnsupportedError), ({"method": "magic"}, InputError), ({"group_size": 48}, InputError)],
 )
 def test_settings_that_are_wrong(
     family: Callable[[str], Model], wrong: dict[str, str], error: type[Exception], tmp_path: Path

@@ -28,7 +28,7 @@ def check_installed() -> None:
 def check_supported(file: GGUFFile, spec: ModelSpec) -> None:
     """What the converter can write; of a folder, that its weights are those of its tensors."""
     from edge.backends.onnx.folders import check_folder
-    from edge.converters.writers.onnx_layout import make_layout
+    from edge.backends.onnx.graph.layout import make_layout
 
     if file.folder is None:
         make_layout(file, spec)

@@ -13,6 +13,7 @@ from edge.backends.base import EngineConfig, check_positions, check_tokens
 from edge.backends.longrope import LongRope
 from edge.backends.onnx import CAPABILITIES, NAME
 from edge.backends.onnx.calibrate import calibration_tokens, find_scales, stored_scales
+from edge.backends.onnx.graph.builder import table_names
 from edge.backends.onnx.kv import OnnxKV
 from edge.backends.onnx.memory import MOST_AT_ONCE, MOST_OBSERVED
 from edge.backends.onnx.model_files import find_model_files
@@ -21,11 +22,10 @@ from edge.backends.onnx.rope import find_ropes
 from edge.backends.onnx.rows import LARGEST
 from edge.backends.onnx.session import bind, explained, find_provider, open_session
 from edge.backends.onnx.windows import Windows
-from edge.backends.tensors import find_recipe
-from edge.converters.writers.onnx_graph import table_names
 from edge.errors import EngineError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
+from edge.model.tensors import find_recipe
 from edge.types import FloatArray, IntArray
 
 _ANGLES_AHEAD = 64  # decode steps whose angles are computed at once

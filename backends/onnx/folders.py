@@ -12,15 +12,14 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-from edge.backends.tensors import find_recipe, find_tensors
-from edge.converters.writers.onnx_forms import Form, Int8, NormalFloats
-from edge.converters.writers.onnx_graph import make_graph
-from edge.converters.writers.onnx_layout import Layout, make_layout
-from edge.converters.writers.onnx_methods import Method
+from edge.backends.onnx.graph.builder import make_graph
+from edge.backends.onnx.graph.forms import Form, Int8, NormalFloats
+from edge.backends.onnx.graph.layout import Layout, Method, make_layout
 from edge.errors import ModelFormatError
 from edge.formats.gguf import GGUFFile
 from edge.formats.onnx_folder import MANIFEST, WEIGHTS, Manifest, check_content, read_manifest
 from edge.model.spec import ModelSpec
+from edge.model.tensors import find_recipe, find_tensors
 from edge.storage.fingerprint import fingerprint
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from edge.backends.base import EngineConfig, Footprint
+from edge.backends.onnx.graph.matmul_nbits import bits_of, has_minimum
 from edge.backends.onnx.kv import row_bytes
 from edge.backends.onnx.rows import LARGEST
 from edge.backends.slots import anchor_bytes
-from edge.backends.tensors import find_recipe
-from edge.converters.writers.onnx_blocks import BLOCK, bits_of, has_minimum
-from edge.formats.gguf import BLOCK_TYPES
+from edge.formats.blocks import BLOCK, BLOCK_TYPES
 from edge.formats.onnx_folder import FORM_TYPES
 from edge.model.spec import ModelSpec
+from edge.model.tensors import find_recipe
 
 MOST_OBSERVED = 32  # queries whose attention is computed at once
 MOST_AT_ONCE = 256  # tokens: longer runs take memory and are not faster

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge.backends.onnx.folders import folder_graph, folder_key
-from edge.backends.tensors import find_recipe
-from edge.converters import writers
-from edge.converters.writers.onnx_graph import make_graph
-from edge.converters.writers.onnx_layout import make_layout
-from edge.converters.writers.onnx_weights import write_weights
+from edge.backends.onnx.graph.builder import make_graph
+from edge.backends.onnx.graph.layout import make_layout
+from edge.backends.onnx.graph.weights import write_weights
+from edge.formats import blocks
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
+from edge.model.tensors import find_recipe
 from edge.storage import cache
 from edge.storage.fingerprint import Fingerprint, fingerprint
 
+_GRAPH = Path(__file__).parent / "graph"
 _WEIGHTS_SUFFIX = ".onnx.data"
 
 
@@ -53,6 +54,6 @@ def find_model_files(
 def _key(file: GGUFFile, found: Fingerprint) -> str:
     """What the files depend on: the model, and how it is converted."""
     digest = hashlib.sha256(repr((list(file.tensors.values()), found.sha256)).encode())
-    for source in sorted(Path(writers.__path__[0]).glob("onnx_*.py")):
+    for source in (*sorted(_GRAPH.glob("*.py")), Path(blocks.__file__)):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:32]

@@ -11,8 +11,8 @@ from edge.backends.onnx.attention import attention_to
 from edge.backends.onnx.kv import OnnxKV
 from edge.backends.onnx.rope import turn
 from edge.backends.onnx.windows import Windows
-from edge.backends.tensors import find_recipe
 from edge.model.spec import ModelSpec
+from edge.model.tensors import find_recipe
 from edge.types import FloatArray
 
 

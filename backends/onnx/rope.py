@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge.backends.tensors import find_recipe
 from edge.formats.gguf import GGUFFile
 from edge.model.architectures.angles import find_angles
 from edge.model.spec import ModelSpec
+from edge.model.tensors import find_recipe
 from edge.types import AnyArray, FloatArray
 
 

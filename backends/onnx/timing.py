@@ -19,16 +19,16 @@ import numpy as np
 from edge.backends.base import EngineConfig, Operator
 from edge.backends.onnx.engine import OnnxEngine
 from edge.backends.onnx.folders import check_folder
+from edge.backends.onnx.graph.forms import Floats
+from edge.backends.onnx.graph.layout import Layout, make_layout
 from edge.backends.onnx.kv import row_bytes
 from edge.backends.onnx.memory import MOST_AT_ONCE
 from edge.backends.operators import Piece, attention_flops, check_pass, pieces, repeat_pass
-from edge.backends.tensors import find_recipe
-from edge.converters.writers.onnx_forms import Floats
-from edge.converters.writers.onnx_layout import Layout, make_layout
 from edge.devices.output import work_folder
 from edge.errors import EngineError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
+from edge.model.tensors import find_recipe
 
 _NAME = re.compile(r"([a-z-]+)(?:\.(\d+))?/.*_kernel_time")
 _END_OF_RUN = "model_run"

@@ -59,13 +59,13 @@ def can_repack(spec: ModelSpec) -> bool:
 def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     """Counted from the arrays that the engine allocates; the weights are those of the packed file."""
     from edge.backends.slots import anchor_bytes
-    from edge.backends.tensors import find_recipe
     from edge.backends.tvm.cpu.streaming import packed_bytes, streaming_need
     from edge.backends.tvm.cpu.targets import choose_target, with_tuning
     from edge.backends.tvm.kv.regions import TILE, allocated_rows, longest_head
     from edge.backends.tvm.kv.row_formats import FORMATS
     from edge.backends.tvm.kv.rows import row_bytes
     from edge.backends.tvm.packing.layout import Shape, make_scratch, round_up
+    from edge.model.tensors import find_recipe
 
     shape, target = Shape.of(spec), with_tuning(choose_target(), config.tuning)
     rows = allocated_rows(config.capacity, uneven=config.uneven)

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from edge.backends.reference import read_weights
-from edge.backends.tensors import Source, find_recipe
-from edge.converters.grids import BLOCK, Grid
 from edge.converters.quantizers.rtn import nearest
+from edge.formats.blocks import BLOCK, Grid
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
+from edge.model.tensors import Source, find_recipe
 from edge.types import AnyArray, FloatArray
 
 _STEPS = 20  # of α, from 0 to 1
@@ -60,7 +60,7 @@ def can_fold(names: Sequence[str], spec: ModelSpec) -> bool:
 
 def find_factors(
     names: Sequence[str], weights: Sequence[FloatArray], mean: FloatArray, hessian: AnyArray, spec: ModelSpec,
-    grid: Grid, span: int = BLOCK,
+    grid: Grid, group_size: int = BLOCK,
 ) -> FloatArray:  # fmt: skip
     """s, float32 [columns], for matrices that share inputs with this mean |x| and XᵀX."""
     size = np.maximum(mean, _LEAST).astype(np.float64)
@@ -74,7 +74,7 @@ def find_factors(
         factors = (factors / np.sqrt(factors.max() * factors.min())).astype(np.float32)
         loss = 0.0
         for weight in weights:
-            rounded = nearest(weight * factors, grid, ones, span, shrinks=(1.0,)).values / factors
+            rounded = nearest(weight * factors, grid, ones, group_size, shrinks=(1.0,)).values / factors
             loss += output_error(weight, rounded, hessian)
         if loss < best:
             best, chosen = loss, factors

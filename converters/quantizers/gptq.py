@@ -9,30 +9,32 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge.converters.grids import BLOCK, Coded, Grid
 from edge.converters.quantizers.scales import fit_scales
+from edge.formats.blocks import BLOCK, Grid, QuantizedMatrix
 from edge.types import AnyArray, FloatArray
 
 DAMPING = 0.3  # of H's diagonal, added to it
 _LEAST = 1e-4  # of its mean, for inputs that are always zero
 
 
-def gptq(weight: FloatArray, hessian: AnyArray, grid: Grid, *, act_order: bool = True, span: int = BLOCK) -> Coded:
+def gptq(
+    weight: FloatArray, hessian: AnyArray, grid: Grid, *, act_order: bool = True, group_size: int = BLOCK
+) -> QuantizedMatrix:
     """weight: float32 [rows, columns]; hessian: XᵀX, float64 [columns, columns].
 
     act_order: begin with the blocks whose inputs are largest, and within each with such columns.
     """
-    order = _order(np.diag(hessian), span) if act_order else np.arange(len(hessian))
+    order = _order(np.diag(hessian), group_size) if act_order else np.arange(len(hessian))
     factor = inverse_factor(hessian[np.ix_(order, order)])
     left = np.ascontiguousarray(weight[:, order].T)  # [columns, rows]: a column lies in one piece
     codes = np.empty(left.shape, np.uint8)
     blocks = len(order) // BLOCK
     scales, minima = np.zeros((blocks, len(weight)), np.float32), np.zeros((blocks, len(weight)), np.float32)
-    for start in range(0, len(order), span):
-        stop = min(start + span, len(order))
+    for start in range(0, len(order), group_size):
+        stop = min(start + group_size, len(order))
         own = np.linalg.inv(factor[start:stop, start:stop])
         costs = diagonal_blocks(own @ own.T)
-        found = fit_scales(left[start:stop].T, grid, costs, span)
+        found = fit_scales(left[start:stop].T, grid, costs, group_size)
         here = slice(start // BLOCK, stop // BLOCK)
         scales[here] = found[0].T
         if found[1] is not None:
@@ -41,25 +43,27 @@ def gptq(weight: FloatArray, hessian: AnyArray, grid: Grid, *, act_order: bool =
             _round_block(left, codes, first, factor, grid, scales[first // BLOCK], minima[first // BLOCK])
     back = np.argsort(order)
     whose = np.argsort(order[::BLOCK] // BLOCK)  # blocks stay whole
-    return Coded(grid, np.ascontiguousarray(codes[back].T), scales[whose].T, minima[whose].T if grid.minima else None)
+    return QuantizedMatrix(
+        grid, np.ascontiguousarray(codes[back].T), scales[whose].T, minima[whose].T if grid.minima else None
+    )
 
 
 def shift(hessian: AnyArray, crossed: AnyArray) -> FloatArray:
     """S, float32 [columns, columns]: weights W·S bring what the rounded model multiplies nearest to what the exact one
     has, in the manner of GPTAQ (arXiv:2504.02692). hessian: XᵀX of rounded inputs; crossed: XᵀY with the exact ones."""
-    extra = calm(hessian)
+    extra = damping(hessian)
     return np.asarray(np.linalg.solve(hessian + extra, crossed + extra).T, np.float32)
 
 
 def inverse_factor(hessian: AnyArray) -> FloatArray:
     """The upper Cholesky factor of the damped inverse, float32. Inputs that are always zero count as small ones."""
-    damped = hessian + calm(hessian)
+    damped = hessian + damping(hessian)
     inverse = np.linalg.inv(damped)
     # The upper factor U with UᵀU = inverse is the transposed lower one.
     return np.asarray(np.linalg.cholesky((inverse + inverse.T) / 2).T, np.float32)
 
 
-def calm(hessian: AnyArray) -> AnyArray:
+def damping(hessian: AnyArray) -> AnyArray:
     """What is added to a Hessian: correlations of the calibration text are believed in part only.
 
     The paper adds a share of the mean diagonal. A share of each input's own is the same for small inputs and large
@@ -95,10 +99,10 @@ def diagonal_blocks(hessian: AnyArray) -> AnyArray:
     return np.stack([hessian[at : at + BLOCK, at : at + BLOCK] for at in range(0, len(hessian), BLOCK)])
 
 
-def _order(diagonal: AnyArray, span: int) -> AnyArray:
+def _order(diagonal: AnyArray, group_size: int) -> AnyArray:
     """Columns, largest first, group by group; a last group that is not full stays last."""
-    groups = [np.arange(at, min(at + span, len(diagonal))) for at in range(0, len(diagonal), span)]
-    ragged = [groups.pop()] if len(groups[-1]) < span else []
+    groups = [np.arange(at, min(at + group_size, len(diagonal))) for at in range(0, len(diagonal), group_size)]
+    ragged = [groups.pop()] if len(groups[-1]) < group_size else []
     groups.sort(key=lambda columns: -float(diagonal[columns].sum()))
     inner = []
     for columns in groups + ragged:

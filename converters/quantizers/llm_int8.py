@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge.types import AnyArray, FloatArray
+from edge.types import FloatArray
 
 THRESHOLD = 6.0  # the paper's
 MOST = 0.1  # of all channels: the paper finds a thousandth, but some models' inputs are larger throughout
@@ -18,10 +18,3 @@ def outliers_of(largest: FloatArray, threshold: float = THRESHOLD) -> tuple[int,
     """Channels to be kept apart, the largest if they are too many. largest: max |input| of each, float32 [columns]."""
     chosen = np.argsort(-largest, kind="stable")[: int(MOST * largest.size)]
     return tuple(sorted(int(index) for index in chosen if largest[index] > threshold))
-
-
-def round_rows(values: FloatArray) -> tuple[AnyArray, FloatArray]:
-    """float32 [rows, columns] to steps from −127 to 127, int8 [rows, columns], and scales, float32 [rows]."""
-    scales = np.abs(values).max(axis=-1) / np.float32(127)
-    steps = np.rint(values / np.where(scales == 0, np.float32(1), scales)[:, None])
-    return steps.astype(np.int8), scales

@@ -14,16 +14,16 @@ from math import prod
 import numpy as np
 
 from edge.backends.reference import soft_cap
-from edge.backends.tensors import find_recipe, find_tensors
-from edge.converters import blocks
 from edge.converters.calibrate import Progress, Walk, gram, sequences
-from edge.converters.grids import BLOCK, find_grid
 from edge.converters.quantizers.awq import output_error
 from edge.converters.quantizers.rtn import nearest
 from edge.errors import InputError
+from edge.formats import blocks
+from edge.formats.blocks import BLOCK, find_grid
 from edge.formats.gguf import GGUFFile
+from edge.likelihood import divergences
 from edge.model.spec import ModelSpec
-from edge.quality.kl import divergences
+from edge.model.tensors import find_recipe, find_tensors
 from edge.types import AnyArray, FloatArray, IntArray
 
 TYPES = ("IQ4_NL", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")

@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge.converters.grids import BLOCK, Coded, half, zero_scale
+from edge.formats.blocks import BLOCK, QuantizedMatrix, half, zero_scale
 from edge.types import AnyArray, FloatArray
 
 
-def polish(weight: FloatArray, coded: Coded, hessian: AnyArray, span: int = BLOCK) -> Coded:
+def polish(
+    weight: FloatArray, quantized: QuantizedMatrix, hessian: AnyArray, group_size: int = BLOCK
+) -> QuantizedMatrix:
     """weight: float32 [rows, columns]; hessian: XᵀX, float64 [columns, columns], as it was damped for rounding.
 
-    span: values that share a scale; scales shared by several blocks stay.
+    group_size: values that share a scale; scales shared by several blocks stay.
     """
-    return descend(weight, refit(weight, coded, hessian) if span == BLOCK else coded, hessian)
+    return descend(weight, refit(weight, quantized, hessian) if group_size == BLOCK else quantized, hessian)
 
 
-def refit(weight: FloatArray, coded: Coded, hessian: AnyArray) -> Coded:
+def refit(weight: FloatArray, quantized: QuantizedMatrix, hessian: AnyArray) -> QuantizedMatrix:
     """The best scales of all blocks of a row together, by least squares; codes and zero points stay."""
-    rows, blocks = coded.scales.shape
+    rows, blocks = quantized.scales.shape
     narrow = hessian.astype(np.float32)
-    zeros = np.float32(0) if coded.minima is None else np.repeat(_zeros(coded), BLOCK, axis=1)
-    steps = coded.grid.levels[coded.codes] - zeros  # Ŵ = scale · steps
+    zeros = np.float32(0) if quantized.minima is None else np.repeat(_zeros(quantized), BLOCK, axis=1)
+    steps = quantized.grid.levels[quantized.codes] - zeros  # Ŵ = scale · steps
     wanted = _block_sums((weight @ narrow) * steps)
     normal = np.empty((rows, blocks, blocks))
     for block in range(blocks):
@@ -34,36 +36,36 @@ def refit(weight: FloatArray, coded: Coded, hessian: AnyArray) -> Coded:
     # A block of zeros has no scale: it may keep any.
     normal += np.eye(blocks) * (normal.diagonal(axis1=1, axis2=2) == 0)[:, None, :]
     scales = np.linalg.solve(normal, wanted[..., None].astype(np.float64))[..., 0].astype(np.float32)
-    if coded.minima is None:
-        return Coded(coded.grid, coded.codes, half(scales))
-    scales = zero_scale(scales, len(coded.grid.levels))
-    return Coded(coded.grid, coded.codes, scales, -scales * _zeros(coded))
+    if quantized.minima is None:
+        return QuantizedMatrix(quantized.grid, quantized.codes, half(scales))
+    scales = zero_scale(scales, len(quantized.grid.levels))
+    return QuantizedMatrix(quantized.grid, quantized.codes, scales, -scales * _zeros(quantized))
 
 
-def descend(weight: FloatArray, coded: Coded, hessian: AnyArray) -> Coded:
+def descend(weight: FloatArray, quantized: QuantizedMatrix, hessian: AnyArray) -> QuantizedMatrix:
     """Each column in turn moves to what is best while the others stay."""
-    narrow, grid = hessian.astype(np.float32), coded.grid
-    values, codes = np.ascontiguousarray(coded.values.T), np.ascontiguousarray(coded.codes.T)
+    narrow, grid = hessian.astype(np.float32), quantized.grid
+    values, codes = np.ascontiguousarray(quantized.values.T), np.ascontiguousarray(quantized.codes.T)
     pull = narrow @ (np.ascontiguousarray(weight.T) - values)  # how far the error pulls each weight, [columns, rows]
     for first in range(0, len(narrow), BLOCK):
         own = slice(first, first + BLOCK)
         inner, part, moves = narrow[own, own], pull[own].copy(), np.empty_like(pull[own])
-        scales = coded.scales[:, first // BLOCK]
-        minima = None if coded.minima is None else coded.minima[:, first // BLOCK]
+        scales = quantized.scales[:, first // BLOCK]
+        minima = None if quantized.minima is None else quantized.minima[:, first // BLOCK]
         for at in range(BLOCK):
             best = values[first + at] + part[at] / inner[at, at]
             codes[first + at] = grid.codes(best, scales, minima)
             moves[at] = grid.values(codes[first + at], scales, minima) - values[first + at]
             part[at + 1 :] -= inner[at + 1 :, at, None] * moves[at]
         pull -= narrow[:, own] @ moves
-    return Coded(grid, np.ascontiguousarray(codes.T), coded.scales, coded.minima)
+    return QuantizedMatrix(grid, np.ascontiguousarray(codes.T), quantized.scales, quantized.minima)
 
 
-def _zeros(coded: Coded) -> FloatArray:
+def _zeros(quantized: QuantizedMatrix) -> FloatArray:
     """Zero points, float32 [rows, blocks]: integers."""
-    assert coded.minima is not None
+    assert quantized.minima is not None
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(np.where(coded.scales == 0, 0, np.rint(-coded.minima / coded.scales)), np.float32)
+        return np.asarray(np.where(quantized.scales == 0, 0, np.rint(-quantized.minima / quantized.scales)), np.float32)
 
 
 def _block_sums(values: FloatArray) -> FloatArray:

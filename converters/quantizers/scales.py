@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from edge.converters.grids import BLOCK, Grid, half, zero_scale
+from edge.formats.blocks import BLOCK, Grid, half, zero_scale
 from edge.types import AnyArray, FloatArray
 
 SHRINKS = tuple(np.linspace(1.1, 0.6, 21, dtype=np.float32))  # what is tried of the range that fits all values
@@ -17,20 +17,20 @@ Pair = tuple[FloatArray, FloatArray | None]
 
 
 def fit_scales(
-    weight: FloatArray, grid: Grid, cost: AnyArray, span: int = BLOCK, shrinks: Iterable[float] = SHRINKS
+    weight: FloatArray, grid: Grid, cost: AnyArray, group_size: int = BLOCK, shrinks: Iterable[float] = SHRINKS
 ) -> Pair:
     """Scales and minima (or None), float32 [rows, blocks], for weight [rows, columns].
 
-    cost: [columns], or [blocks, BLOCK, BLOCK] for whole blocks. span: how many values share a scale, a multiple of
-    BLOCK; the last ones of a row may be fewer. shrinks: which parts of the values' range are tried.
+    cost: [columns], or [blocks, BLOCK, BLOCK] for whole blocks. group_size: how many values share a scale, a multiple
+    of BLOCK; the last ones of a row may be fewer. shrinks: which parts of the values' range are tried.
     """
     rows, columns = weight.shape
     blocks = weight.reshape(rows, columns // BLOCK, BLOCK)
     best: list[AnyArray] = []
-    for scales, minima in _candidates(blocks, grid, span, shrinks):
+    for scales, minima in _candidates(blocks, grid, group_size, shrinks):
         wide = scales[..., None], None if minima is None else minima[..., None]
         error = blocks - grid.values(grid.codes(blocks, *wide), *wide)
-        loss = _group_sums(_losses(error, cost), span)
+        loss = _group_sums(_losses(error, cost), group_size)
         if not best:
             best = [loss, scales, minima if minima is not None else scales]
         better = loss < best[0]
@@ -47,9 +47,9 @@ def _losses(error: FloatArray, cost: AnyArray) -> FloatArray:
     return np.asarray((np.matmul(turned, cost.astype(np.float32)) * turned).sum(axis=-1).T)
 
 
-def _candidates(blocks: FloatArray, grid: Grid, span: int, shrinks: Iterable[float]) -> Iterator[Pair]:
+def _candidates(blocks: FloatArray, grid: Grid, group_size: int, shrinks: Iterable[float]) -> Iterator[Pair]:
     """In float16, of all blocks [rows, blocks] at once; neighbours that share a scale get the same."""
-    low, high = (_groups(getattr(blocks, what)(axis=-1), span, what) for what in ("min", "max"))
+    low, high = (_groups(getattr(blocks, what)(axis=-1), group_size, what) for what in ("min", "max"))
     bottom, top = grid.levels[0], grid.levels[-1]
     if grid.minima:
         low, high = np.minimum(low, 0), np.maximum(high, 0)
@@ -66,21 +66,21 @@ def _candidates(blocks: FloatArray, grid: Grid, span: int, shrinks: Iterable[flo
             yield half(extreme * shrink / top), None
 
 
-def _groups(numbers: FloatArray, span: int, what: str) -> FloatArray:
+def _groups(numbers: FloatArray, group_size: int, what: str) -> FloatArray:
     """[rows, blocks]: the least or greatest of all blocks that share a scale."""
-    if span == BLOCK:
+    if group_size == BLOCK:
         return numbers
-    starts = np.arange(0, numbers.shape[1], span // BLOCK)
+    starts = np.arange(0, numbers.shape[1], group_size // BLOCK)
     function = np.minimum if what == "min" else np.maximum
-    return _repeat(function.reduceat(numbers, starts, axis=1), numbers.shape[1], span)
+    return _repeat(function.reduceat(numbers, starts, axis=1), numbers.shape[1], group_size)
 
 
-def _group_sums(losses: FloatArray, span: int) -> FloatArray:
-    if span == BLOCK:
+def _group_sums(losses: FloatArray, group_size: int) -> FloatArray:
+    if group_size == BLOCK:
         return losses
-    starts = np.arange(0, losses.shape[1], span // BLOCK)
-    return _repeat(np.add.reduceat(losses, starts, axis=1), losses.shape[1], span)
+    starts = np.arange(0, losses.shape[1], group_size // BLOCK)
+    return _repeat(np.add.reduceat(losses, starts, axis=1), losses.shape[1], group_size)
 
 
-def _repeat(groups: FloatArray, blocks: int, span: int) -> FloatArray:
-    return np.repeat(groups, span // BLOCK, axis=1)[:, :blocks]
+def _repeat(groups: FloatArray, blocks: int, group_size: int) -> FloatArray:
+    return np.repeat(groups, group_size // BLOCK, axis=1)[:, :blocks]

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edge.backends.tensors import Source, find_recipe, find_tensors
-from edge.converters.blocks import dequantize
+from edge.formats.blocks import dequantize
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
+from edge.model.tensors import Source, find_recipe, find_tensors
 from edge.types import FloatArray
 
 ALPHA = 0.5  # the paper's

@@ -19,7 +19,6 @@ import numpy as np
 from edge.converters.architectures import of_config
 from edge.converters.architectures.common import Architecture, Layout, Sizes
 from edge.converters.architectures.rope import kept_fields, rope_tensors
-from edge.converters.blocks import FLOATS
 from edge.converters.layout import is_finite, to_gguf, to_kind
 from edge.converters.readers.checkpoint import read_checkpoint
 from edge.converters.readers.config import Config, read_config
@@ -29,6 +28,7 @@ from edge.converters.readers.tokenizer import read_vocabulary
 from edge.converters.writers.gguf import Field, Planned, write_gguf, write_outline
 from edge.devices.output import new_file
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
+from edge.formats.blocks import FLOATS
 from edge.formats.gguf import GGUFFile, read_gguf
 from edge.model.reader import read_spec
 from edge.model.tokenizer import Tokenizer

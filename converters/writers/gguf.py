@@ -14,9 +14,9 @@ from typing import BinaryIO
 
 import numpy as np
 
-from edge.converters.blocks import TYPE_IDS, nbytes
 from edge.devices.output import new_file
 from edge.errors import InputError, ModelFormatError
+from edge.formats.blocks import TYPE_IDS, nbytes
 from edge.formats.gguf import GGUFFile, TensorInfo, read_gguf
 from edge.types import AnyArray
 

@@ -17,13 +17,13 @@ import numpy as np
 
 from edge.converters.architectures import of_gguf
 from edge.converters.architectures.common import Architecture, Layout
-from edge.converters.blocks import FLOATS, dequantize
 from edge.converters.layout import to_float32, to_gguf, to_hf, to_kind
 from edge.converters.readers.hf import open_folder
 from edge.converters.tokenizer_file import tokenizer_json
 from edge.converters.writers.safetensors import Planned, write_safetensors
 from edge.devices.output import check_folder, new_folder
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
+from edge.formats.blocks import FLOATS, dequantize
 from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.model.spec import ModelSpec
 from edge.model.tokenizer import Tokenizer

@@ -1,6 +1,6 @@
 """A model in ONNX: a folder that edge and ONNX Runtime run.
 
-model.onnx, model.KV.onnx, model[.KV].observed.onnx    graphs, see onnx_graph.py; KV is the type of the KV rows
+model.onnx, model.KV.onnx, model[.KV].observed.onnx    graphs, see graph/builder.py; KV is the type of the KV rows
 model.onnx.data                                        weights, which they share
 metadata.gguf, tokenizer.json, edge.json               see model_folder.py
 """
@@ -13,22 +13,21 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from edge.backends.tensors import find_recipe
+from edge.backends.onnx.graph.builder import KV_TYPES, make_graph
+from edge.backends.onnx.graph.check import check_graphs, check_weights
+from edge.backends.onnx.graph.forms import Blocks, Floats, Int8, NormalFloats
+from edge.backends.onnx.graph.layout import AS_IT_IS, Layout, Method, make_layout
+from edge.backends.onnx.graph.matmul_nbits import is_exact
+from edge.backends.onnx.graph.weights import write_weights
 from edge.converters.metadata import write_metadata
 from edge.converters.tokenizer_file import write_tokenizer
-from edge.converters.writers.onnx_blocks import is_exact
-from edge.converters.writers.onnx_check import check_graphs, check_weights
-from edge.converters.writers.onnx_forms import Blocks, Floats, Int8, NormalFloats
-from edge.converters.writers.onnx_graph import KV_TYPES, make_graph
-from edge.converters.writers.onnx_layout import Layout, make_layout
-from edge.converters.writers.onnx_methods import AS_IT_IS, Method
-from edge.converters.writers.onnx_weights import write_weights
 from edge.devices.output import check_folder, new_folder
 from edge.errors import InputError, MissingExtraError
 from edge.formats.gguf import GGUFFile
 from edge.formats.onnx_folder import FORMAT, MANIFEST, METADATA, WEIGHTS, graph_name, is_model_folder, read_folder
 from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec
+from edge.model.tensors import find_recipe
 from edge.model.text import utf8_path
 from edge.model.tokenizer import Tokenizer
 from edge.storage.fingerprint import hash_file

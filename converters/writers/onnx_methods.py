@@ -1,17 +1,13 @@
-"""What is done to the weights of a model on their way into ONNX, beyond what their block types say.
-
-A method says in what form each matrix of the layers is stored, and what is moved from one tensor into another.
-Embedding and head stay as the file has them.
-"""
+"""Methods that only ONNX has: NF4, and int8 by row with SmoothQuant or LLM.int8()."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Protocol
 
-from edge.converters.quantizers import llm_int8, nf4, smoothquant
-from edge.converters.writers.onnx_forms import Form, Int8, NormalFloats
+from edge.backends.onnx.graph.forms import Int8, NormalFloats
+from edge.backends.onnx.graph.layout import AS_IT_IS, Method
+from edge.converters.quantizers import llm_int8, smoothquant
 from edge.errors import InputError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
@@ -30,31 +26,6 @@ class Inputs(Protocol):
 
 Statistics = Mapping[str, Inputs]
 """By the names of `find_tensors`: `blk.0.attn_q`."""
-
-
-@dataclass(frozen=True)
-class Method:
-    """form: of the matrices of all layers, or of each by its name (`blk.0.attn_q`); None: as their types say.
-
-    multiplied: columns of matrices, float32 [columns]. divided: values of vectors, or rows of matrices, float32
-    [rows]. Together they change nothing but the size of what flows between (SmoothQuant); such matrices are Int8.
-    """
-
-    name: str = ""
-    form: Form | None = None
-    forms: Mapping[str, Form] = field(default_factory=dict)
-    multiplied: Mapping[str, FloatArray] = field(default_factory=dict)
-    divided: Mapping[str, FloatArray] = field(default_factory=dict)
-
-    def form_of(self, name: str, columns: int) -> Form | None:
-        """None: as the types say. name: the first part's, where matrices are joined."""
-        if not name.startswith("blk."):
-            return None
-        form = self.forms.get(name, self.form)
-        return None if isinstance(form, NormalFloats) and columns % nf4.BLOCK else form
-
-
-AS_IT_IS = Method()
 
 
 def planning_method(name: str | None, file: GGUFFile, spec: ModelSpec) -> Method | None:

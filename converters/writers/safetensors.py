@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from edge.converters.blocks import nbytes
+from edge.formats.blocks import nbytes
 from edge.types import AnyArray
 
 _ALIGNMENT = 8  # of the first tensor

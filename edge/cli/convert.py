@@ -115,7 +115,7 @@ def convert(
         _show(report, quiet=quiet)
 
 
-def _settings(kind: str | None, method: str | None, span: int, embedding: str, has_text: bool) -> Settings | None:
+def _settings(kind: str | None, method: str | None, group_size: int, embedding: str, has_text: bool) -> Settings | None:
     """How to quantize; None where nothing was said."""
     from edge.converters.quantize import METHODS, Settings
 
@@ -130,7 +130,7 @@ def _settings(kind: str | None, method: str | None, span: int, embedding: str, h
     kind, embedding = kind.upper(), embedding.upper()
     if kind in ("F32", "F16", "BF16"):
         embedding = kind
-    return Settings(type=kind, method=named, embedding=embedding, output=embedding, span=span)
+    return Settings(type=kind, method=named, embedding=embedding, output=embedding, group_size=group_size)
 
 
 def _show_preview(target: Path, files: dict[str, int | None], tensors: list[Planned], *, json: bool) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 
 from edge.devices.regular import read_regular
 from edge.errors import ModelFormatError, UnsupportedError
-from edge.formats.gguf import BLOCK_TYPES, MAX_COUNT, MAX_NAME, GGUFFile, TensorInfo, read_gguf
+from edge.formats.blocks import BLOCK_TYPES
+from edge.formats.gguf import MAX_COUNT, MAX_NAME, GGUFFile, TensorInfo, read_gguf
 from edge.storage.fingerprint import fingerprint
 
 FORMAT = 1

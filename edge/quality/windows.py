@@ -15,7 +15,7 @@ import numpy as np
 
 from edge.backends.base import Engine
 from edge.errors import InputError
-from edge.quality.kl import Compared, Divergence, compare, negative_log_likelihoods, stderr, summarize
+from edge.likelihood import Compared, Divergence, compare, negative_log_likelihoods, stderr, summarize
 from edge.quality.lines import Lines, are_numbers
 from edge.quality.perplexity import Advance, Perplexity
 from edge.run.session import Session

@@ -13,13 +13,13 @@ import numpy as np
 
 from edge.backends.base import EngineConfig, Operator
 from edge.backends.operators import Piece, attention_flops, check_pass, pieces, repeat_pass
-from edge.backends.tensors import find_recipe
 from edge.backends.tvm.cpu import marks
 from edge.backends.tvm.engine import NativeEngine
 from edge.backends.tvm.kv.rows import row_bytes
 from edge.backends.tvm.packing.layout import Layout, Place, make_layout
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
+from edge.model.tensors import find_recipe
 from edge.types import AnyArray, IntArray
 
 _LOADING = 0.5  # of progress

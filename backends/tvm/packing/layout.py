@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from edge.backends.tensors import BIASES, MATRICES, NORMS, Source, find_recipe, find_tensors
 from edge.backends.tvm.cpu.targets import Target
 from edge.backends.tvm.packing.blocks import BLOCKS
 from edge.backends.tvm.packing.blocks.base import Block
 from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec, Recipe
+from edge.model.tensors import BIASES, MATRICES, NORMS, Source, find_recipe, find_tensors
 
 if TYPE_CHECKING:
     from edge.backends.tvm.cpu.streaming import Streams

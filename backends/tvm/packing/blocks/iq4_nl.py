@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from edge.backends.tvm.packing.blocks.base import IntegerBlock
 from edge.backends.tvm.packing.blocks.q4_0 import split
+from edge.formats.blocks import IQ4_NL
 
-CODEBOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-
-BLOCK = IntegerBlock("IQ4_NL", values=32, raw_bytes=18, planes=(4,), signed=True, codebook=CODEBOOK, split=split)
+BLOCK = IntegerBlock("IQ4_NL", values=32, raw_bytes=18, planes=(4,), signed=True, codebook=IQ4_NL, split=split)

@@ -11,10 +11,10 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from edge.converters.quantizers import nf4
-from edge.converters.quantizers.llm_int8 import round_rows
-from edge.converters.writers.onnx_blocks import BLOCK, is_exact, nearest, pack, to_blocks, to_floats, unpack, with_means
+from edge.backends.onnx.graph.matmul_nbits import is_exact, nearest, pack, to_blocks, unpack, with_means
 from edge.errors import ModelFormatError
+from edge.formats import nf4
+from edge.formats.blocks import BLOCK, dequantize
 from edge.types import AnyArray, FloatArray
 
 _NUMPY_OF = {"float32": "float32", "float16": "float16", "bfloat16": "uint16", "uint8": "uint8", "int8": "int8"}
@@ -42,13 +42,12 @@ class Rows:
     name: str
     raw: AnyArray
     kind: str
-    type_id: int
     factors: FloatArray | None = None
     divisors: FloatArray | None = None
 
     def values(self) -> FloatArray:
         """float32 [rows, columns]; a new array. Raises ModelFormatError if they are not finite."""
-        values = np.array(to_floats(self.raw, self.kind, self.type_id))
+        values = np.array(dequantize(self.raw, self.kind))
         if not np.isfinite(values).all():
             raise damaged(self.name)
         if self.factors is not None:
@@ -191,6 +190,13 @@ class Int8:
         if self.outliers:
             values[:, list(self.outliers)], errors[:, list(self.outliers)] = stored["floats"].T, 0
         return values, errors
+
+
+def round_rows(values: FloatArray) -> tuple[AnyArray, FloatArray]:
+    """float32 [rows, columns] to steps from −127 to 127, int8 [rows, columns], and scales, float32 [rows]."""
+    scales = np.abs(values).max(axis=-1) / np.float32(127)
+    steps = np.rint(values / np.where(scales == 0, np.float32(1), scales)[:, None])
+    return steps.astype(np.int8), scales
 
 
 def damaged(name: str) -> ModelFormatError:

@@ -8,8 +8,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from edge.converters.writers.onnx_layout import Layout, Matrix, Place
-from edge.converters.writers.onnx_weights import read_rows
+from edge.backends.onnx.graph.layout import Layout, Matrix, Place
+from edge.backends.onnx.graph.weights import read_rows
 from edge.errors import ModelFormatError
 from edge.formats.gguf import GGUFFile
 from edge.types import AnyArray

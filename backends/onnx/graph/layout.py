@@ -2,23 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
 
-from edge.backends.tensors import Source, find_recipe, find_tensors
-from edge.converters.blocks import FLOATS
-from edge.converters.writers.onnx_blocks import BLOCK, bits_of, has_minimum
-from edge.converters.writers.onnx_forms import Array, Blocks, Floats, Form
-from edge.converters.writers.onnx_methods import AS_IT_IS, Method
+from edge.backends.onnx.graph.forms import Array, Blocks, Floats, Form, NormalFloats
+from edge.backends.onnx.graph.matmul_nbits import bits_of, has_minimum
 from edge.errors import UnsupportedError
+from edge.formats import nf4
+from edge.formats.blocks import BLOCK, FLOATS
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec, Recipe
+from edge.model.tensors import Source, find_recipe, find_tensors
+from edge.types import FloatArray
 
 _PAGE = 4096  # where tensors begin: mapped files are read page by page
 _HEAD_MULTIPLE = 8  # of GroupQueryAttention
+
+
+@dataclass(frozen=True)
+class Method:
+    """How weights are stored beyond what their block types say. Embedding and head stay as the file has them.
+
+    form: of the matrices of all layers, or of each by its name (`blk.0.attn_q`); None: as their types say.
+
+    multiplied: columns of matrices, float32 [columns]. divided: values of vectors, or rows of matrices, float32
+    [rows]. Together they change nothing but the size of what flows between (SmoothQuant); such matrices are Int8.
+    """
+
+    name: str = ""
+    form: Form | None = None
+    forms: Mapping[str, Form] = field(default_factory=dict)
+    multiplied: Mapping[str, FloatArray] = field(default_factory=dict)
+    divided: Mapping[str, FloatArray] = field(default_factory=dict)
+
+    def form_of(self, name: str, columns: int) -> Form | None:
+        """None: as the types say. name: the first part's, where matrices are joined."""
+        if not name.startswith("blk."):
+            return None
+        form = self.forms.get(name, self.form)
+        return None if isinstance(form, NormalFloats) and columns % nf4.BLOCK else form
+
+
+AS_IT_IS = Method()
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from edge.converters.writers.onnx_layout import Layout
-from edge.converters.writers.onnx_nodes import MS, Nodes
-from edge.converters.writers.onnx_proto import Type
+from edge.backends.onnx.graph.layout import Layout
+from edge.backends.onnx.graph.nodes import MS, Nodes
+from edge.backends.onnx.graph.proto import Type
 from edge.model.spec import ModelSpec, Recipe
 
 KV_TYPES = {"f32": Type.FLOAT, "f16": Type.FLOAT16, "int8": Type.INT8, "int4": Type.UINT8}

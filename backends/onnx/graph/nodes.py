@@ -1,16 +1,16 @@
-"""Nodes, inputs, weights and matrix products of a graph: what `onnx_graph.py` builds a model of."""
+"""Nodes, inputs, weights and matrix products of a graph: what `builder.py` builds a model of."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from edge.converters.quantizers import nf4
-from edge.converters.writers import onnx_proto as proto
-from edge.converters.writers.onnx_blocks import BLOCK
-from edge.converters.writers.onnx_forms import Blocks, Floats, Int8, NormalFloats
-from edge.converters.writers.onnx_layout import Layout, Matrix
-from edge.converters.writers.onnx_proto import Attribute, Type
+from edge.backends.onnx.graph import proto
+from edge.backends.onnx.graph.forms import Blocks, Floats, Int8, NormalFloats
+from edge.backends.onnx.graph.layout import Layout, Matrix
+from edge.backends.onnx.graph.proto import Attribute, Type
+from edge.formats import nf4
+from edge.formats.blocks import BLOCK
 
 OPSET, IR_VERSION = 23, 11
 MS = "com.microsoft"

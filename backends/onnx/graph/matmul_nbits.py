@@ -14,11 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge.converters.blocks import FLOATS
-from edge.errors import UnsupportedError
+from edge.formats import blocks as formats
+from edge.formats.blocks import BLOCK, FLOATS
 from edge.types import AnyArray, FloatArray
 
-BLOCK = 32
 _FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")  # all others would lose too much in four bits
 _EXACT = {4: (*_FOUR_BITS,), 8: ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL")}
 _MIDDLE = {4: 8, 8: 128}  # the zero point where none is stated
@@ -52,9 +51,12 @@ def has_minimum(kind: str, bits: int) -> bool:
 
 def to_blocks(raw: AnyArray, kind: str, bits: int) -> Blocks:
     """Rows of a tensor, uint8 [rows, row bytes], of a type that comes through unchanged."""
-    if bits == 4 and kind != "Q4_0":
-        return _with_minimum(*(_read_q4_1 if kind == "Q4_1" else _read_q4_k)(raw))
-    return _symmetric(raw, kind, bits)
+    found = formats.unpack(raw, kind)
+    if found.minima is not None:
+        return _with_minimum(found.quants.view(np.uint8), found.scales, found.minima)
+    zero = np.uint8(_MIDDLE[bits])
+    quants = found.quants.view(np.uint8) + zero  # wraps: −1 is 255, and becomes zero − 1
+    return Blocks(quants, found.scales, np.full(found.scales.shape, zero, np.uint8))
 
 
 def nearest(values: FloatArray) -> Blocks:
@@ -81,19 +83,6 @@ def with_means(blocks: Blocks) -> Blocks:
     )
 
 
-def to_floats(raw: AnyArray, kind: str, type_id: int) -> FloatArray:
-    """Rows of a tensor, uint8 [rows, row bytes], as float32 [rows, columns]."""
-    if kind == "F32":
-        return np.asarray(raw.view(np.float32))
-    from gguf.constants import GGMLQuantizationType
-    from gguf.quants import dequantize
-
-    try:
-        return np.asarray(dequantize(raw, GGMLQuantizationType(type_id)), np.float32)
-    except NotImplementedError:
-        raise UnsupportedError(f"{kind} weights cannot be converted: quantize the model to another type") from None
-
-
 def pack(quants: AnyArray, bits: int) -> AnyArray:
     """Quants uint8 [..., n] as bytes, [..., n · bits / 8]: of two 4-bit ones the first lies low; an odd last one has 0
     beside it."""
@@ -109,53 +98,6 @@ def unpack(packed: AnyArray, bits: int) -> AnyArray:
     if bits == 8:
         return packed
     return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
-
-
-def _symmetric(raw: AnyArray, kind: str, bits: int) -> Blocks:
-    """A float16 scale, and whole numbers that it is multiplied by."""
-    blocks = raw.reshape(len(raw), -1, {"Q5_0": 22, "Q8_0": 34}.get(kind, 18))
-    scales = np.ascontiguousarray(blocks[..., :2]).view(np.float16)[..., 0].astype(np.float32)
-    numbers, zero = blocks[..., 2:], np.uint8(_MIDDLE[bits])
-    if kind == "Q4_0":
-        quants = _nibbles(numbers) + (zero - np.uint8(8))
-    elif kind == "Q5_0":
-        fifths = np.unpackbits(numbers[..., :4], axis=-1, bitorder="little")
-        quants = (_nibbles(numbers[..., 4:]) | fifths << 4) + (zero - np.uint8(16))
-    elif kind == "IQ4_NL":
-        from gguf.quants import IQ4_NL
-
-        quants = np.array(IQ4_NL.kvalues, np.int8).view(np.uint8)[_nibbles(numbers)] + zero
-    else:
-        quants = numbers + zero  # wraps: −1 is 255, and becomes 127
-    return Blocks(quants, scales, np.full(scales.shape, zero, np.uint8))
-
-
-def _read_q4_1(raw: AnyArray) -> tuple[AnyArray, FloatArray, FloatArray]:
-    """Quants, scales and minima: a weight is scale · quant + minimum."""
-    blocks = raw.reshape(len(raw), -1, 20)
-    numbers = np.ascontiguousarray(blocks[..., :4]).view(np.float16).astype(np.float32)
-    return _nibbles(blocks[..., 4:]), numbers[..., 0], numbers[..., 1]
-
-
-def _read_q4_k(raw: AnyArray) -> tuple[AnyArray, FloatArray, FloatArray]:
-    """The same of super-blocks of 256: 8 blocks whose scales and minima are whole numbers, times two floats."""
-    from gguf.quants import Q4_K
-
-    supers = raw.reshape(-1, 144)
-    numbers = np.ascontiguousarray(supers[:, :4]).view(np.float16).astype(np.float32)
-    scales, minima = (np.asarray(each, np.float32).reshape(-1, 8) for each in Q4_K.get_scale_min(supers[:, 4:16]))
-    quants = _nibbles(supers[:, 16:].reshape(-1, 4, BLOCK))  # 64 weights in 32 bytes
-    shape = (len(raw), -1)
-    return (
-        quants.reshape(len(raw), -1, BLOCK),
-        (numbers[:, :1] * scales).reshape(shape),
-        (-numbers[:, 1:] * minima).reshape(shape),
-    )
-
-
-def _nibbles(packed: AnyArray) -> AnyArray:
-    """[..., n] to [..., 2 n]: the low ones, then the high ones."""
-    return np.concatenate([packed & 15, packed >> 4], axis=-1)
 
 
 def _with_minimum(quants: AnyArray, scales: FloatArray, minima: FloatArray) -> Blocks:

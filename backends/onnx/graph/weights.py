@@ -9,8 +9,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from edge.converters.writers.onnx_forms import Rows
-from edge.converters.writers.onnx_layout import Layout, Matrix, Part, Place
+from edge.backends.onnx.graph.forms import Rows
+from edge.backends.onnx.graph.layout import Layout, Matrix, Part, Place
 from edge.errors import ModelFormatError
 from edge.formats.gguf import GGUFFile
 from edge.types import AnyArray
@@ -52,7 +52,7 @@ def read_rows(file: GGUFFile, source: BinaryIO, layout: Layout, part: Part, firs
     raw = heads[:, list(part.order) or slice(None)].reshape(count, row_bytes)
     divisors = layout.method.divided.get(part.name)
     return Rows(
-        f"{file.path}: {info.name}", raw, info.type, info.type_id, layout.method.multiplied.get(part.name),
+        f"{file.path}: {info.name}", raw, info.type, layout.method.multiplied.get(part.name),
         None if divisors is None else divisors[first : first + count],
     )  # fmt: skip
 

@@ -1,0 +1,213 @@
+"""Block formats of weights: their sizes, the values that a block can take, and its bytes.
+
+This is the one definition: readers, converters and engines take sizes, code tables and layouts from here. All bytes are
+those that llama.cpp and the `gguf` package read and write.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from edge.errors import UnsupportedError
+from edge.types import AnyArray, FloatArray
+
+# Name, values per block and bytes per block of every ggml tensor type.
+BLOCK_TYPES: dict[int, tuple[str, int, int]] = {
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 40), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18),
+}  # fmt: skip
+TYPE_IDS = {name: index for index, (name, _, _) in BLOCK_TYPES.items()}
+FLOATS = ("F32", "F16", "BF16")
+BLOCK = 32  # values that share a scale in types without super-blocks
+
+IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # levels, by code
+_MIDDLES = [(low + high) / 2 for low, high in pairwise(IQ4_NL)]
+_NEAREST_IQ4_NL = np.searchsorted(_MIDDLES, np.arange(-254, 255) / 2, side="right").astype(np.uint8)  # by half levels
+
+
+def block_size(kind: str) -> int:
+    """Values per block. Raises UnsupportedError for types that GGUF does not have."""
+    return BLOCK_TYPES[_type_id(kind)][1]
+
+
+def nbytes(kind: str, values: int) -> int:
+    """Bytes of a number of values, whole blocks of them."""
+    _, block, size = BLOCK_TYPES[_type_id(kind)]
+    return values // block * size
+
+
+def dequantize(data: AnyArray, kind: str) -> FloatArray:
+    """uint8 [rows, bytes] to float32 [rows, n], a view of the bytes if they are float32. Raises UnsupportedError."""
+    if kind == "F32":
+        return np.asarray(data.view(np.float32))
+    from gguf.constants import GGMLQuantizationType  # imported late: gguf costs 6 MB that most commands save
+    from gguf.quants import dequantize as from_bytes
+
+    try:
+        return np.asarray(from_bytes(data, GGMLQuantizationType(_type_id(kind))), np.float32)
+    except NotImplementedError:
+        raise UnsupportedError(f"{kind} weights cannot be read: quantize the model to another type") from None
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The values that a block can take: scale · level + minimum, where a code of 4, 5 or 8 bits selects the level.
+
+    levels: float32, rising, by code. minima: blocks have one; it is −scale · an integer, so that zero is a value.
+    uniform: levels are consecutive integers.
+    """
+
+    kind: str
+    levels: FloatArray
+    minima: bool = False
+    uniform: bool = True
+
+    @property
+    def bits(self) -> int:
+        return int(len(self.levels) - 1).bit_length()
+
+    def codes(self, values: FloatArray, scales: FloatArray, minima: FloatArray | None = None) -> AnyArray:
+        """The codes of the nearest levels, uint8; scales and minima as values or broadcast to them."""
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            inverse = np.where(scales == 0, np.float32(0), np.float32(1) / scales)
+        x = (values if minima is None else values - minima) * inverse
+        if self.uniform:
+            return np.asarray(np.clip(np.rint(x) - self.levels[0], 0, len(self.levels) - 1), np.uint8)
+        return np.asarray(_NEAREST_IQ4_NL[np.clip(np.floor(x + x), -254, 254).astype(np.int16) + 254])
+
+    def values(self, codes: AnyArray, scales: FloatArray, minima: FloatArray | None = None) -> FloatArray:
+        """What codes stand for, float32."""
+        levels = codes.astype(np.float32) + self.levels[0] if self.uniform else self.levels[codes]
+        return np.asarray(levels * scales if minima is None else levels * scales + minima, np.float32)
+
+
+GRIDS = {
+    "Q4_0": Grid("Q4_0", np.arange(-8, 8, dtype=np.float32)),
+    "Q4_1": Grid("Q4_1", np.arange(16, dtype=np.float32), minima=True),
+    "Q5_0": Grid("Q5_0", np.arange(-16, 16, dtype=np.float32)),
+    "Q5_1": Grid("Q5_1", np.arange(32, dtype=np.float32), minima=True),
+    "Q8_0": Grid("Q8_0", np.arange(-127, 128, dtype=np.float32)),
+    "IQ4_NL": Grid("IQ4_NL", np.array(IQ4_NL, np.float32), uniform=False),
+}
+
+
+def find_grid(kind: str) -> Grid:
+    """Raises UnsupportedError for types without one."""
+    try:
+        return GRIDS[kind]
+    except KeyError:
+        raise UnsupportedError(f"methods that choose codes know {', '.join(GRIDS)}, not {kind}") from None
+
+
+@dataclass(frozen=True)
+class QuantizedMatrix:
+    """A matrix in blocks of 32. codes: uint8 [rows, columns]; scales and minima (or None): float32 [rows, blocks],
+    values that float16 has."""
+
+    grid: Grid
+    codes: AnyArray
+    scales: FloatArray
+    minima: FloatArray | None = None
+
+    @property
+    def values(self) -> FloatArray:
+        """float32 [rows, columns]."""
+        minima = None if self.minima is None else _spread(self.minima)
+        return self.grid.values(self.codes, _spread(self.scales), minima)
+
+    @property
+    def data(self) -> AnyArray:
+        """The bytes as GGUF has them, uint8 [rows, bytes of a row]."""
+        rows, blocks = self.scales.shape
+        codes = self.codes.reshape(rows, blocks, BLOCK)
+        numbers = [self.scales] if self.minima is None else [self.scales, self.minima]
+        halves = (np.ascontiguousarray(number, np.float16) for number in numbers)
+        parts: list[AnyArray] = [each.view(np.uint8).reshape(rows, blocks, 2) for each in halves]
+        if self.grid.bits == 8:
+            parts.append((codes.astype(np.int16) + np.int16(self.grid.levels[0])).astype(np.int8).view(np.uint8))
+        else:
+            if self.grid.bits == 5:
+                parts.append(np.packbits(codes >> 4, axis=-1, bitorder="little"))
+            low = codes & 15
+            parts.append(low[..., : BLOCK // 2] | low[..., BLOCK // 2 :] << 4)
+        return np.concatenate(parts, axis=-1).reshape(rows, -1)
+
+
+@dataclass(frozen=True)
+class Unpacked:
+    """Blocks of 32 taken apart: a value is scale · quant + minimum. quants: integers, int8 [rows, blocks, 32]; scales
+    and minima (or None): float32 [rows, blocks]."""
+
+    quants: AnyArray
+    scales: FloatArray
+    minima: FloatArray | None = None
+
+
+def unpack(raw: AnyArray, kind: str) -> Unpacked:
+    """Rows of one of the types of GRIDS or of Q4_K, uint8 [rows, row bytes]."""
+    if kind == "Q4_K":
+        return _unpack_q4_k(raw)
+    grid, (_, _, size) = find_grid(kind), BLOCK_TYPES[_type_id(kind)]
+    blocks, count = raw.reshape(len(raw), -1, size), 1 + grid.minima
+    numbers = np.ascontiguousarray(blocks[..., : 2 * count]).view(np.float16).astype(np.float32)
+    codes = blocks[..., 2 * count :]
+    if grid.bits == 8:
+        quants = codes.view(np.int8)
+    else:
+        high = 0 if grid.bits == 4 else np.unpackbits(codes[..., :4], axis=-1, bitorder="little") << 4
+        levels = grid.levels.astype(np.int8)
+        quants = levels[_nibbles(codes[..., -BLOCK // 2 :]) | high]
+    return Unpacked(quants, numbers[..., 0], numbers[..., 1] if grid.minima else None)
+
+
+def _unpack_q4_k(raw: AnyArray) -> Unpacked:
+    """Super-blocks of 256: 8 blocks whose scales and minima are whole numbers, times two floats."""
+    from gguf.quants import Q4_K
+
+    supers = raw.reshape(-1, nbytes("Q4_K", block_size("Q4_K")))
+    numbers = np.ascontiguousarray(supers[:, :4]).view(np.float16).astype(np.float32)
+    scales, minima = (np.asarray(each, np.float32).reshape(-1, 8) for each in Q4_K.get_scale_min(supers[:, 4:16]))
+    quants = _nibbles(supers[:, 16:].reshape(-1, 4, BLOCK))  # 64 weights in 32 bytes
+    shape = (len(raw), -1)
+    return Unpacked(
+        quants.reshape(len(raw), -1, BLOCK).view(np.int8),
+        (numbers[:, :1] * scales).reshape(shape),
+        (-numbers[:, 1:] * minima).reshape(shape),
+    )
+
+
+def half(values: FloatArray) -> FloatArray:
+    """The nearest float16 values, in float32."""
+    return values.astype(np.float16).astype(np.float32)
+
+
+def zero_scale(scales: FloatArray, levels: int) -> FloatArray:
+    """The nearest scales whose multiples up to `levels` are float16 values all, so that −scale · zero is exact."""
+    fraction, exponent = np.frexp(scales)
+    kept = np.float32(1 << 11 - (levels - 1).bit_length())
+    return half(np.ldexp(np.rint(fraction * kept) / kept, exponent).astype(np.float32))
+
+
+def _spread(numbers: FloatArray) -> FloatArray:
+    return np.repeat(numbers, BLOCK, axis=1)
+
+
+def _nibbles(packed: AnyArray) -> AnyArray:
+    """[..., n] to [..., 2 n]: the low halves, then the high ones."""
+    return np.concatenate([packed & 15, packed >> 4], axis=-1)
+
+
+def _type_id(kind: str) -> int:
+    try:
+        return TYPE_IDS[kind]
+    except KeyError:
+        raise UnsupportedError(f"there is no block type {kind}") from None
