@@ -154,7 +154,7 @@ class KVCache(Protocol):
 
     def expect(self, count: int) -> None:
         """So many tokens are about to be run, in one pass or in several: where a model rotates long texts otherwise
-        than short ones, this decides (see longrope.py), and rows in use are rotated anew if need be."""
+        than short ones, this decides (see rope.py), and rows in use are rotated anew if need be."""
         ...
 
     def keep(self, rows: IntArray, *, close_gaps: bool) -> None:

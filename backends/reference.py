@@ -7,8 +7,7 @@ purpose; it is what the other engines are compared with.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 
 import numpy as np
@@ -30,13 +29,12 @@ from edge.backends.base import (
     check_tokens,
     state_key,
 )
-from edge.backends.longrope import LongRope
+from edge.backends.rope import CacheRope, Rotation
 from edge.errors import EngineError, InputError, UnsupportedError
 from edge.formats.gguf import GGUFFile
-from edge.model.architectures.angles import find_angles
-from edge.model.spec import ModelSpec, Recipe
+from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_recipe, find_tensors
-from edge.types import AnyArray, FloatArray, IntArray
+from edge.types import FloatArray, IntArray
 
 NAME = "reference"
 CAPABILITIES = Capabilities("token", uneven="token", kv_dtypes=("f32",), attention=False, keys=False)
@@ -108,30 +106,26 @@ class ReferenceKV:
         self._positions = np.zeros(config.capacity, np.int32)
         self._length = 0
         recipe = find_recipe(spec)
-        self._choice = LongRope(recipe, config.capacity)
-        self._turns = {long: find_turns(file, recipe, long=long) for long in (False, True)}
+        self.rope = CacheRope(file, recipe, config.capacity, halves=recipe.halves)
         self._make_key = partial(state_key, NAME, file, spec, config)
 
     @property
     def key(self) -> str:
-        return self._settings + self._choice.suffix
+        return self._settings + self.rope.suffix
 
     @cached_property
     def _settings(self) -> str:
         """Made when rows are first saved: that may read the whole file."""
         return self._make_key()
 
-    @property
-    def turns(self) -> Sequence[Turn]:
-        """Of each layer."""
-        return self._turns[self._choice.long]
-
     def expect(self, count: int) -> None:
-        if self._choice.outgrown_by(self.next_position + count):
-            self._choice.lengthen(self._length)
-            for layer, (short, long) in enumerate(zip(*self._turns.values(), strict=True)):
-                between = Turn(long.radians - short.radians, 1.0, long.halves)
-                self.keys[layer, :, : self._length] = between(self.keys[layer, :, : self._length], self.positions)
+        if self.rope.is_outgrown_by(self.next_position + count):
+            self._rotate(self.rope.lengthen(self._length), self.positions)
+
+    def _rotate(self, rotation: Rotation, by: IntArray) -> None:
+        """Rotate the keys in use, row i by `by[i]` more positions."""
+        for layer, keys in enumerate(self.keys):
+            keys[:, : self._length] = rotation.rotate_cached(keys[:, : self._length], by, layer)
 
     @property
     def length(self) -> int:
@@ -162,8 +156,7 @@ class ReferenceKV:
         self._length = count
         if close_gaps:
             moved = np.arange(count, dtype=np.int32) - self._positions[:count]
-            for layer, turn in enumerate(self.turns):
-                self.keys[layer, :, :count] = replace(turn, magnitude=1.0)(self.keys[layer, :, :count], moved)
+            self._rotate(self.rope.rotation, moved)
             self._positions[:count] += moved
             self.next_position = count
 
@@ -174,7 +167,7 @@ class ReferenceKV:
             self.next_position = int(self._positions[length - 1]) + 1 if length else 0
         self._length = length
         if not length:
-            self._choice.clear()
+            self.rope.clear()
 
     def shrink(self, capacity: int) -> None:
         check_capacity(capacity, self)
@@ -191,7 +184,7 @@ class ReferenceKV:
 
     def append(self, state: KVState) -> None:
         if not self._length:
-            self._choice.adopt(state.key, self._settings)
+            self.rope.adopt(state.key, self._settings)
         check_state(state, self, self.next_position)
         first, last = self._length, self._length + state.positions.size
         shape = (2, *self.keys.shape[:2], last - first, self.keys.shape[3])
@@ -263,16 +256,16 @@ class ReferenceEngine:
 
     def mix(self, x: FloatArray, layer: int, rows: slice, positions: IntArray) -> FloatArray:
         """Attention: from what attn_q, attn_k and attn_v multiply, [n, hidden], to what attn_output multiplies."""
-        spec, recipe, count, turn = self.spec, self._recipe, len(x), self.kv.turns[layer]
+        spec, recipe, count, rotation = self.spec, self._recipe, len(x), self.kv.rope.rotation
         queries = self._heads(self._project(x, layer, "attn_q"), f"blk.{layer}.attn_q_norm")
         keys = self._heads(self._project(x, layer, "attn_k"), f"blk.{layer}.attn_k_norm")
         values = self._heads(self._project(x, layer, "attn_v"))
-        self.kv.keys[layer, :, rows] = turn(keys, positions)
+        self.kv.keys[layer, :, rows] = rotation.rotate(keys, layer, positions)
         self.kv.values[layer, :, rows] = values
         seen_keys, seen_values = self.kv.keys[layer, :, : rows.stop], self.kv.values[layer, :, : rows.stop]
 
         # Each KV head serves a group of query heads: [KV heads, group, n, rows].
-        queries = turn(queries, positions) * np.float32(recipe.query_scale)
+        queries = rotation.rotate(queries, layer, positions) * np.float32(recipe.query_scale)
         queries = queries.reshape(spec.kv_heads, spec.heads // spec.kv_heads, count, spec.head_dim)
         scores = soft_cap(queries @ seen_keys[:, None].swapaxes(-1, -2), recipe.score_cap)
         hidden = np.arange(rows.stop)[None, :] > np.arange(rows.start, rows.stop)[:, None]
@@ -314,41 +307,6 @@ class ReferenceEngine:
 
     def _norm_if_any(self, x: FloatArray, name: str) -> FloatArray:
         return self.norm(x, name) if name in self.weights else x
-
-
-@dataclass(frozen=True)
-class Turn:
-    """RoPE: turn pairs of values of x [..., n, head size] by position · radians_i, radians [pairs].
-
-    halves: value i pairs with i + pairs, else 2i with 2i + 1. Angles are float64, so that position 10^7 is as exact
-    as position 10. Values beyond 2 · pairs are left as they are (partial rotation).
-    """
-
-    radians: AnyArray
-    magnitude: float
-    halves: bool
-
-    def __call__(self, x: FloatArray, positions: IntArray) -> FloatArray:
-        angles = positions[:, None].astype(np.float64) * self.radians
-        cos, sin = ((self.magnitude * f(angles)).astype(np.float32) for f in (np.cos, np.sin))
-        pairs = self.radians.size
-        one, other = (
-            (np.s_[..., :pairs], np.s_[..., pairs : 2 * pairs])
-            if self.halves
-            else (np.s_[..., 0 : 2 * pairs : 2], np.s_[..., 1 : 2 * pairs : 2])
-        )
-        out = np.array(x)
-        out[one] = x[one] * cos - x[other] * sin
-        out[other] = x[one] * sin + x[other] * cos
-        return out
-
-
-def find_turns(file: GGUFFile, recipe: Recipe, *, long: bool) -> list[Turn]:
-    """Of each layer; learned positions turn nothing."""
-    angles = [find_angles(file, rope, long=long) for rope in recipe.ropes]
-    kinds = [Turn(each.radians, each.magnitude, recipe.halves) for each in angles]
-    kinds = kinds or [Turn(np.zeros(0), 1.0, halves=False)]
-    return [kinds[recipe.rope_of(layer)] for layer in range(len(recipe.windows))]
 
 
 def silu(x: FloatArray) -> FloatArray:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from conftest import load_engine
@@ -90,14 +88,14 @@ class HeadOracle:
             self.kept[head, staying] = True
 
     def renumber(self) -> None:
-        """Turn the rows of every head to consecutive positions, so that the newest are level."""
+        """Rotate the keys of every head to consecutive positions, the newest of all heads the same."""
         kv, longest = self.engine.kv, int(self.lengths.max())
         for head, length in enumerate(self.lengths):
             layer, kv_head = divmod(head, self.spec.kv_heads)
             rows, wanted = np.flatnonzero(self.kept[head]), np.arange(longest - length, longest)
-            turn = replace(self.engine.kv.turns[layer], magnitude=1.0)
+            rotation = self.engine.kv.rope.rotation
             old = self.positions[head, rows]
-            kv.keys[layer, kv_head, rows] = turn(kv.keys[layer, kv_head, rows], wanted - old)
+            kv.keys[layer, kv_head, rows] = rotation.rotate_cached(kv.keys[layer, kv_head, rows], wanted - old, layer)
             self.attention[head, rows] *= (longest - wanted) / (kv.next_position - old)
             self.positions[head, rows] = wanted
         kv.next_position = longest

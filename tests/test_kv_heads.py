@@ -20,7 +20,6 @@ from test_architectures import open_family, require_native
 
 from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig
-from edge.backends.reference import Turn
 from edge.backends.tvm.engine import NativeEngine
 from edge.backends.tvm.kv.regions import TILE, Regions
 from edge.errors import UnsupportedError
@@ -149,14 +148,20 @@ def test_int8_keys_are_renumbered_within_their_rounding(name: str, engines: Call
     after, moved = all_keys(native), kv.positions - old
     assert (moved < 0).any()
     for layer in range(model.spec.layers):
-        angles = find_angles(model.file, recipe.ropes[recipe.rope_of(layer)])
-        turn = Turn(angles.radians, 1.0, halves=False)  # the native engine packs pairs as neighbours
+        radians = find_angles(model.file, recipe.ropes[recipe.rope_of(layer)]).radians
         for head, length in enumerate(kv.head_lengths[layer]):
-            expected = turn(before[layer, head, :length], moved[layer, head, :length])
+            expected = rotated(before[layer, head, :length], moved[layer, head, :length], radians)
             rounding = np.abs(expected).max(axis=-1, keepdims=True) / 127 * 0.5001 + 1e-5
             assert (np.abs(after[layer, head, :length] - expected) <= rounding).all()
     ours, theirs = native.forward_all(tokens[41:]), oracle.forward_all(tokens[41:])
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=INT8)
+
+
+def rotated(keys: FloatArray, by: IntArray, radians: AnyArray) -> FloatArray:
+    """Keys [n, head], whose pairs are neighbours in the native engine, rotated by `by` [n] positions."""
+    first, rest = np.split(keys, [2 * radians.size], axis=-1)
+    pairs = (first[..., ::2] + 1j * first[..., 1::2]) * np.exp(1j * by[:, None] * radians)
+    return np.concatenate([np.stack([pairs.real, pairs.imag], axis=-1).reshape(first.shape), rest], axis=-1)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "int8", "int4"])
@@ -218,14 +223,14 @@ def test_kept_rows_are_bit_equal_and_keeping_all_changes_nothing(
 
 def head_rows(engine: NativeEngine) -> list[tuple[AnyArray, ...]]:
     """For every head its rows' positions, attention, keys and values, as they lie in memory but for their order."""
-    kv, shape = engine.kv, engine.kv.shape
+    kv, shape = engine.kv, engine.spec
     heads = shape.layers * shape.kv_heads
     positions = np.broadcast_to(kv.positions, (shape.layers, shape.kv_heads, kv.length)).reshape(heads, -1)
     attention, keys = kv.attention.reshape(heads, -1), all_keys(engine).reshape(heads, kv.length, -1)
     found = []
     for head, length in enumerate(kv.lengths.tolist()):
-        rows = kv.regions.starts[head] + kv._lines.slots[head % len(kv._lines), :length]
-        values = [kv._stored.gather(name, rows) for name in ("values", "key_scales", "value_scales")]
+        rows = kv.store.regions.starts[head] + kv._rows_of(head)[0]
+        values = [kv.store.rows.gather(name, rows) for name in ("values", "key_scales", "value_scales")]
         found.append((positions[head, :length], attention[head, :length], keys[head, :length], *values))
     return found
 
@@ -243,7 +248,7 @@ def test_a_restored_cache_has_no_attention_of_others(engines: Callable[[Engine],
     assert not native.kv.attention.any()
 
 
-def test_longrope_is_turned_for_the_positions_that_gaps_lead_to(engines: Callable[[Engine], Engine]) -> None:
+def test_longrope_is_rotated_for_the_positions_that_gaps_lead_to(engines: Callable[[Engine], Engine]) -> None:
     """Rows of heads keep their positions: 128 of them may lie anywhere in the context."""
     family = open_family("phi3-longrope")
     backend, answer = find_backend("tvm", family.model.file, family.model.spec), family.arrays["long_logits"]
@@ -319,7 +324,7 @@ class Twin:
         self._make_room(tokens.size)
         logits = self.session.forward(tokens, upcoming=upcoming, every=True)
         assert np.isfinite(logits).all()
-        assert (self.kv.lengths <= self.kv.regions.limits).all()
+        assert (self.kv.lengths <= self.kv.store.limits).all()
         assert self.kv.head_lengths.mean() <= self.kv.capacity
         assert self.kv.next_position <= self.session.spec.context
         if self.oracle:
@@ -453,7 +458,7 @@ def test_heads_that_differ_share_one_arena() -> None:
     """Some grow beyond the mean, none beyond what it may hold, and no two overlap."""
     twin = twin_of("adakv:window=4", 40)
     twin.reset()
-    regions, most = twin.kv.regions, 0
+    regions, most = twin.kv.store.regions, 0
     for part in np.split(some_tokens(400), 80):
         twin.feed(part, 5)
         ends = regions.starts + regions.limits

@@ -48,8 +48,8 @@ def some_rows(engine: OnnxEngine, seed: int) -> list[IntArray]:
 def stored(engine: OnnxEngine) -> AnyArray:
     """Rows as they lie in memory, in their order: [2, layers, KV heads, length, values]."""
     kv = engine.kv
-    slots = kv._by_head(kv._lines.slots[:, : kv.length])
-    return np.take_along_axis(kv.array, slots[None, ..., None], axis=3)
+    rows = kv._by_head(kv._lists.physical[:, : kv.length])
+    return np.take_along_axis(kv.store.array, rows[None, ..., None], axis=3)
 
 
 def assert_same(engine: OnnxEngine, oracle: HeadOracle) -> None:
@@ -65,7 +65,8 @@ def assert_same(engine: OnnxEngine, oracle: HeadOracle) -> None:
     [(MODEL, 1, False), (MODEL, 2, False), (MODEL, 3, True), ("gemma2", 1, False), ("gemma3-linear", 2, False)],
 )
 def test_rows_of_different_heads_are_kept_and_renumbered(name: str, seed: int, votes: bool, engines: Engines) -> None:
-    """Gemma's windows count positions, which differ from head to head; its scores are capped, its layers turn apart."""
+    """Gemma's windows count positions, which differ from head to head; its scores are capped, its
+    layers rotate by different angles."""
     model = open_golden(name).model if name == MODEL else open_family(name).model
     engine, oracle = onnx_engine(engines, model=model), HeadOracle(model, capacity=160, chunk=CHUNK)
     tokens, at, oracle.votes = some_tokens(120, seed), 0, votes
@@ -131,17 +132,17 @@ def test_kept_rows_are_bit_equal_and_keeping_all_changes_nothing(dtype: str, see
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_sinks_are_not_worn_by_thousands_of_evictions(dtype: str, engines: Engines) -> None:
-    """Their keys are turned forward each time: from what they were at first, or rounding would add up."""
+    """Their keys are rotated forward each time, from their first values: rounding would add up otherwise."""
     engine = onnx_engine(engines, dtype)
     tokens = some_tokens(4)
     engine.forward(tokens)
     first = engine.kv.keys(0)[:, :4].copy()
-    step = engine.kv.scales[0, 0]
+    step = engine.kv.store.scales[0, 0]
     for number in range(2000):
         engine.forward(some_tokens(2, number))
         engine.kv.keep(np.r_[0:4, 5:6].astype(np.int32), close_gaps=True)
     kv = engine.kv
-    kv._turn(np.arange(4), kv._lines.turned[0, :4], np.arange(4))  # back to where they were
+    kv._move_keys(np.arange(4), kv._lists.rope_positions[0, :4], np.arange(4))  # back to where they were
     assert np.abs(kv.keys(0)[:, :4] - first).max() <= 3 * step.max()
 
 

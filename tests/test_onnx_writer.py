@@ -21,7 +21,7 @@ from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig
 from edge.backends.onnx.graph.layout import make_layout
 from edge.backends.onnx.graph.matmul_nbits import bits_of, to_blocks, with_means
-from edge.backends.onnx.rope import find_ropes
+from edge.backends.rope import find_rotation
 from edge.converters.tokenizer_file import tokenizer_json
 from edge.converters.writers.onnx import planned_files, write_onnx
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
@@ -50,7 +50,9 @@ def test_a_folder_passes_the_checker_and_runs_in_plain_onnx_runtime(tmp_path: Pa
     for path in (tmp_path / "model").glob("*.onnx"):
         onnx.checker.check_model(str(path))
     session = onnxruntime.InferenceSession(str(tmp_path / "model/model.onnx"))
-    cos, sin = find_ropes(golden.model.file, spec).turnings[0].tables(np.arange(capacity))
+    assert spec.recipe is not None
+    rotation = find_rotation(golden.model.file, spec.recipe, halves=True, head=spec.head_dim)
+    cos, sin = rotation.tables(0, np.arange(capacity))
     feeds = {
         "tokens": golden.tokens[None].astype(np.int64), "positions": np.arange(count)[None], "wanted": np.arange(count),
         "last": np.array([count - 1], np.int32), "rows": np.array(count, np.int32), "cos": cos, "sin": sin,

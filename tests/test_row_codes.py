@@ -125,9 +125,10 @@ def native(model: Model, dtype: str) -> NativeEngine:
 
 def stored(engine: NativeEngine, kind: str) -> tuple[AnyArray, AnyArray]:
     """The codes and scales of all rows, as they lie in memory."""
-    rows, kept = engine.kv.regions.rows(np.arange(engine.kv.length)), engine.kv._stored
+    store = engine.kv.store
+    rows, kept = store.regions.rows(np.arange(engine.kv.length)), store.rows
     unpack = codes.unpack_keys if kind == "key" else codes.unpack_values
-    return unpack(engine.kv.dtype, kept.gather(f"{kind}s", rows)), kept.gather(f"{kind}_scales", rows)
+    return unpack(store.dtype, kept.gather(f"{kind}s", rows)), kept.gather(f"{kind}_scales", rows)
 
 
 @pytest.mark.parametrize("step", [1, 5])
@@ -136,7 +137,7 @@ def test_compiled_code_writes_what_numpy_does(model: Model, engines: Callable[[E
     exact, rounded = (native(model, dtype) for dtype in ("f32", INT4))
     for engine in (exact, rounded):
         engines(engine)
-        engine.kv._stored.mirrors[:] = 0  # products are not summed in NumPy's order
+        engine.kv.store.rows.normals[:] = 0  # products are not summed in NumPy's order
         tokens = some_tokens(model, 40)
         for start in range(0, tokens.size, step):
             engine.forward(tokens[start : start + step])
@@ -151,22 +152,22 @@ def test_compiled_code_writes_what_numpy_does(model: Model, engines: Callable[[E
 class RoundedRows(np.ndarray[Any, np.dtype[np.float32]]):
     """An array [layers, KV heads, rows, head] that, on their way in, takes from rows what 4 bits cannot hold."""
 
-    mirrors: FloatArray
+    normals: FloatArray
 
     def __array_finalize__(self, other: Any) -> None:
-        self.mirrors = getattr(other, "mirrors", np.zeros(0, np.float32))
+        self.normals = getattr(other, "normals", np.zeros(0, np.float32))
 
     def __setitem__(self, index: Any, rows: Any) -> None:
-        head, mirrors = rows.shape[-1], self.mirrors[index[0]]
-        padded = np.zeros((*rows.shape[:-1], mirrors.shape[-1]), np.float32)
+        head, normals = rows.shape[-1], self.normals[index[0]]
+        padded = np.zeros((*rows.shape[:-1], normals.shape[-1]), np.float32)
         padded[..., :head] = rows
-        codes_and_scales = codes.encode(INT4, reflect(padded, mirrors))
-        super().__setitem__(index, reflect(codes.decode(INT4, *codes_and_scales), mirrors)[..., :head])
+        codes_and_scales = codes.encode(INT4, reflect(padded, normals))
+        super().__setitem__(index, reflect(codes.decode(INT4, *codes_and_scales), normals)[..., :head])
 
 
-def rounded(rows: FloatArray, mirrors: FloatArray) -> RoundedRows:
+def rounded(rows: FloatArray, normals: FloatArray) -> RoundedRows:
     view = rows.view(RoundedRows)
-    view.mirrors = mirrors.reshape(*rows.shape[:2], -1)
+    view.normals = normals.reshape(*rows.shape[:2], -1)
     return view
 
 
@@ -180,9 +181,9 @@ def test_attention_sees_the_rounded_rows(model: Model, engines: Callable[[Engine
     plain = oracle.forward_all(tokens)
     oracle.reset()
     rows = oracle.engine.kv
-    mirrors = engine.kv._stored.mirrors
-    assert np.abs(np.linalg.norm(mirrors, axis=-1) - 1).max() < 1e-5
-    rows.keys, rows.values = rounded(rows.keys, mirrors), rounded(rows.values, np.zeros_like(mirrors))
+    normals = engine.kv.store.rows.normals
+    assert np.abs(np.linalg.norm(normals, axis=-1) - 1).max() < 1e-5
+    rows.keys, rows.values = rounded(rows.keys, normals), rounded(rows.values, np.zeros_like(normals))
     differences, costs = [], []
     for count in itertools.cycle(sizes):
         part = tokens[at : at + count]
@@ -199,7 +200,7 @@ def test_attention_sees_the_rounded_rows(model: Model, engines: Callable[[Engine
 
 
 @pytest.mark.parametrize("close_gaps", [False, True])
-def test_kept_rows_and_turned_sinks_are_those_that_were_written(
+def test_kept_rows_and_rotated_sinks_are_those_that_were_written(
     engines: Callable[[Engine], Engine], *, close_gaps: bool
 ) -> None:
     require_native()
@@ -209,10 +210,10 @@ def test_kept_rows_and_turned_sinks_are_those_that_were_written(
     before, keys = [stored(engine, kind) for kind in ("key", "value")], engine.kv.keys(0)
     rows = np.concatenate([np.arange(4), np.arange(30, 60)]).astype(np.int32)
     engine.kv.keep(rows, close_gaps=close_gaps)
-    order = engine.kv._lines.slots[0, : rows.size]
+    order = engine.kv._lists.physical[0, : rows.size]
     for kind, (old, old_scales) in zip(("key", "value"), before, strict=True):
         found, scales = (each[:, order] for each in stored(engine, kind))
-        moved = slice(4 if close_gaps and kind == "key" else 0, None)  # the sinks are turned
+        moved = slice(4 if close_gaps and kind == "key" else 0, None)  # the sinks are rotated
         np.testing.assert_array_equal(found[:, moved], old[:, rows][:, moved])
         np.testing.assert_array_equal(scales[:, moved], old_scales[:, rows][:, moved])
     if close_gaps:
@@ -228,7 +229,7 @@ def test_saved_rows_come_back_bit_equal(rows: list[int], seed: int) -> None:
     engine.kv.truncate(0)
     engine.forward_all(np.random.default_rng(seed).integers(3, 200, 40).astype(np.int32))
     engine.kv.keep(np.array(sorted(rows), np.int32), close_gaps=False)
-    order = engine.kv._lines.slots[0, : len(rows)].copy()
+    order = engine.kv._lists.physical[0, : len(rows)].copy()
     before = [[each[:, order] for each in stored(engine, kind)] for kind in ("key", "value")]
     state = engine.kv.save()
     engine.kv.truncate(0)

@@ -642,7 +642,7 @@ from conftest import load_engine, open_golden
 from edge.backends.base import EngineConfig
 import edge.backends.tvm as tvm
 from edge.backends.tvm import engine as engine_module
-from edge.backends.tvm.kv.cache import cache as kv_module
+from edge.backends.tvm.kv import store as kv_module
 from edge.model.model import open_model
 
 PAGE, libc, regions = mmap.PAGESIZE, ctypes.CDLL(None, use_errno=True), []

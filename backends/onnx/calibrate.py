@@ -21,7 +21,7 @@ from edge.types import FloatArray, IntArray
 
 if TYPE_CHECKING:
     from edge.backends.onnx.engine import OnnxEngine
-    from edge.backends.onnx.kv import OnnxKV
+    from edge.backends.onnx.kv import OnnxStore
 
 _FEW, _MOST, _OTHERS, _AT_ONCE = 64, 768, 512, 32  # tokens: until scales settle; of the text; besides; per run
 _SETTLED = 0.02  # relative change of every scale
@@ -29,10 +29,10 @@ _MARGIN = {"int8": 1.6, "int4": 0.75}  # other texts have other extremes, but fo
 _FIRST_GUESS = 8.0  # the largest value, before any is known
 
 
-def stored_scales(kv: OnnxKV, key: str) -> FloatArray | None:
+def stored_scales(store: OnnxStore, key: str) -> FloatArray | None:
     """float32 [2, layers, KV heads, 1, head], from the cache folder; None if they are not there."""
-    path = cache.find("weights", key, _suffix(kv.dtype))
-    return None if path is None else np.fromfile(path, np.float32).reshape(kv.scales.shape)
+    path = cache.find("weights", key, _suffix(store.dtype))
+    return None if path is None else np.fromfile(path, np.float32).reshape(store.scales.shape)
 
 
 def calibration_tokens(file: GGUFFile, vocab: int) -> IntArray:
@@ -45,8 +45,8 @@ def find_scales(engine: OnnxEngine, key: str, tokens: IntArray) -> FloatArray:
     """Measured scales, which are left in the cache folder."""
     scales = _measure(engine, tokens)
     cache.find_or_make(
-        "weights", key, _suffix(engine.kv.dtype), lambda target: _write(scales, target),
-        about=f"scales of {engine.kv.dtype} KV rows", expected=scales.nbytes,
+        "weights", key, _suffix(engine.kv.store.dtype), lambda target: _write(scales, target),
+        about=f"scales of {engine.kv.store.dtype} KV rows", expected=scales.nbytes,
     )  # fmt: skip
     return scales
 
@@ -62,12 +62,12 @@ def _suffix(dtype: str) -> str:
 def _measure(engine: OnnxEngine, tokens: IntArray) -> FloatArray:
     """With the engine itself, so that nothing more is loaded, and again until scales settle: rows that were rounded
     with bad ones disturb the layers above. They must settle, layer by layer, as a layer depends on those below it."""
-    kv, spec = engine.kv, engine.spec
-    kv.scales[:] = _FIRST_GUESS / LARGEST[kv.dtype]
+    store, spec = engine.kv.store, engine.spec
+    store.scales[:] = _FIRST_GUESS / LARGEST[store.dtype]
     for _ in range(spec.layers):
         scales = _scales_after(engine, tokens[:_FEW])
-        settled = np.abs(scales / kv.scales - 1).max() < _SETTLED
-        kv.scales[:] = scales
+        settled = np.abs(scales / store.scales - 1).max() < _SETTLED
+        store.scales[:] = scales
         if settled:
             break
     return _scales_after(engine, tokens)
@@ -88,7 +88,7 @@ def _scales_after(engine: OnnxEngine, tokens: IntArray) -> FloatArray:
         if not np.isfinite(most).all():
             raise EngineError("the model's keys or values are no numbers: its weights are damaged or overflow")
     kv.truncate(0)
-    scales = most[:, :, :, None] * np.float32(_MARGIN[kv.dtype] / LARGEST[kv.dtype])
+    scales = most[:, :, :, None] * np.float32(_MARGIN[kv.store.dtype] / LARGEST[kv.store.dtype])
     return np.asarray(np.maximum(scales, np.float32(1e-8)))
 
 

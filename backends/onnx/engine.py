@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 
 from edge.backends.base import EngineConfig, check_positions, check_tokens
-from edge.backends.longrope import LongRope
+from edge.backends.head_kv import HeadKV
 from edge.backends.onnx import CAPABILITIES, NAME
 from edge.backends.onnx.calibrate import calibration_tokens, find_scales, stored_scales
 from edge.backends.onnx.graph.builder import table_names
-from edge.backends.onnx.kv import OnnxKV
+from edge.backends.onnx.kv import OnnxStore
 from edge.backends.onnx.memory import MOST_AT_ONCE, MOST_OBSERVED
 from edge.backends.onnx.model_files import find_model_files
 from edge.backends.onnx.observer import Observer
-from edge.backends.onnx.rope import find_ropes
 from edge.backends.onnx.rows import LARGEST
 from edge.backends.onnx.session import bind, explained, find_provider, open_session
 from edge.backends.onnx.windows import Windows
+from edge.backends.rope import CacheRope
 from edge.errors import EngineError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
@@ -46,10 +46,12 @@ class OnnxEngine:
         files = find_model_files(file, spec, config.kv_dtype, config.observes, progress)
         self._recipe = recipe = find_recipe(spec)
         positions = spec.context if config.per_head else config.capacity  # gaps stay open while the context allows
-        ropes = [find_ropes(file, spec, long=long) for long in (False, True)]
-        key, choice = f"{NAME}:{files.key}:{config.kv_dtype}", LongRope(recipe, positions)
-        self._kv = OnnxKV(spec, config.kv_dtype, config.capacity, ropes, choice, key, config.observes, config.pinned)
-        self._ropes = self._kv.ropes  # that the tables of angles were made by
+        # ONNX Runtime pairs value i of a head with value i + head / 2.
+        rope = CacheRope(file, recipe, positions, halves=True, head=spec.head_dim)
+        store = OnnxStore(spec, config.kv_dtype, config.capacity, observes=config.observes)
+        key = f"{NAME}:{files.key}:{config.kv_dtype}"
+        self._kv = HeadKV(store, spec.layers, spec.kv_heads, rope, key, config.pinned)
+        self._rotation = rope.rotation  # that the tables of angles were made by
         self._windows = Windows(recipe.windows, spec.heads, spec.kv_heads)
         self._hidden: dict[int, FloatArray] = {}  # what the windows of the pass in progress add to scores
         self._shows = config.observes or config.kv_dtype in LARGEST  # the graph has `observed`
@@ -62,7 +64,7 @@ class OnnxEngine:
         self._float_type = "float16" if config.kv_dtype == "f16" else "float32"  # of tables, and what windows hide
         table_rows = max(config.capacity, config.chunk, _ANGLES_AHEAD)  # ONNX Runtime wants as many as there are rows
         table_shape = (2, table_rows, spec.head_dim // 2)
-        self._tables = [np.zeros(table_shape, self._float_type) for _ in self._ropes.turnings]  # cosines, sines
+        self._tables = [np.zeros(table_shape, self._float_type) for _ in recipe.ropes]  # cosines, sines
         self._angles_from = self._angles_known = 0
         self._tokens = np.zeros((1, config.chunk), np.int64)
         self._positions, self._counting = np.zeros((1, config.chunk), np.int64), np.arange(config.chunk)
@@ -75,15 +77,15 @@ class OnnxEngine:
         self._step_binding: tuple[tuple[int, int, int, int], Any] = ((0, 0, 0, 0), None)
 
         quantized = config.kv_dtype in LARGEST
-        scales = stored_scales(self._kv, files.key) if quantized else None
+        scales = stored_scales(store, files.key) if quantized else None
         tokens = calibration_tokens(file, spec.vocab) if quantized and scales is None else None
         self._session: Any = open_session(files.graph, files.folder, provider, config.threads, trace)
         if quantized:
-            self._kv.scales[:] = find_scales(self, files.key, tokens) if tokens is not None else scales
-            self._kv.settings += f":{zlib.crc32(self._kv.scales.tobytes())}"
+            store.scales[:] = find_scales(self, files.key, tokens) if tokens is not None else scales
+            self._kv.settings += f":{zlib.crc32(store.scales.tobytes())}"
 
     @property
-    def kv(self) -> OnnxKV:
+    def kv(self) -> HeadKV[OnnxStore]:
         return self._kv
 
     def observe(self, queries: int, *, votes: bool = False) -> None:
@@ -122,7 +124,7 @@ class OnnxEngine:
         """Free everything; safe to call twice."""
         self._session, self._step_binding = None, ((0, 0, 0, 0), None)
         self._kv.closed, self._kv.settle, self._observer = True, lambda: None, None
-        self._kv.array = self._kv.array[:, :, :, :0].copy()
+        self._kv.store.close()
 
     def run_shown(self, tokens: IntArray) -> FloatArray:
         """Run at most MOST_OBSERVED tokens; queries, keys and values before RoPE, float32 [layers, n, all heads]."""
@@ -156,7 +158,8 @@ class OnnxEngine:
         self._which[:shown] = self._counting[count - shown : count]
         self._rows[()], self._last[0] = kv.length + count, kv.length + count - 1
         if self._windows.layers:
-            self._hidden = self._windows.added(kv.turned_by_slot(count), count, self._float_type)
+            self._hidden = self._windows.added(kv.rope_positions(count), count, self._float_type)
+        kv.prepare(count)
         with explained("ONNX Runtime failed"):
             self._session.run_with_iobinding(self._binding(count, wanted, shown))
         kv.appended(count)
@@ -167,14 +170,14 @@ class OnnxEngine:
         """The row at which the tables of rotary angles, or of learned positions, have the next `count` positions."""
         if self._recipe.learned_positions:
             return self._kv.next_position
-        first = self._kv.next_turn
-        if self._ropes is not self._kv.ropes:
-            self._ropes, self._angles_known = self._kv.ropes, 0
+        first = self._kv.next_rope_position
+        if self._rotation is not self._kv.rope.rotation:
+            self._rotation, self._angles_known = self._kv.rope.rotation, 0
         if not self._angles_from <= first <= first + count <= self._angles_from + self._angles_known:
             self._angles_from, self._angles_known = first, max(count, _ANGLES_AHEAD)
             positions = np.arange(first, first + self._angles_known)
-            for table, turning in zip(self._tables, self._ropes.turnings, strict=True):
-                table[:, : positions.size] = turning.tables(positions)
+            for kind, table in enumerate(self._tables):
+                table[:, : positions.size] = self._rotation.tables(kind, positions)
         return first - self._angles_from
 
     def _binding(self, count: int, wanted: int, shown: int) -> Any:
@@ -188,7 +191,7 @@ class OnnxEngine:
         return binding
 
     def _make_binding(self, count: int, wanted: int, shown: int) -> Any:
-        kv, binding = self._kv, self._session.io_binding()
+        store, binding = self._kv.store, self._session.io_binding()
         bind(binding, "tokens", self._tokens, shape=(1, count))
         bind(binding, "positions", self._positions, shape=(1, count))
         bind(binding, "wanted", self._wanted, shape=(wanted,))
@@ -202,11 +205,11 @@ class OnnxEngine:
             bind(binding, "observed", self._which, shape=(shown,))
         for layer in range(self.spec.layers):
             for index, name in enumerate(("key", "value")):
-                stored = kv.array[index, layer]
+                stored = store.array[index, layer]
                 bind(binding, f"past_{name}.{layer}", stored, shape=(1, *stored.shape))
                 bind(binding, f"{name}.{layer}", stored, shape=(1, *stored.shape), output=True)
-                if kv.dtype in LARGEST:
-                    scales = kv.scales[index, layer]
+                if store.dtype in LARGEST:
+                    scales = store.scales[index, layer]
                     bind(binding, f"{name}_scales.{layer}", scales, shape=(1, *scales.shape))
             if self._shows:
                 bind(binding, f"qkv.{layer}", self._qkv[layer], shape=(1, shown, self._qkv.shape[-1]), output=True)

@@ -6,7 +6,7 @@ from edge.backends.base import EngineConfig, Footprint
 from edge.backends.onnx.graph.matmul_nbits import bits_of, has_minimum
 from edge.backends.onnx.kv import row_bytes
 from edge.backends.onnx.rows import LARGEST
-from edge.backends.slots import anchor_bytes
+from edge.backends.row_lists import pinned_bytes
 from edge.formats.blocks import BLOCK, BLOCK_TYPES
 from edge.formats.onnx_folder import FORM_TYPES
 from edge.model.spec import ModelSpec
@@ -20,9 +20,9 @@ _LIBRARY_BYTES = 48 << 20
 _LAYER_BYTES = 640 << 10
 # Scores of a chunk exist as often, all heads of a layer at once: integer rows are made floats on the way.
 _SCORES = {"f32": 1, "f16": 1, "int8": 4, "int4": 4}
-# Bytes for every row of a head: its slot and position, and what a policy's choice among them takes while it lasts.
+# Bytes for each row of a head: its physical row and position, and a policy's scratch while it chooses.
 _BOOKKEEPING = 12 + 36
-_LOOKED_AT = 24  # for every value of the keys of a layer that are looked at, or turned
+_LOOKED_AT = 24  # for each value of a layer's keys while they are read or rotated
 
 
 def count_footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
@@ -42,7 +42,7 @@ def count_footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     return Footprint(
         weights=_weights(spec),
         kv=row_bytes(spec, config.kv_dtype) * rows + attention,
-        scratch=float_bytes * numbers + by_head + anchor_bytes(heads, spec.head_dim, config.pinned),
+        scratch=float_bytes * numbers + by_head + pinned_bytes(heads, spec.head_dim, config.pinned),
         runtime=_LIBRARY_BYTES + _LAYER_BYTES * spec.layers,
     )
 

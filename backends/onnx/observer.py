@@ -1,25 +1,26 @@
-"""Attention is added up when somebody asks for it, or rows are about to change: until then keys stay where they are.
+"""Attention of observed queries, which wait until it is read or rows move, so that dozens are computed together.
 
-So the queries of some dozen tokens go through the keys together, which takes a fraction of the time.
+That takes a fraction of the time that each on its own would: the keys are read once.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from edge.backends.head_kv import HeadKV
 from edge.backends.onnx.attention import attention_to
-from edge.backends.onnx.kv import OnnxKV
-from edge.backends.onnx.rope import turn
+from edge.backends.onnx.kv import OnnxStore
 from edge.backends.onnx.windows import Windows
+from edge.backends.rope import rotate
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_recipe
 from edge.types import FloatArray
 
 
 class Observer:
-    """Queries of successive tokens that wait: `most` of them at once. votes: as `ObservedEngine.observe` says."""
+    """At most `most` waiting queries of successive tokens. votes: as in `ObservedEngine.observe`."""
 
-    def __init__(self, spec: ModelSpec, kv: OnnxKV, windows: Windows, most: int) -> None:
+    def __init__(self, spec: ModelSpec, kv: HeadKV[OnnxStore], windows: Windows, most: int) -> None:
         self._spec, self._recipe, self._kv, self._windows = spec, find_recipe(spec), kv, windows
         self._queries = np.zeros((spec.layers, most, spec.heads, spec.head_dim), np.float32)
         self._count = self._end = 0  # tokens that wait; rows in use when the last of them had run
@@ -40,18 +41,17 @@ class Observer:
         self._count, self._end = new.stop, length
 
     def settle(self) -> None:
-        """Add up what all that wait pay to each row."""
-        count, kv, self._count = self._count, self._kv, 0
+        """Add the waiting queries' attention to each row's."""
+        count, kv, store, self._count = self._count, self._kv, self._kv.store, 0
         if not count:
             return
-        turned = kv.turned_by_slot(0)[:, : self._end]
-        hidden = self._windows.added(turned, count)
-        tables = [turning.tables(turned[0, -count:]) for turning in kv.ropes.turnings]
+        positions, rotation = kv.rope_positions()[:, : self._end], kv.rope.rotation
+        hidden = self._windows.added(positions, count)
+        tables = [rotation.tables(kind, positions[0, -count:]) for kind in range(len(rotation.angles))]
         for layer in range(self._spec.layers):
             queries = self._queries[layer, :count].swapaxes(0, 1)
-            if tables:
-                queries = turn(queries, *tables[kv.ropes.kinds[layer]])
+            queries = rotate(queries, *tables[rotation.kinds[layer]], halves=rotation.halves)
             queries = queries * np.float32(self._recipe.query_scale)
-            rows, cap = kv.array[0, layer, :, : self._end], self._recipe.score_cap
-            paid = attention_to(rows, kv.scales[0, layer], kv.dtype, queries, self._votes, cap, hidden.get(layer))
-            kv.slot_attention[layer, :, : self._end] += paid
+            rows, cap = store.array[0, layer, :, : self._end], self._recipe.score_cap
+            paid = attention_to(rows, store.scales[0, layer], store.dtype, queries, self._votes, cap, hidden.get(layer))
+            store.paid[layer, :, : self._end] += paid

@@ -22,21 +22,21 @@ class Windows:
         self._sizes, self._kv_heads, self._group = sizes, kv_heads, heads // kv_heads
         self.layers = [layer for layer, size in enumerate(sizes) if size]
 
-    def added(self, turned: AnyArray, count: int, dtype: str = "float32") -> dict[int, FloatArray]:
+    def added(self, positions: AnyArray, count: int, dtype: str = "float32") -> dict[int, FloatArray]:
         """What is added to scores of the last `count` of these rows, by layer: [1, heads or 1, count, rows].
         Layers that see the same share an array.
 
-        turned: what the keys in each slot are turned by, as of `OnnxKV.turned_by_slot`.
+        positions: by physical row, as `HeadKV.rope_positions` gives them.
         """
         if not self.layers:
             return {}
 
-        def hide(turned: AnyArray, size: int) -> FloatArray:
-            hidden = turned[None, :, None, :] <= turned[None, :, -count:, None] - size
+        def hide(positions: AnyArray, size: int) -> FloatArray:
+            hidden = positions[None, :, None, :] <= positions[None, :, -count:, None] - size
             return np.asarray(np.where(hidden, _HIDDEN, np.float32(0)), dtype)
 
-        if len(turned) == 1:
-            by_size = {size: hide(turned, size) for size in {self._sizes[layer] for layer in self.layers}}
+        if len(positions) == 1:
+            by_size = {size: hide(positions, size) for size in {self._sizes[layer] for layer in self.layers}}
             return {layer: by_size[self._sizes[layer]] for layer in self.layers}
-        by_layer = turned.reshape(-1, self._kv_heads, turned.shape[-1])
+        by_layer = positions.reshape(-1, self._kv_heads, positions.shape[-1])
         return {layer: np.repeat(hide(by_layer[layer], self._sizes[layer]), self._group, 1) for layer in self.layers}

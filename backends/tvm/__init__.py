@@ -17,14 +17,14 @@ NAME = "tvm"
 KV_DTYPES = ("f16", "int8", "int4", "f32")  # f32 is the exact mode: float32 activations too, for tests
 CAPABILITIES = Capabilities("head", uneven="head", kv_dtypes=KV_DTYPES, attention=True, keys=True)
 
-# Bytes for every row of a head: its slot and position, and what a policy's choice among them takes while it lasts.
+# Bytes for each row of a head: its physical row and position, and a policy's scratch while it chooses.
 _BOOKKEEPING = 12 + 36
-# Bytes for every value of the keys that are looked at, or turned, at once.
+# Bytes for each value of the keys that are read or rotated at once.
 _LOOKED_AT = 24
 
 # Measured: the engine's Python modules, its threads and the compiled code.
 _RUNTIME_BYTES = 6 << 20
-_MIRROR_BYTES = 4 << 20  # where keys are turned: numpy.random, and the rows that mirrors are found by
+_REFLECTION_BYTES = 4 << 20  # where keys are reflected: numpy.random, and the rows that choose the normals
 
 
 def check_installed() -> None:
@@ -58,7 +58,7 @@ def can_repack(spec: ModelSpec) -> bool:
 
 def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     """Counted from the arrays that the engine allocates; the weights are those of the packed file."""
-    from edge.backends.slots import anchor_bytes
+    from edge.backends.row_lists import pinned_bytes
     from edge.backends.tvm.cpu.streaming import packed_bytes, streaming_need
     from edge.backends.tvm.cpu.targets import choose_target, with_tuning
     from edge.backends.tvm.kv.regions import TILE, allocated_rows, longest_head
@@ -76,16 +76,16 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     kinds = max(1, len(find_recipe(spec).ropes))
     rope = kinds * round_up(config.chunk, target.gemm_tokens) * 2 * shape.padded_head
     by_head = 0
-    if config.per_head:  # keys are looked at layer by layer, and turned head by head
+    if config.per_head:  # keys are read layer by layer, and rotated head by head
         heads = 2 if config.observes else max(2, shape.kv_heads)
         by_head = longest * (shape.layers * shape.kv_heads * _BOOKKEEPING + heads * shape.padded_head * _LOOKED_AT)
-    anchors = anchor_bytes(shape.layers * shape.kv_heads, shape.padded_head, config.pinned)
+    pinned = pinned_bytes(shape.layers * shape.kv_heads, shape.padded_head, config.pinned)
     streaming = streaming_need(spec, config)
     return Footprint(
         weights=packed_bytes(spec),
         kv=rows * per_row,
-        scratch=4 * (scratch.floats + scratch.integers + 2 * logits + 3 * rope) + by_head + anchors,
-        runtime=_RUNTIME_BYTES + _MIRROR_BYTES * FORMATS[config.kv_dtype].turned,
+        scratch=4 * (scratch.floats + scratch.integers + 2 * logits + 3 * rope) + by_head + pinned,
+        runtime=_RUNTIME_BYTES + _REFLECTION_BYTES * FORMATS[config.kv_dtype].turned,
         streamed=streaming.streamed,
         least_weights=streaming.least,
     )

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from edge.backends.base import EngineConfig, check_positions, check_tokens, state_key
-from edge.backends.longrope import LongRope
+from edge.backends.head_kv import HeadKV
+from edge.backends.rope import CacheRope, Rotation
 from edge.backends.tvm import CAPABILITIES, NAME
 from edge.backends.tvm.compiler.compiled import compiled
 from edge.backends.tvm.compiler.design import Design
@@ -19,18 +20,16 @@ from edge.backends.tvm.cpu import marks
 from edge.backends.tvm.cpu.streaming import Disk, make_streams, streaming_need
 from edge.backends.tvm.cpu.targets import choose_target, with_tuning
 from edge.backends.tvm.cpu.workers import Workers
-from edge.backends.tvm.kv.cache import NativeKV
-from edge.backends.tvm.kv.householder import sample_runs
 from edge.backends.tvm.kv.regions import TILE, Regions, longest_head
-from edge.backends.tvm.kv.rotations import find_rotation
 from edge.backends.tvm.kv.row_formats import FORMATS
+from edge.backends.tvm.kv.store import NativeStore, choose_normals
 from edge.backends.tvm.memory import aligned_zeros, pointer
 from edge.backends.tvm.packing.layout import Job, fill_table, make_layout, make_scratch, round_up
 from edge.backends.tvm.packing.weights import open_weights
 from edge.errors import EngineError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
-from edge.types import FloatArray, IntArray
+from edge.types import AnyArray, FloatArray, IntArray
 
 _ROPE_AHEAD = 64  # decode steps whose angles are computed at once
 
@@ -55,8 +54,9 @@ class NativeEngine:
         self._disk = Disk(streams is not None)
 
         positions = spec.context if config.per_head else config.capacity  # gaps stay open while the context allows
-        shape, choice = layout.shape, LongRope(layout.recipe, positions)
-        rotations = [find_rotation(file, layout.recipe, long=long) for long in (False, True)]
+        shape = layout.shape
+        # Weights are packed so that pairs are neighbours.
+        rope = CacheRope(file, layout.recipe, positions, halves=False, head=shape.padded_head)
         self._head, self._padded_vocab = shape.padded_head, shape.padded_vocab
         key = state_key(
             f"{NAME} {source_hash('kv', 'cpu/kernels', 'cpu/phases')}",
@@ -77,12 +77,11 @@ class NativeEngine:
         self._floats = aligned_zeros(scratch.floats, "float32")
         self._integers = aligned_zeros(scratch.integers, "int32")
         at, count = scratch.offsets["mirrors"], shape.layers * shape.kv_heads * self._head
-        mirrors = self._floats[at : at + count].reshape(-1, self._head)
-        self._kv = NativeKV(
-            shape, config.kv_dtype, regions, rotations, choice, key, image, config.observes, mirrors, config.pinned
-        )
+        normals = self._floats[at : at + count].reshape(-1, self._head)
+        store = NativeStore(shape, config.kv_dtype, regions, image, normals, observes=config.observes)
+        self._kv = HeadKV(store, shape.layers, shape.kv_heads, rope, key, config.pinned)
         self._tokens = aligned_zeros(tokens, "int32")
-        self._rotation = self._kv.rotation  # that the table of angles was made by
+        self._rotation = rope.rotation  # that the table of angles was made by
         kinds = len(self._rotation.angles)
         self._rope = aligned_zeros(kinds * rope_size, "float32").reshape(kinds, rope_size)
         self._rope_from = self._rope_rows = self._observed = 0
@@ -93,7 +92,7 @@ class NativeEngine:
         weakref.finalize(self, self._workers.close)  # at exit, too: threads must not outlive the interpreter
 
         if FORMATS[config.kv_dtype].turned:
-            self._kv.choose_mirrors(self.forward, sample_runs(config.capacity, spec.vocab))
+            choose_normals(self._kv, self.forward, spec.vocab)
 
     def observe(self, queries: int, *, votes: bool = False) -> None:
         """Add up the attention that the last `queries` tokens of every chunk pay to each row, in `kv.attention`.
@@ -106,7 +105,7 @@ class NativeEngine:
         self._observed, self._votes = queries, votes
 
     @property
-    def kv(self) -> NativeKV:
+    def kv(self) -> HeadKV[NativeStore]:
         return self._kv
 
     def forward(self, tokens: IntArray) -> FloatArray:
@@ -135,7 +134,7 @@ class NativeEngine:
             self._workers.close()
         self._workers = None
         self._kv.closed = True
-        self._kv.arrays.clear()
+        self._kv.store.rows.arrays.clear()
         self._weights = self._floats = self._integers = np.zeros(0, np.uint8)
 
     def _run(self, tokens: IntArray, *, wanted: int) -> None:
@@ -144,7 +143,7 @@ class NativeEngine:
         kv, count = self._kv, tokens.size
         check_positions(self.spec, kv.next_position + count)
         self._tokens[:count] = tokens
-        kv.announce(count)
+        kv.prepare(count)
         kind = Job.STEP if count == 1 else Job.CHUNK
         self._workers.run(
             kind=kind, count=count, position=kv.next_position, angle=self._angle_row(count), wanted=wanted,
@@ -154,22 +153,29 @@ class NativeEngine:
 
     def _angle_row(self, count: int) -> int:
         """The row at which the table of rotary angles has the next `count` positions."""
-        first = self._kv.next_turn
-        if self._rotation is not self._kv.rotation:
-            self._rotation, self._rope_rows = self._kv.rotation, 0
+        first = self._kv.next_rope_position
+        if self._rotation is not self._kv.rope.rotation:
+            self._rotation, self._rope_rows = self._kv.rope.rotation, 0
         if not self._rope_from <= first <= first + count <= self._rope_from + self._rope_rows:
             self._rope_from, self._rope_rows = first, max(count, _ROPE_AHEAD)
             positions = np.arange(first, first + self._rope_rows)
-            tables = self._rotation.tables(positions, self._head).reshape(len(self._rope), -1)
-            self._rope[:, : tables.shape[1]] = tables
+            for kind, table in enumerate(self._rope):
+                angles = _angle_table(self._rotation, kind, positions)
+                table[: angles.size] = angles.reshape(-1)
         return first - self._rope_from
 
     def _pointers(self) -> tuple[Any, ...]:
         """What a pass reads and writes, in the order of `generator.POINTERS`."""
-        kv = self._kv
+        store = self._kv.store
         arrays = (
-            self._weights, self._table, self._floats, self._integers, *kv.arrays.values(),
-            kv.lengths, kv.row_positions, self._tokens, self._logits, self._rope,
-            kv.row_attention, kv.regions.starts, *([self.times] if self.times.size else []),
+            self._weights, self._table, self._floats, self._integers, *store.rows.arrays.values(),
+            store.lengths, store.positions, self._tokens, self._logits, self._rope,
+            store.paid, store.regions.starts, *([self.times] if self.times.size else []),
         )  # fmt: skip
         return tuple(map(pointer, arrays))
+
+
+def _angle_table(rotation: Rotation, kind: int, positions: AnyArray) -> FloatArray:
+    """float32 [positions, 2, head], as kernels read it: cosines of every dimension, then −sin and +sin of each pair."""
+    cos, sin = rotation.tables(kind, positions)
+    return np.stack([np.repeat(cos, 2, axis=1), np.stack([-sin, sin], axis=-1).reshape(len(sin), -1)], axis=1)

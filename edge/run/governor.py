@@ -1,7 +1,7 @@
 """One decision per step, from readings alone: go on, pause, give memory back, or stop because a budget is spent.
 
-Nothing here reads a clock or a sensor, so that recorded and simulated devices decide as real ones do;
-edge/run/meters.py takes the samples and does the waiting.
+Nothing here reads a clock or a sensor, so that recorded and simulated devices decide as real ones do; meters.py takes
+the samples and waits.
 
 Power is held by a leaky bucket: what was spent above the allowance is waited for. Temperature is held by the share of
 time in which the device works, a PI controller on the distance to the limit: heat lags behind work by a minute.

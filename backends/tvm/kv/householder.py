@@ -1,11 +1,12 @@
-"""A reflection of each head's keys, for dtypes that turn them (codes.py).
+"""A Householder reflection of each head's keys, for KV dtypes that apply a Hadamard transform (row_formats.py).
 
-The keys of a head all point the same way more or less: over half of their energy is that of their mean. Reflected onto
-the first axis, which H spreads evenly over all dimensions, their common part becomes the least value that every row
-stores anyway, and the codes are left for what differs. Queries are reflected, too, so scores stay what they are.
+The keys of a head point in similar directions: over half of their energy is that of their mean. A reflection maps the
+mean to the first axis, which the Hadamard transform spreads evenly over all dimensions. So the common part becomes the
+minimum that every row stores anyway, and the codes are left for what differs. Queries are reflected too, so scores do
+not change.
 
-The direction is that of the mean key of random tokens, before RoPE, turned to positions from here to there: the part
-that RoPE turns quickly has no mean. Perplexity of SmolLM2 with 4-bit rows: 1.031 × that of f16, 1.047 without mirrors.
+The mean is that of random tokens' keys before RoPE, then rotated to positions over a range: the part that RoPE rotates
+quickly has no mean. Perplexity of SmolLM2 with 4-bit rows: 1.031 × that of f16, 1.047 without reflections.
 """
 
 from __future__ import annotations
@@ -14,33 +15,34 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from edge.backends.tvm.kv.rotations import Rotation
+from edge.backends.rope import Rotation
 from edge.types import FloatArray, IntArray
 
-_RUNS, _RUN = 4, 16  # so many times so many tokens: few, so that caches of almost any capacity get the same mirrors
+_RUNS, _RUN = 4, 16  # runs, tokens of each: few, so that caches of almost any capacity get the same reflections
 _POSITIONS, _PARTS = np.linspace(0, 2000, 128).astype(np.int64), 8
 
 
 def sample_runs(capacity: int, vocab: int) -> IntArray:
-    """Tokens to run, each time in an empty cache, int32 [runs, n]."""
-    tokens = np.random.default_rng(0).integers(0, vocab, (_RUNS, _RUN)).astype(np.int32)
-    return tokens[:, :capacity]
+    """Random tokens, int32 [runs, n], each run for an empty cache."""
+    return np.random.default_rng(0).integers(0, vocab, (_RUNS, _RUN)).astype(np.int32)[:, :capacity]
 
 
 def find_normals(runs: Iterable[FloatArray], rotation: Rotation) -> FloatArray:
-    """From the keys of runs of tokens, each [heads, n, head] at positions 0 … n−1: the mirrors' unit normals, float32
-    [heads, head]. A few rows at a time: all heads at all positions would take more than the cache."""
-    means = [rotation.turn(keys, -np.arange(keys.shape[1])).mean(axis=1, keepdims=True) for keys in runs]
+    """Unit normals, float32 [heads, head], from the keys of runs of tokens, each [heads, n, head] at positions 0 … n−1.
+
+    A few rows at a time: all heads at all positions would take more memory than the cache.
+    """
+    means = [rotation.rotate_cached(keys, -np.arange(keys.shape[1])).mean(axis=1, keepdims=True) for keys in runs]
     mean = np.mean(means, axis=0)
     parts = np.split(_POSITIONS, _PARTS)
-    turned = [rotation.turn(np.repeat(mean, part.size, axis=1), part).mean(axis=1) for part in parts]
-    normals = _unit(np.mean(turned, axis=0))
+    rotated = [rotation.rotate_cached(np.repeat(mean, part.size, axis=1), part).mean(axis=1) for part in parts]
+    normals = _unit(np.mean(rotated, axis=0))
     normals[:, 0] -= 1
     return _unit(normals)
 
 
 def reflect(x: FloatArray, normals: FloatArray) -> FloatArray:
-    """x [..., n, head] in the mirrors with these normals [..., head]; twice is once nothing. Normal 0: no mirror."""
+    """x [..., n, head] reflected by these normals [..., head]; its own inverse. A normal of 0 changes nothing."""
     normals = normals[..., None, :]
     return np.asarray(x - 2 * (x * normals).sum(axis=-1, keepdims=True) * normals)
 

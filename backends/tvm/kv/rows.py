@@ -1,4 +1,4 @@
-"""The rows of the KV cache as they lie in memory, those of all heads together, for NumPy: kernels/cache.py says how."""
+"""NumPy's view of the KV cache's rows in memory, all heads together; kernels/cache.py defines the layout."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def row_bytes(shape: Shape, dtype: str) -> int:
 
 
 class Rows:
-    """`arrays` are what compiled code works on. Rows are named by their numbers from the start of the arena.
+    """`arrays` are what compiled code works on. Rows are counted from the start of the arena.
 
-    mirrors: the normals by which keys are reflected (mirror.py), [heads of all layers, head].
+    normals: of the Householder reflections of keys (householder.py), [heads of all layers, head].
     """
 
-    def __init__(self, count: int, head: int, dtype: str, mirrors: FloatArray) -> None:
-        form, self.dtype, self.mirrors, self._tiles = FORMATS[dtype], dtype, mirrors, count // TILE
+    def __init__(self, count: int, head: int, dtype: str, normals: FloatArray) -> None:
+        form, self.dtype, self.normals, self._tiles = FORMATS[dtype], dtype, normals, count // TILE
         self._widths = form.widths(head)
         types = [form.memory] * 2 + [form.scale] * 2
         self.arrays = {
@@ -53,15 +53,15 @@ class Rows:
             self._view(name)[rows // TILE, :, rows % TILE] = stored
 
     def save(self, name: str, rows: AnyArray) -> bytes:
-        """Rows [heads, n] as they lie in memory: whole tiles of each head, then the rows that are left over."""
+        """Rows [heads, n] as they lie in memory: whole tiles of each head, then the remaining rows."""
         if self.width(name) == 0:
             return b""
         tiled, rest, tiles = _tiles(rows)
-        whole = self._by_tile(name)[tiles] if tiles is not None else self._turned(name, self.gather(name, tiled))
+        whole = self._by_tile(name)[tiles] if tiles is not None else self._transposed(name, self.gather(name, tiled))
         return whole.tobytes() + self.gather(name, rest).tobytes()
 
     def restore(self, name: str, rows: AnyArray, saved: AnyArray) -> None:
-        """Put back what `save` gave, [heads · n · width]."""
+        """The inverse of `save`: saved [heads · n · width]."""
         width = self.width(name)
         if width == 0:
             return
@@ -71,7 +71,7 @@ class Rows:
             self._by_tile(name)[tiles] = whole.reshape(*tiles.shape, TILE * width)
         else:
             shape = (TILE, width) if name == "values" else (width, TILE)
-            self.scatter(name, tiled, self._turned(name, whole.reshape(*tiled.shape[:2], *shape)))
+            self.scatter(name, tiled, self._transposed(name, whole.reshape(*tiled.shape[:2], *shape)))
         self.scatter(name, rest, others.reshape(*rest.shape, width))
 
     def keys(self, rows: AnyArray, head: int | None = None) -> FloatArray:
@@ -87,7 +87,7 @@ class Rows:
     def _reflected(self, keys: FloatArray, head: int | None) -> FloatArray:
         if not FORMATS[self.dtype].turned:
             return keys
-        return reflect(keys, self.mirrors if head is None else self.mirrors[head])
+        return reflect(keys, self.normals if head is None else self.normals[head])
 
     def shift(self, move: Move) -> None:
         """Move neighbouring rows; both ends begin with a tile."""
@@ -98,17 +98,17 @@ class Rows:
             view[target : target + count] = view[source : source + count]
 
     def release(self, first: int) -> None:
-        """Give the memory of all rows from `first` on back, which begins a tile: nothing is in them any more."""
+        """Return the memory of all rows from `first` on, which begins a tile, to the system. Their content is lost."""
         for name, array in self.arrays.items():
             release(array[first * self.width(name) :])
         self.nbytes = sum(first * self.width(name) * array.itemsize for name, array in self.arrays.items())
 
     def _by_tile(self, name: str) -> AnyArray:
-        """[tiles, TILE · width], in whatever order a tile has within."""
+        """[tiles, TILE · width], whatever the order within a tile."""
         return self.arrays[name].reshape(-1, TILE * self.width(name))
 
-    def _turned(self, name: str, tiles: AnyArray) -> AnyArray:
-        """[…, TILE, width] as they lie in memory, or back."""
+    def _transposed(self, name: str, tiles: AnyArray) -> AnyArray:
+        """[…, TILE, width] to the order in memory, or back."""
         return tiles if name == "values" else tiles.swapaxes(-1, -2)
 
     def _view(self, name: str) -> AnyArray:
@@ -118,13 +118,13 @@ class Rows:
 
 
 def with_spare(count: int, dtype: str, width: int = 1) -> AnyArray:
-    """[count] zeros, with room behind them that kernels may read."""
+    """[count] zeros, followed by memory that kernels may read."""
     return aligned_zeros(count + _SPARE_ROWS * width, dtype)[:count]
 
 
 def _tiles(rows: AnyArray) -> tuple[AnyArray, AnyArray, AnyArray | None]:
-    """Rows [heads, n] as [heads, tiles, TILE], those that are left over, and the numbers of the tiles if the rows fill
-    tiles of the arena: that makes copying them much faster."""
+    """Rows [heads, n] as [heads, tiles, TILE], the remaining rows, and the tiles' numbers if the rows fill whole tiles
+    of the arena, which makes copying much faster."""
     whole = rows.shape[1] // TILE * TILE
     tiled = rows[:, :whole].reshape(len(rows), -1, TILE)
     first = tiled[..., 0]

@@ -106,7 +106,7 @@ class Rig:
         """Seconds of a step."""
         kv, token = engine.kv, self._tokens[:1]
         kv.truncate(0)
-        kv.announce(rows)
+        kv.prepare(rows)
         kv.appended(rows)  # booked, not computed: only the time matters
         warm = _timed(lambda: engine.forward(token))
         self._steps = max(2, min(_MOST_STEPS, int(_BATCH_S / warm)))
@@ -127,7 +127,7 @@ class Rig:
             threads=values.get("threads", self._cores), tuning=tuning,
         )  # fmt: skip
         engine = NativeEngine(self._file, self._spec, config)
-        for array in engine.kv.arrays.values():
+        for array in engine.kv.store.rows.arrays.values():
             array.fill(1)  # memory that nobody has written to is one page, again and again: it would be too fast
         engine.forward(self._tokens[:2])
         engine.kv.truncate(0)

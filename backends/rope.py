@@ -1,0 +1,133 @@
+"""RoPE: the rotation of queries and keys, once when they are computed and again when cached keys change positions.
+
+Angles are computed in float64, so that position 10^7 is as exact as position 10.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from edge.formats.gguf import GGUFFile
+from edge.model.architectures.angles import Angles, find_angles
+from edge.model.spec import Recipe
+from edge.types import AnyArray, FloatArray
+
+_UNROTATED = Angles(np.zeros(0), 1.0)  # of models with learned positions
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """angles: of all layers, or of two kinds of layers; kinds: which of them each layer uses, [layers].
+
+    pairs: in a head. A model may rotate only the first ones; values behind the last pair are not rotated either.
+    halves: value i pairs with value i + pairs, otherwise 2i pairs with 2i + 1.
+    """
+
+    angles: tuple[Angles, ...]
+    kinds: tuple[int, ...]
+    pairs: int
+    halves: bool
+
+    def tables(self, kind: int, positions: AnyArray) -> tuple[FloatArray, FloatArray]:
+        """Cosines and sines, float32 [positions, pairs], of one kind of layers."""
+        return _tables(self.angles[kind], positions, self.pairs)
+
+    def rotate(self, x: FloatArray, layer: int, positions: AnyArray) -> FloatArray:
+        """Queries or keys as a layer computes them, float32 [..., n, head], for `positions` [n]."""
+        return rotate(x, *self.tables(self.kinds[layer], positions), halves=self.halves)
+
+    def rotate_cached(self, keys: FloatArray, by: AnyArray, layer: int | None = None) -> FloatArray:
+        """Keys from the cache, key i rotated by `by[i]` more positions. Their magnitude is applied already.
+
+        Of heads of one layer, float32 [..., n, head], or of all heads of all layers, float32 [heads, n, head].
+        """
+        tables = [_tables(replace(each, magnitude=1.0), by, self.pairs) for each in self.angles]
+        if layer is not None:
+            return rotate(keys, *tables[self.kinds[layer]], halves=self.halves)
+        layers = keys.reshape(len(self.kinds), -1, *keys.shape[1:])
+        rotated = np.empty_like(layers)
+        for kind, table in enumerate(tables):
+            chosen = np.equal(self.kinds, kind)
+            rotated[chosen] = rotate(layers[chosen], *table, halves=self.halves)
+        return rotated.reshape(keys.shape)
+
+    def since(self, other: Rotation) -> Rotation:
+        """The rotation from where `other` has rotated a key to where this one would have."""
+        pairs = zip(self.angles, other.angles, strict=True)
+        return replace(self, angles=tuple(Angles(ours.radians - theirs.radians, 1.0) for ours, theirs in pairs))
+
+
+def find_rotation(
+    file: GGUFFile, recipe: Recipe, *, halves: bool, head: int | None = None, long: bool = False
+) -> Rotation:
+    """head: values of a head that form pairs (None: those that the model rotates). long: with LongRoPE's long factors.
+
+    Raises ModelFormatError as `find_angles` does.
+    """
+    angles = tuple(find_angles(file, rope, long=long) for rope in recipe.ropes) or (_UNROTATED,)
+    kinds = tuple(recipe.rope_of(layer) for layer in range(len(recipe.windows)))
+    return Rotation(angles, kinds, angles[0].radians.size if head is None else head // 2, halves)
+
+
+def rotate(x: FloatArray, cos: FloatArray, sin: FloatArray, *, halves: bool) -> FloatArray:
+    """x float32 [..., n, head] by cosines and sines [n, pairs]; pairs as in `Rotation`."""
+    pairs = cos.shape[-1]
+    ends = (slice(pairs), slice(pairs, 2 * pairs)) if halves else (slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2))
+    one, other = (x[..., end] for end in ends)
+    rotated = np.array(x)
+    rotated[..., ends[0]] = one * cos - other * sin
+    rotated[..., ends[1]] = one * sin + other * cos
+    return rotated
+
+
+def _tables(angles: Angles, positions: AnyArray, pairs: int) -> tuple[FloatArray, FloatArray]:
+    """Pairs that a model does not rotate have cosine 1 and sine 0."""
+    rotated = angles.radians.size
+    cos, sin = np.ones((len(positions), pairs), np.float32), np.zeros((len(positions), pairs), np.float32)
+    radians = positions[:, None].astype(np.float64) * angles.radians
+    cos[:, :rotated], sin[:, :rotated] = angles.magnitude * np.cos(radians), angles.magnitude * np.sin(radians)
+    return cos, sin
+
+
+class CacheRope:
+    """The rotation of one cache's keys: with LongRoPE (arXiv:2402.13753), by one of two sets of factors.
+
+    A text within the original context has the short factors; a longer one has the long ones from its first token on,
+    however large the cache is, as in transformers. When a text grows beyond the original context, its keys are rotated
+    anew. Deeper layers computed them, and their values, under the short factors, where transformers' `generate` runs
+    the whole text again; such rows have a key of their own, and no other text reuses them.
+
+    suffix: what the choice adds to `KVCache.key`.
+    """
+
+    def __init__(
+        self, file: GGUFFile, recipe: Recipe, positions: int, *, halves: bool, head: int | None = None
+    ) -> None:
+        """positions: the most that the cache will have. halves, head: as in `find_rotation`."""
+        original = next((rope.original_context for rope in recipe.ropes if rope.has_long), positions)
+        self._limit = original if positions > original else None
+        self._short, self._long = (
+            find_rotation(file, recipe, halves=halves, head=head, long=long) for long in (False, True)
+        )
+        self.clear()
+
+    def clear(self) -> None:
+        """The cache is empty: a new text begins."""
+        self.rotation, self.suffix = self._short, ""
+
+    def is_outgrown_by(self, positions: int) -> bool:
+        """Whether a text of this many positions needs the long factors while the cache has the short ones."""
+        return self._limit is not None and self.rotation is self._short and positions > self._limit
+
+    def lengthen(self, rows: int) -> Rotation:
+        """Use the long factors from here on. Returns what rotates the cache's `rows`, which have the short ones."""
+        self.rotation, self.suffix = self._long, ":lengthened" if rows else ":long"
+        return self._long.since(self._short)
+
+    def adopt(self, key: str, own: str) -> None:
+        """Use the factors of saved rows that return to an empty cache; own: the cache's key without suffix."""
+        for suffix in ("", ":long", ":lengthened") if self._limit is not None else ():
+            if key == own + suffix:
+                self.rotation, self.suffix = self._long if suffix else self._short, suffix

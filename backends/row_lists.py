@@ -1,0 +1,173 @@
+"""Which rows a KV cache holds, where they lie, and what RoPE has rotated their keys to.
+
+A *logical row* is a row's place among the rows in use, oldest first; its *physical row* is its place in memory. Rows
+from the end move into the holes that evicted ones leave, so most rows never move. A key's *RoPE position* is what it is
+rotated to: closing a gap rotates the few keys before it forward rather than the many behind it back, so RoPE positions
+only grow. `base` is what separates them from the positions that callers see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from edge.types import AnyArray, FloatArray, IntArray
+
+_ROTATED_AT_ONCE = 4  # rows: the memory that rotating takes does not grow with the number of pinned rows
+_NONE = np.zeros(0, np.int32)
+
+
+class RowLists:
+    """One list of rows while all heads keep the same ones, otherwise one list for each head of every layer.
+
+    physical, rope_positions: by logical row, [lists, longest]. next_rope_position: of the next key.
+    """
+
+    def __init__(self, longest: int) -> None:
+        self.physical = np.zeros((1, longest), np.int32)
+        self.rope_positions = np.zeros((1, longest), np.int64)
+        self.base = self.next_rope_position = 0
+
+    def __len__(self) -> int:
+        return len(self.physical)
+
+    @property
+    def next_position(self) -> int:
+        """As callers count."""
+        return self.next_rope_position - self.base
+
+    def positions(self, length: int) -> AnyArray:
+        """As callers count, int64 [lists, length]."""
+        return np.asarray(self.rope_positions[:, :length] - self.base)
+
+    def by_physical_row(self, length: int, count: int) -> AnyArray:
+        """RoPE positions of `length` rows and of the next `count`, by physical row: int64 [lists, rows]."""
+        found = np.empty((len(self), length + count), np.int64)
+        physical = self.physical[:, :length].astype(np.int64)
+        np.put_along_axis(found, physical, self.rope_positions[:, :length], axis=1)
+        found[:, length:] = self.next_rope_position + np.arange(count)
+        return found
+
+    def clear(self) -> None:
+        self.physical, self.rope_positions = self.physical[:1], self.rope_positions[:1]
+        self.base = self.next_rope_position = 0
+
+    def split(self, heads: int) -> None:
+        """Give each head a list of its own."""
+        if len(self) == 1:
+            self.physical = np.repeat(self.physical, heads, axis=0)
+            self.rope_positions = np.repeat(self.rope_positions, heads, axis=0)
+
+    def append(self, lengths: IntArray, count: int) -> None:
+        """Add `count` rows that a pass has written behind the last physical rows. lengths: of the lists before."""
+        each = np.arange(len(self))[:, None]
+        physical = lengths[: len(self), None] + np.arange(count)
+        self.physical[each, physical] = physical
+        self.rope_positions[each, physical] = self.next_rope_position + np.arange(count)
+        self.next_rope_position += count
+
+    def append_saved(self, first: int, positions: IntArray, base: int, next_position: int) -> None:
+        """Add saved rows behind the `first` ones of the only list."""
+        new = slice(first, first + positions.size)
+        self.physical[0, new] = np.arange(new.start, new.stop)
+        self.rope_positions[0, new] = positions.astype(np.int64) + base
+        self.base, self.next_rope_position = base, base + next_position
+
+    def retain(self, rows: Sequence[IntArray]) -> list[AnyArray]:
+        """Keep these logical rows of each list. Returns how physical rows move, pairs int32 [n, 2] for each list.
+
+        Rows beyond the new length move into holes, so rows in use stay without gaps.
+        """
+        moves = []
+        for each, kept in enumerate(rows):
+            physical, pairs = _fill_holes(self.physical[each, kept])
+            self.physical[each, : kept.size] = physical
+            self.rope_positions[each, : kept.size] = self.rope_positions[each, kept]
+            moves.append(pairs)
+        return moves
+
+    def close_gaps(self, count: int) -> tuple[AnyArray, AnyArray, AnyArray]:
+        """Give the rows of the only list positions 0 … count − 1.
+
+        Returns the logical rows whose distance to the last row changes, and their RoPE positions before and after.
+        """
+        if not count:
+            self.base = self.next_rope_position = 0
+            return _NONE, _NONE, _NONE
+        found = self.rope_positions[0, :count]
+        self.base = int(found[-1]) - (count - 1)
+        self.next_rope_position = self.base + count
+        wanted = self.base + np.arange(count)
+        moved = np.flatnonzero(found != wanted)
+        before = found[moved]
+        found[moved] = wanted[moved]
+        return moved, before, wanted[moved]
+
+    def renumber(self, lengths: IntArray) -> None:
+        """Give each list's rows consecutive positions, the newest rows of all lists the same. lengths: of the lists."""
+        longest = int(lengths.max())
+        self.rope_positions[:, :longest] = np.arange(longest) + longest - lengths[:, None]
+        self.base, self.next_rope_position = 0, longest
+
+    def drop(self, length: int, dropped: int) -> None:
+        """The last `dropped` rows are about to go, and `length` stay. Different lists share their newest rows."""
+        only = len(self) == 1
+        self.next_rope_position = (
+            int(self.rope_positions[0, length - 1]) + 1 if only else self.next_rope_position - dropped
+        )
+
+
+def _fill_holes(physical: AnyArray) -> tuple[AnyArray, AnyArray]:
+    """Move rows into the first places: where each row lies then, and the moves, int32 [n, 2]."""
+    beyond = physical >= physical.size
+    sources = physical[beyond]
+    if sources.size == 0:
+        return physical, np.zeros((0, 2), np.int32)
+    occupied = np.zeros(physical.size, bool)
+    occupied[physical[~beyond]] = True
+    targets = np.flatnonzero(~occupied).astype(np.int32)
+    filled = physical.copy()
+    filled[beyond] = targets
+    return filled, np.stack([sources, targets], axis=1)
+
+
+class PinnedKeys:
+    """The keys of the first rows, at most `most`, as they were before they were first rotated in the cache.
+
+    Sinks are rotated at every eviction, and each time their keys would be rounded again. So they are always rotated
+    from their first values.
+    """
+
+    def __init__(self, heads: int, head: int, most: int) -> None:
+        self._keys = np.empty((heads, most, head), np.float32)  # takes no memory before it is written to
+        self._rope_positions = np.zeros(0, np.int64)
+
+    def exact(self, rows: AnyArray, keys: FloatArray, before: AnyArray, after: AnyArray) -> tuple[FloatArray, AnyArray]:
+        """The keys [heads, n, head] of logical `rows` [n], and by how much to rotate each to reach `after`."""
+        by, first, have = after - before, int(rows[0]), self._rope_positions.size
+        known = max(0, min(first + rows.size, self._keys.shape[1]) - first)
+        if known and first <= have and (rows[:known] == np.arange(first, first + known)).all():
+            old = max(0, min(have - first, known))
+            keys[:, :old] = self._keys[:, first : first + old]
+            by[:old] = after[:old] - self._rope_positions[first : first + old]
+            if old < known:
+                self._keys[:, have : first + known] = keys[:, old:known]
+                self._rope_positions = np.concatenate([self._rope_positions, before[old:known]])
+        return keys, by
+
+    def forget(self, rows: IntArray = _NONE) -> None:
+        """Forget keys that are no longer those of the first rows when logical `rows` stay."""
+        known = min(self._rope_positions.size, rows.size)
+        moved = np.flatnonzero(rows[:known] != np.arange(known))
+        self._rope_positions = self._rope_positions[: int(moved[0]) if moved.size else known]
+
+
+def pinned_bytes(heads: int, head: int, most: int) -> int:
+    """Of `PinnedKeys`."""
+    return 4 * heads * head * most
+
+
+def rotated_at_once(count: int) -> Iterator[slice]:
+    """`count` rows in the parts that are rotated together."""
+    return (slice(at, at + _ROTATED_AT_ONCE) for at in range(0, count, _ROTATED_AT_ONCE))

@@ -1,0 +1,144 @@
+"""The native engine's memory of KV rows: every head's rows lie in a region of one arena."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from edge.backends.head_kv import HeadKV
+from edge.backends.row_lists import RowLists
+from edge.backends.tvm.cpu.loading import Call, Image
+from edge.backends.tvm.kv.householder import find_normals, sample_runs
+from edge.backends.tvm.kv.regions import Move, Regions
+from edge.backends.tvm.kv.rows import Rows, row_bytes, with_spare
+from edge.backends.tvm.memory import aligned_zeros, pointer, release
+from edge.backends.tvm.packing.layout import Shape
+from edge.types import AnyArray, FloatArray, IntArray
+
+
+class NativeStore:
+    """RowStore protocol. `rows.arrays` are what compiled code works on; `image` has the function that moves rows.
+
+    positions, paid: by row of the arena, the positions for sliding windows and the attention for policies; empty where
+    they are not needed.
+    """
+
+    level = False
+
+    def __init__(
+        self, shape: Shape, dtype: str, regions: Regions, image: Image, normals: FloatArray, *, observes: bool
+    ) -> None:
+        self.dtype, self.capacity, self.head, self.observes = dtype, regions.capacity, shape.padded_head, observes
+        self.row_bytes = row_bytes(shape, dtype)
+        self.regions, self.rows = regions, Rows(regions.size, shape.padded_head, dtype, normals)
+        self.lengths: IntArray = aligned_zeros(shape.layers * shape.kv_heads, "int32")
+        self.positions = with_spare(regions.size if shape.windowed else 0, "int32")
+        self.paid = with_spare(regions.size if observes else 0, "float32")
+        self.nbytes = self.rows.nbytes + self.positions.nbytes + self.paid.nbytes
+        self._image = image
+
+    @property
+    def longest(self) -> int:
+        return self.regions.longest
+
+    @property
+    def limits(self) -> IntArray:
+        return self.regions.limits
+
+    def prepare(self, count: int, position: int) -> None:
+        if self.positions.size == 0 and self.paid.size == 0:
+            return
+        rows = (self.regions.starts + self.lengths)[:, None] + np.arange(count)
+        if self.positions.size:
+            self.positions[rows] = position + np.arange(count)
+        if self.paid.size:
+            self.paid[rows] = 0
+
+    def move(self, moves: Sequence[AnyArray]) -> None:
+        starts = self.regions.starts.reshape(len(moves), -1, 1, 1)
+        in_arena = [(first + pairs).reshape(-1, 2) for first, pairs in zip(starts, moves, strict=True)]
+        pairs = np.ascontiguousarray(np.concatenate(in_arena), np.int32)
+        if pairs.size:
+            arrays = (pointer(array) for array in self.rows.arrays.values())
+            Call(self._image, "move", (*arrays, pointer(pairs), len(pairs)))()
+            if self.paid.size:
+                self.paid[pairs[:, 1]] = self.paid[pairs[:, 0]]
+
+    def share_out(self) -> None:
+        if self.regions.uneven:
+            self._follow(self.regions.share_out(self.lengths))
+
+    def place(self, lists: RowLists) -> None:
+        if self.positions.size:
+            for head, length in enumerate(self.lengths.tolist()):
+                each = head % len(lists)
+                rows = self.regions.starts[head] + lists.physical[each, :length]
+                self.positions[rows] = lists.positions(length)[each]
+
+    def clear(self) -> None:
+        self.regions.make_even()
+
+    def shrink(self, capacity: int) -> None:
+        self._follow(self.regions.shrink(capacity, self.lengths))
+        self.capacity, used = capacity, self.regions.used
+        self.rows.release(used)
+        self.nbytes = self.rows.nbytes
+        for array in (self.positions, self.paid):
+            if array.size:
+                release(array[used:])
+                self.nbytes += used * array.itemsize
+
+    def keys(self, rows: AnyArray, head: int | None = None) -> FloatArray:
+        return self.rows.keys(self._in_arena(rows, head), head)
+
+    def set_keys(self, rows: AnyArray, keys: FloatArray, head: int | None = None) -> None:
+        self.rows.set_keys(self._in_arena(rows, head), keys, head)
+
+    def save(self, rows: AnyArray) -> Iterable[bytes]:
+        in_arena = self._in_arena(rows)
+        return (self.rows.save(name, in_arena) for name in self.rows.arrays)
+
+    def restore(self, first: int, count: int, saved: memoryview) -> None:
+        rows, at = self._in_arena(np.arange(first, first + count)), 0
+        for name, array in self.rows.arrays.items():
+            part = np.frombuffer(saved, array.dtype, rows.size * self.rows.width(name), at)
+            self.rows.restore(name, rows, part)
+            at += part.nbytes
+        if self.paid.size:
+            self.paid[rows] = 0
+
+    def attention(self, rows: AnyArray) -> FloatArray:
+        return np.asarray(self.paid[self.regions.rows(rows)])
+
+    def scale_attention(self, head: int, rows: AnyArray, by: FloatArray) -> None:
+        self.paid[self._in_arena(rows, head)] *= by
+
+    def clear_attention(self) -> None:
+        self.paid[:] = 0
+
+    def _in_arena(self, rows: AnyArray, head: int | None = None) -> AnyArray:
+        """Physical rows [n] of one head, or of all [heads, n], counted from the start of the arena."""
+        return self.regions.rows(rows) if head is None else np.asarray(self.regions.starts[head] + rows)
+
+    def _follow(self, moves: list[Move]) -> None:
+        """Move rows to where regions begin now."""
+        for move in moves:
+            self.rows.shift(move)
+            if self.paid.size:
+                source, target = (slice(at, at + move.count) for at in (move.source, move.target))
+                self.paid[target] = self.paid[source]
+
+
+def choose_normals(kv: HeadKV[NativeStore], run: Callable[[IntArray], object], vocab: int) -> None:
+    """Set the normals of Householder reflections from the keys of random tokens that `run` runs. Empties the cache."""
+    runs = sample_runs(kv.capacity, vocab)
+
+    def keys_of(tokens: IntArray) -> FloatArray:
+        kv.truncate(0)
+        run(tokens)
+        return kv.store.keys(np.arange(tokens.size))
+
+    kv.store.rows.normals[:] = find_normals(map(keys_of, runs), kv.rope.rotation)
+    kv.truncate(0)
+    kv.settings += f":{runs.shape[1]}"  # rows cannot be read without their normals
