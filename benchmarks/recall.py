@@ -36,7 +36,7 @@ def recalled(model: edge.Model, tokens: IntArray, rows: int) -> float:
         _copy(whole, small)
         if whole.kv.length > rows:
             view = look(whole.kv, Needs(queries=CHUNK))
-            assert view.attention is not None
+            assert view.attention.size
             small.kv.keep_heads(best_rows(view.attention, view, rows, 4, rows // 4))
         logits = small.forward_all(part)
         losses += [token_loss(line, int(wanted)) for line, wanted in zip(logits, tokens[start + 1 :], strict=False)]

@@ -372,7 +372,7 @@ class Twin:
             last = min(recent, max(0, rows.size - sinks))
             assert set(range(length - last, length)) <= set(rows.tolist())
         assert view is not None
-        if self.oracle and view.attention is not None and self.exact:
+        if self.oracle and view.attention.size and self.exact:
             attention = self.oracle.rows_of(self.oracle.attention)
             np.testing.assert_allclose(view.attention, attention, rtol=1e-4, atol=1e-4)
 
@@ -564,7 +564,7 @@ def test_a_follow_up_evicts_by_what_was_observed(policy: str, answer: int, sessi
     choose = recorder.rows_to_keep
 
     def remember(view: KVView, budget: int) -> list[IntArray]:
-        assert view.attention is not None
+        assert view.attention.size
         shown.append(view.attention.sum(axis=-1))
         return choose(view, budget)
 

@@ -472,7 +472,7 @@ class Twin:
         assert chosen[-1] == self.policy.view.length - 1
         self.renumbered += renumbered
         if self.oracle:
-            assert self.policy.view.attention is not None
+            assert self.policy.view.attention.size
             attention = self.policy.view.attention[0, 0]
             np.testing.assert_allclose(attention, self.oracle.attention, rtol=1e-4, atol=1e-4)
             self.oracle.keep(chosen)

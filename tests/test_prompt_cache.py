@@ -149,7 +149,7 @@ class Watch:
         return getattr(self._policy, name)
 
     def rows_to_keep(self, view: KVView, budget: int) -> Any:
-        assert view.attention is not None
+        assert view.attention.size
         self.attention.append(float(view.attention.sum(axis=-1).min()))
         return self._policy.rows_to_keep(view, budget)
 

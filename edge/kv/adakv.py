@@ -1,4 +1,4 @@
-"""Ada-KV: SnapKV with a layer's rows shared out over its heads by what they look at.
+"""Ada-KV: SnapKV that shares a layer's rows out over its heads by their attention.
 
 Feng et al., "Ada-KV: Optimizing KV Cache Eviction by Adaptive Budget Allocation for Efficient LLM Inference",
 arXiv:2407.11550. Some heads look at few rows, others at many. The best rows of all heads of a layer stay, whichever
@@ -13,25 +13,20 @@ from typing import ClassVar
 import numpy as np
 
 from edge.errors import InputError
-from edge.kv.policy import KVView, Needs, best_rows, check_options
-from edge.kv.snapkv import pooled
-from edge.types import FloatArray, IntArray
+from edge.kv.policy import KVView, Needs
+from edge.kv.snapkv import SnapKV
+from edge.types import AnyArray, FloatArray, IntArray
 
 
 @dataclass(frozen=True)
-class AdaKV:
-    """window, kernel: as SnapKV's. floor: the share of the mean that every head gets for sure."""
+class AdaKV(SnapKV):
+    """floor: the share of the mean that every head is sure to get."""
 
-    sinks: int = 4
-    window: int = 32
-    kernel: int = 7
     floor: float = 0.2
     name: ClassVar[str] = "adakv"
-    evicts: ClassVar[bool] = True
-    close_gaps: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_options(self.sinks, window=self.window, kernel=self.kernel)
+        super().__post_init__()
         if not 0 <= self.floor <= 1:
             raise InputError(f"floor is a share, from 0 to 1, not {self.floor}")
 
@@ -39,14 +34,11 @@ class AdaKV:
     def needs(self) -> Needs:
         return Needs(queries=self.window, uneven="head")
 
-    def rows_to_keep(self, view: KVView, budget: int) -> list[IntArray]:
-        assert view.attention is not None
-        assert view.lengths is not None
-        scores = pooled(view.attention, self.kernel)
+    def share_out(self, scores: FloatArray, view: KVView, budget: int) -> tuple[AnyArray, int]:
         floor = max(int(self.floor * budget), min(self.sinks, budget))
         most = np.minimum(view.lengths, view.longest) - floor
         shares = [allocate(layer, limits, budget - floor) for layer, limits in zip(scores, most, strict=True)]
-        return best_rows(scores, view, floor + np.concatenate(shares), self.sinks, self.window)
+        return floor + np.concatenate(shares), self.window
 
 
 def allocate(scores: FloatArray, most: IntArray, mean: int) -> IntArray:

@@ -14,43 +14,33 @@ from typing import ClassVar
 
 import numpy as np
 
-from edge.kv.policy import EVERY, KVView, Needs, best_rows, check_options
+from edge.kv.policy import EVERY, KVView, Needs, ScoredAndRecent
 from edge.types import AnyArray, FloatArray, IntArray
 
 _HALVINGS = 12  # of the interval in which the share lies
 
 
 @dataclass(frozen=True)
-class FastGen:
+class FastGen(ScoredAndRecent):
     """recent: rows that are always kept, as a share of the mean number of rows."""
 
-    sinks: int = 4
-    recent: float = 0.25
     name: ClassVar[str] = "fastgen"
-    evicts: ClassVar[bool] = True
-    close_gaps: ClassVar[bool] = False
     needs: ClassVar[Needs] = Needs(queries=EVERY, uneven="head")
 
-    def __post_init__(self) -> None:
-        check_options(self.sinks, self.recent)
+    def score(self, view: KVView) -> FloatArray:
+        return np.divide(view.attention, np.maximum(view.ages, 1), dtype=np.float32)
 
-    def rows_to_keep(self, view: KVView, budget: int) -> list[IntArray]:
-        assert view.attention is not None
-        assert view.ages is not None
-        assert view.lengths is not None
-        scores: FloatArray = np.divide(view.attention, np.maximum(view.ages, 1), dtype=np.float32)
-        heads = np.asarray(scores.reshape(-1, scores.shape[-1]))
-        lengths = view.lengths.reshape(-1)
-        least = min(self.sinks + int(self.recent * budget), budget)
+    def share_out(self, scores: FloatArray, view: KVView, budget: int) -> tuple[AnyArray, AnyArray]:
+        heads, lengths = scores.reshape(-1, scores.shape[-1]), view.lengths.reshape(-1)
+        least = min(self.sinks + self.newest(budget), budget)
         local = recovered(newest_first(heads, lengths, self.sinks))
         heavy = recovered(heaviest_first(heads, lengths, self.sinks, least - self.sinks))
         most = np.minimum(lengths, view.longest)
         share = largest_share(local, heavy, least, most, budget * len(heads))
         near, far = rows_for(local, share), rows_for(heavy, share)
-        budgets = np.clip(np.minimum(near, far), least, most)
-        # A head that looks at what is near is best served by what is near: its heavy rows are those of the past.
-        recent = np.where(near <= far, budgets, least - self.sinks)
-        return best_rows(scores, view, budgets, self.sinks, recent)
+        rows = np.clip(np.minimum(near, far), least, most)
+        # A head that looks at what is near is best served by the newest rows: its heavy rows are those of the past.
+        return rows, np.where(near <= far, rows, least - self.sinks)
 
 
 def newest_first(scores: FloatArray, lengths: IntArray, sinks: int) -> FloatArray:

@@ -13,30 +13,24 @@ from typing import ClassVar
 import numpy as np
 
 from edge.errors import InputError
-from edge.kv.policy import EVERY, KVView, Needs, best_rows, check_options
-from edge.types import IntArray
+from edge.kv.policy import EVERY, KVView, Needs, ScoredAndRecent
+from edge.types import FloatArray
 
 
 @dataclass(frozen=True)
-class H2O:
-    """recent: the share of the cache that is for recent rows. aging: attention counts per age to this power: 0 is the
-    paper's sum, 1 the mean over all queries that could see the row."""
+class H2O(ScoredAndRecent):
+    """aging: attention is divided by age to this power: 0 is the paper's sum, 1 the mean over all queries that could
+    see the row."""
 
-    sinks: int = 4
     recent: float = 0.5
     aging: float = 1.0
     name: ClassVar[str] = "h2o"
-    evicts: ClassVar[bool] = True
-    close_gaps: ClassVar[bool] = False
     needs: ClassVar[Needs] = Needs(queries=EVERY)
 
     def __post_init__(self) -> None:
-        check_options(self.sinks, self.recent)
+        super().__post_init__()
         if not 0 <= self.aging <= 1:
             raise InputError(f"aging is from 0 to 1, not {self.aging}")
 
-    def rows_to_keep(self, view: KVView, budget: int) -> list[IntArray]:
-        assert view.attention is not None
-        assert view.ages is not None
-        scores = view.attention / np.maximum(view.ages, 1).astype(np.float32) ** np.float32(self.aging)
-        return best_rows(scores, view, budget, self.sinks, int(self.recent * budget))
+    def score(self, view: KVView) -> FloatArray:
+        return np.asarray(view.attention / np.maximum(view.ages, 1).astype(np.float32) ** np.float32(self.aging))

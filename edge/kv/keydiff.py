@@ -11,27 +11,20 @@ from typing import ClassVar
 
 import numpy as np
 
-from edge.kv.policy import KVView, Needs, best_rows, check_options
-from edge.types import FloatArray, IntArray
+from edge.kv.policy import KVView, Needs, ScoredAndRecent
+from edge.types import FloatArray
 
 
 @dataclass(frozen=True)
-class KeyDiff:
-    sinks: int = 4
-    recent: float = 0.25
+class KeyDiff(ScoredAndRecent):
     name: ClassVar[str] = "keydiff"
-    evicts: ClassVar[bool] = True
-    close_gaps: ClassVar[bool] = False
     needs: ClassVar[Needs] = Needs(keys=True)
 
-    def __post_init__(self) -> None:
-        check_options(self.sinks, self.recent)
-
-    def rows_to_keep(self, view: KVView, budget: int) -> list[IntArray]:
-        return best_rows(-view.by_keys(similarity), view, budget, self.sinks, int(self.recent * budget))
+    def score(self, view: KVView) -> FloatArray:
+        return -view.by_keys(similarity)
 
 
 def similarity(keys: FloatArray) -> FloatArray:
-    """Of each key's direction with the mean direction, [..., rows, head] to [..., rows]."""
+    """Cosine of each key with the mean direction, [..., rows, head] to [..., rows]."""
     directions = keys / np.maximum(np.linalg.norm(keys, axis=-1, keepdims=True), 1e-6)
     return np.asarray((directions @ directions.mean(axis=-2)[..., None])[..., 0])

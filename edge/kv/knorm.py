@@ -11,22 +11,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from edge.kv.policy import KVView, Needs, best_rows, check_options
-from edge.types import IntArray
+from edge.kv.policy import KVView, Needs, ScoredAndRecent
+from edge.types import FloatArray
 
 
 @dataclass(frozen=True)
-class KNorm:
-    sinks: int = 4
-    recent: float = 0.25
+class KNorm(ScoredAndRecent):
     name: ClassVar[str] = "knorm"
-    evicts: ClassVar[bool] = True
-    close_gaps: ClassVar[bool] = False
     needs: ClassVar[Needs] = Needs(keys=True)
 
-    def __post_init__(self) -> None:
-        check_options(self.sinks, self.recent)
-
-    def rows_to_keep(self, view: KVView, budget: int) -> list[IntArray]:
-        norms = view.by_keys(lambda keys: np.linalg.norm(keys, axis=-1))
-        return best_rows(-norms, view, budget, self.sinks, int(self.recent * budget))
+    def score(self, view: KVView) -> FloatArray:
+        return -view.by_keys(lambda keys: np.linalg.norm(keys, axis=-1))

@@ -7,9 +7,10 @@ every moment.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field, fields
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -24,24 +25,23 @@ Selection = IntArray | Sequence[IntArray]
 class KVView:
     """What a policy may look at: the rows in use, oldest first.
 
-    attention: what the observed queries paid to each row, float32 [layers, KV heads, rows], mean over the query heads
-    of a group; None unless the policy needs queries. ages: tokens since each row came, in the same shape. keys: a
-    function that gives a layer's keys as they are stored, float32 [KV heads, rows, head]: of all layers together they
-    would be larger than the cache. Behind a head's last row all are 0. longest: rows that one head may keep, where
-    they may differ.
+    lengths: rows in use of each head. attention: what the observed queries paid to each row, float32 [layers, KV heads,
+    rows], mean over the query heads of a group. ages: tokens since each row came, in the same shape. keys: a function
+    that gives a layer's keys as they are stored, float32 [KV heads, rows, head], because those of all layers together
+    would be larger than the cache. All are 0 behind a head's last row, and empty if the policy does not need them.
+    longest: rows that one head may keep, where heads may differ.
     """
 
     length: int  # of the head that has most
-    lengths: IntArray | None = None  # [layers, KV heads]; None: all have `length`
-    attention: FloatArray | None = None
-    ages: IntArray | None = None
+    lengths: IntArray = field(default_factory=lambda: np.zeros((0, 0), np.int32))  # [layers, KV heads]
+    attention: FloatArray = field(default_factory=lambda: np.zeros((0, 0, 0), np.float32))
+    ages: IntArray = field(default_factory=lambda: np.zeros((0, 0, 0), np.int32))
     keys: Callable[[int], FloatArray] | None = None
     longest: int = 0
 
     def by_keys(self, score: Callable[[FloatArray], FloatArray]) -> FloatArray:
-        """What `score` makes of the keys, layer by layer: float32 [layers, KV heads, rows]."""
+        """`score` of each layer's keys: float32 [layers, KV heads, rows]."""
         assert self.keys is not None
-        assert self.lengths is not None
         return np.stack([score(self.keys(layer)) for layer in range(len(self.lengths))])
 
 
@@ -69,7 +69,7 @@ NOTHING = Needs()
 
 
 class Policy(Protocol):
-    """name: as in --kv-policy. evicts: whether it ever gives rows up. close_gaps: see `KVCache.keep`.
+    """name: as in --kv-policy. evicts: whether it ever evicts a row. close_gaps: see `KVCache.keep`.
 
     A policy that evicts has an option `sinks`: the first rows, which it never evicts from any head as long as the
     budget is no smaller.
@@ -95,6 +95,47 @@ class Policy(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Scored(ABC):
+    """A policy that keeps, for each head, its sinks, its newest rows, and of the rest those with the highest scores."""
+
+    sinks: int = 4
+    evicts: ClassVar[bool] = True
+    close_gaps: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        names = {each.name for each in fields(self)} & {"sinks", "recent", "window", "kernel"}
+        check_options(**{name: getattr(self, name) for name in names})
+
+    @abstractmethod
+    def score(self, view: KVView) -> FloatArray:
+        """[layers, KV heads, rows]."""
+
+    @abstractmethod
+    def newest(self, budget: int) -> int:
+        """Of the rows that a head may keep, those that stay because they are the newest."""
+
+    def share_out(self, scores: FloatArray, view: KVView, budget: int) -> tuple[int | AnyArray, int | AnyArray]:
+        """Rows to keep, and how many of them because they are the newest: for every head alike, or one number each,
+        [layers · KV heads]."""
+        return budget, self.newest(budget)
+
+    def rows_to_keep(self, view: KVView, budget: int) -> list[IntArray]:
+        scores = self.score(view)
+        rows, newest = self.share_out(scores, view, budget)
+        return best_rows(scores, view, rows, self.sinks, newest)
+
+
+@dataclass(frozen=True)
+class ScoredAndRecent(Scored):
+    """recent: the share of the cache that is for the newest rows."""
+
+    recent: float = 0.25
+
+    def newest(self, budget: int) -> int:
+        return int(self.recent * budget)
+
+
 def check_options(sinks: int, recent: float = 0.5, window: int = 1, kernel: int = 1) -> None:
     """Raises InputError for options that no policy can work with."""
     if sinks < 0:
@@ -108,7 +149,7 @@ def check_options(sinks: int, recent: float = 0.5, window: int = 1, kernel: int 
 
 
 def first_and_last(length: int, budget: int, sinks: int) -> IntArray:
-    """Of `length` rows the first `sinks`, and as many of the last as the budget has room for."""
+    """Of `length` rows, the first `sinks` and as many of the last as the budget leaves room for."""
     sinks = min(sinks, budget)
     recent = length - (budget - sinks)
     return np.concatenate([np.arange(sinks), np.arange(recent, length)]).astype(np.int32)
@@ -123,7 +164,7 @@ def best_rows(
     recent rows exceed the budget, the latter give way.
     """
     heads = scores.reshape(-1, scores.shape[-1])
-    lengths = np.full(len(heads), view.length) if view.lengths is None else view.lengths.reshape(-1)
+    lengths = view.lengths.reshape(-1)
     budgets = np.minimum(np.broadcast_to(budget, len(heads)), lengths)
     rows, ends = np.arange(heads.shape[-1]), lengths[:, None]
     first = np.minimum(sinks, budgets)[:, None]

@@ -13,25 +13,20 @@ from typing import ClassVar
 import numpy as np
 
 from edge.errors import InputError
-from edge.kv.policy import KVView, Needs, best_rows, check_options
-from edge.kv.snapkv import pooled
-from edge.types import IntArray
+from edge.kv.policy import KVView, Needs
+from edge.kv.snapkv import SnapKV
+from edge.types import AnyArray, FloatArray, IntArray
 
 
 @dataclass(frozen=True)
-class PyramidKV:
-    """window, kernel: as SnapKV's. slope: the last layer gets 1 / slope of the mean; 20 in the paper, 1 is SnapKV."""
+class PyramidKV(SnapKV):
+    """slope: the last layer gets 1 / slope of the mean; 20 in the paper, 1 is SnapKV."""
 
-    sinks: int = 4
-    window: int = 32
-    kernel: int = 7
     slope: float = 20
     name: ClassVar[str] = "pyramidkv"
-    evicts: ClassVar[bool] = True
-    close_gaps: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_options(self.sinks, window=self.window, kernel=self.kernel)
+        super().__post_init__()
         if self.slope < 1:
             raise InputError(f"slope must be 1 or more, not {self.slope}")
 
@@ -39,12 +34,11 @@ class PyramidKV:
     def needs(self) -> Needs:
         return Needs(queries=self.window, uneven="layer")
 
-    def rows_to_keep(self, view: KVView, budget: int) -> list[IntArray]:
-        assert view.attention is not None
-        layers, heads, _ = view.attention.shape
-        most = min(view.longest, view.length)  # the pyramid rises as its first layers come to have the rows
-        budgets = pyramid(layers, budget, min(max(self.window, self.sinks), budget), self.slope, most)
-        return best_rows(pooled(view.attention, self.kernel), view, np.repeat(budgets, heads), self.sinks, self.window)
+    def share_out(self, scores: FloatArray, view: KVView, budget: int) -> tuple[AnyArray, int]:
+        layers, heads, _ = scores.shape
+        most = min(view.longest, view.length)  # the pyramid rises while its first layers fill
+        rows = pyramid(layers, budget, min(max(self.window, self.sinks), budget), self.slope, most)
+        return np.repeat(rows, heads), self.window
 
 
 def pyramid(layers: int, mean: int, window: int, slope: float, most: int) -> IntArray:

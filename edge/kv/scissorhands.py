@@ -10,28 +10,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edge.kv.policy import KVView, Needs, best_rows, check_options
-from edge.types import IntArray
+from edge.kv.policy import KVView, Needs, ScoredAndRecent
+from edge.types import FloatArray
 
 
 @dataclass(frozen=True)
-class Scissorhands:
-    """window: queries whose attention counts; recent: the share of the cache that is for recent rows."""
+class Scissorhands(ScoredAndRecent):
+    """window: queries whose attention counts."""
 
-    sinks: int = 4
     window: int = 64
-    recent: float = 0.25
     name: ClassVar[str] = "scissorhands"
-    evicts: ClassVar[bool] = True
-    close_gaps: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_options(self.sinks, self.recent, window=self.window)
 
     @property
     def needs(self) -> Needs:
         return Needs(queries=self.window, votes=True)
 
-    def rows_to_keep(self, view: KVView, budget: int) -> list[IntArray]:
-        assert view.attention is not None
-        return best_rows(view.attention, view, budget, self.sinks, int(self.recent * budget))
+    def score(self, view: KVView) -> FloatArray:
+        return view.attention

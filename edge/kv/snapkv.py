@@ -12,31 +12,27 @@ from typing import ClassVar
 
 import numpy as np
 
-from edge.kv.policy import KVView, Needs, best_rows, check_options
-from edge.types import FloatArray, IntArray
+from edge.kv.policy import KVView, Needs, Scored
+from edge.types import FloatArray
 
 
 @dataclass(frozen=True)
-class SnapKV:
+class SnapKV(Scored):
     """window: queries that vote; kernel: rows over which votes are pooled (the largest counts), an odd number."""
 
-    sinks: int = 4
     window: int = 32
     kernel: int = 7
     name: ClassVar[str] = "snapkv"
-    evicts: ClassVar[bool] = True
-    close_gaps: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_options(self.sinks, window=self.window, kernel=self.kernel)
 
     @property
     def needs(self) -> Needs:
         return Needs(queries=self.window)
 
-    def rows_to_keep(self, view: KVView, budget: int) -> list[IntArray]:
-        assert view.attention is not None
-        return best_rows(pooled(view.attention, self.kernel), view, budget, self.sinks, self.window)
+    def score(self, view: KVView) -> FloatArray:
+        return pooled(view.attention, self.kernel)
+
+    def newest(self, budget: int) -> int:
+        return self.window
 
 
 def pooled(votes: FloatArray, kernel: int) -> FloatArray:

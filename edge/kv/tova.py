@@ -9,23 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edge.kv.policy import KVView, Needs, best_rows, check_options
-from edge.types import IntArray
+from edge.kv.policy import KVView, Needs, Scored
+from edge.types import FloatArray
 
 
 @dataclass(frozen=True)
-class TOVA:
-    """sinks are kept as by all policies; `recent` is 1: the newest row has not been looked at by others."""
-
-    sinks: int = 4
+class TOVA(Scored):
     name: ClassVar[str] = "tova"
-    evicts: ClassVar[bool] = True
-    close_gaps: ClassVar[bool] = False
     needs: ClassVar[Needs] = Needs(queries=1)
 
-    def __post_init__(self) -> None:
-        check_options(self.sinks)
+    def score(self, view: KVView) -> FloatArray:
+        return view.attention
 
-    def rows_to_keep(self, view: KVView, budget: int) -> list[IntArray]:
-        assert view.attention is not None
-        return best_rows(view.attention, view, budget, self.sinks, recent=1)
+    def newest(self, budget: int) -> int:
+        return 1  # no other query has looked at it

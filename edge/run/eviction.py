@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 from edge.backends.base import Engine, HeadKVCache, KVCache, ObservedEngine
@@ -15,14 +16,14 @@ def look(kv: KVCache, needs: Needs, incoming: int = 0) -> KVView:
     if not needs.looks:
         return KVView(kv.length)
     heads = cast(HeadKVCache, kv)
-    return KVView(
+    view = KVView(
         kv.length,
         heads.head_lengths,
-        heads.attention if needs.queries else None,
-        heads.ages,
-        heads.keys if needs.keys else None,
-        heads.longest - incoming,
+        ages=heads.ages,
+        keys=heads.keys if needs.keys else None,
+        longest=heads.longest - incoming,
     )
+    return replace(view, attention=heads.attention) if needs.queries else view
 
 
 def rows_per_head(kv: KVCache, needs: Needs) -> int:
