@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from edge.backends.tvm.compiler.compiled import compiled
 from edge.backends.tvm.compiler.design import Design
 from edge.backends.tvm.compiler.sources import source_hash
 from edge.backends.tvm.cpu import marks
+from edge.backends.tvm.cpu.loading import Call
 from edge.backends.tvm.cpu.streaming import Disk, make_streams, streaming_need
 from edge.backends.tvm.cpu.targets import choose_target, with_tuning
 from edge.backends.tvm.cpu.workers import Workers
@@ -78,7 +79,11 @@ class NativeEngine:
         self._integers = aligned_zeros(scratch.integers, "int32")
         at, count = scratch.offsets["mirrors"], shape.layers * shape.kv_heads * self._head
         normals = self._floats[at : at + count].reshape(-1, self._head)
-        store = NativeStore(shape, config.kv_dtype, regions, image, normals, observes=config.observes)
+
+        def move_rows(arrays: Iterable[AnyArray], pairs: AnyArray) -> None:
+            Call(image, "move", (*map(pointer, arrays), pointer(pairs), len(pairs)))()
+
+        store = NativeStore(shape, config.kv_dtype, regions, move_rows, normals, observes=config.observes)
         self._kv = HeadKV(store, shape.layers, shape.kv_heads, rope, key, config.pinned)
         self._tokens = aligned_zeros(tokens, "int32")
         self._rotation = rope.rotation  # that the table of angles was made by

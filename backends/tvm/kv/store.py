@@ -8,18 +8,18 @@ import numpy as np
 
 from edge.backends.head_kv import HeadKV
 from edge.backends.row_lists import RowLists
-from edge.backends.tvm.cpu.loading import Call, Image
 from edge.backends.tvm.kv.householder import find_normals, sample_runs
 from edge.backends.tvm.kv.regions import Move, Regions
 from edge.backends.tvm.kv.rows import Rows, row_bytes, with_spare
-from edge.backends.tvm.memory import aligned_zeros, pointer, release
+from edge.backends.tvm.memory import aligned_zeros, release
 from edge.backends.tvm.packing.layout import Shape
 from edge.types import AnyArray, FloatArray, IntArray
 
 
 class NativeStore:
-    """RowStore protocol. `rows.arrays` are what compiled code works on; `image` has the function that moves rows.
+    """RowStore protocol. `rows.arrays` are what compiled code works on.
 
+    move_rows: copies rows within these arrays, by pairs (from, to) int32 [n, 2] that count from the arena's start.
     positions, paid: by row of the arena, the positions for sliding windows and the attention for policies; empty where
     they are not needed.
     """
@@ -27,8 +27,9 @@ class NativeStore:
     level = False
 
     def __init__(
-        self, shape: Shape, dtype: str, regions: Regions, image: Image, normals: FloatArray, *, observes: bool
-    ) -> None:
+        self, shape: Shape, dtype: str, regions: Regions, move_rows: Callable[[Iterable[AnyArray], AnyArray], object],
+        normals: FloatArray, *, observes: bool,
+    ) -> None:  # fmt: skip
         self.dtype, self.capacity, self.head, self.observes = dtype, regions.capacity, shape.padded_head, observes
         self.row_bytes = row_bytes(shape, dtype)
         self.regions, self.rows = regions, Rows(regions.size, shape.padded_head, dtype, normals)
@@ -36,7 +37,7 @@ class NativeStore:
         self.positions = with_spare(regions.size if shape.windowed else 0, "int32")
         self.paid = with_spare(regions.size if observes else 0, "float32")
         self.nbytes = self.rows.nbytes + self.positions.nbytes + self.paid.nbytes
-        self._image = image
+        self._move_rows = move_rows
 
     @property
     def longest(self) -> int:
@@ -60,8 +61,7 @@ class NativeStore:
         in_arena = [(first + pairs).reshape(-1, 2) for first, pairs in zip(starts, moves, strict=True)]
         pairs = np.ascontiguousarray(np.concatenate(in_arena), np.int32)
         if pairs.size:
-            arrays = (pointer(array) for array in self.rows.arrays.values())
-            Call(self._image, "move", (*arrays, pointer(pairs), len(pairs)))()
+            self._move_rows(self.rows.arrays.values(), pairs)
             if self.paid.size:
                 self.paid[pairs[:, 1]] = self.paid[pairs[:, 0]]
 
