@@ -16,6 +16,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+# Two threads of OpenBLAS in each of two workers wait for each other: small products take ten times as long.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -176,9 +179,11 @@ class Child:
 def run_child(code: str, *arguments: object) -> Child:
     """Run Python code in a process of its own; `arguments` are its sys.argv[1:]. It may import this file."""
     program = [sys.executable, "-c", code, *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    environment.pop("OPENBLAS_NUM_THREADS", None)  # memory is that of a user's process
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", _LAUNCHER, *program],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
+        env=environment,
         capture_output=True,
         text=True,
         check=True,

@@ -129,7 +129,7 @@ def test_renumbering_moves_what_queries_see(engines: Callable[[Engine], Engine])
     assert np.abs(answers[0] - answers[1]).max() > 100 * EXACT
 
 
-@pytest.mark.parametrize("name", ["llama-gqa-tied", "gemma3", "phi3"])
+@pytest.mark.parametrize("name", ["llama-gqa-tied", "gemma3", pytest.param("phi3", marks=pytest.mark.exhaustive)])
 def test_int8_keys_are_renumbered_within_their_rounding(name: str, engines: Callable[[Engine], Engine]) -> None:
     model, tokens = model_of(name), some_tokens(50)
     native, oracle = native_engine(model, "int8"), HeadOracle(model, capacity=128, chunk=CHUNK)
@@ -555,7 +555,9 @@ def session_of(engines: Callable[[Any], Any]) -> Callable[..., Session]:
 
 
 @pytest.mark.parametrize("policy", ["h2o", "tova", "snapkv:window=5"])
-@pytest.mark.parametrize("answer", range(20, 32))
+@pytest.mark.parametrize(
+    "answer", [20, 23, 26, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in range(27, 32))]
+)
 def test_a_follow_up_evicts_by_what_was_observed(policy: str, answer: int, session_of: Callable[..., Session]) -> None:
     """However many rows the answer left free; attention of nobody would be an arbitrary choice."""
     session = session_of(policy, sinks=2)
@@ -657,13 +659,13 @@ def test_observing_happens_only_before_evictions(session_of: Callable[..., Sessi
 
 
 @pytest.mark.parametrize("policy", HEAD_POLICIES)
-@pytest.mark.parametrize("dtype", ["f16", "int8", "int4"])
+@pytest.mark.parametrize("dtype", ["f16", pytest.param("int8", marks=pytest.mark.exhaustive), "int4"])
 def test_an_eviction_takes_no_more_than_was_counted(
     policy: str, dtype: str, tmp_path: Path, engines: Callable[[Engine], Engine]
 ) -> None:
     """What NumPy allocates while rows are chosen, moved and renumbered, against the plan's scratch."""
     rows = 2048
-    model = small_model(tmp_path, rows)
+    model = small_model(tmp_path, rows, layers=3, heads=6, kv_heads=3)
     backend, needs = find_backend("tvm", model.file, model.spec), make_policy(policy).needs
     config = EngineConfig(
         rows, 64, dtype, threads=1, observes=bool(needs.queries), per_head=True, uneven=needs.uneven != "token"
