@@ -123,21 +123,39 @@ def test_factors_change_nothing_before_rounding(family: Callable[[str], Model], 
     np.testing.assert_allclose(found, logits_of(model), atol=1e-4)
 
 
+# The KL divergence from the whole model's predictions, as a share of plain rounding's: the most in one family, and on
+# average. Single random models differ: hqq knows nothing of inputs and minimizes another norm.
+GAINS = {"rtn": (1.0, 1.0), "hqq": (1.15, 1.0), "importance": (1.0, 0.92), "awq": (1.1, 0.75), "gptq": (1.0, 0.7)}
+GAINS["best"] = (0.8, 0.6)
+
+
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", FAMILIES)
-def test_quantized_models_run_and_methods_gain(
-    family: Callable[[str], Model], name: str, method: str, tmp_path: Path
-) -> None:
-    model = family(name)
-    report = quantize_gguf(model.file, model.spec, tmp_path / "q.gguf", Settings(method=method, **WHOLE), TOKENS)
-    found = open_model(tmp_path / "q.gguf")
-    assert {each: info.type for each, info in found.file.tensors.items()} == report.types
-    assert {info.type for each, info in found.file.tensors.items() if "attn_output.weight" in each} == {"Q4_0"}
-    assert report.nbytes == sum(info.nbytes for info in found.file.tensors.values())
-    quantize_gguf(model.file, model.spec, tmp_path / "plain.gguf", Settings(method="rtn", **WHOLE))
-    exact = logits_of(model)
-    error, plain = (np.abs(logits_of(each) - exact).mean() for each in (found, open_model(tmp_path / "plain.gguf")))
-    assert error < {"best": 0.9, "gptq": 1.0, "awq": 1.0}.get(method, 1.15) * plain
+def test_quantized_models_run_and_methods_gain(family: Callable[[str], Model], method: str, tmp_path: Path) -> None:
+    shares = []
+    for name in FAMILIES:
+        model = family(name)
+        report = quantize_gguf(model.file, model.spec, tmp_path / "q.gguf", Settings(method=method, **WHOLE), TOKENS)
+        found = open_model(tmp_path / "q.gguf")
+        assert {each: info.type for each, info in found.file.tensors.items()} == report.types
+        assert {info.type for each, info in found.file.tensors.items() if "attn_output.weight" in each} == {"Q4_0"}
+        assert report.nbytes == sum(info.nbytes for info in found.file.tensors.values())
+        quantize_gguf(model.file, model.spec, tmp_path / "plain.gguf", Settings(method="rtn", **WHOLE))
+        plain = open_model(tmp_path / "plain.gguf")
+        shares.append(kl_divergence(model, found) / kl_divergence(model, plain))
+    most, mean = GAINS[method]
+    assert max(shares) <= most
+    assert np.exp(np.log(shares).mean()) <= mean
+
+
+def kl_divergence(model: Model, other: Model) -> float:
+    """Mean over tokens, in nats."""
+    exact, found = (log_softmax(logits_of(each)) for each in (model, other))
+    return float((np.exp(exact) * (exact - found)).sum(axis=-1).mean())
+
+
+def log_softmax(logits: FloatArray) -> FloatArray:
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
 
 
 @pytest.mark.parametrize("kind", [*sorted(GRIDS), "NF4", "F16"])
