@@ -28,7 +28,7 @@ from model_files import large_file
 from edge.budget import format_bytes
 from edge.cli.show import table
 from edge.model.catalog import find_model
-from edge.prediction.streaming import streaming_cost
+from edge.prediction.work import streaming_cost
 from edge.storage.cache import entries
 
 SMALL, LARGE_SHAPE = "smollm2-135m", (2048, 16, 8192)

@@ -6,7 +6,7 @@ import math
 import random
 from statistics import fmean, stdev
 
-from edge.quality.cells import Cell
+from edge.quality.matrix import Cell
 from edge.report.kv import Figure, Row
 
 SETTINGS = {

@@ -22,13 +22,13 @@ from edge.profiling.profile import (
     Point,
     Profile,
     Roofs,
+    Settings,
     Spread,
     Sustained,
     Timeline,
     Verdict,
     Window,
 )
-from edge.profiling.settings import Settings
 
 MIB = 1 << 20
 HOSTILE = '<script>alert("x")</script>|`rm`*[a](b)\n# x & y'

@@ -21,13 +21,10 @@ from test_cli import edge, edge_json
 
 from edge.errors import InputError, UnsupportedError
 from edge.model.model import Model, open_model
-from edge.quality.cells import Cell, Setup, make_cells, open_cell
-from edge.quality.journal import Journal, Measured
-from edge.quality.matrix import run_matrix
-from edge.quality.perplexity import stream_documents, token_losses
-from edge.quality.repeat import BETWEEN, SEGMENT, make_repeats, measure_repeats
+from edge.quality.material import Material, Setup
+from edge.quality.matrix import Cell, Measured, make_cells, open_cell, open_journal, remember, run_matrix
+from edge.quality.perplexity import BETWEEN, SEGMENT, make_repeats, measure_repeats, stream_documents, token_losses
 from edge.quality.retrieval import count_right, digits_of, make_trials, recall_compressed, recall_streamed, split_reply
-from edge.quality.tasks import Material
 from edge.report.kv import cells_of, make_rows, reasons_of
 from edge.run.session import load
 
@@ -77,7 +74,7 @@ def test_errors_count_the_last_tokens_too(setup: Setup) -> None:
     """Only the last 10 of 100 tokens are read with less than everything: the comparison has an error all the same."""
     tokens = setup.model.encode_prompt(TEXT, raw=True)[:101]
     cells = make_cells(["window"], [None], [90], in_rows=True)
-    rows = make_rows(run_matrix(setup, cells, Material([tokens]), Journal(None, {}), lambda *_: None))
+    rows = make_rows(run_matrix(setup, cells, Material([tokens]), open_journal(None, {}), lambda *_: None))
     ratio = rows[1].figures["ratio"]
     assert ratio.value != 1
     assert ratio.stderr is not None
@@ -206,7 +203,7 @@ def test_cells_stay_within_their_bytes_and_say_what_they_cannot_do(setup: Setup)
     asked = 64 * 4 * setup.model.spec.kv_values_per_row
     cells = make_cells(["streaming", "h2o", "window"], ["f32", "int3"], [asked, 10])
     watched: list[tuple[int, int]] = []
-    journal = Journal(None, {})
+    journal = open_journal(None, {})
     found = list(run_matrix(setup, cells, material, journal, lambda _, done, total: watched.append((done, total))))
     rows = make_rows(found)
     assert [row.cell for row in rows] == cells
@@ -234,13 +231,13 @@ def test_cells_stay_within_their_bytes_and_say_what_they_cannot_do(setup: Setup)
 def test_errors_of_the_reference_are_raised(setup: Setup) -> None:
     tokens = setup.model.encode_prompt(TEXT, raw=True)[:50]
     with pytest.raises(UnsupportedError, match="int3"):
-        list(run_matrix(setup, [Cell("full", "int3")], Material([tokens]), Journal(None, {}), lambda *_: None))
+        list(run_matrix(setup, [Cell("full", "int3")], Material([tokens]), open_journal(None, {}), lambda *_: None))
 
 
 def test_ratios_are_those_of_the_perplexities(setup: Setup) -> None:
     tokens = setup.model.encode_prompt(TEXT, raw=True)[:400]
     cells = make_cells(["window"], [None], [32], in_rows=True)
-    rows = make_rows(run_matrix(setup, cells, Material([tokens]), Journal(None, {}), lambda *_: None))
+    rows = make_rows(run_matrix(setup, cells, Material([tokens]), open_journal(None, {}), lambda *_: None))
     full, window = (row.figures["perplexity"].value for row in rows)
     assert rows[1].figures["ratio"].value == pytest.approx(window / full)
     assert window != full
@@ -326,21 +323,21 @@ def test_a_damaged_journal_is_refused(line: str, tmp_path: Path) -> None:
     }  # fmt: skip
     path.write_text("{}\n" + (json.dumps(record) if line == "wrong" else line) + "\n")
     with pytest.raises(InputError, match="line 2 is no measurement"):
-        Journal(path, {}, resume=True)
+        open_journal(path, {}, resume=True)
     path.write_text("a letter\n")
     with pytest.raises(InputError, match="no measurements of edge eval"):
-        Journal(path, {}, resume=True)
+        open_journal(path, {}, resume=True)
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match="cannot be read"):
-        Journal(path, {}, resume=True)
+        open_journal(path, {}, resume=True)
     assert path.read_bytes() == b"\xff\xfe"
 
 
 def test_reasons_are_not_kept(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "j", {"seed": 1})
-    journal.add(Measured(Cell("h2o"), "perplexity", reason="not here"))
+    journal = open_journal(tmp_path / "j", {"seed": 1})
+    remember(journal, Measured(Cell("h2o"), "perplexity", reason="not here"))
     assert (tmp_path / "j").read_text() == '{"seed": 1}\n'
-    assert journal.find(Cell("h2o"), "perplexity") is None
+    assert journal.find((Cell("h2o"), "perplexity")) is None
 
 
 # Reports
@@ -442,7 +439,7 @@ def test_a_short_context_leaves_repeats_out(tmp_path: Path, text: Path) -> None:
 
 def test_columns_without_figures_are_left_out(setup: Setup) -> None:
     tokens = setup.model.encode_prompt(TEXT, raw=True)[:50]
-    found = list(run_matrix(setup, [Cell("full")], Material([tokens]), Journal(None, {}), lambda *_: None))
+    found = list(run_matrix(setup, [Cell("full")], Material([tokens]), open_journal(None, {}), lambda *_: None))
     assert cells_of(make_rows(found))[0] == ["policy", "KV", "rows", "allocated", "perplexity", "× full", "tok/s"]
     found[0] = replace(found[0], figures=None, cache=None, reason="no")
     assert cells_of(make_rows(found))[0] == ["policy", "KV", "rows", "allocated", "tok/s"]

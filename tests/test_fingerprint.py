@@ -15,7 +15,7 @@ from small_models import Small, write_small
 from edge.backends.base import EngineConfig, state_key
 from edge.errors import InputError
 from edge.model.model import open_model
-from edge.quality.reading import identity_of
+from edge.quality.material import identity_of
 from edge.storage import fingerprint as module
 from edge.storage.cache import clear, entries
 from edge.storage.fingerprint import fingerprint, hash_file

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from kv_rows import make_row, make_table, missing
 
-from edge.quality.cells import Cell
-from edge.quality.journal import Measured
+from edge.quality.matrix import Cell, Measured
 from edge.quality.perplexity import Streamed
 from edge.quality.retrieval import Retrieved
 from edge.report.kv import Row, make_rows, to_json

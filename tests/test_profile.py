@@ -27,15 +27,12 @@ from edge.devices.mappings import Mapped, mapped_files
 from edge.devices.thermal import read_hertz
 from edge.errors import EngineError, InputError
 from edge.plan import PlanBytes
-from edge.profiling.evidence import evidence_of
-from edge.profiling.job import Job
-from edge.profiling.launch import run_in_child
-from edge.profiling.limits import Evidence, judge
-from edge.profiling.memory_timeline import memory_base, split
-from edge.profiling.profile import Climate, MemoryBase, MemorySample, Profile, Roofs, Sustained, Window
-from edge.profiling.progress import part_of
+from edge.profiling.child import Job, run_in_child
+from edge.profiling.measure import part_of
+from edge.profiling.memory import memory_base, split
+from edge.profiling.profile import Climate, MemoryBase, MemorySample, Profile, Roofs, Settings, Sustained, Window
 from edge.profiling.reader import build, read_profile
-from edge.profiling.settings import Settings
+from edge.profiling.verdict import Evidence, evidence_of, judge
 from edge.report.profile_tables import energy_table, roofline_table
 
 MODEL = str(GOLDEN / "llama-gqa-tied.gguf")

@@ -28,7 +28,7 @@ from edge.devices.paging import measure_paging
 from edge.errors import BudgetError
 from edge.model.model import Model, open_model
 from edge.plan import Plan, PlanRequest, make_plan
-from edge.prediction.streaming import streaming_cost
+from edge.prediction.work import streaming_cost
 from edge.storage.cache import entries
 from edge.types import FloatArray
 

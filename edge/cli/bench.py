@@ -53,8 +53,7 @@ def bench(
     from edge.errors import InputError
     from edge.model.model import open_model
     from edge.plan import PlanRequest
-    from edge.prediction.history import remember_bench
-    from edge.profiling.bench import make_tests, run_bench
+    from edge.profiling.bench import make_tests, remember_bench, run_bench
     from edge.run.session import load
 
     tests = make_tests(parse_numbers("-p", prompt), parse_numbers("-n", generate), parse_numbers("-d", depth))
@@ -80,7 +79,7 @@ def bench(
         measured = run_bench(session, tests, repetitions, on_step=shown.message, meter=meter if energy else None)
         for test, row in zip(tests, measured, strict=True):
             rows.append(row)
-            remember_bench(session.spec, session.plan, row, test.prompt, test.generate, test.depth)
+            remember_bench(session, test, row)
             if output is Format.jsonl and not json:
                 shown.clear()
                 print_json(row.to_dict())

@@ -13,8 +13,8 @@ from edge.errors import InputError
 
 if TYPE_CHECKING:
     from edge.model.spec import ModelSpec
-    from edge.quality.cells import Cell
-    from edge.quality.reading import Document
+    from edge.quality.material import Document
+    from edge.quality.matrix import Cell
 
 _BYTES = 512 * 2  # without any size: what 512 rows take in f16, per value of a row
 
@@ -70,10 +70,8 @@ def kv(
     from edge.backends import find_backend
     from edge.devices.output import write_whole
     from edge.model.model import open_model
-    from edge.quality.cells import Setup
-    from edge.quality.journal import Journal
-    from edge.quality.matrix import run_matrix
-    from edge.quality.reading import Amounts, make_material, possible_tasks, settings_of
+    from edge.quality.material import Amounts, Setup, make_material, possible_tasks, settings_of
+    from edge.quality.matrix import open_journal, run_matrix
     from edge.report.kv import make_rows
     from edge.report.kv_page import document
 
@@ -87,7 +85,7 @@ def kv(
     wanted = possible_tasks(context) if tasks is None else _split(tasks, "--tasks")
     material = make_material(setup, documents, amounts, wanted)
     settings = settings_of(setup, documents, amounts)
-    journal = Journal(None if output is None else Path(f"{output}.jsonl"), settings, resume=resume)
+    journal = open_journal(None if output is None else Path(f"{output}.jsonl"), settings, resume=resume)
     measured, complete = [], False
     with progress(enabled=not quiet) as shown:
         try:
@@ -110,7 +108,7 @@ def _cells(
 ) -> list[Cell]:
     from edge.budget import parse_bytes
     from edge.kv import POLICY_NAMES
-    from edge.quality.cells import make_cells
+    from edge.quality.matrix import make_cells
 
     if kv_memory is not None and max_kv_size is not None:
         raise InputError("--max-kv-size and --kv-memory both say how large the KV cache is: state one")
@@ -142,6 +140,6 @@ def _split_policies(text: str) -> list[str]:
 
 def _read(paths: Sequence[Path], setup: Any) -> list[Document]:
     from edge.cli.prompts import read_text
-    from edge.quality.reading import Document
+    from edge.quality.material import Document
 
     return [Document(path.name, setup.model.encode_prompt(read_text(path), raw=True)) for path in paths]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from edge.model.model import Model
     from edge.plan import Plan, PlanRequest
     from edge.prediction.predict import Guess, Prediction, Wanted
-    from edge.prediction.streaming import Streaming
+    from edge.prediction.work import Streaming
 
 _PROMPT = 512  # tokens of which prefill is predicted, unless --prompt-tokens says
 _MOST = 1 << 40  # tokens: more than any run will ever have
@@ -68,7 +68,7 @@ def plan(
     from edge.model.model import open_model
     from edge.plan import PlanRequest
     from edge.prediction.predict import Wanted
-    from edge.prediction.streaming import streaming_cost
+    from edge.prediction.work import streaming_cost
 
     budget, profile = Budget.parse(memory, time, energy, power), find_profile(device)
     began = clock.process_time()

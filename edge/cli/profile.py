@@ -16,8 +16,7 @@ from edge.cli.show import note, print_json, progress, width
 from edge.errors import InputError
 
 if TYPE_CHECKING:
-    from edge.profiling.profile import Profile
-    from edge.profiling.settings import Settings
+    from edge.profiling.profile import Profile, Settings
 
 _COMPARE = "compare"
 _CONTEXTS = (128, 512, 1024, 2048, 4096)
@@ -96,7 +95,7 @@ def of(
     from edge.budget import parse_bytes
     from edge.model.model import open_model
     from edge.profiling.collect import choose_engines, collect
-    from edge.profiling.settings import Settings
+    from edge.profiling.profile import Settings
 
     writers = [_writer(path) for path in output or []]
     long_run = _seconds(sustained)

@@ -65,7 +65,7 @@ def window_words(windows: Windows) -> str:
 
 def text_settings(windows: Windows) -> dict[str, Any]:
     """What is read."""
-    from edge.quality.reading import checksum_of
+    from edge.quality.material import checksum_of
 
     return {
         "tokens_crc32": checksum_of(windows.tokens),
@@ -77,7 +77,7 @@ def text_settings(windows: Windows) -> dict[str, Any]:
 
 def reader_settings(session: Session) -> dict[str, Any]:
     """What reads it."""
-    from edge.quality.reading import identity_of
+    from edge.quality.material import identity_of
 
     plan = session.plan
     return {

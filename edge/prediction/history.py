@@ -25,7 +25,6 @@ from edge.storage.lock import file_lock
 
 if TYPE_CHECKING:
     from edge.plan import Plan
-    from edge.profiling.bench import BenchRow
     from edge.run.report import RunReport
 
 _MOST_BYTES = 1 << 18  # about 500 runs
@@ -112,12 +111,10 @@ def remember_run(spec: ModelSpec, plan: Plan, report: RunReport) -> None:
     _remember(spec, plan, prefill, decode, energy.kind, energy.source, report.memory.peak_rss)
 
 
-def remember_bench(spec: ModelSpec, plan: Plan, row: BenchRow, prompt: int, generated: int, depth: int) -> None:
-    """Keep a row of `edge bench`: of one phase."""
-    tokens = prompt or generated
-    joules = None if row.joules is None else row.joules * tokens
-    phase = _phase(tokens, row.speed, depth + tokens / 2, joules)
-    kind, source = row.energy_kind, row.energy_source
+def remember_phase(
+    spec: ModelSpec, plan: Plan, phase: Phase, *, prompt: bool, kind: str | None, source: str | None
+) -> None:
+    """Keep a phase that was measured alone, as `edge bench` does. kind, source: of its joules."""
     _remember(spec, plan, phase if prompt else None, None if prompt else phase, kind, source, None)
 
 

@@ -97,7 +97,7 @@ def predict(
     streaming_s: float | None = 0.0, meter: str | None = None,
 ) -> Prediction:  # fmt: skip
     """runs: earlier ones of the same setting on this device, if it is this one. power: instead of the profile's.
-    streaming_s: what streamed weights add to a pass (`edge.prediction.streaming`); None: nobody knows, nor therefore
+    streaming_s: what streamed weights add to a pass (`edge.prediction.work`); None: nobody knows, nor therefore
     how fast it runs. meter: the source of joules that a run will have; those of other sources say nothing of it."""
     roof = _Roof.of(spec, plan, device, streaming_s or 0.0)
     line, prefill = _decode_line(roof, runs), _prefill_seconds(roof, runs, wanted.prompt)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from edge.errors import InputError
+from edge.prediction.history import Phase, remember_phase
 from edge.run.meters import EnergyMeter
 from edge.run.session import Session
 from edge.sampling import greedy
@@ -125,6 +126,15 @@ def run_bench(
             energy_kind=reading.kind if reading else None,
             energy_source=reading.source if reading else None,
         )
+
+
+def remember_bench(session: Session, test: BenchTest, row: BenchRow) -> None:
+    """Keep a result for later predictions."""
+    tokens = test.prompt or test.generate
+    joules = None if row.joules is None else row.joules * tokens
+    phase = Phase(tokens, tokens / row.speed, test.depth + tokens / 2, joules)
+    kind, source = row.energy_kind, row.energy_source
+    remember_phase(session.spec, session.plan, phase, prompt=bool(test.prompt), kind=kind, source=source)
 
 
 def _fill(session: Session, context: IntArray) -> None:

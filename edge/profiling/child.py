@@ -1,18 +1,18 @@
-"""A process that measures one engine: its peak memory, and its crash, are its own.
+"""Measures one engine in a process of its own, so that its peak memory, and its crash, are its own.
 
-It is asked for a job, says every step (see edge.devices.child), and answers as run_job does.
+The child is asked for a job, reports every step (see edge.devices.child), and answers as `run_job` does.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from edge.backends import find_backend
 from edge.backends.base import Backend
 from edge.budget import Budget
-from edge.devices.child import Say, serve
+from edge.devices.child import Say, run_child, serve
 from edge.devices.load import others_from_now
 from edge.devices.mappings import mapped_files
 from edge.devices.memory import memory_use
@@ -21,38 +21,73 @@ from edge.errors import BudgetError
 from edge.model.model import Model, open_model
 from edge.plan import Plan, make_plan
 from edge.prediction.efficiency import weight_shares
-from edge.profiling.job import Job, Loaded, Operators
-from edge.profiling.memory_timeline import memory_base
-from edge.profiling.operators import measure_operators
-from edge.profiling.profile import Energy, EngineProfile, Timeline
-from edge.profiling.progress import OnStep, part_of
+from edge.profiling.measure import (
+    OnStep,
+    Runner,
+    measure_curve,
+    measure_operators,
+    measure_speeds,
+    measure_sustained,
+    part_of,
+)
+from edge.profiling.memory import Sampler, memory_base
+from edge.profiling.profile import Energy, EngineProfile, PhaseOperators, Settings, Timeline
 from edge.profiling.reader import build
-from edge.profiling.sampler import Sampler
-from edge.profiling.settings import Settings
-from edge.profiling.speed import Runner, measure_curve, measure_speeds
-from edge.profiling.sustained import measure_sustained
 from edge.run.session import Session
 
 
+@dataclass(frozen=True)
+class Job:
+    """stage "load" loads and closes the engine, which compiles or converts what is missing; "measure" profiles it;
+    "operators" runs an instrumented one, guided by `measured`, the profile that "measure" made."""
+
+    stage: Literal["load", "measure", "operators"]
+    model: str
+    engine: str
+    settings: Settings
+    measured: EngineProfile | None = None
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The answer of stage "load"."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Operators:
+    """The answer of stage "operators". peak: resident bytes of the process, at most."""
+
+    phases: list[PhaseOperators]
+    peak: int
+
+
+def run_in_child(job: Job, on_step: OnStep) -> dict[str, Any]:
+    """The child's answer. Raises its EdgeError, or EngineError if it died."""
+    result: dict[str, Any] = run_child(
+        "edge.profiling.child",
+        asdict(job),
+        lambda said: on_step(said["doing"], said["share"]),
+        failure=f"the {job.engine} engine could not be measured",
+    )
+    return result
+
+
 def run_job(job: Job, on_step: OnStep) -> dict[str, Any]:
-    """What the job asks for, as JSON has it. Raises EdgeError."""
-    model = open_model(job.model)
-    backend = find_backend(job.engine, model.file, model.spec, job.settings.kv_dtype)
-    if job.stage == "load":
-        return asdict(_load(job, model, backend))
+    """A Loaded, EngineProfile or Operators, as JSON has it. Raises EdgeError."""
+    settings, model = job.settings, open_model(job.model)
+    backend = find_backend(job.engine, model.file, model.spec, settings.kv_dtype)
     if job.stage == "operators":
         assert job.measured is not None
-        phases = measure_operators(model, backend, job.measured, job.settings.operators_s, on_step)
+        phases = measure_operators(model, backend, job.measured, settings.operators_s, on_step)
         return asdict(Operators(phases, memory_use().peak))
-    return asdict(_measure(job.settings, model, backend, on_step))
-
-
-def _load(job: Job, model: Model, backend: Backend) -> Loaded:
-    budget = Budget(memory=job.settings.memory)
-    plan = make_plan(model.spec, backend, job.settings.request(), budget)
+    if job.stage == "measure":
+        return asdict(_measure(settings, model, backend, on_step))
+    plan = make_plan(model.spec, backend, settings.request(), Budget(memory=settings.memory))
     started = time.perf_counter()
-    with Session(model, backend, plan, Budget()):  # what compiling takes is no part of a run
-        return Loaded(time.perf_counter() - started)
+    with Session(model, backend, plan, Budget()):  # without a limit: compiling is no part of a run
+        return asdict(Loaded(time.perf_counter() - started))
 
 
 def _measure(settings: Settings, model: Model, backend: Backend, on_step: OnStep) -> EngineProfile:
@@ -60,7 +95,7 @@ def _measure(settings: Settings, model: Model, backend: Backend, on_step: OnStep
     with Sampler() as sampler:
         sampler.mark("start")
         plan = make_plan(model.spec, backend, settings.request(), budget)
-        files, before, joules = mapped_files(), sampler.look(), meter.read().joules
+        files, before, joules = mapped_files(), sampler.sample_memory(), meter.read().joules
         sampler.mark("load")
         on_step("loading", 0.0)
         started = time.perf_counter()
@@ -73,21 +108,19 @@ def _measure(settings: Settings, model: Model, backend: Backend, on_step: OnStep
             prompt = min(settings.prompt, free)
             if prompt < settings.prompt:
                 notes.append(f"prompts of {prompt:,} instead of {settings.prompt:,} tokens, {_room(plan)}")
-            stages = settings.stages_s
+            on_part = [part_of(on_step, settings.stages_s, stage) for stage in range(3)]
             others = others_from_now()
-            on_part = part_of(on_step, stages, 0)
-            speeds = measure_speeds(runner, prompt, settings.answer, settings.repetitions, settings.speed_s, on_part)
+            speeds = measure_speeds(runner, prompt, settings, on_part[0])
             taken = others()
-            warm = sampler.look()
+            warm = sampler.sample_memory()
             contexts = [each for each in settings.contexts if each <= free]
-            on_part = part_of(on_step, stages, 1)
-            curve, end = measure_curve(runner, contexts, settings.answer, settings.curve_s, on_part)
+            curve, end = measure_curve(runner, contexts, settings, on_part[1])
             if end is None and len(contexts) < len(settings.contexts):
                 end = _room(plan)
             sustained = None
             if settings.sustained_s:
-                most, on_part = plan.config.capacity - prompt, part_of(on_step, stages, 2)
-                sustained = measure_sustained(runner, prompt, most, settings.sustained_s, on_part)
+                most = plan.config.capacity - prompt
+                sustained = measure_sustained(runner, prompt, most, settings.sustained_s, on_part[2])
             base = memory_base(plan, before, warm, files, mapped_files())
         reading = meter.read()
     return EngineProfile(

@@ -13,21 +13,20 @@ from edge.devices.host import Host, probe_host
 from edge.devices.probe import measure_ceilings
 from edge.errors import EdgeError, InputError
 from edge.model.model import Model
-from edge.profiling.evidence import evidence_of
-from edge.profiling.job import Job, Loaded, Operators
-from edge.profiling.launch import run_in_child
-from edge.profiling.limits import judge
+from edge.profiling.child import Job, Loaded, Operators, run_in_child
+from edge.profiling.measure import OnStep, part_of
 from edge.profiling.profile import (
+    LOAD_S,
     DeviceFacts,
     EngineProfile,
     ModelFacts,
     Profile,
     Roofs,
+    Settings,
     Verdict,
 )
-from edge.profiling.progress import OnStep, part_of
 from edge.profiling.reader import build
-from edge.profiling.settings import LOAD_S, Settings
+from edge.profiling.verdict import evidence_of, judge
 from edge.storage.versions import own_versions
 
 ORACLE = "reference"  # correct and slow: measured only if it is asked for by name

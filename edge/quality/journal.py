@@ -1,56 +1,88 @@
-"""What has been measured of KV caches, by cell and task, so that a long run which was interrupted can go on."""
+"""Measurements in a file, one JSON line each behind a line of settings, so that an interrupted run can be resumed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import json
+import os
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from edge.quality.cells import Cache, Cell
-from edge.quality.lines import Lines, are_numbers
-from edge.quality.perplexity import Streamed
-from edge.quality.repeat import Repeated
-from edge.quality.retrieval import Retrieved
+from edge.devices.output import write_whole
+from edge.devices.regular import read_regular
+from edge.errors import InputError
 
-Figures = Streamed | Repeated | Retrieved
-FIGURES: dict[str, type[Streamed] | type[Repeated] | type[Retrieved]] = {
-    "perplexity": Streamed, "retrieval": Retrieved, "repeat": Repeated,
-}  # fmt: skip
-"""What each task measures."""
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Measured:
-    """One task in one cell: figures, or the reason why there are none."""
+class Journal(Generic[K, T]):
+    """Measurements by key. `parse` makes a key and a measurement of a record, the JSON values of one line, and raises
+    ValueError, TypeError, KeyError or AttributeError for a wrong one.
 
-    cell: Cell
-    task: str
-    cache: Cache | None = None
-    figures: Figures | None = None
-    reason: str = ""
+    path: None keeps nothing on disk. Without `resume`, an existing file is replaced. Raises InputError for a file that
+    was made with other settings, has other content, or cannot be written.
+    """
 
-
-class Journal:
-    """Figures by cell and task, kept in `Lines`. Settings that differ give other figures. Raises InputError."""
-
-    def __init__(self, path: Path | None, settings: Mapping[str, Any], *, resume: bool = False) -> None:
-        self._lines = Lines(path, settings, _parse, resume=resume)
-        self._found = {(each.cell, each.task): each for each in self._lines.found}
-
-    def find(self, cell: Cell, task: str) -> Measured | None:
-        return self._found.get((cell, task))
-
-    def add(self, measured: Measured) -> None:
-        """Remember figures; reasons are found again soon enough. On disk before it returns."""
-        if measured.figures is None:
+    def __init__(
+        self, path: Path | None, settings: Mapping[str, Any], parse: Callable[[Any], tuple[K, T]], *, resume: bool
+    ) -> None:
+        self._path = path
+        self._found: dict[K, T] = {}
+        if path is None:
             return
-        self._found[measured.cell, measured.task] = measured
-        self._lines.add({name: value for name, value in asdict(measured).items() if name != "reason"})
+        settings = json.loads(json.dumps(settings))
+        lines = _whole_lines(path) if resume and path.exists() else []
+        if lines:
+            _check_settings(path, lines[0], settings)
+        for number, line in enumerate(lines[1:], start=2):
+            try:
+                key, measured = parse(json.loads(line))
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+                raise InputError(f"{path}: line {number} is no measurement: leave out --resume to start anew") from None
+            self._found[key] = measured
+        write_whole(path, "\n".join([json.dumps(settings), *lines[1:], ""]))  # drops a last line without an end
+
+    def find(self, key: K) -> T | None:
+        return self._found.get(key)
+
+    def add(self, key: K, measured: T, record: Mapping[str, Any]) -> None:
+        """On disk before it returns. record: what `parse` reads. Raises InputError."""
+        self._found[key] = measured
+        if self._path is None:
+            return
+        try:
+            with open(self._path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(record, allow_nan=False) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise InputError(f"{self._path}: cannot be written ({error.strerror})") from None
 
 
-def _parse(record: Any) -> Measured:
-    figures, cache, cell = record["figures"], Cache(**record["cache"]), Cell(**record["cell"])
-    if not all(are_numbers(value) for value in figures.values()):
-        raise TypeError
-    return Measured(cell, record["task"], cache, FIGURES[record["task"]](**figures))
+def are_numbers(value: object) -> bool:
+    """Whether a value is a number, or lists of nothing else."""
+    if isinstance(value, list):
+        return all(map(are_numbers, value))
+    return isinstance(value, int | float)
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """All lines but a last one without an end."""
+    try:
+        return [line[:-1] for line in read_regular(path).decode().splitlines(keepends=True) if line[-1] == "\n"]
+    except (OSError, UnicodeDecodeError):
+        raise InputError(f"{path}: cannot be read: leave out --resume to start anew") from None
+
+
+def _check_settings(path: Path, line: str, settings: Mapping[str, Any]) -> None:
+    try:
+        stored = json.loads(line)
+    except (ValueError, RecursionError):
+        stored = None
+    if not isinstance(stored, dict):
+        raise InputError(f"{path}: no measurements of edge eval: leave out --resume to start anew")
+    other = [name for name in {**settings, **stored} if stored.get(name) != settings.get(name)]
+    if other:
+        was, now = (json.dumps(each.get(other[0]))[:80] for each in (stored, settings))
+        raise InputError(f"{path} was made with other settings ({other[0]}: {was}, now {now}): leave out --resume")

@@ -1,62 +1,184 @@
-"""The table of the KV cache's quality: every task in every cell."""
+"""The quality of KV settings as a matrix: every task in every cell, a cell being one setting of the KV cache."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
 
+from edge.budget import format_bytes
 from edge.errors import EdgeError
-from edge.quality.cells import Cell, Setup
-from edge.quality.journal import Journal, Measured
-from edge.quality.perplexity import Advance
-from edge.quality.tasks import TASKS, Material
+from edge.kv import make_policy
+from edge.plan import AUTO, PlanRequest
+from edge.quality.journal import Journal, are_numbers
+from edge.quality.material import TASK_NAMES, Material, Setup
+from edge.quality.perplexity import LOGITS_ROWS, Advance, Repeated, Streamed, measure_repeats, stream_documents
+from edge.quality.retrieval import Retrieved, recall_compressed, recall_streamed
+from edge.run.session import Session, load
 
+FULL = "full"
+_READ_CHUNK = 256  # tokens that run at once where nothing is evicted before all of them are read
+
+Figures = Streamed | Repeated | Retrieved
+_FIGURES: dict[str, type[Streamed] | type[Repeated] | type[Retrieved]] = {
+    "perplexity": Streamed, "retrieval": Retrieved, "repeat": Repeated,
+}  # fmt: skip
 OnProgress = Callable[[str, int, int], None]
 """What is being measured, tokens that have been run, tokens in all."""
 
 
-def run_matrix(
-    setup: Setup, cells: Sequence[Cell], material: Material, journal: Journal, on_progress: OnProgress
-) -> Iterator[Measured]:
-    """Measure cell by cell. What the journal has is not measured again; what is measured goes there at once.
+@dataclass(frozen=True)
+class Cell:
+    """A requested KV setting. kv_dtype: None is the engine's own. Size: kv_memory in bytes, or max_kv_size in rows; a
+    full cache has as many rows as the text needs."""
 
-    What an engine cannot do becomes a reason; but the first cell is the reference, and its errors are raised.
+    policy: str
+    kv_dtype: str | None = None
+    kv_memory: int | None = None
+    max_kv_size: int | None = None
+
+    @property
+    def size(self) -> str:
+        """The requested size, for people."""
+        if self.kv_memory:
+            return format_bytes(self.kv_memory)
+        return f"{self.max_kv_size} rows" if self.max_kv_size else ""
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A KV cache as it was allocated. nbytes: all of its arrays."""
+
+    policy: str
+    kv_dtype: str
+    rows: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One task in one cell: figures, or the reason why there are none."""
+
+    cell: Cell
+    task: str
+    cache: Cache | None = None
+    figures: Figures | None = None
+    reason: str = ""
+
+
+CellJournal = Journal[tuple[Cell, str], Measured]
+"""Measurements by cell and task."""
+
+
+def make_cells(
+    policies: Sequence[str], dtypes: Sequence[str | None], sizes: Sequence[int], *, in_rows: bool = False
+) -> list[Cell]:
+    """The full cache in every dtype, then all combinations. The first cell is the reference.
+
+    policies: as in --kv-policy. sizes: bytes, or rows. Raises InputError for unknown policies.
     """
-    tasks = {name: material.tokens(name) for name in TASKS if material.tokens(name)}
+    for policy in policies:
+        if policy != AUTO:
+            make_policy(policy)
+    cells = [Cell(FULL, dtype) for dtype in dtypes]
+    for size, policy in product(sizes, (each for each in policies if each != FULL)):
+        for dtype in dtypes if policy != AUTO else [None]:  # the plan chooses the dtype, too
+            cells.append(Cell(policy, dtype, max_kv_size=size) if in_rows else Cell(policy, dtype, kv_memory=size))
+    return list(dict.fromkeys(cells))
+
+
+def open_journal(path: Path | None, settings: Mapping[str, Any], *, resume: bool = False) -> CellJournal:
+    """Raises InputError, as `Journal` does."""
+    return Journal(path, settings, _parse, resume=resume)
+
+
+def remember(journal: CellJournal, measured: Measured) -> None:
+    """Keep figures on disk. Reasons are not kept: to find them again takes no time."""
+    if measured.figures is not None:
+        record = {name: value for name, value in asdict(measured).items() if name != "reason"}
+        journal.add((measured.cell, measured.task), measured, record)
+
+
+def _parse(record: Any) -> tuple[tuple[Cell, str], Measured]:
+    cell, task, cache, figures = Cell(**record["cell"]), record["task"], Cache(**record["cache"]), record["figures"]
+    if not all(map(are_numbers, figures.values())):
+        raise TypeError
+    return (cell, task), Measured(cell, task, cache, _FIGURES[task](**figures))
+
+
+def run_matrix(
+    setup: Setup, cells: Sequence[Cell], material: Material, journal: CellJournal, on_progress: OnProgress
+) -> Iterator[Measured]:
+    """Measure cell by cell, except for what the journal has; every new measurement is added to it at once.
+
+    An error of an engine becomes a reason; but the first cell is the reference, and its errors are raised.
+    """
+    tasks = {name: material.tokens(name) for name in TASK_NAMES if material.tokens(name)}
     total, done = len(cells) * sum(tasks.values()), 0
     for cell in cells:
-        for name, tokens in tasks.items():
-            label = " ".join(part for part in (cell.policy, cell.kv_dtype, cell.size) if part) + f": {name}"
+        for task, tokens in tasks.items():
+            label = " ".join(part for part in (cell.policy, cell.kv_dtype, cell.size) if part) + f": {task}"
+            run = 0
 
-            def show(count: int, label: str = label, before: int = done) -> None:
-                on_progress(label, before + count, total)
+            def advance(count: int, label: str = label, before: int = done) -> None:
+                nonlocal run
+                run += count
+                on_progress(label, before + run, total)
 
-            show(0)
-            found = journal.find(cell, name)
+            advance(0)
+            found = journal.find((cell, task))
             if found is None:
-                found = _measure(setup, cell, name, material, _counted(show), must=cell is cells[0])
-                journal.add(found)
-            show(tokens)
+                found = _measure(setup, cell, task, material, advance, must=cell is cells[0])
+                remember(journal, found)
             done += tokens
+            on_progress(label, done, total)
             yield found
 
 
 def _measure(setup: Setup, cell: Cell, task: str, material: Material, advance: Advance, *, must: bool) -> Measured:
     try:
-        cache, figures = TASKS[task](setup, cell, material, advance)
+        with open_cell(setup, cell, material.longest) as session:
+            config = session.plan.config
+            cache = Cache(session.plan.kv_policy, config.kv_dtype, config.capacity, session.engine.kv.nbytes)
+            if task == "perplexity":
+                return Measured(cell, task, cache, stream_documents(session, material.documents, advance))
+            if task == "repeat":
+                return Measured(cell, task, cache, measure_repeats(session, material.repeats, advance))
+            streamed = recall_streamed(session, material.trials, advance)
+        return Measured(cell, task, cache, _retrieval(setup, cell, cache, material, streamed, advance))
     except EdgeError as error:
         if must:
             raise
         return Measured(cell, task, reason=str(error))
-    return Measured(cell, task, cache, figures)
 
 
-def _counted(show: Callable[[int], None]) -> Advance:
-    """Adds up what it is told."""
-    done = 0
+def _retrieval(
+    setup: Setup, cell: Cell, cache: Cache, material: Material, streamed: list[int], advance: Advance
+) -> Retrieved:
+    """streamed: recalled in the cell's own cache. The rest is recalled after one compression to as many rows, in a
+    cache with room for everything."""
+    trials, longest = material.trials, max(trial.tokens for trial in material.trials)
+    roomy = replace(cell, policy=cache.policy, kv_dtype=cache.kv_dtype, kv_memory=None, max_kv_size=longest)
+    rows = longest if cell.policy == FULL else cache.rows
+    with open_cell(replace(setup, chunk=min(_READ_CHUNK, longest)), roomy, longest) as session:
+        once = recall_compressed(session, trials, rows, advance)
+    digits, depths = [len(trial.key) for trial in trials], [trial.depth for trial in trials]
+    return Retrieved(digits, depths, once.known, once.later, streamed)
 
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        show(done)
 
-    return advance
+def open_cell(setup: Setup, cell: Cell, tokens: int) -> Session:
+    """A session with the cell's cache, for texts of up to so many tokens."""
+    request = PlanRequest(
+        kv_policy=cell.policy,
+        sinks=setup.sinks,
+        max_kv_size=tokens if cell.policy == FULL else cell.max_kv_size,
+        kv_memory=None if cell.kv_memory is None else f"{cell.kv_memory}B",
+        kv_dtype=cell.kv_dtype,
+        prefill_step_size=setup.chunk,
+        threads=setup.threads,
+        expected_tokens=tokens,
+        logits_rows=LOGITS_ROWS,
+    )
+    return load(setup.model, backend=setup.backend, request=request)

@@ -1,4 +1,4 @@
-"""Perplexity of a text, streamed through the session's own KV cache and policy."""
+"""Perplexity of a text, streamed through the session's own KV cache and policy; and of segments that come again."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ from edge.types import AnyArray, FloatArray, IntArray
 
 LOGITS_ROWS = 64  # rows of logits per step: 12 MiB for 49k tokens; more is not faster
 BLOCK = 64  # tokens, about, whose mean loss is remembered, to compare two runs part by part
+SEGMENT, BETWEEN = 256, 1500  # tokens of a repeated segment, and between its two occurrences
+_SETTLED = 16  # tokens at a segment's start that nothing before them could foretell
+_NEEDED = 2 * SEGMENT + BETWEEN
+REPEAT_TOKENS = _NEEDED + SEGMENT + 1  # of a text, the one that begins it included
 
 Advance = Callable[[int], None]
 """Told how many more tokens have been run."""
@@ -38,6 +42,15 @@ class Streamed:
     nll: list[float]
     blocks: list[list[float]]
     seconds: float
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """Mean loss in nats of a segment's tokens when it comes first and when it comes again, trial by trial."""
+
+    tokens: int  # scored per trial and occurrence
+    first: list[float]
+    again: list[float]
 
 
 def perplexity(
@@ -115,3 +128,32 @@ def token_loss(logits: FloatArray, target: int) -> float:
     """-log softmax(logits)[target], summed in float64."""
     top = float(logits.max())
     return top + math.log(float(np.exp(logits - top).sum(dtype=np.float64))) - float(logits[target])
+
+
+def make_repeats(text: IntArray, count: int, seed: int = 0, bos: Sequence[int] = ()) -> list[IntArray]:
+    """Texts that say something twice: `SEGMENT` other tokens, a segment, `BETWEEN` other tokens, the segment.
+
+    text: tokens to take both from, at random places that do not overlap. Raises InputError if it is too short.
+    """
+    if text.size < _NEEDED:
+        raise InputError(
+            f"repeated segments need {_NEEDED} tokens of text, and there are {text.size}: give more, or see --tasks"
+        )
+    random = np.random.default_rng(seed)
+    repeats = []
+    for _ in range(count):
+        start = int(random.integers(text.size - _NEEDED + 1))
+        around, segment = np.split(text[start : start + _NEEDED], [SEGMENT + BETWEEN])
+        repeats.append(np.concatenate([bos, around[:SEGMENT], segment, around[SEGMENT:], segment]).astype(np.int32))
+    return repeats
+
+
+def measure_repeats(session: Session, repeats: Sequence[IntArray], advance: Advance) -> Repeated:
+    """Stream every text from an empty cache and score both occurrences, without their first tokens."""
+    scored, first, again = SEGMENT - _SETTLED, [], []
+    for tokens in repeats:
+        losses = token_losses(session, tokens, advance)
+        again.append(float(losses[-scored:].mean()))
+        end = losses.size - SEGMENT - BETWEEN  # where the first occurrence ends
+        first.append(float(losses[end - scored : end].mean()))
+    return Repeated(scored, first, again)

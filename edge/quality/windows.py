@@ -16,7 +16,7 @@ import numpy as np
 from edge.backends.base import Engine
 from edge.errors import InputError
 from edge.likelihood import Compared, Divergence, compare, negative_log_likelihoods, stderr, summarize
-from edge.quality.lines import Lines, are_numbers
+from edge.quality.journal import Journal, are_numbers
 from edge.quality.perplexity import Advance, Perplexity
 from edge.run.session import Session
 from edge.types import FloatArray, IntArray
@@ -157,14 +157,13 @@ def _in_windows(
 ) -> dict[str, list[float]]:
     """Every window's figures by name, one behind the other; what the journal has is not measured again."""
 
-    def parse(record: Any) -> dict[str, Any]:
-        wanted = windows.scored(record["window"])
-        if any(not are_numbers(record[name]) or len(record[name]) != wanted for name in names):
+    def parse(record: Any) -> tuple[int, dict[str, list[float]]]:
+        figures = {name: record[name] for name in names}
+        if any(not are_numbers(each) or len(each) != windows.scored(record["window"]) for each in figures.values()):
             raise ValueError
-        return dict(record)
+        return record["window"], figures
 
-    lines = Lines(journal, settings or {}, parse, resume=resume)
-    known = {record["window"]: record for record in lines.found}
+    kept = Journal(journal, settings or {}, parse, resume=resume)
     found: dict[str, list[float]] = {name: [] for name in names}
     done, total = 0, sum(windows.read(number).size for number in range(len(windows)))
 
@@ -174,20 +173,16 @@ def _in_windows(
         if on_progress:
             on_progress(done, total)
 
-    for number in _scored(windows):
-        record = known.get(number)
-        if record is None:
-            record = {"window": number, **measure(number, advance)}
-            lines.add(record)
+    for number in filter(windows.scored, range(len(windows))):
+        figures = kept.find(number)
+        if figures is None:
+            figures = measure(number, advance)
+            kept.add(number, figures, {"window": number, **figures})
         else:
             advance(windows.read(number).size)
         for name in names:
-            found[name] += record[name]
+            found[name] += figures[name]
     return found
-
-
-def _scored(windows: Windows) -> Iterator[int]:
-    return (number for number in range(len(windows)) if windows.scored(number))
 
 
 def _engine(source: Session | Engine) -> Engine:

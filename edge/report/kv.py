@@ -8,10 +8,8 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, stdev
 from typing import Any
 
-from edge.quality.cells import Cell
-from edge.quality.journal import Measured
-from edge.quality.perplexity import BLOCK, Streamed
-from edge.quality.repeat import Repeated
+from edge.quality.matrix import Cell, Measured
+from edge.quality.perplexity import BLOCK, Repeated, Streamed
 from edge.quality.retrieval import PROTOCOLS, Retrieved
 
 SCHEMA = 1

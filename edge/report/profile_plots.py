@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edge.backends.base import PHASES
-from edge.profiling.memory_timeline import split
+from edge.profiling.memory import split
 from edge.profiling.profile import EngineProfile, Profile, Spread
 from edge.report.chart import COLOURS, DASHED, DOTTED, INK, NARROW, Axis, Chart, colour, width_of
 from edge.report.figures import rate

@@ -5,7 +5,7 @@ from __future__ import annotations
 from edge.budget import format_bytes
 from edge.devices.load import DISTURBED
 from edge.model.spec import format_count
-from edge.profiling.memory_timeline import Split, split
+from edge.profiling.memory import Split, split
 from edge.profiling.profile import EngineProfile, PhaseOperators, Profile
 from edge.report.figures import NONE, duration, giga, joules, milliseconds, per_s, percent, rate
 from edge.report.table import Section

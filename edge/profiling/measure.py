@@ -1,0 +1,248 @@
+"""Speed of prompts and answers, token by token: at growing contexts, in a long run, and operator by operator."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge.backends.base import Backend
+from edge.backends.operators import by_name
+from edge.devices.load import others_from_now
+from edge.model.model import Model
+from edge.prediction.work import Work, work_of
+from edge.profiling.memory import Sampler
+from edge.profiling.profile import (
+    EngineProfile,
+    OperatorTime,
+    Phase,
+    PhaseOperators,
+    Point,
+    Settings,
+    Spread,
+    Sustained,
+    Window,
+)
+from edge.run.meters import EnergyMeter
+from edge.run.session import Session
+from edge.sampling import greedy
+from edge.types import FloatArray, IntArray
+
+_MARGIN = 1.3  # longer contexts are slower than what was measured so far
+_WARM_UP = (32, 4)  # tokens of a prompt and an answer
+_LEAST_TOKENS = 4  # of an answer, however slow
+_WINDOW_S = 60.0  # of a long run
+_LEAST_WINDOWS = 5  # of shorter runs, whose windows are shorter, too
+_BURST = 8  # tokens between two looks at the clock
+_LONGEST_PASS = 128  # tokens of a prompt's pass: longer ones are made of the same work
+_OPERATOR_CONTEXT = 256  # rows in the cache of an answer: they have to be run first
+_PASSES = (2, 16)  # at least, at most
+_INSTRUMENTED = 2.0  # times as slow as without instruments, to be sure
+
+OnStep = Callable[[str, float], None]
+"""Told what is being done, and the part of it that is done."""
+
+
+@dataclass(frozen=True)
+class Speeds:
+    ttft: Spread
+    prefill: Phase
+    decode: Phase
+
+
+def part_of(on_step: OnStep, seconds: Sequence[float], number: int) -> OnStep:
+    """Progress of one part as progress of all. seconds: about what each part takes."""
+    before, total = sum(seconds[:number]), sum(seconds)
+    return lambda what, share: on_step(what, (before + seconds[number] * min(1.0, share)) / total)
+
+
+class Runner:
+    """Runs tokens in a session as `edge run` does, and times every pass."""
+
+    def __init__(self, session: Session, backend: Backend, meter: EnergyMeter, sampler: Sampler) -> None:
+        self.session, self.meter, self.sampler = session, meter, sampler
+        self._footprint = backend.footprint(session.spec, session.plan.config)
+
+    def prompt(self, tokens: IntArray) -> tuple[FloatArray, list[tuple[int, float]]]:
+        """Logits after the last token; tokens and seconds of every pass."""
+        session, passes = self.session, []
+        size = session.plan.config.chunk
+        for start in range(0, tokens.size, size):
+            part = tokens[start : start + size]
+            started = time.perf_counter()
+            logits = session.forward(part, upcoming=1)
+            passes.append((part.size, time.perf_counter() - started))
+            self.sampler.rows = max(self.sampler.rows, session.engine.kv.length)
+        return logits, passes
+
+    def answer(self, logits: FloatArray, count: int, limit: float = math.inf) -> list[float]:
+        """Seconds of every token, with its choice; fewer tokens if `limit` seconds are over."""
+        session, seconds, step = self.session, list[float](), np.zeros(1, np.int32)
+        for _ in range(count):
+            if len(seconds) >= _LEAST_TOKENS and sum(seconds) > limit:
+                break
+            started = time.perf_counter()
+            step[0] = greedy(logits)
+            logits = session.forward(step, upcoming=1)
+            seconds.append(time.perf_counter() - started)
+        self.sampler.rows = max(self.sampler.rows, session.engine.kv.length)
+        return seconds
+
+    def work(self, tokens: int, context: int) -> Work:
+        """The work of one pass, counted."""
+        return work_of(self.session.spec, self.session.plan.config, self._footprint, tokens, context)
+
+    def random_tokens(self, count: int) -> IntArray:
+        """The same every time."""
+        return np.random.default_rng(0).integers(0, self.session.spec.vocab, count, dtype=np.int32)
+
+
+def measure_speeds(runner: Runner, prompt: int, settings: Settings, on_step: OnStep) -> Speeds:
+    """A prompt of random tokens and an answer, `repetitions` times, or as often as `speed_s` seconds allow, but at
+    least once. A short run before them is not counted."""
+    session, meter, sampler = runner.session, runner.meter, runner.sampler
+    tokens, answer, limit = runner.random_tokens(prompt), settings.answer, settings.speed_s
+    first, passes, steps = list[float](), list[tuple[int, float]](), list[float]()
+    answering = prompt_joules = answer_joules = 0.0
+    on_step("warm-up", 0.0)
+    session.reset()
+    logits, _ = runner.prompt(tokens[: _WARM_UP[0]])
+    runner.answer(logits, min(answer, _WARM_UP[1]))
+    begun = time.perf_counter()
+    for repetition in range(settings.repetitions):
+        passed = time.perf_counter() - begun
+        if repetition and passed * (1 + 1 / repetition) > limit:
+            break
+        share = max(repetition / settings.repetitions, passed / limit)
+        on_step(f"prompt and answer {repetition + 1} of {settings.repetitions}", share)
+        session.reset()
+        before = meter.read().joules
+        sampler.mark("prompt")
+        started = time.perf_counter()
+        logits, timed = runner.prompt(tokens)
+        greedy(logits)
+        first.append(time.perf_counter() - started)
+        between = meter.read().joules
+        sampler.mark("answer")
+        started = time.perf_counter()
+        steps += runner.answer(logits, answer, limit)
+        answering += time.perf_counter() - started
+        passes += timed
+        prompt_joules += between - before
+        answer_joules += meter.read().joules - between
+    chunk = min(session.plan.config.chunk, prompt)
+    read = sum((runner.work(min(chunk, prompt - start), start) for start in range(0, prompt, chunk)), Work(0, 0, 0))
+    per_prompt_token = Spread.of([seconds / count for count, seconds in passes])
+    per_token, each = Spread.of(steps), runner.work(1, prompt + answer // 2)
+    return Speeds(
+        Spread.of(first),
+        Phase(
+            name="prefill",
+            tokens=prompt,
+            context=0,
+            at_once=chunk,
+            per_token=per_prompt_token,
+            joules_per_token=prompt_joules / (prompt * len(first)),
+            bytes_per_s=read.bytes / (per_prompt_token.p50 * prompt),
+            flops_per_s=read.flops / (per_prompt_token.p50 * prompt),
+        ),
+        Phase(
+            name="decode",
+            tokens=answer,
+            context=prompt,
+            at_once=1,
+            per_token=per_token,
+            joules_per_token=answer_joules / len(steps),
+            bytes_per_s=each.bytes / per_token.p50,
+            flops_per_s=each.flops / per_token.p50,
+            watts=answer_joules / answering,
+        ),
+    )
+
+
+def measure_curve(
+    runner: Runner, contexts: Sequence[int], settings: Settings, on_step: OnStep
+) -> tuple[list[Point], str | None]:
+    """Answers at growing contexts, each filled once; and why not all of them were reached in `curve_s` seconds, or
+    None. Answers are shorter where an even part of the seconds is not enough for all of their tokens."""
+    session, seconds, points = runner.session, settings.curve_s, list[Point]()
+    tokens, started, per_token = runner.random_tokens(max(contexts, default=0)), time.perf_counter(), 0.0
+    session.reset()
+    for context in contexts:
+        missing = context - session.engine.kv.length
+        if time.perf_counter() - started + per_token * missing * _MARGIN > seconds:
+            return points, f"context {context} would have taken longer than {seconds:g} s"
+        on_step(f"context {context}", context / contexts[-1])
+        runner.sampler.mark(f"context {context}")
+        begun = time.perf_counter()
+        logits, _ = runner.prompt(tokens[context - missing : context])
+        per_token = (time.perf_counter() - begun) / missing
+        steps = runner.answer(logits, settings.answer, seconds / len(contexts) / 2)
+        points.append(Point(context, Spread.of(steps), per_token))
+        session.engine.kv.truncate(context)
+    return points, None
+
+
+def measure_sustained(runner: Runner, prompt: int, most: int, seconds: float, on_step: OnStep) -> Sustained:
+    """Answers of up to `most` tokens to the same prompt, run once, for so many seconds without a pause."""
+    session, sampler = runner.session, runner.sampler
+    length = min(_WINDOW_S, seconds / _LEAST_WINDOWS)
+    session.reset()
+    sampler.mark("sustained")
+    logits, _ = runner.prompt(runner.random_tokens(prompt))
+    first = logits.copy()  # each answer begins with it; the engine may write to its own
+    windows: list[Window] = []
+    began = time.perf_counter()
+    while (start := time.perf_counter() - began) < seconds - length / 2:
+        on_step(f"sustained, {start:.0f} of {seconds:.0f} s", start / seconds)
+        steps: list[float] = []
+        before, looked = runner.meter.read().joules, sampler.now()
+        others = others_from_now()
+        while not steps or time.perf_counter() - began < start + length:
+            if session.engine.kv.length + _BURST > prompt + most:
+                session.engine.kv.truncate(prompt)
+            steps += runner.answer(first, _BURST)
+        lasted = time.perf_counter() - began - start
+        joules = (runner.meter.read().joules - before) / len(steps)
+        sampler.sample_climate()
+        taken = others()
+        climate = [each for each in sampler.climate if each.seconds >= looked]
+        hertz = [each.hertz for each in climate if each.hertz is not None]
+        windows.append(
+            Window(
+                start=start,
+                seconds=lasted,
+                per_token=Spread.of(steps),
+                joules_per_token=joules,
+                celsius=max((each.celsius for each in climate if each.celsius is not None), default=None),
+                hertz=sum(hertz) / len(hertz) if hertz else None,
+                others=taken,
+            )
+        )
+    return Sustained(length, windows)
+
+
+def measure_operators(
+    model: Model, backend: Backend, measured: EngineProfile, seconds: float, on_step: OnStep
+) -> list[PhaseOperators]:
+    """Operators of a prompt's first pass, and of an answer's token behind a context, in an instrumented engine and
+    about so many seconds, if the fewest passes allow it. measured: says how long passes take. Raises UnsupportedError.
+    """
+    config, found = measured.plan.config, []
+    longest = min(config.chunk, _LONGEST_PASS, config.capacity)
+    context = max(0, min(_OPERATOR_CONTEXT, measured.prefill.tokens, config.capacity - 1))
+    for part, (phase, tokens, rows) in enumerate(((measured.prefill, longest, 0), (measured.decode, 1, context))):
+        on_step(f"operators of {phase.name}", part / 2)
+        fewest, most = _PASSES
+        passes = max(fewest, min(most, int(seconds / 2 / (_INSTRUMENTED * tokens * phase.per_token.p50))))
+        operators = backend.operators(model.file, model.spec, config, tokens=tokens, context=rows, passes=passes)
+        total = sum(each.seconds for each in operators) or 1.0
+        times = [
+            OperatorTime(e.name, e.phase, e.calls, e.seconds, e.seconds / total, e.bytes, e.flops, e.waited)
+            for e in by_name(operators)
+        ]
+        found.append(PhaseOperators(phase.name, tokens, rows, times))
+    return found

@@ -1,0 +1,144 @@
+"""The texts that every cell of the quality matrix reads, and the settings by which its figures can be compared."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edge.backends import find_backend
+from edge.errors import InputError
+from edge.formats.onnx_folder import read_manifest
+from edge.kv import DEFAULT_SINKS
+from edge.model.model import Model
+from edge.quality.perplexity import REPEAT_TOKENS, make_repeats
+from edge.quality.retrieval import Trial, make_trials
+from edge.storage.fingerprint import fingerprint
+from edge.storage.versions import own_versions
+from edge.types import IntArray
+
+TASK_NAMES = ("perplexity", "retrieval", "repeat")
+REPEATS = 4
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all cells share. chunk: tokens that run at once in a cell's own cache."""
+
+    model: Model
+    backend: str
+    chunk: int = 64
+    sinks: int = DEFAULT_SINKS
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text in tokens, int32 [n], all of it."""
+
+    name: str
+    tokens: IntArray
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """tokens: scored per document. trials: keys to find. length: tokens around each key."""
+
+    tokens: int = 4000
+    trials: int = 20
+    length: int = 2048
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Material:
+    """Texts in tokens, by task. A task without any is left out."""
+
+    documents: Sequence[IntArray] = ()
+    repeats: Sequence[IntArray] = ()
+    trials: Sequence[Trial] = ()
+
+    def tokens(self, task: str) -> int:
+        """How many tokens the task runs in a cell."""
+        if task == "retrieval":
+            return 3 * sum(trial.tokens for trial in self.trials)  # one for each protocol
+        return sum(text.size - 1 for text in (self.documents if task == "perplexity" else self.repeats))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest text. All tasks expect as many, so that a cell's cache is the same in all of them."""
+        texts = [text.size - 1 for text in (*self.documents, *self.repeats)]
+        return max([*texts, *(trial.tokens for trial in self.trials)])
+
+
+def possible_tasks(context: int) -> list[str]:
+    """The tasks that a model with so many positions can do with a full cache."""
+    return [task for task in TASK_NAMES if task != "repeat" or context >= REPEAT_TOKENS]
+
+
+def make_material(setup: Setup, documents: Sequence[Document], amounts: Amounts, tasks: Sequence[str]) -> Material:
+    """Documents are cut to `amounts.tokens` predictions; keys and segments lie in all documents, joined.
+
+    Raises InputError for unknown tasks, for texts that are too short, and for texts longer than the model's context:
+    the full cache, the reference of all cells, could not hold them.
+    """
+    for task in tasks:
+        if task not in TASK_NAMES:
+            raise InputError(f"unknown task {task!r}: choose {', '.join(TASK_NAMES)}")
+    context, tokenizer = setup.model.spec.context, setup.model.tokenizer
+    if "repeat" in tasks and "repeat" not in possible_tasks(context):
+        raise InputError(
+            f"repeated segments take {REPEAT_TOKENS} positions, and the model knows {context}: see --tasks"
+        )
+    for name, value, used in (("tokens", amounts.tokens, "perplexity"), ("length", amounts.length, "retrieval")):
+        if used in tasks and value > context:
+            raise InputError(f"--{name} must be at most {context}, which is what the model knows positions for")
+    for document in documents:
+        if document.tokens.size < 2:
+            raise InputError(f"{document.name} has fewer than two tokens")
+    bos = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
+    text, seed = np.concatenate([each.tokens[len(bos) :] for each in documents]), amounts.seed
+    return Material(
+        documents=[each.tokens[: amounts.tokens + 1] for each in documents] if "perplexity" in tasks else (),
+        repeats=make_repeats(text, REPEATS, seed, bos) if "repeat" in tasks else (),
+        trials=make_trials(setup.model, text, amounts.trials, amounts.length, seed) if "retrieval" in tasks else (),
+    )
+
+
+def settings_of(setup: Setup, documents: Sequence[Document], amounts: Amounts) -> dict[str, Any]:
+    """What figures depend on besides their cell, for JSON. Two runs with the same settings measure the same."""
+    texts = [
+        {"name": each.name, "tokens": min(amounts.tokens, each.tokens.size - 1), "crc32": checksum_of(each.tokens)}
+        for each in documents
+    ]
+    return {
+        **identity_of(setup.model, setup.backend),
+        "documents": texts,
+        "trials": amounts.trials,
+        "length": amounts.length,
+        "repeats": REPEATS,
+        "chunk": setup.chunk,
+        "sinks": setup.sinks,
+        "seed": amounts.seed,
+    }
+
+
+def identity_of(model: Model, backend: str) -> dict[str, Any]:
+    """A model, by all of its files, and the engine that runs it."""
+    folder = model.file.folder
+    files = [model.file.path] if folder is None else [folder / name for name in sorted(read_manifest(folder).files)]
+    hashes = "".join(fingerprint(path).sha256 for path in files)
+    return {
+        "model": model.spec.label,
+        "model_sha256": hashlib.sha256(hashes.encode()).hexdigest(),
+        "backend": backend,
+        "versions": {**own_versions(), **find_backend(backend, model.file, model.spec).versions()},
+    }
+
+
+def checksum_of(tokens: IntArray) -> int:
+    return zlib.crc32(np.ascontiguousarray(tokens, np.int32).tobytes())
