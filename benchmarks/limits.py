@@ -35,7 +35,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from edge.devices.memory import cgroup_folders
-from edge.report.table import table
+from edge.report.document import table
 
 GOLDEN = Path(__file__).parent.parent / "tests" / "golden"
 MODELS = ("smollm2-135m", *(str(GOLDEN / f"{name}.gguf") for name in ("llama-gqa-untied", "qwen2")))

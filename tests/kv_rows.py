@@ -7,7 +7,7 @@ import random
 from statistics import fmean, stdev
 
 from edge.quality.matrix import Cell
-from edge.report.kv import Figure, Row
+from edge.quality.summary import Figure, Row
 
 SETTINGS = {
     "model": "llama 135M Q4_1", "backend": "tvm", "versions": {"edge": "0.1.0"}, "trials": 20, "length": 2048,

@@ -13,11 +13,11 @@ import pytest
 from conftest import GOLDEN, open_golden
 from test_power import rapl_tree
 
-from edge.cli.show import report_lines
 from edge.devices.power import app_meter, find_meter
 from edge.devices.power.base import Reading
 from edge.devices.power.guarded import Guarded
 from edge.errors import BudgetError
+from edge.report.run import report_lines
 from edge.run.session import load
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import open_golden
+from kv_rows import SETTINGS
 from small_models import Small, write_small
 from test_cli import edge, edge_json
 
@@ -25,7 +26,8 @@ from edge.quality.material import Material, Setup
 from edge.quality.matrix import Cell, Measured, make_cells, open_cell, open_journal, remember, run_matrix
 from edge.quality.perplexity import BETWEEN, SEGMENT, make_repeats, measure_repeats, stream_documents, token_losses
 from edge.quality.retrieval import count_right, digits_of, make_trials, recall_compressed, recall_streamed, split_reply
-from edge.report.kv import cells_of, make_rows, reasons_of
+from edge.quality.summary import make_rows
+from edge.report.kv import kv_table, reasons_of
 from edge.run.session import load
 
 TEXT = "".join(f"The {number}th stone lies beside the river, and no one has counted it. " for number in range(400))
@@ -440,9 +442,17 @@ def test_a_short_context_leaves_repeats_out(tmp_path: Path, text: Path) -> None:
 def test_columns_without_figures_are_left_out(setup: Setup) -> None:
     tokens = setup.model.encode_prompt(TEXT, raw=True)[:50]
     found = list(run_matrix(setup, [Cell("full")], Material([tokens]), open_journal(None, {}), lambda *_: None))
-    assert cells_of(make_rows(found))[0] == ["policy", "KV", "rows", "allocated", "perplexity", "× full", "tok/s"]
+    assert kv_table(make_rows(found), SETTINGS).headings == [
+        "policy",
+        "KV",
+        "rows",
+        "allocated",
+        "perplexity",
+        "× full",
+        "tok/s",
+    ]
     found[0] = replace(found[0], figures=None, cache=None, reason="no")
-    assert cells_of(make_rows(found))[0] == ["policy", "KV", "rows", "allocated", "tok/s"]
+    assert kv_table(make_rows(found), SETTINGS).headings == ["policy", "KV", "rows", "allocated", "tok/s"]
 
 
 @pytest.mark.parametrize(

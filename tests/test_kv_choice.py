@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from kv_rows import make_row, make_table, missing
 
+from edge.quality.choice import Choice, apart, choices, title
 from edge.quality.matrix import Cell, Measured
 from edge.quality.perplexity import Streamed
 from edge.quality.retrieval import Retrieved
-from edge.report.kv import Row, make_rows, to_json
-from edge.report.kv_choice import Choice, apart, choices, title
+from edge.quality.summary import Row, make_rows, to_json
 
 FULL = make_row("full", 1.0, size=None, noise=1e-3, found=20)
 

@@ -33,7 +33,7 @@ from edge.profiling.memory import memory_base, split
 from edge.profiling.profile import Climate, MemoryBase, MemorySample, Profile, Roofs, Settings, Sustained, Window
 from edge.profiling.reader import build, read_profile
 from edge.profiling.verdict import Evidence, evidence_of, judge
-from edge.report.profile_tables import energy_table, roofline_table
+from edge.report.profile import energy_table, roofline_table
 
 MODEL = str(GOLDEN / "llama-gqa-tied.gguf")
 PLAIN = Evidence(

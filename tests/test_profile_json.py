@@ -13,10 +13,21 @@ from hypothesis import strategies as st
 from profiles import make_bare_profile, make_engine, make_profile, make_sustained, spread
 
 from edge.errors import InputError
-from edge.profiling.compare import compare_profiles
+from edge.profiling.compare import Comparison, compare_profiles
 from edge.profiling.profile import Profile, Spread
 from edge.profiling.reader import build, read_profile
-from edge.report.profile_compare import comparison, document
+from edge.report.comparison import comparison_json, comparison_report
+from edge.report.document import terminal
+from edge.report.page import render
+
+
+def document(found: Comparison, kind: str) -> str:
+    return render(kind, comparison_report(found), comparison_json(found))
+
+
+def comparison(found: Comparison) -> str:
+    return terminal(comparison_report(found))
+
 
 # Profiles as JSON
 

@@ -15,9 +15,12 @@ from profiles import HOSTILE, make_bare_profile, make_engine, make_profile, make
 
 from edge.profiling.compare import compare_profiles
 from edge.profiling.profile import Energy, Mark, ModelFacts, Profile, Roofs
-from edge.report import kv_page, profile_compare
-from edge.report.profile_page import document
-from edge.report.profile_text import summary
+from edge.report.comparison import comparison_json, comparison_report
+from edge.report.document import KINDS, terminal
+from edge.report.kv import kv_report
+from edge.report.page import page as html
+from edge.report.page import render
+from edge.report.profile import profile_report, profile_summary
 
 PROFILES = {"full": make_profile(), "bare": make_bare_profile()}
 WIDEST = (
@@ -68,6 +71,14 @@ FAINT = """(() => {
     return [...said, ...document.querySelectorAll('.mark')].filter(e =>
         contrast(light(colour(e)), light(behind(e))) < (e.matches('.mark') ? 3 : 4.5)).map(e => e.textContent)
 })()"""  # words and marks too near to the colour of their ground (WCAG 2, AA)
+
+
+def document(profile: Profile, kind: str) -> str:
+    return render(kind, profile_report(profile), profile.to_dict())
+
+
+def summary(profile: Profile) -> str:
+    return terminal(profile_summary(profile))
 
 
 def hostile() -> Profile:
@@ -192,10 +203,10 @@ def test_a_table_of_markdown_has_equal_rows() -> None:
 
 def test_comparisons_have_all_three_kinds() -> None:
     found = compare_profiles(make_profile(), hostile(), "a", HOSTILE)
-    html = profile_compare.document(found, ".html")
-    assert "<script" not in html
-    assert "| ratio |" in profile_compare.document(found, ".md")
-    assert '"kind": "edge profile comparison"' in profile_compare.document(found, ".json")
+    page, text, data = (render(each, comparison_report(found), comparison_json(found)) for each in KINDS)
+    assert "<script" not in page
+    assert "| ratio |" in text
+    assert '"kind": "edge profile comparison"' in data
 
 
 # In a browser
@@ -270,12 +281,12 @@ def test_rows_of_pictures_are_full(page: Page, tmp_path: Path, engines: int, wid
 def the_page(name: str) -> str:
     match name:
         case "comparison":
-            return profile_compare.document(compare_profiles(make_profile(), hostile(), "a", HOSTILE), ".html")
+            return html(comparison_report(compare_profiles(make_profile(), hostile(), "a", HOSTILE)))
         case "kv":
-            return kv_page.document(".html", make_table(), SETTINGS, "smollm2-135m", complete=True)
+            return html(kv_report(make_table(), SETTINGS, "smollm2-135m", complete=True))
         case "kv-hostile":
             rows = [make_row("full", 1.0, size=None), make_row(HOSTILE, 1.1), make_row("h2o", 1.2, blocks=1)]
-            return kv_page.document(".html", rows, {**SETTINGS, "model": HOSTILE}, HOSTILE, complete=False)
+            return html(kv_report(rows, {**SETTINGS, "model": HOSTILE}, HOSTILE, complete=False))
     return document(PROFILES.get(name) or hostile(), ".html")
 
 

@@ -11,10 +11,10 @@ import pytest
 from conftest import run_child
 
 import edge
-from edge.cli.show import report_lines
 from edge.devices.memory import MemoryUse
 from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.model.model import Model
+from edge.report.run import report_lines
 from edge.run.session import Session, load
 from edge.sampling import SamplingParams
 from edge.types import FloatArray, IntArray

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from edge.cli.show import note, report_lines
+from edge.cli.show import note
 from edge.errors import InputError
 
 if TYPE_CHECKING:
@@ -115,6 +115,8 @@ def _system(chat: Chat, argument: str) -> None:
 
 def _report(chat: Chat, argument: str) -> None:
     report = chat.talk.session.report
+    from edge.report.run import report_lines
+
     note("\n".join(report_lines(report)) if report else "nothing has been generated yet")
 
 

@@ -62,7 +62,7 @@ def kv(
     Perplexity of long texts streamed through each cache, retrieval of digits, perplexity of a segment that comes again.
     """
     if output is not None:
-        from edge.report.page import check_place
+        from edge.report.document import check_place
 
         check_place(output)
     if resume and output is None:
@@ -72,8 +72,9 @@ def kv(
     from edge.model.model import open_model
     from edge.quality.material import Amounts, Setup, make_material, possible_tasks, settings_of
     from edge.quality.matrix import open_journal, run_matrix
-    from edge.report.kv import make_rows
-    from edge.report.kv_page import document
+    from edge.quality.summary import make_rows, to_json
+    from edge.report.kv import kv_report, kv_text
+    from edge.report.page import render
 
     opened = open_model(model)
     cells = _cells(opened.spec, policies, kv_memory, max_kv_size, kv_dtype)
@@ -95,10 +96,11 @@ def kv(
         except KeyboardInterrupt:
             pass
     rows = make_rows(measured)
-    if output is not None and rows:
-        write_whole(output, document(output.suffix, rows, settings, model, complete=complete))
     if rows:
-        print(document(".json" if json else ".md", rows, settings, model, complete=complete), end="", flush=True)
+        report, data = kv_report(rows, settings, model, complete=complete), to_json(rows, settings, complete=complete)
+        if output is not None:
+            write_whole(output, render(output.suffix, report if output.suffix == ".html" else kv_text(report), data))
+        print(render(".json" if json else ".md", kv_text(report), data), end="", flush=True)
     if not complete:
         raise KeyboardInterrupt
 

@@ -143,9 +143,10 @@ def of(
         if json:
             print_json(made.to_dict())
         elif not (writers and quiet):
-            from edge.report.profile_text import summary
+            from edge.report.document import terminal
+            from edge.report.profile import profile_summary
 
-            print(summary(made, width()))
+            print(terminal(profile_summary(made), width()), end="")
 
 
 @profile.command(_COMPARE)
@@ -156,29 +157,31 @@ def compare(
     json: o.Json = False,
 ) -> None:
     """Two profiles of edge profile -o FILE.json side by side, B against A."""
+    from edge.devices.output import write_whole
     from edge.profiling.compare import compare_profiles
     from edge.profiling.reader import read_profile
-    from edge.report.page import check_place
-    from edge.report.profile_compare import comparison, document
+    from edge.report.comparison import comparison_json, comparison_report
+    from edge.report.document import check_place, terminal
+    from edge.report.page import render
 
     for path in output or []:
         check_place(path)
     found = compare_profiles(read_profile(first), read_profile(second), first.stem, second.stem)
-    from edge.devices.output import write_whole
-
+    report, data = comparison_report(found), comparison_json(found)
     for path in output or []:
-        write_whole(path, document(found, path.suffix))
-    print(document(found, ".json") if json else comparison(found, width()), end="")
+        write_whole(path, render(path.suffix, report, data))
+    print(render(".json", report, data) if json else terminal(report, width()), end="")
 
 
 def _writer(path: Path) -> Callable[[Profile], None]:
     """Writes a report of the path's kind. Raises at once what would otherwise come after all measurements."""
     from edge.devices.output import write_whole
-    from edge.report.page import check_place
-    from edge.report.profile_page import document
+    from edge.report.document import check_place
+    from edge.report.page import render
+    from edge.report.profile import profile_report
 
     check_place(path)
-    return lambda made: write_whole(path, document(made, path.suffix))
+    return lambda made: write_whole(path, render(path.suffix, profile_report(made), made.to_dict()))
 
 
 def _seconds(sustained: str | None) -> float:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from edge.cli import options as o
-from edge.cli.show import note, print_json, progress, report_line, report_lines
+from edge.cli.show import note, print_json, progress
 
 
 def run(
@@ -150,6 +150,8 @@ def run(
                     else:
                         print(flush=True)
                         if not quiet:
+                            from edge.report.run import report_line, report_lines
+
                             note("\n".join(["", *(report_lines if verbose else report_line)(session.report)]))
                             suggest_tuning(model, session.spec, session.plan)
             if session.terminated:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from html import escape
-
-from edge.report.style import CHART
 
 NARROW = 270  # pixels across that a phone leaves a chart: words with room there have it everywhere
 INK = "currentColor"
@@ -34,6 +33,14 @@ Points = Iterable[tuple[float, float]]
 
 def colour(number: int) -> str:
     return COLOURS[number % len(COLOURS)]
+
+
+@cache
+def stylesheet(name: str) -> str:
+    """A file of CSS beside this one."""
+    from importlib.resources import files
+
+    return files("edge.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def width_of(words: str) -> float:
@@ -138,7 +145,8 @@ class Chart:
             keys += f'<g transform="translate({across:.0f} 52)">{sample}<text x="15" y="4">{escape(words)}</text></g>'
             across += 40 + width_of(words)
         return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 900 {self.height + 130}" role="img">
-<title>{escape(self.label)}</title><style>{CHART}</style><rect class="ground" width="100%" height="100%"/>
+<title>{escape(self.label)}</title><style>{stylesheet("chart.css")}</style>
+<rect class="ground" width="100%" height="100%"/>
 <g class="chart"><text class="title" x="60" y="30">{escape(self.caption)}</text>{keys}
 <svg x="60" y="80" width="810" height="{self.height}">{self._inside()}</svg></g></svg>
 """

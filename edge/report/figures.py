@@ -17,9 +17,10 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.1f}".removesuffix(".0") + " s"
 
 
-def milliseconds(per_token: Spread) -> list[str]:
+def milliseconds(per_token: Spread, form: str = "") -> list[str]:
     """p10, p50 and p90."""
-    return [rate(each * 1e3) for each in (per_token.p10, per_token.p50, per_token.p90)]
+    spread = (1e3 * per_token.p10, 1e3 * per_token.p50, 1e3 * per_token.p90)
+    return [form.format(each) if form else rate(each) for each in spread]
 
 
 def rate(value: float) -> str:

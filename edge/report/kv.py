@@ -1,50 +1,20 @@
-"""The quality of KV settings as a table: what was measured, summed up per cell and set against the full cache."""
+"""The quality of KV settings as a report that says which one to choose."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
-from statistics import fmean, stdev
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from edge.quality.matrix import Cell, Measured
-from edge.quality.perplexity import BLOCK, Repeated, Streamed
-from edge.quality.retrieval import PROTOCOLS, Retrieved
+from edge.quality.choice import Choice, choices, figure_words, title
+from edge.quality.perplexity import BLOCK
+from edge.quality.summary import Figure, Row
+from edge.report.chart import INK, Axis, Chart, colour
+from edge.report.document import NONE, Report, Section, Table
 
-SCHEMA = 1
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A mean and its standard error, where it has one; `over`: of how many `what` it is."""
-
-    value: float
-    stderr: float | None
-    over: int
-    what: str
-
-
-@dataclass(frozen=True)
-class Row:
-    """A cell's figures by name, see `HEADINGS`; None is what was not measured. reasons: by task, why not.
-
-    policy, kv_dtype, rows, nbytes: as allocated; None where no cache was. samples: what figures are means of, block by
-    block and key by key, the same in all rows.
-    """
-
-    cell: Cell
-    policy: str
-    kv_dtype: str | None
-    rows: int | None
-    nbytes: int | None
-    tok_s: float | None
-    figures: dict[str, Figure] = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)
-    samples: dict[str, list[float]] = field(default_factory=dict)
-
-
-HEADINGS = {
+_MIB = 1 << 20
+_HEADINGS = {
     "perplexity": "perplexity",
     "ratio": "× full",
     "known": "digits, question known",
@@ -53,49 +23,86 @@ HEADINGS = {
     "repeat": "repeated segment",
     "repeat_ratio": "× full",
 }
+_PANELS = {
+    "ratio": "Perplexity × full",
+    "known": "Digits found, question known",
+    "streamed": "Digits found, streamed",
+    "repeat": "Perplexity of a repeated segment",
+}
+_SHAPES = ("circle", "square", "diamond", "triangle")
+_HIGHEST = 1.4  # ratios above are said and not drawn: controls would hide the others
+_INCOMPLETE = "This run was interrupted: some cells are missing."
 
 
-def make_rows(measured: Iterable[Measured]) -> list[Row]:
-    """One row per cell, in the order in which they come; the first cell is the reference."""
-    by_cell: dict[Cell, dict[str, Measured]] = {}
-    for each in measured:
-        by_cell.setdefault(each.cell, {})[each.task] = each
-    reference = next(iter(by_cell.values()), {})
-    return [_row(cell, found, reference) for cell, found in by_cell.items()]
+def kv_report(rows: Sequence[Row], settings: dict[str, Any], model: str, *, complete: bool) -> Report:
+    """model: as the user named it."""
+    found, shown = choices(rows), [_panel(name, rows) for name in _PANELS]
+    texts = ", ".join(each["name"] for each in settings["documents"])
+    names = list(dict.fromkeys(title(each.row) for each in found))
+    picks = names if len(names) == 1 else [f"{title(each.row)} at {each.size}" for each in found]
+    said = [each.sentence for each in found] or ["Nothing was measured that says what to choose."]
+    beyond = [
+        f"{title(row)} at {row.cell.size}: {row.figures['ratio'].value:.2f}"
+        for row in rows if "ratio" in row.figures and row.figures["ratio"].value > _HIGHEST
+    ]  # fmt: skip
+    captions = ["The line across a mark: its standard error. The upright line: the full cache."]
+    captions += [f"Perplexity beyond the picture: {', '.join(beyond)}."] if beyond else []
+    return Report(
+        kind="KV cache quality",
+        name=model,
+        title=f"KV cache quality: {settings['model']}",
+        about=f"{settings['model']}, {settings['backend']} engine, {texts}",
+        limit=f"Choose: {', '.join(picks)}" if picks else "No choice",
+        sentences=said if complete else [_INCOMPLETE, *said],
+        figures=_headline(rows, found),
+        advice=[(f"{title(each.row)} at {each.size}", _command(each, model)) for each in found],
+        sections=[
+            Section("Quality", charts=shown, captions=captions),
+            Section("All figures", [kv_table(rows, settings)]),
+            Section("Not measured", remarks=reasons_of(rows)),
+        ],
+    )
 
 
-def to_json(rows: Sequence[Row], settings: dict[str, Any], *, complete: bool) -> dict[str, Any]:
-    """Everything, for programs. Sizes in bytes; `stderr` null where there are too few to tell."""
-    lines = [{name: each for name, each in asdict(row).items() if name != "samples"} for row in rows]
-    return {"schema": SCHEMA, "complete": complete, "settings": settings, "rows": lines}
+def kv_text(report: Report) -> Report:
+    """What Markdown and the terminal have of it: the figures, without a choice."""
+    return replace(
+        report, sentences=report.sentences[:1] if report.sentences[0] == _INCOMPLETE else (), figures=(), advice=()
+    )
 
 
-def cells_of(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Headings and lines of the table, for people. What nothing was measured of has no column."""
-    shown = [name for name in HEADINGS if any(name in row.figures for row in rows)]
-    headings = ["policy", "KV", "rows", "allocated", *(HEADINGS[name] for name in shown), "tok/s"]
-    return headings, [_line(row, shown) for row in rows]
+def kv_table(rows: Sequence[Row], settings: dict[str, Any]) -> Table:
+    """All figures, with what its columns mean and how to measure the same again. Tasks without figures are left out."""
+    shown = [name for name in _HEADINGS if any(name in row.figures for row in rows)]
+    headings = ["policy", "KV", "rows", "allocated", *(_HEADINGS[name] for name in shown), "tok/s"]
+    cells = [
+        [
+            row.policy, row.kv_dtype or NONE, _count(row.rows), _bytes(row.nbytes),
+            *(_figure(row.figures.get(name), name) for name in shown), _count(row.tok_s),
+        ]
+        for row in rows
+    ]  # fmt: skip
+    return Table(headings, cells, _notes(rows, settings), left=2)
 
 
 def reasons_of(rows: Sequence[Row]) -> list[str]:
     """A line for each reason why figures are missing, with the cells that it concerns."""
     cells: dict[tuple[str, str], list[str]] = {}
     for row in rows:
-        title = " ".join(part for part in (row.policy, row.kv_dtype, row.cell.size) if part)
+        label = " ".join(part for part in (row.policy, row.kv_dtype, row.cell.size) if part)
         for task, reason in row.reasons.items():
             everything = len(set(row.reasons.values())) == 1 and not row.figures
-            cells.setdefault((reason, "" if everything else f" ({task})"), []).append(title)
-    return [f"{', '.join(dict.fromkeys(names))}{task}: {reason}" for (reason, task), names in cells.items()]
+            cells.setdefault((reason, "" if everything else f" ({task})"), []).append(label)
+    return [f"{', '.join(dict.fromkeys(labels))}{task}: {reason}" for (reason, task), labels in cells.items()]
 
 
-def notes_of(rows: Sequence[Row], settings: dict[str, Any]) -> list[str]:
-    """What the columns mean and how many each figure is a mean of."""
-    first = rows[0].figures if rows else {}
+def _notes(rows: Sequence[Row], settings: dict[str, Any]) -> list[str]:
+    """What the columns mean, how many samples each figure is a mean of, and how to measure the same again."""
+    first, texts = rows[0].figures if rows else {}, settings["documents"]
     notes = ["All figures are measured; allocated: the bytes of all arrays of the cache; ±: standard error."]
     if "ratio" in first:
-        documents = settings["documents"]
         notes.append(
-            f"perplexity: {first['perplexity'].over:,} tokens of {len(documents)} document(s), streamed through the "
+            f"perplexity: {first['perplexity'].over:,} tokens of {len(texts)} document(s), streamed through the "
             f"cache in chunks of {settings['chunk']}. × full: against the first row, token by token; its error from "
             f"the differences of {BLOCK}-token means. tok/s: of this run, with the loss of every token; measured once."
         )
@@ -108,116 +115,90 @@ def notes_of(rows: Sequence[Row], settings: dict[str, Any]) -> list[str]:
             "what will be asked."
         )
     if "repeat" in first:
-        over = first["repeat"].over
         notes.append(
-            f"repeated segment: perplexity of {over:,} tokens that come again 1,500 tokens later; when they came first "
-            f"it was {rows[0].figures['first'].value:.3g} (full cache)."
+            f"repeated segment: perplexity of {first['repeat'].over:,} tokens that come again 1,500 tokens later; when "
+            f"they came first it was {first['first'].value:.3g} (full cache)."
         )
-    return notes
-
-
-def _row(cell: Cell, found: dict[str, Measured], reference: dict[str, Measured]) -> Row:
-    figures: dict[str, Figure] = {}
-    samples: dict[str, list[float]] = {}
-    tok_s = None
-    for task, each in found.items():
-        full = reference[task].figures if task in reference else None
-        match each.figures:
-            case Streamed() as streamed:
-                figures |= _perplexity(streamed, full)
-                samples["ratio"] = _blocks(streamed)
-                tok_s = sum(streamed.tokens) / streamed.seconds
-            case Repeated() as repeated:
-                figures |= _repeat(repeated, full)
-            case Retrieved() as retrieved:
-                figures |= _retrieval(retrieved)
-                samples["streamed"] = _shares(retrieved, "streamed")
-    cache = next((each.cache for each in found.values() if each.cache), None)
-    return Row(
-        cell=cell,
-        policy=cell.policy if cache is None or cache.policy == cell.policy else f"{cell.policy} ({cache.policy})",
-        kv_dtype=cache.kv_dtype if cache else cell.kv_dtype,
-        rows=cache.rows if cache else None,
-        nbytes=cache.nbytes if cache else None,
-        tok_s=tok_s,
-        figures=figures,
-        reasons={task: each.reason for task, each in found.items() if each.reason},
-        samples=samples,
-    )
-
-
-def _perplexity(streamed: Streamed, full: object) -> dict[str, Figure]:
-    total = sum(streamed.tokens)
-    blocks = _blocks(streamed)
-    nll = _weighted(streamed.nll, streamed.tokens)
-    figures = {"perplexity": _exponential(nll, blocks, total, "tokens")}
-    if isinstance(full, Streamed) and full.tokens == streamed.tokens:
-        more = [one - other for one, other in zip(blocks, _blocks(full), strict=True)]
-        figures["ratio"] = _exponential(nll - _weighted(full.nll, full.tokens), more, total, "tokens")
-    return figures
-
-
-def _repeat(repeated: Repeated, full: object) -> dict[str, Figure]:
-    total = repeated.tokens * len(repeated.again)
-    figures = {
-        "first": _exponential(fmean(repeated.first), repeated.first, total, "tokens"),
-        "repeat": _exponential(fmean(repeated.again), repeated.again, total, "tokens"),
-    }
-    if isinstance(full, Repeated) and len(full.again) == len(repeated.again):
-        more = [one - other for one, other in zip(repeated.again, full.again, strict=True)]
-        figures["repeat_ratio"] = _exponential(fmean(more), more, total, "tokens")
-    return figures
-
-
-def _retrieval(retrieved: Retrieved) -> dict[str, Figure]:
-    figures = {}
-    for name in PROTOCOLS:
-        shares = _shares(retrieved, name)
-        figures[name] = Figure(fmean(shares), _stderr(shares), len(shares), "keys")
-    return figures
-
-
-def _blocks(streamed: Streamed) -> list[float]:
-    return [each for document in streamed.blocks for each in document]
-
-
-def _shares(retrieved: Retrieved, name: str) -> list[float]:
-    return [right / count for right, count in zip(getattr(retrieved, name), retrieved.digits, strict=True)]
-
-
-def _exponential(mean: float, samples: Sequence[float], over: int, what: str) -> Figure:
-    """exp of a mean; its error by that of the samples which the mean is (nearly) made of."""
-    error, value = _stderr(samples), math.exp(min(mean, 700.0))
-    return Figure(value, None if error is None else value * error, over, what)
-
-
-def _stderr(samples: Sequence[float]) -> float | None:
-    return stdev(samples) / math.sqrt(len(samples)) if len(samples) > 1 else None
-
-
-def _weighted(values: Sequence[float], weights: Sequence[int]) -> float:
-    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
-
-
-def _line(row: Row, shown: Sequence[str]) -> list[str]:
-    first = [row.policy, row.kv_dtype or "–", _count(row.rows), _bytes(row.nbytes)]
-    return [*first, *(_figure(row.figures.get(name), name) for name in shown), _count(row.tok_s)]
+    documents = ", ".join(f"{each['name']} ({each['tokens']:,} tokens)" for each in texts)
+    versions = ", ".join(f"{name} {version}" for name, version in settings["versions"].items())
+    return [*notes, f"texts: {documents}; seed {settings['seed']}; engine {settings['backend']}; {versions}"]
 
 
 def _bytes(count: int | None) -> str:
     """More exactly than elsewhere: cells of one size are to be compared."""
     if count is None:
-        return "–"
-    return f"{count / (1 << 20):.2f} MiB" if count >= 1 << 20 else f"{count / 1024:.1f} KiB"
+        return NONE
+    return f"{count / _MIB:.2f} MiB" if count >= _MIB else f"{count / 1024:.1f} KiB"
 
 
 def _count(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.0f}"
+    return NONE if value is None else f"{value:,.0f}"
 
 
 def _figure(figure: Figure | None, name: str) -> str:
     if figure is None:
-        return "–"
+        return NONE
     places = 4 if name == "ratio" else 2
     error = "" if figure.stderr is None or name == "perplexity" else f" ± {figure.stderr:.{places}f}"
     return f"{figure.value:.{places}f}{error}"
+
+
+def _headline(rows: Sequence[Row], found: Sequence[Choice]) -> list[tuple[str, str, str]]:
+    full, shown = rows[0], []
+    if full.nbytes and "perplexity" in full.figures:
+        perplexity = full.figures["perplexity"].value
+        shown.append(("full cache", f"{full.nbytes / _MIB:.3g} MiB", f"{full.kv_dtype}, perplexity {perplexity:.4g}"))
+    for each in found:
+        if "ratio" in each.row.figures:
+            first, _, error = figure_words(each.row, "ratio").partition(" ")
+            known = f"of perplexity, {error}" if error else "of perplexity"
+            shown.append((f"{title(each.row)}, {each.size}", first, known))
+    return shown
+
+
+def _command(choice: Choice, model: str) -> str:
+    cell, size = choice.row.cell, ["--max-kv-size", str(choice.row.cell.max_kv_size)]
+    if cell.kv_memory:
+        whole = f"{cell.kv_memory / _MIB}MiB".replace(".0MiB", "MiB")
+        size = ["--kv-memory", whole if cell.kv_memory % 1024 == 0 else str(cell.kv_memory)]
+    dtype = ["--kv-dtype", cell.kv_dtype] if cell.kv_dtype else []
+    return shlex.join(["edge", "run", model, "--kv-policy", cell.policy, *dtype, *size])
+
+
+def _panel(name: str, rows: Sequence[Row]) -> Chart | None:
+    """A line for each policy and dtype, the best first, with a mark for each size."""
+    points = [(row, row.figures[name]) for row in rows if row.cell.size and name in row.figures]
+    points = [(row, figure) for row, figure in points if name != "ratio" or figure.value <= _HIGHEST]
+    if not points:
+        return None
+    sizes, lines = list(dict.fromkeys(row.cell.size for row, _ in points)), _ranked(rows)
+    full = (rows[0].figures.get(name) or points[0][1]).value
+    spans = [(figure.value - (figure.stderr or 0), figure.value + (figure.stderr or 0)) for _, figure in points]
+    low, high = min(full, *(each for each, _ in spans)), max(full, *(each for _, each in spans))
+    if name == "repeat":
+        x = Axis(0.9 * max(low, 1.0), 1.1 * min(high, 1e300), "← better", log=True)
+    else:
+        room = 0.04 * (high - low) or 0.01
+        x = Axis(low - room, high + room, "← better") if name == "ratio" else Axis(0, 1, "better →")
+    height = 24 + 7 * len(sizes)  # of a line: its name, and below it the marks
+    chart = Chart(_PANELS[name], _PANELS[name], x, Axis(len(lines), 0, ticks=()), height * len(lines))
+    for top, line in enumerate(lines):
+        chart.across(top, "var(--line)")
+        chart.word(x.low, top, line, dx=2, dy=15)
+        chart.line([(full, top + 17 / height), (full, top + 1)], INK, width=1.2)
+    for (row, figure), (least, most) in zip(points, spans, strict=True):
+        size = sizes.index(row.cell.size)
+        y = lines.index(title(row)) + (23 + 7 * size) / height
+        chart.line([(max(least, x.low), y), (min(most, x.high), y)], colour(size), width=1.6)
+        said = f"{title(row)}, {row.cell.size}: {figure.value:.4g}"
+        chart.mark(figure.value, y, colour(size), _SHAPES[size % 4], said)
+    for number, each in enumerate(sizes):
+        chart.key(each, colour(number), _SHAPES[number % 4])
+    return chart
+
+
+def _ranked(rows: Sequence[Row]) -> list[str]:
+    """Policies and dtypes that are drawn, those that lose least first."""
+    shown = [row for row in rows if row.cell.size and row.figures]
+    shown.sort(key=lambda row: row.figures["ratio"].value if "ratio" in row.figures else 0.0)
+    return list(dict.fromkeys(map(title, shown)))

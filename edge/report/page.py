@@ -1,44 +1,47 @@
-"""The one template of all reports: an HTML file that needs nothing else, readable on a phone, light and dark."""
+"""Reports as files; and the one HTML template, which needs nothing else and is readable on a phone, light and dark."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping
 from html import escape
-from pathlib import Path
+from typing import Any
 
-from edge.devices.output import check_writable
-from edge.errors import InputError
-from edge.report.style import STYLE
-from edge.report.table import Section
-
-KINDS = (".html", ".md", ".json")
+from edge.report.chart import pictures, stylesheet
+from edge.report.document import Report, Section, Table, markdown
 
 
-def check_place(path: Path) -> None:
-    """Raises InputError for names of other kinds, and where no such file can be written."""
-    if path.suffix not in KINDS:
-        raise InputError(f"{path}: what kind of report? Let its name end in {', '.join(KINDS)}")
-    check_writable(path)
+def render(kind: str, report: Report, data: Mapping[str, Any]) -> str:
+    """The text of a file of this kind: .html, .md or .json. data: all of it, for programs."""
+    if kind == ".json":
+        return json.dumps(data, ensure_ascii=False, allow_nan=False) + "\n"
+    return page(report) if kind == ".html" else markdown(report)
 
 
-def page(kind: str, name: str, on: str, *parts: str) -> str:
-    """A whole document. kind: of report. on: a line below the name. Those are text, parts are HTML, "" for none."""
-    body = "\n".join(part for part in parts if part)
-    said = f'<p class="on">{escape(on)}</p>\n' if on else ""
+def page(report: Report) -> str:
+    """All texts of a report are shown literally."""
+    about = f'<p class="on">{escape(report.about)}</p>\n' if report.about else ""
+    tips = "".join(f"<li>{escape(why)}<code>{escape(command)}</code></li>\n" for why, command in report.advice)
+    parts = [_verdict(report), _figures(report), _notes([report.note] if report.note else ())]
+    parts += [
+        _section("What to try", f'<ul class="advice">\n{tips}</ul>' if tips else ""),
+        *map(_body, report.sections),
+    ]
+    body = "\n".join(filter(None, parts))
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark"><title>{escape(name)}</title>
+<meta name="color-scheme" content="light dark"><title>{escape(report.name)}</title>
 <link rel="icon" href="data:,">
-<style>{STYLE}</style>
+<style>{stylesheet("chart.css")}{stylesheet("page.css")}</style>
 </head>
 <body>
 <main>
 <header>
-<p class="eyebrow">edge · {escape(kind)}</p>
-<h1>{escape(name)}</h1>
-{said}</header>
+<p class="eyebrow">edge · {escape(report.kind)}</p>
+<h1>{escape(report.name)}</h1>
+{about}</header>
 {body}
 </main>
 </body>
@@ -46,35 +49,36 @@ def page(kind: str, name: str, on: str, *parts: str) -> str:
 """
 
 
-def verdict(chip: str, sentences: Iterable[str]) -> str:
-    """What a report comes to."""
-    said = "\n".join(f'<p class="sentence">{escape(each)}</p>' for each in sentences)
-    return f'<section class="verdict"><p class="chip">{escape(chip)}</p>\n{said}</section>'
+def _verdict(report: Report) -> str:
+    if not report.sentences:
+        return ""
+    said = "\n".join(f'<p class="sentence">{escape(each)}</p>' for each in report.sentences)
+    return f'<section class="verdict"><p class="chip">{escape(report.limit)}</p>\n{said}</section>'
 
 
-def cards(figures: Iterable[tuple[str, str, str]]) -> str:
-    """The figures that come first: what, figure, how it is known."""
+def _figures(report: Report) -> str:
     shown = "\n".join(
         f'<div class="card"><p class="what">{escape(what)}</p><p class="figure">{escape(figure)}</p>'
         f'<p class="known">{escape(known)}</p></div>'
-        for what, figure, known in figures
+        for what, figure, known in report.figures
     )
     return f'<section class="cards">\n{shown}\n</section>' if shown else ""
 
 
-def advice(tips: Iterable[tuple[str, str]]) -> str:
-    """Why, and a command."""
-    items = "\n".join(f"<li>{escape(why)}<code>{escape(command)}</code></li>" for why, command in tips)
-    return section("What to try", f'<ul class="advice">\n{items}\n</ul>' if items else "")
+def _body(section: Section) -> str:
+    drawn = pictures(section.charts)
+    facts = "".join(f"<dt>{escape(what)}</dt><dd>{escape(said)}</dd>\n" for what, said in section.facts)
+    notes = _notes([*(section.captions if drawn else ()), *section.remarks])
+    tables = "".join(map(_table, section.tables))
+    return _section(section.title, f"{drawn}{notes}{f'<dl>{facts}</dl>' if facts else ''}{tables}")
 
 
-def section(title: str, *parts: str) -> str:
-    """Parts under a title; nothing without any."""
-    body = "".join(parts)
-    return f"<section><h2>{escape(title)}</h2>\n{body}</section>" if body else ""
+def _section(title: str, body: str) -> str:
+    heading = f"<h2>{escape(title)}</h2>\n" if title else ""
+    return f"<section>{heading}{body}</section>" if body else ""
 
 
-def table_html(shown: Section) -> str:
+def _table(shown: Table) -> str:
     """The table and its notes; on a phone every row is a card, and a figure's heading stands before it."""
     words = [" class=word" if index < shown.left else "" for index in range(len(shown.headings))]
     head = "".join(f"<th{word}>{escape(each)}</th>" for word, each in zip(words, shown.headings, strict=True))
@@ -87,25 +91,22 @@ def table_html(shown: Section) -> str:
         + "</tr>"
         for row in shown.rows
     )
-    notes = folded("What this shows", notes_html(shown.notes)) if shown.notes else ""
-    return (
+    notes = _folded("What this shows", _notes(shown.notes)) if shown.notes else ""
+    made = (
         f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead>\n'
-        f"<tbody>\n{body}\n</tbody></table></div>\n{notes_html(shown.remarks)}{notes}"
+        f"<tbody>\n{body}\n</tbody></table></div>\n{_notes(shown.remarks)}{notes}"
     )
+    if shown.folded:
+        return _folded(shown.title or "All figures", made)
+    return f"<h3>{escape(shown.title)}</h3>\n{made}" if shown.title else made
 
 
-def notes_html(notes: Iterable[str]) -> str:
+def _notes(notes: Iterable[str]) -> str:
     return "".join(f'<p class="note">{escape(note)}</p>\n' for note in notes)
 
 
-def folded(name: str, body: str) -> str:
-    """There for whoever asks."""
+def _folded(name: str, body: str) -> str:
     return f"<details><summary>{escape(name)}</summary>\n{body}</details>"
-
-
-def facts_html(facts: Sequence[tuple[str, str]]) -> str:
-    rows = "\n".join(f"<dt>{escape(what)}</dt><dd>{escape(said)}</dd>" for what, said in facts)
-    return f"<dl>\n{rows}\n</dl>"
 
 
 def _unbroken(figure: str) -> str:

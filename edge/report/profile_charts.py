@@ -1,4 +1,4 @@
-"""The pictures of a device profile. None stands for one that there is nothing to draw for."""
+"""The charts of a device profile. None: there is nothing to draw."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from edge.profiling.memory import split
 from edge.profiling.profile import EngineProfile, Profile, Spread
 from edge.report.chart import COLOURS, DASHED, DOTTED, INK, NARROW, Axis, Chart, colour, width_of
 from edge.report.figures import rate
-from edge.report.profile_tables import PHASE_WORDS
 
+PHASE_WORDS = {"prefill": "prompt", "decode": "answer"}
 _MIB = 1 << 20
 _GIGA = 1e9
 _MARKS = {"decode": "circle", "prefill": "square"}
@@ -21,7 +21,7 @@ _PARTS = {
 _VARIES = 1.01  # between the lowest and the highest clock: less is a line, and the table says it
 
 
-def context_plot(profile: Profile, phase: str) -> Chart | None:
+def context_chart(profile: Profile, phase: str) -> Chart | None:
     """tok/s against context, a line for each engine; of answers with the band from p10 to p90."""
     contexts = sorted({each.context for engine in profile.engines for each in engine.curve})
     if not contexts:
@@ -37,7 +37,7 @@ def context_plot(profile: Profile, phase: str) -> Chart | None:
     return _speeds(f"Tokens per second of the {word} against context", f"tok/s of {word}", x, lines, _MARKS[phase])
 
 
-def operator_plot(engine: EngineProfile) -> Chart | None:
+def operator_chart(engine: EngineProfile) -> Chart | None:
     """The share of each part of a pass in its time, for prompts and answers. None if the engine does not tell."""
     if not engine.operators:
         return None
@@ -63,7 +63,7 @@ def operator_plot(engine: EngineProfile) -> Chart | None:
     return chart
 
 
-def roofline_plot(profile: Profile) -> Chart | None:
+def roofline_chart(profile: Profile) -> Chart | None:
     """Operations per second against operations per byte, below the measured ceilings. None without ceilings."""
     roofs = profile.roofs
     points = [
@@ -98,7 +98,7 @@ def roofline_plot(profile: Profile) -> Chart | None:
     return chart
 
 
-def memory_plot(engine: EngineProfile) -> Chart | None:
+def memory_chart(engine: EngineProfile) -> Chart | None:
     """The resident set over the run, split into its parts. None where the system does not tell them apart."""
     timeline = engine.timeline
     if timeline.base is None or len(timeline.samples) < 2:
@@ -127,7 +127,7 @@ def memory_plot(engine: EngineProfile) -> Chart | None:
     return chart
 
 
-def climate_plot(profile: Profile, what: str) -> Chart | None:
+def climate_chart(profile: Profile, what: str) -> Chart | None:
     """°C or GHz over the run of each engine. None where nothing shows it."""
     factor, unit, name = {"celsius": (1.0, "°C", "Temperature"), "hertz": (1e-9, "GHz", "Clock")}[what]
     lines = []
@@ -153,7 +153,7 @@ def climate_plot(profile: Profile, what: str) -> Chart | None:
     return chart
 
 
-def sustained_plot(profile: Profile) -> Chart | None:
+def sustained_chart(profile: Profile) -> Chart | None:
     """tok/s, window after window, a line for each engine with a band from p10 to p90 of its tokens."""
     runs = [each.sustained for each in profile.engines if each.sustained]
     if not runs:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from edge.report.kv import Row
+from edge.quality.summary import Row
 
 _NAMED = 3  # settings of a tie that are named, the others are counted
 _LEAST = 8  # differences that are needed to tell anything
@@ -34,7 +34,7 @@ def title(row: Row) -> str:
     return " ".join(part for part in (row.policy, row.kv_dtype) if part)
 
 
-def told(row: Row, name: str) -> str:
+def figure_words(row: Row, name: str) -> str:
     """A figure with its standard error; perplexity against the full cache, or digits."""
     figure = row.figures[name]
     value = f"{figure.value - 1:+.1%}" if name == "ratio" else f"{figure.value:.0%} of digits"
@@ -91,17 +91,17 @@ def _choose(size: str, rows: Sequence[Row]) -> Choice:
         said.append(f"Take {title(pick)}, {'the simplest' if simple else 'in this run the fastest'} of them.")
     most = leaders(rows, names[-1])
     if pick not in most:
-        said.append(f"{title(most[0])} finds more of what was read: {told(most[0], names[-1])}.")
+        said.append(f"{title(most[0])} finds more of what was read: {figure_words(most[0], names[-1])}.")
     if streaming and pick not in streaming:
         said.append(_instead(pick, leaders(streaming, names[0])[0], names[0]))
     return Choice(size, pick, " ".join(said))
 
 
 def _lead(where: str, name: str, best: Sequence[Row], of: int) -> str:
-    """Who leads, or that it cannot be told."""
+    """Which settings lead, or that noise hides it."""
     last = sorted(best, key=lambda row: row.figures[name].value)[0 if name != "ratio" else -1]
     figures = "perplexity " if name == "ratio" else ""
-    figures += told(best[0], name) + (f" to {told(last, name)}" if last is not best[0] else "")
+    figures += figure_words(best[0], name) + (f" to {figure_words(last, name)}" if last is not best[0] else "")
     figures += " against the full cache" if name == "ratio" else ""
     if of == 1:
         return f"{where}, only {title(best[0])} was measured: {figures}."
@@ -113,7 +113,7 @@ def _lead(where: str, name: str, best: Sequence[Row], of: int) -> str:
 
 def _instead(pick: Row, streaming: Row, name: str) -> str:
     """When to stay with the simplest."""
-    costs = f"perplexity {told(streaming, name)}" if name == "ratio" else told(streaming, name)
+    costs = f"perplexity {figure_words(streaming, name)}" if name == "ratio" else figure_words(streaming, name)
     faster = streaming.tok_s / pick.tok_s if streaming.tok_s and pick.tok_s else 1.0
     if faster >= _FASTER:
         return f"Keep {title(streaming)} if speed matters more: {costs}, {faster:.1f} × as fast in this run."

@@ -1,0 +1,127 @@
+"""What was measured of KV settings, summed up per cell and set against the full cache."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import fmean, stdev
+from typing import Any
+
+from edge.quality.matrix import Cell, Measured
+from edge.quality.perplexity import Repeated, Streamed
+from edge.quality.retrieval import PROTOCOLS, Retrieved
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A mean and its standard error, where it has one; `over`: of how many `what` it is the mean."""
+
+    value: float
+    stderr: float | None
+    over: int
+    what: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """A cell's figures by name: perplexity and ratio (to the full cache's), known, later and streamed (digits), repeat
+    and repeat_ratio. reasons: by task, why it has no figures.
+
+    policy, kv_dtype, rows, nbytes: as allocated; None without a cache. samples: what figures are means of, block by
+    block and key by key, the same in all rows.
+    """
+
+    cell: Cell
+    policy: str
+    kv_dtype: str | None
+    rows: int | None
+    nbytes: int | None
+    tok_s: float | None
+    figures: dict[str, Figure] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    samples: dict[str, list[float]] = field(default_factory=dict)
+
+
+def make_rows(measured: Iterable[Measured]) -> list[Row]:
+    """One row per cell, in the order in which they come; the first cell is the reference."""
+    by_cell: dict[Cell, dict[str, Measured]] = {}
+    for each in measured:
+        by_cell.setdefault(each.cell, {})[each.task] = each
+    reference = next(iter(by_cell.values()), {})
+    return [_row(cell, found, reference) for cell, found in by_cell.items()]
+
+
+def to_json(rows: Sequence[Row], settings: dict[str, Any], *, complete: bool) -> dict[str, Any]:
+    """Everything but samples. Sizes in bytes; `stderr` null where there are too few samples."""
+    lines = [{name: each for name, each in asdict(row).items() if name != "samples"} for row in rows]
+    return {"schema": SCHEMA, "complete": complete, "settings": settings, "rows": lines}
+
+
+def _row(cell: Cell, found: dict[str, Measured], reference: dict[str, Measured]) -> Row:
+    figures: dict[str, Figure] = {}
+    samples: dict[str, list[float]] = {}
+    tok_s = None
+    for task, each in found.items():
+        full = reference[task].figures if task in reference else None
+        match each.figures:
+            case Streamed() as streamed:
+                figures |= _perplexity(streamed, full)
+                samples["ratio"] = _blocks(streamed)
+                tok_s = sum(streamed.tokens) / streamed.seconds
+            case Repeated() as repeated:
+                figures |= _repeat(repeated, full)
+            case Retrieved() as retrieved:
+                for name in PROTOCOLS:
+                    right = zip(getattr(retrieved, name), retrieved.digits, strict=True)
+                    samples[name] = [digits / count for digits, count in right]
+                    figures[name] = Figure(fmean(samples[name]), _stderr(samples[name]), len(samples[name]), "keys")
+    cache = next((each.cache for each in found.values() if each.cache), None)
+    return Row(
+        cell=cell,
+        policy=cell.policy if cache is None or cache.policy == cell.policy else f"{cell.policy} ({cache.policy})",
+        kv_dtype=cache.kv_dtype if cache else cell.kv_dtype,
+        rows=cache.rows if cache else None,
+        nbytes=cache.nbytes if cache else None,
+        tok_s=tok_s,
+        figures=figures,
+        reasons={task: each.reason for task, each in found.items() if each.reason},
+        samples=samples,
+    )
+
+
+def _perplexity(streamed: Streamed, full: object) -> dict[str, Figure]:
+    total, nll = sum(streamed.tokens), _weighted(streamed.nll, streamed.tokens)
+    figures = {"perplexity": _exponential(nll, _blocks(streamed), total)}
+    if isinstance(full, Streamed) and full.tokens == streamed.tokens:
+        more = [one - other for one, other in zip(_blocks(streamed), _blocks(full), strict=True)]
+        figures["ratio"] = _exponential(nll - _weighted(full.nll, full.tokens), more, total)
+    return figures
+
+
+def _repeat(repeated: Repeated, full: object) -> dict[str, Figure]:
+    total = repeated.tokens * len(repeated.again)
+    samples = {"first": repeated.first, "repeat": repeated.again}
+    if isinstance(full, Repeated) and len(full.again) == len(repeated.again):
+        samples["repeat_ratio"] = [one - other for one, other in zip(repeated.again, full.again, strict=True)]
+    return {name: _exponential(fmean(each), each, total) for name, each in samples.items()}
+
+
+def _blocks(streamed: Streamed) -> list[float]:
+    return [each for document in streamed.blocks for each in document]
+
+
+def _exponential(mean: float, samples: Sequence[float], tokens: int) -> Figure:
+    """exp of a mean; its error by that of the samples which the mean is (nearly) made of."""
+    error, value = _stderr(samples), math.exp(min(mean, 700.0))
+    return Figure(value, None if error is None else value * error, tokens, "tokens")
+
+
+def _stderr(samples: Sequence[float]) -> float | None:
+    return stdev(samples) / math.sqrt(len(samples)) if len(samples) > 1 else None
+
+
+def _weighted(values: Sequence[float], weights: Sequence[int]) -> float:
+    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)

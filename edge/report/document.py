@@ -1,0 +1,156 @@
+"""One model of all reports, and its three forms: an HTML page, Markdown, and text for a terminal.
+
+A report is a verdict, a few figures, commands to try, and sections of charts, facts and tables.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge.devices.output import check_writable
+from edge.errors import InputError
+
+if TYPE_CHECKING:
+    from edge.report.chart import Chart
+
+KINDS = (".html", ".md", ".json")
+NONE = "–"  # a figure that nothing tells
+_LEAST = 12  # characters that a column of text keeps when a table has to become narrower
+
+
+@dataclass(frozen=True)
+class Table:
+    """The first `left` columns are words, the others figures. notes: what the figures mean. remarks: what a reader
+    should see at once. folded: a page shows the table on request."""
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+    remarks: Sequence[str] = ()
+    left: int = 1
+    title: str = ""
+    folded: bool = False
+
+
+@dataclass(frozen=True)
+class Section:
+    """captions: of the charts. Without charts, tables, remarks and facts, a section is left out."""
+
+    title: str
+    tables: Sequence[Table] = ()
+    remarks: Sequence[str] = ()
+    charts: Sequence[Chart | None] = ()
+    captions: Sequence[str] = ()
+    facts: Sequence[tuple[str, str]] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """kind: of report. name, about: the heading of a page, and the line below it; title: the heading of text. limit:
+    the conclusion in a word or two, sentences: in full. figures: what, figure, how it is known. advice: why, and a
+    command."""
+
+    kind: str
+    name: str
+    sections: Sequence[Section]
+    title: str = ""
+    about: str = ""
+    limit: str = ""
+    sentences: Sequence[str] = ()
+    figures: Sequence[tuple[str, str, str]] = ()
+    note: str = ""
+    advice: Sequence[tuple[str, str]] = ()
+
+
+def check_place(path: Path) -> None:
+    """Raises InputError for names of other kinds, and where no such file can be written."""
+    if path.suffix not in KINDS:
+        raise InputError(f"{path}: what kind of report? Let its name end in {', '.join(KINDS)}")
+    check_writable(path)
+
+
+def markdown(report: Report) -> str:
+    parts = [f"# {escaped(report.title)}"] if report.title else []
+    parts += [f"**{escaped(each)}**" for each in report.sentences]
+    parts.append("\n".join(f"- {escaped(f'{what}: {figure} ({known})')}" for what, figure, known in report.figures))
+    if report.advice:
+        parts += ["## What to try", "\n".join(f"- {escaped(why)}: {_code(command)}" for why, command in report.advice)]
+    for section in report.sections:
+        if section.title and (section.tables or section.remarks or section.facts):
+            parts.append(f"## {escaped(section.title)}")
+        parts += [_bullets(section.remarks), _bullets([f"{what}: {said}" for what, said in section.facts])]
+        for each in section.tables:
+            rows = [[escaped(cell) for cell in row] for row in each.rows]
+            parts += [f"### {escaped(each.title)}" if each.title else ""]
+            parts += [table([escaped(cell) for cell in each.headings], rows, each.left)]
+            parts += [_bullets([*each.remarks, *each.notes])]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def terminal(report: Report, width: int | None = None) -> str:
+    """For a terminal of `width` characters."""
+    parts = [report.title, *report.sentences]
+    for section in report.sections:
+        for each in section.tables:
+            parts += [table(each.headings, each.rows, each.left, width), "\n".join([*each.remarks, *each.notes])]
+        if section.remarks:
+            parts.append(
+                "\n".join([f"{section.title.lower()}:", *(f"- {' '.join(each.split())}" for each in section.remarks)])
+            )
+    if report.advice:
+        longest = max(len(command) for _, command in report.advice)
+        parts.append("\n".join(["to try:", *(f"  {command:{longest}}  {why}" for why, command in report.advice)]))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, width: int | None = None) -> str:
+    """A Markdown table with aligned columns; the first `left` columns are flush left.
+
+    width: characters of a line, None for any number. Where they are too few, the widest columns become narrower and
+    their cells several lines; figures (columns that are flush right) stay whole, so that a table may remain too wide.
+    """
+    widths = [max(1, *(len(row[i]) for row in [headings, *rows])) for i in range(len(headings))]
+    if width is not None:
+        least = [_LEAST if i < left else max((len(row[i]) for row in rows), default=1) for i in range(len(headings))]
+        widths = _narrowed(widths, least, width - 3 * len(widths) - 1)
+    rule = ["-" * w if i < left else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
+    lines = [*_lines(headings, widths), rule, *(line for row in rows for line in _lines(row, widths))]
+    cells = [[c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+             for row in lines]  # fmt: skip
+    return "\n".join("| " + " | ".join(row) + " |" for row in cells)
+
+
+def _narrowed(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """The widest of those that may become narrower first."""
+    narrow = list(widths)
+    while sum(narrow) > room and (able := [i for i, w in enumerate(narrow) if w > max(1, least[i])]):
+        narrow[max(able, key=lambda i: narrow[i])] -= 1
+    return narrow
+
+
+def _lines(row: Sequence[str], widths: Sequence[int]) -> list[list[str]]:
+    """A row as one line, or more where a cell is wider than its column."""
+    cells = [[c] if len(c) <= w else textwrap.wrap(c, w) or [""] for c, w in zip(row, widths, strict=True)]
+    return [list(line) for line in zip_longest(*cells, fillvalue="")]
+
+
+def escaped(text: str) -> str:
+    """One line that no Markdown reader takes for markup: names of models and devices are not ours."""
+    return "".join(f"\\{each}" if each in "|`*[<\\" else each for each in " ".join(text.split()))
+
+
+def _bullets(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {escaped(each)}" for each in lines)
+
+
+def _code(text: str) -> str:
+    """One line, literally: its fence is longer than any run of backticks in it."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence, space = "`" * (longest + 1), " " if longest else ""
+    return f"{fence}{space}{' '.join(text.split())}{space}{fence}"

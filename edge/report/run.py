@@ -1,0 +1,102 @@
+"""The report of a run in words, for a terminal."""
+
+from __future__ import annotations
+
+from math import inf
+
+from edge.budget import format_bytes, format_joules
+from edge.run.report import Action, Heat, RunReport, Timings
+
+
+def report_line(report: RunReport) -> list[str]:
+    """The report in a line; `--verbose` has the rest."""
+    tokens, timings, memory, energy = report.tokens, report.timings, report.memory, report.energy
+    how = "estimated" if energy.kind == "estimate" else "measured"
+    said = [
+        f"{tokens.generated} tokens{_at(timings.decode_tok_s)}",
+        f"first after {_seconds(timings.ttft_s)}" if timings.ttft_s is not None else "",
+        f"peak {format_bytes(memory.peak_rss)}" + (f" of {format_bytes(memory.budget)}" if memory.budget else ""),
+        f"{format_joules(energy.joules)}{f' of {format_joules(energy.budget)}' if energy.budget else ''} ({how})",
+        f"{tokens.reused + tokens.ran} of {tokens.prompt_words} prompt tokens run" if tokens.cut else "",
+        "memory was given back" if report.actions else "",
+        f"stopped: {report.stop_reason}",
+        "-v: more",
+    ]
+    return [" · ".join(filter(None, said))]
+
+
+def report_lines(report: RunReport) -> list[str]:
+    """The report for a person: four lines, and one for memory that was given back."""
+    tokens, timings, memory, kv = report.tokens, report.timings, report.memory, report.kv
+    budget = f" of {format_bytes(memory.budget)}" if memory.budget else ""
+    said = [f"{tokens.reused} of them reused"] if tokens.reused else []
+    said += [f"only {tokens.ran} run"] if tokens.cut else []
+    speed = _at(timings.prefill_tok_s)
+    prompt = f"prompt {', '.join([f'{tokens.prompt_words} tokens', *said])}{',' if said and speed else ''}{speed}"
+    return [
+        f"{prompt} · generated {tokens.generated}"
+        f"{_at(timings.decode_tok_s)} · first token {_seconds(timings.ttft_s)} · load {_seconds(timings.load_s)}"
+        f"{_time(timings)} · stopped: {report.stop_reason}",
+        f"memory peak {format_bytes(memory.peak_rss)}{budget} (measured)"
+        f" · interpreter {format_bytes(memory.interpreter)} + weights {format_bytes(memory.weights)}"
+        f" + KV {format_bytes(memory.kv)} + scratch {format_bytes(memory.scratch)} (counted)"
+        + (f" · {format_bytes(memory.streamed)} of weights streamed per token" if memory.streamed else ""),
+        f"KV {kv.policy} {kv.dtype}: {kv.rows} of {kv.capacity} rows, {kv.evicted} evicted",
+        _energy_line(report),
+        *([f"for want of memory: {', '.join(map(_action, report.actions))}"] if report.actions else []),
+    ]
+
+
+_REASONS = {
+    "limit": "the limit of memory fell",
+    "free memory": "the system ran short of free memory",
+    "pressure": "the system was waiting for memory",
+    "trim": "session.trim asked for it",
+}
+
+
+def _action(action: Action) -> str:
+    size = format_bytes(action.bytes)
+    what = {
+        "shrink": f"{size} of KV rows given back ({action.left} rows are left)",
+        "chunk": f"the rest of the prompt run {action.left} tokens at a time",
+        "prompt cache": f"{size} of prompt cache given back",
+    }
+    when = f"after {action.token} tokens of the answer" if action.token else "before the answer"
+    return f"{what[action.action]} {when}, as {_REASONS.get(action.reason, action.reason)}"
+
+
+def _energy_line(report: RunReport) -> str:
+    energy, heat = report.energy, report.heat
+    how = "estimated" if energy.kind == "estimate" else "measured"
+    return (
+        f"energy {format_joules(energy.joules)}"
+        + (f" + {format_joules(energy.before)} for the start," if energy.before and energy.budget is not None else "")
+        + (f" of {format_joules(energy.budget)}" if energy.budget is not None else "")
+        + (f", {format_joules(energy.per_token)} per token" if energy.per_token is not None else "")
+        + f" ({how}: {energy.source}, the whole {energy.scope})"
+        + (f" · {energy.watts:.2g} W of {energy.watts_limit:g} W" if energy.watts_limit is not None else "")
+        + (f" · paused {report.timings.paused_s:.1f} s" if report.timings.paused_s >= 0.05 else "")
+        + (f" · {_heat(heat)}" if heat and heat.highest is not None else "")
+        + (" · the start alone takes more than the budget" if energy.before > (energy.budget or inf) else "")
+    )
+
+
+def _time(timings: Timings) -> str:
+    if timings.budget_s is None:
+        return ""
+    before = f" + {timings.before_s:.2f} s for the start," if timings.before_s else ""
+    return f" · took {timings.total_s:.2f} s{before} of {timings.budget_s:g} s"
+
+
+def _heat(heat: Heat) -> str:
+    limit = "" if heat.limit is None else f" of {heat.limit:g} °C"
+    return f"{heat.highest:.0f} °C{limit} at {heat.sensor} (measured)"
+
+
+def _at(speed: float | None) -> str:
+    return "" if speed is None else f" at {speed:.0f} tok/s"
+
+
+def _seconds(value: float | None) -> str:
+    return "never" if value is None else f"{value:.2f} s"
