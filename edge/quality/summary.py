@@ -74,10 +74,11 @@ def _row(cell: Cell, found: dict[str, Measured], reference: dict[str, Measured])
             case Repeated() as repeated:
                 figures |= _repeat(repeated, full)
             case Retrieved() as retrieved:
-                for name in PROTOCOLS:
-                    right = zip(getattr(retrieved, name), retrieved.digits, strict=True)
-                    samples[name] = [digits / count for digits, count in right]
-                    figures[name] = Figure(fmean(samples[name]), _stderr(samples[name]), len(samples[name]), "keys")
+                shares = {name: _shares(retrieved, name) for name in PROTOCOLS}
+                figures |= {
+                    name: Figure(fmean(each), _stderr(each), len(each), "keys") for name, each in shares.items()
+                }
+                samples["streamed"] = shares["streamed"]
     cache = next((each.cache for each in found.values() if each.cache), None)
     return Row(
         cell=cell,
@@ -107,6 +108,10 @@ def _repeat(repeated: Repeated, full: object) -> dict[str, Figure]:
     if isinstance(full, Repeated) and len(full.again) == len(repeated.again):
         samples["repeat_ratio"] = [one - other for one, other in zip(repeated.again, full.again, strict=True)]
     return {name: _exponential(fmean(each), each, total) for name, each in samples.items()}
+
+
+def _shares(retrieved: Retrieved, name: str) -> list[float]:
+    return [right / count for right, count in zip(getattr(retrieved, name), retrieved.digits, strict=True)]
 
 
 def _blocks(streamed: Streamed) -> list[float]:
