@@ -27,10 +27,10 @@ import edge
 from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig
 from edge.cli.show import table
+from edge.converters.calibrate import calibration_tokens
 from edge.converters.convert import Conversion, convert
+from edge.converters.onnx_methods import METHODS
 from edge.converters.quantize import Settings
-from edge.converters.texts import calibration_tokens
-from edge.converters.writers.onnx_methods import METHODS
 from edge.quality.windows import Windows, divergence
 
 ROUNDED = {"q4_0": "Q4_0", "q8_0": "Q8_0"}

@@ -32,7 +32,7 @@ from edge.cli.show import table
 from edge.converters.calibrate import SEQUENCE, collect
 from edge.converters.ggml import quantize_rows
 from edge.converters.quantize import Settings, mix_types, plan_types, quantize_gguf
-from edge.converters.writers.gguf import Planned, fields_of, write_gguf
+from edge.formats.gguf_writer import Planned, fields_of, write_gguf
 from edge.likelihood import Compared, compare, summarize
 from edge.model.model import Model, open_model
 from edge.model.tensors import find_tensors

@@ -18,7 +18,7 @@ import numpy as np
 import edge
 from edge.backends.reference import read_weights
 from edge.converters.quantizers.rtn import quantize
-from edge.converters.writers.gguf import Planned, fields_of, write_gguf
+from edge.formats.gguf_writer import Planned, fields_of, write_gguf
 from edge.model.model import Model
 from edge.model.tensors import Source, find_tensors
 from edge.types import AnyArray, FloatArray

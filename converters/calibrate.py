@@ -5,8 +5,9 @@ One layer's weights are in memory at a time, and the hidden states of all tokens
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -16,10 +17,12 @@ from edge.errors import InputError, ModelFormatError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_recipe, find_tensors
+from edge.model.tokenizer import Tokenizer
 from edge.types import AnyArray, FloatArray, IntArray
 
 SEQUENCE = 512  # tokens that see each other
 LEAST = 128  # tokens, below which statistics say nothing
+_CHARACTERS_PER_TOKEN = 16  # more than any text has: the rest is not tokenized
 _SLICE = 4096  # rows that are multiplied at once
 
 Progress = Callable[[float], None]
@@ -33,6 +36,33 @@ class Statistics:
     largest: FloatArray
     mean: FloatArray
     square: FloatArray
+
+
+def check_texts(paths: Sequence[Path]) -> None:
+    """Raises InputError."""
+    for path in paths:
+        if not path.is_file():
+            raise InputError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
+
+
+def calibration_tokens(tokenizer: Tokenizer, paths: Sequence[Path], count: int) -> IntArray:
+    """int32 [count or fewer]: the beginnings of all texts, as long as each other where they are long enough.
+
+    Raises InputError if a text cannot be read or is empty.
+    """
+    parts: list[IntArray] = []
+    for number, path in enumerate(paths):
+        share = (count - sum(part.size for part in parts)) // (len(paths) - number)
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                text = file.read(_CHARACTERS_PER_TOKEN * share)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+        ids = tokenizer.encode(text)[:share]
+        if ids.size == 0:
+            raise InputError(f"{path} is empty")
+        parts.append(ids)
+    return np.concatenate(parts)
 
 
 def sequences(tokens: IntArray, length: int = SEQUENCE) -> IntArray:

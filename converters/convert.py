@@ -17,21 +17,21 @@ from pathlib import Path
 import numpy as np
 
 from edge.converters.calibrate import collect
+from edge.converters.huggingface import writer as hf
+from edge.converters.huggingface.reader import convert_folder, is_folder, outline_folder
+from edge.converters.onnx import planned_files, rounded_types, write_onnx
+from edge.converters.onnx_methods import NEED_STATISTICS, find_method, planning_method
 from edge.converters.plain import fields_as
 from edge.converters.prune import Pruned, Pruning, perplexity_on, plan_pruning, prune_gguf
 from edge.converters.quantize import CALIBRATED, Settings, mix_types, plan_types, quantize_gguf
 from edge.converters.quantize import Report as Quantized
 from edge.converters.quantizers.mixed import TYPES, Mixture
-from edge.converters.readers.hf import convert_folder, is_folder, outline_folder
 from edge.converters.repair import repair
-from edge.converters.writers import hf
-from edge.converters.writers.gguf import Planned, copy_gguf, planned_as, write_outline
-from edge.converters.writers.onnx import planned_files, rounded_types, write_onnx
-from edge.converters.writers.onnx_methods import NEED_STATISTICS, find_method, planning_method
 from edge.devices.memory import memory_use
 from edge.devices.output import check_file, check_folder, work_folder
 from edge.errors import InputError
 from edge.formats.gguf import GGUFFile, read_gguf
+from edge.formats.gguf_writer import Planned, copy_gguf, planned_as, write_outline
 from edge.formats.onnx_folder import is_model_folder
 from edge.model.catalog import find_model
 from edge.model.reader import read_spec

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from edge.backends.llamacpp.library import is_installed, library
-from edge.converters.writers.gguf import Planned
 from edge.devices.child import run_child
 from edge.devices.output import new_file, work_folder
 from edge.errors import EngineError, InputError, MissingExtraError, ModelFormatError, UnsupportedError
 from edge.formats.blocks import TYPE_IDS, block_size, nbytes
 from edge.formats.gguf import GGUFFile, read_gguf
+from edge.formats.gguf_writer import Planned
 from edge.model.reader import read_spec
 from edge.types import AnyArray, FloatArray
 

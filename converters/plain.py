@@ -10,10 +10,10 @@ import numpy as np
 
 from edge.converters.ggml import FTYPES
 from edge.converters.quantizers.rtn import quantize
-from edge.converters.writers.gguf import Field, Planned, fields_of, write_gguf
 from edge.errors import ModelFormatError
 from edge.formats.blocks import FLOATS, block_size, dequantize, nbytes
 from edge.formats.gguf import GGUFFile, TensorInfo
+from edge.formats.gguf_writer import Field, Planned, fields_of, write_gguf
 from edge.types import AnyArray, FloatArray
 
 PLAIN = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")

@@ -16,10 +16,10 @@ import numpy as np
 
 from edge.converters.calibrate import Walk, sequences
 from edge.converters.quantizers.rtn import quantize
-from edge.converters.writers.gguf import Field, Planned, fields_of, write_gguf
 from edge.errors import InputError, UnsupportedError
 from edge.formats.blocks import FLOATS, dequantize
 from edge.formats.gguf import GGUFFile, TensorInfo
+from edge.formats.gguf_writer import Field, Planned, fields_of, write_gguf
 from edge.likelihood import negative_log_likelihoods
 from edge.model.spec import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray

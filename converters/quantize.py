@@ -22,13 +22,12 @@ from edge.converters.quantizers.gptq import damping, diagonal_blocks, gptq, shif
 from edge.converters.quantizers.hqq import hqq
 from edge.converters.quantizers.mixed import Mixture
 from edge.converters.quantizers.polish import polish
-from edge.converters.quantizers.rtn import nearest, quantize
-from edge.converters.quantizers.scales import SHRINKS
-from edge.converters.writers.gguf import Planned, write_gguf
+from edge.converters.quantizers.rtn import SHRINKS, nearest, quantize
 from edge.errors import InputError, UnsupportedError
 from edge.formats import blocks, nf4
 from edge.formats.blocks import BLOCK, GRIDS, Grid, QuantizedMatrix, find_grid
 from edge.formats.gguf import GGUFFile
+from edge.formats.gguf_writer import Planned, write_gguf
 from edge.model.spec import ModelSpec
 from edge.model.tensors import MATRICES, find_tensors
 from edge.types import AnyArray, FloatArray, IntArray

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from edge.converters.calibrate import sequences
-from edge.converters.readers.hf import convert_folder
-from edge.converters.writers.hf import write_folder
+from edge.converters.huggingface.reader import convert_folder
+from edge.converters.huggingface.writer import write_folder
 from edge.errors import MissingExtraError
 from edge.formats.gguf import GGUFFile
 from edge.model.reader import read_spec

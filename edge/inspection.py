@@ -10,7 +10,7 @@ from typing import Any
 
 from edge.backends import backend_names, find_backend
 from edge.backends.base import EngineConfig
-from edge.converters.readers.hf import is_folder, outline_folder
+from edge.converters.huggingface.reader import is_folder, outline_folder
 from edge.devices.output import work_folder
 from edge.errors import EdgeError, MissingExtraError, UnsupportedError
 from edge.formats.gguf import ArrayRef, GGUFFile, TensorInfo, read_gguf

@@ -20,8 +20,8 @@ from test_tuning import HERE, make_record
 
 import edge
 from edge.backends.base import Engine
+from edge.converters.huggingface.reader import convert_folder
 from edge.converters.plain import rounded
-from edge.converters.readers.hf import convert_folder
 from edge.devices.profile_file import read_profile
 from edge.devices.records import read_records, write_record
 from edge.errors import EdgeError, EngineError, InputError, ModelFormatError

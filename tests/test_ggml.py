@@ -20,9 +20,9 @@ from test_cli import edge, edge_json
 from edge.converters.calibrate import column_importance
 from edge.converters.ggml import FTYPES, ROW_KINDS, quantize_rows, quantize_with_llamacpp
 from edge.converters.plain import PLAIN
-from edge.converters.writers.gguf import Planned
 from edge.errors import EngineError, InputError, MissingExtraError, UnsupportedError
 from edge.formats.gguf import read_gguf
+from edge.formats.gguf_writer import Planned
 from edge.model.model import open_model
 from edge.types import FloatArray
 

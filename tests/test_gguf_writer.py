@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from edge.converters.quantizers.rtn import quantize
-from edge.converters.writers.gguf import Planned, fields_of, write_gguf
 from edge.devices.output import check_file, check_folder, new_folder
 from edge.errors import InputError
 from edge.formats.blocks import dequantize
 from edge.formats.gguf import read_gguf
+from edge.formats.gguf_writer import Planned, fields_of, write_gguf
 from edge.types import AnyArray
 
 VALUES = st.one_of(

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from edge.converters.quantizers.hqq import hqq
-from edge.converters.quantizers.rtn import nearest
-from edge.converters.quantizers.scales import fit_scales
+from edge.converters.quantizers.rtn import fit_scales, nearest
 from edge.formats import nf4
 from edge.formats.blocks import BLOCK, GRIDS, Grid, QuantizedMatrix, dequantize, half, zero_scale
 from edge.types import FloatArray

@@ -27,7 +27,7 @@ from hf_folders import (
 from test_architectures import EXACT, GELU
 
 from edge.backends.base import Engine
-from edge.converters.readers.hf import convert_folder, planned
+from edge.converters.huggingface.reader import convert_folder, planned
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
 from edge.formats.blocks import dequantize
 from edge.formats.gguf import GGUFFile, read_gguf
@@ -612,7 +612,7 @@ def test_one_tensor_is_in_memory_at_a_time(name: str, tmp_path: Path) -> None:
 import json, sys
 from pathlib import Path
 from edge.formats.blocks import dequantize
-from edge.converters.readers.hf import convert_folder
+from edge.converters.huggingface.reader import convert_folder
 convert_folder(Path(sys.argv[1]), Path(sys.argv[2]), type=sys.argv[3] or None)
 print(json.dumps(None))
 """

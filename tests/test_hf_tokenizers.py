@@ -19,13 +19,13 @@ from test_tokenizer import CASES, TEXTS, TORTURE, LlamaCpp
 from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as Oracle
 
-from edge.converters.readers.config import Config
-from edge.converters.readers.hf import convert_folder
-from edge.converters.readers.tokenizer import read_vocabulary
+from edge.converters.huggingface.config import Config
+from edge.converters.huggingface.reader import convert_folder
+from edge.converters.huggingface.tokenizer import read_vocabulary
 from edge.converters.tokenizer_file import tokenizer_json
-from edge.converters.writers.gguf import Field, Planned, write_gguf
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
 from edge.formats.gguf import read_gguf
+from edge.formats.gguf_writer import Field, Planned, write_gguf
 from edge.model.model import Model, open_model
 from edge.model.tokenizer import NORMALIZER, SPACES, Tokenizer
 

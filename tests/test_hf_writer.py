@@ -22,9 +22,9 @@ from small_models import Small, write_small
 from test_gguf_file import GGUF, STRING
 from test_tokenizer import TEXTS
 
-from edge.converters.readers.hf import convert_folder
-from edge.converters.writers.hf import FILES, write_folder
-from edge.converters.writers.onnx import write_onnx
+from edge.converters.huggingface.reader import convert_folder
+from edge.converters.huggingface.writer import FILES, write_folder
+from edge.converters.onnx import write_onnx
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.model.architectures.angles import find_angles
 from edge.model.model import Model, open_model
@@ -193,7 +193,7 @@ def test_one_tensor_is_in_memory_at_a_time(tmp_path: Path) -> None:
     code = """
 import json, sys
 from pathlib import Path
-from edge.converters.writers.hf import write_folder
+from edge.converters.huggingface.writer import write_folder
 from edge.model.model import open_model
 model = open_model(sys.argv[1])
 write_folder(model.file, model.spec, Path(sys.argv[2]), type="F16")

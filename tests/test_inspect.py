@@ -13,10 +13,10 @@ from gguf import GGUFReader
 from small_models import Small, write_small
 from test_cli import edge, edge_json
 
-from edge.converters.writers.gguf import Field, Planned, write_gguf
-from edge.converters.writers.hf import write_folder
+from edge.converters.huggingface.writer import write_folder
 from edge.errors import EdgeError
 from edge.formats.gguf import read_gguf
+from edge.formats.gguf_writer import Field, Planned, write_gguf
 from edge.inspection import inspect_model
 from edge.model.model import open_model
 

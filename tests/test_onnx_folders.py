@@ -27,7 +27,7 @@ from edge.backends.onnx.graph.builder import KV_TYPES, make_graph
 from edge.backends.onnx.graph.forms import Int8
 from edge.backends.onnx.graph.layout import Method, make_layout
 from edge.backends.onnx.session import open_session
-from edge.converters.writers.onnx import write_onnx
+from edge.converters.onnx import write_onnx
 from edge.errors import EdgeError, EngineError
 from edge.formats.onnx_folder import MANIFEST, METADATA, WEIGHTS
 from edge.model.model import open_model

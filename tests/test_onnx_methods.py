@@ -17,10 +17,10 @@ from edge.backends.onnx.graph.check import check_weights
 from edge.backends.onnx.graph.layout import make_layout
 from edge.backends.onnx.graph.weights import write_weights
 from edge.converters.calibrate import Statistics, collect
+from edge.converters.onnx import planned_files, rounded_types, write_onnx
+from edge.converters.onnx_methods import METHODS, NEED_STATISTICS, find_method, planning_method
 from edge.converters.quantizers import llm_int8
 from edge.converters.quantizers.smoothquant import factors_of, smooth
-from edge.converters.writers.onnx import planned_files, rounded_types, write_onnx
-from edge.converters.writers.onnx_methods import METHODS, NEED_STATISTICS, find_method, planning_method
 from edge.errors import InputError, ModelFormatError
 from edge.formats import nf4
 from edge.formats.onnx_folder import WEIGHTS

@@ -22,8 +22,8 @@ from edge.backends.base import Engine, EngineConfig
 from edge.backends.onnx.graph.layout import make_layout
 from edge.backends.onnx.graph.matmul_nbits import bits_of, to_blocks, with_means
 from edge.backends.rope import find_rotation
+from edge.converters.onnx import planned_files, write_onnx
 from edge.converters.tokenizer_file import tokenizer_json
-from edge.converters.writers.onnx import planned_files, write_onnx
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
 from edge.formats.blocks import BLOCK
 from edge.formats.onnx_folder import MANIFEST, METADATA, WEIGHTS

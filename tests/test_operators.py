@@ -27,8 +27,8 @@ from edge.backends.tvm.cpu import marks
 from edge.backends.tvm.cpu.targets import choose_target
 from edge.backends.tvm.engine import NativeEngine
 from edge.backends.tvm.packing.layout import make_layout
-from edge.converters.writers.onnx import write_onnx
-from edge.converters.writers.onnx_methods import find_method
+from edge.converters.onnx import write_onnx
+from edge.converters.onnx_methods import find_method
 from edge.errors import InputError, UnsupportedError
 from edge.model.model import Model, open_model
 from edge.storage import cache

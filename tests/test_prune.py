@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from edge.converters.prune import Pruning, check_pruning, measure_importance, perplexity_on, prune_gguf
 from edge.converters.quantizers.rtn import quantize
-from edge.converters.writers.gguf import Planned, fields_of, write_gguf
 from edge.errors import InputError, UnsupportedError
 from edge.formats.blocks import dequantize
 from edge.formats.gguf import TensorInfo, read_gguf
+from edge.formats.gguf_writer import Planned, fields_of, write_gguf
 from edge.model.model import Model, open_model
 from edge.types import AnyArray, FloatArray, IntArray
 

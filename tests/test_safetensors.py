@@ -13,9 +13,8 @@ from hf_folders import FOLDERS, Tensors, complaint, read_tensors, safetensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.converters.readers.safetensors import read_header
-from edge.converters.writers.safetensors import Planned, write_safetensors
 from edge.errors import ModelFormatError
+from edge.formats.safetensors import Planned, read_header, write_safetensors
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 ANY_JSON = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from conftest import load_engine
 
-from edge.converters.writers.onnx import write_onnx
+from edge.converters.onnx import write_onnx
 from edge.devices.output import write_whole
 from edge.errors import InputError
 from edge.model.model import open_model

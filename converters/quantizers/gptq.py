@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge.converters.quantizers.scales import fit_scales
+from edge.converters.quantizers.rtn import fit_scales
 from edge.formats.blocks import BLOCK, Grid, QuantizedMatrix
 from edge.types import AnyArray, FloatArray
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge.converters.quantizers.scales import SHRINKS, fit_scales
+from edge.converters.quantizers.rtn import SHRINKS, fit_scales
 from edge.formats.blocks import BLOCK, Grid, QuantizedMatrix, half, zero_scale
 from edge.types import AnyArray, FloatArray
 

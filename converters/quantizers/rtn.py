@@ -1,15 +1,21 @@
-"""Round to nearest: each weight alone. Errors may cost more in some columns than in others (an importance matrix)."""
+"""Round to nearest: each weight alone, with the scale of each block that costs least.
+
+The cost of an error e of a block is eᵀHe, where H says how its inputs go together (XᵀX), or Σ h·e² with H's diagonal
+(an importance matrix): errors may cost more in some columns than in others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from edge.converters.quantizers.scales import SHRINKS, fit_scales
 from edge.errors import UnsupportedError
-from edge.formats.blocks import BLOCK, TYPE_IDS, Grid, QuantizedMatrix, find_grid
+from edge.formats.blocks import BLOCK, TYPE_IDS, Grid, QuantizedMatrix, find_grid, half, zero_scale
 from edge.types import AnyArray, FloatArray
+
+SHRINKS = tuple(np.linspace(1.1, 0.6, 21, dtype=np.float32))  # what is tried of the range that fits all values
+Pair = tuple[FloatArray, FloatArray | None]
 
 
 def quantize(values: FloatArray, kind: str) -> AnyArray:
@@ -34,3 +40,73 @@ def nearest(
     scales, minima = fit_scales(weight, grid, cost, group_size, shrinks)
     low = None if minima is None else np.repeat(minima, BLOCK, axis=1)
     return QuantizedMatrix(grid, grid.codes(weight, np.repeat(scales, BLOCK, axis=1), low), scales, minima)
+
+
+def fit_scales(
+    weight: FloatArray, grid: Grid, cost: AnyArray, group_size: int = BLOCK, shrinks: Iterable[float] = SHRINKS
+) -> Pair:
+    """Scales and minima (or None), float32 [rows, blocks], for weight [rows, columns].
+
+    cost: [columns], or [blocks, BLOCK, BLOCK] for whole blocks. group_size: how many values share a scale, a multiple
+    of BLOCK; the last ones of a row may be fewer. shrinks: which parts of the values' range are tried.
+    """
+    rows, columns = weight.shape
+    blocks = weight.reshape(rows, columns // BLOCK, BLOCK)
+    best: list[AnyArray] = []
+    for scales, minima in _candidates(blocks, grid, group_size, shrinks):
+        wide = scales[..., None], None if minima is None else minima[..., None]
+        error = blocks - grid.values(grid.codes(blocks, *wide), *wide)
+        loss = _group_sums(_losses(error, cost), group_size)
+        if not best:
+            best = [loss, scales, minima if minima is not None else scales]
+        better = loss < best[0]
+        best = [np.where(better, new, old) for new, old in zip((loss, scales, minima), best, strict=True)
+                if new is not None] + ([] if minima is not None else [best[2]])  # fmt: skip
+    return np.asarray(best[1]), np.asarray(best[2]) if grid.minima else None
+
+
+def _losses(error: FloatArray, cost: AnyArray) -> FloatArray:
+    """Of each block, [rows, blocks]."""
+    if cost.ndim == 1:
+        return np.asarray(np.einsum("rbc,bc->rb", error * error, cost.reshape(-1, BLOCK).astype(np.float32)))
+    turned = np.swapaxes(error, 0, 1)
+    return np.asarray((np.matmul(turned, cost.astype(np.float32)) * turned).sum(axis=-1).T)
+
+
+def _candidates(blocks: FloatArray, grid: Grid, group_size: int, shrinks: Iterable[float]) -> Iterator[Pair]:
+    """In float16, of all blocks [rows, blocks] at once; neighbours that share a scale get the same."""
+    low, high = (_groups(getattr(blocks, what)(axis=-1), group_size, what) for what in ("min", "max"))
+    bottom, top = grid.levels[0], grid.levels[-1]
+    if grid.minima:
+        low, high = np.minimum(low, 0), np.maximum(high, 0)
+        for shrink in shrinks:
+            scales = zero_scale((high - low) * shrink / top, len(grid.levels))
+            with np.errstate(divide="ignore", invalid="ignore"):
+                zeros = np.where(scales > 0, np.clip(np.rint(-low * shrink / scales), 0, top), np.float32(0))
+            yield scales, -scales * zeros
+        return
+    extreme = np.where(-low > high, low, high)
+    for shrink in shrinks:
+        yield half(extreme * shrink / bottom), None
+        if grid.kind != "Q8_0":
+            yield half(extreme * shrink / top), None
+
+
+def _groups(numbers: FloatArray, group_size: int, what: str) -> FloatArray:
+    """[rows, blocks]: the least or greatest of all blocks that share a scale."""
+    if group_size == BLOCK:
+        return numbers
+    starts = np.arange(0, numbers.shape[1], group_size // BLOCK)
+    function = np.minimum if what == "min" else np.maximum
+    return _repeat(function.reduceat(numbers, starts, axis=1), numbers.shape[1], group_size)
+
+
+def _group_sums(losses: FloatArray, group_size: int) -> FloatArray:
+    if group_size == BLOCK:
+        return losses
+    starts = np.arange(0, losses.shape[1], group_size // BLOCK)
+    return _repeat(np.add.reduceat(losses, starts, axis=1), losses.shape[1], group_size)
+
+
+def _repeat(groups: FloatArray, blocks: int, group_size: int) -> FloatArray:
+    return np.repeat(groups, group_size // BLOCK, axis=1)[:, :blocks]

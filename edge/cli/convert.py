@@ -17,7 +17,7 @@ from edge.errors import InputError
 if TYPE_CHECKING:
     from edge.converters.convert import Report
     from edge.converters.quantize import Settings
-    from edge.converters.writers.gguf import Planned
+    from edge.formats.gguf_writer import Planned
 
 
 def convert(
@@ -67,10 +67,10 @@ def convert(
     """Convert a model: Hugging Face folder or GGUF in; GGUF, ONNX or Hugging Face folder out."""
     from edge.budget import parse_bytes
     from edge.converters import convert as c
+    from edge.converters.calibrate import calibration_tokens as read_tokens
+    from edge.converters.calibrate import check_texts
+    from edge.converters.onnx_methods import METHODS as ONNX_METHODS
     from edge.converters.prune import Pruning
-    from edge.converters.texts import calibration_tokens as read_tokens
-    from edge.converters.texts import check_texts
-    from edge.converters.writers.onnx_methods import METHODS as ONNX_METHODS
 
     onnx_method = method if method in ONNX_METHODS else None
     if type is None and (target_size is not None or target_kl is not None):

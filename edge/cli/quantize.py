@@ -14,7 +14,7 @@ from edge.cli.show import note, print_json, progress, table
 from edge.errors import InputError, UnsupportedError
 
 if TYPE_CHECKING:
-    from edge.converters.writers.gguf import Planned
+    from edge.formats.gguf_writer import Planned
 
 
 def quantize(
@@ -44,11 +44,10 @@ def quantize(
 
     Plain types by edge itself; mixtures, K-quants, IQ types, and all by --calibration, by llama.cpp's own routine.
     """
-    from edge.converters.calibrate import column_importance
+    from edge.converters.calibrate import calibration_tokens as read_tokens
+    from edge.converters.calibrate import check_texts, column_importance
     from edge.converters.ggml import HAVE_NO_CHOICE, TRAINED, find_ftype, quantize_with_llamacpp
     from edge.converters.plain import PLAIN, plan_plain, write_plain
-    from edge.converters.texts import calibration_tokens as read_tokens
-    from edge.converters.texts import check_texts
     from edge.devices.output import check_file
     from edge.model.model import open_model
     from edge.plan import check_threads

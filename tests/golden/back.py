@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from edge.converters.readers.hf import convert_folder
-from edge.converters.writers.hf import write_folder
+from edge.converters.huggingface.reader import convert_folder
+from edge.converters.huggingface.writer import write_folder
 from edge.model.model import open_model
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge.converters.architectures.common import Layout
+from edge.converters.huggingface.architectures.common import Layout
 from edge.converters.quantizers.rtn import quantize
 from edge.errors import ModelFormatError
 from edge.types import AnyArray, FloatArray

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from edge.converters.architectures.common import Sizes, short
-from edge.converters.readers.config import Config
-from edge.converters.writers.gguf import Field
+from edge.converters.huggingface.architectures.common import Sizes, short
+from edge.converters.huggingface.config import Config
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_fields import Header
+from edge.formats.gguf_writer import Field
 from edge.model.spec import ModelSpec
 from edge.types import FloatArray
 

@@ -6,21 +6,25 @@ Format: https://github.com/huggingface/safetensors#format
 
 from __future__ import annotations
 
+import json
 import os
 import struct
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from reprlib import repr as brief
-from typing import Any, TypeGuard
+from typing import Any, BinaryIO, TypeGuard
 
 import numpy as np
 
-from edge.converters.readers.json_file import parse_object, shown
 from edge.devices.regular import open_regular
 from edge.errors import ModelFormatError
+from edge.formats.blocks import nbytes
+from edge.formats.json_file import parse_object, shown
 from edge.types import AnyArray
 
+_ALIGNMENT = 8  # of the first tensor that is written
 _MOST_HEADER = 32 << 20  # bytes; a shard's header has a few hundred thousand
 _SIZES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2, "I32": 4,
           "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8}  # fmt: skip
@@ -87,10 +91,10 @@ def _stored(path: Path, name: str, entry: Any, first: int) -> Stored:
     if not _counts(offsets) or len(offsets) != 2:
         raise ModelFormatError(f"{where} lies at {brief(offsets)}: the file is damaged")
     begin, end = offsets
-    nbytes = prod(shape) * _SIZES[dtype]
-    if end - begin != nbytes:
-        raise ModelFormatError(f"{where} has {end - begin} bytes, but {dtype} {brief(shape)} needs {nbytes}")
-    return Stored(path, name, dtype, tuple(shape), first + begin, nbytes)
+    needed = prod(shape) * _SIZES[dtype]
+    if end - begin != needed:
+        raise ModelFormatError(f"{where} has {end - begin} bytes, but {dtype} {brief(shape)} needs {needed}")
+    return Stored(path, name, dtype, tuple(shape), first + begin, needed)
 
 
 def _counts(value: Any) -> TypeGuard[list[int]]:
@@ -111,3 +115,50 @@ def _check_places(path: Path, found: dict[str, Stored], first: int, size: int) -
         expected += each.nbytes
     if expected != size:
         raise ModelFormatError(f"{path}: its tensors end at byte {expected}, the file at {size}: it is truncated")
+
+
+# Writing
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A tensor to be written: F32, F16 or BF16, `shape` outermost first."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return nbytes(self.dtype, prod(self.shape))
+
+
+def write_safetensors(
+    path: Path,
+    tensors: Sequence[Planned],
+    data: Iterable[AnyArray],
+    progress: Callable[[float], None] | None = None,
+) -> None:
+    """data: every tensor in order, made when it is asked for, BF16 as uint16. Raises OSError."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for tensor in tensors:
+        place = [at, at + tensor.nbytes]
+        header[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": place}
+        at += tensor.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    with open(path, "wb") as out:
+        out.write(struct.pack("<Q", len(text)) + text)
+        done, arrays = 0, iter(data)
+        for tensor in tensors:
+            _write_tensor(out, tensor, next(arrays))  # nothing holds it while the next one is made
+            done += tensor.nbytes
+            if progress:
+                progress(done / at)
+
+
+def _write_tensor(out: BinaryIO, tensor: Planned, array: AnyArray) -> None:
+    if array.nbytes != tensor.nbytes:
+        raise ValueError(f"{tensor.name} has {array.nbytes} bytes, not {tensor.nbytes}")
+    out.write(np.ascontiguousarray(array).data)

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from edge.converters.readers.json_file import items
 from edge.devices.regular import read_regular
 from edge.errors import ModelFormatError, UnsupportedError
+from edge.formats.json_file import items
 from edge.types import AnyArray
 
 _NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6  # types of pieces, the same numbers in both formats

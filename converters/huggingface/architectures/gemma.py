@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from edge.converters.architectures.common import (
+from edge.converters.huggingface.architectures.common import (
     HEAD_NORMS,
     LLAMA_NAMES,
     Architecture,
@@ -19,12 +19,12 @@ from edge.converters.architectures.common import (
     usual_description,
     usual_sizes,
 )
-from edge.converters.architectures.rope import described_rope, read_rope, rope_fields
-from edge.converters.readers.config import Config
-from edge.converters.writers.gguf import Field
+from edge.converters.huggingface.architectures.rope import described_rope, read_rope, rope_fields
+from edge.converters.huggingface.config import Config
 from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_fields import Header
+from edge.formats.gguf_writer import Field
 from edge.model.architectures.gemma2 import query_scale
 from edge.model.spec import ModelSpec
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edge.converters.readers.json_file import read_object, shown
-from edge.converters.readers.safetensors import Stored, read_header
 from edge.errors import InputError, ModelFormatError, UnsupportedError
+from edge.formats.json_file import read_object, shown
+from edge.formats.safetensors import Stored, read_header
 
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from edge.converters.readers.byte_level import byte_level_fields
-from edge.converters.readers.config import Config
-from edge.converters.readers.json_file import items, read_object
-from edge.converters.readers.pieces import Pieces, pieces_of_json, pieces_of_model
-from edge.converters.writers.gguf import Field
+from edge.converters.huggingface.byte_level import byte_level_fields
+from edge.converters.huggingface.config import Config
+from edge.converters.huggingface.pieces import Pieces, pieces_of_json, pieces_of_model
 from edge.devices.regular import read_regular
 from edge.errors import InputError, ModelFormatError, UnsupportedError
+from edge.formats.gguf_writer import Field
+from edge.formats.json_file import items, read_object
 from edge.model.tokenizer import SPACES
 from edge.model.vocabulary import END_NAMES
 

@@ -16,20 +16,20 @@ from typing import Protocol
 
 import numpy as np
 
-from edge.converters.architectures import of_config
-from edge.converters.architectures.common import Architecture, Layout, Sizes
-from edge.converters.architectures.rope import kept_fields, rope_tensors
-from edge.converters.layout import is_finite, to_gguf, to_kind
-from edge.converters.readers.checkpoint import read_checkpoint
-from edge.converters.readers.config import Config, read_config
-from edge.converters.readers.json_file import shown
-from edge.converters.readers.quantized import Packed, find_packed
-from edge.converters.readers.tokenizer import read_vocabulary
-from edge.converters.writers.gguf import Field, Planned, write_gguf, write_outline
+from edge.converters.huggingface.architectures import of_config
+from edge.converters.huggingface.architectures.common import Architecture, Layout, Sizes
+from edge.converters.huggingface.architectures.rope import kept_fields, rope_tensors
+from edge.converters.huggingface.checkpoint import read_checkpoint
+from edge.converters.huggingface.config import Config, read_config
+from edge.converters.huggingface.layout import is_finite, to_gguf, to_kind
+from edge.converters.huggingface.quantized import Packed, find_packed
+from edge.converters.huggingface.tokenizer import read_vocabulary
 from edge.devices.output import new_file
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
 from edge.formats.blocks import FLOATS
 from edge.formats.gguf import GGUFFile, read_gguf
+from edge.formats.gguf_writer import Field, Planned, write_gguf, write_outline
+from edge.formats.json_file import shown
 from edge.model.reader import read_spec
 from edge.model.tokenizer import Tokenizer
 from edge.types import AnyArray

@@ -19,12 +19,21 @@ from edge.backends.onnx.graph.forms import Blocks, Floats, Int8, NormalFloats
 from edge.backends.onnx.graph.layout import AS_IT_IS, Layout, Method, make_layout
 from edge.backends.onnx.graph.matmul_nbits import is_exact
 from edge.backends.onnx.graph.weights import write_weights
-from edge.converters.metadata import write_metadata
 from edge.converters.tokenizer_file import write_tokenizer
 from edge.devices.output import check_folder, new_folder
 from edge.errors import InputError, MissingExtraError
 from edge.formats.gguf import GGUFFile
-from edge.formats.onnx_folder import FORMAT, MANIFEST, METADATA, WEIGHTS, graph_name, is_model_folder, read_folder
+from edge.formats.gguf_writer import copy_gguf
+from edge.formats.onnx_folder import (
+    FACTORS,
+    FORMAT,
+    MANIFEST,
+    METADATA,
+    WEIGHTS,
+    graph_name,
+    is_model_folder,
+    read_folder,
+)
 from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_recipe
@@ -70,7 +79,7 @@ def write_onnx(
     with new_folder(folder) as target:
         write_weights(file, layout, target / WEIGHTS, progress and (lambda part: progress(part * _WEIGHTS_SHARE)))
         _write_graphs(layout, spec, target)
-        write_metadata(file, target / METADATA)
+        _write_metadata(file, target / METADATA)
         write_tokenizer(Tokenizer(file), target / _TOKENIZER)
         sizes = _write_manifest(file, layout, target)
         read_spec(read_folder(target))
@@ -101,6 +110,11 @@ def _write_graphs(layout: Layout, spec: ModelSpec, target: Path) -> None:
     for kv_dtype, observed in _graphs():
         graph = make_graph(layout, spec, find_recipe(spec), kv_dtype, observed, WEIGHTS)
         (target / graph_name(kv_dtype, observed)).write_bytes(graph)
+
+
+def _write_metadata(file: GGUFFile, target: Path) -> None:
+    """A GGUF file without weights: the header's metadata as it is, and RoPE's factors. Raises InputError."""
+    copy_gguf(file, target, (info for name, info in file.tensors.items() if name.startswith(FACTORS)))
 
 
 def _write_manifest(file: GGUFFile, layout: Layout, target: Path) -> dict[str, int]:

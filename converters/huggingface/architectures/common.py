@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from edge.converters.readers.config import Config
-from edge.converters.writers.gguf import Field
+from edge.converters.huggingface.config import Config
 from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile
+from edge.formats.gguf_writer import Field
 from edge.model.spec import ModelSpec
 
 Layout = Literal["same", "interleaved", "transposed", "plus one"]

@@ -40,14 +40,10 @@ def find_method(
     file: GGUFFile,
     spec: ModelSpec,
     statistics: Statistics | None = None,
-    *,
-    alpha: float = smoothquant.ALPHA,
-    threshold: float = llm_int8.THRESHOLD,
 ) -> Method:
     """The method called `name`, one of METHODS; None: weights stay as they are.
 
-    statistics: what NEED_STATISTICS go by. alpha: SmoothQuant's share of the difficulty that weights take over;
-    threshold: of LLM.int8(), |x| above which an input channel is an outlier. Raises InputError.
+    statistics: what NEED_STATISTICS go by. Raises InputError.
     """
     if name is None:
         return AS_IT_IS
@@ -61,7 +57,7 @@ def find_method(
         raise InputError(f"{name} needs a calibration text")
     largest = {key: each.largest for key, each in statistics.items()}
     if name == "smoothquant":
-        smoothing = smoothquant.smooth(file, spec, largest, alpha)
+        smoothing = smoothquant.smooth(file, spec, largest)
         return Method(name, Int8(), multiplied=smoothing.multiplied, divided=smoothing.divided)
-    outliers = {key: llm_int8.outliers_of(each, threshold) for key, each in largest.items()}
+    outliers = {key: llm_int8.outliers_of(each) for key, each in largest.items()}
     return Method(name, forms={key: Int8(each) for key, each in outliers.items()})

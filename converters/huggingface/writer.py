@@ -1,6 +1,6 @@
 """A GGUF model as a Hugging Face folder: config.json, model.safetensors, tokenizer and chat template.
 
-The inverse of readers/hf.py: float matrices keep their type, quantized ones become floats, vectors take the
+The inverse of reader.py: float matrices keep their type, quantized ones become floats, vectors take the
 matrices' type where that loses nothing. A folder that was read and written again holds the same weights.
 """
 
@@ -15,16 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from edge.converters.architectures import of_gguf
-from edge.converters.architectures.common import Architecture, Layout
-from edge.converters.layout import to_float32, to_gguf, to_hf, to_kind
-from edge.converters.readers.hf import open_folder
+from edge.converters.huggingface.architectures import of_gguf
+from edge.converters.huggingface.architectures.common import Architecture, Layout
+from edge.converters.huggingface.layout import to_float32, to_gguf, to_hf, to_kind
+from edge.converters.huggingface.reader import open_folder
 from edge.converters.tokenizer_file import tokenizer_json
-from edge.converters.writers.safetensors import Planned, write_safetensors
 from edge.devices.output import check_folder, new_folder
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
 from edge.formats.blocks import FLOATS, dequantize
 from edge.formats.gguf import GGUFFile, TensorInfo
+from edge.formats.safetensors import Planned, write_safetensors
 from edge.model.spec import ModelSpec
 from edge.model.tokenizer import Tokenizer
 from edge.types import AnyArray

@@ -9,8 +9,8 @@ from typing import Any
 
 from tokenizers import Tokenizer, models
 
-from edge.converters.writers.gguf import Field
 from edge.errors import UnsupportedError
+from edge.formats.gguf_writer import Field
 from edge.model.tokenizer import GPT2_WORDS, LLAMA3_FAMILY, NORMALIZER, PRE_TOKENIZERS
 
 # Names in the order in which they are tried: several stand for the same rule, and readers know these best.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from reprlib import repr as brief
 
-from edge.converters.architectures import gemma, gpt2, llama, phi3, qwen
-from edge.converters.architectures.common import Architecture
-from edge.converters.readers.config import Config
+from edge.converters.huggingface.architectures import gemma, gpt2, llama, phi3, qwen
+from edge.converters.huggingface.architectures.common import Architecture
+from edge.converters.huggingface.config import Config
 from edge.errors import ModelFormatError, UnsupportedError
 
 _BY_MODEL_TYPE: dict[str, Architecture] = {

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from edge.converters.architectures.common import Architecture, Sizes, short, size_fields
-from edge.converters.readers.config import Config
-from edge.converters.writers.gguf import Field
+from edge.converters.huggingface.architectures.common import Architecture, Sizes, short, size_fields
+from edge.converters.huggingface.config import Config
 from edge.formats.gguf import GGUFFile
+from edge.formats.gguf_writer import Field
 from edge.model.spec import ModelSpec
 
 _IN_LAYERS = {

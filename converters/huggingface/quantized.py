@@ -19,9 +19,9 @@ from reprlib import repr as brief
 
 import numpy as np
 
-from edge.converters.readers.config import Config
-from edge.converters.readers.safetensors import Stored
+from edge.converters.huggingface.config import Config
 from edge.errors import ModelFormatError, UnsupportedError
+from edge.formats.safetensors import Stored
 from edge.types import AnyArray
 
 _PARTS = ("qweight", "qzeros", "scales", "g_idx")

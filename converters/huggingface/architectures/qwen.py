@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from edge.converters.architectures.common import (
+from edge.converters.huggingface.architectures.common import (
     ATTENTION_BIASES,
     HEAD_NORMS,
     LLAMA_NAMES,
@@ -18,11 +18,11 @@ from edge.converters.architectures.common import (
     usual_description,
     usual_sizes,
 )
-from edge.converters.architectures.rope import described_rope, read_rope, rope_fields
-from edge.converters.readers.config import Config
-from edge.converters.writers.gguf import Field
+from edge.converters.huggingface.architectures.rope import described_rope, read_rope, rope_fields
+from edge.converters.huggingface.config import Config
 from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile
+from edge.formats.gguf_writer import Field
 from edge.model.spec import ModelSpec
 
 _rope = partial(read_rope, scalings=("default", "linear", "yarn"))

@@ -1,0 +1,1 @@
+"""Models in Hugging Face's layout, read and written: config.json, safetensors, the tokenizer."""

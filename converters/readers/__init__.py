@@ -1,1 +1,0 @@
-"""Models as others store them, as GGUF."""

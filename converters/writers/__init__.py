@@ -1,1 +1,0 @@
-"""What converters can write: one format each."""
