@@ -1,16 +1,16 @@
-"""The one tree of errors: every failure a user can cause has a type and a one-line message that says what to do."""
+"""Error types: every failure that a user can cause has one, with a one-line message that says what to do."""
 
 from __future__ import annotations
 
 import re
 
-_ECHOED = 200  # characters of foreign text that a message repeats
+_ECHOED = 200  # characters of foreign text that a message quotes
 _MOST = 2000  # of any message
 _LONG = re.compile(rf"(?<!\w)'[^']{{{_ECHOED},}}'(?!\w)|(?<!\w)\"[^\"]{{{_ECHOED},}}\"(?!\w)|\S{{{_ECHOED + 1},}}")
 
 
 def shortened(message: str) -> str:
-    """The message with the middle left out of what is too long: quoted text, a word, the whole."""
+    """The message with the middle of overlong parts omitted: of quoted text, of a word, of the whole."""
     return _middle_out(_LONG.sub(lambda found: _middle_out(found[0], _ECHOED), message), _MOST)
 
 
@@ -52,7 +52,7 @@ class EngineError(EdgeError):
 
 
 class BusyError(EdgeError):
-    """A session runs one generation at a time, in the process that loaded it, and cannot do this now."""
+    """The session is busy: it runs one generation at a time, in the process that loaded it."""
 
 
 class CacheError(EdgeError):
@@ -60,9 +60,9 @@ class CacheError(EdgeError):
 
 
 class OutputError(EdgeError):
-    """What was asked for cannot be written to stdout: a full disk, a closed stream."""
+    """The output cannot be written to stdout: a full disk, a closed stream."""
 
-    exit_code = 74  # EX_IOERR of sysexits.h; 1 is what a traceback gives
+    exit_code = 74  # EX_IOERR of sysexits.h; a traceback exits with 1
 
 
 class BudgetError(EdgeError):

@@ -1,4 +1,4 @@
-"""The types that cross our interfaces: arrays, and how finely KV rows can be told apart."""
+"""Types that several packages share: arrays, and the granularity at which KV rows are evicted."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from edge.model.catalog import find_model
             "then edge convert SmolLM2-135M SmolLM2-135M.gguf, then pass that",
         ),
         ("https://huggingface.co/Qwen/Qwen2-0.5B/tree/main", "hf download Qwen/Qwen2-0.5B --local-dir Qwen2-0.5B"),
-        ("hf.co/unsloth/SmolLM2-135M-GGUF:Q4_0", "hf download unsloth/SmolLM2-135M-GGUF .*pass a .gguf file of it"),
+        ("hf.co/unsloth/SmolLM2-135M-GGUF:Q4_0", "hf download unsloth/SmolLM2-135M-GGUF .*pass a .gguf file in it"),
         ("https://example.org/model.gguf", "fetch https://example.org/model.gguf and pass the file"),
         ("models/nope.gguf", "no such model file: models/nope.gguf"),
         ("/nope/model", "no such model file"),
@@ -59,8 +59,8 @@ def test_a_folder_that_is_here_is_no_repository(tmp_path: Path, monkeypatch: pyt
         (["edge.json", "metadata.gguf"], "metadata.gguf", "is a part of a model: pass its folder"),
         (["model-Q4_0.gguf", "z.gguf"], "", "is a folder: pass a file in it, such as my model/model-Q4_0.gguf"),
         (["notes.txt"], "", "is a folder without an edge.json"),
-        (["model.safetensors"], "model.safetensors", "is weights alone"),
-        (["model.onnx"], "model.onnx", "is not of edge convert"),
+        (["model.safetensors"], "model.safetensors", "holds only weights"),
+        (["model.onnx"], "model.onnx", "was not written by edge convert"),
     ],
 )
 def test_parts_of_models(

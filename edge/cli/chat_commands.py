@@ -1,4 +1,4 @@
-"""What begins with a slash in `edge chat`: each command is a function of the chat and its argument."""
+"""Commands of `edge chat`, which begin with a slash: each is a function of the chat and its argument."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Settings:
-    """How answers are made: what `/set` changes. max_tokens: None is no limit."""
+    """Settings of answers, which `/set` changes. max_tokens: None is no limit."""
 
     max_tokens: int | None
     sampling: SamplingParams
@@ -27,7 +27,7 @@ class Settings:
 
 @dataclass
 class Chat:
-    """talk: the conversation. on_prefill: shows how far a turn has been read. left: the person has had enough."""
+    """talk: the conversation. on_prefill: shows the progress of a turn's prefill. left: the user asked to leave."""
 
     talk: Conversation
     settings: Settings
@@ -44,7 +44,7 @@ def is_command(text: str) -> bool:
 
 
 def obey(chat: Chat, text: str) -> Pieces | None:
-    """Do what a command says; returns an answer's pieces where there is one. Raises InputError and its like."""
+    """Execute a command; returns the pieces of an answer if it makes one. Raises InputError and other EdgeErrors."""
     name = _name(text)
     if name not in _COMMANDS:
         raise InputError(f"there is no command {name:.40}: /help lists them, // sends a text that begins with a slash")
@@ -52,7 +52,7 @@ def obey(chat: Chat, text: str) -> Pieces | None:
 
 
 def warn_unpinned(talk: Conversation) -> None:
-    """Say so if rows of the system prompt can be evicted."""
+    """Warn if rows of the system prompt can be evicted."""
     session = talk.session
     rows, pinned = session.model.system_rows(talk.system), session.plan.sinks
     if talk.system and session.may_evict and rows > pinned:
@@ -165,7 +165,7 @@ def _number(name: str, value: str, parse: type[int] | type[float]) -> float | No
 
 
 def _text(value: str) -> str:
-    """As it stands, or a JSON string in quotes: "\\n" is a line's end."""
+    """The text itself, or a JSON string in quotes: "\\n" is a line break."""
     if value.startswith('"'):
         try:
             text = json.loads(value)

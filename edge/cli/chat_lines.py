@@ -1,8 +1,8 @@
-"""Where the turns of a chat come from: a person at a terminal, or the lines of a file.
+"""The turns of a chat: typed at a terminal, or the lines of a file.
 
-A terminal is in one of two modes. While a line is edited, readline has it: it shows what is typed, and puts a paste of
-several lines into the line as it is. At all other times what is typed is not shown, lest it appear within the answer:
-it waits, pastes in their brackets, for readline to take it up with the next prompt.
+A terminal is in one of two modes. While a line is edited, readline controls it, echoes input, and inserts a paste of
+several lines into the line. At all other times input is not echoed, so that it does not appear within the answer: it
+waits, with pastes in brackets, until readline reads it at the next prompt.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from edge.cli.signals import Terminated
 
 PROMPT, MORE = "› ", "… "
 _BLOCK = '"""'
-_BRACKETS_ON, _BRACKETS_OFF = "\x1b[?2004h", "\x1b[?2004l"  # a terminal marks where a paste begins and ends
-_HIDDEN_FLAGS = ("ECHO", "ICANON", "IEXTEN")  # of a terminal that neither shows nor interprets what is typed
+_BRACKETS_ON, _BRACKETS_OFF = "\x1b[?2004h", "\x1b[?2004l"  # the terminal then marks the beginning and end of a paste
+_HIDDEN_FLAGS = ("ECHO", "ICANON", "IEXTEN")  # cleared, so that the terminal neither echoes nor interprets input
 
 
 @dataclass(frozen=True)
 class Line:
-    """verbatim: from a block, so that a slash at its beginning means nothing."""
+    """One turn. verbatim: from a block, in which a slash at the beginning has no meaning."""
 
     text: str
     verbatim: bool = False
 
 
 def is_terminal() -> bool:
-    """Whether a person types and sees the answer; a prompt does not belong into a file."""
+    """Whether a person types and sees the answer; prompts do not belong into a file."""
     return bool(sys.stdin and sys.stdin.isatty() and sys.stdout and sys.stdout.isatty())
 
 
 def lines_of(lines: Iterator[str]) -> Iterator[Line]:
-    """The turns in a text, a line each, or a block."""
+    """The turns in a text: lines and blocks."""
     for line in lines:
         yield _joined(line, lambda: next(lines))
 
 
 class Terminal:
-    """Use it as a context manager, which hides what is typed, but for `lines`."""
+    """A context manager that hides input, except while `lines` edits a line."""
 
     def __init__(self) -> None:
         import readline
 
         self._readline = readline
-        self._brackets = "libedit" not in (readline.__doc__ or "")  # only GNU's readline knows pastes
+        self._brackets = "libedit" not in (readline.__doc__ or "")  # only GNU readline recognizes pastes
         if self._brackets:
             readline.parse_and_bind("set enable-bracketed-paste on")
         self._modes: list[Any] = []
@@ -65,7 +65,7 @@ class Terminal:
         self._write(_BRACKETS_OFF)
 
     def lines(self) -> Iterator[Line]:
-        """What is typed at the prompt, until Ctrl-D. Raises KeyboardInterrupt at the second Ctrl-C in a row."""
+        """Turns typed at the prompt, until Ctrl-D. Raises KeyboardInterrupt at the second Ctrl-C in a row."""
         asked = False
         while True:
             try:
@@ -106,7 +106,7 @@ class Terminal:
         self._modes = termios.tcgetattr(sys.stdin.fileno())
         modes = termios.tcgetattr(sys.stdin.fileno())
         modes[3] &= ~sum(getattr(termios, name) for name in _HIDDEN_FLAGS)
-        modes[3] |= termios.NOFLSH  # Ctrl-C ends an answer, and leaves what is typed alone
+        modes[3] |= termios.NOFLSH  # Ctrl-C ends an answer and does not flush input
         modes[6][termios.VMIN], modes[6][termios.VTIME] = 1, 0
         termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, modes)
         self._write(_BRACKETS_ON)
@@ -123,7 +123,7 @@ class Terminal:
 
 
 def _joined(text: str, more: Callable[[], str]) -> Line:
-    """A line, or a block of several, for which `more` gives further lines; the end of input ends it."""
+    """A line, or a block whose further lines come from `more`; the end of input also ends it."""
     if not text.lstrip().startswith(_BLOCK):
         return Line(text)
     block = text.lstrip()[len(_BLOCK) :]

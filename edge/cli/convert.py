@@ -1,4 +1,4 @@
-"""`edge convert`: a model into another format, in fewer bits, with fewer layers or channels."""
+"""`edge convert`: converts a model into another format, quantizes it, and prunes layers or channels."""
 
 from __future__ import annotations
 
@@ -27,35 +27,42 @@ def convert(
     target: Annotated[Path, typer.Argument(metavar="DST", help="The GGUF file, or the folder, to make.")],
     to: Annotated[str | None, o.flag("--to", help="gguf, onnx or hf (default: gguf for *.gguf, else onnx).")] = None,
     type: Annotated[
-        str | None, o.flag("--type", help="Of the matrices: q4_0, q4_1, iq4_nl, q5_0, q8_0, f16 … (default: as is).")
+        str | None,
+        o.flag("--type", help="Type of the matrices: q4_0, q4_1, iq4_nl, q5_0, q8_0, f16 … (default: unchanged)."),
     ] = None,
     method: Annotated[
         str | None,
         o.flag(
             "--method",
-            help="rtn, hqq; by --calibration: importance, awq, gptq, best (default: best with a text, else rtn). "
-            "For ONNX also nf4, w8a8, and by --calibration smoothquant, llm-int8.",
+            help="rtn, hqq; with --calibration importance, awq, gptq, best (default: best with a text, else rtn). "
+            "For ONNX also nf4, w8a8, and with --calibration smoothquant, llm-int8.",
         ),
     ] = None,
     group_size: Annotated[
-        int, o.flag("--group-size", help="Weights that share a scale: 32, or a multiple, as 128.")
+        int, o.flag("--group-size", help="Weights that share a scale: 32, or a multiple such as 128.")
     ] = 32,
-    embedding_type: Annotated[str, o.flag("--embedding-type", help="Of the embedding and the head.")] = "q8_0",
+    embedding_type: Annotated[str, o.flag("--embedding-type", help="Type of the embedding and the head.")] = "q8_0",
     calibration: Annotated[
-        list[Path] | None, o.flag("--calibration", metavar="FILE", help="A text for methods; may be repeated.")
+        list[Path] | None, o.flag("--calibration", metavar="FILE", help="A text to calibrate with; may be repeated.")
     ] = None,
     calibration_tokens: Annotated[
-        int, o.flag("--calibration-tokens", min=128, help="Tokens of the texts, from all alike.")
+        int, o.flag("--calibration-tokens", min=128, help="Tokens to use, in equal shares from all texts.")
     ] = 16384,
     target_size: Annotated[
         str | None,
-        o.flag("--target-size", help="Mix types by --calibration so that the GGUF takes at most 70MiB, say."),
+        o.flag("--target-size", help="With --calibration: mix types to reach at most this size, such as 70MiB."),
     ] = None,
     target_kl: Annotated[
-        float | None, o.flag("--target-kl", help="Mix types so that it loses at most so many nats (estimated): 0.05.")
+        float | None,
+        o.flag(
+            "--target-kl",
+            help="With --calibration: mix types to lose at most this many nats (estimated), such as 0.05.",
+        ),
     ] = None,
-    prune_layers: Annotated[int, o.flag("--prune-layers", min=0, help="Drop so many layers.")] = 0,
-    prune_ffn: Annotated[float, o.flag("--prune-ffn", help="Drop this share of feed-forward channels: 0.1.")] = 0.0,
+    prune_layers: Annotated[int, o.flag("--prune-layers", min=0, help="Number of layers to drop.")] = 0,
+    prune_ffn: Annotated[
+        float, o.flag("--prune-ffn", help="Share of feed-forward channels to drop, such as 0.1.")
+    ] = 0.0,
     repair: Annotated[
         int, o.flag("--repair", min=0, help="Steps of distillation after pruning; needs the extra train.")
     ] = 0,
@@ -74,7 +81,7 @@ def convert(
 
     onnx_method = method if method in ONNX_METHODS else None
     if type is None and (target_size is not None or target_kl is not None):
-        type = "q4_0"  # of what cannot be mixed
+        type = "q4_0"  # for tensors that cannot be mixed
     wanted = c.Conversion(
         to=c.find_format(to, target),
         pruning=Pruning(prune_layers, prune_ffn) if prune_layers or prune_ffn else None,
@@ -116,7 +123,7 @@ def convert(
 
 
 def _settings(kind: str | None, method: str | None, group_size: int, embedding: str, has_text: bool) -> Settings | None:
-    """How to quantize; None where nothing was said."""
+    """The settings of quantization; None if none was requested."""
     from edge.converters.quantize import METHODS, Settings
 
     if kind is None:

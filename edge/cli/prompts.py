@@ -1,4 +1,4 @@
-"""Where prompts come from, and how long answers may be."""
+"""Sources of prompts, and the limit of answers."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _BLOCK = 64 << 10  # characters read at a time: a prompt of any length is tokeni
 
 
 def answer_limit(max_tokens: int) -> int | None:
-    """-n as the session wants it: None is no limit. Raises InputError."""
+    """-n for the session: None is no limit. Raises InputError."""
     if max_tokens == 0 or max_tokens < -1:
         raise InputError(f"--max-tokens must be at least 1, or -1 for no limit, not {max_tokens}")
     return None if max_tokens == -1 else max_tokens
 
 
 def read_prompt(given: Sequence[str], file: Path | None) -> str | Iterator[str]:
-    """The prompt in blocks, where it comes from a file or from stdin. Raises InputError.
+    """The prompt: in blocks if it comes from a file or from stdin. Raises InputError.
 
-    given: what the command line says; `-` stands for stdin. A text that is piped in goes before a prompt that is given.
+    given: the arguments of the command line; `-` stands for stdin. Piped text goes before a given prompt.
     """
     prompts = [each for each in given if each != "-"]
     if given and file is not None:
@@ -50,8 +50,8 @@ def read_prompt(given: Sequence[str], file: Path | None) -> str | Iterator[str]:
 
 
 def _has_text(stdin: TextIO) -> bool:
-    """Whether a file or a pipe is there to be read. A pipe that a parent left open may stay silent for ever, as under
-    ssh or a subprocess that inherits it: so its first byte is waited for, but not for long."""
+    """Whether stdin is a file or a pipe with data. A pipe that a parent left open, as under ssh or in a subprocess that
+    inherits it, may stay silent forever: the wait for its first byte is limited."""
     try:
         kind = os.fstat(stdin.fileno()).st_mode
     except (OSError, ValueError):  # closed
@@ -87,7 +87,7 @@ def read_text(path: Path) -> Iterator[str]:
 
 
 def read_lines() -> Iterator[str]:
-    """Lines of stdin as they come, without their ends; none if it is closed. Raises InputError."""
+    """Lines of stdin as they arrive, without line ends; none if it is closed. Raises InputError."""
     if sys.stdin is None:
         return
     try:

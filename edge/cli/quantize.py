@@ -1,4 +1,4 @@
-"""`edge quantize`: a GGUF file in a smaller type, with the habits of llama-quantize."""
+"""`edge quantize`: a GGUF file in a smaller type, with the conventions of llama-quantize."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 def quantize(
     source: Annotated[str, typer.Argument(metavar="IN", help="A GGUF file, or an installed model.")],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="The GGUF file to write.")],
-    kind: Annotated[str, typer.Argument(metavar="TYPE", help="As llama-quantize names them: q4_0, q8_0, q4_k_m …")],
-    pure: Annotated[bool, o.flag("--pure", help="All matrices in this type, the head too, without a mixture.")] = False,
+    kind: Annotated[str, typer.Argument(metavar="TYPE", help="A name of llama-quantize: q4_0, q8_0, q4_k_m …")],
+    pure: Annotated[
+        bool, o.flag("--pure", help="Use this type for all matrices, including the head: no mixture.")
+    ] = False,
     force: Annotated[bool, o.flag("--force", help="Replace OUT.")] = False,
     dry_run: Annotated[bool, o.flag("--dry-run", help="List the tensors and sizes, and write nothing.")] = False,
     calibration: Annotated[
@@ -29,12 +31,11 @@ def quantize(
         o.flag(
             "--calibration",
             metavar="FILE",
-            help="A text that tells which columns count (an importance matrix): types below 3 bits need one; may be "
-            "repeated.",
+            help="A text for an importance matrix, which types below 3 bits need; may be repeated.",
         ),
     ] = None,
     calibration_tokens: Annotated[
-        int, o.flag("--calibration-tokens", min=128, help="Tokens of the texts, from all alike.")
+        int, o.flag("--calibration-tokens", min=128, help="Tokens to use, in equal shares from all texts.")
     ] = 16384,
     threads: o.Threads = None,
     json: o.Json = False,
@@ -42,7 +43,8 @@ def quantize(
 ) -> None:
     """Round a GGUF file's weights to a smaller type.
 
-    Plain types by edge itself; mixtures, K-quants, IQ types, and all by --calibration, by llama.cpp's own routine.
+    edge writes plain types itself; llama.cpp's own routine writes mixtures, K-quants, IQ types, and all types with
+    --calibration.
     """
     from edge.converters.calibrate import calibration_tokens as read_tokens
     from edge.converters.calibrate import check_texts, column_importance

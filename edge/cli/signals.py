@@ -1,5 +1,5 @@
-"""Ctrl-C and SIGTERM. They end an answer before its next token, with its report, as a budget would end it; anything
-else, at once."""
+"""Ctrl-C and SIGTERM: during an answer they end it before its next token, with a report, as a budget would; at any
+other time they end the process at once."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
     from edge.run.session import Session
 
-_AGAIN_S = 0.01  # by then whatever could not be interrupted has most likely ended; if not, it comes once more
+_AGAIN_S = 0.01  # uninterruptible code has most likely ended by then; if not, the signal is sent again
 
 
 class Terminated(KeyboardInterrupt):
-    """By SIGTERM; whatever knows how to be interrupted knows this, too."""
+    """SIGTERM, as an interrupt that existing handlers of KeyboardInterrupt also handle."""
 
 
-_received: list[int] = []  # typer does not pass on what it was that interrupted
+_received: list[int] = []  # typer does not pass on which signal interrupted
 
 
 def terminate(number: int, _frame: FrameType | None) -> None:
@@ -32,8 +32,8 @@ def terminate(number: int, _frame: FrameType | None) -> None:
 
 
 def leave_at_once() -> None:
-    """From here on both end the process without a word: while it starts, and when all is said."""
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as in a script's background
+    """From here on, both signals end the process silently: during startup, and after the output is complete."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # ignored in the background of a script
         signal.signal(signal.SIGINT, _leave)
     signal.signal(signal.SIGTERM, _leave)
 
@@ -43,7 +43,7 @@ def _leave(number: int, _frame: FrameType | None) -> None:
 
 
 def raise_interrupts() -> None:
-    """From here on both are exceptions."""
+    """From here on, both signals raise exceptions."""
     if signal.getsignal(signal.SIGINT) is _leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, terminate)
@@ -51,8 +51,7 @@ def raise_interrupts() -> None:
 
 
 def _come_again(lost: sys.UnraisableHookArgs) -> None:
-    """Nothing can be raised in a finalizer, nor in a function that C code calls: an interrupt that Python handles there
-    is sent a second time."""
+    """Send an interrupt again if it was lost: Python drops exceptions in finalizers and in callbacks from C."""
     if not isinstance(lost.exc_value, KeyboardInterrupt):
         sys.__unraisablehook__(lost)
         return
@@ -63,7 +62,7 @@ def _come_again(lost: sys.UnraisableHookArgs) -> None:
 
 
 def _send(number: int) -> None:
-    """To the main thread, which runs handlers, and whose waiting it ends."""
+    """Send a signal to the main thread, which runs handlers and may be blocked in a system call."""
     import _thread
     import threading
 
@@ -74,14 +73,14 @@ def _send(number: int) -> None:
 
 
 def interrupted() -> int:
-    """The exit code of a process that was: customary are 143 for SIGTERM, and 130 for Ctrl-C."""
+    """The customary exit code of an interrupted process: 143 for SIGTERM, 130 for Ctrl-C."""
     return 143 if _received else 130
 
 
 @contextmanager
 def ended_by_signals(session: Session) -> Iterator[None]:
-    """While it generates an answer, a first Ctrl-C or SIGTERM ends that, and a second one whatever the session does.
-    Leave then, if `session.terminated`."""
+    """While the session generates an answer, a first Ctrl-C or SIGTERM ends the answer, and a second one is handled as
+    before. The caller then leaves if `session.terminated`."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -93,7 +92,7 @@ def ended_by_signals(session: Session) -> Iterator[None]:
             session.terminate()
 
     for number, handler in before.items():
-        if handler is not signal.SIG_IGN:  # as in a script's background
+        if handler is not signal.SIG_IGN:  # ignored in the background of a script
             signal.signal(number, stop)
     try:
         yield

@@ -1,5 +1,5 @@
-"""stdin, stdout and stderr as a command needs them: an answer that cannot be written is an error, a line of the log
-that cannot be written is not, and characters that cannot be read or shown are replaced."""
+"""stdin, stdout and stderr of commands: a failed write to stdout is an error, one to stderr is not, and characters that
+cannot be decoded or encoded are replaced."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from edge.errors import OutputError
 
 
 class ReaderLeftError(OutputError):
-    """Who read stdout has closed it (`edge run … | head -1`): no message, and the exit code of a death by SIGPIPE."""
+    """The reader of stdout has left (`edge run … | head -1`): no message, and the exit code of a death by SIGPIPE."""
 
     exit_code = 141
 
 
 class _Output(io.FileIO):
-    """What is written here is what was asked for."""
+    """stdout: a failed write raises OutputError."""
 
     def write(self, data: Any) -> int:
         try:
@@ -33,7 +33,7 @@ class _Output(io.FileIO):
 
 
 class _Log(io.FileIO):
-    """What is written here may be lost."""
+    """stderr: a failed write is ignored."""
 
     def write(self, data: Any) -> int:
         try:
@@ -43,10 +43,10 @@ class _Log(io.FileIO):
 
 
 def open_streams() -> None:
-    """Put streams of this module in the place of Python's. Streams that a caller has put there stay.
+    """Replace Python's streams by those of this module, except streams that a caller has replaced already.
 
-    A closed one is None in Python, and its number would go to the next file that is opened, whose contents anything
-    that writes to 1 or 2 would destroy: /dev/null takes the number.
+    A closed stream is None in Python. Its file descriptor would go to the next file that is opened, and a write to 1 or
+    2 would then damage that file: /dev/null takes the descriptor.
     """
     if sys.stdin is None:
         os.open(os.devnull, os.O_RDONLY)
@@ -67,6 +67,6 @@ def _text(raw: io.FileIO, before: TextIO | None, errors: str) -> TextIO:
 
 
 def give_up_output() -> None:
-    """Let what is still in stdout's buffer go nowhere: Python would complain at exit."""
+    """Discard the rest of stdout's buffer, which Python would fail to flush at exit."""
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())

@@ -1,5 +1,4 @@
-"""What a user may write for MODEL: a GGUF file, a folder that `edge convert` wrote, or the name of a model that an
-installed package carries."""
+"""Finds MODEL: a GGUF file, a folder that `edge convert` wrote, or the name of a model in an installed package."""
 
 from __future__ import annotations
 
@@ -54,7 +53,7 @@ def find_model(name: str | Path) -> Path:
 
 
 def _misplaced(path: Path) -> str | None:
-    """What to do with a file or folder that is no model of edge's, or only a part of one; None: it may be one."""
+    """Advice for a file or folder that edge cannot run, or that is a part of a model; None: it may be a model."""
     folder = path if path.is_dir() else path.parent
     if is_model_folder(folder):
         a_part = path.is_file() and (path.suffix != ".gguf" or path.name == METADATA)
@@ -71,14 +70,14 @@ def _misplaced(path: Path) -> str | None:
             return f"{path} is a folder: pass a file in it, such as {files[0]}"
         return f"{path} is a folder without an edge.json: edge runs GGUF files and folders that edge convert wrote"
     if path.suffix == ".safetensors":
-        return f"{path} is weights alone: edge convert reads them in a folder with their config.json and tokenizer"
+        return f"{path} holds only weights: edge convert reads them from a folder with their config.json and tokenizer"
     if path.suffix == ".onnx":
-        return f"{path} is not of edge convert: convert the Hugging Face folder or GGUF file that it was made of"
+        return f"{path} was not written by edge convert: convert its Hugging Face folder or GGUF file"
     return None
 
 
 def _elsewhere(name: str) -> str | None:
-    """How to get what is named as on a site of models; None: it is not."""
+    """How to download a model that is named as on Hugging Face; None: the name has another form."""
     match, there = _REPOSITORY.fullmatch(name), name.startswith(_SITES)
     plain = name.count("/") == 1 and not name.endswith(".gguf") and not Path(name).parent.exists()
     if match is None or not (there or plain):
@@ -87,5 +86,5 @@ def _elsewhere(name: str) -> str | None:
     folder = repository.split("/")[1]
     fetch = f"edge does not download yet: hf download {repository} --local-dir {folder}"
     if folder.lower().endswith("gguf"):
-        return f"{fetch}, then pass a .gguf file of it"
+        return f"{fetch}, then pass a .gguf file in it"
     return f"{fetch}, then edge convert {folder} {folder}.gguf, then pass that"

@@ -1,9 +1,9 @@
-"""Chat templates: from a conversation's turns to the text that a model was trained on.
+"""Chat templates: from the turns of a conversation to the text format that a model was trained on.
 
-A template comes out of the model file, so it is untrusted code. It runs in minijinja (Jinja2's language without
-Python underneath, its work limited by fuel) in a forked child (its memory limited), once, when the model is
-opened. It never sees what a user types: it renders marks, and the real text goes where the marks came out.
-Special tokens count in the template's own text only, so nobody can type `<|im_end|>` and end a turn.
+A template comes from the model file, so it is untrusted code. It runs once, when the model is opened: in minijinja
+(Jinja2's language without Python, its work limited by fuel), in a forked child with limited memory. It never sees the
+user's text: it renders placeholders, which are replaced afterwards. Special tokens are recognized only in the
+template's own text, so a user who types `<|im_end|>` does not end a turn.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from minijinja import Environment
 from edge.errors import ModelFormatError, UnsupportedError
 
 _FUEL = 1_000_000  # minijinja instructions; real templates use a few thousand for one exchange
-_CHILD_MEMORY = 64 << 20  # bytes that rendering may take beyond what the process has
+_CHILD_MEMORY = 64 << 20  # bytes that rendering may allocate
 _CHILD_SECONDS = 5
 _MOST_TEXT = 1 << 20  # characters that a template may put around a conversation
 _USER, _ASSISTANT, _SYSTEM = (f"\ue000{role}\ue001" for role in ("user", "assistant", "system"))
 
-# What a session asks of a template: a first turn with and without a system prompt, and a turn after a reply.
+# The prompts that sessions need: a first turn with and without a system prompt, and a turn after a reply.
 _CONVERSATIONS = {
     "first": [("user", _USER)],
     "system": [("system", _SYSTEM), ("user", _USER)],
@@ -37,7 +37,7 @@ _CONVERSATIONS = {
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of prompt. `trusted` text is the template's own: its special tokens count."""
+    """A part of a prompt. `trusted` text is the template's own: its special tokens are recognized."""
 
     text: str | Iterable[str]
     trusted: bool
@@ -50,12 +50,12 @@ class ChatTemplate:
         self._forms: dict[str, dict[str, str]] = _in_child(source, bos, eos)
 
     def first_turn(self, user: str | Iterable[str], system: str | None = None) -> list[Segment]:
-        """The prompt of a conversation's first turn, up to where the assistant begins."""
+        """The prompt of a conversation's first turn, up to the beginning of the assistant's answer."""
         rendered = self._form("first" if system is None else "system")
         return _fill(rendered, {_USER: user} if system is None else {_USER: user, _SYSTEM: system})
 
     def next_turn(self, user: str | Iterable[str]) -> list[Segment]:
-        """What follows an assistant's reply in the KV cache: the end of its turn, the user's text, a new opening."""
+        """The text after an assistant's reply: the end of its turn, the user's text, the opening of the next answer."""
         _, mark, rest = self._form("next").partition(_ASSISTANT)
         if not mark:
             raise UnsupportedError("the chat template drops the assistant's replies: it cannot continue a conversation")
@@ -69,7 +69,7 @@ class ChatTemplate:
 
 
 def _fill(rendered: str, contents: dict[str, str | Iterable[str]]) -> list[Segment]:
-    """Cut the rendered text at the marks and put the contents there."""
+    """Replace the placeholders in the rendered text by the contents."""
     for mark, what in ((_USER, "user's text"), (_SYSTEM, "system prompt")):
         if mark in contents and mark not in rendered:
             raise ModelFormatError(f"the model's chat template drops the {what}: use --raw to prompt without it")
@@ -93,18 +93,18 @@ def _render_forms(source: str, bos: str, eos: str) -> dict[str, dict[str, str]]:
             environment.trim_blocks = environment.lstrip_blocks = True
             environment.add_function("raise_exception", _raise)
             environment.add_function("strftime_now", lambda form: datetime.datetime.now().strftime(form))
-            environment.add_test("iterable", lambda value: isinstance(value, Iterable))  # minijinja iterates over none
+            environment.add_test("iterable", lambda value: isinstance(value, Iterable))  # none is not iterable
             text = environment.render_template(
                 "chat",
                 messages=messages,
                 add_generation_prompt=True,
                 bos_token=bos,
                 eos_token=eos,
-                tools=None,  # as transformers passes them: many templates ask whether they are none
+                tools=None,  # passed as in transformers: many templates test whether they are none
                 documents=None,
             )
             forms[name] = {"text": text} if len(text) <= _MOST_TEXT else {"error": "it writes too much"}
-        except Exception as error:  # minijinja's own, and whatever a template makes the two functions raise
+        except Exception as error:  # minijinja's own, and those of the two functions
             first_line = str(error).partition("\n")[0][:200]
             forms[name] = {"error": "".join(filter(str.isprintable, first_line))}
     return forms
@@ -115,7 +115,7 @@ def _raise(message: str) -> None:
 
 
 def _in_child(source: str, bos: str, eos: str) -> dict[str, dict[str, str]]:
-    """Render in a forked child, so that a template which doubles a string forever takes only the child with it."""
+    """Render in a forked child, so that a template that doubles a string forever kills only the child."""
     if not hasattr(os, "fork"):
         return _render_forms(source, bos, eos)
     reader, writer = os.pipe()
@@ -144,7 +144,7 @@ def _limit_child() -> None:
     import faulthandler
     import resource
 
-    faulthandler.disable()  # its death is nobody's business
+    faulthandler.disable()  # a killed child prints no traceback
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(_CHILD_SECONDS)
     with open("/dev/null", "w") as null:

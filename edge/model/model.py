@@ -44,10 +44,10 @@ class Model:
         )
 
     def prompt(self, text: str | Iterable[str], *, system: str | None = None, raw: bool = False) -> Prompt:
-        """A first prompt, through the chat template unless `raw` or there is none. Text that comes in parts is read as
-        its tokens are needed.
+        """A first prompt, through the chat template unless `raw` or there is none. Text in parts is read as its tokens
+        are needed.
 
-        Raises InputError for a prompt without text, also while it is read.
+        Raises InputError for a prompt without text, also while it is being read.
         """
         if text == "":
             raise InputError("the prompt is empty")
@@ -58,8 +58,8 @@ class Model:
         return Prompt(self._with_bos(self._encode_segments(self.template.first_turn(_some(text), system))))
 
     def system_rows(self, system: str | None = None) -> int:
-        """Tokens of a conversation before its first turn's own text: the system prompt (the template's own if there is
-        none), and how the template opens a turn. 0 without a template."""
+        """Number of tokens before the text of a conversation's first turn: the system prompt (by default the template's
+        own) and the opening of the turn. 0 without a template."""
         if self.template is None:
             return 0
         user = "user"
@@ -67,7 +67,7 @@ class Model:
         return Prompt(self._with_bos(self._encode_segments(list(opening)))).first(None).size
 
     def sampling(self, **chosen: Any) -> SamplingParams:
-        """How to draw tokens: fields of SamplingParams as chosen (None: left open), else as the model's file says."""
+        """Sampling parameters: the chosen fields (None: not chosen), the others as the model's file says."""
         return choose_sampling(self.file.metadata, **chosen)
 
     def follow_up(self, text: str | Iterable[str]) -> Prompt:
@@ -79,7 +79,7 @@ class Model:
     def encode_prompt(
         self, text: str | Iterable[str], *, system: str | None = None, raw: bool = False, most: int | None = None
     ) -> IntArray:
-        """Token ids of a first prompt, int32 [n]; of the first `most` tokens, without reading more than they take."""
+        """Token ids of a first prompt, int32 [n]; the first `most` only, without reading more text than they need."""
         return self.prompt(text, system=system, raw=raw).first(most)
 
     def _encode_segments(self, segments: list[Segment]) -> Iterator[IntArray]:
@@ -87,7 +87,7 @@ class Model:
             yield from self.tokenizer.encode_blocks(segment.text, special=segment.trusted, start=index == 0)
 
     def _with_bos(self, blocks: Iterator[IntArray]) -> Iterator[IntArray]:
-        """With the token that prompts begin with, if the model has one and they do not begin with it."""
+        """Prepend BOS if the model's prompts begin with it and this one does not."""
         bos, first = self.tokenizer.bos_id, next(blocks, np.zeros(0, np.int32))
         if self.tokenizer.add_bos and bos is not None and (first.size == 0 or first[0] != bos):
             yield np.array([bos], np.int32)
@@ -96,7 +96,7 @@ class Model:
 
 
 def _some(text: str | Iterable[str]) -> Iterator[str]:
-    """The parts of a text. Raises InputError at its end if that was empty."""
+    """The parts of a text. Raises InputError at its end if it was empty."""
     empty = True
     for part in [text] if isinstance(text, str) else text:
         empty = empty and not part
@@ -117,7 +117,7 @@ def open_model(model: str | Path) -> Model:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Without garbage collection: it would search a vocabulary's hundred thousand objects again and again."""
+    """Pause garbage collection, which would scan a vocabulary's hundred thousand objects again and again."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""A prompt as token ids that are made while it runs: however long it is, a bounded part of it is in memory."""
+"""A prompt whose token ids are made while it runs, so that a bounded part of it is in memory."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from edge.types import IntArray
 class Prompt:
     """Token ids, int32, from blocks that are read when they are needed.
 
-    taken: tokens that have been run. waiting: tokens that have been read and not been run. ended: all have been read.
-    Reading a block raises what its maker raises: InputError for a file that cannot be read or is empty, say.
+    taken: number of tokens that have been run. waiting: number of tokens that have been read but not run. ended: all
+    have been read. Reading a block may raise the errors of its source, such as InputError for an unreadable file.
     """
 
     def __init__(self, blocks: Iterable[IntArray]) -> None:
@@ -26,16 +26,16 @@ class Prompt:
 
     @property
     def known(self) -> int:
-        """Tokens that have been read: all of the prompt's once it has `ended`, else fewer than it has."""
+        """Number of tokens that have been read: the prompt's length once it has `ended`."""
         return self.taken + self.waiting
 
     @property
     def size(self) -> str:
-        """How many tokens it has, for people: `636`, or `more than 8192` while it has not been read to its end."""
+        """The number of tokens as text: `636`, or `more than 8192` until it has been read to its end."""
         return f"{self.known}" if self.ended else f"more than {self.known}"
 
     def read(self) -> bool:
-        """Read one more block of a few thousand tokens at most; False if there is none."""
+        """Read one more block of at most a few thousand tokens; False if there is none."""
         block = next(self._blocks, None)
         if block is None:
             self.ended = True
@@ -46,7 +46,7 @@ class Prompt:
         return True
 
     def peek(self, count: int) -> IntArray:
-        """The first `count` of the tokens that wait, or all if they are fewer."""
+        """The first `count` waiting tokens, or all if they are fewer."""
         parts, missing = [], count
         for block in self._read:
             parts.append(block[:missing])
@@ -58,7 +58,7 @@ class Prompt:
         return np.concatenate(parts) if parts else np.zeros(0, np.int32)
 
     def advance(self, count: int) -> None:
-        """The first `count` of the tokens that wait have been run."""
+        """Mark the first `count` waiting tokens as run."""
         self.taken, self.waiting = self.taken + count, self.waiting - count
         while count:
             block = self._read.popleft()
@@ -67,13 +67,13 @@ class Prompt:
             count -= min(count, block.size)
 
     def first(self, count: int | None) -> IntArray:
-        """The first `count` tokens (None: all), int32 [n], reading no more than they take."""
+        """The first `count` tokens (None: all), int32 [n], without reading more text than they need."""
         while (count is None or self.waiting < count) and self.read():
             pass
         return joined(self._read)[:count]
 
     def rest(self) -> Iterator[IntArray]:
-        """All tokens that have not been run, which this prompt then no longer has."""
+        """Hand over all tokens that have not been run; this prompt then has none."""
         waiting, self._read, self.waiting = self._read, deque(), 0
         blocks, self._blocks = self._blocks, iter(())
         return chain(waiting, blocks)

@@ -13,17 +13,17 @@ from edge.formats.gguf_fields import Header
 from edge.model.architectures import find_recipe
 from edge.model.spec import ModelSpec
 
-# llama.cpp knows three times as many, and trusts what each one's header says in its own way: where figures contradict
-# each other it aborts the process. These are the decoders for which fuzzing found that what passes the checks below
-# runs. To add one: its name, and some thousand mutants of a small model in the manner of `tests/test_fuzz_engine.py`.
+# llama.cpp has three times as many, but aborts the process if figures of a header contradict each other. For these
+# decoders, fuzzing has shown that a file which passes the checks below also runs. To add one, add its name, and run
+# some thousand mutants of a small model, as in `tests/test_fuzz_engine.py`.
 ARCHITECTURES = {
     "apertus", "arcee", "baichuan", "bitnet", "bloom", "chatglm", "codeshell", "command-r", "ernie4_5", "exaone",
     "exaone4", "falcon", "gemma", "gemma2", "gemma3", "gpt2", "gptneox", "granite", "hunyuan-dense", "internlm2",
     "jais", "llama", "maincoder", "minicpm", "mistral3", "mpt", "nemotron", "olmo", "olmo2", "orion", "phi2", "phi3",
     "plamo", "qwen2", "qwen3", "refact", "seed_oss", "smollm3", "stablelm", "starcoder", "starcoder2", "xverse",
 }  # fmt: skip
-_PARTIAL_ROPE = {"chatglm", "gptneox", "nemotron", "phi2", "phi3", "stablelm"}  # turn a part of each head only
-_SLIDING_PERIOD = {"gemma2": 2, "gemma3": 6, "olmo2": 4}  # with a sliding window: every n-th layer sees everything
+_PARTIAL_ROPE = {"chatglm", "gptneox", "nemotron", "phi2", "phi3", "stablelm"}  # these may rotate a part of each head
+_SLIDING_PERIOD = {"gemma2": 2, "gemma3": 6, "olmo2": 4}  # with a sliding window: every n-th layer has full attention
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 _NOT_WEIGHTS = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}  # no engine multiplies by these
 
@@ -122,7 +122,7 @@ def read_spec(file: GGUFFile) -> ModelSpec:
 
 
 def _check_hyperparameters(header: Header, layers: int) -> None:
-    """Refuse what the plan does not count, and what llama.cpp does not survive."""
+    """Refuse settings that the plan does not count, and those that make llama.cpp abort."""
     file, architecture = header.file, header.architecture
     prefix = f"{architecture}."
     ours = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
@@ -142,11 +142,11 @@ def _check_hyperparameters(header: Header, layers: int) -> None:
     if architecture == "gemma2" or (architecture in _SLIDING_PERIOD and "attention.sliding_window" in ours):
         period = ours.get("attention.sliding_window_pattern", _SLIDING_PERIOD[architecture])
         if not isinstance(period, int) or not 2 <= period <= layers:
-            raise ModelFormatError(f"{file.path}: every {brief(period)}th of {layers} layers is to see all positions")
+            raise ModelFormatError(f"{file.path}: every {brief(period)}th of {layers} layers is to have full attention")
 
 
 def _check_types(file: GGUFFile) -> None:
-    """Vectors are float32 in every GGUF file, and engines rely on it; matrices have a type that can be multiplied."""
+    """Vectors must be float32, as in every GGUF file; matrices must have a type that engines can multiply by."""
     for name, tensor in file.tensors.items():
         stem, _, kind = name.rpartition(".")
         if len(tensor.shape) > 2:
@@ -159,7 +159,7 @@ def _check_types(file: GGUFFile) -> None:
 
 
 def _check_shapes(file: GGUFFile, layers: int, shapes: dict[str, tuple[int, ...]]) -> None:
-    """Every layer has attention, there are no others, and the tensors named in `shapes` look like that."""
+    """Every layer has attention, no tensor belongs to another layer, and tensors have the `shapes` of their names."""
     for layer in range(layers):
         missing = [name for name in ("attn_q", "attn_k", "attn_v") if f"blk.{layer}.{name}.weight" not in file.tensors]
         if missing and f"blk.{layer}.attn_qkv.weight" not in file.tensors:

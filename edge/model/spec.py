@@ -12,11 +12,11 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary positions: the first `dim` values of a head turn, pair i by position · base^(−2i / dim).
+    """Rotary positions: the first `dim` values of a head are rotated, pair i by position · base^(−2i / dim).
 
-    scaling: linear divides positions by `factor`; yarn (arXiv:2309.00071) does so for long wavelengths only;
-    longrope (arXiv:2402.13753) divides by factors in the file, for longer texts by others. Factors named `rope_freqs`
-    in a file (llama3) apply whatever the scaling. magnitude: what cosines and sines are multiplied by.
+    scaling: linear divides positions by `factor`; yarn (arXiv:2309.00071) does so for long wavelengths only; longrope
+    (arXiv:2402.13753) divides by factors from the file, and has others for long texts. Factors named `rope_freqs`
+    (llama3) apply with every scaling. magnitude: a factor of all cosines and sines.
     """
 
     dim: int
@@ -30,17 +30,20 @@ class Rope:
 
 @dataclass(frozen=True)
 class Recipe:
-    """ropes: none (learned positions), one, or two: of layers that see everything, and of layers with a window."""
+    """What an architecture computes between its matrices.
+
+    ropes: none (learned positions), one, or two: for layers with full attention, and for layers with a window.
+    """
 
     ropes: tuple[Rope, ...]
-    windows: tuple[int, ...]  # [layers]: positions that a token sees there, 0: all
+    windows: tuple[int, ...]  # [layers]: positions that a token attends to; 0: all
     query_scale: float
-    halves: bool = False  # RoPE turns value i with value i + dim / 2, not with its neighbour
+    halves: bool = False  # RoPE pairs value i with value i + dim / 2, not with its neighbour
     norm: Literal["rms", "layer"] = "rms"
     activation: Literal["silu", "gelu"] = "silu"  # gelu in its tanh form
     gated: bool = True
     embedding_scale: float = 1.0
-    score_cap: float = 0.0  # scores become cap · tanh(score / cap); 0: they stay
+    score_cap: float = 0.0  # scores become cap · tanh(score / cap); 0: no cap
     logit_cap: float = 0.0
 
     @property
@@ -55,7 +58,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What engines and plans need to know of a model. Counts are numbers of values, sizes are bytes."""
+    """The figures of a model that engines and plans need. Counts are numbers of values, sizes are bytes."""
 
     architecture: str
     name: str
@@ -70,8 +73,8 @@ class ModelSpec:
     norm_eps: float
     rope_base: float
     rope_dim: int
-    window: int  # positions that a token sees, where the model limits them; 0: all
-    rope_scaled: bool  # positions are stretched by factors in the file (llama3, yarn, linear ...)
+    window: int  # positions that a token attends to, in layers with a window; 0: all
+    rope_scaled: bool  # factors in the file stretch positions (llama3, yarn, linear, …)
     tied_head: bool  # the output head is the token embedding
     parameters: int
     weight_bytes: int
@@ -80,7 +83,7 @@ class ModelSpec:
     embedding_bytes: int  # of the token embedding
     weight_type: str  # the block type that holds most of the parameters, such as Q4_1
     type_bytes: tuple[tuple[str, int], ...]  # bytes of weights in each block type
-    recipe: Recipe | None = None  # how our own engines run it; None: only llama.cpp knows this architecture
+    recipe: Recipe | None = None  # None: only llama.cpp runs this architecture
 
     @property
     def kv_values_per_row(self) -> int:

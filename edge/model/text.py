@@ -1,4 +1,4 @@
-"""Text that UTF-8 can carry."""
+"""Text that can be encoded in UTF-8."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from edge.errors import InputError
 
 
 def well_formed(text: str) -> str:
-    """The text without lone surrogates, which neither tokenizers nor files take.
+    """The text without lone surrogates, which neither tokenizers nor files accept.
 
-    Python hides bytes of arguments that it cannot decode in such surrogates (PEP 383): these are decoded as UTF-8.
-    Whatever is no text even then becomes U+FFFD.
+    Python represents undecodable bytes of arguments by such surrogates (PEP 383): these bytes are decoded as UTF-8.
+    The rest becomes U+FFFD.
     """
     try:
         return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    except UnicodeEncodeError:  # surrogates that hide no byte
+    except UnicodeEncodeError:  # surrogates that stand for no byte
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

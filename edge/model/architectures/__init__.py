@@ -1,4 +1,4 @@
-"""What sets decoder architectures apart: one file each, and a line here."""
+"""Recipes of decoder architectures: one file each, and a line here."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ _RECIPES: dict[str, Callable[[Header, ModelSpec], Recipe]] = {
 
 
 def find_recipe(header: Header, spec: ModelSpec) -> Recipe | None:
-    """How our own engines run the model; None for architectures that only llama.cpp knows."""
+    """The recipe by which our own engines run the model; None for architectures that only llama.cpp runs."""
     make = _RECIPES.get(spec.architecture)
     return make(header, spec) if make else None

@@ -12,7 +12,7 @@ from edge.formats.gguf import GGUFFile
 from edge.model.spec import Rope
 from edge.types import AnyArray
 
-_FAST, _SLOW = 32, 1  # yarn: turns within the original context above which a pair stays, below which it is stretched
+_FAST, _SLOW = 32, 1  # yarn: pairs with more rotations in the original context stay, with fewer are stretched
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class Angles:
 
 
 def find_angles(file: GGUFFile, rope: Rope, *, long: bool = False) -> Angles:
-    """The angles of a model. long: of a text beyond the original context, for which longrope has factors of its own.
+    """The angles of a model. long: for texts beyond the original context, for which longrope has separate factors.
 
-    Raises ModelFormatError if factors are not positive numbers, or for yarn without frequencies that fall.
+    Raises ModelFormatError if factors are not positive numbers, or for yarn with a base of 1 or less.
     """
     powers: AnyArray = rope.base ** (-np.arange(0, rope.dim, 2) / rope.dim)
     magnitude = rope.magnitude
@@ -48,12 +48,12 @@ def find_angles(file: GGUFFile, rope: Rope, *, long: bool = False) -> Angles:
 
 
 def _yarn_share(rope: Rope) -> AnyArray:
-    """How much of each pair is stretched, [dim / 2]: 0 for short wavelengths, 1 for long ones, a ramp between."""
+    """The share by which each pair is stretched, [dim / 2]: 0 for short wavelengths, 1 for long ones."""
 
-    def pair_that_turns(times: float) -> float:
-        return rope.dim * math.log(rope.original_context / (times * 2 * math.pi)) / (2 * math.log(rope.base))
+    def pair_with_rotations(count: float) -> float:
+        return rope.dim * math.log(rope.original_context / (count * 2 * math.pi)) / (2 * math.log(rope.base))
 
-    first = max(0, math.floor(pair_that_turns(_FAST)))
-    last = min(rope.dim - 1, math.ceil(pair_that_turns(_SLOW)))
+    first = max(0, math.floor(pair_with_rotations(_FAST)))
+    last = min(rope.dim - 1, math.ceil(pair_with_rotations(_SLOW)))
     ramp: AnyArray = (np.arange(rope.dim // 2) - first) / max(0.001, last - first)
     return np.clip(ramp, 0, 1)

@@ -1,4 +1,4 @@
-"""What architectures' recipes have in common."""
+"""Parts that recipes share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from edge.model.spec import ModelSpec, Rope
 
 
 def read_rope(header: Header, spec: ModelSpec) -> Rope:
-    """The rotary positions that a header describes, with the names that all architectures share."""
+    """The rotary positions of a header, from the fields that all architectures share."""
     factor = header.positive("rope.scaling.factor", header.positive("rope.scale_linear", 1.0, below=1e4), below=1e4)
     return Rope(
         dim=spec.rope_dim,
@@ -21,10 +21,10 @@ def read_rope(header: Header, spec: ModelSpec) -> Rope:
 
 
 def same_window(spec: ModelSpec) -> tuple[int, ...]:
-    """Every layer sees as far as the header says."""
+    """Every layer has the header's window."""
     return (spec.window,) * spec.layers
 
 
 def window_but_every(period: int, spec: ModelSpec) -> tuple[int, ...]:
-    """Windows in all layers but every `period`-th, which sees everything."""
+    """Windows in all layers except every `period`-th, which has full attention."""
     return tuple(spec.window if (layer + 1) % period else 0 for layer in range(spec.layers))

@@ -1,4 +1,4 @@
-"""Gemma 2 (arXiv:2408.00118): GeGLU, norms before and behind, soft caps, a window in every other layer."""
+"""Gemma 2 (arXiv:2408.00118): GeGLU, norms before and after each block, soft caps, a window in every other layer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from edge.formats.gguf_fields import Header
 from edge.model.architectures.common import read_rope, window_but_every
 from edge.model.spec import ModelSpec, Recipe
 
-_LAYERS_OF_27B = 46  # alone divides scores by the square root of hidden / heads; no field of the file says so
+_LAYERS_OF_27B = 46  # only this size divides scores by √(hidden / heads); no field of the file says so
 
 
 def recipe(header: Header, spec: ModelSpec) -> Recipe:

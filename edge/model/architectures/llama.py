@@ -1,4 +1,4 @@
-"""Llama, Mistral, SmolLM and their kin (arXiv:2302.13971). Conversion to GGUF makes RoPE's pairs neighbours."""
+"""Llama, Mistral, SmolLM and relatives (arXiv:2302.13971). Converters to GGUF make RoPE's pairs neighbours."""
 
 from __future__ import annotations
 

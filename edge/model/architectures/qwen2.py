@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5 (arXiv:2407.10671): Llama with biases on queries, keys and values; RoPE turns halves."""
+"""Qwen2 and Qwen2.5 (arXiv:2407.10671): Llama with biases on queries, keys and values; RoPE pairs halves."""
 
 from __future__ import annotations
 
