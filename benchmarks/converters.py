@@ -6,9 +6,9 @@ genai-python: a virtual environment with `pip install onnxruntime-genai onnx-ir 
 sentencepiece`; llama.cpp's converter runs there, too. llamacpp-source: llama.cpp's sources, which those of
 llama-cpp-python bring (`pip download --no-binary :all: --no-deps llama-cpp-python`) in `vendor/llama.cpp`.
 
-The folder is SmolLM2-135M with bfloat16 weights, or --folder. Programs take turns A B A B, each in a process of its
-own, from its start to its end. Rows: seconds (median, and × edge's); the process's peak resident set; the size of what
-it wrote; and the perplexity of that, in windows of 512 tokens of a held-out text: GGUF files in llama.cpp, ONNX in ONNX
+The folder is SmolLM2-135M with bfloat16 weights, or --folder. Programs run interleaved (A B A B), each in a process
+of its own. Rows: seconds from its start to its end (median, and × edge's); its peak resident set; the size of its
+output; and the output's perplexity, in windows of 512 tokens of a held-out text: GGUF files in llama.cpp, ONNX in ONNX
 Runtime, f32 KV.
 """
 

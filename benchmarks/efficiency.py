@@ -1,11 +1,12 @@
-"""What engines reach of this device's ceilings: the constants of edge/prediction/efficiency.py, measured anew.
+"""The share of this device's ceilings that engines reach: the figures by which edge predicts speed, measured anew.
 
-Every round reads the ceilings and runs each engine once; the best of all rounds counts, since what neighbours take is
-not the engine's. With --threads 1 the processor's time counts, of which neighbours take least: on a busy machine that
-is the way to learn what arithmetic costs.
-reading: bytes of weights over the time of a token at an empty cache. rows: what rows add to that. linear, attention:
-from a chunk at an empty cache and one behind many rows, less what the first token of it takes. integers: the share of
-the weights that are multiplied as such, by the best kernels. step: a token of a model that weighs next to nothing.
+Every round measures the ceilings and runs each engine once. The best of all rounds counts, since other processes only
+slow an engine down. With --threads 1, CPU time counts, which other processes affect least: use it on a busy machine to
+measure the cost of arithmetic.
+
+reading: bytes of weights over the time of a token at an empty cache. rows: the time that rows add to that. linear,
+attention: from a chunk at an empty cache and one behind many rows, less the time of its first token. integers: the
+share of the weights that the best kernels multiply as integers. step: a token of a model with hardly any weights.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ class Times:
     deep_chunk: float
 
     def quicker(self, other: Times) -> Times:
-        """The shorter of each."""
+        """The shorter of each time."""
         return Times(*map(min, astuple(self), astuple(other)))
 
 
 class Subject:
-    """An engine with a model, and what it asks of the device."""
+    """An engine with a model, and its load on the device."""
 
     def __init__(self, name: str, model: Model, kv_dtype: str, threads: int, capacity: int = CAPACITY) -> None:
         module = find_backend(name, model.file, model.spec)
@@ -85,7 +86,7 @@ class Subject:
 
 
 def efficiencies(subject: Subject, took: Times, step: float, most: Ceilings) -> list[float]:
-    """reading, rows: of bandwidth. linear of float32 and of int8 (0: unknown), attention of float32."""
+    """Shares of bandwidth (reading, rows), of float32 and int8 (linear; 0: unknown), of float32 (attention)."""
 
     def work(tokens: int, context: int) -> Work:
         return work_of(subject.spec, subject.config, subject.need, tokens, context)

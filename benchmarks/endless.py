@@ -1,9 +1,9 @@
-"""Forever in bounded memory: a long prompt and tens of thousands of generated tokens in 512 KV rows.
+"""Endless generation in bounded memory: a long prompt and tens of thousands of generated tokens in 512 KV rows.
 
-Shows whether memory stays flat, speed stays flat, and the text stays English. Machines drift over minutes, so speed is
-compared at one time: the old session's last tokens and a fresh session's early ones, in turns of 100. The text, drawn
-at temperature 0.8, is judged slice by slice by the same model with every row in its cache, all in float32; beside it, a
-text that people wrote. Text that repeats itself has a low perplexity and few different tokens; noise has a high one.
+Shows whether memory and speed stay constant, and the text stays English. A machine's speed drifts over minutes, so the
+old session's last tokens and a fresh session's early ones are timed interleaved, 100 at a time. The text, drawn at
+temperature 0.8, is judged slice by slice by the same model with all rows in its cache, in float32; so is a text written
+by people, for comparison. Text that repeats itself has a low perplexity and few different tokens; noise has a high one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ JUDGES_STEP = 64  # rows of logits at once
 
 @dataclass(frozen=True)
 class Slice:
-    """About SLICE tokens: their text lies in the file from `start`; resident bytes and tok/s as they ended."""
+    """About SLICE tokens: their text begins at `start` in the file; resident bytes and tok/s at their end."""
 
     start: int
     resident: int
@@ -59,7 +59,7 @@ def main() -> None:
     }  # fmt: skip
 
     old = edge.load(model, memory=MEMORY, **options)
-    with tempfile.TemporaryFile() as text:  # not in memory, which is what is measured
+    with tempfile.TemporaryFile() as text:  # not in memory, which is measured
         slices = generate(old, written[: asked.prompt], asked.tokens - TURNS * TURN, text)
         report = old.report
         assert report is not None
@@ -85,7 +85,7 @@ def main() -> None:
         [f"decode, first {report.tokens.generated} tokens", f"{report.timings.decode_tok_s:.0f} tok/s"],
         [f"decode, last {TURNS * TURN} tokens", f"{late:.1f} tok/s"],
         ["decode, a fresh session's tokens, at the same time", f"{early:.1f} tok/s"],
-        ["last / fresh, turn by turn", f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"],
+        ["last / fresh, interleaved", f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"],
         ["rows evicted", str(report.kv.evicted)],
         ["perplexity of slices: least, median, most", figures(judged)],
         ["the same, of a text that people wrote", figures(beside)],
@@ -100,7 +100,7 @@ def main() -> None:
 
 
 def generate(session: edge.Session, prompt: IntArray, count: int, text: IO[bytes]) -> list[Slice]:
-    """Write the answer to `text`, and note where every slice begins and what it cost."""
+    """Write the answer to `text`, and record where every slice begins and what it cost."""
     slices, start, size, began = [], 0, 0, time.perf_counter()
     stream = session.stream(prompt, max_tokens=count, sampling=SAMPLING, ignore_eos=True, keep_text=False)
     for pieces, piece in enumerate(stream):
@@ -111,12 +111,12 @@ def generate(session: edge.Session, prompt: IntArray, count: int, text: IO[bytes
             now = time.perf_counter()
             slices.append(Slice(start, memory_use().rss, SLICE / (now - began)))
             start, began = size, now
-    text.truncate(start)  # a last part that is no whole slice
+    text.truncate(start)  # an incomplete last slice
     return slices
 
 
 def compare(old: edge.Session, fresh: edge.Session, prompt: IntArray) -> tuple[float, float, list[float]]:
-    """Median tok/s of both, in turns, and the ratio of every turn."""
+    """Median tok/s of both, interleaved, and the ratio of every pair."""
     with fresh:
         for _ in fresh.stream(prompt, max_tokens=TURNS * TURN, sampling=SAMPLING, ignore_eos=True, keep_text=False):
             pass
@@ -137,7 +137,7 @@ def _go_on(session: edge.Session) -> float:
 
 
 def judge(model: edge.Model, texts: list[IntArray]) -> list[float]:
-    """Perplexity of each text by itself, every row of it in the cache."""
+    """Perplexity of each text by itself, with all of its rows in the cache."""
     longest = max(text.size for text in texts)
     options = {"kv_policy": "full", "kv_dtype": "f32", "max_kv_size": longest, "expected_tokens": longest}
     with edge.load(model, logits_rows=JUDGES_STEP, prefill_step_size=JUDGES_STEP, **options) as session:

@@ -1,8 +1,8 @@
-"""What evicting costs: decoding in a full KV cache under each policy, against the same steps without any eviction.
+"""The cost of eviction: decoding in a full KV cache under each policy, against the same steps without any eviction.
 
-Both run on one session and the same numbers of rows, in turns of as many tokens as one eviction frees: A decodes them
-under the policy, observing what it needs and evicting once; B decodes as many and then forgets them, which is free.
-Half of an A B pair begins with B. The cost is the median of A / B − 1.
+Both run in one session with the same numbers of rows, interleaved, as many tokens at a time as one eviction frees. A
+decodes them under the policy, observing what it needs and evicting once; B decodes as many and then truncates the
+cache, which is free. Every other A B pair begins with B. The cost is the median of A / B − 1.
 """
 
 from __future__ import annotations

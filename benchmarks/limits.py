@@ -1,21 +1,21 @@
-"""Are budgets of memory kept, and refused only by BudgetError? Random runs, each in a process with hard limits.
+"""Tests that memory budgets are kept, or refused by BudgetError: random runs, each in a process with hard limits.
 
     python benchmarks/limits.py --runs 200 --seed 1 --workers 2
 
 Each run is `edge run` in a process of its own, which limits itself before it loads anything:
 
-- RLIMIT_DATA: what it has (VmData) and what the budget leaves beyond what it holds (budget − VmRSS), so that not one
-  private page more can be had than the budget has room for. Address space that is reserved and never touched counts
-  whole: so stacks of threads are 1 MiB each, NumPy has multiplied once, for which OpenBLAS reserves tens of MiB, and
-  ONNX Runtime gets 64 MiB on top. The cgroup counts what is written to, and has no such allowance.
+- RLIMIT_DATA: its current size (VmData) and the rest of the budget (budget − VmRSS), so that it cannot allocate one
+  private page more than the budget allows. The limit counts reserved address space even if it is never touched:
+  therefore stacks of threads are 1 MiB each, NumPy has multiplied once, for which OpenBLAS reserves tens of MiB, and
+  ONNX Runtime gets 64 MiB on top. The cgroup counts only pages that are written to, and has no such allowance.
 - a cgroup with memory.max (version 2) or memory.limit_in_bytes (1) of the budget, where one can be made.
 
-One prompt in six has 1 to 20 MB, more than any run finishes: it gets --time, which ends it.
+One prompt in six has 1 to 20 MB, more than any run can finish: --time ends it.
 
 An outcome is `ok` (exit 0, peak resident set as the kernel counts it within the budget), `cut` (exit 3 because --time
 was over within the prompt, the peak within the budget), `refused` (exit 3, the one line of a BudgetError), or a
-failure: anything else. Every engine has met every model once before, without limits: its compiled and converted files
-are there.
+failure: anything else. Before that, every engine has run every model once without limits, so that its compiled and
+converted files exist.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ sys.argv[:] = ["edge", *sys.argv[4:]]
 main()
 """
 
-# Linux hands a process's peak down to what it starts: this stands between us and the run.
+# Linux hands a process's peak down to its children: this process stands between us and the run.
 _LAUNCHER = """
 import os, sys
 child = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ)
@@ -89,7 +89,7 @@ print(os.waitstatus_to_exitcode(status), usage.ru_maxrss)
 
 @dataclass(frozen=True)
 class Case:
-    """One run. budget: bytes. prompt: characters. rows: --max-kv-size, None for what is planned. seconds: --time."""
+    """One run. budget: bytes. prompt: characters. rows: --max-kv-size, None to plan it. seconds: --time."""
 
     model: str
     engine: str
@@ -124,7 +124,7 @@ class Outcome:
 
 
 def random_case(chance: random.Random, engines: list[str], models: tuple[str, ...]) -> Case:
-    """Combinations that an engine has; whether the memory suffices is left to chance."""
+    """A combination that the engine supports; whether the memory suffices is left to chance."""
     model, engine = chance.choice(models), chance.choice(engines)
     policy, kv_dtype = chance.choice(POLICIES[engine]), chance.choice(DTYPES[engine])
     if policy in ATTENTIVE + UNEVEN and engine == "llamacpp":
@@ -152,7 +152,7 @@ def random_case(chance: random.Random, engines: list[str], models: tuple[str, ..
 
 
 def run(case: Case, group: Path | None) -> Outcome:
-    """In a process of its own, with limits."""
+    """Run a case in a process of its own, with limits."""
     code = [
         sys.executable,
         "-c",
@@ -180,7 +180,7 @@ def run(case: Case, group: Path | None) -> Outcome:
 
 
 def run_in(groups: list[Path | None], case: Case) -> Outcome:
-    """In a group that nobody else is in; failures are told at once."""
+    """Run a case in a cgroup of its own; failures are printed at once."""
     group = groups.pop()
     try:
         if group:
@@ -205,7 +205,7 @@ def _kind(case: Case, status: int, peak: int, said: str) -> str:
 
 
 def _text(characters: int) -> str:
-    """Words of every length, most of them new to the tokenizer, which remembers words."""
+    """Words of every length, most of them new to the tokenizer, which caches words."""
     chance = random.Random(characters)
     words = " ".join("".join(chance.choices("etaoinshrdlu", k=chance.randrange(1, 12))) for _ in range(40_000)) + " "
     return (words * (characters // len(words) + 1))[:characters]
@@ -213,7 +213,7 @@ def _text(characters: int) -> str:
 
 @contextmanager
 def cgroup(number: int) -> Iterator[Path | None]:
-    """A group below our own whose memory can be limited, None where none can be made."""
+    """A cgroup below our own whose memory can be limited; None if none can be made."""
     for folder in cgroup_folders():
         if not ((folder / "memory.limit_in_bytes").exists() or (folder / "memory.max").exists()):
             continue
@@ -261,7 +261,7 @@ def main() -> None:
     options.add_argument("--runs", type=int, default=200)
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--workers", type=int, default=1, help="runs at once")
-    options.add_argument("--warm", action="store_true", help="what is compiled and converted is there already")
+    options.add_argument("--warm", action="store_true", help="compiled and converted files exist already")
     options.add_argument("--json", type=Path, help="write every case and its outcome here")
     chosen = options.parse_args()
     chance, engines = random.Random(chosen.seed), [engine for engine in DTYPES if available(engine)]

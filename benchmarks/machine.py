@@ -1,4 +1,4 @@
-"""The machine that is measured on: what it is, how busy it is, how fast it reads."""
+"""The machine of a measurement: its name, its load, its memory bandwidth."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def say(text: str) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """What this is measured on."""
+    """The name and load of this machine."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
     flags = set((fields.get("flags") or fields.get("Features", "")).split())
@@ -34,5 +34,5 @@ def machine() -> dict[str, Any]:
 
 
 def memory_bandwidth(threads: int) -> float:
-    """Bytes per second that so many threads can read, as `edge devices probe` measures it."""
+    """Bytes per second that this many threads can read, as `edge devices probe` measures it."""
     return measure_ceilings(threads).read_bytes_per_s

@@ -1,4 +1,4 @@
-"""Model files to measure, made once in the cache folder, and what is in them."""
+"""Model files to measure, made once in the cache folder, and figures of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WORKERS = Path(__file__).with_name("peers")
 
 
 def make_file(target: Path, kind: str, source: Path, *shape: int) -> Path:
-    """A model file in the cache folder, written by `make_file.py` if it is not there yet."""
+    """A model file in the cache folder, written by `make_file.py` if it does not exist yet."""
     if not target.exists():
         say(f"writing {target} ...")
         command = [sys.executable, WORKERS / "make_file.py", kind, source, target, *shape]
@@ -35,7 +35,7 @@ def large_file(cache: Path, source: Path, shape: tuple[int, int, int]) -> Path:
 
 
 def bytes_per_token(model: Path) -> int:
-    """Bytes of all tensors that a token needs: an embedding beside a head of its own is only looked up."""
+    """Bytes of all tensors that a token needs: an embedding with a separate head is only looked up."""
     tensors = read_gguf(model).tensors
     looked_up = {"token_embd.weight"} if "output.weight" in tensors else set()
     return sum(info.nbytes for name, info in tensors.items() if name not in looked_up)

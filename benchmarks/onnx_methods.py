@@ -1,10 +1,10 @@
-"""Ways to store a model's weights in ONNX: size, quality and speed of each, against the same weights as floats.
+"""Formats of a model's weights in ONNX: size, quality and speed of each, against the same weights as floats.
 
     python benchmarks/onnx_methods.py [--methods w8a8,smoothquant] [--tokens 20000] [--rounds 7]
 
 The model is SmolLM2's twin (benchmarks/twin.py) in F16, or --model. Bits per weight: of the matrices of all layers.
 Perplexity (ratio) and KL against the float model, in windows of 512 tokens of held-out texts; `smoothquant` and
-`llm-int8` are calibrated on 16,384 tokens of others. Speeds, methods in turns, medians: decode of 32 tokens into an
+`llm-int8` are calibrated on 16,384 tokens of others. Speeds, interleaved, medians: decode of 32 tokens into an
 empty cache, prefill of 512. `q4_0` and `q8_0` are plain rounding, for comparison.
 """
 
@@ -49,7 +49,7 @@ def make_folder(model: Path, name: str, folder: Path) -> Path:
 
 
 def bits_per_weight(folder: Path) -> float:
-    """Of the data file, without embedding, head and what is a vector."""
+    """Bits per weight of the data file, without embedding, head and vectors."""
     model = edge.open_model(folder)
     outside = [info for name, info in model.file.tensors.items() if not name.startswith("blk.") and len(info.shape) > 1]
     inside = model.spec.parameters - sum(info.elements for info in outside)
@@ -64,7 +64,7 @@ def open_engine(folder: Path, threads: int) -> Engine:
 
 
 def seconds(engine: Engine, tokens: list[int], prompt: int) -> float:
-    """Of a prompt into an empty cache, or of as many steps as there are tokens."""
+    """Seconds of a prompt into an empty cache, or of one step per token."""
     ids = np.array(tokens, np.int32)
     engine.kv.truncate(0)
     started = time.perf_counter()

@@ -1,7 +1,7 @@
-"""What edge costs on top of llama.cpp: its own decode loop against a bare `llama_decode` loop.
+"""The overhead of edge over llama.cpp: its decode loop against a bare `llama_decode` loop.
 
 Both run in one process on the same file with the same settings (threads, flash attention, f16 KV, 512 cells, greedy),
-in turns A B A B, so that the machine's moods hit both. The bare loop does what any user of the C API must do: set a
+interleaved (A B A B), so that noise affects both alike. The bare loop does what any user of the C API must do: set a
 batch of one, decode, take the argmax, look up the token's text.
 """
 
@@ -60,7 +60,7 @@ def bare_loop(path: str, prompt: np.ndarray, threads: int) -> Callable[[], float
 
 
 def edge_loop(session: edge.Session, prompt: np.ndarray) -> Callable[[], float]:
-    """The same through `Session.stream`, text and all."""
+    """The same through `Session.stream`, including text."""
 
     def run() -> float:
         for _ in session.stream(prompt, max_tokens=TOKENS + 1, ignore_eos=True):

@@ -3,10 +3,10 @@
     python benchmarks/peers.py [--backend tvm] [--isa avx2] [--large] [--busy] [--json]
     python benchmarks/peers.py --openvino-python DIR    a venv with `pip install openvino-genai`: its columns
     python benchmarks/peers.py --rows start,memory      only the rows whose names contain one of these words
-    python benchmarks/peers.py --tiny --rounds 1        does everything run? (its figures mean nothing)
+    python benchmarks/peers.py --tiny --rounds 1        a test that everything runs; its figures mean nothing
 
-The file is all Q4_0: SmolLM2-135M (or --model) through llama.cpp's own quantizer with `pure`. Every engine sits in a
-process of its own that loads once and does one unit of work at a time, in turns A B C A B C; before each unit the
+The file is all Q4_0: SmolLM2-135M (or --model) through llama.cpp's own quantizer with `pure`. Every engine has a
+process of its own that loads once and does one unit of work at a time, interleaved (A B C A B C); before each unit the
 parent waits until no worker uses CPU time. Columns:
 
 - edge: the engine of --backend, f16 KV, called as a session calls it. --isa sets EDGE_ISA for it, and for it alone.
@@ -28,7 +28,7 @@ Rows:
 - tuned peers: llama.cpp reads the file instead of mapping it and reserves one row of logits; OpenVINO loads the folder
   that it saved after its first conversion.
 - all cores busy (--busy): decode beside one endless loop per core; in brackets the share of the speed without them,
-  measured in turns.
+  measured interleaved.
 - large (--large): a Llama of random weights (hidden 2048, 16 layers, FFN 8192, 32 and 8 heads of 64: a 0.6 GB file).
 """
 
@@ -109,7 +109,7 @@ def fresh_rows(setting: Setting, model: Path) -> Iterator[Row]:
 
 
 def _fresh(setting: Setting, name: str, unit: str, measure: Callable[[str], float], repetitions: int) -> Iterator[Row]:
-    """One row, the engines in turns; the first turn warms caches up and does not count."""
+    """One row, the engines interleaved; the first round warms caches up and does not count."""
     if not setting.wants(name):
         return
     say(f"measuring {name} ...")
@@ -186,7 +186,7 @@ def _weights_read(decode: Row, model: Path) -> Row:
 
 
 def _busy_rows(team: Team, name: str, steps: int) -> Iterator[Row]:
-    """Decode with the machine to itself and with a busy loop on every core, in turns."""
+    """Decode on the idle machine and with a busy loop on every core, interleaved."""
     with BusyCores() as busy:
         free, crowded = team.speeds_both(name, steps, [undisturbed, busy], only=OPENVINO, op="decode", depth=0)
     crowded.share_of = {engine: median for engine in crowded.runs if (median := free.median(engine))}

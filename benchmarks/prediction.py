@@ -1,9 +1,9 @@
-"""Is the plan right? Peak memory, speed and joules, predicted before each run and compared with what it then reports.
+"""Errors of predictions: peak memory, speed and joules, predicted before each run and compared with its report.
 
-Every configuration is predicted twice, each time by `edge plan --json`: by ceilings alone (measured at the start), and
-by earlier runs of the same configuration besides. Then it runs several times, each in a process of its own, and every
-run is compared with both. The error shown is the median run's; what stands behind ± is how far single runs lie from
-their median, which no prediction can help. The history and the profile of this device lie in a temporary folder, apart
+Every configuration is predicted twice by `edge plan --json`: from ceilings alone (measured at the start), and from
+earlier runs of the same configuration as well. Then it runs several times, each in a process of its own, and every run
+is compared with both. The table shows the error of the median run and, behind ±, the distance of single runs from their
+median, which no prediction can reduce. The history and the profile of this device are kept in a temporary folder, apart
 from yours.
 """
 
@@ -45,7 +45,7 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Figures:
-    """Of a run, or predicted. None: nothing was said. joules: of prompt and answer."""
+    """Figures of a run, or predicted; None: unknown. joules: of prompt and answer."""
 
     prefill: float | None
     decode: float | None
@@ -73,7 +73,7 @@ def configurations(second: str) -> list[Configuration]:
 
 
 def edge(*arguments: str, stdin: str | None = None, history: str | None = None) -> Any:
-    """What the command says as JSON. history: EDGE_HISTORY, if not that of all runs."""
+    """The JSON output of a command. history: EDGE_HISTORY, if not that of all runs."""
     done = subprocess.run(
         [sys.executable, "-m", "edge", *arguments, "--json"], input=stdin, capture_output=True, text=True,
         env=os.environ | ({"EDGE_HISTORY": history} if history else {}),
@@ -84,7 +84,7 @@ def edge(*arguments: str, stdin: str | None = None, history: str | None = None) 
 
 
 def run(each: Configuration, prompt: str) -> Figures:
-    """What a run reports."""
+    """The figures that a run reports."""
     report = edge("run", each.model, "-n", str(each.new), "--ignore-eos", "--raw", *each.flags.split(), stdin=prompt)
     timings = report["timings"]
     return Figures(
@@ -93,7 +93,7 @@ def run(each: Configuration, prompt: str) -> Figures:
 
 
 def predict(each: Configuration, prompt: int, history: str | None = None) -> Figures:
-    """In the middle of the answer, at whose context decoding is on average."""
+    """The prediction at the middle of the answer, the average context of decoding."""
     flags = [*each.flags.split(), "--tokens", str(prompt + each.new), "--prompt-tokens", str(prompt)]
     rows = int(flags[flags.index("--max-kv-size") + 1])
     plan = edge("plan", each.model, *flags, "--at", str(min(rows, prompt + each.new // 2)), history=history)
@@ -112,13 +112,13 @@ def predict(each: Configuration, prompt: int, history: str | None = None) -> Fig
 
 
 def errors(predicted: Figures, runs: list[Figures]) -> dict[str, list[float]]:
-    """Of each figure, as parts of what each run measured; none where nothing was said."""
+    """Relative errors of each figure against each run; none if it was not predicted."""
     pairs = {name: [(getattr(predicted, name), getattr(run, name)) for run in runs] for name in NAMES}
     return {name: [guess / real - 1 for guess, real in each if guess and real] for name, each in pairs.items()}
 
 
 def cell(found: list[float]) -> str:
-    """The median error, and how far a run lay from the median run at most."""
+    """The median error, and the largest distance of a run from the median run."""
     if not found:
         return "–"
     middle = median(found)
@@ -129,7 +129,7 @@ def cell(found: list[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--second", default=SMALL, help="another model's GGUF file")
-    parser.add_argument("--only", type=int, help="so many configurations")
+    parser.add_argument("--only", type=int, help="measure only the first N configurations")
     parser.add_argument("--seconds", type=float, default=8, help="to measure the ceilings")
     parser.add_argument("--earlier", type=int, default=3, help="runs of a configuration before it is predicted by them")
     parser.add_argument("--later", type=int, default=3, help="runs that predictions are held against")
@@ -148,7 +148,7 @@ def main() -> None:
 
 
 def measure(each: Configuration, prompt: str, earlier: int, later: int) -> tuple[Errors, Errors]:
-    """Errors by ceilings alone, and by earlier runs."""
+    """Errors from ceilings alone, and from earlier runs."""
     warm = edge("run", each.model, "-n", "2", "--raw", *each.flags.split(), stdin=prompt, history="0")
     tokens = warm["tokens"]["prompt"]
     with tempfile.TemporaryDirectory() as nothing:  # runs of other configurations may be of the same setting

@@ -1,9 +1,8 @@
-"""What the prompt cache saves: time to the first token of a run whose first 1,000 tokens an earlier process has run.
+"""The benefit of the prompt cache: time to the first token of a run whose first 1,000 tokens an earlier process ran.
 
-Three processes in turns, for each engine and KV dtype, so that the machine's moods hit all: `edge run` with an empty
-cache folder (it runs the whole prompt and stores it), another question behind the same system prompt (it takes the
-stored rows), and that question without a cache (it must give the same answer). Medians; load is not part of the time to
-the first token.
+Three processes, interleaved, for each engine and KV dtype: `edge run` with an empty cache folder (it runs the whole
+prompt and stores it), another question after the same system prompt (it restores the rows), and that question without a
+cache (it must give the same answer). Medians; the time to the first token excludes loading.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ SETTINGS = (("tvm", "f16"), ("tvm", "int8"), ("llamacpp", "f16"), ("llamacpp", "
 
 
 def system_prompt() -> str:
-    """As many rules as make SHARED_TOKENS tokens."""
+    """Enough rules for SHARED_TOKENS tokens."""
     model, rules = open_model(MODEL), ["You are a careful assistant."]
     while model.encode_prompt("Go on.", system=" ".join(rules)).size < SHARED_TOKENS:
         rule = len(rules)

@@ -1,4 +1,4 @@
-"""What the native engine's 8-bit activations cost: perplexity of real texts, engine against llama.cpp, same file.
+"""The cost of the native engine's 8-bit activations: perplexity of real texts, against llama.cpp on the same file.
 
 Every document is run through a full f16 cache, in both engines. `--model` takes any GGUF file.
 """
@@ -38,7 +38,7 @@ def main() -> None:
 def perplexity_of(
     model: Model, backend: str, kv_dtype: str, documents: Sequence[str], tokens: int
 ) -> tuple[float, int]:  # fmt: skip
-    """The perplexity of so many tokens of each document, and how many tokens they are together."""
+    """The perplexity of `tokens` tokens of each document, and their total number."""
     texts = [model.encode_prompt(long_text(name).read_text(encoding="utf-8"), raw=True) for name in documents]
     settings = {"backend": backend, "kv_dtype": kv_dtype, "kv_policy": "full", "max_kv_size": tokens}
     with edge.load(model, logits_rows=LOGITS_ROWS, expected_tokens=tokens, **settings) as session:

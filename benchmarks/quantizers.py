@@ -1,9 +1,9 @@
-"""Every quantizer on the same model: what it costs in quality, on text that none of them has seen.
+"""The loss of quality of every quantizer on the same model, on text that none of them has seen.
 
     python benchmarks/quantizers.py [--methods best-iq4_nl,llama.cpp-iq4_nl] [--tokens 51200] [--calibration 16384]
 
 The model is SmolLM2's twin (twin.py) in F16; only matrices within layers are rounded, embedding and head stay F16.
-Calibration on other documents than those that are measured on. llama.cpp runs all files, in sequences of 512 tokens.
+Calibration documents differ from those of the measurement. llama.cpp runs all files, in sequences of 512 tokens.
 Files are kept in the cache folder and made again with --again.
 """
 
@@ -61,14 +61,14 @@ MIXED_BITS = 5.0
 
 
 def calibration(model: Model, count: int) -> IntArray:
-    """The same number of tokens of each document, whole sequences."""
+    """The same number of tokens of each document, in complete sequences."""
     share = max(1, count // len(CALIBRATION) // SEQUENCE) * SEQUENCE
     texts = [model.encode_prompt(long_text(each).read_text(encoding="utf-8"), raw=True) for each in CALIBRATION]
     return np.concatenate([np.array(text[SEQUENCE : SEQUENCE + share], np.int32) for text in texts])
 
 
 def held_out(model: Model, package: str, count: int) -> IntArray:
-    """int32 [sequences, SEQUENCE]: from the beginnings of all documents alike."""
+    """int32 [sequences, SEQUENCE]: from the beginnings of all documents, in equal shares."""
     documents = HELD_OUT[package]
     share = max(1, count // len(documents) // SEQUENCE) * SEQUENCE
     texts = [model.encode_prompt(long_text(each, package).read_text(encoding="utf-8"), raw=True) for each in documents]
@@ -77,7 +77,7 @@ def held_out(model: Model, package: str, count: int) -> IntArray:
 
 
 def make(name: str, source: Path, target: Path, tokens: IntArray) -> None:
-    """Write one method's file, and what it took beside it."""
+    """Write one method's file, and its cost in a file beside it."""
     started, model = time.perf_counter(), open_model(source)
     if name in THEIRS:
         _theirs(model, THEIRS[name], target, tokens)

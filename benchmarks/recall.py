@@ -1,9 +1,9 @@
-"""What parking evicted rows and recalling them could gain, before anyone builds it.
+"""An upper bound of the gain from recalling evicted rows.
 
-Evicting forgets; parked rows (in slow memory or on disk) could come back when they matter again. Here they do so for
-free: before every chunk of 64 tokens, each head gets the rows of the *whole* past that the last 64 queries paid most,
-as many as fast memory holds. A real scheme would also have to guess the attention of rows it no longer holds. Beside it
-H2O, which forgets, in the same number of rows, and the full cache.
+Eviction forgets rows; rows kept in slow memory or on disk could be recalled when they matter again. Here recall is
+free: before every chunk of 64 tokens, each head gets the rows of the *whole* past with the most attention from the last
+64 queries, as many as fast memory holds. A real scheme would also have to estimate the attention of absent rows. The
+table compares it with H2O, which forgets, in the same number of rows, and with the full cache.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MODEL, DOCUMENTS, CHUNK = "smollm2-135m", ("secI8.html", "secJ3.html"), 64
 
 
 def recalled(model: edge.Model, tokens: IntArray, rows: int) -> float:
-    """Perplexity with `rows` chosen anew for every chunk from all that ever were."""
+    """Perplexity with `rows` chosen anew for every chunk from the whole past."""
     config = EngineConfig(tokens.size, CHUNK, "f16", threads=2, logits_rows=CHUNK, observes=True, per_head=True)
     whole, small = (NativeEngine(model.file, model.spec, config) for _ in range(2))
     losses = []
@@ -72,7 +72,7 @@ def main() -> None:
         full = bounded(model, tokens, "full", tokens.size - 1)
         for rows in map(int, options.rows.split(",")):
             kept = bounded(model, tokens, "h2o", rows)
-            bound = recalled(model, tokens, rows - CHUNK)  # of which a chunk's room stays free, as in a session
+            bound = recalled(model, tokens, rows - CHUNK)  # including room for one chunk, as in a session
             lines.append([name, str(rows), f"{kept / full:.4f}", f"{bound / full:.4f}"])
             print(" ".join(lines[-1]), flush=True)
     print(f"\n## Perplexity of {options.tokens} tokens, × the full cache's\n")

@@ -1,12 +1,12 @@
-"""Weights larger than the budget: tokens, peak and speed at shares of weights + KV, against what was predicted.
+"""Weights larger than the budget: tokens, peak and speed at shares of weights + KV, against the prediction.
 
     python benchmarks/streaming.py [--rounds 3] [--shares 1,0.8,0.6,0.5] [--model NAME_OR_FILE ...] [--short]
 
-A share is what `--memory` leaves for weights and KV rows. Every run is a process of its own, in turns. Of its steps,
-and of its passes of one chunk, the quickest tenth counts: neighbours take from the others. slower: their time over that
-without streaming. predicted: by the bytes that the plan streams and what their pages cost, measured beforehand, beside
-the time of a pass that streams nothing. All of it from the page cache; with --short from the disk: the system then
-grants no more than the budget either (a cgroup), its page cache included.
+A share is the part of weights and KV rows for which `--memory` leaves room. Runs are interleaved, each in a process of
+its own. Of its steps, and of its passes of one chunk, the fastest tenth counts, which other processes disturb least.
+slower: their time over that without streaming. predicted: from the bytes that the plan streams and the cost of their
+pages, measured beforehand, and the time of a pass that streams nothing. Weights come from the page cache; with --short
+from the disk, since a cgroup then limits the process and its page cache to the budget.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ print(json.dumps(dict(text=text, report=report, seconds=seconds)))
 
 
 def run(model: str, memory: int, group: Path | None = None) -> dict[str, Any]:
-    """group: with no more memory than that, page cache and all."""
+    """One run. group: a cgroup that limits its memory, including the page cache."""
     if group:
         limit(group, memory)
         forget(find_model(model).name)
@@ -75,7 +75,7 @@ def run(model: str, memory: int, group: Path | None = None) -> dict[str, Any]:
 
 
 def forget(name: str) -> None:
-    """Take the packed weights out of the page cache: what is there counts for nobody."""
+    """Drop the packed weights from the page cache, where they would not count against the cgroup."""
     for entry in entries("weights"):
         if entry.about == name:
             with open(entry.path, "rb") as file:

@@ -1,6 +1,6 @@
 """Long real texts: documents of Debian's `anarchism` and `debian-handbook` packages (public), as plain text.
 
-Fetched once into the cache folder with apt-get, without installing anything. Needs Debian or one of its children.
+Fetched once into the cache folder with apt-get, without installing anything. Needs Debian or a derivative.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Text(html.parser.HTMLParser):
             self.parts.append(re.sub(r"\s+", " ", data))
 
 
-# English documents, the longest of their kind. What is calibrated on is never measured on.
+# English documents, the longest of their kind. Calibration documents are never measured on.
 CALIBRATION = ("secH3.html", "secC2.html", "secA2.html", "secD5.html", "secG1.html", "secE3.html", "secF8.html",
                "secB2.html")  # fmt: skip
 HELD_OUT = {
@@ -50,7 +50,7 @@ HELD_OUT = {
 
 
 def long_text(document: str = "append31.html", package: str = "anarchism") -> Path:
-    """The text file of a document (append31: 96k SmolLM2 tokens), fetched if it is not there yet."""
+    """The text file of a document (append31: 96k SmolLM2 tokens), fetched if it does not exist yet."""
     path = Path(platformdirs.user_cache_dir("edge")) / "benchmarks" / f"{document}.txt"
     if path.exists():
         return path

@@ -1,4 +1,4 @@
-"""Engines that are measured in turns, each in a process of its own: workers that stay, and the rows they fill."""
+"""Interleaved measurement of engines, each in a process of its own: workers, and the rows of figures they fill."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ TINY = Sizes(steps=16, deep=256, prefills=(32, 64), memory=128, large=(256, 2, 1
 
 @dataclass
 class Row:
-    """One line of the table: what every engine measured, in the order of the rounds."""
+    """One line of the table: the figures of every engine, in the order of the rounds."""
 
     name: str
     unit: str
@@ -104,7 +104,7 @@ class Worker:
         return float(self._ask(request)["seconds"])
 
     def peak(self) -> int:
-        """Bytes of its peak resident set so far."""
+        """Its peak resident set so far, bytes."""
         return int(self._ask({"op": "memory"})["peak"])
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class Worker:
 
 @dataclass
 class Setting:
-    """What all measurements share."""
+    """The settings of all measurements."""
 
     backend: str
     isa: str | None
@@ -169,7 +169,7 @@ class Setting:
         return [EDGE, LLAMA] + ([OPENVINO] if self.openvino else [])
 
     def command(self, engine: str, mode: str, model: Path, cells: int, *rest: int) -> list[str]:
-        """How a worker of this engine is started."""
+        """The command line of a worker of this engine."""
         if engine == EDGE:
             words = [sys.executable, "edge_worker.py", mode, model, self.backend, self.threads, cells, *rest]
         elif engine == LLAMA:
@@ -180,7 +180,7 @@ class Setting:
         return [str(word) for word in words]
 
     def environment(self, engine: str) -> dict[str, str]:
-        """Bytecode is kept, as wherever a program is installed: else every start would compile edge's own modules."""
+        """The environment of workers, which keep bytecode: else every start would compile edge's modules."""
         kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         return {**kept, **({"EDGE_ISA": self.isa} if engine == EDGE and self.isa else {})}
 
@@ -190,7 +190,7 @@ class Setting:
 
 
 class Team:
-    """The workers of one model, measured in turns."""
+    """The workers of one model, measured interleaved."""
 
     def __init__(self, setting: Setting, model: Path, where: str) -> None:
         self._setting, self._where = setting, where
@@ -217,7 +217,7 @@ class Team:
         return self.speeds_both(name, n, [undisturbed], **request)[0]
 
     def speeds_both(self, name: str, n: int, conditions: Sequence[Any], only: str = "", **request: Any) -> list[Row]:
-        """The same under each condition (a context manager), which take turns."""
+        """The same under each condition (a context manager), interleaved."""
         say(f"measuring {name} ...")
         rows = [Row(name, "tok/s", {}) for _ in conditions]
         for number in range(self._setting.rounds + 1):
@@ -227,7 +227,7 @@ class Team:
         return rows
 
     def _measure(self, worker: Worker, row: Row, condition: Any, number: int, **request: Any) -> None:
-        """One unit; the first of each engine, number 0, does not count. Every round has its own tokens."""
+        """One unit of work; each engine's first, number 0, does not count. Every round has its own tokens."""
         wait_until_quiet(self._workers)
         try:
             with condition():
@@ -246,7 +246,7 @@ class Team:
 
 
 def wait_until_quiet(workers: Sequence[Worker]) -> None:
-    """Until no worker has used CPU time for a while: some engines' threads spin after the work is done."""
+    """Wait until no worker has used CPU time for a while: some engines' threads spin after their work."""
     deadline = time.monotonic() + PATIENCE_S
     before = [worker.cpu_seconds() for worker in workers]
     while True:

@@ -1,8 +1,8 @@
-"""A twin of a Llama model: the same function with other weights, on which quantizers have honest work.
+"""A twin of a Llama model: the same function with other weights, for a fair test of quantizers.
 
     python benchmarks/twin.py twin.gguf [--model smollm2-135m]
 
-The demo's weights lie on the grid of Q4_1 already, so that rounding them to it again says nothing. Channels of the
+The demo model's weights lie on the grid of Q4_1 already, so rounding them again would show nothing. Channels of the
 hidden states, of each head's values and of the feed-forward are permuted, which breaks every block, and gains of
 norms are folded into the matrices behind them. Floats become F16, embedding and head too.
 """

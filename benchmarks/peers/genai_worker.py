@@ -12,8 +12,8 @@ from protocol import FILL_SEED, Tokens, random_tokens, serve
 
 
 class Genai:
-    """Its own loop: a generator per measurement, greedy; the first token of a generator is drawn from the prompt's
-    logits, so that n + 1 tokens take n steps."""
+    """genai's own greedy loop: one generator per measurement, whose first token comes from the prompt's logits, so that
+    n + 1 tokens take n steps."""
 
     def __init__(self, folder: str, threads: int, cells: int) -> None:
         config = og.Config(folder)

@@ -5,7 +5,7 @@ llama_worker.py start  FILE THREADS CELLS TUNED       one token after a 16-token
 llama_worker.py memory FILE THREADS CELLS TUNED N     N random tokens, the last 32 of them generated
 
 Flash attention, f16 KV, repacked weights. TUNED=1 reads the file instead of mapping it (a mapped file and its repacked
-copy are both resident) and reserves one row of logits; TUNED=0 is what a user gets who changes neither.
+copy are both resident) and reserves one row of logits; TUNED=0 leaves both as they are by default.
 """
 
 from __future__ import annotations

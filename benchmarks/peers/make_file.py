@@ -40,7 +40,7 @@ def quantize(source: Path, target: Path, ftype: int, pure: bool) -> None:
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a random model, with 64 wide heads and a tied head. Qwen2 has biases on queries, keys and values."""
+    """The first tokens of SOURCE and the merges among them; words fill a larger vocabulary."""
 
     architecture: str
     hidden: int
@@ -121,7 +121,7 @@ def _random_q4_0(generator: np.random.Generator, rows: int, columns: int) -> npt
 
 
 def _copy_tokenizer(writer: object, source: Path, vocab: int) -> None:
-    """The first tokens of SOURCE, and those of its merges that need no others; words fill a larger vocabulary up."""
+    """The first tokens of SOURCE, and the merges among them; words fill a larger vocabulary."""
     import gguf
 
     from edge.formats.gguf import read_gguf
@@ -150,7 +150,7 @@ def _copy_tokenizer(writer: object, source: Path, vocab: int) -> None:
 
 
 def main(kind: str, source: str, target: str, *shape: int) -> None:
-    """Write to a temporary name first, so that half a file is never taken for one."""
+    """Write to a temporary name first, so that an incomplete file is never used."""
     partial = Path(target).with_suffix(".partial")
     partial.parent.mkdir(parents=True, exist_ok=True)
     if kind in ("pure", "mixed"):

@@ -1,4 +1,4 @@
-"""A GGUF file as onnxruntime-genai's own builder makes an int4 model of it: make_genai.py SOURCE TARGET.
+"""An int4 model of a GGUF file by onnxruntime-genai's own builder: make_genai.py SOURCE TARGET.
 
 Through a Hugging Face folder with the same weights, dequantized: the builder rounds them to 4 bits again.
 """

@@ -40,7 +40,7 @@ class OpenVINO:
         return self._pipeline.generate(prompt, settings)
 
     def prefill(self, tokens: Tokens) -> float:
-        """Time to the first token, as its own metrics have it."""
+        """Time to the first token, from its own metrics."""
         return float(self.generate(tokens, 1).perf_metrics.get_ttft().mean) / 1e3
 
     def decode(self, depth: int, tokens: Tokens) -> float:

@@ -1,6 +1,6 @@
-"""What a worker and its parent say to each other: one JSON object per line, over stdin and stdout.
+"""The protocol between a worker and its parent: one JSON object per line, over stdin and stdout.
 
-A worker loads its engine, says `{"ready": true, "version": …}`, and then answers one request at a time:
+A worker loads its engine, writes `{"ready": true, "version": …}`, and then answers one request at a time:
 
 - `{"op": "prefill", "n": 512, "seed": 1}` → `{"seconds": …}`: n random token ids into an empty cache, logits after the
   last one there to be read.
@@ -32,7 +32,7 @@ Tokens = npt.NDArray[np.int32]
 
 
 class Measured(Protocol):
-    """What a worker can be asked for; both return seconds."""
+    """The measurements of a worker; both return seconds."""
 
     version: str
     vocab: int
@@ -85,7 +85,7 @@ class Steps:
 def random_tokens(count: int, seed: int, vocab: int) -> Tokens:
     """Token ids, int32 [count], none of the first 100: special tokens are there.
 
-    Those of another count begin differently, or an engine that remembers prefixes would be measured on the rest only.
+    Each count begins with other ids, so that an engine that caches prefixes cannot skip a part.
     """
     return np.random.default_rng((seed, count)).integers(100, vocab, count, dtype=np.int32)
 
@@ -97,14 +97,14 @@ def peak_memory() -> int:
 
 
 def take_stdout() -> Any:
-    """The real stdout as a file; whatever engines print from now on goes to stderr."""
+    """The real stdout as a file; everything that engines print from now on goes to stderr."""
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     return out
 
 
 def serve(load: Callable[[], Measured]) -> None:
-    """Load, then answer until stdin ends. A failure is said, not raised: the parent skips the engine."""
+    """Load, then answer until stdin ends. A failure is reported, not raised: the parent skips the engine."""
     out = take_stdout()
 
     def say(**message: Any) -> None:
