@@ -40,7 +40,7 @@ def quantize(source: Path, target: Path, ftype: int, pure: bool) -> None:
 
 @dataclass(frozen=True)
 class Shape:
-    """The first tokens of SOURCE and the merges among them; words fill a larger vocabulary."""
+    """A random model with heads of 64 values and a tied head. Qwen2 has biases on queries, keys and values."""
 
     architecture: str
     hidden: int
