@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "golden"
 PAGES = {page.name: page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 MAKES_MODELS = ("README.md", "convert.md")  # their examples write model.gguf and small.gguf
-TIMEOUT = 300
+TIMEOUT = 600  # seconds, on a loaded machine that compiles
 
 _BLOCK = re.compile(
     r"^(?:(?P<pad> *)<!-- (?P<mark>not run|slow): [^\n]+ -->\n)?(?P<indent> *)```(?P<language>sh|console|python)\n"
