@@ -20,7 +20,7 @@ from edge.backends.tvm.engine import NativeEngine
 from edge.cli.show import table
 from edge.kv.policy import Needs, best_rows
 from edge.quality.perplexity import LOGITS_ROWS, token_loss
-from edge.run.eviction import look
+from edge.run.eviction import view_for
 from edge.types import IntArray
 
 MODEL, DOCUMENTS, CHUNK = "smollm2-135m", ("secI8.html", "secJ3.html"), 64
@@ -35,7 +35,7 @@ def recalled(model: edge.Model, tokens: IntArray, rows: int) -> float:
         part = tokens[start : min(start + CHUNK, tokens.size - 1)]
         _copy(whole, small)
         if whole.kv.length > rows:
-            view = look(whole.kv, Needs(queries=CHUNK))
+            view = view_for(whole.kv, Needs(queries=CHUNK))
             assert view.attention.size
             small.kv.keep_heads(best_rows(view.attention, view, rows, 4, rows // 4))
         logits = small.forward_all(part)

@@ -19,7 +19,7 @@ from edge.devices.child import Say, run_child, serve
 from edge.devices.host import usable_cores
 from edge.devices.integer_products import quickest
 from edge.devices.memory import memory_limit
-from edge.devices.profile import Figure, Profile
+from edge.devices.profile import DeviceProfile, Figure
 from edge.devices.profiles import HOST, describe_host, find_profile
 from edge.errors import InputError
 
@@ -69,7 +69,7 @@ def measure_ceilings(threads: int | None = None, seconds: float = 4.0, on_progre
     return Ceilings(**result)
 
 
-def probe_profile(seconds: float = 8.0, on_progress: Progress | None = None) -> Profile:
+def probe_profile(seconds: float = 8.0, on_progress: Progress | None = None) -> DeviceProfile:
     """This device's profile with its ceilings measured: of all cores that engines use, and of one.
 
     What the user's profile says besides (watts, say) is kept. Raises as measure_ceilings.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-Kind = Literal["measured", "datasheet", "published", "assumed"]
+FigureKind = Literal["measured", "datasheet", "published", "assumed"]
 """measured: on such a device, by the source. datasheet: its maker says so; of memory, what the bus could do in theory.
 published: somebody else says so. assumed: of a class of devices; nobody measured this one."""
-KINDS: tuple[Kind, ...] = get_args(Kind)
+FIGURE_KINDS: tuple[FigureKind, ...] = get_args(FigureKind)
 
 FIGURES = {
     "memory": "bytes",
@@ -38,7 +38,7 @@ class Figure:
     """value: in the unit of FIGURES. source: an address or a document."""
 
     value: float
-    kind: Kind
+    kind: FigureKind
     source: str
     note: str = ""
     threads: int | None = None  # that took part in measuring
@@ -70,12 +70,12 @@ class Bandwidth:
     """bytes_per_s: that memory gives to so many threads. kind: of the figure behind it. about: how it follows."""
 
     bytes_per_s: float
-    kind: Kind
+    kind: FigureKind
     about: str
 
 
 @dataclass(frozen=True)
-class Profile:
+class DeviceProfile:
     """A device. `isa`: a target of the native engine; None: whatever suits this machine best, or none at all.
 
     cpu: LLVM's name, by which code is scheduled; None as for isa. clusters: the biggest cores first. sensors: those of

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.devices.output import new_file
-from edge.devices.profile import FIGURES, KINDS, Cluster, Figure, Profile
+from edge.devices.profile import FIGURE_KINDS, FIGURES, Cluster, DeviceProfile, Figure
 from edge.devices.regular import read_regular
 from edge.errors import InputError
 
@@ -23,7 +23,7 @@ _TEXTS = ("name", "description", "machine", "isa", "cpu", "system", "gpu", "npu"
 _LISTS = ("instruction_sets", "sensors", "sources")
 
 
-def read_profile(path: Path) -> Profile:
+def read_profile(path: Path) -> DeviceProfile:
     """Raises InputError, in one line, for whatever is wrong with the file."""
     try:
         data = read_regular(path, _MOST_BYTES + 1)
@@ -41,13 +41,13 @@ def read_profile(path: Path) -> Profile:
         raise InputError(f"{path}: {wrong}") from None
 
 
-def write_profile(profile: Profile, path: Path, *, private: bool = False) -> None:
+def write_profile(profile: DeviceProfile, path: Path, *, private: bool = False) -> None:
     """The whole file appears at once; private: for this user alone. Raises InputError if it cannot be written."""
     with new_file(path, private=private) as temporary:
         temporary.write_text(to_toml(profile), encoding="utf-8")
 
 
-def to_toml(profile: Profile) -> str:
+def to_toml(profile: DeviceProfile) -> str:
     """What read_profile reads back."""
     lines = [f"{name} = {_toml(getattr(profile, name))}" for name in _TEXTS if getattr(profile, name) is not None]
     lines += [f"{name} = {_toml(list(getattr(profile, name)))}" for name in _LISTS if getattr(profile, name)]
@@ -77,7 +77,7 @@ def is_name(name: str) -> bool:
     return name.isascii() and name.replace("-", "").replace(".", "").isalnum()
 
 
-def _profile(table: dict[str, Any]) -> Profile:
+def _profile(table: dict[str, Any]) -> DeviceProfile:
     _only(table, (*_TEXTS, *_LISTS, "clusters", "figures"), "a profile")
     texts = {name: _text(table[name], name) for name in _TEXTS if name in table}
     for name in ("name", "description", "machine"):
@@ -88,7 +88,7 @@ def _profile(table: dict[str, Any]) -> Profile:
     lists = {name: tuple(_text(each, name) for each in _list(table[name], name)) for name in _LISTS if name in table}
     clusters = tuple(_cluster(each) for each in _list(table.get("clusters", []), "clusters"))
     figures = {name: _figure(name, each) for name, each in _table(table.get("figures", {}), "figures").items()}
-    return Profile(**texts, **lists, clusters=clusters, figures=figures)  # type: ignore[arg-type]
+    return DeviceProfile(**texts, **lists, clusters=clusters, figures=figures)  # type: ignore[arg-type]
 
 
 def _cluster(value: object) -> Cluster:
@@ -107,8 +107,8 @@ def _figure(name: str, value: object) -> Figure:
     table = _table(value, f"figures.{name}")
     _only(table, [each.name for each in fields(Figure)], f"figures.{name}")
     kind = _text(table.get("kind"), f"kind of {name}")
-    if kind not in KINDS:
-        raise _Wrong(f"{name} is of the unknown kind {kind!r}: choose {', '.join(KINDS)}")
+    if kind not in FIGURE_KINDS:
+        raise _Wrong(f"{name} is of the unknown kind {kind!r}: choose {', '.join(FIGURE_KINDS)}")
     threads = _number(table["threads"], f"threads of {name}") if "threads" in table else None
     return Figure(
         _number(table.get("value"), f"value of {name}"),

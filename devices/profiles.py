@@ -15,9 +15,7 @@ from pathlib import Path
 
 from edge.devices.host import processor
 from edge.devices.private import distrust, make_private_folder
-from edge.devices.profile import Cluster, Figure
-from edge.devices.profile import Power as Power
-from edge.devices.profile import Profile as Profile
+from edge.devices.profile import Cluster, DeviceProfile, Figure, Power
 from edge.devices.profile_file import read_profile, write_profile
 from edge.errors import InputError
 
@@ -53,7 +51,7 @@ def comes_with_edge(name: str) -> bool:
     return name in _names(_FOLDER)
 
 
-def find_profile(name: str) -> Profile:
+def find_profile(name: str) -> DeviceProfile:
     """The device called `name`; "host" is the one that this process runs on, with what was measured there.
 
     Raises InputError with all names, and for a profile of the user's that is damaged.
@@ -66,7 +64,7 @@ def find_profile(name: str) -> Profile:
     raise InputError(f"unknown device {name!r}: choose {', '.join(profile_names())}")
 
 
-def add_profile(profile: Profile) -> Path:
+def add_profile(profile: DeviceProfile) -> Path:
     """Keep it among the user's own. Raises InputError if it cannot be written."""
     path = own_folder() / f"{profile.name}.toml"
     try:
@@ -77,7 +75,7 @@ def add_profile(profile: Profile) -> Path:
     return path
 
 
-def describe_host() -> Profile:
+def describe_host() -> DeviceProfile:
     """This device as the system describes it, nothing measured."""
     from edge.devices.host import probe_host
 
@@ -85,7 +83,7 @@ def describe_host() -> Profile:
     sizes = {"memory": host.memory} | {
         name: host.caches[level] for name, level in (("l1d", "L1d"), ("l2", "L2"), ("l3", "L3")) if level in host.caches
     }
-    return Profile(
+    return DeviceProfile(
         name=HOST,
         description=processor().name,
         machine=host.machine,
@@ -105,7 +103,7 @@ def host_power() -> Power:
     return read_profile(_FOLDER / f"{generic}.toml").power or Power()
 
 
-def _probed_host() -> Profile | None:
+def _probed_host() -> DeviceProfile | None:
     """None if this host was never probed, or the profile is of another: settings travel between machines. Or if it
     is damaged, which is said: nothing that runs needs it."""
     if HOST not in _names(own_folder()):
@@ -130,7 +128,7 @@ def _names(folder: Path) -> set[str]:
         return set()
 
 
-def _read(name: str, folder: Path) -> Profile:
+def _read(name: str, folder: Path) -> DeviceProfile:
     """It is what its file is called: otherwise one device would be taken for another."""
     path = folder / f"{name}.toml"
     with suppress(OSError):  # which read_profile explains

@@ -27,7 +27,7 @@ from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig, KVCache, KVState
 from edge.model.model import Model, open_model
 from edge.storage import cache
-from edge.storage.completion import stamp_path
+from edge.storage.completion import record_path
 from edge.types import FloatArray, IntArray
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -149,7 +149,7 @@ def copy_kernels(folder: Path) -> None:
     """Put the compiled passes that were used last into another cache folder: to compile them again takes long."""
     (folder / "kernels").mkdir(parents=True, mode=0o700)
     for entry in cache.entries("kernels")[:10]:
-        for path in (entry.path, stamp_path(entry.path)):
+        for path in (entry.path, record_path(entry.path)):
             shutil.copy2(path, folder / "kernels")
 
 

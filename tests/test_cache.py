@@ -22,7 +22,7 @@ from edge.cli.hint import suggest_tuning
 from edge.devices.paging import measure_paging
 from edge.errors import CacheError, InputError
 from edge.prediction import history
-from edge.storage.cache import KINDS, clear, create, entries, find, lock
+from edge.storage.cache import ENTRY_KINDS, clear, create, entries, find, lock
 
 KEY, OTHER, THIRD = "00" * 16, "a1" * 16, "b2" * 16
 TWO_DAYS = 2 * 86_400
@@ -50,7 +50,7 @@ def make_half(exception: type[BaseException]) -> None:
         raise exception
 
 
-def stamp_of(path: Path) -> Path:
+def record_of(path: Path) -> Path:
     return path.with_name(path.name + ".ok")
 
 
@@ -158,7 +158,7 @@ def test_the_root_is_private_whoever_makes_it(first: str, tmp_path: Path, monkey
 @pytest.mark.parametrize("what", ["root", "kind"])
 @pytest.mark.parametrize("mode", [0o777, 0o722, 0o702])
 def test_a_folder_that_others_may_write_is_refused(folder: Path, what: str, mode: int) -> None:
-    """Its files would run: a stamp can be made by anyone."""
+    """Its files would run: a record can be made by anyone."""
     make()
     bad = folder if what == "root" else folder / "weights"
     bad.chmod(mode)
@@ -173,7 +173,7 @@ def test_a_folder_that_others_may_write_is_refused(folder: Path, what: str, mode
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root gives files away")
 def test_what_another_user_owns_is_not_handed_out(folder: Path) -> None:
     path = make()
-    for each in (path, stamp_of(path)):
+    for each in (path, record_of(path)):
         os.chown(each, 4321, 4321)
         assert find("weights", KEY, ".bin") is None
         assert files(folder) == []  # the folder is ours, so its place is free for an entry of our own
@@ -184,10 +184,10 @@ def test_what_another_user_owns_is_not_handed_out(folder: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no modes")
-@pytest.mark.parametrize("which", ["file", "stamp"])
+@pytest.mark.parametrize("which", ["file", "record"])
 def test_an_entry_that_others_may_write_is_not_handed_out(folder: Path, which: str) -> None:
     path = make()
-    (path if which == "file" else stamp_of(path)).chmod(0o666)
+    (path if which == "file" else record_of(path)).chmod(0o666)
     assert find("weights", KEY, ".bin") is None
     assert files(folder) == []
 
@@ -232,19 +232,19 @@ def test_a_flipped_byte_is_damage(folder: Path, restore_time: bool) -> None:
         b'{"size": 10, "mtime_ns": 0, "ctime_ns": 0, "crc32": 0, "about": "", "more": 1}',
     ],
 )
-def test_without_a_good_stamp_nothing_is_trusted(folder: Path, garbage: bytes | None) -> None:
-    stamp = stamp_of(make())
+def test_without_a_good_record_nothing_is_trusted(folder: Path, garbage: bytes | None) -> None:
+    record = record_of(make())
     if garbage is None:
-        stamp.unlink()
+        record.unlink()
     else:
-        stamp.write_bytes(garbage)
+        record.write_bytes(garbage)
     assert find("weights", KEY, ".bin") is None
     assert files(folder) == []
 
 
-def test_a_stamp_too_long_to_be_ours_is_not_read() -> None:
-    stamp = stamp_of(make())
-    stamp.write_bytes(stamp.read_bytes() + b" " * 10_000)
+def test_a_record_too_long_to_be_ours_is_not_read() -> None:
+    record = record_of(make())
+    record.write_bytes(record.read_bytes() + b" " * 10_000)
     assert entries() == []
     assert find("weights", KEY, ".bin") is None
 
@@ -262,10 +262,10 @@ def test_a_copied_folder_is_read_once_and_then_trusted(
     assert find("weights", KEY, ".bin") == expected
 
 
-@pytest.mark.parametrize("which", ["file", "stamp"])
+@pytest.mark.parametrize("which", ["file", "record"])
 def test_links_are_not_followed(folder: Path, which: str) -> None:
     path = make()
-    linked = path if which == "file" else stamp_of(path)
+    linked = path if which == "file" else record_of(path)
     outside = folder.with_name("outside")
     linked.rename(outside)
     linked.symlink_to(outside)
@@ -333,13 +333,13 @@ def test_what_a_killed_process_left_is_swept_by_the_next(folder: Path) -> None:
     ours.touch()
     foreign = temporary.with_name("notes.txt")
     foreign.touch()
-    unstamped = temporary.with_name(f"{THIRD}.bin")
-    unstamped.touch()
+    unrecorded = temporary.with_name(f"{THIRD}.bin")
+    unrecorded.touch()
     assert entries() == []
     make()
     assert not temporary.exists()
-    assert all(path.exists() for path in (lock_file, unstamped))
-    for path in (lock_file, ours, foreign, unstamped):
+    assert all(path.exists() for path in (lock_file, unrecorded))
+    for path in (lock_file, ours, foreign, unrecorded):
         age(path, TWO_DAYS)
     make()
     assert files(folder) == sorted([ours.name, f"{KEY}.bin", f"{KEY}.bin.ok", "notes.txt"])
@@ -347,8 +347,8 @@ def test_what_a_killed_process_left_is_swept_by_the_next(folder: Path) -> None:
 
 def test_the_least_recently_used_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = make(KEY), make(OTHER)
-    age(stamp_of(first), 300)
-    age(stamp_of(second), 200)
+    age(record_of(first), 300)
+    age(record_of(second), 200)
     assert [entry.key for entry in entries()] == [OTHER, KEY]
     assert find("weights", KEY, ".bin") == first  # a use
     assert [entry.key for entry in entries()] == [KEY, OTHER]
@@ -377,8 +377,8 @@ def test_clear_removes_one_kind_or_all(folder: Path) -> None:
         temporary.write_bytes(b"abc")
     assert clear("kernels") == (1, 3)
     assert [entry.kind for entry in entries()] == ["weights"]
-    unstamped = folder / "weights" / f"{OTHER}.bin"
-    unstamped.write_bytes(b"12345")
+    unrecorded = folder / "weights" / f"{OTHER}.bin"
+    unrecorded.write_bytes(b"12345")
     assert clear() == (1, 15)
     assert files(folder) == []
     assert clear() == (0, 0)
@@ -563,7 +563,7 @@ def test_command_list_and_clear(folder: Path) -> None:
     ("args", "environment", "says"),
     [
         ((), {}, "Missing command"),
-        (("clear", "--kind", "models"), {}, f"choose {', '.join(KINDS)}"),
+        (("clear", "--kind", "models"), {}, f"choose {', '.join(ENTRY_KINDS)}"),
         (("list",), {"EDGE_CACHE_LIMIT": "lots"}, "EDGE_CACHE_LIMIT 'lots' is not understood"),
         (("list", "--magic"), {}, "see edge cache --help"),
     ],

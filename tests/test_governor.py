@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from edge.run.governor import Limits, Sample, State, Stop, affordable, decide
+from edge.run.governor import RunLimits, Sample, State, Stop, affordable, decide
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Device:
         return Sample(self.time, self.joules * random.uniform(1 - self.noise / 10, 1), None, float(shown))
 
 
-def run(device: Device, limits: Limits, seconds: float, seed: int = 0) -> Stop | None:
+def run(device: Device, limits: RunLimits, seconds: float, seed: int = 0) -> Stop | None:
     """Steps and pauses as they are decided. Why it stopped, None if it did not."""
     chance, state = random.Random(seed), State(Sample(0.0, 0.0))
     while device.time < seconds:
@@ -72,7 +72,7 @@ PHONES = [
 def test_heat_is_held_at_nine_tenths_of_the_best_speed(limit: float, device: Device, step: float) -> None:
     """The best: full speed until the limit is reached, then just what holds it."""
     device = Device(device.resistance, device.capacity, device.working, device.idle, step, noise=0.3)
-    assert run(device, Limits(celsius=limit), 300) is None
+    assert run(device, RunLimits(celsius=limit), 300) is None
     assert device.hottest <= limit + 0.5  # half of what a sensor shows
     at_last = device.surroundings + device.working * device.resistance
     alone = math.log((at_last - device.surroundings) / (at_last - limit)) * device.resistance * device.capacity
@@ -85,7 +85,7 @@ def test_heat_is_held_at_nine_tenths_of_the_best_speed(limit: float, device: Dev
 @pytest.mark.parametrize(("power", "idle"), [(2.0, 0.2), (4.0, 1.0), (7.5, 1.0)])
 def test_power_is_held_at_nine_tenths_of_the_best_speed(power: float, idle: float, seed: int) -> None:
     device = Device(1, 100, 8.0, idle)
-    assert run(device, Limits(power=power), 60, seed) is None
+    assert run(device, RunLimits(power=power), 60, seed) is None
     assert device.joules <= power * (device.time + 1)
     best = 60 * (power - idle) / (device.working - idle) / device.step
     assert device.steps >= 0.9 * best
@@ -93,13 +93,13 @@ def test_power_is_held_at_nine_tenths_of_the_best_speed(power: float, idle: floa
 
 def test_a_device_that_draws_more_at_rest_stops() -> None:
     device = Device(1, 100, 8.0, 3.0)
-    assert run(device, Limits(power=2.0), 60) == "power"
+    assert run(device, RunLimits(power=2.0), 60) == "power"
     assert device.time < 12
 
 
 def test_a_device_that_is_too_hot_at_rest_stops() -> None:
     device = Device(10, 2, 8.0, 5.0)
-    assert run(device, Limits(celsius=50), 600) == "thermal"
+    assert run(device, RunLimits(celsius=50), 600) == "thermal"
     assert device.time < 120
 
 
@@ -110,7 +110,7 @@ def test_energy_is_never_passed_by_more_than_a_token(seed: int) -> None:
     while True:
         token = chance.uniform(0.5, 1.5) * 0.03
         joules, time, dearest = joules + token, time + 0.01, max(dearest, token)
-        decision, state = decide(Limits(energy=2.0), state, Sample(time, joules), 1)
+        decision, state = decide(RunLimits(energy=2.0), state, Sample(time, joules), 1)
         if decision.stop:
             break
     assert decision.stop == "energy"
@@ -122,7 +122,7 @@ def test_a_prompt_passes_its_time_by_little(seed: int) -> None:
     """At a pace that varies by a third, not by the time that a whole chunk takes."""
     chance = random.Random(seed)
     pace, deadline = chance.uniform(0.001, 1.0), chance.uniform(0.1, 60.0)
-    limits, state, time, ran = Limits(deadline=deadline), State(Sample(0.0)), 0.0, 0
+    limits, state, time, ran = RunLimits(deadline=deadline), State(Sample(0.0)), 0.0, 0
     while not decide(limits, state, Sample(time), 0)[0].stop:
         count = affordable(limits, state, 512, time, 0.0)
         time, ran = time + count * pace * chance.uniform(1.0, 1.3), ran + count
@@ -136,7 +136,7 @@ def test_a_prompt_passes_its_energy_by_no_more_than_a_token(seed: int) -> None:
     """A pass costs something for the weights and something for each token; either may be disturbed up to two times."""
     chance = random.Random(seed)
     fixed, each = chance.uniform(0.0, 0.2), chance.uniform(0.001, 0.05)
-    limits = Limits(energy=chance.uniform(0.05, 20.0))
+    limits = RunLimits(energy=chance.uniform(0.05, 20.0))
     assert limits.energy is not None
     state, time, spent, ran, passes, token = State(Sample(0.0, 0.0)), 0.0, 0.0, 0, 0, 0.0
     while count := affordable(limits, state, 512, time, spent):
@@ -156,18 +156,18 @@ def test_a_prompt_passes_its_energy_by_no_more_than_a_token(seed: int) -> None:
 def test_a_device_that_is_much_too_hot_at_first_cools_down_and_goes_on(start: float) -> None:
     device = Device(8, 10, 8, 1)
     device.celsius = start
-    assert run(device, Limits(celsius=50), 300) is None
+    assert run(device, RunLimits(celsius=50), 300) is None
     assert device.celsius <= 50.5
     assert device.steps > 500
 
 
 def test_a_device_that_is_too_hot_at_first_slows_down_at_once() -> None:
-    decision, _ = decide(Limits(celsius=50), State(Sample(0.0)), Sample(0.3, celsius=55.0), 1)
+    decision, _ = decide(RunLimits(celsius=50), State(Sample(0.0)), Sample(0.3, celsius=55.0), 1)
     assert decision.pause > 0
 
 
 def test_a_thermometer_that_vanishes_leaves_the_pace() -> None:
-    limits, state, time = Limits(celsius=50), State(Sample(0.0)), 0.0
+    limits, state, time = RunLimits(celsius=50), State(Sample(0.0)), 0.0
     for _ in range(500):
         time += 0.1
         _, state = decide(limits, state, Sample(time, celsius=51.5), 1)
@@ -189,7 +189,7 @@ def test_a_gauge_that_moves_in_steps_is_passed_by_one_step_at_most(every: int, s
         spent += chance.uniform(0.5, 1.5) * 0.01
         if number % every == 0:
             step, shown = spent - shown, spent
-        decision, state = decide(Limits(energy=2.0), state, Sample(number * 0.01, shown), 1)
+        decision, state = decide(RunLimits(energy=2.0), state, Sample(number * 0.01, shown), 1)
         if decision.stop:
             break
     assert decision.stop == "energy"
@@ -201,7 +201,7 @@ def test_a_gauge_that_jumps_once_is_forgotten() -> None:
     state = State(Sample(0.0, 0.0))
     for number in range(1, 200):
         joules = number * 0.01 + (5.0 if number > 20 else 0.0)
-        decision, state = decide(Limits(energy=12.0), state, Sample(number * 0.01, joules), 1)
+        decision, state = decide(RunLimits(energy=12.0), state, Sample(number * 0.01, joules), 1)
         assert decision.stop is None
     assert state.token == pytest.approx(0.01)
 
@@ -216,7 +216,7 @@ def test_power_is_held_on_a_battery_that_dies(power: float) -> None:
         device.spend(device.step, device.working)
         tokens = 1
         while True:
-            decision, state = decide(Limits(power=power), state, device.sample(chance), tokens)
+            decision, state = decide(RunLimits(power=power), state, device.sample(chance), tokens)
             assert decision.stop is None
             if not decision.pause:
                 break
@@ -230,12 +230,12 @@ def test_a_meter_that_vanishes_leaves_what_was_spent() -> None:
     state = State(Sample(0.0, 0.0))
     for number in range(1, 100):
         joules = number * 0.02 if number <= 50 else None
-        decision, state = decide(Limits(energy=2.0, power=5.0), state, Sample(number * 0.01, joules), 1)
+        decision, state = decide(RunLimits(energy=2.0, power=5.0), state, Sample(number * 0.01, joules), 1)
         assert decision.stop is None
     assert (state.last.joules, state.token) == (1.0, pytest.approx(0.02))
 
 
 def test_readings_that_go_backwards_spend_nothing() -> None:
     state = State(Sample(0.0, 5.0))
-    decision, state = decide(Limits(energy=6.0, power=1.0), state, Sample(1.0, 4.0), 1)
+    decision, state = decide(RunLimits(energy=6.0, power=1.0), state, Sample(1.0, 4.0), 1)
     assert (decision.stop, state.token, state.last.joules) == (None, 0.0, 4.0)

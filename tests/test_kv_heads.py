@@ -27,7 +27,7 @@ from edge.kv import KVView, make_policy
 from edge.kv.policy import EVERY, Needs
 from edge.model.architectures.angles import find_angles
 from edge.model.model import Model, open_model
-from edge.run.eviction import keep_heads, look, queries_to_observe
+from edge.run.eviction import keep_heads, queries_to_observe, view_for
 from edge.run.session import Session, load
 from edge.types import AnyArray, FloatArray, IntArray
 
@@ -681,7 +681,7 @@ def test_an_eviction_takes_no_more_than_was_counted(
     tracemalloc.start()
     try:
         base = tracemalloc.get_traced_memory()[0]
-        chosen = make_policy(policy).rows_to_keep(look(engine.kv, needs), rows * 7 // 8)
+        chosen = make_policy(policy).rows_to_keep(view_for(engine.kv, needs), rows * 7 // 8)
         keep_heads(engine.kv, chosen, context=rows, forget=needs.queries > 0)
         peak = tracemalloc.get_traced_memory()[1] - base
     finally:

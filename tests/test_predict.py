@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from edge.backends import backend_names
 from edge.backends.base import EngineConfig, Footprint
 from edge.cli.commands import app
-from edge.devices.profile import Cluster, Figure, Power, Profile
+from edge.devices.profile import Cluster, DeviceProfile, Figure, Power
 from edge.devices.profile_file import write_profile
 from edge.plan import Plan, PlanBytes
 from edge.prediction.efficiency import efficiency_of, weight_shares
@@ -35,9 +35,9 @@ POWER = Power(2.0, 1.0, 100.0, "x")
 SETTING = Setting("cpu", "m", "tvm", "f16", 4)
 
 
-def device(name: str = "x", **values: float) -> Profile:
+def device(name: str = "x", **values: float) -> DeviceProfile:
     figures = {each: Figure(value, "measured", "test") for each, value in values.items()}
-    return Profile(name, "x", "x86_64", clusters=(Cluster("core", 4, "test"),), figures=figures)
+    return DeviceProfile(name, "x", "x86_64", clusters=(Cluster("core", 4, "test"),), figures=figures)
 
 
 KNOWN = device(read_bandwidth=10e9, f32_flops=50e9, core_watts=2.0, idle_watts=1.0, dram_pj_per_byte=100.0)

@@ -18,7 +18,7 @@ import edge
 from edge.devices.pressure import Pressure, read_pressure
 from edge.errors import BudgetError, InputError
 from edge.prompt_cache.cache import PromptCache
-from edge.run.governor import Limits, Memory, Sample, State, decide
+from edge.run.governor import MemoryReading, RunLimits, Sample, State, decide
 from edge.run.session import Session, load
 from edge.types import IntArray
 
@@ -68,12 +68,12 @@ def test_pressure_that_makes_no_sense(tmp_path: Path, text: str) -> None:
 # What is decided
 
 
-def given_back(memories: list[Memory], every: float = 0.5) -> list[int]:
+def given_back(memories: list[MemoryReading], every: float = 0.5) -> list[int]:
     """What decisions over these readings give back, which is at once."""
     state, gone, gave = State(Sample(0.0)), 0, []
     for number, memory in enumerate(memories, start=1):
         memory = replace(memory, needed=memory.needed - gone, spare=max(0, memory.spare - gone))
-        decision, state = decide(Limits(), state, Sample(number * every, memory=memory), 1)
+        decision, state = decide(RunLimits(), state, Sample(number * every, memory=memory), 1)
         assert decision.give <= memory.spare
         gave.append(decision.give)
         gone += decision.give
@@ -82,7 +82,9 @@ def given_back(memories: list[Memory], every: float = 0.5) -> list[int]:
     return gave
 
 
-CALM = Memory(needed=200 * MIB, spare=100 * MIB, private=90 * MIB, limit=300 * MIB, available=400 * MIB, stalled=0.0)
+CALM = MemoryReading(
+    needed=200 * MIB, spare=100 * MIB, private=90 * MIB, limit=300 * MIB, available=400 * MIB, stalled=0.0
+)
 
 
 def test_nothing_is_given_back_without_need() -> None:
@@ -138,7 +140,7 @@ def test_pressure_alone_never_stops() -> None:
 @given(
     st.lists(
         st.builds(
-            Memory,
+            MemoryReading,
             needed=st.just(200 * MIB),
             spare=st.just(100 * MIB),
             private=st.integers(0, 200 * MIB),
@@ -149,7 +151,7 @@ def test_pressure_alone_never_stops() -> None:
         max_size=60,
     )
 )
-def test_what_is_given_back_suffices_and_is_no_more_than_there_is(trace: list[Memory]) -> None:
+def test_what_is_given_back_suffices_and_is_no_more_than_there_is(trace: list[MemoryReading]) -> None:
     gave = [each for each in given_back(trace) if each >= 0]
     assert sum(gave) <= 100 * MIB
     limits = [memory.limit for memory in trace[: len(gave)] if memory.limit is not None]

@@ -27,7 +27,7 @@ from edge.devices.integer_products import missing
 from edge.devices.output import check_file, check_writable, write_whole
 from edge.devices.power.estimate import Estimate
 from edge.devices.probe import best_rate, probe_profile
-from edge.devices.profile import BUS_SHARE, FIGURES, KINDS, Cluster, Figure, Profile
+from edge.devices.profile import BUS_SHARE, FIGURE_KINDS, FIGURES, Cluster, DeviceProfile, Figure
 from edge.devices.profile_file import read_profile, to_toml, write_profile
 from edge.devices.profiles import HOST, add_profile, find_profile, host_power, own_folder, profile_names
 from edge.errors import InputError
@@ -60,7 +60,7 @@ def test_every_figure_has_a_source(name: str) -> None:
     for each in [*profile.figures.values(), *profile.clusters]:
         said_so = each.source == "edge" and isinstance(each, Figure) and each.kind == "assumed" and each.note
         assert each.source.startswith("https://") or said_so
-    assert all(figure.kind in KINDS for figure in profile.figures.values())
+    assert all(figure.kind in FIGURE_KINDS for figure in profile.figures.values())
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -78,9 +78,9 @@ def test_figures_are_what_devices_can_have(name: str) -> None:
 # What follows from figures
 
 
-def with_figures(**values: float) -> Profile:
+def with_figures(**values: float) -> DeviceProfile:
     figures = {name: Figure(value, "measured", "test") for name, value in values.items()}
-    return Profile("x", "x", "x86_64", figures=figures, clusters=(Cluster("core", 4, "test"),))
+    return DeviceProfile("x", "x", "x86_64", figures=figures, clusters=(Cluster("core", 4, "test"),))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_bandwidth_follows_from_what_is_known(
 
 
 def test_what_is_unknown_stays_unknown() -> None:
-    profile = Profile("x", "x", "x86_64")
+    profile = DeviceProfile("x", "x", "x86_64")
     assert (profile.bandwidth(2), profile.flops(2), profile.power, profile.cores, profile.memory) == (None,) * 5
     assert with_figures(idle_watts=3.0).power is None
 
@@ -127,10 +127,15 @@ def test_what_a_maker_says_of_bytes_is_not_what_cores_were_measured_to_do() -> N
 
 words = st.text(st.characters(min_codepoint=32, max_codepoint=0x2FFF, exclude_categories=["C", "Z"]), min_size=1)
 figures = st.builds(
-    Figure, st.floats(1e-3, 1e15), st.sampled_from(KINDS), words, st.just("") | words, st.none() | st.integers(1, 64)
+    Figure,
+    st.floats(1e-3, 1e15),
+    st.sampled_from(FIGURE_KINDS),
+    words,
+    st.just("") | words,
+    st.none() | st.integers(1, 64),
 )
 profile_values = st.builds(
-    Profile,
+    DeviceProfile,
     name=st.from_regex(r"[a-z]{1,8}(-[0-9a-z]{1,5})?", fullmatch=True),
     description=words,
     machine=words,
@@ -144,13 +149,13 @@ profile_values = st.builds(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(profile=profile_values)
-def test_what_is_written_is_read_back(tmp_path: Path, profile: Profile) -> None:
+def test_what_is_written_is_read_back(tmp_path: Path, profile: DeviceProfile) -> None:
     write_profile(profile, tmp_path / "x.toml")
     assert read_profile(tmp_path / "x.toml") == profile
 
 
 GOOD = to_toml(
-    Profile("my-phone", "mine", "aarch64", figures={"core_watts": Figure(2.5, "measured", "a meter")},
+    DeviceProfile("my-phone", "mine", "aarch64", figures={"core_watts": Figure(2.5, "measured", "a meter")},
             clusters=(Cluster("A", 4, "a meter"),))
 )  # fmt: skip
 
@@ -206,7 +211,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         write_profile(read_profile_text(tmp_path, GOOD), tmp_path / "long.toml" / "x.toml")
 
 
-def read_profile_text(folder: Path, text: str) -> Profile:
+def read_profile_text(folder: Path, text: str) -> DeviceProfile:
     (folder / "text.toml").write_text(text)
     return read_profile(folder / "text.toml")
 

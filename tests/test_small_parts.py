@@ -16,7 +16,7 @@ from edge.devices.power.base import Reading
 from edge.errors import EdgeError, InputError, MissingExtraError, UnsupportedError
 from edge.model import catalog
 from edge.model.catalog import PACKAGED, PackagedModel, find_model
-from edge.run.governor import Limits
+from edge.run.governor import RunLimits
 from edge.run.meters import Watch
 from edge.run.stop_strings import StopStrings
 
@@ -256,7 +256,7 @@ class Fakes:
 
 
 def watch(fakes: Fakes, deadline: float | None, memory: int | None) -> Watch:
-    limits = Limits(deadline=deadline, memory=memory)
+    limits = RunLimits(deadline=deadline, memory=memory)
     return Watch(limits, AppMeter(), clock=fakes.clock, read_peak=fakes.read_peak)
 
 
@@ -304,8 +304,8 @@ def test_time_comes_before_memory() -> None:
 
 
 def test_the_real_memory_is_read() -> None:
-    assert Watch(Limits(memory=1), AppMeter()).stop_reason() == "memory"
-    assert Watch(Limits(memory=1 << 50), AppMeter()).stop_reason() is None
+    assert Watch(RunLimits(memory=1), AppMeter()).stop_reason() == "memory"
+    assert Watch(RunLimits(memory=1 << 50), AppMeter()).stop_reason() is None
 
 
 # The catalog

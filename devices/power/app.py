@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from edge.devices.power.base import Kind, Reading, Scope, Unavailable
+from edge.devices.power.base import MeterKind, Reading, Scope, Unavailable
 
 
 class AppCounter:
@@ -13,7 +13,7 @@ class AppCounter:
 
     Raises Unavailable at once if it cannot be read, or shows no number."""
 
-    kind: Kind = "counter"
+    kind: MeterKind = "counter"
 
     def __init__(self, joules: Callable[[], float], source: str = "app", scope: Scope = "device") -> None:
         self.source, self.scope = source, scope

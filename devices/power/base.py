@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-Kind = Literal["counter", "integrated", "estimate"]
+MeterKind = Literal["counter", "integrated", "estimate"]
 """counter: the device counts joules. integrated: it tells watts, summed over time. estimate: nothing is measured."""
 
 Scope = Literal["device", "package", "process"]
@@ -20,7 +20,7 @@ class Reading:
     joules: float
     watts: float | None
     source: str
-    kind: Kind
+    kind: MeterKind
     scope: Scope
     samples: int
 
@@ -33,7 +33,7 @@ class Meter(Protocol):
     """`read` raises Unavailable once the sensor has vanished or no longer tells."""
 
     source: str
-    kind: Kind
+    kind: MeterKind
     scope: Scope
 
     def read(self) -> Reading: ...

@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from edge.devices.power.base import Kind, Reading, Scope
-from edge.devices.profiles import Power
+from edge.devices.power.base import MeterKind, Reading, Scope
+from edge.devices.profile import Power
 
 _PICO = 1e-12
 
 
 class Estimate:
-    kind: Kind = "estimate"
+    kind: MeterKind = "estimate"
     scope: Scope = "process"
 
     def __init__(

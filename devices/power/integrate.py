@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from edge.devices.power.base import Kind, Reading, Scope
+from edge.devices.power.base import MeterKind, Reading, Scope
 
 
 class Integrated:
     """watts: reads the sensor; raises Unavailable when it no longer tells."""
 
-    kind: Kind = "integrated"
+    kind: MeterKind = "integrated"
 
     def __init__(
         self, source: str, scope: Scope, watts: Callable[[], float], clock: Callable[[], float] = time.monotonic

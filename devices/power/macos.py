@@ -6,7 +6,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from edge.devices.power.base import Kind, Reading, Scope, Unavailable
+from edge.devices.power.base import MeterKind, Reading, Scope, Unavailable
 
 _MILLI = 1e-3
 _PARTS = ("cpu_total_mj", "dram_mj", "gpu_mj", "ane_mj")
@@ -16,7 +16,7 @@ class AppleSilicon:
     """Windows of the library end when they are read, so each reading opens the next."""
 
     source = "Apple energy counters"
-    kind: Kind = "counter"
+    kind: MeterKind = "counter"
     scope: Scope = "package"
 
     def __init__(self, monitor: Any) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from edge.devices.power.base import Kind, Reading, Scope, Unavailable
+from edge.devices.power.base import MeterKind, Reading, Scope, Unavailable
 
 _MILLI = 1e-3
 
 
 class Nvml:
     source = "NVML"
-    kind: Kind = "counter"
+    kind: MeterKind = "counter"
     scope: Scope = "package"
 
     def __init__(self, library: Any, card: Any) -> None:

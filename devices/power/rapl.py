@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge.devices.power.base import Kind, Reading, Scope, Unavailable, read_number
+from edge.devices.power.base import MeterKind, Reading, Scope, Unavailable, read_number
 
 _MICRO = 1e-6
 
@@ -24,7 +24,7 @@ class Rapl:
     """Packages only: cores and memory controllers are parts of them, and would be counted twice."""
 
     source = "RAPL"
-    kind: Kind = "counter"
+    kind: MeterKind = "counter"
     scope: Scope = "package"
 
     def __init__(self, packages: list[_Package]) -> None:

@@ -15,7 +15,7 @@ from edge.cli.show import print_json, table
 from edge.errors import InputError
 
 if TYPE_CHECKING:
-    from edge.storage.cache import Kind
+    from edge.storage.cache import EntryKind
 
 _HISTORY = "history"  # of runs: one file, that no stamp vouches for
 
@@ -100,14 +100,14 @@ def add(
         print(f"this CPU has {isa}, which is better: EDGE_ISA={design.target.name} makes use of what was added")
 
 
-def _kind(name: str) -> Kind:
+def _kind(name: str) -> EntryKind:
     """Raises InputError."""
-    from edge.storage.cache import KINDS
+    from edge.storage.cache import ENTRY_KINDS
 
-    for kind in KINDS:
+    for kind in ENTRY_KINDS:
         if kind == name:
             return kind
-    raise InputError(f"unknown kind {name!r}: choose {', '.join((*KINDS, _HISTORY))}")
+    raise InputError(f"unknown kind {name!r}: choose {', '.join((*ENTRY_KINDS, _HISTORY))}")
 
 
 def _moment(seconds: float) -> datetime:

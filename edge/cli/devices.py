@@ -14,7 +14,7 @@ from edge.cli import options as o
 from edge.cli.show import note, print_json, progress, table
 
 if TYPE_CHECKING:
-    from edge.devices.profile import Profile
+    from edge.devices.profile import DeviceProfile
 
 devices = typer.Typer(help="This device, its sensors, and the devices known by name.")
 
@@ -224,11 +224,11 @@ def sensors(json: o.Json = False) -> None:
     print("\n" + (table(["heat", "now", ""], rows, 3) if hot else "no temperatures in /sys/class/thermal"))
 
 
-def _as_json(profile: Profile) -> dict[str, object]:
+def _as_json(profile: DeviceProfile) -> dict[str, object]:
     return asdict(profile) | {"cores": profile.cores, "memory": profile.memory}
 
 
-def _own_code(profile: Profile) -> str:
+def _own_code(profile: DeviceProfile) -> str:
     """What edge compile makes of a profile that names no instruction set."""
     from edge.devices.profiles import HOST
 

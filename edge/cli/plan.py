@@ -13,7 +13,7 @@ from edge.cli.show import print_json, table
 
 if TYPE_CHECKING:
     from edge.budget import Budget
-    from edge.devices.profile import Figure, Profile
+    from edge.devices.profile import DeviceProfile, Figure
     from edge.model.model import Model
     from edge.plan import Plan, PlanRequest
     from edge.prediction.predict import Guess, Prediction, Wanted
@@ -115,7 +115,7 @@ def plan(
         print(line)
 
 
-def _make(opened: Model, profile: Profile, backend: str, request: PlanRequest, budget: Budget) -> Plan:
+def _make(opened: Model, profile: DeviceProfile, backend: str, request: PlanRequest, budget: Budget) -> Plan:
     from edge.backends import backend_elsewhere, find_backend
     from edge.devices.memory import MemoryLimit
     from edge.devices.profiles import HOST
@@ -140,7 +140,7 @@ def _make(opened: Model, profile: Profile, backend: str, request: PlanRequest, b
 
 
 def _predict(
-    opened: Model, made: Plan, profile: Profile, wanted: Wanted, prepared: float, streaming_s: float | None
+    opened: Model, made: Plan, profile: DeviceProfile, wanted: Wanted, prepared: float, streaming_s: float | None
 ) -> Prediction:
     """On this device by earlier runs and by the meter that runs would have; elsewhere by the profile alone."""
     from edge.devices.power import find_meter
@@ -159,7 +159,7 @@ def _predict(
     return predict(opened.spec, made, profile, wanted, runs, power, streaming_s, meter.source)
 
 
-def _without_watts(profile: Profile) -> dict[str, Figure]:
+def _without_watts(profile: DeviceProfile) -> dict[str, Figure]:
     return {name: figure for name, figure in profile.figures.items() if name != "core_watts"}
 
 

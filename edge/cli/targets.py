@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge.devices.profile import Profile
+from edge.devices.profile import DeviceProfile
 from edge.errors import InputError, UnsupportedError
 
 _MACHINES = {  # as systems call them, and as compilers do; None: no code is made for it
@@ -27,7 +27,7 @@ def own_isa() -> str | None:
         return None
 
 
-def check_processor(profile: Profile) -> None:
+def check_processor(profile: DeviceProfile) -> None:
     """Raises InputError for a machine, an isa or (where TVM is installed) a cpu that is unknown, or not that
     machine's."""
     from edge.backends.tvm.compiler.compiled import is_installed

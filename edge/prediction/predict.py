@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from edge.backends.base import Footprint
-from edge.devices.profile import Power, Profile
+from edge.devices.profile import DeviceProfile, Power
 from edge.devices.profiles import HOST
 from edge.model.spec import ModelSpec
 from edge.plan import Plan
@@ -93,8 +93,8 @@ class _Line:
 
 
 def predict(
-    spec: ModelSpec, plan: Plan, device: Profile, wanted: Wanted, runs: Sequence[Run] = (), power: Power | None = None,
-    streaming_s: float | None = 0.0, meter: str | None = None,
+    spec: ModelSpec, plan: Plan, device: DeviceProfile, wanted: Wanted, runs: Sequence[Run] = (),
+    power: Power | None = None, streaming_s: float | None = 0.0, meter: str | None = None,
 ) -> Prediction:  # fmt: skip
     """runs: earlier ones of the same setting on this device, if it is this one. power: instead of the profile's.
     streaming_s: what streamed weights add to a pass (`edge.prediction.work`); None: nobody knows, nor therefore
@@ -147,7 +147,7 @@ class _Roof:
     streaming_s: float
 
     @classmethod
-    def of(cls, spec: ModelSpec, plan: Plan, device: Profile, streaming_s: float) -> _Roof:
+    def of(cls, spec: ModelSpec, plan: Plan, device: DeviceProfile, streaming_s: float) -> _Roof:
         threads = plan.config.threads
         bandwidth = device.bandwidth(threads)
         here = device.name == HOST
@@ -345,7 +345,7 @@ def _limited(wanted: Wanted, points: Sequence[Decode], power: Power | None) -> G
     return Guess(points[0].tok_s.value * max(0.0, share), drawn.source)  # 0: it draws more even while it waits
 
 
-def _basis(device: Profile, threads: int, predicted: Sequence[_Line | Guess | None]) -> list[str]:
+def _basis(device: DeviceProfile, threads: int, predicted: Sequence[_Line | Guess | None]) -> list[str]:
     """Nothing, where all was measured earlier."""
     bandwidth, flops = device.bandwidth(threads), device.figures.get("f32_flops")
     if not any(each and each.source.startswith("estimated") for each in predicted) or bandwidth is None:
@@ -357,7 +357,7 @@ def _basis(device: Profile, threads: int, predicted: Sequence[_Line | Guess | No
 
 
 def _unknown(
-    device: Profile, line: _Line | None, prefill: Guess | None, cost: _Cost | None, *, streams: bool
+    device: DeviceProfile, line: _Line | None, prefill: Guess | None, cost: _Cost | None, *, streams: bool
 ) -> list[str]:
     here = device.name == HOST
     todo = ": edge devices probe measures it" if here else ""

@@ -1,4 +1,4 @@
-"""Between policies and engines: what a policy sees of a cache, when it has to be observed, how its choice is kept."""
+"""Between policies and engines: a policy's view of a cache, when to observe attention, and how to apply its choice."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from edge.kv.policy import EVERY, KVView, Needs
 from edge.types import IntArray
 
 
-def look(kv: KVCache, needs: Needs, incoming: int = 0) -> KVView:
-    """The rows in use, with no more than the policy needs, before an eviction that leaves room for `incoming` more."""
+def view_for(kv: KVCache, needs: Needs, incoming: int = 0) -> KVView:
+    """The rows in use, before an eviction that leaves room for `incoming` more, with what the policy needs."""
     if not needs.looks:
         return KVView(kv.length)
     heads = cast(HeadKVCache, kv)
@@ -32,10 +32,10 @@ def rows_per_head(kv: KVCache, needs: Needs) -> int:
 
 
 def queries_to_observe(needs: Needs, free: int, incoming: int, upcoming: int) -> int:
-    """How many of the next pass's tokens to observe, so that the policy knows enough at the next eviction.
+    """How many of the next pass's tokens to observe, so that the policy has its scores at the next eviction.
 
-    free: rows before the pass, of which it takes `incoming`; the one after it will want `upcoming`. Observing costs
-    time, so what no eviction follows is not observed.
+    free: rows before the pass, which uses `incoming`; the pass after it will use `upcoming`. Observing takes time, so
+    passes are observed only if an eviction follows.
     """
     if needs.queries == EVERY:
         return incoming
@@ -48,9 +48,9 @@ def observe(engine: Engine, needs: Needs, queries: int) -> None:
 
 
 def keep_heads(kv: KVCache, rows: Sequence[IntArray], context: int, forget: bool) -> None:
-    """Keep rows head by head. forget: attention so far, for policies that look at the last queries only.
+    """Keep rows head by head. forget: clear attention, for policies that use only the last queries.
 
-    Rows keep their positions until those to come before the next eviction would exceed the model's `context`: then all
+    Rows keep their positions until the tokens before the next eviction would exceed the model's `context`. Then all
     gaps are closed at once, which is rare enough to cost nothing.
     """
     heads = cast(HeadKVCache, kv)

@@ -1,4 +1,4 @@
-"""The account of one generation while it lasts, and what its report says of it."""
+"""The state of one generation: what it has used so far, and its report."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from edge.plan import Plan
 from edge.run.meters import Watch
 from edge.run.report import Energy, Memory, RunReport, StopReason, Timings, Tokens
 
-_TELLING = 4  # the first tokens of a prompt cost far more than the others: a quarter of it tells what the rest takes
+_TELLING = 4  # the first tokens of a prompt cost more than the others, so estimates need a quarter of it
 
 
 @dataclass
-class Run:
-    """Times are seconds on `time.perf_counter`, None until they have come. budget: joules, `before` of them
-    spent when it began; time_budget, time_before: seconds likewise."""
+class Generation:
+    """Times are seconds on `time.perf_counter`, None before the event. budget: joules, of which `before` were spent
+    when the generation began; time_budget, time_before: likewise in seconds."""
 
     prompt: Prompt
     started: float
@@ -76,7 +76,7 @@ class Run:
 
 
 def why_unanswered(report: RunReport, budget: Budget) -> str:
-    """Why a budget left no answer, and what would be needed, as far as this run tells."""
+    """Why a budget left no answer, and an estimate of the budget that would suffice."""
     tokens, timings, energy, reason = report.tokens, report.timings, report.energy, report.stop_reason
     estimated = "estimated" if energy.kind == "estimate" else "measured"
     if reason == "time" and timings.budget_s is not None:

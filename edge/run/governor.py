@@ -38,7 +38,7 @@ _FORGET = 0.9  # of the costliest token, at every step: one that was disturbed i
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RunLimits:
     """deadline: seconds on the samples' clock. memory: bytes, peak resident set. energy: joules. power: watts, on
     average over a second or so. celsius: of the hottest sensor. None: no limit."""
 
@@ -50,7 +50,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryReading:
     """Bytes. needed: what this process takes at most, as counted; spare: of these, what it can give back. private: what
     it has and the system cannot reclaim (None: not told). limit: of its cgroups. available: what the system has for it,
     all that it holds included. stalled: see edge.devices.pressure."""
@@ -71,7 +71,7 @@ class Sample:
     joules: float | None = None
     peak: int | None = None
     celsius: float | None = None
-    memory: Memory | None = None
+    memory: MemoryReading | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Decision:
 _GO_ON = Decision()
 
 
-def decide(limits: Limits, state: State, now: Sample, tokens: int) -> tuple[Decision, State]:
+def decide(limits: RunLimits, state: State, now: Sample, tokens: int) -> tuple[Decision, State]:
     """tokens: run since the last sample, or since the last that had joules if this one has; 0: a pause is over."""
     last, elapsed = state.last, now.time - state.last.time
     spent = 0.0 if now.joules is None or last.joules is None else max(0.0, now.joules - last.joules)
@@ -155,7 +155,7 @@ def decide(limits: Limits, state: State, now: Sample, tokens: int) -> tuple[Deci
     return Decision(pause=pause, give=give, cause=cause) if pause or give else _GO_ON, state
 
 
-def affordable(limits: Limits, state: State, tokens: int, now: float, spent: float) -> int:
+def affordable(limits: RunLimits, state: State, tokens: int, now: float, spent: float) -> int:
     """How many of these tokens of a prompt may be run at once, if `spent` joules are gone by the time `now`.
 
     A pass of more tokens than the last one takes no more for each of them, one of fewer no more than the costliest
@@ -184,7 +184,7 @@ def _newest(last: Sample, now: Sample) -> Sample:
     )
 
 
-def _short(state: State, memory: Memory | None) -> int:
+def _short(state: State, memory: MemoryReading | None) -> int:
     if memory is None:
         return state.short
     lacks = memory.available is not None and memory.needed > memory.available
@@ -206,13 +206,13 @@ def _give(state: State, now: Sample, short: int) -> tuple[int, Cause | None]:
     return 0, None
 
 
-def _pause_for_power(limits: Limits, state: State) -> float:
+def _pause_for_power(limits: RunLimits, state: State) -> float:
     if limits.power is None or state.debt <= 0:
         return 0.0
     return state.debt / max(limits.power - state.idle, 0.1 * limits.power)
 
 
-def _duty(limits: Limits, state: State, now: Sample) -> tuple[float, float | None, float]:
+def _duty(limits: RunLimits, state: State, now: Sample) -> tuple[float, float | None, float]:
     """The share of time, the distance to the limit (°C), and when they were corrected. A sensor that vanishes leaves
     all as it is."""
     if limits.celsius is None or now.celsius is None or now.time - state.corrected_at < _THERMAL_S:
@@ -234,7 +234,7 @@ def _coolest(state: State, duty: float, now: Sample) -> tuple[float, float]:
     return state.coolest, state.cooled_at
 
 
-def _about_to_be_killed(memory: Memory, short: int) -> bool:
+def _about_to_be_killed(memory: MemoryReading, short: int) -> bool:
     """Nothing is left to give, and what cannot be reclaimed is as much as may be had. (Weights that are mapped can be:
     that is slow, and no reason to stop.)"""
     if memory.spare or memory.private is None:
@@ -244,7 +244,7 @@ def _about_to_be_killed(memory: Memory, short: int) -> bool:
     return bool(bounds) and memory.private + _SLACK > min(bounds)
 
 
-def _stop(limits: Limits, state: State, now: Sample, pause: float) -> Stop | None:
+def _stop(limits: RunLimits, state: State, now: Sample, pause: float) -> Stop | None:
     if limits.deadline is not None and now.time + pause >= limits.deadline:
         return "time"
     if limits.memory is not None and now.peak is not None and now.peak > limits.memory:

@@ -11,7 +11,7 @@ from edge.devices.memory import memory_use
 from edge.devices.power.base import Reading
 from edge.devices.pressure import read_pressure
 from edge.devices.thermal import read_celsius
-from edge.run.governor import Limits, Memory, Sample, State, Stop, affordable, decide
+from edge.run.governor import MemoryReading, RunLimits, Sample, State, Stop, affordable, decide
 
 _COST = 200  # a reading may take 1/200 of the time: 0.5 %
 _UNREAD = 0.05  # of the energy left may be spent without a reading, unless it is a single token
@@ -57,7 +57,7 @@ class Watch:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: RunLimits,
         meter: EnergyMeter,
         thermometer: Path | None = None,
         *,
@@ -144,11 +144,11 @@ class Watch:
         self.reading, self._read_at = self._meter.read(), now
         self._interval = _COST * (self._clock() - now)
 
-    def _press(self, now: float) -> Memory | None:
+    def _press(self, now: float) -> MemoryReading | None:
         if self._spender is None or now - self._pressed_at < self._pressure_interval:
             return None
         self._pressed_at, pressure, use = now, read_pressure(self._root), memory_use()
-        memory = Memory(
+        memory = MemoryReading(
             self._spender.needed,
             self._spender.spare,
             use.anonymous,

@@ -1,8 +1,8 @@
-"""What a session can do without, and gives back when memory is short: what its user misses least goes first.
+"""Reclaiming a session's memory when it is short, in the order in which its user misses it least.
 
-That is the memory of the prompt cache, whose files stay (a later prompt takes longer); while a prompt runs, longer
-pieces of it (it takes longer); and KV rows, those that the policy evicts (the model forgets). Mapped weights need not
-be given back: the system takes of them what it likes, and reads it again.
+First goes the memory of the prompt cache, whose files stay (a later prompt takes longer); then, while a prompt runs,
+chunks become shorter (it takes longer); then KV rows go, chosen by the policy (the model forgets). Mapped weights need
+not be reclaimed: the system drops their pages when it needs them, and reads them again.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from edge.backends.base import KVCache
 from edge.devices.memory import release_free_memory
 from edge.plan import SMALLEST_ROWS, Plan, least_rows
 from edge.prompt_cache.cache import PromptCache
-from edge.run.generation import Run
+from edge.run.generation import Generation
 from edge.run.report import Action, Given
 
 _STEP = 64  # KV rows
 _SMALLEST_CHUNK = 16  # tokens
 
 
-class Spare:
-    """What is given back stays so as long as the session lasts, and is on record in `actions`.
+class Reclaimer:
+    """Memory once returned is not taken again in this session. `actions` records each step.
 
-    evict: makes the policy leave so many rows; None if it never evicts. chunk: most prompt tokens that run at once.
-    run: what is going on, None between two generations.
+    evict: makes the policy keep a number of rows; None if it never evicts. chunk: most prompt tokens that run at once.
+    run: the generation in progress, None between two of them.
     """
 
     def __init__(
@@ -35,19 +35,19 @@ class Spare:
         self._fewest = min(kv.capacity, max(SMALLEST_ROWS, least_rows(plan.sinks)))
         self.needed = plan.bytes.total  # bytes that the process takes at most, as counted
         self.chunk = plan.config.chunk
-        self.run: Run | None = None
+        self.run: Generation | None = None
         self.actions: list[Action] = []
 
     @property
     def spare(self) -> int:
-        """Bytes of `needed` that can be given back."""
+        """Bytes of `needed` that can be returned."""
         rows = self._kv.capacity - self._floor()
         return self._cached() + rows * self._kv.nbytes // self._kv.capacity
 
     def give(self, nbytes: int, cause: str) -> None:
-        """Give about so many bytes back, or all that can be spared."""
+        """Return about `nbytes` to the system, or all that can be spared."""
         if nbytes > 0 and self.run is not None and self.run.tokens.cut and self.chunk > _SMALLEST_CHUNK:
-            self.chunk = max(_SMALLEST_CHUNK, self.chunk // 2)  # and the next look comes sooner
+            self.chunk = max(_SMALLEST_CHUNK, self.chunk // 2)  # and memory is checked again sooner
             self._note("chunk", 0, self.chunk, cause)
         nbytes -= self._give_cached(nbytes, cause)
         self._give_rows(nbytes, cause)
@@ -76,7 +76,7 @@ class Spare:
         return 0 if self._prompt_cache is None else self._prompt_cache.memory
 
     def _floor(self) -> int:
-        """Fewer rows than this are not left."""
+        """The smallest capacity."""
         used = 0 if self._evict else self._kv.capacity - self._kv.free
         return min(self._kv.capacity, max(self._fewest, used))
 

@@ -1,6 +1,6 @@
-"""A session's work: one generation at a time, in steps that each end with a piece of text.
+"""One generation at a time, in steps that each end with a piece of text.
 
-Between two steps, and where a step asks for it, requests of other threads and of signal handlers are carried out.
+Requests from other threads and signal handlers are carried out between two steps, and where a step calls `obey`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ _ONE_AT_A_TIME = (
 )
 
 
-class Steps:
-    """trim: carries out a request for a level of memory to give back; never while a step runs, unless that calls
-    `obey` itself."""
+class Scheduler:
+    """trim: carries out a request to return a share of memory, never while a step runs, unless it calls `obey`."""
 
     def __init__(self, trim: Callable[[float], None]) -> None:
         self._trim = trim
@@ -38,12 +37,12 @@ class Steps:
         self._pieces: Pieces | None = None
 
     def ask(self, level: float) -> None:
-        """From any thread or signal handler: at once, or when the step that runs obeys or ends."""
+        """Request a trim, from any thread or signal handler: at once, or when the running step obeys or ends."""
         self._asked.append(level)
         self._obey_alone()
 
     def obey(self) -> None:
-        """Do what was asked for; inside a step."""
+        """Carry out requests, inside a step."""
         while self._asked:
             self._trim(self._asked.popleft())
 
@@ -81,7 +80,7 @@ class Steps:
             self._obey_alone()
 
     def end(self) -> None:
-        """Close the generation that is open, if there is one. Raises BusyError while one of its steps runs."""
+        """Close the open generation, if there is one. Raises BusyError while one of its steps runs."""
         if self._pieces is None:
             return
         if not self._running.acquire(blocking=False):
@@ -106,7 +105,7 @@ class Steps:
 
 
 class Stepping(Protocol):
-    steps: Steps
+    steps: Scheduler
 
 
 _open: WeakSet[Pieces] = WeakSet()
@@ -115,7 +114,7 @@ _P = ParamSpec("_P")
 
 
 def stepwise(stream: Callable[Concatenate[_S, _P], Pieces]) -> Callable[Concatenate[_S, _P], Pieces]:
-    """A method that makes pieces, each in a step of its object. A call of it raises BusyError at once while another
+    """Make a method that yields pieces yield each of them in a step. A call raises BusyError at once while another
     generation lasts."""
 
     @wraps(stream)
@@ -130,7 +129,7 @@ def stepwise(stream: Callable[Concatenate[_S, _P], Pieces]) -> Callable[Concaten
 
 @atexit.register
 def _close_all() -> None:
-    """Of streams that a program has left open when it ends: later, their last work would find no modules."""
+    """Close streams that a program leaves open when it ends, while modules that they need are still loaded."""
     for pieces in list(_open):
-        with suppress(ValueError):  # another thread is in it
+        with suppress(ValueError):  # another thread runs it
             pieces.close()

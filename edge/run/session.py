@@ -28,13 +28,13 @@ from edge.model.prompt import Prompt, joined
 from edge.plan import Plan, PlanRequest, make_plan
 from edge.prompt_cache.cache import DEFAULT_SIZE, PromptCache
 from edge.run.arguments import check_stream
-from edge.run.eviction import keep_heads, look, observe, queries_to_observe, rows_per_head
-from edge.run.generation import Run, memory_of, why_unanswered
-from edge.run.governor import Limits
+from edge.run.eviction import keep_heads, observe, queries_to_observe, rows_per_head, view_for
+from edge.run.generation import Generation, memory_of, why_unanswered
+from edge.run.governor import RunLimits
 from edge.run.meters import EnergyMeter, Watch
-from edge.run.reclaim import Spare
+from edge.run.reclaim import Reclaimer
 from edge.run.report import Heat, KVUse, RunReport, StopReason
-from edge.run.scheduler import Steps, stepwise
+from edge.run.scheduler import Scheduler, stepwise
 from edge.run.stop_strings import StopStrings
 from edge.sampling import SamplingParams, make_sampler
 from edge.storage.versions import own_versions
@@ -133,8 +133,8 @@ class Session:
         started = time.perf_counter()
         self.engine: Engine = backend.load(model.file, model.spec, plan.config, on_load)
         self._load_s = time.perf_counter() - started
-        self._spare = Spare(plan, self.engine.kv, prompt_cache, self.shrink if self._policy.evicts else None)
-        self.steps = Steps(lambda level: self._spare.give(round(level * self._spare.spare), "trim"))
+        self._reclaimer = Reclaimer(plan, self.engine.kv, prompt_cache, self.shrink if self._policy.evicts else None)
+        self.steps = Scheduler(lambda level: self._reclaimer.give(round(level * self._reclaimer.spare), "trim"))
         self.terminated = self._interrupted = False
         peak = memory_use().peak
         if budget.memory is not None and peak > budget.memory:
@@ -230,7 +230,7 @@ class Session:
         budget = self.budget
         limit = budget.time if time_limit is None else time_limit
         joules = budget.energy if energy_limit is None else energy_limit
-        limits = Limits(
+        limits = RunLimits(
             deadline=None if limit is None else started + limit - time_spent,
             memory=budget.memory,
             energy=None if joules is None else max(0.0, joules - energy_spent),
@@ -241,7 +241,7 @@ class Session:
             limits,
             self._meter,
             self._zone.path if self._zone else None,
-            spender=self._spare,
+            spender=self._reclaimer,
             root=memory_root(),
             ended=lambda: self._ended_by() is not None,
         )
@@ -256,8 +256,8 @@ class Session:
             asked = Prompt(chain(self._prompt.rest(), [np.array(self._pending, np.int32)], asked.rest()))
         self._prompt, self._pending, self._prompts_end = asked, [], None
         text = StringIO() if keep_text else None
-        run = Run(asked, started, watch, joules, energy_spent, limit, time_spent, text=text)
-        self._spare.run = run
+        run = Generation(asked, started, watch, joules, energy_spent, limit, time_spent, text=text)
+        self._reclaimer.run = run
         try:
             if not stopped and not follow_up:
                 self.engine.kv.expect(asked.waiting)  # which decides whose rows are those of this text
@@ -272,7 +272,7 @@ class Session:
                     yield piece
         finally:
             self._remember()
-            self._spare.run = None
+            self._reclaimer.run = None
             self.report = self._report(run, sampling)
         if self.report.unanswered:
             raise BudgetError(why_unanswered(self.report, self.budget))
@@ -375,7 +375,7 @@ class Session:
             return
         self._remember()
         before = rows_per_head(kv, self._policy.needs)
-        rows = self._policy.rows_to_keep(look(kv, self._policy.needs, kv.capacity - budget), budget)
+        rows = self._policy.rows_to_keep(view_for(kv, self._policy.needs, kv.capacity - budget), budget)
         if isinstance(rows, np.ndarray):
             kv.keep(rows, close_gaps=self._policy.close_gaps)
         else:
@@ -411,12 +411,12 @@ class Session:
 
     def _chunk(self, count: int) -> int:
         """Tokens that are run at once when `count` are to come."""
-        chunk, kv = self._spare.chunk, self.engine.kv
+        chunk, kv = self._reclaimer.chunk, self.engine.kv
         if count > kv.free and chunk > kv.capacity // 2:
             return max(1, kv.capacity // 8)  # the plan expected no eviction; one must leave most of the cache
         return chunk
 
-    def _prefill(self, run: Run, on_prefill: Progress | None) -> FloatArray | None:
+    def _prefill(self, run: Generation, on_prefill: Progress | None) -> FloatArray | None:
         """Run the prompt chunk by chunk; logits after its last token, or None if a budget ended it."""
         prompt, free = self._prompt, self.engine.kv.free
         self._read_ahead(prompt, run.watch)
@@ -447,7 +447,7 @@ class Session:
         self._prompts_end, run.prefill_joules = len(self._fed), run.watch.joules()
         return logits
 
-    def _look_around(self, run: Run, tokens: int = 1) -> StopReason | None:
+    def _look_around(self, run: Generation, tokens: int = 1) -> StopReason | None:
         """Before each pass: wait, give memory back or stop, as budgets, the device and callers want it. tokens: run
         since the last time."""
         reason = run.watch.stop_reason(tokens)
@@ -458,7 +458,7 @@ class Session:
         self,
         logits: FloatArray,
         sample: Callable[[FloatArray], int],
-        run: Run,
+        run: Generation,
         stops: StopStrings,
         max_tokens: int | None,
     ) -> Iterator[str]:
@@ -490,10 +490,10 @@ class Session:
         if rest := stops.rest():
             yield rest
 
-    def _report(self, run: Run, sampling: SamplingParams) -> RunReport:
-        kv, actions = self.engine.kv, tuple(self._spare.actions)
+    def _report(self, run: Generation, sampling: SamplingParams) -> RunReport:
+        kv, actions = self.engine.kv, tuple(self._reclaimer.actions)
         versions = {**own_versions(), **self._backend.versions()}  # first: it takes a MiB, which is reported, too
-        self._spare.actions.clear()
+        self._reclaimer.actions.clear()
         return RunReport(
             text=None if run.text is None else run.text.getvalue(),
             tokens=run.tokens,

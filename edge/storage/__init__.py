@@ -1,1 +1,1 @@
-"""Files that are ours: the cache folder, locks between processes, what a file holds, and whether it is complete."""
+"""Files of our own: the cache folder, completion records, locks between processes, fingerprints of files."""

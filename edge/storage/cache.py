@@ -1,12 +1,12 @@
 """The cache folder: files derived from models (repacked weights, compiled kernels, hashes) that can be made again.
 
-It is EDGE_CACHE, or the system's folder for caches, and holds at most EDGE_CACHE_LIMIT (16 GiB); what was not used
-for longest goes first. Entries are named by what they hold: the caller hashes all that the content depends on.
+It is EDGE_CACHE, or the system's folder for caches, and holds at most EDGE_CACHE_LIMIT (16 GiB); the least recently
+used entries are evicted first. An entry's name is a hash, by the caller, of all that its content depends on.
 
     path = find_or_make(kind, key, suffix, write, about=label)  # write(temporary) is called if there is no entry
 
-An entry for which its stamp does not vouch (see stamp.py) is never handed out. Another process may remove an entry
-at any time: open it soon.
+`find` returns only entries that their completion record vouches for (completion.py). Another process may remove an
+entry at any time, so open it soon.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from edge.budget import format_bytes, parse_bytes
 from edge.devices.output import held, sweep
 from edge.devices.private import distrust, make_private_folder
 from edge.errors import CacheError
-from edge.storage.completion import complete, is_whole, make_temporary, read_stamp, stamp_path, status_of
+from edge.storage.completion import complete, is_whole, make_temporary, read_completion, record_path, status_of
 from edge.storage.lock import file_lock
 
-Kind = Literal["weights", "kernels", "hashes", "tokenizers"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+EntryKind = Literal["weights", "kernels", "hashes", "tokenizers"]
+ENTRY_KINDS: tuple[EntryKind, ...] = get_args(EntryKind)
 
 _LIMIT = "16GiB"
 _DAY = 86_400.0  # seconds
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _KEY = re.compile(r"[0-9a-f]{8,128}")
 _SUFFIX = re.compile(r"(\.[A-Za-z0-9_-]+)+(?<!\.ok)")
-# The names that may be swept away: temporary files, lock files, entries and stamps.
+# The names that may be swept away: temporary files, lock files, entries and completion records.
 _OURS = re.compile(rf"\.(?P<pid>\d+)-\w+-.+|\.{_KEY.pattern}\.lock|{_KEY.pattern}(\.[A-Za-z0-9_-]+)+")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A whole file in the cache. `bytes` is its size, `last_used` seconds since 1970, `about` what a person reads."""
+    """A complete file in the cache. bytes: its size. last_used: seconds since 1970. about: a description for people."""
 
-    kind: Kind
+    kind: EntryKind
     key: str
     about: str
     bytes: int
@@ -69,24 +69,24 @@ def cache_limit() -> int:
     return parse_bytes(os.environ.get("EDGE_CACHE_LIMIT") or _LIMIT, "EDGE_CACHE_LIMIT")
 
 
-def find(kind: Kind, key: str, suffix: str) -> Path | None:
+def find(kind: EntryKind, key: str, suffix: str) -> Path | None:
     """The entry's file if it is whole, which counts as a use. A damaged entry is removed, and None.
 
-    Raises ValueError for names that no entry can have; what the disk does wrong means None.
+    Raises ValueError for names that no entry can have; an error of the disk means None.
     """
     path = _place(kind, key, suffix)
     if not _is_folder(path.parent) or status_of(path) is None:
-        return None  # a stamp alone is left in place: its file may be on the way
+        return None  # a record alone is left in place: its file may be on the way
     if not is_whole(path):
         _remove(path)
         return None
     with contextlib.suppress(OSError):  # a folder that we may only read serves as well
-        os.utime(stamp_path(path))
+        os.utime(record_path(path))
     return path
 
 
 @contextmanager
-def create(kind: Kind, key: str, suffix: str, about: str = "", expected: int = 0) -> Iterator[Path]:
+def create(kind: EntryKind, key: str, suffix: str, about: str = "", expected: int = 0) -> Iterator[Path]:
     """Write an entry: yields an empty temporary file, which becomes the entry if the block ends well.
 
     Its name ends in `suffix`. `expected` is the size in bytes, if known: a full disk is then noticed beforehand.
@@ -111,7 +111,7 @@ def create(kind: Kind, key: str, suffix: str, about: str = "", expected: int = 0
 
 
 @contextmanager
-def lock(kind: Kind, key: str) -> Iterator[None]:
+def lock(kind: EntryKind, key: str) -> Iterator[None]:
     """Let one process or thread at a time make an entry; the others wait. Not reentrant. Raises CacheError."""
     path = _place(kind, key, ".lock")
     with contextlib.ExitStack() as held:
@@ -122,7 +122,7 @@ def lock(kind: Kind, key: str) -> Iterator[None]:
 
 
 def find_or_make(
-    kind: Kind, key: str, suffix: str, write: Callable[[Path], None], about: str = "", expected: int = 0
+    kind: EntryKind, key: str, suffix: str, write: Callable[[Path], None], about: str = "", expected: int = 0
 ) -> Path:
     """The entry's file; `write(temporary)` fills it if there is none. A second process waits for the first.
 
@@ -140,7 +140,7 @@ def find_or_make(
     raise CacheError(f"{_place(kind, key, suffix)} was removed at once: EDGE_CACHE_LIMIT is too small, or try again")
 
 
-def entries(kind: Kind | None = None) -> list[Entry]:
+def entries(kind: EntryKind | None = None) -> list[Entry]:
     """All whole entries (of one kind), last used first. Sizes are checked, contents are not. Raises CacheError."""
     found: list[Entry] = []
     for each in _kinds(kind):
@@ -151,24 +151,24 @@ def entries(kind: Kind | None = None) -> list[Entry]:
     return sorted(found, key=lambda entry: entry.last_used, reverse=True)
 
 
-def clear(kind: Kind | None = None) -> tuple[int, int]:
+def clear(kind: EntryKind | None = None) -> tuple[int, int]:
     """Remove all entries (of one kind) and what dead processes left: (entries, bytes freed). Raises CacheError."""
     removed = entries(kind)
     with _explained():
         for entry in removed:
             entry.path.unlink(missing_ok=True)
-            stamp_path(entry.path).unlink(missing_ok=True)
+            record_path(entry.path).unlink(missing_ok=True)
     leftovers = sum(_sweep(each, older_than=0) for each in _kinds(kind)) + sweep(Path(tempfile.gettempdir()))
     return len(removed), sum(entry.bytes for entry in removed) + leftovers
 
 
-def _kinds(kind: Kind | None) -> tuple[Kind, ...]:
-    return KINDS if kind is None else (kind,)
+def _kinds(kind: EntryKind | None) -> tuple[EntryKind, ...]:
+    return ENTRY_KINDS if kind is None else (kind,)
 
 
-def _place(kind: Kind, key: str, suffix: str) -> Path:
+def _place(kind: EntryKind, key: str, suffix: str) -> Path:
     """Where an entry lies. Raises ValueError for names that might leave the folder: a caller's mistake."""
-    if kind not in KINDS or not _KEY.fullmatch(key) or not _SUFFIX.fullmatch(suffix):
+    if kind not in ENTRY_KINDS or not _KEY.fullmatch(key) or not _SUFFIX.fullmatch(suffix):
         raise ValueError(f"not a cache entry: {kind!r}, {key!r}, {suffix!r}")
     return cache_folder() / kind / f"{key}{suffix}"
 
@@ -212,17 +212,17 @@ def _check_room(folder: Path, expected: int) -> None:
         )
 
 
-def _entry(kind: Kind, path: Path) -> Entry | None:
+def _entry(kind: EntryKind, path: Path) -> Entry | None:
     """The entry whose file is `path`; None if it is not an entry, or not whole by its size."""
-    stamp, stamp_status = read_stamp(path), status_of(stamp_path(path))
-    if stamp is None or stamp_status is None:
+    record, record_status = read_completion(path), status_of(record_path(path))
+    if record is None or record_status is None:
         return None
-    return Entry(kind, path.name.partition(".")[0], stamp.about, stamp.size, stamp_status.st_mtime, path)
+    return Entry(kind, path.name.partition(".")[0], record.about, record.size, record_status.st_mtime, path)
 
 
 def _remove(path: Path) -> None:
     """Remove an entry if we can."""
-    for each in (path, stamp_path(path)):
+    for each in (path, record_path(path)):
         with contextlib.suppress(OSError):
             each.unlink()
 
@@ -235,18 +235,18 @@ def _tidy(limit: int, keep: Path) -> None:
         if total > limit and entry.path != keep:
             _remove(entry.path)
             total -= entry.bytes
-    for kind in KINDS:
+    for kind in ENTRY_KINDS:
         _sweep(kind, older_than=_DAY)
 
 
-def _sweep(kind: Kind, older_than: float) -> int:
+def _sweep(kind: EntryKind, older_than: float) -> int:
     """Remove files of ours that belong to no whole entry and no living process; returns the bytes freed.
 
     Temporary files go once their process is dead. Others must not have been written for `older_than` seconds: what they
     belong to may be on the way.
     """
     folder = cache_folder() / kind
-    kept = {path for entry in entries(kind) for path in (entry.path, stamp_path(entry.path))}
+    kept = {path for entry in entries(kind) for path in (entry.path, record_path(entry.path))}
     freed = 0
     for path in folder.iterdir() if _is_folder(folder) else ():
         status, ours = status_of(path), _OURS.fullmatch(path.name)

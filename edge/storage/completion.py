@@ -1,7 +1,7 @@
-"""Stamps: a small file `NAME.ok` beside a file says what that file was when we completed it.
+"""Completion records: a small file `NAME.ok` beside a file says that it was written completely, and what it was then.
 
-Size and times tell cheaply that nobody wrote to it since; the checksum tells it when the times changed, as they do
-when a folder is copied or restored. The stamp's own time is that of the last use.
+Size and times show cheaply that the file was not written to since. When its times have changed, as they do when a
+folder is copied or restored, the checksum decides. The time of the record itself is that of the file's last use.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 
 from edge.devices.private import is_private_file
 
-_MOST_BYTES = 8192  # no stamp of ours is longer
+_MOST_BYTES = 8192  # of a record
 _ABOUT_CHARACTERS = 200
 
 
 @dataclass(frozen=True)
-class Stamp:
-    """A file as it was completed: bytes, nanoseconds, checksum of the content, and what a person reads about it."""
+class Completion:
+    """A file when it was completed: bytes, nanoseconds, a checksum of its content, and a description for people."""
 
     size: int
     mtime_ns: int
@@ -31,12 +31,12 @@ class Stamp:
     about: str
 
 
-def stamp_path(path: Path) -> Path:
+def record_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.ok")
 
 
 def status_of(path: Path) -> os.stat_result | None:
-    """What lies there, links not followed; None if nothing that we can see."""
+    """The status of a file, links not followed; None if there is none that we can see."""
     try:
         return os.lstat(path)
     except OSError:
@@ -44,9 +44,9 @@ def status_of(path: Path) -> os.stat_result | None:
 
 
 def make_temporary(path: Path) -> Path:
-    """An empty file `.PID-RANDOM-NAME` beside `path`, nobody else's. Raises OSError.
+    """An empty file `.PID-RANDOM-NAME` beside `path`, for this user alone. Raises OSError.
 
-    The name ends like that of `path`, as compilers look at endings.
+    It ends like `path`, because compilers look at endings.
     """
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{os.getpid()}-", suffix=f"-{path.name}")
     os.close(descriptor)
@@ -54,68 +54,68 @@ def make_temporary(path: Path) -> Path:
 
 
 def complete(temporary: Path, path: Path, about: str) -> None:
-    """Make a written file the file `path`, with a stamp. Raises OSError.
+    """Move a written file to `path` and record its completion. Raises OSError.
 
-    The stamp comes first, so that the file never lies there without one, even when two processes do this at once;
-    it comes again with the final times, as renaming changes them.
+    The record is written first, so that the file is never without one, even when two processes do this at once, and
+    again with the final times, because renaming changes them.
     """
     with open(temporary, "r+b") as file:
-        os.fsync(file.fileno())  # after a power cut there must be no stamp whose file was not written out
-    stamp = Stamp(temporary.stat().st_size, 0, 0, _checksum(temporary), about[:_ABOUT_CHARACTERS])
-    _write(path, stamp)
+        os.fsync(file.fileno())  # after a power cut there must be no record of a file that was not written out
+    record = Completion(temporary.stat().st_size, 0, 0, _checksum(temporary), about[:_ABOUT_CHARACTERS])
+    _write(path, record)
     os.replace(temporary, path)
-    _write(path, _with_times(stamp, os.lstat(path)))
+    _write(path, _with_times(record, os.lstat(path)))
 
 
-def read_stamp(path: Path) -> Stamp | None:
-    """The stamp of the regular file `path`; None if there is none that is well-formed and states the file's size.
+def read_completion(path: Path) -> Completion | None:
+    """The record of the regular file `path`; None unless it is well-formed and states the file's size.
 
-    A file or stamp that another user can have written counts as none.
+    A file or record that another user can have written counts as none.
     """
-    status, stamp_status = status_of(path), status_of(stamp_path(path))
-    if status is None or stamp_status is None or stamp_status.st_size > _MOST_BYTES:
+    status, record_status = status_of(path), status_of(record_path(path))
+    if status is None or record_status is None or record_status.st_size > _MOST_BYTES:
         return None
-    if not (is_private_file(status) and is_private_file(stamp_status)):
+    if not (is_private_file(status) and is_private_file(record_status)):
         return None
     try:
-        stamp = Stamp(**json.loads(stamp_path(path).read_bytes()))
-    except (OSError, ValueError, TypeError, RecursionError):  # unreadable, no JSON, other names, nested too deep
+        record = Completion(**json.loads(record_path(path).read_bytes()))
+    except (OSError, ValueError, TypeError, RecursionError):  # unreadable, not JSON, other fields, nested too deep
         return None
-    numbers = (stamp.size, stamp.mtime_ns, stamp.ctime_ns, stamp.crc32)
-    if any(type(number) is not int for number in numbers) or not isinstance(stamp.about, str):
+    numbers = (record.size, record.mtime_ns, record.ctime_ns, record.crc32)
+    if any(type(number) is not int for number in numbers) or not isinstance(record.about, str):
         return None
-    printable = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in stamp.about)
-    return replace(stamp, about=printable) if stamp.size == status.st_size else None
+    printable = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in record.about)
+    return replace(record, about=printable) if record.size == status.st_size else None
 
 
 def is_whole(path: Path) -> bool:
-    """Is the file what its stamp says? Costs a few stats, or one reading of the file if its times have changed."""
-    stamp = read_stamp(path)
-    if stamp is None:
+    """Whether the file is as recorded. Costs a few stats, or one reading of the file if its times have changed."""
+    record = read_completion(path)
+    if record is None:
         return False
     try:
         status = os.lstat(path)
-        if stamp == _with_times(stamp, status):
+        if record == _with_times(record, status):
             return True
-        if _checksum(path) != stamp.crc32:
+        if _checksum(path) != record.crc32:
             return False
     except OSError:  # what the disk cannot read is not whole
         return False
     with contextlib.suppress(OSError):  # a folder that we may only read serves as well
-        _write(path, _with_times(stamp, status))
+        _write(path, _with_times(record, status))
     return True
 
 
-def _with_times(stamp: Stamp, status: os.stat_result) -> Stamp:
-    return replace(stamp, mtime_ns=status.st_mtime_ns, ctime_ns=status.st_ctime_ns)
+def _with_times(record: Completion, status: os.stat_result) -> Completion:
+    return replace(record, mtime_ns=status.st_mtime_ns, ctime_ns=status.st_ctime_ns)
 
 
-def _write(path: Path, stamp: Stamp) -> None:
-    """Put the stamp of `path` in place in one step. Raises OSError."""
-    temporary = make_temporary(stamp_path(path))
+def _write(path: Path, record: Completion) -> None:
+    """Replace the record of `path` in one step. Raises OSError."""
+    temporary = make_temporary(record_path(path))
     try:
-        temporary.write_text(json.dumps(asdict(stamp)), encoding="ascii")
-        os.replace(temporary, stamp_path(path))
+        temporary.write_text(json.dumps(asdict(record)), encoding="ascii")
+        os.replace(temporary, record_path(path))
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

@@ -1,4 +1,8 @@
-"""A lock between processes, named by a file. The system releases it when its holder dies."""
+"""A lock between processes, named by a file. The system releases it when its holder dies.
+
+The package `filelock` does as much in general. Ours stays because a timeout names the holding process, a holder that is
+stopped is noticed after seconds, and the file is removed after use, which `filelock` leaves to its callers.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,7 @@ def file_lock(path: Path) -> Iterator[None]:
     finally:
         if descriptor is not None:
             with contextlib.suppress(OSError):
-                path.unlink()  # while we hold it: those who wait then see that their file is gone
+                path.unlink()  # while we hold it: waiting processes then see that their file is gone
             os.close(descriptor)
 
 
@@ -62,11 +66,11 @@ def _acquire(path: Path) -> int | None:
             if error.errno not in _NO_LOCKS_HERE:
                 raise
             return None
-        os.close(descriptor)  # its last holder removed the file: the next ones lock a new one
+        os.close(descriptor)  # its last holder removed the file: lock a new one
 
 
 def _check_patience(path: Path, holder: str, waited: float) -> None:
-    """Raises CacheError if there is no more sense in waiting."""
+    """Raises CacheError once waiting makes no sense."""
     stopped = waited > _STOPPED_S and _is_stopped(holder)
     if stopped or waited > _LONGEST_S:
         how = "is stopped" if stopped else f"has kept it for {waited / 60:.0f} minutes"

@@ -26,7 +26,7 @@ from edge.backends.tvm.cpu.targets import Target, choose_target, target_named
 from edge.backends.tvm.packing.layout import make_layout
 from edge.backends.tvm.packing.weights import pack_weights
 from edge.devices.output import work_folder
-from edge.devices.profiles import Profile
+from edge.devices.profile import DeviceProfile
 from edge.errors import InputError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
@@ -37,7 +37,7 @@ OBJECT, IMAGE, WEIGHTS, DESIGN = FILES = ("run.o", "run.img", "weights.bin", "de
 
 
 def export(
-    file: GGUFFile, spec: ModelSpec, profile: Profile, folder: Path, *, kv_dtype: str = KV_DTYPES[0],
+    file: GGUFFile, spec: ModelSpec, profile: DeviceProfile, folder: Path, *, kv_dtype: str = KV_DTYPES[0],
     weights: bool = False, force: bool = False, progress: Callable[[float], None] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Make `folder` for a device; returns what design.json says.
@@ -95,7 +95,7 @@ def add(folder: Path) -> Design:
     return design
 
 
-def target_of(profile: Profile) -> Target:
+def target_of(profile: DeviceProfile) -> Target:
     """The device's instruction set, scheduled for its CPU if it says which. Raises InputError for unknown sets."""
     if profile.isa is None:
         return choose_target()
