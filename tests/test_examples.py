@@ -116,7 +116,7 @@ def compare_output(code: str, folder: Path, where: str) -> None:
         printed = {_blurred(line) for line in f"{done.stdout}\n{done.stderr}".splitlines()}
         refused = re.search(r"^edge: |^\{\"error\"", shown, re.MULTILINE) is not None
         assert bool(done.returncode) == refused, f"{where}: {command}\n{done.stderr}"
-        answers = re.match(r"edge (run|chat)", command) is not None
+        answers = re.search(r"\bedge (run|chat) ", command) is not None
         for line in shown.splitlines():
             if line and line != "…" and (" · " in line or line.startswith("edge: ") or not answers):
                 assert _blurred(line) in printed, f"{where}: {command}\nnot printed: {line}\nbut: {printed}"

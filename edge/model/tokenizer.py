@@ -26,11 +26,11 @@ from edge.model.vocabulary import BYTE, CONTROL, END_NAMES, USER_DEFINED, open_v
 from edge.types import IntArray
 
 _HIDDEN = "\0"  # no token contains it
-# What some tokenizers do and llama.cpp has no fields for: NFC composes characters before anything else; `first` and
-# `always` put a space only before text that does not begin with one, at the start or after every special token.
+# Settings for which llama.cpp has no fields. NFC composes characters first. `first` and `always` put a space only
+# before text that does not begin with one: at the start, or also after every special token.
 NORMALIZER, SPACES = "tokenizer.edge.normalizer", "tokenizer.edge.spaces"
 
-# What templates mark turns with. Some files list such tokens as ordinary words that anybody may type: not here.
+# Marks of turns in templates. Some files list them as ordinary words, but text from users never becomes such a token.
 _MARK = re.compile(r"<\|.+\|>|</?s>|<start_of_turn>|<end_of_turn>|\[/?INST\]")
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -59,7 +59,7 @@ def _default() -> Any:
     return _split(r"[\p{P}$+<=>^~|]+", GPT2_WORDS, r"\p{N}+", "[0-9][0-9][0-9]")
 
 
-# `tokenizer.ggml.pre` -> how text is cut into words before merging. To add one: its name and its rule.
+# `tokenizer.ggml.pre` -> the rule by which text is cut into words before merging. To add one: its name and its rule.
 PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
     "default": _default,
     **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt", "jais", "trillion"), _gpt2),
@@ -114,7 +114,7 @@ class Tokenizer:
         self._literal_ids = {text(i): i for i in self._literal if not _MARK.fullmatch(text(i))}
         self.swallowing: set[int] = set()
         if re.search("phi-?3", str(fields.get("general.name")), re.IGNORECASE):
-            # Its control tokens swallow the space after them, which no field says.
+            # Its control tokens swallow the space after them; no field says so.
             self.swallowing = {i for n, i in by_text.items() if n not in ("<unk>", "<s>", "<|endoftext|>")}
         self._literal_pattern = _alternatives(self._literal_ids)
         self._special_pattern = _alternatives(self._special_ids)
@@ -129,7 +129,7 @@ class Tokenizer:
     def encode(self, text: str | Iterable[str], *, special: bool = False, start: bool = True) -> IntArray:
         """Token ids of `text`, int32 [n]. Text may come in parts, which are joined.
 
-        special: let `<|im_end|>` and its like match (templates), else they are plain text (what users type).
+        special: recognize `<|im_end|>` and the like (templates); otherwise they are plain text (from users).
         start: the text opens a prompt (SentencePiece models then put a space before it).
         """
         return joined(self.encode_blocks(text, special=special, start=start))
@@ -137,7 +137,7 @@ class Tokenizer:
     def encode_blocks(
         self, text: str | Iterable[str], *, special: bool = False, start: bool = True
     ) -> Iterator[IntArray]:
-        """The same ids in blocks, each made when it is asked for, from a few thousand characters of the text."""
+        """The same ids in blocks, each made on demand from a few thousand characters of the text."""
         for block, first in _blocks([text] if isinstance(text, str) else text):
             yield np.array(self._encode_block(block, special, start and first), np.int32)
 
@@ -182,7 +182,7 @@ class Tokenizer:
         return self._vocabulary.merge(ids)
 
     def _find_symbols(self, char: str) -> list[int]:
-        """The tokens that a character is before any merging: its own, those of its bytes, the unknown one, or none."""
+        """The tokens of a character before any merging: its own, those of its bytes, the unknown one, or none."""
         if (own := self._vocabulary.find_plain(char)) is not None:
             return [own]
         if self.kind == "gpt2":
@@ -199,7 +199,7 @@ class Tokenizer:
 
     @property
     def space_prefix(self) -> bool:
-        """A prompt starts with a space that nobody wrote."""
+        """Whether a space is put before a prompt."""
         return self._space_prefix
 
     def special_tokens(self) -> dict[str, tuple[int, bool]]:
@@ -207,7 +207,7 @@ class Tokenizer:
         return {text: (index, index in self._control) for text, index in self._special_ids.items()}
 
     def library_form(self) -> Merger:
-        """What cuts and merges text, as the `tokenizers` library has it; control tokens have names that no text has."""
+        """The same tokenizer as the `tokenizers` library stores it; control tokens have names that no text has."""
         names = [_HIDDEN + self.text(i) if i in self._control else self.text(i) for i in range(self.size)]
         merges = [(names[left], names[right]) for left, right in self._vocabulary.merges()]
         options: dict[str, Any] = {"ignore_merges": self._whole_words}
@@ -244,7 +244,7 @@ class Tokenizer:
         return b"".join(self.piece(int(token)) for token in tokens).decode("utf-8", errors="replace")
 
     def stream_decoder(self) -> codecs.IncrementalDecoder:
-        """Joins the bytes of successive tokens; holds back a character until all its bytes have come."""
+        """Joins the bytes of successive tokens; holds back a character until all of its bytes are there."""
         return codecs.getincrementaldecoder("utf-8")(errors="replace")
 
 

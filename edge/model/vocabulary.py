@@ -92,7 +92,7 @@ class Vocabulary:
         return str(self._texts[self._starts[token] : self._starts[token + 1]], "utf-8")
 
     def find(self, text: str) -> int | None:
-        """The token with this text, of whatever kind."""
+        """The token with this text, of any kind."""
         data = text.encode()
         wanted = _hash(data)
         index = bisect_left(self._hashes, wanted)
@@ -133,7 +133,7 @@ class Vocabulary:
             _, index, merged = heapq.heappop(heap)
             right = following[index]
             if ids[index] < 0 or right >= count:
-                continue  # it was merged into its left neighbour, or nothing follows it any more
+                continue  # it was merged into its left neighbour, or it is the last
             found = self._pair(ids[index], ids[right])
             if found is None or found[1] != merged:
                 continue
@@ -149,7 +149,7 @@ class Vocabulary:
         return [token for token in ids if token >= 0]
 
     def _pair(self, left: int, right: int) -> tuple[int, int] | None:
-        """The rank of a merge and what it makes."""
+        """The rank of a merge and its result."""
         end = self._firsts[left + 1]
         index = bisect_left(self._rights, right, self._firsts[left], end)
         return (self._ranks[index], self._merged[index]) if index < end and self._rights[index] == right else None
@@ -216,8 +216,8 @@ def _make_tables(file: GGUFFile, kind: str) -> Iterator[bytes]:
 
 
 def _read_texts(file: GGUFFile) -> tuple[Bytes, AnyArray]:
-    """The tokens' texts as UTF-8, one behind the other, and where each starts: as llama.cpp reads them, up to a zero
-    byte, and with names for those that are empty."""
+    """The tokens' texts as UTF-8, one after the other, and their starts. Like llama.cpp, it reads a text up to a zero
+    byte and names those that are empty."""
     texts, starts = bytearray(), array("q", [0])
     for index, piece in enumerate(file.raw_strings("tokenizer.ggml.tokens")):
         text = piece.partition(b"\0")[0] or b"[EMPTY_%d]" % index
@@ -233,7 +233,7 @@ def _read_texts(file: GGUFFile) -> tuple[Bytes, AnyArray]:
 
 
 def _chunks(texts: Bytes, starts: AnyArray) -> Iterator[tuple[Bytes, AnyArray]]:
-    """Some thousand texts at a time, with their starts among themselves."""
+    """Some thousand texts at a time, with their starts in the chunk."""
     for first in range(0, starts.size - 1, _CHUNK):
         part = starts[first : first + _CHUNK + 1]
         yield texts[part[0] : part[-1]], part - part[0]
@@ -283,7 +283,7 @@ def _check_distinct(file: GGUFFile, texts: Bytes, starts: AnyArray, hashes: Hash
 
 
 def _read_kinds(file: GGUFFile, size: int, everything: _Finder) -> Bytes:
-    """What each token is. Unknown and control tokens are one kind, and so are those that end a turn, which some files
+    """The kind of each token. Unknown tokens count as control tokens, and so do those that end a turn, which some files
     list as ordinary words (</s> is one in a few vocabularies)."""
     kinds = np.full(size, NORMAL, np.uint8)
     if "tokenizer.ggml.token_type" in file.metadata:
