@@ -20,8 +20,7 @@ pytest.importorskip("tvm_ffi")
 
 from edge.backends.tvm.compiler.export import FILES, target_of
 from edge.backends.tvm.cpu import targets
-from edge.backends.tvm.cpu.linking import link
-from edge.backends.tvm.cpu.relocations import MACHINES
+from edge.backends.tvm.cpu.elf import MACHINES, link
 from edge.backends.tvm.cpu.targets import TARGETS
 from edge.backends.tvm.packing.layout import make_layout
 from edge.backends.tvm.packing.weights import open_weights
@@ -128,7 +127,7 @@ def test_the_folder_says_what_it_holds(made: Path) -> None:
     for name in ("run.o", "run.img", "weights.bin"):
         data = (made / name).read_bytes()
         assert about["files"][name] == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    assert (made / "run.img").read_bytes() == link((made / "run.o").read_bytes())
+    assert (made / "run.img").read_bytes() == link([(made / "run.o").read_bytes()])
     model = open_golden("llama-one-layer").model
     packed = open_weights(model.file, make_layout(model.file, model.spec))
     np.testing.assert_array_equal(np.fromfile(made / "weights.bin", np.uint8), packed)
@@ -264,4 +263,4 @@ def test_another_machine_is_named() -> None:
     header = bytearray(64)
     header[:6], header[18:20] = b"\x7fELF\x02\x01", struct.pack("<H", 243)  # RISC-V
     with pytest.raises(ValueError, match=re.compile("risc", re.IGNORECASE)):
-        link(bytes(header))
+        link([bytes(header)])

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.backends.tvm.cpu.loading import MAGIC, MOST_BYTES, PAGE, Image, parse
+from edge.backends.tvm.cpu.elf import MAGIC, MOST_BYTES, PAGE, Image, parse
 from edge.devices.regular import read_regular
 from edge.errors import EngineError
 

@@ -17,7 +17,7 @@ from edge.backends.tvm.compiler.compiled import compiled
 from edge.backends.tvm.compiler.design import Design
 from edge.backends.tvm.compiler.sources import source_hash
 from edge.backends.tvm.cpu import marks
-from edge.backends.tvm.cpu.loading import Call
+from edge.backends.tvm.cpu.elf import Call
 from edge.backends.tvm.cpu.streaming import Disk, make_streams, streaming_need
 from edge.backends.tvm.cpu.targets import choose_target, with_tuning
 from edge.backends.tvm.cpu.workers import Workers

@@ -10,22 +10,17 @@ import functools
 import hashlib
 import importlib.util
 import sys
-import threading
-import time
 from collections.abc import Callable
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from edge.backends.tvm.compiler.design import Design
 from edge.backends.tvm.compiler.sources import source_hash
-from edge.backends.tvm.cpu.loading import Image
+from edge.backends.tvm.cpu.elf import Image
 from edge.devices.child import run_child
 from edge.errors import MissingExtraError
 from edge.storage import cache
 
 _PACKAGES = ("tvm", "tvm_ffi", "elftools")
-_USUAL_COMPILE_S = 12.0  # for the progress bar only
 _COMPILE_TIMEOUT_S = 600.0
 
 Progress = Callable[[float], None]
@@ -63,32 +58,10 @@ def compile_design(design: Design, *out: Path, progress: Progress | None = None)
     if not is_installed():
         raise MissingExtraError("apache-tvm", "tvm")
     request = {"design": design.to_json(), "out": [str(path.absolute()) for path in out]}
-    with _ticking(progress):
-        run_child(
-            "edge.backends.tvm.compiler.child", request, lambda said: None, timeout=_COMPILE_TIMEOUT_S,
-            failure="TVM's compiler failed (--backend llamacpp needs none)",
-        )  # fmt: skip
-
-
-@contextmanager
-def _ticking(progress: Progress | None) -> Any:
-    """Show that time passes: the compiler says nothing of how far it is."""
-    if progress is None:
-        yield
-        return
-    done, started = threading.Event(), time.monotonic()
-
-    def tick() -> None:
-        while not done.wait(0.2):
-            progress(min(0.95, (time.monotonic() - started) / _USUAL_COMPILE_S))
-
-    ticker = threading.Thread(target=tick, daemon=True)
-    ticker.start()
-    try:
-        yield
-    finally:
-        done.set()
-        ticker.join()
+    run_child(
+        "edge.backends.tvm.compiler.child", request, lambda said: progress(said["done"]) if progress else None,
+        timeout=_COMPILE_TIMEOUT_S, failure="TVM's compiler failed (--backend llamacpp needs none)",
+    )  # fmt: skip
 
 
 def _key(design: Design) -> str:

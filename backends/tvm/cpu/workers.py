@@ -6,7 +6,7 @@ import ctypes
 import threading
 from collections.abc import Sequence
 
-from edge.backends.tvm.cpu.loading import Call, Image
+from edge.backends.tvm.cpu.elf import Call, Image
 from edge.backends.tvm.memory import aligned_zeros, pointer
 from edge.backends.tvm.packing.layout import LINE, Job
 

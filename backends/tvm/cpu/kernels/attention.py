@@ -26,6 +26,7 @@ from edge.backends.tvm.cpu.kernels.lanes import (
     let,
     load,
     loop,
+    quotient,
     spread,
     store,
     total,
@@ -84,7 +85,7 @@ def attend(
         for part in range(parts):
             store(work.memory, work.out + index * cache.head + part * 16, floats(0))
     first, last = tiles
-    with loop(i64(0), (last - first + (work.block - 1)) // work.block) as step:
+    with loop(i64(0), quotient(last - first + (work.block - 1), work.block)) as step:
         start = let(first + step * work.block)
         count = let(T.min(i64(work.block), last - start))
         _score(target, cache, queries, rows, query_sums, first_row, start, count, work, limits, fetch)
@@ -99,7 +100,7 @@ def _score(
 ) -> None:  # fmt: skip
     """work.scores = Q Kᵀ for `count` tiles; a few tiles at a time, all query rows in registers."""
     side = _tiles_at_once(target, len(rows))
-    with loop(i64(0), (count + (side - 1)) // side) as group:
+    with loop(i64(0), quotient(count + (side - 1), side)) as group:
         tiles = [let(start + group * side + offset) for offset in range(side)]
         sums = [[Register() for _ in tiles] for _ in rows]
         for line in sums:

@@ -15,7 +15,7 @@ from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.cpu.kernels import codes
 from edge.backends.tvm.cpu.kernels.isa import Isa
-from edge.backends.tvm.cpu.kernels.lanes import Buffer, Value, let, load, prefetch, store
+from edge.backends.tvm.cpu.kernels.lanes import Buffer, Value, let, load, prefetch, quotient, remainder, store
 from edge.backends.tvm.kv.row_formats import FORMATS, RowFormat
 
 
@@ -89,7 +89,7 @@ class Cache:
 
     def write_key(self, first_row: Value, row: Value, vectors: Sequence[Value]) -> None:
         """`vectors` hold the head's dimensions, 16 by 16."""
-        start = let((first_row + (row // 16) * 16) * self.width + row % 16)
+        start = let((first_row + quotient(row, 16) * 16) * self.width + remainder(row, 16))
         for part, vector in enumerate(self._encode(self.key_scales, first_row + row, vectors)):
             if self.form.packed == 2:
                 store(self.keys, start + part * 128, codes.neighbours(vector), 8, stride=16)
@@ -121,4 +121,4 @@ class Cache:
 
 def scale_at(row: Value, number: int, count: int) -> Value:
     """Where the number-th of `count` scales of a row lies."""
-    return (row // 16 * count + number) * 16 + row % 16
+    return (quotient(row, 16) * count + number) * 16 + remainder(row, 16)

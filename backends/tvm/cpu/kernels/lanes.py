@@ -51,6 +51,18 @@ def let(value: Value) -> Value:
     return T.Bind(value)
 
 
+def quotient(value: Value, by: Value | int) -> Value:
+    """value / by of int64 that are not negative. (`//` rounds down, for which TVM makes code that asks for signs.)"""
+    if not isinstance(by, int):
+        return T.truncdiv(value, by)
+    return T.shift_right(value, i64(by.bit_length() - 1)) if by & (by - 1) == 0 else T.truncdiv(value, i64(by))
+
+
+def remainder(value: Value, by: int) -> Value:
+    """value mod by of int64 that are not negative."""
+    return T.bitwise_and(value, i64(by - 1)) if by & (by - 1) == 0 else T.truncmod(value, i64(by))
+
+
 def pure(dtype: str, intrinsic: str, *arguments: Value) -> Value:
     """An LLVM intrinsic without side effects."""
     return T.call_llvm_pure_intrin(dtype, intrinsic, *arguments)

@@ -24,6 +24,8 @@ from edge.backends.tvm.cpu.kernels.lanes import (
     load,
     loop,
     prefetch,
+    quotient,
+    remainder,
     spread,
 )
 from edge.backends.tvm.packing.blocks.base import PART, Block, FloatBlock, IntegerBlock
@@ -144,7 +146,7 @@ class _Span:
 def _tile(matrix: Matrix, block: IntegerBlock, tile: Value) -> tuple[int, Value, Value]:
     """The number of its parts, and where it lies: the quants in words, the scales in halves."""
     quants, scales = block.packed_bytes(16, matrix.columns)
-    words, halves = (matrix.quants + tile * quants) // 4, (matrix.scales + tile * scales) // 2
+    words, halves = quotient(matrix.quants + tile * quants, 4), quotient(matrix.scales + tile * scales, 2)
     return matrix.columns // PART, let(words), let(halves)
 
 
@@ -154,11 +156,11 @@ def _read_part(
     """Part `at` of a tile, whose quants are at word `first` and whose scales begin at half `first_scales`."""
     first = let(first)
     registers = block.registers(isa, lambda index: load(weights.words, first + index * 16))
-    scales = let(first_scales + at // block.parts * (block.scale_bytes // 2))
+    scales = let(first_scales + quotient(at, block.parts) * (block.scale_bytes // 2))
     numbers = [let(isa.from_f16(load(weights.halves, scales + index * 16))) for index in range(block.numbers)]
     if block.parts == 1:
         return [_Span(registers, *numbers)]
-    factors_at = let((scales + block.numbers * 16) * 2 + at % block.parts * PART)
+    factors_at = let((scales + block.numbers * 16) * 2 + remainder(at, block.parts) * PART)
     stored = [let(T.cast(load(weights.bytes, factors_at + index * 16), "int32x16")) for index in (0, 1)]
     if block.span == PART:
         factors = [stored]
@@ -186,7 +188,7 @@ def _float_weights(
     rows: Sequence[Value], sums: list[Register],
 ) -> None:  # fmt: skip
     memory = weights.floats if block.raw_bytes == 4 else weights.halves
-    first = let(matrix.quants // block.raw_bytes + tile * (matrix.columns * 16))
+    first = let(quotient(matrix.quants, block.raw_bytes) + tile * (matrix.columns * 16))
     starts = [let(inputs.start + row * inputs.stride) for row in rows]
     with loop(i64(0), i64(matrix.columns)) as at:
         weight = let(block.decode(isa, load(memory, first + at * 16)))
@@ -199,11 +201,11 @@ def copy_row(isa: Isa, weights: Weights, matrix: Matrix, row: Value, out: Buffer
 
     Works through whole tiles, of which one lane is kept: 16 × the work of a few µs, and no second layout.
     """
-    block, tile, lane = matrix.block, let(row // 16), let(row % 16)
+    block, tile, lane = matrix.block, let(quotient(row, 16)), let(remainder(row, 16))
     kept = Register()
     if isinstance(block, FloatBlock):
         memory = weights.floats if block.raw_bytes == 4 else weights.halves
-        first = let(matrix.quants // block.raw_bytes + tile * (matrix.columns * 16))
+        first = let(quotient(matrix.quants, block.raw_bytes) + tile * (matrix.columns * 16))
         with loop(i64(0), i64(matrix.columns)) as at:
             kept.value = block.decode(isa, load(memory, first + at * 16))
             T.buffer_store(out, kept.lane(lane), [out_at + at])

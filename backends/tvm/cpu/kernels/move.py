@@ -9,7 +9,7 @@ from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.cpu.kernels.cache import scale_at
 from edge.backends.tvm.cpu.kernels.codes import memory_types
-from edge.backends.tvm.cpu.kernels.lanes import Buffer, Value, i64, let, loop
+from edge.backends.tvm.cpu.kernels.lanes import Buffer, Value, i64, let, loop, quotient, remainder
 from edge.backends.tvm.kv.row_formats import FORMATS, RowFormat
 from edge.backends.tvm.packing.layout import Shape
 
@@ -33,7 +33,7 @@ def move_rows(shape: Shape, kv_dtype: str) -> Any:
 def _copy(form: RowFormat, head: int, arrays: dict[str, Buffer], source: Value, target: Value) -> None:
     """Row `target` becomes a copy of row `source`; both count from the start of the arrays."""
     keys, values, width = arrays["keys"], arrays["values"], head // form.packed
-    from_key, to_key = (let((row // 16 * 16) * width + row % 16) for row in (source, target))
+    from_key, to_key = (let(quotient(row, 16) * 16 * width + remainder(row, 16)) for row in (source, target))
     with loop(i64(0), i64(width)) as element:
         T.buffer_store(keys, keys[from_key + element * 16], [to_key + element * 16])
         T.buffer_store(values, values[source * width + element], [target * width + element])

@@ -21,6 +21,7 @@ from edge.backends.tvm.cpu.kernels.lanes import (
     let,
     load,
     loop,
+    quotient,
     spread,
     store,
     total,
@@ -37,7 +38,7 @@ def observe(
     votes: if 1, += share for the rows whose attention is above the average, and nothing for the others.
     `raw` is an offset into `memory`, with room for every row of the cache.
     """
-    tiles = let((query.visible + 15) // 16)
+    tiles = let(quotient(query.visible + 15, 16))
     sum_of_query = query_sum(cache, memory, query)
     most, sums, score = Register(), Register(), Register()
     most.value = floats(NEVER)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.cpu.kernels.attention import Limits, Query, Work, attend, finish, merge
-from edge.backends.tvm.cpu.kernels.lanes import Value, i64, let, loop, when
+from edge.backends.tvm.cpu.kernels.lanes import Value, i64, let, loop, quotient, remainder, when
 from edge.backends.tvm.cpu.kernels.observe import observe
 from edge.backends.tvm.cpu.phases.frame import Frame
 from edge.backends.tvm.packing.layout import work_offsets
@@ -16,7 +16,7 @@ def attend_step(f: Frame, layer: Value) -> None:
     shape, rows, limits = f.shape, f.target.score_rows, _limits(f, layer)
     with loop(i64(0), i64(shape.kv_heads)) as kv_head:
         visible = let(f.length(layer, kv_head) + 1)
-        mine = f.range(let((visible + 15) // 16))
+        mine = f.range(let(quotient(visible + 15, 16)))
         first = let(f.at("queries") + kv_head * f.at("query_rows") * shape.padded_head)
         for start in range(0, shape.group, rows):
             lines = range(start, min(start + rows, shape.group))
@@ -41,24 +41,24 @@ def attend_chunk(f: Frame, layer: Value) -> None:
     """Blocks of query rows, dealt out in turn: later ones see more rows and cost more."""
     shape, side, limits = f.shape, f.target.score_rows, _limits(f, layer)
     rows = let(f.count * shape.group)
-    units = let((rows + (side - 1)) // side * shape.kv_heads)
+    units = let(quotient(rows + (side - 1), side) * shape.kv_heads)
     with f.dealt_out(units) as unit:
-        kv_head, first = let(unit % shape.kv_heads), let(unit // shape.kv_heads * side)
+        kv_head, first = let(remainder(unit, shape.kv_heads)), let(quotient(unit, shape.kv_heads) * side)
         length = let(f.length(layer, kv_head))
         start = let(f.at("queries") + kv_head * f.at("query_rows") * shape.padded_head)
         lines = [let(first + index) for index in range(side)]
-        tokens = [let(T.min(line // shape.group, f.count - 1)) for line in lines]
+        tokens = [let(T.min(quotient(line, shape.group), f.count - 1)) for line in lines]
         queries = [
             Query(let(start + line * shape.padded_head), let(length + token + 1), f.position + token)
             for line, token in zip(lines, tokens, strict=True)
         ]
         work = _work(f, f.thread, i64(0))
-        tiles = (i64(0), let((queries[-1].visible + 15) // 16))
+        tiles = (i64(0), let(quotient(queries[-1].visible + 15, 16)))
         first_row = let(f.cache.first_row(layer, kv_head))
         attend(f.target, f.cache, f.floats, queries, first_row, tiles, work, limits, fetch=False)
         for index, (line, token) in enumerate(zip(lines, tokens, strict=True)):
             with when(line < rows):
-                head = kv_head * shape.group + line % shape.group
+                head = kv_head * shape.group + remainder(line, shape.group)
                 at = let(f.at("mixed") + token * shape.padded_mixed + head * shape.head)
                 finish(f.cache, shape.head, index, work, f.floats, at)
 
@@ -71,7 +71,7 @@ def observe_last(f: Frame, layer: Value) -> None:
         first = let(f.at("queries") + kv_head * f.at("query_rows") * shape.padded_head)
         first_row, length = let(f.cache.first_row(layer, kv_head)), let(f.length(layer, kv_head))
         with loop((f.count - f.observed) * shape.group, f.count * shape.group) as line:
-            token = let(line // shape.group)
+            token = let(quotient(line, shape.group))
             query = Query(let(first + line * shape.padded_head), let(length + token + 1), f.position + token)
             observe(f.cache, f.floats, query, first_row, raw, 1 / shape.group, f.votes, f.attention, limits)
 

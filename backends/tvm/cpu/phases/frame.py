@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +16,7 @@ from edge.backends.tvm.cpu.kernels.activations import Quantized, Sums, quantize
 from edge.backends.tvm.cpu.kernels.cache import Cache
 from edge.backends.tvm.cpu.kernels.codes import memory_types
 from edge.backends.tvm.cpu.kernels.isa import ISAS
-from edge.backends.tvm.cpu.kernels.lanes import Buffer, Register, Value, i64, let, load, loop, when
+from edge.backends.tvm.cpu.kernels.lanes import Buffer, Register, Value, i64, let, load, loop, quotient, when
 from edge.backends.tvm.cpu.kernels.matmul import Inputs, Matrix, Weights, multiply
 from edge.backends.tvm.cpu.kernels.norms import NORMS
 from edge.backends.tvm.cpu.kernels.threads import meet
@@ -123,11 +124,25 @@ class Frame:
         ahead = self.target.fetch_ahead if len(rows) == 1 else 0  # for several tokens, arithmetic is what takes time
         return multiply(self.isa, self.weights, matrix, tile, inputs, rows, ahead)
 
-    def product(
-        self, name: str, layer: Value, matrix: Matrix, tile: Value, inputs: Inputs, rows: Sequence[Value]
-    ) -> list[Register]:
-        """As `multiply`, with the matrix's bias added if it has one."""
-        sums = self.multiply(matrix, tile, inputs, rows)
+    def product(self, name: str, layer: Value, tile: Value, inputs: Inputs, rows: Sequence[Value]) -> list[Register]:
+        """As `multiply`, with a matrix of the layer, and its bias added if it has one.
+
+        There is code for every block type that the matrix has in some layer; each layer picks its own.
+        """
+        group = next(group for group, names in self.shape.groups.items() if name in names)
+        types: dict[str, list[int]] = {}  # and the variants that have them
+        for number, blocks in enumerate(self.design.variants[group]):
+            types.setdefault(blocks[self.shape.groups[group].index(name)], []).append(number)
+        if len(types) == 1:
+            sums = self.multiply(self.layer_matrix(layer, name, *types), tile, inputs, rows)
+        else:
+            sums = [Register() for _ in rows]
+            variant = let(self.layer_at(layer, group))
+            for block, numbers in types.items():
+                with when(functools.reduce(T.Or, [variant == number for number in numbers])):
+                    products = self.multiply(self.layer_matrix(layer, name, block), tile, inputs, rows)
+                    for each, result in zip(sums, products, strict=True):
+                        each.value = result.value
         if f"{name}.bias" in self.design.vectors:
             bias = let(load(self.weights.floats, self.layer_at(layer, f"{name}.bias") + tile * 16))
             for each in sums:
@@ -160,7 +175,7 @@ class Frame:
 
     def range(self, count: Value | int) -> tuple[Value, Value]:
         """The thread's part of `count` pieces."""
-        return let(self.thread * count // self.threads), let((self.thread + 1) * count // self.threads)
+        return let(quotient(self.thread * count, self.threads)), let(quotient((self.thread + 1) * count, self.threads))
 
     @contextmanager
     def shared_out(self, count: Value) -> Iterator[Value]:
@@ -176,7 +191,7 @@ class Frame:
     @contextmanager
     def dealt_out(self, count: Value) -> Iterator[Value]:
         """The pieces in turn, one thread after the other."""
-        with loop(i64(0), (count - self.thread + self.threads - 1) // self.threads) as turn:
+        with loop(i64(0), quotient(count - self.thread + self.threads - 1, self.threads)) as turn:
             yield let(self.thread + turn * self.threads)
 
     @contextmanager
@@ -190,7 +205,7 @@ class Frame:
         if self.single:
             yield [i64(0)]
             return
-        with loop(i64(0), (self.count + (self.batch - 1)) // self.batch) as batch:
+        with loop(i64(0), quotient(self.count + (self.batch - 1), self.batch)) as batch:
             yield [let(batch * self.batch + index) for index in range(self.batch)]
 
     @contextmanager
@@ -204,20 +219,6 @@ class Frame:
     def rows(self, tokens: Sequence[Value]) -> Sequence[Value]:
         """Rows of activations: in a step, the thread's own copy."""
         return [self.thread] if self.single else tokens
-
-    def per_variant(self, group: str, layer: Value, emit: Callable[[list[Matrix]], None]) -> None:
-        """Code for every combination of block types in use; a layer picks its own."""
-        variants = self.design.variants[group]
-        for number, blocks in enumerate(variants):
-            matrices = [
-                self.layer_matrix(layer, name, block)
-                for name, block in zip(self.shape.groups[group], blocks, strict=True)
-            ]
-            if len(variants) == 1:
-                emit(matrices)
-            else:
-                with when(self.layer_at(layer, group) == number):
-                    emit(matrices)
 
     def blocks(self, group: str) -> list[str]:
         return [name for blocks in self.design.variants[group] for name in blocks]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.cpu.kernels.functions import soft_cap
-from edge.backends.tvm.cpu.kernels.lanes import Value, i64, let, loop, store, when
+from edge.backends.tvm.cpu.kernels.lanes import Value, i64, let, loop, quotient, store, when
 from edge.backends.tvm.cpu.kernels.matmul import Inputs, Matrix
 from edge.backends.tvm.cpu.phases.frame import Frame
 from edge.backends.tvm.cpu.phases.stream import let_go
@@ -37,7 +37,7 @@ def head(f: Frame) -> None:
                 with when(f.wanted == 1):
                     _logits_tile(f, matrix, tile, inputs, [row], [i64(0)])
                 if not f.single:
-                    with when(f.wanted > 1), loop(i64(0), (f.wanted + (f.batch - 1)) // f.batch) as block:
+                    with when(f.wanted > 1), loop(i64(0), quotient(f.wanted + (f.batch - 1), f.batch)) as block:
                         rows = [let(block * f.batch + index) for index in range(f.batch)]
                         _logits_tile(f, matrix, tile, inputs, rows, rows)
         let_go(f, let(part + shape.layers))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from edge.backends.tvm.cpu.kernels.functions import ACTIVATIONS
 from edge.backends.tvm.cpu.kernels.lanes import Value, i64, let, load, loop, spread, store
-from edge.backends.tvm.cpu.kernels.matmul import Inputs, Matrix
+from edge.backends.tvm.cpu.kernels.matmul import Inputs
 from edge.backends.tvm.cpu.kernels.norms import rms_scale
 from edge.backends.tvm.cpu.phases.frame import Frame
 from edge.backends.tvm.packing.layout import GROUPS
@@ -17,15 +15,12 @@ def add(f: Frame, group: str, layer: Value, inputs: Inputs, post_norm: str) -> N
     has_norm = post_norm in f.design.vectors
     target = "normed" if has_norm else "x"  # nobody reads the normalised rows any more
 
-    def emit(matrices: list[Matrix]) -> None:
-        (name,) = GROUPS[group]
-        with f.tiles(-(-f.shape.hidden // 16)) as tile, f.batches() as tokens:
-            sums = f.product(name, layer, matrices[0], tile, inputs, f.rows(tokens))
-            for token, each in zip(tokens, sums, strict=True):
-                at = let(f.at(target) + token * f.shape.padded_hidden + tile * 16)
-                store(f.floats, at, each.value if has_norm else load(f.floats, at) + each.value)
-
-    f.per_variant(group, layer, emit)
+    (name,) = GROUPS[group]
+    with f.tiles(-(-f.shape.hidden // 16)) as tile, f.batches() as tokens:
+        sums = f.product(name, layer, tile, inputs, f.rows(tokens))
+        for token, each in zip(tokens, sums, strict=True):
+            at = let(f.at(target) + token * f.shape.padded_hidden + tile * 16)
+            store(f.floats, at, each.value if has_norm else load(f.floats, at) + each.value)
 
 
 def add_normed(f: Frame, layer: Value, post_norm: str) -> None:
@@ -50,15 +45,13 @@ def _add_normed(f: Frame, weight: Value) -> None:
             store(f.floats, x + at, load(f.floats, x + at) + normed)
 
 
-def widen(f: Frame, layer: Value, matrices: Sequence[Matrix], inputs: Inputs) -> None:
+def widen(f: Frame, layer: Value, inputs: Inputs) -> None:
     """activation(gate) · up, or activation(up) where there is no gate."""
     shape, names = f.shape, f.shape.groups["gate_up"]
     activation = ACTIVATIONS[shape.activation]
     with f.tiles(-(-shape.ffn // 16)) as tile, f.batches() as tokens:
         rows = f.rows(tokens)
-        first, *second = (
-            f.product(name, layer, matrix, tile, inputs, rows) for name, matrix in zip(names, matrices, strict=True)
-        )
+        first, *second = (f.product(name, layer, tile, inputs, rows) for name in names)
         for index, token in enumerate(tokens):
             value = activation(first[index].value)
             for each in second:

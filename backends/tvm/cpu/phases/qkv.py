@@ -16,17 +16,19 @@ from edge.backends.tvm.cpu.kernels.lanes import (
     let,
     load,
     loop,
+    quotient,
+    remainder,
     spread,
     store,
     swap_pairs,
     total,
 )
-from edge.backends.tvm.cpu.kernels.matmul import Inputs, Matrix
+from edge.backends.tvm.cpu.kernels.matmul import Inputs
 from edge.backends.tvm.cpu.phases.frame import Frame
 from edge.backends.tvm.packing.layout import GROUPS
 
 
-def qkv(f: Frame, layer: Value, matrices: Sequence[Matrix], inputs: Inputs) -> None:
+def qkv(f: Frame, layer: Value, inputs: Inputs) -> None:
     """Queries to scratch, keys and values to the cache; keys and queries turned by RoPE.
 
     A head of keys or values is one piece of work, as quantized rows need its largest value, and so are queries
@@ -35,14 +37,14 @@ def qkv(f: Frame, layer: Value, matrices: Sequence[Matrix], inputs: Inputs) -> N
     shape, parts = f.shape, f.shape.padded_head // 16
     queries_whole = "attn_q_norm" in f.design.vectors or f.cache.form.turned
     before = 0
-    for name, matrix in zip(GROUPS["qkv"], matrices, strict=True):
+    for name in GROUPS["qkv"]:
         heads = shape.heads if name == "attn_q" else shape.kv_heads
         if name == "attn_q" and not queries_whole:
             with _pieces(f, heads * parts, before, 1) as tile:
-                _query_tile(f, layer, matrix, tile, inputs)
+                _query_tile(f, layer, tile, inputs)
         else:
             with _pieces(f, heads, before, parts) as head:
-                _whole_head(f, name, matrix, layer, head, inputs)
+                _whole_head(f, name, layer, head, inputs)
         before += heads * parts
 
 
@@ -54,16 +56,16 @@ def _pieces(f: Frame, count: int, before: int, size: int) -> Iterator[Value]:
             yield piece
         return
     tiles = (f.shape.heads + 2 * f.shape.kv_heads) * (f.shape.padded_head // 16)
-    first, last = (_clip((edge - before + (size - 1)) // size, count) for edge in f.range(i64(tiles)))
+    first, last = (_clip(T.truncdiv(edge - before + (size - 1), i64(size)), count) for edge in f.range(i64(tiles)))
     with loop(first, last) as piece:
         yield piece
 
 
-def _query_tile(f: Frame, layer: Value, matrix: Matrix, tile: Value, inputs: Inputs) -> None:
+def _query_tile(f: Frame, layer: Value, tile: Value, inputs: Inputs) -> None:
     parts = f.shape.padded_head // 16
-    head, part = let(tile // parts), let(tile % parts)
+    head, part = let(quotient(tile, parts)), let(remainder(tile, parts))
     with f.batches() as tokens:
-        sums = f.product("attn_q", layer, matrix, tile, inputs, f.rows(tokens))
+        sums = f.product("attn_q", layer, tile, inputs, f.rows(tokens))
         for token, each in zip(tokens, sums, strict=True):
             _store_query(f, head, token, part, _turn(f, layer, each.value, token, part))
 
@@ -71,18 +73,18 @@ def _query_tile(f: Frame, layer: Value, matrix: Matrix, tile: Value, inputs: Inp
 def _store_query(f: Frame, head: Value, token: Value, part: Value | int, vector: Value) -> None:
     """The query heads of a KV head lie together, [KV heads, tokens · group, head]."""
     shape = f.shape
-    first = f.at("queries") + (head // shape.group) * f.at("query_rows") * shape.padded_head
-    at = first + (token * shape.group + head % shape.group) * shape.padded_head + part * 16
+    first = f.at("queries") + quotient(head, shape.group) * f.at("query_rows") * shape.padded_head
+    at = first + (token * shape.group + remainder(head, shape.group)) * shape.padded_head + part * 16
     store(f.floats, at, vector * floats(shape.query_scale))
 
 
-def _whole_head(f: Frame, name: str, matrix: Matrix, layer: Value, head: Value, inputs: Inputs) -> None:
+def _whole_head(f: Frame, name: str, layer: Value, head: Value, inputs: Inputs) -> None:
     parts = f.shape.padded_head // 16
     with f.batches() as tokens:
         strip = Strip(len(tokens) * parts)
         with loop(i64(0), i64(parts)) as part:
             tile = let(head * parts + part)
-            sums = f.product(name, layer, matrix, tile, inputs, f.rows(tokens))
+            sums = f.product(name, layer, tile, inputs, f.rows(tokens))
             for index, each in enumerate(sums):
                 strip[index * parts + part] = each.value
         with loop(i64(0), i64(len(tokens))) as index:
@@ -93,7 +95,7 @@ def _whole_head(f: Frame, name: str, matrix: Matrix, layer: Value, head: Value, 
 
 
 def _store_head(f: Frame, name: str, layer: Value, head: Value, token: Value, vectors: Sequence[Value]) -> None:
-    kv_head = head // f.shape.group if name == "attn_q" else head
+    kv_head = quotient(head, f.shape.group) if name == "attn_q" else head
     if name == "attn_v":
         row = let(f.length(layer, head) + token)
         f.cache.write_value(let(f.cache.first_row(layer, head)), row, vectors)

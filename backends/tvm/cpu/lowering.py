@@ -1,0 +1,60 @@
+"""TVM's compiler, as far as the native engine needs it: from functions of the generator to an object file.
+
+TVM's own pipeline is made for schedules and GPUs. Nine tenths of its time go by in passes that change nothing in
+functions that are written out as ours are, so these go through the few that do.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from collections.abc import Mapping
+from typing import Any
+
+from edge.backends.tvm.cpu.targets import Target
+from edge.devices.output import work_folder
+
+
+class _Absent(types.ModuleType):
+    """Stands for a part of TVM that is not imported."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+def import_compiler() -> None:
+    """Import TVM without the parts that compiling for a CPU does not need, which take two thirds of the import's time.
+
+    For processes that only compile, as those parts do not work afterwards.
+    """
+    os.environ["TVM_DEVICE_BACKEND_AUTOLOAD"] = "0"  # CUDA's, Vulkan's …
+    for name in ("tvm.relax", "tvm.runtime.disco", "tvm.te"):
+        sys.modules.setdefault(name, _Absent(name))
+    import tvm  # noqa: F401
+
+
+def compile_object(entries: Mapping[str, Any], functions: Mapping[str, Any], target: Target) -> bytes:
+    """The object file of functions of TVM: of entries with TVM's calling convention, of the others with C's."""
+    from tvm import IRModule, get_global_func
+    from tvm.ir.transform import PassContext, Sequential
+    from tvm.target import Target as Machine
+    from tvm.tirx import transform
+
+    machine = Machine(target.llvm)
+    bind = transform.BindTarget(machine.with_host(machine))
+    with PassContext():
+        module = transform.MakePackedAPI()(bind(IRModule(entries)))
+        module.update(bind(IRModule(functions)))
+        module = Sequential([
+            transform.StmtSimplify(),
+            get_global_func("s_tir.transform.RewriteUnsafeSelect")(),
+            transform.LowerTVMBuiltin(),
+            transform.LowerIntrin(),
+        ])(module)  # fmt: skip
+        compiled = get_global_func("target.build.llvm")(module, machine)
+    with work_folder() as folder:
+        path = folder / "pass.o"
+        compiled.write_to_file(str(path), "o")
+        return path.read_bytes()
