@@ -283,6 +283,11 @@ class ObservedEngine(Engine, Protocol):
         ...
 
 
+class LoadProgress(Protocol):
+    def __call__(self, part: float, doing: str = "") -> None:
+        """The fraction that is loaded, and what takes the time, if that is more than reading a file."""
+
+
 class Backend(Protocol):
     """The module of one engine. Register it in `backends/__init__.py`."""
 
@@ -312,9 +317,9 @@ class Backend(Protocol):
         ...
 
     def load(
-        self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None
+        self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: LoadProgress | None = None
     ) -> Engine:
-        """Load weights and allocate everything. `progress` is called with the fraction that is loaded."""
+        """Load weights and allocate everything."""
         ...
 
     def operators(

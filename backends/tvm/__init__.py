@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from edge.backends.base import Capabilities, EngineConfig, Footprint, MostRows, Operator, Tuned, all_positions
+from edge.backends.base import (
+    Capabilities,
+    EngineConfig,
+    Footprint,
+    LoadProgress,
+    MostRows,
+    Operator,
+    Tuned,
+    all_positions,
+)
 from edge.errors import MissingExtraError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
@@ -97,9 +106,7 @@ def tuned(spec: ModelSpec, kv_dtype: str) -> Tuned | None:
     return find_tuned(spec, kv_dtype)
 
 
-def load(
-    file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None
-) -> NativeEngine:
+def load(file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: LoadProgress | None = None) -> NativeEngine:
     """Compile and repack what is not in the cache folder, map the weights, allocate the cache.
 
     Raises EngineError if compiling fails, CacheError if the cache folder cannot be written.

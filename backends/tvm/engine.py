@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from edge.backends.base import EngineConfig, check_positions, check_tokens, state_key
+from edge.backends.base import EngineConfig, LoadProgress, check_positions, check_tokens, state_key
 from edge.backends.head_kv import HeadKV
 from edge.backends.rope import CacheRope, Rotation
 from edge.backends.tvm import CAPABILITIES, NAME
-from edge.backends.tvm.compiler.compiled import compiled
+from edge.backends.tvm.compiler.compiled import compiled, is_compiled
 from edge.backends.tvm.compiler.design import Design
 from edge.backends.tvm.compiler.sources import source_hash
 from edge.backends.tvm.cpu import marks
-from edge.backends.tvm.cpu.elf import Call
-from edge.backends.tvm.cpu.streaming import Disk, make_streams, streaming_need
+from edge.backends.tvm.cpu.elf import Call, Image
+from edge.backends.tvm.cpu.streaming import Disk, Streams, make_streams, streaming_need
 from edge.backends.tvm.cpu.targets import choose_target, with_tuning
 from edge.backends.tvm.cpu.workers import Workers
 from edge.backends.tvm.kv.regions import TILE, Regions, longest_head
 from edge.backends.tvm.kv.row_formats import FORMATS
 from edge.backends.tvm.kv.store import NativeStore, choose_normals
 from edge.backends.tvm.memory import aligned_zeros, pointer
-from edge.backends.tvm.packing.layout import Job, fill_table, make_layout, make_scratch, round_up
+from edge.backends.tvm.packing.layout import Job, Layout, fill_table, make_layout, make_scratch, round_up
 from edge.backends.tvm.packing.weights import open_weights
 from edge.errors import EngineError, UnsupportedError
 from edge.formats.gguf import GGUFFile
@@ -41,17 +43,15 @@ class NativeEngine:
     capabilities = CAPABILITIES
 
     def __init__(
-        self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None,
+        self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: LoadProgress | None = None,
         *, timed: bool = False,
     ) -> None:  # fmt: skip
         """timed: compiled with the marks of `marks.py`, whose counters are `times`."""
         self.spec, self.config = spec, config
         target, layout = with_tuning(choose_target(), config.tuning), make_layout(file, spec)
         design = replace(Design.of(layout, config.kv_dtype, target), timed=timed)
-        image = compiled(design, progress and (lambda part: progress(part / 2)))
         streams = make_streams(layout, streaming_need(spec, config).kept, config.threads) if config.resident else None
-        packing = progress and (lambda part: progress(0.5 + part / 2))
-        self._weights = open_weights(file, layout, packing, streams)
+        image, self._weights = _prepare(file, layout, design, streams, progress)
         self._disk = Disk(streams is not None)
 
         positions = spec.context if config.per_head else config.capacity  # gaps stay open while the context allows
@@ -184,3 +184,30 @@ def _angle_table(rotation: Rotation, kind: int, positions: AnyArray) -> FloatArr
     """float32 [positions, 2, head], as kernels read it: cosines of every dimension, then −sin and +sin of each pair."""
     cos, sin = rotation.tables(kind, positions)
     return np.stack([np.repeat(cos, 2, axis=1), np.stack([-sin, sin], axis=-1).reshape(len(sin), -1)], axis=1)
+
+
+def _prepare(
+    file: GGUFFile, layout: Layout, design: Design, streams: Streams | None, progress: LoadProgress | None
+) -> tuple[Image, AnyArray]:
+    """The compiled pass and the packed weights. A child process compiles the one while this one packs the other."""
+    if is_compiled(design):
+        packing = progress and (lambda part: progress(part, "packing weights (first run only)"))
+        return compiled(design), open_weights(file, layout, packing, streams)
+    lock, parts, stopped = threading.Lock(), {"compiled": 0.0, "packed": 0.0}, threading.Event()
+
+    def note(name: str, part: float) -> None:
+        if stopped.is_set():
+            raise EngineError("loading was stopped")
+        with lock:
+            parts[name] = part
+            if progress:
+                progress(sum(parts.values()) / len(parts), "compiling for this CPU (first run only)")
+
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            weights = pool.submit(open_weights, file, layout, lambda part: note("packed", part), streams)
+            image = compiled(design, lambda part: note("compiled", part))
+            return image, weights.result()
+        except BaseException:  # Ctrl-C, too
+            stopped.set()
+            raise

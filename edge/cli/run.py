@@ -107,7 +107,10 @@ def run(
             threads=threads,
             expected_tokens=None if limit is None else asked.waiting + limit,
         )
-        load_bar = shown.step(f"loading {opened.path.name}")
+
+        def on_load(part: float, doing: str = "") -> None:
+            shown.step(doing or f"loading {opened.path.name}")(part, 1.0)
+
         with load(
             opened,
             backend=backend,
@@ -116,7 +119,7 @@ def run(
             max_temp=max_temp,
             meter=meter,
             request=request,
-            on_load=lambda part: load_bar(part, 1.0),
+            on_load=on_load,
             prompt_cache=prompt_cache,
             prompt_cache_size=prompt_cache_size,
         ) as session:

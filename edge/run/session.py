@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from edge.backends import find_backend
-from edge.backends.base import Backend, Engine
+from edge.backends.base import Backend, Engine, LoadProgress
 from edge.budget import Budget, format_bytes
 from edge.devices.memory import memory_use
 from edge.devices.power import find_meter, memory_root, sensors_root
@@ -57,7 +57,7 @@ def load(
     max_temp: str | float | None = None,
     meter: EnergyMeter | None = None,
     request: PlanRequest | None = None,
-    on_load: Callable[[float], None] | None = None,
+    on_load: LoadProgress | None = None,
     prompt_cache: str | Path | PromptCache | None = None,
     prompt_cache_size: str | int = DEFAULT_SIZE,
     **plan_options: object,
@@ -110,7 +110,7 @@ class Session:
         backend: Backend,
         plan: Plan,
         budget: Budget,
-        on_load: Callable[[float], None] | None = None,
+        on_load: LoadProgress | None = None,
         prompt_cache: PromptCache | None = None,
         meter: EnergyMeter | None = None,
     ) -> None:

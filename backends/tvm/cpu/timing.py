@@ -31,7 +31,12 @@ def time_operators(
 ) -> list[Operator]:  # fmt: skip
     """See `Backend.operators`. bytes: of the packed weights, padding included, and of KV rows that queries see."""
     check_pass(config, tokens, context, passes)
-    engine = NativeEngine(file, spec, config, progress and (lambda part: progress(_LOADING * part)), timed=True)
+
+    def on_load(part: float, _doing: str = "") -> None:
+        if progress:
+            progress(_LOADING * part)
+
+    engine = NativeEngine(file, spec, config, on_load, timed=True)
 
     def run(ids: IntArray) -> AnyArray:
         engine.times[:] = 0
