@@ -284,7 +284,7 @@ class ObservedEngine(Engine, Protocol):
 
 
 class LoadProgress(Protocol):
-    def __call__(self, part: float, doing: str = "") -> None:
+    def __call__(self, part: float, doing: str = "", /) -> None:
         """The fraction that is loaded, and what takes the time, if that is more than reading a file."""
 
 
