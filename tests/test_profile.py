@@ -30,10 +30,20 @@ from edge.plan import PlanBytes
 from edge.profiling.child import Job, run_in_child
 from edge.profiling.measure import part_of
 from edge.profiling.memory import memory_base, split
-from edge.profiling.profile import Climate, MemoryBase, MemorySample, Profile, Roofs, Settings, Sustained, Window
-from edge.profiling.reader import build, read_profile
+from edge.profiling.profile import (
+    Climate,
+    MemoryBase,
+    MemorySample,
+    Profile,
+    Roofs,
+    Settings,
+    Sustained,
+    Window,
+    read_profile,
+)
 from edge.profiling.verdict import Evidence, evidence_of, judge
 from edge.report.profile import energy_table, roofline_table
+from edge.values import parse
 
 MODEL = str(GOLDEN / "llama-gqa-tied.gguf")
 PLAIN = Evidence(
@@ -337,7 +347,7 @@ def test_a_golden_model_is_profiled(tmp_path: Path) -> None:
     done = edge(*quick("--backend", "tvm,reference", "-o", str(html), "-o", str(markdown), "-o", str(kept), "--json"))
     assert done.returncode == 0, done.stderr
     profile = read_profile(kept)
-    assert profile == build(Profile, json.loads(done.stdout))
+    assert profile == parse(Profile, json.loads(done.stdout))
     assert [each.engine for each in profile.engines] == ["tvm", "reference"]
     for engine in profile.engines:
         assert [each.context for each in engine.curve] == [8, 32]
@@ -360,7 +370,7 @@ def test_a_golden_model_is_profiled(tmp_path: Path) -> None:
 def test_a_long_run_is_cut_into_windows() -> None:
     job = Job("measure", MODEL, "reference", settings(sustained_s=1.0))
     said = run_in_child(job, lambda what, share: None)
-    long_run = build(Sustained, said["sustained"])
+    long_run = parse(Sustained, said["sustained"])
     assert len(long_run.windows) == 5
     assert long_run.ratio > 0
 
@@ -502,6 +512,6 @@ def test_folders_are_no_reports(tmp_path: Path) -> None:
 
 
 def test_climate_without_a_sensor_is_nothing() -> None:
-    assert Climate(0.0, None, None, None) == build(
+    assert Climate(0.0, None, None, None) == parse(
         Climate, {"seconds": 0, "celsius": None, "hertz": None, "allowed": None}
     )

@@ -14,11 +14,11 @@ from profiles import make_bare_profile, make_engine, make_profile, make_sustaine
 
 from edge.errors import InputError
 from edge.profiling.compare import Comparison, compare_profiles
-from edge.profiling.profile import Profile, Spread
-from edge.profiling.reader import build, read_profile
+from edge.profiling.profile import Profile, Spread, read_profile
 from edge.report.comparison import comparison_json, comparison_report
 from edge.report.document import terminal
 from edge.report.page import render
+from edge.values import parse
 
 
 def document(found: Comparison, kind: str) -> str:
@@ -102,9 +102,9 @@ def test_new_names_within_a_schema_are_let_pass(tmp_path: Path) -> None:
 
 def test_numbers_must_be_finite() -> None:
     with pytest.raises(ValueError, match="p10"):
-        build(Spread, {"p10": float("nan"), "p50": 1.0, "p90": 1.0, "count": 3})
+        parse(Spread, {"p10": float("nan"), "p50": 1.0, "p90": 1.0, "count": 3})
     with pytest.raises(ValueError, match="p50"):
-        build(Spread, {"p10": 1, "p50": 10**400, "p90": 1.0, "count": 3})
+        parse(Spread, {"p10": 1, "p50": 10**400, "p90": 1.0, "count": 3})
 
 
 # Comparisons

@@ -159,7 +159,7 @@ def compare(
     """Two profiles of edge profile -o FILE.json side by side, B against A."""
     from edge.devices.output import write_whole
     from edge.profiling.compare import compare_profiles
-    from edge.profiling.reader import read_profile
+    from edge.profiling.profile import read_profile
     from edge.report.comparison import comparison_json, comparison_report
     from edge.report.document import check_place, terminal
     from edge.report.page import render

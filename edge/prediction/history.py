@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edge.backends.base import EngineConfig
 from edge.devices.host import processor
@@ -22,6 +22,7 @@ from edge.devices.private import is_private_file, make_private_folder, read_priv
 from edge.errors import CacheError, InputError
 from edge.model.spec import ModelSpec
 from edge.storage.lock import file_lock
+from edge.values import parse
 
 if TYPE_CHECKING:
     from edge.plan import Plan
@@ -46,6 +47,11 @@ class Phase:
     @property
     def token_s(self) -> float:
         return self.seconds / self.tokens
+
+    def __post_init__(self) -> None:
+        figures = (self.tokens, self.seconds, self.context, self.joules or 0.0)
+        if not self.tokens or not self.seconds or not all(map(_is_possible, figures)):
+            raise ValueError("no run has such a phase")
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,10 @@ class Run:
     energy_kind: str | None = None
     energy_source: str | None = None
     peak: int | None = None
+
+    def __post_init__(self) -> None:
+        if not all(map(_is_possible, (self.at, self.capacity, self.peak or 0))):
+            raise ValueError("no run has such figures")
 
 
 def model_key(spec: ModelSpec) -> str:
@@ -201,32 +211,12 @@ def _halve(path: Path) -> None:
 def _read(line: bytes) -> Run | None:
     """None if the line is damaged, or from another version of edge."""
     try:
-        fields: dict[str, Any] = json.loads(line)
-        run = Run(**fields | {
-            "setting": Setting(**fields["setting"]),
-            "prefill": _read_phase(fields["prefill"]),
-            "decode": _read_phase(fields["decode"]),
-        })  # fmt: skip
-    except (ValueError, TypeError, KeyError, RecursionError):
+        fields = json.loads(line)
+        return parse(Run, fields) if fields.keys() <= Run.__dataclass_fields__.keys() else None
+    except (ValueError, AttributeError, RecursionError):
         return None
-    texts = (run.label, run.policy, run.energy_kind or "", run.energy_source or "")
-    numbers = (run.at, run.capacity, run.peak or 0)
-    return run if all(isinstance(each, str) for each in texts) and all(map(_is_figure, numbers)) else None
 
 
-def _is_figure(value: Any) -> bool:
-    """A number that a run can have: NaN is none, nor is an integer that no float holds."""
-    return type(value) in (int, float) and 0 <= value < _TOO_LARGE
-
-
-def _read_phase(fields: Any) -> Phase | None:
-    """Raises TypeError, ValueError for what no run can have."""
-    if fields is None:
-        return None
-    phase = Phase(**fields)
-    numbers = [phase.tokens, phase.seconds, phase.context, *([] if phase.joules is None else [phase.joules])]
-    if not all(map(_is_figure, numbers)):
-        raise ValueError(numbers)
-    if not isinstance(phase.tokens, int) or not phase.tokens or not phase.seconds:
-        raise ValueError(numbers)
-    return phase
+def _is_possible(figure: float) -> bool:
+    """Whether a run can have this count, or these bytes or seconds."""
+    return 0 <= figure < _TOO_LARGE

@@ -32,8 +32,8 @@ from edge.profiling.measure import (
 )
 from edge.profiling.memory import Sampler, memory_base
 from edge.profiling.profile import Energy, EngineProfile, PhaseOperators, Settings, Timeline
-from edge.profiling.reader import build
 from edge.run.session import Session
+from edge.values import parse
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def _room(plan: Plan) -> str:
 
 def _answer(request: Any, say: Say) -> object:
     try:
-        return run_job(build(Job, request), lambda what, share: say({"doing": what, "share": share}))
+        return run_job(parse(Job, request), lambda what, share: say({"doing": what, "share": share}))
     except MemoryError:
         raise BudgetError("out of memory: state a smaller --memory") from None
 

@@ -25,9 +25,9 @@ from edge.profiling.profile import (
     Settings,
     Verdict,
 )
-from edge.profiling.reader import build
 from edge.profiling.verdict import evidence_of, judge
 from edge.storage.versions import own_versions
+from edge.values import parse
 
 ORACLE = "reference"  # correct and slow: measured only if it is asked for by name
 
@@ -104,10 +104,10 @@ def _measure(model: Model, name: str, settings: Settings, on_step: OnStep) -> En
         step("loading for the first time" if stage == "load" else "loading", 0.0)
         return run_in_child(Job(stage, str(model.path.absolute()), name, settings, measured), step)
 
-    first_load = build(Loaded, ask("load")).seconds
-    profile = replace(build(EngineProfile, ask("measure")), first_load_s=first_load)
+    first_load = parse(Loaded, ask("load")).seconds
+    profile = replace(parse(EngineProfile, ask("measure")), first_load_s=first_load)
     try:
-        told = build(Operators, ask("operators", profile))
+        told = parse(Operators, ask("operators", profile))
         return replace(profile, operators=told.phases, operators_peak=told.peak)
     except EdgeError as error:
         return replace(profile, operators_reason=str(error))

@@ -5,14 +5,20 @@ Times are seconds, sizes bytes, energy joules. None: not measured, or not told b
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
+from edge.devices.regular import read_regular
+from edge.errors import InputError
 from edge.plan import Plan, PlanRequest
+from edge.values import parse
 
 SCHEMA = 1
+_MOST_BYTES = 64 << 20  # a profile of an hour has less than a tenth
 KIND = "edge profile"  # tells its JSON from other JSON
 LOAD_S = 5.0  # what loading takes the first time, about; compiling takes longer
 _LEAST = 1e-12  # seconds: nothing takes less
@@ -384,3 +390,27 @@ class Profile:
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
         return asdict(self)
+
+
+def read_profile(path: Path) -> Profile:
+    """Raises InputError for a file that is no profile, or one of another schema."""
+    try:
+        text = read_regular(path, _MOST_BYTES + 1)
+        if len(text) > _MOST_BYTES:
+            raise InputError(f"{path}: too long for a profile of edge")
+        data = json.loads(text.decode("utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError):
+        raise InputError(f"{path}: no JSON: give files that edge profile -o FILE.json wrote") from None
+    if not isinstance(data, dict) or data.get("kind") != KIND:
+        raise InputError(f"{path}: no profile: give files that edge profile -o FILE.json wrote")
+    if type(data.get("schema")) is not int or data["schema"] != SCHEMA:
+        raise InputError(f"{path}: a profile of schema {str(data.get('schema'))[:20]}, this edge reads {SCHEMA}")
+    try:
+        profile = parse(Profile, data)
+        if not profile.engines:
+            raise ValueError("engines: none")
+        return profile
+    except ValueError as error:
+        raise InputError(f"{path}: a damaged profile ({error})") from None

@@ -128,13 +128,13 @@ def run_matrix(
                 on_progress(label, before + run, total)
 
             advance(0)
-            found = journal.find((cell, task))
-            if found is None:
-                found = _measure(setup, cell, task, material, advance, must=cell is cells[0])
-                remember(journal, found)
+            known = journal.find((cell, task))
+            found = known or _measure(setup, cell, task, material, advance, must=cell is cells[0])
             done += tokens
             on_progress(label, done, total)
-            yield found
+            yield found  # first: a report of an interrupted run then has everything that the journal has
+            if known is None:
+                remember(journal, found)
 
 
 def _measure(setup: Setup, cell: Cell, task: str, material: Material, advance: Advance, *, must: bool) -> Measured:
