@@ -1,4 +1,4 @@
-"""What our engines make of a device's ceilings: learnt on one machine, so that others can be estimated.
+"""The share of a device's ceilings that our engines reach: measured on one machine, to estimate others.
 
 tvm, llamacpp: by `benchmarks/efficiency.py` with SmolLM2-135M in Q4_1, Q4_0 and F16 on a 2-core AMD EPYC with AVX-512
 (one thread: 28 GB/s read, 110 GFLOP/s by NumPy, 854 Gop/s of bytes by ONNX Runtime), rounded; the bandwidths with two

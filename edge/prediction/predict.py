@@ -42,7 +42,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Guess:
-    """A figure that was predicted, and what it was predicted from."""
+    """A predicted figure and its source."""
 
     value: float
     source: str
@@ -59,8 +59,8 @@ class Decode:
 
 @dataclass(frozen=True)
 class Prediction:
-    """None: nobody knows. `unknown` says what is missing. *_tokens: of an answer behind the prompt. limited_tok_s:
-    decoding under the limit of watts. basis: what the estimates go by."""
+    """None: unknown; `unknown` says which figures of the device are missing. *_tokens: of an answer behind the prompt.
+    limited_tok_s: decoding under the limit of watts. basis: the figures that estimates follow from."""
 
     device: str
     prompt: int
@@ -97,8 +97,8 @@ def predict(
     power: Power | None = None, streaming_s: float | None = 0.0, meter: str | None = None,
 ) -> Prediction:  # fmt: skip
     """runs: earlier ones of the same setting on this device, if it is this one. power: instead of the profile's.
-    streaming_s: what streamed weights add to a pass (`edge.prediction.work`); None: nobody knows, nor therefore
-    how fast it runs. meter: the source of joules that a run will have; those of other sources say nothing of it."""
+    streaming_s: seconds that streamed weights add to a pass (`edge.prediction.work`); None: unknown, as
+    is then the speed. meter: the source of joules that a run will have; those of other sources say nothing of it."""
     roof = _Roof.of(spec, plan, device, streaming_s or 0.0)
     line, prefill = _decode_line(roof, runs), _prefill_seconds(roof, runs, wanted.prompt)
     if streaming_s is None:

@@ -18,10 +18,10 @@ Unit = Literal["s", "tok/s", "B", "J", "B/s", "flop/s", ""]
 
 @dataclass(frozen=True)
 class Compared:
-    """ratio: second / first; None where one of them is missing or is no match. better: which direction is.
+    """ratio: second / first; None where a figure is missing or the two do not match. better: the better direction.
 
-    sure: whether the difference is beyond the spread of both (p10 to p90 of one do not meet those of the other); None:
-    there is no spread, as of what was measured once, and so nothing that would tell a difference from noise.
+    sure: whether p10 to p90 of one lie apart from those of the other; None: without a spread, as for a single
+    measurement, nothing tells a difference from noise.
     """
 
     what: str
@@ -35,7 +35,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Comparison:
-    """differences: what else is not the same, in words: ratios are of this, too. notes: what disturbed figures."""
+    """differences: other things that differ, which ratios reflect, too. notes: what disturbed figures."""
 
     first: str
     second: str

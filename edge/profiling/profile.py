@@ -1,6 +1,6 @@
-"""A device profile: what was measured of one model on one device. The names are an interface, see docs/profile.md.
+"""A device profile: measurements of one model on one device. The names are an interface, see docs/profile.md.
 
-Times are seconds, sizes bytes, energy joules. None: not measured, or not told by this device.
+Times are seconds, sizes bytes, energy joules. None: not measured, or unknown on this device.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from edge.values import parse
 SCHEMA = 1
 _MOST_BYTES = 64 << 20  # a profile of an hour has less than a tenth
 KIND = "edge profile"  # tells its JSON from other JSON
-LOAD_S = 5.0  # what loading takes the first time, about; compiling takes longer
+LOAD_S = 5.0  # approximate time of a first load; compiling takes longer
 _LEAST = 1e-12  # seconds: nothing takes less
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured. prompt, answer: tokens. contexts: rows of the curve, growing. speed_s, curve_s, operators_s:
-    about so many seconds for prompts and answers, the curve, and operators. sustained_s: seconds, 0: not at all.
+    """What to measure. prompt, answer: tokens. contexts: rows of the curve, growing. speed_s, curve_s, operators_s:
+    approximate seconds for prompts and answers, the curve, and operators. sustained_s: of the long run; 0: none.
     The rest as in `edge run`."""
 
     prompt: int
@@ -50,17 +50,17 @@ class Settings:
 
     @property
     def engine_s(self) -> float:
-        """About so many seconds for one engine, all in all."""
+        """Approximate seconds for one engine."""
         return LOAD_S + sum(self.stages_s) + self.operators_s
 
     @property
     def stages_s(self) -> tuple[float, float, float]:
-        """About so many for prompts and answers, for the curve, and for the long run."""
+        """Approximate seconds for prompts and answers, for the curve, and for the long run."""
         return self.speed_s, self.curve_s, self.sustained_s
 
     @property
     def rows(self) -> int:
-        """KV rows that all of it needs."""
+        """KV rows that the longest measurement needs."""
         return max([self.prompt, *self.contexts]) + self.answer
 
     def request(self) -> PlanRequest:
@@ -362,7 +362,7 @@ Limit = Literal[
 
 @dataclass(frozen=True)
 class Verdict:
-    """limit: the one thing. sentence: for people, with its figures. advice: (why, command) pairs."""
+    """sentence: the limit for people, with its figures. advice: (why, command) pairs."""
 
     limit: Limit
     sentence: str

@@ -1,9 +1,8 @@
-"""What limits this device, in one sentence, and what to try: drawn from measurements, by rules that stand here.
+"""The limit of this device in one sentence, and commands to try: concluded from measurements by the rules below.
 
-The first rule that applies decides: weights that do not stay in memory, heat, a cache that had to be smaller than the
-run wanted, an engine that is not made to be fast; then memory bandwidth or arithmetic where an answer comes near what
-was measured of this device; then cores that others take, and threads that wait for each other. What comes near nothing
-is called overhead.
+The first rule that applies decides: weights that do not stay in memory, heat, a cache smaller than the run asked for,
+an engine that is not made to be fast; then memory bandwidth or arithmetic, where an answer comes near a measured
+ceiling; then cores that other programs take, and threads that wait for each other. The rest is called overhead.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from dataclasses import dataclass
 from edge.budget import format_bytes
 from edge.profiling.profile import EngineProfile, Limit, Profile, Sustained, Verdict
 
-_NEAR = 0.6  # of a ceiling, to be limited by it: no engine reaches it whole
-_CACHED = 1.1  # of the memory's bandwidth: more than that comes out of caches
+_NEAR = 0.6  # of a ceiling, to be limited by it: no engine reaches all of it
+_CACHED = 1.1  # of the memory's bandwidth: more comes out of caches
 _SLOWER = 0.9  # of the first minute's speed
 _HOT_MARGIN = 3.0  # °C below the point where the kernel slows the device down
 _COOL_MARGIN = 20.0  # °C below it, where heat is no reason
@@ -32,7 +31,7 @@ _FASTER = 1.1  # another engine
 
 @dataclass(frozen=True)
 class Evidence:
-    """Of the engine that runs would use. Shares are from 0 to 1, or beyond; None: not measured."""
+    """Figures of the engine that a run would choose. Shares are from 0 to 1, or beyond; None: not measured."""
 
     model: str  # as the user calls it
     engine: str
@@ -72,7 +71,6 @@ class Evidence:
 
 
 def judge(found: Evidence) -> Verdict:
-    """A pure function of what was found."""
     limit, sentence, advice = _first(found)
     return Verdict(limit, sentence, [*advice, *_general(found, limit)])
 
@@ -113,7 +111,7 @@ def _heat(found: Evidence) -> _Found | None:
     shown = " and ".join(filter(None, signs))
     cool = found.celsius is not None and found.trip is not None and found.celsius < found.trip - _COOL_MARGIN
     if not shown and (cool or found.sustained_others >= _TAKEN):
-        return None  # others are reason enough
+        return None  # other programs are reason enough
     shown = shown or "no sensor here says why"
     window = "minute" if found.window_s >= 60 else f"{found.window_s:g} s"
     kept = f"{found.sustained:.0%} of the speed of its first {window} is left at the end" if slower else "it runs hot"
@@ -216,7 +214,7 @@ def _nothing(found: Evidence) -> _Found:
 
 
 def _general(found: Evidence, limit: Limit) -> Iterator[tuple[str, str]]:
-    """What helps whatever the limit is; nothing that rests on figures which others disturbed."""
+    """Advice whatever the limit is; none that rests on figures which other programs disturbed."""
     if limit == "other programs":
         return
     if found.faster and found.faster[1] >= _FASTER:
@@ -266,7 +264,7 @@ def _more_memory(found: Evidence, why: str) -> tuple[str, str]:
 
 
 def _other_threads(found: Evidence) -> Iterator[tuple[str, str]]:
-    """More where cores are idle, else fewer; nothing where there is but one."""
+    """More where cores are idle, else fewer; no advice for a single thread."""
     if found.threads < found.cores:
         yield f"this device has {found.cores} cores", _bench(found, found.cores)
     elif found.threads > 1:
@@ -294,7 +292,7 @@ def _name(found: Evidence) -> str:
 
 
 def evidence_of(profile: Profile, again: str = "") -> Evidence:
-    """Of its first engine, the one that runs would use. again: the command that measures the same once more."""
+    """Evidence of the first engine, which a run would choose. again: the command that repeats the measurement."""
     engine, roofs = profile.engines[0], profile.roofs
     decode, plan = engine.decode, engine.plan
     climate, sustained = engine.timeline.climate, engine.sustained
@@ -343,7 +341,7 @@ def _share(value: float | None, most: float | None) -> float | None:
 
 
 def _kv_share(engine: EngineProfile, context: int) -> float:
-    """Of the bytes that a token of an answer reads at this context: what the rows in the cache take, counted."""
+    """The KV rows' share of the bytes that a token of an answer reads at this context, counted."""
     decode, plan = engine.decode, engine.plan
     read = (decode.bytes_per_s or 0.0) * decode.per_token.p50
     row, middle = plan.bytes.kv / plan.config.capacity, decode.tokens / 2
@@ -360,7 +358,7 @@ def _cooled(sustained: Sustained | None) -> float | None:
 
 
 def _wanted(profile: Profile) -> int:
-    """KV rows: all that were asked for, unless it was said how large the cache shall be."""
+    """KV rows that the settings ask for; with --kv-memory, those that fit."""
     settings = profile.settings
     if settings.kv_memory:
         return profile.engines[0].plan.config.capacity
@@ -368,7 +366,7 @@ def _wanted(profile: Profile) -> int:
 
 
 def _needed(profile: Profile) -> int:
-    """Bytes that the first engine would take with all rows that were wanted."""
+    """Bytes that the first engine would take with all of these rows."""
     plan = profile.engines[0].plan
     count = plan.bytes
     weights = profile.model.weight_bytes if plan.config.resident else 0  # of which only a part was planned for
@@ -377,7 +375,7 @@ def _needed(profile: Profile) -> int:
 
 
 def _waited(engine: EngineProfile) -> float | None:
-    """Of an answer's token; None where the engine does not tell."""
+    """The share of threads' time spent waiting in an answer's token; None where the engine does not tell."""
     for phase in engine.operators:
         told = [each for each in phase.operators if each.waited is not None]
         seconds = sum(each.seconds for each in told)
@@ -387,7 +385,7 @@ def _waited(engine: EngineProfile) -> float | None:
 
 
 def _faster(profile: Profile) -> tuple[str, float] | None:
-    """The engine with the fastest answers, if it is another than the first."""
+    """The engine with the fastest answers and how many times as fast it is, unless it is the first."""
     first, best = profile.engines[0], max(profile.engines, key=lambda each: each.decode.tok_s)
     times = best.decode.tok_s / first.decode.tok_s
     return (best.engine, times) if best is not first else None

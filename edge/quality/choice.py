@@ -1,4 +1,4 @@
-"""Which KV setting to choose, as far as what was measured tells settings apart."""
+"""Which KV setting to choose, as far as measurements tell settings apart."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DOES = {"ratio": "lose{s} least", "streamed": "find{s} most of what was read"}
 
 @dataclass(frozen=True)
 class Choice:
-    """What to take for a cache of one size, and why. size: as in `Cell`."""
+    """The setting to take for a cache of one size, and why. size: as in `Cell`."""
 
     size: str
     row: Row
@@ -25,7 +25,7 @@ class Choice:
 
 
 def choices(rows: Sequence[Row]) -> list[Choice]:
-    """For every size of which something was measured that says it, in their order."""
+    """For every size with a measurement that tells, in their order."""
     found = [(size, _candidates(rows, size)) for size in dict.fromkeys(row.cell.size for row in rows) if size]
     return [_choose(size, candidates) for size, candidates in found if candidates]
 
@@ -42,7 +42,7 @@ def figure_words(row: Row, name: str) -> str:
 
 
 def leaders(rows: Sequence[Row], name: str) -> list[Row]:
-    """Those that noise does not set apart from the best, which comes first. Of digits more is better."""
+    """The best setting, and those that noise does not tell from it. More digits are better, and lower ratios."""
     best, *others = sorted(rows, key=lambda row: row.figures[name].value, reverse=name != "ratio")
     return [best, *(row for row in others if not apart(best, row, name))]
 
@@ -54,7 +54,7 @@ def apart(one: Row, other: Row, name: str) -> bool:
         return False
     differences = [first - second for first, second in zip(mine, others, strict=True)]
     if name != "ratio":
-        differences += [1.0, -1.0]  # shares of few keys: all right and all wrong are not sure, either (Agresti)
+        differences += [1.0, -1.0]  # few keys: even all right or all wrong is uncertain (Agresti)
     left = len(differences) - 1
     if left + 1 < _LEAST:
         return False

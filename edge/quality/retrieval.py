@@ -1,6 +1,6 @@
-"""Retrieval: whether digits that were read once, somewhere in a long text, can still be told at its end.
+"""Retrieval: whether digits that occur once, somewhere in a long text, can be recalled at its end.
 
-Three protocols, because they differ in what they ask of a policy:
+Three protocols, since they ask different things of a policy:
 
 known: all of the text and the question are read, then the cache is compressed once, and the answer follows. This is how
 papers on compressing prompts measure. The cache is as large as the text until then.
@@ -55,9 +55,9 @@ class Trial:
 
 @dataclass(frozen=True)
 class Retrieved:
-    """Digits that were right, trial by trial."""
+    """Right digits, trial by trial."""
 
-    digits: list[int]  # that there are
+    digits: list[int]  # of the key
     depths: list[float]
     known: list[int]
     later: list[int]
@@ -97,7 +97,7 @@ def make_trials(model: Model, text: IntArray, count: int, length: int, seed: int
 
 
 def split_reply(tokenizer: Tokenizer, question: str, key: str) -> tuple[IntArray, IntArray]:
-    """The tokens of a question without digits, less its last one; that one, and the tokens of the key."""
+    """The tokens of a question without digits but its last one; the last one, and the tokens of the key."""
     tokens = tokenizer.encode(f"{question} {key}")
     shown = [index for index, token in enumerate(tokens) if digits_of(tokenizer, int(token))]
     if not shown or shown[0] == 0 or "".join(digits_of(tokenizer, int(each)) for each in tokens) != key:

@@ -51,14 +51,14 @@ class Windows:
         return -(-self.tokens.size // self.context)
 
     def read(self, number: int) -> IntArray:
-        """What a model reads of a window, int32 [n]: nobody needs a prediction of what comes after it."""
+        """The tokens of a window that a model reads, int32 [n]: all but the last."""
         window: IntArray = self._window(number)[:-1].copy()
         if window.size and self.bos is not None:
             window[0] = self.bos
         return window
 
     def targets(self, number: int) -> IntArray:
-        """What comes after each of them."""
+        """The token after each of them."""
         return self._window(number)[1:]
 
     @property

@@ -50,7 +50,7 @@ def width_of(words: str) -> float:
 
 @dataclass(frozen=True)
 class Axis:
-    """What is between two edges. ticks: values and what stands there; None: round numbers."""
+    """A range of values. ticks: values and their labels; None: round numbers."""
 
     low: float
     high: float
@@ -82,7 +82,7 @@ class Axis:
 
 @dataclass
 class Chart:
-    """label: what it shows, for those who cannot see it. caption: above it, as HTML sees text. height: of the plot."""
+    """label: a description for those who cannot see it. caption: the text above it. height: of the plot, in pixels."""
 
     label: str
     caption: str
@@ -104,12 +104,12 @@ class Chart:
         self.line([(self.x.low, y), (self.x.high, y)], colour, dash, 1.2)
 
     def area(self, upper: Points, lower: Points, colour: str, opacity: float) -> None:
-        """Between two lines, of which both go from left to right."""
+        """The area between two lines, both from left to right."""
         points = f"{self._points(upper)} {self._points(reversed(list(lower)))}"
         self._stretched += f'<polygon points="{points}" fill="{colour}" fill-opacity="{opacity}"/>'
 
     def mark(self, x: float, y: float, colour: str, shape: str = "circle", said: str = "") -> None:
-        """said: what a pointer that rests on it is told."""
+        """said: shown when a pointer rests on the mark."""
         self._placed += (
             f'<svg x="{self._percent(x)}" y="{self._down(y):.1f}"><path class="mark" d="{SHAPES[shape]}" '
             f'fill="{colour}"><title>{escape(said)}</title></path></svg>'
@@ -124,7 +124,7 @@ class Chart:
         self.keys.append((f'<path d="{SHAPES[shape]}" {paint}/>', words))
 
     def figure(self) -> str:
-        """As HTML, of which a page needs nothing else but the style sheet."""
+        """As HTML, for a page with the style sheet."""
         keys = "".join(
             f'<span><svg width="20" height="12" viewBox="-10 -6 20 12" aria-hidden="true">{sample}</svg>'
             f"{escape(words)}</span>"
