@@ -112,10 +112,16 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect what --exhaustive leaves out. A test's share depends on its name alone, so workers agree."""
     chosen = config.getoption("exhaustive")
-    if chosen == "all" or any("::" in argument for argument in config.invocation_params.args):
-        return  # a test that is named runs
+    named = [argument.partition("::")[2] for argument in config.invocation_params.args if "::" in argument]
+    if chosen == "all":
+        return
     if chosen == "no":
-        kept = [item for item in items if not item.get_closest_marker("exhaustive")]
+        wanted = tuple(named) or ("::",)  # a test that is named runs
+        kept = [
+            item
+            for item in items
+            if not item.get_closest_marker("exhaustive") or item.nodeid.partition("::")[2].startswith(wanted)
+        ]
     else:
         share, shares = map(int, chosen.split("/"))
         mine = [item for item in items if zlib.crc32(item.nodeid.encode()) % shares == share - 1]

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, open_golden
+from conftest import GOLDEN, examples, open_golden
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -228,7 +228,7 @@ def test_another_system_prompt_is_there_from_the_beginning(open_session: Open) -
 
 @pytest.mark.parametrize("model", ["llama-gqa-tied", "gemma2", "phi3"])
 @given(st.text(min_size=1, max_size=8), st.sampled_from([None, "Be brief."]))
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_a_system_prompts_rows_are_those_before_what_is_said(model: str, text: str, system: str | None) -> None:
     opened = model_of(model)
     rows = opened.system_rows(system)

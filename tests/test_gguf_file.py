@@ -13,6 +13,7 @@ from typing import Any
 
 import gguf
 import pytest
+from conftest import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -526,7 +527,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path.unlink(missing_ok=True)
 
 
-@settings(max_examples=400, deadline=2000, derandomize=True, database=None)
+@settings(max_examples=examples(100), deadline=2000, derandomize=True, database=None)
 @given(mutations=st.lists(MUTATIONS, min_size=1, max_size=4))
 def test_damaged_models_are_refused_or_opened(scratch: Path, mutations: list[Mutation]) -> None:
     scratch.write_bytes(mutate(TIED.read_bytes(), mutations))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import GOLDEN
+from conftest import GOLDEN, examples
 from hf_folders import FOLDERS, NAMES, PACKED, complaint, copy_folder, edit_json
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -133,7 +133,7 @@ def test_byte_level_families(family: str, smollm2_json: dict[str, Any], tmp_path
     check_ids(vocabulary_file(tmp_path, size), oracle, known)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(text=TORTURE)
 @pytest.mark.parametrize("name", ["gemma2", "gpt2", "llama", "mistral", "qwen2"])
 def test_any_text(name: str, text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -270,7 +270,7 @@ def test_files_of_sentencepiece_that_are_refused(
         fields_of(tmp_path, 4)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(100))
 @given(data=st.data())
 def test_damaged_files_of_sentencepiece(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     good = (FOLDERS / "spm.model").read_bytes()

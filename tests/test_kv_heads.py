@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, bring_back, load_engine, open_golden
+from conftest import GOLDEN, bring_back, examples, load_engine, open_golden
 from heads_oracle import HeadOracle
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -405,7 +405,7 @@ CAPACITIES = st.sampled_from([16, 23, 40])
 
 
 @pytest.mark.parametrize("policy", HEAD_POLICIES)
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(15), suppress_health_check=[HealthCheck.too_slow])
 @given(capacity=CAPACITIES, chunks=CHUNKS)
 @example(capacity=16, chunks=[(8, 8), (8, 8), (8, 1), *[(1, 1)] * 20, (8, 8)])
 def test_a_session_is_what_an_oracle_that_hides_rows_says(
@@ -423,7 +423,7 @@ def test_a_session_is_what_an_oracle_that_hides_rows_says(
 
 
 @pytest.mark.parametrize("policy", ["h2o", "adakv:window=4"])
-@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(10), suppress_health_check=[HealthCheck.too_slow])
 @given(capacity=CAPACITIES, chunks=CHUNKS)
 def test_a_session_with_an_int8_cache_keeps_its_rows(policy: str, capacity: int, chunks: list[tuple[int, int]]) -> None:
     twin = twin_of(policy, capacity, "int8")

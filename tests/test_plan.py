@@ -11,7 +11,7 @@ from typing import cast
 
 import numpy as np
 import pytest
-from conftest import load_engine, open_golden, run_child
+from conftest import examples, load_engine, open_golden, run_child
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -208,7 +208,7 @@ SMALL_REQUESTS = st.builds(
 )
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(SMALL_REQUESTS, st.sampled_from(["tvm", "llamacpp"]), st.integers(20, 89))
 def test_the_budget_that_is_named_is_the_smallest_that_fits(request_: PlanRequest, engine: str, memory: int) -> None:
     """Doing what the message says, and nothing else, gives a plan; a MiB less gives none."""
@@ -444,22 +444,27 @@ with edge.load(model, memory=memory, threads=1, **options) as session:
         ("tvm", "256MiB", 1024, "int8", "h2o"),
         ("tvm", "256MiB", 1024, "f16", "keydiff"),
         ("llamacpp", "256MiB", 512, "f16", "h2o"),
-        ("llamacpp", "400MiB", 2048, "f16", "snapkv"),
-        ("llamacpp", "300MiB", 1024, "f32", "tova"),
         ("llamacpp", "210MiB", 256, "f16", "streaming"),
-        ("llamacpp", "256MiB", 512, "q8_0", "streaming"),
         ("llamacpp", "220MiB", None, "f16", "streaming"),
-        ("llamacpp", "256MiB", None, "f16", "streaming"),
         ("llamacpp", "220MiB", None, "q4_0", "streaming"),
-        ("llamacpp", "300MiB", 1024, "f32", "streaming"),
-        ("llamacpp", "1GiB", 2048, "f16", "streaming"),
-        ("llamacpp", "512MiB", 4096, "q8_0", "streaming"),
         ("tvm", "180MiB", 256, "f16", "streaming"),
         ("tvm", "200MiB", None, "f16", "streaming"),
-        ("tvm", "256MiB", 2048, "f16", "streaming"),
         ("tvm", "256MiB", None, "int8", "streaming"),
-        ("tvm", "300MiB", 1024, "f32", "streaming"),
-        ("tvm", "1GiB", None, "f16", "streaming"),
+        *(
+            pytest.param(*each, marks=pytest.mark.exhaustive)
+            for each in (
+                ("llamacpp", "400MiB", 2048, "f16", "snapkv"),
+                ("llamacpp", "300MiB", 1024, "f32", "tova"),
+                ("llamacpp", "256MiB", 512, "q8_0", "streaming"),
+                ("llamacpp", "256MiB", None, "f16", "streaming"),
+                ("llamacpp", "300MiB", 1024, "f32", "streaming"),
+                ("llamacpp", "1GiB", 2048, "f16", "streaming"),
+                ("llamacpp", "512MiB", 4096, "q8_0", "streaming"),
+                ("tvm", "256MiB", 2048, "f16", "streaming"),
+                ("tvm", "300MiB", 1024, "f32", "streaming"),
+                ("tvm", "1GiB", None, "f16", "streaming"),
+            )
+        ),
     ],
 )
 def test_the_prediction_is_within_a_tenth_of_the_measured_peak(

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prefix_rows import WIDTH, PrefixRows, longest_common_prefix, rows_for, tokens_of
@@ -66,7 +67,7 @@ def folder() -> Iterator[Path]:
 
 
 @CACHES
-@settings(max_examples=60)
+@settings(max_examples=examples(40))
 @given(prompts=st.lists(PROMPT, min_size=1, max_size=8))
 def test_exactly_the_longest_common_prefix_is_reused(kind: str, prompts: list[IntArray]) -> None:
     with tempfile.TemporaryDirectory() as name:
@@ -137,7 +138,7 @@ def test_blocks_from_the_folder_stay_in_memory(folder: Path) -> None:
 
 
 @CACHES
-@settings(max_examples=40)
+@settings(max_examples=examples(25))
 @given(
     prompts=st.lists(st.tuples(PROMPT, st.sampled_from(["one", "other"])), min_size=2, max_size=14),
     blocks=st.integers(1, 9),
@@ -186,7 +187,7 @@ def test_of_a_prompt_larger_than_the_limit_the_beginning_is_kept(kind: str, fold
     assert run(cache, prompt) == 3 * BLOCK
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(40))
 @given(data=st.data())
 def test_blocks_that_are_held_or_have_some_behind_them_stay(data: st.DataObject) -> None:
     """Random puts, holds and releases; every reference is counted by hand."""
@@ -239,7 +240,7 @@ def damage(path: Path, data: st.DataObject) -> str:
     return kind if changed != content else "nothing"
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(60))
 @given(data=st.data())
 def test_damaged_files_are_never_believed(data: st.DataObject) -> None:
     """Whatever happens to the files, what is restored is right (see `run`), and what was lost is stored again."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, load_engine
+from conftest import GOLDEN, examples, load_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -114,7 +114,7 @@ def test_quantized_rows_that_lose_columns_become_f16(tmp_path: Path) -> None:
     assert (types["ffn_up"], types["ffn_down"], types["attn_q"]) == ("Q8_0", "F16", "Q8_0")
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(15))
 @given(share=st.floats(0, 0.99), layers=st.integers(0, 2))
 def test_any_share_leaves_whole_blocks(share: float, layers: int) -> None:
     spec = open_model(GOLDEN / "llama-gqa-untied.gguf").spec

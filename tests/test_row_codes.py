@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import load_engine, open_golden
+from conftest import examples, load_engine, open_golden
 from heads_oracle import HeadOracle
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -104,7 +104,14 @@ SIZES = {  # head, heads, KV heads, window
 }  # fmt: skip
 
 
-@pytest.fixture(params=SIZES.values(), ids=SIZES)
+USUAL = ("heads-of-64", "heads-of-10", "window")
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(SIZES[name], id=name, marks=[] if name in USUAL else [pytest.mark.exhaustive]) for name in SIZES
+    ]
+)
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> Model:
     """With weights in float32 nothing is rounded but the rows."""
     require_native()
@@ -221,7 +228,7 @@ def test_kept_rows_and_rotated_sinks_are_those_that_were_written(
         np.testing.assert_allclose(np.linalg.norm(engine.kv.keys(0)[:, :4], axis=-1), sizes, rtol=0.1)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(st.lists(st.integers(0, 39), min_size=1, unique=True), seeds)
 def test_saved_rows_come_back_bit_equal(rows: list[int], seed: int) -> None:
     require_native()

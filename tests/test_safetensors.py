@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import examples
 from hf_folders import FOLDERS, Tensors, complaint, read_tensors, safetensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -144,7 +145,7 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
         last.read()
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(100))
 @given(data=st.data())
 def test_damage_is_refused_or_harmless(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Bytes of the header changed, cut out or put in: an error of ours in one line, or tensors within the file."""

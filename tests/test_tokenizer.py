@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_gguf_file import ARRAY, BOOL, F32, GGUF, GOLDEN, I32, STRING, U32, Value
@@ -90,7 +91,7 @@ def test_decoding_gives_the_text_back(text: str) -> None:
         assert spm().decode(spm().encode(text, start=False)) == text.replace("\u2581", " ")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(TORTURE)
 def test_decoding_gives_any_text_back(text: str) -> None:
     text = known_to_smollm2(text)
@@ -139,7 +140,7 @@ def llama_cpp_spm() -> Iterator[LlamaCpp]:
     tokenize.close()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(text=TORTURE, special=st.booleans())
 def test_ids_are_those_of_llama_cpp(
     llama_cpp_smollm2: LlamaCpp, llama_cpp_spm: LlamaCpp, text: str, special: bool
@@ -183,7 +184,7 @@ def test_every_pre_tokenizer_is_that_of_llama_cpp(tmp_path: Path, vocabulary_onl
 # Parts and lengths
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(parts=st.lists(PIECES, max_size=15))
 def test_text_in_parts(parts: list[str]) -> None:
     for tokenizer in (smollm2(), spm()):
