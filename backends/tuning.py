@@ -51,7 +51,7 @@ class Measurer(Protocol):
 class Setting:
     """Where a tuning happens.
 
-    score: what is timed, in words. open: starts the measurer; its argument is called before anything is compiled.
+    score: the timed workload, in words. open: starts the measurer; its argument is called before each compilation.
     sources: a hash of the engine's code; trials of other code say nothing. versions: of what it compiles with.
     """
 

@@ -46,7 +46,7 @@ def check_texts(paths: Sequence[Path]) -> None:
 
 
 def calibration_tokens(tokenizer: Tokenizer, paths: Sequence[Path], count: int) -> IntArray:
-    """int32 [count or fewer]: the beginnings of all texts, as long as each other where they are long enough.
+    """int32 [count or fewer]: the beginnings of all texts, the same number of tokens from each that is long enough.
 
     Raises InputError if a text cannot be read or is empty.
     """
@@ -66,7 +66,7 @@ def calibration_tokens(tokenizer: Tokenizer, paths: Sequence[Path], count: int) 
 
 
 def sequences(tokens: IntArray, length: int = SEQUENCE) -> IntArray:
-    """Calibration tokens cut into sequences, int32 [n, length]; what is left over is dropped.
+    """Calibration tokens cut into sequences, int32 [n, length]; the rest is dropped.
 
     Raises InputError if there are fewer than LEAST tokens.
     """
@@ -108,7 +108,7 @@ def column_importance(
 
 
 def stages(spec: ModelSpec, layer: int) -> tuple[tuple[str, ...], ...]:
-    """The matrices of a layer in the order they are met; those of a stage multiply the same inputs."""
+    """The matrices of a layer in the order of the pass; those of a stage multiply the same inputs."""
     up = ("ffn_gate", "ffn_up") if find_recipe(spec).gated else ("ffn_up",)
     groups = ("attn_q", "attn_k", "attn_v"), ("attn_output",), up, ("ffn_down",)
     return tuple(tuple(f"blk.{layer}.{name}" for name in names) for names in groups)
@@ -134,7 +134,7 @@ class Walk:
     """Sequences of tokens, int32 [n, length], on their way through a model.
 
     hidden: their states, float32 [n · length, hidden]. weights: what the engine multiplies by, by the names of
-    `find_tensors`: a layer's may be changed up to the moment when its outputs are asked for.
+    `find_tensors`: a layer's may be changed until the next item of `layer` is requested.
     read: how weights are read, if not as the file has them.
     """
 
@@ -156,7 +156,7 @@ class Walk:
     def layer(self, layer: int) -> Iterator[tuple[tuple[str, ...], FloatArray]]:
         """The stages of a layer: names of matrices that share their inputs, and these, [tokens, columns].
 
-        Has to be asked to its end: then `hidden` are the states behind the layer.
+        Must be exhausted: only then `hidden` are the states behind the layer.
         Raises ModelFormatError if they are not finite.
         """
         for name in [name for name in self.weights if name.startswith("blk.")]:

@@ -1,7 +1,7 @@
 """The pipeline behind `edge convert`: GGUF is the pivot.
 
 A Hugging Face folder first becomes a GGUF file in its own types; pruning and quantizing make a GGUF file of a GGUF
-file; at last the model is written in the format that was asked for. Each step works tensor by tensor, in a folder
+file; at last the model is written in the requested format. Each step works tensor by tensor, in a folder
 beside the target, which appears only when everything has been written, read again and checked.
 """
 
@@ -44,7 +44,7 @@ _HELD = 8  # of the calibration text, so much is kept to measure what pruning di
 
 Progress = Callable[[float], None]
 Steps = Callable[[str], Progress]
-"""Takes the name of a step, returns what is told the share that is done."""
+"""Takes the name of a step, returns a function that takes the share that is done."""
 
 Tokens = Callable[[Tokenizer], IntArray]
 """Makes the calibration text's tokens, int32 [n], with the model's own tokenizer."""
@@ -53,8 +53,8 @@ Tokens = Callable[[Tokenizer], IntArray]
 @dataclass(frozen=True)
 class Conversion:
     """to: one of FORMATS. repair: steps of distillation after pruning. settings: how weights are quantized; None: they
-    stay. size, kl: types are mixed so that the GGUF has at most so many bytes, or loses at most so many nats.
-    onnx_method: how ONNX stores weights where that is no block type."""
+    stay. size, kl: types are mixed so that the GGUF file has at most this many bytes, or loses at most this many
+    nats. onnx_method: a form of weights that only ONNX has."""
 
     to: str
     pruning: Pruning | None = None

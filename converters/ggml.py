@@ -45,7 +45,7 @@ _SLAB = 64 << 20  # bytes of rows that llama.cpp holds at once
 
 @dataclass(frozen=True)
 class Request:
-    """What the child is asked for. importance: an .npz with one array per tensor; threads: 0 are all cores."""
+    """The job of the child process. importance: an .npz with one array per tensor; threads: 0 are all cores."""
 
     source: str
     target: str

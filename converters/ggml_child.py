@@ -1,4 +1,4 @@
-"""The process that runs `llama_model_quantize`: it says which tensor gets which type, and answers with all of them."""
+"""The process that runs `llama_model_quantize`. It reports each tensor's type as it is written, then all of them."""
 
 from __future__ import annotations
 

@@ -15,9 +15,7 @@ from typing import Any
 
 from edge.backends.onnx.graph.builder import KV_TYPES, make_graph
 from edge.backends.onnx.graph.check import check_graphs, check_weights
-from edge.backends.onnx.graph.forms import Blocks, Floats, Int8, NormalFloats
 from edge.backends.onnx.graph.layout import AS_IT_IS, Layout, Method, make_layout
-from edge.backends.onnx.graph.matmul_nbits import is_exact
 from edge.backends.onnx.graph.weights import write_weights
 from edge.converters.tokenizer_file import write_tokenizer
 from edge.devices.output import check_folder, new_folder
@@ -67,15 +65,15 @@ def write_onnx(
 
     method: from `find_method`. force: a folder that edge wrote before may be replaced. Raises InputError if `folder` is
     in the way or cannot be written, UnsupportedError for models that have no graph, ModelFormatError for weights that
-    are no numbers.
+    are not finite.
     """
     if file.folder is not None:
         raise InputError(f"{file.folder} is a model in ONNX already")
-    if find_spec("onnx") is None:  # which checks the graphs, at the end
+    if find_spec("onnx") is None:  # it checks the graphs at the end
         raise MissingExtraError("onnx", "onnx")
     layout = make_layout(file, spec, method)
     check_folder(folder, is_model_folder, force=force)
-    utf8_path(folder)  # which ONNX Runtime and the check of the graphs want
+    utf8_path(folder)  # ONNX Runtime and the checker need one
     with new_folder(folder) as target:
         write_weights(file, layout, target / WEIGHTS, progress and (lambda part: progress(part * _WEIGHTS_SHARE)))
         _write_graphs(layout, spec, target)
@@ -91,15 +89,8 @@ def write_onnx(
 
 
 def rounded_types(file: GGUFFile, spec: ModelSpec, method: Method = AS_IT_IS) -> list[str]:
-    """Block types of the file whose weights are rounded once more, as ONNX Runtime has no such grid."""
-    found = set()
-    for matrix in make_layout(file, spec, method).matrices.values():
-        kinds = {file.tensors[part.source.tensor].type for part in matrix.parts}
-        if isinstance(matrix.form, Blocks):
-            found |= {kind for kind in kinds if not is_exact(kind, matrix.form.bits)}
-        elif not isinstance(matrix.form, Floats):
-            found |= kinds
-    return sorted(found)
+    """Block types of the file whose weights are rounded once more, since ONNX Runtime has no such grid."""
+    return make_layout(file, spec, method).rounded_types(file)
 
 
 def _graphs() -> list[tuple[str, bool]]:
@@ -119,17 +110,7 @@ def _write_metadata(file: GGUFFile, target: Path) -> None:
 
 def _write_manifest(file: GGUFFile, layout: Layout, target: Path) -> dict[str, int]:
     sizes = {path.name: path.stat().st_size for path in sorted(target.iterdir())}
-    types = {
-        part.source.tensor: matrix.form.type
-        for matrix in layout.matrices.values()
-        for part in matrix.parts
-        if isinstance(matrix.form, (NormalFloats, Int8))
-    }
-    outliers = {
-        matrix.parts[0].name: list(matrix.form.outliers)
-        for matrix in layout.matrices.values()
-        if isinstance(matrix.form, Int8) and matrix.form.outliers
-    }
+    types = layout.types
     said: dict[str, Any] = {
         "format": FORMAT,
         "source": file.path.name,
@@ -140,7 +121,7 @@ def _write_manifest(file: GGUFFile, layout: Layout, target: Path) -> dict[str, i
         },
         "files": {name: {"bytes": size, "sha256": hash_file(target / name)} for name, size in sizes.items()},
         "tensors": [[info.name, types.get(info.name, info.type), list(info.shape)] for info in file.tensors.values()],
-        "outliers": outliers,
+        "outliers": layout.outliers,
     }
     (target / MANIFEST).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
     return sizes | {MANIFEST: (target / MANIFEST).stat().st_size}

@@ -18,7 +18,7 @@ from edge.types import AnyArray, FloatArray
 
 PLAIN = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
 _HEAD = "Q8_0"  # the head decides between tokens: fewer bits there cost more than they save
-_ODD = "F16"  # rows that are no whole blocks
+_ODD = "F16"  # for rows that are not whole blocks
 _SLAB = 4 << 20  # bytes of float32 rows that are rounded at once
 _VERSION = 2  # of ggml's block formats
 _UNNAMED = 1024  # llama.cpp's flag for "guessed"
@@ -68,11 +68,14 @@ def _is_matrix(info: TensorInfo) -> bool:
     return len(info.shape) == 2 and kind == "weight" and not stem.endswith("_norm") and stem != "position_embd"
 
 
-_LARGEST_F16 = 65_504  # which scales of blocks cannot exceed; blocks of smaller weights need no look
+_LARGEST_F16 = 65_504  # scales of blocks cannot exceed it; blocks of smaller weights need no check
 
 
 def rounded(file: GGUFFile, info: TensorInfo, kind: str) -> AnyArray:
-    """A tensor's bytes in another type, a slab of rows at a time. Raises ModelFormatError for what is no number."""
+    """A tensor's bytes in another type, a slab of rows at a time.
+
+    Raises ModelFormatError for weights that are not finite.
+    """
     data = file.tensor_bytes(info)
     if info.type == kind:
         return data

@@ -1,8 +1,8 @@
 """Structured pruning: whole layers, or channels of the feed-forward networks, by what they do on calibration text.
 
-Layers: the Block Influence of ShortGPT (arXiv:2403.03853), 1 − E[cos(x, layer(x))] over tokens: those that turn the
-hidden state least go first. Channels: E[x²] · ‖w‖², the mean square of what a channel adds to the hidden state, with w
-its column of ffn_down, as in Wanda's |weight| · ‖activation‖ (arXiv:2306.11695), for whole channels.
+Layers: the Block Influence of ShortGPT (arXiv:2403.03853), 1 − E[cos(x, layer(x))] over tokens: layers that change the
+direction of the hidden state least are removed first. Channels: E[x²] · ‖w‖², the mean square of what a channel adds to
+the hidden state, with w its column of ffn_down: Wanda's |weight| · ‖activation‖ (arXiv:2306.11695) for whole channels.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from edge.likelihood import negative_log_likelihoods
 from edge.model.spec import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray
 
-_BLOCK = 32  # channels come in blocks, so that the rows of ffn_down can be quantized afterwards
-_KEPT_IN = "F16"  # what quantized rows become that lose columns
+_BLOCK = 32  # channels are removed in blocks, so that the rows of ffn_down can be quantized afterwards
+_KEPT_IN = "F16"  # the type of quantized rows that lose columns
 
 Progress = Callable[[float], None]
 
 
 @dataclass(frozen=True)
 class Pruning:
-    """layers: how many go. ffn: the share of channels that go, 0 … 1, rounded to whole blocks of 32."""
+    """layers: how many are removed. ffn: the share of channels to remove, 0 … 1, rounded to whole blocks of 32."""
 
     layers: int = 0
     ffn: float = 0.0
@@ -48,7 +48,7 @@ class Importance:
 
 @dataclass(frozen=True)
 class Pruned:
-    """What went. importance: of every layer of the source."""
+    """layers: those that were removed. importance: of every layer of the source."""
 
     layers: tuple[int, ...]
     ffn: tuple[int, int]  # channels before and after
@@ -57,7 +57,7 @@ class Pruned:
 
 
 def check_pruning(spec: ModelSpec, pruning: Pruning) -> int:
-    """How many channels stay. Raises InputError, UnsupportedError."""
+    """The number of channels that stay. Raises InputError, UnsupportedError."""
     if not 0 <= pruning.layers < spec.layers:
         raise InputError(f"--prune-layers {pruning.layers}: the model has {spec.layers} layers, and one must stay")
     if not 0 <= pruning.ffn < 1:
@@ -149,7 +149,7 @@ class _Cut:
 
 
 def _cuts(file: GGUFFile, spec: ModelSpec, kept: list[int], channels: IntArray) -> Iterator[_Cut]:
-    """What becomes of every tensor. channels: those that stay, in each layer of the source, [layers, count]."""
+    """The cut of every tensor. channels: those that stay, in each layer of the source, [layers, count]."""
     for name, info in file.tensors.items():
         if not name.startswith("blk."):
             yield _Cut(info, Planned(name, info.shape, info.type))
@@ -171,7 +171,7 @@ def _cuts(file: GGUFFile, spec: ModelSpec, kept: list[int], channels: IntArray) 
 
 
 def perplexity_on(file: GGUFFile, spec: ModelSpec, tokens: IntArray) -> float:
-    """Of a text, int32 [n], in sequences that begin anew: to compare models that were made of each other."""
+    """The perplexity of a text, int32 [n], in independent sequences: to compare a model with those made from it."""
     parts = sequences(tokens)
     walk = Walk(file, spec, parts)
     for layer in range(spec.layers):

@@ -1,7 +1,7 @@
-"""A GGUF file in fewer bits: what each tensor becomes, and the matrices rounded one after the other.
+"""Quantize a GGUF file: choose the type of each tensor, and round the matrices one after the other.
 
-Methods that calibrate see what matrices multiply in the model as it is rounded so far, so that later ones make good
-what earlier ones did.
+Methods that calibrate see the inputs of a matrix in the model as it is rounded so far, so that later matrices
+compensate for the errors of earlier ones.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Settings:
     are stored as F16). types: of some tensors of the file, instead. embedding, output: of token_embd and of an output
     head of its own. group_size: values that share a scale, 32 or a multiple.
 
-    method: rtn and hqq need no calibration. importance: rounding, errors weighed by mean x². best: factors of AWQ,
-    weights moved against earlier errors, GPTQ, and a polish.
+    method: rtn and hqq need no calibration. importance: rounding, errors weighted by mean x². best: factors of AWQ,
+    weights that compensate for earlier errors, GPTQ, and a final refinement.
     """
 
     type: str = "Q4_0"
@@ -60,7 +60,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Report:
-    """types: of every tensor of the file. notes: what was done in another way than asked for, a line each."""
+    """types: of every tensor of the file. notes: deviations from the settings, a line each."""
 
     types: dict[str, str]
     nbytes: int
@@ -73,7 +73,7 @@ class Report:
 
 
 def plan_types(file: GGUFFile, spec: ModelSpec, settings: Settings) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The type of every tensor, and notes on those that get another one than asked for.
+    """The type of every tensor, and notes on those that get another type than the settings say.
 
     Raises UnsupportedError for types and architectures that are not known here, InputError for other settings.
     """
@@ -111,7 +111,7 @@ def quantize_gguf(
             raise InputError(f"{settings.method} needs a calibration text")
         tokens = sequences(calibration)
     folding = tokens is not None and settings.method in _FOLDING
-    share = 0.3 if folding else 0.0  # of the time, about
+    share = 0.3 if folding else 0.0  # of the time, roughly
     folds = Folds()
     if folding and tokens is not None:
         folds = find_folds(file, spec, tokens, types, settings, lambda done: progress and progress(share * done))
@@ -134,9 +134,9 @@ def mix_types(
     kinds: Sequence[str] = mixed.TYPES,
     progress: Progress | None = None,
 ) -> tuple[Settings, Mixture]:
-    """Settings with a type for each matrix, so that the file has at most so many bytes, or loses at most this KL.
+    """Settings with a type for each matrix, so that the file has at most `nbytes`, or loses at most this KL.
 
-    kinds: what may be chosen, the smallest first. Raises InputError if that cannot be had.
+    kinds: the types to choose from, the smallest first. Raises InputError if that is impossible.
     """
     found = mixed.measure(file, spec, calibration, kinds, progress)
     types, _ = plan_types(file, spec, settings)
@@ -167,7 +167,7 @@ def find_folds(
 
 
 class _Maker:
-    """Makes the bytes of tensors in `order`: those outside of layers and vectors, then matrices as they are met."""
+    """Makes the bytes of tensors in `order`: first those outside of layers and vectors, then matrices."""
 
     def __init__(
         self, file: GGUFFile, spec: ModelSpec, types: Mapping[str, str], settings: Settings, folds: Folds
@@ -188,15 +188,17 @@ class _Maker:
             yield self._outside(tensor)
         if self._is_plain:
             return
-        for names, weights, inputs in self._met(tokens):
+        for names, weights, inputs in self._stages_with_inputs(tokens):
             made = {name: self._round(name, weights[name], inputs) for name in names}
             for name, (_, values) in made.items():
                 weights[name] = values
             for tensor in self._tensors(names):
                 yield np.concatenate([made[name][0] for name in self._parts[tensor]])
 
-    def _met(self, tokens: IntArray | None) -> Iterator[tuple[tuple[str, ...], dict[str, FloatArray], _Inputs | None]]:
-        """Stage after stage: names, their weights and what is known of their inputs."""
+    def _stages_with_inputs(
+        self, tokens: IntArray | None
+    ) -> Iterator[tuple[tuple[str, ...], dict[str, FloatArray], _Inputs | None]]:
+        """Stage after stage: names, their weights, and their inputs' statistics."""
         if tokens is None:
             for names in self._stages:
                 yield names, self._read(names), None
@@ -209,7 +211,7 @@ class _Maker:
                 yield names, walk.weights, _Inputs(hessian, moved)
 
     def _round(self, name: str, weight: FloatArray, inputs: _Inputs | None) -> tuple[AnyArray, FloatArray]:
-        """A matrix's bytes, uint8 [rows, bytes], and the values that they stand for."""
+        """A matrix's bytes, uint8 [rows, bytes], and the values that they encode."""
         check_finite(self._file, name, weight)
         kind, settings = self._types[self._sources[name].tensor], self._settings
         if settings.types.get(self._sources[name].tensor, settings.type) == NF4:
@@ -222,12 +224,12 @@ class _Maker:
 
     @property
     def _is_plain(self) -> bool:
-        """No method looks at the matrices, so slabs of rows will do."""
+        """Each weight is rounded alone, so slabs of rows suffice."""
         kinds = (self._settings.type, *self._settings.types.values())
         return self._settings.method == "rtn" and self._settings.group_size == BLOCK and NF4 not in kinds
 
     def _outside(self, tensor: str) -> AnyArray:
-        """The bytes of a tensor that no method looks at. Norms may have been folded."""
+        """The bytes of a tensor that is rounded plainly. Norms may have been folded."""
         info, kind = self._file.tensors[tensor], self._types[tensor]
         if len(info.shape) > 1 or self._is_plain:
             return rounded(self._file, info, kind)
@@ -245,7 +247,7 @@ class _Maker:
 
 @dataclass(frozen=True)
 class _Inputs:
-    """hessian: XᵀX of what a matrix multiplies. moved: which weights would turn it into what the exact model has."""
+    """hessian: XᵀX of a matrix's inputs. moved: S of `shift`, which compensates for earlier errors."""
 
     hessian: AnyArray
     moved: FloatArray | None

@@ -1,4 +1,4 @@
-"""Records of tuning: what `edge tune` found for a model on a device, one small JSON file each.
+"""Records of tuning: the results of `edge tune` for a model on a device, one small JSON file each.
 
 They lie in EDGE_TUNING, or in the system's folder for data. NAME.trials.jsonl beside a record holds all trials, a line
 each.
@@ -25,7 +25,7 @@ SCHEMA = 1
 
 _MOST_BYTES = 1 << 16  # no record of ours is longer
 _TOO_LARGE = 1e18  # for any figure of a record
-_FAR = 2.0  # a model whose hidden size is more than so many times another's is tuned on its own
+_FAR = 2.0  # a model whose hidden size is more than this times another's is tuned on its own
 
 _log = logging.getLogger("edge")
 _complained: set[Path] = set()
@@ -33,7 +33,7 @@ _complained: set[Path] = set()
 
 @dataclass(frozen=True)
 class Subject:
-    """What a record is about: a processor, and a model's shape as the engine sees it."""
+    """The subject of a record: a processor, and a model's shape as the engine sees it."""
 
     cpu: str
     family: str  # of the processor
@@ -50,7 +50,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Defaults against the best that was found, in turns: time of the former / time of the latter, pair by pair."""
+    """Defaults against the best candidate, in turns: time of the former / time of the latter, pair by pair."""
 
     median: float
     floor: float  # the true median is above it, with 97.5 % certainty
@@ -90,7 +90,7 @@ def user_folder() -> Path:
 
 
 def record_name(subject: Subject, model: str) -> str:
-    """A file name that a person can tell from others, and that no two subjects share."""
+    """A readable file name that no two subjects share."""
     words = re.sub(r"[^a-z0-9]+", "-", f"{subject.cpu} {model} {subject.kv_dtype}".lower()).strip("-")
     return f"{words[:80]}-{subject.key}"
 

@@ -250,7 +250,7 @@ def test_a_folder_cannot_spoil_the_scales_of_another(
     def scales(folder: Path) -> FloatArray:
         engine = engines(load_engine(open_model(folder), "onnx", "int8"))
         assert isinstance(engine, OnnxEngine)
-        return engine.kv.scales
+        return engine.kv.store.scales
 
     monkeypatch.setenv("EDGE_CACHE", str(folder.parent / "cache"))
     manifest, weights = (folder / MANIFEST).read_bytes(), np.fromfile(folder / WEIGHTS, np.float32)

@@ -26,7 +26,7 @@ def check_installed() -> None:
 
 
 def check_supported(file: GGUFFile, spec: ModelSpec) -> None:
-    """What the converter can write; of a folder, that its weights are those of its tensors."""
+    """Raises UnsupportedError for models without a graph, ModelFormatError for a folder whose weights do not fit."""
     from edge.backends.onnx.folders import check_folder
     from edge.backends.onnx.graph.layout import make_layout
 
@@ -57,7 +57,7 @@ def tuned(spec: ModelSpec, kv_dtype: str) -> Tuned | None:
 def load(
     file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None
 ) -> OnnxEngine:
-    """Convert a GGUF file if the cache folder has it not, open the session, allocate the cache.
+    """Convert a GGUF file unless the cache folder has it, open the session, allocate the KV cache.
 
     Raises CacheError if the cache folder cannot be written, InputError for an unknown `config.provider`, EngineError
     if ONNX Runtime cannot load the model.

@@ -1,48 +1,65 @@
-"""Scales of int8 and int4 rows: one for every channel, from what some hundred tokens make of it.
+"""Scales of int8 and int4 rows: one per channel, from the keys and values of some hundred tokens.
 
-RoPE turns the two values of a pair into each other, so a key's channels share the largest length of their pair, which
-holds at any position.
+RoPE mixes the two values of a pair, so both channels of a key's pair have the largest length of the pair as their
+extreme: it holds at any position.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
+from edge.backends.base import EngineConfig
+from edge.backends.head_kv import HeadKV
 from edge.backends.onnx.calibration_text import TEXT
+from edge.backends.onnx.kv import OnnxStore
 from edge.backends.onnx.rows import LARGEST
 from edge.errors import EngineError
 from edge.formats.gguf import GGUFFile
+from edge.model.spec import ModelSpec
 from edge.model.tokenizer import Tokenizer
 from edge.storage import cache
 from edge.types import FloatArray, IntArray
 
-if TYPE_CHECKING:
-    from edge.backends.onnx.engine import OnnxEngine
-    from edge.backends.onnx.kv import OnnxStore
-
-_FEW, _MOST, _OTHERS, _AT_ONCE = 64, 768, 512, 32  # tokens: until scales settle; of the text; besides; per run
+_FEW, _MOST, _RANDOM, _AT_ONCE = 64, 768, 512, 32  # tokens: until scales settle; of the text; drawn; per run
 _SETTLED = 0.02  # relative change of every scale
-_MARGIN = {"int8": 1.6, "int4": 0.75}  # other texts have other extremes, but four bits cannot cover them all
+_MARGIN = {"int8": 1.6, "int4": 0.75}  # other texts have larger extremes, but four bits cannot cover them
 _FIRST_GUESS = 8.0  # the largest value, before any is known
 
 
+class Engine(Protocol):
+    """What calibration needs of the engine."""
+
+    spec: ModelSpec
+    config: EngineConfig
+
+    @property
+    def kv(self) -> HeadKV[OnnxStore]: ...
+
+    def run_shown(self, tokens: IntArray) -> FloatArray:
+        """Queries, keys and values of a short run, before RoPE: float32 [layers, n, all heads]."""
+        ...
+
+
 def stored_scales(store: OnnxStore, key: str) -> FloatArray | None:
-    """float32 [2, layers, KV heads, 1, head], from the cache folder; None if they are not there."""
+    """float32 [2, layers, KV heads, 1, head], from the cache folder, or None."""
     path = cache.find("weights", key, _suffix(store.dtype))
     return None if path is None else np.fromfile(path, np.float32).reshape(store.scales.shape)
 
 
 def calibration_tokens(file: GGUFFile, vocab: int) -> IntArray:
-    """What to run, int32 [n]: text, and tokens that are not in it. Loads a tokenizer, so it comes before the model."""
-    others = np.random.default_rng(1).integers(0, vocab, _OTHERS).astype(np.int32)
-    return np.concatenate([Tokenizer(file).encode(TEXT)[:_MOST], others])
+    """The tokens to run, int32 [n]: a text, then random ones.
+
+    Call it before the model is loaded: it loads a tokenizer, whose memory is free again afterwards.
+    """
+    drawn = np.random.default_rng(1).integers(0, vocab, _RANDOM).astype(np.int32)
+    return np.concatenate([Tokenizer(file).encode(TEXT)[:_MOST], drawn])
 
 
-def find_scales(engine: OnnxEngine, key: str, tokens: IntArray) -> FloatArray:
-    """Measured scales, which are left in the cache folder."""
+def find_scales(engine: Engine, key: str, tokens: IntArray) -> FloatArray:
+    """Measure scales and keep them in the cache folder."""
     scales = _measure(engine, tokens)
     cache.find_or_make(
         "weights", key, _suffix(engine.kv.store.dtype), lambda target: _write(scales, target),
@@ -59,9 +76,11 @@ def _suffix(dtype: str) -> str:
     return f".{dtype}-scales"
 
 
-def _measure(engine: OnnxEngine, tokens: IntArray) -> FloatArray:
-    """With the engine itself, so that nothing more is loaded, and again until scales settle: rows that were rounded
-    with bad ones disturb the layers above. They must settle, layer by layer, as a layer depends on those below it."""
+def _measure(engine: Engine, tokens: IntArray) -> FloatArray:
+    """Run the engine itself, so that nothing else is loaded, until the scales settle.
+
+    Rows that were rounded with bad scales disturb the layers above, so scales settle layer by layer.
+    """
     store, spec = engine.kv.store, engine.spec
     store.scales[:] = _FIRST_GUESS / LARGEST[store.dtype]
     for _ in range(spec.layers):
@@ -73,9 +92,9 @@ def _measure(engine: OnnxEngine, tokens: IntArray) -> FloatArray:
     return _scales_after(engine, tokens)
 
 
-def _scales_after(engine: OnnxEngine, tokens: IntArray) -> FloatArray:
-    """Scales for what these tokens make of the rows, with the scales that there are. Raises EngineError if rows are no
-    numbers: such scales must not be kept."""
+def _scales_after(engine: Engine, tokens: IntArray) -> FloatArray:
+    """Scales from the rows of these tokens, computed with the present scales. Raises EngineError if rows are not
+    finite: such scales must not be kept."""
     kv, spec = engine.kv, engine.spec
     most = np.zeros((2, spec.layers, spec.kv_heads, spec.head_dim), np.float32)
     step = min(_AT_ONCE, engine.config.chunk, kv.capacity)
@@ -93,7 +112,7 @@ def _scales_after(engine: OnnxEngine, tokens: IntArray) -> FloatArray:
 
 
 def _extremes(shown: FloatArray, kv_heads: int, head: int) -> FloatArray:
-    """Of keys, lengths of pairs; of values, their size: [2, layers, KV heads, head]."""
+    """The largest length of each pair of keys, the largest |value|: [2, layers, KV heads, head]."""
     layers, count, _ = shown.shape
     both = shown[:, :, -2 * kv_heads * head :].reshape(layers, count, 2, kv_heads, head)
     keys, values = np.abs(both[:, :, 0]).max(axis=1), np.abs(both[:, :, 1]).max(axis=1)

@@ -1,4 +1,4 @@
-"""A folder that `edge convert` made: what of it ONNX Runtime gets to see.
+"""A folder that `edge convert` made, checked before ONNX Runtime loads it.
 
 A graph is a program, and whoever sends a folder can seal any graph with a hash of their own. So edge makes the graph
 again from the header, which its own readers have checked, and the folder's must be the same, byte by byte: no operator,
@@ -24,7 +24,7 @@ from edge.storage.fingerprint import fingerprint
 
 
 def check_folder(file: GGUFFile, spec: ModelSpec) -> Layout:
-    """What the folder's data file holds and where. Raises UnsupportedError for what the graph cannot say,
+    """The layout of the folder's data file. Raises UnsupportedError for models that the graph cannot express,
     ModelFormatError if the data file is not as long as that."""
     folder, manifest = _opened(file)
     layout = make_layout(file, spec, Method("", forms=_forms(folder, file, spec, manifest)))
@@ -57,9 +57,9 @@ def folder_graph(file: GGUFFile, spec: ModelSpec, kv_dtype: str, observed: bool)
 
 
 def folder_key(file: GGUFFile, progress: Callable[[float], None] | None = None) -> str:
-    """32 hexadecimal digits of all that a pass depends on, after the weights were found to be those that were written.
+    """32 hexadecimal digits of everything that a pass depends on, after a check of the weights.
 
-    Of what the files hold, not of what the folder says that they hold. Raises ModelFormatError.
+    They are a hash of the files themselves, not of the hashes that the folder states. Raises ModelFormatError.
     """
     folder, manifest = _opened(file)
     weights = fingerprint(folder / WEIGHTS, progress).sha256
@@ -74,7 +74,7 @@ def _opened(file: GGUFFile) -> tuple[Path, Manifest]:
 
 
 def _forms(folder: Path, file: GGUFFile, spec: ModelSpec, manifest: Manifest) -> dict[str, Form]:
-    """The forms that a method gave to matrices; the others are as their types say."""
+    """The forms that a method gave to matrices; the others follow from block types."""
     found = find_tensors(file, spec)
     kinds = {name: file.tensors[source.tensor] for name, source in found.items()}
     forms: dict[str, Form] = {name: NormalFloats() for name, info in kinds.items() if info.type == NormalFloats.type}

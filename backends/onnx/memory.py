@@ -1,4 +1,4 @@
-"""What the ONNX engine takes: counted where it can be, measured where ONNX Runtime does not say."""
+"""The memory of the ONNX engine: counted where possible, otherwise measured."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ MOST_AT_ONCE = 256  # tokens: longer runs take memory and are not faster
 # Measured with ONNX Runtime 1.31: its library's pages and heap, and what a session keeps of every layer's nodes.
 _LIBRARY_BYTES = 48 << 20
 _LAYER_BYTES = 640 << 10
-# Scores of a chunk exist as often, all heads of a layer at once: integer rows are made floats on the way.
+# Copies of a chunk's scores, all heads of a layer at once: integer rows are converted to floats.
 _SCORES = {"f32": 1, "f16": 1, "int8": 4, "int4": 4}
 # Bytes for each row of a head: its physical row and position, and a policy's scratch while it chooses.
 _BOOKKEEPING = 12 + 36
-_LOOKED_AT = 24  # for each value of a layer's keys while they are read or rotated
+_KEY_BYTES = 24  # for each value of a layer's keys while they are read or rotated
 
 
 def count_footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
@@ -37,7 +37,7 @@ def count_footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     windowed = sum(map(bool, find_recipe(spec).windows))
     hiding = max(at_once, windowed * spec.heads * MOST_OBSERVED if config.per_head else 0) if windowed else 0
     numbers += 3 * hiding * rows
-    by_head = rows * spec.kv_heads * (spec.layers * _BOOKKEEPING + spec.head_dim * _LOOKED_AT) if config.per_head else 0
+    by_head = rows * spec.kv_heads * (spec.layers * _BOOKKEEPING + spec.head_dim * _KEY_BYTES) if config.per_head else 0
     attention = float_bytes * heads * rows if config.observes else 0
     return Footprint(
         weights=_weights(spec),
@@ -48,7 +48,8 @@ def count_footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
 
 
 def _weights(spec: ModelSpec) -> int:
-    """As they are re-laid; a table that is the head, too, is there in both layouts. Halves become float32 in turn."""
+    """Bytes of the weights in their new layout; an embedding that is also the head exists in both layouts. Float16
+    matrices become float32 one after the other."""
     blocks = {name: (values, size) for name, values, size in BLOCK_TYPES.values()} | FORM_TYPES
     total = 0.0
     for kind, nbytes in spec.type_bytes:

@@ -1,4 +1,4 @@
-"""The ONNX files of a model: those of a folder, or those that a GGUF file is converted into once."""
+"""The ONNX files of a model: a folder's, or those of a GGUF file, which is converted once."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def find_model_files(
 
 
 def _key(file: GGUFFile, found: Fingerprint) -> str:
-    """What the files depend on: the model, and how it is converted."""
+    """A hash of the model and of the code that converts it."""
     digest = hashlib.sha256(repr((list(file.tensors.values()), found.sha256)).encode())
     for source in (*sorted(_GRAPH.glob("*.py")), Path(blocks.__file__)):
         digest.update(source.read_bytes())

@@ -42,7 +42,7 @@ _LOADING = 0.5  # of progress
 
 @dataclass(frozen=True)
 class Node:
-    """One run of one node. flops: by its shapes, 0 if it is no product."""
+    """One run of one node. flops: from its shapes, 0 for anything but products."""
 
     op: str
     phase: str

@@ -1,8 +1,8 @@
 """AWQ (arXiv:2306.00978): channels whose inputs are large get finer steps.
 
 A matrix's columns are multiplied by s = mean|x|^α and its inputs divided by it, which changes nothing before rounding.
-α is tried on a grid, and the one kept whose rounding costs least on the calibration data. The division is folded into
-what makes the inputs: the norm before, the rows of attn_v for attn_output (query heads that share a KV head have to
+α is searched on a grid, for the least error of outputs on the calibration data. The division is folded into the
+producer of the inputs: the norm before, the rows of attn_v for attn_output (query heads that share a KV head have to
 share its factors), those of ffn_up for ffn_down.
 """
 
@@ -44,7 +44,7 @@ class Folds:
         return weights
 
     def add(self, names: Sequence[str], spec: ModelSpec, factors: FloatArray) -> None:
-        """Of the matrices of a stage of a layer."""
+        """Fold the factors of a stage's matrices."""
         self.columns |= dict.fromkeys(names, factors)
         at, _, stem = names[0].rpartition(".")
         before = {"attn_output": "attn_v", "ffn_down": "ffn_up", "attn_q": "attn_norm"}.get(stem, "ffn_norm")
@@ -54,7 +54,7 @@ class Folds:
 
 
 def can_fold(names: Sequence[str], spec: ModelSpec) -> bool:
-    """Whether what makes a stage's inputs can be divided: not through an activation alone."""
+    """Whether the producer of a stage's inputs can be divided: not through an activation without a gate."""
     return find_recipe(spec).gated or not names[0].endswith("ffn_down")
 
 
@@ -62,7 +62,7 @@ def find_factors(
     names: Sequence[str], weights: Sequence[FloatArray], mean: FloatArray, hessian: AnyArray, spec: ModelSpec,
     grid: Grid, group_size: int = BLOCK,
 ) -> FloatArray:  # fmt: skip
-    """s, float32 [columns], for matrices that share inputs with this mean |x| and XᵀX."""
+    """The factors s, float32 [columns], of matrices that share inputs with this mean |x| and XᵀX."""
     size = np.maximum(mean, _LEAST).astype(np.float64)
     if names[0].endswith("attn_output"):
         groups = size.reshape(spec.kv_heads, -1, spec.head_dim)

@@ -1,8 +1,8 @@
-"""GPTQ (arXiv:2210.17323): columns are rounded one after the other, and each one's error is made good by those left.
+"""GPTQ (arXiv:2210.17323): columns are rounded one after the other, and the remaining ones compensate for each error.
 
-With H = XᵀX, the inverse of what is left of H after a column is rounded lies in the Cholesky factor U of H⁻¹ = UᵀU.
-Blocks get their scales when they are met, from weights that have taken over earlier errors; what an error in a block
-costs once later columns have made it good is (UᵀU)⁻¹ of the block.
+With H = XᵀX, the Cholesky factor U of H⁻¹ = UᵀU holds the inverses of H without its first columns. A block gets its
+scales when its turn comes, from weights that already compensate for earlier errors; the cost of an error in a block,
+after later columns have compensated for it, is (UᵀU)⁻¹ of the block.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ def gptq(
 ) -> QuantizedMatrix:
     """weight: float32 [rows, columns]; hessian: XᵀX, float64 [columns, columns].
 
-    act_order: begin with the blocks whose inputs are largest, and within each with such columns.
+    act_order: round the blocks with the largest inputs first, and the largest columns of each block first.
     """
     order = _order(np.diag(hessian), group_size) if act_order else np.arange(len(hessian))
     factor = inverse_factor(hessian[np.ix_(order, order)])
-    left = np.ascontiguousarray(weight[:, order].T)  # [columns, rows]: a column lies in one piece
+    left = np.ascontiguousarray(weight[:, order].T)  # [columns, rows]: a column is contiguous
     codes = np.empty(left.shape, np.uint8)
     blocks = len(order) // BLOCK
     scales, minima = np.zeros((blocks, len(weight)), np.float32), np.zeros((blocks, len(weight)), np.float32)
@@ -49,8 +49,11 @@ def gptq(
 
 
 def shift(hessian: AnyArray, crossed: AnyArray) -> FloatArray:
-    """S, float32 [columns, columns]: weights W·S bring what the rounded model multiplies nearest to what the exact one
-    has, in the manner of GPTAQ (arXiv:2504.02692). hessian: XᵀX of rounded inputs; crossed: XᵀY with the exact ones."""
+    """S, float32 [columns, columns]: with weights W·S, outputs on the rounded model's inputs are nearest to the exact
+    model's, in the manner of GPTAQ (arXiv:2504.02692).
+
+    hessian: XᵀX of rounded inputs; crossed: XᵀY with the exact ones.
+    """
     extra = damping(hessian)
     return np.asarray(np.linalg.solve(hessian + extra, crossed + extra).T, np.float32)
 
@@ -64,10 +67,10 @@ def inverse_factor(hessian: AnyArray) -> FloatArray:
 
 
 def damping(hessian: AnyArray) -> AnyArray:
-    """What is added to a Hessian: correlations of the calibration text are believed in part only.
+    """The diagonal matrix that is added to a Hessian, so that it follows the calibration text only in part.
 
-    The paper adds a share of the mean diagonal. A share of each input's own is the same for small inputs and large
-    ones, and what is gained then holds on other texts, too.
+    The paper adds a share of the mean diagonal. A share of each input's own value damps small and large inputs alike,
+    and generalizes better to other texts.
     """
     diagonal = np.diag(hessian)
     return np.asarray(np.diag(DAMPING * diagonal + _LEAST * (diagonal.mean() or 1.0)))
@@ -82,7 +85,7 @@ def _round_block(
     scales: FloatArray,
     minima: FloatArray,
 ) -> None:
-    """Round the BLOCK columns from `first` on, each error spread over the next; all together over those behind."""
+    """Round the BLOCK columns from `first` on: errors are compensated within the block, then in those behind it."""
     last = first + BLOCK
     part, own = left[first:last].copy(), factor[first:last, first:last]
     errors = np.empty_like(part)
@@ -100,7 +103,7 @@ def diagonal_blocks(hessian: AnyArray) -> AnyArray:
 
 
 def _order(diagonal: AnyArray, group_size: int) -> AnyArray:
-    """Columns, largest first, group by group; a last group that is not full stays last."""
+    """Columns, largest first, group by group; an incomplete last group stays last."""
     groups = [np.arange(at, min(at + group_size, len(diagonal))) for at in range(0, len(diagonal), group_size)]
     ragged = [groups.pop()] if len(groups[-1]) < group_size else []
     groups.sort(key=lambda columns: -float(diagonal[columns].sum()))

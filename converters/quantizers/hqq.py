@@ -1,7 +1,7 @@
 """HQQ (Badri and Shaji, 2023, "Half-Quadratic Quantization of Large Machine Learning Models"): no calibration data.
 
-Errors are measured by |e|^p with p < 1, which forgives outliers. In turns: e is the part of the error that shrinkage
-takes for outliers, and scales and zero points become the best for weights without it.
+Errors are measured by |e|^p with p < 1, which forgives outliers. Two steps alternate: shrinkage
+finds the part e of the error that is due to outliers, and scales and zero points are fitted to the weights without e.
 """
 
 from __future__ import annotations

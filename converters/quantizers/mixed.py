@@ -1,8 +1,8 @@
-"""A type for each stage of each layer: more bits where the model is hurt most, for a file of a given size or quality.
+"""A type for each stage of each layer: more bits where rounding hurts most, for a file of a given size or quality.
 
-What a stage costs is measured: the KL divergence of the model's predictions when only this stage is rounded, in the
-first of the types. Others are taken to cost in proportion to the squared error of the stage's outputs, and costs to
-add up. From the smallest types on, the step that saves most KL for its bytes is made, again and again.
+The cost of a stage is measured: the KL divergence of the model's predictions when only this stage is rounded, to the
+first of the types. The cost of other types is taken to be proportional to the squared error of the stage's outputs, and
+costs to add up. A greedy search starts from the smallest types and takes the step that saves most KL per byte.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SHRINKS = (1.0, 0.9, 0.8)  # enough to compare types
 
 @dataclass(frozen=True)
 class Stage:
-    """Tensors of the file that get the same type, and for each type their bytes and what it costs (estimated KL)."""
+    """Tensors of the file that get the same type; for each type their bytes and its cost (estimated KL)."""
 
     tensors: tuple[str, ...]
     nbytes: Mapping[str, int]
@@ -53,8 +53,8 @@ class Mixture:
 def measure(
     file: GGUFFile, spec: ModelSpec, tokens: IntArray, types: Sequence[str] = TYPES, progress: Progress | None = None
 ) -> list[Stage]:
-    """What each type costs in each stage; stages with rows that are no whole blocks are left out. tokens: int32 [n].
-    types: the first is the one that is measured.
+    """The cost of each type in each stage, without stages whose rows are not whole blocks. tokens: int32 [n]. types:
+    the first is measured, the others are estimated.
 
     Raises InputError for too few tokens.
     """
@@ -80,9 +80,9 @@ def measure(
 
 
 def allocate(stages: Sequence[Stage], *, nbytes: int | None = None, kl: float | None = None) -> Mixture:
-    """The types for at most so many bytes of these tensors, or for at most this KL with as few bytes as it takes.
+    """The types for at most `nbytes` of these tensors, or for at most this KL in as few bytes as possible.
 
-    Raises InputError if that cannot be had.
+    Raises InputError if that is impossible.
     """
     chosen = [min(stage.cost, key=lambda kind: (stage.nbytes[kind], stage.cost[kind])) for stage in stages]
     used = sum(stage.nbytes[kind] for stage, kind in zip(stages, chosen, strict=True))

@@ -1,4 +1,4 @@
-"""What is left to gain once all codes are known: better scales for them, then better codes one column at a time.
+"""Refine a quantized matrix: better scales for its codes, then better codes one column at a time.
 
 Both lower tr((W − Ŵ)H(W − Ŵ)ᵀ), the squared error of a matrix's outputs, and neither can raise it but by rounding
 scales to float16.
@@ -15,7 +15,7 @@ from edge.types import AnyArray, FloatArray
 def polish(
     weight: FloatArray, quantized: QuantizedMatrix, hessian: AnyArray, group_size: int = BLOCK
 ) -> QuantizedMatrix:
-    """weight: float32 [rows, columns]; hessian: XᵀX, float64 [columns, columns], as it was damped for rounding.
+    """weight: float32 [rows, columns]; hessian: XᵀX, float64 [columns, columns], damped as for rounding.
 
     group_size: values that share a scale; scales shared by several blocks stay.
     """
@@ -43,10 +43,10 @@ def refit(weight: FloatArray, quantized: QuantizedMatrix, hessian: AnyArray) -> 
 
 
 def descend(weight: FloatArray, quantized: QuantizedMatrix, hessian: AnyArray) -> QuantizedMatrix:
-    """Each column in turn moves to what is best while the others stay."""
+    """Coordinate descent: each column is rounded to its best values while the others stay."""
     narrow, grid = hessian.astype(np.float32), quantized.grid
     values, codes = np.ascontiguousarray(quantized.values.T), np.ascontiguousarray(quantized.codes.T)
-    pull = narrow @ (np.ascontiguousarray(weight.T) - values)  # how far the error pulls each weight, [columns, rows]
+    pull = narrow @ (np.ascontiguousarray(weight.T) - values)  # the negative gradient of each weight, [columns, rows]
     for first in range(0, len(narrow), BLOCK):
         own = slice(first, first + BLOCK)
         inner, part, moves = narrow[own, own], pull[own].copy(), np.empty_like(pull[own])

@@ -1,6 +1,6 @@
 """Round to nearest: each weight alone, with the scale of each block that costs least.
 
-The cost of an error e of a block is eᵀHe, where H says how its inputs go together (XᵀX), or Σ h·e² with H's diagonal
+The cost of an error e of a block is eᵀHe, where H = XᵀX of its inputs, or Σ h·e² with H's diagonal
 (an importance matrix): errors may cost more in some columns than in others.
 """
 
@@ -14,7 +14,7 @@ from edge.errors import UnsupportedError
 from edge.formats.blocks import BLOCK, TYPE_IDS, Grid, QuantizedMatrix, find_grid, half, zero_scale
 from edge.types import AnyArray, FloatArray
 
-SHRINKS = tuple(np.linspace(1.1, 0.6, 21, dtype=np.float32))  # what is tried of the range that fits all values
+SHRINKS = tuple(np.linspace(1.1, 0.6, 21, dtype=np.float32))  # shares of the range that fits all values
 Pair = tuple[FloatArray, FloatArray | None]
 
 
@@ -69,8 +69,8 @@ def _losses(error: FloatArray, cost: AnyArray) -> FloatArray:
     """Of each block, [rows, blocks]."""
     if cost.ndim == 1:
         return np.asarray(np.einsum("rbc,bc->rb", error * error, cost.reshape(-1, BLOCK).astype(np.float32)))
-    turned = np.swapaxes(error, 0, 1)
-    return np.asarray((np.matmul(turned, cost.astype(np.float32)) * turned).sum(axis=-1).T)
+    by_block = np.swapaxes(error, 0, 1)
+    return np.asarray((np.matmul(by_block, cost.astype(np.float32)) * by_block).sum(axis=-1).T)
 
 
 def _candidates(blocks: FloatArray, grid: Grid, group_size: int, shrinks: Iterable[float]) -> Iterator[Pair]:

@@ -60,7 +60,7 @@ def write_gguf(
     data: Iterable[AnyArray],
     progress: Callable[[float], None] | None = None,
 ) -> None:
-    """Write the file, whole or not at all; data: the bytes of every tensor, in order, made when they are asked for.
+    """Write the file, whole or not at all; data: the bytes of every tensor, in order, made on demand.
 
     What was written is read again by the checked reader. Raises InputError if it cannot be written.
     """

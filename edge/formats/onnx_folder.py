@@ -1,4 +1,4 @@
-"""A folder with a model in ONNX: what is in it, and that it is whole.
+"""A folder with a model in ONNX: its manifest, and whether it is complete.
 
 `edge.json` lists the files with sizes and hashes and the source's tensors; `metadata.gguf` has the hyperparameters, the
 tokenizer and the chat template, and no weights, so that the readers of GGUF files serve here, too.
@@ -43,7 +43,7 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What `edge.json` says.
+    """The content of `edge.json`.
 
     tensors: by their names, without their bytes; a type is the source's, unless a method gave it another. outliers: the
     input channels of matrices that LLM.int8() keeps in float32, by the names of `find_tensors`.

@@ -139,7 +139,7 @@ def write_safetensors(
     data: Iterable[AnyArray],
     progress: Callable[[float], None] | None = None,
 ) -> None:
-    """data: every tensor in order, made when it is asked for, BF16 as uint16. Raises OSError."""
+    """data: every tensor in order, made on demand, BF16 as uint16. Raises OSError."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     at = 0
     for tensor in tensors:

@@ -1,1 +1,1 @@
-"""Tuning: how candidates of an engine are searched, raced and compared, and what is recorded of it."""
+"""Tuning: searching, racing and comparing the candidates that an engine offers, and the record of the result."""

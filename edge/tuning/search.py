@@ -1,7 +1,7 @@
 """The search: one field at a time in random order, then several at once, each candidate racing the best so far.
 
-A race is a few pairs of measurements, best and candidate in turns, and only their ratios count: what slows the machine
-down for a while slows both. A candidate that is clearly worse dies after three pairs. Nothing here knows what is
+A race is a few pairs of measurements, best and candidate in turns, and only their ratios count: a machine that is slow
+for a while slows both. A candidate that is clearly worse dies after three pairs. Nothing here knows what is
 measured, so tests can plant an optimum and look for it.
 """
 
@@ -22,7 +22,7 @@ from edge.errors import EngineError
 
 PAIRS = 9  # of a race that goes to its end
 COMPARED = 17  # pairs of the comparison with the defaults
-_FLOOR = 4  # of so many ratios, the median is above the fifth smallest with 97.5 % certainty, by counting signs
+_FLOOR = 4  # of COMPARED ratios, the median is above the fifth smallest with 97.5 % certainty, by counting signs
 EARLY = 3  # pairs after which a candidate may die
 WORSE, BETTER = 1.01, 0.99  # ratios of time nearer to 1 than these are not worth a change
 JUMPS = 8  # candidates in a round that changes several fields at once
@@ -56,9 +56,9 @@ class OutOfTime(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class Limits:
-    """A tuning ends with so many trials, those known from earlier included, or at a moment on `clock`.
+    """A tuning ends after this number of trials, those known from earlier included, or at a moment on `clock`.
 
-    alarm: raises OutOfTime in whatever is done in its context after so many seconds; a compilation has no other end.
+    alarm: raises OutOfTime in its context after a number of seconds; nothing else ends a compilation.
     """
 
     trials: int
@@ -127,7 +127,7 @@ def search(
     space: Sequence[Field], measure: Measure, limits: Limits, *, seed: int = 0, known: Sequence[Trial] = (),
     on_trial: Callable[[Trial, bool], None] = lambda trial, is_new: None,
 ) -> Found:  # fmt: skip
-    """Look for values that take less time than the defaults. Deterministic but for what is measured.
+    """Look for values that take less time than the defaults. Deterministic but for measurements.
 
     known: trials of an earlier search of this space, which are not repeated. on_trial: called with every trial, and
     whether it is new. Ctrl-C ends the search and loses nothing. The deadline is that of the comparison that follows: no

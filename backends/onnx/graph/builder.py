@@ -1,7 +1,7 @@
-"""The graph of an ONNX model: what is computed, in ONNX Runtime's own operators where they are faster.
+"""The graph of an ONNX model, in ONNX Runtime's own operators where they are faster than the standard's.
 
 Inputs, besides `tokens` int64 [1, n]:
-  positions   int64 [1, n]: rows of the tables `cos` and `sin` [any, head / 2], by which queries and keys are turned.
+  positions   int64 [1, n]: rows of the tables `cos` and `sin` [any, head / 2], by which queries and keys are rotated.
               The caller fills them, so positions may grow for ever and RoPE may be scaled in any way. Layers with a
               window may have tables of their own, `cos.1` and `sin.1`; learned positions have none, and are rows of
               the model's.
@@ -26,7 +26,7 @@ from edge.backends.onnx.graph.proto import Type
 from edge.model.spec import ModelSpec, Recipe
 
 KV_TYPES = {"f32": Type.FLOAT, "f16": Type.FLOAT16, "int8": Type.INT8, "int4": Type.UINT8}
-_ROTARY_HEADS = 16  # GroupQueryAttention turns heads of a multiple of this
+_ROTARY_HEADS = 16  # GroupQueryAttention rotates heads whose size is a multiple of this
 
 
 def make_graph(layout: Layout, spec: ModelSpec, recipe: Recipe, kv_dtype: str, observed: bool, data: str) -> bytes:
@@ -86,7 +86,7 @@ class _Builder(Nodes):
         return x
 
     def layer(self, layer: int, residual: str, mixed: str) -> tuple[str, str]:
-        """The residual stream without the layer's last addition, and what is to be added."""
+        """The residual stream before the layer's last addition, and the term to add."""
         at = f"blk.{layer}."
         self.begin("norm", layer)
         residual, x = self.add_and_norm(residual, mixed, f"{at}attn_norm")
@@ -139,7 +139,7 @@ class _Builder(Nodes):
             cos, sin = table_names(self.recipe.rope_of(layer))
             if spec.head_dim % _ROTARY_HEADS:
                 self.begin("qkv", layer)
-                qkv = self.turn_heads(qkv, cos, sin)
+                qkv = self.rotate_heads(qkv, cos, sin)
                 self.begin("attend", layer)
             else:
                 tables, how["do_rotary"] = [cos, sin, "positions"], 1
@@ -176,8 +176,8 @@ class _Builder(Nodes):
             parts[index] = self.node("Reshape", self.norm(apart, at + name), self.constant("heads_joined", [0, 0, -1]))
         return self.node("Concat", *parts, axis=-1)
 
-    def turn_heads(self, qkv: str, cos: str, sin: str) -> str:
-        """Queries and keys turned outside of the attention, for heads that it does not turn."""
+    def rotate_heads(self, qkv: str, cos: str, sin: str) -> str:
+        """Rotate queries and keys before the attention, for heads that it does not rotate."""
         parts = self.split_heads(qkv)
         for index, heads in enumerate((self.spec.heads, self.spec.kv_heads)):
             parts[index] = self.node("RotaryEmbedding", parts[index], cos, sin, "positions", num_heads=heads)

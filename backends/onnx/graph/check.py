@@ -1,4 +1,4 @@
-"""Whether what was written is what was meant: graphs by ONNX's checker, weights by some rows of every matrix."""
+"""Check written files: graphs with ONNX's checker, weights by comparing some rows of every matrix with the source."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def check_graphs(paths: Iterable[Path]) -> None:
 
 
 def check_weights(file: GGUFFile, layout: Layout, data: Path) -> None:
-    """The first, the middle and the last rows of every part of a matrix are what the source has, as nearly as their
-    form allows. Raises ModelFormatError."""
+    """Compare the first, middle and last rows of every part of a matrix with the source, within the error of their
+    form. Raises ModelFormatError."""
     if data.stat().st_size != layout.nbytes:
         raise _not_meant(data.name)
     with open(file.path, "rb") as source:

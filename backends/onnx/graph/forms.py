@@ -1,7 +1,7 @@
-"""The forms in which matrices are stored: what arrays each consists of, and how rows get there and back.
+"""The forms in which matrices are stored: the arrays of each, and how rows are encoded and decoded.
 
-A form is a frozen dataclass with four verbs: `arrays` (what there is, before any weight is read), `stored` (some rows,
-in those arrays), `restored` (the numbers that the arrays stand for, and how far off they may be).
+A form is a frozen dataclass with three methods: `arrays` (names, types and shapes, before any weight is read), `stored`
+(some rows, encoded), `restored` (the values of encoded rows, and the largest error of each).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edge.formats.blocks import BLOCK, dequantize
 from edge.types import AnyArray, FloatArray
 
 _NUMPY_OF = {"float32": "float32", "float16": "float16", "bfloat16": "uint16", "uint8": "uint8", "int8": "int8"}
-_EPSILON = 1e-5  # of the largest weight: what float32 scales cost
+_EPSILON = 1e-5  # relative error of float32 scales
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Form(Protocol):
         ...
 
     def restored(self, stored: Stored, kind: str) -> tuple[FloatArray, FloatArray]:
-        """What rows of this kind of weights became, float32 [rows, columns], and by how much each may differ."""
+        """The values of rows that had this block type, float32 [rows, columns], and the largest error of each."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Which weights an ONNX model has, in what form, and where each lies in its data file: known before any is read."""
+"""The weights of an ONNX model, their forms and their places in the data file, before any weight is read."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from math import prod
 
 import numpy as np
 
-from edge.backends.onnx.graph.forms import Array, Blocks, Floats, Form, NormalFloats
-from edge.backends.onnx.graph.matmul_nbits import bits_of, has_minimum
+from edge.backends.onnx.graph.forms import Array, Blocks, Floats, Form, Int8, NormalFloats
+from edge.backends.onnx.graph.matmul_nbits import bits_of, has_minimum, is_exact
 from edge.errors import UnsupportedError
 from edge.formats import nf4
 from edge.formats.blocks import BLOCK, FLOATS
@@ -91,9 +91,32 @@ class Layout:
     nbytes: int
     method: Method
 
+    @property
+    def types(self) -> dict[str, str]:
+        """Names of the forms that GGUF does not have, by tensor of the file."""
+        forms = ((part.source.tensor, matrix.form) for matrix in self.matrices.values() for part in matrix.parts)
+        return {name: form.type for name, form in forms if isinstance(form, (NormalFloats, Int8))}
+
+    @property
+    def outliers(self) -> dict[str, list[int]]:
+        """Input channels that matrices of int8 keep in float32."""
+        first = ((matrix.parts[0].name, matrix.form) for matrix in self.matrices.values())
+        return {name: list(form.outliers) for name, form in first if isinstance(form, Int8) and form.outliers}
+
+    def rounded_types(self, file: GGUFFile) -> list[str]:
+        """Block types of the file whose weights are rounded once more, since ONNX Runtime has no such grid."""
+        found = set()
+        for matrix in self.matrices.values():
+            kinds = {file.tensors[part.source.tensor].type for part in matrix.parts}
+            if isinstance(matrix.form, Blocks):
+                found |= {kind for kind in kinds if not is_exact(kind, matrix.form.bits)}
+            elif not isinstance(matrix.form, Floats):
+                found |= kinds
+        return sorted(found)
+
 
 def check_recipe(spec: ModelSpec) -> Recipe:
-    """Raises UnsupportedError for what the graph cannot say."""
+    """Raises UnsupportedError for models that the graph cannot express."""
     recipe = find_recipe(spec)
     if spec.head_dim % _HEAD_MULTIPLE:
         raise UnsupportedError(
@@ -104,18 +127,18 @@ def check_recipe(spec: ModelSpec) -> Recipe:
 
 
 def head_order(spec: ModelSpec) -> tuple[int, ...]:
-    """Which value of a head, as the file has it, comes where; empty if they are so already.
+    """The permutation of a head's values from the file's order to the graph's; empty if both are the same.
 
-    ONNX Runtime turns pairs of values, one in each half of the head. Conversion to GGUF makes them neighbours in Llama
-    models; where RoPE is partial, the values that stay fill what is left of the halves.
+    ONNX Runtime rotates pairs of values, one in each half of the head. Conversion to GGUF makes them neighbours in
+    Llama models; where RoPE is partial, values that are not rotated fill the rest of the halves.
     """
     recipe = find_recipe(spec)
     if not recipe.ropes:
         return ()
     pairs = recipe.ropes[0].dim // 2
-    turned = np.arange(2 * pairs).reshape(2, pairs) if recipe.halves else np.arange(2 * pairs).reshape(pairs, 2).T
+    rotated = np.arange(2 * pairs).reshape(2, pairs) if recipe.halves else np.arange(2 * pairs).reshape(pairs, 2).T
     others = np.arange(2 * pairs, spec.head_dim).reshape(2, -1)
-    order = tuple(np.concatenate([turned, others], axis=1).reshape(-1).tolist())
+    order = tuple(np.concatenate([rotated, others], axis=1).reshape(-1).tolist())
     return () if order == tuple(range(spec.head_dim)) else order
 
 
@@ -155,7 +178,7 @@ def make_layout(file: GGUFFile, spec: ModelSpec, method: Method = AS_IT_IS) -> L
 
 
 class _Maker:
-    """Gives every array its place, one behind the other."""
+    """Places arrays one behind the other."""
 
     def __init__(self, file: GGUFFile, found: dict[str, Source], order: tuple[int, ...], method: Method) -> None:
         self._file, self._found, self._order, self._method = file, found, order, method
@@ -166,7 +189,7 @@ class _Maker:
         self.end = 0
 
     def table(self, name: str) -> None:
-        """A matrix whose rows are looked up, too."""
+        """A matrix whose rows are also looked up."""
         parts = self._parts((name,))
         info = self._file.tensors[parts[0].source.tensor]
         self._matrix(name, parts, form_for([info.type], info.shape[0], looked_up=True))
@@ -181,13 +204,13 @@ class _Maker:
             self.vector(f"{name}.bias", *biases)
 
     def norm(self, name: str) -> None:
-        """If the model has it; with its bias, if that."""
+        """A norm and its bias, if the model has them."""
         for each in (name, f"{name}.bias"):
             if each in self._found:
                 self.vector(each, each)
 
     def vector(self, name: str, *names: str) -> None:
-        """Stored as float32, whatever it was."""
+        """A vector, stored as float32."""
         parts = self.vectors[name] = self._parts(names)
         columns = self._file.tensors[parts[0].source.tensor].shape[:-1]
         self._place(name, Array("float32", (sum(part.source.rows for part in parts), *columns)))
@@ -200,9 +223,9 @@ class _Maker:
 
     def _parts(self, names: tuple[str, ...]) -> tuple[Part, ...]:
         self.used.update(names)
-        turned = ("attn_q", "attn_k", "attn_q_norm", "attn_k_norm")
+        rotated = ("attn_q", "attn_k", "attn_q_norm", "attn_k_norm")
         stems = [name.removesuffix(".bias").rpartition(".")[2] for name in names]
-        orders = [self._order if stem in turned else () for stem in stems]
+        orders = [self._order if stem in rotated else () for stem in stems]
         return tuple(Part(name, self._found[name], order) for name, order in zip(names, orders, strict=True))
 
     def _place(self, name: str, array: Array) -> None:

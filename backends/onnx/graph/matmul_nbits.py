@@ -1,7 +1,7 @@
-"""Weights of a GGUF file as ONNX Runtime's MatMulNBits wants them: blocks of 32, whole numbers, a scale, a zero point.
+"""Weights of a GGUF file in the form of ONNX Runtime's MatMulNBits: blocks of 32 integers, a scale, a zero point.
 
 A weight is scale · (quant − zero). Q4_0, Q5_0, Q8_0 and IQ4_NL are such grids and come through unchanged (IQ4_NL's
-sixteen levels are whole numbers of 8 bits). Q4_1 and Q4_K have a minimum that is no whole number of steps away from 0.
+sixteen levels are integers of 8 bits). Q4_1 and Q4_K have a minimum that is not a multiple of the scale.
 ONNX Runtime knows such minima, too, but is 15 times slower with them; rounding the weights once more to a whole zero
 point costs a fifth of the perplexity. But what a whole zero point leaves over is the same for all weights of a block,
 so it can be multiplied by the mean of the block's inputs: one more column for every 32, in 4 bits as well, which is
@@ -25,8 +25,8 @@ _MIDDLE = {4: 8, 8: 128}  # the zero point where none is stated
 
 @dataclass(frozen=True)
 class Blocks:
-    """quants: uint8 [rows, blocks, 32]; scales: float32 [rows, blocks]; zeros: uint8 [rows, blocks]. rest: what is to
-    be added to all weights of a block, float32 [rows, blocks], None for nothing."""
+    """quants: uint8 [rows, blocks, 32]; scales: float32 [rows, blocks]; zeros: uint8 [rows, blocks]. rest:
+    added to all weights of a block, float32 [rows, blocks]; None for nothing."""
 
     quants: AnyArray
     scales: FloatArray

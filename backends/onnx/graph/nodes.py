@@ -31,8 +31,8 @@ class Nodes:
         self.inputs: list[bytes] = []
         self.outputs: list[bytes] = []
         self.initializers: dict[str, bytes] = {}
-        self.part = ""  # what the nodes to come belong to
-        self.made: dict[tuple[str, str], str] = {}  # what is made of a value once, for several products
+        self.part = ""  # phase and layer of the next nodes
+        self.made: dict[tuple[str, str], str] = {}  # derived values that several products share
 
     def serialized(self) -> bytes:
         return proto.model(

@@ -128,7 +128,7 @@ class Rig:
         )  # fmt: skip
         engine = NativeEngine(self._file, self._spec, config)
         for array in engine.kv.store.rows.arrays.values():
-            array.fill(1)  # memory that nobody has written to is one page, again and again: it would be too fast
+            array.fill(1)  # untouched memory maps to one zero page, which would be too fast
         engine.forward(self._tokens[:2])
         engine.kv.truncate(0)
         return engine

@@ -1,4 +1,4 @@
-"""What a run uses of the records. It is asked at every start, so it imports little."""
+"""The tuned values of a run. Every start looks them up, so this module imports little."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def find_tuned(spec: ModelSpec, kv_dtype: str) -> Tuned | None:
 
 
 def find_record(spec: ModelSpec, kv_dtype: str) -> Record | None:
-    """The record that `find_tuned` goes by."""
+    """The record that `find_tuned` uses."""
     target = choose_target()
     known = (record for record in read_records() if _usable(record, target))
     return nearest(known, make_subject(spec, target, kv_dtype))

@@ -61,7 +61,7 @@ def remote_setting(
 
 
 class Remote:
-    """Candidates on the device, as they are needed. `measure` is what `search` wants."""
+    """Candidates on the device, as they are needed. `measure` is the function that `search` takes."""
 
     def __init__(
         self, session: Any, file: GGUFFile, spec: ModelSpec, target: Target, space: tuple[Field, ...], kv_dtype: str,

@@ -1,4 +1,4 @@
-"""What tuning may choose: fields of `Target`, the number of threads, and the length of prefill chunks.
+"""The search space of tuning: fields of `Target`, the number of threads, and the length of prefill chunks.
 
 Decode and prefill are different code in one compiled function. A field that changes only one of them is judged by
 that one alone, and a candidate for decode shares its compilation with one for prefill.
