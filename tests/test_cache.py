@@ -290,7 +290,7 @@ def test_a_linked_folder_is_left_alone(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "key", "suffix"),
     [
-        ("models", KEY, ".bin"),
+        ("things", KEY, ".bin"),
         ("weights", "../../etc", ".bin"),
         ("weights", KEY.replace("0", "G"), ".bin"),
         ("weights", "", ".bin"),
@@ -563,7 +563,7 @@ def test_command_list_and_clear(folder: Path) -> None:
     ("args", "environment", "says"),
     [
         ((), {}, "Missing command"),
-        (("clear", "--kind", "models"), {}, f"choose {', '.join(ENTRY_KINDS)}"),
+        (("clear", "--kind", "things"), {}, f"choose {', '.join(ENTRY_KINDS)}"),
         (("list",), {"EDGE_CACHE_LIMIT": "lots"}, "EDGE_CACHE_LIMIT 'lots' is not understood"),
         (("list", "--magic"), {}, "see edge cache --help"),
     ],

