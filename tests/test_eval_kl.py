@@ -295,6 +295,12 @@ def test_wrong_input_gets_one_line(flags: list[str], says: str, models: tuple[Pa
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+def test_a_single_prediction_has_no_spread(models: tuple[Path, Path], text: Path) -> None:
+    flags = ["--text", str(text), "--backend", "reference", "--tokens", "1"]
+    found = edge_json("eval", "perplexity", str(models[0]), *flags, "--json")
+    assert (found["tokens"], found["stderr"]) == (1, 0)
+
+
 def test_a_stream_cannot_be_resumed(models: tuple[Path, Path], text: Path, tmp_path: Path) -> None:
     done = edge("eval", "perplexity", str(models[0]), "--text", str(text), "-o", str(tmp_path / "x.json"))
     assert done.returncode == 2

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge.errors import InputError
+from edge.likelihood import stderr
 from edge.run.session import Session
 from edge.types import AnyArray, FloatArray, IntArray
 
@@ -32,6 +33,12 @@ class Perplexity:
     tokens: int
     nll: float
     stderr: float
+
+    @classmethod
+    def of(cls, losses: AnyArray) -> Perplexity:
+        """losses: negative log-likelihoods, float64 [tokens]."""
+        nll = float(losses.mean())
+        return cls(perplexity=math.exp(nll), tokens=losses.size, nll=nll, stderr=stderr(losses))
 
 
 @dataclass(frozen=True)
@@ -75,10 +82,7 @@ def perplexity(
         if on_progress:
             on_progress(done, total)
 
-    losses = token_losses(session, tokens, advance)
-    nll = float(losses.mean())
-    stderr = float(losses.std(ddof=1) / math.sqrt(total)) if total > 1 else math.nan
-    return Perplexity(perplexity=math.exp(nll), tokens=total, nll=nll, stderr=stderr)
+    return Perplexity.of(token_losses(session, tokens, advance))
 
 
 def stream_documents(session: Session, documents: Sequence[IntArray], advance: Advance) -> Streamed:

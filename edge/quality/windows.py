@@ -5,7 +5,6 @@ Memory: a block of rows of logits per model, and a few numbers per token. A wind
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ import numpy as np
 
 from edge.backends.base import Engine
 from edge.errors import InputError
-from edge.likelihood import Compared, Divergence, compare, negative_log_likelihoods, stderr, summarize
+from edge.likelihood import Compared, Divergence, compare, negative_log_likelihoods, summarize
 from edge.quality.journal import Journal, are_numbers
 from edge.quality.perplexity import Advance, Perplexity
 from edge.run.session import Session
@@ -125,9 +124,8 @@ def windowed_perplexity(
         parts = [negative_log_likelihoods(logits, targets) for (logits,), targets in predicted]
         return {"nll": np.concatenate(parts).tolist()}
 
-    losses = np.array(_in_windows(windows, ("nll",), measure, journal, settings, resume, on_progress)["nll"])
-    nll = float(losses.mean())
-    return Perplexity(perplexity=math.exp(nll), tokens=losses.size, nll=nll, stderr=stderr(losses))
+    found = _in_windows(windows, ("nll",), measure, journal, settings, resume, on_progress)
+    return Perplexity.of(np.array(found["nll"]))
 
 
 def _predictions(
