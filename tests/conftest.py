@@ -28,7 +28,7 @@ from edge.backends.base import Engine, EngineConfig, KVCache, KVState
 from edge.model.model import Model, open_model
 from edge.storage import cache
 from edge.storage.completion import record_path
-from edge.types import FloatArray, IntArray
+from edge.types import AnyArray, FloatArray, IntArray
 
 GOLDEN = Path(__file__).parent / "golden"
 CACHE = Path(os.environ.get("EDGE_TEST_CACHE") or Path(__file__).parents[1] / "build" / "test-cache").absolute()
@@ -149,6 +149,17 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("EDGE_TUNING", str(tmp_path_factory.mktemp("tuning")))
         patch.setenv("EDGE_DEVICES", str(tmp_path_factory.mktemp("devices")))
         yield
+
+
+def mean_kl(exact: FloatArray, found: FloatArray) -> float:
+    """KL divergence of the predictions that logits [tokens, vocab] give, mean over tokens, in nats."""
+    p, q = (_log_softmax(each.astype(np.float64)) for each in (exact, found))
+    return float((np.exp(p) * (p - q)).sum(axis=-1).mean())
+
+
+def _log_softmax(logits: AnyArray) -> AnyArray:
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
 
 
 def copy_kernels(folder: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import load_engine
+from conftest import load_engine, mean_kl
 from small_models import Small, write_small
 
 from edge.backends.base import EngineConfig
@@ -141,21 +141,11 @@ def test_quantized_models_run_and_methods_gain(family: Callable[[str], Model], m
         assert report.nbytes == sum(info.nbytes for info in found.file.tensors.values())
         quantize_gguf(model.file, model.spec, tmp_path / "plain.gguf", Settings(method="rtn", **WHOLE))
         plain = open_model(tmp_path / "plain.gguf")
-        shares.append(kl_divergence(model, found) / kl_divergence(model, plain))
+        exact = logits_of(model)
+        shares.append(mean_kl(exact, logits_of(found)) / mean_kl(exact, logits_of(plain)))
     most, mean = GAINS[method]
     assert max(shares) <= most
     assert np.exp(np.log(shares).mean()) <= mean
-
-
-def kl_divergence(model: Model, other: Model) -> float:
-    """Mean over tokens, in nats."""
-    exact, found = (log_softmax(logits_of(each)) for each in (model, other))
-    return float((np.exp(exact) * (exact - found)).sum(axis=-1).mean())
-
-
-def log_softmax(logits: FloatArray) -> FloatArray:
-    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
 
 
 @pytest.mark.parametrize("kind", [*sorted(GRIDS), "NF4", "F16"])
