@@ -1,13 +1,15 @@
-"""What is known of a device: every figure with its source and its kind. What nobody says is absent, not guessed."""
+"""A device's specification: every figure with its source and its kind. Unknown figures are absent, not guessed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
+
+from edge.values import Rule
 
 FigureKind = Literal["measured", "datasheet", "published", "assumed"]
-"""measured: on such a device, by the source. datasheet: its maker says so; of memory, what the bus could do in theory.
-published: somebody else says so. assumed: of a class of devices; nobody measured this one."""
+"""measured: on such a device, by the source. datasheet: from its maker; of memory, the bus's theoretical figure.
+published: from others. assumed: typical of a class of devices, not measured on this one."""
 FIGURE_KINDS: tuple[FigureKind, ...] = get_args(FigureKind)
 
 FIGURES = {
@@ -33,25 +35,36 @@ FIGURES = {
 BUS_SHARE = 0.6
 
 
+Text = Annotated[str, Rule("a line of text", lambda text: text.strip() and len(text) <= 2000 and text.isprintable())]
+Number = Annotated[int | float, Rule("a number greater than 0", lambda number: 1e-30 < number < 1e18)]
+Count = Annotated[int, Rule("a whole number from 1 to 4096", lambda count: 1 <= count <= 4096)]
+FigureName = Annotated[str, Rule(f"one of {', '.join(FIGURES)}", FIGURES.__contains__)]
+
+
+def is_name(name: str) -> bool:
+    """Letters, digits, - and . only: it becomes the name of a file."""
+    return name.isascii() and name.replace("-", "").replace(".", "").isalnum()
+
+
 @dataclass(frozen=True)
 class Figure:
     """value: in the unit of FIGURES. source: an address or a document."""
 
-    value: float
+    value: Number
     kind: FigureKind
-    source: str
-    note: str = ""
-    threads: int | None = None  # that took part in measuring
+    source: Text
+    note: Text = ""
+    threads: Count | None = None  # with which it was measured
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Cores of one kind. ghz: the highest clock, None where nobody says."""
+    """Cores of one kind. ghz: the highest clock, None if unknown."""
 
-    kind: str
-    cores: int
-    source: str
-    ghz: float | None = None
+    kind: Text
+    cores: Count
+    source: Text
+    ghz: Number | None = None
 
 
 @dataclass(frozen=True)
@@ -82,19 +95,19 @@ class DeviceProfile:
     `edge devices sensors` that it is known to have. sources: where the facts in words stand.
     """
 
-    name: str
-    description: str
-    machine: str
-    isa: str | None = None
-    cpu: str | None = None
-    system: str = "linux"
+    name: Annotated[Text, Rule("letters, digits, - and . only", is_name)]
+    description: Text
+    machine: Text
+    isa: Text | None = None
+    cpu: Text | None = None
+    system: Text = "linux"
     clusters: tuple[Cluster, ...] = ()
-    instruction_sets: tuple[str, ...] = ()
-    gpu: str | None = None
-    npu: str | None = None
-    sensors: tuple[str, ...] = ()
-    figures: dict[str, Figure] = field(default_factory=dict)
-    sources: tuple[str, ...] = ()
+    instruction_sets: tuple[Text, ...] = ()
+    gpu: Text | None = None
+    npu: Text | None = None
+    sensors: tuple[Text, ...] = ()
+    figures: dict[FigureName, Figure] = field(default_factory=dict)
+    sources: tuple[Text, ...] = ()
 
     def value(self, name: str) -> float | None:
         """A figure of FIGURES; None if it is unknown."""
@@ -106,7 +119,7 @@ class DeviceProfile:
 
     @property
     def memory(self) -> int | None:
-        """Bytes; None where models differ or nobody says."""
+        """Bytes; None where models differ or it is unknown."""
         memory = self.value("memory")
         return None if memory is None else int(memory)
 

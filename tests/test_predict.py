@@ -363,7 +363,7 @@ def test_the_host_is_predicted_once_it_is_known(tmp_path: Path) -> None:
         (["--at", "-1"], "--at takes numbers"),
         (["--energy", "many"], "is not understood"),
         (["--device", "raspberry-pi-5", "--threads", "99"], "--threads 99 is more than the 4 cores of raspberry-pi-5"),
-        (["--device", "my-phone"], "value of core_watts"),
+        (["--device", "my-phone"], "figures.core_watts.value"),
     ],
 )
 def test_bad_input_is_refused(tmp_path: Path, flags: list[str], said: str) -> None:

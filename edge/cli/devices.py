@@ -127,7 +127,8 @@ def probe(
     from edge.devices.load import DISTURBED, others_from_now
     from edge.devices.output import check_writable
     from edge.devices.probe import probe_profile
-    from edge.devices.profile_file import is_name, write_profile
+    from edge.devices.profile import is_name
+    from edge.devices.profile_file import write_profile
     from edge.devices.profiles import HOST, add_profile
     from edge.errors import InputError
 

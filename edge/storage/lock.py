@@ -1,7 +1,7 @@
 """A lock between processes, named by a file. The system releases it when its holder dies.
 
-The package `filelock` does as much in general. Ours stays because a timeout names the holding process, a holder that is
-stopped is noticed after seconds, and the file is removed after use, which `filelock` leaves to its callers.
+The package `filelock` does as much, in 1.2 MB that take 50 ms to import. Ours stays because its timeout names the
+process that holds the lock, and because it notices a stopped holder within seconds.
 """
 
 from __future__ import annotations
