@@ -63,7 +63,7 @@ def main() -> None:
         slices = generate(old, written[: asked.prompt], asked.tokens - TURNS * TURN, text)
         report = old.report
         assert report is not None
-        old.budget = edge.Budget()  # its peak has been read; a second session now shares the process
+        old.options = edge.Options()  # its peak has been read; a second session now shares the process
         late, early, ratios = compare(old, edge.load(model, **options), written[:SLICE])
         old.close()
         text.seek(0)

@@ -17,7 +17,6 @@ TYPE_CHECKING = False  # what type checkers take for true; to import typing take
 if TYPE_CHECKING:
     from typing import Any
 
-    from edge.budget import Budget
     from edge.errors import (
         BudgetError,
         BusyError,
@@ -28,7 +27,8 @@ if TYPE_CHECKING:
         UnsupportedError,
     )  # fmt: skip
     from edge.model.model import Model, open_model
-    from edge.plan import Plan, PlanRequest, make_plan
+    from edge.options import Options
+    from edge.plan.plan import Plan, make_plan
     from edge.prompt_cache.cache import PromptCache
     from edge.quality.perplexity import perplexity
     from edge.quality.windows import divergence
@@ -38,18 +38,18 @@ if TYPE_CHECKING:
     from edge.sampling import SamplingParams
 
 _HOMES = {
-    "Budget": "budget", "BudgetError": "errors", "BusyError": "errors", "Conversation": "run.conversation",
-    "EdgeError": "errors", "InputError": "errors", "MissingExtraError": "errors", "Model": "model.model",
-    "ModelFormatError": "errors", "Plan": "plan", "PlanRequest": "plan", "PromptCache": "prompt_cache.cache",
-    "RunReport": "run.report", "SamplingParams": "sampling", "Session": "run.session", "UnsupportedError": "errors",
-    "divergence": "quality.windows", "load": "run.session", "make_plan": "plan", "open_model": "model.model",
+    "BudgetError": "errors", "BusyError": "errors", "Conversation": "run.conversation", "EdgeError": "errors",
+    "InputError": "errors", "MissingExtraError": "errors", "Model": "model.model", "ModelFormatError": "errors",
+    "Options": "options", "Plan": "plan.plan", "PromptCache": "prompt_cache.cache", "RunReport": "run.report",
+    "SamplingParams": "sampling", "Session": "run.session", "UnsupportedError": "errors",
+    "divergence": "quality.windows", "load": "run.session", "make_plan": "plan.plan", "open_model": "model.model",
     "perplexity": "quality.perplexity",
 }  # fmt: skip
 
 __all__ = [
-    "Budget", "BudgetError", "BusyError", "Conversation", "EdgeError", "InputError", "MissingExtraError", "Model",
-    "ModelFormatError", "Plan", "PlanRequest", "PromptCache", "RunReport", "SamplingParams", "Session",
-    "UnsupportedError", "divergence", "load", "make_plan", "open_model", "perplexity",
+    "BudgetError", "BusyError", "Conversation", "EdgeError", "InputError", "MissingExtraError", "Model",
+    "ModelFormatError", "Options", "Plan", "PromptCache", "RunReport", "SamplingParams", "Session", "UnsupportedError",
+    "divergence", "load", "make_plan", "open_model", "perplexity",
 ]  # fmt: skip
 
 

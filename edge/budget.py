@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 
 from edge.errors import InputError
 
@@ -82,36 +81,3 @@ def format_joules(joules: float) -> str:
     if joules < 0.9995:
         return f"{joules * 1e3:.3g} mJ"
     return f"{joules:.3g} J" if joules < 999.5 else f"{joules:.0f} J"
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Limits that a person stated. `None` means not stated.
-
-    memory: bytes, peak resident set of the whole process. Of every generation: time, seconds from its start; energy,
-    joules. power: watts on average over a second. max_temp: °C of the device's hottest processor sensor.
-    """
-
-    memory: int | None = None
-    time: float | None = None
-    energy: float | None = None
-    power: float | None = None
-    max_temp: float | None = None
-
-    @classmethod
-    def parse(
-        cls,
-        memory: str | int | None = None,
-        time: str | float | None = None,
-        energy: str | float | None = None,
-        power: str | float | None = None,
-        max_temp: str | float | None = None,
-    ) -> Budget:
-        """Build a budget from what a user typed. Raises InputError."""
-        return cls(
-            memory=None if memory is None else parse_bytes(memory, "memory"),
-            time=None if time is None else parse_seconds(time, "time"),
-            energy=None if energy is None else parse_joules(energy),
-            power=None if power is None else parse_watts(power),
-            max_temp=None if max_temp is None else parse_celsius(max_temp, "max-temp"),
-        )

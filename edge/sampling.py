@@ -1,62 +1,64 @@
-"""From logits to the next token: small pure functions over a logits array, composed into one sampler.
-
-The order is llama.cpp's: repetition penalty, top-k, top-p, min-p, temperature. Top-k comes first among the cuts
-and is done by blocks, so that drawing from 49k or 262k logits costs little more than reading them.
-"""
+"""How tokens are drawn: what a user may choose, and what a model's file recommends."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from typing import Any
 
-import numpy as np
+from edge.errors import InputError, ModelFormatError
+from edge.flags import SAMPLING, flags_of, option
 
-from edge.errors import EngineError, InputError, ModelFormatError
-from edge.types import AnyArray, FloatArray, IntArray
-
-PENALTY_WINDOW = 64  # recent tokens that a repetition penalty looks at, as in llama.cpp
-_COLDEST = 1e-30  # lower temperatures are this one: to divide by less overflows
-_BLOCK = 64  # logits per block in top_k
 _STATE_IT = "state it, as in --temp 0.7"
-
-Sampler = Callable[[FloatArray], int]
 
 
 @dataclass(frozen=True)
 class SamplingParams:
     """temperature 0 is greedy: the same answer every time. 0, 1 and 0 switch top_k, top_p and min_p off."""
 
-    temperature: float = 0.0
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    repeat_penalty: float = 1.0
-    seed: int | None = None
+    temperature: float = option(
+        0.0, "--temp", group=SAMPLING, unset=True, low=0, high=100,
+        help="0 is greedy: the same answer every time (default: the model's, or 0).",
+    )  # fmt: skip
+    top_k: int = option(
+        40, "--top-k", group=SAMPLING, unset=True, low=0,
+        help="Draw from the k likeliest; 0 is off (default: the model's, or 40).",
+    )  # fmt: skip
+    top_p: float = option(
+        0.95, "--top-p", group=SAMPLING, unset=True, low=0, high=1,
+        help="Draw from the likeliest that make up p; 1 is off (default: the model's, or 0.95).",
+    )  # fmt: skip
+    min_p: float = option(
+        0.05, "--min-p", group=SAMPLING, unset=True, low=0, high=1,
+        help="Drop what is below p times the likeliest; 0 is off (default: the model's, or 0.05).",
+    )  # fmt: skip
+    repeat_penalty: float = option(
+        1.0, "--repeat-penalty", group=SAMPLING, unset=True, low=0.01, high=100,
+        help="Penalty on the last 64 tokens; 1 is off (default: the model's, or 1).",
+    )  # fmt: skip
+    seed: int | None = option(
+        None, "--seed", group=SAMPLING, low=0, high=2**64, help="Seed of the draws (default: random)."
+    )
+
+    def __post_init__(self) -> None:
+        for name, flag in flags_of(self).items():
+            value = getattr(self, name)
+            if name == "seed" and value is None:
+                continue
+            is_number, is_whole = isinstance(value, Real), isinstance(value, Integral)
+            if not is_number or not flag.low <= value <= flag.high:  # which NaN is not
+                raise InputError(f"{flag.name} must be from {flag.low} to {flag.high}, not {value!r:.40}")
+            if name in ("top_k", "seed") and not is_whole:
+                raise InputError(f"{flag.name} must be a whole number, not {value!r:.40}")
 
     def with_seed(self) -> SamplingParams:
         """The same with a seed drawn, if it will draw and has none: reports can then be reproduced."""
         if self.temperature > 0 and self.seed is None:
             return replace(self, seed=int.from_bytes(os.urandom(4), "little"))
         return self
-
-    def __post_init__(self) -> None:
-        for name, value, low, high in (
-            ("temp", self.temperature, 0, 100),
-            ("top-k", self.top_k, 0, math.inf),
-            ("top-p", self.top_p, 0, 1),
-            ("min-p", self.min_p, 0, 1),
-            ("repeat-penalty", self.repeat_penalty, 0.01, 100),
-            ("seed", 0 if self.seed is None else self.seed, 0, 2**64),
-        ):
-            if not isinstance(value, int | float | np.number) or not low <= value <= high:  # also catches NaN
-                raise InputError(f"--{name} must be from {low} to {high}, not {value!r:.40}")
-        for name, whole in (("top-k", self.top_k), ("seed", 0 if self.seed is None else self.seed)):
-            if not isinstance(whole, int | np.integer):
-                raise InputError(f"--{name} must be a whole number, not {whole!r:.40}")
 
 
 # Under `general.sampling.` in a GGUF file: what its makers recommend, by the names that llama.cpp reads.
@@ -88,85 +90,3 @@ def choose_sampling(metadata: Mapping[str, Any], **chosen: Any) -> SamplingParam
     except InputError as error:
         raise ModelFormatError(f"the sampling that the model's file recommends: {error}: {_STATE_IT}") from None
     return replace(params, **chosen)
-
-
-def make_sampler(params: SamplingParams, banned: Iterable[int] = ()) -> Sampler:
-    """One callable, logits float32 [vocab] -> token id. It remembers what it drew, for the repetition penalty, and
-    writes bans and penalties into the logits it is given.
-
-    banned: tokens that are never drawn (the end of turn, under --ignore-eos).
-    """
-    ban = np.fromiter(banned, dtype=np.int64)
-    recent: deque[int] = deque(maxlen=PENALTY_WINDOW)
-    rng = np.random.default_rng(params.seed) if params.temperature > 0 else None
-
-    def sample(logits: FloatArray) -> int:
-        if ban.size:
-            logits[ban] = -np.inf
-        if recent:
-            penalize(logits, np.fromiter(set(recent), dtype=np.int64), params.repeat_penalty)
-        token = greedy(logits) if rng is None else draw(logits, params, rng)
-        if params.repeat_penalty != 1.0:
-            recent.append(token)
-        return token
-
-    return sample
-
-
-def greedy(logits: FloatArray) -> int:
-    """The most likely token. Raises EngineError if the model produced NaN."""
-    token = int(logits.argmax())
-    if math.isnan(logits[token]):  # argmax stops at the first NaN
-        raise EngineError("the model produced NaN logits: its weights are damaged or overflow")
-    return token
-
-
-def draw(logits: FloatArray, params: SamplingParams, rng: np.random.Generator) -> int:
-    """One random token: top-k, then top-p, then min-p, then temperature."""
-    if not math.isfinite(float(logits.max())):  # NaN wins every max
-        raise EngineError("the model produced NaN logits: its weights are damaged or overflow")
-    tokens = top_k(logits, params.top_k or logits.size)
-    kept = logits[tokens].astype(np.float64)
-    probabilities = softmax(kept)
-    keep = max(1, min(top_p(probabilities, params.top_p), min_p(probabilities, params.min_p)))
-    scaled = (kept[:keep] - kept[0]) / max(params.temperature, _COLDEST)
-    return int(tokens[rng.choice(keep, p=softmax(scaled))])
-
-
-def top_k(logits: FloatArray, k: int) -> IntArray:
-    """Ids of the k largest logits, largest first.
-
-    The k-th largest of the blocks' maxima is a lower bound for the k-th largest logit, so only what reaches it
-    has to be sorted.
-    """
-    blocks = logits.size // _BLOCK
-    if k < blocks:
-        maxima = logits[: blocks * _BLOCK].reshape(blocks, _BLOCK).max(axis=1)
-        candidates = np.flatnonzero(logits >= np.partition(maxima, blocks - k)[blocks - k])
-    else:
-        candidates = np.arange(logits.size)
-    order = np.argsort(-logits[candidates], kind="stable")[:k]
-    return candidates[order].astype(np.int32)
-
-
-def top_p(probabilities: AnyArray, p: float) -> int:
-    """How many of the sorted probabilities make up at least p."""
-    if p >= 1:
-        return int(probabilities.size)
-    return int(np.searchsorted(np.cumsum(probabilities), p)) + 1
-
-
-def min_p(probabilities: AnyArray, p: float) -> int:
-    """How many of the sorted probabilities are at least p times the largest."""
-    return int(np.count_nonzero(probabilities >= p * probabilities[0]))
-
-
-def penalize(logits: FloatArray, tokens: AnyArray, penalty: float) -> None:
-    """Make tokens less likely, in place (CTRL, arXiv:1909.05858)."""
-    found = logits[tokens]
-    logits[tokens] = np.where(found > 0, found / penalty, found * penalty)
-
-
-def softmax(x: AnyArray) -> AnyArray:
-    powers = np.exp(x - x.max())
-    return np.asarray(powers / powers.sum())

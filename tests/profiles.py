@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from edge.backends.base import EngineConfig
-from edge.plan import Plan, PlanBytes
+from edge.plan.plan import Plan, PlanBytes
 from edge.profiling.profile import (
     Climate,
     DeviceFacts,

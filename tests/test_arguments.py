@@ -27,7 +27,8 @@ from edge.devices.records import read_records, write_record
 from edge.errors import EdgeError, EngineError, InputError, ModelFormatError
 from edge.model.model import open_model
 from edge.prediction.history import append, earlier_runs, history_path, history_size
-from edge.sampling import SamplingParams, draw, greedy
+from edge.run.sampler import draw, greedy
+from edge.sampling import SamplingParams
 
 MODEL = GOLDEN / "llama-llama3.gguf"
 ODD = (10**400, -(10**400), 1e308, 1e-320, float("inf"), float("nan"), -1, True, None, "x", "1", [], [1], {}, {"a": 1})

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from edge.backends.base import EngineConfig
 from edge.cli.commands import app
-from edge.plan import Plan, PlanBytes
+from edge.plan.plan import Plan, PlanBytes
 from edge.prediction import history
 from edge.prediction.history import (
     Phase,

@@ -15,7 +15,8 @@ from edge.backends import find_backend
 from edge.backends.base import Engine
 from edge.errors import InputError, UnsupportedError
 from edge.model.model import Model, open_model
-from edge.plan import PlanRequest, make_plan
+from edge.options import Options
+from edge.plan.plan import make_plan
 
 WINDOW, LONGROPE = "llama-window", "phi3-longrope"  # a window of 20 positions; 256 positions before scaling
 ROWS = 24  # of a cache in which the window would matter
@@ -27,7 +28,7 @@ def opened(name: str) -> Model:
 
 def planned(model: Model, backend: str = "llamacpp", **options: object) -> int:
     module = find_backend(backend, model.file, model.spec)
-    return make_plan(model.spec, module, PlanRequest(**options)).config.capacity  # type: ignore[arg-type]
+    return make_plan(model.spec, module, Options(**options)).config.capacity  # type: ignore[arg-type]
 
 
 def test_rows_end_with_a_window_that_llama_cpp_ignores() -> None:

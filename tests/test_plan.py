@@ -17,13 +17,15 @@ from hypothesis import strategies as st
 
 from edge.backends import find_backend
 from edge.backends.base import Backend, Engine
-from edge.budget import Budget
+from edge.budget import parse_bytes
 from edge.devices.host import logical_cores
 from edge.devices.memory import MemoryLimit, MemoryUse
 from edge.errors import BudgetError, EdgeError, InputError, UnsupportedError
 from edge.kv import make_policy
 from edge.model.model import Model, open_model
-from edge.plan import Plan, PlanRequest, make_plan
+from edge.options import Options
+from edge.plan.plan import Plan, make_plan
+from edge.prompt_cache.cache import PromptCache
 
 MIB = 1 << 20
 RESIDENT, PEAK = 60 * MIB, 70 * MIB  # of the process that plans, as most tests have it
@@ -34,8 +36,8 @@ CONTEXT = 8192
 def planning_process() -> object:
     """What this process takes must not decide what a test sees: pytest grows from test to test."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("edge.plan.memory_use", lambda: MemoryUse(RESIDENT, PEAK, None, None))
-        patch.setattr("edge.plan.memory_limit", lambda root: MemoryLimit(4096 * MIB, "free memory"))
+        patch.setattr("edge.plan.plan.memory_use", lambda: MemoryUse(RESIDENT, PEAK, None, None))
+        patch.setattr("edge.plan.plan.memory_limit", lambda root: MemoryLimit(4096 * MIB, "free memory"))
         yield
 
 
@@ -43,11 +45,11 @@ SMOLLM2 = open_model("smollm2-135m")
 LLAMACPP: Backend = find_backend("llamacpp", SMOLLM2.file, SMOLLM2.spec)
 
 
-def plan(request: PlanRequest | None = None, memory: int | None = None) -> Plan:
-    return make_plan(SMOLLM2.spec, LLAMACPP, request, Budget(memory=memory))
+def plan(request: Options | None = None, memory: int | None = None) -> Plan:
+    return make_plan(SMOLLM2.spec, LLAMACPP, replace(request or Options(), memory=memory))
 
 
-def plan_if_it_fits(request: PlanRequest, memory: int) -> Plan | None:
+def plan_if_it_fits(request: Options, memory: int) -> Plan | None:
     try:
         return plan(request, memory)
     except BudgetError:
@@ -55,7 +57,7 @@ def plan_if_it_fits(request: PlanRequest, memory: int) -> Plan | None:
 
 
 REQUESTS = st.builds(
-    PlanRequest,
+    Options,
     kv_policy=st.sampled_from(["streaming", "window", "full"]),
     kv_dtype=st.sampled_from([None, "f32", "f16", "q8_0", "q4_0"]),
     max_kv_size=st.none() | st.integers(16, CONTEXT),
@@ -86,10 +88,10 @@ def test_a_plan_becomes_json() -> None:
 
 def test_a_peak_that_already_was_is_part_of_the_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
     """VmHWM never falls: a process that once took 900 MiB cannot promise less."""
-    monkeypatch.setattr("edge.plan.memory_use", lambda: MemoryUse(RESIDENT, 900 * MIB, None, None))
-    assert plan(PlanRequest(max_kv_size=256), memory=1000 * MIB).predicted_peak == 900 * MIB
+    monkeypatch.setattr("edge.plan.plan.memory_use", lambda: MemoryUse(RESIDENT, 900 * MIB, None, None))
+    assert plan(Options(max_kv_size=256), memory=1000 * MIB).predicted_peak == 900 * MIB
     with pytest.raises(BudgetError):
-        plan(PlanRequest(max_kv_size=256), memory=800 * MIB)
+        plan(Options(max_kv_size=256), memory=800 * MIB)
 
 
 @pytest.mark.parametrize("kv_dtype", ["f32", "f16", "q8_0", "q4_0"])
@@ -117,7 +119,7 @@ def test_kv_bytes_of_the_reference_engine(name: str, engines: Callable[[Engine],
 
 
 @given(REQUESTS, BUDGETS)
-def test_a_plan_fits_its_budget(request: PlanRequest, memory: int) -> None:
+def test_a_plan_fits_its_budget(request: Options, memory: int) -> None:
     chosen = plan_if_it_fits(request, memory)
     if chosen is None:
         return
@@ -134,7 +136,7 @@ def test_a_plan_fits_its_budget(request: PlanRequest, memory: int) -> None:
 
 
 @given(REQUESTS, BUDGETS, BUDGETS)
-def test_more_memory_never_gives_fewer_rows(request: PlanRequest, one: int, other: int) -> None:
+def test_more_memory_never_gives_fewer_rows(request: Options, one: int, other: int) -> None:
     less, more = (plan_if_it_fits(request, memory) for memory in sorted((one, other)))
     if less is not None:
         assert more is not None
@@ -151,31 +153,31 @@ def test_rows_are_given_up_last() -> None:
     ("expected", "rows"), [(1, 256), (256, 256), (257, 512), (3000, 3072), (CONTEXT, CONTEXT), (10 * CONTEXT, CONTEXT)]
 )
 def test_the_cache_is_as_long_as_the_run(expected: int, rows: int) -> None:
-    assert plan(PlanRequest(expected_tokens=expected)).config.capacity == rows
+    assert plan(Options(expected_tokens=expected)).config.capacity == rows
 
 
 def test_weights_are_repacked_only_beside_enough_rows() -> None:
     spec = replace(SMOLLM2.spec, weight_type="Q4_0")
-    ample = make_plan(spec, LLAMACPP, PlanRequest(), Budget(memory=1024 * MIB))
+    ample = make_plan(spec, LLAMACPP, Options(memory=1024 * MIB))
     assert ample.config.repack
     assert ample.bytes.weights == spec.weight_bytes + spec.largest_tensor  # the tied head is there twice
-    tight = make_plan(spec, LLAMACPP, PlanRequest(), Budget(memory=200 * MIB))
+    tight = make_plan(spec, LLAMACPP, Options(memory=200 * MIB))
     assert not tight.config.repack
 
 
 def test_without_a_budget_the_system_sets_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge.plan.memory_limit", lambda root: MemoryLimit(256 * MIB, "cgroup"))
+    monkeypatch.setattr("edge.plan.plan.memory_limit", lambda root: MemoryLimit(256 * MIB, "cgroup"))
     chosen = plan()
     assert (chosen.limit, chosen.limit_source) == (256 * MIB, "cgroup")
     assert chosen.predicted_peak <= 256 * MIB
     assert chosen.config.capacity < CONTEXT
-    monkeypatch.setattr("edge.plan.memory_limit", lambda root: MemoryLimit(50 * MIB, "cgroup"))
+    monkeypatch.setattr("edge.plan.plan.memory_limit", lambda root: MemoryLimit(50 * MIB, "cgroup"))
     with pytest.raises(BudgetError, match="the cgroup limit is 50 MiB"):
         plan()
 
 
 def test_a_stated_budget_counts_and_not_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge.plan.memory_limit", lambda root: MemoryLimit(50 * MIB, "cgroup"))
+    monkeypatch.setattr("edge.plan.plan.memory_limit", lambda root: MemoryLimit(50 * MIB, "cgroup"))
     assert plan(memory=256 * MIB).limit_source == "budget"
 
 
@@ -184,10 +186,11 @@ def test_a_stated_budget_counts_and_not_the_system(monkeypatch: pytest.MonkeyPat
 
 def _differences(request: object) -> str:
     """The fields that a request sets, as a test's name; what is no request names itself."""
-    if not isinstance(request, PlanRequest):
+    if not isinstance(request, Options):
         return str(getattr(request, "__name__", ""))
-    changed = {key: value for key, value in vars(request).items() if value != getattr(PlanRequest(), key)}
-    return ",".join(f"{key}={value}" for key, value in changed.items()) or "default"
+    values = {name: getattr(request, name) for name in Options.__dataclass_fields__}
+    changed = {name: value for name, value in values.items() if value != getattr(Options(), name)}
+    return ",".join(f"{name}={value}" for name, value in changed.items()) or "default"
 
 
 NAMED = re.compile(
@@ -195,22 +198,22 @@ NAMED = re.compile(
     r"(?:, or --memory (\d+)MiB with --max-kv-size (\d+)( --kv-policy streaming)?( instead of --kv-memory)?)?$"
 )
 SMALL_REQUESTS = st.builds(
-    PlanRequest,
+    Options,
     kv_policy=st.sampled_from(["streaming", "window", "full", "auto", "h2o", "keydiff", "snapkv:sinks=20"]),
     kv_dtype=st.sampled_from([None, "f16", "q8_0", "int8", "int4"]),
     max_kv_size=st.none() | st.integers(16, CONTEXT),
-    kv_memory=st.none() | st.sampled_from(["1MiB", "20MiB"]),
+    kv_memory=st.none() | st.sampled_from([MIB, 20 * MIB]),
     expected_tokens=st.none() | st.integers(1, 2 * CONTEXT),
     prefill_step_size=st.none() | st.integers(1, 512),
     sinks=st.integers(0, 100),
-    prompt_cache=st.none() | st.just(8 * MIB),
+    prompt_cache=st.none() | st.just(PromptCache(memory="8MiB")),
     threads=st.just(1),
 )
 
 
 @settings(max_examples=examples(20))
 @given(SMALL_REQUESTS, st.sampled_from(["tvm", "llamacpp"]), st.integers(20, 89))
-def test_the_budget_that_is_named_is_the_smallest_that_fits(request_: PlanRequest, engine: str, memory: int) -> None:
+def test_the_budget_that_is_named_is_the_smallest_that_fits(request_: Options, engine: str, memory: int) -> None:
     """Doing what the message says, and nothing else, gives a plan; a MiB less gives none."""
     backend = NATIVE if engine == "tvm" else LLAMACPP
     try:
@@ -237,12 +240,12 @@ def test_the_budget_that_is_named_is_the_smallest_that_fits(request_: PlanReques
 @pytest.mark.parametrize("size", [16, 64, 256])
 def test_rows_that_were_asked_for_are_kept_in_the_budget_that_is_named(size: int) -> None:
     with pytest.raises(BudgetError, match=rf"--memory \d+MiB \({size} KV rows, weights streamed\)"):
-        native_plan(PlanRequest(max_kv_size=size, kv_dtype="int4"), 75 * MIB)
+        native_plan(Options(max_kv_size=size, kv_dtype="int4"), 75 * MIB)
 
 
 def test_the_message_says_what_was_needed_and_what_there_is() -> None:
     with pytest.raises(BudgetError, match=r"^needs \d+ MiB, the memory budget is 100 MiB: the smallest that fits is"):
-        plan(PlanRequest(max_kv_size=4096), memory=100 * MIB)
+        plan(Options(max_kv_size=4096), memory=100 * MIB)
 
 
 # What is refused
@@ -251,32 +254,32 @@ def test_the_message_says_what_was_needed_and_what_there_is() -> None:
 @pytest.mark.parametrize(
     ("request_", "error", "message"),
     [
-        (PlanRequest(max_kv_size=CONTEXT + 1), InputError, "--max-kv-size must be from 16 to 8192"),
-        (PlanRequest(max_kv_size=15), InputError, "--max-kv-size must be from 16"),
-        (PlanRequest(max_kv_size=0), InputError, "--max-kv-size must be from 16"),
-        (PlanRequest(max_kv_size=-1), InputError, "--max-kv-size must be from 16"),
-        (PlanRequest(max_kv_size=100, sinks=50), InputError, "--sinks 50 needs at least 108 KV rows"),
-        (PlanRequest(sinks=9999), InputError, "--sinks 9999 is too many for the 8192 positions of the model"),
-        (PlanRequest(sinks=9999, max_kv_size=512), InputError, "--sinks 9999 is too many"),
-        (PlanRequest(kv_policy="snapkv:sinks=4093"), InputError, "--sinks 4093 is too many"),
-        (PlanRequest(kv_policy="window", sinks=-1), InputError, "--sinks must be 0 or more"),
-        (PlanRequest(threads=0), InputError, "--threads must be from 1"),
-        (PlanRequest(threads=-2), InputError, "--threads must be from 1"),
-        (PlanRequest(threads=100_000), InputError, "--threads must be from 1"),
-        (PlanRequest(threads=logical_cores() + 1), InputError, f"from 1 to {logical_cores()}, the logical cores"),
-        (PlanRequest(prefill_step_size=0), InputError, "--prefill-step-size must be from 1"),
-        (PlanRequest(prefill_step_size=CONTEXT + 1), InputError, "--prefill-step-size must be from 1"),
-        (PlanRequest(prefill_step_size=300, max_kv_size=512), InputError, "too long for 512 KV rows: at most 256"),
-        (PlanRequest(sinks=-1), InputError, "--sinks must be 0 or more"),
-        (PlanRequest(kv_policy="h3o"), InputError, "unknown KV policy 'h3o'"),
-        (PlanRequest(kv_dtype="q5_1"), UnsupportedError, "no KV dtype 'q5_1': choose f16"),
-        (PlanRequest(expected_tokens=-5), InputError, "expected"),
-        (PlanRequest(logits_rows=0), InputError, "logits"),
-        (PlanRequest(logits_rows=-1), InputError, "logits"),
+        (Options(max_kv_size=CONTEXT + 1), InputError, "--max-kv-size must be from 16 to 8192"),
+        (Options(max_kv_size=15), InputError, "--max-kv-size must be from 16"),
+        (Options(max_kv_size=0), InputError, "--max-kv-size must be from 16"),
+        (Options(max_kv_size=-1), InputError, "--max-kv-size must be from 16"),
+        (Options(max_kv_size=100, sinks=50), InputError, "--sinks 50 needs at least 108 KV rows"),
+        (Options(sinks=9999), InputError, "--sinks 9999 is too many for the 8192 positions of the model"),
+        (Options(sinks=9999, max_kv_size=512), InputError, "--sinks 9999 is too many"),
+        (Options(kv_policy="snapkv:sinks=4093"), InputError, "--sinks 4093 is too many"),
+        (Options(kv_policy="window", sinks=-1), InputError, "--sinks must be 0 or more"),
+        (Options(threads=0), InputError, "--threads must be from 1"),
+        (Options(threads=-2), InputError, "--threads must be from 1"),
+        (Options(threads=100_000), InputError, "--threads must be from 1"),
+        (Options(threads=logical_cores() + 1), InputError, f"from 1 to {logical_cores()}, the logical cores"),
+        (Options(prefill_step_size=0), InputError, "--prefill-step-size must be from 1"),
+        (Options(prefill_step_size=CONTEXT + 1), InputError, "--prefill-step-size must be from 1"),
+        (Options(prefill_step_size=300, max_kv_size=512), InputError, "too long for 512 KV rows: at most 256"),
+        (Options(sinks=-1), InputError, "--sinks must be 0 or more"),
+        (Options(kv_policy="h3o"), InputError, "unknown KV policy 'h3o'"),
+        (Options(kv_dtype="q5_1"), UnsupportedError, "no KV dtype 'q5_1': choose f16"),
+        (Options(expected_tokens=-5), InputError, "expected"),
+        (Options(logits_rows=0), InputError, "logits"),
+        (Options(logits_rows=-1), InputError, "logits"),
     ],
     ids=_differences,
 )
-def test_impossible_requests_are_refused(request_: PlanRequest, error: type[EdgeError], message: str) -> None:
+def test_impossible_requests_are_refused(request_: Options, error: type[EdgeError], message: str) -> None:
     with pytest.raises(error, match=re.escape(message)):
         plan(request_)
 
@@ -284,7 +287,7 @@ def test_impossible_requests_are_refused(request_: PlanRequest, error: type[Edge
 @pytest.mark.parametrize("sinks", [4, 200, 300])
 def test_a_cache_has_room_for_its_sinks_and_a_window(sinks: int) -> None:
     """--max-kv-size may not go below `2 · sinks + 8`; a plan that chooses the rows must not either."""
-    plans = [plan_if_it_fits(PlanRequest(sinks=sinks), mib * MIB) for mib in range(150, 250, 4)]
+    plans = [plan_if_it_fits(Options(sinks=sinks), mib * MIB) for mib in range(150, 250, 4)]
     rows = [chosen.config.capacity for chosen in plans if chosen is not None]
     assert rows
     assert min(rows) >= 2 * sinks + 8
@@ -295,31 +298,31 @@ def test_a_cache_has_room_for_its_sinks_and_a_window(sinks: int) -> None:
 NATIVE = cast(Backend, import_module("edge.backends.tvm"))
 
 
-def native_plan(request: PlanRequest, memory: int | None = None, backend: Backend = NATIVE) -> Plan:
-    return make_plan(SMOLLM2.spec, backend, request, Budget(memory=memory))
+def native_plan(request: Options, memory: int | None = None, backend: Backend = NATIVE) -> Plan:
+    return make_plan(SMOLLM2.spec, backend, replace(request, memory=memory))
 
 
 @pytest.mark.parametrize(
     ("backend", "request_", "memory", "policy", "kv_dtype"),
     [
-        (NATIVE, PlanRequest(expected_tokens=1000), None, "streaming", "f16"),
-        (NATIVE, PlanRequest(expected_tokens=CONTEXT), None, "streaming", "f16"),
-        (NATIVE, PlanRequest(expected_tokens=CONTEXT), 256 * MIB, "h2o", "int8"),
-        (NATIVE, PlanRequest(expected_tokens=CONTEXT + 1), None, "h2o", "int8"),
-        (NATIVE, PlanRequest(), None, "h2o", "int8"),
-        (NATIVE, PlanRequest(expected_tokens=20_000, kv_dtype="f32"), None, "h2o", "f32"),
-        (NATIVE, PlanRequest(expected_tokens=1000, kv_dtype="int8"), None, "streaming", "int8"),
-        (NATIVE, PlanRequest(expected_tokens=400, max_kv_size=512), None, "streaming", "f16"),
-        (NATIVE, PlanRequest(expected_tokens=1000, max_kv_size=512), None, "h2o", "int8"),
-        (NATIVE, PlanRequest(expected_tokens=200, kv_memory="6MiB"), None, "streaming", "f16"),
-        (NATIVE, PlanRequest(expected_tokens=1000, kv_memory="6MiB"), None, "h2o", "int8"),
-        (LLAMACPP, PlanRequest(expected_tokens=20_000), None, "streaming", "f16"),
-        (LLAMACPP, PlanRequest(expected_tokens=20_000, kv_dtype="q8_0"), None, "streaming", "q8_0"),
-        (LLAMACPP, PlanRequest(), None, "streaming", "f16"),
+        (NATIVE, Options(expected_tokens=1000), None, "streaming", "f16"),
+        (NATIVE, Options(expected_tokens=CONTEXT), None, "streaming", "f16"),
+        (NATIVE, Options(expected_tokens=CONTEXT), 256 * MIB, "h2o", "int8"),
+        (NATIVE, Options(expected_tokens=CONTEXT + 1), None, "h2o", "int8"),
+        (NATIVE, Options(), None, "h2o", "int8"),
+        (NATIVE, Options(expected_tokens=20_000, kv_dtype="f32"), None, "h2o", "f32"),
+        (NATIVE, Options(expected_tokens=1000, kv_dtype="int8"), None, "streaming", "int8"),
+        (NATIVE, Options(expected_tokens=400, max_kv_size=512), None, "streaming", "f16"),
+        (NATIVE, Options(expected_tokens=1000, max_kv_size=512), None, "h2o", "int8"),
+        (NATIVE, Options.parse(expected_tokens=200, kv_memory="6MiB"), None, "streaming", "f16"),
+        (NATIVE, Options.parse(expected_tokens=1000, kv_memory="6MiB"), None, "h2o", "int8"),
+        (LLAMACPP, Options(expected_tokens=20_000), None, "streaming", "f16"),
+        (LLAMACPP, Options(expected_tokens=20_000, kv_dtype="q8_0"), None, "streaming", "q8_0"),
+        (LLAMACPP, Options(), None, "streaming", "f16"),
     ],
 )
 def test_auto_keeps_all_rows_if_they_fit_and_else_what_loses_least(
-    backend: Backend, request_: PlanRequest, memory: int | None, policy: str, kv_dtype: str
+    backend: Backend, request_: Options, memory: int | None, policy: str, kv_dtype: str
 ) -> None:
     chosen = native_plan(replace(request_, kv_policy="auto"), memory, backend)
     assert (chosen.kv_policy, chosen.config.kv_dtype) == (policy, kv_dtype)
@@ -331,46 +334,46 @@ def test_auto_keeps_all_rows_if_they_fit_and_else_what_loses_least(
 @pytest.mark.parametrize("policy", ["h2o", "tova", "snapkv:window=8", "keydiff", "knorm"])
 def test_engines_refuse_policies_that_look_at_what_they_do_not_show(backend: Backend, policy: str) -> None:
     if make_policy(policy).needs.queries and backend.CAPABILITIES.attention:
-        assert native_plan(PlanRequest(kv_policy=policy), backend=backend).config.observes
+        assert native_plan(Options(kv_policy=policy), backend=backend).config.observes
         return
     with pytest.raises(UnsupportedError, match=r"needs an engine that shows (attention|keys), and") as caught:
-        native_plan(PlanRequest(kv_policy=policy), backend=backend)
+        native_plan(Options(kv_policy=policy), backend=backend)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("kv_dtype", ["q8_0", "q4_0"])
 def test_llamacpp_shows_no_attention_to_quantized_rows(kv_dtype: str) -> None:
     with pytest.raises(UnsupportedError, match="use --kv-dtype f16"):
-        native_plan(PlanRequest(kv_policy="h2o", kv_dtype=kv_dtype), backend=LLAMACPP)
+        native_plan(Options(kv_policy="h2o", kv_dtype=kv_dtype), backend=LLAMACPP)
 
 
 def test_sinks_among_a_policys_options_count_as_sinks() -> None:
     with pytest.raises(InputError, match="--sinks 50 needs at least 108 KV rows"):
-        native_plan(PlanRequest(kv_policy="h2o:sinks=50", max_kv_size=100))
-    assert native_plan(PlanRequest(kv_policy="h2o:sinks=50", max_kv_size=108)).sinks == 50
-    assert native_plan(PlanRequest(kv_policy="h2o:sinks=0", max_kv_size=8)).sinks == 0
+        native_plan(Options(kv_policy="h2o:sinks=50", max_kv_size=100))
+    assert native_plan(Options(kv_policy="h2o:sinks=50", max_kv_size=108)).sinks == 50
+    assert native_plan(Options(kv_policy="h2o:sinks=0", max_kv_size=8)).sinks == 0
 
 
 def test_pinned_rows_have_room_beside_a_window_and_are_counted() -> None:
     with pytest.raises(
         InputError, match="--keep 100 needs at least 208 KV rows: raise --max-kv-size 200 or lower --keep"
     ):
-        native_plan(PlanRequest(keep=100, max_kv_size=200))
+        native_plan(Options(keep=100, max_kv_size=200))
     with pytest.raises(
         InputError, match="--keep 100 needs at least 208 KV rows: raise --max-kv-size 200 or lower --keep"
     ):
-        native_plan(PlanRequest(kv_policy="window", keep=100, max_kv_size=200))
-    plain, pinned = (native_plan(PlanRequest(keep=keep, max_kv_size=512)) for keep in (0, 100))
+        native_plan(Options(kv_policy="window", keep=100, max_kv_size=200))
+    plain, pinned = (native_plan(Options(keep=keep, max_kv_size=512)) for keep in (0, 100))
     assert (plain.sinks, pinned.sinks) == (4, 100)
     heads = 30 * 3 * 64 * 4  # bytes of one row's keys, which are remembered in float32
     assert pinned.bytes.scratch - plain.bytes.scratch == 96 * heads
-    assert native_plan(PlanRequest(kv_policy="h2o:sinks=2", keep=100, max_kv_size=512)).sinks == 100
-    assert native_plan(PlanRequest(kv_policy="full", keep=100, max_kv_size=100)).sinks == 0  # it evicts nothing
+    assert native_plan(Options(kv_policy="h2o:sinks=2", keep=100, max_kv_size=512)).sinks == 100
+    assert native_plan(Options(kv_policy="full", keep=100, max_kv_size=100)).sinks == 0  # it evicts nothing
 
 
 def test_what_heads_need_is_counted() -> None:
     plain, *watching = (
-        native_plan(PlanRequest(kv_policy=policy, max_kv_size=1024)).bytes for policy in ("streaming", "h2o", "keydiff")
+        native_plan(Options(kv_policy=policy, max_kv_size=1024)).bytes for policy in ("streaming", "h2o", "keydiff")
     )
     assert all(each.scratch > plain.scratch for each in watching)
     assert watching[0].kv == plain.kv + 1024 * 4 * SMOLLM2.spec.layers * SMOLLM2.spec.kv_heads
@@ -379,34 +382,33 @@ def test_what_heads_need_is_counted() -> None:
 
 @given(st.sampled_from([NATIVE, LLAMACPP]), st.integers(1, 300 * MIB))
 def test_kv_memory_is_filled_and_not_exceeded(backend: Backend, size: int) -> None:
-    request = PlanRequest(kv_memory=f"{size}B")
+    request = Options.parse(kv_memory=f"{size}B")
     try:
         chosen = native_plan(request, backend=backend)
     except InputError as error:
         needed = int(re.findall(r"(\d+)KiB are needed", str(error))[0]) << 10
         assert size < needed
-        assert native_plan(PlanRequest(kv_memory=needed), backend=backend).bytes.kv <= needed
+        assert native_plan(Options.parse(kv_memory=needed), backend=backend).bytes.kv <= needed
         return
     assert chosen.bytes.kv <= size
     more = chosen.config.capacity + 16
-    assert more > CONTEXT or native_plan(PlanRequest(max_kv_size=more), backend=backend).bytes.kv > size
+    assert more > CONTEXT or native_plan(Options(max_kv_size=more), backend=backend).bytes.kv > size
 
 
 @pytest.mark.parametrize(
-    ("request_", "message"),
+    ("values", "message"),
     [
-        (PlanRequest(kv_memory="5MiB", max_kv_size=64), "--max-kv-size and --kv-memory both say"),
-        (PlanRequest(kv_memory="lots"), "--kv-memory 'lots' is not understood"),
-        (PlanRequest(kv_memory=0), "--kv-memory '0' must be greater than zero"),
-        (PlanRequest(kv_memory="1KiB"), "--kv-memory 1.0 KiB is too small: "),
-        (PlanRequest(kv_memory="1KiB", kv_policy="auto"), "--kv-memory 1.0 KiB is too small: "),
-        (PlanRequest(kv_memory="1MiB", sinks=100), "is too small: "),
+        ({"kv_memory": "5MiB", "max_kv_size": 64}, "--max-kv-size and --kv-memory both say"),
+        ({"kv_memory": "lots"}, "--kv-memory 'lots' is not understood"),
+        ({"kv_memory": 0}, "--kv-memory '0' must be greater than zero"),
+        ({"kv_memory": "1KiB"}, "--kv-memory 1.0 KiB is too small: "),
+        ({"kv_memory": "1KiB", "kv_policy": "auto"}, "--kv-memory 1.0 KiB is too small: "),
+        ({"kv_memory": "1MiB", "sinks": 100}, "is too small: "),
     ],
-    ids=_differences,
 )
-def test_impossible_sizes_in_bytes_are_refused(request_: PlanRequest, message: str) -> None:
+def test_impossible_sizes_in_bytes_are_refused(values: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)) as caught:
-        native_plan(request_)
+        native_plan(Options.parse(**values))
     assert "\n" not in str(caught.value)
 
 
@@ -477,4 +479,4 @@ def test_the_prediction_is_within_a_tenth_of_the_measured_peak(
     assert child.output["kv"] == child.output["planned_kv"]
     assert child.output["reported"] == pytest.approx(child.peak, abs=MIB)
     assert child.output["predicted"] == pytest.approx(child.peak, rel=0.1)
-    assert child.peak <= Budget.parse(memory=memory).memory  # type: ignore[operator]
+    assert child.peak <= parse_bytes(memory)

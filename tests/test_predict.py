@@ -21,7 +21,7 @@ from edge.backends.base import EngineConfig, Footprint
 from edge.cli.commands import app
 from edge.devices.profile import Cluster, DeviceProfile, Figure, Power
 from edge.devices.profile_file import write_profile
-from edge.plan import Plan, PlanBytes
+from edge.plan.plan import Plan, PlanBytes
 from edge.prediction.efficiency import efficiency_of, weight_shares
 from edge.prediction.history import Phase, Run, Setting
 from edge.prediction.predict import Prediction, Wanted, _Roof, fit_slope, predict

@@ -26,7 +26,7 @@ from edge.devices.load import Load, read_load, share_of_others
 from edge.devices.mappings import Mapped, mapped_files
 from edge.devices.thermal import read_hertz
 from edge.errors import EngineError, InputError
-from edge.plan import PlanBytes
+from edge.plan.plan import PlanBytes
 from edge.profiling.child import Job, run_in_child
 from edge.profiling.measure import part_of
 from edge.profiling.memory import memory_base, split

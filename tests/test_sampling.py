@@ -16,11 +16,8 @@ from hypothesis.extra.numpy import arrays
 
 from edge.backends.llamacpp.library import is_installed, library
 from edge.errors import EngineError, InputError, ModelFormatError
-from edge.run.session import load
-from edge.sampling import (
+from edge.run.sampler import (
     PENALTY_WINDOW,
-    SamplingParams,
-    choose_sampling,
     draw,
     greedy,
     make_sampler,
@@ -30,6 +27,8 @@ from edge.sampling import (
     top_k,
     top_p,
 )
+from edge.run.session import load
+from edge.sampling import SamplingParams, choose_sampling
 from edge.types import FloatArray
 
 SIZES = st.one_of(st.integers(1, 70), st.integers(120, 1500))

@@ -74,7 +74,7 @@ def report_of(session: Session) -> edge.RunReport:
 
 _BOTH_GREEDY = """
 import json, edge
-from edge.sampling import greedy
+from edge.run.sampler import greedy
 
 model = edge.open_model("smollm2-135m")
 prompt = model.encode_prompt("Explain why the sky is blue.")
@@ -151,7 +151,7 @@ def test_bad_requests_are_refused(streaming: Session) -> None:
     with pytest.raises(UnsupportedError, match="system prompt"):
         streaming.generate(PROMPT, system="Be brief.", raw=True)
     with pytest.raises(
-        InputError, match=r"unknown option 'kv_polity': choose from backend, memory, .*energy.*kv_policy"
+        InputError, match=r"unknown option 'kv_polity': choose from memory, .*energy.*kv_policy.*backend"
     ):
         load(streaming.model, kv_polity="full", kv_policy="full")
 

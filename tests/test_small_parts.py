@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.budget import Budget, format_bytes, format_joules, parse_bytes, parse_joules, parse_seconds, parse_watts
+from edge.budget import format_bytes, format_joules, parse_bytes, parse_joules, parse_seconds, parse_watts
 from edge.devices.power.base import Reading
 from edge.errors import EdgeError, InputError, MissingExtraError, UnsupportedError
 from edge.model import catalog
 from edge.model.catalog import PACKAGED, PackagedModel, find_model
+from edge.options import Options
 from edge.run.governor import RunLimits
 from edge.run.meters import Watch
 from edge.run.stop_strings import StopStrings
@@ -135,11 +136,11 @@ def test_mega_is_not_milli(parse: Callable[[str], float], text: str, amount: flo
 
 
 def test_budget() -> None:
-    assert Budget.parse() == Budget(None, None)
-    assert Budget.parse("1MiB", "2s") == Budget(1 << 20, 2.0)
-    assert Budget.parse(1 << 20, 0.5) == Budget(1 << 20, 0.5)
+    assert Options.parse() == Options()
+    assert Options.parse(memory="1MiB", time="2s") == Options(memory=1 << 20, time=2.0)
+    assert Options.parse(memory=1 << 20, time=0.5) == Options(memory=1 << 20, time=0.5)
     with pytest.raises(InputError, match="time '5MiB' is not understood"):
-        Budget.parse(time="5MiB")
+        Options.parse(time="5MiB")
 
 
 @pytest.mark.parametrize(

@@ -22,12 +22,12 @@ from edge.backends import find_backend
 from edge.backends.base import Backend, Engine, EngineConfig
 from edge.backends.tvm.cpu.streaming import BLOCK, STEPS, Disk, make_streams, packed_bytes, streaming_need
 from edge.backends.tvm.packing.layout import Layout, make_layout
-from edge.budget import Budget
 from edge.devices.memory import MemoryUse
 from edge.devices.paging import measure_paging
 from edge.errors import BudgetError
 from edge.model.model import Model, open_model
-from edge.plan import Plan, PlanRequest, make_plan
+from edge.options import Options
+from edge.plan.plan import Plan, make_plan
 from edge.prediction.work import streaming_cost
 from edge.storage.cache import entries
 from edge.types import FloatArray
@@ -247,12 +247,12 @@ def test_without_streams_there_is_nothing_to_ask_for(monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 def planning_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge.plan.memory_use", lambda: MemoryUse(RESIDENT, RESIDENT, None, None))
+    monkeypatch.setattr("edge.plan.plan.memory_use", lambda: MemoryUse(RESIDENT, RESIDENT, None, None))
 
 
 def plan(memory: int, **request: int) -> Plan:
     model = opened("smollm2-135m")
-    return make_plan(model.spec, native(model), PlanRequest(**request), Budget(memory=memory))  # type: ignore[arg-type]
+    return make_plan(model.spec, native(model), Options(**request, memory=memory))  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("planning_process")
@@ -299,7 +299,7 @@ def test_engines_that_cannot_stream_plan_as_ever() -> None:
     backend = find_backend("llamacpp", model.file, model.spec)
     assert backend.footprint(model.spec, CONFIG).least_weights is None
     with pytest.raises(BudgetError) as caught:
-        make_plan(model.spec, backend, PlanRequest(), Budget(memory=64 * MIB))
+        make_plan(model.spec, backend, Options(memory=64 * MIB))
     assert "streamed" not in str(caught.value)
 
 

@@ -27,13 +27,13 @@ from test_cli import edge, edge_json
 
 from edge.backends import find_backend, reference
 from edge.backends.base import Engine, EngineConfig
-from edge.budget import Budget
 from edge.cli.tune import _summary as summary
 from edge.devices import records
 from edge.devices.records import Comparison, Record, Subject, nearest, read_records, record_name, write_record
 from edge.errors import EngineError, InputError
 from edge.model.model import Model, open_model
-from edge.plan import Plan, PlanRequest, make_plan
+from edge.options import Options
+from edge.plan.plan import Plan, make_plan
 
 pytest.importorskip("edge.backends.tvm")
 pytest.importorskip("tvm_ffi")
@@ -444,14 +444,14 @@ def record_for(model: Model, values: Values, **more: Any) -> Record:
 
 def plan_for(model: Model, memory: int | None = None, **options: Any) -> Plan:
     backend = find_backend("tvm", model.file, model.spec)
-    return make_plan(model.spec, backend, PlanRequest(**options), Budget(memory=memory))
+    return make_plan(model.spec, backend, Options(**options, memory=memory))
 
 
 def test_a_plan_follows_the_record_and_flags_win(tiny: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = open_model(tiny)
     full = {"kv_policy": "full"}
     assert plan_for(model, **full).tuned == "default"
-    monkeypatch.setattr("edge.plan.usable_cores", lambda: 2)
+    monkeypatch.setattr("edge.plan.candidates.usable_cores", lambda: 2)
     record = record_for(model, {"threads": 1, "chunk": 64, "chunk_block": 64, "step_dealt": True})
     write_record(record)
     plan = plan_for(model, **full)

@@ -12,6 +12,7 @@ from edge.budget import format_bytes, format_joules
 from edge.cli import options as o
 from edge.cli.numbers import parse_numbers
 from edge.cli.show import print_json, progress, table
+from edge.options import Options
 
 if TYPE_CHECKING:
     from edge.profiling.bench import BenchRow
@@ -26,6 +27,7 @@ class Format(str, Enum):
     csv = "csv"
 
 
+@o.command
 def bench(
     model: o.ModelArgument,
     prompt: Annotated[str, o.flag("-p", "--n-prompt", help="Prompt lengths, comma-separated.")] = "512",
@@ -36,11 +38,8 @@ def bench(
     ] = "0",
     repetitions: Annotated[int, o.flag("-r", "--repetitions", min=1, max=1000, help="Runs of each test.")] = 5,
     output: Annotated[Format, o.flag("-o", "--output", help="Output format.")] = Format.md,
-    memory: o.Memory = None,
-    kv_dtype: o.KVDtype = None,
-    prefill_step_size: o.PrefillStepSize = None,
-    backend: o.Backend = "auto",
-    threads: o.Threads = None,
+    *,
+    options: Annotated[Options, o.only("memory", "kv_dtype", "prefill_step_size", "backend", "threads")],
     energy: Annotated[
         bool,
         o.flag("--energy", help="Joules per token, too: measured or estimated, as it says."),
@@ -52,7 +51,6 @@ def bench(
     from edge.devices.power import find_meter
     from edge.errors import InputError
     from edge.model.model import open_model
-    from edge.plan import PlanRequest
     from edge.profiling.bench import make_tests, remember_bench, run_bench
     from edge.run.session import load
 
@@ -63,17 +61,10 @@ def bench(
         raise InputError(
             f"these tests need {longest} positions, the model knows {opened.spec.context}: lower -d, -p or -n"
         )
-    request = PlanRequest(
-        kv_policy="full",
-        max_kv_size=max(longest, 256),
-        kv_dtype=kv_dtype,
-        prefill_step_size=prefill_step_size,
-        threads=threads,
-    )
     meter = find_meter()
     with (
         progress(enabled=not quiet) as shown,
-        load(opened, backend=backend, memory=memory, request=request, meter=meter) as session,
+        load(opened, options, kv_policy="full", max_kv_size=max(longest, 256), meter=meter) as session,
     ):
         rows = []
         measured = run_bench(session, tests, repetitions, on_step=shown.message, meter=meter if energy else None)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
 
 from edge.cli import options as o
 from edge.cli.show import Progress, note, print_json, progress
+from edge.options import Options
 
 if TYPE_CHECKING:
     from edge.run.conversation import Conversation, Pieces
@@ -14,34 +16,13 @@ if TYPE_CHECKING:
 _SEEN = ("eos", "stop", "interrupted", "terminated")  # ends of answers that need no word of why
 
 
+@o.command
 def chat(
     model: o.ModelArgument,
-    max_tokens: o.MaxTokens = 512,
-    system: o.System = None,
-    stop: o.Stop = None,
-    memory: o.Memory = None,
-    time: o.Time = None,
-    energy: o.Energy = None,
-    power: o.Power = None,
-    max_temp: o.MaxTemp = None,
-    kv_policy: o.KVPolicy = "streaming",
-    max_kv_size: o.MaxKVSize = None,
-    kv_memory: o.KVMemory = None,
-    sinks: o.Sinks = 4,
-    keep: o.Keep = None,
-    kv_dtype: o.KVDtype = None,
-    prefill_step_size: o.PrefillStepSize = None,
-    prompt_cache: o.PromptCache = None,
-    prompt_cache_size: o.PromptCacheSize = "1GiB",
-    temp: o.Temperature = None,
-    top_k: o.TopK = None,
-    top_p: o.TopP = None,
-    min_p: o.MinP = None,
-    repeat_penalty: o.RepeatPenalty = None,
-    seed: o.Seed = None,
-    backend: o.Backend = "auto",
-    provider: o.Provider = None,
-    threads: o.Threads = None,
+    *,
+    answer: Annotated[o.Answer, o.without("raw", "ignore_eos")],
+    options: Options,
+    sampling: o.Sampling,
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
@@ -56,47 +37,20 @@ def chat(
     from edge.cli.signals import Terminated
     from edge.errors import EdgeError, UnsupportedError
     from edge.model.model import open_model
-    from edge.plan import PlanRequest
     from edge.run.conversation import Conversation
     from edge.run.session import load
 
-    limit = answer_limit(max_tokens)
+    limit, system = answer_limit(answer.max_tokens), answer.system
     opened = open_model(model)
     if opened.template is None:
         raise UnsupportedError(f"{opened.path.name} has no chat template: use edge run --raw")
-    settings = Settings(
-        limit,
-        opened.sampling(
-            temperature=temp, top_k=top_k, top_p=top_p, min_p=min_p, repeat_penalty=repeat_penalty, seed=seed
-        ),
-        tuple(stop or ()),
-    )
-    request = PlanRequest(
-        kv_policy=kv_policy,
-        sinks=sinks,
-        keep=_pinned(opened.system_rows(system), system, kv_policy, max_kv_size) if keep is None else keep,
-        max_kv_size=max_kv_size,
-        kv_memory=kv_memory,
-        kv_dtype=kv_dtype,
-        prefill_step_size=prefill_step_size,
-        provider=provider,
-        threads=threads,
-    )
+    settings = Settings(limit, opened.sampling(**sampling), tuple(answer.stop or ()))
+    if options.keep is None:
+        options = replace(options, keep=_pinned(opened.system_rows(system), system, options))
     typed = is_terminal() and not json
     with (
         progress(enabled=not quiet) as shown,
-        load(
-            opened,
-            backend=backend,
-            memory=memory,
-            time=time,
-            energy=energy,
-            power=power,
-            max_temp=max_temp,
-            request=request,
-            prompt_cache=prompt_cache,
-            prompt_cache_size=prompt_cache_size,
-        ) as session,
+        load(opened, options) as session,
         turns(typed) as lines,
     ):
         chat = Chat(Conversation(session, system=system), settings, shown.step("prefill"))
@@ -123,12 +77,13 @@ def chat(
                 return
 
 
-def _pinned(rows: int, system: str | None, kv_policy: str, max_kv_size: int | None) -> int:
+def _pinned(rows: int, system: str | None, options: Options) -> int:
     """Rows that are pinned unless --keep says otherwise: those before the first turn's text, but none in a plain
     window. Of the template's own system prompt, which is not asked for, as many as there is room for."""
-    if kv_policy == "window":
+    if options.kv_policy == "window":
         return 0
-    return rows if system or max_kv_size is None else min(rows, max(0, max_kv_size - 8) // 2)
+    most = options.max_kv_size
+    return rows if system or most is None else min(rows, max(0, most - 8) // 2)
 
 
 def _answer(talk: Conversation, pieces: Pieces, shown: Progress, *, json: bool, quiet: bool) -> None:

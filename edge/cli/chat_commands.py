@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from edge.cli.show import note
 from edge.errors import InputError
+from edge.flags import flags_of
+from edge.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from edge.run.conversation import Conversation, Pieces
     from edge.run.session import Progress
-    from edge.sampling import SamplingParams
 
 
 @dataclass
@@ -144,13 +145,9 @@ def _set(chat: Chat, argument: str) -> None:
     note(f"({', '.join(shown)})")
 
 
-_NUMBERS: dict[str, tuple[str, type[int] | type[float]]] = {
-    "temp": ("temperature", float),
-    "top-k": ("top_k", int),
-    "top-p": ("top_p", float),
-    "min-p": ("min_p", float),
-    "repeat-penalty": ("repeat_penalty", float),
-    "seed": ("seed", int),
+_NUMBERS = {
+    flag.name[2:]: (field, int if field in ("top_k", "seed") else float)
+    for field, flag in flags_of(SamplingParams).items()
 }
 
 

@@ -15,6 +15,7 @@ from edge.cli.evaluate_kv import kv
 from edge.cli.help import Command
 from edge.cli.show import print_json, progress
 from edge.errors import InputError
+from edge.options import Options
 
 evaluate = typer.Typer(help="Measure a model's quality.")
 for command in (kl, kv):
@@ -22,21 +23,15 @@ for command in (kl, kv):
 
 
 @evaluate.command(cls=Command)
+@o.command
 def perplexity(
     model: o.ModelArgument,
     text: Annotated[Path, o.flag("--text", help="A UTF-8 text file.")],
     tokens: Annotated[int | None, o.flag("--tokens", min=1, help="Score only the first so many.")] = None,
     context: windowed.Context = None,
     second_half: windowed.SecondHalf = False,
-    memory: o.Memory = None,
-    kv_policy: o.KVPolicy = "streaming",
-    max_kv_size: o.MaxKVSize = None,
-    kv_memory: o.KVMemory = None,
-    sinks: o.Sinks = 4,
-    kv_dtype: o.KVDtype = None,
-    prefill_step_size: o.PrefillStepSize = None,
-    backend: o.Backend = "auto",
-    threads: o.Threads = None,
+    *,
+    options: Annotated[Options, o.MEASURED],
     output: windowed.Output = None,
     resume: windowed.Resume = False,
     json: o.Json = False,
@@ -48,7 +43,6 @@ def perplexity(
     """
     from edge.cli.prompts import read_text
     from edge.model.model import open_model
-    from edge.plan import PlanRequest
     from edge.quality.perplexity import LOGITS_ROWS
     from edge.quality.perplexity import perplexity as measure
     from edge.quality.windows import windowed_perplexity
@@ -61,20 +55,9 @@ def perplexity(
     most = None if tokens is None else tokens + (context is None)
     ids = opened.encode_prompt(read_text(text), raw=True, most=most)
     windows = None if context is None else windowed.windows_of(opened, ids, context, second_half=second_half)
-    request = PlanRequest(
-        kv_policy=kv_policy,
-        sinks=sinks,
-        max_kv_size=max_kv_size,
-        kv_memory=kv_memory,
-        kv_dtype=kv_dtype,
-        prefill_step_size=prefill_step_size,
-        threads=threads,
-        expected_tokens=context or ids.size,
-        logits_rows=LOGITS_ROWS,
-    )
     with (
         progress(enabled=not quiet) as shown,
-        load(opened, backend=backend, memory=memory, request=request) as session,
+        load(opened, options, expected_tokens=context or ids.size, logits_rows=LOGITS_ROWS) as session,
     ):
         bar = shown.step("perplexity")
         capacity, kv_policy = session.plan.config.capacity, session.plan.kv_policy

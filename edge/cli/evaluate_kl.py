@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from edge.cli import options as o
 from edge.cli import windowed
 from edge.cli.show import print_json, progress, table
 from edge.errors import InputError
+from edge.options import Options
 
 
+@o.command
 def kl(
     model: o.ModelArgument,
     reference: Annotated[str, o.flag("--reference", help="What to compare with: a model with the same tokens.")],
@@ -19,18 +21,12 @@ def kl(
     tokens: Annotated[int | None, o.flag("--tokens", min=2, help="Read only the first so many.")] = None,
     context: windowed.Context = 512,
     second_half: windowed.SecondHalf = False,
-    backend: o.Backend = "auto",
     reference_backend: Annotated[str, o.flag("--reference-backend", help="Engine of the reference.")] = "auto",
-    memory: o.Memory = None,
-    kv_policy: o.KVPolicy = "full",
-    max_kv_size: o.MaxKVSize = None,
-    kv_memory: o.KVMemory = None,
-    sinks: o.Sinks = 4,
-    kv_dtype: o.KVDtype = None,
     reference_kv_dtype: Annotated[
         str | None, o.flag("--reference-kv-dtype", help="Of the reference, whose cache is full.")
     ] = None,
-    threads: o.Threads = None,
+    *,
+    options: Annotated[Options, o.without(*o.LIMITS, "provider", "prefill_step_size", kv_policy="full")],
     output: windowed.Output = None,
     resume: windowed.Resume = False,
     json: o.Json = False,
@@ -42,7 +38,6 @@ def kl(
     """
     from edge.cli.prompts import read_text
     from edge.model.model import open_model
-    from edge.plan import PlanRequest
     from edge.quality.perplexity import LOGITS_ROWS
     from edge.quality.windows import divergence
     from edge.run.session import load
@@ -55,15 +50,15 @@ def kl(
     if opened.spec.vocab != base.spec.vocab or ids.size != theirs.size or (ids != theirs).any():
         raise InputError(f"{model} and {reference} have different vocabularies: their predictions cannot be compared")
     windows = windowed.windows_of(opened, ids, context, second_half=second_half)
-    common: dict[str, Any] = {"threads": threads, "expected_tokens": context, "logits_rows": LOGITS_ROWS}
-    whole = PlanRequest(kv_policy="full", kv_dtype=reference_kv_dtype, **common)
-    request = PlanRequest(
-        kv_policy=kv_policy, sinks=sinks, max_kv_size=max_kv_size, kv_memory=kv_memory, kv_dtype=kv_dtype, **common
-    )
+    options = replace(options, expected_tokens=context, logits_rows=LOGITS_ROWS)
+    whole = Options(
+        memory=options.memory, kv_policy="full", kv_dtype=reference_kv_dtype, backend=reference_backend,
+        threads=options.threads, expected_tokens=context, logits_rows=LOGITS_ROWS,
+    )  # fmt: skip
     with (
         progress(enabled=not quiet) as shown,
-        load(base, backend=reference_backend, memory=memory, request=whole) as there,
-        load(opened, backend=backend, memory=memory, request=request) as here,
+        load(base, whole) as there,
+        load(opened, options) as here,
     ):
         readers = {"model": windowed.reader_settings(here), "reference": windowed.reader_settings(there)}
         settings = {**windowed.text_settings(windows), **readers}

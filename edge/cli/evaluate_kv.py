@@ -10,6 +10,7 @@ from edge.cli import options as o
 from edge.cli.numbers import parse_numbers
 from edge.cli.show import progress
 from edge.errors import InputError
+from edge.options import Options
 
 if TYPE_CHECKING:
     from edge.model.spec import ModelSpec
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 _BYTES = 512 * 2  # without any size: what 512 rows take in f16, per value of a row
 
 
+@o.command
 def kv(
     model: o.ModelArgument,
     text: Annotated[list[Path], o.flag("--text", help="A long UTF-8 text file; may be repeated.")],
@@ -43,12 +45,11 @@ def kv(
     length: Annotated[
         int | None, o.flag("--length", min=1, help="Tokens that a key is hidden in (default: 2048).")
     ] = None,
-    sinks: o.Sinks = 4,
     prefill_step_size: Annotated[
         int, o.flag("--prefill-step-size", min=1, help="Tokens run at once, and so evicted for.")
     ] = 64,
-    backend: o.Backend = "auto",
-    threads: o.Threads = None,
+    *,
+    options: Annotated[Options, o.only("sinks", "backend", "threads")],
     seed: Annotated[int, o.flag("--seed", min=0, help="Of the keys, and where they lie.")] = 0,
     output: Annotated[Path | None, o.flag("-o", "--output", help="Write a report there: .html, .md or .json.")] = None,
     resume: Annotated[
@@ -78,8 +79,8 @@ def kv(
 
     opened = open_model(model)
     cells = _cells(opened.spec, policies, kv_memory, max_kv_size, kv_dtype)
-    engine = find_backend(backend, opened.file, opened.spec, cells[0].kv_dtype).NAME  # the same for all cells
-    setup = Setup(opened, engine, prefill_step_size, sinks, threads)
+    engine = find_backend(options.backend, opened.file, opened.spec, cells[0].kv_dtype).NAME  # the same for all cells
+    setup = Setup(opened, engine, prefill_step_size, options.sinks, options.threads)
     context = opened.spec.context
     amounts = Amounts(tokens or min(Amounts.tokens, context), trials, length or min(Amounts.length, context), seed)
     documents = _read(text, setup)

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from edge.cli.options import OUTPUT
 from edge.cli.show import table
+from edge.flags import GROUPS, OUTPUT
 
 ENVIRONMENT = "environment"
 _ADVICE = re.compile(r": (?:use|choose another) (--[a-z-]+)[^:,]*$")
@@ -28,15 +28,15 @@ _OTHERS = {
 
 
 class Command(typer.core.TyperCommand):
-    """Lists options under the headings of their groups: its own first, output last."""
+    """Lists options under the headings of their groups: those of the command alone first, output last."""
 
     def format_options(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
-        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        sections: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Arguments", "Options", *GROUPS)}
         for param in self.get_params(ctx):
             kind = "Arguments" if param.param_type_name == "argument" else "Options"
             title = OUTPUT if param.name == "help" else getattr(param, "rich_help_panel", None) or kind
             if (record := param.get_help_record(ctx)) is not None:
-                sections.setdefault(title, []).append(record)
+                sections[title].append(record)
         for title, records in sections.items():
             if records:
                 with formatter.section(title):

@@ -9,7 +9,7 @@ from edge.cli.show import note
 from edge.devices.host import processor
 from edge.devices.private import make_private_folder
 from edge.model.spec import ModelSpec
-from edge.plan import Plan
+from edge.plan.plan import Plan
 from edge.storage.cache import cache_folder
 
 

@@ -14,6 +14,7 @@ from edge.cli.help import Command
 from edge.cli.numbers import parse_numbers
 from edge.cli.show import note, print_json, progress, width
 from edge.errors import InputError
+from edge.options import Options
 
 if TYPE_CHECKING:
     from edge.profiling.profile import Profile, Settings
@@ -49,6 +50,7 @@ Output = Annotated[
 
 
 @profile.command("of", cls=_Of)
+@o.command
 def of(
     context: typer.Context,
     model: o.ModelArgument,
@@ -70,18 +72,11 @@ def of(
     repetitions: Annotated[
         int | None, o.flag("-r", "--repetitions", min=1, max=1000, help="Prompts and answers (default: 5).")
     ] = None,
-    memory: o.Memory = None,
-    kv_policy: o.KVPolicy = "streaming",
-    max_kv_size: o.MaxKVSize = None,
-    kv_memory: o.KVMemory = None,
-    sinks: o.Sinks = 4,
-    kv_dtype: o.KVDtype = None,
-    prefill_step_size: o.PrefillStepSize = None,
     backend: Annotated[
         str, o.flag("--backend", help="Engines, with commas between (default: all that are installed).")
     ] = "auto",
-    provider: o.Provider = None,
-    threads: o.Threads = None,
+    *,
+    options: Annotated[Options, o.without(*o.LIMITS, "backend")],
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
@@ -92,15 +87,14 @@ def of(
     --max-temp: they would hide what is to be measured. With `compare A.json B.json` instead of MODEL: two profiles side
     by side.
     """
-    from edge.budget import parse_bytes
     from edge.model.model import open_model
     from edge.profiling.collect import choose_engines, collect
-    from edge.profiling.profile import Settings
+    from edge.profiling.profile import Settings, recorded
 
     writers = [_writer(path) for path in output or []]
     long_run = _seconds(sustained)
     opened = open_model(model)
-    rows = min(opened.spec.context, max_kv_size or opened.spec.context)
+    rows = min(opened.spec.context, options.max_kv_size or opened.spec.context)
     answer = generate or max(2, min(16 if quick else 48, rows // 2))
     most = max(1, min(opened.spec.context // 2, rows - answer))  # of what is not said: it leaves room for an answer
     settings = Settings(
@@ -112,19 +106,11 @@ def of(
         curve_s=5.0 if quick else 20.0,
         sustained_s=long_run,
         operators_s=2.0 if quick else 6.0,
-        memory=parse_bytes(memory) if memory else None,
-        kv_policy=kv_policy,
-        sinks=sinks,
-        max_kv_size=max_kv_size,
-        kv_memory=kv_memory,
-        kv_dtype=kv_dtype,
-        prefill_step_size=prefill_step_size,
-        threads=threads,
-        provider=provider,
+        **recorded(options),
     )
     _check(settings, opened.spec.context)
     names = [] if backend == "auto" else [each.strip() for each in backend.split(",")]
-    engines = choose_engines(opened, names, kv_dtype)
+    engines = choose_engines(opened, names, options.kv_dtype)
     if long_run and not quiet:
         note(_expected(engines.names, settings))
     try:

@@ -52,7 +52,7 @@ def quantize(
     from edge.converters.plain import PLAIN, plan_plain, write_plain
     from edge.devices.output import check_file
     from edge.model.model import open_model
-    from edge.plan import check_threads
+    from edge.plan.checks import check_threads
 
     check_threads(threads)
     texts = calibration or []

@@ -25,7 +25,7 @@ from edge.storage.lock import file_lock
 from edge.values import parse
 
 if TYPE_CHECKING:
-    from edge.plan import Plan
+    from edge.plan.plan import Plan
     from edge.run.report import RunReport
 
 _MOST_BYTES = 1 << 18  # about 500 runs

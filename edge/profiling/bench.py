@@ -16,8 +16,8 @@ import numpy as np
 from edge.errors import InputError
 from edge.prediction.history import Phase, remember_phase
 from edge.run.meters import EnergyMeter
+from edge.run.sampler import greedy
 from edge.run.session import Session
-from edge.sampling import greedy
 from edge.types import IntArray
 
 

@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from edge.backends import find_backend
 from edge.backends.base import Backend
-from edge.budget import Budget
 from edge.devices.child import Say, run_child, serve
 from edge.devices.load import others_from_now
 from edge.devices.mappings import mapped_files
@@ -19,7 +18,8 @@ from edge.devices.memory import memory_use
 from edge.devices.power import find_meter
 from edge.errors import BudgetError
 from edge.model.model import Model, open_model
-from edge.plan import Plan, make_plan
+from edge.options import Options
+from edge.plan.plan import Plan, make_plan
 from edge.prediction.efficiency import weight_shares
 from edge.profiling.measure import (
     OnStep,
@@ -84,22 +84,22 @@ def run_job(job: Job, on_step: OnStep) -> dict[str, Any]:
         return asdict(Operators(phases, memory_use().peak))
     if job.stage == "measure":
         return asdict(_measure(settings, model, backend, on_step))
-    plan = make_plan(model.spec, backend, settings.request(), Budget(memory=settings.memory))
+    plan = make_plan(model.spec, backend, settings.options())
     started = time.perf_counter()
-    with Session(model, backend, plan, Budget()):  # without a limit: compiling is no part of a run
+    with Session(model, backend, plan, Options()):  # without a limit: compiling is no part of a run
         return asdict(Loaded(time.perf_counter() - started))
 
 
 def _measure(settings: Settings, model: Model, backend: Backend, on_step: OnStep) -> EngineProfile:
-    budget, meter, notes = Budget(memory=settings.memory), find_meter(), list[str]()
+    options, meter, notes = settings.options(), find_meter(), list[str]()
     with Sampler() as sampler:
         sampler.mark("start")
-        plan = make_plan(model.spec, backend, settings.request(), budget)
+        plan = make_plan(model.spec, backend, options)
         files, before, joules = mapped_files(), sampler.sample_memory(), meter.read().joules
         sampler.mark("load")
         on_step("loading", 0.0)
         started = time.perf_counter()
-        with Session(model, backend, plan, budget, meter=meter) as session:
+        with Session(model, backend, plan, options, meter=meter) as session:
             load_s, load_joules = time.perf_counter() - started, meter.read().joules - joules
             runner = Runner(session, backend, meter, sampler)
             free = plan.config.capacity - settings.answer

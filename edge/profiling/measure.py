@@ -27,8 +27,8 @@ from edge.profiling.profile import (
     Window,
 )
 from edge.run.meters import EnergyMeter
+from edge.run.sampler import greedy
 from edge.run.session import Session
-from edge.sampling import greedy
 from edge.types import FloatArray, IntArray
 
 _MARGIN = 1.3  # longer contexts are slower than what was measured so far

@@ -11,7 +11,7 @@ from edge.devices.mappings import Mapped
 from edge.devices.memory import memory_use
 from edge.devices.power import sensors_root
 from edge.devices.thermal import held_back, read_celsius, read_hertz, zones
-from edge.plan import Plan
+from edge.plan.plan import Plan
 from edge.profiling.profile import Climate, Mark, MemoryBase, MemorySample
 
 _MEMORY_S = 0.05  # between two samples, of 40 µs each

@@ -8,13 +8,15 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from edge.budget import parse_bytes
 from edge.devices.regular import read_regular
 from edge.errors import InputError
-from edge.plan import Plan, PlanRequest
+from edge.options import Options
+from edge.plan.plan import Plan
 from edge.values import parse
 
 SCHEMA = 1
@@ -63,18 +65,20 @@ class Settings:
         """KV rows that the longest measurement needs."""
         return max([self.prompt, *self.contexts]) + self.answer
 
-    def request(self) -> PlanRequest:
-        return PlanRequest(
-            kv_policy=self.kv_policy,
-            sinks=self.sinks,
-            max_kv_size=self.max_kv_size,
-            kv_memory=self.kv_memory,
-            kv_dtype=self.kv_dtype,
-            prefill_step_size=self.prefill_step_size,
-            threads=self.threads,
-            expected_tokens=self.rows,
-            provider=self.provider,
-        )
+    def options(self) -> Options:
+        """Those of every engine's plan."""
+        shared = {name: getattr(self, name) for name in _SHARED}
+        size = None if self.kv_memory is None else parse_bytes(self.kv_memory, "--kv-memory")
+        return Options(**shared | {"kv_memory": size, "expected_tokens": self.rows})
+
+
+def recorded(options: Options) -> dict[str, Any]:
+    """The options that Settings record."""
+    size = options.kv_memory
+    return {name: getattr(options, name) for name in _SHARED} | {"kv_memory": None if size is None else f"{size}B"}
+
+
+_SHARED = {each.name for each in fields(Options)} & {each.name for each in fields(Settings)}
 
 
 @dataclass(frozen=True)

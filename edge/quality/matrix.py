@@ -11,7 +11,7 @@ from typing import Any
 from edge.budget import format_bytes
 from edge.errors import EdgeError
 from edge.kv import make_policy
-from edge.plan import AUTO, PlanRequest
+from edge.options import AUTO, Options
 from edge.quality.journal import Journal, are_numbers
 from edge.quality.material import TASK_NAMES, Material, Setup
 from edge.quality.perplexity import LOGITS_ROWS, Advance, Repeated, Streamed, measure_repeats, stream_documents
@@ -170,15 +170,16 @@ def _retrieval(
 
 def open_cell(setup: Setup, cell: Cell, tokens: int) -> Session:
     """A session with the cell's cache, for texts of up to so many tokens."""
-    request = PlanRequest(
+    options = Options(
+        backend=setup.backend,
         kv_policy=cell.policy,
         sinks=setup.sinks,
         max_kv_size=tokens if cell.policy == FULL else cell.max_kv_size,
-        kv_memory=None if cell.kv_memory is None else f"{cell.kv_memory}B",
+        kv_memory=cell.kv_memory,
         kv_dtype=cell.kv_dtype,
         prefill_step_size=setup.chunk,
         threads=setup.threads,
         expected_tokens=tokens,
         logits_rows=LOGITS_ROWS,
     )
-    return load(setup.model, backend=setup.backend, request=request)
+    return load(setup.model, options)

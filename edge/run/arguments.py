@@ -10,6 +10,7 @@ import numpy as np
 
 from edge.errors import InputError
 from edge.model.prompt import Prompt
+from edge.plan.checks import check_count
 from edge.sampling import SamplingParams
 from edge.types import IntArray
 
@@ -48,16 +49,6 @@ def check_prompt(prompt: object) -> str | Iterable[str] | IntArray:
     if first is None:
         raise InputError("the prompt is empty")
     return chain([first], pieces)
-
-
-def check_count(name: str, value: object, low: int = 1, high: int | None = None, why: str = "") -> None:
-    """None, or a whole number of at least `low` and at most `high`; why: the reason for that. Raises InputError."""
-    if value is None:
-        return
-    if not isinstance(value, int | np.integer) or isinstance(value, bool) or (high is None and value < low):
-        raise InputError(f"{name} must be a whole number, at least {low}, not {brief(value)}")
-    if high is not None and not low <= value <= high:
-        raise InputError(f"{name} must be from {low} to {high}, not {brief(value)}{why if value > high else ''}")
 
 
 def check_number(name: str, value: object) -> None:

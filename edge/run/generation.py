@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from io import StringIO
 
-from edge.budget import Budget, format_joules
+from edge.budget import format_joules
 from edge.devices.memory import memory_use
 from edge.model.prompt import Prompt
-from edge.plan import Plan
+from edge.options import Options
+from edge.plan.plan import Plan
 from edge.run.meters import Watch
 from edge.run.report import Energy, Memory, RunReport, StopReason, Timings, Tokens
 
@@ -75,7 +76,7 @@ class Generation:
         )
 
 
-def why_unanswered(report: RunReport, budget: Budget) -> str:
+def why_unanswered(report: RunReport, options: Options) -> str:
     """Why a budget left no answer, and an estimate of the budget that would suffice."""
     tokens, timings, energy, reason = report.tokens, report.timings, report.energy, report.stop_reason
     estimated = "estimated" if energy.kind == "estimate" else "measured"
@@ -87,9 +88,9 @@ def why_unanswered(report: RunReport, budget: Budget) -> str:
         why = f"--energy {format_joules(energy.budget)} is spent ({estimated})"
         why += _needed(tokens, energy.before, energy.joules, format_joules)
     elif reason == "power":
-        why = f"--power {budget.power:g}W cannot be held: the device draws {energy.watts:.2g} W ({estimated})"
+        why = f"--power {options.power:g}W cannot be held: the device draws {energy.watts:.2g} W ({estimated})"
     elif reason == "thermal" and report.heat and report.heat.highest is not None:
-        why = f"--max-temp {budget.max_temp:g}C cannot be held: {report.heat.highest:.0f} °C (measured)"
+        why = f"--max-temp {options.max_temp:g}C cannot be held: {report.heat.highest:.0f} °C (measured)"
     else:
         why = "memory is short: close other programs, or state a smaller --max-kv-size"
     if tokens.cut:

@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 from edge.backends.base import KVCache
 from edge.devices.memory import release_free_memory
-from edge.plan import SMALLEST_ROWS, Plan, least_rows
+from edge.plan.checks import SMALLEST_ROWS, least_rows
+from edge.plan.plan import Plan
 from edge.prompt_cache.cache import PromptCache
 from edge.run.generation import Generation
 from edge.run.report import Action, Given

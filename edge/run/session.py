@@ -16,7 +16,7 @@ import numpy as np
 
 from edge.backends import find_backend
 from edge.backends.base import Backend, Engine, LoadProgress
-from edge.budget import Budget, format_bytes
+from edge.budget import format_bytes
 from edge.devices.memory import memory_use
 from edge.devices.power import find_meter, memory_root, sensors_root
 from edge.devices.thermal import Zone, zones
@@ -25,8 +25,9 @@ from edge.kv import make_policy
 from edge.kv.policy import EVERY
 from edge.model.model import Model, open_model
 from edge.model.prompt import Prompt, joined
-from edge.plan import Plan, PlanRequest, make_plan
-from edge.prompt_cache.cache import DEFAULT_SIZE, PromptCache
+from edge.options import Options, takes_options
+from edge.plan.plan import Plan, make_plan
+from edge.prompt_cache.cache import PromptCache
 from edge.run.arguments import check_stream
 from edge.run.eviction import keep_heads, observe, queries_to_observe, rows_per_head, view_for
 from edge.run.generation import Generation, memory_of, why_unanswered
@@ -34,9 +35,10 @@ from edge.run.governor import RunLimits
 from edge.run.meters import EnergyMeter, Watch
 from edge.run.reclaim import Reclaimer
 from edge.run.report import Heat, KVUse, RunReport, StopReason
+from edge.run.sampler import make_sampler
 from edge.run.scheduler import Scheduler, stepwise
 from edge.run.stop_strings import StopStrings
-from edge.sampling import SamplingParams, make_sampler
+from edge.sampling import SamplingParams
 from edge.storage.versions import own_versions
 from edge.types import FloatArray, IntArray
 
@@ -46,49 +48,35 @@ _READ_UNASKED = 4096  # tokens of a prompt that are made before budgets are aske
 Progress = Callable[[int, int], None]  # tokens done, tokens of the prompt, or as many as are known of a longer one
 
 
+@takes_options
 def load(
     model: str | Path | Model,
+    options: Options | None = None,
     *,
-    backend: str = "auto",
-    memory: str | int | None = None,
-    time: str | float | None = None,
-    energy: str | float | None = None,
-    power: str | float | None = None,
-    max_temp: str | float | None = None,
     meter: EnergyMeter | None = None,
-    request: PlanRequest | None = None,
     on_load: LoadProgress | None = None,
-    prompt_cache: str | Path | PromptCache | None = None,
-    prompt_cache_size: str | int = DEFAULT_SIZE,
-    **plan_options: object,
+    **keywords: Any,
 ) -> Session:
     """Plan a run that fits, load the model, and return a Session.
 
-    model: a GGUF path, an installed name (`smollm2-135m`), or an opened Model. memory: "256MiB" or bytes, the most
-    the whole process may have resident. Per generation: time, "20s" or seconds, and energy, "30J" or joules. power:
-    "3W" or watts, max_temp: "70C" or °C, which are held by pauses. meter: counts the joules (default: the device's best
-    sensor, or an estimate). Other keywords are the fields of PlanRequest: kv_policy, max_kv_size, kv_memory, sinks,
-    kv_dtype, prefill_step_size, threads, expected_tokens, logits_rows. prompt_cache: a folder, in which prompts' KV
-    rows are kept for later runs, `prompt_cache_size` bytes at most; or a PromptCache that sessions share.
+    model: a GGUF path, an installed name (`smollm2-135m`), or an opened Model. meter: counts the joules (default: the
+    device's best sensor, or an estimate). on_load: is called with the fraction that is loaded. The keywords are
+    options, as people write them ("256MiB", "20s", or a number of bytes, seconds, joules, watts, °C); they go before
+    those of `options`. time and energy hold for every generation; prompt_cache may be a PromptCache, which sessions
+    share:
+
+    OPTIONS
 
     Raises BudgetError if nothing fits, UnsupportedError for a temperature that nothing here measures, and the errors of
     `open_model`.
     """
-    budget = Budget.parse(memory, time, energy, power, max_temp)
-    try:
-        request = request or PlanRequest(**plan_options)  # type: ignore[arg-type]
-    except TypeError:
-        known = dict.fromkeys([*(load.__kwdefaults__ or ()), *PlanRequest.__dataclass_fields__])
-        unknown = next(name for name in plan_options if name not in known)
-        raise InputError(f"unknown option {unknown!r}: choose from {', '.join(known)}") from None
-    if prompt_cache is not None and not isinstance(prompt_cache, PromptCache):
-        prompt_cache = PromptCache(prompt_cache, size=prompt_cache_size)
-    if prompt_cache:
-        request = replace(request, prompt_cache=prompt_cache.memory)
+    options = (options or Options()).updated(**keywords)
+    cache = options.prompt_cache
+    if cache is not None and not isinstance(cache, PromptCache):
+        options = replace(options, prompt_cache=PromptCache(cache, size=f"{options.prompt_cache_size}B"))
     opened = model if isinstance(model, Model) else open_model(model)
-    engine_module = find_backend(backend, opened.file, opened.spec, request.kv_dtype)
-    plan = make_plan(opened.spec, engine_module, request, budget)
-    return Session(opened, engine_module, plan, budget, on_load, prompt_cache, meter)
+    backend = find_backend(options.backend, opened.file, opened.spec, options.kv_dtype)
+    return Session(opened, backend, make_plan(opened.spec, backend, options), options, on_load, meter)
 
 
 @dataclass(frozen=True)
@@ -109,21 +97,21 @@ class Session:
         model: Model,
         backend: Backend,
         plan: Plan,
-        budget: Budget,
+        options: Options,
         on_load: LoadProgress | None = None,
-        prompt_cache: PromptCache | None = None,
         meter: EnergyMeter | None = None,
     ) -> None:
+        """options: their limits and their PromptCache; what else they say is in the plan."""
         self._meter = meter or find_meter()
         if not all(hasattr(self._meter, name) for name in ("read", "add_bytes")):
             raise InputError(f"meter must count joules, as edge.devices.power.app_meter's does, not be {meter!r:.60}")
-        self._zone = _find_zone(budget)
+        self._zone = _find_zone(options)
         self.model, self.spec, self.tokenizer = model, model.spec, model.tokenizer
-        self.plan, self.budget = plan, budget
+        self.plan, self.options = plan, options
         self.report: RunReport | None = None
         self._backend = backend
         self._policy = make_policy(plan.kv_policy, plan.sinks, keep=plan.sinks)
-        self._prompt_cache = prompt_cache
+        self._prompt_cache: PromptCache | None = options.prompt_cache
         self._evicted = 0
         self._fed = array("i")  # tokens of all rows, if there is a prompt cache and nothing has been evicted
         self._prompts_end: int | None = None  # how many of them end with a prompt; None while one is run
@@ -133,15 +121,16 @@ class Session:
         started = time.perf_counter()
         self.engine: Engine = backend.load(model.file, model.spec, plan.config, on_load)
         self._load_s = time.perf_counter() - started
-        self._reclaimer = Reclaimer(plan, self.engine.kv, prompt_cache, self.shrink if self._policy.evicts else None)
+        evict = self.shrink if self._policy.evicts else None
+        self._reclaimer = Reclaimer(plan, self.engine.kv, self._prompt_cache, evict)
         self.steps = Scheduler(lambda level: self._reclaimer.give(round(level * self._reclaimer.spare), "trim"))
         self.terminated = self._interrupted = False
         peak = memory_use().peak
-        if budget.memory is not None and peak > budget.memory:
+        if options.memory is not None and peak > options.memory:
             self.close()
             raise BudgetError(
                 f"loading took {format_bytes(peak)}, more than predicted and than the budget of "
-                f"{format_bytes(budget.memory)}: use a larger --memory or a smaller --max-kv-size"
+                f"{format_bytes(options.memory)}: use a larger --memory or a smaller --max-kv-size"
             )
 
     def __enter__(self) -> Session:
@@ -227,15 +216,15 @@ class Session:
             time_limit=time_limit, energy_limit=energy_limit, time_spent=time_spent, energy_spent=energy_spent,
         )  # fmt: skip
         sampling = (sampling or self.model.sampling()).with_seed()
-        budget = self.budget
-        limit = budget.time if time_limit is None else time_limit
-        joules = budget.energy if energy_limit is None else energy_limit
+        options = self.options
+        limit = options.time if time_limit is None else time_limit
+        joules = options.energy if energy_limit is None else energy_limit
         limits = RunLimits(
             deadline=None if limit is None else started + limit - time_spent,
-            memory=budget.memory,
+            memory=options.memory,
             energy=None if joules is None else max(0.0, joules - energy_spent),
-            power=budget.power,
-            celsius=budget.max_temp,
+            power=options.power,
+            celsius=options.max_temp,
         )
         watch = Watch(
             limits,
@@ -275,7 +264,7 @@ class Session:
             self._reclaimer.run = None
             self.report = self._report(run, sampling)
         if self.report.unanswered:
-            raise BudgetError(why_unanswered(self.report, self.budget))
+            raise BudgetError(why_unanswered(self.report, self.options))
 
     def _tokens_of(
         self, prompt: str | Iterable[str] | IntArray | Prompt, *, system: str | None, raw: bool, follow_up: bool
@@ -499,20 +488,20 @@ class Session:
             tokens=run.tokens,
             timings=run.timings(self._load_s),
             stop_reason=run.stop_reason,
-            memory=memory_of(self.plan, kv.nbytes, self.budget.memory),
+            memory=memory_of(self.plan, kv.nbytes, self.options.memory),
             kv=KVUse(self._policy.name, kv.capacity, kv.length, self.plan.config.kv_dtype, self._evicted),
             plan=self.plan.to_dict(),
             versions=versions,
             energy=run.energy(),
-            heat=None if self._zone is None else Heat(self._zone.name, run.watch.hottest, self.budget.max_temp),
+            heat=None if self._zone is None else Heat(self._zone.name, run.watch.hottest, self.options.max_temp),
             actions=actions,
             seed=sampling.seed,
         )
 
 
-def _find_zone(budget: Budget) -> Zone | None:
+def _find_zone(options: Options) -> Zone | None:
     """The processor's thermometer."""
     found = zones(sensors_root())
-    if budget.max_temp is not None and not found:
+    if options.max_temp is not None and not found:
         raise UnsupportedError("--max-temp cannot be kept: this device shows no temperature in /sys/class/thermal")
     return found[0] if found else None

@@ -1,0 +1,141 @@
+"""What a user may fix of a run, each option defined once: a field here, and code that goes by it.
+
+The flags of the command line and their help (`edge/cli/options.py`), the variables of the environment and their page,
+and the keywords of `edge.load` and their documentation are made from the fields of `Options`. How tokens are drawn is
+chosen for each answer: `SamplingParams` in `edge/sampling.py`, defined likewise.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from edge.budget import parse_bytes, parse_celsius, parse_joules, parse_seconds, parse_watts
+from edge.errors import InputError
+from edge.flags import BUDGETS, CACHE, ENGINE, flags_of, option
+
+if TYPE_CHECKING:
+    from edge.kv.policy import Policy
+
+AUTO = "auto"
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a run may spend, and what the user fixed of it; None leaves the choice to the plan.
+
+    Values are parsed: bytes, seconds, joules, watts, °C. Text such as "256MiB" is parsed here, and raises InputError.
+    """
+
+    memory: int | None = option(
+        None, "--memory", group=BUDGETS, typed=str, parse=parse_bytes,
+        help="Most memory the whole process may hold, such as 256MiB (default: what the system grants).",
+    )  # fmt: skip
+    time: float | None = option(
+        None, "--time", group=BUDGETS, typed=str, parse=parse_seconds, help="Stop after this long, such as 20s."
+    )
+    energy: float | None = option(
+        None, "--energy", group=BUDGETS, typed=str, parse=parse_joules,
+        help="Stop before more is spent, such as 30J (edge devices sensors: how it is known).",
+    )  # fmt: skip
+    power: float | None = option(
+        None, "--power", group=BUDGETS, typed=str, parse=parse_watts,
+        help="Most watts on average, such as 3W; held by pauses.",
+    )  # fmt: skip
+    max_temp: float | None = option(
+        None, "--max-temp", group=BUDGETS, typed=str, parse=partial(parse_celsius, what="max-temp"),
+        help="Hottest the processor may be, such as 70C; held by pauses.",
+    )  # fmt: skip
+
+    kv_policy: str = option(
+        "streaming", "--kv-policy", group=CACHE,
+        help="What stays when the KV cache is full: streaming (sinks + window), window, full (stop), auto, or by "
+        "attention h2o, tova, scissorhands, snapkv, pyramidkv, adakv, fastgen, by keys keydiff, knorm; options as in "
+        "snapkv:window=16,kernel=5.",
+    )  # fmt: skip
+    max_kv_size: int | None = option(None, "--max-kv-size", group=CACHE, help="KV rows (default: planned).")
+    kv_memory: int | None = option(
+        None, "--kv-memory", group=CACHE, typed=str, parse=partial(parse_bytes, what="--kv-memory"),
+        help="Size of the KV cache instead of its rows, such as 12MiB.",
+    )  # fmt: skip
+    sinks: int = option(4, "--sinks", group=CACHE, help="First rows that streaming never evicts.")
+    keep: int | None = option(
+        None, "--keep", group=CACHE,
+        help="First rows that no policy ever evicts (default: those of the system prompt).",
+    )  # fmt: skip
+    kv_dtype: str | None = option(
+        None, "--kv-dtype", group=CACHE,
+        help="f16 or below, as the engine has them: int8, int4, q8_0 … (default: f16; of onnx, f32).",
+    )  # fmt: skip
+    prefill_step_size: int | None = option(
+        None, "--prefill-step-size", group=CACHE, help="Prompt tokens run at once (default: planned)."
+    )
+    prompt_cache: Any = option(
+        None, "--prompt-cache", group=CACHE, typed=Path, metavar="DIR",
+        help="Keep prompts' KV rows here, and do not run them again.",
+    )  # fmt: skip
+    """A folder, or in Python a PromptCache, which sessions may share."""
+    prompt_cache_size: int = option(
+        "1GiB", "--prompt-cache-size", group=CACHE, typed=str, parse=partial(parse_bytes, what="--prompt-cache-size"),
+        help="Most bytes there; the least recently used go.",
+    )  # fmt: skip
+
+    backend: str = option(AUTO, "--backend", group=ENGINE, help="Engine: auto, tvm, llamacpp, onnx or reference.")
+    provider: str | None = option(
+        None, "--provider", group=ENGINE,
+        help="What the onnx engine runs on: an execution provider (default: cpu).",
+    )  # fmt: skip
+    threads: int | None = option(None, "--threads", group=ENGINE, help="CPU threads (default: physical cores).")
+
+    expected_tokens: int | None = option(None, help="Tokens of prompt and answer together, if they are known.")
+    logits_rows: int = option(1, help="Most rows of logits that exist at once, for Session.forward of every token.")
+
+    def __post_init__(self) -> None:
+        for name, flag in flags_of(self).items():
+            if flag.parse and isinstance(value := getattr(self, name), str):
+                object.__setattr__(self, name, flag.parse(value))
+
+    @classmethod
+    def parse(cls, **values: object) -> Options:
+        """Options as people write them. Raises InputError for unknown names and impossible values, numbers too."""
+        return cls().updated(**values)
+
+    def updated(self, **values: object) -> Options:
+        """These options with others in place of some, as people write them. Raises InputError."""
+        known = flags_of(self)
+        for name, value in values.items():
+            if name not in known:
+                raise InputError(f"unknown option {name!r}: choose from {', '.join(known)}")
+            parse = known[name].parse
+            values[name] = parse(value) if parse and value is not None else value
+        return replace(self, **values)  # type: ignore[arg-type]
+
+    @cached_property
+    def policy(self) -> Policy:
+        """What `kv_policy`, `sinks` and `keep` describe; of `auto`, the plan chooses it. Raises InputError."""
+        from edge.kv import make_policy
+
+        return make_policy(self.kv_policy, self.sinks, self.keep or 0)
+
+
+def takes_options(function: Function) -> Function:
+    """A function whose `**keywords` are options: its signature shows them, and its docstring in place of OPTIONS."""
+    *parameters, _ = inspect.signature(function).parameters.values()
+    flags, types = flags_of(Options), {each.name: each.type for each in fields(Options)}
+    for name, flag in flags.items():
+        keyword = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=flag.default, annotation=types[name])
+        parameters.append(keyword)
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    lines = [
+        textwrap.fill(f"{name}: {flag.help}", 116, initial_indent=" " * 4, subsequent_indent=" " * 8)
+        for name, flag in flags.items()
+    ]
+    function.__doc__ = (function.__doc__ or "").replace("    OPTIONS", "\n".join(lines))
+    return function

@@ -1,0 +1,112 @@
+"""Options that no plan can meet are refused: before anything is counted, in one line."""
+
+from __future__ import annotations
+
+from reprlib import repr as brief
+
+import numpy as np
+
+from edge.backends.base import Backend, Capabilities
+from edge.devices.host import logical_cores
+from edge.errors import InputError, UnsupportedError
+from edge.kv import DEFAULT_SINKS, Needs, pinned_rows
+from edge.kv.policy import check_options
+from edge.model.spec import ModelSpec
+from edge.options import Options
+from edge.types import GRANULARITIES
+
+SMALLEST_ROWS = 256  # below this a chat model cannot follow its own template
+
+
+def check_request(spec: ModelSpec, backend: Backend, options: Options, *, elsewhere: bool) -> None:
+    """Raises InputError for impossible options, UnsupportedError for what the engine lacks. elsewhere: for a device
+    with other cores."""
+    has = backend.CAPABILITIES
+    if missing := _missing(options.policy.needs, has):
+        raise UnsupportedError(
+            f"--kv-policy {options.kv_policy} {missing}, and {backend.NAME} is none: use --kv-policy streaming"
+        )
+    if options.provider is not None and backend.NAME != "onnx":
+        raise UnsupportedError(f"--provider is for the onnx engine, not for {backend.NAME}: use --backend onnx")
+    if options.kv_dtype is not None and options.kv_dtype not in has.kv_dtypes:
+        raise UnsupportedError(
+            f"the {backend.NAME} engine has no KV dtype {options.kv_dtype!r}: choose {', '.join(has.kv_dtypes)}"
+        )
+    _check_sinks(spec, options)
+    most = backend.most_rows(spec, options.expected_tokens)
+    for flag, value, low, high in (
+        ("--max-kv-size", options.max_kv_size, least_rows(pinned(options)), most.rows),
+        ("expected_tokens", options.expected_tokens, 1, 1 << 40),
+        ("logits_rows", options.logits_rows, 1, 8192),
+        ("--prefill-step-size", options.prefill_step_size, 1, 8192),
+        ("--threads", options.threads, 1, 1024),
+    ):
+        check_count(flag, value, low, high, f" ({most.why})" if high == most.rows else "")
+    if not elsewhere:
+        check_threads(options.threads)
+    if has.granularity == "token" and not _keeps_newest(options):
+        raise UnsupportedError(
+            f"--kv-policy {options.kv_policy} may evict the newest row, from which positions go on in {backend.NAME}: "
+            "give recent a larger share"
+        )
+
+
+def check_count(name: str, value: object, low: int = 1, high: int | None = None, why: str = "") -> None:
+    """None, or a whole number of at least `low` and at most `high`; why: the reason for that. Raises InputError."""
+    if value is None:
+        return
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or (high is None and value < low):
+        raise InputError(f"{name} must be a whole number, at least {low}, not {brief(value)}")
+    if high is not None and not low <= value <= high:
+        raise InputError(f"{name} must be from {low} to {high}, not {brief(value)}{why if value > high else ''}")
+
+
+def check_threads(threads: int | None) -> None:
+    """Threads wait for each other at every barrier, so that two on one core slow all down. Raises InputError."""
+    cores = logical_cores()
+    if threads is not None and not 1 <= threads <= cores:
+        raise InputError(
+            f"--threads must be from 1 to {cores}, the logical cores that edge may use here, not {threads}"
+        )
+
+
+def pinned(options: Options) -> int:
+    """Rows that stay; of a policy that evicts none, as many as its cache must have room for."""
+    policy = options.policy
+    return pinned_rows(policy) if policy.evicts else options.sinks
+
+
+def least_rows(pinned: int) -> int:
+    """The pinned rows, as many recent ones, and a few to write to."""
+    return 2 * pinned + 8
+
+
+def _check_sinks(spec: ModelSpec, options: Options) -> None:
+    check_options(options.sinks)  # of policies without sinks, too
+    sinks, rows = pinned(options), options.max_kv_size
+    needed = least_rows(sinks)
+    if sinks <= DEFAULT_SINKS:
+        return  # of too small a cache its rows are the fault
+    flag = "--keep" if sinks == options.keep else "--sinks"
+    if needed > spec.context:
+        most = sinks - (needed - spec.context + 1) // 2
+        raise InputError(f"{flag} {sinks} is too many for the {spec.context} positions of the model: at most {most}")
+    if rows is not None and rows < needed:
+        raise InputError(f"{flag} {sinks} needs at least {needed} KV rows: raise --max-kv-size {rows} or lower {flag}")
+
+
+def _keeps_newest(options: Options) -> bool:
+    """However few rows an eviction leaves: half of the cache at least."""
+    recent = getattr(options.policy, "recent", 1)
+    return int(recent * ((options.max_kv_size or SMALLEST_ROWS) // 2)) > 0
+
+
+def _missing(needs: Needs, has: Capabilities) -> str | None:
+    """What a policy needs and the engine does not have."""
+    if needs.queries and not has.attention:
+        return "needs an engine that shows attention"
+    if needs.keys and not has.keys:
+        return "needs an engine that shows keys"
+    if GRANULARITIES.index(needs.uneven) > GRANULARITIES.index(has.uneven):
+        return f"needs an engine that keeps a number of rows of its own for every {needs.uneven}"
+    return None

@@ -1,0 +1,172 @@
+"""What fits: bytes of weights, KV rows and scratch, counted before anything is loaded.
+
+A plan takes the first configuration that fits the limit (`edge/plan/candidates.py` has their order).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from edge.backends.base import Backend, EngineConfig
+from edge.budget import format_bytes
+from edge.devices.memory import MemoryLimit, memory_limit, memory_use, release_free_memory
+from edge.devices.power import memory_root
+from edge.errors import BudgetError, InputError, UnsupportedError
+from edge.kv import pinned_rows
+from edge.model.spec import ModelSpec
+from edge.options import Options
+from edge.plan.candidates import EVICTED_SHARE, Choice, configurations, find_choices
+from edge.plan.checks import least_rows, pinned
+from edge.prompt_cache.tree import BLOCK
+
+_MOST_EVICTED = 256
+
+# Kept free for what cannot be counted: the answer's text, allocator slack, the kernel's own rounding of VmHWM.
+_RESERVE = 6 << 20
+_GRAIN = 2 << 20  # the interpreter counts as a multiple of this: a budget that fits in one run fits in the next
+
+_BLOCK_COPIES = 3  # of a prompt cache's block, while its rows are gathered, joined and written, or read and put back
+
+
+@dataclass(frozen=True)
+class PlanBytes:
+    """The table of bytes. interpreter: measured (this process before load) plus the engine's libraries.
+
+    weights: those that are resident at a time. streamed: those that every pass reads anew from the file.
+    """
+
+    interpreter: int
+    weights: int
+    kv: int
+    scratch: int
+    reserve: int = _RESERVE
+    streamed: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.interpreter + self.weights + self.kv + self.scratch
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that fits. `predicted_peak` is an estimate of the process's peak resident set, in bytes."""
+
+    backend: str
+    kv_policy: str
+    sinks: int
+    config: EngineConfig
+    evict_step: int  # rows freed at once when the cache is full
+    bytes: PlanBytes
+    predicted_peak: int
+    limit: int
+    limit_source: str  # "budget" if stated, else what the system grants
+    tuned: str = "default"  # or "record NAME": where threads, chunk and sizes of pieces of work come from
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; sizes in bytes."""
+        return asdict(self)
+
+
+def make_plan(
+    spec: ModelSpec, backend: Backend, options: Options | None = None, elsewhere: MemoryLimit | None = None
+) -> Plan:
+    """Choose how to run `spec` within `options.memory`, or within what the system grants. elsewhere: the memory of
+    another device, if the plan is for that one: then nothing counts that was tuned on this.
+
+    Raises BudgetError, naming the smallest budget that would do; InputError for impossible options;
+    UnsupportedError for what the engine lacks.
+    """
+    options = options or Options()
+    choices = find_choices(spec, backend, options, elsewhere=elsewhere is not None)
+    limit = MemoryLimit(options.memory, "budget") if options.memory else elsewhere or memory_limit(memory_root())
+    release_free_memory()  # what building the tokenizer left behind would otherwise be counted twice
+    use = memory_use()
+    before = _Before(use.rss, 0 if elsewhere else use.peak)
+    for choice, config, counted in before.count(choices):
+        if before.needs(counted) <= limit.bytes:
+            return _plan(choice, config, counted, limit, before)
+    raise _too_small(options, choices, limit, before, elsewhere=elsewhere is not None)
+
+
+@dataclass(frozen=True)
+class _Before:
+    """This process before anything is loaded: bytes, now and at most."""
+
+    resident: int
+    peak: int
+
+    def count(self, choices: Sequence[Choice]) -> Iterator[tuple[Choice, EngineConfig, PlanBytes]]:
+        """All configurations of all choices, the best first."""
+        for choice in choices:
+            for config in configurations(choice):
+                yield choice, config, self.bytes_of(choice, config)
+
+    def bytes_of(self, choice: Choice, config: EngineConfig) -> PlanBytes:
+        need = choice.backend.footprint(choice.spec, config)
+        scratch = need.scratch
+        if (cache := choice.options.prompt_cache) is not None:
+            scratch += getattr(cache, "memory", 0) + _BLOCK_COPIES * BLOCK * need.kv // config.capacity
+        weights = config.resident or need.weights
+        scratch += 4 * (config.capacity + config.chunk)  # token ids of a prompt that are read before they are run
+        reserve = _RESERVE + -self.resident % _GRAIN
+        return PlanBytes(self.resident + need.runtime, weights, need.kv, scratch, reserve, need.streamed)
+
+    def needs(self, counted: PlanBytes) -> int:
+        """The smallest limit that a configuration fits."""
+        return max(counted.total + counted.reserve, self.peak)
+
+
+def _plan(choice: Choice, config: EngineConfig, counted: PlanBytes, limit: MemoryLimit, before: _Before) -> Plan:
+    options, tuned = choice.options, choice.tuned
+    if config.resident:
+        spare = limit.bytes - counted.total - counted.reserve
+        config = replace(config, resident=config.resident + (spare >> 20 << 20))
+        counted = before.bytes_of(choice, config)
+    return Plan(
+        backend=choice.backend.NAME,
+        kv_policy=options.kv_policy,
+        sinks=pinned_rows(options.policy),
+        config=config,
+        evict_step=max(1, min(config.capacity // EVICTED_SHARE, _MOST_EVICTED)),
+        bytes=counted,
+        predicted_peak=max(counted.total, before.peak),
+        limit=limit.bytes,
+        limit_source=limit.source,
+        tuned=tuned.about if tuned else "default",
+    )
+
+
+def _too_small(
+    options: Options, choices: Sequence[Choice], limit: MemoryLimit, before: _Before, *, elsewhere: bool
+) -> BudgetError:
+    """Says what the options need, the smallest budget that they fit, and the smallest with the fewest rows."""
+    spec, backend, last = choices[0].spec, choices[0].backend, choices[-1].options
+    _, _, needed = next(before.count(choices))
+    smallest, config = _smallest(choices, before)
+    how = f"{config.capacity} KV rows{', weights streamed' if config.resident else ''}"
+    stated = "the memory budget is" if limit.source == "budget" else f"the {limit.source} limit is"
+    message = (
+        f"needs {format_bytes(needed.total + needed.reserve)}, {stated} {format_bytes(limit.bytes)}: the smallest that "
+        f"fits is --memory {smallest >> 20}MiB ({how})"
+    )
+    rows = min(spec.context, max(least_rows(pinned(last)), 2 * (options.prefill_step_size or 0)))
+    policy = "streaming" if options.kv_policy == "full" else options.kv_policy
+    fewest = replace(options, max_kv_size=rows, kv_memory=None, kv_policy=policy)
+    with suppress(InputError, UnsupportedError):  # a policy that keeps no recent rows when there are few
+        least, _ = _smallest(find_choices(spec, backend, fewest, elsewhere=elsewhere), before)
+        if least < smallest:
+            message += f", or --memory {least >> 20}MiB with --max-kv-size {rows}"
+            message += f" --kv-policy {policy}" if policy != options.kv_policy else ""
+            message += " instead of --kv-memory" if options.kv_memory is not None else ""
+    return BudgetError(message, smallest=smallest)
+
+
+def _smallest(choices: Sequence[Choice], before: _Before) -> tuple[int, EngineConfig]:
+    """The smallest budget that one of the choices fits, bytes, in whole MiB as people write them; and the plan's choice
+    within it."""
+    found = [(before.needs(counted), config) for _, config, counted in before.count(choices)]
+    smallest = -(-min(need for need, _ in found) >> 20) << 20
+    return smallest, next(config for need, config in found if need <= smallest)
