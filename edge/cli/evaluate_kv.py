@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from edge.cli import options as o
-from edge.cli.numbers import parse_numbers
+from edge.cli.options import parse_numbers
 from edge.cli.show import progress
 from edge.errors import InputError
 from edge.options import Options

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Optional, get_args, get_type_hints
 
 import typer
 
+from edge.errors import InputError
 from edge.flags import OUTPUT, PROMPT, Flag, flags_of, option
 from edge.options import Options
 from edge.sampling import SamplingParams
@@ -127,3 +128,11 @@ NativeKVDtype = Annotated[str, flag("--kv-dtype", help="f16, int8, int4 or f32."
 Json = Annotated[bool, shared("--json", group=OUTPUT, help="Print JSON to stdout.")]
 Quiet = Annotated[bool, shared("-q", "--quiet", group=OUTPUT, help="No progress and no report on stderr.")]
 Verbose = Annotated[bool, shared("-v", "--verbose", group=OUTPUT, help="The whole report on stderr instead of a line.")]
+
+
+def parse_numbers(flag: str, text: str, least: int = 0) -> list[int]:
+    """Each once, in their order. Raises InputError for what is no number, or below `least`."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and len(part) < 10 and int(part) >= least for part in parts):
+        raise InputError(f"{flag} takes numbers separated by commas, {least} at least, such as 512,4096, not {text!r}")
+    return list(dict.fromkeys(int(part) for part in parts))

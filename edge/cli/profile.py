@@ -11,7 +11,7 @@ import typer
 
 from edge.cli import options as o
 from edge.cli.help import Command
-from edge.cli.numbers import parse_numbers
+from edge.cli.options import parse_numbers
 from edge.cli.show import note, print_json, progress, width
 from edge.errors import InputError
 from edge.options import Options

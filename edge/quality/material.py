@@ -17,6 +17,7 @@ from edge.kv import DEFAULT_SINKS
 from edge.model.model import Model
 from edge.quality.perplexity import REPEAT_TOKENS, make_repeats
 from edge.quality.retrieval import Trial, make_trials
+from edge.run.session import Session
 from edge.storage.fingerprint import fingerprint
 from edge.storage.versions import own_versions
 from edge.types import IntArray
@@ -137,6 +138,18 @@ def identity_of(model: Model, backend: str) -> dict[str, Any]:
         "model_sha256": hashlib.sha256(hashes.encode()).hexdigest(),
         "backend": backend,
         "versions": {**own_versions(), **find_backend(backend, model.file, model.spec).versions()},
+    }
+
+
+def reader_settings(session: Session) -> dict[str, Any]:
+    """The model that reads, its engine and its KV cache."""
+    plan = session.plan
+    return {
+        **identity_of(session.model, plan.backend),
+        "kv_policy": plan.kv_policy,
+        "sinks": plan.sinks,
+        "kv_dtype": plan.config.kv_dtype,
+        "kv_capacity": plan.config.capacity,
     }
 
 

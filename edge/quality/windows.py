@@ -16,6 +16,7 @@ from edge.backends.base import Engine
 from edge.errors import InputError
 from edge.likelihood import Compared, Divergence, compare, negative_log_likelihoods, summarize
 from edge.quality.journal import Journal, are_numbers
+from edge.quality.material import checksum_of
 from edge.quality.perplexity import Advance, Perplexity
 from edge.run.session import Session
 from edge.types import FloatArray, IntArray
@@ -68,6 +69,21 @@ class Windows:
     def scored(self, number: int) -> int:
         """Predictions of a window that are."""
         return max(0, self._window(number).size - 1 - self.first)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The text and how it is read, for JSON."""
+        return {
+            "tokens_crc32": checksum_of(self.tokens),
+            "tokens_read": self.tokens.size,
+            "context": self.context,
+            "scored": "second half" if self.second_half else "all but the first",
+        }
+
+    @property
+    def words(self) -> str:
+        """The same for people."""
+        return f"in {'the second half of ' if self.second_half else ''}{len(self)} windows of {self.context} tokens"
 
     def _window(self, number: int) -> IntArray:
         return self.tokens[number * self.context : (number + 1) * self.context]
