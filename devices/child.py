@@ -110,7 +110,7 @@ def start(module: str, parent: int) -> None:
 def serve(work: Callable[[Any, Say], object]) -> None:
     """Answer the parent's request with what work(request, say) returns, or with the EdgeError that it raises.
 
-    Other errors end the process as they do; what anybody prints meanwhile goes to stderr.
+    Other errors end the process as usual; everything printed meanwhile goes to stderr.
     """
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -148,7 +148,7 @@ def _last_words(said: IO[bytes]) -> str:
 
 
 def _kill(child: subprocess.Popen[str]) -> None:
-    """With all that it started: it leads a session of its own."""
+    """Kill the child and its children: it leads a session of its own."""
     with suppress(OSError):
         if hasattr(os, "killpg"):
             os.killpg(child.pid, signal.SIGKILL)
@@ -160,6 +160,6 @@ def _end(child: subprocess.Popen[str]) -> None:
     _kill(child)
     child.wait()
     for pipe in (child.stdin, child.stdout):
-        with suppress(OSError):  # what it was to be told is not needed any more
+        with suppress(OSError):  # it no longer needs the rest of the request
             if pipe:
                 pipe.close()

@@ -82,7 +82,7 @@ def logical_cores() -> int:
 
 
 def _physical_cores() -> int | None:
-    """None where the system does not tell."""
+    """The number of physical cores; None if the system does not tell."""
     cores = set()
     for path in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology"):
         try:

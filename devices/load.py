@@ -1,4 +1,4 @@
-"""What all programs together take of this device's processor."""
+"""CPU time of all processes of this device."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-DISTURBED = 0.1  # of the cores, taken by other programs: what is measured meanwhile is of that, too
-_BUSY = (0, 1, 2, 5, 6, 7)  # user, nice, system, interrupts; and stolen: what other guests of the same machine took
+DISTURBED = 0.1  # share of the cores used by other processes that disturbs a measurement
+_BUSY = (0, 1, 2, 5, 6, 7)  # user, nice, system, interrupts; and stolen: used by other guests of the same machine
 
 
 @dataclass(frozen=True)
 class Load:
-    """Core-seconds since the system started: in which somebody worked, and all there were."""
+    """Core-seconds since the system started: busy ones, and all."""
 
     busy: float
     total: float
 
 
 def read_load(root: Path = Path("/")) -> Load | None:
-    """None where the system does not tell."""
+    """The load so far; None if the system does not tell."""
     try:
         name, *counts = (root / "proc/stat").read_text().partition("\n")[0].split()
         ticks = [int(each) for each in counts]

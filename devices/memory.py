@@ -1,4 +1,4 @@
-"""What memory this process uses and what it may use, read from the operating system.
+"""The memory that this process uses and may use, read from the operating system.
 
 Every reader takes the root of the file system, so that it can be tested on a fake tree. Sizes are bytes.
 """
@@ -27,7 +27,7 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """The most this process may have resident, and who says so."""
+    """The limit of this process's resident set, and its origin."""
 
     bytes: int
     source: str
@@ -55,7 +55,7 @@ def _memory_use_elsewhere() -> MemoryUse:
 
 
 def memory_limit(root: Path = Path("/")) -> MemoryLimit:
-    """What the system grants: the tightest of its free memory (plus what we hold) and our cgroups' limits."""
+    """The memory that the system grants: the tightest of its free memory (plus our own) and our cgroups' limits."""
     rss = memory_use(root).rss
     limits = [MemoryLimit(_available(root) + rss, "free memory")]
     for path in (folder / name for folder in cgroup_folders(root) for name in _LIMIT_FILES):
@@ -67,14 +67,14 @@ def memory_limit(root: Path = Path("/")) -> MemoryLimit:
 
 
 def release_free_memory() -> None:
-    """Give what malloc holds but nobody uses back to the system, where the C library can (glibc)."""
+    """Return malloc's unused memory to the system, if the C library can (glibc)."""
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def release_pages(address: int, nbytes: int) -> int:
-    """Give whole pages of private memory back to the system, where it can (Linux); they are zeros afterwards. Returns
-    how many bytes were in them."""
+    """Return whole pages of private memory to the system, if it can (Linux); they are zero afterwards. Returns their
+    size in bytes."""
     if sys.platform != "linux":
         return 0
     first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -93,7 +93,7 @@ def total_memory() -> int:
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
-    """Bytes that the system could hand out without swapping (MemAvailable), None where it does not say."""
+    """Bytes that the system could hand out without swapping (MemAvailable); None if it does not tell."""
     try:
         return _kib_fields((root / "proc/meminfo").read_text())["MemAvailable"]
     except (OSError, KeyError):
@@ -110,7 +110,7 @@ def _available(root: Path) -> int:
 
 
 def cgroup_folders(root: Path = Path("/")) -> list[Path]:
-    """Of every cgroup above this process that may limit its memory: a parent's limit binds its children."""
+    """The folders of all cgroups that may limit this process: a parent's limit binds its children."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

@@ -1,8 +1,8 @@
-"""What a user asked for appears whole or not at all, with the user's umask, and replaces nothing unasked.
+"""Output files appear complete or not at all, with the user's umask, and replace nothing unasked.
 
-It is written under a temporary name beside its target, `.edge-tmp-RANDOM-NAME`, which takes the target's place at the
-end. This process holds a lock on it meanwhile, and the system lets go of the lock when the process dies, however it
-does. So what nobody holds was left by a killed process, and whoever writes to the same folder next removes it.
+They are written under a temporary name beside their target, `.edge-tmp-RANDOM-NAME`, which takes the target's place at
+the end. This process holds a lock on it meanwhile, which the system releases when the process dies. So a file without
+a lock was left by a killed process, and the next process that writes to the same folder removes it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def check_folder(folder: Path, ours: Callable[[Path], bool], *, force: bool) -> 
 
 
 def check_writable(path: Path) -> None:
-    """Raises now the InputError that `write_whole` would raise later."""
+    """Raise now the InputError that `write_whole` would raise later."""
     check_file(path, force=True)
     with _explained(path), _temporary(path, folder=False):
         pass
@@ -203,7 +203,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def _remove_left(path: Path, target: Path | None) -> int:
-    """Remove a file or folder that nobody holds; returns its bytes. target: whose old folder it is, if that is gone."""
+    """Remove a file or folder without a holder; returns its bytes. target: the missing folder that it was."""
     with suppress(OSError), held(path) as free:
         status = os.lstat(path)
         if free and (not hasattr(os, "geteuid") or status.st_uid == os.geteuid()):
@@ -235,7 +235,7 @@ def _open(path: Path) -> int | None:
 
 
 def _lock(descriptor: int | None) -> bool | None:
-    """False if another process has the lock; None where files have none, and nobody can know."""
+    """False if another process has the lock; None if the file system has no locks."""
     if descriptor is None or sys.platform == "win32":
         return None
     import fcntl

@@ -1,7 +1,7 @@
-"""What this device can do at most: bytes per second from memory, operations on float32 and on bytes. Measured.
+"""Measures this device's ceilings: bytes per second from memory, operations per second on float32 and on bytes.
 
-In a process of its own: the arrays would count as this one's memory, and the linear algebra library underneath NumPy
-takes the number of its threads from the environment, once.
+This runs in a separate process: the arrays would count as this one's memory, and the linear algebra library underneath
+NumPy takes the number of its threads from the environment, once.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _sensors() -> tuple[str, ...]:
 
 
 def _measure(threads: int, seconds: float, on_progress: Progress) -> Ceilings:
-    """In this process."""
+    """Measure in this process."""
     products = quickest()
     works = [_reader(threads), _multiplier(), *([products] if products else [])]
     rates = list[float]()
@@ -154,7 +154,7 @@ def best_rate(threads: int, seconds: float, work: Work, on_progress: Progress) -
 
     def repeat(thread: int) -> None:
         once = work()
-        once()  # what is slow the first time
+        once()  # warm up
         for _ in range(_SLICES):
             gate.wait()
             began[thread] = time.perf_counter()

@@ -27,7 +27,7 @@ _log = logging.getLogger("edge")
 
 
 def own_folder() -> Path:
-    """Where the user's profiles lie; it need not exist. Raises InputError if EDGE_DEVICES names what is no folder."""
+    """The folder of the user's profiles; it need not exist. Raises InputError if EDGE_DEVICES names no folder."""
     import platformdirs
 
     stated = os.environ.get("EDGE_DEVICES")
@@ -37,7 +37,7 @@ def own_folder() -> Path:
     except FileNotFoundError:
         pass
     except OSError as error:
-        if stated:  # nobody chose the other: without it, no device is the user's own
+        if stated:  # an unreadable default folder is ignored: the user has not chosen it
             raise InputError(f"EDGE_DEVICES: {stated} cannot be read ({error.strerror})") from None
     return Path(folder)
 
@@ -95,7 +95,7 @@ def describe_host() -> DeviceProfile:
 
 
 def host_power() -> Power:
-    """What the user's profile of this host says, else what is assumed of processors of this kind."""
+    """The power of this host by the user's profile, otherwise as assumed of processors of this kind."""
     host = _probed_host()
     if host and host.power:
         return host.power

@@ -1,4 +1,4 @@
-"""Regular files only: a FIFO makes its reader wait for ever, and a device may have no end."""
+"""Opens regular files only: a FIFO would block its reader, and a device may have no end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_regular(path: Path, most: int = -1) -> bytes:
-    """What is in the file, at most `most` bytes. Raises OSError as `open_regular` does."""
+    """The content of the file, at most `most` bytes. Raises OSError as `open_regular` does."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size  # read() takes as much memory as it is told to read
         return file.read(size if most < 0 else min(most, size + 1))

@@ -39,7 +39,7 @@ class Sensor:
 
 
 def sensors_root() -> Path:
-    """Where sys and proc lie. Raises InputError if somebody says where, and there is no folder."""
+    """The folder of sys and proc. Raises InputError if EDGE_SENSORS names no folder."""
     stated = os.environ.get(ROOT_VARIABLE)
     if stated and not os.path.isdir(stated):
         raise InputError(f"{ROOT_VARIABLE} must name a folder with the device's sys and proc, not {stated!r}")

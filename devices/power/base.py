@@ -1,4 +1,4 @@
-"""What all energy meters are: joules since they were made, and how far to trust them."""
+"""The protocol of energy meters: joules since they were made, and how they were measured."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def find(root: Path) -> Integrated:
     if rails:
         return Integrated("INA3221", "device", lambda: sum(_product(*rail) for rail in rails))
     whole = [monitor for monitor in monitors if read_text(monitor / "name") in ("ina226", "ina219", "ina231")]
-    if len(whole) == 1:  # of several nobody says which one feeds the others
+    if len(whole) == 1:  # of several, it is unknown which one feeds the others
         return Integrated("INA226", "device", lambda: read_number(whole[0] / "power1_input") * _MICRO)
     raise Unavailable("no INA3221 or INA226 monitor of the input rail in /sys/class/hwmon")
 

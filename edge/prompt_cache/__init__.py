@@ -1,1 +1,1 @@
-"""The prompt cache: what a prompt shares with earlier ones is not run again."""
+"""The prompt cache: the prefix that a prompt shares with earlier ones is not run again."""

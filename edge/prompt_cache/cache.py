@@ -1,11 +1,11 @@
-"""The prompt cache: what a prompt shares with earlier ones is not run again.
+"""The prompt cache: the prefix that a prompt shares with earlier ones is not run again.
 
     cache = PromptCache("~/.cache/prompts", size="1GiB")
     reused = cache.restore(kv, tokens, most)   # before prefill, into an empty KV cache
     cache.store(kv, tokens)                    # afterwards, as long as nothing has been evicted
 
-Blocks are looked for in memory (`prefix.py`), then in the folder (`prefix_disk.py`). The folder holds the prompts'
-tokens and their keys and values: whoever can read it can read the prompts.
+Blocks are searched in memory (`tree.py`), then in the folder (`disk.py`). The folder holds the prompts'
+tokens and their keys and values: who can read it can read the prompts.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PromptCache:
         self._lock = threading.Lock()
 
     def restore(self, kv: KVCache, tokens: IntArray, most: int) -> int:
-        """Put rows of a prompt's first tokens into an empty cache, `most` at most. Returns how many."""
+        """Restore rows of a prompt's first tokens into an empty cache, at most `most`. Returns their number."""
         parent, length = root_name(kv.key), 0
         with self._lock, self._holding() as hold:
             while length < most and (found := self._find(parent, tokens[length:])):
@@ -77,9 +77,9 @@ class PromptCache:
         return length
 
     def store(self, kv: KVCache, tokens: IntArray) -> None:
-        """Take a copy of the cache's first rows, those of `tokens`: what is there already is only marked as used.
+        """Store a copy of the cache's first rows, those of `tokens`; blocks that exist are only marked as used.
 
-        Nothing may have been evicted. What goes wrong is logged: no answer fails for it.
+        Nothing may have been evicted. Failures are logged: they must not fail an answer.
         """
         parent, tiers = root_name(kv.key), self._tiers
         try:
@@ -89,7 +89,7 @@ class PromptCache:
                     if lacking := [tier for tier in tiers if not tier.has(parent, part)]:
                         block = Block(parent, part, kv.save(first, first + part.size).data)
                         full = [tier for tier in lacking if not tier.put(block)]
-                        tiers = [tier for tier in tiers if tier not in full]  # nothing without what it stands on
+                        tiers = [tier for tier in tiers if tier not in full]  # a block is useless without its parent
                     if not tiers:
                         return
                     parent = prefix_name(parent, part)
@@ -98,14 +98,14 @@ class PromptCache:
             _log.warning("the prompt cache could not be written: %s", error)
 
     def shrink(self, memory: int) -> None:
-        """Hold at most so many bytes in memory from here on; files stay."""
+        """Reduce the limit of blocks in memory; files stay."""
         if memory < self.memory and self._lock.acquire(timeout=_WAIT_S):
             self._tree.shrink(memory)
             self.memory = memory
             self._lock.release()
 
     def _find(self, parent: str, tokens: IntArray) -> tuple[PrefixTree | BlockFiles, Block] | None:
-        """The block that agrees with most tokens, and where it is."""
+        """The block that agrees with most tokens, and its place."""
         best, most = None, 0
         for tier in self._tiers:
             block = tier.find(parent, tokens) if most < min(tokens.size, BLOCK) else None

@@ -1,7 +1,7 @@
-"""The blocks of `prefix.py` in a folder, one file each, so that a prompt's rows outlive the process.
+"""The blocks of `tree.py` in a folder, one file each, so that a prompt's rows outlive the process.
 
-A file is named `PARENT-NAME.kv` after the prefix that it stands behind and the one that it ends, so looking up needs
-no index. Nothing that lies there is trusted: a block counts only if lengths and checksum are right. Files are written
+A file is named `PARENT-NAME.kv` after the prefix before the block and the prefix that ends with it, so a lookup needs
+no index. Files are not trusted: a block is used only if its lengths and checksum are right. Files are written
 under a temporary name and renamed, with the folder locked against other writers; readers need no lock.
 """
 
@@ -63,7 +63,7 @@ class BlockFiles:
             raise InputError(f"the prompt cache {folder} cannot be used: {error.strerror}") from None
 
     def find(self, parent: str, tokens: IntArray) -> Block | None:
-        """The block behind `parent` that agrees with most of `tokens`, if any agrees with one. A use."""
+        """The block after `parent` that agrees with most of `tokens`, if any agrees with one. Counts as a use."""
         whole = self._path(parent, tokens[:BLOCK])
         if block := self._read(whole):
             return block
@@ -73,7 +73,7 @@ class BlockFiles:
         return None
 
     def has(self, parent: str, tokens: IntArray) -> bool:
-        """Is there a block behind `parent` that begins with all of up to BLOCK `tokens`? A use; not checked."""
+        """Whether a block after `parent` begins with all of up to BLOCK `tokens`. Counts as a use; not checked."""
         path = self._path(parent, tokens)
         if not is_private_file(status_of(path)):
             longer = [path for path, same in self._alike(parent, tokens) if same == tokens.size]
@@ -90,7 +90,7 @@ class BlockFiles:
         """Keep other writers out while one prompt's blocks are put there. Raises OSError."""
         with file_lock(self.folder / _LOCK):
             self._kept = set()
-            for each in os.listdir(self.folder):  # nobody else writes now, so these are left over from crashes
+            for each in os.listdir(self.folder):  # the folder is locked, so these are left over from crashes
                 if _TEMPORARY.fullmatch(each):
                     (self.folder / each).unlink(missing_ok=True)
             yield
@@ -112,7 +112,7 @@ class BlockFiles:
         finally:
             temporary.unlink(missing_ok=True)
         self._kept.add(path)
-        for each in siblings:  # what this one begins with is not needed any more
+        for each in siblings:  # shorter blocks with the same beginning are now superfluous
             shorter = _tokens_of(each.path)
             if 0 < shorter.size < tokens.size and agreement(shorter, tokens) == shorter.size:
                 each.path.unlink(missing_ok=True)
@@ -126,7 +126,7 @@ class BlockFiles:
         return self.folder / f"{parent}-{prefix_name(parent, tokens)}.kv"
 
     def _entries(self) -> list[_Entry]:
-        """All files of ours."""
+        """All files of blocks."""
         found = []
         for each in os.listdir(self.folder):
             match, status = _FILE.fullmatch(each), status_of(self.folder / each)
@@ -136,7 +136,7 @@ class BlockFiles:
         return found
 
     def _alike(self, parent: str, tokens: IntArray) -> list[tuple[Path, int]]:
-        """Files behind `parent` that begin with some of the tokens, and how many: the most first. Not checked yet."""
+        """Files after `parent` that begin with some of the tokens, and how many: the most first. Not checked yet."""
         with contextlib.suppress(OSError):
             paths = [self.folder / each for each in os.listdir(self.folder) if each.startswith(f"{parent}-")]
             found = [(path, agreement(_tokens_of(path), tokens)) for path in paths[:_MOST_TRIED]]
@@ -144,7 +144,7 @@ class BlockFiles:
         return []
 
     def _read(self, path: Path) -> Block | None:
-        """The block in a file; None if there is none. What is damaged is removed, with a warning."""
+        """The block in a file; None if there is none. A damaged file is removed, with a warning."""
         match, status = _FILE.fullmatch(path.name), status_of(path)
         if match is None or status is None:
             return None
@@ -153,7 +153,7 @@ class BlockFiles:
             return None
         block = _parse(_content(path, status.st_size), match["parent"])
         if block is None or block.name != match["name"]:
-            if status_of(path) is not None:  # else somebody has just removed it
+            if status_of(path) is not None:  # otherwise another process has just removed it
                 _log.warning("ignored a damaged file of the prompt cache: %s", path)
                 with contextlib.suppress(OSError):
                     path.unlink()
@@ -163,7 +163,7 @@ class BlockFiles:
         return block
 
     def _make_room(self, size: int) -> bool:
-        """Remove what was not used for longest, leaves before what they stand on, until `size` more bytes fit."""
+        """Remove the least recently used blocks, leaves before their parents, until `size` more bytes fit."""
         entries = self._entries()
         while sum(entry.size for entry in entries) + size > self.limit:
             parents = {entry.parent for entry in entries}
@@ -189,10 +189,10 @@ def _parse(content: bytes, parent: str) -> Block | None:
 
 
 def _checksum(block: Block) -> bytes:
-    """Of all that a block is.
+    """The checksum of a block.
 
-    Data are added up in lines and columns first, which takes a tenth of the time of a checksum of every byte: what
-    damage leaves both kinds of sums as they were is not an accident.
+    Data are first summed by rows and by columns, which takes a tenth of the time of a checksum of every byte.
+    Accidental damage does not leave both kinds of sums unchanged.
     """
     words = np.frombuffer(block.data, np.uint64, len(block.data) // 8)
     lines = words[: words.size // _LINE * _LINE].reshape(-1, _LINE)

@@ -2,9 +2,8 @@
 
 Rows depend on the tokens before them and on nothing else, as long as nothing has been evicted. So they are kept in
 blocks of up to BLOCK tokens, each named by the prefix that it ends: two prompts share the blocks of their common
-prefix, and where they part, each has blocks of its own. A block never changes once it is there (copy on write). Only
-the last one of a prompt is shorter than BLOCK; a prompt that goes on behind it gets a longer copy, which takes its
-place.
+prefix, and where they part, each has blocks of its own. A block never changes (copy on write). Only the last
+one of a prompt is shorter than BLOCK; a prompt that continues it gets a longer copy, which replaces it.
 """
 
 from __future__ import annotations
@@ -55,15 +54,15 @@ def prefix_name(parent: str, tokens: IntArray) -> str:
 
 
 def agreement(one: IntArray, other: IntArray) -> int:
-    """How many tokens both begin with."""
+    """The length of the common prefix."""
     count = min(one.size, other.size)
     different = np.flatnonzero(one[:count] != other[:count])
     return int(different[0]) if different.size else count
 
 
 class PrefixTree:
-    """Blocks in memory, at most `limit` bytes of them. What was not used for longest goes first, leaves before what
-    they stand on; what somebody holds stays."""
+    """Blocks in memory, at most `limit` bytes. The least recently used are evicted first, leaves before their
+    parents; held blocks stay."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.nbytes = limit, 0
@@ -75,7 +74,7 @@ class PrefixTree:
         return len(self._blocks)
 
     def find(self, parent: str, tokens: IntArray) -> Block | None:
-        """The block behind `parent` that agrees with most of `tokens`, if any agrees with one. A use."""
+        """The block after `parent` that agrees with most of `tokens`, if any agrees with one. Counts as a use."""
         best = max(self._children.get(parent, ()), key=lambda block: block.agreement(tokens), default=None)
         if best is None or not best.agreement(tokens):
             return None
@@ -83,12 +82,12 @@ class PrefixTree:
         return best
 
     def has(self, parent: str, tokens: IntArray) -> bool:
-        """Is there a block behind `parent` that begins with all of up to BLOCK `tokens`? A use."""
+        """Whether a block after `parent` begins with all of up to BLOCK `tokens`. Counts as a use."""
         block = self.find(parent, tokens)
         return block is not None and block.agreement(tokens) == tokens.size
 
     def put(self, block: Block) -> bool:
-        """Take a block. False if there is no room for it: all others are held, or have some behind them."""
+        """Insert a block. False if there is no room: all others are held or have children."""
         if self.has(block.parent, block.tokens):
             return True
         if not self._make_room(block.nbytes, block.parent):
@@ -102,12 +101,12 @@ class PrefixTree:
         return True
 
     def shrink(self, limit: int) -> None:
-        """Hold at most so many bytes from here on; what is held by somebody goes with the next block that comes."""
+        """Reduce the limit and evict down to it. Blocks that are held now are evicted by a later insert."""
         self.limit = limit
         self._make_room(0)
 
     def _make_room(self, nbytes: int, keep: str = "") -> bool:
-        """Drop blocks, but for `keep`, until so many bytes fit. False if they do not."""
+        """Evict blocks other than `keep` until this many bytes fit. False if they do not."""
         while self.nbytes + nbytes > self.limit:
             free = (each for each in self._blocks.values() if not self.references(each.name))
             victim = next((each for each in free if each.name != keep), None)
@@ -117,11 +116,11 @@ class PrefixTree:
         return True
 
     def references(self, name: str) -> int:
-        """To a block: its holders, and the blocks behind it."""
+        """References to a block: its holders and its children."""
         return self._holders[name] + len(self._children.get(name, ()))
 
     def hold(self, name: str) -> None:
-        """Keep a block until it is released as often as it is held."""
+        """Hold a block until it is released as often as it was held."""
         self._holders[name] += 1
 
     def release(self, names: Iterable[str]) -> None:
@@ -129,7 +128,7 @@ class PrefixTree:
         self._holders = +self._holders
 
     def drop(self, block: Block) -> None:
-        """Forget a block. Those behind it are out of reach until it is put there again."""
+        """Remove a block. Its children are unreachable until it is inserted again."""
         if self._blocks.pop(block.name, None) is None:
             return
         self._children[block.parent].remove(block)
