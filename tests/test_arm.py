@@ -26,8 +26,8 @@ from edge.types import AnyArray, FloatArray, IntArray
 pytest.importorskip("tvm_ffi")
 
 from edge.backends.tvm import engine as engine_module
-from edge.backends.tvm.compiler.design import Design
 from edge.backends.tvm.compiler.export import export
+from edge.backends.tvm.design import Design
 from edge.backends.tvm.packing.layout import LINE, Job
 
 QEMU, COMPILER = "qemu-aarch64-static", "aarch64-linux-gnu-gcc"

@@ -22,11 +22,11 @@ from edge.backends import find_backend
 from edge.backends.base import PHASES, EngineConfig, Operator
 from edge.backends.operators import Piece, by_name, pieces
 from edge.backends.tvm.compiler.compiled import _key
-from edge.backends.tvm.compiler.design import Design
 from edge.backends.tvm.cpu import marks
-from edge.backends.tvm.cpu.targets import choose_target
+from edge.backends.tvm.design import Design
 from edge.backends.tvm.engine import NativeEngine
 from edge.backends.tvm.packing.layout import make_layout
+from edge.backends.tvm.targets import choose_target
 from edge.converters.onnx import write_onnx
 from edge.converters.onnx_methods import find_method
 from edge.errors import InputError, UnsupportedError

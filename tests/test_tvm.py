@@ -171,7 +171,7 @@ def without(raw: AnyArray, kind: str, number: int) -> FloatArray:
 
 
 def runnable_isas() -> list[str]:
-    from edge.backends.tvm.cpu.targets import TARGETS, _cpu_flags
+    from edge.backends.tvm.targets import TARGETS, _cpu_flags
 
     return [target.name for target in TARGETS if target.machine == "x86_64" and target.flags <= _cpu_flags()]
 

@@ -48,9 +48,9 @@ def check_installed() -> None:
 def check_supported(file: GGUFFile, spec: ModelSpec) -> None:
     """An architecture with a recipe, block types that have kernels, and a CPU that they are compiled for."""
     from edge.backends.tvm.compiler.compiled import is_compiled, is_installed
-    from edge.backends.tvm.compiler.design import Design
-    from edge.backends.tvm.cpu.targets import choose_target
+    from edge.backends.tvm.design import Design
     from edge.backends.tvm.packing.layout import make_layout
+    from edge.backends.tvm.targets import choose_target
 
     target, layout = choose_target(), make_layout(file, spec)
     if not is_installed() and not any(is_compiled(Design.of(layout, kv, target)) for kv in KV_DTYPES):
@@ -68,12 +68,12 @@ def can_repack(spec: ModelSpec) -> bool:
 def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     """Counted from the arrays that the engine allocates; the weights are those of the packed file."""
     from edge.backends.row_lists import pinned_bytes
-    from edge.backends.tvm.cpu.streaming import packed_bytes, streaming_need
-    from edge.backends.tvm.cpu.targets import choose_target, with_tuning
     from edge.backends.tvm.kv.regions import TILE, allocated_rows, longest_head
     from edge.backends.tvm.kv.row_formats import FORMATS
     from edge.backends.tvm.kv.rows import row_bytes
     from edge.backends.tvm.packing.layout import Shape, make_scratch, round_up
+    from edge.backends.tvm.streaming import packed_bytes, streaming_need
+    from edge.backends.tvm.targets import choose_target, with_tuning
     from edge.model.tensors import find_recipe
 
     shape, target = Shape.of(spec), with_tuning(choose_target(), config.tuning)
@@ -124,7 +124,7 @@ def operators(
 
     Raises MissingExtraError where TVM is not installed, EngineError if compiling fails.
     """
-    from edge.backends.tvm.cpu.timing import time_operators
+    from edge.backends.tvm.timing import time_operators
 
     return time_operators(file, spec, config, tokens=tokens, context=context, passes=passes, progress=progress)
 

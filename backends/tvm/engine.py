@@ -16,19 +16,19 @@ from edge.backends.head_kv import HeadKV
 from edge.backends.rope import CacheRope, Rotation
 from edge.backends.tvm import CAPABILITIES, NAME
 from edge.backends.tvm.compiler.compiled import compiled, is_compiled
-from edge.backends.tvm.compiler.design import Design
-from edge.backends.tvm.compiler.sources import source_hash
 from edge.backends.tvm.cpu import marks
 from edge.backends.tvm.cpu.elf import Call, Image
-from edge.backends.tvm.cpu.streaming import Disk, Streams, make_streams, streaming_need
-from edge.backends.tvm.cpu.targets import choose_target, with_tuning
 from edge.backends.tvm.cpu.workers import Workers
+from edge.backends.tvm.design import Design
 from edge.backends.tvm.kv.regions import TILE, Regions, longest_head
 from edge.backends.tvm.kv.row_formats import FORMATS
 from edge.backends.tvm.kv.store import NativeStore, choose_normals
 from edge.backends.tvm.memory import aligned_zeros, pointer
-from edge.backends.tvm.packing.layout import Job, Layout, fill_table, make_layout, make_scratch, round_up
+from edge.backends.tvm.packing.layout import Job, Layout, Streams, fill_table, make_layout, make_scratch, round_up
 from edge.backends.tvm.packing.weights import open_weights
+from edge.backends.tvm.sources import source_hash
+from edge.backends.tvm.streaming import Disk, make_streams, streaming_need
+from edge.backends.tvm.targets import choose_target, with_tuning
 from edge.errors import EngineError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec

@@ -12,14 +12,14 @@ _MACHINES = {  # as systems call them, and as compilers do; None: no code is mad
 
 def isa_names(machine: str) -> list[str]:
     """Instruction sets that code can be made for, of such a machine."""
-    from edge.backends.tvm.cpu.targets import TARGETS
+    from edge.backends.tvm.targets import TARGETS
 
     return [target.name for target in TARGETS if target.machine == _MACHINES.get(machine)]
 
 
 def own_isa() -> str | None:
     """The best that this processor has; None where no code is made for it."""
-    from edge.backends.tvm.cpu.targets import choose_target
+    from edge.backends.tvm.targets import choose_target
 
     try:
         return choose_target().name
@@ -49,7 +49,7 @@ def _cpu_names(isa: str) -> list[str]:
     from tvm.target import Target
     from tvm.target.codegen import llvm_get_cpu_archlist
 
-    from edge.backends.tvm.cpu.targets import target_named
+    from edge.backends.tvm.targets import target_named
 
     triple = target_named(isa, f"isa {isa!r} is unknown").llvm["mtriple"]
     return [str(name) for name in llvm_get_cpu_archlist(Target({"kind": "llvm", "mtriple": triple}))]

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from edge.backends.tvm.compiler.design import Design
+from edge.backends.tvm.design import Design
 from edge.devices.child import Say, serve
 from edge.devices.host import usable_cores
 

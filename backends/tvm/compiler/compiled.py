@@ -13,9 +13,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from edge.backends.tvm.compiler.design import Design
-from edge.backends.tvm.compiler.sources import source_hash
 from edge.backends.tvm.cpu.elf import Image
+from edge.backends.tvm.design import Design
+from edge.backends.tvm.sources import source_hash
 from edge.devices.child import run_child
 from edge.errors import MissingExtraError
 from edge.storage import cache

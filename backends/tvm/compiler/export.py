@@ -19,12 +19,12 @@ from typing import Any
 
 from edge.backends.tvm import KV_DTYPES, versions
 from edge.backends.tvm.compiler.compiled import compile_design, install
-from edge.backends.tvm.compiler.design import Design
-from edge.backends.tvm.compiler.sources import source_hash
 from edge.backends.tvm.cpu.elf import MOST_BYTES, parse
-from edge.backends.tvm.cpu.targets import Target, choose_target, target_named
+from edge.backends.tvm.design import Design
 from edge.backends.tvm.packing.layout import make_layout
 from edge.backends.tvm.packing.weights import pack_weights
+from edge.backends.tvm.sources import source_hash
+from edge.backends.tvm.targets import Target, choose_target, target_named
 from edge.devices.output import work_folder
 from edge.devices.profile import DeviceProfile
 from edge.errors import InputError

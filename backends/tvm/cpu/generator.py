@@ -13,7 +13,6 @@ from typing import Any
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
-from edge.backends.tvm.compiler.design import Design
 from edge.backends.tvm.cpu.kernels import clock
 from edge.backends.tvm.cpu.kernels.codes import memory_types
 from edge.backends.tvm.cpu.kernels.lanes import Register, Value, i64, let, loop, when
@@ -26,6 +25,7 @@ from edge.backends.tvm.cpu.phases.head import head
 from edge.backends.tvm.cpu.phases.project import add, add_normed, widen
 from edge.backends.tvm.cpu.phases.qkv import qkv
 from edge.backends.tvm.cpu.phases.stream import let_go
+from edge.backends.tvm.design import Design
 from edge.backends.tvm.packing.layout import Job
 
 POINTERS = {  # arguments of `run`, and what they point to

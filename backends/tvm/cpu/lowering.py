@@ -12,7 +12,7 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-from edge.backends.tvm.cpu.targets import Target
+from edge.backends.tvm.targets import Target
 from edge.devices.output import work_folder
 
 

@@ -5,18 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
-from edge.backends.tvm.cpu.targets import Target
-from edge.backends.tvm.packing.blocks import BLOCKS
-from edge.backends.tvm.packing.blocks.base import Block
+from edge.backends.tvm.packing.blocks import BLOCKS, Block
+from edge.backends.tvm.targets import Target
 from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec, Recipe
 from edge.model.tensors import BIASES, MATRICES, NORMS, Source, find_recipe, find_tensors
-
-if TYPE_CHECKING:
-    from edge.backends.tvm.cpu.streaming import Streams
 
 ALIGNMENT = 64  # bytes: what the widest loads want
 LINE = 32  # int32 words between two threads' counters: two cache lines, as neighbours are fetched together
@@ -34,6 +29,8 @@ _READING_ORDER = (
     "ffn_norm", *MATRICES[4:], "post_ffw_norm",
 )  # fmt: skip
 _SEES_ALL = 1 << 30  # a window that no position is beyond
+
+Blocks = tuple[int, int]  # of the packed file: the first one, and how many
 
 
 def round_up(value: int, step: int) -> int:
@@ -244,6 +241,25 @@ class Table:
     @classmethod
     def first_piece(cls, layers: int) -> int:
         return len(cls.NAMES) + layers * len(cls.PER_LAYER)
+
+
+@dataclass(frozen=True)
+class Streams:
+    """The blocks of the packed file that a pass evicts.
+
+    pieces: blocks that are evicted together, two ranges each: of every layer, of every group of `head_step` tiles of
+    the head, and those from which embeddings are taken. kept: blocks that stay.
+    """
+
+    block: int  # bytes
+    pieces: list[tuple[Blocks, Blocks]]
+    kept: list[Blocks]
+    head_step: int
+
+    @property
+    def table(self) -> list[int]:
+        """Four numbers for each piece."""
+        return [number for piece in self.pieces for blocks in piece for number in blocks]
 
 
 def fill_table(layout: Layout, scratch: Scratch, rope_size: int, streams: Streams | None = None) -> list[int]:

@@ -16,14 +16,14 @@ from typing import BinaryIO
 
 import numpy as np
 
-from edge.backends.tvm.compiler.sources import source_hash
-from edge.backends.tvm.cpu.streaming import BLOCK, Streams
-from edge.backends.tvm.packing.layout import Layout, Place, round_up
+from edge.backends.tvm.packing.layout import Layout, Place, Streams, round_up
+from edge.backends.tvm.sources import source_hash
 from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.storage import cache
 from edge.storage.fingerprint import Fingerprint, fingerprint
 from edge.types import AnyArray
 
+_BLOCK = 2 << 20  # bytes: what Linux may map as one page
 _SLICE = 4 << 20  # bytes of a tensor that are re-laid at once: what packing adds to the process
 _HASHING = 0.1  # of the time that packing takes, for the progress bar
 _HUGEPAGE, _POPULATE_READ = 14, 22  # of Linux's madvise
@@ -88,9 +88,9 @@ def _reread(path: Path) -> None:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         mapped.madvise(_HUGEPAGE)
-        for start in range(0, len(mapped), BLOCK):
+        for start in range(0, len(mapped), _BLOCK):
             mapped[start]  # read a block
-            mapped.madvise(mmap.MADV_DONTNEED, start, min(BLOCK, len(mapped) - start))
+            mapped.madvise(mmap.MADV_DONTNEED, start, min(_BLOCK, len(mapped) - start))
 
 
 def _pack_tensor(source: BinaryIO, info: TensorInfo, place: Place, out: BinaryIO) -> None:

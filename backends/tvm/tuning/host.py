@@ -15,9 +15,9 @@ import numpy as np
 from edge.backends.base import EngineConfig
 from edge.backends.tuning import CHUNK, Field, Pool, Setting, Values
 from edge.backends.tvm import versions
-from edge.backends.tvm.compiler.sources import source_hash
-from edge.backends.tvm.cpu.targets import choose_target
 from edge.backends.tvm.engine import NativeEngine
+from edge.backends.tvm.sources import source_hash
+from edge.backends.tvm.targets import choose_target
 from edge.backends.tvm.tuning.lookup import make_subject
 from edge.backends.tvm.tuning.space import make_space
 from edge.devices.host import usable_cores

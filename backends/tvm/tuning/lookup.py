@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edge.backends.base import Tuned
-from edge.backends.tvm.cpu.targets import Target, choose_target
+from edge.backends.tvm.targets import Target, choose_target
 from edge.backends.tvm.tuning.space import allowed
 from edge.devices.host import processor, usable_cores
 from edge.devices.records import Record, Subject, nearest, read_records, set_aside, user_folder

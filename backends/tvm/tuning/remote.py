@@ -17,13 +17,13 @@ import numpy as np
 
 from edge.backends.tuning import CHUNK, Field, Pool, Setting, Values
 from edge.backends.tvm import versions
-from edge.backends.tvm.compiler.design import Design
-from edge.backends.tvm.compiler.sources import source_hash
-from edge.backends.tvm.cpu.targets import Target, choose_target, target_named, with_tuning
+from edge.backends.tvm.design import Design
 from edge.backends.tvm.kv.regions import Regions
 from edge.backends.tvm.kv.row_formats import FORMATS
 from edge.backends.tvm.packing.layout import LINE, Job, fill_table, make_layout, make_scratch, round_up
 from edge.backends.tvm.packing.weights import open_weights
+from edge.backends.tvm.sources import source_hash
+from edge.backends.tvm.targets import Target, choose_target, target_named, with_tuning
 from edge.backends.tvm.tuning.host import ANSWER, Depths
 from edge.backends.tvm.tuning.lookup import make_subject
 from edge.backends.tvm.tuning.space import make_space

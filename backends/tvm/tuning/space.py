@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edge.backends.tuning import CHUNK, PARTS, STEP, Field, Values
-from edge.backends.tvm.cpu.targets import Target
+from edge.backends.tvm.targets import Target
 
 
 def make_space(target: Target, kv_dtype: str, cores: int, prompt: int) -> tuple[Field, ...]:

@@ -31,7 +31,7 @@ from edge.backends.tvm.cpu.kernels.lanes import (
     store,
     total,
 )
-from edge.backends.tvm.cpu.targets import Target
+from edge.backends.tvm.targets import Target
 
 NEVER = -1e30  # the score of a row that may not be seen
 

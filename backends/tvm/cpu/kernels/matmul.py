@@ -28,7 +28,8 @@ from edge.backends.tvm.cpu.kernels.lanes import (
     remainder,
     spread,
 )
-from edge.backends.tvm.packing.blocks.base import PART, Block, FloatBlock, IntegerBlock
+from edge.backends.tvm.cpu.kernels.registers import read_registers, to_floats
+from edge.backends.tvm.packing.blocks import PART, Block, FloatBlock, IntegerBlock
 
 
 @dataclass(frozen=True)
@@ -98,12 +99,12 @@ def _integers(
             for line in range(0, block.part_bytes, 64):
                 prefetch(weights.words, first + (ahead + line) // 4)
         spans = _read_part(isa, weights, block, first, first_scales, at)
-        x_sums, products = x.sums[block.span], []
+        x_sums, products = x.sums[block.group_size], []
         for number, span in enumerate(spans):
             starts, words_of_x = [], []
             for x_at, block_at in zip(x_words, x_blocks, strict=True):
                 sum_at = (block_at + at) * len(spans) + number
-                correction = x.integers[x_sums.corrections + sum_at] * T.int32(center // CENTER[block.span])
+                correction = x.integers[x_sums.corrections + sum_at] * T.int32(center // CENTER[block.group_size])
                 starts.append(spread(correction) if center else ints(0))
                 word = x_at + at * (PART // 4) + number * len(span.registers)
                 words_of_x.append([x.integers[word + index] for index in range(len(span.registers))])
@@ -155,14 +156,14 @@ def _read_part(
 ) -> list[_Span]:
     """Part `at` of a tile, whose quants are at word `first` and whose scales begin at half `first_scales`."""
     first = let(first)
-    registers = block.registers(isa, lambda index: load(weights.words, first + index * 16))
+    registers = read_registers(block, isa, lambda index: load(weights.words, first + index * 16))
     scales = let(first_scales + quotient(at, block.parts) * (block.scale_bytes // 2))
     numbers = [let(isa.from_f16(load(weights.halves, scales + index * 16))) for index in range(block.numbers)]
     if block.parts == 1:
         return [_Span(registers, *numbers)]
     factors_at = let((scales + block.numbers * 16) * 2 + remainder(at, block.parts) * PART)
     stored = [let(T.cast(load(weights.bytes, factors_at + index * 16), "int32x16")) for index in (0, 1)]
-    if block.span == PART:
+    if block.group_size == PART:
         factors = [stored]
     elif block.has_minimum:
         factors = [[each & ints(15), (each >> ints(4)) & ints(15)] for each in stored]
@@ -191,7 +192,7 @@ def _float_weights(
     first = let(quotient(matrix.quants, block.raw_bytes) + tile * (matrix.columns * 16))
     starts = [let(inputs.start + row * inputs.stride) for row in rows]
     with loop(i64(0), i64(matrix.columns)) as at:
-        weight = let(block.decode(isa, load(memory, first + at * 16)))
+        weight = let(to_floats(block, isa, load(memory, first + at * 16)))
         for each, start in zip(sums, starts, strict=True):
             each.value = each.value + weight * spread(inputs.floats[start + at])
 
@@ -207,7 +208,7 @@ def copy_row(isa: Isa, weights: Weights, matrix: Matrix, row: Value, out: Buffer
         memory = weights.floats if block.raw_bytes == 4 else weights.halves
         first = let(quotient(matrix.quants, block.raw_bytes) + tile * (matrix.columns * 16))
         with loop(i64(0), i64(matrix.columns)) as at:
-            kept.value = block.decode(isa, load(memory, first + at * 16))
+            kept.value = to_floats(block, isa, load(memory, first + at * 16))
             T.buffer_store(out, kept.lane(lane), [out_at + at])
         return
     count, first_part, first_scales = _tile(matrix, block, tile)

@@ -9,7 +9,6 @@ from typing import Any
 
 from tvm.tirx.script.builder import ir as T
 
-from edge.backends.tvm.compiler.design import Design
 from edge.backends.tvm.cpu import marks
 from edge.backends.tvm.cpu.kernels import clock
 from edge.backends.tvm.cpu.kernels.activations import Quantized, Sums, quantize
@@ -20,8 +19,8 @@ from edge.backends.tvm.cpu.kernels.lanes import Buffer, Register, Value, i64, le
 from edge.backends.tvm.cpu.kernels.matmul import Inputs, Matrix, Weights, multiply
 from edge.backends.tvm.cpu.kernels.norms import NORMS
 from edge.backends.tvm.cpu.kernels.threads import meet
-from edge.backends.tvm.packing.blocks import BLOCKS
-from edge.backends.tvm.packing.blocks.base import IntegerBlock
+from edge.backends.tvm.design import Design
+from edge.backends.tvm.packing.blocks import BLOCKS, IntegerBlock
 from edge.backends.tvm.packing.layout import Job, Table
 
 
@@ -113,7 +112,7 @@ class Frame:
     def _spans(self, blocks: Sequence[str]) -> Sequence[int]:
         """How many values each of the sums is of that products with these weights need; none without integers."""
         integers = [block for block in map(BLOCKS.__getitem__, blocks) if isinstance(block, IntegerBlock)]
-        return [] if self.design.exact else sorted({block.span for block in integers})
+        return [] if self.design.exact else sorted({block.group_size for block in integers})
 
     def inputs(self, name: str, width: int, *, shared: bool = False) -> Inputs:
         """shared: in a step, all threads read the one row of floats rather than copies of their own."""

@@ -6,8 +6,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from edge.backends.tvm.cpu.targets import Target
 from edge.backends.tvm.packing.layout import Layout, Shape
+from edge.backends.tvm.targets import Target
 
 
 @dataclass(frozen=True)

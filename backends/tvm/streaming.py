@@ -12,9 +12,8 @@ import resource
 from dataclasses import dataclass
 
 from edge.backends.base import EngineConfig
-from edge.backends.tvm.packing.blocks import BLOCKS
-from edge.backends.tvm.packing.blocks.base import growth
-from edge.backends.tvm.packing.layout import Layout, Place
+from edge.backends.tvm.packing.blocks import BLOCKS, growth
+from edge.backends.tvm.packing.layout import Blocks, Layout, Place, Streams
 from edge.model.spec import ModelSpec
 
 STEPS = 256  # shares are multiples of 1/256
@@ -22,8 +21,6 @@ BLOCK = 2 << 20  # bytes that are let go together: what Linux may map as one pag
 _SEVERAL = 8  # pages waited for in one pass; single ones are of libraries
 _FIRST_TRIAL, _LONGEST_TRIAL = 4, 64  # passes
 _TILES = 16  # of the head for each thread between two barriers, at least
-
-Blocks = tuple[int, int]  # the first one, and how many
 
 
 @dataclass(frozen=True)
@@ -74,23 +71,6 @@ def _window(spec: ModelSpec, threads: int, worst: float, kept: int) -> int:
 def _head_group(threads: int, tile: int) -> int:
     """Bytes of the head that are read between two barriers."""
     return max(BLOCK, threads * _TILES * tile)
-
-
-@dataclass(frozen=True)
-class Streams:
-    """pieces: blocks that are let go together, two ranges each: of every layer, of every group of `head_step` tiles of
-    the head, and those from which embeddings are taken. kept: blocks that stay.
-    """
-
-    block: int  # bytes
-    pieces: list[tuple[Blocks, Blocks]]
-    kept: list[Blocks]
-    head_step: int
-
-    @property
-    def table(self) -> list[int]:
-        """Four numbers for each piece."""
-        return [number for piece in self.pieces for blocks in piece for number in blocks]
 
 
 def make_streams(layout: Layout, kept: int, threads: int) -> Streams:

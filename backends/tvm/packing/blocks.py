@@ -1,0 +1,275 @@
+"""Block types of GGUF that the native engine reads, and how their bytes are packed for its kernels.
+
+Rows of a matrix are packed in tiles of 16, one row per lane. Within a tile, 64 bytes hold 4 neighbouring values of each
+of the 16 rows, the operands of a dot-product instruction: 16 sums of 4 products at once. cpu/kernels/registers.py reads
+the packed bytes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.formats.blocks import IQ4_NL, block_size, nbytes
+
+TILE = 16  # rows of a tile
+PART = 32  # values that the kernel multiplies at a time, and that activations share a scale by
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Blocks of GGUF taken apart.
+
+    quants: [rows, parts, 4 per bit]. numbers: float16 as uint16 [rows, blocks, 1 or 2], d and the minimum's.
+    factors: [rows, blocks, 2 per part] in super-blocks.
+    """
+
+    quants: Bytes
+    numbers: NDArray[np.uint16]
+    factors: Bytes | None = None
+
+
+@dataclass(frozen=True)
+class IntegerBlock:
+    """Weights s · (q − center) + m, q small integers, in parts of 32 values.
+
+    A block of one part has s and m as float16 numbers. A super-block has parts with two bytes of factors each, which
+    its float16 numbers are multiplied with, for s and m: one byte each, or, where 16 values share them (`group_size`),
+    one byte for the first half and one for the second, either s signed, or s and m of 4 bits.
+    """
+
+    name: str
+    planes: tuple[int, ...]  # bits of q that lie together, from its lowest
+    split: Callable[[Bytes], Split]  # from uint8 [rows, blocks, raw_bytes]
+    center: int = 0
+    group_size: int = PART
+    signed: bool = False  # whether q are signed bytes; unsigned ones are below 128
+    has_minimum: bool = False  # whether there is an m
+    codebook: tuple[int, ...] = ()  # signed bytes that the 4 bits of q stand for
+
+    @property
+    def values(self) -> int:
+        """Of a block."""
+        return block_size(self.name)
+
+    @property
+    def raw_bytes(self) -> int:
+        """Of a block of one row in GGUF."""
+        return nbytes(self.name, self.values)
+
+    @property
+    def parts(self) -> int:
+        return self.values // PART
+
+    @property
+    def part_bytes(self) -> int:
+        """Quants of a part of 16 rows."""
+        return TILE * PART * sum(self.planes) // 8
+
+    @property
+    def numbers(self) -> int:
+        """Float16 numbers of a block."""
+        return 1 + self.has_minimum
+
+    @property
+    def scale_bytes(self) -> int:
+        """Numbers and factors of a block of 16 rows."""
+        return TILE * 2 * (self.numbers + (self.parts if self.parts > 1 else 0))
+
+    @property
+    def largest(self) -> int | None:
+        """q; None if they are signed."""
+        return None if self.signed else (1 << sum(self.planes)) - 1
+
+    def packed_bytes(self, rows: int, columns: int) -> tuple[int, int]:
+        """Bytes of quants and of scales."""
+        tiles = -(-rows // TILE)
+        return tiles * (columns // PART) * self.part_bytes, tiles * (columns // self.values) * self.scale_bytes
+
+    def pack(self, raw: Bytes) -> tuple[Bytes, Bytes]:
+        """Quants [rows / 16, parts, part_bytes] and scales [rows / 16, blocks, scale_bytes], of whole tiles of rows."""
+        split = self.split(raw)
+        rows, parts, count = split.quants.shape
+        fours = split.quants.reshape(rows // TILE, TILE, parts, count // 4, 4).transpose(0, 2, 3, 1, 4)
+        scales = [_by_lanes(each) for each in (split.numbers, split.factors) if each is not None]
+        return np.ascontiguousarray(fours), np.concatenate(scales, axis=-1)
+
+
+@dataclass(frozen=True)
+class FloatBlock:
+    """Weights as floats, packed [rows / 16, columns, 16]."""
+
+    name: str
+    dtype: str  # of the memory, as the kernel reads it
+
+    values = 1
+
+    @property
+    def raw_bytes(self) -> int:
+        return nbytes(self.name, 1)
+
+    def pack(self, raw: Bytes) -> tuple[Bytes, Bytes]:
+        rows, columns, _ = raw.shape
+        tiles = raw.reshape(rows // TILE, TILE, columns, self.raw_bytes).swapaxes(1, 2)
+        return np.ascontiguousarray(tiles), np.zeros((0,), np.uint8)
+
+    def packed_bytes(self, rows: int, columns: int) -> tuple[int, int]:
+        return -(-rows // TILE) * TILE * columns * self.raw_bytes, 0
+
+
+Block = IntegerBlock | FloatBlock
+
+
+def numbers_at(raw: Bytes, start: int, count: int) -> NDArray[np.uint16]:
+    """The `count` float16 numbers from byte `start` of each block, as uint16 [rows, blocks, count]."""
+    return np.ascontiguousarray(raw[:, :, start : start + 2 * count]).view("<u2")
+
+
+def bits_of(raw: Bytes, bits: int, run: int) -> Bytes:
+    """[rows, blocks, n] bytes to [rows, blocks, 8 n / bits] fields of `bits` bits.
+
+    In every run of `run` bytes, the lowest fields of all bytes come first, then the next ones.
+    """
+    rows, blocks, _ = raw.shape
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    fields: Bytes = raw.reshape(rows, blocks, -1, 1, run) >> shifts & np.uint8((1 << bits) - 1)
+    return fields.reshape(rows, blocks, -1)
+
+
+def plane(values: Bytes, bits: int) -> Bytes:
+    """[rows, blocks, n] values of `bits` bits to [rows, parts, 4 · bits] bytes.
+
+    Byte i of a part has value i lowest, then value i + 4 · bits, and so on: for 4 bits, as in a block of Q4_0.
+    """
+    rows, _, _ = values.shape
+    fields = values.reshape(rows, -1, 8 // bits, 4 * bits)
+    packed: Bytes = np.bitwise_or.reduce(fields << np.arange(0, 8, bits, dtype=np.uint8)[:, None], axis=2)
+    return packed
+
+
+def growth(block: Block) -> float:
+    """Packed bytes over the file's."""
+    return sum(block.packed_bytes(TILE, block.values)) / (TILE * block.raw_bytes)
+
+
+def _by_lanes(numbers: NDArray[Any]) -> Bytes:
+    """[rows, blocks, n] numbers to [rows / 16, blocks, bytes]: each number of 16 rows side by side."""
+    rows, blocks, count = numbers.shape
+    tiles = np.ascontiguousarray(numbers.reshape(rows // TILE, TILE, blocks, count).transpose(0, 2, 3, 1))
+    return tiles.view(np.uint8).reshape(rows // TILE, blocks, -1)
+
+
+# Block types: how each is split. The formula of its values comes first.
+
+
+def _split_plain(raw: Bytes) -> Split:
+    """Q4_0: d · (q − 8), q of 4 bits; the low half of byte i is value i, the high half value i + 16.
+
+    Q8_0: d · q, q signed bytes. IQ4_NL: d · codebook[q], q in the order of Q4_0.
+    """
+    return Split(raw[:, :, 2:], numbers_at(raw, 0, 1))
+
+
+def _split_q4_1(raw: Bytes) -> Split:
+    """d · q + m, q in the order of Q4_0."""
+    return Split(raw[:, :, 4:], numbers_at(raw, 0, 2))
+
+
+def _split_q5_0(raw: Bytes) -> Split:
+    """d · (q − 16), q of 5 bits: a word with the highest bits, the others in the order of Q4_0."""
+    return Split(_fives(raw[:, :, 2:]), numbers_at(raw, 0, 1))
+
+
+def _split_q5_1(raw: Bytes) -> Split:
+    """d · q + m, q in the order of Q5_0."""
+    return Split(_fives(raw[:, :, 4:]), numbers_at(raw, 0, 2))
+
+
+def _fives(raw: Bytes) -> Bytes:
+    """Quants of 5 bits from the word and the nibbles."""
+    high = np.unpackbits(raw[:, :, :4], axis=-1, bitorder="little")
+    return np.concatenate([raw[:, :, 4:], plane(high, 1)], axis=-1)
+
+
+def _split_q2_k(raw: Bytes) -> Split:
+    """d · s · q − dmin · m, q of 2 bits, s and m of 4 bits for every 16 values.
+
+    32 bytes hold 128 values. A byte of scales has s in its low half.
+    """
+    return Split(plane(bits_of(raw[:, :, 16:80], 2, 32), 2), _d_and_dmin(raw, 80), raw[:, :, :16])
+
+
+def _split_q3_k(raw: Bytes) -> Split:
+    """d · (s − 32) · (q − 4), q of 3 bits, s of 6 bits for every 16 values.
+
+    The scales' low 4 bits are 8 bytes, their high 2 bits 4 more; s − 32 is stored, a signed byte.
+    """
+    high, low = plane(bits_of(raw[:, :, :32], 1, 32), 1), plane(bits_of(raw[:, :, 32:96], 2, 32), 2)
+    scales = bits_of(raw[:, :, 96:104], 4, 8) | bits_of(raw[:, :, 104:108], 2, 4) << 4
+    return Split(np.concatenate([low, high], axis=-1), numbers_at(raw, 108, 1), scales - np.uint8(32))
+
+
+def _split_q4_k(raw: Bytes) -> Split:
+    """d · s · q − dmin · m, q of 4 bits, s and m of 6 bits for each of 8 parts.
+
+    32 bytes hold two parts, one in the low halves.
+    """
+    return Split(plane(bits_of(raw[:, :, 16:], 4, 32), 4), _d_and_dmin(raw, 0), _factors(raw[:, :, 4:16]))
+
+
+def _split_q5_k(raw: Bytes) -> Split:
+    """As Q4_K, q of 5 bits: 32 bytes hold the highest bits, each those of one part."""
+    high, low = plane(bits_of(raw[:, :, 16:48], 1, 32), 1), plane(bits_of(raw[:, :, 48:], 4, 32), 4)
+    return Split(np.concatenate([low, high], axis=-1), _d_and_dmin(raw, 0), _factors(raw[:, :, 4:16]))
+
+
+def _split_q6_k(raw: Bytes) -> Split:
+    """d · s · (q − 32), q of 6 bits, a signed byte s for every 16 values.
+
+    64 bytes hold the low 4 bits of 128 values, 32 others their high 2 bits.
+    """
+    low, high = plane(bits_of(raw[:, :, :128], 4, 64), 4), plane(bits_of(raw[:, :, 128:192], 2, 32), 2)
+    return Split(np.concatenate([low, high], axis=-1), numbers_at(raw, 208, 1), raw[:, :, 192:208])
+
+
+def _d_and_dmin(raw: Bytes, start: int) -> NDArray[np.uint16]:
+    """d and −dmin, from byte `start`."""
+    return numbers_at(raw, start, 2) ^ np.array([0, 0x8000], np.uint16)
+
+
+def _factors(raw: Bytes) -> Bytes:
+    """s and m of each part alternately, from the 12 bytes of Q4_K and Q5_K.
+
+    Those of the first 4 parts are the low 6 bits of bytes 0 … 3 and 4 … 7; the high 2 bits there belong to those of the
+    last 4, whose lower halves are the nibbles of bytes 8 … 11.
+    """
+    rows, blocks, _ = raw.shape
+    first, last = (each.reshape(rows, blocks, 2, 4) for each in (raw[:, :, :8], bits_of(raw[:, :, 8:], 4, 4)))
+    both = np.concatenate([first & np.uint8(0x3F), last | first >> np.uint8(2) & np.uint8(0x30)], axis=-1)
+    factors: Bytes = both.swapaxes(2, 3).reshape(rows, blocks, 16)
+    return factors
+
+
+_TYPES: tuple[Block, ...] = (
+    FloatBlock("F32", "float32"),
+    FloatBlock("F16", "uint16"),
+    FloatBlock("BF16", "uint16"),
+    IntegerBlock("Q4_0", (4,), _split_plain, center=8),
+    IntegerBlock("Q4_1", (4,), _split_q4_1, has_minimum=True),
+    IntegerBlock("Q5_0", (4, 1), _split_q5_0, center=16),
+    IntegerBlock("Q5_1", (4, 1), _split_q5_1, has_minimum=True),
+    IntegerBlock("Q8_0", (8,), _split_plain, signed=True),
+    IntegerBlock("IQ4_NL", (4,), _split_plain, signed=True, codebook=IQ4_NL),
+    IntegerBlock("Q2_K", (2,), _split_q2_k, group_size=16, has_minimum=True),
+    IntegerBlock("Q3_K", (2, 1), _split_q3_k, center=4, group_size=16),
+    IntegerBlock("Q4_K", (4,), _split_q4_k, has_minimum=True),
+    IntegerBlock("Q5_K", (4, 1), _split_q5_k, has_minimum=True),
+    IntegerBlock("Q6_K", (4, 2), _split_q6_k, center=32, group_size=16),
+)
+BLOCKS = {each.name: each for each in _TYPES}
