@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from importlib import import_module
 from typing import cast
 
@@ -26,6 +27,15 @@ def backend_names() -> tuple[str, ...]:
     return tuple(_MODULES)
 
 
+def engine_named(name: str) -> Backend:
+    """Whether or not it is installed."""
+    return cast(Backend, import_module(_MODULES[name]))
+
+
+def engines_with(capability: str) -> list[str]:
+    return [name for name in _MODULES if getattr(engine_named(name).CAPABILITIES, capability)]
+
+
 def find_backend(name: str, file: GGUFFile, spec: ModelSpec, kv_dtype: str | None = None) -> Backend:
     """The engine called `name`, installed and able to run this model; or, for `auto`, the first that is.
 
@@ -37,7 +47,7 @@ def find_backend(name: str, file: GGUFFile, spec: ModelSpec, kv_dtype: str | Non
             raise InputError(f"unknown backend {name!r}: choose auto, {', '.join(_MODULES)}")
         return _usable(name, file, spec)
     if file.folder is not None:
-        return _usable("onnx", file, spec)
+        return _usable(engines_with("folders")[0], file, spec)
     *better, last = _AUTO
     first: Backend | None = None
     for each in better:
@@ -64,30 +74,23 @@ def backend_elsewhere(name: str, file: GGUFFile, spec: ModelSpec, system: str) -
     if name not in ("auto", *_MODULES):
         raise InputError(f"unknown backend {name!r}: choose auto, {', '.join(_MODULES)}")
     if file.folder is not None:
-        return _usable("onnx", file, spec)
-    if name in ("auto", "tvm"):
-        from edge.backends.tvm.packing.layout import make_layout
-
-        try:
-            if system not in ("linux", "android"):
-                raise UnsupportedError(f"the tvm engine does not run on {system} yet: use --backend llamacpp")
-            make_layout(file, spec)
-            return cast(Backend, import_module(_MODULES["tvm"]))
-        except UnsupportedError:
-            if name == "tvm":
-                raise
-            name = "llamacpp"
-    backend = cast(Backend, import_module(_MODULES[name]))
-    backend.check_supported(file, spec)
-    return backend
+        return _usable(engines_with("folders")[0], file, spec)
+    *better, last = _AUTO if name == "auto" else (name,)
+    for each in better:
+        with suppress(UnsupportedError):
+            engine_named(each).check_elsewhere(file, spec, system)
+            return engine_named(each)
+    engine_named(last).check_elsewhere(file, spec, system)
+    return engine_named(last)
 
 
 def _usable(name: str, file: GGUFFile, spec: ModelSpec) -> Backend:
-    if file.folder is not None and name != "onnx":
+    backend = engine_named(name)
+    if file.folder is not None and not backend.CAPABILITIES.folders:
+        others = engines_with("folders")[0]
         raise UnsupportedError(
-            f"{file.folder} is a model in ONNX, which the {name} engine cannot run: use --backend onnx"
+            f"{file.folder} is a model in ONNX, which the {name} engine cannot run: use --backend {others}"
         )
-    backend = cast(Backend, import_module(_MODULES[name]))
     backend.check_installed()
     backend.check_supported(file, spec)
     return backend

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
+from edge.backends.efficiency import Efficiency, Kind
 from edge.errors import EngineError, InputError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
@@ -105,6 +106,7 @@ class Capabilities:
 
     granularity: the finest unit that may keep rows of its own. uneven: the finest unit that may keep a *number* of rows
     of its own; "token" means that all heads of all layers keep equally many. attention, keys: what policies may see.
+    tunable: `edge tune` finds settings for it. providers: it takes --provider. folders: it runs folders in ONNX.
     """
 
     granularity: Granularity
@@ -112,6 +114,9 @@ class Capabilities:
     kv_dtypes: tuple[str, ...]  # the first is the default
     attention: bool
     keys: bool
+    tunable: bool = False
+    providers: bool = False
+    folders: bool = False
 
 
 @dataclass(frozen=True)
@@ -293,12 +298,20 @@ class Backend(Protocol):
 
     NAME: str
     CAPABILITIES: Capabilities
+    EFFICIENCY: Efficiency
 
     def check_installed(self) -> None:
         """Raise MissingExtraError if the engine's package is not there."""
 
     def check_supported(self, file: GGUFFile, spec: ModelSpec) -> None:
         """Raise UnsupportedError if the engine cannot run this model."""
+
+    def check_elsewhere(self, file: GGUFFile, spec: ModelSpec, system: str) -> None:
+        """Raise UnsupportedError if the engine cannot run this model on another device, of such a system."""
+
+    def weight_kind(self, weight_type: str, config: EngineConfig) -> Kind:
+        """How the engine multiplies weights of a block type."""
+        ...
 
     def most_rows(self, spec: ModelSpec, expected: int | None) -> MostRows:
         """expected: the tokens of the run, if they are known."""

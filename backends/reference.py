@@ -29,6 +29,7 @@ from edge.backends.base import (
     check_tokens,
     state_key,
 )
+from edge.backends.efficiency import Efficiency, Kind, Rows, Weights
 from edge.backends.rope import CacheRope, Rotation
 from edge.errors import EngineError, InputError, UnsupportedError
 from edge.formats.gguf import GGUFFile
@@ -38,6 +39,7 @@ from edge.types import FloatArray, IntArray
 
 NAME = "reference"
 CAPABILITIES = Capabilities("token", uneven="token", kv_dtypes=("f32",), attention=False, keys=False)
+EFFICIENCY = Efficiency({"floats": Weights(0.02, 0.3)}, {"f32": Rows(0.02, 0.20)}, step_s=5e-3)
 
 
 _UNWARNED = np.errstate(all="ignore")  # of damaged weights: what comes of them is no number, and refused in one line
@@ -50,6 +52,14 @@ def check_installed() -> None:
 def check_supported(file: GGUFFile, spec: ModelSpec) -> None:
     """Architectures that have a recipe."""
     find_tensors(file, spec)
+
+
+def check_elsewhere(file: GGUFFile, spec: ModelSpec, system: str) -> None:
+    check_supported(file, spec)
+
+
+def weight_kind(weight_type: str, config: EngineConfig) -> Kind:
+    return "floats"
 
 
 def most_rows(spec: ModelSpec, expected: int | None) -> MostRows:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from edge.backends.base import Capabilities, EngineConfig, Footprint, MostRows, Operator, Tuned, all_positions
+from edge.backends.efficiency import FLOATS, Efficiency, Kind, Rows, Weights
 from edge.backends.llamacpp.library import is_installed, version
 from edge.errors import MissingExtraError, UnsupportedError
 from edge.formats.gguf import GGUFFile
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
 NAME = "llamacpp"
 KV_DTYPES = ("f16", "q8_0", "q4_0", "f32")  # f32 turns flash attention off: the exact mode, for tests
 CAPABILITIES = Capabilities("token", uneven="token", kv_dtypes=KV_DTYPES, attention=True, keys=False)
+EFFICIENCY = Efficiency(
+    {"integers": Weights(0.43, 1.8, 0.24), "others": Weights(0.30, 0.42), "floats": Weights(0.70, 1.1)},
+    {"f16": Rows(0.12, 0.37), "q8_0": Rows(0.05, 0.09), "q4_0": Rows(0.012, 0.045)},
+    step_s=50e-6,
+)
 
 KV_VALUE_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
 _WINDOWED = ("exaone4", "gemma2", "gemma3", "olmo2")  # of the architectures that we know; of others, it ignores windows
@@ -42,6 +48,16 @@ def check_supported(file: GGUFFile, spec: ModelSpec) -> None:
     that it is known to miss."""
     if spec.architecture == "qwen3" and "blk.0.attn_output.bias" in file.tensors:
         raise UnsupportedError(f"{file.path}: llama.cpp knows no bias of attn_output in Qwen3: use --backend tvm")
+
+
+def check_elsewhere(file: GGUFFile, spec: ModelSpec, system: str) -> None:
+    check_supported(file, spec)
+
+
+def weight_kind(weight_type: str, config: EngineConfig) -> Kind:
+    if weight_type in FLOATS:
+        return "floats"
+    return "integers" if config.repack and weight_type in RELAID_TYPES else "others"
 
 
 def most_rows(spec: ModelSpec, expected: int | None) -> MostRows:

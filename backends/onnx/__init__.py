@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from edge.backends.base import Capabilities, EngineConfig, Footprint, MostRows, Operator, Tuned, all_positions
+from edge.backends.efficiency import FLOATS, Efficiency, Kind, Rows, Weights
 from edge.errors import MissingExtraError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
@@ -15,7 +16,12 @@ if TYPE_CHECKING:
 
 NAME = "onnx"
 KV_DTYPES = ("f32", "f16", "int8", "int4")
-CAPABILITIES = Capabilities("head", uneven="token", kv_dtypes=KV_DTYPES, attention=True, keys=True)
+CAPABILITIES = Capabilities(
+    "head", uneven="token", kv_dtypes=KV_DTYPES, attention=True, keys=True, providers=True, folders=True
+)
+EFFICIENCY = Efficiency(
+    {"integers": Weights(0.30, 1.5, 0.2), "floats": Weights(0.30, 1.0)}, {"f32": Rows(0.15, 0.50)}, step_s=300e-6
+)
 
 
 def check_installed() -> None:
@@ -34,6 +40,14 @@ def check_supported(file: GGUFFile, spec: ModelSpec) -> None:
         make_layout(file, spec)
     else:
         check_folder(file, spec)
+
+
+def check_elsewhere(file: GGUFFile, spec: ModelSpec, system: str) -> None:
+    check_supported(file, spec)
+
+
+def weight_kind(weight_type: str, config: EngineConfig) -> Kind:
+    return "floats" if weight_type in FLOATS else "integers"
 
 
 def most_rows(spec: ModelSpec, expected: int | None) -> MostRows:

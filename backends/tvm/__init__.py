@@ -15,7 +15,8 @@ from edge.backends.base import (
     Tuned,
     all_positions,
 )
-from edge.errors import MissingExtraError
+from edge.backends.efficiency import FLOATS, Efficiency, Kind, Rows, Weights
+from edge.errors import MissingExtraError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
 
@@ -24,7 +25,12 @@ if TYPE_CHECKING:
 
 NAME = "tvm"
 KV_DTYPES = ("f16", "int8", "int4", "f32")  # f32 is the exact mode: float32 activations too, for tests
-CAPABILITIES = Capabilities("head", uneven="head", kv_dtypes=KV_DTYPES, attention=True, keys=True)
+CAPABILITIES = Capabilities("head", uneven="head", kv_dtypes=KV_DTYPES, attention=True, keys=True, tunable=True)
+EFFICIENCY = Efficiency(
+    {"integers": Weights(0.93, 4.6, 0.57), "floats": Weights(0.93, 1.4)},
+    {"f16": Rows(0.60, 1.8), "int8": Rows(0.55, 1.8), "int4": Rows(0.27, 1.6)},
+    step_s=20e-6,
+)
 
 # Bytes for each row of a head: its physical row and position, and a policy's scratch while it chooses.
 _BOOKKEEPING = 12 + 36
@@ -55,6 +61,19 @@ def check_supported(file: GGUFFile, spec: ModelSpec) -> None:
     target, layout = choose_target(), make_layout(file, spec)
     if not is_installed() and not any(is_compiled(Design.of(layout, kv, target)) for kv in KV_DTYPES):
         raise MissingExtraError("apache-tvm", "tvm")
+
+
+def check_elsewhere(file: GGUFFile, spec: ModelSpec, system: str) -> None:
+    """Block types that have kernels; the device's CPU is the compiler's matter."""
+    from edge.backends.tvm.packing.layout import make_layout
+
+    if system not in ("linux", "android"):
+        raise UnsupportedError(f"the tvm engine does not run on {system} yet: use --backend llamacpp")
+    make_layout(file, spec)
+
+
+def weight_kind(weight_type: str, config: EngineConfig) -> Kind:
+    return "floats" if weight_type in FLOATS else "integers"
 
 
 def most_rows(spec: ModelSpec, expected: int | None) -> MostRows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from contextlib import suppress
 
+from edge.backends import engine_named
 from edge.cli.show import note
 from edge.devices.host import processor
 from edge.devices.private import make_private_folder
@@ -15,7 +16,7 @@ from edge.storage.cache import cache_folder
 
 def suggest_tuning(model: str, spec: ModelSpec, plan: Plan) -> None:
     """Say so if nobody tuned anything like it. An empty file in the cache folder remembers that it was said."""
-    if plan.backend != "tvm" or plan.tuned != "default":
+    if not engine_named(plan.backend).CAPABILITIES.tunable or plan.tuned != "default":
         return
     subject = f"{processor().name}, {spec.label}, {spec.layers} × {spec.hidden}"
     stamp = cache_folder() / "hints" / hashlib.sha256(subject.encode()).hexdigest()[:16]

@@ -6,6 +6,7 @@ from reprlib import repr as brief
 
 import numpy as np
 
+from edge.backends import engines_with
 from edge.backends.base import Backend, Capabilities
 from edge.devices.host import logical_cores
 from edge.errors import InputError, UnsupportedError
@@ -26,8 +27,9 @@ def check_request(spec: ModelSpec, backend: Backend, options: Options, *, elsewh
         raise UnsupportedError(
             f"--kv-policy {options.kv_policy} {missing}, and {backend.NAME} is none: use --kv-policy streaming"
         )
-    if options.provider is not None and backend.NAME != "onnx":
-        raise UnsupportedError(f"--provider is for the onnx engine, not for {backend.NAME}: use --backend onnx")
+    if options.provider is not None and not has.providers:
+        other = engines_with("providers")[0]
+        raise UnsupportedError(f"--provider is for the {other} engine, not for {backend.NAME}: use --backend {other}")
     if options.kv_dtype is not None and options.kv_dtype not in has.kv_dtypes:
         raise UnsupportedError(
             f"the {backend.NAME} engine has no KV dtype {options.kv_dtype!r}: choose {', '.join(has.kv_dtypes)}"

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from statistics import median
 
 from edge.backends.base import Footprint
+from edge.backends.efficiency import Efficiency, Shares
 from edge.devices.profile import DeviceProfile, Power
 from edge.devices.profiles import HOST
 from edge.model.spec import ModelSpec
 from edge.plan.plan import Plan
-from edge.prediction.efficiency import Efficiency, Shares, efficiency_of, weight_shares
+from edge.prediction.efficiency import efficiency_of, weight_shares
 from edge.prediction.history import Phase, Run
 from edge.prediction.work import Work, work_of
 

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from edge.backends import engine_named
 from edge.budget import format_bytes
 from edge.profiling.profile import EngineProfile, Limit, Profile, Sustained, Verdict
 
@@ -328,7 +329,7 @@ def evidence_of(profile: Profile, again: str = "") -> Evidence:
         bits=8 * profile.model.weight_bytes / profile.model.parameters,
         kv_dtype=plan.config.kv_dtype,
         kv_dtypes=tuple(engine.kv_dtypes),
-        tuned=engine.engine != "tvm" or plan.tuned != "default",
+        tuned=not engine_named(engine.engine).CAPABILITIES.tunable or plan.tuned != "default",
         others=engine.others or 0.0,
         unsteady=decode.per_token.p50 / decode.per_token.p10,
         waited=_waited(engine),
