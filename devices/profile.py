@@ -30,7 +30,7 @@ FIGURES = {
 }
 """All that a profile may hold, with their units."""
 
-# What cores get of a bus's theoretical bandwidth, where nobody has measured it: an assumption. The Raspberry Pi 5, of
+# What cores get of a bus's theoretical bandwidth, where it was not measured: an assumption. The Raspberry Pi 5, of
 # which both are known, has 0.82 for one core that only reads.
 BUS_SHARE = 0.6
 
@@ -80,7 +80,7 @@ class Power:
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """bytes_per_s: that memory gives to so many threads. kind: of the figure behind it. about: how it follows."""
+    """bytes_per_s: of memory, for a number of threads. kind: of the figure behind it. about: how it follows."""
 
     bytes_per_s: float
     kind: FigureKind
@@ -150,7 +150,7 @@ class DeviceProfile:
         return None
 
     def flops(self, threads: int) -> float | None:
-        """float32 operations per second of so many threads, of the figure for all; None if unknown."""
+        """float32 operations per second of this many threads, from the figure for all; None if unknown."""
         return self._shared("f32_flops", threads)
 
     def int8_ops(self, threads: int) -> float | None:

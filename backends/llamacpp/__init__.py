@@ -87,7 +87,7 @@ def allocated_rows(capacity: int) -> int:
 
 
 def uses_flash(config: EngineConfig) -> bool:
-    """Flash attention is faster and smaller, but rounds to f16 and shows nobody what it pays attention to."""
+    """Flash attention is faster and smaller, but rounds to f16 and does not show its scores."""
     return config.kv_dtype != "f32" and not config.observes
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from edge.backends.llamacpp.tensors import Reader, Tensor
 
-_MOVES = (b"NONE", b"RESHAPE", b"VIEW", b"PERMUTE", b"TRANSPOSE")  # nodes that only name what is there
+_MOVES = (b"NONE", b"RESHAPE", b"VIEW", b"PERMUTE", b"TRANSPOSE")  # nodes that only name other tensors
 _CHOOSES = b"MUL_MAT_ID"  # among experts: what it reads depends on values
 _PRODUCTS = (b"MUL_MAT", _CHOOSES)
 _WEIGHTS = (b".weight", b".bias")  # how names of the file's tensors end
@@ -23,7 +23,7 @@ _WEIGHTS = (b".weight", b".bias")  # how names of the file's tensors end
 class Node:
     """A node that was computed. weight: the file's tensor that it reads, "" if none.
 
-    bytes: of that tensor, as far as it is read; None if there is none or nobody knows.
+    bytes: of that tensor, as far as it is read; None if there is none or it is unknown.
     flops: 2 · m · n · k of a product, else 0.
     """
 

@@ -202,7 +202,7 @@ class LlamaCppEngine:
         self._wanted[:count] = every
         self._wanted[count - 1] = True
         self._batch.n_tokens = count
-        with interrupts_wait():  # or llama.cpp would have rows that nobody has booked
+        with interrupts_wait():  # otherwise llama.cpp would have rows that we do not know of
             self._run_batch(position)
 
     def _run_batch(self, position: int) -> None:
@@ -232,7 +232,7 @@ class LlamaCppEngine:
     def _settle(self) -> None:
         """Make llama.cpp apply a pending shift: it does so only when it runs a token."""
         recipe = self.spec.recipe
-        if self._kv.length == 0 or (recipe and recipe.learned_positions):  # nothing is turned
+        if self._kv.length == 0 or (recipe and recipe.learned_positions):  # nothing is rotated
             return
         queries, self._queries = self._queries, 0
         try:
@@ -240,7 +240,7 @@ class LlamaCppEngine:
         except EngineError:
             if self._kv.length < allocated_rows(self._kv.capacity):
                 raise
-            return  # no cell was free for the token, but llama.cpp turns the keys before it looks for one
+            return  # no cell was free for the token, but llama.cpp rotates the keys before it looks for one
         finally:
             self._queries = queries
         self._kv.truncate(self._kv.length - 1)

@@ -154,7 +154,7 @@ class LlamaCppKV:
         self._observed().by_cell[cells] *= (self.ages[0, 0] / ages).astype(np.float32)
 
     def _renumber(self) -> None:
-        """Give the rows positions 0…n-1. llama.cpp turns the whole cache whatever is moved, so the window moves
+        """Give the rows positions 0…n-1. llama.cpp rotates the whole cache whatever is moved, so the window moves
         down and positions stay small: its RoPE is float32, which loses position 10^7."""
         positions = self._positions[: self._length]
         moved = positions - np.arange(self._length, dtype=np.int32)
@@ -217,7 +217,7 @@ class LlamaCppKV:
     def save(self, first: int = 0, last: int | None = None) -> KVState:
         self._check_open()
         last = check_range(first, last, self._length)
-        if self._shift_pending:  # llama.cpp saves moved positions, but keys that it has not turned yet
+        if self._shift_pending:  # llama.cpp saves moved positions, but keys that it has not rotated yet
             self._settle()
         if not self._in_order():
             raise UnsupportedError("a cache whose rows were evicted by their attention cannot be saved yet")
@@ -245,7 +245,7 @@ class LlamaCppKV:
         if not self._in_order():
             raise InputError("the saved KV rows do not fit behind rows that were evicted since")
         if self._shift_pending:
-            self._settle()  # it would turn the new rows as well
+            self._settle()  # it would rotate the new rows as well
         first, last = self._length, self._length + state.positions.size
         data = np.frombuffer(state.data, np.uint8)
         try:
@@ -263,7 +263,7 @@ class LlamaCppKV:
 
 
 def _magnified(file: GGUFFile) -> bool:
-    """RoPE that multiplies keys as it turns them: llama.cpp would do so again whenever it shifts them."""
+    """Whether RoPE multiplies keys as it rotates them: llama.cpp would do so again whenever it shifts them."""
     scaling = file.metadata.get(f"{file.metadata['general.architecture']}.rope.scaling.type")
     return scaling in ("yarn", "longrope") or "rope_factors_long.weight" in file.tensors
 

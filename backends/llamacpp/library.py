@@ -52,7 +52,7 @@ def library() -> Any:
 
     The package's own `__init__` imports jinja2, diskcache and the high-level classes: 11 MB of resident memory
     and 0.1 s that a small budget would rather spend on the KV cache. A stand-in parent skips it; it is removed
-    afterwards, so that a later `import llama_cpp` by somebody else gives the whole package.
+    afterwards, so that a later `import llama_cpp` elsewhere gives the whole package.
     """
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or spec.submodule_search_locations is None:

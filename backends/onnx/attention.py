@@ -1,4 +1,4 @@
-"""What observed queries pay to the rows of a layer: done in NumPy, as ONNX Runtime does not tell.
+"""Attention of observed queries to the rows of a layer, in NumPy, because ONNX Runtime does not show it.
 
 Its own score output would hold all queries of a chunk against all rows; this holds a few dozen queries of one layer.
 """
@@ -27,7 +27,7 @@ def attention_to(
     rows: stored keys, [KV heads, rows, stored values], scales [KV heads, 1, head]. queries: float32 [heads, n, head],
     rotated and scaled, those of the last n rows; each sees its own row and those before it. votes: count the queries
     that pay a row more than the average of what they see. cap: scores become cap · tanh(score / cap), unless it is 0.
-    window: what is added to scores then, [1, heads or 1, n, rows].
+    window: added to scores then, [1, heads or 1, n, rows].
     """
     kv_heads, count, seen = len(rows), queries.shape[1], rows.shape[1]
     queries = queries.reshape(kv_heads, -1, queries.shape[-1])

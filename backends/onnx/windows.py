@@ -1,7 +1,7 @@
 """Sliding windows: which rows a token does not see, by their positions.
 
-ONNX Runtime's own windows count rows, but ours lie in any order, with gaps. So a pass says what each token sees, by
-what is added to its scores: 0, or −inf.
+ONNX Runtime's own windows count rows, but ours lie in any order, with gaps. So a pass adds a mask to each token's
+scores: 0, or −inf.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ class Windows:
         self.layers = [layer for layer, size in enumerate(sizes) if size]
 
     def added(self, positions: AnyArray, count: int, dtype: str = "float32") -> dict[int, FloatArray]:
-        """What is added to scores of the last `count` of these rows, by layer: [1, heads or 1, count, rows].
-        Layers that see the same share an array.
+        """The masks of the last `count` of these rows, by layer: [1, heads or 1, count, rows].
+
+        Layers that see the same rows share an array.
 
         positions: by physical row, as `HeadKV.rope_positions` gives them.
         """

@@ -113,7 +113,7 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
         weights=packed_bytes(spec),
         kv=rows * per_row,
         scratch=4 * (scratch.floats + scratch.integers + 2 * logits + 3 * rope) + by_head + pinned,
-        runtime=_RUNTIME_BYTES + _REFLECTION_BYTES * FORMATS[config.kv_dtype].turned,
+        runtime=_RUNTIME_BYTES + _REFLECTION_BYTES * FORMATS[config.kv_dtype].transformed,
         streamed=streaming.streamed,
         least_weights=streaming.least,
     )

@@ -96,7 +96,7 @@ class NativeEngine:
         self._workers: Workers | None = Workers(image, config.threads, self._pointers())
         weakref.finalize(self, self._workers.close)  # at exit, too: threads must not outlive the interpreter
 
-        if FORMATS[config.kv_dtype].turned:
+        if FORMATS[config.kv_dtype].transformed:
             choose_normals(self._kv, self.forward, spec.vocab)
 
     def observe(self, queries: int, *, votes: bool = False) -> None:

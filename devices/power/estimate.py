@@ -33,7 +33,7 @@ class Estimate:
         self._watts: float | None = None
 
     def add_bytes(self, count: float) -> None:
-        """So many were read from memory."""
+        """Count bytes that were read from memory."""
         self._bytes += int(count)
 
     def read(self) -> Reading:

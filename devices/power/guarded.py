@@ -24,7 +24,7 @@ class Guarded:
         self._estimated = 0.0  # what the estimate said when the sensor last moved
 
     def add_bytes(self, count: float) -> None:
-        """So many were read from memory; only the estimate wants to know."""
+        """Count bytes that were read from memory; only the estimate uses them."""
         self._estimate.add_bytes(count)
 
     def read(self) -> Reading:

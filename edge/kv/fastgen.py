@@ -1,7 +1,7 @@
 """FastGen: every head gets the cheapest cache that still recovers its attention.
 
 Ge et al., "Model Tells You What to Discard: Adaptive KV Cache Compression for LLMs", arXiv:2310.01801. Heads differ:
-some look at what is near, some at a few heavy rows, some at everything. Each is profiled by its own attention and gets
+some look at near rows, some at a few heavy rows, some at everything. Each is profiled by its own attention and gets
 the cheaper of two: recent rows only, or heavy rows and a few recent ones; sinks are kept by both. The paper states
 what share of the attention must be recovered and takes the memory that this needs; here memory is stated, so the share
 is the largest that fits. Its rule for punctuation needs the text and is left out.
@@ -39,7 +39,7 @@ class FastGen(ScoredAndRecent):
         share = largest_share(local, heavy, least, most, budget * len(heads))
         near, far = rows_for(local, share), rows_for(heavy, share)
         rows = np.clip(np.minimum(near, far), least, most)
-        # A head that looks at what is near is best served by the newest rows: its heavy rows are those of the past.
+        # A head that looks at near rows is best served by the newest rows: its heavy rows are those of the past.
         return rows, np.where(near <= far, rows, least - self.sinks)
 
 

@@ -1,8 +1,8 @@
 """SnapKV: what the last queries look at, and its neighbours.
 
 Li et al., "SnapKV: LLM Knows What You are Looking for Before Generation", arXiv:2404.14469. The last queries vote for
-rows by their attention; votes are pooled over neighbouring rows, so that what stays stays readable; the observed window
-itself is kept. The paper compresses once, at the end of the prompt; here it happens whenever the cache is full.
+rows by their attention; votes are pooled over neighbouring rows, so that kept passages stay readable; the observed
+window itself is kept. The paper compresses once, at the end of the prompt; here, whenever the cache is full.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class EnergyMeter(Protocol):
     """Joules since some moment; edge.devices.power.find_meter has the device's best."""
 
     def add_bytes(self, count: float) -> None:
-        """So many were read from memory, for estimates."""
+        """Count bytes that were read from memory, for estimates."""
         ...
 
     def read(self) -> Reading: ...
@@ -44,7 +44,7 @@ class Spender(Protocol):
         ...
 
     def give(self, nbytes: int, cause: str) -> None:
-        """Give about so many back."""
+        """Return about this many bytes to the system."""
         ...
 
 

@@ -1,7 +1,7 @@
-"""What a file holds, by one reading of all of it: the key of everything that is derived from a model.
+"""The hash of a file's content, by one reading of all of it: the key of everything derived from a model.
 
 The SHA-256 is remembered in the cache folder under the file's place and state: device, inode, size, time of the last
-write, and time of the last change, which no program can set back. So a file that nobody touched is not read again, and
+write, and time of the last change, which no program can set back. So an unchanged file is not read again, and
 one that was changed in place with its old time restored is.
 
     found = fingerprint(path)  # reads the file, once

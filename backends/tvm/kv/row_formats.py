@@ -3,7 +3,7 @@
 int8: x = scale · code, scale = max |x| / 127.
 int4: x = H (least + scale · code), code 0 … 15, scale = (max − min) / 15 of H x. H is a Hadamard matrix: few dimensions
 of keys are far larger than the others, and H spreads them over all, as in QuaRot (arXiv:2404.00456). Queries go
-through H too, which leaves scores as they are; of values, attention's output is turned back.
+through H too, which leaves scores unchanged; for values, attention's output goes through H again.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ LARGEST = 65504  # of float16
 @dataclass(frozen=True)
 class RowFormat:
     """memory: NumPy's type of an element of keys and values, which holds `packed` of them. `scales` numbers of type
-    `scale` belong to every row of every head: the scale, and the least value. turned: rows have gone through H.
+    `scale` belong to every row of every head: the scale, and the least value. transformed: rows are stored as H x.
     """
 
     memory: str
     packed: int = 1
     scale: str = "float32"
     scales: int = 0
-    turned: bool = False
+    transformed: bool = False
 
     def widths(self, head: int) -> dict[str, int]:
         """Elements of each of the cache's arrays for one row of a head."""
@@ -40,7 +40,7 @@ FORMATS = {
     "f32": RowFormat("float32"),
     "f16": RowFormat("float16"),
     "int8": RowFormat("int8", scales=1),
-    "int4": RowFormat("uint8", packed=2, scale="float16", scales=2, turned=True),
+    "int4": RowFormat("uint8", packed=2, scale="float16", scales=2, transformed=True),
 }
 
 
@@ -124,6 +124,6 @@ def _joined(low: AnyArray, high: AnyArray) -> AnyArray:
 
 
 def _value_pairs(codes: AnyArray) -> list[AnyArray]:
-    """Views [..., 2, 16] of every 32 codes, and [..., 2, 8] of what is left."""
+    """Views [..., 2, 16] of every 32 codes, and [..., 2, 8] of the rest."""
     starts = range(0, codes.shape[-1], 32)
     return [codes[..., start : start + 32].reshape(*codes.shape[:-1], 2, -1) for start in starts]

@@ -85,7 +85,7 @@ class Rows:
         self.scatter("key_scales", rows, scales)
 
     def _reflected(self, keys: FloatArray, head: int | None) -> FloatArray:
-        if not FORMATS[self.dtype].turned:
+        if not FORMATS[self.dtype].transformed:
             return keys
         return reflect(keys, self.normals if head is None else self.normals[head])
 

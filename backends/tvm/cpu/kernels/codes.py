@@ -37,7 +37,7 @@ def memory_types(dtype: str) -> dict[str, str]:
 
 def turn(dtype: str, vectors: Sequence[Value]) -> list[Value]:
     """A row as its codes see it. Queries are turned likewise, and once more turned is turned back."""
-    return hadamard(vectors) if FORMATS[dtype].turned else list(vectors)
+    return hadamard(vectors) if FORMATS[dtype].transformed else list(vectors)
 
 
 def encode(isa: Isa, dtype: str, vectors: Sequence[Value]) -> tuple[list[Value], list[Value]]:

@@ -35,7 +35,7 @@ def qkv(f: Frame, layer: Value, inputs: Inputs) -> None:
     that are normalised or turned as such rows are. It is the thread's that has its first tile.
     """
     shape, parts = f.shape, f.shape.padded_head // 16
-    queries_whole = "attn_q_norm" in f.design.vectors or f.cache.form.turned
+    queries_whole = "attn_q_norm" in f.design.vectors or f.cache.form.transformed
     before = 0
     for name in GROUPS["qkv"]:
         heads = shape.heads if name == "attn_q" else shape.kv_heads
@@ -103,7 +103,7 @@ def _store_head(f: Frame, name: str, layer: Value, head: Value, token: Value, ve
     if f"{name}_norm" in f.design.vectors:
         vectors = _norm_head(f, f"{name}_norm", layer, vectors)
     vectors = [let(_turn(f, layer, vector, token, i64(part))) for part, vector in enumerate(vectors)]
-    if f.cache.form.turned:
+    if f.cache.form.transformed:
         normals = let(f.at("mirrors") + (layer * f.shape.kv_heads + kv_head) * f.shape.padded_head)
         mirrors = [let(load(f.floats, normals + part * 16)) for part in range(len(vectors))]
         vectors = reflect(vectors, mirrors)
