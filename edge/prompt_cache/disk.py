@@ -23,7 +23,7 @@ import numpy as np
 from edge.devices.private import is_private_file, make_private_folder, read_private
 from edge.errors import InputError
 from edge.prompt_cache.tree import BLOCK, Block, agreement, prefix_name
-from edge.storage.completion import make_temporary, status_of
+from edge.storage.completion import replacement, status_of
 from edge.storage.lock import file_lock
 from edge.types import IntArray
 
@@ -104,13 +104,8 @@ class BlockFiles:
             return False
         path = self._path(block.parent, tokens)
         head = _HEAD.pack(_MAGIC, _checksum(block), tokens.size, len(block.data))
-        temporary = make_temporary(path)
-        try:
-            with open(temporary, "wb") as file:
-                file.writelines((head, tokens.data, block.data))
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replacement(path) as temporary, open(temporary, "wb") as file:
+            file.writelines((head, tokens.data, block.data))
         self._kept.add(path)
         for each in siblings:  # shorter blocks with the same beginning are now superfluous
             shorter = _tokens_of(each.path)

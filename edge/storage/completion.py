@@ -11,6 +11,7 @@ import json
 import os
 import tempfile
 import zlib
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -51,6 +52,21 @@ def make_temporary(path: Path) -> Path:
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{os.getpid()}-", suffix=f"-{path.name}")
     os.close(descriptor)
     return Path(name)
+
+
+@contextlib.contextmanager
+def replacement(path: Path) -> Iterator[Path]:
+    """An empty file beside `path` that takes its place if the block ends well. Raises OSError.
+
+    For the files of caches, which are checked when they are read: unlike `edge.devices.output.new_file`, it does not
+    wait for the disk.
+    """
+    temporary = make_temporary(path)
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)  # it is there only if something failed
 
 
 def complete(temporary: Path, path: Path, about: str) -> None:
@@ -112,13 +128,8 @@ def _with_times(record: Completion, status: os.stat_result) -> Completion:
 
 def _write(path: Path, record: Completion) -> None:
     """Replace the record of `path` in one step. Raises OSError."""
-    temporary = make_temporary(record_path(path))
-    try:
+    with replacement(record_path(path)) as temporary:
         temporary.write_text(json.dumps(asdict(record)), encoding="ascii")
-        os.replace(temporary, record_path(path))
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _checksum(path: Path) -> int:
