@@ -18,7 +18,7 @@ from test_cli import edge, edge_json
 
 pytest.importorskip("tvm_ffi")
 
-from edge.backends.tvm import targets
+from edge.backends.tvm import sources, targets
 from edge.backends.tvm.compiler.export import FILES, target_of
 from edge.backends.tvm.cpu.elf import MACHINES, link
 from edge.backends.tvm.packing.layout import make_layout
@@ -55,6 +55,20 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made") / "folder"
     compile_model(Path(os.path.relpath(folder)), "--weights")
     return folder
+
+
+def test_a_pass_depends_on_no_source_that_its_key_leaves_out() -> None:
+    root = Path(sources.__file__).parent
+    files = [
+        file for name in sources.PASS for file in ([root / name] if name.endswith(".py") else (root / name).iterdir())
+    ]
+    imported = {
+        root / f"{module.replace('.', '/')}.py"
+        for file in files
+        if file.suffix == ".py"
+        for module in re.findall(r"^ *from edge\.backends\.tvm\.([\w.]+) import", file.read_text(), re.MULTILINE)
+    }
+    assert {file for file in imported if file.exists()} - set(files) == set()
 
 
 # Devices

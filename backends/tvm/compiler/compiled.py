@@ -15,7 +15,7 @@ from pathlib import Path
 
 from edge.backends.tvm.cpu.elf import Image
 from edge.backends.tvm.design import Design
-from edge.backends.tvm.sources import source_hash
+from edge.backends.tvm.sources import PASS, source_hash
 from edge.devices.child import run_child
 from edge.errors import MissingExtraError
 from edge.storage import cache
@@ -66,7 +66,7 @@ def compile_design(design: Design, *out: Path, progress: Progress | None = None)
 
 def _key(design: Design) -> str:
     """A hash of all that compiled code depends on; where no compiler is, of all but that."""
-    return hashlib.sha256(f"{design.to_json()}\n{source_hash('.')}\n{_compiler_size()}".encode()).hexdigest()[:32]
+    return hashlib.sha256(f"{design.to_json()}\n{source_hash(*PASS)}\n{_compiler_size()}".encode()).hexdigest()[:32]
 
 
 def _about(design: Design) -> str:

@@ -23,7 +23,7 @@ from edge.backends.tvm.cpu.elf import MOST_BYTES, parse
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.packing.layout import make_layout
 from edge.backends.tvm.packing.weights import pack_weights
-from edge.backends.tvm.sources import source_hash
+from edge.backends.tvm.sources import PASS, source_hash
 from edge.backends.tvm.targets import Target, choose_target, target_named
 from edge.devices.output import work_folder
 from edge.devices.profile import DeviceProfile
@@ -58,7 +58,7 @@ def export(
             "file": file.path.name,
             "device": asdict(profile),
             "design": json.loads(design.to_json()),
-            "source": source_hash("."),
+            "source": source_hash(*PASS),
             "versions": own_versions() | versions(),
             "files": {path.name: _described(path) for path in sorted(made.iterdir())},
         }
@@ -87,7 +87,7 @@ def add(folder: Path) -> Design:
         parse(image)
     except ValueError as error:
         raise InputError(f"{folder / IMAGE} is no compiled pass: {error}") from None
-    if source != source_hash("."):
+    if source != source_hash(*PASS):
         raise InputError(f"{folder} was compiled by another version of edge: compile it with this one")
     # Here it is looked up by the instruction set alone, not by the CPU that it was scheduled for.
     design = replace(design, target=replace(design.target, llvm=choose_target(design.target.name).llvm))
