@@ -25,14 +25,14 @@ EFFICIENCY = Efficiency(
 )
 
 KV_VALUE_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
-_WINDOWED = ("exaone4", "gemma2", "gemma3", "olmo2")  # of the architectures that we know; of others, it ignores windows
+_WINDOWED = ("exaone4", "gemma2", "gemma3", "olmo2")  # the known architectures whose windows llama.cpp applies
 _ROW_STEP = 256  # llama.cpp allocates the cache in steps of this many rows
 
-# Weight types that llama.cpp re-lays for the CPU's wide instructions: about 1.5 × the speed of the mapped file.
-RELAID_TYPES = {"Q4_0", "Q4_K", "Q2_K", "IQ4_NL", "MXFP4"}
+# Weight types that llama.cpp repacks for the CPU's wide instructions: about 1.5 × the speed of the mapped file.
+REPACKED_TYPES = {"Q4_0", "Q4_K", "Q2_K", "IQ4_NL", "MXFP4"}
 
-# Measured with llama-cpp-python 0.3.36: code pages of its libraries once all kernels have run, the graph's own
-# bookkeeping, and what its vocabulary takes per token (49k tokens with merges: 17 MB).
+# Measured with llama-cpp-python 0.3.36: code pages of its libraries once all kernels have run, the graph's
+# bookkeeping, and the bytes of a token of its vocabulary (49k tokens with merges: 17 MB).
 _LIBRARY_BYTES = 12 << 20
 _GRAPH_BYTES = 3 << 20
 _VOCABULARY_BYTES_PER_TOKEN = 350
@@ -44,8 +44,8 @@ def check_installed() -> None:
 
 
 def check_supported(file: GGUFFile, spec: ModelSpec) -> None:
-    """llama.cpp decides at load; a model that it does not know is an UnsupportedError there. Raises one for a tensor
-    that it is known to miss."""
+    """llama.cpp decides at load, where an unknown model raises UnsupportedError. This raises one for a tensor that
+    llama.cpp is known to ignore."""
     if spec.architecture == "qwen3" and "blk.0.attn_output.bias" in file.tensors:
         raise UnsupportedError(f"{file.path}: llama.cpp knows no bias of attn_output in Qwen3: use --backend tvm")
 
@@ -57,12 +57,12 @@ def check_elsewhere(file: GGUFFile, spec: ModelSpec, system: str) -> None:
 def weight_kind(weight_type: str, config: EngineConfig) -> Kind:
     if weight_type in FLOATS:
         return "floats"
-    return "integers" if config.repack and weight_type in RELAID_TYPES else "others"
+    return "integers" if config.repack and weight_type in REPACKED_TYPES else "others"
 
 
 def most_rows(spec: ModelSpec, expected: int | None) -> MostRows:
-    """As far as the sliding window of models whose window llama.cpp ignores. And no more than the original context of
-    those with LongRoPE, unless the run is known to be longer: llama.cpp chooses the factors by the rows."""
+    """At most the sliding window of models whose window llama.cpp ignores, and at most the original context of models
+    with LongRoPE unless the run is known to be longer, because llama.cpp chooses the factors by the capacity."""
     if spec.window and spec.architecture not in _WINDOWED and spec.window < spec.context:
         return MostRows(spec.window, ignored_window(spec))
     ropes = spec.recipe.ropes if spec.recipe else ()
@@ -78,11 +78,11 @@ def ignored_window(spec: ModelSpec) -> str:
 
 
 def can_repack(spec: ModelSpec) -> bool:
-    return spec.weight_type in RELAID_TYPES
+    return spec.weight_type in REPACKED_TYPES
 
 
 def allocated_rows(capacity: int) -> int:
-    """Rows that llama.cpp really allocates for a capacity."""
+    """Rows that llama.cpp allocates for a capacity."""
     return -(-capacity // _ROW_STEP) * _ROW_STEP
 
 
@@ -113,7 +113,7 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     chunk = config.chunk * (4 * values + mask + rounded)
     logits = 2 * 4 * max(2, config.logits_rows) * spec.vocab  # never fewer than sequences
     weights = spec.weight_bytes
-    if config.repack and spec.tied_head:  # looked up in one layout, multiplied in the other
+    if config.repack and spec.tied_head:  # lookups use the file's form, products the repacked one
         weights += spec.largest_tensor
     return Footprint(
         weights=weights,
@@ -139,7 +139,7 @@ def operators(
     file: GGUFFile, spec: ModelSpec, config: EngineConfig, *, tokens: int, context: int, passes: int,
     progress: Callable[[float], None] | None = None,
 ) -> list[Operator]:  # fmt: skip
-    """The nodes of ggml's graph, each computed by itself and waited for; see `timing.py`.
+    """The nodes of ggml's graph, each computed separately; see `timing.py`.
 
     Raises UnsupportedError for a llama.cpp that lays out its tensors in another way.
     """

@@ -1,7 +1,7 @@
-"""How long each node of ggml's graph takes: asked for every node, ggml computes one after the other and waits for it.
+"""Times each node of ggml's graph: if its callback observes every node, ggml computes them one at a time.
 
-The time runs from the end of the question to the beginning of the answer, so this file's own work is not in it, but
-what a pass saves by running nodes without a pause between them is: all nodes together take longer than a pass does.
+The time runs from the end of the first call for a node to the beginning of the second, so it excludes this file's own
+work. It includes the pauses between nodes, which an ordinary pass does not have: all nodes together take longer.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 from edge.backends.llamacpp.tensors import Reader, Tensor
 
 _MOVES = (b"NONE", b"RESHAPE", b"VIEW", b"PERMUTE", b"TRANSPOSE")  # nodes that only name other tensors
-_CHOOSES = b"MUL_MAT_ID"  # among experts: what it reads depends on values
+_CHOOSES = b"MUL_MAT_ID"  # among experts: the weights that it reads depend on values
 _PRODUCTS = (b"MUL_MAT", _CHOOSES)
-_WEIGHTS = (b".weight", b".bias")  # how names of the file's tensors end
+_WEIGHTS = (b".weight", b".bias")  # ends of the names of the file's tensors
 
 
 @dataclass(frozen=True)
 class Node:
-    """A node that was computed. weight: the file's tensor that it reads, "" if none.
+    """A node that was computed. weight: the file's tensor that it reads, or "".
 
-    bytes: of that tensor, as far as it is read; None if there is none or it is unknown.
+    bytes: the part of that tensor that it reads; None without such a tensor, or if unknown.
     flops: 2 · m · n · k of a product, else 0.
     """
 
@@ -36,7 +36,7 @@ class Node:
 
 
 class NodeClock:
-    """Switch it on with `running`. Keep the object for as long as the context: it owns `callback`."""
+    """`running` switches it on. It owns `callback`, so it must live as long as the context."""
 
     def __init__(self, low_level: Any) -> None:
         self.callback = low_level.ggml_backend_sched_eval_callback(self._receive)
@@ -47,14 +47,16 @@ class NodeClock:
         self._started = 0
 
     def take(self) -> list[Node]:
-        """The nodes since the last call, in their order. Raises what went wrong in the callback."""
+        """The nodes since the last call, in order. Raises an error that occurred in the callback."""
         nodes, error, self._nodes, self._error = self._nodes, self._error, [], None
         if error is not None:
             raise error
         return nodes
 
     def _receive(self, tensor: int, asks: bool, _user_data: int | None) -> bool:
-        """asks: whether to compute up to this node and come back then. False the second time would end the pass."""
+        """asks: whether this is a node's first call, which returns whether to observe it. The second returns True:
+        False would end the pass.
+        """
         now = time.perf_counter_ns()
         try:
             if not asks:
@@ -64,7 +66,7 @@ class NodeClock:
                 return False
             self._reader.check(tensor)
             wanted = self._reader.operation(tensor) not in _MOVES
-        except BaseException as error:  # C code in between: `take` raises it
+        except BaseException as error:  # it cannot pass through C code: `take` raises it
             self._error = self._error or error
             return not asks
         self._started = time.perf_counter_ns()

@@ -1,7 +1,7 @@
-"""The llama.cpp engine: tokens in, logits out, rows kept or forgotten.
+"""The llama.cpp engine: tokens in, logits out, rows kept or evicted.
 
-Nothing here may let llama.cpp abort the process: it asserts on more outputs than it reserved, tokens outside the
-vocabulary, and full caches, so all of that is checked before every call.
+llama.cpp aborts the process on more outputs than it reserved, on tokens outside the vocabulary, and on full caches, so
+all of these are checked before every call.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LlamaCppEngine:
         self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None,
         *, clock: NodeClock | None = None,
     ) -> None:  # fmt: skip
-        """clock: times the nodes of passes, of an engine that does not observe."""
+        """clock: times the nodes of passes; only for engines that do not observe."""
         self.spec, self.config = spec, config
         check_observed(config)
         if config.kv_dtype.startswith("q") and spec.head_dim % 64:  # llama.cpp crashes when it shifts smaller heads
@@ -123,14 +123,14 @@ class LlamaCppEngine:
             try:
                 if progress:
                     progress(fraction)
-            except BaseException as error:  # C code in between: it is raised below
+            except BaseException as error:  # it cannot pass through C code: it is raised below
                 failed.append(error)
             return not failed and not arrived  # False makes llama.cpp stop loading
 
         lib, parameters = self._lib, self._lib.llama_model_default_params()
         parameters.n_gpu_layers = 0
         parameters.use_extra_bufts = self.config.repack
-        # Repacked from a mapping, the weights would be resident twice; read privately, each tensor is there once.
+        # Weights repacked from a mapping would be resident twice; weights read into private memory are there once.
         parameters.load_mode = _LOAD_PRIVATE if self.config.repack else _LOAD_MAPPED
         callback = lib.llama_progress_callback(report)
         parameters.progress_callback = callback
@@ -140,7 +140,7 @@ class LlamaCppEngine:
                 self._model = lib.llama_model_load_from_file(os.fsencode(file.path), parameters)
             if failed:
                 raise failed[0]
-            if self._model is None and not arrived:  # else a signal that its handler let pass has stopped it
+            if self._model is None and not arrived:  # otherwise a signal stopped it whose handler raised nothing
                 raise UnsupportedError(f"{file.path}: llama.cpp cannot load it ({LOG.reason()})")
 
     def _make_scores(self) -> Scores:
@@ -165,13 +165,13 @@ class LlamaCppEngine:
             parameters.cb_eval = watcher.callback
         parameters.no_perf = True
         parameters.offload_kqv = parameters.op_offload = False
-        with interrupts_wait():  # its log calls back
+        with interrupts_wait():  # its log calls Python
             self._context = lib.llama_init_from_model(self._model, parameters)
         if not self._context:
             raise UnsupportedError(f"llama.cpp cannot make a context for this model ({LOG.reason()})")
 
     def _replace_context(self, capacity: int) -> Any:
-        """A new one, with empty rows; the old one goes first, so that they are never there together."""
+        """Replace the context by an empty one. The old one is freed first, so that the two never exist together."""
         self._views.clear()
         self._lib.llama_free(self._context)
         self._context = None
@@ -202,11 +202,11 @@ class LlamaCppEngine:
         self._wanted[:count] = every
         self._wanted[count - 1] = True
         self._batch.n_tokens = count
-        with interrupts_wait():  # otherwise llama.cpp would have rows that we do not know of
+        with interrupts_wait():  # otherwise llama.cpp could hold rows that `_kv` does not count
             self._run_batch(position)
 
     def _run_batch(self, position: int) -> None:
-        """Run what `_batch` holds and book its rows, or leave none."""
+        """Run `_batch` and record its rows, or leave no rows if that fails."""
         assert self._batch is not None
         count, scores = self._batch.n_tokens, self._scores
         if scores:
@@ -230,7 +230,7 @@ class LlamaCppEngine:
         return self._views[address][:rows]
 
     def _settle(self) -> None:
-        """Make llama.cpp apply a pending shift: it does so only when it runs a token."""
+        """Make llama.cpp apply a pending shift, which it does only when it runs a token."""
         recipe = self.spec.recipe
         if self._kv.length == 0 or (recipe and recipe.learned_positions):  # nothing is rotated
             return

@@ -1,4 +1,4 @@
-"""llama.cpp's KV cache: which rows it holds, and in which cells, though llama.cpp itself chooses those."""
+"""llama.cpp's KV cache: its rows, and the cells that llama.cpp has chosen for them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray
 
-SEQUENCE, _SPARE = 0, 1  # the second is in use only while rows are saved or come back
+SEQUENCE, _SPARE = 0, 1  # the second is used only while rows are saved or restored
 
 
 class LlamaCppKV:
-    """KVCache protocol over llama.cpp's unified cache; rows are counted in order of their positions.
+    """KVCache protocol over llama.cpp's unified cache; rows are numbered in the order of their positions.
 
-    With `scores` it is a HeadKVCache without `keys`: one head of one layer, which stands for all.
+    With `scores` it is a HeadKVCache without `keys`: one head of one layer represents all.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class LlamaCppKV:
         self._settle, self._replace = settle, replace
         self._value_bytes = spec.kv_values_per_row * KV_VALUE_BYTES[config.kv_dtype]
         self._scores = scores
-        # With longrope, llama.cpp chooses the factors by the rows that it allocates: it must not choose others later.
+        # With LongRoPE, llama.cpp chooses the factors by the rows that it allocates. They must not change later.
         ropes = spec.recipe.ropes if spec.recipe else ()
         original = next((rope.original_context for rope in ropes if rope.has_long), allocated_rows(config.capacity))
         self._long = allocated_rows(config.capacity) > original
@@ -53,7 +53,7 @@ class LlamaCppKV:
         self.capacity = config.capacity
         self.nbytes = int(allocated_rows(config.capacity) * self._value_bytes)
         self._positions = np.zeros(config.capacity + 1, np.int32)  # one more for `_settle`
-        self._cells = np.zeros(config.capacity + 1, np.int32)  # where rows lie, if there are scores
+        self._cells = np.zeros(config.capacity + 1, np.int32)  # of the rows, if there are scores
         self._length = 0
         self.next_position = 0
         self._shift_pending = False
@@ -61,8 +61,11 @@ class LlamaCppKV:
 
     @cached_property
     def key(self) -> str:
-        """Made when rows are first saved: that may read the whole file, and no other engine's files need be packed."""
-        return self._state_key() + ":long" * self._long + ":observed" * bool(self._scores)  # values lie otherwise
+        """Computed when rows are first saved, because that may read the whole file.
+
+        An engine that observes turns flash attention off, which stores values in another order.
+        """
+        return self._state_key() + ":long" * self._long + ":observed" * bool(self._scores)
 
     def _check_open(self) -> None:
         if self.closed:
@@ -108,10 +111,10 @@ class LlamaCppKV:
         return self._scores
 
     def expect(self, count: int) -> None:
-        """llama.cpp chooses RoPE's factors when it makes a context, by its rows."""
+        """Nothing: llama.cpp chooses RoPE's factors by the rows of its context, when it makes one."""
 
     def appended(self, count: int, cells: IntArray | None) -> None:
-        """Book rows that the engine has just run."""
+        """Record rows that the engine has just run."""
         if cells is not None:
             self._cells[self._length : self._length + count] = cells
         self._positions[self._length : self._length + count] = range(self.next_position, self.next_position + count)
@@ -154,8 +157,8 @@ class LlamaCppKV:
         self._observed().by_cell[cells] *= (self.ages[0, 0] / ages).astype(np.float32)
 
     def _renumber(self) -> None:
-        """Give the rows positions 0…n-1. llama.cpp rotates the whole cache whatever is moved, so the window moves
-        down and positions stay small: its RoPE is float32, which loses position 10^7."""
+        """Give the rows positions 0…n-1. llama.cpp rotates the whole cache for any shift, so the window moves down and
+        positions stay small: its RoPE is float32, which cannot represent position 10^7 well."""
         positions = self._positions[: self._length]
         moved = positions - np.arange(self._length, dtype=np.int32)
         for first, last in _runs(np.arange(self._length), np.diff(moved) != 0):
@@ -179,7 +182,7 @@ class LlamaCppKV:
         self.next_position = int(self._positions[length - 1]) + 1 if length else 0
 
     def shrink(self, capacity: int) -> None:
-        """llama.cpp cannot give rows back: a new context takes over those in use. It allocates 256 at a time."""
+        """llama.cpp cannot free rows, so a new context takes over those in use. It allocates 256 at a time."""
         self._check_open()
         check_capacity(capacity, self)
         before, self.capacity = self.capacity, max(min(self.capacity, capacity), min(self.capacity, self._least))
@@ -198,7 +201,7 @@ class LlamaCppKV:
         self.nbytes = int(allocated_rows(self.capacity) * self._value_bytes)
 
     def _note_order(self) -> None:
-        """Rows lie in the first cells now, in the order of the cells that they had."""
+        """Record that rows are now in the first cells, in the order of their previous cells."""
         cells = self._cells[: self._length]
         if self._scores:
             paid = self._scores.by_cell[np.sort(cells)]
@@ -207,7 +210,7 @@ class LlamaCppKV:
         cells[:] = np.argsort(np.argsort(cells))
 
     def _sequence(self, number: int) -> AnyArray:
-        """All rows of a sequence as llama.cpp saves them."""
+        """All rows of a sequence in llama.cpp's own format."""
         size = self._lib.llama_state_seq_get_size(self._context, number)
         data = np.empty(size, np.uint8)
         if self._lib.llama_state_seq_get_data(self._context, _bytes_of(data), size, number) != size:
@@ -217,7 +220,7 @@ class LlamaCppKV:
     def save(self, first: int = 0, last: int | None = None) -> KVState:
         self._check_open()
         last = check_range(first, last, self._length)
-        if self._shift_pending:  # llama.cpp saves moved positions, but keys that it has not rotated yet
+        if self._shift_pending:  # llama.cpp would save the new positions, but keys that it has not rotated yet
             self._settle()
         if not self._in_order():
             raise UnsupportedError("a cache whose rows were evicted by their attention cannot be saved yet")
@@ -225,7 +228,7 @@ class LlamaCppKV:
         next_position = int(self._positions[last]) if last < self._length else self.next_position
         if first == last:
             return KVState(self.key, positions, next_position, b"")
-        # It saves whole sequences only: for a moment, the rows are in a second one as well.
+        # It saves whole sequences only, so the rows are in a second one, too, for a moment.
         self._lib.llama_memory_seq_cp(self.memory, SEQUENCE, _SPARE, int(positions[0]), int(positions[-1]) + 1)
         try:
             data = self._sequence(_SPARE)
@@ -234,7 +237,7 @@ class LlamaCppKV:
         return KVState(self.key, positions, next_position, data.data)
 
     def _in_order(self) -> bool:
-        """Whether it is known which cells saved rows lie in, or will: those of scores, if none were evicted."""
+        """Whether rows are in the first cells in their order, so that the cells of saved or restored rows are known."""
         return self._scores is None or bool((self._cells[: self._length] == np.arange(self._length)).all())
 
     def append(self, state: KVState) -> None:
@@ -245,7 +248,7 @@ class LlamaCppKV:
         if not self._in_order():
             raise InputError("the saved KV rows do not fit behind rows that were evicted since")
         if self._shift_pending:
-            self._settle()  # it would rotate the new rows as well
+            self._settle()  # it would also rotate the new rows
         first, last = self._length, self._length + state.positions.size
         data = np.frombuffer(state.data, np.uint8)
         try:
@@ -263,7 +266,7 @@ class LlamaCppKV:
 
 
 def _magnified(file: GGUFFile) -> bool:
-    """Whether RoPE multiplies keys as it rotates them: llama.cpp would do so again whenever it shifts them."""
+    """Whether RoPE also scales keys: llama.cpp would scale them again whenever it shifts them."""
     scaling = file.metadata.get(f"{file.metadata['general.architecture']}.rope.scaling.type")
     return scaling in ("yarn", "longrope") or "rope_factors_long.weight" in file.tensors
 
@@ -273,7 +276,7 @@ def _bytes_of(array: AnyArray) -> Any:
 
 
 def _runs(values: AnyArray, breaks: AnyArray) -> list[tuple[int, int]]:
-    """First and last of each unbroken run of `values`; breaks[i] says that a run ends between i and i+1."""
+    """First and last of each unbroken run of `values`; breaks[i]: whether a run ends between i and i+1."""
     if values.size == 0:
         return []
     ends = np.flatnonzero(breaks)

@@ -1,4 +1,4 @@
-"""llama.cpp's low-level C API, without what its Python package drags along, and with its log kept quiet."""
+"""llama.cpp's low-level C API, without the other imports of its Python package, and with its log captured."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOG_WARNING, _LOG_ERROR = 3, 4
 
 
 class Log:
-    """The last warnings and errors that llama.cpp printed, for the messages of our own errors."""
+    """The last warnings and errors of llama.cpp, for our own error messages."""
 
     def __init__(self) -> None:
         self.lines: deque[str] = deque(maxlen=8)
@@ -31,7 +31,7 @@ class Log:
             self.lines.append(" ".join(text.decode("utf-8", errors="replace").split()))
 
     def reason(self) -> str:
-        """The most telling line: the first error of the last call."""
+        """The first warning or error of the last call."""
         return next((line for line in self.lines if line), "no reason given")
 
 
@@ -50,9 +50,9 @@ def version() -> str:
 def library() -> Any:
     """The module `llama_cpp.llama_cpp`, initialised. Raises MissingExtraError.
 
-    The package's own `__init__` imports jinja2, diskcache and the high-level classes: 11 MB of resident memory
-    and 0.1 s that a small budget would rather spend on the KV cache. A stand-in parent skips it; it is removed
-    afterwards, so that a later `import llama_cpp` elsewhere gives the whole package.
+    The package's `__init__` imports jinja2, diskcache and the high-level classes, which take 11 MB of resident memory
+    and 0.1 s. A stand-in for the package skips it. It is removed afterwards, so a later `import llama_cpp` elsewhere
+    imports the whole package.
     """
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or spec.submodule_search_locations is None:

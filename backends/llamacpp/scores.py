@@ -1,8 +1,8 @@
-"""Attention scores of llama.cpp, and where it puts its rows: what its evaluation callback shows of a pass.
+"""Attention scores of llama.cpp and the cells of its rows, both read by its evaluation callback.
 
-llama.cpp asks the callback about every node of its graph before it runs it: we want the softmax of each layer's
-attention, and only in passes that are observed. Its columns are *cells*. llama.cpp chooses the cell of a new row, and
-fills holes that evicted rows left; the index tensor by which keys are written says which one it has chosen.
+llama.cpp calls back for every node of its graph before it runs it. We observe the softmax of each layer's attention, in
+observed passes only. Its columns are *cells*. llama.cpp chooses the cell of each new row and fills the holes of evicted
+rows; the index tensor of the node that writes keys names the chosen cells.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _F32, _I64 = 0, 27  # ggml_type
 
 
 class Scores:
-    """The attention that every cell got, mean over all layers and heads.
+    """The attention that every cell has received, mean over all layers and heads.
 
-    Around each pass: `begin`, `llama_decode`, `finish`. Keep the object for as long as the context: it owns `callback`.
+    Each pass: `begin`, `llama_decode`, `finish`. The object owns `callback`, so it must live as long as the context.
     """
 
     def __init__(self, low_level: Any, layers: int, cells: int) -> None:
@@ -39,7 +39,7 @@ class Scores:
     def begin(self, queries: int, *, votes: bool, visible: int) -> None:
         """Announce a pass whose last `queries` tokens are observed; the very last will see `visible` rows.
 
-        votes: count those that pay a cell more than the average of what they see.
+        votes: count the queries that pay a cell more than their average.
         """
         self._queries, self._seen, self._written, self._error = queries, 0, None, None
         sees = np.arange(visible - queries + 1, visible + 1, dtype=np.float32)
@@ -47,9 +47,9 @@ class Scores:
         self._pass[:] = 0
 
     def finish(self) -> IntArray:
-        """The cells that the tokens of the pass were written to. What they paid is added to `by_cell`.
+        """The cells of the pass's tokens; the attention that they paid is added to `by_cell`.
 
-        Raises what went wrong in the callback, and UnsupportedError if llama.cpp did not show what is needed.
+        Raises an error that occurred in the callback, and UnsupportedError if llama.cpp did not show the tensors.
         """
         queries, self._queries = self._queries, 0
         if self._error is not None:
@@ -58,17 +58,19 @@ class Scores:
             raise UnsupportedError("llama.cpp does not show where it puts the KV rows of this model")
         if queries and self._seen != self._layers:
             raise UnsupportedError(f"llama.cpp shows the attention of {self._seen} of {self._layers} layers")
-        self.by_cell[self._written] = 0  # what their last row got
+        self.by_cell[self._written] = 0  # the attention of evicted rows
         self.by_cell += self._pass
         return self._written
 
     def _receive(self, tensor: int, asks: bool, _user_data: int | None) -> bool:
-        """asks: whether we want to see `tensor` once it is computed. The second time, False would end the pass."""
+        """asks: whether this is a node's first call, which returns whether to observe it. The second returns True:
+        False would end the pass.
+        """
         try:
             if asks:
                 return bool(self._queries or self._written is None) and self._wants(tensor)
             self._add(Tensor.from_address(tensor))
-        except BaseException as error:  # C code in between: `finish` raises it
+        except BaseException as error:  # it cannot pass through C code: `finish` raises it
             self._error = self._error or error
         return not asks
 
@@ -79,13 +81,13 @@ class Scores:
         return bool(self._queries) and ctypes.string_at(tensor + NAME, len(_SOFTMAX)) == _SOFTMAX
 
     def _read_cells(self, address: int) -> None:
-        """Indices are an input: they are there before anything is computed."""
+        """Indices are an input, so they are known before the node is computed."""
         indices = Tensor.from_address(address)
         if indices.name == _KEY_CELLS:
             self._written = _values(indices, _I64, np.int64).reshape(-1).astype(np.int32)
 
     def _add(self, softmax: Tensor) -> None:
-        """[1, heads, tokens, cells]; llama.cpp's memory, good until the callback returns."""
+        """softmax: [1, heads, tokens, cells], in memory of llama.cpp that is valid until the callback returns."""
         shares = _values(softmax, _F32, np.float32)[0]
         observed = shares[:, -self._queries :]
         if self._average is not None:
@@ -95,7 +97,7 @@ class Scores:
 
 
 def _values(tensor: Tensor, kind: int, dtype: type[Any]) -> AnyArray:
-    """A view of its memory, the outermost dimension first."""
+    """A view of the tensor's memory, the outermost dimension first."""
     shape, size = tuple(tensor.ne)[::-1], np.dtype(dtype).itemsize
     strides = tuple(int(np.prod(shape[place + 1 :])) * size for place in range(4))
     if tensor.type != kind or tuple(tensor.nb)[::-1] != strides or not tensor.data:

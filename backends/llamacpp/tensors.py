@@ -1,4 +1,4 @@
-"""`struct ggml_tensor` as evaluation callbacks see it, where llama.cpp is the version that this layout is of."""
+"""`struct ggml_tensor`, which evaluation callbacks receive, as this version of llama.cpp declares it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edge.errors import UnsupportedError
 
 
 class Tensor(ctypes.Structure):
-    """Up to its name."""
+    """The fields up to the name."""
 
     _fields_ = (
         ("type", ctypes.c_int),
@@ -31,7 +31,7 @@ NAME = Tensor.name.offset
 
 
 class Reader:
-    """What llama.cpp says of tensors, by their addresses. instead: what to advise where it is another version."""
+    """llama.cpp's functions on addresses of tensors. instead: the advice in errors about other versions."""
 
     def __init__(self, low_level: Any, instead: str) -> None:
         self._name_of = _function(low_level, "ggml_get_name", ctypes.c_void_p)
@@ -40,7 +40,7 @@ class Reader:
         self._instead, self._checked = instead, False
 
     def check(self, tensor: int) -> None:
-        """Raises UnsupportedError if names lie elsewhere than in `Tensor`; looks once."""
+        """Raises UnsupportedError if the struct differs from `Tensor`; checks once."""
         if not self._checked and self._name_of(tensor) != tensor + NAME:
             raise UnsupportedError(f"this llama.cpp lays out tensors in another way: {self._instead}")
         self._checked = True

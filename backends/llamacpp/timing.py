@@ -1,7 +1,7 @@
-"""Times of ggml's nodes (`clock.py`), and what each is for: by the weights that it reads, or that the last one read.
+"""Times of ggml's nodes (`clock.py`), and the phase of each: by the weights that it, or the node before it, reads.
 
-They are those of nodes that run one by one: compare their shares, and their sum with that of other settings, but not
-with a pass, which is shorter.
+Nodes run one at a time. Their shares and their sums can be compared between settings, but not with an ordinary pass,
+which is shorter.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LOADING = 0.5  # of progress
 
 @dataclass(frozen=True)
 class Place:
-    """What a node is for."""
+    """The part of the model that a node belongs to."""
 
     name: str
     phase: str
@@ -48,7 +48,7 @@ def time_operators(
     file: GGUFFile, spec: ModelSpec, config: EngineConfig, *, tokens: int, context: int, passes: int,
     progress: Callable[[float], None] | None = None,
 ) -> list[Operator]:  # fmt: skip
-    """See `Backend.operators`. bytes: of weights as they lie in the file, and of KV rows that queries see.
+    """See `Backend.operators`. bytes: of weights in the file, and of KV rows that queries see.
 
     flops of products are those that ggml computes, in the last layer for the last token only.
     """
@@ -89,8 +89,8 @@ def _operators(
 
 
 def find_places(nodes: Sequence[Node]) -> list[Place]:
-    """Of the nodes of a pass, in their order. Those that neither read weights nor belong to attention are for the same
-    as the last that does."""
+    """The places of a pass's nodes, in order. A node that neither reads weights nor belongs to attention has the place
+    of the last one that does."""
     places: list[Place] = []
     phase, layer = "other", None
     for node, following in zip(nodes, [*nodes[1:], None], strict=True):
@@ -114,13 +114,13 @@ def find_places(nodes: Sequence[Node]) -> list[Place]:
 
 
 def _place(label: str, node: Node, phase: str, layer: int | None) -> Place:
-    """Called `attn q mul mat`; not twice by the same words."""
+    """Named like `attn q mul mat`, without repeated words."""
     words, op = (each.replace("_", " ") for each in (label, node.op.lower()))
     return Place(words if words.endswith(op) else f"{words} {op}".strip(), phase, layer)
 
 
 def _read_name(node: Node) -> tuple[str, int | None]:
-    """What llama.cpp calls it, and the layer that this tells: `ffn_inp-3`, `cache_k_l3 (view)`, or just `node_17`."""
+    """llama.cpp's name of a node and the layer in it: `ffn_inp-3`, `cache_k_l3 (view)`; `node_17` has neither."""
     match = _NODE.fullmatch(node.name)
     if match is None:
         return node.name, None
@@ -135,7 +135,7 @@ def _read_weight(node: Node) -> tuple[str, int | None]:
 
 
 class Attention:
-    """What attention reads of the cache and multiplies, in a pass of these pieces; None where windows are unknown."""
+    """Bytes and operations of attention in a pass of these pieces; None if windows are unknown."""
 
     def __init__(self, spec: ModelSpec, config: EngineConfig, parts: Sequence[Piece]) -> None:
         self._spec, self._parts = spec, parts
@@ -150,7 +150,7 @@ class Attention:
         return rows * self._row_bytes // (1 if op == _FUSED_ATTENTION else 2)
 
     def flops(self, op: str, place: Place) -> int | None:
-        """Where it is one node. Of two products, shapes tell."""
+        """If it is one node; two separate products count by their shapes."""
         window = self._window(place)
         return None if window is None or op != _FUSED_ATTENTION else attention_flops(self._spec, window, self._parts)
 
