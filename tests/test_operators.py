@@ -22,7 +22,7 @@ from edge.backends import find_backend
 from edge.backends.base import PHASES, EngineConfig, Operator
 from edge.backends.operators import Piece, by_name, pieces
 from edge.backends.tvm.compiler.compiled import _key
-from edge.backends.tvm.cpu import marks
+from edge.backends.tvm.cpu.timing import CALLS, NANOSECONDS, read_counters
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.engine import NativeEngine
 from edge.backends.tvm.packing.layout import make_layout
@@ -110,12 +110,12 @@ def test_a_timed_pass_gives_the_same_logits_and_lasts_no_less_than_its_phases(qu
             logits = timed.forward(tokens)
             lasted = time.perf_counter_ns() - started
             assert np.array_equal(logits, plain.forward(tokens))
-            counted = marks.read(timed.times, LAYERS)
-            parts = counted[0, :, 1:, :, marks.NANOSECONDS]
+            counted = read_counters(timed.times, LAYERS)
+            parts = counted[0, :, 1:, :, NANOSECONDS]
             assert 0 < parts.sum() <= lasted
             assert (parts >= 0).all()
             for _ in range(5000):  # the other thread books its last wait when this one has gone on already
-                calls = marks.read(timed.times, LAYERS)[..., marks.CALLS]
+                calls = read_counters(timed.times, LAYERS)[..., CALLS]
                 if (calls[0] == calls[1]).all():
                     break
                 time.sleep(1e-3)

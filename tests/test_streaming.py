@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from edge.backends import find_backend
 from edge.backends.base import Backend, Engine, EngineConfig
-from edge.backends.tvm.packing.layout import Layout, make_layout
-from edge.backends.tvm.streaming import BLOCK, STEPS, Disk, make_streams, packed_bytes, streaming_need
+from edge.backends.tvm.cpu.streaming import BLOCK, STEPS, Disk, make_streams, packed_bytes, streaming_need
+from edge.backends.tvm.packing.layout import PackedLayout, make_layout
 from edge.devices.memory import MemoryUse
 from edge.devices.paging import measure_paging
 from edge.errors import BudgetError
@@ -43,7 +43,7 @@ RESIDENT = 60 * MIB  # of the process that plans
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Golden models are smaller than a block."""
-    monkeypatch.setattr("edge.backends.tvm.streaming.BLOCK", PAGE)
+    monkeypatch.setattr("edge.backends.tvm.cpu.streaming.BLOCK", PAGE)
 
 
 @lru_cache
@@ -165,7 +165,7 @@ def test_from_a_disk_what_is_streamed_leaves_the_page_cache(
 
 
 @lru_cache
-def layout_of(name: str) -> Layout:
+def layout_of(name: str) -> PackedLayout:
     return make_layout(opened(name).file, opened(name).spec)
 
 
@@ -213,7 +213,7 @@ def test_more_memory_never_streams_more(resident: int, threads: int) -> None:
 def passes_as_from_a_disk(count: int, waits: Callable[[int, list[int]], bool], monkeypatch: pytest.MonkeyPatch) -> str:
     """A digit for each pass. waits: whether pages have to be waited for, given the pass's number and all digits."""
     faults, passes = 5, list[int]()
-    monkeypatch.setattr("edge.backends.tvm.streaming._waited_for", lambda: faults)
+    monkeypatch.setattr("edge.backends.tvm.cpu.streaming._waited_for", lambda: faults)
     disk = Disk(streams=True)
     for number in range(count):
         passes.append(disk.wanted())
@@ -237,7 +237,7 @@ def test_where_memory_suffices_pages_stay(glitches: set[int]) -> None:
 
 
 def test_without_streams_there_is_nothing_to_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge.backends.tvm.streaming._waited_for", iter(range(0, 900, 100)).__next__)
+    monkeypatch.setattr("edge.backends.tvm.cpu.streaming._waited_for", iter(range(0, 900, 100)).__next__)
     disk = Disk(streams=False)
     assert not any(disk.wanted() for _ in range(5))
 

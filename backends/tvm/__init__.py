@@ -1,4 +1,4 @@
-"""The native engine: the whole step of a model compiled by TVM into one function for this CPU."""
+"""The native engine: a model's whole pass, compiled by TVM for this CPU."""
 
 from __future__ import annotations
 
@@ -32,18 +32,20 @@ EFFICIENCY = Efficiency(
     step_s=20e-6,
 )
 
-# Bytes for each row of a head: its physical row and position, and a policy's scratch while it chooses.
+# Bytes for each row of a head: its physical row and position, and scratch of the policy.
 _BOOKKEEPING = 12 + 36
-# Bytes for each value of the keys that are read or rotated at once.
+# Bytes for each value of keys that are read or rotated at once.
 _LOOKED_AT = 24
 
 # Measured: the engine's Python modules, its threads and the compiled code.
 _RUNTIME_BYTES = 6 << 20
-_REFLECTION_BYTES = 4 << 20  # where keys are reflected: numpy.random, and the rows that choose the normals
+_REFLECTION_BYTES = 4 << 20  # for Householder reflections: numpy.random, and the rows that give the normals
+
+_LOADING = 0.5  # of the progress of `operators`
 
 
 def check_installed() -> None:
-    """A device without TVM runs what was compiled elsewhere: whether this model was, `check_supported` looks."""
+    """A device without TVM runs passes that were compiled elsewhere; `check_supported` looks for the model's."""
     from edge.backends.tvm.compiler.compiled import is_installed
     from edge.storage.cache import entries
 
@@ -52,7 +54,7 @@ def check_installed() -> None:
 
 
 def check_supported(file: GGUFFile, spec: ModelSpec) -> None:
-    """An architecture with a recipe, block types that have kernels, and a CPU that they are compiled for."""
+    """The engine needs an architecture with a recipe, block types with kernels, and a CPU among its targets."""
     from edge.backends.tvm.compiler.compiled import is_compiled, is_installed
     from edge.backends.tvm.design import Design
     from edge.backends.tvm.packing.layout import make_layout
@@ -64,7 +66,7 @@ def check_supported(file: GGUFFile, spec: ModelSpec) -> None:
 
 
 def check_elsewhere(file: GGUFFile, spec: ModelSpec, system: str) -> None:
-    """Block types that have kernels; the device's CPU is the compiler's matter."""
+    """The engine needs block types with kernels; `compiler/export.py` checks the device's CPU."""
     from edge.backends.tvm.packing.layout import make_layout
 
     if system not in ("linux", "android"):
@@ -85,13 +87,13 @@ def can_repack(spec: ModelSpec) -> bool:
 
 
 def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
-    """Counted from the arrays that the engine allocates; the weights are those of the packed file."""
+    """Computed from the arrays that the engine allocates; the weights are those of the packed file."""
     from edge.backends.row_lists import pinned_bytes
+    from edge.backends.tvm.cpu.arguments import make_scratch
+    from edge.backends.tvm.cpu.streaming import packed_bytes, streaming_need
     from edge.backends.tvm.kv.regions import TILE, allocated_rows, longest_head
-    from edge.backends.tvm.kv.row_formats import FORMATS
-    from edge.backends.tvm.kv.rows import row_bytes
-    from edge.backends.tvm.packing.layout import Shape, make_scratch, round_up
-    from edge.backends.tvm.streaming import packed_bytes, streaming_need
+    from edge.backends.tvm.kv.row_formats import FORMATS, row_bytes
+    from edge.backends.tvm.packing.layout import Shape, round_up
     from edge.backends.tvm.targets import choose_target, with_tuning
     from edge.model.tensors import find_recipe
 
@@ -126,7 +128,7 @@ def tuned(spec: ModelSpec, kv_dtype: str) -> Tuned | None:
 
 
 def load(file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: LoadProgress | None = None) -> NativeEngine:
-    """Compile and repack what is not in the cache folder, map the weights, allocate the cache.
+    """Compile and pack unless the cache folder has the results, map the weights, allocate the KV cache.
 
     Raises EngineError if compiling fails, CacheError if the cache folder cannot be written.
     """
@@ -139,18 +141,32 @@ def operators(
     file: GGUFFile, spec: ModelSpec, config: EngineConfig, *, tokens: int, context: int, passes: int,
     progress: Callable[[float], None] | None = None,
 ) -> list[Operator]:  # fmt: skip
-    """The phases of a pass, by marks of each thread in a pass compiled with them; see `timing.py`.
+    """The phases of a pass that is compiled with timestamps; see `cpu/timing.py`.
 
     Raises MissingExtraError where TVM is not installed, EngineError if compiling fails.
     """
-    from edge.backends.tvm.timing import time_operators
+    from edge.backends.operators import check_pass
+    from edge.backends.tvm.cpu.timing import time_operators
+    from edge.backends.tvm.engine import NativeEngine
+    from edge.backends.tvm.packing.layout import make_layout
 
-    return time_operators(file, spec, config, tokens=tokens, context=context, passes=passes, progress=progress)
+    check_pass(config, tokens, context, passes)
+
+    def on_load(part: float, _doing: str = "") -> None:
+        if progress:
+            progress(_LOADING * part)
+
+    rest = progress and (lambda part: progress(_LOADING + (1 - _LOADING) * part))
+    engine = NativeEngine(file, spec, config, on_load, timed=True)
+    try:
+        return time_operators(engine, make_layout(file, spec), tokens, context, passes, rest)
+    finally:
+        engine.close()
 
 
 def versions() -> dict[str, str]:
-    """Of TVM, where it is installed."""
-    from importlib import metadata  # here: it takes 20 ms, and reports come last
+    """The versions of TVM's packages, if they are installed."""
+    from importlib import metadata  # here, because it takes 20 ms and only reports need it
 
     from edge.backends.tvm.compiler.compiled import is_installed
 

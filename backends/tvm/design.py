@@ -1,4 +1,4 @@
-"""What a compiled pass depends on, as data. No TVM is needed."""
+"""Everything that a compiled pass depends on, as data. TVM is not needed."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from edge.backends.tvm.packing.layout import Layout, Shape
+from edge.backends.tvm.packing.layout import PackedLayout, Shape
 from edge.backends.tvm.targets import Target
 
 
 @dataclass(frozen=True)
 class Design:
-    """The key of a compiled pass. variants, head, embedding and positions (None: not learned) name block types;
-    vectors, the norms and biases of every layer.
+    """What the key of a compiled pass is made of.
 
-    exact: products in float32 throughout, rather than with activations quantized to 8 bits.
-    timed: each thread notes what its phases take (`marks.py`).
+    variants, head, embedding, positions: names of block types; positions is None unless they are learned.
+    vectors: the norms and biases that every layer has.
+    exact: all products are in float32, rather than with activations quantized to 8 bits.
+    timed: each thread records the times of its phases (`cpu/timing.py`).
     """
 
     shape: Shape
@@ -31,8 +32,8 @@ class Design:
     timed: bool = False
 
     @classmethod
-    def of(cls, layout: Layout, kv_dtype: str, target: Target) -> Design:
-        """The exact mode goes with float32 KV rows."""
+    def of(cls, layout: PackedLayout, kv_dtype: str, target: Target) -> Design:
+        """float32 KV rows select the exact mode."""
         embedding, positions, head = (_name(layout, name) for name in ("token_embd", "position_embd", layout.head))
         assert embedding is not None
         assert head is not None
@@ -52,6 +53,6 @@ class Design:
         return cls(**fields | {"shape": Shape(**fields["shape"]), "target": Target(**fields["target"])})
 
 
-def _name(layout: Layout, matrix: str) -> str | None:
+def _name(layout: PackedLayout, matrix: str) -> str | None:
     place = layout.places.get(matrix)
     return place.block.name if place and place.block else None

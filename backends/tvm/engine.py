@@ -1,4 +1,4 @@
-"""The native engine: tokens in, logits out, one compiled function per step."""
+"""The native engine: tokens in, logits out, by one call of compiled code per step or chunk."""
 
 from __future__ import annotations
 
@@ -16,29 +16,30 @@ from edge.backends.head_kv import HeadKV
 from edge.backends.rope import CacheRope, Rotation
 from edge.backends.tvm import CAPABILITIES, NAME
 from edge.backends.tvm.compiler.compiled import compiled, is_compiled
-from edge.backends.tvm.cpu import marks
+from edge.backends.tvm.cpu.arguments import Job, fill_table, make_scratch
 from edge.backends.tvm.cpu.elf import Call, Image
+from edge.backends.tvm.cpu.streaming import Disk, make_streams, streaming_need
+from edge.backends.tvm.cpu.timing import thread_words
 from edge.backends.tvm.cpu.workers import Workers
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.kv.regions import TILE, Regions, longest_head
 from edge.backends.tvm.kv.row_formats import FORMATS
 from edge.backends.tvm.kv.store import NativeStore, choose_normals
 from edge.backends.tvm.memory import aligned_zeros, pointer
-from edge.backends.tvm.packing.layout import Job, Layout, Streams, fill_table, make_layout, make_scratch, round_up
-from edge.backends.tvm.packing.weights import open_weights
+from edge.backends.tvm.packing.layout import PackedLayout, make_layout, round_up
+from edge.backends.tvm.packing.weights import Ranges, open_weights
 from edge.backends.tvm.sources import source_hash
-from edge.backends.tvm.streaming import Disk, make_streams, streaming_need
 from edge.backends.tvm.targets import choose_target, with_tuning
 from edge.errors import EngineError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray
 
-_ROPE_AHEAD = 64  # decode steps whose angles are computed at once
+_ROPE_AHEAD = 64  # decode steps for which angles are computed at once
 
 
 class NativeEngine:
-    """Engine protocol over compiled passes. Everything is allocated here; a step allocates nothing that stays."""
+    """Engine protocol over compiled passes. All memory is allocated at load; steps allocate only temporaries."""
 
     capabilities = CAPABILITIES
 
@@ -46,15 +47,15 @@ class NativeEngine:
         self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: LoadProgress | None = None,
         *, timed: bool = False,
     ) -> None:  # fmt: skip
-        """timed: compiled with the marks of `marks.py`, whose counters are `times`."""
+        """timed: compiled with timestamps, whose counters are `times` (`cpu/timing.py`)."""
         self.spec, self.config = spec, config
         target, layout = with_tuning(choose_target(), config.tuning), make_layout(file, spec)
         design = replace(Design.of(layout, config.kv_dtype, target), timed=timed)
         streams = make_streams(layout, streaming_need(spec, config).kept, config.threads) if config.resident else None
-        image, self._weights = _prepare(file, layout, design, streams, progress)
+        image, self._weights = _prepare(file, layout, design, streams.resident if streams else None, progress)
         self._disk = Disk(streams is not None)
 
-        positions = spec.context if config.per_head else config.capacity  # gaps stay open while the context allows
+        positions = spec.context if config.per_head else config.capacity  # gaps stay open as long as the context allows
         shape = layout.shape
         # Weights are packed so that pairs are neighbours.
         rope = CacheRope(file, layout.recipe, positions, halves=False, head=shape.padded_head)
@@ -70,14 +71,14 @@ class NativeEngine:
         observed = round_up(longest, TILE) if config.observes else 0
         scratch = make_scratch(shape, target, config.chunk, config.threads, observed)
         tokens = round_up(config.chunk, target.gemm_tokens)
-        # The last batch of a chunk may read on beyond the tokens that there are.
+        # The last batch of a chunk may read beyond its tokens.
         rope_size = (max(tokens, _ROPE_AHEAD) + target.gemm_tokens) * 2 * self._head
         table = np.array(fill_table(layout, scratch, rope_size, streams), np.int64)
         self._table = aligned_zeros(table.size, "int64")
         self._table[:] = table
         self._floats = aligned_zeros(scratch.floats, "float32")
         self._integers = aligned_zeros(scratch.integers, "int32")
-        at, count = scratch.offsets["mirrors"], shape.layers * shape.kv_heads * self._head
+        at, count = scratch.offsets["normals"], shape.layers * shape.kv_heads * self._head
         normals = self._floats[at : at + count].reshape(-1, self._head)
 
         def move_rows(arrays: Iterable[AnyArray], pairs: AnyArray) -> None:
@@ -86,24 +87,24 @@ class NativeEngine:
         store = NativeStore(shape, config.kv_dtype, regions, move_rows, normals, observes=config.observes)
         self._kv = HeadKV(store, shape.layers, shape.kv_heads, rope, key, config.pinned)
         self._tokens = aligned_zeros(tokens, "int32")
-        self._rotation = rope.rotation  # that the table of angles was made by
+        self._rotation = rope.rotation  # of the table of angles
         kinds = len(self._rotation.angles)
         self._rope = aligned_zeros(kinds * rope_size, "float32").reshape(kinds, rope_size)
         self._rope_from = self._rope_rows = self._observed = 0
         self._votes = False
         self._logits = aligned_zeros(config.logits_rows * self._padded_vocab, "float32")
-        self.times = aligned_zeros(config.threads * marks.stride(shape.layers) if timed else 0, "int64")
+        self.times = aligned_zeros(config.threads * thread_words(shape.layers) if timed else 0, "int64")
         self._workers: Workers | None = Workers(image, config.threads, self._pointers())
-        weakref.finalize(self, self._workers.close)  # at exit, too: threads must not outlive the interpreter
+        weakref.finalize(self, self._workers.close)  # also at exit: threads must not outlive the interpreter
 
         if FORMATS[config.kv_dtype].transformed:
             choose_normals(self._kv, self.forward, spec.vocab)
 
     def observe(self, queries: int, *, votes: bool = False) -> None:
-        """Add up the attention that the last `queries` tokens of every chunk pay to each row, in `kv.attention`.
+        """Accumulate the attention that the last `queries` tokens of every chunk pay to each row, in `kv.attention`.
 
-        0 observes nothing, and costs nothing. votes: count instead how many of these queries paid a row more than
-        average. Raises UnsupportedError if the engine was loaded without `EngineConfig.observes`.
+        0 observes nothing and costs nothing. votes: count instead how many of these queries pay a row more than
+        the average. Raises UnsupportedError if the engine was loaded without `EngineConfig.observes`.
         """
         if queries and not self.config.observes:
             raise UnsupportedError("this engine was loaded without EngineConfig.observes")
@@ -170,7 +171,7 @@ class NativeEngine:
         return first - self._rope_from
 
     def _pointers(self) -> tuple[Any, ...]:
-        """What a pass reads and writes, in the order of `generator.POINTERS`."""
+        """The arguments of a pass, in the order of `generator.POINTERS`."""
         store = self._kv.store
         arrays = (
             self._weights, self._table, self._floats, self._integers, *store.rows.arrays.values(),
@@ -181,18 +182,18 @@ class NativeEngine:
 
 
 def _angle_table(rotation: Rotation, kind: int, positions: AnyArray) -> FloatArray:
-    """float32 [positions, 2, head], as kernels read it: cosines of every dimension, then −sin and +sin of each pair."""
+    """float32 [positions, 2, head] for kernels: the cosines of all dimensions, then −sin and +sin of each pair."""
     cos, sin = rotation.tables(kind, positions)
     return np.stack([np.repeat(cos, 2, axis=1), np.stack([-sin, sin], axis=-1).reshape(len(sin), -1)], axis=1)
 
 
 def _prepare(
-    file: GGUFFile, layout: Layout, design: Design, streams: Streams | None, progress: LoadProgress | None
+    file: GGUFFile, layout: PackedLayout, design: Design, resident: Ranges | None, progress: LoadProgress | None
 ) -> tuple[Image, AnyArray]:
-    """The compiled pass and the packed weights. A child process compiles the one while this one packs the other."""
+    """The compiled pass and the packed weights. A child process compiles while this one packs."""
     if is_compiled(design):
         packing = progress and (lambda part: progress(part, "packing weights (first run only)"))
-        return compiled(design), open_weights(file, layout, packing, streams)
+        return compiled(design), open_weights(file, layout, packing, resident)
     lock, parts, stopped = threading.Lock(), {"compiled": 0.0, "packed": 0.0}, threading.Event()
 
     def note(name: str, part: float) -> None:
@@ -205,7 +206,7 @@ def _prepare(
 
     with ThreadPoolExecutor(1) as pool:
         try:
-            weights = pool.submit(open_weights, file, layout, lambda part: note("packed", part), streams)
+            weights = pool.submit(open_weights, file, layout, lambda part: note("packed", part), resident)
             image = compiled(design, lambda part: note("compiled", part))
             return image, weights.result()
         except BaseException:  # Ctrl-C, too

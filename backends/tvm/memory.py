@@ -13,7 +13,7 @@ from edge.types import AnyArray
 
 
 def aligned_zeros(count: int, dtype: str) -> AnyArray:
-    """[count] zeros whose address is a multiple of 64. The system hands out the pages as they are first written."""
+    """[count] zeros whose address is a multiple of 64. Pages are allocated when they are first written."""
     size = count * np.dtype(dtype).itemsize
     block = np.zeros(size + ALIGNMENT, np.uint8)
     start = -block.ctypes.data % ALIGNMENT
@@ -21,10 +21,10 @@ def aligned_zeros(count: int, dtype: str) -> AnyArray:
 
 
 def release(array: AnyArray) -> None:
-    """Give the array's whole pages back to the system, where it can; what is in them is lost."""
+    """Return the array's whole pages to the system, if it supports that. Their content is lost."""
     release_pages(array.ctypes.data, array.nbytes)
 
 
 def pointer(array: AnyArray) -> Any:
-    """How the array is passed to compiled code. The caller keeps the array alive."""
+    """The array as an argument of compiled code. The caller keeps the array alive."""
     return ctypes.c_void_p(array.ctypes.data)

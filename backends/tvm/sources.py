@@ -1,4 +1,4 @@
-"""A hash of the native engine's own files: what is derived with them is rebuilt when they change."""
+"""Hashes of the native engine's source files, for the keys of everything that is derived with them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ _ROOT = Path(__file__).parent
 
 # The files that compiled code and its arguments depend on; a change elsewhere compiles nothing again.
 PASS = (
-    "compiler/child.py", "cpu/elf.py", "cpu/generator.py", "cpu/kernels", "cpu/lowering.py", "cpu/marks.py",
-    "cpu/phases", "design.py", "kv/row_formats.py", "packing/blocks.py", "packing/layout.py", "targets.py",
+    "compiler/child.py", "cpu/arguments.py", "cpu/elf.py", "cpu/generator.py", "cpu/kernels", "cpu/lowering.py",
+    "cpu/phases", "cpu/timing.py", "design.py", "kv/row_formats.py", "packing/blocks.py", "packing/layout.py",
+    "targets.py",
 )  # fmt: skip
 
 
 @lru_cache
 def source_hash(*names: str) -> str:
-    """Of the files and folders named, relative to the engine's folder."""
+    """The hash of these files and folders, whose names are relative to the engine's folder."""
     digest = hashlib.sha256()
     for name in names:
         path = _ROOT / name

@@ -1,4 +1,7 @@
-"""Instruction sets that the native engine compiles for, and which of them this CPU has. No TVM is needed here."""
+"""Targets that the native engine compiles for: instruction sets of CPUs, and which of them this CPU has.
+
+A design names its target, so this file lies beside `design.py`. TVM is not needed.
+"""
 
 from __future__ import annotations
 
@@ -15,24 +18,24 @@ from edge.errors import InputError, UnsupportedError
 
 @dataclass(frozen=True)
 class Target:
-    """An instruction set, and the sizes of the pieces of work that suit its registers."""
+    """An instruction set, and sizes of work that suit its registers."""
 
     name: str
     llvm: dict[str, Any]  # TVM's description of the CPU
-    flags: frozenset[str] = frozenset()  # what /proc/cpuinfo must list
-    gemm_tokens: int = 4  # tokens that a pass over a weight tile serves in prefill
+    flags: frozenset[str] = frozenset()  # that /proc/cpuinfo must list
+    gemm_tokens: int = 4  # tokens that are multiplied with a weight tile at once in prefill
     score_rows: int = 4  # query rows × key tiles (of 16 rows) in registers while scores are computed
     score_tiles: int = 1
-    fetch_ahead: int = 8192  # bytes of weights that decode asks memory for in advance
+    fetch_ahead: int = 8192  # bytes by which decode prefetches weights
     mix_registers: int = 4  # 16-lane accumulators while values are mixed
-    # Tiles of 16 cache rows that attention works through between two corrections of its maximum: few in a step, which
-    # is bound by memory and best reads keys and values in turns; many in a chunk, which is bound by arithmetic.
+    # Tiles of 16 cache rows between two corrections of attention's running maximum: few in a step, which is bound by
+    # memory and best alternates between keys and values; many in a chunk, which is bound by arithmetic.
     step_block: int = 8
     chunk_block: int = 32
-    # Pieces of work are dealt out to the threads in turn, rather than each getting as many neighbours.
+    # Pieces of work go to the threads in turn, rather than one contiguous range to each thread.
     step_dealt: bool = False
     chunk_dealt: bool = False
-    # Pauses at a barrier before sleeping: about 150 µs; with all cores busy, much less or more costs a third.
+    # Pauses at a barrier before a thread sleeps, about 150 µs. With all cores busy, far fewer or more cost a third.
     spins: int = 10_000
 
     @property
@@ -88,7 +91,7 @@ def choose_target(name: str | None = None) -> Target:
 
 
 def target_named(name: str, problem: str) -> Target:
-    """Any that code is made for, whether this machine runs it or not. Raises InputError, with `problem`, for others."""
+    """A target by name, even if this machine cannot run it. Raises InputError, with `problem`, for unknown names."""
     known = {target.name: target for target in TARGETS}
     if name not in known:
         raise InputError(f"{problem}: choose {', '.join(known)}")
@@ -96,14 +99,14 @@ def target_named(name: str, problem: str) -> Target:
 
 
 def with_tuning(target: Target, values: Mapping[str, int]) -> Target:
-    """The target with what tuning chose for it. Values that are no fields of a target are not its business."""
+    """The target with the values that tuning chose. Values that are not fields of a target are ignored."""
     known = {field.name for field in fields(Target)}
     return replace(target, **{name: value for name, value in values.items() if name in known})  # type: ignore[arg-type]
 
 
 @lru_cache
 def _cpu_flags() -> frozenset[str]:
-    """Features that Linux lists for the first core; none elsewhere, which leaves the machine's plainest target."""
+    """Features that Linux lists for the first core. Elsewhere none, which leaves the machine's baseline target."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith(("flags", "Features")):  # as x86 and ARM call them

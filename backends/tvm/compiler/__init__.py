@@ -1,1 +1,1 @@
-"""Designs, compiled in a child process and kept in the cache folder: the same for every kind of target."""
+"""Compiles designs in a child process, caches them, and exports them: the same for every kind of target."""

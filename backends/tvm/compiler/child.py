@@ -1,8 +1,8 @@
-"""Compile and link a pass, as a program of its own: TVM's compiler never enters the process whose memory is
-promised. It takes about 300 MiB and some seconds, once per design.
+"""The program that compiles and links a pass. It takes about 300 MiB and some seconds, once per design.
 
-`compiled.py` asks it by `edge.devices.child`: {"design": JSON, "out": [IMAGE] or [IMAGE, OBJECT]}. The design says for
-which machine; OBJECT is a file that a linker takes. Messages are {"done": the share of the work}.
+TVM's compiler has a process of its own, so that its memory does not count against a run's budget. `compiled.py` sends
+the request through `edge.devices.child`: {"design": JSON, "out": [IMAGE] or [IMAGE, OBJECT]}. OBJECT is an object file
+for other linkers. Messages are {"done": the share of the work}.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from edge.backends.tvm.design import Design
 from edge.devices.child import Say, serve
 from edge.devices.host import usable_cores
 
-_IMPORTED = 0.2  # of the work, when TVM is there
+_IMPORTED = 0.2  # share of the work that importing TVM is
 
 
 def compile_pass(request: Any, say: Say) -> None:
@@ -29,12 +29,12 @@ def compile_pass(request: Any, say: Say) -> None:
     design = Design.from_json(request["design"])
     program = build(design)
     image, *wanted = map(Path, request["out"])
-    if wanted:  # one file, for one thread
+    if wanted:  # a single object file, which takes a single thread
         objects = [compile_object(program.entries, program.functions, design.target)]
         wanted[0].write_bytes(objects[0])
     else:
         objects = []
-        with ThreadPoolExecutor(usable_cores()) as pool:  # TVM and LLVM run outside of Python's lock
+        with ThreadPoolExecutor(usable_cores()) as pool:  # TVM and LLVM release Python's lock
             parts = [pool.submit(compile_object, *part, design.target) for part in program.parts()]
             for done, _ in enumerate(as_completed(parts), 1):
                 say({"done": _IMPORTED + (1 - _IMPORTED) * done / len(parts)})

@@ -1,7 +1,6 @@
-"""Compiled passes on this machine: found in the cache folder or compiled, and loaded.
+"""Compiled passes on this machine: find them in the cache folder or compile them, and load them.
 
-The warm path needs nothing of TVM: neither its compiler nor its runtime. A device without it runs what was compiled
-elsewhere (`export.py`).
+Loading a cached pass needs no part of TVM. A device without TVM runs passes that were compiled elsewhere (`export.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def is_installed() -> bool:
 
 
 def compiled(design: Design, progress: Progress | None = None) -> Image:
-    """The design's functions, compiled in a child process if it is not in the cache.
+    """The design's functions, compiled in a child process if the cache lacks them.
 
     Raises EngineError if TVM's compiler fails, MissingExtraError if there is none, EdgeError if the cache folder
     cannot be written.
@@ -65,7 +64,7 @@ def compile_design(design: Design, *out: Path, progress: Progress | None = None)
 
 
 def _key(design: Design) -> str:
-    """A hash of all that compiled code depends on; where no compiler is, of all but that."""
+    """A hash of everything that compiled code depends on, without the compiler if none is installed."""
     return hashlib.sha256(f"{design.to_json()}\n{source_hash(*PASS)}\n{_compiler_size()}".encode()).hexdigest()[:32]
 
 
@@ -74,7 +73,7 @@ def _about(design: Design) -> str:
 
 
 def _compiler_size() -> int:
-    """It stands for the version, which takes 20 ms to look up. Found without importing TVM; 0 if it is not there."""
+    """It stands for the version, which takes 20 ms to look up, and needs no import. 0 without TVM."""
     spec = importlib.util.find_spec("tvm")
     if spec is None or spec.origin is None:
         return 0
@@ -82,4 +81,4 @@ def _compiler_size() -> int:
     return (Path(spec.origin).parent / "lib" / name).stat().st_size
 
 
-_load = functools.lru_cache(Image)  # engines of one design share its code
+_load = functools.lru_cache(Image)  # engines of the same design share its code

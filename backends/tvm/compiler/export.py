@@ -1,9 +1,9 @@
-"""Passes compiled here for another device: a folder that an app links, or that edge on that device takes over.
+"""Passes compiled here for another device: a folder for an app's linker, or for the cache of edge on that device.
 
 run.o        the object file, for an app's linker
-run.img      the same, linked: what edge itself loads
+run.img      the linked image, which edge itself loads
 weights.bin  the packed weights, if wanted
-design.json  what all this is, with checksums; written last
+design.json  a description of the others, with checksums; written last
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def export(
     file: GGUFFile, spec: ModelSpec, profile: DeviceProfile, folder: Path, *, kv_dtype: str = KV_DTYPES[0],
     weights: bool = False, force: bool = False, progress: Callable[[float], None] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Make `folder` for a device; returns what design.json says.
+    """Make `folder` for a device; returns the content of design.json.
 
-    Raises InputError if the folder holds something else (unless `force`) or cannot be written, MissingExtraError
+    Raises InputError if the folder holds other files (unless `force`) or cannot be written, MissingExtraError
     without TVM, EngineError if its compiler fails.
     """
     if kv_dtype not in KV_DTYPES:
@@ -67,9 +67,9 @@ def export(
 
 
 def add(folder: Path) -> Design:
-    """Take a folder that `export` made into the cache of this device, which then needs no compiler for that model.
+    """Add a folder that `export` made to the cache of this device, which then needs no compiler for that model.
 
-    Its code runs as this user from then on: the checksums tell damage, not whose code it is.
+    Its code runs as this user from then on: the checksums detect damage, not whose code it is.
     Raises InputError if the folder is damaged or from another version of edge, UnsupportedError if it is for another
     instruction set than this CPU has, CacheError if the cache folder cannot be written.
     """
@@ -89,14 +89,14 @@ def add(folder: Path) -> Design:
         raise InputError(f"{folder / IMAGE} is no compiled pass: {error}") from None
     if source != source_hash(*PASS):
         raise InputError(f"{folder} was compiled by another version of edge: compile it with this one")
-    # Here it is looked up by the instruction set alone, not by the CPU that it was scheduled for.
+    # This device looks it up by the instruction set alone, not by the CPU that it was scheduled for.
     design = replace(design, target=replace(design.target, llvm=choose_target(design.target.name).llvm))
     install(design, image)
     return design
 
 
 def target_of(profile: DeviceProfile) -> Target:
-    """The device's instruction set, scheduled for its CPU if it says which. Raises InputError for unknown sets."""
+    """The device's instruction set, scheduled for its CPU if that is known. Raises InputError for unknown sets."""
     if profile.isa is None:
         return choose_target()
     target = target_named(profile.isa, f"the profile of {profile.name} has the unknown isa {profile.isa!r}")
@@ -104,7 +104,7 @@ def target_of(profile: DeviceProfile) -> Target:
 
 
 def _read(path: Path) -> bytes:
-    """A small file. Raises OSError, and ValueError for what is none."""
+    """The content of a small file. Raises OSError, and ValueError for anything else."""
     if not path.is_file() or path.stat().st_size > MOST_BYTES:
         raise ValueError(path)
     return path.read_bytes()
@@ -116,7 +116,7 @@ def _described(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def _appearing(folder: Path, force: bool) -> Iterator[Path]:
-    """Yields an empty folder, whose files appear in `folder` together if the block ends well."""
+    """Yields an empty folder, whose files appear in `folder` together if the block succeeds."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file")
     others = sorted({path.name for path in folder.iterdir()} - set(FILES)) if folder.exists() else []

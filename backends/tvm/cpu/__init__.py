@@ -1,1 +1,1 @@
-"""The CPU as a target: instruction sets, kernels, threads, and compiled code in memory."""
+"""CPU targets: instruction sets, kernels, threads, arguments of a pass, and compiled code in memory."""

@@ -1,14 +1,14 @@
 """Compiled passes as images: object files linked into bytes that are copied into memory and run.
 
-`link` does what a linker does. Compiled passes are code and constants that refer to each other relative to where they
-lie, and call a function or two from outside. So an image is those sections in a row, and behind them a stub and a slot
-for each outside function. It runs once, where a pass is compiled, and needs pyelftools.
+`link` is a linker. Compiled passes are code and constants, which refer to each other by relative addresses and call a
+few outside functions. So an image is those sections in a row, followed by a stub and a slot for each outside function.
+`link` runs once, where a pass is compiled, and needs pyelftools.
 
-`Image` loads one and fills the slots, with Python and the C library alone. An image is code that runs as this user, so
-it is loaded only from a file that no other user can have written. Its header is checked, so that no damage leads
-outside of it.
+`Image` loads an image and fills the slots, with Python and the C library alone. An image is code that runs as this
+user, so it is loaded only from a file that no other user can have written. Its header is checked: no offset may lie
+outside the image.
 
-How code refers to other places, by the relocation types that compiled passes use: "ELF for the Arm 64-bit
+The relocation types that compiled passes use: "ELF for the Arm 64-bit
 Architecture", section "Relocation", and the x86-64 psABI, table 4.9.
 """
 
@@ -28,18 +28,18 @@ from typing import Any
 from edge.devices.private import open_private
 from edge.errors import EngineError
 
-_Write = Callable[[bytearray, int, int], None]  # in these bytes, at this place, refer to that place
+_Write = Callable[[bytearray, int, int], None]  # in these bytes, at this offset, refer to that offset
 
-MAGIC, PAGE = b"EDGEIMG1", 4096  # how an image begins, and what its code is aligned to
-MOST_BYTES = 64 << 20  # a pass has some hundred KiB
+MAGIC, PAGE = b"EDGEIMG1", 4096  # the first bytes of an image, and the alignment of its code
+MOST_BYTES = 64 << 20  # a pass has a few hundred KiB
 _LENGTH, _SLOT = struct.Struct("<Q"), 8
 _READ, _EXECUTE = 1, 4
 _INTEGER, _POINTER = 1, 4  # type_index of TVM's calling convention
-_PREFIX = "__tvm_ffi_"  # of the functions that others may call
+_PREFIX = "__tvm_ffi_"  # of functions with TVM's calling convention
 
 
 class _Any(ctypes.Structure):
-    """TVM's calling convention passes arrays of these."""
+    """An argument in TVM's calling convention, which passes arrays of them."""
 
     _fields_ = (("type_index", ctypes.c_int32), ("padding", ctypes.c_uint32), ("value", ctypes.c_uint64))
 
@@ -52,7 +52,7 @@ class Call:
     """A compiled function with its arguments, ready to be called any number of times, from one thread at a time."""
 
     def __init__(self, image: Image, name: str, arguments: Sequence[int | ctypes.c_void_p]) -> None:
-        self._image, self._name = image, name  # the image stays while it may be called
+        self._image, self._name = image, name  # keeps the image in memory
         self._function = _Function(image.entry(name))
         self._arguments = (_Any * len(arguments))(*(_pack(each) for each in arguments))
         self._result = _Any()
@@ -64,13 +64,13 @@ class Call:
 
 
 class Image:
-    """Executable memory. It is written first and made executable after, never both."""
+    """Executable memory. It is written first and executable afterwards, never both at once."""
 
     def __init__(self, path: Path) -> None:
-        """Raises EngineError for a file that is no image, or where no memory may be made executable."""
+        """Raises EngineError for a file that is not an image, or if the system forbids executable memory."""
         try:
             with open_private(path) as file:
-                size = os.fstat(file.fileno()).st_size  # read() takes as much memory as it is told to read
+                size = os.fstat(file.fileno()).st_size  # read() allocates as much memory as it is asked to read
                 self._entries, imports, body = parse(file.read(min(size, MOST_BYTES) + 1))
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
@@ -105,9 +105,9 @@ class Image:
 
 
 def parse(data: bytes) -> tuple[dict[str, int], dict[str, int], bytes]:
-    """Where functions begin, where addresses of outside functions go, and the bytes that both count in.
+    """Offsets of functions, offsets of slots for outside functions, and the bytes that both count in.
 
-    Raises ValueError unless the header is one that `link` writes and every place lies within the bytes.
+    Raises ValueError unless `link` could have written the header and every offset lies within the bytes.
     """
     start = len(MAGIC) + _LENGTH.size
     if len(data) > MOST_BYTES or len(data) < start or not data.startswith(MAGIC):
@@ -132,10 +132,10 @@ def _pack(argument: int | ctypes.c_void_p) -> _Any:
 
 
 def link(object_files: Sequence[bytes]) -> bytes:
-    """The image: MAGIC, the length of a JSON header, the header, and from the next page on the bytes to be copied.
+    """The image: MAGIC, the length of a JSON header, the header, and from the next page on the bytes of the code.
 
-    Header: entries and imports, names and offsets from the first copied byte. Raises ValueError for what is beyond
-    this linker, such as variables.
+    Header: entries and imports, names and offsets from the first byte of the code. Raises ValueError for anything that
+    this linker does not support, such as variables.
     """
     from elftools.elf.elffile import ELFFile
 
@@ -145,7 +145,7 @@ def link(object_files: Sequence[bytes]) -> bytes:
         raise ValueError(f"an object file for {elves[0].get_machine_arch()}")
     image = bytearray()
     placed = [(elf, _copy_sections(elf, image)) for elf in elves]
-    functions: dict[str, int] = {}  # that the files offer each other and, with the prefix, to others
+    functions: dict[str, int] = {}  # that files can call in each other, and the engine if they have the prefix
     for elf, places in placed:
         for symbol in elf.get_section_by_name(".symtab").iter_symbols():
             if symbol["st_info"]["bind"] == "STB_GLOBAL" and symbol["st_shndx"] in places:
@@ -160,7 +160,7 @@ def link(object_files: Sequence[bytes]) -> bytes:
 
 
 def _copy_sections(elf: Any, image: bytearray) -> dict[int, int]:
-    """Append code and constants; returns where each section begins."""
+    """Append code and constants; returns the offset of each section."""
     from elftools.elf.constants import SH_FLAGS
 
     places = {}
@@ -180,7 +180,7 @@ def _relocate(
     machine: _Machine, image: bytearray, elf: Any, places: dict[int, int], functions: dict[str, int],
     imports: dict[str, int],
 ) -> None:  # fmt: skip
-    """Write into the code of one object file how to reach what it refers to."""
+    """Write the addresses that one object file refers to into its code."""
     from elftools.elf.relocation import RelocationSection
 
     symbols = elf.get_section_by_name(".symtab")
@@ -204,7 +204,7 @@ def _relocate(
 
 
 def _slot(machine: _Machine, image: bytearray, imports: dict[str, int], name: str) -> int:
-    """Where the address of an outside function will be; a stub that jumps there lies before it."""
+    """The offset of the address of an outside function; before it lies a stub that jumps there."""
     if name not in imports:
         _align(image, 16)
         image += machine.stub
@@ -221,7 +221,7 @@ def _align(image: bytearray, step: int) -> None:
 class _Machine:
     """stub: jumps to the address in the 8 bytes behind it. calls, places, slots: relocations by their numbers.
 
-    Those of calls and places refer to something; those of slots to 8 bytes that hold its address.
+    Calls and places refer to their target directly, slots to 8 bytes that hold its address.
     """
 
     stub: bytes
@@ -251,7 +251,7 @@ def _page(image: bytearray, at: int, target: int) -> None:
 
 
 def _within_page(size: int) -> _Write:
-    """The place within its page, counted in `size` bytes."""
+    """The offset within its page, in units of `size` bytes."""
 
     def write(image: bytearray, at: int, target: int) -> None:
         if target % size:
@@ -268,13 +268,13 @@ def _put(image: bytearray, at: int, bits: int, shift: int) -> None:
 
 
 def _signed(value: int, bits: int) -> int:
-    """Two's complement. Raises ValueError for what does not fit."""
+    """Two's complement. Raises ValueError for numbers that do not fit."""
     if not -1 << bits - 1 <= value < 1 << bits - 1:
         raise ValueError("the image is too large for this machine's jumps")
     return value % (1 << bits)
 
 
-MACHINES = {  # by the names that pyelftools gives them
+MACHINES = {  # by pyelftools' names
     "x64": _Machine(
         stub=b"\xff\x25\x02\x00\x00\x00\x90\x90",  # jmp *[rip + 2]
         calls={2: _relative32, 4: _relative32},  # PC32, which with an outside function is a call, and PLT32

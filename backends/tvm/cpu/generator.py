@@ -13,20 +13,20 @@ from typing import Any
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
-from edge.backends.tvm.cpu.kernels import clock
-from edge.backends.tvm.cpu.kernels.codes import memory_types
-from edge.backends.tvm.cpu.kernels.lanes import Register, Value, i64, let, loop, when
-from edge.backends.tvm.cpu.kernels.move import move_rows
+from edge.backends.tvm.cpu.arguments import Job
+from edge.backends.tvm.cpu.kernels import timing
+from edge.backends.tvm.cpu.kernels.cache import move_rows
+from edge.backends.tvm.cpu.kernels.row_formats import memory_types
 from edge.backends.tvm.cpu.kernels.threads import arrive, imports, wait
+from edge.backends.tvm.cpu.kernels.vectors import Register, Value, i64, let, loop, when
 from edge.backends.tvm.cpu.phases.attend import attend_chunk, attend_step, merge_parts, observe_last
+from edge.backends.tvm.cpu.phases.builder import PassBuilder
 from edge.backends.tvm.cpu.phases.embed import embed
-from edge.backends.tvm.cpu.phases.frame import Frame
 from edge.backends.tvm.cpu.phases.head import head
 from edge.backends.tvm.cpu.phases.project import add, add_normed, widen
 from edge.backends.tvm.cpu.phases.qkv import qkv
-from edge.backends.tvm.cpu.phases.stream import let_go
+from edge.backends.tvm.cpu.phases.streaming import evict_piece
 from edge.backends.tvm.design import Design
-from edge.backends.tvm.packing.layout import Job
 
 POINTERS = {  # arguments of `run`, and what they point to
     "job": "int64", "lines": "int32",
@@ -38,13 +38,13 @@ POINTERS = {  # arguments of `run`, and what they point to
     "attention": "float32",  # what rows got from observed queries
     "starts": "int32",  # the first row of each head, [layers, KV heads]
 }  # fmt: skip
-TIMES = {"times": "int64"}  # one more, of a timed pass: `marks.py`
+TIMES = {"times": "int64"}  # one more argument of a timed pass: `cpu/timing.py`
 
 
 @dataclass(frozen=True)
 class Program:
-    """The functions of a design, ready for TVM's compiler: `run` and `move`, which others call, and what `run` calls:
-    a function for every unit of a step and of a chunk, by the names of the units.
+    """The functions of a design, ready for TVM's compiler: `run` and `move`, which the engine calls, and
+    the functions that `run` calls: one for every unit of a step and of a chunk, by the names of the units.
     """
 
     entries: dict[str, Any]
@@ -55,12 +55,12 @@ class Program:
         return {name: function for unit in self.units.values() for name, function in unit.items()}
 
     def parts(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """Entries and functions to be compiled together, those first that take longest."""
+        """Entries and functions to be compiled together; the parts that take longest come first."""
         return [({}, self.units[name]) for name in _BY_SIZE] + [(self.entries, {})]
 
 
 def build(design: Design) -> Program:
-    """Functions of their own, since LLVM takes more than twice the time for one of twice the size."""
+    """Separate functions, because LLVM takes more than twice the time for one of twice the size."""
     entries = {"run": run(design), "move": move_rows(design.shape, design.kv_dtype)}
     units = {
         name: {_symbol(single, name): _unit(design, single, name) for single in (True, False)} for name in UNITS
@@ -69,7 +69,7 @@ def build(design: Design) -> Program:
 
 
 def run(design: Design) -> Any:
-    """What every thread calls: thread 0 for one job, at whose start it wakes the others; these for all jobs to come."""
+    """The function that every thread calls: thread 0 once per job, waking the others; these once for all jobs."""
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         pointers, thread, _ = _declare(design, "run", layered=False)
         with _environment(design):
@@ -82,7 +82,7 @@ def _unit(design: Design, single: bool, name: str) -> Any:
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         pointers, thread, layer = _declare(design, _symbol(single, name), layered=True)
         with _environment(design):
-            UNITS[name](Frame(design, single, pointers, thread), layer)
+            UNITS[name](PassBuilder(design, single, pointers, thread), layer)
     return builder.get()
 
 
@@ -102,15 +102,16 @@ def _declare(design: Design, symbol: str, *, layered: bool) -> tuple[dict[str, A
 
 @contextmanager
 def _environment(design: Design) -> Iterator[None]:
-    """Raw pointers carry no device, which TVM's lowering wants to know. And the functions that are LLVM IR."""
-    functions = imports(design.target.machine, design.target.spins) + (clock.IMPORTS if design.timed else "")
+    """Attributes that TVM's lowering needs: the device of raw pointers, and the functions that are LLVM IR."""
+    functions = imports(design.target.machine, design.target.spins) + (timing.FUNCTIONS if design.timed else "")
     with T.attr(0, "device_id", 0), T.attr(0, "device_type", 1), T.attr(0, "pragma_import_llvm", functions):
         yield
 
 
 def run_job(design: Design, threads: int) -> Any:
-    """The same for one job that is there, with arrays instead of pointers and TVM's own threads: what measures a
-    device elsewhere. TVM must have `threads` threads, as they wait for each other.
+    """The same for a single job, with arrays instead of pointers and TVM's own threads, to measure a remote device.
+
+    TVM must have `threads` threads, because they wait for each other.
     """
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         T.func_name("run_job")
@@ -123,8 +124,10 @@ def run_job(design: Design, threads: int) -> Any:
         functions = imports(design.target.machine, design.target.spins)
         with T.attr(0, "pragma_import_llvm", functions), T.parallel(0, threads) as thread:
             job = T.decl_buffer((1 << 48,), POINTERS["job"], data=pointers["job"])
-            frames = {single: Frame(design, single, pointers, T.cast(thread, "int64")) for single in (True, False)}
-            _job(design, let(job[Job.slot("kind")]), lambda single, name, layer: UNITS[name](frames[single], layer))
+            builders = {
+                single: PassBuilder(design, single, pointers, T.cast(thread, "int64")) for single in (True, False)
+            }
+            _job(design, let(job[Job.slot("kind")]), lambda single, name, layer: UNITS[name](builders[single], layer))
     return builder.get()
 
 
@@ -161,57 +164,57 @@ def _job(design: Design, kind: Value, emit: Callable[[bool, str, Value], None]) 
             emit(single, "head", i64(0))
 
 
-def _embed(f: Frame, _layer: Value) -> None:
-    f.mark("idle")
-    with f.phase("embed"):
-        embed(f)
+def _embed(b: PassBuilder, _layer: Value) -> None:
+    b.mark("idle")
+    with b.phase("embed"):
+        embed(b)
 
 
-def _qkv(f: Frame, layer: Value) -> None:
-    f.normalise("attn_norm", layer, "qkv")
-    with f.phase("qkv", layer):
-        inputs = f.normalised("attn_norm", layer, "qkv")
-        qkv(f, layer, inputs)
+def _qkv(b: PassBuilder, layer: Value) -> None:
+    b.normalise("attn_norm", layer, "qkv")
+    with b.phase("qkv", layer):
+        inputs = b.normalised("attn_norm", layer, "qkv")
+        qkv(b, layer, inputs)
 
 
-def _attend(f: Frame, layer: Value) -> None:
-    with f.phase("attend", layer):
-        (attend_step if f.single else attend_chunk)(f, layer)
-    with when(f.observed > 0):
-        observe_last(f, layer)  # it changes nothing that the next phase reads
+def _attend(b: PassBuilder, layer: Value) -> None:
+    with b.phase("attend", layer):
+        (attend_step if b.single else attend_chunk)(b, layer)
+    with when(b.observed > 0):
+        observe_last(b, layer)  # the next phase reads nothing that this changes
 
 
-def _output(f: Frame, layer: Value) -> None:
-    width = f.shape.padded_mixed
-    f.share_out("mixed", width, layer, "output")
-    with f.phase("output", layer):
-        if f.single:
-            merge_parts(f)
-            f.mark("merge", layer)
-        inputs = f.ready("mixed", width, layer, "output", private=True)
-        add(f, "output", layer, inputs, "post_attention_norm")
-    add_normed(f, layer, "post_attention_norm")
+def _output(b: PassBuilder, layer: Value) -> None:
+    width = b.shape.padded_mixed
+    b.share_out("mixed", width, layer, "output")
+    with b.phase("output", layer):
+        if b.single:
+            merge_parts(b)
+            b.mark("merge", layer)
+        inputs = b.ready("mixed", width, layer, "output", private=True)
+        add(b, "output", layer, inputs, "post_attention_norm")
+    add_normed(b, layer, "post_attention_norm")
 
 
-def _gate_up(f: Frame, layer: Value) -> None:
-    f.normalise("ffn_norm", layer, "gate_up")
-    with f.phase("gate_up", layer):
-        inputs = f.normalised("ffn_norm", layer, "gate_up")
-        widen(f, layer, inputs)
+def _gate_up(b: PassBuilder, layer: Value) -> None:
+    b.normalise("ffn_norm", layer, "gate_up")
+    with b.phase("gate_up", layer):
+        inputs = b.normalised("ffn_norm", layer, "gate_up")
+        widen(b, layer, inputs)
 
 
-def _down(f: Frame, layer: Value) -> None:
-    width = f.shape.padded_ffn
-    f.share_out("ffn", width, layer, "down")
-    with f.phase("down", layer):
-        inputs = f.ready("ffn", width, layer, "down", private=False)
-        add(f, "down", layer, inputs, "post_ffw_norm")
-    add_normed(f, layer, "post_ffw_norm")
-    let_go(f, layer)
+def _down(b: PassBuilder, layer: Value) -> None:
+    width = b.shape.padded_ffn
+    b.share_out("ffn", width, layer, "down")
+    with b.phase("down", layer):
+        inputs = b.ready("ffn", width, layer, "down", private=False)
+        add(b, "down", layer, inputs, "post_ffw_norm")
+    add_normed(b, layer, "post_ffw_norm")
+    evict_piece(b, layer)
 
 
-UNITS: dict[str, Callable[[Frame, Value], None]] = {
+UNITS: dict[str, Callable[[PassBuilder, Value], None]] = {
     "embed": _embed, "qkv": _qkv, "attend": _attend, "output": _output, "gate_up": _gate_up, "down": _down,
-    "head": lambda f, _layer: head(f),
+    "head": lambda b, _layer: head(b),
 }  # fmt: skip
 _BY_SIZE = ("qkv", "attend", "gate_up", "down", "head", "output", "embed")

@@ -1,7 +1,7 @@
-"""TVM's compiler, as far as the native engine needs it: from functions of the generator to an object file.
+"""The part of TVM's compiler that the native engine needs: from functions of the generator to an object file.
 
-TVM's own pipeline is made for schedules and GPUs. Nine tenths of its time go by in passes that change nothing in
-functions that are written out as ours are, so these go through the few that do.
+TVM's own pipeline is made for schedules and GPUs. It spends nine tenths of its time in passes that change nothing in
+functions like ours, whose loops are written out. So these go through the few other passes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edge.devices.output import work_folder
 
 
 class _Absent(types.ModuleType):
-    """Stands for a part of TVM that is not imported."""
+    """A stand-in for a part of TVM that is not imported."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
@@ -27,7 +27,7 @@ class _Absent(types.ModuleType):
 def import_compiler() -> None:
     """Import TVM without the parts that compiling for a CPU does not need, which take two thirds of the import's time.
 
-    For processes that only compile, as those parts do not work afterwards.
+    For processes that only compile: those parts do not work afterwards.
     """
     os.environ["TVM_DEVICE_BACKEND_AUTOLOAD"] = "0"  # CUDA's, Vulkan's …
     for name in ("tvm.relax", "tvm.runtime.disco", "tvm.te"):
@@ -36,7 +36,7 @@ def import_compiler() -> None:
 
 
 def compile_object(entries: Mapping[str, Any], functions: Mapping[str, Any], target: Target) -> bytes:
-    """The object file of functions of TVM: of entries with TVM's calling convention, of the others with C's."""
+    """The object file of TVM functions: entries have TVM's calling convention, the others C's."""
     from tvm import IRModule, get_global_func
     from tvm.ir.transform import PassContext, Sequential
     from tvm.target import Target as Machine

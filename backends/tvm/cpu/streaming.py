@@ -1,9 +1,9 @@
-"""Weights that are streamed: which pages of the packed file a pass forgets again, and when.
+"""Streamed weights: which pages of the packed file a pass evicts, and when.
 
-Pages of a mapped file come as they are read; all that has to be done is to let go of those behind. They leave this
-process, and stay in the system's page cache unless memory is short. (Asking for pages ahead was tried: Linux then reads
-them in small pieces, at half the speed.) Every layer, and the head, keeps the same share of its bytes in memory, so
-that what is read anew is spread evenly over a pass.
+The system maps pages as they are read, so a pass only evicts those behind it. Evicted pages leave the process and stay
+in the system's page cache unless memory is short. (Prefetching pages was tried: Linux then reads them in small pieces,
+at half the speed.) Every layer, and the head, keeps the same share of its bytes in memory, so that reading is spread
+evenly over a pass.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ import resource
 from dataclasses import dataclass
 
 from edge.backends.base import EngineConfig
+from edge.backends.tvm.cpu.arguments import Blocks, Streams
 from edge.backends.tvm.packing.blocks import BLOCKS, growth
-from edge.backends.tvm.packing.layout import Blocks, Layout, Place, Streams
+from edge.backends.tvm.packing.layout import PackedLayout, Place
 from edge.model.spec import ModelSpec
 
 STEPS = 256  # shares are multiples of 1/256
-BLOCK = 2 << 20  # bytes that are let go together: what Linux may map as one page, which costs a hundredth of small ones
-_SEVERAL = 8  # pages waited for in one pass; single ones are of libraries
+BLOCK = 2 << 20  # bytes that are evicted together: Linux may map them as one page, at a hundredth of the cost
+_SEVERAL = 8  # pages waited for in one pass; single ones belong to libraries
 _FIRST_TRIAL, _LONGEST_TRIAL = 4, 64  # passes
 _TILES = 16  # of the head for each thread between two barriers, at least
 
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes of weights. least: resident, if all that can be is streamed. kept: 256ths of each layer that stay.
-    streamed: what a pass reads anew."""
+    """least: resident bytes of weights if as many as possible are streamed. kept: 256ths of each layer that stay.
+    streamed: bytes that a pass reads again."""
 
     least: int
     kept: int
@@ -34,10 +35,10 @@ class Need:
 
 
 def streaming_need(spec: ModelSpec, config: EngineConfig) -> Need:
-    """What `config.resident` bytes of weights make possible; counted without a file."""
+    """The shares for at most `config.resident` bytes of weights in memory; computed without the packed file."""
     packed = packed_bytes(spec)
     worst = max(growth(BLOCKS[name]) for name, _ in spec.type_bytes)
-    table = 0 if spec.tied_head else int(spec.embedding_bytes * worst)  # rows are looked up: nothing of it stays
+    table = 0 if spec.tied_head else int(spec.embedding_bytes * worst)  # only looked up: nothing of it stays
     streamable = packed - table
 
     def resident(kept: int) -> int:
@@ -51,15 +52,15 @@ def streaming_need(spec: ModelSpec, config: EngineConfig) -> Need:
 
 
 def packed_bytes(spec: ModelSpec) -> int:
-    """Of all weights."""
+    """Packed bytes of all weights."""
     return sum(int(size * growth(BLOCKS[name])) for name, size in spec.type_bytes)
 
 
 def _window(spec: ModelSpec, threads: int, worst: float, kept: int) -> int:
-    """The most that is resident of what is streamed, and what is never let go.
+    """Peak resident bytes of streamed weights, and the part that is never evicted.
 
-    One layer, and a quarter of the next: while a last thread has yet to let go of its part, the others can be as far as
-    the first barrier of the next, behind q, k and v. The end of what was read may lie within a block.
+    The peak is one layer and a quarter of the next: while the last thread has yet to evict its part, the others can be
+    as far as the first barrier of the next layer, after q, k and v. Pieces may end within a block.
     """
     layer = 1.25 * spec.largest_layer * worst * (STEPS - kept) / STEPS
     head = 2 * _head_group(threads, 64 * spec.hidden)
@@ -69,12 +70,12 @@ def _window(spec: ModelSpec, threads: int, worst: float, kept: int) -> int:
 
 
 def _head_group(threads: int, tile: int) -> int:
-    """Bytes of the head that are read between two barriers."""
+    """Bytes of the head that a pass reads between two barriers."""
     return max(BLOCK, threads * _TILES * tile)
 
 
-def make_streams(layout: Layout, kept: int, threads: int) -> Streams:
-    """kept: 256ths of all layers, and of the head, that stay in memory. A block belongs to what its last byte is of."""
+def make_streams(layout: PackedLayout, kept: int, threads: int) -> Streams:
+    """kept: 256ths of every layer and of the head that stay. A block belongs to the piece of its last byte."""
     head, tables = layout.places[layout.head], layout.places["token_embd"]
     pieces: list[tuple[Blocks, Blocks]] = []
     for layer in range(layout.shape.layers):
@@ -87,31 +88,31 @@ def make_streams(layout: Layout, kept: int, threads: int) -> Streams:
     for at in [*range(0, tiles, step), tiles]:
         start, stop = (stays, tiles) if at == tiles else (max(stays, at), max(stays, min(tiles, at + step)))
         pieces.append((_part(head.quants, quants, start, stop), _part(head.scales, scales, start, stop)))
-    if tables is not head:  # rows are looked up: nothing of it stays
+    if tables is not head:  # only looked up: nothing of it stays
         pieces[-1] = _part(tables.quants, tables.nbytes, 0, 1), (0, 0)
     return Streams(BLOCK, pieces, _rest(pieces, -(-layout.nbytes // BLOCK)), step)
 
 
-def _layer_blocks(layout: Layout, layer: int) -> tuple[int, int]:
-    """The first and the one behind the last; a layer's tensors lie side by side."""
+def _layer_blocks(layout: PackedLayout, layer: int) -> tuple[int, int]:
+    """The first block and the one after the last; a layer's tensors lie side by side."""
     places = [place for name, place in layout.places.items() if name.startswith(f"blk.{layer}.")]
     return min(place.quants for place in places) // BLOCK, max(place.quants + place.nbytes for place in places) // BLOCK
 
 
 def _tiles(matrix: Place) -> tuple[int, int, int]:
-    """How many tiles, and the bytes of quants and scales of each."""
+    """The number of tiles, and the bytes of quants and of scales of each."""
     assert matrix.block is not None
     return matrix.rows // 16, *matrix.block.packed_bytes(16, matrix.columns)
 
 
 def _part(start: int, size: int, first: int, stop: int) -> Blocks:
-    """Of items of `size` bytes each, those from `first` to `stop`."""
+    """The blocks of items `first` to `stop`, of `size` bytes each."""
     block = (start + first * size) // BLOCK
     return block, (start + stop * size) // BLOCK - block
 
 
 def _rest(pieces: list[tuple[Blocks, Blocks]], count: int) -> list[Blocks]:
-    """Of `count` blocks, the last of which may be a part of one, those in no piece."""
+    """The blocks in no piece. The last of the `count` blocks may be shorter."""
     rest, at = [], 0
     for first, length in sorted(blocks for piece in pieces for blocks in piece if blocks[1]):
         if first > at:
@@ -121,19 +122,19 @@ def _rest(pieces: list[tuple[Blocks, Blocks]], count: int) -> list[Blocks]:
 
 
 class Disk:
-    """Whether streamed pages come from a disk, since memory is short: then they leave the page cache behind a pass.
+    """Whether streamed pages come from a disk because memory is short: the page cache loses them, too.
 
-    Told by the process's count of pages that had to be waited for. Pages that we put out ourselves are waited for in
-    any case: so every now and then a pass leaves them, and the next one shows whether they stayed.
+    The process's count of major page faults tells. Pages that we evicted ourselves cause such faults in any case, so
+    now and then a pass leaves them in the page cache, and the next one shows whether they stayed.
     """
 
     def __init__(self, streams: bool) -> None:
         self._streams, self._faults = streams, _waited_for()
-        self._left = 0  # passes until it is tried again, and the one that leaves its pages
+        self._left = 0  # passes until the next trial, a pass that leaves its pages
         self._length = _FIRST_TRIAL
 
     def wanted(self) -> int:
-        """Before each pass: 1 or 0."""
+        """`Job.disk` of the next pass, 1 or 0; called once before each."""
         if not self._streams:
             return 0
         faults = _waited_for()
@@ -148,5 +149,5 @@ class Disk:
 
 
 def _waited_for() -> int:
-    """Pages that this process had to wait for, so far."""
+    """Pages that this process has had to wait for."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_majflt

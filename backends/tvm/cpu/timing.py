@@ -1,83 +1,121 @@
-"""Times of a pass's phases: those that every thread notes in a pass compiled for it (`marks.py`).
+"""Times of the phases of a pass that is compiled with timestamps (`kernels/timing.py`). TVM is not needed.
 
-A phase lasts from one barrier to the next, so its time is that of the slowest thread; where a step does two things
-between barriers (norm and product), thread 0 tells them apart. A mark takes some 30 ns, a few hundred of them 1 % of
-the smallest model's step at most.
+At each mark, a thread adds the time since its last mark to the counters of the mark's name and layer. A phase lasts
+from one barrier to the next, so its time is that of the slowest thread; where a step does two things between barriers
+(norm and product), the marks of thread 0 separate them. A mark takes about 30 ns: a few hundred of them are at most 1 %
+of the smallest model's step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 import numpy as np
 
-from edge.backends.base import EngineConfig, Operator
-from edge.backends.operators import Piece, attention_flops, check_pass, pieces, repeat_pass
-from edge.backends.tvm.cpu import marks
-from edge.backends.tvm.engine import NativeEngine
-from edge.backends.tvm.kv.rows import row_bytes
-from edge.backends.tvm.packing.layout import Layout, Place, make_layout
-from edge.formats.gguf import GGUFFile
+from edge.backends.base import Engine, EngineConfig, Operator
+from edge.backends.operators import Piece, attention_flops, pieces, repeat_pass
+from edge.backends.tvm.kv.row_formats import row_bytes
+from edge.backends.tvm.packing.layout import PackedLayout, Place, round_up
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_recipe
 from edge.types import AnyArray, IntArray
 
-_LOADING = 0.5  # of progress
+MARKS = {  # the parts of a pass in their order, and the phase of `backends.base.PHASES` that each belongs to
+    "idle": "",  # before the pass begins; not reported
+    "embed": "embed",
+    "attn_norm": "norm",
+    "qkv": "qkv",
+    "attend": "attend",
+    "merge": "attend",  # in a step: of the threads' parts of each head's output
+    "quantize_mixed": "output",
+    "output": "output",
+    "post_attention_norm": "norm",
+    "ffn_norm": "norm",
+    "gate_up": "gate-up",
+    "quantize_ffn": "down",
+    "down": "down",
+    "post_ffw_norm": "norm",
+    "output_norm": "norm",
+    "head": "head",
+}
+WORK, WAIT = 0, 1  # the time before a barrier, and the time in it
+NANOSECONDS, CALLS = 0, 1
+_LAST = 16  # int64 words before a thread's counters, the first of which is its last timestamp: two cache lines
+
+
+def thread_words(layers: int) -> int:
+    """int64 words of one thread: all counters of each layer, then those of the marks outside of layers."""
+    return round_up(_LAST + (layers + 1) * len(MARKS) * 4, _LAST)
+
+
+def mark_offset(name: str, kind: int) -> int:
+    """Words from the first counter of a layer to those of a mark."""
+    return list(MARKS).index(name) * 4 + kind * 2
+
+
+def layer_offset(layer: int) -> int:
+    """Words from a thread's first word to the counters of a layer. It takes an expression of TVM, too."""
+    return _LAST + layer * (len(MARKS) * 4)
+
+
+def read_counters(times: IntArray, layers: int) -> IntArray:
+    """A copy of the counters, int64 [threads, layers + 1, marks, WORK or WAIT, NANOSECONDS or CALLS]."""
+    threads = times.reshape(-1, thread_words(layers))
+    counters = threads[:, layer_offset(0) : layer_offset(layers + 1)]
+    return np.array(counters.reshape(len(threads), layers + 1, len(MARKS), 2, 2))
+
+
+class TimedEngine(Engine, Protocol):
+    """times: the counters of its threads."""
+
+    config: EngineConfig
+    times: IntArray
 
 
 def time_operators(
-    file: GGUFFile, spec: ModelSpec, config: EngineConfig, *, tokens: int, context: int, passes: int,
+    engine: TimedEngine, layout: PackedLayout, tokens: int, context: int, passes: int,
     progress: Callable[[float], None] | None = None,
 ) -> list[Operator]:  # fmt: skip
     """See `Backend.operators`. bytes: of the packed weights, padding included, and of KV rows that queries see."""
-    check_pass(config, tokens, context, passes)
-
-    def on_load(part: float, _doing: str = "") -> None:
-        if progress:
-            progress(_LOADING * part)
-
-    engine = NativeEngine(file, spec, config, on_load, timed=True)
+    spec, config = engine.spec, engine.config
 
     def run(ids: IntArray) -> AnyArray:
         engine.times[:] = 0
         engine.forward(ids)
-        return marks.read(engine.times, spec.layers)
+        return read_counters(engine.times, spec.layers)
 
-    try:
-        rest = progress and (lambda part: progress(_LOADING + (1 - _LOADING) * part))
-        counted = repeat_pass(engine, tokens, context, passes, run, rest)
-    finally:
-        engine.close()
-    counts = Counts(make_layout(file, spec), spec, config.kv_dtype, list(pieces(tokens, context, config.chunk)))
+    counted = repeat_pass(engine, tokens, context, passes, run, progress)
+    counts = Counts(layout, spec, config.kv_dtype, list(pieces(tokens, context, config.chunk)))
     return list(_operators(counted, counts))
 
 
 def _operators(counted: Sequence[AnyArray], counts: Counts) -> Iterable[Operator]:
-    """Layers in their order, with what comes before and after them."""
+    """In the order of a pass."""
     layers = counts.spec.layers
     times = np.stack(counted).astype(np.float64)  # [passes, threads, layers + 1, marks, work or wait, ns or calls]
-    spent = times[..., marks.NANOSECONDS]
+    spent = times[..., NANOSECONDS]
     seconds = np.median(spent[:, 0].sum(axis=-1), axis=0) / 1e9  # thread 0's [layers + 1, marks]
-    waiting, all_threads = spent[..., marks.WAIT].sum(axis=(0, 1)), spent.sum(axis=(0, 1, 4))
-    calls = counted[0][0, :, :, marks.WORK, marks.CALLS]
+    waiting, all_threads = spent[..., WAIT].sum(axis=(0, 1)), spent.sum(axis=(0, 1, 4))
+    calls = counted[0][0, :, :, WORK, CALLS]
     before = [(layers, 1)]
-    inside = [(layer, mark) for layer in range(layers) for mark in range(1, len(marks.MARKS))]
-    after = [(layers, mark) for mark in range(2, len(marks.MARKS))]
-    names = list(marks.MARKS)
+    inside = [(layer, mark) for layer in range(layers) for mark in range(1, len(MARKS))]
+    after = [(layers, mark) for mark in range(2, len(MARKS))]
+    names = list(MARKS)
     for at, mark in before + inside + after:
         if calls[at, mark]:
             name, layer = names[mark], None if at == layers else at
             yield Operator(
-                name.replace("_", " "), marks.MARKS[name], layer, int(calls[at, mark]), float(seconds[at, mark]),
+                name.replace("_", " "), MARKS[name], layer, int(calls[at, mark]), float(seconds[at, mark]),
                 counts.bytes(name, layer), counts.flops(name, layer),
                 float(waiting[at, mark] / max(1.0, all_threads[at, mark])),
             )  # fmt: skip
 
 
 class Counts:
-    """What each mark reads and multiplies in a pass of these pieces, counted from shapes."""
+    """Bytes that each mark reads and its floating-point operations, in a pass of these pieces; counted from shapes."""
 
-    def __init__(self, layout: Layout, spec: ModelSpec, kv_dtype: str, parts: Sequence[Piece]) -> None:
+    def __init__(self, layout: PackedLayout, spec: ModelSpec, kv_dtype: str, parts: Sequence[Piece]) -> None:
         self.spec = spec
         self._layout, self._parts = layout, parts
         self._tokens = sum(part.count for part in parts)
@@ -85,17 +123,17 @@ class Counts:
         self._windows = find_recipe(spec).windows
 
     def bytes(self, name: str, layer: int | None) -> int | None:
-        """None for what only moves activations."""
+        """None for parts that only move activations."""
         if name == "attend" and layer is not None:
             return sum(self._row_bytes * part.rows(self._windows[layer]) for part in self._parts)
         if name == "embed":
             tables = (self._layout.places.get(table) for table in ("token_embd", "position_embd"))
             return sum(self._tokens * (place.nbytes // place.rows) for place in tables if place)
-        times = 1 if name == "head" else len(self._parts)  # logits are wanted of the last token only
+        times = 1 if name == "head" else len(self._parts)  # only the last token's logits are computed
         return times * sum(place.nbytes for place in self._read(name, layer)) or None
 
     def flops(self, name: str, layer: int | None) -> int | None:
-        """None for what is neither a product nor attention."""
+        """None for all but products and attention."""
         if name == "attend" and layer is not None:
             return attention_flops(self.spec, self._windows[layer], self._parts)
         if name == "embed":

@@ -1,4 +1,4 @@
-"""The threads of one engine: they sleep between jobs, and all run the same compiled function."""
+"""The threads of an engine. They all run the same compiled function, and sleep between jobs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import ctypes
 import threading
 from collections.abc import Sequence
 
+from edge.backends.tvm.cpu.arguments import LINE, Job
 from edge.backends.tvm.cpu.elf import Call, Image
 from edge.backends.tvm.memory import aligned_zeros, pointer
-from edge.backends.tvm.packing.layout import LINE, Job
 
 
 class Workers:
-    """Thread 0 is the caller's; the others are started with the first job."""
+    """Thread 0 is the caller's; the first job starts the others."""
 
     def __init__(self, image: Image, threads: int, pointers: Sequence[ctypes.c_void_p]) -> None:
         self._job = aligned_zeros(len(Job.NAMES), "int64")
@@ -24,7 +24,7 @@ class Workers:
         self._started = False
 
     def run(self, **numbers: int) -> None:
-        """Do one job; its numbers are those of `Job`."""
+        """Run one job, whose numbers `Job` names."""
         if not self._started:
             self._started = True
             for each in self._others:
@@ -34,7 +34,7 @@ class Workers:
         self._call()
 
     def close(self) -> None:
-        """End the threads; safe to call twice. Memory that they use may be freed afterwards."""
+        """End the threads; safe to call twice. The memory that they use can be freed afterwards."""
         if self._started:
             self.run(kind=Job.QUIT)
             for each in self._others:

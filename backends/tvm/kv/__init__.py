@@ -1,1 +1,1 @@
-"""The native engine's KV cache, as the host sees it."""
+"""The native engine's KV cache on the host: regions of heads, row formats, and reflections of keys."""

@@ -1,7 +1,7 @@
-"""Where the rows of each head lie: one head after the other in one arena, each in a region as long as it needs.
+"""The regions of the heads' rows, which lie one after the other in one arena.
 
-At first all regions are alike. Once heads keep different numbers of rows, the arena is divided anew at every eviction,
-so that all heads have equally many free rows.
+At first all regions have the same size. Once heads keep different numbers of rows, every eviction divides the arena
+anew, so that all heads have the same number of free rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TILE = 16  # rows: keys lie in tiles, so regions begin with one
 
 @dataclass(frozen=True)
 class Move:
-    """Rows of one head that change their place, counted from the start of the arena."""
+    """Rows of one head that move; source and target count from the start of the arena."""
 
     source: int
     target: int
@@ -28,8 +28,8 @@ class Move:
 class Regions:
     """starts: first row of each head, int32 [heads]; compiled code reads it. limits: rows that each head may hold.
 
-    size: rows of the arena, of which the first `used` are. capacity: rows per head on average, longest: the most that
-    one head may hold. uneven: heads may differ, for which every head gets a tile more.
+    size: rows of the arena; the first `used` are in use. capacity: rows per head on average. longest: the most rows
+    that one head may hold. uneven: heads may keep different numbers of rows, for which each gets one more tile.
     """
 
     def __init__(self, heads: int, capacity: int, longest: int, *, uneven: bool) -> None:
@@ -41,12 +41,12 @@ class Regions:
         self.make_even()
 
     def make_even(self) -> None:
-        """All regions alike. What lies there is not moved."""
+        """Make all regions equally large, without moving rows."""
         self.starts[:] = np.arange(len(self.starts)) * self._even
         self.limits[:] = self.capacity
 
     def shrink(self, capacity: int, lengths: IntArray) -> list[Move]:
-        """Room for `capacity` rows per head from here on, at the arena's beginning. Returns moves as `share_out`."""
+        """Reduce the capacity to the arena's first rows. Returns moves like `share_out`."""
         self.capacity = capacity
         self._even = allocated_rows(capacity, uneven=self.uneven)
         self.used = len(self.starts) * self._even
@@ -61,10 +61,9 @@ class Regions:
         return np.asarray(self.starts[:, None] + slots)
 
     def share_out(self, lengths: IntArray) -> list[Move]:
-        """Divide the arena for heads that keep `lengths` rows, with equally many free ones for all.
+        """Divide the arena among heads that keep `lengths` rows, at most `capacity` on average, with equal free space.
 
-        Returns the moves that this takes, in an order in which none overwrites what is still to be moved. `lengths`
-        may not be more than `capacity` on average.
+        Returns the necessary moves, in an order in which none overwrites rows that have yet to move.
         """
         heads, before = len(self.starts), self.starts.copy()
         free = min(self.capacity - -(-int(lengths.sum()) // heads), self.longest - int(lengths.max()))
@@ -74,7 +73,7 @@ class Regions:
         return self._moves(before, lengths)
 
     def _moves(self, before: IntArray, lengths: IntArray) -> list[Move]:
-        """From where regions began `before`, in an order in which none overwrites what is still to be moved."""
+        """Moves from the starts `before`, in an order in which none overwrites rows that have yet to move."""
         moves = [
             Move(int(before[head]), int(self.starts[head]), int(lengths[head]))
             for head in range(len(before))
@@ -86,12 +85,12 @@ class Regions:
 
 
 def allocated_rows(capacity: int, *, uneven: bool) -> int:
-    """Of a head on average: whole tiles, and where heads may differ one more, as each region wastes a part of one."""
+    """Rows of a head on average: whole tiles, and one more if heads may differ: each region wastes a part."""
     return -(-capacity // TILE) * TILE + TILE * uneven
 
 
 def longest_head(capacity: int, context: int, *, uneven: bool) -> int:
-    """The most rows that one head may hold. Scratch and bookkeeping are as large for all."""
+    """The most rows that one head may hold. Scratch and bookkeeping have this size for every head."""
     return max(capacity, min(_LONGEST_SHARE * capacity, context)) if uneven else capacity
 
 

@@ -1,9 +1,9 @@
-"""How each KV dtype stores a row of one head, and the same for NumPy; kernels/codes.py does it in compiled code.
+"""How each KV dtype stores a row of one head, with NumPy's functions; cpu/kernels/row_formats.py has the compiled ones.
 
 int8: x = scale · code, scale = max |x| / 127.
 int4: x = H (least + scale · code), code 0 … 15, scale = (max − min) / 15 of H x. H is a Hadamard matrix: few dimensions
-of keys are far larger than the others, and H spreads them over all, as in QuaRot (arXiv:2404.00456). Queries go
-through H too, which leaves scores unchanged; for values, attention's output goes through H again.
+of keys are far larger than the others, and H spreads them over all, as in QuaRot (arXiv:2404.00456). Queries are
+multiplied by H too, which leaves scores unchanged; for values, attention's output is multiplied by H again.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edge.backends.tvm.packing.layout import Shape
 from edge.types import AnyArray, FloatArray
 
 STEPS = 15  # between the least and the greatest of 4 bits
@@ -44,6 +45,13 @@ FORMATS = {
 }
 
 
+def row_bytes(shape: Shape, dtype: str) -> int:
+    """Bytes of a token in all layers."""
+    form = FORMATS[dtype]
+    codes = shape.padded_head // form.packed * np.dtype(form.memory).itemsize
+    return 2 * shape.layers * shape.kv_heads * (codes + form.scales * np.dtype(form.scale).itemsize)
+
+
 def encode(dtype: str, x: FloatArray) -> tuple[AnyArray, AnyArray]:
     """Rows float32 [..., head] as codes [..., head], one per element, and scales [..., scales]."""
     form = FORMATS[dtype]
@@ -62,7 +70,7 @@ def encode(dtype: str, x: FloatArray) -> tuple[AnyArray, AnyArray]:
 
 
 def decode(dtype: str, codes: AnyArray, scales: AnyArray) -> FloatArray:
-    """What `encode` was given, but for its rounding: float32 [..., head]."""
+    """The inverse of `encode`, except for rounding: float32 [..., head]."""
     x: FloatArray = codes.astype(np.float32)
     if dtype == "int8":
         x *= scales
@@ -75,7 +83,7 @@ def decode(dtype: str, codes: AnyArray, scales: AnyArray) -> FloatArray:
 
 
 def hadamard(x: FloatArray) -> FloatArray:
-    """x H over the last axis; H = Hᵀ = H⁻¹, one block for each largest power of two that divides its length."""
+    """x H over the last axis; H = Hᵀ = H⁻¹, in blocks of the largest power of two that divides its length."""
     head = x.shape[-1]
     block = head & -head
     parts, distance = x.reshape(*x.shape[:-1], -1, block), 1
@@ -100,7 +108,7 @@ def unpack_keys(dtype: str, elements: AnyArray) -> AnyArray:
 
 
 def pack_values(dtype: str, codes: AnyArray) -> AnyArray:
-    """Codes [..., head] as elements. int4: in a byte two that are 16 apart, of each 32; of the 16 left, 8 apart."""
+    """Codes [..., head] as elements. int4: a byte holds two that are 16 apart, of every 32; 8 apart, of the last 16."""
     if FORMATS[dtype].packed == 1:
         return codes
     pairs = _value_pairs(codes)

@@ -1,4 +1,4 @@
-"""NumPy's view of the KV cache's rows in memory, all heads together; kernels/cache.py defines the layout."""
+"""NumPy's view of the KV cache's rows in memory, all heads together, in the order that cpu/kernels/cache.py defines."""
 
 from __future__ import annotations
 
@@ -8,21 +8,13 @@ from edge.backends.tvm.kv.householder import reflect
 from edge.backends.tvm.kv.regions import TILE, Move
 from edge.backends.tvm.kv.row_formats import FORMATS, decode, encode, pack_keys, unpack_keys
 from edge.backends.tvm.memory import aligned_zeros, release
-from edge.backends.tvm.packing.layout import Shape
 from edge.types import AnyArray, FloatArray
 
-_SPARE_ROWS = 64  # behind the last head: scores are computed for up to 4 tiles of 16 rows at once
-
-
-def row_bytes(shape: Shape, dtype: str) -> int:
-    """Bytes that a token adds, in all layers."""
-    form = FORMATS[dtype]
-    codes = shape.padded_head // form.packed * np.dtype(form.memory).itemsize
-    return 2 * shape.layers * shape.kv_heads * (codes + form.scales * np.dtype(form.scale).itemsize)
+_SPARE_ROWS = 64  # after the last head: kernels compute scores for up to 4 tiles of 16 rows at once
 
 
 class Rows:
-    """`arrays` are what compiled code works on. Rows are counted from the start of the arena.
+    """arrays: those that compiled code reads and writes. Rows count from the start of the arena.
 
     normals: of the Householder reflections of keys (householder.py), [heads of all layers, head].
     """
@@ -75,7 +67,7 @@ class Rows:
         self.scatter(name, rest, others.reshape(*rest.shape, width))
 
     def keys(self, rows: AnyArray, head: int | None = None) -> FloatArray:
-        """Of one head, float32 [n, head], or of all, [heads of all layers, n, head]."""
+        """Keys of one head, float32 [n, head], or of all, [heads of all layers, n, head]."""
         codes = unpack_keys(self.dtype, self.gather("keys", rows))
         return self._reflected(decode(self.dtype, codes, self.gather("key_scales", rows)), head)
 

@@ -10,18 +10,19 @@ from edge.backends.head_kv import HeadKV
 from edge.backends.row_lists import RowLists
 from edge.backends.tvm.kv.householder import find_normals, sample_runs
 from edge.backends.tvm.kv.regions import Move, Regions
-from edge.backends.tvm.kv.rows import Rows, row_bytes, with_spare
+from edge.backends.tvm.kv.row_formats import row_bytes
+from edge.backends.tvm.kv.rows import Rows, with_spare
 from edge.backends.tvm.memory import aligned_zeros, release
 from edge.backends.tvm.packing.layout import Shape
 from edge.types import AnyArray, FloatArray, IntArray
 
 
 class NativeStore:
-    """RowStore protocol. `rows.arrays` are what compiled code works on.
+    """RowStore protocol; compiled code reads and writes `rows.arrays`.
 
-    move_rows: copies rows within these arrays, by pairs (from, to) int32 [n, 2] that count from the arena's start.
-    positions, paid: by row of the arena, the positions for sliding windows and the attention for policies; empty where
-    they are not needed.
+    move_rows: copies rows within these arrays, by pairs (source, target), int32 [n, 2], of rows of the arena.
+    positions, paid: for each row of the arena, its position (for sliding windows) and the attention paid to it (for
+    policies); empty unless needed.
     """
 
     level = False
@@ -122,7 +123,7 @@ class NativeStore:
         return self.regions.rows(rows) if head is None else np.asarray(self.regions.starts[head] + rows)
 
     def _follow(self, moves: list[Move]) -> None:
-        """Move rows to where regions begin now."""
+        """Move rows to the new starts of their regions."""
         for move in moves:
             self.rows.shift(move)
             if self.paid.size:

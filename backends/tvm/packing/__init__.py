@@ -1,1 +1,1 @@
-"""Weights re-laid for the kernels: the layout, the packed file, and the block types."""
+"""Packing weights for kernels of every target: the file's layout, the file, and the block types."""

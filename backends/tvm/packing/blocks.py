@@ -1,7 +1,7 @@
 """Block types of GGUF that the native engine reads, and how their bytes are packed for its kernels.
 
 Rows of a matrix are packed in tiles of 16, one row per lane. Within a tile, 64 bytes hold 4 neighbouring values of each
-of the 16 rows, the operands of a dot-product instruction: 16 sums of 4 products at once. cpu/kernels/registers.py reads
+of the 16 rows, the operands of a dot-product instruction: 16 sums of 4 products at once. cpu/kernels/matmul.py reads
 the packed bytes back.
 """
 
@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from edge.formats.blocks import IQ4_NL, block_size, nbytes
 
 TILE = 16  # rows of a tile
-PART = 32  # values that the kernel multiplies at a time, and that activations share a scale by
+PART = 32  # values that the kernel multiplies at a time, and for which activations have one scale
 
 Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
 class Split:
-    """Blocks of GGUF taken apart.
+    """The parts of GGUF blocks.
 
     quants: [rows, parts, 4 per bit]. numbers: float16 as uint16 [rows, blocks, 1 or 2], d and the minimum's.
     factors: [rows, blocks, 2 per part] in super-blocks.
@@ -45,22 +45,22 @@ class IntegerBlock:
     """
 
     name: str
-    planes: tuple[int, ...]  # bits of q that lie together, from its lowest
+    planes: tuple[int, ...]  # numbers of bits of q that are stored together, the lowest first
     split: Callable[[Bytes], Split]  # from uint8 [rows, blocks, raw_bytes]
     center: int = 0
     group_size: int = PART
-    signed: bool = False  # whether q are signed bytes; unsigned ones are below 128
+    signed: bool = False  # whether q is a signed byte; unsigned values are below 128
     has_minimum: bool = False  # whether there is an m
     codebook: tuple[int, ...] = ()  # signed bytes that the 4 bits of q stand for
 
     @property
     def values(self) -> int:
-        """Of a block."""
+        """Values of a block."""
         return block_size(self.name)
 
     @property
     def raw_bytes(self) -> int:
-        """Of a block of one row in GGUF."""
+        """Bytes of a block of one row in GGUF."""
         return nbytes(self.name, self.values)
 
     @property
@@ -69,7 +69,7 @@ class IntegerBlock:
 
     @property
     def part_bytes(self) -> int:
-        """Quants of a part of 16 rows."""
+        """Bytes of the quants of a part of 16 rows."""
         return TILE * PART * sum(self.planes) // 8
 
     @property
@@ -79,12 +79,12 @@ class IntegerBlock:
 
     @property
     def scale_bytes(self) -> int:
-        """Numbers and factors of a block of 16 rows."""
+        """Bytes of the numbers and factors of a block of 16 rows."""
         return TILE * 2 * (self.numbers + (self.parts if self.parts > 1 else 0))
 
     @property
     def largest(self) -> int | None:
-        """q; None if they are signed."""
+        """The largest q; None if q is signed."""
         return None if self.signed else (1 << sum(self.planes)) - 1
 
     def packed_bytes(self, rows: int, columns: int) -> tuple[int, int]:
@@ -154,7 +154,7 @@ def plane(values: Bytes, bits: int) -> Bytes:
 
 
 def growth(block: Block) -> float:
-    """Packed bytes over the file's."""
+    """Packed bytes / bytes in the file."""
     return sum(block.packed_bytes(TILE, block.values)) / (TILE * block.raw_bytes)
 
 

@@ -1,7 +1,7 @@
-"""The packed file of weights: a model's tensors re-laid for the kernels once, then mapped.
+"""The packed file of weights: a model's tensors are reordered for the kernels once, then mapped.
 
-Mapped weights are file pages: shared between processes, and the system may drop and reread them. The file lies in the
-cache folder under a key made of everything it depends on; `edge.storage.cache` tells whether it is whole.
+Mapped weights are file pages: processes share them, and the system may drop and reread them. The file lies in the cache
+folder under a key of everything that it depends on; `edge.storage.cache` checks that it is complete.
 """
 
 from __future__ import annotations
@@ -9,34 +9,35 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
-from edge.backends.tvm.packing.layout import Layout, Place, Streams, round_up
+from edge.backends.tvm.packing.layout import PackedLayout, Place, round_up
 from edge.backends.tvm.sources import source_hash
 from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.storage import cache
 from edge.storage.fingerprint import Fingerprint, fingerprint
 from edge.types import AnyArray
 
-_BLOCK = 2 << 20  # bytes: what Linux may map as one page
-_SLICE = 4 << 20  # bytes of a tensor that are re-laid at once: what packing adds to the process
-_HASHING = 0.1  # of the time that packing takes, for the progress bar
+_BLOCK = 2 << 20  # bytes that Linux may map as one page
+_SLICE = 4 << 20  # bytes of a tensor that are packed at once, which limits the memory that packing takes
+_HASHING = 0.1  # share of the time of packing, for the progress bar
 _HUGEPAGE, _POPULATE_READ = 14, 22  # of Linux's madvise
 
 Progress = Callable[[float], None]
+Ranges = Sequence[tuple[int, int]]  # first byte and length
 
 
 def open_weights(
-    file: GGUFFile, layout: Layout, progress: Progress | None = None, streams: Streams | None = None
+    file: GGUFFile, layout: PackedLayout, progress: Progress | None = None, resident: Ranges | None = None
 ) -> AnyArray:
-    """The packed bytes, uint8 [nbytes], mapped read-only; packed first if the cache folder has them not.
+    """The packed bytes, uint8 [nbytes], mapped read-only; packed first if the cache folder lacks them.
 
-    streams: what is brought into memory at once; None: everything.
+    resident: ranges that are brought into memory at once; None: everything.
     Raises EdgeError if the cache folder cannot be written.
     """
     found = fingerprint(file.path, progress and (lambda part: progress(_HASHING * part)))
@@ -50,23 +51,22 @@ def open_weights(
     )
     with open(path, "rb") as data:
         mapped = mmap.mmap(data.fileno(), 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-    with suppress(OSError):  # a system without large pages, which a file not yet in memory would be read into
+    with suppress(OSError):  # a system without large pages
         mapped.madvise(_HUGEPAGE)
-    with suppress(OSError):  # Linux before 5.14: pages come when they are first read, at ten times as many page faults
-        block = streams.block if streams else len(mapped)
-        for first, count in streams.kept if streams else [(0, 1)]:
-            mapped.madvise(_POPULATE_READ, first * block, count * block)
+    with suppress(OSError):  # Linux before 5.14: pages are mapped when they are first read, by ten times as many faults
+        for start, length in [(0, len(mapped))] if resident is None else resident:
+            mapped.madvise(_POPULATE_READ, start, length)
     return np.frombuffer(mapped, np.uint8)
 
 
-def _key(file: GGUFFile, layout: Layout, found: Fingerprint) -> str:
-    """What the packed bytes depend on: the model, where its tensors go, and how they are packed."""
+def _key(file: GGUFFile, layout: PackedLayout, found: Fingerprint) -> str:
+    """A hash of what the packed bytes depend on: the model, the places of its tensors, and the code that packs them."""
     how = source_hash("packing")
     depends = (how, sorted(layout.places), list(file.tensors.values()), found.sha256)
     return hashlib.sha256(repr(depends).encode()).hexdigest()[:32]
 
 
-def pack_weights(file: GGUFFile, layout: Layout, target: Path, progress: Progress | None = None) -> None:
+def pack_weights(file: GGUFFile, layout: PackedLayout, target: Path, progress: Progress | None = None) -> None:
     """Write the packed file."""
     done = 0
     with open(target, "wb") as out, open(file.path, "rb") as source:
@@ -81,7 +81,7 @@ def pack_weights(file: GGUFFile, layout: Layout, target: Path, progress: Progres
 
 
 def _reread(path: Path) -> None:
-    """The page cache has the file in small pieces, as it was written; now in large ones, which cost less to map."""
+    """Read the file anew, so that the page cache holds it in large pages, which cost less to map, not in small ones."""
     if not hasattr(os, "posix_fadvise"):
         return
     with open(path, "rb") as file, suppress(OSError), mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
@@ -101,7 +101,7 @@ def _pack_tensor(source: BinaryIO, info: TensorInfo, place: Place, out: BinaryIO
     for first in range(0, rows, step):
         source.seek(info.offset + (place.source.first + first) * row_bytes)
         raw = np.frombuffer(source.read(min(step, rows - first) * row_bytes), np.uint8).reshape(-1, row_bytes)
-        padded = _pad(raw, unit, place.turned)
+        padded = _pad(raw, unit, place.interleaved)
         if place.block is None:
             out.seek(quants_at)
             quants_at += out.write(padded.tobytes())
@@ -113,12 +113,11 @@ def _pack_tensor(source: BinaryIO, info: TensorInfo, place: Place, out: BinaryIO
         quants_at, scales_at = quants_at + quants.nbytes, scales_at + scales.nbytes
 
 
-def _pad(raw: AnyArray, unit: int, turned: int) -> AnyArray:
-    """Every `unit` rows followed by zero rows up to a whole number of tiles; the halves of the first `turned` of them
-    interleaved."""
+def _pad(raw: AnyArray, unit: int, interleaved: int) -> AnyArray:
+    """Pads every `unit` rows with zero rows to whole tiles, and interleaves the halves of their first `interleaved`."""
     units, width = -(-len(raw) // unit), raw.shape[1]
     order = np.arange(unit)
-    order[:turned] = order[:turned].reshape(2, -1).T.reshape(-1)
+    order[:interleaved] = order[:interleaved].reshape(2, -1).T.reshape(-1)
     padded = np.zeros((units, round_up(unit, 16), width), np.uint8)
     for index in range(units):
         part = raw[index * unit : (index + 1) * unit]

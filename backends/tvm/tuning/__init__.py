@@ -1,1 +1,1 @@
-"""Tuning: what may be chosen (space), how it is searched, how it is measured, and how a run finds what was chosen."""
+"""Tuning of the native engine: the search space, measuring here and on a remote device, and looking up records."""

@@ -1,6 +1,6 @@
-"""How long a candidate takes, on the real engine: the score is the time of a 512-token prompt and 128 tokens of answer.
+"""Times candidates on the engine itself: the score is the time of a 512-token prompt and 128 tokens of answer.
 
-Half of the answer is decoded at a short context, half at a long one, since what suits one need not suit the other.
+Half of the answer is decoded at a short context, half at a long one, since a value can suit one and not the other.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
 
 PROMPT, ANSWER = 512, 128  # tokens of the score
-SHORT, LONG = 64, 1024  # rows in the cache while halves of the answer are decoded
-_BATCH_S = 0.03  # decode steps measured at once take about so long; at least two
+SHORT, LONG = 64, 1024  # rows in the cache during each half of the answer
+_BATCH_S = 0.03  # approximate time of the decode steps that are measured at once, at least two
 _MOST_STEPS = 16
-_SETTLE_S = 0.002  # for the threads of the engine before to fall asleep
+_SETTLE_S = 0.002  # for the threads of the previous engine to fall asleep
 
 
 @dataclass(frozen=True)
 class Depths:
-    """What fits a model's context: tokens of the prompt, rows of the two halves of the answer."""
+    """Sizes that fit a model's context: tokens of the prompt, rows during each half of the answer."""
 
     prompt: int
     short: int
@@ -53,7 +53,7 @@ class Depths:
 
 
 def host_setting(file: GGUFFile, spec: ModelSpec, kv_dtype: str) -> Setting:
-    """Tuning of a model for the device that this runs on."""
+    """Tuning of a model on this device."""
     target, depths, cores = choose_target(), Depths.of(spec.context), usable_cores()
     space = make_space(target, kv_dtype, cores, depths.prompt)
     subject = make_subject(spec, target, kv_dtype)
@@ -65,7 +65,7 @@ def host_setting(file: GGUFFile, spec: ModelSpec, kv_dtype: str) -> Setting:
 
 
 class Rig:
-    """Engines of one model, loaded as they are needed. `measure` is what `search` wants."""
+    """Engines of one model, loaded when needed. `search` takes the function `measure`."""
 
     def __init__(
         self, file: GGUFFile, spec: ModelSpec, space: tuple[Field, ...], kv_dtype: str, cores: int,
@@ -89,10 +89,10 @@ class Rig:
     def measure(self, values: Values, part: str) -> float:
         """Seconds of the prompt, or of the answer. Raises EngineError if the values do not compile."""
         engine = self._engines.get(values, part)
-        engine.kv.truncate(0)  # the measurement before may have been cut off
+        engine.kv.truncate(0)  # the previous measurement may have been interrupted
         time.sleep(_SETTLE_S)
         if part == CHUNK:
-            engine.forward(self._tokens[:2])  # the caches are warm again, and the threads awake
+            engine.forward(self._tokens[:2])  # warms the caches and wakes the threads
             engine.kv.truncate(0)
             return _timed(lambda: self._prefill(engine))
         return sum(self._decode(engine, rows) * ANSWER / 2 for rows in (self._depths.short, self._depths.long))
@@ -107,7 +107,7 @@ class Rig:
         kv, token = engine.kv, self._tokens[:1]
         kv.truncate(0)
         kv.prepare(rows)
-        kv.appended(rows)  # booked, not computed: only the time matters
+        kv.appended(rows)  # counted, not computed: only the time matters
         warm = _timed(lambda: engine.forward(token))
         self._steps = max(2, min(_MOST_STEPS, int(_BATCH_S / warm)))
 
@@ -128,7 +128,7 @@ class Rig:
         )  # fmt: skip
         engine = NativeEngine(self._file, self._spec, config)
         for array in engine.kv.store.rows.arrays.values():
-            array.fill(1)  # untouched memory maps to one zero page, which would be too fast
+            array.fill(1)  # untouched memory is one zero page, which would be too fast
         engine.forward(self._tokens[:2])
         engine.kv.truncate(0)
         return engine

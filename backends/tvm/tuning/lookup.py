@@ -1,4 +1,4 @@
-"""The tuned values of a run. Every start looks them up, so this module imports little."""
+"""Looks up the tuned values of a run. Every start does so, so this module imports little."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edge.model.spec import ModelSpec
 
 
 def find_tuned(spec: ModelSpec, kv_dtype: str) -> Tuned | None:
-    """From the record of this device and model, or of the most alike."""
+    """The values of the record of this device and model, or of the most similar one."""
     record = find_record(spec, kv_dtype)
     if record is None:
         return None
@@ -32,7 +32,7 @@ def find_record(spec: ModelSpec, kv_dtype: str) -> Record | None:
 
 
 def make_subject(spec: ModelSpec, target: Target, kv_dtype: str) -> Subject:
-    """What a record made here and now would be about."""
+    """The subject of a record that this device would make."""
     cpu = processor()
     shape = {
         "layers": spec.layers, "hidden": spec.hidden, "heads": spec.heads, "kv_heads": spec.kv_heads,
@@ -42,7 +42,7 @@ def make_subject(spec: ModelSpec, target: Target, kv_dtype: str) -> Subject:
 
 
 def _usable(record: Record, target: Target) -> bool:
-    """Another instruction set's values are not looked at; wrong ones of ours are complained about, once."""
+    """Records of other instruction sets are not checked; wrong values in one of ours cause a warning, once."""
     if record.subject.isa != target.name or allowed(target, record.values):
         return True
     set_aside(user_folder() / f"{record.name}.json", "it has values that this version of edge does not know")

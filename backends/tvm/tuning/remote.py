@@ -1,7 +1,7 @@
-"""Measuring on a device elsewhere, through TVM's RPC: candidates are compiled here, sent there, and timed there.
+"""Times candidates on a remote device through TVM's RPC: they are compiled here, sent, and timed there.
 
-The device runs TVM's RPC server and nothing of ours. What is timed is one job of the pass at a time, on TVM's threads
-instead of the engine's, with the model's real weights, which are sent once.
+The device runs TVM's RPC server and none of our code. Each measurement times one job of the pass, on TVM's threads
+instead of the engine's, with the model's weights, which are sent once.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import numpy as np
 
 from edge.backends.tuning import CHUNK, Field, Pool, Setting, Values
 from edge.backends.tvm import versions
+from edge.backends.tvm.cpu.arguments import LINE, Job, fill_table, make_scratch
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.kv.regions import Regions
 from edge.backends.tvm.kv.row_formats import FORMATS
-from edge.backends.tvm.packing.layout import LINE, Job, fill_table, make_layout, make_scratch, round_up
+from edge.backends.tvm.packing.layout import make_layout, round_up
 from edge.backends.tvm.packing.weights import open_weights
 from edge.backends.tvm.sources import source_hash
 from edge.backends.tvm.targets import Target, choose_target, target_named, with_tuning
@@ -42,9 +43,9 @@ _STEPS = 8  # decode steps measured at once
 def remote_setting(
     file: GGUFFile, spec: ModelSpec, device: str, kv_dtype: str, tracker: str, key: str, isa: str | None = None
 ) -> Setting:
-    """Tuning for the device that has `key` at the tracker. isa: the name of its target, if it is not ours.
+    """Tuning for the device that has `key` at the tracker. isa: the name of its target, if it is not this machine's.
 
-    Raises InputError if it cannot be reached, MissingExtraError without what RPC needs.
+    Raises InputError if it cannot be reached, MissingExtraError without the packages that RPC needs.
     """
     target = _target(isa)
     session = _connect(tracker, key)
@@ -61,7 +62,7 @@ def remote_setting(
 
 
 class Remote:
-    """Candidates on the device, as they are needed. `measure` is the function that `search` takes."""
+    """Candidates on the device, loaded when needed. `search` takes the function `measure`."""
 
     def __init__(
         self, session: Any, file: GGUFFile, spec: ModelSpec, target: Target, space: tuple[Field, ...], kv_dtype: str,
@@ -93,7 +94,7 @@ class Remote:
         return sum(candidate.seconds(Job.STEP, 1, rows, _STEPS) * ANSWER / 2 for rows in depths)
 
     def _load(self, values: Values) -> _Candidate:
-        from edge.backends.tvm.cpu.kernels.codes import memory_types
+        from edge.backends.tvm.cpu.kernels.row_formats import memory_types
 
         self._on_compile()
         tuning = {each.name: values[each.name] for each in self._space if each.compiled}
@@ -134,7 +135,7 @@ class Remote:
                 module = tvm.IRModule({"run_job": run_job(design, threads)})
                 built = tvm.compile(module, target=tvm.target.Target(design.target.llvm))
             with work_folder() as folder:
-                self._compiled += 1  # a name of its own: the device has the others mapped
+                self._compiled += 1  # a new name, because the device has the others mapped
                 library = folder / f"candidate{self._compiled}.so"
                 built.export_library(str(library), fcompile=cc.cross_compiler(compiler))
                 self._session.upload(str(library))
@@ -159,14 +160,14 @@ class _Candidate:
         self._arguments = [arrays[name] for name in POINTERS]
 
     def seconds(self, kind: int, count: int, rows: int, number: int) -> float:
-        """Of one job with `rows` rows in the cache, mean of `number`."""
+        """Mean time of one job with `rows` rows in the cache, over `number` runs."""
         job = {"kind": kind, "threads": self._threads, "count": count, "position": rows, "wanted": 1}
         try:
             self._arrays["job"].copyfrom(np.array([job.get(name, 0) for name in Job.NAMES], np.int64))
             self._arrays["lengths"].copyfrom(np.full(self._heads, rows, np.int32))
             timed = self._module.time_evaluator("run_job", self._device, number=number, repeat=1)
             return float(timed(*self._arguments).mean)
-        except Exception as error:  # TVM's own: the device is gone, or the candidate brought it down
+        except Exception as error:  # TVM's own: the device is gone, or the candidate crashed it
             raise EngineError(f"the device failed: {str(error).splitlines()[-1][:200]}") from None
 
 

@@ -15,7 +15,7 @@ from edge.backends.tvm.targets import Target
 def make_space(target: Target, kv_dtype: str, cores: int, prompt: int) -> tuple[Field, ...]:
     """For one instruction set, KV dtype and number of cores; the defaults are those of `target`.
 
-    Chunks longer than the `prompt` that is measured are left out: nothing could be said of them.
+    Chunks longer than the measured `prompt` are left out, because they cannot be measured.
     """
     chunks = tuple(max(1, prompt >> shift) for shift in range(4, -1, -1))
     fields = [
@@ -29,7 +29,7 @@ def make_space(target: Target, kv_dtype: str, cores: int, prompt: int) -> tuple[
 
 
 def _compiled(target: Target) -> list[Field]:
-    """Fields of Target."""
+    """The fields of Target."""
 
     def field(name: str, about: str, choices: tuple[int, ...], *parts: str) -> Field:
         return Field(name, about, getattr(target, name), tuple(sorted({*choices, getattr(target, name)})), parts)
@@ -51,12 +51,12 @@ def _compiled(target: Target) -> list[Field]:
 
 
 def allowed(target: Target, values: Values) -> bool:
-    """Whether these are such as tuning gives: sizes from a file never reach a compiler unchecked."""
+    """Whether tuning could have chosen these values: sizes from a file never reach a compiler unchecked."""
     choices: dict[str, Sequence[int]] = {field.name: field.choices for field in _compiled(target)}
     choices |= {"threads": range(1, 1025), "chunk": range(1, 8193)}
     return all(value in choices.get(name, ()) for name, value in values.items())
 
 
 def _sixths(value: int, *parts: int) -> tuple[int, ...]:
-    """So many sixths of a default: what suits registers is known but for their number."""
+    """Sixths of a default: sizes that fit registers are known except for the number of registers."""
     return tuple(max(1, value * part // 6) for part in parts)

@@ -1,1 +1,1 @@
-"""What threads do with vectors: products, attention, norms, and rows of the KV cache."""
+"""The computations of a thread: products, attention, norms, and rows of the KV cache."""

@@ -1,8 +1,8 @@
 """Activations as matrix products read them: float32 rows, and the same rows in blocks of 32 signed bytes.
 
 A block is q = round(x · 127 / max|x|) with one float32 scale, as in llama.cpp's Q8_0, but rounded from the exact
-scale. Products with integer weights need no float until the block's end, so two sums of q are kept beside it: of all
-32, and of 16 each where weights' scales are those of 16.
+scale. Products with integer weights need no floats until the block's end, so sums of q are stored beside it: of all
+32, and of 16 each for weights with group size 16.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tvm.tirx.script.builder import ir as T
 
-from edge.backends.tvm.cpu.kernels.lanes import (
+from edge.backends.tvm.cpu.kernels.vectors import (
     Buffer,
     Value,
     i64,
@@ -26,7 +26,7 @@ from edge.backends.tvm.cpu.kernels.lanes import (
 )
 
 BLOCK = 32
-CENTER = {32: 8, 16: 4}  # what sums of as many values are stored multiplied by: the centers of Q4_0 and of Q3_K
+CENTER = {32: 8, 16: 4}  # factors of the stored sums, by group size: the centers of Q4_0 and Q3_K
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class Sums:
 
 @dataclass(frozen=True)
 class Quantized:
-    """Rows of signed bytes, four to a word, and per block of 32 a scale. Offsets are in elements."""
+    """Rows of signed bytes, four to a word, with a scale for each block of 32. Offsets are in elements."""
 
     integers: Buffer  # int32
-    words: Value  # where they start: stride / 4 per row
+    words: Value  # their start; stride / 4 for each row
     numbers: Buffer  # float32
-    scales: Value  # stride / 32 per row
-    sums: Mapping[int, Sums]  # by the number of values that are added up
+    scales: Value  # their start; stride / 32 for each row
+    sums: Mapping[int, Sums]  # by group size
     stride: int
 
     def words_at(self, row: Value) -> Value:
@@ -56,9 +56,9 @@ class Quantized:
 
 
 def quantize(
-    source: Buffer, start: Value, columns: int, out: Quantized, row: Value, spans: Collection[int]
+    source: Buffer, start: Value, columns: int, out: Quantized, row: Value, group_sizes: Collection[int]
 ) -> None:  # fmt: skip
-    """Row `row` of `out` becomes source[start : start + columns], with the sums of `spans` values."""
+    """Row `row` of `out` becomes source[start : start + columns], with sums for these group sizes."""
     words, blocks = let(out.words_at(row)), let(out.blocks_at(row))
     with loop(i64(0), i64(columns // BLOCK)) as block:
         low = let(load(source, start + block * BLOCK))
@@ -70,12 +70,12 @@ def quantize(
         store(out.integers, words + block * 8, _bytes(first), 4)
         store(out.integers, words + block * 8 + 4, _bytes(second), 4)
         T.buffer_store(out.numbers, scale, [out.scales + blocks + block])
-        for span in spans:
-            sums, parts = out.sums[span], (first + second,) if span == BLOCK else (first, second)
+        for group_size in group_sizes:
+            sums, parts = out.sums[group_size], (first + second,) if group_size == BLOCK else (first, second)
             for index, part in enumerate(parts):
                 count, at = let(pure("int32", "llvm.vector.reduce.add", part)), (blocks + block) * len(parts) + index
                 T.buffer_store(out.numbers, scale * T.cast(count, "float32"), [sums.sums + at])
-                T.buffer_store(out.integers, count * T.int32(-CENTER[span]), [sums.corrections + at])
+                T.buffer_store(out.integers, count * T.int32(-CENTER[group_size]), [sums.corrections + at])
 
 
 def _abs(x: Value) -> Value:

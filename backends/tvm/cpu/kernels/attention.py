@@ -2,8 +2,8 @@
 
 The query heads that share a KV head are rows of one small matrix, together with the chunk's tokens in prefill. For a
 block of cache rows: scores = Q Kᵀ; the running maximum m and sum l; out = out · e^(m − m') + e^(scores − m') V.
-In decode the rows of the cache are split over the threads, and whoever needs the result merges the parts
-(FlashDecoding); in prefill the query rows are split.
+In decode the threads share the rows of the cache, and each thread that needs the result merges the parts
+(FlashDecoding); in prefill they share the query rows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.cpu.kernels.cache import Cache
 from edge.backends.tvm.cpu.kernels.functions import soft_cap
-from edge.backends.tvm.cpu.kernels.lanes import (
+from edge.backends.tvm.cpu.kernels.vectors import (
     Buffer,
     Register,
     Value,
@@ -33,14 +33,14 @@ from edge.backends.tvm.cpu.kernels.lanes import (
 )
 from edge.backends.tvm.targets import Target
 
-NEVER = -1e30  # the score of a row that may not be seen
+NEVER = -1e30  # the score of a row that the query must not see
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What scores go through before softmax: a soft cap (0: none), and a sliding window, if any layer has one.
+class ScoreLimits:
+    """Applied to scores before softmax: a soft cap (0: none), and a sliding window, if any layer has one.
 
-    A query at position p sees positions above p − window; `positions` (int32) lie like the cache's rows.
+    A query at position p sees positions above p − window. positions: int32, in the order of the cache's rows.
     """
 
     cap: float
@@ -50,19 +50,19 @@ class Limits:
 
 @dataclass(frozen=True)
 class Work:
-    """Where one thread keeps what it works on, float32: offsets into `memory`."""
+    """The working memory of one thread, float32: offsets into `memory`."""
 
     memory: Buffer
     scores: Value  # [query rows, block · 16]
     out: Value  # [query rows, head]
     maxima: Value  # [query rows]
     sums: Value  # [query rows]
-    block: int  # tiles of cache rows that are worked through at once
+    block: int  # tiles of cache rows between two corrections of the maximum
 
 
 @dataclass(frozen=True)
 class Query:
-    """A row of queries: where it starts, how many cache rows it may see, and its position (for windows)."""
+    """A row of queries: its offset, the number of cache rows that it may see, and its position (for windows)."""
 
     at: Value
     visible: Value
@@ -71,11 +71,11 @@ class Query:
 
 def attend(
     target: Target, cache: Cache, queries: Buffer, rows: Sequence[Query], first_row: Value, tiles: tuple[Value, Value],
-    work: Work, limits: Limits, *, fetch: bool,
+    work: Work, limits: ScoreLimits, *, fetch: bool,
 ) -> None:  # fmt: skip
     """Fill work.out (not yet divided by work.sums), work.maxima and work.sums for a range of the cache's tiles.
 
-    fetch: the cache is read once and not soon again, so ask memory ahead of need.
+    fetch: prefetch rows of the cache, since each is read only once.
     """
     parts = cache.head // 16
     query_sums = [query_sum(cache, queries, query) for query in rows]
@@ -96,7 +96,7 @@ def attend(
 
 def _score(
     target: Target, cache: Cache, queries: Buffer, rows: Sequence[Query], query_sums: Sequence[Value | None],
-    first_row: Value, start: Value, count: Value, work: Work, limits: Limits, fetch: bool,
+    first_row: Value, start: Value, count: Value, work: Work, limits: ScoreLimits, fetch: bool,
 ) -> None:  # fmt: skip
     """work.scores = Q Kᵀ for `count` tiles; a few tiles at a time, all query rows in registers."""
     side = _tiles_at_once(target, len(rows))
@@ -124,7 +124,7 @@ def _score(
 
 
 def query_sum(cache: Cache, queries: Buffer, query: Query) -> Value | None:
-    """Σ q, where the least value of rows is stored apart: q k = scale · (q codes) + least · Σ q."""
+    """Σ q, if rows store their least value: q k = scale · (q codes) + least · Σ q."""
     if cache.form.scales < 2:
         return None
     parts: Value = floats(0)
@@ -134,15 +134,15 @@ def query_sum(cache: Cache, queries: Buffer, query: Query) -> Value | None:
 
 
 def scaled(products: Value, scales: Sequence[Value], sum_of_query: Value | None) -> Value:
-    """The scores of 16 rows from a query's products with their codes."""
+    """The scores of 16 rows, from a query's products with their codes."""
     if not scales:
         return products
     scores = products * scales[0]
     return scores if sum_of_query is None else scores + scales[1] * spread(sum_of_query)
 
 
-def limit(scores: Value, query: Query, first_row: Value, tile: Value, limits: Limits) -> Value:
-    """The scores of 16 rows, capped, and NEVER for those that the query may not see."""
+def limit(scores: Value, query: Query, first_row: Value, tile: Value, limits: ScoreLimits) -> Value:
+    """The scores of 16 rows, capped; NEVER for those that the query must not see."""
     scores = soft_cap(scores, limits.cap)
     numbers = T.ramp(T.cast(tile * 16, "int32"), T.int32(1), 16)
     scores = T.Select(numbers < spread(T.cast(query.visible, "int32")), scores, floats(NEVER))
@@ -154,7 +154,7 @@ def limit(scores: Value, query: Query, first_row: Value, tile: Value, limits: Li
 
 
 def _soften(cache: Cache, rows: Sequence[Query], first_row: Value, start: Value, count: Value, work: Work) -> None:
-    """Turn the block's scores into powers, and correct sum and output so far for the new maximum."""
+    """Replace the block's scores by their powers, and correct the sum and output so far for the new maximum."""
     for index in range(len(rows)):
         scores = let(work.scores + index * (work.block * 16))
         most, powers, least = Register(), Register(), Register()
@@ -185,7 +185,7 @@ def _soften(cache: Cache, rows: Sequence[Query], first_row: Value, start: Value,
 def _mix(
     target: Target, cache: Cache, rows: int, first_row: Value, start: Value, count: Value, work: Work, fetch: bool
 ) -> None:
-    """work.out += powers · V over `count` cache rows; as many sums as fit in registers at a time."""
+    """work.out += powers · V over `count` cache rows; at a time, as many sums as fit in registers."""
     parts = cache.head // 16
     width = min(parts, target.mix_registers)
     height = max(1, target.mix_registers // width)
@@ -214,14 +214,14 @@ def finish(cache: Cache, head_size: int, index: int, work: Work, out: Buffer, at
     inverse = let(T.float32(1) / work.memory[work.sums + index])
     first = work.out + index * cache.head
     vectors = [let(load(work.memory, first + part * 16) * spread(inverse)) for part in range(cache.head // 16)]
-    _store_head(cache.turn(vectors), out, at, head_size)
+    _store_head(cache.transform(vectors), out, at, head_size)
 
 
 def merge(
     cache: Cache, memory: Buffer, head_size: int, count: Value, part_stride: int, index: Value, outs: Value,
     maxima: Value, sums: Value, out: Buffer, at: Value,
 ) -> None:  # fmt: skip
-    """out[at : at + head_size]: one query row from the parts of `count` threads.
+    """out[at : at + head_size] = one query row, merged from the parts of `count` threads.
 
     Thread p's part starts `part_stride` · p behind `outs`, `maxima`, `sums`; `index` is the row within a part.
     """
@@ -240,11 +240,11 @@ def merge(
             where = outs + part * part_stride + index * cache.head + position * 16
             each.value = each.value + spread(weight) * load(memory, where)
     inverse = let(T.float32(1) / weights.value)
-    _store_head(cache.turn([let(each.value * spread(inverse)) for each in mixed]), out, at, head_size)
+    _store_head(cache.transform([let(each.value * spread(inverse)) for each in mixed]), out, at, head_size)
 
 
 def _store_head(vectors: Sequence[Value], out: Buffer, at: Value, head_size: int) -> None:
-    """Vectors of 16 lanes, and what is left of a head whose size is no multiple of 16."""
+    """Store vectors of 16 lanes, the last one in part if the head's size is not a multiple of 16."""
     for part, vector in enumerate(vectors):
         left = head_size - part * 16
         if left >= 16:
@@ -257,6 +257,6 @@ def _store_head(vectors: Sequence[Value], out: Buffer, at: Value, head_size: int
 
 
 def _tiles_at_once(target: Target, rows: int) -> int:
-    """How many tiles of keys fit beside the queries' sums: all registers used, but no short cache overshot."""
+    """The number of key tiles for which all sums fit in registers; at most 4, so that short caches waste little."""
     fitting = max(1, target.score_rows * target.score_tiles // rows)
     return next(side for side in (4, 2, 1) if side <= fitting)

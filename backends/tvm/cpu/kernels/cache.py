@@ -1,27 +1,41 @@
-"""Rows of the KV cache in memory, and how a kernel writes and reads them.
+"""Rows of the KV cache in memory: how kernels write, read and move them.
 
 Keys lie in tiles of 16 rows, transposed, so that 16 scores come out of 16 lanes without a sum across lanes:
-K [rows / 16, width, 16], V [rows, width]; `width` elements hold a head, whose size is rounded up to 16, the rest zero.
-The rows are those of all heads of all layers, one after the other; each head's begin with a tile. Quantized rows have
-scales: [rows / 16, scales, 16]. What is in an element, and what scales there are: codes.py.
+K [rows / 16, width, 16], V [rows, width]. `width` elements hold a head, which is padded with zeros to a multiple of 16
+values. The rows of all heads of all layers lie one after the other; those of each head begin with a tile.
+Quantized rows have scales: [rows / 16, scales, 16]. `row_formats.py` defines elements and scales.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
-from edge.backends.tvm.cpu.kernels import codes
+from edge.backends.tvm.cpu.kernels import row_formats
 from edge.backends.tvm.cpu.kernels.isa import Isa
-from edge.backends.tvm.cpu.kernels.lanes import Buffer, Value, let, load, prefetch, quotient, remainder, store
+from edge.backends.tvm.cpu.kernels.vectors import (
+    Buffer,
+    Value,
+    i64,
+    let,
+    load,
+    loop,
+    prefetch,
+    quotient,
+    remainder,
+    store,
+)
 from edge.backends.tvm.kv.row_formats import FORMATS, RowFormat
+from edge.backends.tvm.packing.layout import Shape
 
 
 @dataclass(frozen=True)
 class Cache:
-    """The arrays, and what offsets are made of. starts: the first row of each head, [layers, KV heads]."""
+    """The arrays, and the sizes for offsets. starts: the first row of each head, [layers, KV heads]."""
 
     isa: Isa
     dtype: str
@@ -42,12 +56,12 @@ class Cache:
         return self.head // self.form.packed
 
     def first_row(self, layer: Value, kv_head: Value) -> Value:
-        """Rows that lie before those of this head."""
+        """The number of rows before those of this head."""
         return T.cast(self.starts[layer * self.kv_heads + kv_head], "int64")
 
-    def turn(self, vectors: Sequence[Value]) -> list[Value]:
-        """A query, 16 by 16, as rows are stored; attention's output, back from there."""
-        return codes.turn(self.dtype, vectors)
+    def transform(self, vectors: Sequence[Value]) -> list[Value]:
+        """A query, 16 values a vector, transformed like the stored rows; or attention's output, transformed back."""
+        return row_formats.transform(self.dtype, vectors)
 
     def load_keys(self, first_row: Value, tile: Value, index: Value) -> list[Value]:
         """The dimensions of the index-th element of 16 rows, float32, not yet scaled."""
@@ -61,24 +75,24 @@ class Cache:
             if (group + 1) * packed * 16 <= self.head:
                 vectors = self._decode(load(self.values, at + group * 16))
             else:
-                vectors = [codes.decode_half(load(self.values, at + group * 16, 8))]
+                vectors = [row_formats.decode_half(load(self.values, at + group * 16, 8))]
             found |= {group * packed + index: vector for index, vector in enumerate(vectors)}
         return {part: found[part] for part in parts}
 
     def scales(self, scales: Buffer, first_row: Value, tile: Value) -> list[Value]:
-        """Those of 16 rows, as `RowFormat` names them."""
+        """The scales of 16 rows, in the order of `RowFormat`."""
         at, count = (first_row + tile * 16) * self.form.scales, self.form.scales
         stored = [load(scales, at + number * 16) for number in range(count)]
         return [let(self.isa.from_f16(each) if self.form.scale == "float16" else each) for each in stored]
 
     def fetch_values(self, first_row: Value, tile: Value, index: Value, tiles: int) -> None:
-        """Ask for one part in `width` of the values of `tiles` tiles."""
-        share = tiles * 16  # elements, of width · share
+        """Prefetch part `index` of `width` parts of the values of `tiles` tiles."""
+        share = tiles * 16  # elements of width · share
         for line in range(-(-share // self._line)):
             prefetch(self.values, (first_row + tile * 16) * self.width + index * share + line * self._line)
 
     def fetch_keys(self, first_row: Value, tile: Value, row: Value) -> None:
-        """Ask for the row-th part, as large as a row, of the keys from `tile` on."""
+        """Prefetch part `row`, as large as a row, of the keys from `tile` on."""
         for line in range(-(-self.width // self._line)):
             prefetch(self.keys, (first_row + tile * 16 + row) * self.width + line * self._line)
 
@@ -88,11 +102,11 @@ class Cache:
         return 64 // {"float32": 4, "float16": 2, "int8": 1, "uint8": 1}[self.form.memory]
 
     def write_key(self, first_row: Value, row: Value, vectors: Sequence[Value]) -> None:
-        """`vectors` hold the head's dimensions, 16 by 16."""
+        """vectors: the head's dimensions, 16 in each."""
         start = let((first_row + quotient(row, 16) * 16) * self.width + remainder(row, 16))
         for part, vector in enumerate(self._encode(self.key_scales, first_row + row, vectors)):
             if self.form.packed == 2:
-                store(self.keys, start + part * 128, codes.neighbours(vector), 8, stride=16)
+                store(self.keys, start + part * 128, row_formats.neighbours(vector), 8, stride=16)
             else:
                 store(self.keys, start + part * 256, vector, stride=16)
 
@@ -101,24 +115,56 @@ class Cache:
         elements = self._encode(self.value_scales, first_row + row, vectors)
         if self.form.packed == 2:
             for part in range(0, len(elements) - 1, 2):
-                store(self.values, start + part * 8, codes.packed(elements[part], elements[part + 1], 16))
+                store(self.values, start + part * 8, row_formats.packed(elements[part], elements[part + 1], 16))
             if len(elements) % 2:
-                store(self.values, start + (len(elements) - 1) * 8, codes.halves(elements[-1]), 8)
+                store(self.values, start + (len(elements) - 1) * 8, row_formats.halves(elements[-1]), 8)
             return
         for part, vector in enumerate(elements):
             store(self.values, start + part * 16, vector)
 
     def _encode(self, scales: Buffer, row: Value, vectors: Sequence[Value]) -> list[Value]:
-        """Stores the row's scales."""
-        elements, numbers = codes.encode(self.isa, self.dtype, vectors)
+        """The elements of a row; its scales are stored."""
+        elements, numbers = row_formats.encode(self.isa, self.dtype, vectors)
         for number, value in enumerate(numbers):
             T.buffer_store(scales, value, [scale_at(row, number, len(numbers))])
         return elements
 
     def _decode(self, elements: Value) -> list[Value]:
-        return codes.decode(self.isa, self.dtype, elements)
+        return row_formats.decode(self.isa, self.dtype, elements)
 
 
 def scale_at(row: Value, number: int, count: int) -> Value:
-    """Where the number-th of `count` scales of a row lies."""
+    """The offset of scale `number` of a row that has `count` scales."""
     return (quotient(row, 16) * count + number) * 16 + remainder(row, 16)
+
+
+def move_rows(shape: Shape, kv_dtype: str) -> Any:
+    """The function that copies rows: pairs, int32 [count, 2], hold the source and the target of each copy.
+
+    Eviction fills its holes with the last rows of each head.
+    """
+    pointers = row_formats.memory_types(kv_dtype) | {"pairs": "int32"}
+    with IRBuilder() as builder, T.prim_func(s_tir=True):
+        T.func_name("move")
+        T.func_attr({"global_symbol": "move", "tirx.noalias": True})
+        arguments = {name: T.arg(name, T.ptr(dtype)) for name, dtype in pointers.items()}
+        count = T.arg("count", T.int64())
+        arrays = {name: T.decl_buffer((1 << 48,), dtype, data=arguments[name]) for name, dtype in pointers.items()}
+        pairs = arrays.pop("pairs")
+        with loop(i64(0), count) as index:
+            source, target = (let(T.cast(pairs[index * 2 + end], "int64")) for end in (0, 1))
+            _copy(FORMATS[kv_dtype], shape.padded_head, arrays, source, target)
+    return builder.get()
+
+
+def _copy(form: RowFormat, head: int, arrays: dict[str, Buffer], source: Value, target: Value) -> None:
+    """Row `target` becomes a copy of row `source`; both count from the start of the arrays."""
+    keys, values, width = arrays["keys"], arrays["values"], head // form.packed
+    from_key, to_key = (let(quotient(row, 16) * 16 * width + remainder(row, 16)) for row in (source, target))
+    with loop(i64(0), i64(width)) as element:
+        T.buffer_store(keys, keys[from_key + element * 16], [to_key + element * 16])
+        T.buffer_store(values, values[source * width + element], [target * width + element])
+    for number in range(form.scales):
+        from_scale, to_scale = (let(scale_at(row, number, form.scales)) for row in (source, target))
+        for name in ("key_scales", "value_scales"):
+            T.buffer_store(arrays[name], arrays[name][from_scale], [to_scale])

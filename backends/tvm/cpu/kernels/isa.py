@@ -1,4 +1,4 @@
-"""What differs between instruction sets: the dot product of bytes, and float16. A new one is a class here."""
+"""The differences between instruction sets: the dot product of bytes, and float16. Each set is a class."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from tvm.tirx.script.builder import ir as T
 
-from edge.backends.tvm.cpu.kernels.lanes import Value, floats, half, ints, let, pure, spread
+from edge.backends.tvm.cpu.kernels.vectors import Value, floats, half, ints, let, pure, spread
 
 
 class Isa(Protocol):
@@ -20,19 +20,19 @@ class Isa(Protocol):
     def dot(self, sums: Value, weights: Sequence[Value], x: Sequence[Value], largest: int | None) -> Value:
         """sums + Σ weights · x, over the 4 bytes of each lane and over the pairs of weights and words of x.
 
-        largest: of the weights, which are then unsigned and below 128; None: they are signed, and to the result
-        comes signed_offset · Σ x.
+        largest: the largest weight, if weights are unsigned and below 128. None: they are signed, and the result is
+        too large by signed_offset · Σ x.
         """
         ...
 
     def dots(
         self, starts: Sequence[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], largest: int | None
     ) -> Iterator[Value]:
-        """`dot` for every token's sums and words of x, in this order; a token is asked for when its turn comes."""
+        """`dot` for each token's sums and words of x, in order; each token's code is emitted on demand."""
         ...
 
     def lookup(self, table: Sequence[int], indices: Value) -> Value:
-        """16 int32 lanes of 4 bytes, each 0 … 15, become table[byte], signed bytes."""
+        """table[byte], signed, for each of the 4 bytes (0 … 15) of 16 int32 lanes."""
         ...
 
     def from_f16(self, stored: Value) -> Value:
@@ -45,7 +45,7 @@ class Isa(Protocol):
 
 
 class Generic:
-    """Plain vector arithmetic, which LLVM has on every CPU."""
+    """Plain vector arithmetic, which LLVM compiles for every CPU."""
 
     signed_offset = 0
 
@@ -70,7 +70,7 @@ class Generic:
         return T.reinterpret("int32x16", found)
 
     def from_f16(self, stored: Value) -> Value:
-        """Its exponent and fraction, read as a float32, are too small by 2^112; infinities are put right."""
+        """Exponent and fraction, read as those of a float32, are too small by 2^112; infinities are handled apart."""
         bits = let(T.cast(stored, "int32x16"))
         sign = (bits & ints(0x8000)) << ints(16)
         magnitude = let((bits & ints(0x7FFF)) << ints(13))
@@ -92,7 +92,7 @@ class Generic:
 
 
 class _Float16Instructions(Generic):
-    """CPUs that convert float16 themselves."""
+    """CPUs with instructions that convert float16."""
 
     def from_f16(self, stored: Value) -> Value:
         return T.cast(T.reinterpret("float16x16", stored), "float32x16")
@@ -109,7 +109,7 @@ class Avx2(_Float16Instructions):
         for which in (0, 1):
             registers = [half(weight, which, "int32x8") for weight in weights]
             pairs = [self._pairs(w, spread(word, 8), largest) for w, word in zip(registers, x, strict=True)]
-            # As many as fit 16 bits are added there.
+            # Sums stay in 16 bits as long as they fit.
             fit = 1 if largest is None else ((1 << 15) - 1) // (2 * largest * 127)
             pairs = [functools.reduce(_add, pairs[at : at + fit]) for at in range(0, len(pairs), fit)]
             halves.append(functools.reduce(_add, map(self._widened, pairs)))
@@ -153,7 +153,7 @@ def _add(a: Value, b: Value) -> Value:
 
 
 def _repeated(table: Sequence[int], lanes: int) -> Value:
-    """16 signed bytes as 4 int32 lanes, again and again."""
+    """16 signed bytes as 4 int32 lanes, repeated."""
     words = np.array(table, np.int8).view("<i4").tolist()
     return T.Shuffle([ints(word, 4) for word in words], [4 * (lane % 4) for lane in range(lanes)])
 
@@ -177,12 +177,12 @@ class AvxVnni(Avx2):
 
 
 def _unsigned(weights: Value, largest: int | None) -> Value:
-    """Bytes as vpdpbusd takes them: to signed ones 128 is added."""
+    """Bytes for vpdpbusd, which takes unsigned ones: 128 is added to signed bytes."""
     return weights if largest is not None else let(weights ^ ints(-0x7F7F7F80))  # 0x80808080
 
 
 class Neon(_Float16Instructions):
-    """ARM64: 32 registers of 128 bits. A block's weights would fill them all, so tokens take turns at each register."""
+    """ARM64: 32 registers of 128 bits, which a block's weights would fill. So each serves every token in turn."""
 
     def dot(self, sums: Value, weights: Sequence[Value], x: Sequence[Value], largest: int | None) -> Value:
         (result,) = self.dots([sums], weights, [x], largest)
@@ -191,7 +191,7 @@ class Neon(_Float16Instructions):
     def dots(
         self, starts: Sequence[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], largest: int | None
     ) -> Iterator[Value]:
-        """smull: products are added in 16 bits while they fit, two of signed bytes, all of a block of nibbles."""
+        """smull: products are added in 16 bits as long as they fit: two of signed bytes, all of a block of nibbles."""
         sums = [_quarters(start) for start in starts]
         room = ((1 << 15) - 1) // (127 * (128 if largest is None else largest))
         for first in range(0, len(weights), room):
@@ -234,12 +234,12 @@ class DotProd(Neon):
 
 
 class I8mm(DotProd):
-    """smmla: [2, 8] · [2, 8]ᵀ of signed bytes, here two tokens · two rows. A single token is left to sdot."""
+    """smmla: [2, 8] · [2, 8]ᵀ of signed bytes, here two tokens · two rows. A single token uses sdot."""
 
     def dots(
         self, starts: Sequence[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], largest: int | None
     ) -> Iterator[Value]:
-        """Pairs of words meet pairs of registers, whose rows are brought together: 8 values of one row in 8 bytes."""
+        """Pairs of registers are interleaved so that 8 bytes hold 8 values of one row; they meet pairs of words."""
         if len(starts) % 2:
             return super().dots(starts, weights, x, largest)
         pairs = range(0, len(starts), 2)
@@ -254,9 +254,9 @@ class I8mm(DotProd):
         return (_joined(each) for products in sums for each in _uncrossed(products))
 
 
-# Lanes of two registers that are put together, and those of the register behind it.
+# How the lanes of two registers (0 … 3, 4 … 7) are combined into two others.
 _ROWS = (0, 4, 1, 5), (2, 6, 3, 7)  # 8 bytes of a row, 4 from each
-_TOKENS = (0, 1, 4, 5), (2, 3, 6, 7)  # two rows' sums of one token, and of the other; twice is as before
+_TOKENS = (0, 1, 4, 5), (2, 3, 6, 7)  # two rows' sums of one token, and of the other; its own inverse
 
 
 def _crossed(first: Value, second: Value, orders: tuple[tuple[int, ...], ...]) -> list[Value]:
@@ -276,7 +276,7 @@ def _bytes(quarter: Value) -> Value:
 
 
 def _quarters(vector: Value) -> list[Value]:
-    """16 int32 lanes as 4 times 4."""
+    """16 int32 lanes as 4 vectors of 4."""
     halves = [half(vector, which, "int32x8") for which in (0, 1)]
     return [let(half(each, which, "int32x4")) for each in halves for which in (0, 1)]
 

@@ -1,4 +1,4 @@
-"""Weights times activations: 16 rows of a matrix (a tile) against one token or several at once.
+"""Weights times activations: 16 rows of a matrix (a tile) by one or several tokens at once.
 
 Decode reads each weight once and is bound by memory. Prefill reads a tile once for several tokens: its registers
 are unpacked once per block and serve every token. Both are this kernel, with one token or `Target.gemm_tokens`.
@@ -6,14 +6,15 @@ are unpacked once per block and serve every token. Both are this kernel, with on
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.cpu.kernels.activations import CENTER, Quantized
 from edge.backends.tvm.cpu.kernels.isa import Isa
-from edge.backends.tvm.cpu.kernels.lanes import (
+from edge.backends.tvm.cpu.kernels.vectors import (
     Buffer,
     Register,
     Value,
@@ -23,18 +24,19 @@ from edge.backends.tvm.cpu.kernels.lanes import (
     let,
     load,
     loop,
+    move_bits,
     prefetch,
     quotient,
     remainder,
+    shift_to_float,
     spread,
 )
-from edge.backends.tvm.cpu.kernels.registers import read_registers, to_floats
 from edge.backends.tvm.packing.blocks import PART, Block, FloatBlock, IntegerBlock
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A packed matrix in the file of weights: its block type, its width, and where it lies (bytes)."""
+    """A packed matrix in the file of weights: its block type, its width, and its offsets in bytes."""
 
     block: Block
     columns: int
@@ -44,7 +46,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Weights:
-    """The file of weights, seen as each of the types that it holds."""
+    """The file of weights as a buffer of each type that it holds."""
 
     words: Buffer  # int32
     halves: Buffer  # uint16: scales, F16, BF16
@@ -54,9 +56,9 @@ class Weights:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The activations of a product: float rows, `stride` values each, and the same quantized.
+    """The activations of a product: rows of floats, `stride` values each, and the same rows quantized.
 
-    Without the latter, integer weights are multiplied with the floats: the exact mode.
+    Without quantized rows, integer weights are multiplied by the floats: the exact mode.
     """
 
     floats: Buffer
@@ -70,7 +72,7 @@ def multiply(
 ) -> list[Register]:
     """16 products of tile `tile` with each of the given rows of the inputs.
 
-    ahead: bytes by which memory is asked for weights before they are multiplied, or 0.
+    ahead: bytes by which weights are prefetched, or 0.
     """
     sums = [Register() for _ in rows]
     for each in sums:
@@ -88,7 +90,7 @@ def _integers(
     isa: Isa, weights: Weights, matrix: Matrix, block: IntegerBlock, tile: Value, x: Quantized,
     rows: Sequence[Value], sums: list[Register], ahead: int,
 ) -> None:  # fmt: skip
-    """Σ over spans of d · s · (Σ w q − center Σ q) + m · s Σ q, where s and q are the activations'."""
+    """Σ over groups of d · s · (Σ w q − center Σ q) + m · s Σ q, where s and q are the activations'."""
     count, first_part, first_scales = _tile(matrix, block, tile)
     x_words = [let(x.words_at(row)) for row in rows]
     x_blocks = [let(x.blocks_at(row)) for row in rows]
@@ -98,25 +100,25 @@ def _integers(
         if ahead:
             for line in range(0, block.part_bytes, 64):
                 prefetch(weights.words, first + (ahead + line) // 4)
-        spans = _read_part(isa, weights, block, first, first_scales, at)
+        groups = _read_part(isa, weights, block, first, first_scales, at)
         x_sums, products = x.sums[block.group_size], []
-        for number, span in enumerate(spans):
+        for number, group in enumerate(groups):
             starts, words_of_x = [], []
             for x_at, block_at in zip(x_words, x_blocks, strict=True):
-                sum_at = (block_at + at) * len(spans) + number
+                sum_at = (block_at + at) * len(groups) + number
                 correction = x.integers[x_sums.corrections + sum_at] * T.int32(center // CENTER[block.group_size])
                 starts.append(spread(correction) if center else ints(0))
-                word = x_at + at * (PART // 4) + number * len(span.registers)
-                words_of_x.append([x.integers[word + index] for index in range(len(span.registers))])
-            products.append(isa.dots(starts, span.registers, words_of_x, block.largest))
+                word = x_at + at * (PART // 4) + number * len(group.registers)
+                words_of_x.append([x.integers[word + index] for index in range(len(group.registers))])
+            products.append(isa.dots(starts, group.registers, words_of_x, block.largest))
         for each, block_at, *dots in zip(sums, x_blocks, *products, strict=True):
             result = each.value
-            for number, (span, dot) in enumerate(zip(spans, dots, strict=True)):
-                factor = span.scale * spread(x.numbers[x.scales + block_at + at])
+            for number, (group, dot) in enumerate(zip(groups, dots, strict=True)):
+                factor = group.scale * spread(x.numbers[x.scales + block_at + at])
                 result = result + T.cast(dot, "float32x16") * factor
-                if span.minimum is not None:
-                    sum_at = (block_at + at) * len(spans) + number
-                    result = result + span.minimum * spread(x.numbers[x_sums.sums + sum_at])
+                if group.minimum is not None:
+                    sum_at = (block_at + at) * len(groups) + number
+                    result = result + group.minimum * spread(x.numbers[x_sums.sums + sum_at])
             each.value = result
 
 
@@ -124,7 +126,7 @@ def _exact(
     isa: Isa, weights: Weights, matrix: Matrix, block: IntegerBlock, tile: Value, inputs: Inputs,
     rows: Sequence[Value], sums: list[Register],
 ) -> None:  # fmt: skip
-    """The same with every weight made a float: slow, for tests and for comparison."""
+    """The same product with every weight converted to a float: slow, for tests and comparisons."""
     count, first_part, first_scales = _tile(matrix, block, tile)
     starts = [let(inputs.start + row * inputs.stride) for row in rows]
     with loop(i64(0), i64(count)) as at:
@@ -136,8 +138,8 @@ def _exact(
 
 
 @dataclass(frozen=True)
-class _Span:
-    """Neighbouring values of 16 rows, 4 in each register, that share a scale and a minimum."""
+class _Group:
+    """Neighbouring values of 16 rows, 4 in each register, with a common scale and minimum."""
 
     registers: Sequence[Value]
     scale: Value
@@ -145,7 +147,7 @@ class _Span:
 
 
 def _tile(matrix: Matrix, block: IntegerBlock, tile: Value) -> tuple[int, Value, Value]:
-    """The number of its parts, and where it lies: the quants in words, the scales in halves."""
+    """The number of its parts, and the offsets of its quants in words and of its scales in halves."""
     quants, scales = block.packed_bytes(16, matrix.columns)
     words, halves = quotient(matrix.quants + tile * quants, 4), quotient(matrix.scales + tile * scales, 2)
     return matrix.columns // PART, let(words), let(halves)
@@ -153,14 +155,14 @@ def _tile(matrix: Matrix, block: IntegerBlock, tile: Value) -> tuple[int, Value,
 
 def _read_part(
     isa: Isa, weights: Weights, block: IntegerBlock, first: Value, first_scales: Value, at: Value
-) -> list[_Span]:
+) -> list[_Group]:
     """Part `at` of a tile, whose quants are at word `first` and whose scales begin at half `first_scales`."""
     first = let(first)
-    registers = read_registers(block, isa, lambda index: load(weights.words, first + index * 16))
+    registers = _read_registers(block, isa, lambda index: load(weights.words, first + index * 16))
     scales = let(first_scales + quotient(at, block.parts) * (block.scale_bytes // 2))
     numbers = [let(isa.from_f16(load(weights.halves, scales + index * 16))) for index in range(block.numbers)]
     if block.parts == 1:
-        return [_Span(registers, *numbers)]
+        return [_Group(registers, *numbers)]
     factors_at = let((scales + block.numbers * 16) * 2 + remainder(at, block.parts) * PART)
     stored = [let(T.cast(load(weights.bytes, factors_at + index * 16), "int32x16")) for index in (0, 1)]
     if block.group_size == PART:
@@ -171,17 +173,37 @@ def _read_part(
         factors = [[each] for each in stored]
     scaled = [[let(d * T.cast(f, "float32x16")) for d, f in zip(numbers, each, strict=True)] for each in factors]
     count = len(registers) // len(scaled)
-    return [_Span(registers[index * count : (index + 1) * count], *each) for index, each in enumerate(scaled)]
+    return [_Group(registers[index * count : (index + 1) * count], *each) for index, each in enumerate(scaled)]
 
 
-def _weights(block: IntegerBlock, spans: Sequence[_Span]) -> Iterator[Value]:
-    """The values of a part as floats, one of each row. Unsigned bytes are below 128: they may be read as signed."""
-    for span in spans:
-        for register in span.registers:
+def _read_registers(block: IntegerBlock, isa: Isa, read: Callable[[int], Value]) -> list[Value]:
+    """The values 4i … 4i+3 of a part as the 4 bytes of each lane, for every i.
+
+    read: returns the i-th 64 bytes of a packed part as 16 int32 lanes.
+    """
+    found: list[Value] = []
+    for bits, first in zip(block.planes, accumulate(block.planes, initial=0), strict=False):
+        words = [let(read(first + index)) for index in range(bits)]
+        fields = [let(move_bits(word, bits, at, first)) for at in range(0, 8, bits) for word in words]
+        found = [let(low | high) for low, high in zip(found, fields, strict=True)] if found else fields
+    return [let(isa.lookup(block.codebook, each)) for each in found] if block.codebook else found
+
+
+def _to_floats(block: FloatBlock, isa: Isa, stored: Value) -> Value:
+    """16 stored values of F32, F16 or BF16 (unsigned integers but for F32) as float32."""
+    if block.name == "F16":
+        return isa.from_f16(stored)
+    return shift_to_float(stored, 16) if block.name == "BF16" else stored
+
+
+def _weights(block: IntegerBlock, groups: Sequence[_Group]) -> Iterator[Value]:
+    """The values of a part as floats, one of each row at a time. Unsigned bytes, below 128, are read as signed."""
+    for group in groups:
+        for register in group.registers:
             for byte in range(4):
                 quant = (register << ints(24 - 8 * byte)) >> ints(24)
-                weight = T.cast(quant - ints(block.center), "float32x16") * span.scale
-                yield weight if span.minimum is None else weight + span.minimum
+                weight = T.cast(quant - ints(block.center), "float32x16") * group.scale
+                yield weight if group.minimum is None else weight + group.minimum
 
 
 def _float_weights(
@@ -192,7 +214,7 @@ def _float_weights(
     first = let(quotient(matrix.quants, block.raw_bytes) + tile * (matrix.columns * 16))
     starts = [let(inputs.start + row * inputs.stride) for row in rows]
     with loop(i64(0), i64(matrix.columns)) as at:
-        weight = let(to_floats(block, isa, load(memory, first + at * 16)))
+        weight = let(_to_floats(block, isa, load(memory, first + at * 16)))
         for each, start in zip(sums, starts, strict=True):
             each.value = each.value + weight * spread(inputs.floats[start + at])
 
@@ -200,7 +222,7 @@ def _float_weights(
 def copy_row(isa: Isa, weights: Weights, matrix: Matrix, row: Value, out: Buffer, out_at: Value) -> None:
     """out[out_at : out_at + columns] = row `row` of the matrix: the embedding of a token.
 
-    Works through whole tiles, of which one lane is kept: 16 × the work of a few µs, and no second layout.
+    It unpacks whole tiles and keeps one lane: 16 × the work of a few µs, but the table needs no second copy.
     """
     block, tile, lane = matrix.block, let(quotient(row, 16)), let(remainder(row, 16))
     kept = Register()
@@ -208,7 +230,7 @@ def copy_row(isa: Isa, weights: Weights, matrix: Matrix, row: Value, out: Buffer
         memory = weights.floats if block.raw_bytes == 4 else weights.halves
         first = let(quotient(matrix.quants, block.raw_bytes) + tile * (matrix.columns * 16))
         with loop(i64(0), i64(matrix.columns)) as at:
-            kept.value = to_floats(block, isa, load(memory, first + at * 16))
+            kept.value = _to_floats(block, isa, load(memory, first + at * 16))
             T.buffer_store(out, kept.lane(lane), [out_at + at])
         return
     count, first_part, first_scales = _tile(matrix, block, tile)

@@ -1,16 +1,16 @@
-"""How much attention cached rows get: what score-based eviction decides by (H2O, TOVA, SnapKV …).
+"""The attention that cached rows receive, by which policies such as H2O, TOVA and SnapKV evict.
 
-Computed beside attention, for the last queries of a pass only, and not at all when nobody asks. It costs a second
-Q Kᵀ for those queries, without the sharing of keys between them.
+It is computed beside attention, for the last queries of a pass only, and only if the engine observes. It costs a second
+Q Kᵀ for those queries, which does not share the keys between them.
 """
 
 from __future__ import annotations
 
 from tvm.tirx.script.builder import ir as T
 
-from edge.backends.tvm.cpu.kernels.attention import NEVER, Limits, Query, limit, query_sum, scaled
+from edge.backends.tvm.cpu.kernels.attention import NEVER, Query, ScoreLimits, limit, query_sum, scaled
 from edge.backends.tvm.cpu.kernels.cache import Cache
-from edge.backends.tvm.cpu.kernels.lanes import (
+from edge.backends.tvm.cpu.kernels.vectors import (
     Buffer,
     Register,
     Value,
@@ -31,12 +31,12 @@ from edge.backends.tvm.cpu.kernels.lanes import (
 
 def observe(
     cache: Cache, memory: Buffer, query: Query, first_row: Value, raw: Value, share: float, votes: Value,
-    out: Buffer, limits: Limits,
+    out: Buffer, limits: ScoreLimits,
 ) -> None:  # fmt: skip
     """out[first_row : first_row + visible] += share · softmax(q Kᵀ) for one query row.
 
-    votes: if 1, += share for the rows whose attention is above the average, and nothing for the others.
-    `raw` is an offset into `memory`, with room for every row of the cache.
+    votes: if 1, += share for rows whose attention is above the average, and nothing for the others.
+    raw: an offset into `memory`, with room for every row of a head.
     """
     tiles = let(quotient(query.visible + 15, 16))
     sum_of_query = query_sum(cache, memory, query)

@@ -1,4 +1,7 @@
-"""Rows of the KV cache as codes: what codes.py says, in compiled code."""
+"""KV rows in their stored formats, in compiled code: what `kv/row_formats.py` defines and does in NumPy.
+
+Rows that are transformed go through a Householder reflection of keys (`kv/householder.py`) and a Hadamard transform.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ from collections.abc import Sequence
 
 from tvm.tirx.script.builder import ir as T
 
-from edge.backends.tvm.cpu.kernels.hadamard import hadamard
 from edge.backends.tvm.cpu.kernels.isa import Isa
-from edge.backends.tvm.cpu.kernels.lanes import (
+from edge.backends.tvm.cpu.kernels.vectors import (
+    LANES,
     Register,
     Value,
     floats,
@@ -20,12 +23,13 @@ from edge.backends.tvm.cpu.kernels.lanes import (
     pure,
     smallest,
     spread,
+    total,
 )
 from edge.backends.tvm.kv.row_formats import FORMATS, LARGEST, STEPS
 
 
 def kernel_type(numpy_type: str) -> str:
-    """Kernels read float16 as the integers that it is stored in."""
+    """Kernels read float16 as integers of 16 bits."""
     return "uint16" if numpy_type == "float16" else numpy_type
 
 
@@ -35,8 +39,8 @@ def memory_types(dtype: str) -> dict[str, str]:
     return {"keys": memory, "values": memory, "key_scales": scale, "value_scales": scale}
 
 
-def turn(dtype: str, vectors: Sequence[Value]) -> list[Value]:
-    """A row as its codes see it. Queries are turned likewise, and once more turned is turned back."""
+def transform(dtype: str, vectors: Sequence[Value]) -> list[Value]:
+    """The Hadamard transform, for formats that store rows transformed; queries need it, too. It is its own inverse."""
     return hadamard(vectors) if FORMATS[dtype].transformed else list(vectors)
 
 
@@ -46,7 +50,7 @@ def encode(isa: Isa, dtype: str, vectors: Sequence[Value]) -> tuple[list[Value],
         return list(vectors), []
     if dtype == "f16":
         return [isa.to_f16(vector) for vector in vectors], []
-    return _encode_int8(vectors) if dtype == "int8" else _encode_int4(isa, turn(dtype, vectors))
+    return _encode_int8(vectors) if dtype == "int8" else _encode_int4(isa, transform(dtype, vectors))
 
 
 def _encode_int8(vectors: Sequence[Value]) -> tuple[list[Value], list[Value]]:
@@ -60,7 +64,7 @@ def _encode_int8(vectors: Sequence[Value]) -> tuple[list[Value], list[Value]]:
 
 
 def _encode_int4(isa: Isa, vectors: Sequence[Value]) -> tuple[list[Value], list[Value]]:
-    """round((x − least) / scale), with scale and least as they will be read: rounded to float16."""
+    """round((x − least) / scale), with scale and least rounded to float16, as they will be read."""
     low = high = vectors[0]
     for vector in vectors[1:]:
         low, high = let(T.min(low, vector)), let(T.max(high, vector))
@@ -81,7 +85,7 @@ def _encode_int4(isa: Isa, vectors: Sequence[Value]) -> tuple[list[Value], list[
 
 
 def decode(isa: Isa, dtype: str, elements: Value) -> list[Value]:
-    """16 elements as float32, neither scaled nor turned back; int4: the low halves of bytes, and the high ones."""
+    """16 elements as float32, not yet scaled or transformed; int4: the low halves of the bytes, then the high ones."""
     if dtype == "f32":
         return [elements]
     if dtype == "f16":
@@ -100,17 +104,17 @@ def decode_half(elements: Value) -> Value:
 
 
 def packed(low: Value, high: Value, lanes: int) -> Value:
-    """Two vectors of codes in one of bytes."""
+    """Two vectors of codes as one of bytes."""
     return low | T.shift_left(high, spread(T.uint8(4), lanes))
 
 
 def neighbours(codes: Value) -> Value:
-    """16 codes in 8 bytes, two neighbours in each."""
+    """16 codes in 8 bytes, two neighbours in each byte."""
     return packed(T.Shuffle([codes], list(range(0, 16, 2))), T.Shuffle([codes], list(range(1, 16, 2))), 8)
 
 
 def halves(codes: Value) -> Value:
-    """16 codes in 8 bytes, those 8 apart in each."""
+    """16 codes in 8 bytes, two that are 8 apart in each byte."""
     return packed(half(codes, 0, "uint8x8"), half(codes, 1, "uint8x8"), 8)
 
 
@@ -120,3 +124,41 @@ def _rounded(x: Value) -> Value:
 
 def _float(elements: Value) -> Value:
     return let(T.cast(T.cast(elements, "int32x16"), "float32x16"))
+
+
+def hadamard(vectors: Sequence[Value]) -> list[Value]:
+    """x H for a row of 16 · n numbers; H = Hᵀ = H⁻¹, in blocks of the largest power of two that divides the length.
+
+    Butterflies: distances 1, 2, 4, 8 within a vector, then whole vectors. The row goes through variables, because TVM's
+    simplifier would expand plain expressions, which double at every distance.
+    """
+    row = [Register() for _ in vectors]
+    for each, vector in zip(row, vectors, strict=True):
+        each.value = vector
+        for distance in (1, 2, 4, 8):
+            each.value = _within(let(each.value), distance)
+    block = len(row) & -len(row)
+    distance = 1
+    while distance < block:
+        for index in range(len(row)):
+            if not index & distance:
+                first, second = let(row[index].value), let(row[index + distance].value)
+                row[index].value, row[index + distance].value = first + second, first - second
+        distance *= 2
+    return [let(each.value * floats((block * LANES) ** -0.5)) for each in row]
+
+
+def reflect(vectors: Sequence[Value], normals: Sequence[Value]) -> list[Value]:
+    """x − 2 (n x) n for a row of 16 · n numbers."""
+    products: Value = floats(0)
+    for vector, normal in zip(vectors, normals, strict=True):
+        products = let(products + vector * normal)
+    twice = let(spread(T.float32(2) * total(products)))
+    return [let(vector - twice * normal) for vector, normal in zip(vectors, normals, strict=True)]
+
+
+def _within(vector: Value, distance: int) -> Value:
+    """Each two lanes a, b that are `distance` apart become a + b, a − b."""
+    partners = T.Shuffle([vector], [lane ^ distance for lane in range(LANES)])
+    first = T.bitwise_and(T.ramp(T.int32(0), T.int32(1), LANES), ints(distance)) == ints(0)
+    return partners + T.Select(first, vector, floats(0) - vector)

@@ -1,9 +1,9 @@
-"""Threads that meet between phases, without a library: counters in memory, a bounded spin, then the system's futex.
+"""Barriers between phases, without a library: counters in memory, a bounded spin, then the system's futex.
 
-Every thread counts its arrivals in a line of its own, so meeting costs one transfer between caches each way. Who
-waits longer than a fraction of a millisecond sleeps, and is woken by whoever it waits for: when other programs use
-the cores, spinning on would burn the time in which the other could arrive, and yielding gives a whole time slice
-away at every meeting. TIR has no atomic operations, so these few are LLVM IR.
+Every thread counts its arrivals in a cache line of its own, so a barrier costs one transfer between caches each way. A
+thread that waits longer than a fraction of a millisecond sleeps, and the thread that it waits for wakes it: if other
+programs use the cores, spinning would waste the time in which the other thread could arrive, and yielding would give up
+a whole time slice at every barrier. TIR has no atomic operations, so these functions are LLVM IR.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import functools
 
 from tvm.tirx.script.builder import ir as T
 
-from edge.backends.tvm.cpu.kernels.lanes import Value, i64, loop, when
-from edge.backends.tvm.packing.layout import LINE
+from edge.backends.tvm.cpu.arguments import LINE
+from edge.backends.tvm.cpu.kernels.vectors import Value, i64, loop, when
 
-# The second word of a line counts its sleepers. A counter only grows; differences of 32 bits may wrap.
+# The second word of a line counts sleeping threads. Counters only grow; differences of 32 bits may wrap.
 _FUNCTIONS = r"""
 declare i64 @syscall(i64, ...)
 declare void @PAUSE
@@ -68,23 +68,23 @@ done:
 }
 """
 
-_MACHINES = {  # the number of the system call, the declaration and the call of a pause
+_MACHINES = {  # the number of the futex system call, and the declaration and the call of a pause
     "x86_64": ("202", "llvm.x86.sse2.pause()", "llvm.x86.sse2.pause()"),
     "aarch64": ("98", "llvm.aarch64.hint(i32)", "llvm.aarch64.hint(i32 1)"),
 }
 
 
 def imports(machine: str, spins: int) -> str:
-    """The functions below as LLVM IR, for `Target.machine`.
+    """The functions above for a `Target.machine`.
 
-    spins: pauses before a thread sleeps; 1 is as good as none.
+    spins: pauses before a thread sleeps; 1 is almost none.
     """
     words = dict(zip(("FUTEX", "PAUSE", "CALL"), _MACHINES[machine], strict=True)) | {"SPINS": str(spins)}
     return functools.reduce(lambda text, word: text.replace(word, words[word]), words, _FUNCTIONS)
 
 
 def arrive(lines: Value, index: Value) -> Value:
-    """Count an arrival at line `index`, wake who waits for it; returns the count so far, int32."""
+    """Count an arrival at line `index` and wake threads that wait for it; returns the count so far, int32."""
     return T.call_extern("int32", "edge_arrive", _address(lines, index))
 
 
@@ -94,7 +94,7 @@ def wait(lines: Value, index: Value, count: Value) -> None:
 
 
 def meet(lines: Value, thread: Value, threads: Value) -> None:
-    """A barrier: everything that any thread wrote before it is seen by all after it."""
+    """A barrier: after it, every thread sees everything that any thread wrote before it."""
     with when(threads > 1):
         mine = T.Bind(arrive(lines, thread))
         with loop(i64(0), threads) as other, when(other != thread):

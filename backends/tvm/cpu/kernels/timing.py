@@ -1,17 +1,17 @@
-"""Marks of a timed pass: a thread adds up, without a system call, what has gone by since its last one.
+"""Marks of a timed pass in compiled code: `cpu/timing.py` defines the counters and reads them.
 
-The C library's clock, as processors' own counters are not open to programs everywhere (ARM64) and tick in units of
-their own. One mark takes some 30 ns.
+They read the C library's clock without a system call. Processors' own counters are not open to programs everywhere
+(ARM64), and each kind ticks in its own unit.
 """
 
 from __future__ import annotations
 
 from tvm.tirx.script.builder import ir as T
 
-from edge.backends.tvm.cpu.kernels.lanes import Buffer, Value
+from edge.backends.tvm.cpu.kernels.vectors import Buffer, Value
 
-# clock_gettime(CLOCK_MONOTONIC = 1) gives seconds and nanoseconds, 64 bits each.
-IMPORTS = """
+# clock_gettime(CLOCK_MONOTONIC = 1) gives seconds and nanoseconds of 64 bits each.
+FUNCTIONS = """
 declare i32 @clock_gettime(i32, ptr)
 
 define i32 @edge_mark(ptr %last, ptr %counters) {
@@ -37,6 +37,6 @@ define i32 @edge_mark(ptr %last, ptr %counters) {
 """
 
 
-def mark(times: Buffer, thread: Value, counters: Value) -> None:
-    """Add what has gone by since the mark at `thread` (the thread's first word) to the counters at `counters`."""
+def add_time(times: Buffer, thread: Value, counters: Value) -> None:
+    """Add the time since the thread's last timestamp, at word `thread`, to the counters at word `counters`."""
     T.evaluate(T.call_extern("int32", "edge_mark", T.address_of(times[thread]), T.address_of(times[counters])))

@@ -1,8 +1,7 @@
-"""A few words over TVM's IR builder, so that kernels read like their maths.
+"""Vectors and control flow over TVM's IR builder, so that kernels read like their formulas.
 
-The unit of work is a vector of 16 lanes, whatever the CPU's registers hold: LLVM splits it where they are narrower.
-Python control flow happens while a kernel is built (and so unrolls); `loop` and `when` are control flow of the
-kernel itself.
+The unit of work is a vector of 16 lanes; LLVM splits it for narrower registers. Python's control flow runs while a
+kernel is built, and so unrolls; `loop` and `when` are control flow of the kernel itself.
 """
 
 from __future__ import annotations
@@ -47,12 +46,12 @@ def store(buffer: Buffer, at: Value, value: Value, lanes: int = LANES, stride: i
 
 
 def let(value: Value) -> Value:
-    """Compute once, here."""
+    """Compute the value once, at this place."""
     return T.Bind(value)
 
 
 def quotient(value: Value, by: Value | int) -> Value:
-    """value / by of int64 that are not negative. (`//` rounds down, for which TVM makes code that asks for signs.)"""
+    """value / by of int64 that are not negative. (`//` rounds down, for which TVM generates tests of the signs.)"""
     if not isinstance(by, int):
         return T.truncdiv(value, by)
     return T.shift_right(value, i64(by.bit_length() - 1)) if by & (by - 1) == 0 else T.truncdiv(value, i64(by))
@@ -69,7 +68,7 @@ def pure(dtype: str, intrinsic: str, *arguments: Value) -> Value:
 
 
 def prefetch(buffer: Buffer, at: Value) -> None:
-    """Ask for the cache line of buffer[at] to be brought into the second-level cache. Any address will do."""
+    """Prefetch the cache line of buffer[at] into the second-level cache. The address need not be valid."""
     address = T.address_of(buffer[at])
     T.evaluate(T.call_llvm_intrin("void", "llvm.prefetch.p0", address, T.int32(0), T.int32(2), T.int32(1)))
 
@@ -90,7 +89,7 @@ class Register:
     """A variable of 16 lanes (or `lanes` of them), which LLVM keeps in registers."""
 
     def __init__(self, dtype: str = "float32", lanes: int = LANES) -> None:
-        # Left alone, TVM would take these few bytes from a heap, at every turn of a loop.
+        # Without the annotation, TVM would allocate these few bytes on the heap in every iteration of a loop.
         self._buffer = T.alloc_buffer((lanes,), dtype, scope="local", annotations={"disable_lower_builtin": True})
         self._lanes = lanes
 
@@ -172,7 +171,7 @@ def _i(lanes: int) -> str:
 
 
 def move_bits(words: Value, bits: int, at: int, to: int) -> Value:
-    """`bits` bits from bit `at` of each of the 4 bytes in a lane, moved to bit `to`; all others 0. 8 bits stay."""
+    """`bits` bits from bit `at` of each of a lane's 4 bytes, moved to bit `to`, other bits 0. 8 bits do not move."""
     if bits == 8:
         return words
     if at > to:
@@ -183,5 +182,5 @@ def move_bits(words: Value, bits: int, at: int, to: int) -> Value:
 
 
 def shift_to_float(stored: Value, bits: int) -> Value:
-    """16 lanes of uint16, moved up by `bits`, read as float32."""
+    """16 lanes of uint16, shifted left by `bits` and read as float32."""
     return T.reinterpret("float32x16", T.shift_left(T.cast(stored, "int32x16"), ints(bits)))

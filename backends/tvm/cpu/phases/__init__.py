@@ -1,1 +1,1 @@
-"""What a pass does between two barriers: one file for each kind of work."""
+"""The phases of a pass, from one barrier to the next, and the builder that they share."""

@@ -1,4 +1,4 @@
-"""A pass while it is built: its arguments, its share of the work, and the rows of activations that products read."""
+"""The state of a pass while it is built: its arguments, the thread's share of the work, and rows of activations."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from typing import Any
 
 from tvm.tirx.script.builder import ir as T
 
-from edge.backends.tvm.cpu import marks
-from edge.backends.tvm.cpu.kernels import clock
+from edge.backends.tvm.cpu import timing
+from edge.backends.tvm.cpu.arguments import Job, Table
 from edge.backends.tvm.cpu.kernels.activations import Quantized, Sums, quantize
 from edge.backends.tvm.cpu.kernels.cache import Cache
-from edge.backends.tvm.cpu.kernels.codes import memory_types
+from edge.backends.tvm.cpu.kernels.functions import NORMS
 from edge.backends.tvm.cpu.kernels.isa import ISAS
-from edge.backends.tvm.cpu.kernels.lanes import Buffer, Register, Value, i64, let, load, loop, quotient, when
 from edge.backends.tvm.cpu.kernels.matmul import Inputs, Matrix, Weights, multiply
-from edge.backends.tvm.cpu.kernels.norms import NORMS
+from edge.backends.tvm.cpu.kernels.row_formats import memory_types
 from edge.backends.tvm.cpu.kernels.threads import meet
+from edge.backends.tvm.cpu.kernels.timing import add_time
+from edge.backends.tvm.cpu.kernels.vectors import Buffer, Register, Value, i64, let, load, loop, quotient, when
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.packing.blocks import BLOCKS, IntegerBlock
-from edge.backends.tvm.packing.layout import Job, Table
 
 
-class Frame:
-    """A step (`single`) or a chunk, as one thread runs it. Everything it gives is an expression of TVM.
+class PassBuilder:
+    """A step (`single`) or a chunk, as one thread runs it. Its methods return and emit expressions of TVM.
 
     In a step every thread normalises and quantizes its own copy of the one row, which is cheaper than a barrier; in a
-    chunk the rows are shared out first.
+    chunk the threads divide the rows in a phase of its own.
     """
 
     def __init__(self, design: Design, single: bool, pointers: dict[str, Any], thread: Value) -> None:
         self.design, self.single, self.thread = design, single, thread
         self.shape, self.target, self.isa = design.shape, design.target, ISAS[design.target.name]
         self.dealt = self.target.step_dealt if single else self.target.chunk_dealt
-        # In the exact mode a batch of 8 tokens would take half a minute to compile.
+        # In the exact mode, a batch of 8 tokens would take half a minute to compile.
         self.batch = 1 if single else min(2, self.target.gemm_tokens) if design.exact else self.target.gemm_tokens
 
         def view(name: str, dtype: str) -> Buffer:
@@ -78,7 +78,7 @@ class Frame:
 
     def share_out(self, name: str, width: int, layer: Value, group: str) -> None:
         """In a chunk, quantize rows in a phase of its own."""
-        if self.single or not self._spans(self.blocks(group)):
+        if self.single or not self._group_sizes(self.blocks(group)):
             return
         with self.phase(f"quantize_{name}", layer), self.shared_out(self.count) as token:
             self.quantize_row(name, width, token, token, self.blocks(group))
@@ -86,7 +86,7 @@ class Frame:
     def ready(self, name: str, width: int, layer: Value, group: str, *, private: bool) -> Inputs:
         """In a step, quantize the thread's own copy, from its own row or from the one that all share."""
         source = self.thread if private else i64(0)
-        if self.single and self._spans(self.blocks(group)):
+        if self.single and self._group_sizes(self.blocks(group)):
             self.quantize_row(name, width, source, self.thread, self.blocks(group))
             self.mark(f"quantize_{name}", layer)
         return self.inputs(name, width, shared=not private)
@@ -106,30 +106,30 @@ class Frame:
         )  # fmt: skip
 
     def quantize_row(self, name: str, width: int, source: Value, row: Value, blocks: Sequence[str]) -> None:
-        if spans := self._spans(blocks):
-            quantize(self.floats, let(self.at(name) + source * width), width, self.quantized(), row, spans)
+        if group_sizes := self._group_sizes(blocks):
+            quantize(self.floats, let(self.at(name) + source * width), width, self.quantized(), row, group_sizes)
 
-    def _spans(self, blocks: Sequence[str]) -> Sequence[int]:
-        """How many values each of the sums is of that products with these weights need; none without integers."""
+    def _group_sizes(self, blocks: Sequence[str]) -> Sequence[int]:
+        """The group sizes of these weights, for which activations need sums; none if no weights are integers."""
         integers = [block for block in map(BLOCKS.__getitem__, blocks) if isinstance(block, IntegerBlock)]
         return [] if self.design.exact else sorted({block.group_size for block in integers})
 
     def inputs(self, name: str, width: int, *, shared: bool = False) -> Inputs:
-        """shared: in a step, all threads read the one row of floats rather than copies of their own."""
+        """shared: in a step, all threads read the same row of floats rather than their own copies."""
         stride = 0 if self.single and shared else width
         return Inputs(self.floats, self.at(name), stride, None if self.design.exact else self.quantized())
 
     def multiply(self, matrix: Matrix, tile: Value, inputs: Inputs, rows: Sequence[Value]) -> list[Register]:
-        ahead = self.target.fetch_ahead if len(rows) == 1 else 0  # for several tokens, arithmetic is what takes time
+        ahead = self.target.fetch_ahead if len(rows) == 1 else 0  # products of several tokens are bound by arithmetic
         return multiply(self.isa, self.weights, matrix, tile, inputs, rows, ahead)
 
     def product(self, name: str, layer: Value, tile: Value, inputs: Inputs, rows: Sequence[Value]) -> list[Register]:
-        """As `multiply`, with a matrix of the layer, and its bias added if it has one.
+        """As `multiply`, with a matrix of the layer, plus its bias if it has one.
 
-        There is code for every block type that the matrix has in some layer; each layer picks its own.
+        There is code for every block type that the matrix has in some layer; each layer selects its own.
         """
         group = next(group for group, names in self.shape.groups.items() if name in names)
-        types: dict[str, list[int]] = {}  # and the variants that have them
+        types: dict[str, list[int]] = {}  # to the numbers of the variants that have them
         for number, blocks in enumerate(self.design.variants[group]):
             types.setdefault(blocks[self.shape.groups[group].index(name)], []).append(number)
         if len(types) == 1:
@@ -157,28 +157,28 @@ class Frame:
 
     @contextmanager
     def phase(self, name: str, layer: Value | None = None) -> Iterator[None]:
-        """Work of all threads, which wait for each other at its end. `name`: one of `marks.MARKS`."""
+        """Work of all threads, with a barrier at its end. `name`: one of `timing.MARKS`."""
         yield
         self.mark(name, layer)
         meet(self.lines, self.thread, self.threads)
-        self.mark(name, layer, marks.WAIT)
+        self.mark(name, layer, timing.WAIT)
 
-    def mark(self, name: str, layer: Value | None = None, kind: int = marks.WORK) -> None:
-        """In a timed pass, the thread books the time since its last mark to this; otherwise nothing is emitted."""
+    def mark(self, name: str, layer: Value | None = None, kind: int = timing.WORK) -> None:
+        """In a timed pass, add the time since the thread's last mark to this one; in others, emit nothing."""
         if self._times is None:
             return
         layers = self.shape.layers
-        thread = let(self.thread * marks.stride(layers))
-        counters = marks.first(i64(layers) if layer is None else layer) + marks.offset(name, kind)
-        clock.mark(self._times, thread, thread + counters)
+        thread = let(self.thread * timing.thread_words(layers))
+        counters = timing.layer_offset(i64(layers) if layer is None else layer) + timing.mark_offset(name, kind)
+        add_time(self._times, thread, thread + counters)
 
     def range(self, count: Value | int) -> tuple[Value, Value]:
-        """The thread's part of `count` pieces."""
+        """The thread's part of `count` pieces, as start and stop."""
         return let(quotient(self.thread * count, self.threads)), let(quotient((self.thread + 1) * count, self.threads))
 
     @contextmanager
     def shared_out(self, count: Value) -> Iterator[Value]:
-        """The thread's pieces: a range of them, or dealt out."""
+        """The thread's pieces: a contiguous range, or every n-th one."""
         if self.dealt:
             with self.dealt_out(count) as index:
                 yield index
@@ -189,7 +189,7 @@ class Frame:
 
     @contextmanager
     def dealt_out(self, count: Value) -> Iterator[Value]:
-        """The pieces in turn, one thread after the other."""
+        """The thread's pieces, which go to the threads in turn."""
         with loop(i64(0), quotient(count - self.thread + self.threads - 1, self.threads)) as turn:
             yield let(self.thread + turn * self.threads)
 
@@ -200,7 +200,7 @@ class Frame:
 
     @contextmanager
     def batches(self) -> Iterator[list[Value]]:
-        """The tokens that a pass over a tile serves; the last ones may be beyond the chunk."""
+        """The tokens that are multiplied with a tile at once; the last ones may lie beyond the chunk."""
         if self.single:
             yield [i64(0)]
             return
@@ -242,5 +242,5 @@ class Frame:
         return self.table[len(Table.NAMES) + layer * len(Table.PER_LAYER) + Table.layer_slot(name)]
 
     def piece_at(self, piece: Value, number: int) -> Value:
-        """Of the four numbers of a piece of streamed weights."""
+        """One of the four numbers of a piece of streamed weights."""
         return self.table[Table.first_piece(self.shape.layers) + piece * 4 + number]

@@ -1,0 +1,185 @@
+"""What a compiled pass for CPUs is called with: the job, the table of numbers, and the scratch memory.
+
+TVM is not needed. `generator.POINTERS` lists the arguments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edge.backends.tvm.packing.layout import GROUPS, PackedLayout, Shape, round_up
+from edge.backends.tvm.targets import Target
+from edge.model.tensors import BIASES, MATRICES, NORMS
+
+LINE = 32  # int32 words between two threads' counters: two cache lines, since CPUs fetch neighbours together
+_SEES_ALL = 1 << 30  # a window that no position is beyond
+
+Blocks = tuple[int, int]  # of the packed file: the first one, and their number
+
+
+class Job:
+    """The next job of the threads: an int64 array that thread 0 fills before it wakes the others.
+
+    angle: the row of the rotary table for the first token. wanted: rows of logits.
+    observed: the number of last tokens whose attention is accumulated. votes: 1 to count instead how often a row gets
+    more than the average.
+    disk: 1 if streamed weights come from a disk (streaming.py).
+    """
+
+    NAMES = ("kind", "threads", "count", "position", "angle", "wanted", "observed", "votes", "disk")
+    QUIT, STEP, CHUNK = 0, 1, 2
+
+    @classmethod
+    def slot(cls, name: str) -> int:
+        return cls.NAMES.index(name)
+
+
+class Table:
+    """Numbers that a compiled pass reads from an int64 array: offsets that depend on the weights or on the run.
+
+    The numbers of the layers are followed by four for each piece of streamed weights.
+    """
+
+    NAMES = (
+        "x", "normed", "queries", "query_rows", "mixed", "ffn", "work", "part_stride", "raw", "raw_stride", "normals",
+        "words", "scales", "corrections", "sums", "half_corrections", "half_sums",
+        "token_embd", "token_embd.scales", "position_embd", "position_embd.scales",
+        "output_norm", "output_norm.bias", "head", "head.scales",
+        "block", "head_step", "head_parts",  # streaming.py
+    )  # fmt: skip
+    PER_LAYER = (
+        *MATRICES, *(f"{name}.scales" for name in MATRICES), *NORMS, *BIASES,
+        *GROUPS,  # the number of the layer's variant
+        "window",  # positions that a token sees
+        "angles",  # where the layer's table of rotary angles begins
+    )  # fmt: skip
+
+    @classmethod
+    def slot(cls, name: str) -> int:
+        return cls.NAMES.index(name)
+
+    @classmethod
+    def layer_slot(cls, name: str) -> int:
+        """Within a layer's slots."""
+        return cls.PER_LAYER.index(name)
+
+    @classmethod
+    def first_piece(cls, layers: int) -> int:
+        return len(cls.NAMES) + layers * len(cls.PER_LAYER)
+
+
+@dataclass(frozen=True)
+class Streams:
+    """The blocks of the packed file that a pass evicts.
+
+    pieces: two ranges each of blocks that are evicted together: one piece for every layer, one for every group of
+    `head_step` tiles of the head, and one for the embeddings. kept: blocks that stay.
+    """
+
+    block: int  # bytes
+    pieces: list[tuple[Blocks, Blocks]]
+    kept: list[Blocks]
+    head_step: int
+
+    @property
+    def table(self) -> list[int]:
+        """Four numbers for each piece."""
+        return [number for piece in self.pieces for blocks in piece for number in blocks]
+
+    @property
+    def resident(self) -> list[tuple[int, int]]:
+        """The first byte and the length of the ranges that stay."""
+        return [(first * self.block, count * self.block) for first, count in self.kept]
+
+
+def fill_table(layout: PackedLayout, scratch: Scratch, rope_size: int, streams: Streams | None = None) -> list[int]:
+    """The table of one run. rope_size: values of one table of angles. streams: None if all weights stay."""
+    values = dict(scratch.offsets) | {"head_step": layout.shape.padded_vocab // 16, "head_parts": 1}
+    if streams:
+        parts = len(streams.pieces) - layout.shape.layers - 1
+        values |= {"head_step": streams.head_step, "head_parts": parts, "block": streams.block}
+    for name in ("token_embd", "position_embd", "output_norm", "output_norm.bias"):
+        values |= _offsets(layout, name, name)
+    values |= _offsets(layout, layout.head, "head")
+    table = [values.get(name, 0) for name in Table.NAMES]
+    for layer in range(layout.shape.layers):
+        values = {
+            "window": layout.recipe.windows[layer] or _SEES_ALL,
+            "angles": layout.recipe.rope_of(layer) * rope_size,
+        }
+        for name in (*MATRICES, *NORMS, *BIASES):
+            values |= _offsets(layout, f"blk.{layer}.{name}", name)
+        for group, variants in layout.variants.items():
+            values[group] = variants.index(layout.blocks_of(group, layer))
+        table += [values.get(name, 0) for name in Table.PER_LAYER]
+    return table + (streams.table if streams else [0] * 4 * (layout.shape.layers + 2))
+
+
+def _offsets(layout: PackedLayout, tensor: str, name: str) -> dict[str, int]:
+    """Offsets of matrices in bytes, of vectors in values; none if the model has no such tensor."""
+    place = layout.places.get(tensor)
+    if place is None:
+        return {}
+    return {name: place.quants // 4} if place.block is None else {name: place.quants, f"{name}.scales": place.scales}
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Sizes in elements of the two arenas that a pass works in, of float32 and int32, and offsets within them."""
+
+    floats: int
+    integers: int
+    offsets: dict[str, int]
+
+
+def work_offsets(shape: Shape, target: Target) -> dict[str, int]:
+    """Offsets in a thread's memory for attention: outputs, maxima and sums of its query rows, and a block of scores."""
+    lines = max(shape.heads, target.score_rows)
+    scores = round_up(lines * (shape.padded_head + 2), 16)
+    return {
+        "maxima": lines * shape.padded_head,
+        "sums": lines * (shape.padded_head + 1),
+        "scores": scores,
+        "size": scores + target.score_rows * max(target.step_block, target.chunk_block) * 16,
+    }
+
+
+def make_scratch(shape: Shape, target: Target, chunk: int, threads: int, observed_rows: int = 0) -> Scratch:
+    """Rows are the tokens of a chunk or, in a step, a copy for each thread.
+
+    observed_rows: rows that one head may hold, in whole tiles, if attention is observed; else 0.
+    """
+    tokens = round_up(chunk, target.gemm_tokens)
+    rows = max(tokens, threads)
+    query_rows = round_up(tokens * shape.group, target.score_rows) + target.score_rows
+    part = work_offsets(shape, target)["size"]
+    blocks = shape.widest // 32
+    floats = {
+        "x": tokens * shape.padded_hidden,
+        "normed": rows * shape.padded_hidden,
+        "queries": shape.kv_heads * query_rows * shape.padded_head,
+        "mixed": rows * shape.padded_mixed,
+        "ffn": tokens * shape.padded_ffn,
+        "work": threads * part,
+        "raw": threads * observed_rows,
+        "scales": rows * blocks,
+        "sums": rows * blocks,
+        "half_sums": rows * 2 * blocks,
+        "normals": shape.layers
+        * shape.kv_heads
+        * shape.padded_head,  # of reflections; zero where keys are not reflected
+    }
+    integers = {
+        "words": rows * shape.widest // 4,
+        "corrections": rows * blocks,
+        "half_corrections": rows * 2 * blocks,
+    }
+    offsets = {"query_rows": query_rows, "part_stride": part, "raw_stride": observed_rows}
+    totals = []
+    for arena in (floats, integers):
+        at = 0
+        for name, count in arena.items():
+            offsets[name] = at
+            at = round_up(at + count, 16)
+        totals.append(at + 64)  # kernels may read a little beyond the last rows
+    return Scratch(totals[0], totals[1], offsets)
