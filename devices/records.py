@@ -14,21 +14,33 @@ import os
 import re
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from reprlib import repr as brief
+from typing import Annotated, Any
 
 from edge.devices.output import new_file
 from edge.devices.private import make_private_folder, read_private
+from edge.values import Rule, parse
 
 SCHEMA = 1
 
 _MOST_BYTES = 1 << 16  # no record of ours is longer
-_TOO_LARGE = 1e18  # for any figure of a record
+_TOO_LARGE = 10**18  # figures from here on could overflow
 _FAR = 2.0  # a model whose hidden size is more than this times another's is tuned on its own
 
 _log = logging.getLogger("edge")
 _complained: set[Path] = set()
+
+_Number = Annotated[float, Rule("a number between -1e18 and 1e18", lambda value: abs(value) < _TOO_LARGE)]
+_Gain = Annotated[float, Rule("a number from 1 to 1e18", lambda value: 1 <= value < _TOO_LARGE)]
+_Whole = Annotated[int, Rule("a whole number between -1e18 and 1e18", lambda value: abs(value) < _TOO_LARGE)]
+_Setting = Annotated[int | bool, Rule("a whole number, true or false", lambda value: abs(value) < _TOO_LARGE)]
+
+
+def _has_hidden(shape: dict[str, Any]) -> bool:
+    hidden = shape.get("hidden")
+    return type(hidden) is int and 0 < hidden < _TOO_LARGE
 
 
 @dataclass(frozen=True)
@@ -37,10 +49,11 @@ class Subject:
 
     cpu: str
     family: str  # of the processor
-    cores: int
+    cores: _Whole
     isa: str
     kv_dtype: str
-    shape: dict[str, Any]  # sizes, and the block type of most weights; `hidden` must be among them
+    shape: Annotated[dict[str, Any], Rule("a table with a hidden size", _has_hidden)]
+    """sizes, and the block type of most weights"""
 
     @property
     def key(self) -> str:
@@ -52,16 +65,16 @@ class Subject:
 class Comparison:
     """Defaults against the best candidate, in turns: time of the former / time of the latter, pair by pair."""
 
-    median: float
-    floor: float  # the true median is above it, with 97.5 % certainty
-    low: float  # 10 % of the pairs are below
-    high: float  # 90 %
-    pairs: int
+    median: _Number
+    floor: _Number  # the true median is above it, with 97.5 % certainty
+    low: _Number  # 10 % of the pairs are below
+    high: _Number  # 90 %
+    pairs: _Whole
 
 
 @dataclass(frozen=True)
 class Record:
-    """What was found. `gain` is a ratio of times and never below 1: where nothing beat the defaults, they stay.
+    """The result of a tuning. `gain` is a ratio of times and never below 1: where nothing beat the defaults, they stay.
 
     comparison: None if the search was interrupted before it; `gain` is then the product of the races that were won.
     """
@@ -71,15 +84,15 @@ class Record:
     subject: Subject
     model: str
     score: str  # what was timed
-    values: dict[str, int]
+    values: dict[str, _Setting]
     kept: str  # "tuned" or "default"
-    gain: float
+    gain: _Gain
     comparison: Comparison | None
-    trials: int
-    seconds: float
+    trials: _Whole
+    seconds: _Number
     date: str
     versions: dict[str, str]
-    schema: int = field(default=SCHEMA)
+    schema: int = SCHEMA
 
 
 def user_folder() -> Path:
@@ -153,55 +166,14 @@ def _read(path: Path) -> Record | None:
         read = read_private(path, _MOST_BYTES + 1)
         if len(read) > _MOST_BYTES:
             raise ValueError("too long for a record")
-        record: Record = _parse(Record, json.loads(read.decode()))
-        if record.schema != SCHEMA:
-            raise ValueError(f"schema {record.schema} is not {SCHEMA}")
-        if record.name != path.stem or record.gain < 1 or not _has_hidden(record.subject):
-            raise ValueError("its figures contradict each other")
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        data = json.loads(read.decode())
+        if isinstance(data, dict) and data.get("schema") != SCHEMA:
+            raise ValueError(f"schema {brief(data.get('schema'))} is not {SCHEMA}")
+        record = parse(Record, data)
+        if record.name != path.stem:
+            raise ValueError(f"it is the record of {brief(record.name)}")
+    except (OSError, ValueError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         set_aside(path, why or type(error).__name__)
         return None
     return record
-
-
-def _is_whole(value: Any) -> bool:
-    """A truth value is one here: settings of two kinds are tuned like others."""
-    return isinstance(value, int) and abs(value) < _TOO_LARGE
-
-
-def _has_hidden(subject: Subject) -> bool:
-    hidden = subject.shape.get("hidden", 0)
-    return _is_number(hidden, int) and bool(hidden > 0)
-
-
-def _parse(kind: Any, data: Any) -> Any:
-    """A dataclass from JSON, with every field of its type. Raises ValueError, KeyError."""
-    if not isinstance(data, dict):
-        raise ValueError(f"{kind.__name__} is no object")
-    hints, values = get_type_hints(kind), {}
-    for each in fields(kind):
-        value, hint = data[each.name], hints[each.name]
-        if hint in (Subject, Comparison) or (hint == (Comparison | None) and value is not None):
-            value = _parse(Subject if hint is Subject else Comparison, value)
-        elif hint == dict[str, int]:
-            _check(isinstance(value, dict) and all(map(_is_whole, value.values())), each.name)
-        elif hint is str:
-            _check(isinstance(value, str), each.name)
-        elif hint in (int, float):
-            _check(_is_number(value, hint), each.name)
-        elif hint != (Comparison | None) or value is not None:
-            _check(isinstance(value, dict), each.name)
-        values[each.name] = value
-    return kind(**values)
-
-
-def _is_number(value: Any, kind: type) -> bool:
-    """Neither NaN nor a truth value, nor so large that figures with it overflow."""
-    kinds = (int,) if kind is int else (int, float)
-    return type(value) in kinds and abs(value) < _TOO_LARGE
-
-
-def _check(right: bool, name: str) -> None:
-    if not right:
-        raise ValueError(f"{name} is of the wrong kind")

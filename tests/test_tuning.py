@@ -409,22 +409,26 @@ def test_the_nearest_record_is_of_the_same_kernels_and_the_most_alike() -> None:
 
 
 CORRUPT = {
-    "no json": lambda text: text[:100],
-    "a list": lambda text: "[]",
-    "a gain below 1": lambda text: text.replace('"gain": 1.2', '"gain": 0.9'),
-    "not a number": lambda text: text.replace('"gain": 1.2', '"gain": NaN'),
-    "words for values": lambda text: text.replace('"threads": 2', '"threads": "two"'),
-    "no hidden size": lambda text: text.replace('"hidden"', '"hiding"'),
-    "another schema": lambda text: text.replace('"schema": 1', '"schema": 99'),
-    "too long": lambda text: text + " " * 100_000,
-    "no subject": lambda text: text.replace('"subject"', '"object"'),
-    "not text": lambda text: "\udcff",
+    "no json": (lambda text: text[:100], "Unterminated string"),
+    "a list": (lambda text: "[]", "Record must be a table"),
+    "a gain below 1": (lambda text: text.replace('"gain": 1.2', '"gain": 0.9'), "gain must be a number from 1"),
+    "not a number": (lambda text: text.replace('"gain": 1.2', '"gain": NaN'), "gain must be a number from 1"),
+    "words for values": (lambda text: text.replace('"threads": 2', '"threads": "two"'), "values.threads must be"),
+    "huge values": (lambda text: text.replace('"threads": 2', f'"threads": {10**18}'), "values.threads must be"),
+    "a truth for a count": (lambda text: text.replace('"cores": 2', '"cores": true'), "subject.cores must be"),
+    "no hidden size": (lambda text: text.replace('"hidden"', '"hiding"'), "subject.shape must be"),
+    "another schema": (lambda text: text.replace('"schema": 1', '"schema": 99'), "schema 99 is not 1"),
+    "no schema": (lambda text: text.replace('"schema"', '"scheme"'), "schema None is not 1"),
+    "another's name": (lambda text: text.replace('"name": "', '"name": "x'), "it is the record of 'x"),
+    "too long": (lambda text: text + " " * 100_000, "too long for a record"),
+    "no subject": (lambda text: text.replace('"subject"', '"object"'), "subject is missing"),
+    "not text": (lambda text: "\udcff", "can't decode"),
 }
 
 
-@pytest.mark.parametrize("damage", CORRUPT.values(), ids=CORRUPT.keys())
+@pytest.mark.parametrize(("damage", "why"), CORRUPT.values(), ids=CORRUPT.keys())
 def test_a_corrupt_record_is_ignored_with_one_warning(
-    folder: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[str], str]
+    folder: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[str], str], why: str
 ) -> None:
     path = write_record(make_record(HERE, {"threads": 2}))
     path.write_bytes(damage(path.read_text()).encode(errors="surrogateescape"))
@@ -432,7 +436,8 @@ def test_a_corrupt_record_is_ignored_with_one_warning(
         assert read_records() == []
         assert read_records() == []
     assert len(caplog.records) == 1
-    assert str(path) in caplog.text
+    assert f"{path} is ignored: " in caplog.text
+    assert why in caplog.text
 
 
 # What runs make of them
