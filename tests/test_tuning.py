@@ -47,7 +47,8 @@ from edge.backends.tvm.targets import TARGETS, choose_target, with_tuning
 from edge.backends.tvm.tuning.host import Depths, Rig
 from edge.backends.tvm.tuning.lookup import make_subject
 from edge.backends.tvm.tuning.space import allowed, make_space
-from edge.report.tuning import chart, effects, fates, plot
+from edge.report.tuning import chart, plot
+from edge.tuning.effects import effects, fates
 from edge.tuning.search import PAIRS, Found, Limits, Trial, compare, is_gain, race, search
 from edge.tuning.table import Table, read_trials
 from edge.tuning.tune import Result, Status, tune

@@ -163,7 +163,8 @@ def _explain(name: str, kv_dtype: str, picture: Path | None, json: bool) -> None
     from edge.backends.tvm.tuning.lookup import find_record
     from edge.devices.records import trials_path
     from edge.model.model import open_model
-    from edge.report.tuning import chart, effects, fates, plot
+    from edge.report.tuning import chart, plot
+    from edge.tuning.effects import effects, fates
     from edge.tuning.table import read_trials
 
     opened = open_model(name)

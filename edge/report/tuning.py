@@ -1,12 +1,9 @@
-"""What a tuning's trials say: the effect of every value, and plots of all trials."""
+"""Pictures of a tuning's trials: a chart for the terminal and one in SVG."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from edge.devices.output import write_whole
@@ -18,42 +15,6 @@ if TYPE_CHECKING:
 
 _COLOURS = {"better": COLOURS[2], "no better": COLOURS[0], "died": COLOURS[3]}
 _REACH = 0.25  # bars of worse trials are cut here
-
-
-@dataclass(frozen=True)
-class Effect:
-    """A value of a field. ratio: time with it / time with the field's default, of the parts that it affects."""
-
-    field: str
-    value: int
-    ratio: float
-    races: int
-    parts: tuple[str, ...]
-
-
-def effects(trials: Sequence[Trial], usual: dict[str, int]) -> list[Effect]:
-    """From the trials that changed one field only, in the order of the fields; medians where there are several.
-
-    A value that raced another than the default is chained with what that other one had.
-    """
-    ratios: dict[tuple[str, int], list[float]] = {}
-    parts: dict[str, tuple[str, ...]] = {}
-    for trial in trials:
-        if len(trial.changes) != 1 or trial.ratio is None:
-            continue
-        ((name, value),) = trial.changes.items()
-        before = trial.against[name]
-        base = 1.0 if before == usual[name] else median(ratios.get((name, before), [1.0]))
-        ratios.setdefault((name, value), []).append(trial.ratio * base)
-        parts[name] = trial.parts
-    order = list(usual)
-    found = [Effect(name, value, median(each), len(each), parts[name]) for (name, value), each in ratios.items()]
-    return sorted(found, key=lambda effect: (order.index(effect.field), effect.value))
-
-
-def fates(trials: Sequence[Trial]) -> dict[str, int]:
-    """How many trials ended how, most frequent first."""
-    return dict(Counter(trial.fate for trial in trials).most_common())
 
 
 def chart(trials: Sequence[Trial], width: int = 32) -> Any:
