@@ -9,6 +9,8 @@ from typing import Literal, Protocol
 MeterKind = Literal["counter", "integrated", "estimate"]
 """counter: the device counts joules. integrated: it tells watts, summed over time. estimate: nothing is measured."""
 
+Certainty = Literal["measured", "estimated"]
+
 Scope = Literal["device", "package", "process"]
 
 
@@ -23,6 +25,11 @@ class Reading:
     kind: MeterKind
     scope: Scope
     samples: int
+
+
+def certainty(*kinds: str | None) -> Certainty:
+    """Whether joules of these kinds of meter are measured, or some of them estimated, in the word that reports use."""
+    return "estimated" if "estimate" in kinds else "measured"
 
 
 class Unavailable(Exception):  # noqa: N818 - not an error: most devices have few sensors

@@ -12,6 +12,7 @@ from edge.budget import format_bytes, format_joules
 from edge.cli import options as o
 from edge.cli.options import parse_numbers
 from edge.cli.show import print_json, progress, table
+from edge.devices.power.base import certainty
 from edge.options import Options
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def _print(rows: list[BenchRow], output: Format) -> None:
     if output is Format.md:
         headings = ["model", "size", "params", "backend", "threads", "test", "t/s"]
         if rows[0].joules is not None:
-            headings.append(f"energy/token ({'estimated' if rows[0].energy_kind == 'estimate' else 'measured'})")
+            headings.append(f"energy/token ({certainty(rows[0].energy_kind)})")
         print(table(headings, [_cells(row) for row in rows]))
     elif output is Format.json:
         print_json([row.to_dict() for row in rows], indent=2)

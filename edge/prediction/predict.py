@@ -14,6 +14,7 @@ from statistics import median
 
 from edge.backends.base import Footprint
 from edge.backends.efficiency import Efficiency, Shares
+from edge.devices.power.base import certainty
 from edge.devices.profile import DeviceProfile, Power
 from edge.devices.profiles import HOST
 from edge.model.spec import ModelSpec
@@ -262,9 +263,8 @@ def _watts(runs: Sequence[Run], name: str) -> Guess | None:
     phases: list[Phase] = [phase for run in runs if (phase := getattr(run, name)) and phase.joules]
     if not phases:
         return None
-    estimated = any(run.energy_kind == "estimate" for run in runs)
     watts = median((phase.joules or 0.0) / phase.seconds for phase in phases)
-    return Guess(watts, earlier(len(phases), "estimated" if estimated else "measured"))
+    return Guess(watts, earlier(len(phases), certainty(*(run.energy_kind for run in runs))))
 
 
 def _spent(power: Power, threads: int, seconds: float, read: float) -> float:

@@ -79,7 +79,7 @@ def _engine(one: EngineProfile, other: EngineProfile) -> Iterator[Compared]:
         if point.context in points:
             yield _speed(f"{name}: answer at context {point.context:,}", point.decode, points[point.context].decode)
     yield _row(f"{name}: peak memory", one.timeline.peak, other.timeline.peak, "less", "B")
-    how = _how(one) if _how(one) == _how(other) else f"{_how(one)} / {_how(other)}"
+    how = " / ".join(dict.fromkeys(each.energy.certainty for each in (one, other)))
     spent = _row(
         f"{name}: energy per token, {how}", one.decode.joules_per_token, other.decode.joules_per_token, "less", "J"
     )
@@ -119,10 +119,6 @@ def _apart(first: Spread, second: Spread) -> bool | None:
     if min(first.count, second.count) < _LEAST:
         return None
     return first.p90 < second.p10 or second.p90 < first.p10
-
-
-def _how(engine: EngineProfile) -> str:
-    return "estimated" if engine.energy.kind == "estimate" else "measured"
 
 
 def _differences(first: Profile, second: Profile, one: str, other: str) -> Iterator[str]:
@@ -165,4 +161,5 @@ def _engine_pairs(one: EngineProfile, other: EngineProfile) -> Iterator[tuple[st
     for name in ("capacity", "kv_dtype", "chunk"):
         yield name, str(getattr(one.plan.config, name)), str(getattr(other.plan.config, name))
     yield "tuned", one.plan.tuned, other.plan.tuned
-    yield "joules", f"{_how(one)}: {one.energy.source}", f"{_how(other)}: {other.energy.source}"
+    mine, yours = (f"{each.energy.certainty}: {each.energy.source}" for each in (one, other))
+    yield "joules", mine, yours

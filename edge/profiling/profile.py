@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from edge.budget import parse_bytes
+from edge.devices.power.base import Certainty, MeterKind, Scope, certainty
 from edge.devices.regular import read_regular
 from edge.errors import InputError
 from edge.options import Options
@@ -203,9 +204,13 @@ class Energy:
     """Where joules come from; kind "estimate": nothing was measured. load: joules of loading."""
 
     source: str
-    kind: Literal["counter", "integrated", "estimate"]
-    scope: Literal["device", "package", "process"]
+    kind: MeterKind
+    scope: Scope
     load: float
+
+    @property
+    def certainty(self) -> Certainty:
+        return certainty(self.kind)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from edge.report.profile_charts import PHASE_WORDS
 
 def profile_report(profile: Profile) -> Report:
     first, contexts = profile.engines[0], _contexts(profile)
-    sources = " and ".join(dict.fromkeys(map(how, profile.engines)))
+    sources = " and ".join(dict.fromkeys(each.energy.certainty for each in profile.engines))
     sections = [
         Section("Speed", [_speed(profile), _tokens(profile)]),
         Section(
@@ -60,7 +60,7 @@ def profile_summary(profile: Profile) -> Report:
     first, contexts = profile.engines[0], _contexts(profile)
     headings = [
         "engine", "answer tok/s", "ms p10 p50 p90", "prompt tok/s", "first token", "load", "peak",
-        f"per token ({'/'.join(dict.fromkeys(map(how, profile.engines)))})",
+        f"per token ({'/'.join(dict.fromkeys(each.energy.certainty for each in profile.engines))})",
     ]  # fmt: skip
     rows = [
         [
@@ -84,11 +84,6 @@ def profile_summary(profile: Profile) -> Report:
     )
 
 
-def how(engine: EngineProfile) -> str:
-    """How joules are known."""
-    return "estimated" if engine.energy.kind == "estimate" else "measured"
-
-
 def _headline(engine: EngineProfile) -> list[tuple[str, str, str]]:
     figures = [
         ("answers", f"{rate(engine.decode.tok_s)} tok/s", "measured"),
@@ -97,9 +92,9 @@ def _headline(engine: EngineProfile) -> list[tuple[str, str, str]]:
         ("peak memory", format_bytes(engine.timeline.peak), "measured, the whole process"),
     ]
     spent = engine.decode.joules_per_token
-    return (
-        figures if spent is None else [*figures, ("energy per token", joules(spent), f"{how(engine)}, of the answer")]
-    )
+    if spent is not None:
+        figures.append(("energy per token", joules(spent), f"{engine.energy.certainty}, of the answer"))
+    return figures
 
 
 def _speed(profile: Profile) -> Table:
@@ -256,14 +251,15 @@ def energy_table(profile: Profile) -> Table:
     for engine in profile.engines:
         decode, prefill = engine.decode, engine.prefill
         rows.append([
-            engine.engine, how(engine), joules(decode.joules_per_token), joules(prefill.joules_per_token),
+            engine.engine, engine.energy.certainty, joules(decode.joules_per_token), joules(prefill.joules_per_token),
             joules(prefill.joules_per_token and prefill.joules_per_token * prefill.tokens),
             joules(engine.energy.load), NONE if decode.watts is None else f"{decode.watts:.1f} W",
         ])  # fmt: skip
     headings = ["engine", "kind", "per token of answer", "per token of prompt", "whole prompt", "loading"]
     headings += ["while answering"]
     sources = dict.fromkeys(
-        f"{how(each).capitalize()}: {each.energy.source}, the whole {each.energy.scope}." for each in profile.engines
+        f"{energy.certainty.capitalize()}: {energy.source}, the whole {energy.scope}."
+        for energy in (each.energy for each in profile.engines)
     )
     notes = []
     if any(each.energy.kind == "estimate" for each in profile.engines):
@@ -303,7 +299,7 @@ def _sustained(profile: Profile) -> Table:
         first, last = "minute 1", f"minute {count}"
     headings = [
         "engine", f"{first} tok/s", f"{last} tok/s", "last / first", "highest", "clock",
-        f"per token ({'/'.join(dict.fromkeys(how(engine) for engine, _ in runs))})", "other programs",
+        f"per token ({'/'.join(dict.fromkeys(engine.energy.certainty for engine, _ in runs))})", "other programs",
     ]  # fmt: skip
     rows = [
         [
@@ -332,7 +328,7 @@ def _windows(engine: EngineProfile, run: Sustained) -> Table:
         for window in run.windows
     ]  # fmt: skip
     headings = [
-        "from", "tok/s", "ms/token p10", "p50", "p90", f"per token ({how(engine)})", "highest", "clock",
+        "from", "tok/s", "ms/token p10", "p50", "p90", f"per token ({engine.energy.certainty})", "highest", "clock",
         "other programs",
     ]  # fmt: skip
     notes = [

@@ -11,12 +11,13 @@ from edge.run.report import Action, Heat, RunReport, Timings
 def report_line(report: RunReport) -> list[str]:
     """The report in a line; `--verbose` has the rest."""
     tokens, timings, memory, energy = report.tokens, report.timings, report.memory, report.energy
-    how = "estimated" if energy.kind == "estimate" else "measured"
     said = [
         f"{tokens.generated} tokens{_at(timings.decode_tok_s)}",
         f"first after {_seconds(timings.ttft_s)}" if timings.ttft_s is not None else "",
         f"peak {format_bytes(memory.peak_rss)}" + (f" of {format_bytes(memory.budget)}" if memory.budget else ""),
-        f"{format_joules(energy.joules)}{f' of {format_joules(energy.budget)}' if energy.budget else ''} ({how})",
+        format_joules(energy.joules)
+        + (f" of {format_joules(energy.budget)}" if energy.budget else "")
+        + f" ({energy.certainty})",
         f"{tokens.reused + tokens.ran} of {tokens.prompt_words} prompt tokens run" if tokens.cut else "",
         "memory was given back" if report.actions else "",
         f"stopped: {report.stop_reason}",
@@ -68,13 +69,12 @@ def _action(action: Action) -> str:
 
 def _energy_line(report: RunReport) -> str:
     energy, heat = report.energy, report.heat
-    how = "estimated" if energy.kind == "estimate" else "measured"
     return (
         f"energy {format_joules(energy.joules)}"
         + (f" + {format_joules(energy.before)} for the start," if energy.before and energy.budget is not None else "")
         + (f" of {format_joules(energy.budget)}" if energy.budget is not None else "")
         + (f", {format_joules(energy.per_token)} per token" if energy.per_token is not None else "")
-        + f" ({how}: {energy.source}, the whole {energy.scope})"
+        + f" ({energy.certainty}: {energy.source}, the whole {energy.scope})"
         + (f" · {energy.watts:.2g} W of {energy.watts_limit:g} W" if energy.watts_limit is not None else "")
         + (f" · paused {report.timings.paused_s:.1f} s" if report.timings.paused_s >= 0.05 else "")
         + (f" · {_heat(heat)}" if heat and heat.highest is not None else "")

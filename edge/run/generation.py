@@ -79,16 +79,15 @@ class Generation:
 def why_unanswered(report: RunReport, options: Options) -> str:
     """Why a budget left no answer, and an estimate of the budget that would suffice."""
     tokens, timings, energy, reason = report.tokens, report.timings, report.energy, report.stop_reason
-    estimated = "estimated" if energy.kind == "estimate" else "measured"
     if reason == "time" and timings.budget_s is not None:
         took = timings.before_s + timings.total_s
         why = f"--time {_seconds(timings.budget_s)} was over after {_seconds(took)}"
         why += _needed(tokens, timings.before_s, timings.total_s, _seconds)
     elif reason == "energy" and energy.budget is not None:
-        why = f"--energy {format_joules(energy.budget)} is spent ({estimated})"
+        why = f"--energy {format_joules(energy.budget)} is spent ({energy.certainty})"
         why += _needed(tokens, energy.before, energy.joules, format_joules)
     elif reason == "power":
-        why = f"--power {options.power:g}W cannot be held: the device draws {energy.watts:.2g} W ({estimated})"
+        why = f"--power {options.power:g}W cannot be held: the device draws {energy.watts:.2g} W ({energy.certainty})"
     elif reason == "thermal" and report.heat and report.heat.highest is not None:
         why = f"--max-temp {options.max_temp:g}C cannot be held: {report.heat.highest:.0f} °C (measured)"
     else:

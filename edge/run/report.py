@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from edge.devices.power.base import Certainty, MeterKind, Scope, certainty
+
 SCHEMA = 1
 
 StopReason = Literal[
@@ -99,12 +101,16 @@ class Energy:
     decode: float | None
     per_token: float | None
     source: str
-    kind: Literal["counter", "integrated", "estimate"]
-    scope: Literal["device", "package", "process"]
+    kind: MeterKind
+    scope: Scope
     samples: int
     before: float = 0.0
     watts: float = 0.0
     watts_limit: float | None = None
+
+    @property
+    def certainty(self) -> Certainty:
+        return certainty(self.kind)
 
 
 @dataclass(frozen=True)
