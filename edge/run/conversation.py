@@ -1,7 +1,7 @@
-"""A conversation: what was said, turn by turn, and the rows of a session's KV cache that hold it.
+"""A conversation: its text, turn by turn, and the rows of a session's KV cache that hold it.
 
-The rows are what the model remembers; the text is what people save, undo and say again. Where rows and text part (rows
-were evicted, another system prompt, a conversation from a file), the next turn runs the conversation from its text.
+The model answers from the rows; people save, undo and repeat the text. Where the two differ (after evictions, with
+another system prompt, with a conversation from a file), the next turn runs the conversation from its text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Pieces = Generator[str, None, None]
 
 @dataclass(frozen=True)
 class Turn:
-    """before: where the session was when it began; None where the cache has no such place any more."""
+    """before: the session's position when the turn began; None once the cache no longer holds it."""
 
     user: str
     answer: str = ""
@@ -33,7 +33,7 @@ class Turn:
 
 
 class Conversation:
-    """Turns with a session, which belongs to this conversation as long as that lasts.
+    """Turns with a session, which nothing else may use while the conversation lasts.
 
         talk = Conversation(session, system="Be brief.")
         for piece in talk.say("Why is the sky blue?"):
@@ -49,7 +49,7 @@ class Conversation:
         self.evicted = 0  # rows that the last turn made the policy evict
         self._system = system
         self._turns: list[Turn] = []
-        self._held = True  # whether the cache holds all turns, as far as the policy kept them
+        self._held = True  # whether the cache holds all turns, but for evicted rows
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -77,10 +77,10 @@ class Conversation:
             self._system, self._held = text, False
 
     def say(self, text: str, **options: Any) -> Pieces:
-        """Pieces of the answer to one turn, as they are generated; options are those of `Session.stream`.
+        """Yield the pieces of the answer to one turn; options are those of `Session.stream`.
 
-        The turn is part of the conversation once it has begun to run, whatever ends it: an answer that was interrupted
-        stays as far as it came.
+        The turn is part of the conversation once it has begun to run, whatever ends it: an interrupted answer stays,
+        as far as it was generated.
         """
         session, fresh = self.session, not self._turns
         before, prompt = Mark(), text  # type: Mark, str | IntArray
@@ -106,7 +106,7 @@ class Conversation:
                 self._held, self.evicted = True, report.kv.evicted - before.evicted
 
     def undo(self) -> str:
-        """Take the last turn back, its question and its answer; returns the question. Raises InputError if there is
+        """Remove the last turn, its question and its answer; returns the question. Raises InputError if there is
         none."""
         if not self._turns:
             raise InputError("there is no turn to take back")
@@ -135,14 +135,14 @@ class Conversation:
             try:
                 _turns(path)
             except InputError:
-                raise InputError(f"{path} is there and holds no conversation: choose another file") from None
+                raise InputError(f"{path} exists and holds no conversation: choose another file") from None
         check_file(path, force=True)
         text = json.dumps({"messages": self.messages}, ensure_ascii=False, indent=1)
         with new_file(path) as temporary:
             temporary.write_bytes(f"{text}\n".encode("utf-8", "replace"))
 
     def load(self, path: str | Path) -> None:
-        """Go on with a conversation from a file, in place of this one. It is run with the next turn.
+        """Replace this conversation by one from a file. It is run with the next turn.
 
         The file: JSON as `save` writes it, or the list of messages alone. An optional system message comes first, then
         the user's and the assistant's in turn. Raises InputError, and changes nothing, for anything else.

@@ -39,7 +39,7 @@ class Generation:
     last_token_at: float | None = None
     ran_at: float | None = None
     text: StringIO | None = None  # a list of pieces would take ten times the memory
-    stop_reason: StopReason = "interrupted"  # what it is if nothing else ends it
+    stop_reason: StopReason = "interrupted"  # unless something else ends it
 
     @property
     def tokens(self) -> Tokens:
@@ -98,7 +98,8 @@ def why_unanswered(report: RunReport, options: Options) -> str:
 
 
 def _needed(tokens: Tokens, before: float, spent: float, words: Callable[[float], str]) -> str:
-    """What the start took; what prompt and answer need, once enough of the prompt has been run to tell."""
+    """The cost of the start, and the budget that prompt and answer need: estimated from the prompt's tokens that ran,
+    or double the cost so far where too few ran."""
     start = f", {words(before)} of it by the start" if before else ""
     if tokens.ran * _TELLING < tokens.prompt:
         return f"{start}: state {words(2 * (before + spent))} or more"
@@ -111,7 +112,7 @@ def _seconds(seconds: float) -> str:
 
 
 def memory_of(plan: Plan, kv_bytes: int, budget: int | None) -> Memory:
-    """What this process has now, and what was counted."""
+    """The measured memory of this process beside the plan's figures."""
     use, counted = memory_use(), plan.bytes
     return Memory(
         peak_rss=use.peak,

@@ -1,13 +1,14 @@
-"""One decision per step, from readings alone: go on, pause, give memory back, or stop because a budget is spent.
+"""One decision per step, from readings alone: continue, pause, return memory, or stop because a budget is spent.
 
-Nothing here reads a clock or a sensor, so that recorded and simulated devices decide as real ones do; meters.py takes
-the samples and waits.
+Nothing here reads a clock or a sensor, so recorded and simulated devices decide like real ones; meters.py takes the
+samples and waits.
 
-Power is held by a leaky bucket: what was spent above the allowance is waited for. Temperature is held by the share of
-time in which the device works, a PI controller on the distance to the limit: heat lags behind work by a minute.
+A leaky bucket limits power: the run pauses until energy spent above the allowance is paid off. A PI controller limits
+temperature: from the distance to the limit it sets the share of time in which the device works, since heat lags behind
+work by a minute.
 
-Memory is given back when less may be had than the run was counted to need, as much as is lacking; and by halves of what
-can be spared while something on the device waits for memory. Only what is about to be killed stops.
+If less memory is available than the run needs by the plan, the difference is returned; under memory pressure, half of
+the spare memory at a time. The run stops only if the system is about to kill it.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ Stop = Literal["time", "memory", "energy", "power", "thermal"]
 Cause = Literal["limit", "free memory", "pressure"]
 
 _CREDIT_S = 0.5  # seconds of allowed power that may be saved up and spent at once
-_SHORTEST_PAUSE_S = 1e-3  # less is saved up
+_SHORTEST_PAUSE_S = 1e-3  # shorter ones are saved up
 _LONGEST_PAUSE_S = 0.25  # then readings are taken again
-_HOPELESS_S = 5.0  # of pauses in a row that did not bring power down
+_HOPELESS_S = 5.0  # of consecutive pauses that did not lower the power
 _NO_COOLER_S = 15.0  # at the least share of work without a lower temperature: sensors show whole degrees
 _MARGIN = 1.5  # °C below the limit: sensors show whole degrees
 _GAIN, _INTEGRAL = 0.1, 0.004  # share of time per °C, and per °C and second
 _THERMAL_S = 0.2  # between two corrections
 _LEAST_DUTY = 0.02
-_SLACK = 6 << 20  # bytes that stay between what is needed and what may be had, as in plans
-_STALLED = 10.0  # per cent of the time: then half of what can be spared is given back …
+_SLACK = 6 << 20  # bytes kept free beyond the need, as in plans
+_STALLED = 10.0  # per cent of the time: half of the spare memory is then returned …
 _SETTLE_S = 10.0  # … and again no sooner than a step can be seen in an average over 10 s
-_SHORT_READINGS = 2  # in a row with too little free memory: others come and go
-# Tokens of a prompt that are run first, before it is known what one costs in joules, in seconds.
+_SHORT_READINGS = 2  # consecutive ones with too little free memory: other programs come and go
+# Tokens of a prompt that run first, before the cost of a token in joules and in seconds is known.
 _FIRST_PAID, _FIRST_TIMED = 1, 32
-_FORGET = 0.9  # of the costliest token, at every step: one that was disturbed is not expected for ever
+_FORGET = 0.9  # factor for the cost of the costliest token at each step: a disturbed one loses its weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +52,9 @@ class RunLimits:
 
 @dataclass(frozen=True, slots=True)
 class MemoryReading:
-    """Bytes. needed: what this process takes at most, as counted; spare: of these, what it can give back. private: what
-    it has and the system cannot reclaim (None: not told). limit: of its cgroups. available: what the system has for it,
-    all that it holds included. stalled: see edge.devices.pressure."""
+    """Bytes. needed: the planned peak of this process; spare: the part of it that can be returned. private: resident
+    bytes that the system cannot reclaim (None: unknown). limit: of its cgroups. available: its resident set and the
+    system's free memory. stalled: see edge.devices.pressure."""
 
     needed: int
     spare: int
@@ -65,7 +66,7 @@ class MemoryReading:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Readings between two steps. joules: since the run began. None: not read this time, or not to be read any more."""
+    """Readings between two steps. joules: since the run began. None: not read this time, or no longer readable."""
 
     time: float
     joules: float | None = None
@@ -76,12 +77,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What earlier samples left. token: joules of the costliest one, of late. ran: tokens of the last passes whose
-    joules are known, each of which took `each`. pace: seconds that each token of the last pass took. debt: joules above
-    the power limit. idle: watts while pausing. duty: share of time that may be worked. rest: seconds that are to be
-    waited for it. paused: seconds of pauses in a row. coolest: °C since the least share is worked, read first at
-    cooled_at. short: readings in a row with too little free memory. gave_at: when memory was last given back because of
-    pressure."""
+    """Carried from sample to sample. token: joules of the costliest recent token. ran: tokens of the last passes whose
+    joules are known, each of which took `each`. pace: seconds per token of the last pass. debt: joules above the power
+    limit. idle: watts while pausing. duty: the permitted share of working time. rest: seconds to wait for it. paused:
+    seconds of consecutive pauses. coolest: lowest °C at the smallest share of work, first read at cooled_at. short:
+    consecutive readings with too little free memory. gave_at: when memory was last returned because of pressure."""
 
     last: Sample
     token: float = 0.0
@@ -103,8 +103,8 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """stop: why, None to go on. pause: seconds to wait before the next sample, 0 to go on at once. give: bytes to give
-    back first, because of `cause`."""
+    """stop: why, None to continue. pause: seconds to wait before the next sample, 0 for none. give: bytes to return
+    first, because of `cause`."""
 
     stop: Stop | None = None
     pause: float = 0.0
@@ -156,10 +156,10 @@ def decide(limits: RunLimits, state: State, now: Sample, tokens: int) -> tuple[D
 
 
 def affordable(limits: RunLimits, state: State, tokens: int, now: float, spent: float) -> int:
-    """How many of these tokens of a prompt may be run at once, if `spent` joules are gone by the time `now`.
+    """The number of these prompt tokens that may run at once, if `spent` joules are gone by the time `now`.
 
-    A pass of more tokens than the last one takes no more for each of them, one of fewer no more than the costliest
-    token. It may take half of the energy that is left: what it really takes is known only afterwards.
+    A pass of more tokens than the last one costs no more per token, one of fewer tokens no more than the costliest
+    token. A pass may take half of the energy left, since its true cost is known only afterwards.
     """
     if limits.deadline is not None:
         tokens = min(tokens, max(1, int((limits.deadline - now) / state.pace)) if state.pace else _FIRST_TIMED)
@@ -175,7 +175,7 @@ def affordable(limits: RunLimits, state: State, tokens: int, now: float, spent: 
 
 
 def _newest(last: Sample, now: Sample) -> Sample:
-    """What was not read stays as it was."""
+    """The latest readings: `now`, with those of `last` where it has none."""
     return Sample(
         now.time,
         last.joules if now.joules is None else now.joules,
@@ -192,7 +192,7 @@ def _short(state: State, memory: MemoryReading | None) -> int:
 
 
 def _give(state: State, now: Sample, short: int) -> tuple[int, Cause | None]:
-    """Bytes to give back, and why. A limit that fell is one at once; free memory goes up and down by itself."""
+    """Bytes to return, and why: at once for a limit, only after several readings for free memory, which fluctuates."""
     memory = now.memory
     if memory is None or not memory.spare:
         return 0, None
@@ -213,8 +213,8 @@ def _pause_for_power(limits: RunLimits, state: State) -> float:
 
 
 def _duty(limits: RunLimits, state: State, now: Sample) -> tuple[float, float | None, float]:
-    """The share of time, the distance to the limit (°C), and when they were corrected. A sensor that vanishes leaves
-    all as it is."""
+    """The share of time, the distance to the limit (°C), and when they were corrected; unchanged once the sensor has
+    vanished."""
     if limits.celsius is None or now.celsius is None or now.time - state.corrected_at < _THERMAL_S:
         return state.duty, state.error, state.corrected_at
     error = limits.celsius - _MARGIN - now.celsius
@@ -226,7 +226,7 @@ def _duty(limits: RunLimits, state: State, now: Sample) -> tuple[float, float | 
 
 
 def _coolest(state: State, duty: float, now: Sample) -> tuple[float, float]:
-    """The lowest temperature since the least share is worked, and when it was first read."""
+    """The lowest temperature at the smallest share of work, and when it was first read."""
     if duty > _LEAST_DUTY:
         return inf, now.time
     if now.celsius is not None and now.celsius < state.coolest:
@@ -235,8 +235,8 @@ def _coolest(state: State, duty: float, now: Sample) -> tuple[float, float]:
 
 
 def _about_to_be_killed(memory: MemoryReading, short: int) -> bool:
-    """Nothing is left to give, and what cannot be reclaimed is as much as may be had. (Weights that are mapped can be:
-    that is slow, and no reason to stop.)"""
+    """Whether nothing is left to return, and the private memory reaches the limit. (The system can reclaim mapped
+    weights, which is slow but no reason to stop.)"""
     if memory.spare or memory.private is None:
         return False
     available = memory.available if short >= _SHORT_READINGS else None
@@ -253,11 +253,11 @@ def _stop(limits: RunLimits, state: State, now: Sample, pause: float) -> Stop | 
         return "memory"
     joules = state.last.joules
     if limits.energy is not None and joules is not None and joules + state.token > limits.energy:
-        return "energy"  # the next token would pass it
+        return "energy"  # the next token would exceed it
     if limits.power is not None and state.paused > _HOPELESS_S and state.idle >= limits.power:
-        return "power"  # the device draws more even while it waits
+        return "power"  # the device draws more even in pauses
     hot = state.last.celsius
     too_hot = limits.celsius is not None and hot is not None and hot > limits.celsius + 2
     if too_hot and now.time - state.cooled_at > _NO_COOLER_S:
-        return "thermal"  # it gets no cooler while it waits
+        return "thermal"  # pauses do not cool it
     return None

@@ -1,4 +1,4 @@
-"""Takes the samples that the governor decides by, does the waiting, and keeps the account of joules and heat."""
+"""Takes the samples for the governor's decisions, waits out its pauses, and records joules and heat."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from edge.devices.thermal import read_celsius
 from edge.run.governor import MemoryReading, RunLimits, Sample, State, Stop, affordable, decide
 
 _COST = 200  # a reading may take 1/200 of the time: 0.5 %
-_UNREAD = 0.05  # of the energy left may be spent without a reading, unless it is a single token
-_STEPS_PER_PEAK = 32  # reading VmHWM takes 40 µs: often enough to notice, too rarely to cost
+_UNREAD = 0.05  # of the energy left may be spent between two readings, or that of a single token
+_STEPS_PER_PEAK = 32  # reading VmHWM takes 40 µs
 _THERMAL_S = 0.2
 _PRESSURE_S = 0.5
 
 
 class EnergyMeter(Protocol):
-    """Joules since some moment; edge.devices.power.find_meter has the device's best."""
+    """Joules since a fixed moment; edge.devices.power.find_meter returns the device's best meter."""
 
     def add_bytes(self, count: float) -> None:
         """Count bytes that were read from memory, for estimates."""
@@ -31,16 +31,16 @@ class EnergyMeter(Protocol):
 
 
 class Spender(Protocol):
-    """Who takes memory, and can give some back."""
+    """An owner of memory, part of which it can return to the system."""
 
     @property
     def needed(self) -> int:
-        """Bytes that the process takes at most, as counted."""
+        """The planned peak of the process, in bytes."""
         ...
 
     @property
     def spare(self) -> int:
-        """Bytes of these that can be given back."""
+        """The part of these bytes that can be returned."""
         ...
 
     def give(self, nbytes: int, cause: str) -> None:
@@ -49,10 +49,10 @@ class Spender(Protocol):
 
 
 class Watch:
-    """Over one generation. `limits.energy` counts from the moment it is made.
+    """Enforces the limits of one generation. `limits.energy` counts from the construction of the watch.
 
-    spender: gives memory back when it is short on this device, which is read below `root`. ended: whether the run is to
-    end, whatever it waits for.
+    spender: returns memory when the device, whose readings lie below `root`, is short of it. ended: whether the run
+    has been asked to end, which ends a pause.
     """
 
     def __init__(
@@ -73,15 +73,15 @@ class Watch:
         self._clock, self._sleep, self._read_peak = clock, sleep, read_peak
         self.first = self.reading = meter.read()
         self._read_at, self._interval, self._unread = clock(), 0.0, 0
-        self._felt_at = -_THERMAL_S
-        self._pressed_at, self._pressure_interval = -_PRESSURE_S, _PRESSURE_S
+        self._celsius_at = -_THERMAL_S
+        self._memory_at, self._memory_interval = -_PRESSURE_S, _PRESSURE_S
         self._steps = 0
         self.paused = 0.0  # seconds
         self.hottest: float | None = None  # °C
         self._state = State(Sample(self._read_at, 0.0))
 
     def stop_reason(self, tokens: int = 1) -> Stop | None:
-        """Wait as long as the limits want it. Why the run must stop now, or None. tokens: run since the last call."""
+        """Wait as the limits require. Returns why the run must stop, or None. tokens: run since the last call."""
         self._steps += 1
         self._unread += tokens
         worked = True
@@ -100,7 +100,7 @@ class Watch:
             worked = False
 
     def spent(self) -> Stop | None:
-        """The budget that has run out, if one has, while no token runs: nothing is waited for."""
+        """The budget that is spent, if one is. For calls between tokens: it never waits."""
         now = self._clock()
         if self._limits.deadline is not None and now >= self._limits.deadline:
             return "time"
@@ -111,7 +111,7 @@ class Watch:
         return None
 
     def affordable(self, tokens: int) -> int:
-        """How many of these tokens of a prompt may be run at once, by the time and the energy left."""
+        """The number of these prompt tokens that may run at once, by the time and the energy left."""
         return affordable(self._limits, self._state, tokens, self._clock(), self.reading.joules - self.first.joules)
 
     @property
@@ -130,24 +130,24 @@ class Watch:
         if not worked or now - self._read_at >= self._interval or self._nears_the_limit():
             self._read(now)
             joules = self.reading.joules - self.first.joules
-        return Sample(now, joules, peak, self._feel(now), self._press(now))
+        return Sample(now, joules, peak, self._read_celsius(now), self._read_memory(now))
 
     def _nears_the_limit(self) -> bool:
-        """What has been spent since the last reading may matter to the energy that is left."""
+        """Whether the energy spent since the last reading may be a notable part of the energy left."""
         if self._limits.energy is None:
             return False
         left = self._limits.energy - (self._state.last.joules or 0.0)
         return not self._state.token or self._unread * self._state.token > _UNREAD * left
 
     def _read(self, now: float) -> None:
-        """The more a reading costs, the rarer it is."""
+        """Read the meter, and set the interval to the next reading by the time that this one took."""
         self.reading, self._read_at = self._meter.read(), now
         self._interval = _COST * (self._clock() - now)
 
-    def _press(self, now: float) -> MemoryReading | None:
-        if self._spender is None or now - self._pressed_at < self._pressure_interval:
+    def _read_memory(self, now: float) -> MemoryReading | None:
+        if self._spender is None or now - self._memory_at < self._memory_interval:
             return None
-        self._pressed_at, pressure, use = now, read_pressure(self._root), memory_use()
+        self._memory_at, pressure, use = now, read_pressure(self._root), memory_use()
         memory = MemoryReading(
             self._spender.needed,
             self._spender.spare,
@@ -156,13 +156,13 @@ class Watch:
             None if pressure.free is None else pressure.free + use.rss,
             pressure.stalled,
         )
-        self._pressure_interval = max(_PRESSURE_S, _COST * (self._clock() - now))
+        self._memory_interval = max(_PRESSURE_S, _COST * (self._clock() - now))
         return memory
 
-    def _feel(self, now: float) -> float | None:
-        if self._thermometer is None or now - self._felt_at < _THERMAL_S:
+    def _read_celsius(self, now: float) -> float | None:
+        if self._thermometer is None or now - self._celsius_at < _THERMAL_S:
             return None
-        self._felt_at = now
+        self._celsius_at = now
         celsius = read_celsius(self._thermometer)
         if celsius is not None:
             self.hottest = max(celsius, self.hottest or celsius)

@@ -1,8 +1,8 @@
-"""Reclaiming a session's memory when it is short, in the order in which its user misses it least.
+"""Reclaiming a session's memory when it is short, the least missed first.
 
-First goes the memory of the prompt cache, whose files stay (a later prompt takes longer); then, while a prompt runs,
-chunks become shorter (it takes longer); then KV rows go, chosen by the policy (the model forgets). Mapped weights need
-not be reclaimed: the system drops their pages when it needs them, and reads them again.
+First the prompt cache frees its memory, and keeps its files (a later prompt takes longer); then, while a prompt runs,
+its chunks become shorter (it takes longer); then the policy evicts KV rows (the model forgets). Mapped weights need not
+be reclaimed: the system drops their pages when it needs memory, and reads them again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Reclaimer:
     ) -> None:
         self._kv, self._prompt_cache, self._evict = kv, prompt_cache, evict
         self._fewest = min(kv.capacity, max(SMALLEST_ROWS, least_rows(plan.sinks)))
-        self.needed = plan.bytes.total  # bytes that the process takes at most, as counted
+        self.needed = plan.bytes.total  # the planned peak of the process, in bytes
         self.chunk = plan.config.chunk
         self.run: Generation | None = None
         self.actions: list[Action] = []

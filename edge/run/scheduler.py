@@ -57,7 +57,7 @@ class Scheduler:
             raise BusyError(_ONE_AT_A_TIME)
 
     def through(self, pieces: Pieces) -> Pieces:
-        """The same pieces, each made in a step. Raises BusyError if another generation has begun."""
+        """The same pieces, each generated in a step. Raises BusyError if another generation has begun."""
         self.check_idle()
         if not self._generation.acquire(blocking=False):
             raise BusyError(_ONE_AT_A_TIME)
