@@ -63,8 +63,7 @@ class EngineUse:
 class Inspection:
     """bits_per_weight: of all tensors; body_bits: of matrices other than the embedding and the head; None if there are
     none. stamp: of the header and a few bytes of every tensor, or of every MiB of a folder. sha256: of every file, if
-    asked for. spec: None, with a reason, for a model that no engine of edge runs. template: as in the file:
-    untrusted.
+    requested. spec: None, with a reason, for a model that no engine of edge runs. template: the file's, untrusted.
     """
 
     path: Path
@@ -88,9 +87,9 @@ class Inspection:
 def inspect_model(
     model: str | Path, *, sha256: bool = False, progress: Callable[[float], None] | None = None
 ) -> Inspection:
-    """Read a header, checked as ever. sha256: hash whole files, which takes a second per GB or two.
+    """Read a model's header, with all checks. sha256: hash whole files, which takes a second per GB or two.
 
-    model: as elsewhere, or a Hugging Face folder, which is shown as the GGUF file that edge convert would make of it.
+    model: as in `open_model`, or a Hugging Face folder, which is shown as the GGUF file that edge convert would write.
     Raises InputError, ModelFormatError, UnsupportedError. GGUF files of architectures that edge does not run can be
     inspected, too.
     """

@@ -1,7 +1,7 @@
-"""How far one model's predictions are from another's: the mathematics, on rows of logits.
+"""KL divergence and perplexity of rows of logits.
 
-KL(p ‖ q) = Σ p (ln p − ln q), in nats, p being the reference's chances of the next token. Everything is summed in
-float64, row by row, so that a model differs from itself by exactly nothing.
+KL(p ‖ q) = Σ p (ln p − ln q), in nats, where p are the reference's probabilities of the next token. All sums are in
+float64, row by row, so that the divergence of a model from itself is exactly 0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Doubles = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Compared:
-    """Predictions of n tokens. kl, nll, reference_nll: float64 [n], nats; same: bool [n], the likeliest token is."""
+    """Predictions of n tokens. kl, nll, reference_nll: float64 [n], nats; same: bool [n], of the likeliest tokens."""
 
     kl: Doubles
     nll: Doubles
@@ -33,7 +33,7 @@ class Divergence:
     """A model against a reference, over `tokens` predictions.
 
     kl_*: nats. top1: share of predictions whose likeliest token is the reference's. ratio: of the perplexities, delta:
-    their difference; both with the errors of paired samples. Standard errors take tokens for independent.
+    their difference; both with the errors of paired samples. Standard errors treat tokens as independent.
     """
 
     tokens: int
@@ -55,7 +55,7 @@ class Divergence:
 def compare(reference: FloatArray, other: FloatArray, targets: IntArray) -> Compared:
     """Two models' logits after the same tokens, float32 [n, vocab], and the tokens that came next, int [n].
 
-    Raises EngineError for logits that are no finite numbers.
+    Raises EngineError for logits that are not finite numbers.
     """
     rows = len(targets)
     kl, nll, reference_nll = np.empty((3, rows))
@@ -63,7 +63,7 @@ def compare(reference: FloatArray, other: FloatArray, targets: IntArray) -> Comp
         p, q = _shifted(theirs), _shifted(ours)
         kl[row], reference_nll[row], nll[row] = _kl(p, q), _nll(p, target), _nll(q, target)
     if not np.isfinite(kl + nll + reference_nll).all():
-        raise EngineError("a model predicts what is no number: are its weights damaged?")
+        raise EngineError("a model's predictions are not finite numbers: are its weights damaged?")
     return Compared(kl, nll, reference_nll, reference.argmax(axis=-1) == other.argmax(axis=-1))
 
 
@@ -106,21 +106,21 @@ def stderr(values: Doubles) -> float:
     return float(values.std(ddof=1) / math.sqrt(values.size)) if values.size > 1 else 0.0
 
 
-_Shifted = tuple[Doubles, Doubles, float]  # x, chances, spread, with ln p = x − spread
+_Shifted = tuple[Doubles, Doubles, float]  # x, probabilities p, ln Σ exp x, with ln p = x − ln Σ exp x
 
 
 def _shifted(logits: FloatArray) -> _Shifted:
-    """Logits less their maximum, the chances, and ln Σ exp of the former."""
+    """Logits less their maximum, the probabilities, and ln Σ exp of the former."""
     shifted = logits.astype(np.float64)
     shifted -= shifted.max()
-    chances = np.exp(shifted)
-    total = float(chances.sum())
-    chances /= total
-    return shifted, chances, math.log(total)
+    p = np.exp(shifted)
+    total = float(p.sum())
+    p /= total
+    return shifted, p, math.log(total)
 
 
 def _kl(p: _Shifted, q: _Shifted) -> float:
-    """The spreads stand apart from what is weighed by the chances, so that equal predictions differ by nothing."""
+    """Σ p (x_p − x_q), then the difference of ln Σ exp, so that equal predictions give exactly 0."""
     return max(0.0, float(p[1] @ (p[0] - q[0])) + q[2] - p[2])
 
 

@@ -27,7 +27,7 @@ def main() -> None:
         raise_interrupts()
         status = app(standalone_mode=False)
         sys.stdout.flush()
-        code = interrupted() if status == 130 else status or 0  # which typer makes of an interrupt
+        code = interrupted() if status == 130 else status or 0  # typer's status for an interrupt
     except ReaderLeftError as error:
         code = error.exit_code
     except BudgetError as error:
@@ -38,7 +38,7 @@ def main() -> None:
         code = interrupted()
     except MemoryError as error:
         code = _fail(error, 3, "out of memory: state a smaller --memory or --max-kv-size")
-    except OSError as error:  # of a file, or of the device: who can read the file behind it knows
+    except OSError as error:  # of a file, or of the device
         code = _fail(error, 2, f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except Exception as error:
         from typer import Abort
@@ -67,7 +67,7 @@ def _subcommand() -> str:
 
 
 def _fail(error: Exception, code: int, message: str | None = None, **more: object) -> int:
-    """Tell people on stderr and, under --json, programs on stdout."""
+    """Report an error to people on stderr and, under --json, to programs on stdout."""
     from contextlib import suppress
 
     import typer.main

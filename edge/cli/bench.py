@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Format(str, Enum):
-    """Of `-o`."""
+    """Formats of `-o`."""
 
     md = "md"
     json = "json"
@@ -43,7 +43,7 @@ def bench(
     options: Annotated[Options, o.only("memory", "kv_dtype", "prefill_step_size", "backend", "threads")],
     energy: Annotated[
         bool,
-        o.flag("--energy", help="Joules per token, too: measured or estimated, as it says."),
+        o.flag("--energy", help="Joules per token, too, labelled measured or estimated."),
     ] = False,
     json: o.Json = False,
     quiet: o.Quiet = False,

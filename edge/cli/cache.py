@@ -1,4 +1,4 @@
-"""`edge cache`: what the cache folder holds, and a way to empty it."""
+"""`edge cache`: lists and empties the cache folder, and installs images."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from edge.errors import InputError
 if TYPE_CHECKING:
     from edge.storage.cache import EntryKind
 
-_HISTORY = "history"  # of runs: one file, that no stamp vouches for
+_HISTORY = "history"  # of runs: one file, without a completion record
 
 cache = typer.Typer(help="Look into the cache folder, or empty it.")
 
 
 @cache.command("list")
 def list_entries(json: o.Json = False) -> None:
-    """List what the cache folder holds, last used first."""
+    """List the contents of the cache folder, last used first."""
     from edge.prediction.history import history_size
     from edge.storage.cache import cache_folder, cache_limit, entries
 
@@ -66,7 +66,7 @@ def clear(
     ] = None,
     json: o.Json = False,
 ) -> None:
-    """Empty the cache folder: what is needed again is made again. The history of runs is forgotten."""
+    """Empty the cache folder, whose files are made again when needed, and delete the history of runs."""
     from edge.prediction.history import clear_history
     from edge.storage.cache import clear as remove
 
@@ -85,7 +85,7 @@ def add(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="What edge compile made for this device.")],
     json: o.Json = False,
 ) -> None:
-    """Take over kernels that edge compile made elsewhere: this device then needs no compiler for that model.
+    """Install kernels from edge compile: this device then needs no compiler for that model.
 
     They are machine code, and run as you from then on: add only what you made, or what comes from those you trust.
     """
@@ -98,7 +98,7 @@ def add(
         return
     print(f"added: {design.shape.layers} layers, {design.kv_dtype} KV, {design.target.name}")
     if design.target.name != isa:
-        print(f"this CPU has {isa}, which is better: EDGE_ISA={design.target.name} makes use of what was added")
+        print(f"this CPU has {isa}, which is better: EDGE_ISA={design.target.name} selects the added image")
 
 
 def _kind(name: str) -> EntryKind:

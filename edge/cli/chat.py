@@ -13,7 +13,7 @@ from edge.options import Options
 if TYPE_CHECKING:
     from edge.run.conversation import Conversation, Pieces
 
-_SEEN = ("eos", "stop", "interrupted", "terminated")  # ends of answers that need no word of why
+_SEEN = ("eos", "stop", "interrupted", "terminated")  # reasons for an answer's end that need no explanation
 
 
 @o.command
@@ -79,7 +79,7 @@ def chat(
 
 def _pinned(rows: int, system: str | None, options: Options) -> int:
     """Rows that are pinned unless --keep says otherwise: those before the first turn's text, but none in a plain
-    window. Of the template's own system prompt, which is not asked for, as many as there is room for."""
+    window, and of the template's default system prompt as many as fit into half of the cache."""
     if options.kv_policy == "window":
         return 0
     most = options.max_kv_size
@@ -87,7 +87,7 @@ def _pinned(rows: int, system: str | None, options: Options) -> int:
 
 
 def _answer(talk: Conversation, pieces: Pieces, shown: Progress, *, json: bool, quiet: bool) -> None:
-    """Print an answer as it is made, and what is to be said of it. Ctrl-C ends the answer, not the conversation."""
+    """Print an answer as it is generated, and notices about it. Ctrl-C ends the answer, not the conversation."""
     from edge.cli.signals import Terminated, ended_by_signals
     from edge.errors import BudgetError
     from edge.prediction.history import remember_run
@@ -103,7 +103,7 @@ def _answer(talk: Conversation, pieces: Pieces, shown: Progress, *, json: bool, 
     except Terminated:
         raise
     except KeyboardInterrupt:
-        pass  # a second one
+        pass  # a second Ctrl-C
     except BudgetError as error:
         unanswered = error
     finally:
@@ -127,7 +127,7 @@ def _answer(talk: Conversation, pieces: Pieces, shown: Progress, *, json: bool, 
 
 
 def _notices(talk: Conversation) -> Iterator[str]:
-    """What happened to an answer or to the conversation that the answer does not show."""
+    """Events that the answer itself does not show: evictions, its early end."""
     session, report = talk.session, talk.session.report
     assert report is not None
     if talk.evicted:

@@ -199,7 +199,7 @@ class _Command:
     run: Callable[[Chat, str], Pieces | None]
 
 
-_QUIT = _Command("/quit, /bye, /exit", "leave, as Ctrl-D does", _quit)
+_QUIT = _Command("/quit, /bye, /exit", "leave, like Ctrl-D", _quit)
 _COMMANDS = {
     "/help": _Command("/help", "this list", _help),
     "/retry": _Command("/retry", "answer the last question anew", _retry),

@@ -1,4 +1,4 @@
-"""`edge devices`: what this device is, what it grants and what it can measure; the devices known by name."""
+"""`edge devices`: this device, its sensors and its limits; the devices known by name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _Name = Annotated[str, typer.Argument(metavar="DEVICE", help="A name of edge dev
 
 @devices.callback(invoke_without_command=True)
 def here(context: typer.Context, json: o.Json = False) -> None:
-    """Without a command: this device as measured: processor, cores, instruction sets, caches and memory."""
+    """Show this device: processor, cores, instruction sets, caches and memory; or run one of the commands."""
     if context.invoked_subcommand is not None:
         return
     from dataclasses import replace
@@ -50,7 +50,7 @@ def here(context: typer.Context, json: o.Json = False) -> None:
 
 @devices.command("list")
 def known(json: o.Json = False) -> None:
-    """The devices known by name, for which edge plan predicts and edge compile makes code."""
+    """List the devices known by name, for which edge plan predicts and edge compile generates code."""
     from edge.devices.profiles import find_profile, profile_names
     from edge.errors import InputError
 
@@ -71,7 +71,7 @@ def known(json: o.Json = False) -> None:
 
 @devices.command()
 def show(name: _Name, json: o.Json = False) -> None:
-    """What is known of a device, and where every figure stands."""
+    """Show the figures of a device, and the source of each."""
     from edge.devices.profiles import HOST, find_profile
 
     profile, sources = find_profile(name), dict[str, int]()
@@ -119,7 +119,7 @@ def probe(
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Measure what this device can do: memory bandwidth, arithmetic. Later predictions go by it."""
+    """Measure this device's memory bandwidth and arithmetic, for later predictions."""
     from dataclasses import replace
 
     from edge.cli.targets import own_isa
@@ -145,7 +145,7 @@ def probe(
     if output is None:
         output = add_profile(measured)
     else:
-        measured = replace(measured, isa=own_isa())  # nobody can ask this processor for it elsewhere
+        measured = replace(measured, isa=own_isa())  # no other device can ask this processor for it
         write_profile(measured, output)
     if json:
         print_json(_as_json(measured) | {"path": str(output), "others": others})
@@ -187,7 +187,7 @@ def add(
 
 @devices.command()
 def diff(first: _Name, second: _Name, json: o.Json = False) -> None:
-    """Two devices side by side, and how many times the first's figure the second's is."""
+    """Show two devices side by side, with the ratio of the second's figures to the first's."""
     from edge.devices.profile import FIGURES
     from edge.devices.profiles import find_profile
 
@@ -207,7 +207,7 @@ def diff(first: _Name, second: _Name, json: o.Json = False) -> None:
 
 @devices.command()
 def sensors(json: o.Json = False) -> None:
-    """What tells joules and temperatures here, and why the rest does not. The first that works is used."""
+    """List the sensors of joules and temperatures, and why others do not work. The first that works is used."""
     from edge.devices.power import sensors as power_sensors
     from edge.devices.power import sensors_root
     from edge.devices.thermal import zones
@@ -230,7 +230,7 @@ def _as_json(profile: DeviceProfile) -> dict[str, object]:
 
 
 def _own_code(profile: DeviceProfile) -> str:
-    """What edge compile makes of a profile that names no instruction set."""
+    """The instruction set that edge compile takes for a profile that names none."""
     from edge.devices.profiles import HOST
 
     if profile.system not in ("linux", "android"):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 evaluate = typer.Typer(help="Measure a model's quality.")
 
 _Context = Annotated[
-    int | None, o.flag("--context", min=2, help="Read windows of so many tokens, each from an empty cache.")
+    int | None, o.flag("--context", min=2, help="Tokens in a window; each window starts with an empty cache.")
 ]
 _SecondHalf = Annotated[
     bool, o.flag("--second-half", help="Score the second half of every window only, as llama.cpp does.")
@@ -40,7 +40,7 @@ def kl(
     model: o.ModelArgument,
     reference: Annotated[str, o.flag("--reference", help="What to compare with: a model with the same tokens.")],
     text: Annotated[Path, o.flag("--text", help="A UTF-8 text file.")],
-    tokens: Annotated[int | None, o.flag("--tokens", min=2, help="Read only the first so many.")] = None,
+    tokens: Annotated[int | None, o.flag("--tokens", min=2, help="Read only this number of tokens.")] = None,
     context: _Context = 512,
     second_half: _SecondHalf = False,
     reference_backend: Annotated[str, o.flag("--reference-backend", help="Engine of the reference.")] = "auto",
@@ -54,7 +54,7 @@ def kl(
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """KL divergence of a model's predictions from a reference's, and what it does to perplexity.
+    """KL divergence of a model's predictions from a reference's, and its effect on perplexity.
 
     The text is read in windows, each from an empty cache; all predictions count but that of a window's first token.
     """
@@ -107,7 +107,7 @@ evaluate.command(cls=Command)(kv)
 def perplexity(
     model: o.ModelArgument,
     text: Annotated[Path, o.flag("--text", help="A UTF-8 text file.")],
-    tokens: Annotated[int | None, o.flag("--tokens", min=1, help="Score only the first so many.")] = None,
+    tokens: Annotated[int | None, o.flag("--tokens", min=1, help="Score only this number of tokens.")] = None,
     context: _Context = None,
     second_half: _SecondHalf = False,
     *,
@@ -181,7 +181,7 @@ def _windows(model: Model, ids: IntArray, context: int, *, second_half: bool) ->
 
 
 def _publish(figures: dict[str, Any], output: Path | None, *, json: bool) -> bool:
-    """Write figures to the output, if there is one, and print them as JSON, if asked to; whether they were printed."""
+    """Write figures to the output, if any, and print them as JSON, if requested; returns whether it printed."""
     import json as format
 
     from edge.devices.output import write_whole

@@ -1,4 +1,4 @@
-"""`edge eval kv`: what small KV caches cost in quality, as a table of policies, sizes and dtypes."""
+"""`edge eval kv`: the loss of quality through small KV caches, by policy, size and dtype."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from edge.quality.material import Document
     from edge.quality.matrix import Cell
 
-_BYTES = 512 * 2  # without any size: what 512 rows take in f16, per value of a row
+_BYTES = 512 * 2  # without any size: 512 rows in f16, per value of a row
 
 
 @o.command

@@ -15,7 +15,7 @@ from edge.flags import GROUPS, OUTPUT
 ENVIRONMENT = "environment"
 _ADVICE = re.compile(r": (?:use|choose another) (--[a-z-]+)[^:,]*$")
 
-# What no option says: where edge keeps and looks for things, and what it takes the processor for.
+# Variables without an option: folders, and the instruction set.
 _OTHERS = {
     "EDGE_CACHE": "The folder of compiled kernels, repacked weights and the history of runs (edge cache list).",
     "EDGE_CACHE_LIMIT": "Most that the cache may hold, such as 4GiB (default: 16GiB).",
@@ -79,8 +79,8 @@ def options_of(command: Any, path: str = "edge") -> Iterator[tuple[str, Any]]:
 
 
 def fitting(message: str, arguments: list[str], root: Any) -> str:
-    """An error's message without advice to use an option that the command does not have: engines, which give it, do not
-    know who asked."""
+    """An error's message, less the advice to use an option that the command lacks: engines give advice without knowing
+    the command."""
     advice = _ADVICE.search(message)
     if advice is None:
         return message

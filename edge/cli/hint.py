@@ -1,4 +1,4 @@
-"""A line that a person sees once: that this model could be tuned for this device."""
+"""A hint, printed once, that this model could be tuned for this device."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from edge.storage.cache import cache_folder
 
 
 def suggest_tuning(model: str, spec: ModelSpec, plan: Plan) -> None:
-    """Say so if nobody tuned anything like it. An empty file in the cache folder remembers that it was said."""
+    """Print the hint if no tuning record fits. An empty file in the cache folder records that it was printed."""
     if not engine_named(plan.backend).CAPABILITIES.tunable or plan.tuned != "default":
         return
     subject = f"{processor().name}, {spec.label}, {spec.layers} × {spec.hidden}"
     stamp = cache_folder() / "hints" / hashlib.sha256(subject.encode()).hexdigest()[:16]
-    with suppress(OSError):  # then nothing would remember it
+    with suppress(OSError):  # without that file, no hint
         make_private_folder(stamp.parent)
         stamp.touch(exist_ok=False)
         note(f"edge tune {model} looks for settings that run this model faster on this device (once, about 5 minutes)")

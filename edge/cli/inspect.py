@@ -1,4 +1,4 @@
-"""`edge inspect`: what a model file is."""
+"""`edge inspect`: the contents of a model file."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from edge.inspection import Inspection, Vocabulary
     from edge.model.spec import ModelSpec
 
-_LINES, _WIDTH = 3, 100  # of a chat template, unless it is asked for
+_LINES, _WIDTH = 3, 100  # of a chat template, unless all of it is requested
 
 
 def inspect(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="As elsewhere, or a Hugging Face folder, as it would be converted.")
+        str, typer.Argument(metavar="MODEL", help="A model, or a Hugging Face folder as edge convert would write it.")
     ],
     tensors: Annotated[bool, o.flag("--tensors", help="List all tensors.")] = False,
     template: Annotated[bool, o.flag("--template", help="Print the whole chat template.")] = False,
@@ -62,7 +62,7 @@ def inspect(
 
 
 def _line(text: str) -> str:
-    """What stands in a cell."""
+    """The text of a cell."""
     return " ".join(printable(text).split())[:_WIDTH]
 
 

@@ -26,7 +26,7 @@ def flag(*names: str, help: str, group: str | None = None, **more: Any) -> Any:
 
 
 def shared(*names: str, help: str, group: str) -> Any:
-    """One that means the same in every command, and so has a twin in the environment."""
+    """A typer option that means the same in every command, and so has a twin in the environment."""
     return _typer_option(Flag(names, help, group))
 
 
@@ -39,7 +39,7 @@ def _typer_option(shown: Flag) -> Any:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which options of a group a command has. only: None for all. defaults: those of this command."""
+    """A command's share of a group of options. only: their names, None for all. defaults: those of this command."""
 
     only: tuple[str, ...] | None = None
     without: tuple[str, ...] = ()
@@ -109,10 +109,10 @@ class Answer:
 
 
 Sampling = Annotated[dict[str, Any], SamplingParams]
-"""What the user stated of SamplingParams, None where nothing was; the model's file may say the rest."""
+"""The stated fields of SamplingParams, None for the others, which the model's file may set."""
 
 LIMITS = ("time", "energy", "power", "max_temp", "keep", "prompt_cache", "prompt_cache_size")
-"""Options that commands do without which measure: they would hide what is to be measured."""
+"""Options that measuring commands lack, since limits would distort the measurements."""
 MEASURED = without(*LIMITS, "provider")
 
 ModelArgument = Annotated[
@@ -131,7 +131,7 @@ Verbose = Annotated[bool, shared("-v", "--verbose", group=OUTPUT, help="The whol
 
 
 def parse_numbers(flag: str, text: str, least: int = 0) -> list[int]:
-    """Each once, in their order. Raises InputError for what is no number, or below `least`."""
+    """Each once, in their order. Raises InputError for a text that is no number, or one below `least`."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) < 10 and int(part) >= least for part in parts):
         raise InputError(f"{flag} takes numbers separated by commas, {least} at least, such as 512,4096, not {text!r}")

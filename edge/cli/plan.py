@@ -1,4 +1,4 @@
-"""`edge plan`: what would fit, how fast it would be and what it would spend, before anything is loaded."""
+"""`edge plan`: predicts memory, speed and energy of a run, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from edge.prediction.predict import Guess, Prediction
     from edge.prediction.work import Streaming
 
-_MOST = 1 << 40  # tokens: more than any run will ever have
+_MOST = 1 << 40  # tokens: beyond any run
 
 
 @o.command

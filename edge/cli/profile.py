@@ -1,4 +1,4 @@
-"""`edge profile`: what this device does with a model, measured; and two such profiles side by side."""
+"""`edge profile`: measures a model on this device, and compares two such profiles."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class _Group(typer.core.TyperGroup):
     """`edge profile MODEL` is `edge profile of MODEL`."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        ctx.obj = shlex.join(["edge", "profile", *args])  # to be said again
+        ctx.obj = shlex.join(["edge", "profile", *args])  # the command, for the report
         return super().parse_args(ctx, args if args[:1] == [_COMPARE] else ["of", *args])
 
 
 class _Of(Command):
-    """Its usage is what users type, without a name of its own."""
+    """Shows its usage as users type it, without the hidden command's name."""
 
     def format_usage(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
         formatter.write_usage(ctx.command_path.removesuffix(" of"), " ".join(self.collect_usage_pieces(ctx)))
@@ -58,7 +58,7 @@ def of(
     quick: Annotated[bool, o.flag("--quick", help="Fewer and shorter measurements.")] = False,
     sustained: Annotated[
         str | None,
-        o.flag("--sustained", help="Also answer for so long on each engine, such as 5m, and compare its minutes."),
+        o.flag("--sustained", help="Also answer for this long on each engine, such as 5m, and compare the minutes."),
     ] = None,
     prompt: Annotated[
         int | None, o.flag("-p", "--n-prompt", min=1, max=1 << 20, help="Tokens of the prompt (default: 512).")
@@ -84,7 +84,7 @@ def of(
 
     Every engine in a process of its own, one after the other: a minute or so for all; --sustained 5m adds 5 minutes for
     each, --backend says which. Ends with what limits this device, and what to try. There is no --energy, --power or
-    --max-temp: they would hide what is to be measured. With `compare A.json B.json` instead of MODEL: two profiles side
+    --max-temp, which would distort the measurements. With `compare A.json B.json` instead of MODEL: two profiles side
     by side.
     """
     from edge.model.model import open_model
@@ -96,7 +96,7 @@ def of(
     opened = open_model(model)
     rows = min(opened.spec.context, options.max_kv_size or opened.spec.context)
     answer = generate or max(2, min(16 if quick else 48, rows // 2))
-    most = max(1, min(opened.spec.context // 2, rows - answer))  # of what is not said: it leaves room for an answer
+    most = max(1, min(opened.spec.context // 2, rows - answer))  # of default contexts: it leaves room for an answer
     settings = Settings(
         prompt=prompt or min(256 if quick else 512, most),
         answer=answer,
@@ -125,7 +125,7 @@ def of(
     try:
         for write in writers:
             write(made)
-    finally:  # a disk that is full by now does not take away what was measured
+    finally:  # even on a full disk, the figures are printed
         if json:
             print_json(made.to_dict())
         elif not (writers and quiet):
@@ -137,12 +137,12 @@ def of(
 
 @profile.command(_COMPARE)
 def compare(
-    first: Annotated[Path, typer.Argument(metavar="A.json", help="What to compare with.")],
-    second: Annotated[Path, typer.Argument(metavar="B.json", help="What is compared.")],
+    first: Annotated[Path, typer.Argument(metavar="A.json", help="The baseline profile.")],
+    second: Annotated[Path, typer.Argument(metavar="B.json", help="The profile to compare with it.")],
     output: Output = None,
     json: o.Json = False,
 ) -> None:
-    """Two profiles of edge profile -o FILE.json side by side, B against A."""
+    """Compare two profiles of edge profile -o FILE.json, B against A."""
     from edge.devices.output import write_whole
     from edge.profiling.compare import compare_profiles
     from edge.profiling.profile import read_profile
@@ -160,7 +160,7 @@ def compare(
 
 
 def _writer(path: Path) -> Callable[[Profile], None]:
-    """Writes a report of the path's kind. Raises at once what would otherwise come after all measurements."""
+    """A function that writes a report of the path's kind. Raises InputError now rather than after all measurements."""
     from edge.devices.output import write_whole
     from edge.report.document import check_place
     from edge.report.page import render
@@ -180,7 +180,7 @@ def _seconds(sustained: str | None) -> float:
 
 
 def _contexts(text: str | None, most: int, *, quick: bool) -> list[int]:
-    """Growing; by default none beyond `most`."""
+    """Contexts in ascending order; the defaults end at `most`."""
     if text is None:
         return [each for each in (_QUICK_CONTEXTS if quick else _CONTEXTS) if each <= most] or [most]
     return sorted(parse_numbers("-d", text, least=1))
@@ -195,7 +195,7 @@ def _check(settings: Settings, context: int) -> None:
 
 
 def _expected(engines: Sequence[str], settings: Settings) -> str:
-    """How long it takes, for somebody who may want less."""
+    """The expected duration, and how to shorten it."""
     minutes = max(1, round(len(engines) * settings.engine_s / 60))
     fewer = f"; --backend {engines[0]} measures one" if len(engines) > 1 else ""
     return f"this takes about {minutes} min, one after the other: {', '.join(engines)}{fewer}"

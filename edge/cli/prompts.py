@@ -15,7 +15,7 @@ from edge.cli.show import note
 from edge.errors import InputError
 
 PATIENCE_S = 2.0  # for the first byte of a pipe
-_BLOCK = 64 << 10  # characters read at a time: a prompt of any length is tokenized as it is read
+_BLOCK = 64 << 10  # characters read at a time: a prompt of any length is tokenized while it is read
 
 
 def answer_limit(max_tokens: int) -> int | None:

@@ -61,7 +61,7 @@ def run(
         sampled = opened.sampling(**sampling)
         asked = opened.prompt(said, system=answer.system, raw=answer.raw)
         shown.message("reading the prompt")
-        # The plan wants to know whether prompt and answer fit; a longer prompt is read while it is run.
+        # Enough of the prompt for the plan to see whether it fits; the rest of a longer one is read while it runs.
         while asked.waiting <= opened.spec.context and asked.read():
             spent = clock.perf_counter() - started
             if options.time is not None and spent > options.time:

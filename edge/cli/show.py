@@ -1,4 +1,4 @@
-"""What commands print: progress on stderr, tables for people, JSON for programs."""
+"""Output of commands: progress on stderr, tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def printable(text: str, but: str = "\n\t") -> str:
 
 
 def width() -> int | None:
-    """Characters of a line of the terminal that stdout is, COLUMNS if that is set; None if it is no terminal: what
-    programs read stays one line a row."""
+    """Characters of a line of the terminal that stdout is, COLUMNS if that is set; None if it is no terminal:
+    programs get a row on one line."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
@@ -78,7 +78,7 @@ class Progress:
         return update
 
     def message(self, label: str) -> None:
-        """A line without an end in sight."""
+        """Show a line for a step of unknown length."""
         if self._bar is not None:
             if self._task is None:
                 self._drawn = True
@@ -87,9 +87,9 @@ class Progress:
             self._bar.update(self._task, description=label)
 
     def clear(self) -> None:
-        """Take the bar off the screen, so that text can be printed."""
+        """Remove the bar from the screen, so that text can be printed."""
         if self._bar is not None and self._drawn:
-            self._bar.stop()  # first: an interrupt may have come before there was a task
+            self._bar.stop()  # first: an interrupt may have arrived before there was a task
             for task in self._bar.task_ids:
                 self._bar.remove_task(task)
             self._drawn, self._task = False, None

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: during an answer they end it before its next token, with a report, as a budget would; at any
+"""Ctrl-C and SIGTERM: during an answer they end it before its next token, with a report, like a spent budget; at any
 other time they end the process at once."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _AGAIN_S = 0.01  # uninterruptible code has most likely ended by then; if not, t
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, as an interrupt that existing handlers of KeyboardInterrupt also handle."""
+    """SIGTERM: an interrupt, so that handlers of KeyboardInterrupt also handle it."""
 
 
 _received: list[int] = []  # typer does not pass on which signal interrupted

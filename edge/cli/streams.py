@@ -53,7 +53,7 @@ def open_streams() -> None:
     elif sys.stdin is sys.__stdin__ and isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding=None if sys.stdin.isatty() else "utf-8", errors="replace")
     if sys.stdout is sys.__stdout__:
-        number = os.open(os.devnull, os.O_RDONLY) if sys.stdout is None else 1  # writing to it fails, as it should
+        number = os.open(os.devnull, os.O_RDONLY) if sys.stdout is None else 1  # open for reading: writing to it fails
         sys.stdout = _text(_Output(number, "w", closefd=False), sys.stdout, errors="replace")
     if sys.stderr is sys.__stderr__:
         number = os.open(os.devnull, os.O_WRONLY) if sys.stderr is None else 2

@@ -1,24 +1,24 @@
-"""Whether the native engine can make code for the processor that a profile names."""
+"""Whether the native engine can generate code for the processor that a profile names."""
 
 from __future__ import annotations
 
 from edge.devices.profile import DeviceProfile
 from edge.errors import InputError, UnsupportedError
 
-_MACHINES = {  # as systems call them, and as compilers do; None: no code is made for it
+_MACHINES = {  # the systems' names, and the compilers'; None: no code is generated for it
     "x86_64": "x86_64", "AMD64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64", "armv7l": None, "riscv64": None,
 }  # fmt: skip
 
 
 def isa_names(machine: str) -> list[str]:
-    """Instruction sets that code can be made for, of such a machine."""
+    """Instruction sets of such a machine for which code can be generated."""
     from edge.backends.tvm.targets import TARGETS
 
     return [target.name for target in TARGETS if target.machine == _MACHINES.get(machine)]
 
 
 def own_isa() -> str | None:
-    """The best that this processor has; None where no code is made for it."""
+    """The best of this processor; None where no code is generated for it."""
     from edge.backends.tvm.targets import choose_target
 
     try:

@@ -29,7 +29,7 @@ def tune(
     target: Annotated[
         str | None, o.flag("--target", help="The device's instruction set, with --tracker (default: ours).")
     ] = None,
-    show: Annotated[bool, o.flag("--show", help="Explain what was found, or list all records.")] = False,
+    show: Annotated[bool, o.flag("--show", help="Explain the result, or list all records.")] = False,
     plot: Annotated[Path | None, o.flag("-o", "--plot", help="With --show: plot the trials (.svg).")] = None,
     force: Annotated[bool, o.flag("--force", help="Repeat the trials of earlier tunings.")] = False,
     kv_dtype: o.NativeKVDtype = "f16",
@@ -159,7 +159,7 @@ def _row(record: Record) -> list[str]:
 
 
 def _explain(name: str, kv_dtype: str, picture: Path | None, json: bool) -> None:
-    """What was tried, what mattered, and a chart."""
+    """Print the record, the effect of each value, and a chart of all trials."""
     from edge.backends.tvm.tuning.lookup import find_record
     from edge.devices.records import trials_path
     from edge.model.model import open_model
