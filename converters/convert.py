@@ -183,7 +183,7 @@ def preview(source: str | Path, target: Path, wanted: Conversion) -> tuple[dict[
 def _check(path: Path, target: Path, wanted: Conversion, tokens: Tokens | None, force: bool) -> None:
     """What can be known before anything is read."""
     if target.exists() and target.samefile(path):
-        raise InputError(f"{target} is what is to be converted: choose another name")
+        raise InputError(f"{target} is the model to convert: choose another name")
     if wanted.to == "gguf":
         check_file(target, force=force)
     else:

@@ -207,4 +207,4 @@ def _check(path: Path, target: Path, planned: list[Planned]) -> None:
     except ModelFormatError:
         raise InputError(f"{target} cannot be written whole: is the disk full?") from None
     if found != {each.name: (each.shape, each.type) for each in planned}:
-        raise EngineError("what llama.cpp wrote does not read as it was meant")
+        raise EngineError("the file that llama.cpp wrote does not read back as the same model")

@@ -15,7 +15,7 @@ def write_tokenizer(tokenizer: Tokenizer, target: Path) -> None:
 
 
 def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Control tokens match in any text, as programs expect it there."""
+    """Control tokens match in any text, which programs expect there."""
     said: dict[str, Any] = json.loads(tokenizer.library_form().to_str())
     model = said["model"]
     model["vocab"] = {tokenizer.text(index): index for index in range(tokenizer.size)}

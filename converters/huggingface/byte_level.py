@@ -28,7 +28,7 @@ def byte_level_fields(path: Path, said: Mapping[str, Any]) -> dict[str, Field]:
     if not names:
         described = _described(said.get("pre_tokenizer"))
         raise UnsupportedError(f"{path}: its pre-tokenizer is none that GGUF has a name for here ({described})")
-    whole_words = bool(model.get("ignore_merges"))  # a word that is in the vocabulary is not merged up
+    whole_words = bool(model.get("ignore_merges"))  # a word of the vocabulary is not merged
     names = [name for name in names if (name in LLAMA3_FAMILY) == whole_words]
     if not names:
         raise UnsupportedError(f"{path}: no pre-tokenizer of GGUF with these words has ignore_merges {whole_words}")
@@ -58,7 +58,7 @@ def _known_steps(name: str) -> list[Any]:
 
 
 def _steps(said: Any) -> list[Any]:
-    """A pre-tokenizer as a flat list of what it does, the same for all ways to write the same."""
+    """A pre-tokenizer as a flat list of steps, the same for all spellings of the same rule."""
     if not isinstance(said, dict):
         return []
     kind = said.get("type")
@@ -71,7 +71,7 @@ def _steps(said: Any) -> list[Any]:
         words = [("split", GPT2_WORDS)] if said.get("use_regex", True) else []
         return [*(["space in front"] if said.get("add_prefix_space", True) else []), *words, "bytes"]
     if kind == "Split" and isinstance(said.get("pattern"), dict):
-        # To remove what is between the matches is to isolate them, as our patterns match every text.
+        # Removing the text between matches is the same as isolating them, since our patterns match all text.
         how = (said.get("behavior"), bool(said.get("invert")))
         if how in (("Isolated", False), ("Isolated", True), ("Removed", True)):
             return [("split", said["pattern"].get("Regex"))]

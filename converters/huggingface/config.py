@@ -24,7 +24,7 @@ class Config:
     values: Mapping[str, Any]
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value as it is; null counts as absent."""
+        """The unchecked value; null counts as absent."""
         value = self.values.get(key)
         return default if value is None else value
 

@@ -9,11 +9,11 @@ from edge.converters.quantizers.rtn import quantize
 from edge.errors import ModelFormatError
 from edge.types import AnyArray, FloatArray
 
-_SLICE = 1 << 20  # values worked on at a time: what is needed beside a tensor stays small
+_SLICE = 1 << 20  # values converted at a time, to keep memory beside the tensor small
 
 
 def to_gguf(array: AnyArray, layout: Layout, heads: int) -> AnyArray:
-    """A tensor of any dtype as GGUF lays it out; `plus one` is for floats. heads: of interleaved ones."""
+    """A tensor of any dtype in GGUF's layout; `plus one` is for floats. heads: of interleaved ones."""
     if layout == "interleaved":
         halves: AnyArray = array.reshape(heads, 2, len(array) // heads // 2, -1)
         return np.asarray(halves.swapaxes(1, 2).reshape(array.shape))
@@ -55,7 +55,7 @@ def to_kind(array: AnyArray, kind: str, wanted: str, name: str) -> AnyArray:
 
 
 def is_finite(array: AnyArray, kind: str) -> bool:
-    """No value is infinite or no number."""
+    """Whether no value is infinite or NaN."""
     flat = array.reshape(-1)
     for start in range(0, flat.size, _SLICE):
         part = flat[start : start + _SLICE]

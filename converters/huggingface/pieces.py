@@ -56,7 +56,7 @@ def pieces_of_json(
         if whole not in made:
             made.add(whole)
             scores[ids[whole]] = -len(made)
-    matched = {texts[index] for index in added} - made  # whole, before any merging
+    matched = {texts[index] for index in added} - made  # as a whole, before any merging
     plain = {text: index for text, index in ids.items() if types[index] == _NORMAL and text not in matched}
     _check_merges(path, plain, ids, set(merges), made)
     return Pieces(texts, scores, types, prefix, spaces)
@@ -67,8 +67,8 @@ def _check_merges(
 ) -> None:
     """Every way to split a plain piece is a merge.
 
-    But for the very first piece that training made: its score is 0, which the usual converter took for none at all.
-    It keeps that score here, the best one, as in the vocabulary that the model was trained with.
+    The exception is the first piece that training made: its score is 0, which the usual converter takes for a missing
+    one. Here it keeps that score, the best one, as in the original vocabulary.
     """
     first = min((ids[text] for text in made), default=0)
     for text, index in plain.items():
@@ -76,7 +76,7 @@ def _check_merges(
             left, right = text[:cut], text[cut:]
             if left in ids and right in ids and (left, right) not in merges and (text in made or index != first - 1):
                 raise UnsupportedError(
-                    f"{path}: {text!r} is not merged of {left!r} and {right!r}, as SentencePiece would"
+                    f"{path}: {text!r} is not merged of {left!r} and {right!r}, though SentencePiece would do it"
                 )
 
 
@@ -97,7 +97,7 @@ def _space_prefix(path: Path, said: Mapping[str, Any]) -> tuple[bool, str | None
         elif not (replaced and step.get("type") == "Split" and step.get("pattern") == {"String": " "}):
             raise UnsupportedError(f"{path}: the pre-tokenizer {step.get('type')} is not supported with byte fallback")
     if not replaced:
-        raise UnsupportedError(f"{path}: it does not write spaces as ▁, as SentencePiece does")
+        raise UnsupportedError(f"{path}: it does not write spaces as ▁, unlike SentencePiece")
     return prefix, spaces
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints that were quantized to integers: AWQ's and GPTQ's linear layers, as the floats they stand for.
+"""Checkpoints that were quantized to integers: AWQ's and GPTQ's linear layers, converted to floats.
 
 Both keep, for every linear layer of `in` inputs and `out` outputs, words of 32 bits with 32 / bits values each
 (lowest bits first), and for every group of inputs a scale and a zero point per output:
@@ -62,18 +62,18 @@ class Packed:
         return result
 
     def read_blocks(self) -> AnyArray:
-        """The same as blocks of `block_type`, uint8 [out, bytes]. Raises ModelFormatError if it lies about the grid."""
+        """The same values in blocks of `block_type`, uint8 [out, bytes]. Raises ModelFormatError if grids differ."""
         scales, zeros = self._scales_and_zeros()
         outputs, inputs = self.shape
         count, words = inputs // _BLOCK, self.parts["qweight"].read()
         groups = self._groups(len(scales))
         if (groups.reshape(count, _BLOCK) != groups[::_BLOCK, None]).any():
             raise ModelFormatError(
-                f"{self.path}: {self.name}: its groups are not in order, as config.json says they are"
+                f"{self.path}: {self.name}: its groups are not in order, though config.json says they are"
             )
         numbers = [scales] if self.block_type == "Q4_0" else [scales, -(scales.astype(np.float32) * zeros)]
         if self.block_type == "Q4_0" and (zeros != 8).any():
-            raise ModelFormatError(f"{self.path}: {self.name}: its zero points are not 8, as config.json says they are")
+            raise ModelFormatError(f"{self.path}: {self.name}: its zero points are not 8, though config.json says so")
         with np.errstate(over="ignore"):
             heads = np.stack([each.T.astype(np.float16)[:, groups[::_BLOCK]] for each in numbers], axis=2)
         if not np.isfinite(heads).all():
@@ -86,7 +86,7 @@ class Packed:
         return np.asarray(result.reshape(outputs, -1))
 
     def _quants(self, words: AnyArray, first: int) -> AnyArray:
-        """Of some outputs, [in, outputs]."""
+        """The integers of some outputs, [in, outputs]."""
         if self.method == "awq":
             return _unpack(words[:, first // 8 : (first + _SLICE) // 8], self.bits, True)
         return np.asarray(_unpack(np.ascontiguousarray(words[:, first : first + _SLICE].T), self.bits, False).T)
@@ -94,7 +94,7 @@ class Packed:
     def _scales_and_zeros(self) -> tuple[AnyArray, AnyArray]:
         """Both [groups, out]."""
         scales, packed = self.parts["scales"].read(), self.parts["qzeros"].read()
-        if self.zeros_less_one:  # whole words were taken from, so that a zero point of 0 borrowed from its neighbour
+        if self.zeros_less_one:  # 1 was subtracted from whole words, so a zero point of 0 borrowed from its neighbour
             packed = (packed.view(np.uint32) + np.uint32(0xFFFFFFFF // ((1 << self.bits) - 1))).view(np.int32)
         zeros = _unpack(packed, self.bits, self.method == "awq")
         if self.parts["scales"].dtype == "BF16":

@@ -1,6 +1,6 @@
 """A Hugging Face folder as a GGUF file in its own float types: config.json, safetensors, a tokenizer, a chat template.
 
-Matrices keep their type (float32, float16, bfloat16), vectors become float32, as every reader of GGUF wants them.
+Matrices keep their type (float32, float16, bfloat16), vectors become float32, which all readers of GGUF require.
 One tensor is in memory at a time.
 """
 
@@ -36,7 +36,7 @@ from edge.types import AnyArray
 
 _ROOTS = ("", "model.", "transformer.", "language_model.model.", "model.language_model.")
 _HEADS = ("lm_head", "language_model.lm_head")
-# What checkpoints hold beside the text model's weights.
+# Tensors of checkpoints beside the text model's weights.
 _OTHERS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 _BUFFERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 _FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "Q4_0": 2, "Q4_1": 3}  # general.file_type
@@ -66,7 +66,7 @@ class Part:
     heads: int
 
     def data(self) -> AnyArray:
-        """The tensor as it will be written. Raises ModelFormatError if it holds what is no number."""
+        """The tensor in the form of the file. Raises ModelFormatError if it holds values that are not finite."""
         kind, wanted = self.source.dtype, self.planned.type
         if wanted not in FLOATS and isinstance(self.source, Packed):
             return to_gguf(self.source.read_blocks(), self.layout, self.heads)
@@ -79,7 +79,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Source:
-    """A folder that was looked through: the header of the result, and its tensors."""
+    """A folder whose headers were read: the header of the result, and its tensors."""
 
     folder: Path
     architecture: Architecture
@@ -100,17 +100,17 @@ class Source:
 
 
 def is_folder(path: Path) -> bool:
-    """Looks like a Hugging Face model."""
+    """Whether it looks like a Hugging Face model."""
     return (path / "config.json").is_file()
 
 
 def planned(folder: Path, *, type: str | None = None, blocks: bool = False) -> list[Planned]:
-    """What converting the folder would write; no weights are read. Raises as `convert_folder`."""
+    """The file that `convert_folder` would write; no weights are read. Raises the same errors."""
     return open_folder(folder, type, blocks=blocks).planned
 
 
 def outline_folder(folder: Path, path: Path, *, blocks: bool = False) -> GGUFFile:
-    """What `convert_folder` would write, without weights: to look at and to plan with. Raises as `convert_folder`."""
+    """The file that `convert_folder` would write, without weights, for inspection and plans. Raises the same errors."""
     source = open_folder(folder, blocks=blocks)
     return write_outline(path, source.fields, source.planned)
 
@@ -126,7 +126,7 @@ def convert_folder(
     """Write the GGUF file, whole or not at all.
 
     type: F32, F16 or BF16 for all matrices, else each keeps its own, and quantized ones become float16.
-    blocks: quantized ones stay what they are, as Q4_0 or Q4_1, where these can hold them.
+    blocks: quantized ones keep their values, in Q4_0 or Q4_1, where these types can hold them.
     Raises InputError if files are missing or the target cannot be written, ModelFormatError if they are damaged or
     contradict each other, UnsupportedError for architectures, tokenizers and quantizations that are not known.
     """
@@ -143,7 +143,7 @@ def convert_folder(
 
 
 def open_folder(folder: Path, type: str | None = None, *, blocks: bool = False) -> Source:
-    """Look through a folder without reading weights. Raises as `convert_folder`."""
+    """Read a folder's headers, not its weights. Raises the errors of `convert_folder`."""
     if type not in (None, *FLOATS):
         raise InputError(f"a folder is read into {', '.join(FLOATS)}, not {brief(type)}")
     whole = read_config(folder)
@@ -263,7 +263,7 @@ def _part(architecture: Architecture, sizes: Sizes, name: str, stem: str, source
         shape = shape[:1]
     layout = architecture.layouts.get(stem, "same")
     if layout == "transposed" and isinstance(source, Packed):
-        layout = "same"  # a packed layer's inputs and outputs are always in the same place
+        layout = "same"  # packed layers have one layout for all architectures
     expected = shape[::-1] if layout == "transposed" else shape
     where = f"{source.path}: {source.name}"
     if source.shape != expected:
@@ -289,7 +289,7 @@ def _main_type(parts: list[Part]) -> str:
 
 
 def _name(folder: Path, swallows: bool) -> str:
-    """The folder's name. Readers take `phi-3` in it for a promise about control tokens, so it must not lie."""
+    """The folder's name. Readers expect certain control tokens of a model with `phi-3` in its name: see to it."""
     name = "".join(filter(str.isprintable, folder.resolve().name))[:90] or "model"
     claims = "phi-3" in name.lower() or "phi3" in name.lower()
     if swallows and not claims:

@@ -27,7 +27,7 @@ from edge.model.vocabulary import END_NAMES
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # tokenizer.ggml.token_type
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # config's name, GGUF's
 _MOST_TEMPLATE = 1 << 20
-_PHI3 = {"<unk>", "<s>", "</s>", "<|endoftext|>"}  # without them, llama.cpp does not survive a model of that name
+_PHI3 = {"<unk>", "<s>", "</s>", "<|endoftext|>"}  # llama.cpp crashes on a model of that name without them
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def _texts_and_fields(
 
 
 def _texts(path: Path, vocab: Mapping[str, Any], added: dict[int, dict[str, Any]], size: int) -> list[str]:
-    """The text of every id; embeddings that belong to no token get names like everybody's. Raises ModelFormatError."""
+    """The text of every id; embeddings without a token get the customary names. Raises ModelFormatError."""
     texts: dict[int, str] = {index: each["content"] for index, each in added.items()}
     for text, index in vocab.items():
         if not _is_id(index) or index >= size:
@@ -132,14 +132,14 @@ def _merges(path: Path, model: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _types(types: Any, texts: list[str], added: dict[int, dict[str, Any]]) -> Any:
-    """With what is known of added tokens, and of embeddings that belong to none."""
+    """Token types, with those of added tokens and of embeddings without a token."""
     for index, text in enumerate(texts):
         if index not in added and text == f"[PAD{index}]":
             types[index] = UNUSED
     for index, each in added.items():
         if each.get("special") is True:
             types[index] = UNKNOWN if types[index] == UNKNOWN else CONTROL
-        elif "▁" not in each["content"] or types[index] != NORMAL:  # else merging finds it, and it decodes to spaces
+        elif "▁" not in each["content"] or types[index] != NORMAL:  # merging finds the others, which decode to spaces
             types[index] = USER_DEFINED
     return types
 
@@ -163,7 +163,7 @@ def _piece_fields(path: Path, pieces: Pieces, added: dict[int, dict[str, Any]], 
 
 
 def _adds_bos(path: Path, said: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
-    """Whether prompts start with BOS: by what the tokenizer puts around a text, else by what the settings say."""
+    """Whether prompts start with BOS: by the tokenizer's post-processor, else by the settings."""
     post = said.get("post_processor")
     steps = (items(path, post, "processors") or [post]) if isinstance(post, dict) else []
     for step in steps:
@@ -193,7 +193,7 @@ def _role_fields(folder: Path, settings: Mapping[str, Any], config: Config, ids:
 
 
 def _ids(value: Any, size: int) -> list[int]:
-    """One id, or a list of them; what is none is left out."""
+    """One id, or a list of ids; values of other types are left out."""
     return [each for each in (value if isinstance(value, list) else [value]) if _is_id(each) and each < size]
 
 

@@ -32,7 +32,7 @@ from edge.types import AnyArray
 FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 _WORDS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
-_SLICE = 1 << 20  # values made floats at a time
+_SLICE = 1 << 20  # values converted to floats at a time
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Part:
 
 
 def is_ours(folder: Path) -> bool:
-    """Nothing is in the folder but what is written here."""
+    """Whether the folder holds only files that this module writes."""
     return {path.name for path in folder.iterdir()} <= set(FILES)
 
 
@@ -59,7 +59,8 @@ def write_folder(
     progress: Callable[[float], None] | None = None,
     type: str = "F32",
 ) -> None:
-    """Write the folder, whole or not at all; it is read again before it appears. type: of what is quantized now.
+    """Write the folder, whole or not at all; it is read again before it appears. type: of matrices that
+    are quantized in the file.
 
     Raises InputError if the folder is in the way or cannot be written, UnsupportedError for models that Hugging
     Face's configurations do not describe.
@@ -88,7 +89,7 @@ def _parts(file: GGUFFile, spec: ModelSpec, architecture: Architecture, type: st
     found = []
     for name, info in file.tensors.items():
         if name.startswith("rope_"):
-            continue  # what config.json says with figures
+            continue  # config.json has their parameters
         stem, _, suffix = name.rpartition(".")
         layer = re.match(r"blk\.(\d+)\.", stem)
         theirs = architecture.names.get(re.sub(r"\d+", "{}", stem, count=1) if layer else stem)
@@ -126,7 +127,7 @@ def _narrowed(file: GGUFFile, part: Part, kind: str) -> Part:
 
 
 def _data(file: GGUFFile, part: Part) -> AnyArray:
-    """The tensor as the folder has it."""
+    """The tensor in the folder's form."""
     info, kind, shape = part.info, part.planned.dtype, part.info.shape[::-1]
     data = file.tensor_bytes(info)
     if info.type in FLOATS:
@@ -147,12 +148,12 @@ def _config(
     said = architecture.described(file, spec)
     said |= {"vocab_size": spec.vocab, "tie_word_embeddings": spec.tied_head, "torch_dtype": _WORDS[main]}
     pad = file.metadata.get("tokenizer.ggml.padding_token_id")
-    said["pad_token_id"] = pad if isinstance(pad, int) and pad < spec.vocab else None  # else some have their own idea
+    said["pad_token_id"] = pad if isinstance(pad, int) and pad < spec.vocab else None  # null, never absent
     return said | {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
 
 
 def _generation(tokenizer: Tokenizer) -> dict[str, Any]:
-    """What starts and ends a text: EOS first, and what else ends a turn."""
+    """Tokens that start and end a text: EOS first, then others that end a turn."""
     ends = sorted(tokenizer.end_ids, key=lambda index: (index != tokenizer.eos_id, index))
     return {"bos_token_id": tokenizer.bos_id, "eos_token_id": ends}
 
@@ -195,11 +196,11 @@ def _write_json(path: Path, said: dict[str, Any]) -> None:
 
 
 def _check(file: GGUFFile, written: Path, folder: Path) -> None:
-    """Read as a model again, what was written for `folder` has the same tensors."""
+    """The folder written for `folder` must read as a model with the same tensors."""
     try:
         again = {each.name: each.shape for each in open_folder(written).planned}
     except EdgeError as error:
         message = str(error).replace(str(written), str(folder))
         raise UnsupportedError(f"{file.path}: as a Hugging Face folder, it would not be readable: {message}") from None
     if again != {name: info.shape for name, info in file.tensors.items()}:
-        raise ModelFormatError(f"{file.path}: what was written does not read as it was meant")
+        raise ModelFormatError(f"{file.path}: the written folder does not read back as the same model")

@@ -1,4 +1,4 @@
-"""What Hugging Face and GGUF call the same thing, and how each lays it out: one file per family, and a line here."""
+"""Names and layouts of the same tensors in Hugging Face and GGUF: one file per family, and a line here."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def of_config(config: Config) -> tuple[Architecture, Config]:
 
 
 def of_gguf(name: str) -> Architecture:
-    """The architecture that GGUF calls so. Raises UnsupportedError."""
+    """The architecture of this GGUF name. Raises UnsupportedError."""
     if name not in _BY_GGUF_NAME:
         raise UnsupportedError(f"{name} models cannot be written as a Hugging Face folder ({', '.join(_BY_GGUF_NAME)})")
     return _BY_GGUF_NAME[name]

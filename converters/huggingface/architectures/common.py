@@ -1,4 +1,4 @@
-"""What families of architectures have in common: sizes, names, shapes."""
+"""Definitions that families of architectures share: sizes, names, shapes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from edge.formats.gguf_writer import Field
 from edge.model.spec import ModelSpec
 
 Layout = Literal["same", "interleaved", "transposed", "plus one"]
-"""How GGUF keeps a tensor: as Hugging Face has it; with the rows of each head in the order of neighbours that RoPE
-turns; with rows for columns; or with the 1 that the model adds to it."""
+"""How GGUF stores a tensor: in Hugging Face's layout; with the rows that RoPE rotates together next to each other;
+transposed; or with the 1 added that the model adds to it."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Architecture:
     """`name` is GGUF's; `names` are those of tensors without `.weight`: GGUF's, and Hugging Face's below `root`.
 
     biases: matrices that always have one. maybe_biases: groups of matrices that all have one, or none has, by the
-    setting of config.json that says so. rope: reads RoPE's settings; None: there is none.
-    fields: what the header says beside the tokenizer. described: what config.json says of a model in a GGUF file.
+    setting of config.json that says so. rope: reads RoPE's settings; None: there is none. fields: of the header, except
+    the tokenizer's. described: the config.json of a model in a GGUF file.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Architecture:
     tied: bool = False  # where config.json does not say
 
     def shape(self, stem: str, sizes: Sizes) -> tuple[int, ...]:
-        """Of the tensor without its layer's name, outermost first, as the matrix that a vector is multiplied by."""
+        """The shape of the tensor (its name without the layer's), [out, in] for a matrix."""
         queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
         rows = {
             "token_embd": sizes.vocab,
@@ -117,7 +117,7 @@ HEAD_NORMS = in_layers({"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_
 
 
 def usual_sizes(config: Config) -> Sizes:
-    """Sizes under the names that Llama and its kin use."""
+    """Sizes under the names of Llama's family."""
     hidden, heads = config.count("hidden_size", "hidden"), config.count("num_attention_heads", "heads")
     return Sizes(
         layers=config.count("num_hidden_layers", "layers"),
@@ -133,7 +133,7 @@ def usual_sizes(config: Config) -> Sizes:
 
 def one_window(config: Config, sizes: Sizes, window: int) -> int:
     """The window of all layers, 0 for none: `window`, unless layer_types says otherwise. Raises UnsupportedError if
-    layers differ, or have a window whose size nothing says."""
+    layers differ, or have a window of unknown size."""
     types = config.get("layer_types")
     if types is None or (window and types == ["sliding_attention"] * sizes.layers):
         return window
@@ -143,7 +143,7 @@ def one_window(config: Config, sizes: Sizes, window: int) -> int:
 
 
 def size_fields(sizes: Sizes) -> dict[str, Field]:
-    """Sizes as a header has them."""
+    """Sizes under a header's names."""
     counts = {
         "block_count": sizes.layers,
         "context_length": sizes.context,
@@ -159,7 +159,7 @@ def size_fields(sizes: Sizes) -> dict[str, Field]:
 
 
 def usual_description(spec: ModelSpec) -> dict[str, Any]:
-    """Sizes of a model in a GGUF file, as config.json has them."""
+    """Sizes of a model in a GGUF file, under config.json's names."""
     return {
         "hidden_size": spec.hidden,
         "intermediate_size": spec.ffn,

@@ -35,9 +35,9 @@ _NAMES = LLAMA_NAMES | in_layers(
         "post_ffw_norm": "post_feedforward_layernorm",
     }
 )
-_PERIODS = {"gemma2": 2, "gemma3": 6}  # layers from one that sees everything to the next, where nothing is said
+_PERIODS = {"gemma2": 2, "gemma3": 6}  # layers from one with full attention to the next, by default
 _LARGEST = {"gemma2": 46, "gemma3": 62}  # layers of the 27B, whose queries readers of GGUF scale in its own way
-_GEMMA3_SIZES = {  # files of Gemma 3 leave out what its authors took for granted
+_GEMMA3_SIZES = {  # defaults of Gemma 3, which its files omit
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072,
     "vocab_size": 262_208, "query_pre_attn_scalar": 256, "sliding_window": 4096, "rms_norm_eps": 1e-6,
     "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
@@ -64,7 +64,7 @@ def _fields(kind: str, config: Config, sizes: Sizes) -> dict[str, Field]:
         if key in config.values and config.get(key) is None:
             raise UnsupportedError(f"{config.path}: {key} is null: GGUF cannot say that Gemma 2 caps nothing")
     config = _whole(kind, config)
-    for key in ("hidden_act", "hidden_activation"):  # Gemma 2's first files name one that its authors did not use
+    for key in ("hidden_act", "hidden_activation"):  # Gemma 2's first files name a wrong one
         config.must_be(key, "gelu_pytorch_tanh", *(["gelu"] if key == "hidden_act" else []))
     config.must_be("use_bidirectional_attention", False)
     config.must_be("attention_bias", False)
@@ -89,7 +89,7 @@ def _fields(kind: str, config: Config, sizes: Sizes) -> dict[str, Field]:
 
 
 def _check_query_scale(kind: str, config: Config, sizes: Sizes) -> None:
-    """No field says by what scores are divided: readers of GGUF know it."""
+    """GGUF has no field for the divisor of scores: its readers know it."""
     by_27b = sizes.layers == _LARGEST[kind]
     known = sizes.hidden / sizes.heads if by_27b else sizes.head_dim
     if config.positive("query_pre_attn_scalar") != known:
@@ -97,7 +97,7 @@ def _check_query_scale(kind: str, config: Config, sizes: Sizes) -> None:
 
 
 def _period(kind: str, config: Config, sizes: Sizes) -> int:
-    """Every n-th layer sees everything. Raises UnsupportedError if the file says something else."""
+    """Every n-th layer has full attention. Raises UnsupportedError if the file says something else."""
     types = config.get("layer_types")
     if types is None:
         return config.count("sliding_window_pattern", "layers", _PERIODS[kind])

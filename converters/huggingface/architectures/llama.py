@@ -1,4 +1,4 @@
-"""Llama, SmolLM and their kin, and Mistral: the same model, with a window."""
+"""Llama's family, SmolLM among it, and Mistral: the same model, with a window."""
 
 from __future__ import annotations
 

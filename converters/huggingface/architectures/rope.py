@@ -17,7 +17,7 @@ from edge.formats.gguf_writer import Field
 from edge.model.spec import ModelSpec
 from edge.types import FloatArray
 
-KEPT = "edge.rope_scaling"  # llama3's figures as JSON: GGUF has but the factors that follow from them
+KEPT = "edge.rope_scaling"  # llama3's parameters as JSON: GGUF has only the factors computed from them
 _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 _LLAMA3_USUAL = (1.0, 4.0, 8192)
 
@@ -25,31 +25,31 @@ _LLAMA3_USUAL = (1.0, 4.0, 8192)
 def read_rope(
     config: Config, scalings: tuple[str, ...], default_theta: float = 10_000.0, *, by_layers: bool = False
 ) -> Config:
-    """What scales the layers that see everything, in the names of today, `rope_type` one of `scalings`.
+    """The RoPE scaling of layers with full attention, under the current names, `rope_type` one of `scalings`.
 
     Older files have rope_theta, rope_scaling and partial_rotary_factor side by side. Where a file has both layouts,
-    transformers' rules say which one counts. by_layers: rope_parameters has a part for each kind of layers.
+    transformers' rules decide. by_layers: rope_parameters has a part for each type of layer.
     Raises UnsupportedError.
     """
     said: dict[str, Any] = {"rope_theta": config.get("rope_theta", default_theta)}
     said["partial_rotary_factor"] = config.get("partial_rotary_factor", 1.0)
     said |= _full_attention(config) if by_layers else _for_all_layers(config)
     kind = said.get("rope_type", said.get("type", "default"))
-    if kind == "su" or (kind == "yarn" and "longrope" in scalings):  # its names while it was new
+    if kind == "su" or (kind == "yarn" and "longrope" in scalings):  # earlier names of longrope
         kind = "longrope"
-    if kind == "dynamic" and "linear" in scalings:  # changes nothing up to the context that the model is said to have
+    if kind == "dynamic" and "linear" in scalings:  # no change within the stated context
         kind = "default"
     if kind not in scalings:
         raise UnsupportedError(f"{config.path}: rope_type {kind!r} is not supported here ({', '.join(scalings)})")
     original = "original_max_position_embeddings"
-    if kind == "longrope" and config.get(original) is None:  # transformers takes 4096, whatever rope_parameters say
+    if kind == "longrope" and config.get(original) is None:  # transformers assumes 4096, regardless of rope_parameters
         raise ModelFormatError(f"{config.path}: {original} is missing")
     said[original] = config.get(original, said.get(original, config.get("max_position_embeddings")))
     return Config(config.path, said | {"rope_type": kind})
 
 
 def rope_fields(rope: Config, sizes: Sizes) -> dict[str, Field]:
-    """Without the architecture's name before the keys."""
+    """Fields of the header; their keys lack the architecture's name in front."""
     kind = rope.values["rope_type"]
     fields: dict[str, Field] = {"rope.freq_base": np.float32(rope.positive("rope_theta"))}
     if kind in ("linear", "yarn"):
@@ -64,16 +64,16 @@ def rope_fields(rope: Config, sizes: Sizes) -> dict[str, Field]:
 
 
 def rope_dimensions(rope: Config, sizes: Sizes) -> int:
-    """Values of a head that turn."""
+    """The number of values of a head that are rotated."""
     share = rope.positive("partial_rotary_factor")
-    turning = int(sizes.head_dim * share)
-    if share > 1 or turning < 2 or turning % 2:
+    rotated = int(sizes.head_dim * share)
+    if share > 1 or rotated < 2 or rotated % 2:
         raise ModelFormatError(f"{rope.path}: partial_rotary_factor is {share:g}, for heads of {sizes.head_dim}")
-    return turning
+    return rotated
 
 
 def rope_tensors(rope: Config, sizes: Sizes) -> dict[str, FloatArray]:
-    """What frequencies are divided by, float32 [values that turn / 2] each."""
+    """Divisors of the frequencies, float32 [rotated values / 2] each."""
     pairs = rope_dimensions(rope, sizes) // 2
     if rope.values["rope_type"] == "llama3":
         figures = [rope.positive(key) for key in _LLAMA3]
@@ -84,21 +84,21 @@ def rope_tensors(rope: Config, sizes: Sizes) -> dict[str, FloatArray]:
 
 
 def llama3_factors(theta: float, dim: int, factor: float, low: float, high: float, original: float) -> FloatArray:
-    """Llama 3.1's: short wavelengths stay, long ones are divided by `factor`, those between by something between."""
-    turns = original * theta ** (-np.arange(0, dim, 2) / dim) / (2 * math.pi)  # within the original context
-    share = np.clip((turns - low) / max(high - low, 1e-6), 0, 1)
+    """Llama 3.1's divisors: 1 for short wavelengths, `factor` for long ones, interpolated between them."""
+    rotations = original * theta ** (-np.arange(0, dim, 2) / dim) / (2 * math.pi)  # within the original context
+    share = np.clip((rotations - low) / max(high - low, 1e-6), 0, 1)
     return (1 / ((1 - share) / factor + share)).astype(np.float32)
 
 
 def kept_fields(rope: Config) -> dict[str, Field]:
-    """What the other fields do not say, for the way back."""
+    """Parameters that the other fields lack, for conversion back."""
     if rope.values["rope_type"] != "llama3":
         return {}
     return {KEPT: json.dumps({key: rope.positive(key) for key in _LLAMA3})}
 
 
 def described_rope(file: GGUFFile, spec: ModelSpec) -> dict[str, Any]:
-    """rope_theta and rope_scaling of a GGUF model, as config.json has them. Raises UnsupportedError."""
+    """rope_theta and rope_scaling of a GGUF model, in config.json's form. Raises UnsupportedError."""
     header = Header(file, spec.architecture)
     kind, scaling = header.text("rope.scaling.type", "none"), None
     original = header.count("rope.scaling.original_context_length", "context", default=spec.context)
@@ -124,7 +124,7 @@ _LAYERS = ("full_attention", "sliding_attention")
 
 
 def _for_all_layers(config: Config) -> dict[str, Any]:
-    """rope_scaling counts where it says anything, and then nothing of rope_parameters does."""
+    """rope_scaling, unless it is empty; else rope_parameters."""
     scaling = config.part("rope_scaling")
     part = scaling if scaling and scaling.values else config.part("rope_parameters")
     if part and any(key in part.values for key in _LAYERS):
@@ -133,7 +133,7 @@ def _for_all_layers(config: Config) -> dict[str, Any]:
 
 
 def _full_attention(config: Config) -> dict[str, Any]:
-    """rope_scaling is added to the part of the layers that see everything."""
+    """rope_scaling is added to the part for layers with full attention."""
     parameters, scaling = config.part("rope_parameters"), config.part("rope_scaling")
     if parameters and any(key not in _LAYERS for key in parameters.values):
         raise UnsupportedError(f"{config.path}: rope_parameters must have only {' and '.join(_LAYERS)} in it")
@@ -159,7 +159,7 @@ def _yarn_fields(rope: Config) -> dict[str, Field]:
     factor = rope.positive("factor")
     if factor < 1:
         raise UnsupportedError(f"{rope.path}: yarn with a factor below 1 is not supported")
-    usual = 1 + 0.1 * math.log(factor)  # which readers of GGUF multiply by what the file says
+    usual = 1 + 0.1 * math.log(factor)  # readers of GGUF multiply it by the file's value
     fields: dict[str, Field] = {"rope.scaling.original_context_length": np.uint32(_original(rope))}
     if rope.get("attention_factor") is not None:
         fields["rope.scaling.attn_factor"] = np.float32(rope.positive("attention_factor") / usual)
