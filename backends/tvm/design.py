@@ -12,7 +12,7 @@ from edge.backends.tvm.targets import Target
 
 @dataclass(frozen=True)
 class Design:
-    """What the key of a compiled pass is made of.
+    """The parts of the key of a compiled pass.
 
     variants, head, embedding, positions: names of block types; positions is None unless they are learned.
     vectors: the norms and biases that every layer has.

@@ -82,7 +82,7 @@ def add(folder: Path) -> Design:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise InputError(f"{folder} holds nothing that edge compile has made") from None
     if not whole:
-        raise InputError(f"{folder / IMAGE} is not what {DESIGN} says: copy the folder again")
+        raise InputError(f"{folder / IMAGE} does not match {DESIGN}: copy the folder again")
     try:
         parse(image)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What a compiled pass for CPUs is called with: the job, the table of numbers, and the scratch memory.
+"""The arguments of a compiled pass for CPUs: the job, the table of numbers, and the scratch memory.
 
 TVM is not needed. `generator.POINTERS` lists the arguments.
 """

@@ -219,7 +219,7 @@ def _align(image: bytearray, step: int) -> None:
 
 @dataclass(frozen=True)
 class _Machine:
-    """stub: jumps to the address in the 8 bytes behind it. calls, places, slots: relocations by their numbers.
+    """stub: jumps to the address in the next 8 bytes. calls, places, slots: relocations by their numbers.
 
     Calls and places refer to their target directly, slots to 8 bytes that hold its address.
     """
@@ -255,7 +255,7 @@ def _within_page(size: int) -> _Write:
 
     def write(image: bytearray, at: int, target: int) -> None:
         if target % size:
-            raise ValueError(f"what lies at {target} is no multiple of {size}")
+            raise ValueError(f"the target {target} of a relocation is not a multiple of {size}")
         _put(image, at, target % PAGE // size, 10)
 
     return write

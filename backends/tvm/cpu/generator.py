@@ -28,14 +28,14 @@ from edge.backends.tvm.cpu.phases.qkv import qkv
 from edge.backends.tvm.cpu.phases.streaming import evict_piece
 from edge.backends.tvm.design import Design
 
-POINTERS = {  # arguments of `run`, and what they point to
+POINTERS = {  # the arguments of `run`, and the types that they point to
     "job": "int64", "lines": "int32",
     "weights": "uint8", "table": "int64", "floats": "float32", "integers": "int32",
-    "keys": "", "values": "", "key_scales": "", "value_scales": "",  # the KV dtype says
+    "keys": "", "values": "", "key_scales": "", "value_scales": "",  # types of the KV dtype
     "lengths": "int32",  # rows in use, [layers, KV heads]: heads may keep different numbers
     "positions": "int32",  # of every row, for sliding windows
     "tokens": "int32", "logits": "float32", "rope": "float32",
-    "attention": "float32",  # what rows got from observed queries
+    "attention": "float32",  # that rows received from observed queries
     "starts": "int32",  # the first row of each head, [layers, KV heads]
 }  # fmt: skip
 TIMES = {"times": "int64"}  # one more argument of a timed pass: `cpu/timing.py`
@@ -171,9 +171,9 @@ def _embed(b: PassBuilder, _layer: Value) -> None:
 
 
 def _qkv(b: PassBuilder, layer: Value) -> None:
-    b.normalise("attn_norm", layer, "qkv")
+    b.normalise_chunk("attn_norm", layer, "qkv")
     with b.phase("qkv", layer):
-        inputs = b.normalised("attn_norm", layer, "qkv")
+        inputs = b.normalised_inputs("attn_norm", layer, "qkv")
         qkv(b, layer, inputs)
 
 
@@ -186,28 +186,28 @@ def _attend(b: PassBuilder, layer: Value) -> None:
 
 def _output(b: PassBuilder, layer: Value) -> None:
     width = b.shape.padded_mixed
-    b.share_out("mixed", width, layer, "output")
+    b.quantize_chunk("mixed", width, layer, "output")
     with b.phase("output", layer):
         if b.single:
             merge_parts(b)
             b.mark("merge", layer)
-        inputs = b.ready("mixed", width, layer, "output", private=True)
+        inputs = b.quantized_inputs("mixed", width, layer, "output", private=True)
         add(b, "output", layer, inputs, "post_attention_norm")
     add_normed(b, layer, "post_attention_norm")
 
 
 def _gate_up(b: PassBuilder, layer: Value) -> None:
-    b.normalise("ffn_norm", layer, "gate_up")
+    b.normalise_chunk("ffn_norm", layer, "gate_up")
     with b.phase("gate_up", layer):
-        inputs = b.normalised("ffn_norm", layer, "gate_up")
+        inputs = b.normalised_inputs("ffn_norm", layer, "gate_up")
         widen(b, layer, inputs)
 
 
 def _down(b: PassBuilder, layer: Value) -> None:
     width = b.shape.padded_ffn
-    b.share_out("ffn", width, layer, "down")
+    b.quantize_chunk("ffn", width, layer, "down")
     with b.phase("down", layer):
-        inputs = b.ready("ffn", width, layer, "down", private=False)
+        inputs = b.quantized_inputs("ffn", width, layer, "down", private=False)
         add(b, "down", layer, inputs, "post_ffw_norm")
     add_normed(b, layer, "post_ffw_norm")
     evict_piece(b, layer)

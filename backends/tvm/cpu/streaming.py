@@ -38,7 +38,7 @@ def streaming_need(spec: ModelSpec, config: EngineConfig) -> Need:
     """The shares for at most `config.resident` bytes of weights in memory; computed without the packed file."""
     packed = packed_bytes(spec)
     worst = max(growth(BLOCKS[name]) for name, _ in spec.type_bytes)
-    table = 0 if spec.tied_head else int(spec.embedding_bytes * worst)  # only looked up: nothing of it stays
+    table = 0 if spec.tied_head else int(spec.embedding_bytes * worst)  # only looked up: no part of it stays
     streamable = packed - table
 
     def resident(kept: int) -> int:
@@ -88,7 +88,7 @@ def make_streams(layout: PackedLayout, kept: int, threads: int) -> Streams:
     for at in [*range(0, tiles, step), tiles]:
         start, stop = (stays, tiles) if at == tiles else (max(stays, at), max(stays, min(tiles, at + step)))
         pieces.append((_part(head.quants, quants, start, stop), _part(head.scales, scales, start, stop)))
-    if tables is not head:  # only looked up: nothing of it stays
+    if tables is not head:  # only looked up: no part of it stays
         pieces[-1] = _part(tables.quants, tables.nbytes, 0, 1), (0, 0)
     return Streams(BLOCK, pieces, _rest(pieces, -(-layout.nbytes // BLOCK)), step)
 

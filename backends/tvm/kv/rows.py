@@ -45,7 +45,7 @@ class Rows:
             self._view(name)[rows // TILE, :, rows % TILE] = stored
 
     def save(self, name: str, rows: AnyArray) -> bytes:
-        """Rows [heads, n] as they lie in memory: whole tiles of each head, then the remaining rows."""
+        """Rows [heads, n] in the order of memory: whole tiles of each head, then the remaining rows."""
         if self.width(name) == 0:
             return b""
         tiled, rest, tiles = _tiles(rows)

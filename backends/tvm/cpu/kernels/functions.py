@@ -1,4 +1,4 @@
-"""What models apply to rows between their matrices: norms, activation functions and soft caps."""
+"""The functions between a model's matrices: norms of rows, activation functions and soft caps."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from edge.backends.tvm.cpu.kernels.vectors import Value, floats, half, ints, let
 class Isa(Protocol):
     """16 int32 lanes hold 4 weights each; a word of x is one int32 of 4 signed bytes, the same for all lanes."""
 
-    signed_offset: int  # what `dot` adds to every signed weight; the caller subtracts its product with the sum of x
+    signed_offset: int  # added by `dot` to every signed weight; the caller subtracts its product with the sum of x
 
     def dot(self, sums: Value, weights: Sequence[Value], x: Sequence[Value], largest: int | None) -> Value:
         """sums + Σ weights · x, over the 4 bytes of each lane and over the pairs of weights and words of x.

@@ -1,6 +1,6 @@
-"""KV rows in their stored formats, in compiled code: what `kv/row_formats.py` defines and does in NumPy.
+"""KV rows in their stored formats, in compiled code; `kv/row_formats.py` defines the formats, with NumPy's functions.
 
-Rows that are transformed go through a Householder reflection of keys (`kv/householder.py`) and a Hadamard transform.
+Formats that transform rows apply a Householder reflection of keys (`kv/householder.py`) and a Hadamard transform.
 """
 
 from __future__ import annotations

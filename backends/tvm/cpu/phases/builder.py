@@ -60,31 +60,31 @@ class PassBuilder:
             **{name: view(name, dtype) for name, dtype in memory_types(design.kv_dtype).items()},
         )  # fmt: skip
 
-    def normalise(self, norm: str, layer: Value, group: str) -> None:
-        """In a chunk, a phase of its own."""
+    def normalise_chunk(self, norm: str, layer: Value, group: str) -> None:
+        """In a chunk, normalise and quantize rows, in a phase of its own; in a step, nothing."""
         if self.single:
             return
         with self.phase(norm, layer), self.shared_out(self.count) as token:
             self.norm_row(token, token, norm, layer)
             self.quantize_row("normed", self.shape.padded_hidden, token, token, self.blocks(group))
 
-    def normalised(self, norm: str, layer: Value, group: str) -> Inputs:
-        """In a step, the thread's own copy."""
+    def normalised_inputs(self, norm: str, layer: Value, group: str) -> Inputs:
+        """The normalised rows; in a step, the thread makes its own copy."""
         if self.single:
             self.norm_row(i64(0), self.thread, norm, layer)
             self.quantize_row("normed", self.shape.padded_hidden, self.thread, self.thread, self.blocks(group))
             self.mark(norm, layer)
         return self.inputs("normed", self.shape.padded_hidden)
 
-    def share_out(self, name: str, width: int, layer: Value, group: str) -> None:
-        """In a chunk, quantize rows in a phase of its own."""
+    def quantize_chunk(self, name: str, width: int, layer: Value, group: str) -> None:
+        """In a chunk, quantize rows, in a phase of its own; in a step, nothing."""
         if self.single or not self._group_sizes(self.blocks(group)):
             return
         with self.phase(f"quantize_{name}", layer), self.shared_out(self.count) as token:
             self.quantize_row(name, width, token, token, self.blocks(group))
 
-    def ready(self, name: str, width: int, layer: Value, group: str, *, private: bool) -> Inputs:
-        """In a step, quantize the thread's own copy, from its own row or from the one that all share."""
+    def quantized_inputs(self, name: str, width: int, layer: Value, group: str, *, private: bool) -> Inputs:
+        """The quantized rows; in a step, a copy for this thread, of its own row (`private`) or of the common one."""
         source = self.thread if private else i64(0)
         if self.single and self._group_sizes(self.blocks(group)):
             self.quantize_row(name, width, source, self.thread, self.blocks(group))
@@ -129,7 +129,7 @@ class PassBuilder:
         There is code for every block type that the matrix has in some layer; each layer selects its own.
         """
         group = next(group for group, names in self.shape.groups.items() if name in names)
-        types: dict[str, list[int]] = {}  # to the numbers of the variants that have them
+        types: dict[str, list[int]] = {}  # block types, and the numbers of the variants that have them
         for number, blocks in enumerate(self.design.variants[group]):
             types.setdefault(blocks[self.shape.groups[group].index(name)], []).append(number)
         if len(types) == 1:
@@ -208,7 +208,7 @@ class PassBuilder:
             yield [let(batch * self.batch + index) for index in range(self.batch)]
 
     @contextmanager
-    def if_real(self, token: Value) -> Iterator[None]:
+    def if_in_chunk(self, token: Value) -> Iterator[None]:
         if self.single:
             yield
             return

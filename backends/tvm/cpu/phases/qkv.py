@@ -89,7 +89,7 @@ def _whole_head(b: PassBuilder, name: str, layer: Value, head: Value, inputs: In
                 strip[index * parts + part] = each.value
         with loop(i64(0), i64(len(tokens))) as index:
             token = let(tokens[0] + index)
-            with b.if_real(token):
+            with b.if_in_chunk(token):
                 vectors = [let(strip[index * parts + part]) for part in range(parts)]
                 _store_head(b, name, layer, head, token, vectors)
 
