@@ -15,29 +15,28 @@ import numpy as np
 
 from edge.devices.private import make_private_folder
 
-_BLOCK = 2 << 20  # bytes that go together, as when weights are streamed
+_BLOCK = 2 << 20  # bytes read and evicted together, like streamed weights
 _BLOCKS = 16
 _MOST_BLOCKS = 64
-_ROUNDS = 12  # of which the quickest counts: neighbours take from the others
+_ROUNDS = 12  # the quickest counts: other processes slow the others down
 _COLD_ROUNDS = 2
 _HUGEPAGE = 14  # of Linux's madvise
 
 
 @dataclass(frozen=True)
 class Paging:
-    """Seconds per byte beyond what memory takes, measured. cached: from the page cache; disk: from there."""
+    """Measured seconds per byte, beyond the time of memory itself. cached: from the page cache; disk: from the disk."""
 
     cached: float
     disk: float
 
 
 def measure_paging(folder: Path, threads: int, known: Path | None = None) -> Paging | None:
-    """Measured on a file of 32 MiB that is written into the folder for a moment, by so many threads that share it: they
-    hold each other up when pages come and go.
+    """Measure on a temporary file of 32 MiB in the folder, with this number of threads, which delay each other when
+    pages are mapped and evicted.
 
-    known: a file that `cached` is measured on instead, if it is long enough: that depends on the pieces in which the
-    page cache has it.
-    None where it cannot be: the system has no such advice, or the folder no room.
+    known: a long file to measure `cached` on instead, since it depends on the sizes of pages in the page cache.
+    None where it cannot be measured: the system lacks the advice, or the folder has no room.
     """
     if not hasattr(mmap, "MADV_DONTNEED") or not hasattr(os, "posix_fadvise"):
         return None
@@ -58,11 +57,11 @@ def measure_paging(folder: Path, threads: int, known: Path | None = None) -> Pag
 
 
 class _Reader:
-    """Reads a mapped file by several threads, as weights are mapped: in large pages, where the system has them."""
+    """Reads a mapped file with several threads, in large pages where the system has them, like weights."""
 
     def __init__(self, file: int, count: int, pool: ThreadPoolExecutor, threads: int) -> None:
         self.file, self.nbytes = file, count * _BLOCK
-        self.mapped = mmap.mmap(file, self.nbytes, prot=mmap.PROT_READ)  # closed when nothing looks at it any more
+        self.mapped = mmap.mmap(file, self.nbytes, prot=mmap.PROT_READ)  # closed with its last view
         with suppress(OSError):
             self.mapped.madvise(_HUGEPAGE)
         self._view = np.frombuffer(self.mapped, np.int64).reshape(count, -1)
@@ -83,7 +82,7 @@ class _Reader:
 
 
 def _from_disk(reader: _Reader) -> float:
-    """The quicker of two rounds, less the quickest with pages that are there."""
+    """The quicker of two rounds, less the quickest with resident pages."""
     cold, warm = [], []
     for _ in range(_COLD_ROUNDS):
         reader.mapped.madvise(mmap.MADV_DONTNEED)
@@ -94,11 +93,11 @@ def _from_disk(reader: _Reader) -> float:
 
 
 def _cached(reader: _Reader) -> float:
-    """The quickest round with pages that come and go, less the quickest with pages that stay."""
+    """The quickest round with pages that are evicted after use, less the quickest with pages that stay."""
     times: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(_ROUNDS):
         for forget, found in times.items():
-            reader.seconds(forget=False)  # all pages are there; what is read first is in no small cache
+            reader.seconds(forget=False)  # all pages become resident, and the first ones leave the CPU's caches
             if forget:
                 reader.mapped.madvise(mmap.MADV_DONTNEED)
             found.append(reader.seconds(forget=forget))

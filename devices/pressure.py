@@ -1,6 +1,6 @@
-"""Whether memory is short on this device, as the kernel says: limits that others set, what is free, time lost waiting.
+"""The kernel's figures on short memory: limits of cgroups, free memory, time lost by waiting.
 
-Everything is read anew each time, from files below a root: a process may be moved to another group while it runs.
+Everything is read again each time, from files below a root, since a process may move to another cgroup.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from edge.devices.memory import cgroup_folders, free_memory
 from edge.devices.power.base import read_text
 
 _UNLIMITED = 1 << 60  # version 1 has a number for it
-_LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")  # beyond `high` it is not killed, but slowed down
+_LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")  # beyond `high`, processes are slowed down, not killed
 
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
     """limit: bytes that the tightest cgroup above this process allows. free: bytes of memory that the system could
-    hand out. stalled: per cent of the last 10 s in which something waited for memory (PSI, "some avg10"), in the
-    system or in the process's cgroups. None: not told.
+    still provide. stalled: per cent of the last 10 s in which something waited for memory (PSI, "some avg10"), in the
+    system or in the process's cgroups. None: unknown.
     """
 
     limit: int | None
@@ -28,7 +28,7 @@ class Pressure:
 
 
 def read_pressure(root: Path = Path("/")) -> Pressure:
-    """Now. Takes half a millisecond."""
+    """The present figures. Takes half a millisecond."""
     folders = cgroup_folders(root)
     texts = (read_text(folder / name) for folder in folders for name in _LIMITS)
     limits = [limit for text in texts if text.isdigit() and (limit := int(text)) < _UNLIMITED]

@@ -23,11 +23,11 @@ from edge.devices.profile import DeviceProfile, Figure
 from edge.devices.profiles import HOST, describe_host, find_profile
 from edge.errors import InputError
 
-_ARRAYS = 256 << 20  # bytes read in turn, over all threads: far beyond any last-level cache of the devices meant
+_ARRAYS = 256 << 20  # bytes read in turn, over all threads: far beyond the last-level caches of such devices
 _LEAST_ARRAYS = 16 << 20  # where memory is short
-_PIECE = 2 << 20  # bytes read between two looks at the clock
-_MATRIX = 512  # rows and columns: three fit a second-level cache or nearly
-_SLICES = 8  # stretches of time of which the best counts: neighbours take from the others
+_PIECE = 2 << 20  # bytes read between two readings of the clock
+_MATRIX = 512  # rows and columns: three (almost) fit a second-level cache
+_SLICES = 8  # intervals, of which the best counts: other processes disturb the rest
 _ONE_THREAD = (
     "OPENBLAS_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -41,8 +41,8 @@ Progress = Callable[[float], None]
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Measured with so many threads. int8_ops: multiplications and additions of bytes; None: nothing here measures
-    them (`edge.devices.integer_products.missing` says why)."""
+    """Measured with `threads` threads. int8_ops: multiplications and additions of bytes; None: not measurable here
+    (`edge.devices.integer_products.missing` says why)."""
 
     read_bytes_per_s: float
     f32_flops: float
@@ -51,9 +51,9 @@ class Ceilings:
 
 
 def measure_ceilings(threads: int | None = None, seconds: float = 4.0, on_progress: Progress | None = None) -> Ceilings:
-    """In about so many seconds; threads: as many as engines use by default. on_progress: called with the part done.
+    """Takes about `seconds`. threads: by default those that engines use. on_progress: called with the part done.
 
-    Raises InputError for times and numbers of threads that make no sense, EngineError if the process fails.
+    Raises InputError for impossible times and numbers of threads, EngineError if the process fails.
     """
     threads = threads or usable_cores()
     if not 1 <= threads <= 1024 or not 0 < seconds <= 600:
@@ -63,7 +63,7 @@ def measure_ceilings(threads: int | None = None, seconds: float = 4.0, on_progre
         "edge.devices.probe",
         {"threads": threads, "seconds": seconds},
         lambda message: said(message["part"]),
-        failure="what this device can do could not be measured",
+        failure="this device's ceilings could not be measured",
         environment=dict.fromkeys(_ONE_THREAD, "1"),
     )
     return Ceilings(**result)
@@ -72,7 +72,7 @@ def measure_ceilings(threads: int | None = None, seconds: float = 4.0, on_progre
 def probe_profile(seconds: float = 8.0, on_progress: Progress | None = None) -> DeviceProfile:
     """This device's profile with its ceilings measured: of all cores that engines use, and of one.
 
-    What the user's profile says besides (watts, say) is kept. Raises as measure_ceilings.
+    Other figures of the user's profile, such as watts, are kept. Raises the errors of measure_ceilings.
     """
     threads, said = usable_cores(), on_progress or (lambda part: None)
     together = measure_ceilings(threads, seconds / 2, lambda part: said(part / 2))
@@ -111,11 +111,11 @@ def _measure(threads: int, seconds: float, on_progress: Progress) -> Ceilings:
 
 
 Work = Callable[[], Callable[[], float]]
-"""Makes what one thread repeats; that says how much it did."""
+"""Returns the function that a thread repeats, which returns the amount of its work."""
 
 
 def _reader(threads: int) -> Work:
-    """Reads pieces of an array in turn: the greatest of their numbers is what NumPy finds fastest."""
+    """Reads pieces of an array in turn, by NumPy's fastest reduction, bitwise or."""
     size = max(_LEAST_ARRAYS, min(_ARRAYS, memory_limit().bytes // 4)) // threads
     size = max(_PIECE, size // _PIECE * _PIECE)
 
@@ -148,7 +148,7 @@ def _multiplier() -> Work:
 
 
 def best_rate(threads: int, seconds: float, work: Work, on_progress: Progress) -> float:
-    """Of several stretches of time, in which all threads repeat their work: how much they did in a second."""
+    """The best rate of several intervals in which all threads repeat their work, in amounts per second."""
     done, began, ended = ([0.0] * threads for _ in range(3))
     gate = threading.Barrier(threads + 1)
 

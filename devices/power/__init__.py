@@ -1,4 +1,4 @@
-"""What this device spends, in joules: its sensors, one file each, and an estimate where there is none."""
+"""This device's energy meters: its sensors, one file each, and an estimate where there is none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edge.devices.power.guarded import Guarded
 from edge.devices.profiles import host_power
 from edge.errors import InputError
 
-# The best first: what counts energy itself before what samples power, the whole device before a part of it.
+# The best first: counters of energy before samplers of power, the whole device before a part of it.
 _SENSORS: dict[str, Callable[[Path], Meter]] = {
     "ina": ina.find,
     "pmic": pmic.find,
@@ -31,7 +31,7 @@ ROOT_VARIABLE = "EDGE_SENSORS"  # a folder with the device's sys and proc: conta
 
 @dataclass(frozen=True)
 class Sensor:
-    """One that this device has, or why not."""
+    """A sensor; about: its source, or why it is not available."""
 
     name: str
     available: bool
@@ -53,7 +53,7 @@ def memory_root() -> Path:
 
 
 def sensors(root: Path | None = None) -> list[Sensor]:
-    """All that edge knows, with what they measure here or why they do not; the estimate is the last."""
+    """All known sensors, those that are not available too; the estimate is the last."""
     root, found = root or sensors_root(), []
     for name, find in _SENSORS.items():
         try:
@@ -77,8 +77,8 @@ def find_meter(root: Path | None = None) -> Guarded:
 
 
 def app_meter(joules: Callable[[], float], source: str = "app", scope: Scope = "device") -> Guarded:
-    """For `edge.load(meter=…)`: counts by an app's own counter, as `AppCounter` says, and by the estimate once that
-    fails. Raises InputError if it cannot be read now."""
+    """For `edge.load(meter=…)`: reads an app's own counter (see `AppCounter`), and the estimate once that fails. Raises
+    InputError if the counter cannot be read now."""
     try:
         return Guarded(AppCounter(joules, source, scope), Estimate(host_power()))
     except Unavailable as error:

@@ -1,4 +1,4 @@
-"""A counter that an app passes in, as Android's BatteryManager gives it only to apps."""
+"""A counter that an app passes in: Android's BatteryManager, for example, serves only apps."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from edge.devices.power.base import MeterKind, Reading, Scope, Unavailable
 
 
 class AppCounter:
-    """joules: the app's counter, which grows; raises whatever it likes once it no longer can.
+    """joules: the app's counter, which only grows, and may raise any exception.
 
-    Raises Unavailable at once if it cannot be read, or shows no number."""
+    Raises Unavailable at once if the counter raises, or returns no number."""
 
     kind: MeterKind = "counter"
 

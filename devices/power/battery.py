@@ -1,4 +1,4 @@
-"""A battery's own gauge: what the whole device draws while it is not plugged in.
+"""A battery's own gauge: the power of the whole device while it is not plugged in.
 
 https://docs.kernel.org/power/power_supply_class.html: µW, µA and µV. The current's sign differs by maker.
 """
@@ -16,7 +16,7 @@ _MICRO = 1e-6
 def find(root: Path) -> Integrated:
     supplies = sorted((root / "sys/class/power_supply").glob("*"))
     batteries = [path for path in supplies if read_text(path / "type") == "Battery"]
-    batteries = [path for path in batteries if read_text(path / "scope") != "Device"]  # a mouse's is not ours
+    batteries = [path for path in batteries if read_text(path / "scope") != "Device"]  # a mouse's, for example
     if not batteries:
         raise Unavailable("no battery in /sys/class/power_supply")
     return Integrated("battery", "device", lambda: sum(map(_watts, batteries)))

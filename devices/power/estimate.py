@@ -1,7 +1,7 @@
-"""Joules where nothing measures them: from what this process did and what the device's profile says that costs.
+"""Joules where no sensor measures them: from this process's work and its costs in the device's profile.
 
-busy core-seconds × watts of a core + seconds × idle watts + bytes read from memory × joules per byte. What the profile
-does not know counts as nothing.
+busy core-seconds × watts of a core + seconds × idle watts + bytes read from memory × joules per byte. Costs that
+the profile lacks count as 0.
 """
 
 from __future__ import annotations

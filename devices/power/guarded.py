@@ -11,7 +11,7 @@ from collections.abc import Callable
 from edge.devices.power.base import Meter, Reading, Unavailable
 from edge.devices.power.estimate import Estimate
 
-_STUCK_S, _STUCK_J = 5.0, 1.0  # so long, and so much by the estimate, a counter may stand still
+_STUCK_S, _STUCK_J = 5.0, 1.0  # seconds, and joules by the estimate, for which a counter may stand still
 
 
 class Guarded:
@@ -21,7 +21,7 @@ class Guarded:
         self._meter: Meter | None = meter
         self._estimate = estimate
         self._measured = Reading(0.0, None, meter.source, meter.kind, meter.scope, 0)
-        self._estimated = 0.0  # what the estimate said when the sensor last moved
+        self._estimated = 0.0  # joules by the estimate when the sensor last moved
 
     def add_bytes(self, count: float) -> None:
         """Count bytes that were read from memory; only the estimate uses them."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from edge.devices.power.base import Unavailable, read_number, read_text
 from edge.devices.power.integrate import Integrated
 
-_INPUTS = ("VDD_IN", "VIN_SYS_5V0", "POM_5V_IN")  # rails that all others hang on, by their names on Jetson boards
+_INPUTS = ("VDD_IN", "VIN_SYS_5V0", "POM_5V_IN")  # rails that feed all others, by their names on Jetson boards
 _MILLI, _MICRO = 1e-3, 1e-6
 
 

@@ -19,7 +19,7 @@ def find(root: Path) -> Integrated:
     model = read_text(root / "proc/device-tree/model")
     if "Raspberry Pi 5" not in model:
         raise Unavailable("not a Raspberry Pi 5")
-    import shutil  # here, as it takes milliseconds that other devices need not spend
+    import shutil  # here: it takes milliseconds, which only this device need spend
 
     program = shutil.which("vcgencmd")
     if program is None:
@@ -44,7 +44,7 @@ def _ask(program: str) -> str:
     try:
         return subprocess.run(
             [program, "pmic_read_adc"],
-            stdin=subprocess.DEVNULL,  # ours may be a prompt
+            stdin=subprocess.DEVNULL,  # ours may hold a prompt
             capture_output=True,
             text=True,
             timeout=_SECONDS,
