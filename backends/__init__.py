@@ -18,7 +18,7 @@ _MODULES = {
     "onnx": "edge.backends.onnx",
     "reference": "edge.backends.reference",
 }
-_AUTO = ("tvm", "llamacpp")  # what `auto` tries, the fastest first
+_AUTO = ("tvm", "llamacpp")  # the order in which `auto` tries engines, the fastest first
 
 _log = logging.getLogger("edge")
 
@@ -62,12 +62,12 @@ def find_backend(name: str, file: GGUFFile, spec: ModelSpec, kv_dtype: str | Non
             return backend
         first = first or backend
     backend = _usable(last, file, spec)
-    # What no engine has, the plan refuses by the name of the engine that would have run.
+    # Options that no engine has are refused by the plan, which names the engine that would have run.
     return first if first and kv_dtype not in backend.CAPABILITIES.kv_dtypes else backend
 
 
 def backend_elsewhere(name: str, file: GGUFFile, spec: ModelSpec, system: str) -> Backend:
-    """The engine that another device would run this model with: its footprint is wanted, nothing is loaded here.
+    """The engine with which another device would run this model, for its footprint: nothing is loaded here.
 
     Raises InputError for unknown names, UnsupportedError if the engine has no such model or does not run there.
     """

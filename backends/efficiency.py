@@ -14,7 +14,7 @@ from typing import Literal
 
 Kind = Literal["integers", "others", "floats"]
 """Of weights. integers: those that the engine multiplies as integers, by its best kernels. others: quantized ones that
-llama.cpp has not re-laid, and multiplies row by row."""
+llama.cpp has not repacked, and multiplies row by row."""
 Shares = Mapping[Kind, float]
 """Of the bytes of the weights."""
 FLOATS = ("F32", "F16", "BF16")  # weights that no engine multiplies as integers
@@ -56,5 +56,5 @@ class Efficiency:
         return self.rows.get(kv_dtype) or next(iter(self.rows.values()))
 
     def together(self, shares: Shares, of: Callable[[Weights], float]) -> float:
-        """What weights of several kinds give together, each taking time in inverse proportion."""
+        """The combined share of weights of several kinds: the harmonic mean, weighted by their bytes."""
         return 1 / sum(share / of(self.weights[kind]) for kind, share in shares.items())

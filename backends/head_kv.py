@@ -1,6 +1,6 @@
 """The KV cache of engines that evict in place, head by head: bookkeeping is here, memory is the engine's.
 
-An engine's `RowStore` holds keys, values and attention. It knows physical rows only, and moves them as it is told.
+An engine's `RowStore` holds keys, values and attention by physical row, and moves them on request.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class RowStore(Protocol):
         ...
 
     def share_out(self) -> None:
-        """Heads have come to keep different numbers of rows: give all equally many free ones."""
+        """Heads now keep different numbers of rows: give all equally many free ones."""
         ...
 
     def place(self, lists: RowLists) -> None:
-        """Rows in use lie, and have positions, as `lists` says: for sliding windows."""
+        """Note the physical rows and positions in `lists`, for sliding windows."""
         ...
 
     def clear(self) -> None:
@@ -144,7 +144,7 @@ class HeadKV(Generic[Store]):
 
     @property
     def next_rope_position(self) -> int:
-        """What RoPE rotates the next key to."""
+        """The RoPE position of the next key."""
         return self._lists.next_rope_position
 
     def rope_positions(self, count: int = 0) -> AnyArray:
@@ -329,7 +329,7 @@ class HeadKV(Generic[Store]):
         return np.asarray(np.arange(self.length) < self.lengths[:, None])
 
     def _by_head(self, values: AnyArray) -> AnyArray:
-        """[heads, n], or [1, n] for all heads the same, as [layers, KV heads, n]."""
+        """[heads, n], or [1, n] if all heads agree, broadcast to [layers, KV heads, n]."""
         shape = (self._layers, self._kv_heads, values.shape[-1])
         return np.asarray(np.broadcast_to(values[0], shape) if len(values) == 1 else values.reshape(shape))
 

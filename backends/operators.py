@@ -1,4 +1,4 @@
-"""What engines share that time their operators, and what reports make of the times."""
+"""Timing of operators, shared by engines and reports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def by_name(operators: Iterable[Operator]) -> list[Operator]:
 
 
 def check_pass(config: EngineConfig, tokens: int, context: int, passes: int) -> None:
-    """Raises InputError for a pass that there cannot be."""
+    """Raises InputError for an impossible pass."""
     if tokens < 1 or context < 0 or passes < 1:
         raise InputError(
             f"operators are timed in 1 or more passes of 1 or more tokens behind 0 or more rows, "
@@ -40,7 +40,7 @@ def repeat_pass(
     engine: Engine, tokens: int, context: int, passes: int, run: Callable[[IntArray], Result],
     progress: Callable[[float], None] | None = None,
 ) -> list[Result]:  # fmt: skip
-    """What `run` gives for each of `passes` passes of the same tokens behind the same `context` rows.
+    """The results of `run` for `passes` passes of the same tokens behind the same `context` rows.
 
     One more pass comes first, and does not count: it finds caches cold and brings memory into being.
     """
@@ -80,12 +80,12 @@ def pieces(tokens: int, context: int, step: int) -> Iterator[Piece]:
 
 
 def attention_flops(spec: ModelSpec, window: int, parts: Iterable[Piece]) -> int:
-    """Of one layer: queries by keys, and what comes of it by values; nothing for rows that a query does not see."""
+    """Flops of one layer: queries by keys, weights by values; none for rows that a query does not see."""
     return sum(4 * spec.heads * spec.head_dim * part.seen(window) for part in parts)
 
 
 def _sum(one: Operator, other: Operator) -> Operator:
-    """Bytes and flops that are unknown in one of two do not hide the other's; waiting weighs by time."""
+    """Add two operators: unknown bytes and flops count as 0 beside known ones, waiting is weighted by time."""
     seconds = one.seconds + other.seconds
     waited = None
     if one.waited is not None and other.waited is not None:

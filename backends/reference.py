@@ -42,7 +42,7 @@ CAPABILITIES = Capabilities("token", uneven="token", kv_dtypes=("f32",), attenti
 EFFICIENCY = Efficiency({"floats": Weights(0.02, 0.3)}, {"f32": Rows(0.02, 0.20)}, step_s=5e-3)
 
 
-_UNWARNED = np.errstate(all="ignore")  # of damaged weights: what comes of them is no number, and refused in one line
+_UNWARNED = np.errstate(all="ignore")  # damaged weights give values that are not finite, which are refused in one line
 
 
 def check_installed() -> None:
@@ -265,7 +265,7 @@ class ReferenceEngine:
         return np.asarray(x + self.weights["position_embd"][positions] if self._recipe.learned_positions else x)
 
     def mix(self, x: FloatArray, layer: int, rows: slice, positions: IntArray) -> FloatArray:
-        """Attention: from what attn_q, attn_k and attn_v multiply, [n, hidden], to what attn_output multiplies."""
+        """Attention: from the input of attn_q, attn_k and attn_v, [n, hidden], to the input of attn_output."""
         spec, recipe, count, rotation = self.spec, self._recipe, len(x), self.kv.rope.rotation
         queries = self._heads(self._project(x, layer, "attn_q"), f"blk.{layer}.attn_q_norm")
         keys = self._heads(self._project(x, layer, "attn_k"), f"blk.{layer}.attn_k_norm")
@@ -285,13 +285,13 @@ class ReferenceEngine:
         return np.asarray(mixed.reshape(spec.heads, count, spec.head_dim).swapaxes(0, 1).reshape(count, -1))
 
     def widen(self, x: FloatArray, layer: int) -> FloatArray:
-        """The feed-forward network: from what ffn_gate and ffn_up multiply to what ffn_down multiplies, [n, ffn]."""
+        """The feed-forward network: from the input of ffn_gate and ffn_up to the input of ffn_down, [n, ffn]."""
         act = {"silu": silu, "gelu": gelu}[self._recipe.activation]
         up = self._project(x, layer, "ffn_up")
         return np.asarray(act(self._project(x, layer, "ffn_gate")) * up if self._recipe.gated else act(up))
 
     def add(self, x: FloatArray, layer: int, name: str, inner: FloatArray) -> FloatArray:
-        """Hidden states and what attn_output or ffn_down adds to them."""
+        """Add the output of attn_output or ffn_down to the hidden states."""
         behind = {"attn_output": "post_attention_norm", "ffn_down": "post_ffw_norm"}[name]
         return np.asarray(x + self._norm_if_any(self._project(inner, layer, name), f"blk.{layer}.{behind}"))
 

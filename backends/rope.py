@@ -35,7 +35,7 @@ class Rotation:
         return _tables(self.angles[kind], positions, self.pairs)
 
     def rotate(self, x: FloatArray, layer: int, positions: AnyArray) -> FloatArray:
-        """Queries or keys as a layer computes them, float32 [..., n, head], for `positions` [n]."""
+        """Rotate a layer's queries or keys, float32 [..., n, head], to `positions` [n]."""
         return rotate(x, *self.tables(self.kinds[layer], positions), halves=self.halves)
 
     def rotate_cached(self, keys: FloatArray, by: AnyArray, layer: int | None = None) -> FloatArray:
@@ -122,7 +122,7 @@ class CacheRope:
         return self._limit is not None and self.rotation is self._short and positions > self._limit
 
     def lengthen(self, rows: int) -> Rotation:
-        """Use the long factors from here on. Returns what rotates the cache's `rows`, which have the short ones."""
+        """Use the long factors from here on. Returns the rotation for the cache's `rows`, which have the short ones."""
         self.rotation, self.suffix = self._long, ":lengthened" if rows else ":long"
         return self._long.since(self._short)
 

@@ -1,9 +1,9 @@
-"""Which rows a KV cache holds, where they lie, and what RoPE has rotated their keys to.
+"""The rows of a KV cache: their places in memory, and the RoPE positions of their keys.
 
 A *logical row* is a row's place among the rows in use, oldest first; its *physical row* is its place in memory. Rows
-from the end move into the holes that evicted ones leave, so most rows never move. A key's *RoPE position* is what it is
-rotated to: closing a gap rotates the few keys before it forward rather than the many behind it back, so RoPE positions
-only grow. `base` is what separates them from the positions that callers see.
+from the end move into the holes that evicted ones leave, so most rows never move. A key's *RoPE position* is the
+position that it is rotated to: closing a gap rotates the few keys before it forward rather than the many behind it
+back, so RoPE positions only grow. Callers see positions that are smaller by `base`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from edge.types import AnyArray, FloatArray, IntArray
 
-_ROTATED_AT_ONCE = 4  # rows: the memory that rotating takes does not grow with the number of pinned rows
+_ROTATED_AT_ONCE = 4  # rows, so that the memory of rotating does not grow with the number of pinned rows
 _NONE = np.zeros(0, np.int32)
 
 
@@ -34,11 +34,11 @@ class RowLists:
 
     @property
     def next_position(self) -> int:
-        """As callers count."""
+        """The next position that callers see."""
         return self.next_rope_position - self.base
 
     def positions(self, length: int) -> AnyArray:
-        """As callers count, int64 [lists, length]."""
+        """Positions that callers see, int64 [lists, length]."""
         return np.asarray(self.rope_positions[:, :length] - self.base)
 
     def by_physical_row(self, length: int, count: int) -> AnyArray:
@@ -111,7 +111,7 @@ class RowLists:
         self.base, self.next_rope_position = 0, longest
 
     def drop(self, length: int, dropped: int) -> None:
-        """The last `dropped` rows are about to go, and `length` stay. Different lists share their newest rows."""
+        """Drop the last `dropped` rows; `length` stay. Different lists share their newest rows."""
         only = len(self) == 1
         self.next_rope_position = (
             int(self.rope_positions[0, length - 1]) + 1 if only else self.next_rope_position - dropped

@@ -1,4 +1,4 @@
-"""What an engine offers to `edge tune`: fields to choose, and something that times a candidate. See edge/tuning/."""
+"""An engine's side of `edge tune`: fields to choose, and a bench that times a candidate. See edge/tuning/."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Loaded = TypeVar("Loaded")
 
 @dataclass(frozen=True)
 class Field:
-    """One thing to choose. parts: what it changes the speed of. compiled: whether it changes the code."""
+    """A setting to choose. parts: those whose speed it changes. compiled: whether it changes the code."""
 
     name: str
     about: str
@@ -40,7 +40,7 @@ def relevant(space: tuple[Field, ...], values: Values, parts: tuple[str, ...]) -
 
 
 class Measurer(Protocol):
-    """What times candidates: the engine here, or a device elsewhere."""
+    """Times candidates: the engine here, or a device elsewhere."""
 
     def measure(self, values: Values, part: str) -> float:
         """Seconds of one part of the score. Raises EngineError if the values do not compile."""
@@ -49,7 +49,7 @@ class Measurer(Protocol):
 
 @dataclass(frozen=True)
 class Setting:
-    """Where a tuning happens.
+    """The place of a tuning.
 
     score: the timed workload, in words. open: starts the measurer; its argument is called before each compilation.
     sources: a hash of the engine's code; trials of other code say nothing. versions: of what it compiles with.
@@ -65,7 +65,7 @@ class Setting:
 
 @dataclass
 class Pool(Generic[Loaded]):
-    """An LRU pool of loaded candidates. Those that agree in what a part of the score depends on are one."""
+    """An LRU pool of loaded candidates. Candidates with the same values for a part of the score share one."""
 
     space: tuple[Field, ...]
     load: Callable[[Values], Loaded]
@@ -73,7 +73,7 @@ class Pool(Generic[Loaded]):
     _held: list[tuple[Values, Loaded]] = field(default_factory=list)  # the most recently used last
 
     def get(self, values: Values, part: str) -> Loaded:
-        """A candidate that has these values, as far as this part is concerned."""
+        """A candidate with those of these values that matter to this part."""
         wanted = relevant(self.space, values, (part,))
         for index, (held, loaded) in enumerate(self._held):
             if relevant(self.space, held, (part,)) == wanted:

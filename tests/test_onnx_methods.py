@@ -171,5 +171,5 @@ def test_a_weight_that_was_written_wrongly_is_found(name: str | None, tmp_path: 
     data = bytearray((tmp_path / "data").read_bytes())
     data[matrix.offset : matrix.offset + 256] = bytes(256)
     (tmp_path / "data").write_bytes(data)
-    with pytest.raises(ModelFormatError, match=r"does not read as it was meant \(blk.1.ffn_down\)"):
+    with pytest.raises(ModelFormatError, match=r"do not read back as the model's \(blk.1.ffn_down\)"):
         check_weights(model.file, layout, tmp_path / "data")

@@ -22,7 +22,8 @@ def attention_to(
     cap: float = 0.0,
     window: FloatArray | None = None,
 ) -> FloatArray:
-    """What queries pay to each row, mean over the query heads of a group, sum over queries: float32 [KV heads, rows].
+    """The attention of queries to each row, averaged over the query heads of a group, summed over queries: float32
+    [KV heads, rows].
 
     rows: stored keys, [KV heads, rows, stored values], scales [KV heads, 1, head]. queries: float32 [heads, n, head],
     rotated and scaled, those of the last n rows; each sees its own row and those before it. votes: count the queries

@@ -30,7 +30,7 @@ _FIRST_GUESS = 8.0  # the largest value, before any is known
 
 
 class Engine(Protocol):
-    """What calibration needs of the engine."""
+    """The part of the engine that calibration uses."""
 
     spec: ModelSpec
     config: EngineConfig

@@ -53,7 +53,7 @@ class OnnxEngine:
         self._kv = HeadKV(store, spec.layers, spec.kv_heads, rope, key, config.pinned)
         self._rotation = rope.rotation  # that the tables of angles were made by
         self._windows = Windows(recipe.windows, spec.heads, spec.kv_heads)
-        self._hidden: dict[int, FloatArray] = {}  # what the windows of the pass in progress add to scores
+        self._hidden: dict[int, FloatArray] = {}  # masks of sliding windows for the pass in progress
         self._shows = config.observes or config.kv_dtype in LARGEST  # the graph has `observed`
         self._observed = 0
         self._observer: Observer | None = None
@@ -61,8 +61,8 @@ class OnnxEngine:
             self._observer = Observer(spec, self._kv, self._windows, MOST_OBSERVED)
             self._kv.settle = self._observer.settle
 
-        self._float_type = "float16" if config.kv_dtype == "f16" else "float32"  # of tables, and what windows hide
-        table_rows = max(config.capacity, config.chunk, _ANGLES_AHEAD)  # ONNX Runtime wants as many as there are rows
+        self._float_type = "float16" if config.kv_dtype == "f16" else "float32"  # of tables, and of windows' masks
+        table_rows = max(config.capacity, config.chunk, _ANGLES_AHEAD)  # ONNX Runtime requires one for each row
         table_shape = (2, table_rows, spec.head_dim // 2)
         self._tables = [np.zeros(table_shape, self._float_type) for _ in recipe.ropes]  # cosines, sines
         self._angles_from = self._angles_known = 0
@@ -89,7 +89,7 @@ class OnnxEngine:
         return self._kv
 
     def observe(self, queries: int, *, votes: bool = False) -> None:
-        """As `ObservedEngine` says; the last `queries` tokens of every chunk are observed, in `kv.attention`.
+        """See `ObservedEngine`; the last `queries` tokens of every chunk are observed, in `kv.attention`.
 
         Raises UnsupportedError if the engine was loaded without `EngineConfig.observes`.
         """
@@ -132,8 +132,8 @@ class OnnxEngine:
         return self._qkv[:, : tokens.size]
 
     def _pieces(self, tokens: IntArray, step: int) -> Iterator[tuple[IntArray, int]]:
-        """What runs at once, and how many tokens at its end are observed: of those, not too many at a time."""
-        # Heads that keep different rows see different ones through a window: what each sees takes memory.
+        """Pieces that run at once, with the number of observed tokens at the end of each, which is bounded."""
+        # Once heads keep different rows, each needs a window's mask of its own, which takes memory.
         step = min(step, MOST_AT_ONCE if self._kv.alike or not self._windows.layers else MOST_OBSERVED)
         for start in range(0, tokens.size, step):
             part = tokens[start : start + step]
@@ -181,7 +181,7 @@ class OnnxEngine:
         return first - self._angles_from
 
     def _binding(self, count: int, wanted: int, shown: int) -> Any:
-        """Where a pass finds and leaves its arrays. That of the last shape is kept: in decode it is always the same."""
+        """The binding of a pass's arrays. The last one is kept: in decode, the shape is always the same."""
         shape = (count, wanted, shown)
         if self._step_binding[0] != (*shape, self._kv.capacity):
             self._step_binding = ((*shape, self._kv.capacity), self._make_binding(*shape))

@@ -35,7 +35,7 @@ def find_model_files(
     file: GGUFFile, spec: ModelSpec, kv_dtype: str, observed: bool, progress: Callable[[float], None] | None = None
 ) -> ModelFiles:
     """Raises CacheError if the cache folder cannot be written, ModelFormatError if weights are not numbers or a folder
-    is not what edge writes, UnsupportedError for a folder without such a graph."""
+    is not edge's, UnsupportedError for a folder without such a graph."""
     if file.folder is not None:
         graph = folder_graph(file, spec, kv_dtype, observed)
         return ModelFiles(graph, file.folder, folder_key(file, progress))

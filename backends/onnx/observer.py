@@ -1,4 +1,4 @@
-"""Attention of observed queries, which wait until it is read or rows move, so that dozens are computed together.
+"""Attention of observed queries, computed for dozens together when it is read or before rows move.
 
 That takes a fraction of the time that each on its own would: the keys are read once.
 """

@@ -10,7 +10,7 @@ import numpy as np
 from edge.types import AnyArray, FloatArray
 
 NUMPY_TYPE = {"f32": "float32", "f16": "float16", "int8": "int8", "int4": "uint8"}
-LARGEST = {"int8": 127, "int4": 7}  # that a scale is made for
+LARGEST = {"int8": 127, "int4": 7}  # quantized value
 
 
 def row_values(head: int, dtype: str) -> int:

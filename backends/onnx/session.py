@@ -34,7 +34,7 @@ def open_session(graph: bytes, folder: Path, provider: str, threads: int, trace:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.enable_mem_pattern = False  # it plans for one length of the input, and ours changes
+    options.enable_mem_pattern = False  # it assumes one length of the input, and ours changes
     options.log_severity_level = 4
     # Where products of unsigned inputs and signed weights saturate (x86 without VNNI), slower ones that do not.
     options.add_session_config_entry("session.x64quantprecision", "1")
@@ -47,10 +47,10 @@ def open_session(graph: bytes, folder: Path, provider: str, threads: int, trace:
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Turn what ONNX Runtime raises into an EngineError."""
+    """Raise ONNX Runtime's exceptions as EngineErrors."""
     try:
         yield
-    except Exception as error:  # some of its errors are RuntimeErrors, the others have no base in common
+    except Exception as error:  # some of its errors are RuntimeErrors, the others share no base class
         if not (type(error) is RuntimeError or type(error).__module__.startswith("onnxruntime")):
             raise
         raise EngineError(f"{what} ({' '.join(str(error).split())[:300]})") from None

@@ -83,7 +83,7 @@ def _traced_runs(
     file: GGUFFile, spec: ModelSpec, config: EngineConfig, tokens: int, context: int, passes: int, folder: Path,
     progress: Callable[[float], None] | None,
 ) -> list[list[Node]]:  # fmt: skip
-    """The nodes of all runs that there were, in their order."""
+    """The nodes of all runs, in their order."""
     loading = progress and (lambda part: progress(_LOADING * part))
     rest = progress and (lambda part: progress(_LOADING + (1 - _LOADING) * part))
     engine = OnnxEngine(file, spec, config, loading, trace=folder / "trace")
@@ -102,7 +102,7 @@ def _traced_runs(
 
 
 def _node(event: Mapping[str, Any], before: Node | None) -> Node:
-    """A node that ONNX Runtime made of several has no name: it belongs where the one before it does."""
+    """Nodes that ONNX Runtime fused have no name: they get the phase and layer of the node before them."""
     details, named = event["args"], _NAME.fullmatch(event["name"])
     op, phase, layer = str(details["op_name"]), before.phase if before else "other", before.layer if before else None
     if named:
@@ -136,7 +136,7 @@ def _operators(
 
 
 class Bytes:
-    """What nodes read in a pass of these pieces, counted from shapes."""
+    """Bytes that nodes read in a pass of these pieces, computed from shapes."""
 
     def __init__(self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, parts: Sequence[Piece]) -> None:
         self._layout = make_layout(file, spec) if file.folder is None else check_folder(file, spec)
@@ -145,7 +145,7 @@ class Bytes:
         self._windows, self._parts = find_recipe(spec).windows, parts
 
     def of(self, node: Node) -> int | None:
-        """None for what only moves activations."""
+        """None for nodes that only move activations."""
         if node.op == _ATTENTION and node.layer is not None:
             return sum(self._row_bytes * part.rows(self._windows[node.layer]) for part in self._parts)
         if node.phase == "embed" and node.op.startswith("Gather"):

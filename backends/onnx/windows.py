@@ -1,7 +1,7 @@
-"""Sliding windows: which rows a token does not see, by their positions.
+"""Sliding windows: masks of the rows that a token does not see, by their positions.
 
-ONNX Runtime's own windows count rows, but ours lie in any order, with gaps. So a pass adds a mask to each token's
-scores: 0, or −inf.
+ONNX Runtime's own windows count rows, but ours lie in any order, with gaps. So a pass adds a mask of 0 and −inf to
+each token's scores.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Windows:
 
         Layers that see the same rows share an array.
 
-        positions: by physical row, as `HeadKV.rope_positions` gives them.
+        positions: by physical row, from `HeadKV.rope_positions`.
         """
         if not self.layers:
             return {}

@@ -1,1 +1,1 @@
-"""The ONNX graph of a model: which weights it has and how they are stored, its nodes, and its files."""
+"""The ONNX graph of a model: its weights and their forms, its nodes, and its files."""

@@ -63,4 +63,4 @@ def _read(data: Path, place: Place, first: int, count: int) -> AnyArray:
 
 
 def _not_meant(name: str) -> ModelFormatError:
-    return ModelFormatError(f"what was written does not read as it was meant ({name})")
+    return ModelFormatError(f"the written weights do not read back as the model's ({name})")

@@ -74,7 +74,7 @@ class Form(Protocol):
 
 @dataclass(frozen=True)
 class Floats:
-    """As they are. dtype: float32, or float16 or bfloat16 if the file has them so: ONNX Runtime makes them float32."""
+    """Unquantized. dtype: float32, or the file's float16 or bfloat16, which ONNX Runtime converts to float32."""
 
     dtype: str = "float32"
 

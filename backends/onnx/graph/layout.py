@@ -24,7 +24,7 @@ _HEAD_MULTIPLE = 8  # of GroupQueryAttention
 
 @dataclass(frozen=True)
 class Method:
-    """How weights are stored beyond what their block types say. Embedding and head stay as the file has them.
+    """Forms of weights that differ from those of their block types. Embedding and head keep the file's.
 
     form: of the matrices of all layers, or of each by its name (`blk.0.attn_q`); None: as their types say.
 
@@ -39,7 +39,7 @@ class Method:
     divided: Mapping[str, FloatArray] = field(default_factory=dict)
 
     def form_of(self, name: str, columns: int) -> Form | None:
-        """None: as the types say. name: the first part's, where matrices are joined."""
+        """None: the form of the block types. name: the first part's, where matrices are joined."""
         if not name.startswith("blk."):
             return None
         form = self.forms.get(name, self.form)
@@ -51,7 +51,7 @@ AS_IT_IS = Method()
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of a tensor of the file. order: in which the rows of each head come in the graph; empty: as they are."""
+    """Rows of a tensor of the file. order: of each head's rows in the graph; empty: the file's."""
 
     name: str
     source: Source
@@ -156,7 +156,7 @@ def form_for(kinds: Sequence[str], columns: int, *, looked_up: bool = False) -> 
 
 
 def make_layout(file: GGUFFile, spec: ModelSpec, method: Method = AS_IT_IS) -> Layout:
-    """Raises UnsupportedError, ModelFormatError as `find_tensors` does."""
+    """Raises UnsupportedError, and ModelFormatError like `find_tensors`."""
     recipe, found = check_recipe(spec), find_tensors(file, spec)
     maker = _Maker(file, found, head_order(spec), method)
     maker.table("token_embd")

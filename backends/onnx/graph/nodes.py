@@ -23,7 +23,7 @@ _ONNX_TYPES = {
 
 
 class Nodes:
-    """A graph that grows. Methods return the names of what they add."""
+    """A graph under construction. Methods return the names of the values that they add."""
 
     def __init__(self, layout: Layout, data: str) -> None:
         self.layout, self.data = layout, data
@@ -91,7 +91,7 @@ class Nodes:
 
     def _by_token(self, x: str) -> tuple[str, str]:
         """Each token's inputs divided by the largest of them, which makes ONNX Runtime's one scale for all tokens a
-        scale for every token; and by what they were divided."""
+        scale for every token; and these divisors."""
         if ("sizes", x) not in self.made:
             largest = self.node("ReduceMax", self.node("Abs", x), self.constant("last_axis", [-1]), keepdims=1)
             self.made["sizes", x] = sizes = self.node("Max", largest, self.number(_TINY))
@@ -112,7 +112,7 @@ class Nodes:
         return self.node("MatMulBnb4", x, codes, scales, domain=MS, output=output, **how)
 
     def floats(self, name: str) -> str:
-        """A matrix of floats as float32; ONNX Runtime does that once, when the model is loaded."""
+        """A matrix of floats, cast to float32 by ONNX Runtime once, when the model is loaded."""
         weight = self.weight(f"{name}.floats")
         if self.layout.places[f"{name}.floats"].array.dtype == "float32":
             return weight
@@ -134,7 +134,7 @@ class Nodes:
     # The parts of a graph
 
     def begin(self, phase: str, layer: int | None = None) -> None:
-        """The nodes to come belong to this phase of `backends.base.PHASES`; profiles show it in their names."""
+        """Assign the next nodes to this phase of `backends.base.PHASES`, which profiles show in their names."""
         self.part = phase if layer is None else f"{phase}.{layer}"
 
     def node(self, op: str, *inputs: str, domain: str = "", output: str = "", **attributes: Attribute) -> str:

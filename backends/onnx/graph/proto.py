@@ -1,6 +1,6 @@
-"""ONNX's messages, serialized: just those that our graphs are made of, in the order of their fields.
+"""ONNX's messages, serialized: only those of our graphs, in the order of their fields.
 
-The same graph is the same bytes, whatever the version of the `onnx` package, which only checks what was written.
+The same graph is the same bytes, whatever the version of the `onnx` package, which only checks written files.
 
 Format: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
 """
@@ -25,7 +25,7 @@ class Type(IntEnum):
 
 
 Attribute = int | float | str | Sequence[int] | bytes
-"""bytes: a tensor, as of `tensor`."""
+"""bytes: a tensor, serialized by `tensor`."""
 
 _VARINT, _BYTES, _FIXED32 = 0, 2, 5
 _EXTERNAL = 1
@@ -103,7 +103,7 @@ def _tag(number: int, kind: int) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    """Seven bits a byte, the lowest first; negative numbers as 64 bits."""
+    """A varint: seven bits a byte, the lowest first; negative numbers as 64 bits."""
     number &= (1 << 64) - 1
     data = bytearray()
     while number > 127:

@@ -15,7 +15,7 @@ from edge.errors import ModelFormatError
 from edge.formats.gguf import GGUFFile
 from edge.types import AnyArray
 
-_SLICE = 1 << 20  # weights that are converted at once; on the way there are about 30 bytes for each
+_SLICE = 1 << 20  # weights that are converted at once, with about 30 bytes for each
 
 Progress = Callable[[float], None]
 
