@@ -26,7 +26,7 @@ from edge.devices.profile_file import read_profile
 from edge.devices.records import read_records, write_record
 from edge.errors import EdgeError, EngineError, InputError, ModelFormatError
 from edge.model.model import open_model
-from edge.prediction.history import append, earlier_runs, history_path, history_size
+from edge.run.history import append, earlier_runs, history_path, history_size
 from edge.run.sampler import draw, greedy
 from edge.sampling import SamplingParams
 

@@ -21,7 +21,7 @@ import edge.storage.completion
 from edge.cli.hint import suggest_tuning
 from edge.devices.paging import measure_paging
 from edge.errors import CacheError, InputError
-from edge.prediction import history
+from edge.run import history
 from edge.storage.cache import ENTRY_KINDS, clear, create, entries, find, lock
 
 KEY, OTHER, THIRD = "00" * 16, "a1" * 16, "b2" * 16

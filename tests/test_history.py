@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -16,8 +17,9 @@ from typer.testing import CliRunner
 from edge.backends.base import EngineConfig
 from edge.cli.commands import app
 from edge.plan.plan import Plan, PlanBytes
-from edge.prediction import history
-from edge.prediction.history import (
+from edge.prediction.forecast import forecast
+from edge.run import history
+from edge.run.history import (
     Phase,
     Run,
     Setting,
@@ -29,6 +31,7 @@ from edge.prediction.history import (
     model_key,
 )
 from edge.run.report import Energy, KVUse, Memory, RunReport, Timings, Tokens
+from edge.run.session import load
 
 SETTING = Setting("a processor", "0" * 16, "tvm", "f16", 2)
 CONFIG = EngineConfig(capacity=64, chunk=8, kv_dtype="f16", threads=2)
@@ -185,6 +188,68 @@ def test_settings_tell_engines_apart() -> None:
     assert model_key(spec) != model_key(replace(spec, type_bytes=(("Q8_0", 1),)))
 
 
+def remembered() -> list[Run | None]:
+    return [history._read(line) for line in history_path().read_bytes().splitlines()] if history_path().exists() else []
+
+
+def test_sessions_remember_each_generation() -> None:
+    with load(open_golden("llama-gqa-tied").model, backend="reference") as session:
+        session.generate("one two three", raw=True, ignore_eos=True, max_tokens=12)
+        first = session.report
+        session.generate("four", raw=True, ignore_eos=True, max_tokens=5, follow_up=True)
+        setting = Setting.of(session.spec, session.plan.backend, session.plan.config)
+    assert first is not None
+    assert first.timings.decode_tok_s is not None
+    newer, older = earlier_runs(setting)
+    assert newer.decode is not None
+    assert older.decode is not None
+    assert (newer.decode.tokens, older.decode.tokens) == (4, 11)
+    assert older.decode.seconds == pytest.approx(11 / first.timings.decode_tok_s)
+    assert older.peak == first.memory.peak_rss
+    assert "three" not in history_path().read_text()
+
+
+def test_forecasts_go_by_sessions() -> None:
+    model = open_golden("llama-gqa-tied").model
+    options = {"backend": "reference", "max_kv_size": 64, "threads": 1}
+    with load(model, **options) as session:
+        session.generate("x y z", raw=True, ignore_eos=True, max_tokens=20)
+    speed = forecast(model, **options).prediction.decode[0].tok_s
+    assert speed is not None
+    assert speed.source == "measured earlier (1 run)"
+
+
+@pytest.mark.parametrize("close", [False, True])
+def test_a_stream_that_is_closed_early_is_remembered(close: bool) -> None:
+    with load(open_golden("llama-gqa-tied").model, backend="reference") as session:
+        pieces = session.stream("one two", raw=True, ignore_eos=True, max_tokens=40)
+        next(pieces)
+        if close:
+            pieces.close()
+    assert len(remembered()) == 1
+
+
+def test_a_slow_caller_is_not_taken_for_a_slow_model() -> None:
+    with load(open_golden("llama-gqa-tied").model, backend="reference") as session:
+        for _ in session.stream("one two three", raw=True, ignore_eos=True, max_tokens=12):
+            time.sleep(0.05)
+        assert session.report is not None
+        assert remembered() == []
+        for _ in session.stream("one two three", raw=True, ignore_eos=True, max_tokens=1):  # the prompt tells something
+            time.sleep(0.05)
+    [run] = remembered()
+    assert run is not None
+    assert (run.prefill is None, run.decode is None) == (False, True)
+
+
+def test_sessions_heed_that_no_history_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_HISTORY", "0")
+    with load(open_golden("llama-gqa-tied").model, backend="reference") as session:
+        session.generate("one two three", raw=True, max_tokens=3)
+    monkeypatch.delenv("EDGE_HISTORY")
+    assert remembered() == []
+
+
 # The commands
 
 
@@ -195,7 +260,7 @@ def test_runs_are_remembered_and_can_be_forgotten() -> None:
     done = command.invoke(app, ["run", model, "-p", "one two three", "-n", "12", *flags])
     assert done.exit_code == 0, done.output
     report = json.loads(done.output)
-    [run] = map(history._read, history_path().read_bytes().splitlines())
+    [run] = remembered()
     assert run is not None
     assert run.decode is not None
     assert run.prefill is not None

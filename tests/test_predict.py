@@ -23,9 +23,9 @@ from edge.devices.profile import Cluster, DeviceProfile, Figure, Power
 from edge.devices.profile_file import write_profile
 from edge.plan.plan import Plan, PlanBytes
 from edge.prediction.efficiency import efficiency_of, weight_shares
-from edge.prediction.history import Phase, Run, Setting
 from edge.prediction.predict import Prediction, Wanted, _Roof, fit_slope, predict
 from edge.prediction.work import work_of
+from edge.run.history import Phase, Run, Setting
 
 SPEC = replace(open_golden("llama-gqa-tied").model.spec, recipe=None, window=0)
 CONFIG = EngineConfig(capacity=4096, chunk=128, kv_dtype="f16", threads=4)

@@ -17,9 +17,9 @@ from edge.devices import records
 from edge.devices.private import distrust, read_private
 from edge.devices.profiles import add_profile, describe_host, find_profile
 from edge.errors import InputError
-from edge.prediction import history
 from edge.prompt_cache.disk import BlockFiles
 from edge.prompt_cache.tree import Block, root_name
+from edge.run import history
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no modes")
 

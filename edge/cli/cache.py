@@ -25,7 +25,7 @@ cache = typer.Typer(help="Look into the cache folder, or empty it.")
 @cache.command("list")
 def list_entries(json: o.Json = False) -> None:
     """List the contents of the cache folder, last used first."""
-    from edge.prediction.history import history_size
+    from edge.run.history import history_size
     from edge.storage.cache import cache_folder, cache_limit, entries
 
     found, folder, limit = entries(), str(cache_folder()), cache_limit()
@@ -67,7 +67,7 @@ def clear(
     json: o.Json = False,
 ) -> None:
     """Empty the cache folder, whose files are made again when needed, and delete the history of runs."""
-    from edge.prediction.history import clear_history
+    from edge.run.history import clear_history
     from edge.storage.cache import clear as remove
 
     count, freed = (0, 0) if kind == _HISTORY else remove(None if kind is None else _kind(kind))

@@ -90,7 +90,6 @@ def _answer(talk: Conversation, pieces: Pieces, shown: Progress, *, json: bool, 
     """Print an answer as it is generated, and notices about it. Ctrl-C ends the answer, not the conversation."""
     from edge.cli.signals import Terminated, ended_by_signals
     from edge.errors import BudgetError
-    from edge.prediction.history import remember_run
 
     session = talk.session
     before, unanswered = session.report, None
@@ -112,7 +111,6 @@ def _answer(talk: Conversation, pieces: Pieces, shown: Progress, *, json: bool, 
     report = session.report
     if report is None or report is before:
         return
-    remember_run(session.spec, session.plan, report)
     if json:
         print_json(report.to_dict())
     else:

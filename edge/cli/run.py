@@ -51,7 +51,6 @@ def run(
     from edge.devices.power import find_meter
     from edge.errors import BudgetError
     from edge.model.model import open_model
-    from edge.prediction.history import remember_run
     from edge.run.session import load
 
     limit = answer_limit(answer.max_tokens)
@@ -96,7 +95,6 @@ def run(
                 pieces.close()  # an interrupted run reports, too
                 shown.clear()
                 if session.report is not None:
-                    remember_run(session.spec, session.plan, session.report)
                     if json:
                         print_json(session.report.to_dict())
                     else:

@@ -17,9 +17,9 @@ from edge.errors import InputError
 from edge.model.model import Model, open_model
 from edge.options import Options, takes_options
 from edge.plan.plan import Plan, make_plan
-from edge.prediction.history import Setting, earlier_runs
 from edge.prediction.predict import Prediction, Wanted, predict
 from edge.prediction.work import Streaming, streaming_cost
+from edge.run.history import Setting, earlier_runs
 
 _PROMPT = 512  # tokens of which prefill is predicted, unless a caller says
 _CONTEXTS = (128, 1024, 4096)  # at which decoding is predicted, and at the full cache

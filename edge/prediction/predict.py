@@ -20,8 +20,8 @@ from edge.devices.profiles import HOST
 from edge.model.spec import ModelSpec
 from edge.plan.plan import Plan
 from edge.prediction.efficiency import efficiency_of, weight_shares
-from edge.prediction.history import Phase, Run
 from edge.prediction.work import Work, work_of
+from edge.run.history import Phase, Run
 
 _ENOUGH_TOKENS = 8  # fewer decoded ones are mostly noise
 _APART = 256  # rows by which contexts must differ to show what a row costs

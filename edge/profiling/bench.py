@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from edge.errors import InputError
-from edge.prediction.history import Phase, remember_phase
+from edge.run.history import Phase, remember_phase
 from edge.run.meters import EnergyMeter
 from edge.run.sampler import greedy
 from edge.run.session import Session

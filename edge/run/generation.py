@@ -15,6 +15,7 @@ from edge.plan.plan import Plan
 from edge.run.meters import Watch
 from edge.run.report import Energy, Memory, RunReport, StopReason, Timings, Tokens
 
+_MOST_HELD = 0.1  # of the time of decoding; more, and its speed is the caller's rather than the model's
 _TELLING = 4  # the first tokens of a prompt cost more than the others, so estimates need a quarter of it
 
 
@@ -38,12 +39,19 @@ class Generation:
     first_token_at: float | None = None
     last_token_at: float | None = None
     ran_at: float | None = None
+    held: float = 0.0  # seconds that pieces of text stayed with the caller before it asked for the next
     text: StringIO | None = None  # a list of pieces would take ten times the memory
     stop_reason: StopReason = "interrupted"  # unless something else ends it
 
     @property
     def tokens(self) -> Tokens:
         return Tokens(self.prompt.known, self.generated, self.reused, self.ran, not self.prompt.ended)
+
+    @property
+    def is_typical(self) -> bool:
+        """Whether the speed of decoding says something of other runs: a caller that is slow to ask slows it down."""
+        decoded = _span(self.first_token_at, self.last_token_at)
+        return not decoded or self.held <= _MOST_HELD * decoded
 
     def timings(self, load_s: float) -> Timings:
         return Timings(

@@ -32,6 +32,7 @@ from edge.run.arguments import check_stream
 from edge.run.eviction import keep_heads, observe, queries_to_observe, rows_per_head, view_for
 from edge.run.generation import Generation, memory_of, why_unanswered
 from edge.run.governor import RunLimits
+from edge.run.history import remember_run
 from edge.run.meters import EnergyMeter, Watch
 from edge.run.reclaim import Reclaimer
 from edge.run.report import Heat, KVUse, RunReport, StopReason
@@ -204,7 +205,7 @@ class Session:
         conversation in the cache instead of starting anew. time_limit: seconds, energy_limit: joules, instead of the
         session's budget; time_spent, energy_spent: what of it is gone already, for the start. keep_text=False leaves
         `report.text` None, for runs without end. After the last piece, or when the iterator is closed, `report` holds
-        the RunReport.
+        the RunReport, and its figures are in the history of this device (see docs/devices.md), for `edge.forecast`.
 
         A session runs one generation at a time: raises BusyError, at the call, while another stream is open, and in a
         forked child. Raises BudgetError, after `report` was set, if a budget ended it before the first token of the
@@ -258,11 +259,15 @@ class Session:
                 for piece in self._decode(logits, sample, run, StopStrings(stop), max_tokens):
                     if text is not None:
                         text.write(piece)
+                    shown = time.perf_counter()
                     yield piece
+                    run.held += time.perf_counter() - shown
         finally:
             self._remember()
             self._reclaimer.run = None
             self.report = self._report(run, sampling)
+            if run.is_typical:
+                remember_run(self.spec, self.plan, self.report)
         if self.report.unanswered:
             raise BudgetError(why_unanswered(self.report, self.options))
 

@@ -1,7 +1,7 @@
-"""How earlier runs went on this device: lines of JSON in the cache folder, from which later ones are predicted.
+"""The history: figures of earlier runs on this device, from which `edge/prediction` predicts later ones.
 
-What a run said or was asked is not among it. EDGE_HISTORY=0 keeps none, EDGE_HISTORY=DIR keeps it there. At most
-_MOST_BYTES are kept, the newest.
+A session appends a line of JSON after each generation; `edge bench` does so for each phase. Prompts and answers are not
+recorded. EDGE_HISTORY=0 disables the history, EDGE_HISTORY=DIR keeps it in DIR. The newest _MOST_BYTES are kept.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -21,6 +22,7 @@ from edge.devices.output import new_file
 from edge.devices.private import is_private_file, make_private_folder, read_private
 from edge.errors import CacheError, InputError
 from edge.model.spec import ModelSpec
+from edge.storage.cache import cache_folder
 from edge.storage.lock import file_lock
 from edge.values import parse
 
@@ -33,6 +35,9 @@ _MOST_LINE = 4096
 _OFF = ("0", "off", "no", "false")
 _TOO_LARGE = 1e18  # for a count, bytes or seconds
 _RECENT = 20  # runs that predictions go by: of what a device did months ago, little may be true
+
+# Held while a line is written, and never waited for: the garbage collector may end a stream in the thread that writes.
+_writing = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -101,8 +106,6 @@ def model_key(spec: ModelSpec) -> str:
 
 
 def history_path() -> Path:
-    from edge.storage.cache import cache_folder
-
     chosen = os.environ.get("EDGE_HISTORY", "")
     folder = cache_folder() / "history" if chosen.lower() in ("", "1", *_OFF) else Path(chosen)
     return folder / "runs.jsonl"
@@ -144,26 +147,34 @@ def _remember(
 
 
 def append(run: Run) -> None:
-    """Add a line. Never fails: a folder that cannot be written, or that others may write, keeps no history."""
+    """Append a line. Never fails: a folder that is not writable, or that other users may write to, keeps no history.
+    Of runs that end at the same moment in threads of one process, only one may be kept."""
     if os.environ.get("EDGE_HISTORY", "").lower() in _OFF:
         return
     line = (json.dumps(asdict(run), ensure_ascii=False, separators=(",", ":")) + "\n").encode()
-    if len(line) > _MOST_LINE:
+    if len(line) > _MOST_LINE or not _writing.acquire(blocking=False):
         return
+    try:
+        with suppress(OSError, InputError, CacheError):
+            _write(line)
+    finally:
+        _writing.release()
+
+
+def _write(line: bytes) -> None:
     path = history_path()
-    with suppress(OSError, InputError, CacheError):
-        make_private_folder(path.parent)
-        with file_lock(path.with_name(".runs.lock")):
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-            descriptor = os.open(path, flags, 0o600)
-            try:
-                if is_private_file(os.fstat(descriptor)):
-                    os.write(descriptor, line)
-                size = os.fstat(descriptor).st_size
-            finally:
-                os.close(descriptor)
-            if size > _MOST_BYTES:
-                _halve(path)
+    make_private_folder(path.parent)
+    with file_lock(path.with_name(".runs.lock")):
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+        descriptor = os.open(path, flags, 0o600)
+        try:
+            if is_private_file(os.fstat(descriptor)):
+                os.write(descriptor, line)
+            size = os.fstat(descriptor).st_size
+        finally:
+            os.close(descriptor)
+        if size > _MOST_BYTES:
+            _halve(path)
 
 
 def earlier_runs(setting: Setting) -> list[Run]:
