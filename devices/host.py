@@ -35,7 +35,7 @@ class Host:
 def probe_host(root: Path = Path("/")) -> Host:
     """Read the device that this process runs on."""
     processor, flags = _cpuinfo(root)
-    import psutil  # here, as it takes 8 ms that a run does not need
+    import psutil  # here: it takes 8 ms, which a run does not need
 
     logical = psutil.cpu_count() or 1
     return Host(

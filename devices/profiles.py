@@ -52,7 +52,7 @@ def comes_with_edge(name: str) -> bool:
 
 
 def find_profile(name: str) -> DeviceProfile:
-    """The device called `name`; "host" is the one that this process runs on, with what was measured there.
+    """The device called `name`; "host" is the one that this process runs on, with the figures measured there.
 
     Raises InputError with all names, and for a profile of the user's that is damaged.
     """

@@ -83,7 +83,7 @@ class Record:
     device: str
     subject: Subject
     model: str
-    score: str  # what was timed
+    score: str  # the timed workload
     values: dict[str, _Setting]
     kept: str  # "tuned" or "default"
     gain: _Gain

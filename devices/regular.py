@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """The file, to read bytes from. Raises OSError, for what is no regular file as well."""
+    """The file, to read bytes from. Raises OSError, also for other than regular files."""
     return open(path, "rb", opener=_regular)
 
 

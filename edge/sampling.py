@@ -33,7 +33,7 @@ class SamplingParams:
     )  # fmt: skip
     min_p: float = option(
         0.05, "--min-p", group=SAMPLING, unset=True, low=0, high=1,
-        help="Drop what is below p times the likeliest; 0 is off (default: the model's, or 0.05).",
+        help="Drop tokens below p times the likeliest; 0 is off (default: the model's, or 0.05).",
     )  # fmt: skip
     repeat_penalty: float = option(
         1.0, "--repeat-penalty", group=SAMPLING, unset=True, low=0.01, high=100,

@@ -65,7 +65,7 @@ def _parse(kind: Any, data: object, where: str, strict: bool) -> object:
 
 
 def _parse_by_rules(kind: Any, rules: tuple[Rule, ...], data: object, where: str, strict: bool) -> object:
-    """The first rule's words also say what is wrong with a value of another type."""
+    """Values of another type are refused in the first rule's words."""
     try:
         value = _parse(kind, data, where, strict)
     except ValueError:
@@ -77,7 +77,7 @@ def _parse_by_rules(kind: Any, rules: tuple[Rule, ...], data: object, where: str
 
 
 def _parse_union(kinds: tuple[Any, ...], data: object, where: str, strict: bool) -> object:
-    """The first type that fits; of `X | None`, errors say what is wrong with an X."""
+    """The first type that fits; of `X | None`, errors are those for an X."""
     if data is None and type(None) in kinds:
         return None
     *others, last = [each for each in kinds if each is not type(None)]

@@ -22,7 +22,7 @@ def run(
         str | None, typer.Argument(metavar="PROMPT", help="The prompt (default: stdin); - is stdin.")
     ] = None,
     prompt: Annotated[
-        str | None, o.flag("-p", "--prompt", group=PROMPT, help="The same; what is piped in goes before it.")
+        str | None, o.flag("-p", "--prompt", group=PROMPT, help="The same; piped text goes before it.")
     ] = None,
     file: Annotated[Path | None, o.flag("-f", "--file", group=PROMPT, help="Read the prompt from a file.")] = None,
     *,

@@ -241,7 +241,7 @@ class GGUFFile:
 def read_gguf(path: str | Path) -> GGUFFile:
     """Read and check the header of a GGUF file (versions 2 and 3, little-endian, one file).
 
-    Raises ModelFormatError with one line that says what is wrong, UnsupportedError for valid files that edge
+    Raises ModelFormatError with one line that names the fault, UnsupportedError for valid files that edge
     does not read (big-endian, split into several files, unknown tensor types).
     """
     path = Path(path)

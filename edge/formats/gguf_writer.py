@@ -62,7 +62,7 @@ def write_gguf(
 ) -> None:
     """Write the file, whole or not at all; data: the bytes of every tensor, in order, made on demand.
 
-    What was written is read again by the checked reader. Raises InputError if it cannot be written.
+    The checked reader then reads the file again. Raises InputError if it cannot be written.
     """
     with new_file(path) as temporary:
         with open(temporary, "wb") as out:
@@ -123,7 +123,7 @@ def _check(path: Path, tensors: Sequence[Planned]) -> None:
     if [(each.name, each.shape, each.type) for each in found.values()] != [
         (each.name, each.shape, each.type) for each in tensors
     ]:
-        raise ModelFormatError("what was written does not read as it was meant")
+        raise ModelFormatError("the written file does not read back as the same tensors")
 
 
 def _encode(value: Field) -> bytes:

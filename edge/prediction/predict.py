@@ -225,8 +225,8 @@ def _decode_line(roof: _Roof, runs: Sequence[Run]) -> _Line | None:
 
 
 def fit_slope(phases: Sequence[Phase], expected: float) -> float:
-    """Seconds per token and row: the median over pairs of runs whose contexts lie apart (Theil and Sen), else what is
-    expected; never far from it."""
+    """Seconds per token and row: the median over pairs of runs whose contexts lie apart (Theil and Sen), otherwise
+    `expected`; never far from it."""
     pairs = [(one, other) for one in phases for other in phases if other.context - one.context >= _APART]
     if len(pairs) < _LINES:
         return expected

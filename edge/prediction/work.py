@@ -13,8 +13,8 @@ from edge.storage.cache import cache_folder, entries
 
 @dataclass(frozen=True)
 class Work:
-    """weight_bytes, kv_bytes: read from memory, each once. flops: additions and multiplications, as though nothing were
-    quantized; attention_flops: those of them that multiply queries with keys and weights with values."""
+    """weight_bytes, kv_bytes: read from memory, each once. flops: additions and multiplications, as of unquantized
+    weights; attention_flops: those of them that multiply queries with keys and weights with values."""
 
     weight_bytes: float
     kv_bytes: float

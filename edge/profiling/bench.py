@@ -138,7 +138,7 @@ def remember_bench(session: Session, test: BenchTest, row: BenchRow) -> None:
 
 
 def _fill(session: Session, context: IntArray) -> None:
-    """Bring the cache to exactly this context, reusing what is there."""
+    """Bring the cache to exactly this context, reusing its rows."""
     kv = session.engine.kv
     kv.truncate(min(kv.length, context.size))
     if context.size > kv.length:

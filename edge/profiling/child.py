@@ -38,7 +38,7 @@ from edge.values import parse
 
 @dataclass(frozen=True)
 class Job:
-    """stage "load" loads and closes the engine, which compiles or converts what is missing; "measure" profiles it;
+    """stage "load" loads and closes the engine, which compiles or converts missing files; "measure" profiles it;
     "operators" runs an instrumented one, guided by `measured`, the profile that "measure" made."""
 
     stage: Literal["load", "measure", "operators"]

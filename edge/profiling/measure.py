@@ -31,7 +31,7 @@ from edge.run.sampler import greedy
 from edge.run.session import Session
 from edge.types import FloatArray, IntArray
 
-_MARGIN = 1.3  # longer contexts are slower than what was measured so far
+_MARGIN = 1.3  # longer contexts are slower than those measured so far
 _WARM_UP = (32, 4)  # tokens of a prompt and an answer
 _LEAST_TOKENS = 4  # of an answer, however slow
 _WINDOW_S = 60.0  # of a long run
@@ -43,7 +43,7 @@ _PASSES = (2, 16)  # at least, at most
 _INSTRUMENTED = 2.0  # times as slow as without instruments, to be sure
 
 OnStep = Callable[[str, float], None]
-"""Told what is being done, and the part of it that is done."""
+"""Called with the current step, and the part of it that is done."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def measure_curve(
 
 
 def measure_sustained(runner: Runner, prompt: int, most: int, seconds: float, on_step: OnStep) -> Sustained:
-    """Answers of up to `most` tokens to the same prompt, run once, for so many seconds without a pause."""
+    """Answers of up to `most` tokens to the same prompt, run once, for this number of seconds without a pause."""
     session, sampler = runner.session, runner.sampler
     length = min(_WINDOW_S, seconds / _LEAST_WINDOWS)
     session.reset()
@@ -228,8 +228,8 @@ def measure_sustained(runner: Runner, prompt: int, most: int, seconds: float, on
 def measure_operators(
     model: Model, backend: Backend, measured: EngineProfile, seconds: float, on_step: OnStep
 ) -> list[PhaseOperators]:
-    """Operators of a prompt's first pass, and of an answer's token behind a context, in an instrumented engine and
-    about so many seconds, if the fewest passes allow it. measured: says how long passes take. Raises UnsupportedError.
+    """Operators of a prompt's first pass, and of an answer's token behind a context, in an instrumented engine, for
+    about `seconds` if the fewest passes allow it. measured: has the times of passes. Raises UnsupportedError.
     """
     config, found = measured.plan.config, []
     longest = min(config.chunk, _LONGEST_PASS, config.capacity)

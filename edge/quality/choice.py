@@ -1,4 +1,4 @@
-"""Which KV setting to choose, as far as measurements tell settings apart."""
+"""The KV setting to choose, where measurements can tell settings apart."""
 
 from __future__ import annotations
 

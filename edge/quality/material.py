@@ -77,7 +77,7 @@ class Material:
 
 
 def possible_tasks(context: int) -> list[str]:
-    """The tasks that a model with so many positions can do with a full cache."""
+    """The tasks that a model with this number of positions can do with a full cache."""
     return [task for task in TASK_NAMES if task != "repeat" or context >= REPEAT_TOKENS]
 
 

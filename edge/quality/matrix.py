@@ -26,7 +26,7 @@ _FIGURES: dict[str, type[Streamed] | type[Repeated] | type[Retrieved]] = {
     "perplexity": Streamed, "retrieval": Retrieved, "repeat": Repeated,
 }  # fmt: skip
 OnProgress = Callable[[str, int, int], None]
-"""What is being measured, tokens that have been run, tokens in all."""
+"""The measurement in progress, tokens that have been run, tokens in all."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def _retrieval(
 
 
 def open_cell(setup: Setup, cell: Cell, tokens: int) -> Session:
-    """A session with the cell's cache, for texts of up to so many tokens."""
+    """A session with the cell's cache, for texts of up to this number of tokens."""
     options = Options(
         backend=setup.backend,
         kv_policy=cell.policy,

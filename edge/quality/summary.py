@@ -1,4 +1,4 @@
-"""What was measured of KV settings, summed up per cell and set against the full cache."""
+"""Measurements of KV settings, summed up per cell and compared with the full cache."""
 
 from __future__ import annotations
 

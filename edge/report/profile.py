@@ -131,7 +131,7 @@ def _tokens(profile: Profile) -> Table:
 
 
 def _engine_remarks(profile: Profile) -> list[str]:
-    """Which figures were disturbed, what is not as requested, and why engines are missing."""
+    """Disturbed figures, departures from the request, and the reasons for missing engines."""
     remarks = [
         f"Other programs took {each.others:.0%} of the cores while {each.engine} was measured: it is faster than this."
         for each in profile.engines
@@ -155,9 +155,7 @@ def _contexts(profile: Profile) -> Table:
             cells += [rate(1 / point.decode.p50), rate(1 / point.prefill)] if point else [NONE, NONE]
         rows.append(cells)
     headings = ["context", *(f"{each.engine} {what}" for each in profile.engines for what in ("answer", "prompt"))]
-    notes = [
-        "tok/s, measured: of an answer with so many rows in the cache, and of the part of a prompt that led there."
-    ]
+    notes = ["tok/s, measured: of an answer behind that many rows, and of the part of a prompt that filled them."]
     remarks = [f"{each.engine}: {each.curve_end}" for each in profile.engines if each.curve_end]
     return Table(headings, rows, notes, remarks, left=0)
 
@@ -239,9 +237,9 @@ def _memory(profile: Profile) -> Table:
     stated = plan.limit_source == "budget"
     source = "stated with --memory" if stated else f"what the system grants ({plan.limit_source})"
     notes = [
-        "Peak of the process's resident set and the pages of mapped weights: measured. Interpreter: what was there "
+        "Peak of the process's resident set and the pages of mapped weights: measured. Interpreter: the memory "
         "before loading, with the libraries. KV cache: counted, by the rows in use, or all of it where memory grew by "
-        "so much in the first passes; scratch: the rest."
+        "as much in the first passes; scratch: the rest."
     ]
     return Table(headings, rows, notes, [f"Limit of {first}: {format_bytes(plan.limit)}, {source}."])
 
@@ -354,7 +352,7 @@ def _others(windows: Sequence[Window]) -> str:
 
 
 def _facts(profile: Profile) -> list[tuple[str, str]]:
-    """What was measured on, and how."""
+    """The device, the model and the conditions of the measurements."""
     device, model, first = profile.device, profile.model, profile.engines[0]
     plans = [
         (

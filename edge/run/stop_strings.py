@@ -22,7 +22,7 @@ class StopStrings:
             return text
         self._held += text
         found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        if found:  # the one that was complete first counts, as it would if the text came letter by letter
+        if found:  # the one that was complete first counts, whatever the sizes of the pieces
             self.met = True
             shown, self._held = self._held[: min(found)[1]], ""
             return shown
@@ -31,7 +31,7 @@ class StopStrings:
         return shown
 
     def rest(self) -> str:
-        """What was held back, at the end of a run that met no stop string."""
+        """The text held back, at the end of a run that met no stop string."""
         held, self._held = self._held, ""
         return held
 

@@ -54,7 +54,7 @@ class Fingerprint:
     state: FileState
 
     def check(self) -> None:
-        """Raises InputError if the file is not in that state any more: what was read since may be of two versions."""
+        """Raises InputError if the file has left that state: later reads may mix two versions."""
         if _state(self.path) != self.state:
             raise InputError(f"{self.path} changed while edge read it: try again once it is written completely")
 

@@ -47,7 +47,7 @@ def tune(
     model: str, setting: Setting, *, device: str = "host", trials: int, seconds: float, seed: int = 0,
     force: bool = False, on_status: Callable[[Status], None] = lambda status: None,
 ) -> Result:  # fmt: skip
-    """Search, compare, and write the record and its table. Ctrl-C ends it early; what was found is kept.
+    """Search, compare, and write the record and its table. Ctrl-C ends it early and keeps the results so far.
 
     model: its label. seconds: for all of it, compiling and the comparison included.
     force: forget the trials of earlier tunings. Raises InputError if the folder of records cannot be written.
