@@ -22,21 +22,28 @@ from edge.types import FloatArray, Granularity, IntArray
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """What a plan decided for an engine. All of it is allocated at load; nothing grows afterwards."""
+    """The plan's decisions for an engine. All memory is allocated at load; nothing grows afterwards.
+
+    One flat record for all engines, because plans, reports and saved profiles show it so, and profiles are read back
+    without their engine. The plan weighs `repack` and `resident` against KV rows within the budget, and derives
+    `observes`, `per_head`, `uneven` and `pinned` from the KV policy. It only passes `provider` and `tuning` on. Engines
+    that lack a feature ignore its field.
+    """
 
     capacity: int  # KV rows per layer and KV head
     chunk: int  # most tokens that run at once in prefill
     kv_dtype: str
     threads: int
     logits_rows: int = 1  # most rows of logits that exist at once; forward_all works through longer inputs in steps
-    observes: bool = False  # attention that rows get can be added up: tvm and onnx need room for it, llamacpp is slower
+    observes: bool = False  # attention scores can be summed: tvm and onnx need room for them, llamacpp is slower
     per_head: bool = False  # tvm, onnx: room for the bookkeeping of rows that differ from head to head
-    uneven: bool = False  # tvm: heads may keep different numbers of rows
+    uneven: bool = False  # heads may keep different numbers of rows (`Capabilities.uneven`)
     pinned: int = 16  # tvm, onnx: first rows whose exact keys are remembered, since closing gaps rotates them again
-    repack: bool = False  # llamacpp: weights re-laid in private memory (faster) instead of mapped (reclaimable)
-    provider: str = "cpu"  # onnx: what ONNX Runtime runs on
-    resident: int = 0  # tvm: bytes of weights in memory at a time, while the rest is streamed; 0: all stay
-    tuning: dict[str, int] = field(default_factory=dict)  # tvm: sizes of pieces of work, where not the defaults
+
+    repack: bool = False  # weights repacked in private memory (faster), not mapped (reclaimable): `Backend.can_repack`
+    provider: str = "cpu"  # onnx: the execution provider of ONNX Runtime
+    resident: int = 0  # bytes of weights in memory at a time, the rest is streamed (`Footprint.least_weights`); 0: all
+    tuning: dict[str, int] = field(default_factory=dict)  # tvm: tile and task sizes that differ from the defaults
 
 
 @dataclass(frozen=True)
