@@ -67,7 +67,8 @@ def run(model: str, memory: int, group: Path | None = None) -> dict[str, Any]:
         limit(group, memory)
         forget(find_model(model).name)
     command = [sys.executable, "-c", RUN, model, str(memory), str(group or "")]
-    done = subprocess.run(command, capture_output=True, text=True)
+    environment = {**os.environ, "EDGE_HISTORY": "0"}  # reads from a cold disk predict no run of the user's
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         sys.exit(f"a run within {memory} bytes failed: {done.stderr.strip().splitlines()[-1:]}")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

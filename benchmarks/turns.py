@@ -180,9 +180,10 @@ class Setting:
         return [str(word) for word in words]
 
     def environment(self, engine: str) -> dict[str, str]:
-        """The environment of workers, which keep bytecode: else every start would compile edge's modules."""
+        """The environment of workers, which keep bytecode: else every start would compile edge's modules. Beside other
+        workers and busy cores they are slower than a user's runs, so the history leaves them out."""
         kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        return {**kept, **({"EDGE_ISA": self.isa} if engine == EDGE and self.isa else {})}
+        return {**kept, "EDGE_HISTORY": "0", **({"EDGE_ISA": self.isa} if engine == EDGE and self.isa else {})}
 
     def skip(self, engine: str, where: str, why: object) -> None:
         say(f"{engine} is left out of {where}: {why}")
