@@ -139,7 +139,7 @@ def test_a_dry_run_of_pruning_knows_the_shapes(tmp_path: Path, text: Path) -> No
         (("none.gguf", "t.gguf"), "no such model file"),
         (("{empty}", "t.gguf"), "has no config.json"),
         (("{source}", "t.gguf", "--to", "mlx"), "choose gguf, onnx, hf"),
-        (("{source}", "{source}"), "what is to be converted"),
+        (("{source}", "{source}"), "is the model to convert"),
         (("{source}", "{there}", "--to", "gguf"), "is there already: --force"),
         (("{source}", "{empty}", "--to", "gguf"), "is a folder"),
         (("{source}", "{full}", "--to", "onnx"), "holds other files"),
