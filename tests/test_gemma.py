@@ -36,9 +36,8 @@ def test_ids_are_those_of_llama_cpp(gemma: Model) -> None:
 def test_logits_behind_a_window_are_those_of_llama_cpp(gemma: Model, engines: Callable[[Engine], Engine]) -> None:
     pytest.importorskip("llama_cpp")
     tokens = gemma.encode_prompt(MANUAL, most=700)
-    ours, theirs = (
-        engines(load_engine(gemma, name, "f16", capacity=1024, chunk=64)).forward(tokens) for name in ("tvm", "llamacpp")
-    )
+    loaded = [engines(load_engine(gemma, name, "f16", capacity=1024, chunk=64)) for name in ("tvm", "llamacpp")]
+    ours, theirs = (engine.forward(tokens) for engine in loaded)
     assert np.corrcoef(ours, theirs)[0, 1] > 0.99
     assert ours.argmax() == theirs.argmax()
 

@@ -367,6 +367,7 @@ from edge.run.session import load
 
 path, backend, root = sys.argv[1:]
 os.environ["EDGE_SENSORS"] = root
+os.environ["EDGE_HISTORY"] = "0"  # whose modules would be counted
 edge.run.meters._PRESSURE_S = 0.0
 edge.run.meters._COST = 0
 tokens = np.random.default_rng(1).integers(3, 200, 4000).astype(np.int32)
