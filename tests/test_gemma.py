@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from pydoc_data.topics import topics
 
 import numpy as np
@@ -43,7 +42,7 @@ def test_logits_behind_a_window_are_those_of_llama_cpp(gemma: Model, engines: Ca
 
 
 _RUN = """
-import json, sys
+import json
 import edge
 
 with edge.load("gemma3-270m", memory="160MiB", kv_policy="streaming") as session:
@@ -52,9 +51,10 @@ with edge.load("gemma3-270m", memory="160MiB", kv_policy="streaming") as session
 """
 
 
-def test_a_budget_below_the_weights_holds(gemma: Model, tmp_path: Path) -> None:
+def test_a_budget_below_the_weights_holds(gemma: Model) -> None:
     """235 MiB of weights, of which most are streamed, in 160 MiB with the interpreter and its vocabulary."""
-    child = run_child(_RUN, tmp_path)
+    run_child(_RUN)  # compiles: the kernel counts a child's children in, and the compiler is one
+    child = run_child(_RUN)
     assert child.status == 0, child.errors
     text, resident = child.output
     assert text
