@@ -115,14 +115,11 @@ LIMITS = ("time", "energy", "power", "max_temp", "keep", "prompt_cache", "prompt
 """Options that measuring commands lack, since limits would distort the measurements."""
 MEASURED = without(*LIMITS, "provider")
 
-ModelArgument = Annotated[
-    str,
-    typer.Argument(metavar="MODEL", help="A GGUF file, a folder of edge convert, or an installed model: smollm2-135m."),
-]
-OptionalModelArgument = Annotated[
-    str | None,
-    typer.Argument(metavar="MODEL", help="A GGUF file, a folder of edge convert, or an installed model: smollm2-135m."),
-]
+_MODEL = typer.Argument(
+    metavar="MODEL", help="A GGUF file, a folder of edge convert, or an installed model: smollm2-135m."
+)
+ModelArgument = Annotated[str, _MODEL]
+OptionalModelArgument = Annotated[str | None, _MODEL]
 Threads = Annotated[int | None, _typer_option(flags_of(Options)["threads"])]
 NativeKVDtype = Annotated[str, flag("--kv-dtype", help="f16, int8, int4 or f32.")]
 Json = Annotated[bool, shared("--json", group=OUTPUT, help="Print JSON to stdout.")]

@@ -161,7 +161,7 @@ def open_vocabulary(file: GGUFFile, kind: str) -> Vocabulary:
     Raises ModelFormatError for a vocabulary that is damaged.
     """
     digest = hashlib.sha256(_MAGIC + kind.encode())
-    for name in ("tokens", "token_type", "merges", "scores"):
+    for name in _FIELDS:
         if (key := f"tokenizer.ggml.{name}") in file.spans:
             digest.update(name.encode())
             for part in file.field_parts(key):
