@@ -128,23 +128,31 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class KVState:
-    """Saved rows, one behind the other. They fit a cache of any capacity whose `KVCache.key` is the same."""
+    """Saved rows, one behind the other. They fit a cache of any capacity whose `KVCache.key` is the same.
+
+    tail: what the next token needs besides these rows, and what holds only directly behind the last of them: the newest
+    rows of layers with sliding windows, or a recurrent state. None if the engine has no such thing
+    (`KVCache.has_tail`), or if the rows end before those of the cache did: then a state with a tail must follow before
+    tokens can run. A state without rows, `save(kv.length)`, is the place to which `truncate` returns by its tail.
+    """
 
     key: str
     positions: IntArray  # [rows], in row order
     next_position: int
     data: bytes | memoryview  # as the engine likes it; its length follows from the number of rows
+    tail: bytes | memoryview | None = None
 
 
 class KVCache(Protocol):
     """The rows that an engine remembers: `length` of `capacity` are in use; `nbytes` is what is allocated.
 
-    capacity: rows per head; on average, where heads keep different numbers of rows.
+    capacity: rows per head; on average, where heads keep different numbers of rows. has_tail: see `KVState.tail`.
     key: names all that rows depend on: engine, weights, dtype, and what else changes their numbers or their layout.
     """
 
     capacity: int
     nbytes: int
+    has_tail: bool
 
     @property
     def key(self) -> str: ...
@@ -164,6 +172,12 @@ class KVCache(Protocol):
         """Position of every row in use, int32 [length], in row order."""
         ...
 
+    @property
+    def earliest(self) -> int:
+        """The fewest rows, but for 0, that `truncate` can leave without a saved end; 0 if it can leave any number.
+        More than `length` while the tail of appended rows is missing."""
+        ...
+
     def expect(self, count: int) -> None:
         """So many tokens are about to be run, in one pass or in several: where a model rotates long texts otherwise
         than short ones, this decides (see rope.py), and rows in use are rotated anew if need be."""
@@ -179,9 +193,13 @@ class KVCache(Protocol):
         """
         ...
 
-    def truncate(self, length: int) -> None:
+    def truncate(self, length: int, end: KVState | None = None) -> None:
         """Forget all rows from `length` on: the next one comes right behind those left. 0 empties the cache; where
-        nothing is forgotten, nothing changes, a gap behind the newest row neither."""
+        nothing is forgotten, nothing changes, a gap behind the newest row neither.
+
+        end: what was saved, `save(length)`, when the cache had these `length` rows.
+        Raises RewindError, and changes nothing, for fewer rows than `earliest` without `end`.
+        """
         ...
 
     def shrink(self, capacity: int) -> None:
@@ -362,6 +380,10 @@ class Backend(Protocol):
         ...
 
     def versions(self) -> dict[str, str]: ...
+
+
+class RewindError(EngineError):
+    """The tail of a cache cannot go back that far: run the tokens again."""
 
 
 class CapacityError(EngineError):

@@ -105,6 +105,7 @@ class HeadKV(Generic[Store]):
     def __init__(self, store: Store, layers: int, kv_heads: int, rope: CacheRope, settings: str, pinned: int) -> None:
         self.store, self.rope, self.settings = store, rope, settings
         self.capacity, self.nbytes, self.lengths = store.capacity, store.nbytes, store.lengths
+        self.has_tail, self.earliest = False, 0
         self.closed = False
         self.settle: Callable[[], None] = lambda: None
         self._layers, self._kv_heads, self._heads = layers, kv_heads, layers * kv_heads
@@ -248,7 +249,7 @@ class HeadKV(Generic[Store]):
         self._pinned.forget()
         self.store.place(self._lists)
 
-    def truncate(self, length: int) -> None:
+    def truncate(self, length: int, end: KVState | None = None) -> None:
         self._check_open()
         self.settle()
         dropped = self.length - length

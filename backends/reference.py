@@ -107,6 +107,8 @@ def versions() -> dict[str, str]:
 class ReferenceKV:
     """Rotated keys, and values, float32 [layers, KV heads, capacity, head size]."""
 
+    has_tail, earliest = False, 0
+
     def __init__(self, file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> None:
         shape = (spec.layers, spec.kv_heads, config.capacity, spec.head_dim)
         self.keys, self.values = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
@@ -170,7 +172,7 @@ class ReferenceKV:
             self._positions[:count] += moved
             self.next_position = count
 
-    def truncate(self, length: int) -> None:
+    def truncate(self, length: int, end: KVState | None = None) -> None:
         if not 0 <= length <= self._length:
             raise InputError(f"cannot truncate {self._length} rows to {length}")
         if length < self._length or length == 0:

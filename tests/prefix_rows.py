@@ -35,6 +35,8 @@ class PrefixRows:
     """KVCache protocol, as far as a prompt cache uses it."""
 
     nbytes = 0
+    has_tail = False
+    earliest = 0
 
     def __init__(self, key: str = "model", capacity: int = 1 << 20) -> None:
         self.key, self.capacity = key, capacity
@@ -62,7 +64,7 @@ class PrefixRows:
     def keep(self, rows: IntArray, *, close_gaps: bool) -> None:
         self.rows = self.rows[rows]
 
-    def truncate(self, length: int) -> None:
+    def truncate(self, length: int, end: KVState | None = None) -> None:
         self.rows = self.rows[:length]
 
     def save(self, first: int = 0, last: int | None = None) -> KVState:

@@ -27,6 +27,8 @@ class LlamaCppKV:
     With `scores` it is a HeadKVCache without `keys`: one head of one layer represents all.
     """
 
+    has_tail, earliest = False, 0
+
     def __init__(
         self,
         low_level: Any,
@@ -169,7 +171,7 @@ class LlamaCppKV:
         self._positions[: self._length] = np.arange(self._length)
         self.next_position = self._length
 
-    def truncate(self, length: int) -> None:
+    def truncate(self, length: int, end: KVState | None = None) -> None:
         self._check_open()
         if not 0 <= length <= self._length:
             raise InputError(f"cannot truncate {self._length} rows to {length}")
