@@ -33,6 +33,7 @@ from edge.backends.efficiency import Efficiency, Kind, Rows, Weights
 from edge.backends.rope import CacheRope, Rotation
 from edge.errors import EngineError, InputError, UnsupportedError
 from edge.formats.gguf import GGUFFile
+from edge.model.architectures.angles import temperatures
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_recipe, find_tensors
 from edge.types import FloatArray, IntArray
@@ -278,6 +279,8 @@ class ReferenceEngine:
 
         # Each KV head serves a group of query heads: [KV heads, group, n, rows].
         queries = rotation.rotate(queries, layer, positions) * np.float32(recipe.query_scale)
+        if recipe.temperature:
+            queries *= temperatures(recipe.temperature, positions)[:, None]
         queries = queries.reshape(spec.kv_heads, spec.heads // spec.kv_heads, count, spec.head_dim)
         scores = soft_cap(queries @ seen_keys[:, None].swapaxes(-1, -2), recipe.score_cap)
         hidden = np.arange(rows.stop)[None, :] > np.arange(rows.start, rows.stop)[:, None]
@@ -295,7 +298,8 @@ class ReferenceEngine:
     def add(self, x: FloatArray, layer: int, name: str, inner: FloatArray) -> FloatArray:
         """Add the output of attn_output or ffn_down to the hidden states."""
         behind = {"attn_output": "post_attention_norm", "ffn_down": "post_ffw_norm"}[name]
-        return np.asarray(x + self._norm_if_any(self._project(inner, layer, name), f"blk.{layer}.{behind}"))
+        added = self._norm_if_any(self._project(inner, layer, name), f"blk.{layer}.{behind}")
+        return np.asarray(x + added * np.float32(self._recipe.residual_scale))
 
     def _heads(self, x: FloatArray, norm: str = "") -> FloatArray:
         """[n, heads · head size] to [heads, n, head size], each head normalised where the model does so."""
@@ -303,8 +307,13 @@ class ReferenceEngine:
 
     @_UNWARNED
     def head(self, x: FloatArray) -> FloatArray:
+        return self.logits(self.norm(x, "output_norm"))
+
+    def logits(self, normed: FloatArray) -> FloatArray:
+        """Of final states that are normalised, [n, hidden]."""
         head = self.weights["token_embd" if self.spec.tied_head else "output"]
-        return soft_cap(np.asarray(self.norm(x, "output_norm") @ head.T), self._recipe.logit_cap)
+        product = np.asarray(normed @ head.T * np.float32(self._recipe.logit_scale))
+        return soft_cap(product, self._recipe.logit_cap)
 
     def _project(self, x: FloatArray, layer: int, name: str) -> FloatArray:
         product = x @ self.weights[f"blk.{layer}.{name}"].T

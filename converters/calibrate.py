@@ -179,6 +179,10 @@ class Walk:
         """What the head multiplies, float32 [tokens, hidden]."""
         return self._checked(self._engine.norm(self.hidden, "output_norm"), "output_norm")
 
+    def logits_of(self, final: FloatArray) -> FloatArray:
+        """Of some rows that `finish` returned."""
+        return self._engine.logits(final)
+
     def logits(self, tokens: slice) -> FloatArray:
         """After the last layer: what follows each of these tokens, float32 [n, vocab]."""
         return self._engine.head(self.hidden[tokens])

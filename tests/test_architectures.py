@@ -23,8 +23,8 @@ from edge.model.model import Model, open_model
 from edge.types import AnyArray, FloatArray, IntArray
 
 NAMES = (
-    "gemma2", "gemma3", "gemma3-linear", "gpt2", "llama-linear", "llama-llama3", "llama-window", "llama-yarn", "phi3",
-    "phi3-longrope", "qwen2", "qwen2-untied", "qwen2-yarn", "qwen3",
+    "gemma2", "gemma3", "gemma3-linear", "gpt2", "granite", "llama-linear", "llama-llama3", "llama-window",
+    "llama-yarn", "mistral3", "phi3", "phi3-longrope", "qwen2", "qwen2-untied", "qwen2-yarn", "qwen3", "smollm3",
 )  # fmt: skip
 PROMPT = 40  # tokens before rows are evicted, see golden/make.py
 EXACT = 2e-4  # transformers' logits are rounded to 1.2e-4
@@ -135,14 +135,14 @@ def test_kept_rows_are_seen_at_their_own_positions(row: Row, name: str, engines:
     row.close_to(engine.forward_all(family.tokens[PROMPT : PROMPT + len(answer)]), answer, name)
 
 
-WRONGLY_SHIFTED = ("llama-yarn", "qwen2-yarn", "phi3-longrope")
+WRONGLY_SHIFTED = ("llama-yarn", "mistral3", "phi3-longrope", "qwen2-yarn", "smollm3")
 
 
 @pytest.mark.parametrize("name", WRONGLY_SHIFTED)
-def test_llama_cpp_is_not_trusted_to_shift_what_yarn_and_longrope_magnify(
+def test_llama_cpp_is_not_trusted_to_shift_keys_that_are_magnified_or_not_rotated(
     name: str, engines: Callable[[Engine], Engine]
 ) -> None:
-    """It multiplies the keys once more."""
+    """It multiplies the keys of YaRN and LongRoPE once more, and rotates those of SmolLM3's layers without RoPE."""
     engine = engines(load_engine(open_family(name).model, "llamacpp", "f16"))
     engine.forward(open_family(name).tokens[:9])
     with pytest.raises(UnsupportedError, match="cannot shift"):
@@ -223,7 +223,9 @@ def test_a_text_that_outgrows_the_original_context(row: Row, engines: Callable[[
 
 
 @pytest.mark.parametrize("close_gaps", [True, False], ids=["close", "leave"])
-@pytest.mark.parametrize("name", ["gemma2", "gemma3-linear", "gpt2", "phi3-longrope", "qwen2-yarn", "qwen3"])
+@pytest.mark.parametrize(
+    "name", ["gemma2", "gemma3-linear", "gpt2", "mistral3", "phi3-longrope", "qwen2-yarn", "qwen3", "smollm3"]
+)
 @pytest.mark.parametrize("row", [SLOW, ONNX[0]], ids=str)
 def test_engines_stream_as_the_reference_does(
     row: Row, name: str, close_gaps: bool, engines: Callable[[Engine], Engine]

@@ -42,7 +42,7 @@ class LlamaCppKV:
     ):
         self._lib, self._context = low_level, context
         self.memory = low_level.llama_get_memory(context)
-        self._can_shift = bool(low_level.llama_memory_can_shift(self.memory)) and not _magnified(file)
+        self._can_shift = bool(low_level.llama_memory_can_shift(self.memory)) and not _shifts_wrongly(file)
         self._settle, self._replace = settle, replace
         self._value_bytes = spec.kv_values_per_row * KV_VALUE_BYTES[config.kv_dtype]
         self._scores = scores
@@ -267,10 +267,12 @@ class LlamaCppKV:
         self._length, self.next_position = last, state.next_position
 
 
-def _magnified(file: GGUFFile) -> bool:
-    """Whether RoPE also scales keys: llama.cpp would scale them again whenever it shifts them."""
-    scaling = file.metadata.get(f"{file.metadata['general.architecture']}.rope.scaling.type")
-    return scaling in ("yarn", "longrope") or "rope_factors_long.weight" in file.tensors
+def _shifts_wrongly(file: GGUFFile) -> bool:
+    """Whether RoPE also scales keys, which llama.cpp would scale again whenever it shifts them, or leaves those of some
+    layers as they are, which it would rotate."""
+    architecture = file.metadata["general.architecture"]
+    scaled = file.metadata.get(f"{architecture}.rope.scaling.type") in ("yarn", "longrope")
+    return scaled or "rope_factors_long.weight" in file.tensors or architecture == "smollm3"
 
 
 def _bytes_of(array: AnyArray) -> Any:

@@ -24,6 +24,7 @@ from edge.backends.onnx.windows import Windows
 from edge.backends.rope import CacheRope
 from edge.errors import EngineError, UnsupportedError
 from edge.formats.gguf import GGUFFile
+from edge.model.architectures.angles import temperatures
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_recipe
 from edge.types import FloatArray, IntArray
@@ -66,6 +67,7 @@ class OnnxEngine:
         table_shape = (2, table_rows, spec.head_dim // 2)
         self._tables = [np.zeros(table_shape, self._float_type) for _ in recipe.ropes]  # cosines, sines
         self._angles_from = self._angles_known = 0
+        self._temperatures = np.zeros((1, config.chunk if recipe.temperature else 0, 1), np.float32)
         self._tokens = np.zeros((1, config.chunk), np.int64)
         self._positions, self._counting = np.zeros((1, config.chunk), np.int64), np.arange(config.chunk)
         self._wanted = np.zeros(max(config.logits_rows, 1), np.int64)
@@ -154,6 +156,9 @@ class OnnxEngine:
         check_positions(self.spec, kv.next_position + count)
         self._tokens[0, :count] = tokens
         self._positions[0, :count] = self._angle_row(count) + self._counting[:count]
+        if self._recipe.temperature:
+            factors = temperatures(self._recipe.temperature, kv.next_position + self._counting[:count])
+            self._temperatures[0, :count, 0] = factors
         self._wanted[:wanted] = self._counting[count - wanted : count]
         self._which[:shown] = self._counting[count - shown : count]
         self._rows[()], self._last[0] = kv.length + count, kv.length + count - 1
@@ -199,7 +204,10 @@ class OnnxEngine:
         bind(binding, "rows", self._rows)
         for kind, tables in enumerate(self._tables):
             for name, table in zip(table_names(kind), tables, strict=True):
-                bind(binding, name, table)
+                if self._recipe.ropes[kind].dim:
+                    bind(binding, name, table)
+        if self._recipe.temperature:
+            bind(binding, "temperatures", self._temperatures, shape=(1, count, 1))
         bind(binding, "logits", self._logits, output=True, shape=(1, wanted, self.spec.vocab))
         if self._shows:
             bind(binding, "observed", self._which, shape=(shown,))

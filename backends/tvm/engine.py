@@ -32,6 +32,7 @@ from edge.backends.tvm.sources import source_hash
 from edge.backends.tvm.targets import choose_target, with_tuning
 from edge.errors import EngineError, UnsupportedError
 from edge.formats.gguf import GGUFFile
+from edge.model.architectures.angles import temperatures
 from edge.model.spec import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray
 
@@ -80,6 +81,8 @@ class NativeEngine:
         self._integers = aligned_zeros(scratch.integers, "int32")
         at, count = scratch.offsets["normals"], shape.layers * shape.kv_heads * self._head
         normals = self._floats[at : at + count].reshape(-1, self._head)
+        self._temperature, at = layout.recipe.temperature, scratch.offsets["temperatures"]
+        self._temperatures = self._floats[at : at + (tokens if self._temperature else 0)]
 
         def move_rows(arrays: Iterable[AnyArray], pairs: AnyArray) -> None:
             Call(image, "move", (*map(pointer, arrays), pointer(pairs), len(pairs)))()
@@ -141,7 +144,7 @@ class NativeEngine:
         self._workers = None
         self._kv.closed = True
         self._kv.store.rows.arrays.clear()
-        self._weights = self._floats = self._integers = np.zeros(0, np.uint8)
+        self._weights = self._floats = self._integers = self._temperatures = np.zeros(0, np.uint8)
 
     def _run(self, tokens: IntArray, *, wanted: int) -> None:
         if self._workers is None:
@@ -150,6 +153,9 @@ class NativeEngine:
         check_positions(self.spec, kv.next_position + count)
         self._tokens[:count] = tokens
         kv.prepare(count)
+        if self._temperature:
+            positions = kv.next_position + np.arange(count)
+            self._temperatures[:count] = temperatures(self._temperature, positions)
         kind = Job.STEP if count == 1 else Job.CHUNK
         self._workers.run(
             kind=kind, count=count, position=kv.next_position, angle=self._angle_row(count), wanted=wanted,

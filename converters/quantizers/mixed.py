@@ -13,7 +13,6 @@ from math import prod
 
 import numpy as np
 
-from edge.backends.reference import soft_cap
 from edge.converters.calibrate import Progress, Walk, gram, sequences
 from edge.converters.quantizers.awq import output_error
 from edge.converters.quantizers.rtn import nearest
@@ -23,7 +22,7 @@ from edge.formats.blocks import BLOCK, find_grid
 from edge.formats.gguf import GGUFFile
 from edge.likelihood import divergences
 from edge.model.spec import ModelSpec
-from edge.model.tensors import find_recipe, find_tensors
+from edge.model.tensors import find_tensors
 from edge.types import AnyArray, FloatArray, IntArray
 
 TYPES = ("IQ4_NL", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
@@ -69,7 +68,7 @@ def measure(
                 errors.append((names, {kind: _error(weights, kind, hessian) for kind in types}))
     exact, found, sources = walk.finish(), [], find_tensors(file, spec)
     for done, (names, error) in enumerate(errors, start=1):
-        cost = _divergence(walk, spec, exact, _rounded(walk, spec, before, names, types[0]))
+        cost = _divergence(walk, exact, _rounded(walk, spec, before, names, types[0]))
         tensors = tuple(dict.fromkeys(sources[name].tensor for name in names))
         nbytes = {kind: sum(blocks.nbytes(kind, prod(file.tensors[name].shape)) for name in tensors) for kind in types}
         least = error[types[0]] or 1.0
@@ -133,11 +132,10 @@ def _rounded(
     return walk.finish()
 
 
-def _divergence(walk: Walk, spec: ModelSpec, exact: FloatArray, other: FloatArray) -> float:
+def _divergence(walk: Walk, exact: FloatArray, other: FloatArray) -> float:
     """The mean KL of predictions from final states, a few tokens at a time: vocabularies are large."""
-    head, cap = walk.weights["token_embd" if spec.tied_head else "output"], find_recipe(spec).logit_cap
     total = 0.0
     for at in range(0, len(exact), _SLICE):
-        logits = (soft_cap(part[at : at + _SLICE] @ head.T, cap) for part in (exact, other))
+        logits = (walk.logits_of(part[at : at + _SLICE]) for part in (exact, other))
         total += float(divergences(*logits).sum())
     return total / len(exact)

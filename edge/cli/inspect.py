@@ -88,20 +88,29 @@ def _about(found: Inspection) -> list[list[str]]:
 
 def _shape(spec: ModelSpec) -> list[list[str]]:
     recipe = spec.recipe
-    ropes = ", ".join(
+    positions = ", ".join(
         f"{rope.dim} of {spec.head_dim} values, base {rope.base:g}"
         + (f", {rope.scaling} × {rope.factor:g}" if rope.factor != 1 else "")
         for rope in (recipe.ropes if recipe else ())
+        if rope.dim
     )
+    if recipe is None:
+        positions = f"base {spec.rope_base:g}"
+    elif recipe.learned_positions:
+        positions = "learned positions"
+    elif rotated := sum(map(recipe.rotates, range(spec.layers))):
+        where = "" if rotated == spec.layers else f", in {rotated} of {spec.layers} layers"
+        positions = f"RoPE of {positions}{where}"
+    else:
+        positions = "none"
     windowed = [window for window in recipe.windows if window] if recipe else []
-    fallback = f"base {spec.rope_base:g}" if recipe is None else "learned positions"
     return [
         ["name", spec.name],
         ["layers", f"{spec.layers} of width {spec.hidden}, FFN {spec.ffn}"],
         ["heads", f"{spec.heads} of {spec.head_dim} values, {spec.kv_heads} for keys and values"],
         ["head", "the embedding" if spec.tied_head else "its own"],
         ["context", f"{spec.context:,} tokens"],
-        ["positions", f"RoPE of {ropes}" if ropes else fallback],
+        ["positions", positions],
         ["windows", f"{max(windowed):,} tokens in {len(windowed)} of {spec.layers} layers" if windowed else "none"],
     ]
 

@@ -16,7 +16,11 @@ class Rope:
 
     scaling: linear divides positions by `factor`; yarn (arXiv:2309.00071) does so for long wavelengths only; longrope
     (arXiv:2402.13753) divides by factors from the file, and has others for long texts. Factors named `rope_freqs`
-    (llama3) apply with every scaling. magnitude: a factor of all cosines and sines.
+    (llama3) apply with every scaling. magnitude: a factor of all cosines and sines. dim is 0 where nothing is rotated.
+
+    Of yarn: pairs that rotate more than `beta_fast` times in the original context keep their frequency, those that
+    rotate less than `beta_slow` times are stretched. log_multiplier: by how much its own magnitude is divided again
+    (DeepSeek's `mscale_all_dim`).
     """
 
     dim: int
@@ -26,25 +30,48 @@ class Rope:
     original_context: int = 0  # positions before scaling
     magnitude: float = 1.0
     has_long: bool = False  # the file has longrope's factors for texts beyond the original context
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    log_multiplier: float = 0.0
+
+
+UNROTATED = Rope(dim=0, base=1.0)  # of layers whose keys have no position (NoPE, arXiv:2305.19466)
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """A query at position p is multiplied by 1 + slope · log(1 + ⌊p / period⌋), as in Llama 4.
+
+    p is the position that `KVCache.positions` would show, which evicted rows before it lower if gaps are closed. Keys
+    have no temperature, so rows of the cache stay as they are when their positions change.
+    """
+
+    slope: float
+    period: int
 
 
 @dataclass(frozen=True)
 class Recipe:
     """What an architecture computes between its matrices.
 
-    ropes: none (learned positions), one, or two: for layers with full attention, and for layers with a window.
+    ropes: none (learned positions), or one for each kind of layer. layer_ropes: which of them a layer uses, [layers];
+    empty: all use the first.
     """
 
     ropes: tuple[Rope, ...]
     windows: tuple[int, ...]  # [layers]: positions that a token attends to; 0: all
     query_scale: float
+    layer_ropes: tuple[int, ...] = ()
     halves: bool = False  # RoPE pairs value i with value i + dim / 2, not with its neighbour
     norm: Literal["rms", "layer"] = "rms"
     activation: Literal["silu", "gelu"] = "silu"  # gelu in its tanh form
     gated: bool = True
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # of what attention and the feed-forward network add to the hidden states
+    temperature: Temperature | None = None
     score_cap: float = 0.0  # scores become cap · tanh(score / cap); 0: no cap
     logit_cap: float = 0.0
+    logit_scale: float = 1.0  # before the cap
 
     @property
     def learned_positions(self) -> bool:
@@ -53,7 +80,11 @@ class Recipe:
 
     def rope_of(self, layer: int) -> int:
         """Which of `ropes` a layer uses."""
-        return int(len(self.ropes) > 1 and self.windows[layer] > 0)
+        return self.layer_ropes[layer] if self.layer_ropes else 0
+
+    def rotates(self, layer: int) -> bool:
+        """Whether RoPE gives the layer's queries and keys their positions."""
+        return bool(self.ropes) and self.ropes[self.rope_of(layer)].dim > 0
 
 
 @dataclass(frozen=True)

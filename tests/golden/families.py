@@ -13,12 +13,15 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     GPT2Config,
+    GraniteConfig,
     LlamaConfig,
+    Ministral3Config,
     MistralConfig,
     Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
 )
 from write import bytes_vocabulary
 
@@ -40,6 +43,14 @@ LONGROPE = {  # short factors up to position 255, long ones where the KV cache h
     "long_factor": [1.1, 1.3, 1.9, 2.6, 4.5, 8.0],
     "partial_rotary_factor": 0.75,
 }
+
+
+# Pair 0 of a head of 16 is kept, pairs 4 and up are divided (2 and up with the usual betas). Queries from position 24
+# on have a temperature of 1.21, from position 48 on of 1.33.
+MINISTRAL = {
+    "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24, "beta_fast": 3.0, "beta_slow": 0.1,
+    "mscale": 1.0, "mscale_all_dim": 0.7, "llama_4_scaling_beta": 0.3,
+}  # fmt: skip
 
 
 def small(
@@ -114,4 +125,10 @@ def configurations() -> dict[str, PreTrainedConfig]:
             vocab_size=len(bytes_vocabulary()), n_embd=32, n_layer=2, n_head=2, n_positions=256, bos_token_id=1,
             eos_token_id=2, attn_implementation="eager", dtype=torch.float32,
         ),
+        "granite": small(
+            GraniteConfig, heads=2, kv_heads=1, attention_multiplier=0.1, embedding_multiplier=1.7,
+            residual_multiplier=0.4, logits_scaling=0.6,
+        ),
+        "smollm3": small(SmolLM3Config, layers=5, heads=2, kv_heads=1, ffn=16, theta=2e6),
+        "mistral3": small(Ministral3Config, head_dim=16, rope=MINISTRAL),
     }  # fmt: skip

@@ -267,7 +267,10 @@ def turn(model: PreTrainedModel, cache: DynamicCache, by: Array) -> None:
     """Rotate the key of every row, as if its position had been larger by its entry in `by`."""
     angle = torch.from_numpy(by)[:, None] * model.model.rotary_emb.inv_freq.double()
     cos, sin, width = angle.cos(), angle.sin(), 2 * angle.shape[-1]
-    for layer in cache.layers:
+    rotated_layers = getattr(model.config, "no_rope_layers", None) or [1] * len(cache.layers)  # which 1 stands for
+    for layer, is_rotated in zip(cache.layers, rotated_layers, strict=True):
+        if not is_rotated:
+            continue
         a, b = layer.keys[..., :width].double().chunk(2, dim=-1)
         rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
         layer.keys = torch.cat([rotated.float(), layer.keys[..., width:]], dim=-1)

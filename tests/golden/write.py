@@ -19,7 +19,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 Vocabulary = Callable[[gguf.GGUFWriter], None]
 """Adds the tokenizer's fields to a file."""
 
-ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3"}  # GGUF's names, where they differ from transformers'
+ARCHITECTURES = {  # GGUF's names, where they differ from transformers'
+    "mistral": "llama",
+    "gemma3_text": "gemma3",
+    "ministral3": "mistral3",
+}
+INTERLEAVED = ("granite", "llama", "mistral3", "smollm3")  # architectures whose queries and keys GGUF reorders
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]  # ids 0, 1, 2, as in SmolLM2
 MERGES = ["Ġ t", "h e", "i n", "Ġt he", "Ġ a", "e r", "a n", "Ġa n", "Ġan d", "in g", "Ġ Ġ", "r e", "o n"]
 CHATML = (
@@ -32,7 +37,7 @@ CHATML = (
 def write_gguf(path: Path, model: PreTrainedModel, vocabulary: Vocabulary) -> None:
     """Write every weight in float32, with all the metadata that llama.cpp's own converter writes."""
     config = model.config
-    architecture = ARCHITECTURES.get(config.model_type, config.model_type)
+    architecture = architecture_of(config)
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name(path.stem.replace("phi3", "phi 3"))  # for the real one llama.cpp expects certain tokens
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
@@ -46,8 +51,13 @@ def write_gguf(path: Path, model: PreTrainedModel, vocabulary: Vocabulary) -> No
         writer.add_sliding_window(config.sliding_window or 0)
     elif getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
-    if architecture == "llama":
+    if architecture in INTERLEAVED:
         writer.add_vocab_size(config.vocab_size)
+    if architecture == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
     vocabulary(writer)
     for name, weight in tensors(model, architecture):
         writer.add_tensor(name, np.ascontiguousarray(weight))
@@ -55,6 +65,11 @@ def write_gguf(path: Path, model: PreTrainedModel, vocabulary: Vocabulary) -> No
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def architecture_of(config: PreTrainedConfig) -> str:
+    """GGUF's name."""
+    return ARCHITECTURES.get(config.model_type, config.model_type)
 
 
 def add_shape(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
@@ -81,7 +96,7 @@ def add_rope(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
         writer.add_rope_freq_base(rope["rope_theta"])
     if local and local["rope_theta"] != 10_000.0:  # as long as that was the only value, it was not written
         writer.add_rope_freq_base_swa(local["rope_theta"])
-    if config.model_type in ("llama", "mistral", "phi3"):
+    if architecture_of(config) in (*INTERLEAVED, "phi3"):
         writer.add_rope_dimension_count(int(rope.get("partial_rotary_factor", 1.0) * head_size(config)))
     if config.model_type == "phi3":  # names no type: what scales is that there are tensors of factors
         original = config.original_max_position_embeddings
@@ -94,6 +109,11 @@ def add_rope(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
         writer.add_rope_scaling_factor(rope["factor"])
         if rope["rope_type"] == "yarn":
             writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if config.model_type == "ministral3":
+            writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+            writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+            writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+            writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
 
 
 def tensors(model: PreTrainedModel, architecture: str) -> Iterator[tuple[str, NDArray[np.float32]]]:
@@ -105,9 +125,9 @@ def tensors(model: PreTrainedModel, architecture: str) -> Iterator[tuple[str, ND
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue  # a reader takes the embedding where there is no output.weight
         weight = tensor.numpy()
-        if architecture == "llama" and name.endswith("q_proj.weight"):
+        if architecture in INTERLEAVED and name.endswith("q_proj.weight"):
             weight = interleave(weight, config.num_attention_heads)
-        elif architecture == "llama" and name.endswith("k_proj.weight"):
+        elif architecture in INTERLEAVED and name.endswith("k_proj.weight"):
             weight = interleave(weight, config.num_key_value_heads)
         elif architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
             weight = weight + 1  # transformers adds this 1 when it runs

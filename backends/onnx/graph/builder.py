@@ -4,7 +4,8 @@ Inputs, besides `tokens` int64 [1, n]:
   positions   int64 [1, n]: rows of the tables `cos` and `sin` [any, head / 2], by which queries and keys are rotated.
               The caller fills them, so positions may grow for ever and RoPE may be scaled in any way. Layers with a
               window may have tables of their own, `cos.1` and `sin.1`; learned positions have none, and are rows of
-              the model's.
+              the model's. Layers without RoPE have none, either.
+  temperatures float32 [1, n, 1]: factors of the tokens' queries, for models that have `Recipe.temperature`
   wanted      int64 [m]: tokens of which logits are wanted
   past_K.N, past_V.N  [1, KV heads, capacity, head]: layer N's rows; outputs key.N, value.N are to be bound to the same
               memory, and the new rows come behind the `rows` − n first ones. Their order is free.
@@ -12,7 +13,8 @@ Inputs, besides `tokens` int64 [1, n]:
   window.N    [1, heads or 1, n, rows]: for layers with a sliding window, 0 for rows that a token sees, −inf for those
               that it does not. (ONNX Runtime's own windows count rows, which lie in any order here.)
   key_scales.N, value_scales.N  float32 [1, KV heads, 1, head], for int8 and int4 rows
-  observed    int64 [k]: tokens of which layer N's queries, keys and values, before RoPE, are the output qkv.N
+  observed    int64 [k]: tokens of which layer N's queries (with their temperatures), keys and values, before RoPE, are
+              the output qkv.N
 Outputs: logits float32 [1, m, vocabulary], and those.
 """
 
@@ -56,9 +58,11 @@ class _Builder(Nodes):
         self.input("wanted", Type.INT64, "m")
         self.input("last", Type.INT32, 1)
         self.input("rows", Type.INT32)
-        for kind in range(len(self.recipe.ropes)):
-            for name in table_names(kind):
+        for kind, rope in enumerate(self.recipe.ropes):
+            for name in table_names(kind) if rope.dim else ():
                 self.input(name, self.float_type, "angles", spec.head_dim // 2)
+        if self.recipe.temperature:
+            self.input("temperatures", Type.FLOAT, 1, "n", 1)
         if self.observed:
             self.input("observed", Type.INT64, "k")
         self.output("logits", Type.FLOAT, 1, "m", spec.vocab)
@@ -69,18 +73,22 @@ class _Builder(Nodes):
         _, x = self.add_and_norm(residual, mixed, "output_norm", keep=False)
         self.begin("head")
         head, cap = "token_embd" if spec.tied_head else "output", self.recipe.logit_cap
-        if not cap:
+        by = self.recipe.logit_scale
+        if not cap and by == 1:
             self.multiply(head, x, "logits")
+        elif not cap:
+            self.node("Mul", self.multiply(head, x), self.number(by), output="logits")
         else:
-            bounded = self.node("Tanh", self.node("Div", self.multiply(head, x), self.number(cap)))
+            bounded = self.node("Tanh", self.node("Div", self.scaled(self.multiply(head, x), by), self.number(cap)))
             self.node("Mul", bounded, self.number(cap), output="logits")
         return self.serialized()
 
+    def scaled(self, x: str, by: float) -> str:
+        return x if by == 1 else self.node("Mul", x, self.number(by))
+
     def embed(self) -> str:
         self.begin("embed")
-        x = self.look_up("token_embd", "tokens")
-        if self.recipe.embedding_scale != 1:
-            x = self.node("Mul", x, self.number(self.recipe.embedding_scale))
+        x = self.scaled(self.look_up("token_embd", "tokens"), self.recipe.embedding_scale)
         if self.recipe.learned_positions:
             x = self.node("Add", x, self.node("Gather", self.weight("position_embd"), "positions"))
         return x
@@ -94,7 +102,7 @@ class _Builder(Nodes):
         self.begin("output", layer)
         mixed = self.multiply(f"{at}attn_output", self.pick(layer, mixed))
         self.begin("norm", layer)
-        mixed = self.norm_if_any(mixed, f"{at}post_attention_norm")
+        mixed = self.scaled(self.norm_if_any(mixed, f"{at}post_attention_norm"), self.recipe.residual_scale)
         residual, x = self.add_and_norm(self.pick(layer, residual), mixed, f"{at}ffn_norm")
         self.begin("gate-up", layer)
         up = self.multiply(f"{at}ffn_up", x)
@@ -103,7 +111,7 @@ class _Builder(Nodes):
         self.begin("down", layer)
         down = self.multiply(f"{at}ffn_down", inner)
         self.begin("norm", layer)
-        return residual, self.norm_if_any(down, f"{at}post_ffw_norm")
+        return residual, self.scaled(self.norm_if_any(down, f"{at}post_ffw_norm"), self.recipe.residual_scale)
 
     def pick(self, layer: int, x: str) -> str:
         """Behind the last attention only wanted tokens go on."""
@@ -120,6 +128,9 @@ class _Builder(Nodes):
         qkv = self.multiply(f"{at}qkv", x)
         if f"{at}attn_q_norm" in self.layout.vectors:
             qkv = self.norm_heads(at, qkv)
+        if self.recipe.temperature:
+            queries, *others = self.split_heads(qkv)
+            qkv = self.node("Concat", self.node("Mul", queries, "temperatures"), *others, axis=-1)
         if self.observed:
             width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
             self.output(f"qkv.{layer}", Type.FLOAT, 1, "k", width)
@@ -135,7 +146,7 @@ class _Builder(Nodes):
             self.output(name, kind, *shape)
         how: dict[str, Any] = {"num_heads": spec.heads, "kv_num_heads": spec.kv_heads, "scale": self.recipe.query_scale}
         tables = ["", "", ""]
-        if self.recipe.ropes:
+        if self.recipe.rotates(layer):
             cos, sin = table_names(self.recipe.rope_of(layer))
             if spec.head_dim % _ROTARY_HEADS:
                 self.begin("qkv", layer)

@@ -42,6 +42,7 @@ class Table:
 
     NAMES = (
         "x", "normed", "queries", "query_rows", "mixed", "ffn", "work", "part_stride", "raw", "raw_stride", "normals",
+        "temperatures",
         "words", "scales", "corrections", "sums", "half_corrections", "half_sums",
         "token_embd", "token_embd.scales", "position_embd", "position_embd.scales",
         "output_norm", "output_norm.bias", "head", "head.scales",
@@ -162,6 +163,7 @@ def make_scratch(shape: Shape, target: Target, chunk: int, threads: int, observe
         "ffn": tokens * shape.padded_ffn,
         "work": threads * part,
         "raw": threads * observed_rows,
+        "temperatures": tokens if shape.tempered else 0,
         "scales": rows * blocks,
         "sums": rows * blocks,
         "half_sums": rows * 2 * blocks,

@@ -50,8 +50,11 @@ class Shape:
     gated: bool
     query_scale: float
     embedding_scale: float
+    residual_scale: float
+    tempered: bool  # queries have a temperature that depends on their position
     score_cap: float
     logit_cap: float
+    logit_scale: float
 
     @classmethod
     def of(cls, spec: ModelSpec) -> Shape:
@@ -59,7 +62,8 @@ class Shape:
         return cls(
             spec.layers, spec.hidden, spec.heads, spec.kv_heads, spec.head_dim, spec.ffn, spec.vocab, spec.norm_eps,
             any(recipe.windows), recipe.norm, recipe.activation, recipe.gated, recipe.query_scale,
-            recipe.embedding_scale, recipe.score_cap, recipe.logit_cap,
+            recipe.embedding_scale, recipe.residual_scale, recipe.temperature is not None, recipe.score_cap,
+            recipe.logit_cap, recipe.logit_scale,
         )  # fmt: skip
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from edge.formats.gguf_fields import Header
-from edge.model.architectures import gemma2, gemma3, gpt2, llama, phi3, qwen2, qwen3
+from edge.model.architectures import gemma2, gemma3, gpt2, granite, llama, mistral3, phi3, qwen2, qwen3, smollm3
 from edge.model.spec import ModelSpec, Recipe
 
 _RECIPES: dict[str, Callable[[Header, ModelSpec], Recipe]] = {
@@ -16,6 +16,9 @@ _RECIPES: dict[str, Callable[[Header, ModelSpec], Recipe]] = {
     "gemma3": gemma3.recipe,
     "phi3": phi3.recipe,
     "gpt2": gpt2.recipe,
+    "granite": granite.recipe,
+    "mistral3": mistral3.recipe,
+    "smollm3": smollm3.recipe,
 }
 
 

@@ -1,4 +1,5 @@
-"""Radians per position: RoPE's frequencies with the scalings that stretch a model's context."""
+"""What positions do to queries and keys: RoPE's frequencies with the scalings that stretch a model's context, and
+the temperature of queries."""
 
 from __future__ import annotations
 
@@ -9,10 +10,8 @@ import numpy as np
 
 from edge.errors import ModelFormatError
 from edge.formats.gguf import GGUFFile
-from edge.model.spec import Rope
-from edge.types import AnyArray
-
-_FAST, _SLOW = 32, 1  # yarn: pairs with more rotations in the original context stay, with fewer are stretched
+from edge.model.spec import Rope, Temperature
+from edge.types import AnyArray, FloatArray
 
 
 @dataclass(frozen=True)
@@ -28,6 +27,8 @@ def find_angles(file: GGUFFile, rope: Rope, *, long: bool = False) -> Angles:
 
     Raises ModelFormatError if factors are not positive numbers, or for yarn with a base of 1 or less.
     """
+    if not rope.dim:
+        return Angles(np.zeros(0), 1.0)
     powers: AnyArray = rope.base ** (-np.arange(0, rope.dim, 2) / rope.dim)
     magnitude = rope.magnitude
     if rope.scaling == "linear":
@@ -37,7 +38,7 @@ def find_angles(file: GGUFFile, rope: Rope, *, long: bool = False) -> Angles:
             raise ModelFormatError(f"{file.path}: yarn cannot stretch RoPE with a base of {rope.base:g}")
         stretched = _yarn_share(rope)
         powers = powers / rope.factor * stretched + powers * (1 - stretched)
-        magnitude *= 1 + 0.1 * math.log(rope.factor)
+        magnitude *= yarn_magnitude(rope.factor) / yarn_magnitude(rope.factor, rope.log_multiplier)
     for name in (f"rope_factors_{'long' if long else 'short'}", "rope_freqs"):
         if (info := file.tensors.get(f"{name}.weight")) is not None:
             factors = file.tensor_bytes(info).view(np.float32)
@@ -47,13 +48,23 @@ def find_angles(file: GGUFFile, rope: Rope, *, long: bool = False) -> Angles:
     return Angles(powers, magnitude)
 
 
+def yarn_magnitude(factor: float, multiplier: float = 1.0) -> float:
+    """What YaRN multiplies cosines and sines by (arXiv:2309.00071, section 3.4)."""
+    return 1 + 0.1 * multiplier * math.log(max(factor, 1.0))
+
+
+def temperatures(temperature: Temperature, positions: AnyArray) -> FloatArray:
+    """Factors of the queries at these positions, float32 [n]."""
+    return np.asarray(1 + temperature.slope * np.log1p(positions // temperature.period), np.float32)
+
+
 def _yarn_share(rope: Rope) -> AnyArray:
     """The share by which each pair is stretched, [dim / 2]: 0 for short wavelengths, 1 for long ones."""
 
     def pair_with_rotations(count: float) -> float:
         return rope.dim * math.log(rope.original_context / (count * 2 * math.pi)) / (2 * math.log(rope.base))
 
-    first = max(0, math.floor(pair_with_rotations(_FAST)))
-    last = min(rope.dim - 1, math.ceil(pair_with_rotations(_SLOW)))
+    first = max(0, math.floor(pair_with_rotations(rope.beta_fast)))
+    last = min(rope.dim - 1, math.ceil(pair_with_rotations(rope.beta_slow)))
     ramp: AnyArray = (np.arange(rope.dim // 2) - first) / max(0.001, last - first)
     return np.clip(ramp, 0, 1)

@@ -20,6 +20,11 @@ def read_rope(header: Header, spec: ModelSpec) -> Rope:
     )
 
 
+def read_factor(header: Header, key: str, default: float = 1.0) -> float:
+    """A factor of the header; 0 means that there is none, as in llama.cpp."""
+    return default if header.value(key) == 0 else header.positive(key, default, below=1e6)
+
+
 def same_window(spec: ModelSpec) -> tuple[int, ...]:
     """Every layer has the header's window."""
     return (spec.window,) * spec.layers

@@ -14,11 +14,13 @@ _LAYERS_OF_27B = 62
 
 
 def recipe(header: Header, spec: ModelSpec) -> Recipe:
+    windows = window_but_every(header.count("attention.sliding_window_pattern", "layers", default=6), spec)
     local = Rope(spec.rope_dim, header.positive("rope.freq_base_swa", 10000.0, below=1e12))
     return Recipe(
         ropes=(read_rope(header, spec), local),
-        windows=window_but_every(header.count("attention.sliding_window_pattern", "layers", default=6), spec),
+        windows=windows,
         query_scale=query_scale(spec, _LAYERS_OF_27B),
+        layer_ropes=tuple(int(window > 0) for window in windows),
         halves=True,
         activation="gelu",
         embedding_scale=math.sqrt(spec.hidden),

@@ -32,6 +32,11 @@ def floats(value: float, lanes: int = LANES) -> Value:
     return spread(T.float32(value), lanes)
 
 
+def scaled(value: Value, by: float) -> Value:
+    """value · by, float32; no operation if `by` is 1."""
+    return value if by == 1 else value * floats(by)
+
+
 def ints(value: int, lanes: int = LANES) -> Value:
     """A constant in every lane, int32."""
     return spread(T.int32(value), lanes)

@@ -8,7 +8,7 @@ from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.cpu.kernels.functions import soft_cap
 from edge.backends.tvm.cpu.kernels.matmul import Inputs, Matrix
-from edge.backends.tvm.cpu.kernels.vectors import Value, i64, let, loop, quotient, store, when
+from edge.backends.tvm.cpu.kernels.vectors import Value, i64, let, loop, quotient, scaled, store, when
 from edge.backends.tvm.cpu.phases.builder import PassBuilder
 from edge.backends.tvm.cpu.phases.streaming import evict_piece
 
@@ -49,5 +49,5 @@ def _logits_tile(
     sums = b.multiply(matrix, tile, inputs, rows)
     for row, each in zip(out, sums, strict=True):
         with when(row < b.wanted):
-            logits = soft_cap(each.value, b.shape.logit_cap)
+            logits = soft_cap(scaled(each.value, b.shape.logit_scale), b.shape.logit_cap)
             store(b.logits, row * b.shape.padded_vocab + tile * 16, logits)

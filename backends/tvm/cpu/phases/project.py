@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edge.backends.tvm.cpu.kernels.functions import ACTIVATIONS, rms_scale
 from edge.backends.tvm.cpu.kernels.matmul import Inputs
-from edge.backends.tvm.cpu.kernels.vectors import Value, i64, let, load, loop, spread, store
+from edge.backends.tvm.cpu.kernels.vectors import Value, i64, let, load, loop, scaled, spread, store
 from edge.backends.tvm.cpu.phases.builder import PassBuilder
 from edge.backends.tvm.packing.layout import GROUPS
 
@@ -19,7 +19,8 @@ def add(b: PassBuilder, group: str, layer: Value, inputs: Inputs, post_norm: str
         sums = b.product(name, layer, tile, inputs, b.rows(tokens))
         for token, each in zip(tokens, sums, strict=True):
             at = let(b.at(target) + token * b.shape.padded_hidden + tile * 16)
-            store(b.floats, at, each.value if has_norm else load(b.floats, at) + each.value)
+            product = scaled(each.value, b.shape.residual_scale)
+            store(b.floats, at, each.value if has_norm else load(b.floats, at) + product)
 
 
 def add_normed(b: PassBuilder, layer: Value, post_norm: str) -> None:
@@ -41,7 +42,7 @@ def _add_normed(b: PassBuilder, weight: Value) -> None:
         with loop(first, last) as part:
             at = part * 16
             normed = load(b.floats, row + at) * spread(scale) * load(b.weights.floats, weight + at)
-            store(b.floats, x + at, load(b.floats, x + at) + normed)
+            store(b.floats, x + at, load(b.floats, x + at) + scaled(normed, shape.residual_scale))
 
 
 def widen(b: PassBuilder, layer: Value, inputs: Inputs) -> None:

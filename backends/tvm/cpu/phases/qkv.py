@@ -75,6 +75,8 @@ def _store_query(b: PassBuilder, head: Value, token: Value, part: Value | int, v
     shape = b.shape
     first = b.at("queries") + quotient(head, shape.group) * b.at("query_rows") * shape.padded_head
     at = first + (token * shape.group + remainder(head, shape.group)) * shape.padded_head + part * 16
+    if shape.tempered:
+        vector = vector * spread(b.floats[b.at("temperatures") + token])
     store(b.floats, at, vector * floats(shape.query_scale))
 
 

@@ -1,0 +1,26 @@
+"""Ministral 3 (arXiv:2601.08584): Llama with YaRN, and queries that grow with their position.
+
+Mistral Small 3 has the same name in GGUF, and neither.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edge.formats.gguf_fields import Header
+from edge.model.architectures import llama
+from edge.model.architectures.common import read_factor
+from edge.model.spec import ModelSpec, Recipe, Temperature
+
+
+def recipe(header: Header, spec: ModelSpec) -> Recipe:
+    like = llama.recipe(header, spec)
+    (rope,) = like.ropes
+    rope = replace(
+        rope,
+        beta_fast=header.positive("rope.scaling.yarn_beta_fast", rope.beta_fast, below=1e6),
+        beta_slow=header.positive("rope.scaling.yarn_beta_slow", rope.beta_slow, below=1e6),
+        log_multiplier=read_factor(header, "rope.scaling.yarn_log_multiplier", 0.0),
+    )
+    slope = read_factor(header, "attention.temperature_scale", 0.0)
+    return replace(like, ropes=(rope,), temperature=Temperature(slope, rope.original_context) if slope else None)
