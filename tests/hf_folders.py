@@ -16,7 +16,10 @@ from edge.errors import EdgeError
 from edge.types import AnyArray
 
 FOLDERS = GOLDEN / "folders"
-NAMES = ("gemma2", "gemma3", "gemma3_text", "gpt2", "llama", "mistral", "phi3", "qwen2", "qwen3")
+NAMES = (
+    "gemma2", "gemma3", "gemma3_text", "gpt2", "granite", "llama", "ministral3", "mistral", "phi3", "qwen2", "qwen3",
+    "smollm3",
+)  # fmt: skip
 PACKED = ("awq", "gptq")
 DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "I32": np.int32}
 

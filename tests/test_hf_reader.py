@@ -451,6 +451,7 @@ def quantized(**changes: Any) -> Callable[[Path], None]:
 
 
 EMBEDDING, NORM, DOWN = "model.embed_tokens.weight", "model.norm.weight", "model.layers.1.mlp.down_proj"
+YARN = {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0}
 REFUSED: list[tuple[str, Callable[[Path], object], type[EdgeError], str]] = [
     ("llama", removed("config.json"), InputError, "no config.json"),
     ("llama", removed("tokenizer.json"), InputError, "no tokenizer.json"),
@@ -520,6 +521,16 @@ REFUSED: list[tuple[str, Callable[[Path], object], type[EdgeError], str]] = [
     ("gemma3", settings_of(text_config=None), ModelFormatError, "text_config is missing"),
     ("phi3", rope(rope_type="longrope", long_factor=[1]), ModelFormatError, "long_factor"),
     ("phi3", settings_of(partial_rotary_factor=0.35, rope_parameters=None), ModelFormatError, "partial_rotary_factor"),
+    ("granite", settings_of(logits_scaling=0), ModelFormatError, "logits_scaling is 0"),
+    ("ministral3", rope(rope_type="linear"), UnsupportedError, "rope_type 'linear'"),
+    ("ministral3", rope(**YARN | {"mscale": 2.0}), UnsupportedError, "mscale is 2.0"),
+    ("ministral3", rope(**YARN | {"mscale_all_dim": "a"}), ModelFormatError, "mscale_all_dim is 'a'"),
+    ("ministral3", rope(**YARN), ModelFormatError, "llama_4_scaling_beta is missing"),
+    ("ministral3", settings_of(sliding_window=20), UnsupportedError, "sliding_window is 20"),
+    ("smollm3", settings_of(no_rope_layers=[1, 0, 1, 0]), UnsupportedError, "no_rope_layers"),
+    ("smollm3", settings_of(no_rope_layers="1110"), UnsupportedError, "no_rope_layers"),
+    ("smollm3", settings_of(no_rope_layers=None, no_rope_layer_interval=2), UnsupportedError, "interval is 2"),
+    ("smollm3", settings_of(mlp_bias=True), UnsupportedError, "mlp_bias is True"),
     ("awq", quantized(quant_method="bitsandbytes"), UnsupportedError, "'bitsandbytes' are not supported"),
     ("awq", quantized(version="gemv"), UnsupportedError, "gemv"),
     ("awq", quantized(bits=8), UnsupportedError, "8 bits"),

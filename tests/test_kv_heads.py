@@ -85,12 +85,14 @@ def assert_same_rows(engine: NativeEngine, oracle: HeadOracle, atol: float = 1e-
 # What the engine does
 
 
-@pytest.mark.parametrize("name", ["llama-gqa-tied", "llama-window", "gemma3", "phi3", "gpt2"])
+@pytest.mark.parametrize(
+    "name", ["llama-gqa-tied", "llama-window", "gemma3", "phi3", "gpt2", "mistral3", "smollm3"]
+)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_rows_of_different_heads_are_kept_and_renumbered(
     name: str, seed: int, engines: Callable[[Engine], Engine]
 ) -> None:
-    """Windows, two rotations, partial rotation and none; attention after evictions, too."""
+    """Windows, two rotations, partial rotation and none, temperatures; attention after evictions, too."""
     model, tokens = model_of(name), some_tokens(85, seed)
     native, oracle = native_engine(model), HeadOracle(model, capacity=128, chunk=CHUNK)
     engines(native)
@@ -129,7 +131,10 @@ def test_renumbering_moves_what_queries_see(engines: Callable[[Engine], Engine])
     assert np.abs(answers[0] - answers[1]).max() > 100 * EXACT
 
 
-@pytest.mark.parametrize("name", ["llama-gqa-tied", "gemma3", pytest.param("phi3", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "name",
+    ["llama-gqa-tied", "gemma3", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("phi3", "smollm3"))],
+)
 def test_int8_keys_are_renumbered_within_their_rounding(name: str, engines: Callable[[Engine], Engine]) -> None:
     model, tokens = model_of(name), some_tokens(50)
     native, oracle = native_engine(model, "int8"), HeadOracle(model, capacity=128, chunk=CHUNK)

@@ -88,7 +88,7 @@ def test_a_folder_is_opened_and_runs_as_its_source_does(tmp_path: Path, engines:
         convert(opened, tmp_path / "again")
 
 
-@pytest.mark.parametrize("name", ["gemma3", "gpt2", "phi3-longrope", "qwen2-untied"])
+@pytest.mark.parametrize("name", ["gemma3", "gpt2", "granite", "mistral3", "phi3-longrope", "qwen2-untied", "smollm3"])
 def test_folders_of_every_kind_give_the_logits_of_transformers(name: str, tmp_path: Path, engines: Engines) -> None:
     """As `test_architectures.py` shows of GGUF files: windows, LayerNorm, partial RoPE, small heads."""
     family = open_family(name)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,12 @@ from edge.model.model import Model, open_model
 from edge.model.tensors import find_tensors
 from edge.types import AnyArray, FloatArray, IntArray
 
-FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "gpt2")
+FAMILIES: tuple[str, ...] = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "gpt2")
+SCALED = ("granite", "mistral3", "smollm3")
+FIELDS: dict[str, dict[str, Any]] = {
+    "granite": {"attention__scale": 0.1, "embedding_scale": 1.7, "residual_scale": 0.4, "logit_scale": 0.6},
+    "mistral3": {"attention__temperature_scale": 0.3, "rope__scaling__original_context_length": 24},
+}
 WHOLE = {"embedding": "F32", "output": "F32"}  # only matrices of layers are rounded
 CONFIG = EngineConfig(96, 96, "f32", 1, logits_rows=96)
 TOKENS = np.random.default_rng(1).integers(3, 272, 2048).astype(np.int32)
@@ -39,8 +45,8 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
 
     @lru_cache
     def make(name: str) -> Model:
-        shape = Small(layers=2, architecture=name, tied=name != "phi3")
-        return open_model(write_small(folder / f"{name}.gguf", shape))
+        shape = Small(layers=4 if name == "smollm3" else 2, architecture=name, tied=name != "phi3")
+        return open_model(write_small(folder / f"{name}.gguf", shape, **FIELDS.get(name, {})))
 
     return make
 
@@ -111,7 +117,7 @@ def test_shifted_weights_make_earlier_errors_good() -> None:
     assert np.square(spoilt @ moved.T - wanted).mean() < 0.2 * np.square(spoilt @ WEIGHT.T - wanted).mean()
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", FAMILIES + SCALED)
 def test_factors_change_nothing_before_rounding(family: Callable[[str], Model], name: str) -> None:
     model = family(name)
     settings = Settings(**WHOLE)
@@ -238,7 +244,7 @@ def _floats(model: Model, name: str) -> FloatArray:
     return model.file.tensor_bytes(info).view(np.float32).reshape(info.shape[::-1])
 
 
-@pytest.mark.parametrize("name", ["llama", "phi3"])
+@pytest.mark.parametrize("name", ["llama", "phi3", "granite"])
 def test_a_mixture_meets_its_size_and_a_larger_one_is_better(
     family: Callable[[str], Model], name: str, tmp_path: Path
 ) -> None:

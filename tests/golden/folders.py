@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from families import LLAMA3, LONGROPE, WINDOW, YARN, small
+from families import LLAMA3, LONGROPE, MINISTRAL, WINDOW, YARN, small
 from make import LOGIT_STEP, fill, train_sentencepiece
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -32,13 +32,16 @@ from transformers import (
     Gemma3ForConditionalGeneration,
     Gemma3TextConfig,
     GPT2Config,
+    GraniteConfig,
     LlamaConfig,
+    Ministral3Config,
     MistralConfig,
     Phi3Config,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
 )
 from write import CHATML, CONTROL, MERGES, bytes_vocabulary
 
@@ -98,6 +101,16 @@ def configurations() -> dict[str, tuple[Any, torch.dtype]]:
         "gpt2": (
             GPT2Config(vocab_size=280, n_embd=32, n_layer=2, n_head=2, n_positions=128, bos_token_id=1, eos_token_id=2),
             torch.float32,
+        ),
+        "granite": (
+            small(GraniteConfig, heads=2, kv_heads=1, ffn=16, attention_bias=True, attention_multiplier=0.1,
+                embedding_multiplier=1.7, residual_multiplier=0.4, logits_scaling=0.6),
+            torch.bfloat16,
+        ),
+        "smollm3": (small(SmolLM3Config, layers=4, heads=2, kv_heads=1, ffn=16, theta=2e6), torch.float16),
+        "ministral3": (
+            small(Ministral3Config, heads=2, kv_heads=1, ffn=16, head_dim=16, rope=MINISTRAL),
+            torch.bfloat16,
         ),
     }  # fmt: skip
 

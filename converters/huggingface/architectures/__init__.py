@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reprlib import repr as brief
 
-from edge.converters.huggingface.architectures import gemma, gpt2, llama, phi3, qwen
+from edge.converters.huggingface.architectures import gemma, gpt2, granite, llama, ministral, phi3, qwen, smollm3
 from edge.converters.huggingface.architectures.common import Architecture
 from edge.converters.huggingface.config import Config
 from edge.errors import ModelFormatError, UnsupportedError
@@ -18,6 +18,9 @@ _BY_MODEL_TYPE: dict[str, Architecture] = {
     "gemma3_text": gemma.GEMMA3,
     "phi3": phi3.PHI3,
     "gpt2": gpt2.GPT2,
+    "granite": granite.GRANITE,
+    "ministral3": ministral.MINISTRAL3,
+    "smollm3": smollm3.SMOLLM3,
 }
 _BY_GGUF_NAME = {architecture.name: architecture for architecture in _BY_MODEL_TYPE.values()}
 

@@ -24,12 +24,12 @@ from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_writer import Field
 from edge.model.spec import ModelSpec
 
-_rope = partial(read_rope, scalings=("default", "linear", "yarn", "llama3"))
+llama_rope = partial(read_rope, scalings=("default", "linear", "yarn", "llama3"))
 
 
-def _fields(config: Config, sizes: Sizes) -> dict[str, Field]:
+def llama_fields(config: Config, sizes: Sizes) -> dict[str, Field]:
     config.must_be("hidden_act", "silu")
-    rope = _rope(config)
+    rope = llama_rope(config)
     rope.must_be("partial_rotary_factor", 1.0)
     fields = size_fields(sizes) | rope_fields(rope, sizes)
     fields["attention.layer_norm_rms_epsilon"] = np.float32(config.positive("rms_norm_eps", 1e-6))
@@ -56,9 +56,9 @@ LLAMA = Architecture(
     root="model.",
     names=LLAMA_NAMES,
     sizes=usual_sizes,
-    fields=_fields,
+    fields=llama_fields,
     described=_described,
     layouts={"attn_q": "interleaved", "attn_k": "interleaved"},
     maybe_biases={"attention_bias": ATTENTION_BIASES, "mlp_bias": FFN_BIASES},
-    rope=_rope,
+    rope=llama_rope,
 )

@@ -14,12 +14,14 @@ from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_fields import Header
 from edge.formats.gguf_writer import Field
+from edge.model.architectures.angles import yarn_magnitude
 from edge.model.spec import ModelSpec
 from edge.types import FloatArray
 
 KEPT = "edge.rope_scaling"  # llama3's parameters as JSON: GGUF has only the factors computed from them
 _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 _LLAMA3_USUAL = (1.0, 4.0, 8192)
+_BOUNDS = {"beta_fast": 32.0, "beta_slow": 1.0}  # of YaRN, by default
 
 
 def read_rope(
@@ -48,15 +50,18 @@ def read_rope(
     return Config(config.path, said | {"rope_type": kind})
 
 
-def rope_fields(rope: Config, sizes: Sizes) -> dict[str, Field]:
-    """Fields of the header; their keys lack the architecture's name in front."""
+def rope_fields(rope: Config, sizes: Sizes, *, bounds: bool = False) -> dict[str, Field]:
+    """Fields of the header; their keys lack the architecture's name in front.
+
+    bounds: the architecture's readers know fields for YaRN's betas and multiplier.
+    """
     kind = rope.values["rope_type"]
     fields: dict[str, Field] = {"rope.freq_base": np.float32(rope.positive("rope_theta"))}
     if kind in ("linear", "yarn"):
         fields["rope.scaling.type"] = str(kind)
         fields["rope.scaling.factor"] = np.float32(rope.positive("factor"))
     if kind == "yarn":
-        fields |= _yarn_fields(rope)
+        fields |= _yarn_fields(rope, bounds=bounds)
     elif kind == "longrope":
         fields["rope.scaling.original_context_length"] = np.uint32(_original(rope))
         fields["rope.scaling.attn_factor"] = np.float32(_longrope_magnitude(rope, sizes))
@@ -113,8 +118,10 @@ def described_rope(file: GGUFFile, spec: ModelSpec) -> dict[str, Any]:
         scaling = {"rope_type": "linear", "factor": factor}
     elif kind == "yarn":
         scaling = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+        scaling |= _described_bounds(spec)
         if magnitude != 1:
-            scaling["attention_factor"] = magnitude * (1 + 0.1 * math.log(factor))
+            multiplier = scaling.get("mscale_all_dim", 0.0)
+            scaling["attention_factor"] = magnitude * yarn_magnitude(factor) / yarn_magnitude(factor, multiplier)
     elif kind not in ("none", ""):
         raise UnsupportedError(f"{file.path}: RoPE scaling {kind} cannot be written as a Hugging Face folder")
     return {"rope_theta": short(spec.rope_base), "rope_scaling": scaling}
@@ -150,20 +157,39 @@ def _original(rope: Config) -> int:
     return rope.count("original_max_position_embeddings", "context")
 
 
-def _yarn_fields(rope: Config) -> dict[str, Field]:
-    rope.must_be("beta_fast", 32)
-    rope.must_be("beta_slow", 1)
+def _yarn_fields(rope: Config, *, bounds: bool) -> dict[str, Field]:
     rope.must_be("truncate", True)
-    rope.must_be("mscale")
-    rope.must_be("mscale_all_dim")
     factor = rope.positive("factor")
     if factor < 1:
         raise UnsupportedError(f"{rope.path}: yarn with a factor below 1 is not supported")
-    usual = 1 + 0.1 * math.log(factor)  # readers of GGUF multiply it by the file's value
+    usual = yarn_magnitude(factor)  # readers of GGUF multiply it by the file's value
     fields: dict[str, Field] = {"rope.scaling.original_context_length": np.uint32(_original(rope))}
+    if bounds:
+        for key, default in _BOUNDS.items():
+            fields[f"rope.scaling.yarn_{key}"] = np.float32(rope.positive(key, default))
+        if rope.get("mscale") and rope.get("mscale_all_dim"):  # transformers uses both, or neither
+            rope.must_be("mscale", 1)
+            multiplier = rope.positive("mscale_all_dim")
+            fields["rope.scaling.yarn_log_multiplier"] = np.float32(multiplier)
+            usual /= yarn_magnitude(factor, multiplier)
+    else:
+        for key, default in _BOUNDS.items():
+            rope.must_be(key, default)
+        rope.must_be("mscale")
+        rope.must_be("mscale_all_dim")
     if rope.get("attention_factor") is not None:
         fields["rope.scaling.attn_factor"] = np.float32(rope.positive("attention_factor") / usual)
     return fields
+
+
+def _described_bounds(spec: ModelSpec) -> dict[str, float]:
+    """YaRN's betas and multiplier, where they are not the usual ones."""
+    if spec.recipe is None:
+        return {}
+    (rope, *_) = spec.recipe.ropes
+    found = {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow}
+    said = {key: short(value) for key, value in found.items() if value != _BOUNDS[key]}
+    return said | ({"mscale": 1.0, "mscale_all_dim": short(rope.log_multiplier)} if rope.log_multiplier else {})
 
 
 def _longrope_magnitude(rope: Config, sizes: Sizes) -> float:

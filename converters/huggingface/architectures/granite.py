@@ -1,0 +1,65 @@
+"""Granite 3 and 4, dense: Llama with factors of embeddings, scores, additions and logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from edge.converters.huggingface.architectures.common import (
+    ATTENTION_BIASES,
+    FFN_BIASES,
+    LLAMA_NAMES,
+    Architecture,
+    Sizes,
+    short,
+    usual_description,
+    usual_sizes,
+)
+from edge.converters.huggingface.architectures.llama import llama_fields, llama_rope
+from edge.converters.huggingface.architectures.rope import described_rope
+from edge.converters.huggingface.config import Config
+from edge.errors import UnsupportedError
+from edge.formats.gguf import GGUFFile
+from edge.formats.gguf_writer import Field
+from edge.model.spec import ModelSpec
+
+_FACTORS = {  # by GGUF's names; transformers' default is 1 for each
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+
+
+def _fields(config: Config, sizes: Sizes) -> dict[str, Field]:
+    factors = {ours: np.float32(config.positive(theirs, 1.0)) for ours, theirs in _FACTORS.items()}
+    return llama_fields(config, sizes) | factors
+
+
+def _described(file: GGUFFile, spec: ModelSpec) -> dict[str, Any]:
+    recipe = spec.recipe
+    if recipe is None or not recipe.rotates(0):
+        raise UnsupportedError(f"{file.path}: Hugging Face's granite models have RoPE, and this one has none")
+    factors = (recipe.query_scale, recipe.embedding_scale, recipe.residual_scale, 1 / recipe.logit_scale)
+    said = usual_description(spec) | described_rope(file, spec) | {"hidden_act": "silu"}
+    said |= {name: short(factor) for name, factor in zip(_FACTORS.values(), factors, strict=True)}
+    return said | {
+        "model_type": "granite",
+        "architectures": ["GraniteForCausalLM"],
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
+    }
+
+
+GRANITE = Architecture(
+    name="granite",
+    root="model.",
+    names=LLAMA_NAMES,
+    sizes=usual_sizes,
+    fields=_fields,
+    described=_described,
+    layouts={"attn_q": "interleaved", "attn_k": "interleaved"},
+    maybe_biases={"attention_bias": ATTENTION_BIASES, "mlp_bias": FFN_BIASES},
+    rope=llama_rope,
+)
