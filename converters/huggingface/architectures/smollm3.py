@@ -34,7 +34,7 @@ def _fields(config: Config, sizes: Sizes) -> dict[str, Field]:
     one_window(config, sizes, 0)
     said, usual = config.get("no_rope_layers"), _rotated(sizes.layers)
     if said is not None and not (isinstance(said, list) and said[: sizes.layers] == usual):
-        raise UnsupportedError(f"{config.path}: no_rope_layers: GGUF means every layer but each {PERIOD}th, and no other")
+        raise UnsupportedError(f"{config.path}: no_rope_layers: in GGUF, each {PERIOD}th layer has no RoPE, no other")
     if said is None:
         config.must_be("no_rope_layer_interval", PERIOD)
     rope = _rope(config)
