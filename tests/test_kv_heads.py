@@ -85,9 +85,7 @@ def assert_same_rows(engine: NativeEngine, oracle: HeadOracle, atol: float = 1e-
 # What the engine does
 
 
-@pytest.mark.parametrize(
-    "name", ["llama-gqa-tied", "llama-window", "gemma3", "phi3", "gpt2", "mistral3", "smollm3"]
-)
+@pytest.mark.parametrize("name", ["llama-gqa-tied", "llama-window", "gemma3", "phi3", "gpt2", "mistral3", "smollm3"])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_rows_of_different_heads_are_kept_and_renumbered(
     name: str, seed: int, engines: Callable[[Engine], Engine]

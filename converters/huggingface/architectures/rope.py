@@ -118,10 +118,11 @@ def described_rope(file: GGUFFile, spec: ModelSpec) -> dict[str, Any]:
         scaling = {"rope_type": "linear", "factor": factor}
     elif kind == "yarn":
         scaling = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
-        scaling |= _described_bounds(spec)
+        bounds = _described_bounds(spec)
+        scaling |= bounds
         if magnitude != 1:
-            multiplier = scaling.get("mscale_all_dim", 0.0)
-            scaling["attention_factor"] = magnitude * yarn_magnitude(factor) / yarn_magnitude(factor, multiplier)
+            usual = yarn_magnitude(factor) / yarn_magnitude(factor, bounds.get("mscale_all_dim", 0.0))
+            scaling["attention_factor"] = magnitude * usual
     elif kind not in ("none", ""):
         raise UnsupportedError(f"{file.path}: RoPE scaling {kind} cannot be written as a Hugging Face folder")
     return {"rope_theta": short(spec.rope_base), "rope_scaling": scaling}

@@ -51,14 +51,18 @@ def _rotated(layers: int) -> list[int]:
 
 
 def _described(file: GGUFFile, spec: ModelSpec) -> dict[str, Any]:
-    return usual_description(spec) | described_rope(file, spec) | {
-        "model_type": "smollm3",
-        "architectures": ["SmolLM3ForCausalLM"],
-        "hidden_act": "silu",
-        "no_rope_layers": _rotated(spec.layers),
-        "no_rope_layer_interval": PERIOD,
-        "use_sliding_window": False,
-    }
+    return (
+        usual_description(spec)
+        | described_rope(file, spec)
+        | {
+            "model_type": "smollm3",
+            "architectures": ["SmolLM3ForCausalLM"],
+            "hidden_act": "silu",
+            "no_rope_layers": _rotated(spec.layers),
+            "no_rope_layer_interval": PERIOD,
+            "use_sliding_window": False,
+        }
+    )
 
 
 SMOLLM3 = Architecture(
