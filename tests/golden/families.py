@@ -126,9 +126,9 @@ def configurations() -> dict[str, PreTrainedConfig]:
             eos_token_id=2, attn_implementation="eager", dtype=torch.float32,
         ),
         "granite": small(
-            GraniteConfig, heads=2, kv_heads=1, attention_multiplier=0.1, embedding_multiplier=1.7,
+            GraniteConfig, heads=2, kv_heads=1, ffn=16, attention_multiplier=0.1, embedding_multiplier=1.7,
             residual_multiplier=0.4, logits_scaling=0.6,
         ),
         "smollm3": small(SmolLM3Config, layers=5, heads=2, kv_heads=1, ffn=16, theta=2e6),
-        "mistral3": small(Ministral3Config, head_dim=16, rope=MINISTRAL),
+        "mistral3": small(Ministral3Config, heads=2, kv_heads=1, ffn=16, head_dim=16, rope=MINISTRAL),
     }  # fmt: skip
