@@ -28,6 +28,7 @@ from test_architectures import EXACT, GELU
 
 from edge.backends.base import Engine
 from edge.converters.huggingface.reader import convert_folder, planned
+from edge.converters.huggingface.writer import write_folder
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
 from edge.formats.blocks import dequantize
 from edge.formats.gguf import GGUFFile, read_gguf
@@ -81,6 +82,23 @@ def test_llama_cpp_answers_the_same(name: str, tmp_path: Path, engines: Engines)
     ours = logits(tmp_path / "model.gguf", "llamacpp", engines, name)
     gelu = name.startswith(("gemma", "gpt2"))
     np.testing.assert_allclose(ours, answers(name)["logits"], rtol=0, atol=GELU if gelu else EXACT)
+
+
+def test_dense_models_of_granite_4_become_granite(tmp_path: Path, engines: Engines) -> None:
+    """Their gate and ffn_up are one tensor, of experts that there are not."""
+    name, path = "granitemoehybrid", tmp_path / "model.gguf"
+    convert_folder(FOLDERS / name, path, type="F32")
+    assert read_gguf(path).metadata["general.architecture"] == "granite"
+    for backend in ("reference", "llamacpp"):
+        ours = logits(path, backend, engines, name)
+        np.testing.assert_allclose(ours, answers(name)["logits"], rtol=0, atol=EXACT)
+    model = open_model(path)
+    write_folder(model.file, model.spec, tmp_path / "granite")
+    convert_folder(tmp_path / "granite", tmp_path / "again.gguf")
+    again = read_gguf(tmp_path / "again.gguf")
+    assert again.tensors.keys() == model.file.tensors.keys()
+    for each, info in model.file.tensors.items():
+        np.testing.assert_array_equal(again.tensor_bytes(again.tensors[each]), model.file.tensor_bytes(info))
 
 
 def test_qwen3_with_biases_runs_on_all_engines_but_llama_cpp(tmp_path: Path, engines: Engines) -> None:
@@ -451,6 +469,7 @@ def quantized(**changes: Any) -> Callable[[Path], None]:
 
 
 EMBEDDING, NORM, DOWN = "model.embed_tokens.weight", "model.norm.weight", "model.layers.1.mlp.down_proj"
+FUSED = "model.layers.0.shared_mlp.input_linear.weight"
 YARN = {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0}
 REFUSED: list[tuple[str, Callable[[Path], object], type[EdgeError], str]] = [
     ("llama", removed("config.json"), InputError, "no config.json"),
@@ -522,6 +541,11 @@ REFUSED: list[tuple[str, Callable[[Path], object], type[EdgeError], str]] = [
     ("phi3", rope(rope_type="longrope", long_factor=[1]), ModelFormatError, "long_factor"),
     ("phi3", settings_of(partial_rotary_factor=0.35, rope_parameters=None), ModelFormatError, "partial_rotary_factor"),
     ("granite", settings_of(logits_scaling=0), ModelFormatError, "logits_scaling is 0"),
+    ("granitemoehybrid", settings_of(num_local_experts=None), UnsupportedError, "mixtures of experts"),
+    ("granitemoehybrid", settings_of(layer_types=["attention", "mamba"]), UnsupportedError, "attention in every layer"),
+    ("granitemoehybrid", settings_of(layer_types=None), UnsupportedError, "attention in every layer"),
+    ("granitemoehybrid", settings_of(shared_intermediate_size=17), ModelFormatError, "has shape"),
+    ("granitemoehybrid", with_tensor(FUSED, "F32", zeros(33)), ModelFormatError, "gate.weight is missing"),
     ("ministral3", rope(rope_type="linear"), UnsupportedError, "rope_type 'linear'"),
     ("ministral3", rope(**YARN | {"mscale": 2.0}), UnsupportedError, "mscale is 2.0"),
     ("ministral3", rope(**YARN | {"mscale_all_dim": "a"}), ModelFormatError, "mscale_all_dim is 'a'"),

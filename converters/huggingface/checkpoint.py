@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Protocol
 
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.json_file import read_object, shown
 from edge.formats.safetensors import Stored, read_header
+from edge.types import AnyArray
+
+
+class Weights(Protocol):
+    """A tensor of a checkpoint."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def read(self) -> AnyArray: ...
+
 
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 

@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from reprlib import repr as brief
-from typing import Protocol
 
 import numpy as np
 
 from edge.converters.huggingface.architectures import of_config
 from edge.converters.huggingface.architectures.common import Architecture, Layout, Sizes
 from edge.converters.huggingface.architectures.rope import kept_fields, rope_tensors
-from edge.converters.huggingface.checkpoint import read_checkpoint
+from edge.converters.huggingface.checkpoint import Weights, read_checkpoint
 from edge.converters.huggingface.config import Config, read_config
+from edge.converters.huggingface.fused import part as part_fused
 from edge.converters.huggingface.layout import is_finite, to_gguf, to_kind
 from edge.converters.huggingface.quantized import Packed, find_packed
 from edge.converters.huggingface.tokenizer import read_vocabulary
@@ -40,20 +40,6 @@ _HEADS = ("lm_head", "language_model.lm_head")
 _OTHERS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 _BUFFERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 _FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "Q4_0": 2, "Q4_1": 3}  # general.file_type
-
-
-class Weights(Protocol):
-    """A tensor of a checkpoint."""
-
-    @property
-    def path(self) -> Path: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    def read(self) -> AnyArray: ...
 
 
 @dataclass(frozen=True)
@@ -164,7 +150,8 @@ def open_folder(folder: Path, type: str | None = None, *, blocks: bool = False) 
         said_besides = {}
     tensors = read_checkpoint(folder)
     packed = find_packed(tensors, whole)
-    parts = _parts(folder, architecture, config, sizes, {**tensors, **packed}, type)
+    apart = part_fused({**tensors, **packed}, architecture.fused)
+    parts = _parts(folder, architecture, config, sizes, apart, type)
     if blocks:
         parts = [_as_blocks(part) for part in parts]
     vocabulary = read_vocabulary(folder, whole, sizes.vocab)

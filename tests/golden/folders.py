@@ -33,6 +33,7 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     GraniteConfig,
+    GraniteMoeHybridConfig,
     LlamaConfig,
     Ministral3Config,
     MistralConfig,
@@ -110,6 +111,13 @@ def configurations() -> dict[str, tuple[Any, torch.dtype]]:
         "smollm3": (small(SmolLM3Config, layers=4, heads=2, kv_heads=1, ffn=16, theta=2e6), torch.float16),
         "ministral3": (
             small(Ministral3Config, heads=2, kv_heads=1, ffn=16, head_dim=16, rope=MINISTRAL),
+            torch.bfloat16,
+        ),
+        "granitemoehybrid": (
+            small(GraniteMoeHybridConfig, heads=2, kv_heads=1, num_local_experts=0, num_experts_per_tok=0,
+                shared_intermediate_size=16, layer_types=["full_attention"] * 2, position_embedding_type="rope",
+                mamba_n_heads=2, attention_multiplier=0.1, embedding_multiplier=1.7, residual_multiplier=0.4,
+                logits_scaling=0.6),
             torch.bfloat16,
         ),
     }  # fmt: skip

@@ -18,7 +18,8 @@ _BY_MODEL_TYPE: dict[str, Architecture] = {
     "gemma3_text": gemma.GEMMA3,
     "phi3": phi3.PHI3,
     "gpt2": gpt2.GPT2,
-    "granite": granite.GRANITE,
+    "granitemoehybrid": granite.GRANITE_HYBRID,
+    "granite": granite.GRANITE,  # as which models of GGUF are written
     "ministral3": ministral.MINISTRAL3,
     "smollm3": smollm3.SMOLLM3,
 }

@@ -38,6 +38,7 @@ class Sizes:
 class Architecture:
     """`name` is GGUF's; `names` are those of tensors without `.weight`: GGUF's, and Hugging Face's below `root`.
 
+    fused: modules of checkpoints whose rows GGUF keeps apart, and the names that `names` has for their parts.
     biases: matrices that always have one. maybe_biases: groups of matrices that all have one, or none has, by the
     setting of config.json that says so. rope: reads RoPE's settings; None: there is none. fields: of the header, except
     the tokenizer's. described: the config.json of a model in a GGUF file.
@@ -50,6 +51,7 @@ class Architecture:
     fields: Callable[[Config, Sizes], dict[str, Field]]
     described: Callable[[GGUFFile, ModelSpec], dict[str, Any]]
     layouts: Mapping[str, Layout]
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     biases: frozenset[str] = frozenset()
     maybe_biases: Mapping[str, frozenset[str]] = field(default_factory=dict)
     rope: Callable[[Config], Config] | None = None

@@ -1,7 +1,11 @@
-"""Granite 3 and 4, dense: Llama with factors of embeddings, scores, additions and logits."""
+"""Granite 3 and 4, dense: Llama with factors of embeddings, scores, additions and logits.
+
+Dense models of Granite 4 are `granitemoehybrid` in Hugging Face, without experts and with attention in all layers.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +16,7 @@ from edge.converters.huggingface.architectures.common import (
     LLAMA_NAMES,
     Architecture,
     Sizes,
+    in_layers,
     short,
     usual_description,
     usual_sizes,
@@ -35,6 +40,24 @@ _FACTORS = {  # by GGUF's names; transformers' default is 1 for each
 def _fields(config: Config, sizes: Sizes) -> dict[str, Field]:
     factors = {ours: np.float32(config.positive(theirs, 1.0)) for ours, theirs in _FACTORS.items()}
     return llama_fields(config, sizes) | factors
+
+
+def _dense_sizes(config: Config) -> Sizes:
+    """The network that experts would share is the only one."""
+    return replace(usual_sizes(config), ffn=config.count("shared_intermediate_size", "ffn", default=1024))
+
+
+def _dense_fields(config: Config, sizes: Sizes) -> dict[str, Field]:
+    if config.get("num_local_experts", 8) != 0:
+        raise UnsupportedError(f"{config.path}: num_local_experts is not 0: mixtures of experts are not converted")
+    types = config.get("layer_types")
+    if not isinstance(types, list) or not set(map(str, types)) <= {"attention", "full_attention"}:
+        raise UnsupportedError(f"{config.path}: layer_types: only models with attention in every layer are converted")
+    config.must_be("position_embedding_type", "rope")
+    fields = _fields(
+        Config(config.path, {key: each for key, each in config.values.items() if key != "layer_types"}), sizes
+    )
+    return fields | {"rope.scaling.finetuned": config.get("position_embedding_type") == "rope"}
 
 
 def _described(file: GGUFFile, spec: ModelSpec) -> dict[str, Any]:
@@ -62,4 +85,13 @@ GRANITE = Architecture(
     layouts={"attn_q": "interleaved", "attn_k": "interleaved"},
     maybe_biases={"attention_bias": ATTENTION_BIASES, "mlp_bias": FFN_BIASES},
     rope=llama_rope,
+)
+GRANITE_HYBRID = replace(
+    GRANITE,
+    names=LLAMA_NAMES
+    | in_layers({"ffn_gate": "shared_mlp.gate", "ffn_up": "shared_mlp.up", "ffn_down": "shared_mlp.output_linear"}),
+    sizes=_dense_sizes,
+    fields=_dense_fields,
+    maybe_biases={"attention_bias": ATTENTION_BIASES},
+    fused={"shared_mlp.input_linear": ("shared_mlp.gate", "shared_mlp.up")},
 )
