@@ -31,7 +31,9 @@ _HIDDEN = "\0"  # no token contains it
 NORMALIZER, SPACES = "tokenizer.edge.normalizer", "tokenizer.edge.spaces"
 
 # Marks of turns in templates. Some files list them as ordinary words, but text from users never becomes such a token.
-_MARK = re.compile(r"<\|.+\|>|</?s>|<start_of_turn>|<end_of_turn>|\[/?INST\]")
+_MARK = re.compile(
+    r"<\|.+\|>|<\|\w+>|<\w+\|>|</?s>|</?think>|<start_of_turn>|<end_of_turn>|\[/?(?:INST|THINK|SYSTEM_PROMPT)\]"
+)
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -104,7 +106,10 @@ class Tokenizer:
         self._space_prefix = self.kind == "llama" and bool(fields.get("tokenizer.ggml.add_space_prefix", True))
         named = {_token_id(file, name, self.size) for name in ("eos", "eot", "eom")}
         by_text = {text(i): i for i in self._control}
-        self.end_ids = frozenset({i for i in named if i is not None} | {by_text[n] for n in END_NAMES if n in by_text})
+        ends = {i for i in named if i is not None} | {by_text[n] for n in END_NAMES if n in by_text}
+        if "<|return|>" in by_text and "<|call|>" in by_text:  # gpt-oss: <|end|> ends a message, thoughts for example
+            ends.discard(by_text.get("<|end|>", -1))
+        self.end_ids = frozenset(ends)
 
         self.spaces = fields.get(SPACES)
         if self.spaces not in (None, "first", "always"):

@@ -53,6 +53,9 @@ END_NAMES = (
     "<|end|>",
     "<end_of_turn>",
     "<|eom_id|>",
+    "<|return|>",
+    "<|call|>",
+    "<turn|>",
     "</s>",
 )
 
