@@ -137,8 +137,24 @@ def random_quants(kind: str, rows: int, columns: int, deviation: float, seed: in
     return raw.reshape(rows, -1)
 
 
+@dataclass(frozen=True)
+class Special:
+    """What a tokenizer has beside bytes: more control tokens, user-defined ones, and a chat template. Byte pairs that
+    are one token: `\\n\\n`, as in Qwen's vocabulary."""
+
+    control: tuple[str, ...] = ()
+    defined: tuple[str, ...] = ()
+    template: str | None = None
+
+
 def write_small(
-    path: Path, small: Small, edit: Edit | None = None, *, raw: Mapping[str, AnyArray] | None = None, **fields: Any
+    path: Path,
+    small: Small,
+    edit: Edit | None = None,
+    *,
+    raw: Mapping[str, AnyArray] | None = None,
+    special: Special | None = None,
+    **fields: Any,
 ) -> Path:
     """Write a GGUF file.
 
@@ -170,7 +186,7 @@ def write_small(
     add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
     for key, value in fields.items():
         add[type(value)](f"{small.architecture}.{key.replace('__', '.')}", value)
-    _add_tokenizer(writer, small.vocab)
+    _add_tokenizer(writer, small.vocab, special or Special(), ["t h"] if special is None else ["t h", "Ċ Ċ"])
     for name, weight in weights.items():
         kind = "F32" if weight.ndim == 1 or name == "position_embd" else small.type_of(name)
         chosen = GGMLQuantizationType[kind]
@@ -188,18 +204,27 @@ def write_small(
     return path
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, vocab: int) -> None:
-    """A byte-level BPE tokenizer as in golden/write.py, filled up with words that nothing is merged to."""
+def token_texts(vocab: int, special: Special, merges: list[str]) -> list[str]:
+    """The vocabulary: control tokens, bytes, merged pairs, user-defined tokens, and words that nothing is merged to."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = [chr(byte) for byte in printable] + [chr(256 + i) for i in range(256 - len(printable))]
-    tokens = [*CONTROL, *alphabet, "th"]
-    tokens += [f"word{index}" for index in range(vocab - len(tokens))]
-    assert len(tokens) == vocab, f"a vocabulary needs at least {len(tokens)} tokens"
+    tokens = [*CONTROL, *special.control, *alphabet, *(each.replace(" ", "") for each in merges), *special.defined]
+    assert len(tokens) <= vocab, f"a vocabulary needs at least {len(tokens)} tokens"
+    return tokens + [f"word{index}" for index in range(vocab - len(tokens))]
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, vocab: int, special: Special, merges: list[str]) -> None:
+    """A byte-level BPE tokenizer as in golden/write.py."""
+    tokens = token_texts(vocab, special, merges)
+    kinds = dict.fromkeys((*CONTROL, *special.control), TokenType.CONTROL)
+    kinds |= dict.fromkeys(special.defined, TokenType.USER_DEFINED)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(tokens)
-    writer.add_token_types([TokenType.CONTROL] * len(CONTROL) + [TokenType.NORMAL] * (vocab - len(CONTROL)))
-    writer.add_token_merges(["t h"])
+    writer.add_token_types([kinds.get(token, TokenType.NORMAL) for token in tokens])
+    writer.add_token_merges(merges)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_add_bos_token(False)
+    if special.template is not None:
+        writer.add_chat_template(special.template)

@@ -469,6 +469,7 @@ REPORT_KEYS: dict[str, set[str] | None] = {
     },
     "heat": None,
     "actions": None,
+    "thoughts": None,
     "plan": {
         "backend", "kv_policy", "sinks", "config", "evict_step", "bytes", "predicted_peak", "limit", "limit_source",
         "tuned",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
@@ -16,12 +16,15 @@ from edge.formats.gguf import GGUFFile, read_gguf
 from edge.formats.onnx_folder import read_folder
 from edge.model.catalog import find_model
 from edge.model.chat_template import ChatTemplate, Segment
-from edge.model.prompt import Prompt
+from edge.model.prompt import Prompt, joined
 from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec
+from edge.model.thinking import Think
 from edge.model.tokenizer import Tokenizer
 from edge.sampling import SamplingParams, choose_sampling
 from edge.types import IntArray
+
+_DEFAULT = Think()
 
 
 class Model:
@@ -43,38 +46,68 @@ class Model:
             else None
         )
 
-    def prompt(self, text: str | Iterable[str], *, system: str | None = None, raw: bool = False) -> Prompt:
+    def prompt(
+        self, text: str | Iterable[str], *, system: str | None = None, raw: bool = False, think: Think = _DEFAULT
+    ) -> Prompt:
         """A first prompt, through the chat template unless `raw` or there is none. Text in parts is read as its tokens
-        are needed.
+        are needed. think: the choice of the template's form.
 
-        Raises InputError for a prompt without text, also while it is being read.
+        Raises InputError for a prompt without text, also while it is being read, and UnsupportedError for a choice that
+        the model does not have.
         """
         if text == "":
             raise InputError("the prompt is empty")
         if raw or self.template is None:
-            if system is not None:
-                raise UnsupportedError("a system prompt needs a chat template, and this prompt goes without one")
+            if system is not None or think.chosen:
+                what = "a system prompt" if system is not None else "--think"
+                raise UnsupportedError(f"{what} needs a chat template, and this prompt goes without one")
             return Prompt(self._with_bos(self.tokenizer.encode_blocks(_some(text), special=True)))
-        return Prompt(self._with_bos(self._encode_segments(self.template.first_turn(_some(text), system))))
+        segments = self.template.first_turn(_some(text), system, think)
+        return Prompt(self._with_bos(self._encode_segments(segments)), self.template.begins_thinking(think))
 
-    def system_rows(self, system: str | None = None) -> int:
+    def system_rows(self, system: str | None = None, think: Think = _DEFAULT) -> int:
         """Number of tokens before the text of a conversation's first turn: the system prompt (by default the template's
         own) and the opening of the turn. 0 without a template."""
         if self.template is None:
             return 0
         user = "user"
-        opening = takewhile(lambda segment: segment.text is not user, self.template.first_turn(user, system))
+        opening = takewhile(lambda segment: segment.text is not user, self.template.first_turn(user, system, think))
         return Prompt(self._with_bos(self._encode_segments(list(opening)))).first(None).size
 
     def sampling(self, **chosen: Any) -> SamplingParams:
         """Sampling parameters: the chosen fields (None: not chosen), the others as the model's file says."""
         return choose_sampling(self.file.metadata, **chosen)
 
-    def follow_up(self, text: str | Iterable[str]) -> Prompt:
+    def follow_up(self, text: str | Iterable[str], think: Think = _DEFAULT) -> Prompt:
         """A prompt that continues a conversation after the assistant's reply. Raises InputError for no text."""
+        template = self._needed_template()
+        segments = template.next_turn(_some(text), think)
+        return Prompt(self._encode_segments(segments), template.begins_thinking(think))
+
+    def past(self, turns: Sequence[tuple[str, str]], *, system: str | None = None, think: Think = _DEFAULT) -> IntArray:
+        """Token ids of earlier turns, (user's text, answer), as the template writes them when another follows: without
+        the thoughts. int32 [n], up to the end of the last answer."""
+        template, parts = self._needed_template(), list[IntArray]()
+        for user, answer in turns:
+            if parts:
+                parts += self._encode_segments(template.next_turn(user, think, answered=True))
+            else:
+                parts += self._with_bos(self._encode_segments(template.first_turn(user, system, think, answered=True)))
+            parts.append(self.tokenizer.encode(answer, start=False))
+        return joined(parts)
+
+    def openings(self, think: Think = _DEFAULT) -> tuple[IntArray, IntArray]:
+        """Token ids between a user's text and the answer, and between those of an earlier turn."""
+        template, encode = self._needed_template(), self.tokenizer.encode
+        return (
+            encode(template.opening(think), special=True, start=False),
+            encode(template.opening(think, answered=True), special=True, start=False),
+        )
+
+    def _needed_template(self) -> ChatTemplate:
         if self.template is None:
-            raise UnsupportedError("this model has no chat template: use edge run --raw")
-        return Prompt(self._encode_segments(self.template.next_turn(_some(text))))
+            raise UnsupportedError(f"{self.path.name} has no chat template: use edge run --raw")
+        return self.template
 
     def encode_prompt(
         self, text: str | Iterable[str], *, system: str | None = None, raw: bool = False, most: int | None = None

@@ -16,10 +16,13 @@ class Prompt:
     """Token ids, int32, from blocks that are read when they are needed.
 
     taken: number of tokens that have been run. waiting: number of tokens that have been read but not run. ended: all
-    have been read. Reading a block may raise the errors of its source, such as InputError for an unreadable file.
+    have been read. thinks: whether the answer begins with thoughts; None for prompts without a chat template, after
+    which marks of thoughts mean nothing. Reading a block may raise the errors of its source, such as InputError for an
+    unreadable file.
     """
 
-    def __init__(self, blocks: Iterable[IntArray]) -> None:
+    def __init__(self, blocks: Iterable[IntArray], thinks: bool | None = None) -> None:
+        self.thinks = thinks
         self._blocks: Iterator[IntArray] = iter(blocks)
         self._read: deque[IntArray] = deque()
         self.taken, self.waiting, self.ended = 0, 0, False

@@ -87,13 +87,14 @@ class Generation:
 def why_unanswered(report: RunReport, options: Options) -> str:
     """Why a budget left no answer, and an estimate of the budget that would suffice."""
     tokens, timings, energy, reason = report.tokens, report.timings, report.energy, report.stop_reason
+    needed = _needed if report.thoughts is None else _started
     if reason == "time" and timings.budget_s is not None:
         took = timings.before_s + timings.total_s
         why = f"--time {_seconds(timings.budget_s)} was over after {_seconds(took)}"
-        why += _needed(tokens, timings.before_s, timings.total_s, _seconds)
+        why += needed(tokens, timings.before_s, timings.total_s, _seconds)
     elif reason == "energy" and energy.budget is not None:
         why = f"--energy {format_joules(energy.budget)} is spent ({energy.certainty})"
-        why += _needed(tokens, energy.before, energy.joules, format_joules)
+        why += needed(tokens, energy.before, energy.joules, format_joules)
     elif reason == "power":
         why = f"--power {options.power:g}W cannot be held: the device draws {energy.watts:.2g} W ({energy.certainty})"
     elif reason == "thermal" and report.heat and report.heat.highest is not None:
@@ -102,13 +103,20 @@ def why_unanswered(report: RunReport, options: Options) -> str:
         why = "memory is short: close other programs, or state a smaller --max-kv-size"
     if tokens.cut:
         return f"stopped in the prompt ({tokens.ran + tokens.reused} of {tokens.prompt_words} tokens): no answer; {why}"
+    if report.thoughts is not None:
+        return f"stopped after {report.thoughts.tokens} tokens of thoughts: no answer (--think N limits them); {why}"
     return f"stopped before the first token of the answer; {why}"
+
+
+def _started(tokens: Tokens, before: float, spent: float, words: Callable[[float], str]) -> str:
+    """The cost of the start alone, where nothing tells how long the model would have thought."""
+    return f", {words(before)} of it by the start" if before else ""
 
 
 def _needed(tokens: Tokens, before: float, spent: float, words: Callable[[float], str]) -> str:
     """The cost of the start, and the budget that prompt and answer need: estimated from the prompt's tokens that ran,
     or double the cost so far where too few ran."""
-    start = f", {words(before)} of it by the start" if before else ""
+    start = _started(tokens, before, spent, words)
     if tokens.ran * _TELLING < tokens.prompt:
         return f"{start}: state {words(2 * (before + spent))} or more"
     needed = before + spent * (tokens.prompt + 1) / tokens.ran

@@ -25,6 +25,7 @@ from edge.kv import make_policy
 from edge.kv.policy import EVERY
 from edge.model.model import Model, open_model
 from edge.model.prompt import Prompt, joined
+from edge.model.thinking import Think
 from edge.options import Options, takes_options
 from edge.plan.plan import Plan, make_plan
 from edge.prompt_cache.cache import PromptCache
@@ -39,6 +40,7 @@ from edge.run.report import Heat, KVUse, RunReport, StopReason
 from edge.run.sampler import make_sampler
 from edge.run.scheduler import Scheduler, stepwise
 from edge.run.stop_strings import StopStrings
+from edge.run.thoughts import Thinking
 from edge.sampling import SamplingParams
 from edge.storage.versions import own_versions
 from edge.types import FloatArray, IntArray
@@ -190,21 +192,26 @@ class Session:
         system: str | None = None,
         raw: bool = False,
         follow_up: bool = False,
+        think: Think | str | bool | int | None = None,
         time_limit: float | None = None,
         energy_limit: float | None = None,
         time_spent: float = 0.0,
         energy_spent: float = 0.0,
         keep_text: bool = True,
         on_prefill: Progress | None = None,
+        on_thought: Callable[[str], None] | None = None,
     ) -> Generator[str, None, None]:
         """Pieces of the answer as they are generated, whole characters only.
 
         prompt: text (goes through the chat template unless `raw`) or token ids, int [n]; text in parts and a Prompt are
         read while they are run, so that they may be longer than what fits in memory. max_tokens: None goes on until
         something else stops it. stop: a text before which the answer ends, or several. follow_up: continue the
-        conversation in the cache instead of starting anew. time_limit: seconds, energy_limit: joules, instead of the
-        session's budget; time_spent, energy_spent: what of it is gone already, for the start. keep_text=False leaves
-        `report.text` None, for runs without end. After the last piece, or when the iterator is closed, `report` holds
+        conversation in the cache instead of starting anew. think: whether and how long the model thinks before it
+        answers: True, False, 256 (tokens), "5J", "low" …; a Prompt has been rendered with it already. Thoughts count in
+        max_tokens, are not searched for `stop`, and go to `report.thoughts` and, piece by piece, to on_thought, which
+        must return quickly. time_limit: seconds, energy_limit: joules, instead of the session's budget; time_spent,
+        energy_spent: what of it is gone already, for the start. keep_text=False leaves the report's texts None, for
+        runs without end. After the last piece, or when the iterator is closed, `report` holds
         the RunReport, and its figures are in the history of this device (see docs/devices.md), for `edge.forecast`.
 
         A session runs one generation at a time: raises BusyError, at the call, while another stream is open, and in a
@@ -217,7 +224,7 @@ class Session:
             time_limit=time_limit, energy_limit=energy_limit, time_spent=time_spent, energy_spent=energy_spent,
         )  # fmt: skip
         sampling = (sampling or self.model.sampling()).with_seed()
-        options = self.options
+        chosen, options = Think.parse(think), self.options
         limit = options.time if time_limit is None else time_limit
         joules = options.energy if energy_limit is None else energy_limit
         limits = RunLimits(
@@ -236,14 +243,16 @@ class Session:
             ended=lambda: self._ended_by() is not None,
         )
         self._interrupted = False  # before the prompt is read: Ctrl-C may come while that lasts
-        asked = self._tokens_of(prompt, system=system, raw=raw, follow_up=follow_up)
+        asked = self._tokens_of(prompt, system=system, raw=raw, follow_up=follow_up, think=chosen)
+        thinking = Thinking(self.model, asked, chosen, on_thought, keep_text)
         if not follow_up:
             self._reset()
         stopped = self._read_ahead(asked, watch)
         if not stopped:
             self._check_fits(asked)
         if follow_up:
-            asked = Prompt(chain(self._prompt.rest(), [np.array(self._pending, np.int32)], asked.rest()))
+            before = chain(self._prompt.rest(), [np.array(self._pending, np.int32)])
+            asked = Prompt(chain(before, asked.rest()), asked.thinks)
         self._prompt, self._pending, self._prompts_end = asked, [], None
         text = StringIO() if keep_text else None
         run = Generation(asked, started, watch, joules, energy_spent, limit, time_spent, text=text)
@@ -256,7 +265,7 @@ class Session:
             logits = self._prefill(run, on_prefill)
             if logits is not None:
                 sample = make_sampler(sampling, banned=self.tokenizer.end_ids if ignore_eos else ())
-                for piece in self._decode(logits, sample, run, StopStrings(stop), max_tokens):
+                for piece in self._decode(logits, sample, run, thinking, StopStrings(stop), max_tokens):
                     if text is not None:
                         text.write(piece)
                     shown = time.perf_counter()
@@ -265,24 +274,32 @@ class Session:
         finally:
             self._remember()
             self._reclaimer.run = None
-            self.report = self._report(run, sampling)
+            self.report = self._report(run, sampling, thinking)
             if run.is_typical:
                 remember_run(self.spec, self.plan, self.report)
         if self.report.unanswered:
             raise BudgetError(why_unanswered(self.report, self.options))
 
     def _tokens_of(
-        self, prompt: str | Iterable[str] | IntArray | Prompt, *, system: str | None, raw: bool, follow_up: bool
+        self,
+        prompt: str | Iterable[str] | IntArray | Prompt,
+        *,
+        system: str | None,
+        raw: bool,
+        follow_up: bool,
+        think: Think,
     ) -> Prompt:
         if self._closed:
             raise InputError("this session is closed: load the model again")
         if isinstance(prompt, Prompt):
             return prompt
         if isinstance(prompt, np.ndarray):
+            if think.chosen:
+                raise UnsupportedError("--think needs a chat template, and token ids go without one")
             return Prompt([prompt])
         if follow_up:
-            return self.model.follow_up(prompt)
-        return self.model.prompt(prompt, system=system, raw=raw)
+            return self.model.follow_up(prompt, think)
+        return self.model.prompt(prompt, system=system, raw=raw, think=think)
 
     def trim(self, level: float) -> None:
         """Memory is short: give back what can be spared, and keep it so.
@@ -453,38 +470,43 @@ class Session:
         logits: FloatArray,
         sample: Callable[[FloatArray], int],
         run: Generation,
+        thinking: Thinking,
         stops: StopStrings,
         max_tokens: int | None,
     ) -> Iterator[str]:
         """Sample, show, run, until something stops it; sets `run.stop_reason`."""
-        decoder, piece, end_ids = self.tokenizer.stream_decoder(), self.tokenizer.piece, self.tokenizer.end_ids
-        step = np.zeros(1, np.int32)
-        while True:
+        end_ids = self.tokenizer.end_ids
+        reason: StopReason | None = None
+        while reason is None:
+            if thinking.banned is not None:
+                logits[thinking.banned] = -np.inf
             token = sample(logits)
             run.last_token_at = time.perf_counter()
             run.first_token_at = run.first_token_at or run.last_token_at
-            if token in end_ids:
-                run.stop_reason = "eos"
+            if token in end_ids or thinking.ends(token):
+                reason = "eos"
                 break
             run.generated += 1
             self._pending = [token]
-            if text := stops.feed(decoder.decode(piece(token))):
+            if text := stops.feed(thinking.feed(token, run.watch)):
                 yield text
-            reason: StopReason | None = (
-                "stop" if stops.met else "length" if run.generated == max_tokens else self._look_around(run)
-            )
-            if reason is None and not self.make_room(1):
-                reason = "capacity" if self.engine.kv.capacity == self.plan.config.capacity else "memory"
-            if reason:
-                run.stop_reason = reason
-                break
-            step[0] = token
-            logits = self.forward(step, upcoming=1)
-            self._pending = []
+            reason = "stop" if stops.met else "length" if run.generated == max_tokens else self._look_around(run)
+            if reason is None:
+                self._pending += thinking.closing(run.watch)
+            while reason is None and self._pending:
+                part = self._pending[: self._chunk(len(self._pending))]
+                if not self.make_room(len(part)):
+                    reason = "capacity" if self.engine.kv.capacity == self.plan.config.capacity else "memory"
+                    break
+                logits = self.forward(np.array(part, np.int32), upcoming=1)
+                del self._pending[: len(part)]
+        run.stop_reason = reason
+        if text := "" if stops.met else stops.feed(thinking.rest()):
+            yield text
         if rest := stops.rest():
             yield rest
 
-    def _report(self, run: Generation, sampling: SamplingParams) -> RunReport:
+    def _report(self, run: Generation, sampling: SamplingParams, thinking: Thinking) -> RunReport:
         kv, actions = self.engine.kv, tuple(self._reclaimer.actions)
         versions = {**own_versions(), **self._backend.versions()}  # first: it takes a MiB, which is reported, too
         self._reclaimer.actions.clear()
@@ -500,6 +522,7 @@ class Session:
             energy=run.energy(),
             heat=None if self._zone is None else Heat(self._zone.name, run.watch.hottest, self.options.max_temp),
             actions=actions,
+            thoughts=thinking.report(run.watch),
             seed=sampling.seed,
         )
 

@@ -1,0 +1,142 @@
+"""How models think before they answer: the marks around their thoughts, and what a user may choose of it.
+
+A family is found by its closing mark in the chat template. To add one: an entry in FAMILIES.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from edge.budget import format_joules, parse_joules
+from edge.errors import InputError
+
+EFFORTS = ("low", "medium", "high")
+
+
+@dataclass(frozen=True)
+class Family:
+    """Marks that are written the same way.
+
+    opening, closing: around a thought. empty: a thought without words, after which the model answers at once; None if
+    the family knows none. cut: ends a thought early. others: further marks, with True if thoughts follow. headed: every
+    part has an opening, so text before the first one is not the answer. end: ends an answer, but not a thought.
+    farewells: a sentence before `cut` that models of an architecture, by the beginning of its name, know.
+    """
+
+    opening: str
+    closing: str
+    empty: str | None
+    cut: str
+    others: Mapping[str, bool] = field(default_factory=dict)
+    headed: bool = False
+    end: str | None = None
+    farewells: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def marks(self) -> dict[str, bool]:
+        """All marks, with whether thoughts follow."""
+        return {self.opening: True, self.closing: False, **self.others}
+
+    def state(self, text: str) -> bool | None:
+        """Whether the model is thinking after a text of its template's, by the last mark in it; None without marks."""
+        found = [(at, opens) for mark, opens in self.marks.items() if (at := text.rfind(mark.rstrip())) >= 0]
+        return max(found)[1] if found else None
+
+    def emptied(self, text: str) -> str | None:
+        """The same text with an empty thought at its end."""
+        if self.empty is None:
+            return None
+        begun, opening = text.rstrip(), self.opening.rstrip()
+        return (begun.removesuffix(opening) if begun.endswith(opening) else text) + self.empty
+
+    def early_end(self, architecture: str) -> str:
+        """The text that makes a model of this architecture stop thinking."""
+        said = (sentence for name, sentence in self.farewells.items() if architecture.startswith(name))
+        return next(said, "") + self.cut
+
+
+_QWEN = "\n\nConsidering the limited time by the user, I have to give the solution based on the thinking directly now."
+
+FAMILIES = (
+    Family(  # Qwen 3 and 3.5, SmolLM3, MiniCPM5, DeepSeek, LFM2.5, GLM, Nemotron and others
+        opening="<think>",
+        closing="</think>",
+        empty="<think>\n\n</think>\n\n",
+        cut="\n</think>\n\n",
+        farewells={"qwen3": _QWEN},  # section 4.3 of the Qwen3 technical report, arXiv:2505.09388
+    ),
+    Family(  # Gemma 4
+        opening="<|channel>thought\n",
+        closing="<channel|>",
+        empty="<|channel>thought\n<channel|>",
+        cut="\n<channel|>",
+    ),
+    Family(  # gpt-oss, in OpenAI's harmony format
+        opening="<|channel|>analysis<|message|>",
+        closing="<|channel|>final<|message|>",
+        empty="<|channel|>final<|message|>",
+        cut="<|end|><|start|>assistant<|channel|>final<|message|>",
+        others={"<|channel|>commentary<|message|>": True, "<|start|>assistant": True},
+        headed=True,
+        end="<|end|>",
+    ),
+    Family(  # Ministral 3 and Magistral, whose system prompt asks for thoughts
+        opening="[THINK]",
+        closing="[/THINK]",
+        empty=None,
+        cut="[/THINK]",
+    ),
+)
+
+
+def find_family(template: str) -> Family | None:
+    """The family of a chat template, None for models that do not think."""
+    return next((family for family in FAMILIES if family.closing in template), None)
+
+
+@dataclass(frozen=True)
+class Think:
+    """A user's choice. enabled: None is the template's default. tokens, joules: a budget, after which the model is made
+    to answer. effort: one of EFFORTS, for templates that know them."""
+
+    enabled: bool | None = None
+    tokens: int | None = None
+    joules: float | None = None
+    effort: str | None = None
+
+    @classmethod
+    def parse(cls, value: Think | str | bool | int | None) -> Think:
+        """`on`, `off`, `256` or 256 (tokens), `5J`, `low`; True, False and None, too. Raises InputError."""
+        if isinstance(value, cls):
+            return value
+        text = "" if value is None else {True: "on", False: "off"}[value] if isinstance(value, bool) else f"{value}"
+        text = text.strip()
+        if text in ("", "on", "off"):
+            return cls(enabled={"": None, "on": True, "off": False}[text])
+        if text in EFFORTS:
+            return cls(effort=text)
+        if re.fullmatch("[0-9]{1,9}", text):
+            return cls(enabled=int(text) > 0, tokens=int(text) or None)
+        if re.fullmatch(r"[0-9.]+\s*[A-Za-z]+", text):
+            return cls(enabled=True, joules=parse_joules(text, "--think"))
+        raise InputError(
+            f"--think {value!r:.40} is not understood: on, off, a number of tokens (256), joules (5J), or "
+            f"{', '.join(EFFORTS)}"
+        )
+
+    @property
+    def chosen(self) -> bool:
+        """Whether anything was chosen."""
+        return self != Think()
+
+    @property
+    def mode(self) -> str:
+        """How a template is rendered: `on`, `off`, an effort, or `default`."""
+        return self.effort or {None: "default", True: "on", False: "off"}[self.enabled]
+
+    def __str__(self) -> str:
+        if self.tokens is not None or self.joules is not None:
+            return f"{self.tokens} tokens" if self.joules is None else format_joules(self.joules)
+        return self.mode

@@ -1,0 +1,194 @@
+"""Thoughts apart from the answer, while both are generated, and the budget after which the model has to answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from io import StringIO
+
+from edge.model.model import Model
+from edge.model.prompt import Prompt
+from edge.model.thinking import Family, Think
+from edge.model.tokenizer import Tokenizer
+from edge.run.meters import Watch
+from edge.run.report import Thoughts
+
+Symbol = str | int
+"""A character, or a special token that is part of a mark."""
+
+
+class Splitter:
+    """Tells thoughts from the answer in a stream of tokens. Marks belong to neither; a mark that is spelled out in
+    ordinary tokens counts where the vocabulary has no token for it.
+
+    thinking: whether the next token belongs to a thought. opening: the special token that opens one, if there is one.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, family: Family | None, thinking: bool) -> None:
+        self.thinking = thinking
+        self._tokenizer, self._decoder = tokenizer, tokenizer.stream_decoder()
+        marks = {} if family is None else family.marks
+        special = {token for token, _ in tokenizer.special_tokens().values()} if marks else set()
+        self._marks = [(_symbols(tokenizer, mark, special), thinks) for mark, thinks in marks.items()]
+        self._tokens = {symbol for mark, _ in self._marks for symbol in mark if isinstance(symbol, int)}
+        self.opening = next((mark[0] for mark, _ in self._marks if isinstance(mark[0], int)), None)
+        self._held: list[Symbol] = []
+        self._begins = thinking  # after a mark, before the first text: blanks there are part of the form
+
+    @property
+    def between(self) -> bool:
+        """Whether nothing is held back, neither a part of a mark nor of a character."""
+        return not self._held and not self._decoder.getstate()[0]
+
+    def feed(self, token: int) -> list[tuple[bool, str]]:
+        """Pieces of text, each with whether it is a thought. The beginning of a possible mark is held back."""
+        if not self._marks:
+            text = self._decoder.decode(self._tokenizer.piece(token))
+            return [(False, text)] if text else []
+        if token in self._tokens:
+            self._held += [*self._decoder.decode(b"", final=True), token]
+        else:
+            self._held += self._decoder.decode(self._tokenizer.piece(token))
+        found: list[tuple[bool, str]] = []
+        while match := _first_match(self._held, self._marks):
+            start, end, thinks = match
+            self._emit(start, found)
+            del self._held[: end - start]
+            self.thinking, self._begins = thinks, True
+        self._emit(len(self._held) - max((_overlap(self._held, mark) for mark, _ in self._marks), default=0), found)
+        return found
+
+    def rest(self) -> list[tuple[bool, str]]:
+        """What was held back, at the end of a generation."""
+        found: list[tuple[bool, str]] = []
+        self._emit(len(self._held), found)
+        return found
+
+    def _emit(self, count: int, found: list[tuple[bool, str]]) -> None:
+        shown, self._held = self._held[:count], self._held[count:]
+        piece = self._tokenizer.piece
+        text = "".join(each if isinstance(each, str) else piece(each).decode() for each in shown)
+        if self._begins:
+            text = text.lstrip()
+        if text:
+            self._begins = False
+            found.append((self.thinking, text))
+
+
+class Thinking:
+    """The thoughts of one generation. on_thought: is called with their pieces."""
+
+    def __init__(
+        self, model: Model, prompt: Prompt, think: Think, on_thought: Callable[[str], None] | None, keep_text: bool
+    ) -> None:
+        template, tokenizer = model.template, model.tokenizer
+        self._family = None if template is None or prompt.thinks is None else template.family
+        self._splitter = Splitter(tokenizer, self._family, prompt.thinks or False)
+        self._limit, self._on_thought = think, on_thought
+        self._text = StringIO() if keep_text else None
+        self.tokens, self._added, self._cut = 0, 0, False
+        self._open = 0  # tokens that may be the beginning of an opening mark
+        self._seconds, self._joules = 0.0, 0.0
+        self._since: tuple[float, float] | None = None  # time and joules when these thoughts began
+        self._end, self._closing = -1, list[int]()
+        if self._family is not None:
+            early_end = self._family.early_end(model.spec.architecture)
+            self._closing = tokenizer.encode(early_end, special=True, start=False).tolist()
+            if self._family.end is not None:
+                self._end = tokenizer.special_tokens().get(self._family.end, (-1, True))[0]
+
+    def ends(self, token: int) -> bool:
+        """Whether this token ends the answer, though not a thought."""
+        return token == self._end and not self._splitter.thinking
+
+    def feed(self, token: int, watch: Watch) -> str:
+        """The text that a generated token adds to the answer."""
+        if self._family is None:
+            return "".join(text for _, text in self._splitter.feed(token))
+        before = self._splitter.thinking
+        if before and self._since is None:
+            self._begin(watch)
+        answer = self._pass_on(self._splitter.feed(token))
+        now = self._splitter.thinking
+        if before or now:
+            self.tokens, self._open = self.tokens + self._open + 1, 0
+        else:
+            self._open = 0 if self._splitter.between else self._open + 1
+        if now and not before:
+            self._begin(watch)
+        elif before and not now:
+            self._finish(watch)
+        return answer
+
+    def closing(self, watch: Watch) -> list[int]:
+        """The tokens that end the thoughts, once their budget is used up; else none. They are fed to the model next."""
+        if not self._splitter.thinking or not self._splitter.between or self._since is None or not self._spent(watch):
+            return []
+        for token in self._closing:
+            self._pass_on(self._splitter.feed(token))
+        self._cut, self._added = True, self._added + len(self._closing)
+        self._finish(watch)
+        return self._closing
+
+    @property
+    def banned(self) -> int | None:
+        """The special token that would begin further thoughts, after their budget was used up."""
+        return self._splitter.opening if self._cut else None
+
+    def rest(self) -> str:
+        """The rest of the answer, at the end of a generation."""
+        return self._pass_on(self._splitter.rest())
+
+    def report(self, watch: Watch) -> Thoughts | None:
+        """At the end of a generation; None if the model has not thought."""
+        self._finish(watch)
+        if not self.tokens:
+            return None
+        text = None if self._text is None else self._text.getvalue().rstrip()
+        return Thoughts(text, self.tokens, self._seconds, self._joules, self._cut, self._added)
+
+    def _pass_on(self, pieces: list[tuple[bool, str]]) -> str:
+        for thought, text in pieces:
+            if thought and self._text is not None:
+                self._text.write(text)
+            if thought and self._on_thought is not None:
+                self._on_thought(text)
+        return "".join(text for thought, text in pieces if not thought)
+
+    def _spent(self, watch: Watch) -> bool:
+        if self._limit.tokens is not None:
+            return self.tokens >= self._limit.tokens
+        if self._limit.joules is None or self._since is None:
+            return False
+        return self._joules + watch.joules() - self._since[1] >= self._limit.joules
+
+    def _begin(self, watch: Watch) -> None:
+        self._since = (time.perf_counter(), watch.joules())
+
+    def _finish(self, watch: Watch) -> None:
+        if self._since is not None:
+            self._seconds += time.perf_counter() - self._since[0]
+            self._joules += watch.joules() - self._since[1]
+            self._since = None
+
+
+def _symbols(tokenizer: Tokenizer, mark: str, special: set[int]) -> list[Symbol]:
+    found: list[Symbol] = []
+    for token in tokenizer.encode(mark, special=True, start=False).tolist():
+        found += [token] if token in special else tokenizer.piece(token).decode("utf-8", "replace")
+    return found
+
+
+def _first_match(symbols: list[Symbol], marks: list[tuple[list[Symbol], bool]]) -> tuple[int, int, bool] | None:
+    """Start and end of the mark that is complete first, and whether thoughts follow it."""
+    for end in range(1, len(symbols) + 1):
+        for mark, thinks in marks:
+            if symbols[max(0, end - len(mark)) : end] == mark:
+                return end - len(mark), end, thinks
+    return None
+
+
+def _overlap(symbols: list[Symbol], mark: list[Symbol]) -> int:
+    """Length of the longest end of `symbols` that begins `mark`."""
+    longest = min(len(symbols), len(mark) - 1)
+    return next((count for count in range(longest, 0, -1) if symbols[-count:] == mark[:count]), 0)
