@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from edge.model.model import Model, open_model
     from edge.options import Options
     from edge.plan.plan import Plan, make_plan
+    from edge.prediction.fits import fits
     from edge.prediction.forecast import forecast
     from edge.prompt_cache.cache import PromptCache
     from edge.quality.perplexity import perplexity
@@ -43,14 +44,14 @@ _HOMES = {
     "InputError": "errors", "MissingExtraError": "errors", "Model": "model.model", "ModelFormatError": "errors",
     "Options": "options", "Plan": "plan.plan", "PromptCache": "prompt_cache.cache", "RunReport": "run.report",
     "SamplingParams": "sampling", "Session": "run.session", "UnsupportedError": "errors",
-    "divergence": "quality.windows", "forecast": "prediction.forecast", "load": "run.session",
-    "make_plan": "plan.plan", "open_model": "model.model", "perplexity": "quality.perplexity",
+    "divergence": "quality.windows", "fits": "prediction.fits", "forecast": "prediction.forecast",
+    "load": "run.session", "make_plan": "plan.plan", "open_model": "model.model", "perplexity": "quality.perplexity",
 }  # fmt: skip
 
 __all__ = [
     "BudgetError", "BusyError", "Conversation", "EdgeError", "InputError", "MissingExtraError", "Model",
     "ModelFormatError", "Options", "Plan", "PromptCache", "RunReport", "SamplingParams", "Session", "UnsupportedError",
-    "divergence", "forecast", "load", "make_plan", "open_model", "perplexity",
+    "divergence", "fits", "forecast", "load", "make_plan", "open_model", "perplexity",
 ]  # fmt: skip
 
 

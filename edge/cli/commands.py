@@ -15,6 +15,7 @@ from edge.cli.devices import devices
 from edge.cli.evaluate import evaluate
 from edge.cli.help import Command, help
 from edge.cli.inspect import inspect
+from edge.cli.models import models
 from edge.cli.plan import plan
 from edge.cli.profile import profile
 from edge.cli.quantize import quantize
@@ -33,6 +34,7 @@ for command in (run, chat, plan, bench, tune, compile, convert, quantize, inspec
     app.command(cls=Command)(command)
 app.add_typer(evaluate, name="eval")
 app.add_typer(profile, name="profile")
+app.add_typer(models, name="models")
 app.add_typer(cache, name="cache")
 app.add_typer(devices, name="devices")
 

@@ -26,8 +26,8 @@ Field = bytes | bool | str | np.generic | AnyArray | list[str]
 _MAGIC, _VERSION, _ALIGNMENT = b"GGUF", 3, 32
 _NOTHING = np.zeros(0, np.uint8)
 _BOOL, _STRING, _ARRAY = 7, 8, 9
-_NUMBERS = {"uint8": 0, "int8": 1, "uint16": 2, "int16": 3, "uint32": 4, "int32": 5, "float32": 6, "uint64": 10,
-            "int64": 11, "float64": 12}  # fmt: skip
+_NUMBERS = {"uint8": 0, "int8": 1, "uint16": 2, "int16": 3, "uint32": 4, "int32": 5, "float32": 6, "bool": 7,
+            "uint64": 10, "int64": 11, "float64": 12}  # fmt: skip
 
 
 @dataclass(frozen=True)

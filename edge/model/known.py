@@ -3,39 +3,79 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge.formats.gguf import GGUFFile
+from edge.formats.gguf_writer import Field, write_outline
+from edge.model.layout import tensors_of
+from edge.model.mixtures import plan_types
+from edge.values import parse
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
+MIXTURES = ("Q8_0", "Q6_K", "Q4_K_M", "Q4_0")  # of a model that states none, the best first
+
 
 @dataclass(frozen=True)
 class KnownModel:
-    """A line of the table. repository: USER/REPO on the Hub, with GGUF files. parameters: values of all tensors.
-
-    The figures from `layers` on are those of the architecture; 0 where the table does not state them.
+    """A line of the table. repository: USER/REPO on the Hub, with GGUF files. parameters: as its publisher states them.
+    architecture, figures, untied, factors: as `edge.model.layout` takes them. types: mixtures of its files.
     """
 
     name: str
     repository: str
     licence: str
     parameters: int
-    layers: int = 0
-    hidden: int = 0
-    ffn: int = 0
-    heads: int = 0
-    kv_heads: int = 0
-    head_dim: int = 0
-    vocabulary: int = 0
-    context: int = 0
+    source: str
+    architecture: str
+    figures: dict[str, Any]
+    untied: bool = False
+    factors: tuple[str, ...] = ()
+    types: tuple[str, ...] = field(default=MIXTURES)
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """The architecture's part of the header, with the keys that GGUF has."""
+        own = {f"{self.architecture}.{key}": value for key, value in _flat(self.figures).items()}
+        return {"general.architecture": self.architecture, "general.name": self.name, **own}
 
 
 @cache
 def known_models() -> dict[str, KnownModel]:
     """The table by names, which are in lower case."""
     text = (Path(__file__).parent / "models.toml").read_text(encoding="utf-8")
-    return {name: KnownModel(name, **fields) for name, fields in tomllib.loads(text).items()}
+    table = tomllib.loads(text)
+    return {name: parse(KnownModel, {"name": name, **fields}, name, strict=True) for name, fields in table.items()}
+
+
+def outline_model(model: KnownModel, mixture: str, path: Path) -> GGUFFile:
+    """A file with the header that the model's GGUF file in a mixture has, and holes for its tensors: to plan with."""
+    header = model.header
+    tensors = plan_types(tensors_of(header, untied=model.untied, factors=model.factors), mixture)
+    return write_outline(path, {key: _field(value) for key, value in header.items()}, tensors)
+
+
+def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """TOML's dotted keys, as one table."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return found
+
+
+def _field(value: Any) -> Field:
+    if isinstance(value, bool | str):
+        return value
+    if isinstance(value, list):
+        kinds = {bool: np.bool_, int: np.uint32, float: np.float32}
+        return np.array(value, kinds[type(value[0])])
+    number: Field = np.float32(value) if isinstance(value, float) else np.uint32(value)
+    return number

@@ -128,7 +128,7 @@ class ModelSpec:
 
 
 def format_count(count: int) -> str:
-    """134515008 -> `135M`, 1540000000 -> `1.5B`."""
-    if count >= 1e9:
+    """134515008 -> `135M`, 1540000000 -> `1.5B`, 999885952 -> `1.0B`."""
+    if count >= 999.5e6:
         return f"{count / 1e9:.1f}B"
     return f"{count / 1e6:.0f}M" if count >= 1e7 else f"{count / 1e6:.1f}M"

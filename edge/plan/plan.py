@@ -71,10 +71,15 @@ class Plan:
 
 
 def make_plan(
-    spec: ModelSpec, backend: Backend, options: Options | None = None, elsewhere: MemoryLimit | None = None
+    spec: ModelSpec,
+    backend: Backend,
+    options: Options | None = None,
+    elsewhere: MemoryLimit | None = None,
+    more: int = 0,
 ) -> Plan:
     """Choose how to run `spec` within `options.memory`, or within what the system grants. elsewhere: the memory of
-    another device, if the plan is for that one: then nothing counts that was tuned on this.
+    another device, if the plan is for that one: then nothing counts that was tuned on this. more: bytes that this
+    process will hold besides what it holds now and what the engine adds.
 
     Raises BudgetError, naming the smallest budget that would do; InputError for impossible options;
     UnsupportedError for what the engine lacks.
@@ -84,7 +89,7 @@ def make_plan(
     limit = MemoryLimit(options.memory, "budget") if options.memory else elsewhere or memory_limit(memory_root())
     release_free_memory()  # what building the tokenizer left behind would otherwise be counted twice
     use = memory_use()
-    before = _Before(use.rss, 0 if elsewhere else use.peak)
+    before = _Before(use.rss + more, 0 if elsewhere else use.peak)
     for choice, config, counted in before.count(choices):
         if before.needs(counted) <= limit.bytes:
             return _plan(choice, config, counted, limit, before)

@@ -14,7 +14,9 @@ from edge.devices.power import find_meter, memory_root
 from edge.devices.profile import DeviceProfile
 from edge.devices.profiles import HOST, find_profile, host_power
 from edge.errors import InputError
+from edge.formats.gguf import GGUFFile
 from edge.model.model import Model, open_model
+from edge.model.spec import ModelSpec
 from edge.options import Options, takes_options
 from edge.plan.plan import Plan, make_plan
 from edge.prediction.predict import Prediction, Wanted, predict
@@ -23,6 +25,7 @@ from edge.run.history import Setting, earlier_runs
 
 _PROMPT = 512  # tokens of which prefill is predicted, unless a caller says
 _CONTEXTS = (128, 1024, 4096)  # at which decoding is predicted, and at the full cache
+_TOKENIZER_BYTES = 82  # of a token of the vocabulary; measured: 68 of SmolLM2, 82 of Gemma 3
 _CORES = 4  # of a device whose profile does not say
 
 
@@ -31,6 +34,15 @@ class Forecast:
     """streaming: what weights that are read anew by every pass cost; None where all stay in memory."""
 
     model: Model
+    plan: Plan
+    streaming: Streaming | None
+    prediction: Prediction
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What a plan of a model leads one to expect. streaming: as in `Forecast`."""
+
     plan: Plan
     streaming: Streaming | None
     prediction: Prediction
@@ -59,8 +71,19 @@ def forecast(
     options, profile = (options or Options()).updated(**keywords), find_profile(device)
     began = time.process_time()
     opened = model if isinstance(model, Model) else open_model(model)
-    plan = _plan(opened, profile, options)
-    prepared = time.process_time() - began  # core-seconds that a run takes, too, before it starts
+    found = look_ahead(opened.file, opened.spec, profile, options, prompt=prompt, contexts=contexts, began=began)
+    return Forecast(opened, found.plan, found.streaming, found.prediction)
+
+
+def look_ahead(
+    file: GGUFFile, spec: ModelSpec, profile: DeviceProfile, options: Options, *, prompt: int | None = None,
+    contexts: Sequence[int] | None = None, began: float | None = None, outline: bool = False,
+) -> Outlook:  # fmt: skip
+    """As `forecast`. began: process time at which preparations began. outline: `file` has a model's header, but no
+    vocabulary and no weights: its tokenizer is estimated, and what streaming costs remains unknown."""
+    plan = _plan(file, spec, profile, options, _TOKENIZER_BYTES * spec.vocab if outline else 0)
+    # Core-seconds that a run takes, too, before it starts.
+    prepared = 0.0 if began is None else time.process_time() - began
     capacity, here = plan.config.capacity, profile.name == HOST
     if contexts is None:
         contexts = [*(each for each in _CONTEXTS if each < capacity), capacity]
@@ -69,16 +92,17 @@ def forecast(
     prompt = prompt or min(_PROMPT, max(1, (options.expected_tokens or 2 * _PROMPT) // 2))
     wanted = Wanted(prompt, tuple(contexts), options.energy, options.power, options.time)
     room = memory_limit(memory_root()).bytes - plan.bytes.total if here else None
-    name = opened.file.path.name
-    streaming = streaming_cost(plan.bytes.streamed, plan.config.threads, name, room=room, here=here)
+    streaming = streaming_cost(
+        plan.bytes.streamed, plan.config.threads, file.path.name, room=room, here=here and not outline
+    )
     added = streaming.added_s if streaming else 0.0
-    return Forecast(opened, plan, streaming, _predict(opened, plan, profile, wanted, prepared, added))
+    return Outlook(plan, streaming, _predict(spec, plan, profile, wanted, prepared, added))
 
 
-def _plan(model: Model, profile: DeviceProfile, options: Options) -> Plan:
+def _plan(file: GGUFFile, spec: ModelSpec, profile: DeviceProfile, options: Options, tokenizer: int) -> Plan:
     if profile.name == HOST:
-        return make_plan(model.spec, find_backend(options.backend, model.file, model.spec, options.kv_dtype), options)
-    engine = backend_elsewhere(options.backend, model.file, model.spec, profile.system)
+        return make_plan(spec, find_backend(options.backend, file, spec, options.kv_dtype), options, more=tokenizer)
+    engine = backend_elsewhere(options.backend, file, spec, profile.system)
     if profile.memory is None and options.memory is None:
         raise InputError(
             f"the profile of {profile.name} does not say how much memory it has: say --memory, such as --memory 4GiB"
@@ -88,19 +112,19 @@ def _plan(model: Model, profile: DeviceProfile, options: Options) -> Plan:
     most = min(profile.memory or options.memory or 0, options.memory or profile.memory or 0)
     limit = MemoryLimit(most, "budget" if most == options.memory else profile.name)
     threads = options.threads or profile.cores or _CORES
-    return make_plan(model.spec, engine, replace(options, threads=threads, memory=None), elsewhere=limit)
+    return make_plan(spec, engine, replace(options, threads=threads, memory=None), elsewhere=limit, more=tokenizer)
 
 
 def _predict(
-    model: Model, plan: Plan, profile: DeviceProfile, wanted: Wanted, prepared: float, streaming_s: float | None
+    spec: ModelSpec, plan: Plan, profile: DeviceProfile, wanted: Wanted, prepared: float, streaming_s: float | None
 ) -> Prediction:
     """On this device by earlier runs and by the meter that runs would have; elsewhere by the profile alone."""
     if profile.name != HOST:
-        return predict(model.spec, plan, profile, wanted, streaming_s=streaming_s)
-    runs, meter = earlier_runs(Setting.of(model.spec, plan.backend, plan.config)), find_meter().read()
+        return predict(spec, plan, profile, wanted, streaming_s=streaming_s)
+    runs, meter = earlier_runs(Setting.of(spec, plan.backend, plan.config)), find_meter().read()
     if meter.kind != "estimate":  # joules that a sensor counts follow from earlier ones alone
         profile = replace(profile, figures={k: v for k, v in profile.figures.items() if k != "core_watts"})
-        return predict(model.spec, plan, profile, wanted, runs, None, streaming_s, meter.source)
+        return predict(spec, plan, profile, wanted, runs, None, streaming_s, meter.source)
     power = host_power()
     wanted = replace(wanted, spent=prepared * power.core_watts)
-    return predict(model.spec, plan, profile, wanted, runs, power, streaming_s, meter.source)
+    return predict(spec, plan, profile, wanted, runs, power, streaming_s, meter.source)

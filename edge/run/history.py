@@ -13,6 +13,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -219,6 +220,7 @@ def _halve(path: Path) -> None:
         temporary.write_bytes(data[data.find(b"\n") + 1 :])
 
 
+@lru_cache(maxsize=1024)
 def _read(line: bytes) -> Run | None:
     """None if the line is damaged, or from another version of edge."""
     try:

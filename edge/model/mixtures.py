@@ -1,0 +1,70 @@
+"""Which block type each tensor gets in the mixtures that GGUF files are published in, such as Q4_K_M.
+
+These are the rules of llama.cpp's `llama-quantize` without an importance matrix, for the mixtures of `MIXTURES`: the
+output head, or the embedding that serves as one, has more bits, and in the _M mixtures so have values and the way down
+in half of the layers. Rows that do not divide into blocks of 256 get a type with blocks of 32.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from fnmatch import fnmatch
+
+from edge.errors import InputError
+from edge.formats.blocks import block_size
+from edge.formats.gguf_writer import Planned
+from edge.model.layout import Shape, Tensor
+
+MIXTURES = {  # the type of most matrices, by name; the best first
+    "F16": "F16", "Q8_0": "Q8_0", "Q6_K": "Q6_K", "Q5_K_M": "Q5_K", "Q4_K_M": "Q4_K", "Q4_1": "Q4_1", "Q4_0": "Q4_0",
+    "MXFP4": "MXFP4",
+}  # fmt: skip
+_SMALLER_BLOCKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+_KEPT = ("*_norm.weight", "*ffn_gate_inp.weight", "*ssm_conv1d.weight", "*shortconv.conv.weight")  # in F32
+_EMBEDDINGS = ("token_embd.weight", "per_layer_token_embd.weight")
+
+
+def plan_types(tensors: Sequence[Tensor], mixture: str) -> list[Planned]:
+    """The tensors with their types. MXFP4: experts are in it, other matrices in Q8_0. Raises InputError."""
+    if mixture not in MIXTURES:
+        raise InputError(f"unknown mixture {mixture!r}: choose {', '.join(MIXTURES)}")
+    tied = all(name != "output.weight" for name, _ in tensors)
+    totals = Counter(_sensitive(name) for name, _ in tensors)
+    seen, planned = Counter[str | None](), []
+    for name, shape in tensors:
+        sensitive = _sensitive(name)
+        more = mixture in ("Q4_K_M", "Q5_K_M") and _has_more_bits(seen[sensitive], totals[sensitive])
+        planned.append(Planned(name, shape, _type(name, shape, mixture, sensitive if more else None, tied=tied)))
+        seen[sensitive] += 1
+    return planned
+
+
+def _type(name: str, shape: Shape, mixture: str, sensitive: str | None, *, tied: bool) -> str:
+    """sensitive: what the matrix is, if it gets more bits in its layer."""
+    if len(shape) < 2 or not name.endswith(".weight") or any(fnmatch(name, kept) for kept in _KEPT):
+        return "F32"
+    kind = MIXTURES[mixture]
+    if kind == "F16" or name == "per_layer_model_proj.weight":
+        return "F16"
+    if kind == "MXFP4":
+        return kind if len(shape) > 2 else "Q8_0"
+    if name == "output.weight" or (tied and name in _EMBEDDINGS):
+        kind = "Q8_0" if shape[0] % block_size(kind) else "Q8_0" if kind == "Q8_0" else "Q6_K"
+    elif sensitive:
+        kind = "Q6_K"
+    if shape[0] % block_size(kind):
+        kind = _SMALLER_BLOCKS.get(kind, kind)
+    return "F16" if shape[0] % block_size(kind) else kind
+
+
+def _sensitive(name: str) -> str | None:
+    """What is counted layer by layer: values, and the way down."""
+    if "attn_v.weight" in name or "attn_qkv.weight" in name:
+        return "values"
+    return "down" if "ffn_down" in name and name.endswith(".weight") else None
+
+
+def _has_more_bits(index: int, count: int) -> bool:
+    """The first and the last eighth of layers, and every third between."""
+    return index < count // 8 or index >= 7 * count // 8 or (index - count // 8) % 3 == 2

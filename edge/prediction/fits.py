@@ -1,0 +1,182 @@
+"""Which of today's small models fit a device and a budget, and how they would run there: `edge models --fits`.
+
+For every model of the table (edge/model/models.toml) and every mixture that its files come in, the header that the file
+would have is written, read and planned like any other; nothing is downloaded. All figures are estimates.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from edge.budget import format_bytes
+from edge.devices.output import work_folder
+from edge.devices.profile import DeviceProfile
+from edge.devices.profiles import HOST, find_profile
+from edge.errors import BudgetError, UnsupportedError
+from edge.model.known import KnownModel, known_models, outline_model
+from edge.model.reader import read_spec
+from edge.options import Options, takes_options
+from edge.prediction.forecast import Outlook, look_ahead
+from edge.prediction.predict import Guess
+
+READABLE = 5.0  # tokens per second: 238 words a minute (silent reading, Brysbaert 2019), at 1.3 tokens a word
+TOKENS = 4096  # of prompt and answer together
+_CONTEXT = 512  # rows in the cache when decoding is predicted
+
+
+@dataclass(frozen=True)
+class Try:
+    """One mixture of a model. weights: bytes of the file's tensors. memory: predicted peak of the process, bytes.
+    streamed: bytes of weights that every token reads from the disk, because not all fit. unknown: what is not
+    predicted, and why. reason: why it does not fit.
+    """
+
+    type: str
+    weights: int
+    memory: int | None = None
+    streamed: int = 0
+    rows: int | None = None
+    kv_dtype: str | None = None
+    engine: str | None = None
+    prompt_tok_s: Guess | None = None
+    tok_s: Guess | None = None
+    joules: Guess | None = None  # of a token
+    energy_tokens: Guess | None = None
+    unknown: tuple[str, ...] = ()
+    reason: str | None = None
+
+    @property
+    def fits(self) -> bool:
+        return self.reason is None
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A model of the table. parameters: counted. best: its best mixture that fits, at a readable speed if there is one;
+    None: none fits. reason: why a better one, or any, does not.
+    """
+
+    name: str
+    repository: str
+    licence: str
+    parameters: int
+    context: int
+    best: Try | None
+    reason: str | None
+    tried: tuple[Try, ...]
+
+
+@takes_options
+def fits(options: Options | None = None, *, device: str = HOST, **keywords: Any) -> list[Fit]:
+    """Models of the table, best first: those that fit and reach `READABLE`, by parameters, then by speed; those whose
+    speed is unknown; those that are slower; those that fit only with weights streamed; those that do not fit.
+
+    device: its name in `edge devices list`. expected_tokens: 4,096 unless stated. The keywords are options, as people
+    write them, and go before those of `options`:
+
+    OPTIONS
+
+    Raises InputError for impossible options and unknown devices.
+    """
+    options = (options or Options()).updated(**keywords)
+    options = options if options.expected_tokens else options.updated(expected_tokens=TOKENS)
+    profile = find_profile(device)
+    with work_folder() as folder, _quiet():
+        found = [_judge(model, profile, options, folder / "outline.gguf") for model in known_models().values()]
+    return sorted(found, key=_order)
+
+
+def _judge(model: KnownModel, profile: DeviceProfile, options: Options, path: Path) -> Fit:
+    tried = []
+    for mixture in model.types:
+        file = outline_model(model, mixture, path)
+        parameters = sum(tensor.elements for tensor in file.tensors.values())
+        weights = sum(tensor.nbytes for tensor in file.tensors.values())
+        try:
+            spec = read_spec(file)
+            expected = min(options.expected_tokens or TOKENS, spec.context)
+            found = look_ahead(file, spec, profile, replace(options, expected_tokens=expected), outline=True)
+            tried.append(_try(mixture, weights, found))
+        except (BudgetError, UnsupportedError) as error:
+            tried.append(Try(mixture, weights, reason=str(error).removeprefix(f"{file.path}: ")))
+    best = _best(tried)
+    better = tried[: tried.index(best)] if best and not best.streamed else tried
+    return Fit(
+        name=model.name,
+        repository=model.repository,
+        licence=model.licence,
+        parameters=parameters,
+        context=model.figures["context_length"],
+        best=best,
+        reason=_why(better[-1], best) if better else None,
+        tried=tuple(tried),
+    )
+
+
+def _try(mixture: str, weights: int, found: Outlook) -> Try:
+    plan, prediction = found.plan, found.prediction
+    point = next((each for each in reversed(prediction.decode) if each.context <= _CONTEXT), None)
+    return Try(
+        type=mixture,
+        weights=weights,
+        memory=plan.predicted_peak,
+        streamed=plan.bytes.streamed,
+        rows=plan.config.capacity,
+        kv_dtype=plan.config.kv_dtype,
+        engine=plan.backend,
+        prompt_tok_s=prediction.prefill_tok_s,
+        tok_s=point.tok_s if point else None,
+        joules=point.joules if point else None,
+        energy_tokens=prediction.energy_tokens,
+        unknown=prediction.unknown,
+    )
+
+
+def _best(tried: list[Try]) -> Try | None:
+    """The best mixture that is whole in memory, at a readable or unknown speed; otherwise the fastest of these; else
+    the one that reads least from the disk."""
+    fitting = [each for each in tried if each.fits]
+    whole = [each for each in fitting if not each.streamed]
+    if not whole:
+        return min(fitting, key=lambda each: each.streamed, default=None)
+    readable = [each for each in whole if each.tok_s is None or each.tok_s.value >= READABLE]
+    return readable[0] if readable else max(whole, key=lambda each: each.tok_s.value if each.tok_s else 0.0)
+
+
+def _why(other: Try, best: Try | None) -> str:
+    """Why the next better mixture is not taken; if none is whole in memory, why even the smallest is not."""
+    if best and best.streamed:
+        return f"not all weights fit: {format_bytes(best.streamed)} are read from the disk for every token"
+    if best is None:
+        return other.reason or ""
+    if other.streamed:
+        return f"{other.type} would read {format_bytes(other.streamed)} of weights from the disk for every token"
+    slow = f"{other.type} is slower than {READABLE:g} tok/s: {other.tok_s.value:.2g}" if other.tok_s else other.type
+    return f"{other.type} {other.reason}" if other.reason else slow
+
+
+def _order(fit: Fit) -> tuple[float, ...]:
+    best = fit.best
+    if best is None:
+        return (4, fit.parameters)  # the one that misses by least first
+    speed = best.tok_s.value if best.tok_s else 0.0
+    if best.streamed:
+        return (3, best.streamed)
+    return (1 if best.tok_s is None else 0 if speed >= READABLE else 2, -fit.parameters, -speed)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the log's lines about engines that do not run a model: the table shows the one that does."""
+    log = logging.getLogger("edge")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
