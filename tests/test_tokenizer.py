@@ -122,6 +122,9 @@ class LlamaCpp:
     def adds_bos(self) -> bool:
         return bool(self._lib.llama_vocab_get_add_bos(self._vocabulary))
 
+    def ends(self, size: int) -> set[int]:
+        return {token for token in range(size) if self._lib.llama_vocab_is_eog(self._vocabulary, token)}
+
     def close(self) -> None:
         self._lib.llama_model_free(self._model)
 
@@ -148,37 +151,6 @@ def test_ids_are_those_of_llama_cpp(
     text = known_to_smollm2(text).replace("\0", "")  # where C strings end
     assert ids(smollm2(), text, special=special) == llama_cpp_smollm2(text, special)
     assert ids(spm(), text, special=special) == llama_cpp_spm(text, special)
-
-
-@pytest.fixture(scope="module")
-def vocabulary_only() -> GGUF:
-    """SmolLM2's vocabulary, with embeddings of one number."""
-    file, tokens = read_gguf(find_model("smollm2-135m")), "tokenizer.ggml.tokens"
-    texts, merges = list(file.strings(tokens)), list(file.strings("tokenizer.ggml.merges"))
-    types = file.numbers("tokenizer.ggml.token_type").tolist()
-    metadata: dict[str | bytes, Value] = {
-        "general.architecture": (STRING, "llama"),
-        "tokenizer.ggml.model": (STRING, "gpt2"),
-        tokens: (ARRAY, (STRING, texts)),
-        "tokenizer.ggml.token_type": (ARRAY, (I32, types)),
-        "tokenizer.ggml.merges": (ARRAY, (STRING, merges)),
-        "tokenizer.ggml.bos_token_id": (U32, 1),
-    }
-    return GGUF(metadata, {"token_embd.weight": ((1, len(texts)), 0, bytes(4 * len(texts)))})
-
-
-@pytest.mark.parametrize("name", [*edge.model.tokenizer.PRE_TOKENIZERS, None])
-def test_every_pre_tokenizer_is_that_of_llama_cpp(tmp_path: Path, vocabulary_only: GGUF, name: str | None) -> None:
-    file = GGUF(dict(vocabulary_only.metadata), vocabulary_only.tensors)
-    if name is not None:
-        file.metadata["tokenizer.ggml.pre"] = (STRING, name)
-    path = file.write(tmp_path / "m.gguf")
-    ours, theirs, rnd = Tokenizer(read_gguf(path)), LlamaCpp(path), random.Random(1)
-    words = [word for text in TEXTS for word in text.split(" ")]
-    mixed = ["".join(rnd.choice(words) + rnd.choice(("", " ", "  ", "\n", "'s")) for _ in range(6)) for _ in range(300)]
-    assert [text for text in TEXTS + mixed if ids(ours, text) != theirs(text, special=False)] == []
-    assert ours.add_bos == theirs.adds_bos()
-    theirs.close()
 
 
 # Parts and lengths
@@ -266,7 +238,7 @@ def test_pieces() -> None:
     assert tokenizer.piece(1) == tokenizer.piece(2) == b""  # control tokens show nothing
     assert tokenizer.text(1) == "<|im_start|>"
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.add_bos) == (1, 2, False)
-    assert {tokenizer.text(token) for token in tokenizer.end_ids} == {"<|im_end|>", "<|endoftext|>"}
+    assert {tokenizer.text(token) for token in tokenizer.end_ids} == {"<|im_end|>", "<|endoftext|>", "<reponame>"}
     assert (
         b"".join(tokenizer.piece(token) for token in ids(tokenizer, "na\u00efve \U0001f600"))
         == "na\u00efve \U0001f600".encode()
@@ -327,14 +299,14 @@ def with_tokens(
 
 def test_user_defined_tokens_match_in_any_text_but_marks_do_not(tmp_path: Path) -> None:
     marks = ["<|user|>", "<end_of_turn>", "[INST]", "<|im_x|>"]
-    tokenizer = opened(with_tokens(dict(enumerate(["[PAD]", *marks], 267)), kind=USER_DEFINED), tmp_path / "m.gguf")
-    assert ids(tokenizer, "a[PAD]b")[1] == 267
+    tokenizer = opened(with_tokens(dict(enumerate(["[X]", *marks], 267)), kind=USER_DEFINED), tmp_path / "m.gguf")
+    assert ids(tokenizer, "a[X]b")[1] == 267
     for index, mark in enumerate(marks, 268):
         assert index not in ids(tokenizer, f"a{mark}b")
         assert ids(tokenizer, f"a{mark}b", special=True)[1] == index
         assert tokenizer.decode(ids(tokenizer, f"a{mark}b")) == f"a{mark}b"
     assert 269 in tokenizer.end_ids
-    assert (tokenizer.piece(267), tokenizer.piece(269), tokenizer.piece(270)) == (b"[PAD]", b"", b"[INST]")
+    assert (tokenizer.piece(267), tokenizer.piece(269), tokenizer.piece(270)) == (b"[X]", b"", b"[INST]")
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, models
-
 from edge.errors import UnsupportedError
 from edge.formats.gguf_writer import Field
-from edge.model.tokenizer import GPT2_WORDS, LLAMA3_FAMILY, NORMALIZER, PRE_TOKENIZERS
-
-# Names in the order in which they are tried: several stand for the same rule, and readers know these best.
-_NAMES = ("llama-bpe", "smaug-bpe", "qwen2", "smollm", "gpt-2", "default")
+from edge.model.pre_tokenizers import GPT2_WORDS, PRE_TOKENIZERS, PUBLISHED, PreTokenizer
+from edge.model.tokenizer import NORMALIZER, WORDS
 
 
 def byte_level_fields(path: Path, said: Mapping[str, Any]) -> dict[str, Field]:
@@ -24,19 +20,24 @@ def byte_level_fields(path: Path, said: Mapping[str, Any]) -> dict[str, Field]:
         if model.get(key):
             raise UnsupportedError(f"{path}: a tokenizer with {key} is not supported")
     steps = _steps(said.get("pre_tokenizer"))
-    names = [name for name in _NAMES if steps == _known_steps(name)]
-    if not names:
+    # Of several names for the same rule, the first in the table is the one that readers know best.
+    rules = [(name, rule) for rules in (PRE_TOKENIZERS, PUBLISHED) for name, rule in rules.items()]
+    rules = [(name, rule) for name, rule in rules if steps == _steps_of(rule)]
+    if not rules:
         described = _described(said.get("pre_tokenizer"))
         raise UnsupportedError(f"{path}: its pre-tokenizer is none that GGUF has a name for here ({described})")
     whole_words = bool(model.get("ignore_merges"))  # a word of the vocabulary is not merged
-    names = [name for name in names if (name in LLAMA3_FAMILY) == whole_words]
-    if not names:
+    rules = [(name, rule) for name, rule in rules if rule.whole_words == whole_words]
+    if not rules:
         raise UnsupportedError(f"{path}: no pre-tokenizer of GGUF with these words has ignore_merges {whole_words}")
+    name, rule = rules[0]
     fields: dict[str, Field] = {
         "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": names[0],
+        "tokenizer.ggml.pre": name,
         "tokenizer.ggml.add_space_prefix": False,
     }
+    if rule != PRE_TOKENIZERS[name]:
+        fields[WORDS] = "published"
     return fields | _normalizer_field(path, said.get("normalizer"))
 
 
@@ -51,10 +52,8 @@ def _normalizer_field(path: Path, normalizer: Any) -> dict[str, Field]:
     raise UnsupportedError(f"{path}: its normalizer is not supported ({_described(normalizer)}): none and NFC are")
 
 
-def _known_steps(name: str) -> list[Any]:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = PRE_TOKENIZERS[name]()
-    return _steps(json.loads(tokenizer.to_str())["pre_tokenizer"])
+def _steps_of(rule: PreTokenizer) -> list[Any]:
+    return [*(("split", regex) for regex in rule.splits), "bytes"]
 
 
 def _steps(said: Any) -> list[Any]:
@@ -66,15 +65,16 @@ def _steps(said: Any) -> list[Any]:
         inner = said.get("pretokenizers")
         return [step for each in (inner if isinstance(inner, list) else []) for step in _steps(each)]
     if kind == "Digits":
-        return [("digits", bool(said.get("individual_digits")))]
+        return [("split", r"\p{N}" if said.get("individual_digits") else r"\p{N}+")]
     if kind == "ByteLevel":
         words = [("split", GPT2_WORDS)] if said.get("use_regex", True) else []
         return [*(["space in front"] if said.get("add_prefix_space", True) else []), *words, "bytes"]
     if kind == "Split" and isinstance(said.get("pattern"), dict):
-        # Removing the text between matches is the same as isolating them, since our patterns match all text.
-        how = (said.get("behavior"), bool(said.get("invert")))
-        if how in (("Isolated", False), ("Isolated", True), ("Removed", True)):
-            return [("split", said["pattern"].get("Regex"))]
+        how, regex = (said.get("behavior"), bool(said.get("invert"))), said["pattern"].get("Regex")
+        # Removing the text between matches is the same as isolating them if the pattern matches all text.
+        complete = isinstance(regex, str) and regex.endswith(r"|\s+")
+        if how in (("Isolated", False), ("Isolated", True)) or (complete and how == ("Removed", True)):
+            return [("split", regex)]
     return [json.dumps(said, sort_keys=True)]
 
 

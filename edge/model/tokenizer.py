@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from reprlib import repr as brief
 from typing import Any
 
 import numpy as np
-from tokenizers import Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Merger
+from tokenizers import models, normalizers
 
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile
+from edge.model.pre_tokenizers import PRE_TOKENIZERS, PUBLISHED, PreTokenizer
 from edge.model.prompt import joined
 from edge.model.text import well_formed
-from edge.model.vocabulary import BYTE, CONTROL, END_NAMES, USER_DEFINED, open_vocabulary
+from edge.model.vocabulary import BYTE, CALL_ENDS, CONTROL, END_NAMES, USER_DEFINED, open_vocabulary
 from edge.types import IntArray
 
 _HIDDEN = "\0"  # no token contains it
@@ -30,51 +31,20 @@ _HIDDEN = "\0"  # no token contains it
 # before text that does not begin with one: at the start, or also after every special token.
 NORMALIZER, SPACES = "tokenizer.edge.normalizer", "tokenizer.edge.spaces"
 
-# Marks of turns in templates. Some files list them as ordinary words, but text from users never becomes such a token.
+# The rule for words: absent is that of llama.cpp for `tokenizer.ggml.pre`, "published" the model's own (PUBLISHED).
+WORDS = "tokenizer.edge.words"
+
+# Marks of turns, thoughts and tools in templates. Some files list them as ordinary words, but text from users never
+# becomes such a token.
 _MARK = re.compile(
-    r"<\|.+\|>|<\|\w+>|<\w+\|>|</?s>|</?think>|<start_of_turn>|<end_of_turn>|\[/?(?:INST|THINK|SYSTEM_PROMPT)\]"
+    r"<\|.+\|>|<\|\w+>|<\w+\|>|<｜.+｜>|</?s>|<start_of_turn>|<end_of_turn>|</?(?:think|tool_call|tool_response|tools)>"
+    r"|\[/?(?:INST|THINK|SYSTEM_PROMPT|TOOL_CALLS|AVAILABLE_TOOLS|TOOL_RESULTS)\]"
 )
-
-_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_LLAMA3 = _CONTRACTIONS + _WORDS % "{1,3}"
-_QWEN2 = _CONTRACTIONS + _WORDS % ""
-
-
-def _digits_then_gpt2() -> Any:
-    return pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-
-
-def _gpt2() -> Any:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False)
-
-
-def _split(*patterns: str) -> Any:
-    splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in patterns]
-    return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-
-
-def _default() -> Any:
-    return _split(r"[\p{P}$+<=>^~|]+", GPT2_WORDS, r"\p{N}+", "[0-9][0-9][0-9]")
-
-
-# `tokenizer.ggml.pre` -> the rule by which text is cut into words before merging. To add one: its name and its rule.
-PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
-    "default": _default,
-    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt", "jais", "trillion"), _gpt2),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), _digits_then_gpt2),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "dbrx", "smaug-bpe"), lambda: _split(_LLAMA3)),
-    **dict.fromkeys(("qwen2", "stablelm2", "deepseek-r1-qwen", "megrez", "hunyuan"), lambda: _split(_QWEN2)),
-}
-# A word that is in the vocabulary is not merged up, and a prompt starts with BOS unless the file says otherwise.
-LLAMA3_FAMILY = {"llama-bpe", "llama3", "llama-v3", "falcon3"}
 
 # Between a letter and a space before a letter no pre-tokenizer above, and no SentencePiece vocabulary, joins text.
 _SAFE_CUT = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
 _SPM_CUT = re.compile(r"(?<=[A-Za-z])(?=▁[A-Za-z])")  # the same, with spaces as SentencePiece writes them
+_GEMMA4_CUT = re.compile(_SPM_CUT.pattern + r"|(?<=\n)(?!\n)|(?<!\n)(?=\n)")  # and around runs of newlines
 _REMEMBERED = 32  # characters of the longest words whose tokens are remembered
 _BLOCK = 8 << 10  # characters encoded at a time
 _LONGEST_BLOCK = 64 << 10  # text without a safe place (no spaces at all) is cut here
@@ -86,10 +56,11 @@ class Tokenizer:
     def __init__(self, file: GGUFFile) -> None:
         fields = file.metadata
         self.kind = fields.get("tokenizer.ggml.model")
-        if self.kind not in ("gpt2", "llama"):
+        if self.kind not in ("gpt2", "llama", "gemma4"):
             raise UnsupportedError(
-                f"{file.path}: tokenizer {brief(self.kind)} is not supported yet (gpt2 and llama are)"
+                f"{file.path}: tokenizer {brief(self.kind)} is not supported yet (gpt2, llama and gemma4 are)"
             )
+        rule = _pre_tokenizer(file) if self.kind == "gpt2" else None
         self.size = file.count("tokenizer.ggml.tokens")
         if self.size != file.tensors["token_embd.weight"].shape[1]:
             raise ModelFormatError(f"{file.path}: {self.size} tokens, but another number of embeddings")
@@ -101,14 +72,17 @@ class Tokenizer:
 
         self.bos_id = _token_id(file, "bos", self.size)
         self.eos_id = _token_id(file, "eos", self.size)
-        adds_bos = self.kind == "llama" or fields.get("tokenizer.ggml.pre") in LLAMA3_FAMILY
-        self.add_bos = self.bos_id is not None and bool(fields.get("tokenizer.ggml.add_bos_token", adds_bos))
+        adds_bos = rule.adds_bos if rule else self.kind == "llama"
+        adds_bos = self.kind == "gemma4" or bool(fields.get("tokenizer.ggml.add_bos_token", adds_bos))
+        self.add_bos = self.bos_id is not None and adds_bos
         self._space_prefix = self.kind == "llama" and bool(fields.get("tokenizer.ggml.add_space_prefix", True))
-        named = {_token_id(file, name, self.size) for name in ("eos", "eot", "eom")}
+        named = {_token_id(file, name, self.size) for name in ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")}
         by_text = {text(i): i for i in self._control}
         ends = {i for i in named if i is not None} | {by_text[n] for n in END_NAMES if n in by_text}
-        if "<|return|>" in by_text and "<|call|>" in by_text:  # gpt-oss: <|end|> ends a message, thoughts for example
+        if any(by_text.keys() >= calls for calls in CALL_ENDS):
             ends.discard(by_text.get("<|end|>", -1))
+        if "<|tool_response>" in by_text:
+            ends.discard(by_text.get("</s>", -1))  # a tag of HTML in Gemma 4's vocabulary
         self.end_ids = frozenset(ends)
 
         self.spaces = fields.get(SPACES)
@@ -124,9 +98,9 @@ class Tokenizer:
         self._literal_pattern = _alternatives(self._literal_ids)
         self._special_pattern = _alternatives(self._special_ids)
         self._unknown = _token_id(file, "unknown", self.size) if self.kind == "llama" else None
-        self._pre_tokenizer = _pre_tokenizer(file) if self.kind == "gpt2" else None
+        self._pre_tokenizer = rule.build() if rule else None
         self._composes = self.kind == "gpt2" and _composes(file)
-        self._whole_words = self.kind == "gpt2" and fields.get("tokenizer.ggml.pre") in LLAMA3_FAMILY
+        self._whole_words = rule is not None and rule.whole_words
         self._symbols = lru_cache(maxsize=4096)(self._find_symbols)
         self._merge_word = lru_cache(maxsize=4096)(self._merge)
         self.piece = lru_cache(maxsize=4096)(self._piece)
@@ -171,13 +145,14 @@ class Tokenizer:
         """Words that no merge joins: of byte-level models those of the pre-tokenizer, in the alphabet that stands for
         bytes; SentencePiece merges a text as one word, which is cut here so that tokens of words can be remembered."""
         if self._pre_tokenizer is None:
-            return _SPM_CUT.split(text.replace(" ", "▁"))
+            return (_GEMMA4_CUT if self.kind == "gemma4" else _SPM_CUT).split(text.replace(" ", "▁"))
         composed = normalizers.NFC().normalize_str(text) if self._composes else text
         return [word for word, _ in self._pre_tokenizer.pre_tokenize_str(composed)]
 
     def _merge(self, word: str) -> list[int]:
         """The tokens of a word; callers must not change the list."""
-        if self._whole_words and (whole := self._vocabulary.find_plain(word)) is not None:
+        whole_word = self._whole_words or (self.kind == "gemma4" and word.startswith("\n"))
+        if whole_word and (whole := self._vocabulary.find_plain(word)) is not None:
             return [whole]
         ids: list[int] = []
         for char in word:
@@ -216,14 +191,14 @@ class Tokenizer:
         names = [_HIDDEN + self.text(i) if i in self._control else self.text(i) for i in range(self.size)]
         merges = [(names[left], names[right]) for left, right in self._vocabulary.merges()]
         options: dict[str, Any] = {"ignore_merges": self._whole_words}
-        if self.kind == "llama":
+        if self.kind != "gpt2":
             unknown = None if self._unknown is None else names[self._unknown]
             options = {"unk_token": unknown, "fuse_unk": True, "byte_fallback": True}
         merger = Merger(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=merges, **options))
         if self._pre_tokenizer:
             merger.pre_tokenizer = self._pre_tokenizer
         normalizer = normalizers.NFC() if self._composes else normalizers.Replace(" ", "▁")
-        if self._composes or self.kind == "llama":
+        if self._composes or self.kind != "gpt2":
             merger.normalizer = normalizer
         return merger
 
@@ -240,7 +215,7 @@ class Tokenizer:
         text = self.text(token)
         if token in self._literal:
             return text.encode()
-        if self.kind == "llama":
+        if self.kind != "gpt2":
             return text.replace("▁", " ").encode()
         return bytes(_BYTE_OF_CHAR[char] for char in text if char in _BYTE_OF_CHAR)
 
@@ -279,13 +254,13 @@ def _safe_cut(text: str) -> int | None:
     return above.start() if above else _LONGEST_BLOCK if len(text) > _LONGEST_BLOCK else None
 
 
-def _pre_tokenizer(file: GGUFFile) -> Any:
-    name = file.metadata.get("tokenizer.ggml.pre") or "default"
+def _pre_tokenizer(file: GGUFFile) -> PreTokenizer:
+    name, words = file.metadata.get("tokenizer.ggml.pre") or "default", file.metadata.get(WORDS)
     if name not in PRE_TOKENIZERS:
-        raise UnsupportedError(
-            f"{file.path}: pre-tokenizer {brief(name)} is not supported yet ({', '.join(sorted(PRE_TOKENIZERS))})"
-        )
-    return PRE_TOKENIZERS[name]()
+        raise UnsupportedError(f"{file.path}: pre-tokenizer {brief(name)} is not supported yet")
+    if words is not None and (words != "published" or name not in PUBLISHED):
+        raise UnsupportedError(f"{file.path}: {WORDS} is {brief(words)}, which is not supported with {brief(name)}")
+    return PRE_TOKENIZERS[name] if words is None else PUBLISHED[name]
 
 
 def _composes(file: GGUFFile) -> bool:

@@ -51,13 +51,37 @@ END_NAMES = (
     "<|endoftext|>",
     "<|end_of_text|>",
     "<|end|>",
-    "<end_of_turn>",
-    "<|eom_id|>",
     "<|return|>",
     "<|call|>",
+    "<|calls|>",
+    "<|flush|>",
+    "<end_of_turn>",
     "<turn|>",
+    "<|tool_response>",
+    "<|eom_id|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "[e~[",
+    "<eos>",
+    "<end_of_utterance>",
+    "<｜end▁of▁sentence｜>",
+    "<|fim_pad|>",
+    "<fim-pad>",
+    "<fim_pad>",
+    "<PAD>",
+    "[PAD]",
+    "<|fim_repo|>",
+    "<|repo_name|>",
+    "<fim-repo>",
+    "<REPO>",
+    "<reponame>",
+    "<|file_sep|>",
     "</s>",
 )
+# In a vocabulary with one of these sets, <|end|> ends a message, such as a thought, and not the turn.
+CALL_ENDS = tuple({one, other} for one in ("<|return|>", "<|flush|>") for other in ("<|call|>", "<|calls|>"))
 
 _MAGIC = b"edgevoc1"
 _P, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
@@ -159,11 +183,11 @@ class Vocabulary:
 
 
 def open_vocabulary(file: GGUFFile, kind: str) -> Vocabulary:
-    """The tables of a file's tokenizer, from the cache folder or made and put there. kind: gpt2 or llama.
+    """The tables of a file's tokenizer, from the cache folder or made and put there. kind: gpt2, llama or gemma4.
 
     Raises ModelFormatError for a vocabulary that is damaged.
     """
-    digest = hashlib.sha256(_MAGIC + kind.encode())
+    digest = hashlib.sha256(_MAGIC + repr((kind, END_NAMES)).encode())
     for name in _FIELDS:
         if (key := f"tokenizer.ggml.{name}") in file.spans:
             digest.update(name.encode())
@@ -194,7 +218,7 @@ def _make_tables(file: GGUFFile, kind: str) -> Iterator[bytes]:
     kinds = _read_kinds(file, size, everything)
     chosen = order[kinds[order] != CONTROL]
     plain = _Finder(hashes[chosen], chosen)
-    if kind == "gpt2":
+    if kind != "llama":
         left, right, merged = _listed_merges(file, plain, everything, kinds)
     else:
         left, right, merged = _scored_merges(file, texts, starts, kinds, plain)
@@ -305,7 +329,7 @@ def _read_kinds(file: GGUFFile, size: int, everything: _Finder) -> Bytes:
 
 
 def _listed_merges(file: GGUFFile, plain: _Finder, everything: _Finder, kinds: Bytes) -> tuple[AnyArray, ...]:
-    """Merges as byte-level files list them, "left right", without those that make or take a control token."""
+    """Merges as byte-level files and Gemma 4's list them, "left right", but none with a control token."""
     found: list[AnyArray] = []
     lines = file.raw_strings("tokenizer.ggml.merges")
     while chunk := list(islice(lines, _CHUNK)):
