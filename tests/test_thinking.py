@@ -21,6 +21,8 @@ from edge.errors import BudgetError, InputError, ModelFormatError, UnsupportedEr
 from edge.model.chat_template import ChatTemplate
 from edge.model.model import Model, open_model
 from edge.model.thinking import FAMILIES, Think, find_family
+from edge.prompt_cache.cache import PromptCache
+from edge.run.conversation import Conversation
 from edge.run.session import Session, load
 from edge.run.thoughts import Splitter
 
@@ -418,3 +420,127 @@ def test_end_tokens_of_harmony(models: dict[str, Model]) -> None:
     assert {tokenizer.text(token) for token in tokenizer.end_ids} >= {"<|return|>", "<|call|>"}
     assert "<|end|>" not in {tokenizer.text(token) for token in tokenizer.end_ids}
     assert "<turn|>" in {models["gemma4"].tokenizer.text(token) for token in models["gemma4"].tokenizer.end_ids}
+
+
+# Conversations
+
+
+def ids_of(model: Model, *turns: tuple[str, str], **names: Any) -> list[int]:
+    """The ids of a conversation as Jinja2 renders the whole of it."""
+    source = model.file.metadata["tokenizer.chat_template"]
+    text = rendered(source, *turns, **names).replace("<s>", "<|im_start|>")  # its BOS
+    return [int(token) for token in model.tokenizer.encode(text, special=True)]
+
+
+def rows_of(session: Session) -> list[int]:
+    """The tokens of all rows in the cache, which a session with a prompt cache records."""
+    assert len(session._fed) == session.engine.kv.length
+    return list(session._fed)
+
+
+def said(talk: Conversation, text: str, **options: Any) -> str:
+    return "".join(talk.say(text, **{"max_tokens": 40, **options}))
+
+
+@pytest.fixture(params=["reference", "llamacpp", "tvm"])
+def talk(request: pytest.FixtureRequest, qwen: Path) -> Iterator[Conversation]:
+    options = {"max_kv_size": 256, "threads": 1, "prompt_cache": PromptCache(memory="16MiB")}
+    with load(qwen, backend=request.param, **options) as opened:
+        yield Conversation(opened)
+
+
+def test_earlier_thoughts_leave_the_cache(talk: Conversation) -> None:
+    """Its rows are those of the conversation as Jinja2 renders it for the next turn."""
+    model, session = talk.session.model, talk.session
+    assert said(talk, "one") == "XYZ"
+    one = session.engine.kv.length
+    assert said(talk, "two") == "XYZ"
+    thought = model.tokenizer.encode("<think>abcdefghij</think>\n\n", special=True).tolist()
+    answer = thought + model.tokenizer.encode("XYZ").tolist()
+    asked = ids_of(model, ("user", "one"), ("assistant", "XYZ"), ("user", "two"))
+    assert rows_of(session) == asked + answer
+    assert session.report is not None
+    assert session.report.tokens.prompt == len(asked) - (one - len(answer))  # the first question did not run again
+    assert talk.messages[1] == {"role": "assistant", "content": "XYZ"}
+    for think in ("off", 4, None):
+        said(talk, "three", think=think)
+        talk.undo()
+    assert said(talk, "four", think=4) == "XYZ"
+    turns = [("user", "one"), ("assistant", "XYZ"), ("user", "two"), ("assistant", "XYZ"), ("user", "four")]
+    text = rendered(QWEN, *turns)
+    cut = model.tokenizer.encode(f"{text}<think>abc\n</think>\n\n", special=True).tolist()
+    assert rows_of(session) == cut + answer[-3:]
+
+
+def test_a_conversation_from_its_text_has_the_same_rows(talk: Conversation, tmp_path: Path) -> None:
+    for text in ("one", "two"):
+        said(talk, text)
+    talk.save(tmp_path / "talk.json")
+    assert "abc" not in (tmp_path / "talk.json").read_text(encoding="utf-8")
+    said(talk, "three")
+    rows = rows_of(talk.session)
+    talk.load(tmp_path / "talk.json")
+    said(talk, "three")
+    assert rows_of(talk.session) == rows
+    assert talk.undo() == "three"
+    said(talk, "four")
+    assert rows_of(talk.session)[: len(rows) - 40] == rows[: len(rows) - 40]
+
+
+def test_an_interrupted_thought_leaves_an_empty_answer(talk: Conversation) -> None:
+    assert said(talk, "one", max_tokens=4) == ""
+    assert said(talk, "two", think="off") == "XYZ"
+    asked = ids_of(talk.session.model, ("user", "one"), ("assistant", ""), ("user", "two"), enable_thinking=False)
+    assert rows_of(talk.session)[: len(asked)] == asked
+
+
+def test_an_empty_thought_stays(talk: Conversation) -> None:
+    """A few rows, for which an answer need not run again."""
+    said(talk, "one", think="off")
+    rows = rows_of(talk.session)
+    said(talk, "two", think="off")
+    assert rows_of(talk.session)[: len(rows)] == rows
+
+
+def test_thoughts_that_cannot_be_taken_back_stay(qwen: Path) -> None:
+    with load(qwen, backend="reference", threads=1, max_kv_size=48) as session:
+        talk = Conversation(session)
+        assert said(talk, "one") == "XYZ"
+        assert said(talk, "two and something that makes room") == "XYZ"
+        evicted = talk.evicted
+        assert evicted > 0
+        assert said(talk, "three") == "XYZ"  # what was evicted does not come back
+        assert not talk.replays
+
+
+def test_a_choice_that_changes_the_beginning_runs_the_conversation_again(
+    models: dict[str, Model], tmp_path: Path
+) -> None:
+    letter = int(models["gemma4"].tokenizer.encode("x")[0])
+    model = open_model(write_script(tmp_path / "x.gguf", SPECIALS["gemma4"], 1, [letter] * 400))
+    with load(
+        model, backend="reference", max_kv_size=400, threads=1, prompt_cache=PromptCache(memory="16MiB")
+    ) as session:
+        talk = Conversation(session)
+        for text, think in (("one", None), ("two", None), ("three", "on"), ("four", "on")):
+            assert said(talk, text, think=think, max_tokens=3) == "xxx"
+            assert not talk.replays
+        turns = [(each["role"], each["content"]) for each in talk.messages]
+        asked = ids_of(model, *turns[:-1], enable_thinking=True)
+        assert rows_of(session)[: len(asked)] == asked
+
+
+def test_the_beginning_of_an_answer_in_harmony(models: dict[str, Model], tmp_path: Path) -> None:
+    """The rows of a turn whose thoughts were dropped open the final channel, as the template does."""
+    model = models["harmony"]
+    ids = model.tokenizer.encode(SCRIPTS["harmony"][1], special=True).tolist()
+    start = model.prompt("one").first(None).size
+    path = write_script(tmp_path / "harmony.gguf", SPECIALS["harmony"], start, ids)
+    with load(
+        path, backend="reference", max_kv_size=400, threads=1, prompt_cache=PromptCache(memory="16MiB")
+    ) as session:
+        talk = Conversation(session)
+        assert said(talk, "one", max_tokens=60) == "answer"
+        said(talk, "two", max_tokens=1)
+        asked = ids_of(session.model, ("user", "one"), ("assistant", "answer"), ("user", "two"))
+        assert rows_of(session)[: len(asked)] == asked

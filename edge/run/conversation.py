@@ -2,6 +2,9 @@
 
 The model answers from the rows; people save, undo and repeat the text. Where the two differ (after evictions, with
 another system prompt, with a conversation from a file), the next turn runs the conversation from its text.
+
+Templates drop the thoughts of earlier turns. So does the cache: before the next turn, the rows after the last question
+go, and the answer runs again without its thoughts. Where rows cannot be taken back, as after evictions, they stay.
 """
 
 from __future__ import annotations
@@ -15,6 +18,9 @@ from typing import Any
 import numpy as np
 
 from edge.errors import InputError, UnsupportedError
+from edge.model.prompt import Prompt
+from edge.model.thinking import Think
+from edge.run.report import RunReport
 from edge.run.session import Mark, Session
 from edge.types import IntArray
 
@@ -25,11 +31,13 @@ Pieces = Generator[str, None, None]
 
 @dataclass(frozen=True)
 class Turn:
-    """before: the session's position when the turn began; None once the cache no longer holds it."""
+    """before: the session's position when the turn began; None once the cache no longer holds it. opened: where its
+    answer began, if thoughts that the template would drop follow there."""
 
     user: str
     answer: str = ""
     before: Mark | None = None
+    opened: Mark | None = None
 
 
 class Conversation:
@@ -50,6 +58,7 @@ class Conversation:
         self._system = system
         self._turns: list[Turn] = []
         self._held = True  # whether the cache holds all turns, but for evicted rows
+        self._think = Think()  # the last turn's choice
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -80,15 +89,19 @@ class Conversation:
         """Yield the pieces of the answer to one turn; options are those of `Session.stream`.
 
         The turn is part of the conversation once it has begun to run, whatever ends it: an interrupted answer stays,
-        as far as it was generated.
+        as far as it was generated. Thoughts are no part of it.
         """
         session, fresh = self.session, not self._turns
-        before, prompt = Mark(), text  # type: Mark, str | IntArray
+        think = Think.parse(options.get("think"))
+        before, prompt = Mark(), text  # type: Mark, str | Prompt
+        self._choose(think)
         if self.replays:
             past = self._encoded()
             before = Mark(rows=past.size)
-            prompt = np.concatenate([past, session.model.follow_up(text).first(None)])
+            follow_up = session.model.follow_up(text, think)
+            prompt = Prompt([past, follow_up.first(None)], follow_up.thinks)
         elif not fresh:
+            self._drop_thoughts()
             before = session.mark()
         last_report, answer = session.report, list[str]()
         pieces = session.stream(prompt, system=self._system, follow_up=not fresh and self._held, **options)
@@ -102,7 +115,7 @@ class Conversation:
             if report is not None and report is not last_report:  # it ran
                 if self.replays:
                     self._turns = [replace(turn, before=None) for turn in self._turns]
-                self._turns.append(Turn(text, "".join(answer), before))
+                self._turns.append(Turn(text, "".join(answer), before, self._opened(report, before)))
                 self._held, self.evicted = True, report.kv.evicted - before.evicted
 
     def undo(self) -> str:
@@ -151,16 +164,39 @@ class Conversation:
         self.reset()
         self._system, self._turns, self._held = system, turns, False
 
+    def _choose(self, think: Think) -> None:
+        """Run the conversation again if the template begins it otherwise for this choice than for the last one."""
+        template = self.session.model.template
+        assert template is not None
+        if self._turns and template.beginning(self._system, think) != template.beginning(self._system, self._think):
+            self._held = False
+        self._think = think
+
     def _encoded(self) -> IntArray:
         """Token ids of the conversation so far."""
-        model, (first, *others) = self.session.model, self._turns
-        parts = [model.encode_prompt(first.user, system=self._system), self._answer(first)]
-        for turn in others:
-            parts += [model.follow_up(turn.user).first(None), self._answer(turn)]
-        return np.concatenate(parts)
+        turns = [(turn.user, turn.answer) for turn in self._turns]
+        return self.session.model.past(turns, system=self._system, think=self._think)
 
-    def _answer(self, turn: Turn) -> IntArray:
-        return self.session.model.tokenizer.encode(turn.answer, start=False)
+    def _opened(self, report: RunReport, before: Mark) -> Mark | None:
+        """Where the opening of the last answer ends, as far as the template writes it in an earlier turn, too; None if
+        no thoughts followed, or thoughts that it keeps."""
+        model, prompt = self.session.model, report.tokens
+        assert model.template is not None
+        if report.thoughts is None or prompt.cut or model.template.keeps_thoughts:
+            return None
+        opening, past = model.openings(self._think)
+        same = next((at for at, (one, other) in enumerate(zip(opening, past, strict=False)) if one != other), None)
+        common = min(opening.size, past.size) if same is None else same
+        first = before.rows if self._held else 0
+        return Mark(first + prompt.prompt - opening.size + common, before.evicted, past[common:])
+
+    def _drop_thoughts(self) -> None:
+        """Take the rows of the last answer back, and leave the answer without its thoughts to be run."""
+        turn = self._turns[-1]
+        if turn.opened is not None:
+            answer = self.session.model.tokenizer.encode(turn.answer, start=False)
+            self.session.rewind(replace(turn.opened, left=np.concatenate([turn.opened.left, answer])))
+            self._turns[-1] = replace(turn, opened=None)
 
 
 def _turns(path: Path) -> tuple[str | None, list[Turn]]:

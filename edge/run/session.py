@@ -167,9 +167,12 @@ class Session:
 
     def rewind(self, mark: Mark) -> bool:
         """Forget all that came after `mark`. False, and nothing changes, where that cannot be: rows before it were
-        evicted since, or rows have attention from queries after it, by which the policy would choose."""
+        evicted since, rows have attention from queries after it, by which the policy would choose, or the engine has no
+        longer what its windows or its recurrent state held there."""
         kv = self.engine.kv
         if self._evicted != mark.evicted or kv.length < mark.rows or (mark.rows and self._policy.needs.queries):
+            return False
+        if 0 < mark.rows < min(kv.earliest, kv.length):
             return False
         kv.truncate(mark.rows)
         self._fed, self._prompts_end = self._fed[: mark.rows], mark.prompts_end
