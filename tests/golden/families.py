@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 from transformers import (
+    Ernie4_5Config,
     Gemma2Config,
     Gemma3TextConfig,
+    GemmaConfig,
     GPT2Config,
     GraniteConfig,
     LlamaConfig,
@@ -22,6 +24,7 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
     SmolLM3Config,
+    StableLmConfig,
 )
 from write import bytes_vocabulary
 
@@ -51,6 +54,7 @@ MINISTRAL = {
     "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24, "beta_fast": 3.0, "beta_slow": 0.1,
     "mscale": 1.0, "mscale_all_dim": 0.7, "llama_4_scaling_beta": 0.3,
 }  # fmt: skip
+TINY: dict[str, Any] = {"hidden": 16, "heads": 2, "kv_heads": 1, "ffn": 16, "head_dim": 16}
 
 
 def small(
@@ -126,9 +130,15 @@ def configurations() -> dict[str, PreTrainedConfig]:
             eos_token_id=2, attn_implementation="eager", dtype=torch.float32,
         ),
         "granite": small(
-            GraniteConfig, heads=2, kv_heads=1, ffn=16, attention_multiplier=0.1, embedding_multiplier=1.7,
+            GraniteConfig, **TINY, attention_multiplier=0.1, embedding_multiplier=1.7,
             residual_multiplier=0.4, logits_scaling=0.6,
         ),
-        "smollm3": small(SmolLM3Config, layers=5, heads=2, kv_heads=1, ffn=16, theta=2e6),
-        "mistral3": small(Ministral3Config, heads=2, kv_heads=1, ffn=16, head_dim=16, rope=MINISTRAL),
+        "smollm3": small(SmolLM3Config, layers=5, **TINY, theta=2e6),
+        "mistral3": small(Ministral3Config, **TINY, rope=MINISTRAL),
+        "ernie4_5": small(Ernie4_5Config, **TINY, theta=5e5),
+        "gemma": small(GemmaConfig, **TINY),
+        "stablelm": small(
+            StableLmConfig, **TINY | {"heads": 1}, rope={"partial_rotary_factor": 0.5}, use_qkv_bias=True,
+            layer_norm_eps=1e-5, tie_word_embeddings=False,
+        ),
     }  # fmt: skip

@@ -271,8 +271,13 @@ def turn(model: PreTrainedModel, cache: DynamicCache, by: Array) -> None:
     for layer, is_rotated in zip(cache.layers, rotated_layers, strict=True):
         if not is_rotated:
             continue
-        a, b = layer.keys[..., :width].double().chunk(2, dim=-1)
-        rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+        keys = layer.keys[..., :width].double()
+        if model.config.model_type == "ernie4_5":  # neighbours are pairs
+            a, b = keys[..., ::2], keys[..., 1::2]
+            rotated = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)
+        else:
+            a, b = keys.chunk(2, dim=-1)
+            rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
         layer.keys = torch.cat([rotated.float(), layer.keys[..., width:]], dim=-1)
 
 

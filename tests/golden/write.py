@@ -85,7 +85,10 @@ def add_shape(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
     if head_size(config) * config.num_attention_heads != config.hidden_size:  # else the readers' default is right
         writer.add_key_length(head_size(config))
         writer.add_value_length(head_size(config))
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if config.model_type == "stablelm":
+        writer.add_layer_norm_eps(config.layer_norm_eps)
+    else:
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
 
 
 def add_rope(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
@@ -96,7 +99,7 @@ def add_rope(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
         writer.add_rope_freq_base(rope["rope_theta"])
     if local and local["rope_theta"] != 10_000.0:  # as long as that was the only value, it was not written
         writer.add_rope_freq_base_swa(local["rope_theta"])
-    if architecture_of(config) in (*INTERLEAVED, "phi3"):
+    if architecture_of(config) in (*INTERLEAVED, "ernie4_5", "phi3", "stablelm"):
         writer.add_rope_dimension_count(int(rope.get("partial_rotary_factor", 1.0) * head_size(config)))
     if config.model_type == "phi3":  # names no type: what scales is that there are tensors of factors
         original = config.original_max_position_embeddings
@@ -129,7 +132,7 @@ def tensors(model: PreTrainedModel, architecture: str) -> Iterator[tuple[str, ND
             weight = interleave(weight, config.num_attention_heads)
         elif architecture in INTERLEAVED and name.endswith("k_proj.weight"):
             weight = interleave(weight, config.num_key_value_heads)
-        elif architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
+        elif architecture in ("gemma", "gemma2", "gemma3") and name.endswith("norm.weight"):
             weight = weight + 1  # transformers adds this 1 when it runs
         elif architecture == "gpt2" and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
             weight = weight.T
