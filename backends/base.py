@@ -15,6 +15,7 @@ import numpy as np
 from edge.backends.efficiency import Efficiency, Kind
 from edge.errors import EngineError, InputError
 from edge.formats.gguf import GGUFFile
+from edge.model.lora import Lora
 from edge.model.spec import ModelSpec
 from edge.storage.fingerprint import fingerprint
 from edge.types import FloatArray, Granularity, IntArray
@@ -44,6 +45,8 @@ class EngineConfig:
     provider: str = "cpu"  # onnx: the execution provider of ONNX Runtime
     resident: int = 0  # bytes of weights in memory at a time, the rest is streamed (`Footprint.least_weights`); 0: all
     tuning: dict[str, int] = field(default_factory=dict)  # tvm: tile and task sizes that differ from the defaults
+    lora_rank: int = 0  # the largest rank of adapters that there is room for; 0: the engine is loaded without any
+    lora_bytes: int = 0  # of their files
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class Footprint:
     runtime: int  # the engine's libraries and its own copy of the vocabulary
     streamed: int = 0  # of the weights, what every pass reads anew
     least_weights: int | None = None  # the least that `EngineConfig.resident` may be; None: this engine streams nothing
+    lora: int = 0  # adapters, never streamed
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,7 @@ class Capabilities:
     granularity: the finest unit that may keep rows of its own. uneven: the finest unit that may keep a *number* of rows
     of its own; "token" means that all heads of all layers keep equally many. attention, keys: what policies may see.
     tunable: `edge tune` finds settings for it. providers: it takes --provider. folders: it runs folders in ONNX.
+    lora: it runs adapters (`AdaptedEngine`).
     """
 
     granularity: Granularity
@@ -124,6 +129,7 @@ class Capabilities:
     tunable: bool = False
     providers: bool = False
     folders: bool = False
+    lora: bool = False
 
 
 @dataclass(frozen=True)
@@ -313,6 +319,18 @@ class ObservedEngine(Engine, Protocol):
         ...
 
 
+class AdaptedEngine(Engine, Protocol):
+    """An engine that runs LoRA adapters."""
+
+    def set_lora(self, lora: Lora | None) -> None:
+        """Run these adapters from here on, or none; empties the cache, whose `key` names them.
+
+        Raises InputError if their rank is more than `EngineConfig.lora_rank`, ModelFormatError for values that are not
+        finite; then the adapters stay those before.
+        """
+        ...
+
+
 class LoadProgress(Protocol):
     def __call__(self, part: float, doing: str = "", /) -> None:
         """The fraction that is loaded, and what takes the time, if that is more than reading a file."""
@@ -400,6 +418,12 @@ def check_tokens(tokens: IntArray, vocab: int, free: int) -> IntArray:
     if array.size > free:
         raise CapacityError(f"{array.size} tokens, but only {free} free rows in the KV cache")
     return np.ascontiguousarray(array, dtype=np.int32)
+
+
+def check_lora(lora: Lora | None, config: EngineConfig) -> None:
+    """Refuse adapters that an engine was not loaded for. Raises InputError."""
+    if lora is not None and lora.rank > config.lora_rank:
+        raise InputError(f"the adapters have rank {lora.rank}: the engine was loaded for {config.lora_rank} at most")
 
 
 def check_positions(spec: ModelSpec, last: int) -> None:

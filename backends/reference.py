@@ -22,6 +22,7 @@ from edge.backends.base import (
     Tuned,
     all_positions,
     check_capacity,
+    check_lora,
     check_positions,
     check_range,
     check_rows,
@@ -34,12 +35,13 @@ from edge.backends.rope import CacheRope, Rotation
 from edge.errors import EngineError, InputError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.architectures.angles import temperatures
+from edge.model.lora import Lora, adapted_values
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_recipe, find_tensors
 from edge.types import FloatArray, IntArray
 
 NAME = "reference"
-CAPABILITIES = Capabilities("token", uneven="token", kv_dtypes=("f32",), attention=False, keys=False)
+CAPABILITIES = Capabilities("token", uneven="token", kv_dtypes=("f32",), attention=False, keys=False, lora=True)
 EFFICIENCY = Efficiency({"floats": Weights(0.02, 0.3)}, {"f32": Rows(0.02, 0.20)}, step_s=5e-3)
 
 
@@ -80,6 +82,7 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
         kv=4 * spec.kv_values_per_row * config.capacity,
         scratch=4 * (config.chunk * widest + 2 * config.logits_rows * spec.vocab) + 2 * spec.largest_tensor,
         runtime=8 << 20,
+        lora=4 * config.lora_rank * adapted_values(spec),
     )
 
 
@@ -91,7 +94,8 @@ def load(
     file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None
 ) -> ReferenceEngine:
     """Dequantize every tensor and allocate the cache."""
-    return ReferenceEngine(file, spec, config, read_weights(file, find_tensors(file, spec), progress))
+    sources = find_tensors(file, spec)
+    return ReferenceEngine(file, spec, config, read_weights(file, sources, progress), sources)
 
 
 def operators(
@@ -121,13 +125,18 @@ class ReferenceKV:
         recipe = find_recipe(spec)
         self.rope = CacheRope(file, recipe, config.capacity, halves=recipe.halves)
         self._make_key = partial(state_key, NAME, file, spec, config)
+        self.lora = ""  # names the adapters
 
     @property
     def key(self) -> str:
         return self._settings + self.rope.suffix
 
-    @cached_property
+    @property
     def _settings(self) -> str:
+        return self._model_key + self.lora
+
+    @cached_property
+    def _model_key(self) -> str:
         """Made when rows are first saved: that may read the whole file."""
         return self._make_key()
 
@@ -226,9 +235,14 @@ class ReferenceEngine:
 
     capabilities = CAPABILITIES
 
-    def __init__(self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, weights: dict[str, FloatArray]) -> None:
+    def __init__(
+        self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, weights: dict[str, FloatArray],
+        sources: Mapping[str, Source] | None = None,
+    ) -> None:  # fmt: skip
+        """sources: where the weights lie in the file, for adapters."""
         self.spec, self.config = spec, config
-        self.weights = weights
+        self.weights, self._sources = weights, sources or {}
+        self._lora: dict[str, tuple[FloatArray, FloatArray]] = {}  # A and B of matrices that are adapted
         self._recipe = find_recipe(spec)
         self.kv = ReferenceKV(file, spec, config)
 
@@ -239,8 +253,16 @@ class ReferenceEngine:
         hidden, step = self._run(tokens), self.config.logits_rows
         return np.concatenate([self.head(hidden[at : at + step]) for at in range(0, len(hidden), step)])
 
+    def set_lora(self, lora: Lora | None) -> None:
+        check_lora(lora, self.config)
+        changed = {name: each for name, each in self._sources.items() if lora and lora.changes(each)}
+        adapted = {name: lora.matrices(each) for name, each in changed.items()} if lora else {}
+        self.kv.truncate(0)
+        self._lora, self.kv.lora = adapted, f" {lora.key}" if lora else ""
+
     def close(self) -> None:
         self.weights.clear()
+        self._lora.clear()
 
     @_UNWARNED
     def _run(self, tokens: IntArray) -> FloatArray:
@@ -317,6 +339,8 @@ class ReferenceEngine:
 
     def _project(self, x: FloatArray, layer: int, name: str) -> FloatArray:
         product = x @ self.weights[f"blk.{layer}.{name}"].T
+        if pair := self._lora.get(f"blk.{layer}.{name}"):
+            product = product + (x @ pair[0].T) @ pair[1].T
         bias = self.weights.get(f"blk.{layer}.{name}.bias")
         return np.asarray(product if bias is None else product + bias)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 NAME = "llamacpp"
 KV_DTYPES = ("f16", "q8_0", "q4_0", "f32")  # f32 turns flash attention off: the exact mode, for tests
-CAPABILITIES = Capabilities("token", uneven="token", kv_dtypes=KV_DTYPES, attention=True, keys=False)
+CAPABILITIES = Capabilities("token", uneven="token", kv_dtypes=KV_DTYPES, attention=True, keys=False, lora=True)
 EFFICIENCY = Efficiency(
     {"integers": Weights(0.43, 1.8, 0.24), "others": Weights(0.30, 0.42), "floats": Weights(0.70, 1.1)},
     {"f16": Rows(0.12, 0.37), "q8_0": Rows(0.05, 0.09), "q4_0": Rows(0.012, 0.045)},
@@ -120,6 +120,7 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
         kv=int(rows * spec.kv_values_per_row * KV_VALUE_BYTES[config.kv_dtype]),
         scratch=chunk + logits + _GRAPH_BYTES,
         runtime=_LIBRARY_BYTES + _VOCABULARY_BYTES_PER_TOKEN * spec.vocab,
+        lora=config.lora_bytes,
     )
 
 

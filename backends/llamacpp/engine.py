@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from edge.backends.base import EngineConfig, check_positions, check_tokens
+from edge.backends.base import EngineConfig, check_lora, check_positions, check_tokens
 from edge.backends.interrupts import interrupts_wait
 from edge.backends.llamacpp import CAPABILITIES, allocated_rows, check_observed, ignored_window, uses_flash
 from edge.backends.llamacpp.clock import NodeClock
@@ -23,6 +23,7 @@ from edge.backends.llamacpp.scores import Scores
 from edge.devices.memory import release_free_memory
 from edge.errors import EngineError, UnsupportedError
 from edge.formats.gguf import GGUFFile
+from edge.model.lora import Lora
 from edge.model.spec import ModelSpec
 from edge.types import FloatArray, IntArray
 
@@ -51,6 +52,7 @@ class LlamaCppEngine:
         self._scores: Scores | None = None
         self._clock = clock
         self._queries, self._votes = 0, False
+        self._lora: list[tuple[Any, float]] = []  # adapters of the model, with their scales
         try:
             self._load_model(file, progress)
             if 0 < spec.window < config.capacity and not self._lib.llama_model_n_swa(self._model):
@@ -94,6 +96,33 @@ class LlamaCppEngine:
             self._decode(part, every=True)
             logits[start : start + part.size] = self._logits(part.size)
         return logits
+
+    def set_lora(self, lora: Lora | None) -> None:
+        """See AdaptedEngine. llama.cpp reserves a graph for the adapters when it makes a context, so it makes one."""
+        check_lora(lora, self.config)
+        if self._batch is None:
+            raise EngineError("the engine is closed")
+        loaded = self._load_lora(lora) if lora else []
+        before, self._lora = self._lora, loaded
+        self._kv.replace_context()
+        self._kv.lora = f" {lora.key}" if lora else ""
+        for adapter, _ in before:
+            self._lib.llama_adapter_lora_free(adapter)
+
+    def _load_lora(self, lora: Lora) -> list[tuple[Any, float]]:
+        loaded: list[tuple[Any, float]] = []
+        for adapter, scale in zip(lora.adapters, lora.scales, strict=True):
+            for pair in adapter.pairs.values():  # checks their values
+                adapter.read(pair.a), adapter.read(pair.b)
+            LOG.clear()
+            with interrupts_wait():
+                made = self._lib.llama_adapter_lora_init(self._model, os.fsencode(adapter.file.path))
+            if not made:
+                for each, _ in loaded:
+                    self._lib.llama_adapter_lora_free(each)
+                raise UnsupportedError(f"{adapter.file.path}: llama.cpp cannot load it ({LOG.reason()})")
+            loaded.append((made, scale))
+        return loaded
 
     def _check(self, tokens: IntArray) -> IntArray:
         tokens = check_tokens(tokens, self.spec.vocab, self._kv.free)
@@ -169,6 +198,11 @@ class LlamaCppEngine:
             self._context = lib.llama_init_from_model(self._model, parameters)
         if not self._context:
             raise UnsupportedError(f"llama.cpp cannot make a context for this model ({LOG.reason()})")
+        if self._lora:
+            adapters = (lib.llama_adapter_lora_p_ctypes * len(self._lora))(*(each for each, _ in self._lora))
+            scales = (ctypes.c_float * len(self._lora))(*(scale for _, scale in self._lora))
+            if lib.llama_set_adapters_lora(self._context, adapters, len(self._lora), scales):
+                raise UnsupportedError(f"llama.cpp cannot apply the adapters ({LOG.reason()})")
 
     def _replace_context(self, capacity: int) -> Any:
         """Replace the context by an empty one. The old one is freed first, so that the two never exist together."""

@@ -60,9 +60,14 @@ class LlamaCppKV:
         self.next_position = 0
         self._shift_pending = False
         self.closed = False
+        self.lora = ""  # names the adapters
+
+    @property
+    def key(self) -> str:
+        return self._model_key + self.lora
 
     @cached_property
-    def key(self) -> str:
+    def _model_key(self) -> str:
         """Computed when rows are first saved, because that may read the whole file.
 
         An engine that observes turns flash attention off, which stores values in another order.
@@ -201,6 +206,12 @@ class LlamaCppKV:
             raise EngineError(f"llama.cpp could not take its rows over: {LOG.reason()}")
         self._note_order()
         self.nbytes = int(allocated_rows(self.capacity) * self._value_bytes)
+
+    def replace_context(self) -> None:
+        """Empty the cache, with a new context around it."""
+        self.truncate(0)
+        self._context = self._replace(self.capacity)
+        self.memory = self._lib.llama_get_memory(self._context)
 
     def _note_order(self) -> None:
         """Record that rows are now in the first cells, in the order of their previous cells."""

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 NAME = "tvm"
 KV_DTYPES = ("f16", "int8", "int4", "f32")  # f32 is the exact mode: float32 activations too, for tests
-CAPABILITIES = Capabilities("head", uneven="head", kv_dtypes=KV_DTYPES, attention=True, keys=True, tunable=True)
+CAPABILITIES = Capabilities(
+    "head", uneven="head", kv_dtypes=KV_DTYPES, attention=True, keys=True, tunable=True, lora=True
+)
 EFFICIENCY = Efficiency(
     {"integers": Weights(0.93, 4.6, 0.57), "floats": Weights(0.93, 1.4)},
     {"f16": Rows(0.60, 1.8), "int8": Rows(0.55, 1.8), "int4": Rows(0.27, 1.6)},
@@ -89,6 +91,7 @@ def can_repack(spec: ModelSpec) -> bool:
 def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     """Computed from the arrays that the engine allocates; the weights are those of the packed file."""
     from edge.backends.row_lists import pinned_bytes
+    from edge.backends.tvm.adapters import adapter_bytes, padded_rank
     from edge.backends.tvm.cpu.arguments import make_scratch
     from edge.backends.tvm.cpu.streaming import packed_bytes, streaming_need
     from edge.backends.tvm.kv.regions import TILE, allocated_rows, longest_head
@@ -100,7 +103,8 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     shape, target = Shape.of(spec), with_tuning(choose_target(), config.tuning)
     rows = allocated_rows(config.capacity, uneven=config.uneven)
     longest = round_up(longest_head(config.capacity, spec.context, uneven=config.uneven), TILE)
-    scratch = make_scratch(shape, target, config.chunk, config.threads, longest if config.observes else 0)
+    observed, rank = longest if config.observes else 0, padded_rank(config.lora_rank)
+    scratch = make_scratch(shape, target, config.chunk, config.threads, observed, rank)
     per_row = row_bytes(shape, config.kv_dtype) + 4 * shape.layers * shape.kv_heads * (shape.windowed + config.observes)
     logits = config.logits_rows * shape.padded_vocab
     kinds = max(1, len(find_recipe(spec).ropes))
@@ -118,6 +122,7 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
         runtime=_RUNTIME_BYTES + _REFLECTION_BYTES * FORMATS[config.kv_dtype].transformed,
         streamed=streaming.streamed,
         least_weights=streaming.least,
+        lora=adapter_bytes(shape, rank, exact=config.kv_dtype == "f32"),
     )
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from edge.backends.tvm.packing.blocks import BLOCKS, IntegerBlock
 from edge.backends.tvm.packing.layout import PackedLayout, Shape
 from edge.backends.tvm.targets import Target
 
@@ -18,6 +20,7 @@ class Design:
     vectors: the norms and biases that every layer has.
     exact: all products are in float32, rather than with activations quantized to 8 bits.
     timed: each thread records the times of its phases (`cpu/timing.py`).
+    lora: matrices may have adapters, of any rank (`cpu/phases/adapt.py`).
     """
 
     shape: Shape
@@ -30,6 +33,7 @@ class Design:
     exact: bool
     target: Target
     timed: bool = False
+    lora: bool = False
 
     @classmethod
     def of(cls, layout: PackedLayout, kv_dtype: str, target: Target) -> Design:
@@ -51,6 +55,17 @@ class Design:
     def from_json(cls, text: str) -> Design:
         fields = json.loads(text)
         return cls(**fields | {"shape": Shape(**fields["shape"]), "target": Target(**fields["target"])})
+
+
+def low_rank_blocks(variants: Sequence[Sequence[str]], *, exact: bool) -> tuple[str, str]:
+    """Block types of an adapter's A and B, for matrices with these block types.
+
+    A is multiplied with quantized activations where there are any: those of matrices of integers.
+    """
+    if exact:
+        return "F32", "F32"
+    integers = any(isinstance(BLOCKS[name], IntegerBlock) for blocks in variants for name in blocks)
+    return "Q8_0" if integers else "F16", "F16"
 
 
 def _name(layout: PackedLayout, matrix: str) -> str | None:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from edge.backends.base import EngineConfig, LoadProgress, check_positions, check_tokens, state_key
+from edge.backends.base import EngineConfig, LoadProgress, check_lora, check_positions, check_tokens, state_key
 from edge.backends.head_kv import HeadKV
 from edge.backends.rope import CacheRope, Rotation
 from edge.backends.tvm import CAPABILITIES, NAME
+from edge.backends.tvm.adapters import Offsets, adapter_bytes, pack_adapters, padded_rank
 from edge.backends.tvm.compiler.compiled import compiled, is_compiled
-from edge.backends.tvm.cpu.arguments import Job, fill_table, make_scratch
+from edge.backends.tvm.cpu.arguments import LORA_SLOTS, Job, Table, fill_table, make_scratch
 from edge.backends.tvm.cpu.elf import Call, Image
 from edge.backends.tvm.cpu.streaming import Disk, make_streams, streaming_need
 from edge.backends.tvm.cpu.timing import thread_words
@@ -33,6 +34,7 @@ from edge.backends.tvm.targets import choose_target, with_tuning
 from edge.errors import EngineError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.architectures.angles import temperatures
+from edge.model.lora import Lora
 from edge.model.spec import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray
 
@@ -51,7 +53,7 @@ class NativeEngine:
         """timed: compiled with timestamps, whose counters are `times` (`cpu/timing.py`)."""
         self.spec, self.config = spec, config
         target, layout = with_tuning(choose_target(), config.tuning), make_layout(file, spec)
-        design = replace(Design.of(layout, config.kv_dtype, target), timed=timed)
+        design = replace(Design.of(layout, config.kv_dtype, target), timed=timed, lora=config.lora_rank > 0)
         streams = make_streams(layout, streaming_need(spec, config).kept, config.threads) if config.resident else None
         image, self._weights = _prepare(file, layout, design, streams.resident if streams else None, progress)
         self._disk = Disk(streams is not None)
@@ -70,13 +72,16 @@ class NativeEngine:
         longest = longest_head(config.capacity, spec.context, uneven=config.uneven)
         regions = Regions(shape.layers * shape.kv_heads, config.capacity, longest, uneven=config.uneven)
         observed = round_up(longest, TILE) if config.observes else 0
-        scratch = make_scratch(shape, target, config.chunk, config.threads, observed)
+        rank = padded_rank(config.lora_rank)
+        scratch = make_scratch(shape, target, config.chunk, config.threads, observed, rank)
         tokens = round_up(config.chunk, target.gemm_tokens)
         # The last batch of a chunk may read beyond its tokens.
         rope_size = (max(tokens, _ROPE_AHEAD) + target.gemm_tokens) * 2 * self._head
         table = np.array(fill_table(layout, scratch, rope_size, streams), np.int64)
         self._table = aligned_zeros(table.size, "int64")
         self._table[:] = table
+        self._layout, self._exact = layout, design.exact
+        self._adapters = aligned_zeros(adapter_bytes(shape, rank, exact=design.exact), "uint8")
         self._floats = aligned_zeros(scratch.floats, "float32")
         self._integers = aligned_zeros(scratch.integers, "int32")
         at, count = scratch.offsets["normals"], shape.layers * shape.kv_heads * self._head
@@ -88,6 +93,7 @@ class NativeEngine:
             Call(image, "move", (*map(pointer, arrays), pointer(pairs), len(pairs)))()
 
         store = NativeStore(shape, config.kv_dtype, regions, move_rows, normals, observes=config.observes)
+        self._model_key = key
         self._kv = HeadKV(store, shape.layers, shape.kv_heads, rope, key, config.pinned)
         self._tokens = aligned_zeros(tokens, "int32")
         self._rotation = rope.rotation  # of the table of angles
@@ -112,6 +118,26 @@ class NativeEngine:
         if queries and not self.config.observes:
             raise UnsupportedError("this engine was loaded without EngineConfig.observes")
         self._observed, self._votes = queries, votes
+
+    def set_lora(self, lora: Lora | None) -> None:
+        """See AdaptedEngine. Compiled code reads the table anew in every pass."""
+        check_lora(lora, self.config)
+        if self._workers is None:
+            raise EngineError("the engine is closed")
+        self._kv.truncate(0)
+        self._set_adapters(0, [])  # none, should packing fail
+        if lora:
+            self._set_adapters(
+                padded_rank(lora.rank), pack_adapters(lora, self._layout, self._adapters, exact=self._exact)
+            )
+        self._kv.settings = self._model_key + (f" {lora.key}" if lora else "")
+
+    def _set_adapters(self, rank: int, offsets: Sequence[Offsets]) -> None:
+        self._table[Table.slot("lora_rank")] = rank
+        for layer in range(self.spec.layers):
+            found = offsets[layer] if rank else {}
+            for slot in LORA_SLOTS:
+                self._table[Table.in_layer(layer, slot)] = found.get(slot, 0)
 
     @property
     def kv(self) -> HeadKV[NativeStore]:
@@ -144,7 +170,8 @@ class NativeEngine:
         self._workers = None
         self._kv.closed = True
         self._kv.store.rows.arrays.clear()
-        self._weights = self._floats = self._integers = self._temperatures = np.zeros(0, np.uint8)
+        self._weights = self._floats = self._integers = np.zeros(0, np.uint8)
+        self._temperatures = self._adapters = np.zeros(0, np.uint8)
 
     def _run(self, tokens: IntArray, *, wanted: int) -> None:
         if self._workers is None:
@@ -183,6 +210,7 @@ class NativeEngine:
             self._weights, self._table, self._floats, self._integers, *store.rows.arrays.values(),
             store.lengths, store.positions, self._tokens, self._logits, self._rope,
             store.paid, store.regions.starts, *([self.times] if self.times.size else []),
+            *([self._adapters] if self._adapters.size else []),
         )  # fmt: skip
         return tuple(map(pointer, arrays))
 

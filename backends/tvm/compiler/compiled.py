@@ -69,7 +69,8 @@ def _key(design: Design) -> str:
 
 
 def _about(design: Design) -> str:
-    return f"{design.shape.layers} layers, {design.kv_dtype} KV, {design.target.name}{', timed' * design.timed}"
+    marks = ", timed" * design.timed + ", LoRA" * design.lora
+    return f"{design.shape.layers} layers, {design.kv_dtype} KV, {design.target.name}{marks}"
 
 
 def _compiler_size() -> int:

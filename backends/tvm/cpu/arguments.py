@@ -12,6 +12,8 @@ from edge.backends.tvm.targets import Target
 from edge.model.tensors import BIASES, MATRICES, NORMS
 
 LINE = 32  # int32 words between two threads' counters: two cache lines, since CPUs fetch neighbours together
+MOST_MATRICES = max(map(len, GROUPS.values()))  # of a phase
+LORA_SLOTS = tuple(f"{name}.{part}" for name in MATRICES for part in ("lora_a", "lora_a.scales", "lora_b"))
 _SEES_ALL = 1 << 30  # a window that no position is beyond
 
 Blocks = tuple[int, int]  # of the packed file: the first one, and their number
@@ -47,12 +49,14 @@ class Table:
         "token_embd", "token_embd.scales", "position_embd", "position_embd.scales",
         "output_norm", "output_norm.bias", "head", "head.scales",
         "block", "head_step", "head_parts",  # streaming.py
+        "lora_rank", "lora", "lora_parts",  # of adapters: the padded rank, A x of rows, and of threads' columns
     )  # fmt: skip
     PER_LAYER = (
         *MATRICES, *(f"{name}.scales" for name in MATRICES), *NORMS, *BIASES,
         *GROUPS,  # the number of the layer's variant
         "window",  # positions that a token sees
         "angles",  # where the layer's table of rotary angles begins
+        *LORA_SLOTS,  # of adapters, in their own memory; 0 for none
     )  # fmt: skip
 
     @classmethod
@@ -63,6 +67,10 @@ class Table:
     def layer_slot(cls, name: str) -> int:
         """Within a layer's slots."""
         return cls.PER_LAYER.index(name)
+
+    @classmethod
+    def in_layer(cls, layer: int, name: str) -> int:
+        return len(cls.NAMES) + layer * len(cls.PER_LAYER) + cls.layer_slot(name)
 
     @classmethod
     def first_piece(cls, layers: int) -> int:
@@ -145,10 +153,12 @@ def work_offsets(shape: Shape, target: Target) -> dict[str, int]:
     }
 
 
-def make_scratch(shape: Shape, target: Target, chunk: int, threads: int, observed_rows: int = 0) -> Scratch:
+def make_scratch(
+    shape: Shape, target: Target, chunk: int, threads: int, observed_rows: int = 0, lora_rank: int = 0
+) -> Scratch:
     """Rows are the tokens of a chunk or, in a step, a copy for each thread.
 
-    observed_rows: rows that one head may hold, in whole tiles, if attention is observed; else 0.
+    observed_rows: rows that one head may hold, in whole tiles, if attention is observed; else 0. lora_rank: padded.
     """
     tokens = round_up(chunk, target.gemm_tokens)
     rows = max(tokens, threads)
@@ -170,6 +180,8 @@ def make_scratch(shape: Shape, target: Target, chunk: int, threads: int, observe
         "normals": shape.layers
         * shape.kv_heads
         * shape.padded_head,  # of reflections; zero where keys are not reflected
+        "lora": rows * MOST_MATRICES * lora_rank,
+        "lora_parts": threads * MOST_MATRICES * lora_rank,
     }
     integers = {
         "words": rows * shape.widest // 4,

@@ -19,6 +19,7 @@ from edge.backends.tvm.cpu.kernels.cache import move_rows
 from edge.backends.tvm.cpu.kernels.row_formats import memory_types
 from edge.backends.tvm.cpu.kernels.threads import arrive, imports, wait
 from edge.backends.tvm.cpu.kernels.vectors import Register, Value, i64, let, loop, when
+from edge.backends.tvm.cpu.phases.adapt import adapt
 from edge.backends.tvm.cpu.phases.attend import attend_chunk, attend_step, merge_parts, observe_last
 from edge.backends.tvm.cpu.phases.builder import PassBuilder
 from edge.backends.tvm.cpu.phases.embed import embed
@@ -39,6 +40,7 @@ POINTERS = {  # the arguments of `run`, and the types that they point to
     "starts": "int32",  # the first row of each head, [layers, KV heads]
 }  # fmt: skip
 TIMES = {"times": "int64"}  # one more argument of a timed pass: `cpu/timing.py`
+LORA = {"lora": "uint8"}  # one more argument of a pass with adapters
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ def _declare(design: Design, symbol: str, *, layered: bool) -> tuple[dict[str, A
     """The function being built: its name and its arguments. The last one, of units only, is the layer."""
     T.func_name(symbol)
     T.func_attr({"global_symbol": symbol, "tirx.noalias": True})
-    types = POINTERS | memory_types(design.kv_dtype) | (TIMES if design.timed else {})
+    types = POINTERS | memory_types(design.kv_dtype) | (TIMES if design.timed else {}) | (LORA if design.lora else {})
     pointers = {name: T.arg(name, T.ptr(dtype)) for name, dtype in types.items()}
     thread = T.arg("thread", T.int64())
     return pointers, thread, T.arg("layer", T.int64()) if layered else None
@@ -174,6 +176,7 @@ def _qkv(b: PassBuilder, layer: Value) -> None:
     b.normalise_chunk("attn_norm", layer, "qkv")
     with b.phase("qkv", layer):
         inputs = b.normalised_inputs("attn_norm", layer, "qkv")
+        adapt(b, "qkv", layer, inputs)
         qkv(b, layer, inputs)
 
 
@@ -192,6 +195,7 @@ def _output(b: PassBuilder, layer: Value) -> None:
             merge_parts(b)
             b.mark("merge", layer)
         inputs = b.quantized_inputs("mixed", width, layer, "output", private=True)
+        adapt(b, "output", layer, inputs)
         add(b, "output", layer, inputs, "post_attention_norm")
     add_normed(b, layer, "post_attention_norm")
 
@@ -200,6 +204,7 @@ def _gate_up(b: PassBuilder, layer: Value) -> None:
     b.normalise_chunk("ffn_norm", layer, "gate_up")
     with b.phase("gate_up", layer):
         inputs = b.normalised_inputs("ffn_norm", layer, "gate_up")
+        adapt(b, "gate_up", layer, inputs)
         widen(b, layer, inputs)
 
 
@@ -208,6 +213,7 @@ def _down(b: PassBuilder, layer: Value) -> None:
     b.quantize_chunk("ffn", width, layer, "down")
     with b.phase("down", layer):
         inputs = b.quantized_inputs("ffn", width, layer, "down", private=False)
+        adapt(b, "down", layer, inputs)
         add(b, "down", layer, inputs, "post_ffw_norm")
     add_normed(b, layer, "post_ffw_norm")
     evict_piece(b, layer)

@@ -25,6 +25,7 @@ MARKS = {  # the parts of a pass in their order, and the phase of `backends.base
     "idle": "",  # before the pass begins; not reported
     "embed": "embed",
     "attn_norm": "norm",
+    "adapt": "other",
     "qkv": "qkv",
     "attend": "attend",
     "merge": "attend",  # in a step: of the threads' parts of each head's output

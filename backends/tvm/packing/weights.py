@@ -101,7 +101,7 @@ def _pack_tensor(source: BinaryIO, info: TensorInfo, place: Place, out: BinaryIO
     for first in range(0, rows, step):
         source.seek(info.offset + (place.source.first + first) * row_bytes)
         raw = np.frombuffer(source.read(min(step, rows - first) * row_bytes), np.uint8).reshape(-1, row_bytes)
-        padded = _pad(raw, unit, place.interleaved)
+        padded = pad_rows(raw, unit, place.interleaved)
         if place.block is None:
             out.seek(quants_at)
             quants_at += out.write(padded.tobytes())
@@ -113,7 +113,7 @@ def _pack_tensor(source: BinaryIO, info: TensorInfo, place: Place, out: BinaryIO
         quants_at, scales_at = quants_at + quants.nbytes, scales_at + scales.nbytes
 
 
-def _pad(raw: AnyArray, unit: int, interleaved: int) -> AnyArray:
+def pad_rows(raw: AnyArray, unit: int, interleaved: int) -> AnyArray:
     """Pads every `unit` rows with zero rows to whole tiles, and interleaves the halves of their first `interleaved`."""
     units, width = -(-len(raw) // unit), raw.shape[1]
     order = np.arange(unit)

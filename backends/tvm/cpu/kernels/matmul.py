@@ -43,6 +43,14 @@ class Matrix:
     quants: Value
     scales: Value
 
+    @property
+    def pieces(self) -> int:
+        """What the loop of a product counts: parts of integers, or columns of floats."""
+        return self.columns // PART if isinstance(self.block, IntegerBlock) else self.columns
+
+
+Span = tuple[Value, Value]  # start and stop
+
 
 @dataclass(frozen=True)
 class Weights:
@@ -68,34 +76,36 @@ class Inputs:
 
 
 def multiply(
-    isa: Isa, weights: Weights, matrix: Matrix, tile: Value, inputs: Inputs, rows: Sequence[Value], ahead: int = 0
-) -> list[Register]:
+    isa: Isa, weights: Weights, matrix: Matrix, tile: Value, inputs: Inputs, rows: Sequence[Value], ahead: int = 0,
+    span: Span | None = None,
+) -> list[Register]:  # fmt: skip
     """16 products of tile `tile` with each of the given rows of the inputs.
 
-    ahead: bytes by which weights are prefetched, or 0.
+    ahead: bytes by which weights are prefetched, or 0. span: of the matrix's `pieces`; None: all.
     """
+    span = span or (i64(0), i64(matrix.pieces))
     sums = [Register() for _ in rows]
     for each in sums:
         each.value = floats(0)
     if isinstance(matrix.block, FloatBlock):
-        _float_weights(isa, weights, matrix, matrix.block, tile, inputs, rows, sums)
+        _float_weights(isa, weights, matrix, matrix.block, tile, inputs, rows, sums, span)
     elif inputs.quantized is None:
-        _exact(isa, weights, matrix, matrix.block, tile, inputs, rows, sums)
+        _exact(isa, weights, matrix, matrix.block, tile, inputs, rows, sums, span)
     else:
-        _integers(isa, weights, matrix, matrix.block, tile, inputs.quantized, rows, sums, ahead)
+        _integers(isa, weights, matrix, matrix.block, tile, inputs.quantized, rows, sums, ahead, span)
     return sums
 
 
 def _integers(
     isa: Isa, weights: Weights, matrix: Matrix, block: IntegerBlock, tile: Value, x: Quantized,
-    rows: Sequence[Value], sums: list[Register], ahead: int,
+    rows: Sequence[Value], sums: list[Register], ahead: int, span: Span,
 ) -> None:  # fmt: skip
     """Σ over groups of d · s · (Σ w q − center Σ q) + m · s Σ q, where s and q are the activations'."""
-    count, first_part, first_scales = _tile(matrix, block, tile)
+    first_part, first_scales = _tile(matrix, block, tile)
     x_words = [let(x.words_at(row)) for row in rows]
     x_blocks = [let(x.blocks_at(row)) for row in rows]
     center = block.center + (isa.signed_offset if block.signed else 0)
-    with loop(i64(0), i64(count)) as at:
+    with loop(*span) as at:
         first = let(first_part + at * (block.part_bytes // 4))
         if ahead:
             for line in range(0, block.part_bytes, 64):
@@ -124,12 +134,12 @@ def _integers(
 
 def _exact(
     isa: Isa, weights: Weights, matrix: Matrix, block: IntegerBlock, tile: Value, inputs: Inputs,
-    rows: Sequence[Value], sums: list[Register],
+    rows: Sequence[Value], sums: list[Register], span: Span,
 ) -> None:  # fmt: skip
     """The same product with every weight converted to a float: slow, for tests and comparisons."""
-    count, first_part, first_scales = _tile(matrix, block, tile)
+    first_part, first_scales = _tile(matrix, block, tile)
     starts = [let(inputs.start + row * inputs.stride) for row in rows]
-    with loop(i64(0), i64(count)) as at:
+    with loop(*span) as at:
         first = first_part + at * (block.part_bytes // 4)
         for index, weight in enumerate(_weights(block, _read_part(isa, weights, block, first, first_scales, at))):
             weight = let(weight)
@@ -146,11 +156,11 @@ class _Group:
     minimum: Value | None = None
 
 
-def _tile(matrix: Matrix, block: IntegerBlock, tile: Value) -> tuple[int, Value, Value]:
-    """The number of its parts, and the offsets of its quants in words and of its scales in halves."""
+def _tile(matrix: Matrix, block: IntegerBlock, tile: Value) -> tuple[Value, Value]:
+    """The offsets of its quants in words and of its scales in halves."""
     quants, scales = block.packed_bytes(16, matrix.columns)
     words, halves = quotient(matrix.quants + tile * quants, 4), quotient(matrix.scales + tile * scales, 2)
-    return matrix.columns // PART, let(words), let(halves)
+    return let(words), let(halves)
 
 
 def _read_part(
@@ -189,7 +199,7 @@ def _read_registers(block: IntegerBlock, isa: Isa, read: Callable[[int], Value])
     return [let(isa.lookup(block.codebook, each)) for each in found] if block.codebook else found
 
 
-def _to_floats(block: FloatBlock, isa: Isa, stored: Value) -> Value:
+def to_floats(block: FloatBlock, isa: Isa, stored: Value) -> Value:
     """16 stored values of F32, F16 or BF16 (unsigned integers but for F32) as float32."""
     if block.name == "F16":
         return isa.from_f16(stored)
@@ -208,13 +218,13 @@ def _weights(block: IntegerBlock, groups: Sequence[_Group]) -> Iterator[Value]:
 
 def _float_weights(
     isa: Isa, weights: Weights, matrix: Matrix, block: FloatBlock, tile: Value, inputs: Inputs,
-    rows: Sequence[Value], sums: list[Register],
+    rows: Sequence[Value], sums: list[Register], span: Span,
 ) -> None:  # fmt: skip
     memory = weights.floats if block.raw_bytes == 4 else weights.halves
     first = let(quotient(matrix.quants, block.raw_bytes) + tile * (matrix.columns * 16))
     starts = [let(inputs.start + row * inputs.stride) for row in rows]
-    with loop(i64(0), i64(matrix.columns)) as at:
-        weight = let(_to_floats(block, isa, load(memory, first + at * 16)))
+    with loop(*span) as at:
+        weight = let(to_floats(block, isa, load(memory, first + at * 16)))
         for each, start in zip(sums, starts, strict=True):
             each.value = each.value + weight * spread(inputs.floats[start + at])
 
@@ -230,11 +240,11 @@ def copy_row(isa: Isa, weights: Weights, matrix: Matrix, row: Value, out: Buffer
         memory = weights.floats if block.raw_bytes == 4 else weights.halves
         first = let(quotient(matrix.quants, block.raw_bytes) + tile * (matrix.columns * 16))
         with loop(i64(0), i64(matrix.columns)) as at:
-            kept.value = _to_floats(block, isa, load(memory, first + at * 16))
+            kept.value = to_floats(block, isa, load(memory, first + at * 16))
             T.buffer_store(out, kept.lane(lane), [out_at + at])
         return
-    count, first_part, first_scales = _tile(matrix, block, tile)
-    with loop(i64(0), i64(count)) as at:
+    first_part, first_scales = _tile(matrix, block, tile)
+    with loop(i64(0), i64(matrix.pieces)) as at:
         first = first_part + at * (block.part_bytes // 4)
         for index, weight in enumerate(_weights(block, _read_part(isa, weights, block, first, first_scales, at))):
             kept.value = weight

@@ -10,18 +10,19 @@ from typing import Any
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.cpu import timing
-from edge.backends.tvm.cpu.arguments import Job, Table
+from edge.backends.tvm.cpu.arguments import MOST_MATRICES, Job, Table
 from edge.backends.tvm.cpu.kernels.activations import Quantized, Sums, quantize
 from edge.backends.tvm.cpu.kernels.cache import Cache
 from edge.backends.tvm.cpu.kernels.functions import NORMS
 from edge.backends.tvm.cpu.kernels.isa import ISAS
+from edge.backends.tvm.cpu.kernels.low_rank import add_low_rank
 from edge.backends.tvm.cpu.kernels.matmul import Inputs, Matrix, Weights, multiply
 from edge.backends.tvm.cpu.kernels.row_formats import memory_types
 from edge.backends.tvm.cpu.kernels.threads import meet
 from edge.backends.tvm.cpu.kernels.timing import add_time
 from edge.backends.tvm.cpu.kernels.vectors import Buffer, Register, Value, i64, let, load, loop, quotient, when
-from edge.backends.tvm.design import Design
-from edge.backends.tvm.packing.blocks import BLOCKS, IntegerBlock
+from edge.backends.tvm.design import Design, low_rank_blocks
+from edge.backends.tvm.packing.blocks import BLOCKS, PART, FloatBlock, IntegerBlock
 
 
 class PassBuilder:
@@ -48,6 +49,8 @@ class PassBuilder:
         )
         self.count = i64(1) if single else count
         self.weights = Weights(*(view("weights", dtype) for dtype in ("int32", "uint16", "int8", "float32")))
+        if design.lora:
+            self.adapters = Weights(*(view("lora", dtype) for dtype in ("int32", "uint16", "int8", "float32")))
         self.table, self.tokens = view("table", "int64"), view("tokens", "int32")
         self.floats, self.integers = view("floats", "float32"), view("integers", "int32")
         self.rope, self.logits = view("rope", "float32"), view("logits", "float32")
@@ -112,7 +115,8 @@ class PassBuilder:
     def _group_sizes(self, blocks: Sequence[str]) -> Sequence[int]:
         """The group sizes of these weights, for which activations need sums; none if no weights are integers."""
         integers = [block for block in map(BLOCKS.__getitem__, blocks) if isinstance(block, IntegerBlock)]
-        return [] if self.design.exact else sorted({block.group_size for block in integers})
+        sizes = {block.group_size for block in integers} | ({PART} if integers and self.design.lora else set())
+        return [] if self.design.exact else sorted(sizes)
 
     def inputs(self, name: str, width: int, *, shared: bool = False) -> Inputs:
         """shared: in a step, all threads read the same row of floats rather than their own copies."""
@@ -146,7 +150,25 @@ class PassBuilder:
             bias = let(load(self.weights.floats, self.layer_at(layer, f"{name}.bias") + tile * 16))
             for each in sums:
                 each.value = each.value + bias
+        if self.design.lora:
+            self._add_low_rank(name, layer, tile, rows, sums)
         return sums
+
+    def _add_low_rank(
+        self, name: str, layer: Value, tile: Value, rows: Sequence[Value], sums: Sequence[Register]
+    ) -> None:
+        """Add what an adapter adds to a product, from the A x that `adapt.py` has left."""
+        block = BLOCKS[low_rank_blocks([], exact=self.design.exact)[1]]
+        assert isinstance(block, FloatBlock)
+        matrix, rank = let(self.layer_at(layer, f"{name}.lora_b")), let(self.at("lora_rank"))
+        with when(matrix > 0):
+            at, starts = matrix + tile * rank * (16 * block.raw_bytes), [self.low_rank_at(name, row) for row in rows]
+            add_low_rank(self.isa, self.adapters, block, at, rank, self.floats, starts, sums)
+
+    def low_rank_at(self, name: str, row: Value, of: str = "lora") -> Value:
+        """Where a row of `of` has A x of a matrix; a phase has `lora_rank` values for each of its matrices."""
+        index = next(names.index(name) for names in self.shape.groups.values() if name in names)
+        return let(self.at(of) + (row * MOST_MATRICES + index) * self.at("lora_rank"))
 
     def quantized(self) -> Quantized:
         sums = {
@@ -223,10 +245,12 @@ class PassBuilder:
         return [name for blocks in self.design.variants[group] for name in blocks]
 
     def layer_matrix(self, layer: Value, name: str, block: str) -> Matrix:
-        shape = self.shape
-        columns = {"attn_output": shape.heads * shape.head, "ffn_down": shape.ffn}.get(name, shape.hidden)
         quants, scales = self.layer_at(layer, name), self.layer_at(layer, f"{name}.scales")
-        return Matrix(BLOCKS[block], columns, let(quants), let(scales))
+        return Matrix(BLOCKS[block], self.columns(name), let(quants), let(scales))
+
+    def columns(self, name: str) -> int:
+        shape = self.shape
+        return {"attn_output": shape.heads * shape.head, "ffn_down": shape.ffn}.get(name, shape.hidden)
 
     def matrix(self, block: str, columns: int, name: str) -> Matrix:
         return Matrix(BLOCKS[block], columns, self.at(name), self.at(f"{name}.scales"))

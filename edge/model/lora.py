@@ -1,0 +1,267 @@
+"""LoRA adapters (arXiv:2106.09685) in GGUF: low-rank changes of a model's matrices, applied as they are run.
+
+An adapter has two matrices for each matrix W that it changes: A, `NAME.lora_a` [rank, columns of W], and B,
+`NAME.lora_b` [rows of W, rank]. The model then computes y = W x + scale · (alpha / rank) · B (A x).
+
+Format: the adapters that llama.cpp's `convert_lora_to_gguf.py` writes. As in llama.cpp, an alpha of 0 stands for a
+factor of 1, and the rank of each pair is its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from reprlib import repr as brief
+from typing import Any
+
+import numpy as np
+
+from edge.errors import InputError, ModelFormatError, UnsupportedError
+from edge.formats.blocks import dequantize
+from edge.formats.gguf import GGUFFile, TensorInfo, read_gguf
+from edge.model.spec import ModelSpec
+from edge.model.tensors import Source
+from edge.storage.fingerprint import fingerprint
+from edge.types import FloatArray
+
+MAX_RANK = 1024  # of all adapters of a run together; real ones have 4 to 256
+MAX_SCALE = 1e6
+_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")  # converters write the first four
+_A, _B = ".lora_a", ".lora_b"
+
+
+@dataclass(frozen=True)
+class LoraFile:
+    """An adapter file, and the factor of what it adds."""
+
+    path: Path
+    scale: float = 1.0
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.scale:g}" if self.scale != 1 else str(self.path)
+
+
+def parse_lora(value: Any) -> tuple[LoraFile, ...]:
+    """`FILE`, `FILE:0.5`, or several with commas between them. Raises InputError."""
+    if isinstance(value, LoraFile):
+        return (_checked(value),)
+    if isinstance(value, tuple) and all(isinstance(each, LoraFile) for each in value):
+        return tuple(map(_checked, value))
+    if not isinstance(value, str | Path) or not str(value):
+        raise InputError(f"--lora takes an adapter's file, such as style.gguf or style.gguf:0.5, not {value!r:.60}")
+    return tuple(_checked(_split(part)) for part in str(value).split(","))
+
+
+def _split(text: str) -> LoraFile:
+    path, colon, scale = text.rpartition(":")
+    try:
+        return LoraFile(Path(path), float(scale)) if colon and path else LoraFile(Path(text))
+    except ValueError:  # the colon belongs to the name
+        return LoraFile(Path(text))
+
+
+def _checked(file: LoraFile) -> LoraFile:
+    if not str(file.path) or file.path == Path():
+        raise InputError("--lora names no file")
+    if not math.isfinite(file.scale) or abs(file.scale) > MAX_SCALE:
+        raise InputError(f"the scale of {file.path} must lie within ±{MAX_SCALE:g}, not be {file.scale:g}")
+    return file
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The two matrices of an adapter that change one matrix of the model, on disk."""
+
+    a: TensorInfo
+    b: TensorInfo
+
+    @property
+    def rank(self) -> int:
+        return self.b.shape[0]
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """One file, its header checked. pairs: by the tensor of the model that they change."""
+
+    file: GGUFFile
+    architecture: str
+    name: str
+    alpha: float
+    pairs: dict[str, Pair]
+
+    @property
+    def rank(self) -> int:
+        """The largest."""
+        return max(pair.rank for pair in self.pairs.values())
+
+    @property
+    def parameters(self) -> int:
+        return sum(info.elements for info in self.file.tensors.values())
+
+    @property
+    def nbytes(self) -> int:
+        return sum(info.nbytes for info in self.file.tensors.values())
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of the file, which is read whole for it."""
+        return fingerprint(self.file.path).sha256
+
+    def factor(self, pair: Pair) -> float:
+        return self.alpha / pair.rank if self.alpha else 1.0
+
+    def read(self, info: TensorInfo) -> FloatArray:
+        """One matrix, float32 [rows, columns]. Raises ModelFormatError for values that are not finite."""
+        data = self.file.tensor_bytes(info).reshape(info.shape[1], -1)
+        with np.errstate(all="ignore"):
+            values = dequantize(data, info.type)
+        if not np.isfinite(values).all():
+            raise ModelFormatError(f"{self.file.path}: {info.name} has values that are not finite")
+        return values
+
+    def check_model(self, file: GGUFFile, spec: ModelSpec) -> None:
+        """Raises InputError if the adapter belongs to another model."""
+        path = self.file.path
+        if self.architecture != spec.architecture:
+            other = brief(self.architecture)
+            raise InputError(f"{path}: an adapter of a model of type {other}, but this is {spec.architecture}")
+        for name, pair in self.pairs.items():
+            info = file.tensors.get(name)
+            if info is None:
+                raise InputError(f"{path}: changes {name}, which the model does not have: it belongs to another model")
+            if len(info.shape) != 2 or (pair.a.shape[0], pair.b.shape[1]) != info.shape:
+                raise InputError(
+                    f"{path}: changes {name} of shape ({pair.a.shape[0]}, {pair.b.shape[1]}), but the model's has "
+                    f"{info.shape}: it belongs to another model"
+                )
+
+
+def is_adapter(file: GGUFFile) -> bool:
+    return file.metadata.get("general.type") == "adapter"
+
+
+def read_adapter(path: Path) -> Adapter:
+    """Check the header of an adapter.
+
+    Raises ModelFormatError for damaged files and other kinds of file, UnsupportedError for other kinds of adapter.
+    """
+    file = read_gguf(path)
+    if not is_adapter(file):
+        raise ModelFormatError(f"{path}: not an adapter: general.type is {brief(file.metadata.get('general.type'))}")
+    kind, architecture = (file.metadata.get(key) for key in ("adapter.type", "general.architecture"))
+    if kind != "lora":
+        raise UnsupportedError(f"{path}: an adapter of type {brief(kind)}: edge runs lora only")
+    if not isinstance(architecture, str) or not architecture:
+        raise ModelFormatError(f"{path}: general.architecture is missing")
+    if "adapter.alora.invocation_tokens" in file.metadata:
+        raise UnsupportedError(f"{path}: an activated LoRA (aLoRA), which edge does not run")
+    alpha = file.metadata.get("adapter.lora.alpha", 0.0)
+    if not isinstance(alpha, float) or not math.isfinite(alpha) or abs(alpha) > MAX_SCALE:
+        raise ModelFormatError(f"{path}: adapter.lora.alpha is {brief(alpha)}, not a float within ±{MAX_SCALE:g}")
+    name = str(file.metadata.get("general.name", path.stem))
+    adapter = Adapter(file, architecture, "".join(filter(str.isprintable, name))[:100], alpha, _find_pairs(file))
+    if adapter.rank > MAX_RANK:
+        raise UnsupportedError(f"{path}: rank {adapter.rank} is more than the {MAX_RANK} that edge runs")
+    return adapter
+
+
+def _find_pairs(file: GGUFFile) -> dict[str, Pair]:
+    path, found = file.path, dict[str, dict[str, TensorInfo]]()
+    for name, info in file.tensors.items():
+        changed, suffix = name[: -len(_A)], name[-len(_A) :]
+        if suffix not in (_A, _B):
+            raise UnsupportedError(f"{path}: {name} is no part of a LoRA pair: edge does not run such adapters")
+        if not changed.startswith("blk.") or not changed.endswith(".weight"):
+            raise UnsupportedError(f"{path}: it changes {changed}: edge runs adapters of matrices in layers only")
+        if len(info.shape) != 2:
+            raise UnsupportedError(f"{path}: {name} has {len(info.shape)} dimensions instead of 2")
+        if info.type not in _TYPES:
+            raise UnsupportedError(f"{path}: {name} is of type {info.type}: choose one of {', '.join(_TYPES)}")
+        found.setdefault(changed, {})[suffix] = info
+    if not found:
+        raise ModelFormatError(f"{path}: an adapter without tensors")
+    pairs: dict[str, Pair] = {}
+    for changed, two in found.items():
+        if len(two) != 2:
+            raise ModelFormatError(f"{path}: {changed} has only one of {_A} and {_B}")
+        pairs[changed] = Pair(two[_A], two[_B])
+        if two[_A].shape[1] != two[_B].shape[0]:
+            ranks = f"{two[_A].shape[1]} and {two[_B].shape[0]}"
+            raise ModelFormatError(f"{path}: the matrices of {changed} have the ranks {ranks}: they must agree")
+    return pairs
+
+
+@dataclass(frozen=True)
+class Lora:
+    """The adapters of a run, checked against their model. rank: the largest of a matrix, all adapters together.
+
+    nbytes: of all their tensors, as in the files.
+    """
+
+    adapters: tuple[Adapter, ...]
+    scales: tuple[float, ...]
+
+    @property
+    def rank(self) -> int:
+        return combined_rank(self.adapters)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(adapter.nbytes for adapter in self.adapters)
+
+    @cached_property
+    def key(self) -> str:
+        """Names the adapters by all of their files, and their scales."""
+        parts = [f"{adapter.sha256} {scale!r}" for adapter, scale in zip(self.adapters, self.scales, strict=True)]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+    def changes(self, source: Source) -> bool:
+        """Whether some adapter changes the tensor of a matrix that `find_tensors` found."""
+        return any(source.tensor in adapter.pairs for adapter in self.adapters)
+
+    def matrices(self, source: Source) -> tuple[FloatArray, FloatArray]:
+        """What the adapters add to a matrix, all factors in B: A float32 [ranks, columns], B float32 [rows, ranks].
+
+        source: a matrix that some adapter changes; of a fused one, its rows of B. Raises ModelFormatError.
+        """
+        lows, highs = [], []
+        for adapter, scale in zip(self.adapters, self.scales, strict=True):
+            if pair := adapter.pairs.get(source.tensor):
+                lows.append(adapter.read(pair.a))
+                rows = adapter.read(pair.b)[source.first : source.first + source.rows]
+                highs.append(rows * np.float32(scale * adapter.factor(pair)))
+        return np.concatenate(lows), np.concatenate(highs, axis=1)
+
+
+def adapted_values(spec: ModelSpec) -> int:
+    """Values of A and B for each rank, if all matrices of all layers are adapted."""
+    queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    attention = (spec.hidden + queries) * 2 + (spec.hidden + keys) * 2
+    return spec.layers * (attention + 3 * (spec.hidden + spec.ffn))
+
+
+def combined_rank(adapters: Iterable[Adapter]) -> int:
+    """The largest rank of a matrix that all adapters change together."""
+    ranks: dict[str, int] = {}
+    for adapter in adapters:
+        for name, pair in adapter.pairs.items():
+            ranks[name] = ranks.get(name, 0) + pair.rank
+    return max(ranks.values(), default=0)
+
+
+def open_lora(files: Sequence[LoraFile], file: GGUFFile, spec: ModelSpec) -> Lora:
+    """The adapters, checked against the header of their model; matrices are read later.
+
+    Raises InputError for adapters of another model, ModelFormatError, UnsupportedError.
+    """
+    adapters = tuple(read_adapter(each.path) for each in files)
+    for adapter in adapters:
+        adapter.check_model(file, spec)
+    if (rank := combined_rank(adapters)) > MAX_RANK:
+        raise UnsupportedError(f"the adapters have rank {rank} together, more than the {MAX_RANK} that edge runs")
+    return Lora(adapters, tuple(each.scale for each in files))
