@@ -422,8 +422,8 @@ def check_tokens(tokens: IntArray, vocab: int, free: int) -> IntArray:
 
 def check_lora(lora: Lora | None, config: EngineConfig) -> None:
     """Refuse adapters that an engine was not loaded for. Raises InputError."""
-    if lora is not None and lora.rank > config.lora_rank:
-        raise InputError(f"the adapters have rank {lora.rank}: the engine was loaded for {config.lora_rank} at most")
+    if lora is not None and lora.size.rank > config.lora_rank:
+        raise InputError(f"adapters of rank {lora.size.rank}: the engine was loaded for {config.lora_rank} at most")
 
 
 def check_positions(spec: ModelSpec, last: int) -> None:

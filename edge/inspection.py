@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from edge.errors import EdgeError, MissingExtraError, UnsupportedError
 from edge.formats.gguf import ArrayRef, GGUFFile, TensorInfo, read_gguf
 from edge.formats.onnx_folder import read_folder, read_manifest
 from edge.model.catalog import find_model
+from edge.model.lora import is_adapter, read_adapter
 from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec
 from edge.storage.fingerprint import hash_file
@@ -60,10 +62,21 @@ class EngineUse:
 
 
 @dataclass(frozen=True)
+class AdapterInfo:
+    """alpha: the factor of what a matrix adds is alpha / rank. changes: number of matrices of each name in layers."""
+
+    name: str
+    ranks: list[int]
+    alpha: float
+    changes: dict[str, int]
+
+
+@dataclass(frozen=True)
 class Inspection:
     """bits_per_weight: of all tensors; body_bits: of matrices other than the embedding and the head; None if there are
     none. stamp: of the header and a few bytes of every tensor, or of every MiB of a folder. sha256: of every file, if
     requested. spec: None, with a reason, for a model that no engine of edge runs. template: the file's, untrusted.
+    adapter: of a LoRA adapter, which is no model.
     """
 
     path: Path
@@ -82,6 +95,7 @@ class Inspection:
     spec: ModelSpec | None
     reason: str | None
     engines: list[EngineUse]
+    adapter: AdapterInfo | None = None
 
 
 def inspect_model(
@@ -129,6 +143,7 @@ def _inspect(
         sha256=_hashes(files, progress) if sha256 else {},
         spec=spec,
         reason=reason,
+        adapter=_adapter(file),
         engines=[] if spec is None else [_engine(name, file, spec) for name in backend_names()],
     )
 
@@ -138,6 +153,16 @@ def _spec(file: GGUFFile) -> tuple[ModelSpec | None, str | None]:
         return read_spec(file), None
     except UnsupportedError as error:
         return None, str(error).removeprefix(f"{file.path}: ")
+
+
+def _adapter(file: GGUFFile) -> AdapterInfo | None:
+    """Raises the errors of `read_adapter`."""
+    if not is_adapter(file):
+        return None
+    adapter = read_adapter(file.path)
+    ranks = sorted({pair.rank for pair in adapter.pairs.values()})
+    changes = Counter(name.split(".")[2] for name in adapter.pairs)
+    return AdapterInfo(adapter.name, ranks, adapter.alpha, dict(changes))
 
 
 def _bits(tensors: Iterable[TensorInfo]) -> float | None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from edge.budget import parse_bytes, parse_celsius, parse_joules, parse_seconds, parse_watts
 from edge.errors import InputError
 from edge.flags import BUDGETS, CACHE, ENGINE, flags_of, option
+from edge.model.lora import LoraFile, LoraSize, parse_lora, size_of
 
 if TYPE_CHECKING:
     from edge.kv.policy import Policy
@@ -92,6 +93,10 @@ class Options:
         None, "--provider", group=ENGINE,
         help="What the onnx engine runs on: an execution provider (default: cpu).",
     )  # fmt: skip
+    lora: tuple[LoraFile, ...] | None = option(
+        None, "--lora", group=ENGINE, typed=str, parse=parse_lora, metavar="FILE[:SCALE]",
+        help="LoRA adapter in GGUF, such as style.gguf or style.gguf:0.5; several with commas between.",
+    )  # fmt: skip
     threads: int | None = option(None, "--threads", group=ENGINE, help="CPU threads (default: physical cores).")
 
     expected_tokens: int | None = option(None, help="Tokens of prompt and answer together, if they are known.")
@@ -123,6 +128,11 @@ class Options:
         from edge.kv import make_policy
 
         return make_policy(self.kv_policy, self.sinks, self.keep or 0)
+
+    @cached_property
+    def lora_size(self) -> LoraSize:
+        """What the adapters need, by their headers. Raises ModelFormatError, UnsupportedError."""
+        return size_of(self.lora or ())
 
 
 def takes_options(function: Function) -> Function:

@@ -18,7 +18,7 @@ Edit = Callable[[dict[str, AnyArray]], None]
 
 
 def random_tensors(model: Model, rank: int, only: Iterable[str] = (), seed: int = 1) -> dict[str, AnyArray]:
-    """A and B of all matrices in layers, or of those whose names contain one of `only`: B A is as large as a tenth of
+    """A and B of all matrices in layers, or of those whose names contain one of `only`: B A is as large as a fifth of
     a matrix of the model."""
     random, tensors, chosen = np.random.default_rng(seed), {}, tuple(only)
     for name, info in model.file.tensors.items():
@@ -28,7 +28,7 @@ def random_tensors(model: Model, rank: int, only: Iterable[str] = (), seed: int 
             continue
         columns, rows = info.shape
         tensors[f"{name}.lora_a"] = (random.standard_normal((rank, columns)) / np.sqrt(columns)).astype(np.float32)
-        tensors[f"{name}.lora_b"] = (random.standard_normal((rows, rank)) * 0.3 / np.sqrt(rank)).astype(np.float32)
+        tensors[f"{name}.lora_b"] = (random.standard_normal((rows, rank)) * 0.1 / np.sqrt(rank)).astype(np.float32)
     return tensors
 
 

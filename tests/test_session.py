@@ -460,7 +460,8 @@ REPORT_KEYS: dict[str, set[str] | None] = {
     "timings": {"load_s", "ttft_s", "prefill_tok_s", "decode_tok_s", "paused_s", "total_s", "before_s", "budget_s"},
     "stop_reason": None,
     "memory": {
-        "peak_rss", "budget", "weights", "kv", "scratch", "interpreter", "anonymous", "file", "streamed", "measured",
+        "peak_rss", "budget", "weights", "kv", "scratch", "interpreter", "anonymous", "file", "streamed", "lora",
+        "measured",
     },
     "kv": {"policy", "capacity", "rows", "dtype", "evicted"},
     "energy": {
@@ -476,6 +477,7 @@ REPORT_KEYS: dict[str, set[str] | None] = {
     },
     "versions": {"edge", "python", "numpy", "apache-tvm", "apache-tvm-ffi"},
     "seed": None,
+    "lora": None,
     "schema": None,
 }  # fmt: skip
 

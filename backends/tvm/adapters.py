@@ -49,7 +49,7 @@ def pack_adapters(lora: Lora, layout: PackedLayout, out: AnyArray, *, exact: boo
 
     Raises ModelFormatError for values that are not finite, or beyond what float16 holds.
     """
-    rank, at, found = padded_rank(lora.rank), ALIGNMENT, []
+    rank, at, found = padded_rank(lora.size.rank), ALIGNMENT, []
     for layer in range(layout.shape.layers):
         offsets: Offsets = {}
         for group, names in layout.shape.groups.items():

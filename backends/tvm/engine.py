@@ -128,7 +128,7 @@ class NativeEngine:
         self._set_adapters(0, [])  # none, should packing fail
         if lora:
             self._set_adapters(
-                padded_rank(lora.rank), pack_adapters(lora, self._layout, self._adapters, exact=self._exact)
+                padded_rank(lora.size.rank), pack_adapters(lora, self._layout, self._adapters, exact=self._exact)
             )
         self._kv.settings = self._model_key + (f" {lora.key}" if lora else "")
 

@@ -40,7 +40,7 @@ def bench(
     repetitions: Annotated[int, o.flag("-r", "--repetitions", min=1, max=1000, help="Runs of each test.")] = 5,
     output: Annotated[Format, o.flag("-o", "--output", help="Output format.")] = Format.md,
     *,
-    options: Annotated[Options, o.only("memory", "kv_dtype", "prefill_step_size", "backend", "threads")],
+    options: Annotated[Options, o.only("memory", "kv_dtype", "prefill_step_size", "backend", "lora", "threads")],
     energy: Annotated[
         bool,
         o.flag("--energy", help="Joules per token, too, labelled measured or estimated."),

@@ -13,7 +13,7 @@ from edge.cli import options as o
 from edge.cli.show import print_json, printable, progress, table
 
 if TYPE_CHECKING:
-    from edge.inspection import Inspection, Vocabulary
+    from edge.inspection import AdapterInfo, Inspection, Vocabulary
     from edge.model.spec import ModelSpec
 
 _LINES, _WIDTH = 3, 100  # of a chat template, unless all of it is requested
@@ -80,10 +80,23 @@ def _about(found: Inspection) -> list[list[str]]:
         ["parameters", f"{found.parameters:,}"],
         ["bits per weight", f"{found.bits_per_weight:.2f}{body}"],
     ]
-    rows += [["no engine", _line(found.reason or "")]] if found.spec is None else _shape(found.spec)
-    rows += _tokens(found.vocabulary)
+    if found.adapter is not None:
+        rows += _adapter(found.adapter)
+    else:
+        rows += [["no engine", _line(found.reason or "")]] if found.spec is None else _shape(found.spec)
+        rows += _tokens(found.vocabulary)
     rows.append(["stamp", f"{found.stamp} (of samples)"])
     return rows + [["SHA-256", f"{digest} {name}"] for name, digest in found.sha256.items()]
+
+
+def _adapter(found: AdapterInfo) -> list[list[str]]:
+    changes = ", ".join(f"{count} {_line(name)}" for name, count in found.changes.items())
+    return [
+        ["name", _line(found.name)],
+        ["LoRA", f"rank {', '.join(map(str, found.ranks))}, alpha {found.alpha:g}"],
+        ["changes", changes],
+        ["use", "edge run MODEL --lora FILE"],
+    ]
 
 
 def _shape(spec: ModelSpec) -> list[list[str]]:

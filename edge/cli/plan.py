@@ -77,6 +77,7 @@ def _bytes(made: Plan) -> str:
         ("weights", _weights(made), count.weights),
         ("KV cache", f"{config.capacity} rows, {config.kv_dtype}", count.kv),
         ("scratch", f"prefill chunk of {config.chunk} tokens", count.scratch),
+        *([("adapters", f"rank {config.lora_rank}", count.lora)] if count.lora else []),
         ("predicted peak", "estimated", made.predicted_peak),
         ("limit", made.limit_source, made.limit),
     ]

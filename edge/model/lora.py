@@ -73,6 +73,14 @@ def _checked(file: LoraFile) -> LoraFile:
 
 
 @dataclass(frozen=True)
+class LoraSize:
+    """rank: the largest of a matrix, all adapters together. nbytes: of all their tensors, as in the files."""
+
+    rank: int = 0
+    nbytes: int = 0
+
+
+@dataclass(frozen=True)
 class Pair:
     """The two matrices of an adapter that change one matrix of the model, on disk."""
 
@@ -164,10 +172,7 @@ def read_adapter(path: Path) -> Adapter:
     if not isinstance(alpha, float) or not math.isfinite(alpha) or abs(alpha) > MAX_SCALE:
         raise ModelFormatError(f"{path}: adapter.lora.alpha is {brief(alpha)}, not a float within ±{MAX_SCALE:g}")
     name = str(file.metadata.get("general.name", path.stem))
-    adapter = Adapter(file, architecture, "".join(filter(str.isprintable, name))[:100], alpha, _find_pairs(file))
-    if adapter.rank > MAX_RANK:
-        raise UnsupportedError(f"{path}: rank {adapter.rank} is more than the {MAX_RANK} that edge runs")
-    return adapter
+    return Adapter(file, architecture, "".join(filter(str.isprintable, name))[:100], alpha, _find_pairs(file))
 
 
 def _find_pairs(file: GGUFFile) -> dict[str, Pair]:
@@ -198,21 +203,14 @@ def _find_pairs(file: GGUFFile) -> dict[str, Pair]:
 
 @dataclass(frozen=True)
 class Lora:
-    """The adapters of a run, checked against their model. rank: the largest of a matrix, all adapters together.
-
-    nbytes: of all their tensors, as in the files.
-    """
+    """The adapters of a run, checked against their model."""
 
     adapters: tuple[Adapter, ...]
     scales: tuple[float, ...]
 
-    @property
-    def rank(self) -> int:
-        return combined_rank(self.adapters)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(adapter.nbytes for adapter in self.adapters)
+    @cached_property
+    def size(self) -> LoraSize:
+        return _size_of(self.adapters)
 
     @cached_property
     def key(self) -> str:
@@ -245,23 +243,28 @@ def adapted_values(spec: ModelSpec) -> int:
     return spec.layers * (attention + 3 * (spec.hidden + spec.ffn))
 
 
-def combined_rank(adapters: Iterable[Adapter]) -> int:
-    """The largest rank of a matrix that all adapters change together."""
-    ranks: dict[str, int] = {}
-    for adapter in adapters:
-        for name, pair in adapter.pairs.items():
-            ranks[name] = ranks.get(name, 0) + pair.rank
-    return max(ranks.values(), default=0)
+def size_of(files: Iterable[LoraFile]) -> LoraSize:
+    """What adapters need, without their model. Raises ModelFormatError, UnsupportedError."""
+    return _size_of([read_adapter(each.path) for each in files])
 
 
-def open_lora(files: Sequence[LoraFile], file: GGUFFile, spec: ModelSpec) -> Lora:
-    """The adapters, checked against the header of their model; matrices are read later.
+def open_lora(files: Sequence[LoraFile], file: GGUFFile, spec: ModelSpec) -> Lora | None:
+    """The adapters, checked against the header of their model; matrices are read later. None if there are none.
 
     Raises InputError for adapters of another model, ModelFormatError, UnsupportedError.
     """
     adapters = tuple(read_adapter(each.path) for each in files)
     for adapter in adapters:
         adapter.check_model(file, spec)
-    if (rank := combined_rank(adapters)) > MAX_RANK:
+    lora = Lora(adapters, tuple(each.scale for each in files))
+    return lora if lora.size.rank else None
+
+
+def _size_of(adapters: Sequence[Adapter]) -> LoraSize:
+    ranks: dict[str, int] = {}
+    for adapter in adapters:
+        for name, pair in adapter.pairs.items():
+            ranks[name] = ranks.get(name, 0) + pair.rank
+    if (rank := max(ranks.values(), default=0)) > MAX_RANK:
         raise UnsupportedError(f"the adapters have rank {rank} together, more than the {MAX_RANK} that edge runs")
-    return Lora(adapters, tuple(each.scale for each in files))
+    return LoraSize(rank, sum(adapter.nbytes for adapter in adapters))

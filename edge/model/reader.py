@@ -37,6 +37,8 @@ def read_spec(file: GGUFFile) -> ModelSpec:
     architecture = file.metadata.get("general.architecture")
     if not isinstance(architecture, str):
         raise ModelFormatError(f"{file.path}: general.architecture is missing: this is not a model")
+    if file.metadata.get("general.type") == "adapter":
+        raise UnsupportedError(f"{file.path}: an adapter, not a model: run its model with --lora {file.path}")
     if architecture not in ARCHITECTURES:
         raise UnsupportedError(f"{file.path}: the architecture {brief(architecture)} is not supported yet")
     if "token_embd.weight" not in file.tensors:

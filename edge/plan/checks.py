@@ -30,6 +30,9 @@ def check_request(spec: ModelSpec, backend: Backend, options: Options, *, elsewh
     if options.provider is not None and not has.providers:
         other = engines_with("providers")[0]
         raise UnsupportedError(f"--provider is for the {other} engine, not for {backend.NAME}: use --backend {other}")
+    if options.lora and not has.lora:
+        others = " or ".join(engines_with("lora"))
+        raise UnsupportedError(f"the {backend.NAME} engine runs no LoRA adapters: use --backend {others}")
     if options.kv_dtype is not None and options.kv_dtype not in has.kv_dtypes:
         raise UnsupportedError(
             f"the {backend.NAME} engine has no KV dtype {options.kv_dtype!r}: choose {', '.join(has.kv_dtypes)}"

@@ -16,6 +16,7 @@ from edge.devices.memory import MemoryLimit, memory_limit, memory_use, release_f
 from edge.devices.power import memory_root
 from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.kv import pinned_rows
+from edge.model.lora import LoraSize
 from edge.model.spec import ModelSpec
 from edge.options import Options
 from edge.plan.candidates import EVICTED_SHARE, Choice, configurations, find_choices
@@ -35,7 +36,8 @@ _BLOCK_COPIES = 3  # of a prompt cache's block, while its rows are gathered, joi
 class PlanBytes:
     """The table of bytes. interpreter: measured (this process before load) plus the engine's libraries.
 
-    weights: those that are resident at a time. streamed: those that every pass reads anew from the file.
+    weights: those that are resident at a time. streamed: those that every pass reads anew from the file. lora:
+    adapters.
     """
 
     interpreter: int
@@ -44,10 +46,11 @@ class PlanBytes:
     scratch: int
     reserve: int = _RESERVE
     streamed: int = 0
+    lora: int = 0
 
     @property
     def total(self) -> int:
-        return self.interpreter + self.weights + self.kv + self.scratch
+        return self.interpreter + self.weights + self.kv + self.scratch + self.lora
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,23 @@ def make_plan(
     raise _too_small(options, choices, limit, before, elsewhere=elsewhere is not None)
 
 
+def plan_with_lora(plan: Plan, spec: ModelSpec, backend: Backend, size: LoraSize) -> Plan:
+    """The same plan, with room for other adapters. Raises BudgetError if they do not fit beside what it has."""
+    config = replace(plan.config, lora_rank=size.rank, lora_bytes=size.nbytes)
+    before, need = backend.footprint(spec, plan.config), backend.footprint(spec, config)
+    scratch = plan.bytes.scratch + need.scratch - before.scratch
+    counted = replace(plan.bytes, scratch=scratch, lora=need.lora)
+    if counted.total + counted.reserve > plan.limit:
+        needed = format_bytes(counted.total + counted.reserve)
+        raise BudgetError(
+            f"with this adapter the model needs {needed}, the {plan.limit_source} limit is {format_bytes(plan.limit)}: "
+            "load it with the model (lora=…), so that the plan makes room"
+        )
+    return replace(
+        plan, config=config, bytes=counted, predicted_peak=plan.predicted_peak + counted.total - plan.bytes.total
+    )
+
+
 @dataclass(frozen=True)
 class _Before:
     """This process before anything is loaded: bytes, now and at most."""
@@ -117,7 +137,7 @@ class _Before:
         weights = config.resident or need.weights
         scratch += 4 * (config.capacity + config.chunk)  # token ids of a prompt that are read before they are run
         reserve = _RESERVE + -self.resident % _GRAIN
-        return PlanBytes(self.resident + need.runtime, weights, need.kv, scratch, reserve, need.streamed)
+        return PlanBytes(self.resident + need.runtime, weights, need.kv, scratch, reserve, need.streamed, need.lora)
 
     def needs(self, counted: PlanBytes) -> int:
         """The smallest limit that a configuration fits."""

@@ -15,6 +15,7 @@ from edge.devices.profile import DeviceProfile
 from edge.devices.profiles import HOST, find_profile, host_power
 from edge.errors import InputError
 from edge.formats.gguf import GGUFFile
+from edge.model.lora import open_lora
 from edge.model.model import Model, open_model
 from edge.model.spec import ModelSpec
 from edge.options import Options, takes_options
@@ -81,6 +82,7 @@ def look_ahead(
 ) -> Outlook:  # fmt: skip
     """As `forecast`. began: process time at which preparations began. outline: `file` has a model's header, but no
     vocabulary and no weights: its tokenizer is estimated, and what streaming costs remains unknown."""
+    open_lora(options.lora or (), file, spec)  # checks them
     plan = _plan(file, spec, profile, options, _TOKENIZER_BYTES * spec.vocab if outline else 0)
     # Core-seconds that a run takes, too, before it starts.
     prepared = 0.0 if began is None else time.process_time() - began

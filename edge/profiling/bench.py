@@ -114,7 +114,7 @@ def run_bench(
             session.engine.kv.truncate(test.depth)
         reading = meter.read() if meter else None
         yield BenchRow(
-            model=session.spec.label,
+            model=session.spec.label + (f" + LoRA {session.lora.size.rank}" if session.lora else ""),
             size=session.spec.weight_bytes,
             params=session.spec.parameters,
             backend=session.plan.backend,

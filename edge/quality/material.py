@@ -150,6 +150,7 @@ def reader_settings(session: Session) -> dict[str, Any]:
         "sinks": plan.sinks,
         "kv_dtype": plan.config.kv_dtype,
         "kv_capacity": plan.config.capacity,
+        **({"lora": session.lora.key} if session.lora else {}),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from edge.budget import format_bytes, format_joules
-from edge.run.report import Action, Heat, RunReport, Timings
+from edge.run.report import Action, AdapterUse, Heat, RunReport, Timings
 
 
 def report_line(report: RunReport) -> list[str]:
@@ -40,12 +40,19 @@ def report_lines(report: RunReport) -> list[str]:
         f"{_time(timings)} · stopped: {report.stop_reason}",
         f"memory peak {format_bytes(memory.peak_rss)}{budget} (measured)"
         f" · interpreter {format_bytes(memory.interpreter)} + weights {format_bytes(memory.weights)}"
-        f" + KV {format_bytes(memory.kv)} + scratch {format_bytes(memory.scratch)} (counted)"
+        f" + KV {format_bytes(memory.kv)} + scratch {format_bytes(memory.scratch)}"
+        + (f" + adapters {format_bytes(memory.lora)}" if memory.lora else "")
+        + " (counted)"
         + (f" · {format_bytes(memory.streamed)} of weights streamed per token" if memory.streamed else ""),
         f"KV {kv.policy} {kv.dtype}: {kv.rows} of {kv.capacity} rows, {kv.evicted} evicted",
+        *([f"LoRA {', '.join(map(_adapter, report.lora))}"] if report.lora else []),
         _energy_line(report),
         *([f"for want of memory: {', '.join(map(_action, report.actions))}"] if report.actions else []),
     ]
+
+
+def _adapter(adapter: AdapterUse) -> str:
+    return f"{adapter.name}: rank {adapter.rank}, scale {adapter.scale:g}, SHA-256 {adapter.sha256[:12]}…"
 
 
 _REASONS = {

@@ -58,6 +58,7 @@ class Conversation:
         self._system = system
         self._turns: list[Turn] = []
         self._held = True  # whether the cache holds all turns, but for evicted rows
+        self._lora = session.lora  # under which it does
         self._think = Think()  # the last turn's choice
 
     @property
@@ -73,7 +74,7 @@ class Conversation:
     @property
     def replays(self) -> bool:
         """Whether the next turn runs the whole conversation again, since the cache does not hold it."""
-        return bool(self._turns) and not self._held
+        return bool(self._turns) and not (self._held and self._lora is self.session.lora)
 
     @property
     def system(self) -> str | None:
@@ -104,7 +105,7 @@ class Conversation:
             self._drop_thoughts()
             before = session.mark()
         last_report, answer = session.report, list[str]()
-        pieces = session.stream(prompt, system=self._system, follow_up=not fresh and self._held, **options)
+        pieces = session.stream(prompt, system=self._system, follow_up=not fresh and not self.replays, **options)
         try:
             for piece in pieces:
                 answer.append(piece)
@@ -116,7 +117,7 @@ class Conversation:
                 if self.replays:
                     self._turns = [replace(turn, before=None) for turn in self._turns]
                 self._turns.append(Turn(text, "".join(answer), before, self._opened(report, before)))
-                self._held, self.evicted = True, report.kv.evicted - before.evicted
+                self._held, self._lora, self.evicted = True, session.lora, report.kv.evicted - before.evicted
 
     def undo(self) -> str:
         """Remove the last turn, its question and its answer; returns the question. Raises InputError if there is

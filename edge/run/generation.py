@@ -140,6 +140,7 @@ def memory_of(plan: Plan, kv_bytes: int, budget: int | None) -> Memory:
         anonymous=use.anonymous,
         file=use.file,
         streamed=counted.streamed,
+        lora=counted.lora,
     )
 
 

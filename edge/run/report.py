@@ -60,7 +60,8 @@ class Timings:
 class Memory:
     """Bytes. peak_rss, anonymous and file are measured on this process; the others are counted by the plan.
 
-    weights: resident at a time; streamed: read anew from the file by every pass, where they are more than that.
+    weights: resident at a time; streamed: read anew from the file by every pass, where they are more than that. lora:
+    adapters.
     """
 
     peak_rss: int
@@ -72,7 +73,18 @@ class Memory:
     anonymous: int | None
     file: int | None
     streamed: int = 0
+    lora: int = 0
     measured: tuple[str, ...] = ("peak_rss", "anonymous", "file")
+
+
+@dataclass(frozen=True)
+class AdapterUse:
+    """A LoRA adapter that the model ran with. sha256: of its file; rank: the largest of its matrices."""
+
+    name: str
+    rank: int
+    scale: float
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -172,6 +184,7 @@ class RunReport:
     actions: tuple[Action, ...] = ()
     thoughts: Thoughts | None = None
     seed: int | None = None
+    lora: tuple[AdapterUse, ...] = ()
     schema: int = field(default=SCHEMA)
 
     @property

@@ -10,24 +10,25 @@ from dataclasses import dataclass, field, replace
 from io import StringIO
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from edge.backends import find_backend
-from edge.backends.base import Backend, Engine, LoadProgress
+from edge.backends.base import AdaptedEngine, Backend, Engine, LoadProgress
 from edge.budget import format_bytes
-from edge.devices.memory import memory_use
+from edge.devices.memory import memory_use, release_free_memory
 from edge.devices.power import find_meter, memory_root, sensors_root
 from edge.devices.thermal import Zone, zones
 from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.kv import make_policy
 from edge.kv.policy import EVERY
+from edge.model.lora import Lora, open_lora, parse_lora
 from edge.model.model import Model, open_model
 from edge.model.prompt import Prompt, joined
 from edge.model.thinking import Think
 from edge.options import Options, takes_options
-from edge.plan.plan import Plan, make_plan
+from edge.plan.plan import Plan, make_plan, plan_with_lora
 from edge.prompt_cache.cache import PromptCache
 from edge.run.arguments import check_stream
 from edge.run.eviction import keep_heads, observe, queries_to_observe, rows_per_head, view_for
@@ -36,7 +37,7 @@ from edge.run.governor import RunLimits
 from edge.run.history import remember_run
 from edge.run.meters import EnergyMeter, Watch
 from edge.run.reclaim import Reclaimer
-from edge.run.report import Heat, KVUse, RunReport, StopReason
+from edge.run.report import AdapterUse, Heat, KVUse, RunReport, StopReason
 from edge.run.sampler import make_sampler
 from edge.run.scheduler import Scheduler, stepwise
 from edge.run.stop_strings import StopStrings
@@ -121,11 +122,11 @@ class Session:
         self._prompt = Prompt(())  # whatever ended it: a follow-up first runs what is left of it …
         self._pending: list[int] = []  # … and the token before a stop, which has not been run
         self._process, self._closed = os.getpid(), False
+        self._lora = open_lora(options.lora or (), model.file, model.spec)
+        self._other_rows = False  # whether the rows of the conversation were those of another adapter
         started = time.perf_counter()
-        self.engine: Engine = backend.load(model.file, model.spec, plan.config, on_load)
+        self._load_engine(plan, self._lora, on_load)
         self._load_s = time.perf_counter() - started
-        evict = self.shrink if self._policy.evicts else None
-        self._reclaimer = Reclaimer(plan, self.engine.kv, self._prompt_cache, evict)
         self.steps = Scheduler(lambda level: self._reclaimer.give(round(level * self._reclaimer.spare), "trim"))
         self.terminated = self._interrupted = False
         peak = memory_use().peak
@@ -135,6 +136,19 @@ class Session:
                 f"loading took {format_bytes(peak)}, more than predicted and than the budget of "
                 f"{format_bytes(options.memory)}: use a larger --memory or a smaller --max-kv-size"
             )
+
+    def _load_engine(self, plan: Plan, lora: Lora | None, on_load: LoadProgress | None = None) -> None:
+        self.engine: Engine = self._backend.load(self.model.file, self.spec, plan.config, on_load)
+        try:
+            if lora is not None:
+                cast(AdaptedEngine, self.engine).set_lora(lora)
+        except BaseException:
+            self.engine.close()
+            raise
+        self.plan = plan
+        self._reclaimer = Reclaimer(
+            plan, self.engine.kv, self._prompt_cache, self.shrink if self._policy.evicts else None
+        )
 
     def __enter__(self) -> Session:
         return self
@@ -158,6 +172,52 @@ class Session:
     def _reset(self) -> None:
         self.engine.kv.truncate(0)
         self._evicted, self._fed, self._prompt, self._pending = 0, array("i"), Prompt(()), []
+        self._other_rows = False
+
+    @property
+    def lora(self) -> Lora | None:
+        """The adapters that the model runs with."""
+        return self._lora
+
+    def set_lora(self, lora: str | Path | None, *, scale: float = 1.0) -> None:
+        """Run with another LoRA adapter from the next generation on, or with none.
+
+        lora: a GGUF file, or what `--lora` takes. scale: a factor of what the adapters add. The conversation is
+        forgotten, since its rows are those of another model: a follow-up is refused, and a `Conversation` runs its text
+        again. Takes milliseconds for an adapter whose rank is at most that of the one that the session was loaded with;
+        for others the engine is loaded again.
+
+        Raises BusyError during a generation; InputError for adapters of another model, ModelFormatError,
+        UnsupportedError, BudgetError if memory does not suffice: then the adapter stays the one before.
+        """
+        self.steps.check_idle()
+        if self._closed:
+            raise InputError("this session is closed: load the model again")
+        if not isinstance(scale, int | float):
+            raise InputError(f"the scale of an adapter must be a number, not {scale!r:.60}")
+        files = () if lora is None else tuple(replace(each, scale=each.scale * scale) for each in parse_lora(lora))
+        adapters, plan = open_lora(parse_lora(files), self.model.file, self.spec), self.plan
+        if adapters is not None and not self.engine.capabilities.lora:
+            raise UnsupportedError(f"the {plan.backend} engine runs no LoRA adapters")
+        had_rows = self._other_rows or self.engine.kv.length > 0
+        if adapters is not None and adapters.size.rank > plan.config.lora_rank:
+            self._load_again(plan_with_lora(plan, self.spec, self._backend, adapters.size), adapters)
+        elif adapters is not None or self._lora is not None:
+            cast(AdaptedEngine, self.engine).set_lora(adapters)
+        self._reset()
+        self._lora, self._other_rows = adapters, had_rows
+        self.options = replace(self.options, lora=files or None)
+
+    def _load_again(self, plan: Plan, lora: Lora) -> None:
+        """The engine with room for other adapters; if that fails, as it was."""
+        self.engine.close()
+        release_free_memory()
+        try:
+            self._load_engine(plan, lora)
+        except BaseException:
+            self._load_engine(self.plan, self._lora)
+            self._reset()
+            raise
 
     def mark(self) -> Mark:
         """Where the conversation is, between two generations."""
@@ -245,6 +305,8 @@ class Session:
             root=memory_root(),
             ended=lambda: self._ended_by() is not None,
         )
+        if follow_up and self._other_rows:
+            raise InputError("the adapter was changed, and the conversation forgotten: begin a new one")
         self._interrupted = False  # before the prompt is read: Ctrl-C may come while that lasts
         asked = self._tokens_of(prompt, system=system, raw=raw, follow_up=follow_up, think=chosen)
         thinking = Thinking(self.model, asked, chosen, on_thought, keep_text)
@@ -406,7 +468,8 @@ class Session:
             observe(self.engine, self._policy.needs, queries)
         logits = self.engine.forward_all(tokens) if every else self.engine.forward(tokens)
         kv = self.engine.kv
-        self._meter.add_bytes(self.spec.weight_bytes + kv.nbytes * kv.length / kv.capacity)
+        weights = self.spec.weight_bytes + (self._lora.size.nbytes if self._lora else 0)
+        self._meter.add_bytes(weights + kv.nbytes * kv.length / kv.capacity)
         if self._prompt_cache is not None and not self._evicted:
             self._fed.frombytes(tokens.astype(np.int32, copy=False).tobytes())
         return logits
@@ -527,7 +590,12 @@ class Session:
             actions=actions,
             thoughts=thinking.report(run.watch),
             seed=sampling.seed,
+            lora=self._adapters(),
         )
+
+    def _adapters(self) -> tuple[AdapterUse, ...]:
+        pairs = zip(self._lora.adapters, self._lora.scales, strict=True) if self._lora else ()
+        return tuple(AdapterUse(each.name, each.rank, scale, each.sha256) for each, scale in pairs)
 
 
 def _find_zone(options: Options) -> Zone | None:
