@@ -62,7 +62,8 @@ def check_pruning(spec: ModelSpec, pruning: Pruning) -> int:
         raise InputError(f"--prune-layers {pruning.layers}: the model has {spec.layers} layers, and one must stay")
     if not 0 <= pruning.ffn < 1:
         raise InputError(f"--prune-ffn {pruning.ffn:g}: state the share of channels that go, from 0 to below 1")
-    if pruning.layers and spec.recipe and len(set(spec.recipe.windows)) > 1:
+    recipe = spec.recipe
+    if pruning.layers and recipe and len({(recipe.windows[at], recipe.rope_of(at)) for at in range(spec.layers)}) > 1:
         raise UnsupportedError(f"layers of {spec.architecture} take turns in what they see: use --prune-ffn")
     kept = round(spec.ffn * (1 - pruning.ffn) / _BLOCK) * _BLOCK
     return min(spec.ffn, max(_BLOCK, kept)) if pruning.ffn else spec.ffn
