@@ -74,12 +74,12 @@ class Screen:
 
 
 @contextmanager
-def chatting(*flags: str, code: str = "pass", term: str = "xterm") -> Iterator[Screen]:
+def chatting(*flags: str, code: str = "pass", term: str = "xterm", model: str = MODEL) -> Iterator[Screen]:
     child, master = pty.fork()
     if child == 0:
         os.environ["TERM"] = term
         run = f"import sys; {code}; from edge.cli import main; main()"
-        os.execv(sys.executable, [sys.executable, "-c", run, "chat", MODEL, "--backend", "reference", *flags])
+        os.execv(sys.executable, [sys.executable, "-c", run, "chat", model, "--backend", "reference", *flags])
     screen = Screen(child, master)
     try:
         screen.expect(PROMPT)

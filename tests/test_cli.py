@@ -35,6 +35,7 @@ REPORT_KEYS = {
     },
     "heat": None,
     "actions": None,
+    "thoughts": None,
     "plan": None,
     "versions": None,
     "seed": None,

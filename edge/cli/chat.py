@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from edge.cli import options as o
-from edge.cli.show import Progress, note, print_json, progress
+from edge.cli.show import Progress, ThoughtView, note, print_json, progress
 from edge.options import Options
 
 if TYPE_CHECKING:
@@ -37,23 +37,26 @@ def chat(
     from edge.cli.signals import Terminated
     from edge.errors import EdgeError, UnsupportedError
     from edge.model.model import open_model
+    from edge.model.thinking import Think
     from edge.run.conversation import Conversation
     from edge.run.session import load
 
-    limit, system = answer_limit(answer.max_tokens), answer.system
+    limit, system, think = answer_limit(answer.max_tokens), answer.system, Think.parse(answer.think)
     opened = open_model(model)
     if opened.template is None:
         raise UnsupportedError(f"{opened.path.name} has no chat template: use edge run --raw")
-    settings = Settings(limit, opened.sampling(**sampling), tuple(answer.stop or ()))
-    if options.keep is None:
-        options = replace(options, keep=_pinned(opened.system_rows(system), system, options))
+    settings = Settings(limit, opened.sampling(**sampling), tuple(answer.stop or ()), think)
+    if options.keep is None or think.chosen:
+        rows = opened.system_rows(system, think)  # refuses a choice that the model does not have
+        options = options if options.keep is not None else replace(options, keep=_pinned(rows, system, options))
     typed = is_terminal() and not json
     with (
         progress(enabled=not quiet) as shown,
         load(opened, options) as session,
         turns(typed) as lines,
     ):
-        chat = Chat(Conversation(session, system=system), settings, shown.step("prefill"))
+        thoughts = ThoughtView(not quiet and not json, shown)
+        chat = Chat(Conversation(session, system=system), settings, shown.step("prefill"), thoughts.show)
         if typed and not quiet:
             note(f"{opened.spec.label}, {session.plan.config.capacity} KV rows. /help lists commands, Ctrl-D leaves")
             warn_unpinned(chat.talk)
@@ -66,7 +69,7 @@ def chat(
                     slashes = text.startswith("//") and not line.verbatim
                     pieces = chat.say(text[slashes:]) if text.strip() else None
                 if pieces is not None:
-                    _answer(chat.talk, pieces, shown, json=json, quiet=quiet)
+                    _answer(chat.talk, pieces, shown, thoughts, json=json, quiet=quiet)
             except EdgeError as error:
                 if not typed and not is_command(text):
                     raise
@@ -86,7 +89,9 @@ def _pinned(rows: int, system: str | None, options: Options) -> int:
     return rows if system or most is None else min(rows, max(0, most - 8) // 2)
 
 
-def _answer(talk: Conversation, pieces: Pieces, shown: Progress, *, json: bool, quiet: bool) -> None:
+def _answer(
+    talk: Conversation, pieces: Pieces, shown: Progress, thoughts: ThoughtView, *, json: bool, quiet: bool
+) -> None:
     """Print an answer as it is generated, and notices about it. Ctrl-C ends the answer, not the conversation."""
     from edge.cli.signals import Terminated, ended_by_signals
     from edge.errors import BudgetError
@@ -97,6 +102,7 @@ def _answer(talk: Conversation, pieces: Pieces, shown: Progress, *, json: bool, 
         with ended_by_signals(session):
             for piece in pieces:
                 shown.clear()
+                thoughts.end()
                 if not json:
                     print(piece, end="", flush=True)
     except Terminated:
@@ -108,6 +114,7 @@ def _answer(talk: Conversation, pieces: Pieces, shown: Progress, *, json: bool, 
     finally:
         pieces.close()
         shown.clear()
+        thoughts.end()
     report = session.report
     if report is None or report is before:
         return
@@ -133,6 +140,9 @@ def _notices(talk: Conversation) -> Iterator[str]:
         policy = session.plan.kv_policy.partition(":")[0]
         yield f"the oldest {rows}" if policy in ("streaming", "window") else f"{rows}, those that {policy} chose"
     if report.stop_reason == "length":
-        yield f"the answer was cut after {report.tokens.generated} tokens (-n): /set max-tokens N allows more"
+        thoughts = f", {report.thoughts.tokens} of them thoughts" if report.thoughts else ""
+        yield f"the answer was cut after {report.tokens.generated} tokens{thoughts} (-n): /set max-tokens N allows more"
+    elif report.thoughts is not None and report.thoughts.cut:
+        yield f"the thoughts were cut after {report.thoughts.tokens} tokens: /think allows more"
     elif report.stop_reason not in _SEEN:
         yield f"stopped: {report.stop_reason}"

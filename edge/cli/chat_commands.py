@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from edge.cli.show import note
 from edge.errors import InputError
 from edge.flags import flags_of
+from edge.model.thinking import Think
 from edge.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -24,19 +25,22 @@ class Settings:
     max_tokens: int | None
     sampling: SamplingParams
     stop: tuple[str, ...] = ()
+    think: Think = field(default_factory=Think)
 
 
 @dataclass
 class Chat:
-    """talk: the conversation. on_prefill: shows the progress of a turn's prefill. left: the user asked to leave."""
+    """talk: the conversation. on_prefill: shows the progress of a turn's prefill. on_thought: shows thoughts. left: the
+    user asked to leave."""
 
     talk: Conversation
     settings: Settings
     on_prefill: Progress
+    on_thought: Callable[[str], None]
     left: bool = False
 
     def say(self, text: str) -> Pieces:
-        return self.talk.say(text, on_prefill=self.on_prefill, **vars(self.settings))
+        return self.talk.say(text, on_prefill=self.on_prefill, on_thought=self.on_thought, **vars(self.settings))
 
 
 def is_command(text: str) -> bool:
@@ -112,6 +116,17 @@ def _system(chat: Chat, argument: str) -> None:
         warn_unpinned(talk)
     shown = "none but the template's own" if talk.system is None else _short(talk.system)
     note(f"(system prompt: {shown}{_replayed(talk)})")
+
+
+def _think(chat: Chat, argument: str) -> None:
+    if argument:
+        chosen = Think.parse(argument)
+        template = chat.talk.session.model.template
+        assert template is not None
+        template.opening(chosen)  # refuses a choice that the model does not have
+        chat.settings.think = chosen
+    think = chat.settings.think
+    note(f"(thinking: {think if think.chosen else 'as the template has it'})")
 
 
 def _report(chat: Chat, argument: str) -> None:
@@ -207,6 +222,7 @@ _COMMANDS = {
     "/reset": _Command("/reset", "forget the conversation", _reset),
     "/system": _Command("/system [TEXT]", 'show or change the system prompt; "" takes it away', _system),
     "/set": _Command("/set [OPTION VALUE]", "temp, top-k, top-p, min-p, repeat-penalty, seed, max-tokens, stop", _set),
+    "/think": _Command("/think [on|off|N|NJ]", "whether, or for how many tokens or joules, the model thinks", _think),
     "/save": _Command("/save FILE", "write the conversation as JSON", _save),
     "/load": _Command("/load FILE", "go on with a saved conversation", _load),
     "/report": _Command("/report", "what the last answer cost", _report),

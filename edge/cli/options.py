@@ -106,6 +106,11 @@ class Answer:
     )
     stop: list[str] | None = option(None, "--stop", group=PROMPT, help="Stop before this text; may be repeated.")
     ignore_eos: bool = option(False, "--ignore-eos", group=PROMPT, help="Never end the turn; go on.")
+    think: str | None = option(
+        None, "--think", group=PROMPT,
+        help="Think before the answer: on, off, for at most 256 tokens or 5J, or low, medium, high (default: as the "
+        "chat template has it).",
+    )  # fmt: skip
 
 
 Sampling = Annotated[dict[str, Any], SamplingParams]

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from edge.cli import options as o
-from edge.cli.show import note, print_json, progress
+from edge.cli.show import ThoughtView, note, print_json, progress
 from edge.flags import PROMPT
 from edge.options import Options
 
@@ -51,14 +51,16 @@ def run(
     from edge.devices.power import find_meter
     from edge.errors import BudgetError
     from edge.model.model import open_model
+    from edge.model.thinking import Think
     from edge.run.session import load
 
-    limit = answer_limit(answer.max_tokens)
+    limit, think = answer_limit(answer.max_tokens), Think.parse(answer.think)
     meter = find_meter()
     with progress(enabled=not quiet) as shown:
         opened = open_model(model)
         sampled = opened.sampling(**sampling)
-        asked = opened.prompt(said, system=answer.system, raw=answer.raw)
+        asked = opened.prompt(said, system=answer.system, raw=answer.raw, think=think)
+        thoughts = ThoughtView(not quiet and not json, shown)
         shown.message("reading the prompt")
         # Enough of the prompt for the plan to see whether it fits; the rest of a longer one is read while it runs.
         while asked.waiting <= opened.spec.context and asked.read():
@@ -80,20 +82,24 @@ def run(
                     sampling=sampled,
                     stop=answer.stop or (),
                     ignore_eos=answer.ignore_eos,
+                    think=think,
                     time_spent=clock.perf_counter() - started,
                     energy_spent=meter.read().joules,
                     keep_text=json,
                     on_prefill=shown.step(f"prefill, {asked.size} tokens"),
+                    on_thought=thoughts.show,
                 )
                 with ended_by_signals(session):
                     for piece in pieces:
                         shown.clear()
+                        thoughts.end()
                         if not json:
                             sys.stdout.write(piece)
                             sys.stdout.flush()
             finally:
                 pieces.close()  # an interrupted run reports, too
                 shown.clear()
+                thoughts.end()
                 if session.report is not None:
                     if json:
                         print_json(session.report.to_dict())

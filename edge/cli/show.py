@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -93,6 +94,29 @@ class Progress:
             for task in self._bar.task_ids:
                 self._bar.remove_task(task)
             self._drawn, self._task = False, None
+
+
+class ThoughtView:
+    """Shows a model's thoughts on stderr, dimmed, if a person is watching; the answer then begins on a line below."""
+
+    def __init__(self, enabled: bool, progress: Progress) -> None:
+        self._enabled, self._progress = enabled and sys.stderr.isatty(), progress
+        plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+        self._dim, self._normal = ("", "") if plain else ("\x1b[2m", "\x1b[22m")
+        self._shown = ""
+
+    def show(self, text: str) -> None:
+        """A piece of thoughts."""
+        if self._enabled:
+            self._progress.clear()
+            print(self._dim + printable(text) + self._normal, end="", file=sys.stderr, flush=True)
+            self._shown = (self._shown + text)[-2:]
+
+    def end(self) -> None:
+        """Before the answer, and at the end of a run."""
+        if self._shown:
+            print("\n" * (2 - self._shown.count("\n")), end="", file=sys.stderr, flush=True)
+            self._shown = ""
 
 
 @contextmanager

@@ -5,14 +5,16 @@ from __future__ import annotations
 from math import inf
 
 from edge.budget import format_bytes, format_joules
-from edge.run.report import Action, AdapterUse, Heat, RunReport, Timings
+from edge.run.report import Action, AdapterUse, Heat, RunReport, Thoughts, Timings
 
 
 def report_line(report: RunReport) -> list[str]:
     """The report in a line; `--verbose` has the rest."""
     tokens, timings, memory, energy = report.tokens, report.timings, report.memory, report.energy
+    thoughts = report.thoughts
     said = [
         f"{tokens.generated} tokens{_at(timings.decode_tok_s)}",
+        "" if thoughts is None else f"{thoughts.tokens} of them thoughts" + (", then cut" if thoughts.cut else ""),
         f"first after {_seconds(timings.ttft_s)}" if timings.ttft_s is not None else "",
         f"peak {format_bytes(memory.peak_rss)}" + (f" of {format_bytes(memory.budget)}" if memory.budget else ""),
         format_joules(energy.joules)
@@ -27,8 +29,8 @@ def report_line(report: RunReport) -> list[str]:
 
 
 def report_lines(report: RunReport) -> list[str]:
-    """The report for a person: four lines, and one for memory that was given back."""
-    tokens, timings, memory, kv = report.tokens, report.timings, report.memory, report.kv
+    """The report for a person: four lines, one for thoughts, and one for memory that was given back."""
+    tokens, timings, memory, kv, energy = report.tokens, report.timings, report.memory, report.kv, report.energy
     budget = f" of {format_bytes(memory.budget)}" if memory.budget else ""
     said = [f"{tokens.reused} of them reused"] if tokens.reused else []
     said += [f"only {tokens.ran} run"] if tokens.cut else []
@@ -47,12 +49,21 @@ def report_lines(report: RunReport) -> list[str]:
         f"KV {kv.policy} {kv.dtype}: {kv.rows} of {kv.capacity} rows, {kv.evicted} evicted",
         *([f"LoRA {', '.join(map(_adapter, report.lora))}"] if report.lora else []),
         _energy_line(report),
+        *([_thoughts_line(report.thoughts, energy.certainty)] if report.thoughts else []),
         *([f"for want of memory: {', '.join(map(_action, report.actions))}"] if report.actions else []),
     ]
 
 
 def _adapter(adapter: AdapterUse) -> str:
     return f"{adapter.name}: rank {adapter.rank}, scale {adapter.scale:g}, SHA-256 {adapter.sha256[:12]}…"
+
+
+def _thoughts_line(thoughts: Thoughts, certainty: str) -> str:
+    return (
+        f"thoughts {thoughts.tokens} of the tokens in {thoughts.seconds:.2f} s,"
+        f" {format_joules(thoughts.joules)} ({certainty})"
+        + (f" · cut by --think, with {thoughts.added} tokens more" if thoughts.cut else "")
+    )
 
 
 _REASONS = {
