@@ -61,6 +61,7 @@ class Footprint:
     scratch: int  # compute buffers and logits
     runtime: int  # the engine's libraries and its own copy of the vocabulary
     streamed: int = 0  # of the weights, what every pass reads anew
+    fixed_kv: int = 0  # of `kv`, what does not depend on the capacity (`KVCache.fixed`)
     least_weights: int | None = None  # the least that `EngineConfig.resident` may be; None: this engine streams nothing
     lora: int = 0  # adapters, never streamed
 
@@ -152,13 +153,23 @@ class KVState:
 class KVCache(Protocol):
     """The rows that an engine remembers: `length` of `capacity` are in use; `nbytes` is what is allocated.
 
+    Layers with sliding windows may keep the rows of the newest tokens, whatever the policy: the rows here, and all that
+    is said of them, are then those of the other layers.
+
     capacity: rows per head; on average, where heads keep different numbers of rows. has_tail: see `KVState.tail`.
     key: names all that rows depend on: engine, weights, dtype, and what else changes their numbers or their layout.
     """
 
     capacity: int
-    nbytes: int
     has_tail: bool
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def fixed(self) -> int:
+        """Of `nbytes`, what does not depend on the capacity: the rows of sliding windows, a recurrent state."""
+        ...
 
     @property
     def key(self) -> str: ...
@@ -450,6 +461,11 @@ def check_capacity(capacity: int, kv: KVCache) -> None:
     """Refuse to `shrink` a cache below what is in use. Raises InputError."""
     if capacity < max(1, kv.capacity - kv.free):
         raise InputError(f"{kv.capacity - kv.free} rows are in use, and do not fit into {capacity}")
+
+
+def end_of(kv: KVCache) -> KVState | None:
+    """What `truncate` needs to come back to here from far behind, if anything."""
+    return kv.save(kv.length) if kv.has_tail else None
 
 
 def check_range(first: int, last: int | None, length: int) -> int:

@@ -1,114 +1,43 @@
 """The KV cache of engines that evict in place, head by head: bookkeeping is here, memory is the engine's.
 
-An engine's `RowStore` holds keys, values and attention by physical row, and moves them on request.
+An engine's `RowStore` holds keys, values and attention by physical row, and moves them on request. Layers with a
+sliding window have a store and bookkeeping of their own (ring.py): policies neither see nor evict their rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Generic
 
 import numpy as np
 
-from edge.backends.base import KVState, check_capacity, check_range, check_rows, check_state
+from edge.backends.base import KVState, RewindError, check_capacity, check_range, check_rows, check_state
+from edge.backends.ring import Ring
 from edge.backends.rope import CacheRope, Rotation
 from edge.backends.row_lists import PinnedKeys, RowLists, rotated_at_once
+from edge.backends.row_store import Store
 from edge.errors import EngineError, InputError, UnsupportedError
 from edge.types import AnyArray, FloatArray, IntArray
 
 _BASE_BYTES = 8  # a saved state begins with `RowLists.base`: its keys are rotated to position + base
 
 
-class RowStore(Protocol):
-    """Keys, values and attention of all heads of all layers. Rows are physical ones, counted from 0 in each head.
-
-    capacity: rows per head, on average where heads differ. nbytes: allocated. row_bytes: of a saved row, all heads.
-    head: values of a key. observes: there is room for attention. level: all heads must keep equally many rows.
-    lengths: rows in use, int32 [heads]; the cache writes it, and compiled code may read it.
-    """
-
-    capacity: int
-    nbytes: int
-    row_bytes: int
-    head: int
-    observes: bool
-    level: bool
-    lengths: IntArray
-
-    @property
-    def longest(self) -> int:
-        """Rows that one head may hold."""
-        ...
-
-    @property
-    def limits(self) -> IntArray:
-        """Rows that each head has room for, [heads]."""
-        ...
-
-    def prepare(self, count: int, position: int) -> None:
-        """`count` rows are about to be written behind those in use; the first has this position."""
-        ...
-
-    def move(self, moves: Sequence[AnyArray]) -> None:
-        """Copy rows, pairs (from, to) int32 [n, 2]: for each head, or the same for all."""
-        ...
-
-    def share_out(self) -> None:
-        """Heads now keep different numbers of rows: give all equally many free ones."""
-        ...
-
-    def place(self, lists: RowLists) -> None:
-        """Note the physical rows and positions in `lists`, for sliding windows."""
-        ...
-
-    def clear(self) -> None:
-        """No rows are in use."""
-        ...
-
-    def shrink(self, capacity: int) -> None:
-        """Return the memory of all rows beyond `capacity`."""
-        ...
-
-    def keys(self, rows: AnyArray, head: int | None = None) -> FloatArray:
-        """A copy: of one head float32 [n, head], or of all [heads, n, head]."""
-        ...
-
-    def set_keys(self, rows: AnyArray, keys: FloatArray, head: int | None = None) -> None: ...
-
-    def save(self, rows: AnyArray) -> Iterable[bytes]:
-        """The same rows of all heads."""
-        ...
-
-    def restore(self, first: int, count: int, saved: memoryview) -> None:
-        """Put saved rows behind the `first` ones, without attention."""
-        ...
-
-    def attention(self, rows: AnyArray) -> FloatArray:
-        """Of rows [heads, n], or [1, n] for all heads the same: float32 [heads, n]."""
-        ...
-
-    def scale_attention(self, head: int, rows: AnyArray, by: FloatArray) -> None: ...
-
-    def clear_attention(self) -> None: ...
-
-
-Store = TypeVar("Store", bound=RowStore)
-
-
 class HeadKV(Generic[Store]):
-    """HeadKVCache protocol over a `RowStore`.
+    """HeadKVCache protocol over a `RowStore` of these layers' heads. ring: the other layers', if there are any.
 
     settings: `key` without what the choice of RoPE's factors adds. settle: called before attention is read or rows
     move, for engines that let queries wait.
     """
 
-    def __init__(self, store: Store, layers: int, kv_heads: int, rope: CacheRope, settings: str, pinned: int) -> None:
-        self.store, self.rope, self.settings = store, rope, settings
-        self.capacity, self.nbytes, self.lengths = store.capacity, store.nbytes, store.lengths
-        self.has_tail, self.earliest = False, 0
+    def __init__(
+        self, store: Store, layers: Sequence[int], kv_heads: int, rope: CacheRope, settings: str, pinned: int,
+        ring: Ring[Store] | None = None,
+    ) -> None:  # fmt: skip
+        self.store, self.ring, self.rope, self.settings = store, ring, rope, settings
+        self.capacity, self.lengths, self.has_tail = store.capacity, store.lengths, ring is not None
         self.closed = False
         self.settle: Callable[[], None] = lambda: None
-        self._layers, self._kv_heads, self._heads = layers, kv_heads, layers * kv_heads
+        self.layers, self._kv_heads, self._heads = layers, kv_heads, len(layers) * kv_heads
         self._lists = RowLists(store.longest)
         self._pinned = PinnedKeys(self._heads, store.head, pinned)
 
@@ -117,8 +46,31 @@ class HeadKV(Generic[Store]):
         return self.settings + self.rope.suffix
 
     @property
+    def nbytes(self) -> int:
+        return self.store.nbytes + self.fixed
+
+    @property
+    def stores(self) -> list[Store]:
+        return [self.store, *([self.ring.store] if self.ring else [])]
+
+    @property
+    def fixed(self) -> int:
+        return self.ring.store.nbytes if self.ring else 0
+
+    @property
     def length(self) -> int:
         return int(self.lengths.max())
+
+    @property
+    def earliest(self) -> int:
+        if self.ring is None:
+            return 0
+        length, reach = self.length, self.ring.reach
+        if not self.ring.whole:
+            return length + 1
+        if not self.alike:
+            return max(0, length - (self._lists.next_rope_position - reach))
+        return min(length, int(np.searchsorted(self._lists.rope_positions[0, :length], reach - 1)) + 1)
 
     @property
     def free(self) -> int:
@@ -151,6 +103,10 @@ class HeadKV(Generic[Store]):
     def rope_positions(self, count: int = 0) -> AnyArray:
         """By physical row, those of the next `count` rows too: int64 [1, rows], or [heads, rows] once heads differ."""
         return self._lists.by_physical_row(self.length, count)
+
+    def window_positions(self, count: int = 0) -> AnyArray:
+        """The same of the rows of layers with a sliding window."""
+        return self.ring.rope_positions(count) if self.ring else self.rope_positions(count)
 
     @property
     def head_lengths(self) -> IntArray:
@@ -196,15 +152,21 @@ class HeadKV(Generic[Store]):
             rows, positions = self._rows_of(head or 0)
             for part in rotated_at_once(rows.size):
                 self._rotate(rows[part], positions[part], between, head)
+        if self.ring:
+            self.ring.lengthen(between)
 
     def prepare(self, count: int) -> None:
         """`count` rows are about to be written behind the last physical rows."""
+        if self.ring:
+            self.ring.prepare(count)
         self.store.prepare(count, self.next_position)
 
     def appended(self, count: int) -> None:
         """A pass has written the rows."""
         self._lists.append(self.lengths, count)
         self.lengths += count
+        if self.ring:
+            self.ring.appended(count)
 
     def keep(self, rows: IntArray, *, close_gaps: bool) -> None:
         self._check_open()
@@ -216,7 +178,7 @@ class HeadKV(Generic[Store]):
         self._retain([rows] * len(self._lists))
         if close_gaps:
             self._move_keys(*self._lists.close_gaps(rows.size))
-        self.store.place(self._lists)
+        self._place()
 
     def keep_heads(self, rows: Sequence[IntArray]) -> None:
         self._check_open()
@@ -230,7 +192,7 @@ class HeadKV(Generic[Store]):
         self._pinned.forget()
         self._retain(checked)
         self.store.share_out()
-        self.store.place(self._lists)
+        self._place()
 
     def renumber(self) -> None:
         self._check_open()
@@ -247,7 +209,7 @@ class HeadKV(Generic[Store]):
                 self._rotate(rows[moved], (wanted - found)[moved], self.rope.rotation, head)
         self._lists.renumber(self.lengths[: len(self._lists)])
         self._pinned.forget()
-        self.store.place(self._lists)
+        self._place()
 
     def truncate(self, length: int, end: KVState | None = None) -> None:
         self._check_open()
@@ -261,12 +223,28 @@ class HeadKV(Generic[Store]):
             self.store.clear()
             self._pinned.forget()
             self.rope.clear()
+            if self.ring:
+                self.ring.clear()
         elif dropped:
             lengths = self.lengths[: len(self._lists)].tolist()
+            if self.ring:
+                self._rewind(self.ring, self._lists.next_without(length, dropped), end)
             self._lists.drop(length, dropped)
             self._pinned.forget(np.arange(length, dtype=np.int32))
             self._retain([np.arange(each - dropped, dtype=np.int32) for each in lengths])
             self.store.place(self._lists)
+
+    def _rewind(self, ring: Ring[Store], position: int, end: KVState | None) -> None:
+        if end is None or end.tail is None:
+            if not ring.whole or position < ring.reach:
+                raise RewindError("the rows of sliding windows are gone so far back: run the tokens again")
+            ring.truncate(position)
+            return
+        base = self._lists.base
+        if (end.key, _base_of(end), end.next_position) != (self.key, base, position - base):
+            raise RewindError("rows were evicted since the end was saved: run the tokens again")
+        ring.check(end.tail)
+        ring.restore(end.tail, base, end.next_position)
 
     def shrink(self, capacity: int) -> None:
         self._check_open()
@@ -275,7 +253,7 @@ class HeadKV(Generic[Store]):
             return
         self.settle()
         self.store.shrink(capacity)
-        self.capacity, self.nbytes = self.store.capacity, self.store.nbytes
+        self.capacity = self.store.capacity
         self.store.place(self._lists)
 
     def save(self, first: int = 0, last: int | None = None) -> KVState:
@@ -285,7 +263,8 @@ class HeadKV(Generic[Store]):
         last, positions = check_range(first, last, self.length), self.positions
         next_position = int(positions[last]) if last < self.length else self.next_position
         parts = [np.int64(self._lists.base).tobytes(), *self.store.save(self._lists.physical[0, first:last])]
-        return KVState(self.key, positions[first:last].copy(), next_position, b"".join(parts))
+        tail = self.ring.save() if self.ring and last == self.length else None
+        return KVState(self.key, positions[first:last].copy(), next_position, b"".join(parts), tail)
 
     def append(self, state: KVState) -> None:
         self._check_open()
@@ -295,13 +274,17 @@ class HeadKV(Generic[Store]):
         first, count = self.length, state.positions.size
         if len(state.data) != _BASE_BYTES + count * self.store.row_bytes:
             raise InputError("the saved KV rows are damaged")
-        base = int(np.frombuffer(state.data, np.int64, 1)[0])
+        base = _base_of(state)
+        if self.ring and state.tail is not None:
+            self.ring.check(state.tail)
         if not self.alike or (first and base != self._lists.base):
             raise InputError("the saved KV rows do not fit behind rows that were evicted since")
         self.store.restore(first, count, memoryview(state.data)[_BASE_BYTES:])
         self._lists.append_saved(first, state.positions, base, state.next_position)
         self.lengths[:] = first + count
         self.store.place(self._lists)
+        if self.ring and (count or state.tail is not None):
+            self.ring.restore(state.tail, base, state.next_position)
 
     def _rows_of(self, head: int) -> tuple[AnyArray, AnyArray]:
         """The physical rows of a head and their RoPE positions, oldest first."""
@@ -318,12 +301,22 @@ class HeadKV(Generic[Store]):
         for part in rotated_at_once(rows.size):
             physical = self._lists.physical[0, rows[part]]
             keys, by = self._pinned.exact(rows[part], self.store.keys(physical), before[part], after[part])
-            self.store.set_keys(physical, self.rope.rotation.rotate_cached(keys, by))
+            self.store.set_keys(physical, self.rope.rotation.of(self.layers).rotate_cached(keys, by))
 
     def _rotate(self, rows: AnyArray, by: AnyArray, rotation: Rotation, head: int | None) -> None:
         """Rotate the keys of physical rows, of one head or of all."""
-        layer = None if head is None else head // self._kv_heads
-        self.store.set_keys(rows, rotation.rotate_cached(self.store.keys(rows, head), by, layer), head)
+        keys = self.store.keys(rows, head)
+        if head is None:
+            rotated = rotation.of(self.layers).rotate_cached(keys, by)
+        else:
+            rotated = rotation.rotate_cached(keys, by, self.layers[head // self._kv_heads])
+        self.store.set_keys(rows, rotated, head)
+
+    def _place(self) -> None:
+        """Rows may have moved, and the next position too."""
+        self.store.place(self._lists)
+        if self.ring:
+            self.ring.follow(self._lists, self.rope.rotation)
 
     def _used(self) -> AnyArray:
         """Whether a head has a row, [heads, length]."""
@@ -331,9 +324,13 @@ class HeadKV(Generic[Store]):
 
     def _by_head(self, values: AnyArray) -> AnyArray:
         """[heads, n], or [1, n] if all heads agree, broadcast to [layers, KV heads, n]."""
-        shape = (self._layers, self._kv_heads, values.shape[-1])
+        shape = (len(self.layers), self._kv_heads, values.shape[-1])
         return np.asarray(np.broadcast_to(values[0], shape) if len(values) == 1 else values.reshape(shape))
 
     def _check_open(self) -> None:
         if self.closed:
             raise EngineError("the engine is closed")
+
+
+def _base_of(state: KVState) -> int:
+    return int(np.frombuffer(state.data, np.int64, 1)[0])

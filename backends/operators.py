@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from edge.backends.base import Engine, EngineConfig, Operator
+from edge.backends.base import Engine, EngineConfig, Operator, end_of
 from edge.errors import InputError
 from edge.model.spec import ModelSpec
 from edge.types import IntArray
@@ -47,10 +47,10 @@ def repeat_pass(
     ids = np.arange(context + tokens, dtype=np.int32) * 7919 % engine.spec.vocab
     if context:
         engine.forward(ids[:context])
-    results = []
+    results, end = [], end_of(engine.kv)
     for done in range(passes + 1):
         results.append(run(ids[context:]))
-        engine.kv.truncate(context)
+        engine.kv.truncate(context, end)
         if progress:
             progress((done + 1) / (passes + 1))
     return results[1:]

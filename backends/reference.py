@@ -112,7 +112,7 @@ def versions() -> dict[str, str]:
 class ReferenceKV:
     """Rotated keys, and values, float32 [layers, KV heads, capacity, head size]."""
 
-    has_tail, earliest = False, 0
+    has_tail, earliest, fixed = False, 0, 0
 
     def __init__(self, file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> None:
         shape = (spec.layers, spec.kv_heads, config.capacity, spec.head_dim)

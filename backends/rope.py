@@ -5,6 +5,7 @@ Angles are computed in float64, so that position 10^7 is as exact as position 10
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -52,6 +53,10 @@ class Rotation:
             chosen = np.equal(self.kinds, kind)
             rotated[chosen] = rotate(layers[chosen], *table, halves=self.halves)
         return rotated.reshape(keys.shape)
+
+    def of(self, layers: Sequence[int]) -> Rotation:
+        """Of these layers alone, which `rotate_cached` then takes for all."""
+        return replace(self, kinds=tuple(self.kinds[layer] for layer in layers))
 
     def since(self, other: Rotation) -> Rotation:
         """The rotation from where `other` has rotated a key to where this one would have."""

@@ -110,12 +110,16 @@ class RowLists:
         self.rope_positions[:, :longest] = np.arange(longest) + longest - lengths[:, None]
         self.base, self.next_rope_position = 0, longest
 
+    def next_without(self, length: int, dropped: int) -> int:
+        """The next RoPE position without the last `dropped` rows, when `length` stay. Different lists share their
+        newest rows."""
+        if len(self) > 1:
+            return self.next_rope_position - dropped
+        return int(self.rope_positions[0, length - 1]) + 1
+
     def drop(self, length: int, dropped: int) -> None:
-        """Drop the last `dropped` rows; `length` stay. Different lists share their newest rows."""
-        only = len(self) == 1
-        self.next_rope_position = (
-            int(self.rope_positions[0, length - 1]) + 1 if only else self.next_rope_position - dropped
-        )
+        """Drop the last `dropped` rows; `length` stay."""
+        self.next_rope_position = self.next_without(length, dropped)
 
 
 def _fill_holes(physical: AnyArray) -> tuple[AnyArray, AnyArray]:

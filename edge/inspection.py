@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from edge.backends import backend_names, find_backend
-from edge.backends.base import EngineConfig
+from edge.backends.base import Backend, EngineConfig, Footprint
 from edge.converters.huggingface.reader import is_folder, outline_folder
 from edge.devices.output import work_folder
 from edge.errors import EdgeError, MissingExtraError, UnsupportedError
@@ -54,11 +53,13 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class EngineUse:
-    """kv_bytes: of one token's row, by KV dtype; reason: why the engine does not run this model."""
+    """kv_bytes: of one token's row, by KV dtype. window_bytes: of rows of sliding windows, which a cache of a long text
+    has besides. reason: why the engine does not run this model."""
 
     engine: str
     kv_bytes: dict[str, int]
     reason: str | None
+    window_bytes: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -248,14 +249,21 @@ def _hashes(files: list[Path], progress: Callable[[float], None] | None) -> dict
 def _engine(name: str, file: GGUFFile, spec: ModelSpec) -> EngineUse:
     try:
         backend = find_backend(name, file, spec)
-        return EngineUse(name, {each: _row_bytes(backend, spec, each) for each in backend.CAPABILITIES.kv_dtypes}, None)
+        dtypes = backend.CAPABILITIES.kv_dtypes
+        rows = {each: _row_bytes(backend, spec, each) for each in dtypes}
+        windows = {each: _footprint(backend, spec, each, spec.context).fixed_kv for each in dtypes}
+        return EngineUse(name, rows, None, {each: size for each, size in windows.items() if size})
     except (UnsupportedError, MissingExtraError) as error:
         return EngineUse(name, {}, str(error).removeprefix(f"{file.folder or file.path}: "))
     except EdgeError as error:
         return EngineUse(name, {}, str(error))
 
 
-def _row_bytes(backend: Any, spec: ModelSpec, kv_dtype: str) -> int:
+def _row_bytes(backend: Backend, spec: ModelSpec, kv_dtype: str) -> int:
     """By the engine's own count of what it allocates."""
-    small, large = (backend.footprint(spec, EngineConfig(rows, 1, kv_dtype, 1)).kv for rows in (_ROWS, 2 * _ROWS))
-    return int(large - small) // _ROWS
+    small, large = (_footprint(backend, spec, kv_dtype, rows) for rows in (_ROWS, 2 * _ROWS))
+    return (large.kv - large.fixed_kv - small.kv + small.fixed_kv) // _ROWS
+
+
+def _footprint(backend: Backend, spec: ModelSpec, kv_dtype: str, rows: int) -> Footprint:
+    return backend.footprint(spec, EngineConfig(rows, 1, kv_dtype, 1))

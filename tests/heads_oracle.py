@@ -15,7 +15,8 @@ _FAR = 1 << 30  # behind every window: windows are applied here, by the position
 
 
 class HeadOracle:
-    """Every row that ever ran stays; `kept` says which ones a head sees, [heads of all layers, rows].
+    """Every row that ever ran stays; `kept` says which ones a head sees, [heads, rows], of layers whose rows a policy
+    chooses (`layers`): where some have windows, these are the others. All rows stay in layers with windows.
 
     votes: attention counts the queries that pay a row more than average. positions, attention, seen (the number of
     observed queries that could see a row): in the same shape.
@@ -26,7 +27,10 @@ class HeadOracle:
         assert isinstance(engine, ReferenceEngine)
         self.engine, self.spec = engine, engine.spec
         self._windows = engine._recipe.windows
-        shape = (self.spec.layers * self.spec.kv_heads, capacity)
+        whole = [layer for layer, window in enumerate(self._windows) if not window]
+        self.layers = whole or list(range(self.spec.layers))
+        self._all_positions = np.zeros(capacity, np.int64)  # of layers with windows
+        shape = (len(self.layers) * self.spec.kv_heads, capacity)
         self.kept, self.positions = np.zeros(shape, bool), np.zeros(shape, np.int64)
         self.attention, self.seen = np.zeros(shape), np.zeros(shape, np.int64)
         self._layer = self._observed = 0
@@ -55,6 +59,7 @@ class HeadOracle:
         first = kv.length
         kv._positions[:first] = _FAR
         self.kept[:, first : first + count] = True
+        self._all_positions[first : first + count] = kv.next_position + np.arange(count)
         self.positions[:, first : first + count] = kv.next_position + np.arange(count)
         self._layer, self._observed = 0, min(observed, count)
         for query in range(first + count - self._observed, first + count):
@@ -66,7 +71,13 @@ class HeadOracle:
     def _softmax(self, scores: FloatArray) -> FloatArray:
         """Scores [KV heads, group, n, rows] of the next layer."""
         layer, count, rows = self._layer, *scores.shape[-2:]
-        heads = slice(layer * len(scores), (layer + 1) * len(scores))
+        self._layer += 1
+        if layer not in self.layers:
+            positions = self._all_positions[:rows]
+            hidden = positions <= positions[-count:, None] - self._windows[layer]
+            return softmax(np.where(hidden, np.float32(-np.inf), scores))
+        index = self.layers.index(layer)
+        heads = slice(index * len(scores), (index + 1) * len(scores))
         hidden = ~self.kept[heads, None, None, :rows]
         if window := self._windows[layer]:
             positions = self.positions[heads, :rows]
@@ -78,7 +89,6 @@ class HeadOracle:
                 seen = self.kept[heads, :rows].cumsum(axis=1)[:, None, rows - self._observed :, None]
                 last = last > 1 / seen
             self.attention[heads, :rows] += last.mean(axis=1).sum(axis=1)
-        self._layer += 1
         return shares
 
     def keep_heads(self, rows: list[IntArray]) -> None:
@@ -91,13 +101,20 @@ class HeadOracle:
         """Rotate the keys of every head to consecutive positions, the newest of all heads the same."""
         kv, longest = self.engine.kv, int(self.lengths.max())
         for head, length in enumerate(self.lengths):
-            layer, kv_head = divmod(head, self.spec.kv_heads)
+            index, kv_head = divmod(head, self.spec.kv_heads)
+            layer = self.layers[index]
             rows, wanted = np.flatnonzero(self.kept[head]), np.arange(longest - length, longest)
             rotation = self.engine.kv.rope.rotation
             old = self.positions[head, rows]
             kv.keys[layer, kv_head, rows] = rotation.rotate_cached(kv.keys[layer, kv_head, rows], wanted - old, layer)
             self.attention[head, rows] *= (longest - wanted) / (kv.next_position - old)
             self.positions[head, rows] = wanted
+        by = longest - kv.next_position
+        for layer in range(self.spec.layers):
+            if layer not in self.layers:  # the distances to the next token stay
+                keys = kv.keys[layer, :, : kv.length]
+                keys[:] = kv.rope.rotation.rotate_cached(keys, np.full(kv.length, by), layer)
+        self._all_positions += by
         kv.next_position = longest
 
     def rows_of(self, values: AnyArray, behind: int = 0) -> AnyArray:
@@ -105,4 +122,4 @@ class HeadOracle:
         out = np.full((len(values), self.lengths.max()), behind, values.dtype)
         for head, length in enumerate(self.lengths):
             out[head, :length] = values[head, self.kept[head]]
-        return out.reshape(self.spec.layers, self.spec.kv_heads, -1)
+        return out.reshape(len(self.layers), self.spec.kv_heads, -1)

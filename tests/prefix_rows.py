@@ -36,7 +36,7 @@ class PrefixRows:
 
     nbytes = 0
     has_tail = False
-    earliest = 0
+    earliest = fixed = 0
 
     def __init__(self, key: str = "model", capacity: int = 1 << 20) -> None:
         self.key, self.capacity = key, capacity

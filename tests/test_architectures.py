@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, bring_back, load_engine
+from conftest import CHUNK, GOLDEN, bring_back, load_engine
+from heads_oracle import HeadOracle
 from small_models import Edit, Small, write_small
 from test_gguf_file import GGUF, STRING
 
@@ -131,8 +132,9 @@ def test_logits_are_those_of_transformers_however_tokens_come(
 
 @ENGINES
 def test_kept_rows_are_seen_at_their_own_positions(row: Row, name: str, engines: Callable[[Engine], Engine]) -> None:
-    family, answer = open_family(name), open_family(name).arrays["keep_logits"]
+    family = open_family(name)
     engine = engines(load_engine(family.model, row.backend, row.kv_dtype))
+    answer = family.arrays["ring_logits" if engine.kv.has_tail else "keep_logits"]
     engine.forward(family.tokens[:PROMPT])
     engine.kv.keep(family.arrays["keep_rows"], close_gaps=False)
     row.close_to(engine.forward_all(family.tokens[PROMPT : PROMPT + len(answer)]), answer, name)
@@ -245,7 +247,7 @@ def test_a_text_that_outgrows_the_original_context(row: Row, engines: Callable[[
 
 @pytest.mark.parametrize("close_gaps", [True, False], ids=["close", "leave"])
 @pytest.mark.parametrize(
-    "name", ["gemma2", "gemma3-linear", "gpt2", "mistral3", "phi3-longrope", "qwen2-yarn", "qwen3", "smollm3"]
+    "name", ["gpt2", "llama-window", "mistral3", "phi3-longrope", "qwen2-yarn", "qwen3", "smollm3"]
 )
 @pytest.mark.parametrize("row", [SLOW, ONNX[0]], ids=str)
 def test_engines_stream_as_the_reference_does(
@@ -262,6 +264,27 @@ def test_engines_stream_as_the_reference_does(
         for engine in both:
             engine.kv.keep(np.flatnonzero(kept).astype(np.int32), close_gaps=close_gaps)
         np.testing.assert_array_equal(both[0].kv.positions, both[1].kv.positions)
+
+
+@pytest.mark.parametrize("close_gaps", [True, False], ids=["close", "leave"])
+@pytest.mark.parametrize("name", ["gemma2", "gemma3-linear"])
+@pytest.mark.parametrize("row", [SLOW, ONNX[0]], ids=str)
+def test_layers_with_windows_keep_their_rows_whatever_is_evicted(
+    row: Row, name: str, close_gaps: bool, engines: Callable[[Engine], Engine]
+) -> None:
+    """Through a cache of 64 rows, which a text of 400 tokens fills again and again."""
+    model, random = open_family(name).model, np.random.default_rng(5)
+    engine, oracle = engines(load_engine(model, row.backend, "f32", capacity=64)), HeadOracle(model, 512, CHUNK)
+    for step in (40, 9, 1, 24, 1, *[25] * 13):
+        part = random.integers(3, model.spec.vocab, step).astype(np.int32)
+        np.testing.assert_allclose(engine.forward_all(part), oracle.forward_all(part), rtol=0, atol=EXACT)
+        kept = random.random(engine.kv.length) < 0.4
+        kept[[0, -1]] = True
+        engine.kv.keep(rows := np.flatnonzero(kept).astype(np.int32), close_gaps=close_gaps)
+        oracle.keep_heads([rows] * len(oracle.kept))
+        if close_gaps:
+            oracle.renumber()
+        np.testing.assert_array_equal(engine.kv.positions, oracle.rows_of(oracle.positions)[0, 0])
 
 
 # Block types

@@ -27,7 +27,7 @@ class LlamaCppKV:
     With `scores` it is a HeadKVCache without `keys`: one head of one layer represents all.
     """
 
-    has_tail, earliest = False, 0
+    has_tail, earliest, fixed = False, 0, 0
 
     def __init__(
         self,

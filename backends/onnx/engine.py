@@ -21,6 +21,7 @@ from edge.backends.onnx.observer import Observer
 from edge.backends.onnx.rows import LARGEST
 from edge.backends.onnx.session import bind, explained, find_provider, open_session
 from edge.backends.onnx.windows import Windows
+from edge.backends.ring import LayerKinds, Ring
 from edge.backends.rope import CacheRope
 from edge.errors import EngineError, UnsupportedError
 from edge.formats.gguf import GGUFFile
@@ -49,9 +50,15 @@ class OnnxEngine:
         positions = spec.context if config.per_head else config.capacity  # gaps stay open while the context allows
         # ONNX Runtime pairs value i of a head with value i + head / 2.
         rope = CacheRope(file, recipe, positions, halves=True, head=spec.head_dim)
-        store = OnnxStore(spec, config.kv_dtype, config.capacity, observes=config.observes)
+        kinds, scales_shape = LayerKinds.of(recipe.windows), (2, spec.layers, spec.kv_heads, 1, spec.head_dim)
+        self._scales, ring = np.ones(scales_shape, np.float32), None
+        if kinds.ringed:
+            rows = kinds.ring_rows(config.capacity, config.chunk)
+            ringed = OnnxStore(spec, config.kv_dtype, rows, kinds.ringed, self._scales, observes=False)
+            ring = Ring(ringed, kinds.ringed, kinds.window)
+        store = OnnxStore(spec, config.kv_dtype, config.capacity, kinds.whole, self._scales, observes=config.observes)
         key = f"{NAME}:{files.key}:{config.kv_dtype}"
-        self._kv = HeadKV(store, spec.layers, spec.kv_heads, rope, key, config.pinned)
+        self._kv = HeadKV(store, kinds.whole, spec.kv_heads, rope, key, config.pinned, ring)
         self._rotation = rope.rotation  # that the tables of angles were made by
         self._windows = Windows(recipe.windows, spec.heads, spec.kv_heads)
         self._hidden: dict[int, FloatArray] = {}  # masks of sliding windows for the pass in progress
@@ -73,6 +80,7 @@ class OnnxEngine:
         self._wanted = np.zeros(max(config.logits_rows, 1), np.int64)
         self._logits = np.zeros((max(config.logits_rows, 1), spec.vocab), np.float32)
         self._last, self._rows = np.zeros(1, np.int32), np.zeros((), np.int32)
+        self._ring_last, self._ring_rows = np.zeros(1, np.int32), np.zeros((), np.int32)
         self._which = np.zeros(MOST_OBSERVED, np.int64)
         width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
         self._qkv = np.zeros((spec.layers, MOST_OBSERVED if self._shows else 0, width), np.float32)
@@ -83,8 +91,8 @@ class OnnxEngine:
         tokens = calibration_tokens(file, spec.vocab) if quantized and scales is None else None
         self._session: Any = open_session(files.graph, files.folder, provider, config.threads, trace)
         if quantized:
-            store.scales[:] = find_scales(self, files.key, tokens) if tokens is not None else scales
-            self._kv.settings += f":{zlib.crc32(store.scales.tobytes())}"
+            self._scales[:] = find_scales(self, files.key, tokens) if tokens is not None else scales
+            self._kv.settings += f":{zlib.crc32(self._scales.tobytes())}"
 
     @property
     def kv(self) -> HeadKV[OnnxStore]:
@@ -126,7 +134,8 @@ class OnnxEngine:
         """Free everything; safe to call twice."""
         self._session, self._step_binding = None, ((0, 0, 0, 0), None)
         self._kv.closed, self._kv.settle, self._observer = True, lambda: None, None
-        self._kv.store.close()
+        for store in self._kv.stores:
+            store.close()
 
     def run_shown(self, tokens: IntArray) -> FloatArray:
         """Run at most MOST_OBSERVED tokens; queries, keys and values before RoPE, float32 [layers, n, all heads]."""
@@ -136,7 +145,8 @@ class OnnxEngine:
     def _pieces(self, tokens: IntArray, step: int) -> Iterator[tuple[IntArray, int]]:
         """Pieces that run at once, with the number of observed tokens at the end of each, which is bounded."""
         # Once heads keep different rows, each needs a window's mask of its own, which takes memory.
-        step = min(step, MOST_AT_ONCE if self._kv.alike or not self._windows.layers else MOST_OBSERVED)
+        alike = self._kv.alike or self._kv.ring or not self._windows.layers
+        step = min(step, MOST_AT_ONCE if alike else MOST_OBSERVED)
         for start in range(0, tokens.size, step):
             part = tokens[start : start + step]
             shown = min(self._observed, part.size)
@@ -161,10 +171,12 @@ class OnnxEngine:
             self._temperatures[0, :count, 0] = factors
         self._wanted[:wanted] = self._counting[count - wanted : count]
         self._which[:shown] = self._counting[count - shown : count]
-        self._rows[()], self._last[0] = kv.length + count, kv.length + count - 1
-        if self._windows.layers:
-            self._hidden = self._windows.added(kv.rope_positions(count), count, self._float_type)
         kv.prepare(count)
+        self._rows[()], self._last[0] = kv.length + count, kv.length + count - 1
+        if kv.ring:
+            self._ring_rows[()], self._ring_last[0] = kv.ring.length + count, kv.ring.length + count - 1
+        if self._windows.layers:
+            self._hidden = self._windows.added(kv.window_positions(count), count, self._float_type)
         with explained("ONNX Runtime failed"):
             self._session.run_with_iobinding(self._binding(count, wanted, shown))
         kv.appended(count)
@@ -196,12 +208,15 @@ class OnnxEngine:
         return binding
 
     def _make_binding(self, count: int, wanted: int, shown: int) -> Any:
-        store, binding = self._kv.store, self._session.io_binding()
+        binding = self._session.io_binding()
         bind(binding, "tokens", self._tokens, shape=(1, count))
         bind(binding, "positions", self._positions, shape=(1, count))
         bind(binding, "wanted", self._wanted, shape=(wanted,))
         bind(binding, "last", self._last)
         bind(binding, "rows", self._rows)
+        if self._kv.ring:
+            bind(binding, "ring_last", self._ring_last)
+            bind(binding, "ring_rows", self._ring_rows)
         for kind, tables in enumerate(self._tables):
             for name, table in zip(table_names(kind), tables, strict=True):
                 if self._recipe.ropes[kind].dim:
@@ -211,9 +226,10 @@ class OnnxEngine:
         bind(binding, "logits", self._logits, output=True, shape=(1, wanted, self.spec.vocab))
         if self._shows:
             bind(binding, "observed", self._which, shape=(shown,))
-        for layer in range(self.spec.layers):
+        places = ((store, own, layer) for store in self._kv.stores for own, layer in enumerate(store.layers))
+        for store, own, layer in places:
             for index, name in enumerate(("key", "value")):
-                stored = store.array[index, layer]
+                stored = store.array[index, own]
                 bind(binding, f"past_{name}.{layer}", stored, shape=(1, *stored.shape))
                 bind(binding, f"{name}.{layer}", stored, shape=(1, *stored.shape), output=True)
                 if store.dtype in LARGEST:

@@ -1,4 +1,4 @@
-"""The ONNX engine's memory of KV rows: one NumPy array that ONNX Runtime reads and writes.
+"""The ONNX engine's memory of KV rows: NumPy arrays that ONNX Runtime reads and writes.
 
 Attention does not depend on the order in which rows lie.
 """
@@ -18,28 +18,31 @@ from edge.types import AnyArray, FloatArray, IntArray
 
 
 def row_bytes(spec: ModelSpec, dtype: str) -> int:
-    """Bytes that a token adds, in all layers."""
+    """Bytes of a token in one layer."""
     width = row_values(spec.head_dim, dtype) * np.dtype(NUMPY_TYPE[dtype]).itemsize
-    return 2 * spec.layers * spec.kv_heads * width
+    return 2 * spec.kv_heads * width
 
 
 class OnnxStore:
-    """RowStore protocol; a pass has one number of rows for all heads.
+    """RowStore protocol over some layers, which have equally many rows in all heads.
 
-    array: keys and values, [2, layers, KV heads, capacity, stored values]. scales: of int8 and int4 rows, float32
-    [2, layers, KV heads, 1, head]. paid: attention by physical row, float32 [layers, KV heads, capacity or 0].
+    array: keys and values, [2, own layers, KV heads, capacity, stored values]. scales: of int8 and int4 rows of all
+    layers, float32 [2, layers, KV heads, 1, head]. paid: attention by physical row, float32 [own layers, KV heads,
+    capacity or 0].
     """
 
     level = True
 
-    def __init__(self, spec: ModelSpec, dtype: str, capacity: int, *, observes: bool) -> None:
+    def __init__(
+        self, spec: ModelSpec, dtype: str, capacity: int, layers: Sequence[int], scales: FloatArray, *, observes: bool
+    ) -> None:
         self.dtype, self.capacity, self.head, self.observes = dtype, capacity, spec.head_dim, observes
-        self.row_bytes = row_bytes(spec, dtype)
-        shape = (2, spec.layers, spec.kv_heads, capacity, row_values(spec.head_dim, dtype))
+        self.row_bytes = row_bytes(spec, dtype) * len(layers)
+        shape = (2, len(layers), spec.kv_heads, capacity, row_values(spec.head_dim, dtype))
         self.array: AnyArray = np.zeros(shape, NUMPY_TYPE[dtype])
-        self.scales = np.ones((2, spec.layers, spec.kv_heads, 1, spec.head_dim), np.float32)
-        self.paid = np.zeros((spec.layers, spec.kv_heads, capacity if observes else 0), np.float32)
-        self.lengths: IntArray = np.zeros(spec.layers * spec.kv_heads, np.int32)
+        self.layers, self.scales = list(layers), scales
+        self.paid = np.zeros((len(layers), spec.kv_heads, capacity if observes else 0), np.float32)
+        self.lengths: IntArray = np.zeros(len(layers) * spec.kv_heads, np.int32)
         self.nbytes = self.array.nbytes + self.paid.nbytes
 
     @property
@@ -123,7 +126,7 @@ class OnnxStore:
         self.array = self.array[:, :, :, :0].copy()
 
     def _keys(self, head: int | None) -> tuple[AnyArray, FloatArray]:
-        """Stored keys and their scales: of one head [capacity, …], or of all [heads, capacity, …]. Views."""
+        """Stored keys and their scales: of one head [capacity, …], or of all [heads, capacity, …]. Keys are a view."""
         stored = self.array[0].reshape(len(self.lengths), *self.array.shape[3:])
-        scales = self.scales[0].reshape(len(self.lengths), 1, -1)
+        scales = self.scales[0, self.layers].reshape(len(self.lengths), 1, -1)
         return (stored, scales) if head is None else (stored[head], scales[head])

@@ -6,6 +6,7 @@ from edge.backends.base import EngineConfig, Footprint
 from edge.backends.onnx.graph.matmul_nbits import bits_of, has_minimum
 from edge.backends.onnx.kv import row_bytes
 from edge.backends.onnx.rows import LARGEST
+from edge.backends.ring import LayerKinds
 from edge.backends.row_lists import pinned_bytes
 from edge.formats.blocks import BLOCK, BLOCK_TYPES
 from edge.formats.onnx_folder import FORM_TYPES
@@ -26,7 +27,9 @@ _KEY_BYTES = 24  # for each value of a layer's keys while they are read or rotat
 
 
 def count_footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
-    rows, heads, float_bytes = config.capacity, spec.layers * spec.kv_heads, 4
+    kinds, float_bytes = LayerKinds.of(find_recipe(spec).windows), 4
+    rows, ring_rows = config.capacity, kinds.ring_rows(config.capacity, config.chunk)
+    heads, fixed = len(kinds.whole) * spec.kv_heads, row_bytes(spec, config.kv_dtype) * len(kinds.ringed) * ring_rows
     qkv = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
     at_once = min(config.chunk, MOST_AT_ONCE)
     per_token = 3 * spec.ffn + 2 * qkv + 4 * spec.hidden + _SCORES[config.kv_dtype] * spec.heads * rows
@@ -35,15 +38,17 @@ def count_footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     numbers += spec.layers * MOST_OBSERVED * qkv if shows else 0
     numbers += spec.layers * MOST_OBSERVED * spec.heads * spec.head_dim if config.observes else 0
     windowed = sum(map(bool, find_recipe(spec).windows))
-    hiding = max(at_once, windowed * spec.heads * MOST_OBSERVED if config.per_head else 0) if windowed else 0
-    numbers += 3 * hiding * rows
-    by_head = rows * spec.kv_heads * (spec.layers * _BOOKKEEPING + spec.head_dim * _KEY_BYTES) if config.per_head else 0
+    by_heads = windowed * spec.heads * MOST_OBSERVED if config.per_head and not kinds.ringed else 0
+    numbers += 3 * max(at_once, by_heads) * (ring_rows or rows) if windowed else 0
+    per_row = heads * _BOOKKEEPING + spec.kv_heads * spec.head_dim * _KEY_BYTES
+    by_head = rows * per_row if config.per_head else 0
     attention = float_bytes * heads * rows if config.observes else 0
     return Footprint(
         weights=_weights(spec),
-        kv=row_bytes(spec, config.kv_dtype) * rows + attention,
+        kv=row_bytes(spec, config.kv_dtype) * len(kinds.whole) * rows + attention + fixed,
         scratch=float_bytes * numbers + by_head + pinned_bytes(heads, spec.head_dim, config.pinned),
         runtime=_LIBRARY_BYTES + _LAYER_BYTES * spec.layers,
+        fixed_kv=fixed,
     )
 
 

@@ -46,12 +46,12 @@ class Observer:
         if not count:
             return
         positions, rotation = kv.rope_positions()[:, : self._end], kv.rope.rotation
-        hidden = self._windows.added(positions, count)
+        hidden = {} if kv.ring else self._windows.added(positions, count)
         tables = [rotation.tables(kind, positions[0, -count:]) for kind in range(len(rotation.angles))]
-        for layer in range(self._spec.layers):
+        for index, layer in enumerate(kv.layers):
             queries = self._queries[layer, :count].swapaxes(0, 1)
             queries = rotate(queries, *tables[rotation.kinds[layer]], halves=rotation.halves)
             queries = queries * np.float32(self._recipe.query_scale)
-            rows, cap = store.array[0, layer, :, : self._end], self._recipe.score_cap
+            rows, cap = store.array[0, index, :, : self._end], self._recipe.score_cap
             paid = attention_to(rows, store.scales[0, layer], store.dtype, queries, self._votes, cap, hidden.get(layer))
-            store.paid[layer, :, : self._end] += paid
+            store.paid[index, :, : self._end] += paid

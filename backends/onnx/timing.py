@@ -141,7 +141,7 @@ class Bytes:
     def __init__(self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, parts: Sequence[Piece]) -> None:
         self._layout = make_layout(file, spec) if file.folder is None else check_folder(file, spec)
         self._head = "token_embd" if spec.tied_head else "output"
-        self._row_bytes = row_bytes(spec, config.kv_dtype) // spec.layers
+        self._row_bytes = row_bytes(spec, config.kv_dtype)
         self._windows, self._parts = find_recipe(spec).windows, parts
 
     def of(self, node: Node) -> int | None:

@@ -90,37 +90,42 @@ def can_repack(spec: ModelSpec) -> bool:
 
 def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     """Computed from the arrays that the engine allocates; the weights are those of the packed file."""
+    from edge.backends.ring import LayerKinds
     from edge.backends.row_lists import pinned_bytes
     from edge.backends.tvm.adapters import adapter_bytes, padded_rank
     from edge.backends.tvm.cpu.arguments import make_scratch
     from edge.backends.tvm.cpu.streaming import packed_bytes, streaming_need
-    from edge.backends.tvm.kv.regions import TILE, allocated_rows, longest_head
+    from edge.backends.tvm.kv.regions import TILE, make_regions
     from edge.backends.tvm.kv.row_formats import FORMATS, row_bytes
     from edge.backends.tvm.packing.layout import Shape, round_up
     from edge.backends.tvm.targets import choose_target, with_tuning
     from edge.model.tensors import find_recipe
 
     shape, target = Shape.of(spec), with_tuning(choose_target(), config.tuning)
-    rows = allocated_rows(config.capacity, uneven=config.uneven)
-    longest = round_up(longest_head(config.capacity, spec.context, uneven=config.uneven), TILE)
+    kinds = LayerKinds.of(find_recipe(spec).windows)
+    regions, rings = make_regions(kinds, shape.kv_heads, config, spec.context)
+    heads, longest = len(kinds.whole) * shape.kv_heads, round_up(regions.longest, TILE)
     observed, rank = longest if config.observes else 0, padded_rank(config.lora_rank)
     scratch = make_scratch(shape, target, config.chunk, config.threads, observed, rank)
-    per_row = row_bytes(shape, config.kv_dtype) + 4 * shape.layers * shape.kv_heads * (shape.windowed + config.observes)
+    per_row = row_bytes(shape, config.kv_dtype) // shape.kv_heads
+    fixed = rings.size * (per_row + 4)
+    per_whole = per_row + 4 * (shape.windowed and not kinds.ringed) + 4 * config.observes
     logits = config.logits_rows * shape.padded_vocab
-    kinds = max(1, len(find_recipe(spec).ropes))
-    rope = kinds * round_up(config.chunk, target.gemm_tokens) * 2 * shape.padded_head
+    tables = max(1, len(find_recipe(spec).ropes))
+    rope = tables * round_up(config.chunk, target.gemm_tokens) * 2 * shape.padded_head
     by_head = 0
     if config.per_head:  # keys are read layer by layer, and rotated head by head
-        heads = 2 if config.observes else max(2, shape.kv_heads)
-        by_head = longest * (shape.layers * shape.kv_heads * _BOOKKEEPING + heads * shape.padded_head * _LOOKED_AT)
-    pinned = pinned_bytes(shape.layers * shape.kv_heads, shape.padded_head, config.pinned)
+        at_once = 2 if config.observes else max(2, shape.kv_heads)
+        by_head = longest * (heads * _BOOKKEEPING + at_once * shape.padded_head * _LOOKED_AT)
+    pinned = pinned_bytes(heads, shape.padded_head, config.pinned)
     streaming = streaming_need(spec, config)
     return Footprint(
         weights=packed_bytes(spec),
-        kv=rows * per_row,
+        kv=regions.size * per_whole + fixed,
         scratch=4 * (scratch.floats + scratch.integers + 2 * logits + 3 * rope) + by_head + pinned,
         runtime=_RUNTIME_BYTES + _REFLECTION_BYTES * FORMATS[config.kv_dtype].transformed,
         streamed=streaming.streamed,
+        fixed_kv=fixed,
         least_weights=streaming.least,
         lora=adapter_bytes(shape, rank, exact=config.kv_dtype == "f32"),
     )

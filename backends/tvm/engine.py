@@ -13,6 +13,7 @@ import numpy as np
 
 from edge.backends.base import EngineConfig, LoadProgress, check_lora, check_positions, check_tokens, state_key
 from edge.backends.head_kv import HeadKV
+from edge.backends.ring import LayerKinds, Ring
 from edge.backends.rope import CacheRope, Rotation
 from edge.backends.tvm import CAPABILITIES, NAME
 from edge.backends.tvm.adapters import Offsets, adapter_bytes, pack_adapters, padded_rank
@@ -23,9 +24,9 @@ from edge.backends.tvm.cpu.streaming import Disk, make_streams, streaming_need
 from edge.backends.tvm.cpu.timing import thread_words
 from edge.backends.tvm.cpu.workers import Workers
 from edge.backends.tvm.design import Design
-from edge.backends.tvm.kv.regions import TILE, Regions, longest_head
+from edge.backends.tvm.kv.regions import TILE, make_regions
 from edge.backends.tvm.kv.row_formats import FORMATS
-from edge.backends.tvm.kv.store import NativeStore, choose_normals
+from edge.backends.tvm.kv.store import Arena, NativeStore, choose_normals
 from edge.backends.tvm.memory import aligned_zeros, pointer
 from edge.backends.tvm.packing.layout import PackedLayout, make_layout, round_up
 from edge.backends.tvm.packing.weights import Ranges, open_weights
@@ -69,9 +70,9 @@ class NativeEngine:
             spec,
             config,
         )
-        longest = longest_head(config.capacity, spec.context, uneven=config.uneven)
-        regions = Regions(shape.layers * shape.kv_heads, config.capacity, longest, uneven=config.uneven)
-        observed = round_up(longest, TILE) if config.observes else 0
+        kinds = LayerKinds.of(layout.recipe.windows)
+        regions, rings = make_regions(kinds, shape.kv_heads, config, spec.context)
+        observed = round_up(regions.longest, TILE) if config.observes else 0
         rank = padded_rank(config.lora_rank)
         scratch = make_scratch(shape, target, config.chunk, config.threads, observed, rank)
         tokens = round_up(config.chunk, target.gemm_tokens)
@@ -92,13 +93,20 @@ class NativeEngine:
         def move_rows(arrays: Iterable[AnyArray], pairs: AnyArray) -> None:
             Call(image, "move", (*map(pointer, arrays), pointer(pairs), len(pairs)))()
 
-        store = NativeStore(shape, config.kv_dtype, regions, move_rows, normals, observes=config.observes)
+        self._arena = Arena(
+            shape, config.kv_dtype, rings.size + regions.size, move_rows, normals, observes=config.observes
+        )
+        ring, windowed = None, shape.windowed and not kinds.ringed
+        if kinds.ringed:
+            ringed = NativeStore(self._arena, kinds.ringed, rings, windowed=True, observes=False)
+            ring = Ring(ringed, kinds.ringed, kinds.window)
+        store = NativeStore(self._arena, kinds.whole, regions, windowed=windowed, observes=config.observes)
         self._model_key = key
-        self._kv = HeadKV(store, shape.layers, shape.kv_heads, rope, key, config.pinned)
+        self._kv = HeadKV(store, kinds.whole, shape.kv_heads, rope, key, config.pinned, ring)
         self._tokens = aligned_zeros(tokens, "int32")
         self._rotation = rope.rotation  # of the table of angles
-        kinds = len(self._rotation.angles)
-        self._rope = aligned_zeros(kinds * rope_size, "float32").reshape(kinds, rope_size)
+        tables = len(self._rotation.angles)
+        self._rope = aligned_zeros(tables * rope_size, "float32").reshape(tables, rope_size)
         self._rope_from = self._rope_rows = self._observed = 0
         self._votes = False
         self._logits = aligned_zeros(config.logits_rows * self._padded_vocab, "float32")
@@ -169,7 +177,7 @@ class NativeEngine:
             self._workers.close()
         self._workers = None
         self._kv.closed = True
-        self._kv.store.rows.arrays.clear()
+        self._arena.rows.arrays.clear()
         self._weights = self._floats = self._integers = np.zeros(0, np.uint8)
         self._temperatures = self._adapters = np.zeros(0, np.uint8)
 
@@ -205,11 +213,11 @@ class NativeEngine:
 
     def _pointers(self) -> tuple[Any, ...]:
         """The arguments of a pass, in the order of `generator.POINTERS`."""
-        store = self._kv.store
+        arena = self._arena
         arrays = (
-            self._weights, self._table, self._floats, self._integers, *store.rows.arrays.values(),
-            store.lengths, store.positions, self._tokens, self._logits, self._rope,
-            store.paid, store.regions.starts, *([self.times] if self.times.size else []),
+            self._weights, self._table, self._floats, self._integers, *arena.rows.arrays.values(),
+            arena.lengths, arena.positions, self._tokens, self._logits, self._rope,
+            arena.paid, arena.starts, *([self.times] if self.times.size else []),
             *([self._adapters] if self._adapters.size else []),
         )  # fmt: skip
         return tuple(map(pointer, arrays))

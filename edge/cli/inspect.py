@@ -13,7 +13,7 @@ from edge.cli import options as o
 from edge.cli.show import print_json, printable, progress, table
 
 if TYPE_CHECKING:
-    from edge.inspection import AdapterInfo, Inspection, Vocabulary
+    from edge.inspection import AdapterInfo, EngineUse, Inspection, Vocabulary
     from edge.model.spec import ModelSpec
 
 _LINES, _WIDTH = 3, 100  # of a chat template, unless all of it is requested
@@ -51,7 +51,7 @@ def inspect(
         print("\n" + table(["tensor", "shape", "type", "size"], lines, left=3))
     if found.engines:
         runs = [
-            [each.engine, each.reason or "yes", ", ".join(f"{kind} {size}" for kind, size in each.kv_bytes.items())]
+            [each.engine, each.reason or "yes", ", ".join(_kv_bytes(each, dtype) for dtype in each.kv_bytes)]
             for each in found.engines
         ]
         when = "once converted" if found.format.startswith("Hugging") else "runs it"
@@ -59,6 +59,11 @@ def inspect(
     if found.template is not None:
         text = printable(found.template)
         print(f"\nchat template, {len(found.template)} characters:\n{text if template else _beginning(text)}")
+
+
+def _kv_bytes(use: EngineUse, dtype: str) -> str:
+    windows = use.window_bytes.get(dtype)
+    return f"{dtype} {use.kv_bytes[dtype]}" + (f" and {format_bytes(windows)} of windows" if windows else "")
 
 
 def _line(text: str) -> str:

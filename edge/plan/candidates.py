@@ -8,6 +8,7 @@ change, without the weights they take longer.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -111,10 +112,10 @@ def _rows_for_bytes(choice: Choice) -> Options:
         return choice.backend.footprint(choice.spec, choice.config(rows)).kv
 
     most = choice.backend.most_rows(choice.spec, options.expected_tokens).rows
-    rows = min(most, wanted // (taken(1024) // 1024) // _KV_ROW_STEP * _KV_ROW_STEP)
     least = -(-least_rows(pinned(options)) // _KV_ROW_STEP) * _KV_ROW_STEP
-    while rows >= least and taken(rows) > wanted:  # llama.cpp allocates rows by the hundred
-        rows -= _KV_ROW_STEP
+    # The last number of steps that fits: rows of sliding windows, and those that an engine rounds up, are in `taken`.
+    steps = bisect_right(range(most // _KV_ROW_STEP + 1), wanted, lo=1, key=lambda each: taken(each * _KV_ROW_STEP)) - 1
+    rows = most if taken(most) <= wanted else steps * _KV_ROW_STEP
     if rows < min(most, least):
         raise InputError(f"--kv-memory {format_bytes(wanted)} is too small: {-(-taken(least) // 1024)}KiB are needed")
     return replace(options, max_kv_size=rows, kv_memory=None)

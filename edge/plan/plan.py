@@ -37,7 +37,7 @@ class PlanBytes:
     """The table of bytes. interpreter: measured (this process before load) plus the engine's libraries.
 
     weights: those that are resident at a time. streamed: those that every pass reads anew from the file. lora:
-    adapters.
+    adapters. fixed_kv: of `kv`, what does not depend on the number of rows (`KVCache.fixed`).
     """
 
     interpreter: int
@@ -47,6 +47,7 @@ class PlanBytes:
     reserve: int = _RESERVE
     streamed: int = 0
     lora: int = 0
+    fixed_kv: int = 0
 
     @property
     def total(self) -> int:
@@ -133,11 +134,15 @@ class _Before:
         need = choice.backend.footprint(choice.spec, config)
         scratch = need.scratch
         if (cache := choice.options.prompt_cache) is not None:
-            scratch += getattr(cache, "memory", 0) + _BLOCK_COPIES * BLOCK * need.kv // config.capacity
+            block = BLOCK * (need.kv - need.fixed_kv) // config.capacity
+            scratch += getattr(cache, "memory", 0) + _BLOCK_COPIES * max(block, need.fixed_kv)
         weights = config.resident or need.weights
         scratch += 4 * (config.capacity + config.chunk)  # token ids of a prompt that are read before they are run
         reserve = _RESERVE + -self.resident % _GRAIN
-        return PlanBytes(self.resident + need.runtime, weights, need.kv, scratch, reserve, need.streamed, need.lora)
+        interpreter = self.resident + need.runtime
+        return PlanBytes(
+            interpreter, weights, need.kv, scratch, reserve, need.streamed, need.lora, fixed_kv=need.fixed_kv
+        )
 
     def needs(self, counted: PlanBytes) -> int:
         """The smallest limit that a configuration fits."""

@@ -162,7 +162,7 @@ class _Roof:
     def work(self, tokens: int, context: int) -> Work:
         count = self.plan.bytes
         weights = self.spec.weight_bytes if count.streamed else count.weights
-        footprint = Footprint(weights=weights, kv=count.kv, scratch=count.scratch, runtime=0)
+        footprint = Footprint(weights=weights, kv=count.kv, scratch=count.scratch, runtime=0, fixed_kv=count.fixed_kv)
         return work_of(self.spec, self.plan.config, footprint, tokens, context)
 
     def seconds(self, tokens: int, context: int, bandwidth: float, flops: float | None) -> float:

@@ -41,11 +41,12 @@ def work_of(spec: ModelSpec, config: EngineConfig, footprint: Footprint, tokens:
     """
     head = spec.vocab * spec.hidden
     layers = max(0, spec.parameters - head * (1 if spec.tied_head else 2))
-    rows = footprint.kv / config.capacity * _seen_share(spec, context + tokens)
+    in_ring = sum(map(bool, _windows(spec))) if footprint.fixed_kv else 0  # layers whose rows are not in every row
+    row = (footprint.kv - footprint.fixed_kv) / config.capacity / (spec.layers - in_ring)
     attention = 4.0 * spec.heads * spec.head_dim * _pairs(spec, tokens, context)
     return Work(
         weight_bytes=footprint.weights - _looked_up(spec, config, footprint),
-        kv_bytes=rows * (context + tokens),
+        kv_bytes=row * sum(min(context + tokens, window or context + tokens) for window in _windows(spec)),
         flops=2.0 * layers * tokens + 2.0 * head + attention,
         attention_flops=attention,
     )
@@ -62,11 +63,6 @@ def _looked_up(spec: ModelSpec, config: EngineConfig, footprint: Footprint) -> f
 def _windows(spec: ModelSpec) -> list[int]:
     """How far back each layer sees, 0: all."""
     return list(spec.recipe.windows) if spec.recipe else [spec.window] * spec.layers
-
-
-def _seen_share(spec: ModelSpec, rows: int) -> float:
-    """Of the rows of all layers, those within the layers' windows."""
-    return sum(min(rows, window or rows) / rows for window in _windows(spec)) / spec.layers
 
 
 def _pairs(spec: ModelSpec, tokens: int, context: int) -> float:

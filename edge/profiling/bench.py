@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from edge.backends.base import end_of
 from edge.errors import InputError
 from edge.run.history import Phase, remember_phase
 from edge.run.meters import EnergyMeter
@@ -104,14 +105,14 @@ def run_bench(
     session.reset()
     for test in tests:
         _fill(session, tokens[: test.depth])
-        speeds, joules = [], 0.0
+        end, speeds, joules = end_of(session.engine.kv), [], 0.0
         for repetition in range(repetitions):
             if on_step:
                 on_step(f"{test.name} {repetition + 1}/{repetitions}")
             before = meter.read().joules if meter else 0.0
             speeds.append(_measure(session, test, tokens[test.depth :]))
             joules += meter.read().joules - before if meter else 0.0
-            session.engine.kv.truncate(test.depth)
+            session.engine.kv.truncate(test.depth, end)
         reading = meter.read() if meter else None
         yield BenchRow(
             model=session.spec.label + (f" + LoRA {session.lora.size.rank}" if session.lora else ""),
@@ -140,7 +141,8 @@ def remember_bench(session: Session, test: BenchTest, row: BenchRow) -> None:
 def _fill(session: Session, context: IntArray) -> None:
     """Bring the cache to exactly this context, reusing its rows."""
     kv = session.engine.kv
-    kv.truncate(min(kv.length, context.size))
+    kept = min(kv.length, context.size)
+    kv.truncate(kept if kept == kv.length or kept >= kv.earliest else 0)
     if context.size > kv.length:
         session.engine.forward(context[kv.length :])
 

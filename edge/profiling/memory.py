@@ -111,7 +111,8 @@ def memory_base(
     mapped = 2 * sum(each.size for each in weights) > plan.bytes.weights
     resident = sum(each.resident for each in files.values())
     growth = warm.anonymous - before.anonymous - (0 if mapped else plan.bytes.weights)
-    used = plan.bytes.kv * min(1.0, warm.rows / plan.config.capacity)
+    fixed = plan.bytes.fixed_kv
+    used = fixed + (plan.bytes.kv - fixed) * min(1.0, warm.rows / plan.config.capacity)
     return MemoryBase(
         anonymous=before.anonymous,
         libraries=resident - sum(each.resident for each in weights),

@@ -345,9 +345,10 @@ def _kv_share(engine: EngineProfile, context: int) -> float:
     """The KV rows' share of the bytes that a token of an answer reads at this context, counted."""
     decode, plan = engine.decode, engine.plan
     read = (decode.bytes_per_s or 0.0) * decode.per_token.p50
-    row, middle = plan.bytes.kv / plan.config.capacity, decode.tokens / 2
+    fixed = plan.bytes.fixed_kv
+    row, middle = (plan.bytes.kv - fixed) / plan.config.capacity, decode.tokens / 2
     there = read + row * (context - decode.context)
-    return min(1.0, row * (context + middle) / there) if read and there > 0 else 0.0
+    return min(1.0, (fixed + row * (context + middle)) / there) if read and there > 0 else 0.0
 
 
 def _cooled(sustained: Sustained | None) -> float | None:

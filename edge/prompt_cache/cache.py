@@ -4,8 +4,9 @@
     reused = cache.restore(kv, tokens, most)   # before prefill, into an empty KV cache
     cache.store(kv, tokens)                    # afterwards, as long as nothing has been evicted
 
-Blocks are searched in memory (`tree.py`), then in the folder (`disk.py`). The folder holds the prompts'
-tokens and their keys and values: who can read it can read the prompts.
+Blocks are searched in memory (`tree.py`), then in the folder (`disk.py`). Where an engine has a tail (`KVState.tail`),
+rows alone are not enough to go on: it is stored as one more block, behind whole blocks that `ends` names. The folder
+holds the prompts' tokens and their keys and values: who can read it can read the prompts.
 """
 
 from __future__ import annotations
@@ -55,11 +56,17 @@ class PromptCache:
         """Restore rows of a prompt's first tokens into an empty cache, at most `most`. Returns their number."""
         parent, length = root_name(kv.key), 0
         with self._lock, self._holding() as hold:
+            tail = None
+            if kv.has_tail:
+                most, tail = self._find_tail(parent, tokens[: max(0, most)])
             while length < most and (found := self._find(parent, tokens[length:])):
                 tier, block = found
                 end = length + block.tokens.size
+                if tail is not None and block.agreement(tokens[length:]) < BLOCK:
+                    break
+                positions, last = np.arange(length, end, dtype=np.int32), tail if end == most else None
                 try:
-                    kv.append(KVState(kv.key, np.arange(length, end, dtype=np.int32), end, block.data))
+                    kv.append(KVState(kv.key, positions, end, block.data, last))
                 except CapacityError:
                     break
                 except EdgeError as error:
@@ -74,7 +81,24 @@ class PromptCache:
                     break
                 parent = block.name
                 hold(parent)
+        if tail is not None and length < most:  # rows are lost that were there when the tail was stored
+            kv.truncate(0)
+            return 0
         return length
+
+    def ends(self, kv: KVCache, tokens: IntArray) -> list[int]:
+        """Numbers of `tokens` behind which to call `store` while they run, so that tails are where they are wanted:
+        behind the last whole block, for the same prompt, and where earlier prompts begin to differ."""
+        if not kv.has_tail:
+            return []
+        parent, shared = root_name(kv.key), 0
+        with self._lock:
+            while shared + BLOCK <= tokens.size:
+                part = tokens[shared : shared + BLOCK]
+                if not any(tier.has(parent, part) for tier in self._tiers):
+                    break
+                parent, shared = prefix_name(parent, part), shared + BLOCK
+        return sorted({shared, tokens.size // BLOCK * BLOCK} - {0})
 
     def store(self, kv: KVCache, tokens: IntArray) -> None:
         """Store a copy of the cache's first rows, those of `tokens`; blocks that exist are only marked as used.
@@ -92,8 +116,10 @@ class PromptCache:
                         tiers = [tier for tier in tiers if tier not in full]  # a block is useless without its parent
                     if not tiers:
                         return
-                    parent = prefix_name(parent, part)
+                    before, parent = parent, prefix_name(parent, part)
                     hold(parent)
+                if kv.has_tail and kv.length == tokens.size and tokens.size and tokens.size % BLOCK == 0:
+                    self._store_tail(kv, _tail_name(before), part, tiers)
         except (OSError, EdgeError) as error:
             _log.warning("the prompt cache could not be written: %s", error)
 
@@ -103,6 +129,24 @@ class PromptCache:
             self._tree.shrink(memory)
             self.memory = memory
             self._lock.release()
+
+    def _store_tail(self, kv: KVCache, parent: str, part: IntArray, tiers: list[PrefixTree | BlockFiles]) -> None:
+        lacking = [tier for tier in tiers if not tier.has(parent, part)]
+        if lacking and (tail := kv.save(kv.length).tail) is not None:
+            for tier in lacking:
+                tier.put(Block(parent, part, tail))
+
+    def _find_tail(self, parent: str, tokens: IntArray) -> tuple[int, bytes | memoryview | None]:
+        """The most of these tokens behind which there is a tail, and that; 0 and None if there is none."""
+        blocks = [tokens[at : at + BLOCK] for at in range(0, tokens.size // BLOCK * BLOCK, BLOCK)]
+        parents = [parent]
+        for block in blocks:
+            parents.append(prefix_name(parents[-1], block))
+        for count in range(len(blocks), 0, -1):
+            part, parent = blocks[count - 1], _tail_name(parents[count - 1])
+            if (found := self._find(parent, part)) and found[1].agreement(part) == BLOCK:
+                return count * BLOCK, found[1].data
+        return 0, None
 
     def _find(self, parent: str, tokens: IntArray) -> tuple[PrefixTree | BlockFiles, Block] | None:
         """The block that agrees with most tokens, and its place."""
@@ -129,3 +173,8 @@ class PromptCache:
 
     def _writing(self) -> AbstractContextManager[None]:
         return self._files.writing() if self._files else nullcontext()
+
+
+def _tail_name(parent: str) -> str:
+    """In place of a block's parent: that of the tail behind this block."""
+    return root_name(f"{parent} tail")

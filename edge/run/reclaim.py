@@ -43,7 +43,7 @@ class Reclaimer:
     def spare(self) -> int:
         """Bytes of `needed` that can be returned."""
         rows = self._kv.capacity - self._floor()
-        return self._cached() + rows * self._kv.nbytes // self._kv.capacity
+        return self._cached() + rows * (self._kv.nbytes - self._kv.fixed) // self._kv.capacity
 
     def give(self, nbytes: int, cause: str) -> None:
         """Return about `nbytes` to the system, or all that can be spared."""
@@ -65,7 +65,7 @@ class Reclaimer:
     def _give_rows(self, nbytes: int, cause: str) -> None:
         kv, before, floor = self._kv, self._kv.nbytes, self._floor()
         while (lacking := nbytes - (before - kv.nbytes)) > 0 and kv.capacity > floor:  # llama.cpp: 256 rows or none
-            rows = kv.capacity - -(-lacking * kv.capacity // kv.nbytes)
+            rows = kv.capacity - -(-lacking * kv.capacity // (kv.nbytes - kv.fixed))
             rows = max(floor, rows // _STEP * _STEP)
             if self._evict and kv.capacity - kv.free > rows:
                 self._evict(rows - max(1, rows // 8))

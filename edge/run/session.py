@@ -428,6 +428,16 @@ class Session:
         if self._prompt_cache is not None and not self._evicted:
             self._prompt_cache.store(self.engine.kv, np.array(self._fed[: self._prompts_end], np.int32))
 
+    def _find_ends(self) -> list[int]:
+        """Numbers of rows, behind those in use, at which the prompt cache wants the prompt while it runs."""
+        kv, prompt, queries = self.engine.kv, self._prompt, self._policy.needs.queries
+        if self._prompt_cache is None or self._evicted or queries == EVERY or not kv.has_tail:
+            return []
+        tokens = np.concatenate([np.array(self._fed, np.int32), prompt.peek(kv.free)])
+        step = self._chunk(prompt.waiting) if prompt.waiting > kv.free else 1  # evictions come where they would
+        ends = self._prompt_cache.ends(kv, tokens[: max(0, tokens.size - max(1, queries))])
+        return [end for end in ends if end > kv.length and end % step == 0]
+
     @property
     def may_evict(self) -> bool:
         """Whether the policy makes room when the cache is full."""
@@ -469,7 +479,7 @@ class Session:
         logits = self.engine.forward_all(tokens) if every else self.engine.forward(tokens)
         kv = self.engine.kv
         weights = self.spec.weight_bytes + (self._lora.size.nbytes if self._lora else 0)
-        self._meter.add_bytes(weights + kv.nbytes * kv.length / kv.capacity)
+        self._meter.add_bytes(weights + kv.fixed + (kv.nbytes - kv.fixed) * kv.length / kv.capacity)
         if self._prompt_cache is not None and not self._evicted:
             self._fed.frombytes(tokens.astype(np.int32, copy=False).tobytes())
         return logits
@@ -498,7 +508,7 @@ class Session:
         prompt, free = self._prompt, self.engine.kv.free
         self._read_ahead(prompt, run.watch)
         logits, count, size = None, 0, self._chunk(prompt.waiting)
-        first = size
+        first, ends = size, self._find_ends()
         if self._policy.needs.queries > 0 and 0 < free < min(first, prompt.waiting):
             first = free  # nobody knew that these tokens would come, so nothing may have been observed: what fits first
         while True:
@@ -507,7 +517,7 @@ class Session:
             if reason is None and not left:
                 break
             size = min(size, self._chunk(left))
-            wanted = min(size, left, size if run.ran else first)
+            wanted = min(size, left, size if run.ran else first, *(end - self.engine.kv.length for end in ends[:1]))
             if reason is None and not (count := run.watch.affordable(wanted)):
                 reason = "energy"
             if reason is None and not self.make_room(count):
@@ -519,6 +529,9 @@ class Session:
             logits = self.forward(prompt.peek(count), upcoming=min(size, max(1, left - count)))
             prompt.advance(count)
             run.ran, run.ran_at = run.ran + count, time.perf_counter()
+            if ends and self.engine.kv.length == ends[0]:
+                del ends[0]
+                self._remember()
             if on_prefill:
                 on_prefill(run.ran, prompt.known - run.reused)
         self._prompts_end, run.prefill_joules = len(self._fed), run.watch.joules()

@@ -165,9 +165,10 @@ def family_answers(model: PreTrainedModel, seed: int) -> dict[str, Array]:
     logits         [16, vocab], after each of the last 16
     keep_rows      int32, the rows kept out of the first 40
     keep_logits    the 4 tokens after those 40, at their own positions, seeing these rows alone
-    close_logits   the same where the kept rows, and the new tokens, move up to positions 0, 1, 2, ...; where positions
-                   are learned, rows keep what they took from theirs. Not for models with windows, whose rows
-                   transformers throws away
+    ring_logits    the same where layers with a window see all that is in it; of models with layers of both kinds
+    close_logits   as keep_logits where the kept rows, and the new tokens, move up to positions 0, 1, 2, ...; where
+                   positions are learned, rows keep what they took from theirs. Not for models with windows, whose
+                   rows transformers throws away
     long_logits    as `logits`, with the factors that LongRoPE has for long texts
     """
     tokens = random_tokens(seed)
@@ -175,6 +176,8 @@ def family_answers(model: PreTrainedModel, seed: int) -> dict[str, Array]:
         "logits": forward(model, None, tokens, position=0)[-LAST:],
         "keep_logits": seeing_kept_rows(model, tokens),
     }
+    if len(set(getattr(model.config, "layer_types", None) or ())) > 1:
+        arrays["ring_logits"] = seeing_kept_rows(model, tokens, in_windows=False)
     if not windows(model):
         cache = DynamicCache(config=model.config)
         forward(model, cache, tokens[:PROMPT], position=0)
@@ -195,12 +198,15 @@ def windows(model: PreTrainedModel) -> bool:
     return getattr(model.config, "sliding_window", None) is not None
 
 
-def seeing_kept_rows(model: PreTrainedModel, tokens: Array) -> Array:
-    """Logits of the tokens after PROMPT, by masks: what was evicted after PROMPT is hidden from them alone."""
+def seeing_kept_rows(model: PreTrainedModel, tokens: Array, *, in_windows: bool = True) -> Array:
+    """Logits of the tokens after PROMPT, by masks: what was evicted after PROMPT is hidden from them alone.
+
+    in_windows: it is hidden in layers with windows, too.
+    """
     count = PROMPT + AFTER
     query, key = np.arange(count)[:, None], np.arange(count)
     seen = (key <= query) & ((query < PROMPT) | (key >= PROMPT) | np.isin(key, KEEP_ROWS))
-    in_window = seen & (query - key < WINDOW)
+    in_window = (seen if in_windows else key <= query) & (query - key < WINDOW)
     if getattr(model.config, "layer_types", None):
         mask: Any = {"full_attention": additive(seen), "sliding_attention": additive(in_window)}
     else:

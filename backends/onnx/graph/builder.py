@@ -10,6 +10,7 @@ Inputs, besides `tokens` int64 [1, n]:
   past_K.N, past_V.N  [1, KV heads, capacity, head]: layer N's rows; outputs key.N, value.N are to be bound to the same
               memory, and the new rows come behind the `rows` − n first ones. Their order is free.
   last, rows  int32: rows in use with the new ones, less one ([1]); and these ([])
+  ring_last, ring_rows  the same of layers that have a ring of rows (edge.backends.ring); their capacity differs, too
   window.N    [1, heads or 1, n, rows]: for layers with a sliding window, 0 for rows that a token sees, −inf for those
               that it does not. (ONNX Runtime's own windows count rows, which lie in any order here.)
   key_scales.N, value_scales.N  float32 [1, KV heads, 1, head], for int8 and int4 rows
@@ -25,6 +26,7 @@ from typing import Any
 from edge.backends.onnx.graph.layout import Layout
 from edge.backends.onnx.graph.nodes import MS, Nodes
 from edge.backends.onnx.graph.proto import Type
+from edge.backends.ring import LayerKinds
 from edge.model.spec import ModelSpec, Recipe
 
 KV_TYPES = {"f32": Type.FLOAT, "f16": Type.FLOAT16, "int8": Type.INT8, "int4": Type.UINT8}
@@ -47,6 +49,7 @@ class _Builder(Nodes):
     ) -> None:
         super().__init__(layout, data)
         self.spec, self.recipe, self.kv_dtype = spec, recipe, kv_dtype
+        self.kinds = LayerKinds.of(recipe.windows)
         self.quantized = kv_dtype in ("int8", "int4")
         self.observed = observed or self.quantized
         self.float_type = Type.FLOAT16 if kv_dtype == "f16" else Type.FLOAT
@@ -58,6 +61,9 @@ class _Builder(Nodes):
         self.input("wanted", Type.INT64, "m")
         self.input("last", Type.INT32, 1)
         self.input("rows", Type.INT32)
+        if self.kinds.ringed:
+            self.input("ring_last", Type.INT32, 1)
+            self.input("ring_rows", Type.INT32)
         for kind, rope in enumerate(self.recipe.ropes):
             for name in table_names(kind) if rope.dim else ():
                 self.input(name, self.float_type, "angles", spec.head_dim // 2)
@@ -138,8 +144,8 @@ class _Builder(Nodes):
         self.begin("attend", layer)
         if self.kv_dtype == "f16":
             qkv = self.node("Cast", qkv, to=Type.FLOAT16)
-        kind = KV_TYPES[self.kv_dtype]
-        shape = (1, spec.kv_heads, "capacity", spec.head_dim // (2 if self.kv_dtype == "int4" else 1))
+        kind, ring = KV_TYPES[self.kv_dtype], "ring_" if layer in self.kinds.ringed else ""
+        shape = (1, spec.kv_heads, f"{ring}capacity", spec.head_dim // (2 if self.kv_dtype == "int4" else 1))
         for name in (f"past_key.{layer}", f"past_value.{layer}"):
             self.input(name, kind, *shape)
         for name in (f"key.{layer}", f"value.{layer}"):
@@ -157,10 +163,11 @@ class _Builder(Nodes):
         hidden = ""
         if self.recipe.windows[layer]:
             hidden = f"window.{layer}"
-            self.input(hidden, self.float_type, 1, f"seeing.{layer}", "n", "seen")
+            self.input(hidden, self.float_type, 1, f"seeing.{layer}", "n", f"{ring}seen")
         if self.recipe.score_cap:
             how["softcap"] = self.recipe.score_cap
-        inputs = [qkv, "", "", f"past_key.{layer}", f"past_value.{layer}", "last", "rows", *tables, hidden, ""]
+        counts = [f"{ring}last", f"{ring}rows"]
+        inputs = [qkv, "", "", f"past_key.{layer}", f"past_value.{layer}", *counts, *tables, hidden, ""]
         if self.quantized:
             for name in (f"key_scales.{layer}", f"value_scales.{layer}"):
                 self.input(name, Type.FLOAT, 1, spec.kv_heads, 1, spec.head_dim)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edge.backends.ring import LayerKinds
 from edge.backends.tvm.packing.layout import GROUPS, PackedLayout, Shape, round_up
 from edge.backends.tvm.targets import Target
 from edge.model.tensors import BIASES, MATRICES, NORMS
@@ -55,6 +56,7 @@ class Table:
         *MATRICES, *(f"{name}.scales" for name in MATRICES), *NORMS, *BIASES,
         *GROUPS,  # the number of the layer's variant
         "window",  # positions that a token sees
+        "observed",  # 1 where policies look at attention: not in layers with a ring
         "angles",  # where the layer's table of rotary angles begins
         *LORA_SLOTS,  # of adapters, in their own memory; 0 for none
     )  # fmt: skip
@@ -111,9 +113,11 @@ def fill_table(layout: PackedLayout, scratch: Scratch, rope_size: int, streams: 
         values |= _offsets(layout, name, name)
     values |= _offsets(layout, layout.head, "head")
     table = [values.get(name, 0) for name in Table.NAMES]
+    kinds = LayerKinds.of(layout.recipe.windows)
     for layer in range(layout.shape.layers):
         values = {
             "window": layout.recipe.windows[layer] or _SEES_ALL,
+            "observed": int(layer in kinds.whole),
             "angles": layout.recipe.rope_of(layer) * rope_size,
         }
         for name in (*MATRICES, *NORMS, *BIASES):

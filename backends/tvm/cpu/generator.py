@@ -183,7 +183,7 @@ def _qkv(b: PassBuilder, layer: Value) -> None:
 def _attend(b: PassBuilder, layer: Value) -> None:
     with b.phase("attend", layer):
         (attend_step if b.single else attend_chunk)(b, layer)
-    with when(b.observed > 0):
+    with when(T.And(b.observed > 0, b.layer_at(layer, "observed") > 0)):
         observe_last(b, layer)  # the next phase reads nothing that this changes
 
 

@@ -120,7 +120,7 @@ class Counts:
         self.spec = spec
         self._layout, self._parts = layout, parts
         self._tokens = sum(part.count for part in parts)
-        self._row_bytes = row_bytes(layout.shape, kv_dtype) // spec.layers
+        self._row_bytes = row_bytes(layout.shape, kv_dtype)
         self._windows = find_recipe(spec).windows
 
     def bytes(self, name: str, layer: int | None) -> int | None:

@@ -1,7 +1,8 @@
 """The regions of the heads' rows, which lie one after the other in one arena.
 
-At first all regions have the same size. Once heads keep different numbers of rows, every eviction divides the arena
-anew, so that all heads have the same number of free rows.
+Layers with a ring of rows (edge.backends.ring) have the first part of the arena, the others the rest. At first all
+regions of a part have the same size. Once heads keep different numbers of rows, every eviction
+divides their part anew, so that all heads have the same number of free rows.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge.backends.tvm.memory import aligned_zeros
+from edge.backends.base import EngineConfig
+from edge.backends.ring import LayerKinds
 from edge.types import AnyArray, IntArray
 
 TILE = 16  # rows: keys lie in tiles, so regions begin with one
@@ -26,30 +28,31 @@ class Move:
 
 
 class Regions:
-    """starts: first row of each head, int32 [heads]; compiled code reads it. limits: rows that each head may hold.
+    """starts: first row of each head in the arena, int32 [heads]. limits: rows that each head may hold.
 
-    size: rows of the arena; the first `used` are in use. capacity: rows per head on average. longest: the most rows
-    that one head may hold. uneven: heads may keep different numbers of rows, for which each gets one more tile.
+    first: row of the arena where the regions begin. size: their rows, from which `shrink` takes. capacity: rows per
+    head on average. longest: the most rows that one head may hold. uneven: heads may keep different numbers of rows,
+    for which each gets one more tile.
     """
 
-    def __init__(self, heads: int, capacity: int, longest: int, *, uneven: bool) -> None:
-        self.capacity, self.longest, self.uneven = capacity, longest, uneven
+    def __init__(self, heads: int, capacity: int, longest: int, *, uneven: bool, first: int = 0) -> None:
+        self.capacity, self.longest, self.uneven, self.first = capacity, longest, uneven, first
         self._even = allocated_rows(capacity, uneven=uneven)
-        self.size = self.used = heads * self._even
-        self.starts: IntArray = aligned_zeros(heads, "int32")
+        self.size = heads * self._even
+        self.starts: IntArray = np.zeros(heads, np.int32)
         self.limits = np.zeros(heads, np.int32)
         self.make_even()
 
     def make_even(self) -> None:
         """Make all regions equally large, without moving rows."""
-        self.starts[:] = np.arange(len(self.starts)) * self._even
+        self.starts[:] = self.first + np.arange(len(self.starts)) * self._even
         self.limits[:] = self.capacity
 
     def shrink(self, capacity: int, lengths: IntArray) -> list[Move]:
-        """Reduce the capacity to the arena's first rows. Returns moves like `share_out`."""
+        """Reduce the capacity to the regions' first rows. Returns moves like `share_out`."""
         self.capacity = capacity
         self._even = allocated_rows(capacity, uneven=self.uneven)
-        self.used = len(self.starts) * self._even
+        self.size = len(self.starts) * self._even
         if self.uneven:
             return self.share_out(lengths)
         before = self.starts.copy()
@@ -61,7 +64,7 @@ class Regions:
         return np.asarray(self.starts[:, None] + slots)
 
     def share_out(self, lengths: IntArray) -> list[Move]:
-        """Divide the arena among heads that keep `lengths` rows, at most `capacity` on average, with equal free space.
+        """Divide the rows among heads that keep `lengths` of them, at most `capacity` on average, with equal room.
 
         Returns the necessary moves, in an order in which none overwrites rows that have yet to move.
         """
@@ -69,7 +72,7 @@ class Regions:
         free = min(self.capacity - -(-int(lengths.sum()) // heads), self.longest - int(lengths.max()))
         self.limits[:] = lengths + free
         sizes = -(-self.limits // TILE) * TILE
-        self.starts[:] = np.cumsum(sizes) - sizes
+        self.starts[:] = self.first + np.cumsum(sizes) - sizes
         return self._moves(before, lengths)
 
     def _moves(self, before: IntArray, lengths: IntArray) -> list[Move]:
@@ -82,6 +85,15 @@ class Regions:
         down = [move for move in moves if move.target < move.source]
         up = [move for move in moves if move.target > move.source]
         return down + up[::-1]
+
+
+def make_regions(kinds: LayerKinds, kv_heads: int, config: EngineConfig, context: int) -> tuple[Regions, Regions]:
+    """Those of layers whose rows a policy chooses, at the end of the arena, and those of rings."""
+    rows = kinds.ring_rows(config.capacity, config.chunk)
+    rings = Regions(len(kinds.ringed) * kv_heads, rows, rows, uneven=False)
+    longest = longest_head(config.capacity, context, uneven=config.uneven)
+    heads = len(kinds.whole) * kv_heads
+    return Regions(heads, config.capacity, longest, uneven=config.uneven, first=rings.size), rings
 
 
 def allocated_rows(capacity: int, *, uneven: bool) -> int:

@@ -46,10 +46,10 @@ FORMATS = {
 
 
 def row_bytes(shape: Shape, dtype: str) -> int:
-    """Bytes of a token in all layers."""
+    """Bytes of a token in one layer."""
     form = FORMATS[dtype]
     codes = shape.padded_head // form.packed * np.dtype(form.memory).itemsize
-    return 2 * shape.layers * shape.kv_heads * (codes + form.scales * np.dtype(form.scale).itemsize)
+    return 2 * shape.kv_heads * (codes + form.scales * np.dtype(form.scale).itemsize)
 
 
 def encode(dtype: str, x: FloatArray) -> tuple[AnyArray, AnyArray]:

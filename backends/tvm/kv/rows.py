@@ -27,7 +27,6 @@ class Rows:
             name: with_spare(count * width, memory, width)
             for (name, width), memory in zip(self._widths.items(), types, strict=True)
         }
-        self.nbytes = sum(array.nbytes for array in self.arrays.values())
 
     def width(self, name: str) -> int:
         """Elements that an array has for every row."""
@@ -66,20 +65,18 @@ class Rows:
             self.scatter(name, tiled, self._transposed(name, whole.reshape(*tiled.shape[:2], *shape)))
         self.scatter(name, rest, others.reshape(*rest.shape, width))
 
-    def keys(self, rows: AnyArray, head: int | None = None) -> FloatArray:
-        """Keys of one head, float32 [n, head], or of all, [heads of all layers, n, head]."""
+    def keys(self, rows: AnyArray, heads: AnyArray | int) -> FloatArray:
+        """Keys of one head of all layers', float32 [n, head], or of several, [heads, n, head]."""
         codes = unpack_keys(self.dtype, self.gather("keys", rows))
-        return self._reflected(decode(self.dtype, codes, self.gather("key_scales", rows)), head)
+        return self._reflected(decode(self.dtype, codes, self.gather("key_scales", rows)), heads)
 
-    def set_keys(self, rows: AnyArray, keys: FloatArray, head: int | None = None) -> None:
-        codes, scales = encode(self.dtype, self._reflected(keys, head))
+    def set_keys(self, rows: AnyArray, keys: FloatArray, heads: AnyArray | int) -> None:
+        codes, scales = encode(self.dtype, self._reflected(keys, heads))
         self.scatter("keys", rows, pack_keys(self.dtype, codes))
         self.scatter("key_scales", rows, scales)
 
-    def _reflected(self, keys: FloatArray, head: int | None) -> FloatArray:
-        if not FORMATS[self.dtype].transformed:
-            return keys
-        return reflect(keys, self.normals if head is None else self.normals[head])
+    def _reflected(self, keys: FloatArray, heads: AnyArray | int) -> FloatArray:
+        return reflect(keys, self.normals[heads]) if FORMATS[self.dtype].transformed else keys
 
     def shift(self, move: Move) -> None:
         """Move neighbouring rows; both ends begin with a tile."""
@@ -93,7 +90,6 @@ class Rows:
         """Return the memory of all rows from `first` on, which begins a tile, to the system. Their content is lost."""
         for name, array in self.arrays.items():
             release(array[first * self.width(name) :])
-        self.nbytes = sum(first * self.width(name) * array.itemsize for name, array in self.arrays.items())
 
     def _by_tile(self, name: str) -> AnyArray:
         """[tiles, TILE · width], whatever the order within a tile."""

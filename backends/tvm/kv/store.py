@@ -17,28 +17,51 @@ from edge.backends.tvm.packing.layout import Shape
 from edge.types import AnyArray, FloatArray, IntArray
 
 
-class NativeStore:
-    """RowStore protocol; compiled code reads and writes `rows.arrays`.
+class Arena:
+    """What compiled code reads and writes: `rows.arrays`, and of all heads of all layers, int32 [layers · KV heads],
+    the first row and the number of rows, which `NativeStore.prepare` fills in.
 
     move_rows: copies rows within these arrays, by pairs (source, target), int32 [n, 2], of rows of the arena.
     positions, paid: for each row of the arena, its position (for sliding windows) and the attention paid to it (for
     policies); empty unless needed.
     """
 
+    def __init__(
+        self, shape: Shape, dtype: str, rows: int, move_rows: Callable[[Iterable[AnyArray], AnyArray], object],
+        normals: FloatArray, *, observes: bool,
+    ) -> None:  # fmt: skip
+        self.shape, self.rows = shape, Rows(rows, shape.padded_head, dtype, normals)
+        self.starts: IntArray = aligned_zeros(shape.layers * shape.kv_heads, "int32")
+        self.lengths: IntArray = aligned_zeros(shape.layers * shape.kv_heads, "int32")
+        self.positions = with_spare(rows if shape.windowed else 0, "int32")
+        self.paid = with_spare(rows if observes else 0, "float32")
+        self.move_rows = move_rows
+
+
+class NativeStore:
+    """RowStore protocol over some regions of an arena.
+
+    heads: of all layers', those that have these regions. windowed: their layers look at positions. observes: there is
+    room for their attention.
+    """
+
     level = False
 
     def __init__(
-        self, shape: Shape, dtype: str, regions: Regions, move_rows: Callable[[Iterable[AnyArray], AnyArray], object],
-        normals: FloatArray, *, observes: bool,
-    ) -> None:  # fmt: skip
-        self.dtype, self.capacity, self.head, self.observes = dtype, regions.capacity, shape.padded_head, observes
-        self.row_bytes = row_bytes(shape, dtype)
-        self.regions, self.rows = regions, Rows(regions.size, shape.padded_head, dtype, normals)
-        self.lengths: IntArray = aligned_zeros(shape.layers * shape.kv_heads, "int32")
-        self.positions = with_spare(regions.size if shape.windowed else 0, "int32")
-        self.paid = with_spare(regions.size if observes else 0, "float32")
-        self.nbytes = self.rows.nbytes + self.positions.nbytes + self.paid.nbytes
-        self._move_rows = move_rows
+        self, arena: Arena, layers: Sequence[int], regions: Regions, *, windowed: bool, observes: bool
+    ) -> None:
+        shape, self.arena, self.rows, self.regions = arena.shape, arena, arena.rows, regions
+        self.heads = (np.array(layers)[:, None] * shape.kv_heads + np.arange(shape.kv_heads)).reshape(-1)
+        self.dtype, self.capacity = arena.rows.dtype, regions.capacity
+        self.head, self.observes = shape.padded_head, observes
+        self.row_bytes = row_bytes(shape, self.dtype) * len(layers)
+        self.lengths: IntArray = np.zeros(self.heads.size, np.int32)
+        self._windowed = windowed
+        self._each = row_bytes(shape, self.dtype) // shape.kv_heads + 4 * windowed + 4 * observes  # bytes
+
+    @property
+    def nbytes(self) -> int:
+        return self.regions.size * self._each
 
     @property
     def longest(self) -> int:
@@ -49,52 +72,53 @@ class NativeStore:
         return self.regions.limits
 
     def prepare(self, count: int, position: int) -> None:
-        if self.positions.size == 0 and self.paid.size == 0:
+        arena = self.arena
+        arena.starts[self.heads], arena.lengths[self.heads] = self.regions.starts, self.lengths
+        if not self._windowed and not self.observes:
             return
         rows = (self.regions.starts + self.lengths)[:, None] + np.arange(count)
-        if self.positions.size:
-            self.positions[rows] = position + np.arange(count)
-        if self.paid.size:
-            self.paid[rows] = 0
+        if self._windowed:
+            arena.positions[rows] = position + np.arange(count)
+        if self.observes:
+            arena.paid[rows] = 0
 
     def move(self, moves: Sequence[AnyArray]) -> None:
         starts = self.regions.starts.reshape(len(moves), -1, 1, 1)
         in_arena = [(first + pairs).reshape(-1, 2) for first, pairs in zip(starts, moves, strict=True)]
         pairs = np.ascontiguousarray(np.concatenate(in_arena), np.int32)
         if pairs.size:
-            self._move_rows(self.rows.arrays.values(), pairs)
-            if self.paid.size:
-                self.paid[pairs[:, 1]] = self.paid[pairs[:, 0]]
+            self.arena.move_rows(self.rows.arrays.values(), pairs)
+            if self.observes:
+                self.arena.paid[pairs[:, 1]] = self.arena.paid[pairs[:, 0]]
 
     def share_out(self) -> None:
         if self.regions.uneven:
             self._follow(self.regions.share_out(self.lengths))
 
     def place(self, lists: RowLists) -> None:
-        if self.positions.size:
+        if self._windowed:
             for head, length in enumerate(self.lengths.tolist()):
                 each = head % len(lists)
                 rows = self.regions.starts[head] + lists.physical[each, :length]
-                self.positions[rows] = lists.positions(length)[each]
+                self.arena.positions[rows] = lists.positions(length)[each]
 
     def clear(self) -> None:
         self.regions.make_even()
 
     def shrink(self, capacity: int) -> None:
+        """Of the regions at the end of the arena."""
         self._follow(self.regions.shrink(capacity, self.lengths))
-        self.capacity, used = capacity, self.regions.used
-        self.rows.release(used)
-        self.nbytes = self.rows.nbytes
-        for array in (self.positions, self.paid):
+        self.capacity, end = capacity, self.regions.first + self.regions.size
+        self.rows.release(end)
+        for array in (self.arena.positions, self.arena.paid):
             if array.size:
-                release(array[used:])
-                self.nbytes += used * array.itemsize
+                release(array[end:])
 
     def keys(self, rows: AnyArray, head: int | None = None) -> FloatArray:
-        return self.rows.keys(self._in_arena(rows, head), head)
+        return self.rows.keys(self._in_arena(rows, head), self.heads if head is None else self.heads[head])
 
     def set_keys(self, rows: AnyArray, keys: FloatArray, head: int | None = None) -> None:
-        self.rows.set_keys(self._in_arena(rows, head), keys, head)
+        self.rows.set_keys(self._in_arena(rows, head), keys, self.heads if head is None else self.heads[head])
 
     def save(self, rows: AnyArray) -> Iterable[bytes]:
         in_arena = self._in_arena(rows)
@@ -106,17 +130,17 @@ class NativeStore:
             part = np.frombuffer(saved, array.dtype, rows.size * self.rows.width(name), at)
             self.rows.restore(name, rows, part)
             at += part.nbytes
-        if self.paid.size:
-            self.paid[rows] = 0
+        if self.observes:
+            self.arena.paid[rows] = 0
 
     def attention(self, rows: AnyArray) -> FloatArray:
-        return np.asarray(self.paid[self.regions.rows(rows)])
+        return np.asarray(self.arena.paid[self.regions.rows(rows)])
 
     def scale_attention(self, head: int, rows: AnyArray, by: FloatArray) -> None:
-        self.paid[self._in_arena(rows, head)] *= by
+        self.arena.paid[self._in_arena(rows, head)] *= by
 
     def clear_attention(self) -> None:
-        self.paid[:] = 0
+        self.arena.paid[:] = 0
 
     def _in_arena(self, rows: AnyArray, head: int | None = None) -> AnyArray:
         """Physical rows [n] of one head, or of all [heads, n], counted from the start of the arena."""
@@ -126,20 +150,24 @@ class NativeStore:
         """Move rows to the new starts of their regions."""
         for move in moves:
             self.rows.shift(move)
-            if self.paid.size:
+            if self.observes:
                 source, target = (slice(at, at + move.count) for at in (move.source, move.target))
-                self.paid[target] = self.paid[source]
+                self.arena.paid[target] = self.arena.paid[source]
 
 
 def choose_normals(kv: HeadKV[NativeStore], run: Callable[[IntArray], object], vocab: int) -> None:
     """Set the normals of Householder reflections from the keys of random tokens that `run` runs. Empties the cache."""
     runs = sample_runs(kv.capacity, vocab)
+    rows = kv.store.rows
 
     def keys_of(tokens: IntArray) -> FloatArray:
         kv.truncate(0)
         run(tokens)
-        return kv.store.keys(np.arange(tokens.size))
+        keys = np.empty((len(rows.normals), tokens.size, kv.store.head), np.float32)
+        for store in kv.stores:
+            keys[store.heads] = store.keys(np.arange(tokens.size))
+        return keys
 
-    kv.store.rows.normals[:] = find_normals(map(keys_of, runs), kv.rope.rotation)
+    rows.normals[:] = find_normals(map(keys_of, runs), kv.rope.rotation)
     kv.truncate(0)
     kv.settings += f":{runs.shape[1]}"  # rows cannot be read without their normals

@@ -106,8 +106,10 @@ class Rig:
         """Seconds of a step."""
         kv, token = engine.kv, self._tokens[:1]
         kv.truncate(0)
-        kv.prepare(rows)
-        kv.appended(rows)  # counted, not computed: only the time matters
+        for start in range(0, rows, engine.config.chunk):  # counted, not computed: only the time matters
+            count = min(engine.config.chunk, rows - start)
+            kv.prepare(count)
+            kv.appended(count)
         warm = _timed(lambda: engine.forward(token))
         self._steps = max(2, min(_MOST_STEPS, int(_BATCH_S / warm)))
 
