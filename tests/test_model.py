@@ -118,6 +118,14 @@ def test_a_part_of_each_head_may_be_turned_where_the_architecture_does(tmp_path:
     assert spec_of(file.write(tmp_path / "m.gguf")).rope_dim == 8
 
 
+@pytest.mark.parametrize(("window", "windows"), [(511, (511, 511)), (512, (0, 0)), (1 << 18, (0, 0))])
+def test_a_window_that_no_position_is_beyond_is_none(tmp_path: Path, window: int, windows: tuple[int, int]) -> None:
+    spec = spec_of(GGUF.read().set(attention__sliding_window=(U32, window)).write(tmp_path / "m.gguf"))
+    assert (spec.context, spec.window) == (512, window)
+    assert spec.recipe is not None
+    assert spec.recipe.windows == windows
+
+
 # Refusals
 
 Edit = Callable[[GGUF], object]

@@ -26,8 +26,8 @@ def read_factor(header: Header, key: str, default: float = 1.0) -> float:
 
 
 def same_window(spec: ModelSpec) -> tuple[int, ...]:
-    """Every layer has the header's window."""
-    return (spec.window,) * spec.layers
+    """Every layer has the header's window, if a position can be beyond it: Phi-4-mini's is twice its context."""
+    return (spec.window if spec.window < spec.context else 0,) * spec.layers
 
 
 def window_but_every(period: int, spec: ModelSpec) -> tuple[int, ...]:
