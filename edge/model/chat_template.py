@@ -186,6 +186,7 @@ def _render(source: str, messages: list[dict[str, str]], **names: Any) -> dict[s
         environment.trim_blocks = environment.lstrip_blocks = True
         environment.add_function("raise_exception", _raise)
         environment.add_function("strftime_now", lambda form: datetime.datetime.now().strftime(form))
+        environment.add_filter("tojson", _to_json)
         environment.add_test("iterable", lambda value: isinstance(value, Iterable))  # none is not iterable
         text = environment.render_template(
             "chat",
@@ -199,6 +200,17 @@ def _render(source: str, messages: list[dict[str, str]], **names: Any) -> dict[s
     except Exception as error:  # minijinja's own, and those of the two functions
         first_line = str(error).partition("\n")[0][:200]
         return {"error": "".join(filter(str.isprintable, first_line))}
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """As transformers defines the filter: Jinja2's own would escape `<` and the like for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise(message: str) -> None:
