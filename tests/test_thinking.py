@@ -371,13 +371,14 @@ SCRIPTS = {
 }
 
 
+@pytest.mark.parametrize("backend", ["reference", "llamacpp"])
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_families(models: dict[str, Model], name: str, tmp_path: Path) -> None:
+def test_families(models: dict[str, Model], name: str, backend: str, tmp_path: Path) -> None:
     think, script, deep, said = SCRIPTS[name]
     ids = models[name].tokenizer.encode(script, special=True).tolist()
     start = models[name].prompt("hi", think=Think.parse(think)).first(None).size
     path = write_script(tmp_path / f"{name}.gguf", SPECIALS[name], start, ids)
-    with load(path, backend="reference", max_kv_size=256, threads=1) as session:
+    with load(path, backend=backend, max_kv_size=256, threads=1) as session:
         answer, told = ask(session, think=think, max_tokens=len(ids))
         assert (answer, told.rstrip()) == (said, deep)
         assert session.report is not None

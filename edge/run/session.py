@@ -339,6 +339,7 @@ class Session:
         finally:
             self._remember()
             self._reclaimer.run = None
+            run.held += thinking.held
             self.report = self._report(run, sampling, thinking)
             if run.is_typical:
                 remember_run(self.spec, self.plan, self.report)

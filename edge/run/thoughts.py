@@ -87,6 +87,7 @@ class Thinking:
         self._limit, self._on_thought = think, on_thought
         self._text = StringIO() if keep_text else None
         self.tokens, self._added, self._cut = 0, 0, False
+        self.held = 0.0  # seconds that the caller's on_thought took
         self._open = 0  # tokens that may be the beginning of an opening mark
         self._seconds, self._joules = 0.0, 0.0
         self._since: tuple[float, float] | None = None  # time and joules when these thoughts began
@@ -152,7 +153,9 @@ class Thinking:
             if thought and self._text is not None:
                 self._text.write(text)
             if thought and self._on_thought is not None:
+                shown = time.perf_counter()
                 self._on_thought(text)
+                self.held += time.perf_counter() - shown
         return "".join(text for thought, text in pieces if not thought)
 
     def _spent(self, watch: Watch) -> bool:
