@@ -11,7 +11,7 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,13 +24,18 @@ _POLL_S = 0.05
 
 
 @contextmanager
-def file_lock(path: Path) -> Iterator[None]:
+def file_lock(
+    path: Path, *, longest: float | None = None, waiting: Callable[[str], None] = lambda holder: None
+) -> Iterator[None]:
     """Hold the lock `path`, after waiting for it; not reentrant. Does nothing where files have no locks.
 
+    longest: seconds to wait (default: half an hour). waiting: is told once which process holds the lock, by its id or
+    an empty text.
+
     The file is there only while a process holds or awaits the lock, and contains the holder's id. Raises OSError if it
-    cannot be written, CacheError if its holder is stopped or keeps it for half an hour.
+    cannot be written, CacheError if its holder is stopped or keeps it for longer.
     """
-    descriptor = _acquire(path)
+    descriptor = _acquire(path, _LONGEST_S if longest is None else longest, waiting)
     try:
         yield
     finally:
@@ -40,13 +45,13 @@ def file_lock(path: Path) -> Iterator[None]:
             os.close(descriptor)
 
 
-def _acquire(path: Path) -> int | None:
+def _acquire(path: Path, longest: float, waiting: Callable[[str], None]) -> int | None:
     """An open file that holds the lock; None where there are no locks."""
     if sys.platform == "win32":
         return None
     import fcntl
 
-    started = time.monotonic()
+    started, told = time.monotonic(), False
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
@@ -58,7 +63,10 @@ def _acquire(path: Path) -> int | None:
         except BlockingIOError:
             holder = os.pread(descriptor, 20, 0).decode("ascii", "replace")
             os.close(descriptor)
-            _check_patience(path, holder, time.monotonic() - started)
+            if not told:
+                told = True
+                waiting(holder)
+            _check_patience(path, holder, time.monotonic() - started, longest)
             time.sleep(_POLL_S)
             continue
         except OSError as error:
@@ -69,10 +77,10 @@ def _acquire(path: Path) -> int | None:
         os.close(descriptor)  # its last holder removed the file: lock a new one
 
 
-def _check_patience(path: Path, holder: str, waited: float) -> None:
+def _check_patience(path: Path, holder: str, waited: float, longest: float) -> None:
     """Raises CacheError once waiting makes no sense."""
     stopped = waited > _STOPPED_S and _is_stopped(holder)
-    if stopped or waited > _LONGEST_S:
+    if stopped or waited > longest:
         how = "is stopped" if stopped else f"has kept it for {waited / 60:.0f} minutes"
         raise CacheError(f"{path}: process {holder or '?'} holds this lock and {how}: let it go on, or end it")
 
