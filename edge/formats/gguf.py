@@ -78,6 +78,10 @@ class ArrayRef:
     offset: int
 
 
+class CutHeaderError(ModelFormatError):
+    """The file ends within its header, although it has more bytes: those that follow are missing here."""
+
+
 class _Cursor:
     """Reads the header forward through one window of bytes; every read is checked against the file's end."""
 
@@ -105,7 +109,7 @@ class _Cursor:
             self._start, self._at = self.offset, 0
             self._buffer = rest + self._file.read(max(count - len(rest), _WINDOW))
             if len(self._buffer) < count:
-                raise ModelFormatError("the file became shorter while it was read")
+                raise CutHeaderError("the file became shorter while it was read")
         self._at += count
         return self._at - count
 
@@ -238,8 +242,10 @@ class GGUFFile:
         return ref
 
 
-def read_gguf(path: str | Path) -> GGUFFile:
+def read_gguf(path: str | Path, size: int | None = None) -> GGUFFile:
     """Read and check the header of a GGUF file (versions 2 and 3, little-endian, one file).
+
+    size: bytes of the whole file, where `path` holds only its beginning: weights cannot be read from it.
 
     Raises ModelFormatError with one line that names the fault, UnsupportedError for valid files that edge
     does not read (big-endian, split into several files, unknown tensor types).
@@ -249,7 +255,7 @@ def read_gguf(path: str | Path) -> GGUFFile:
         if not path.is_file():
             raise ModelFormatError(f"{path}: not a file" if path.exists() else f"{path}: no such file")
         with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
+            size = os.fstat(file.fileno()).st_size if size is None else size
             if size == 0:
                 raise ModelFormatError("the file is empty")
             return _read_header(path, size, _Cursor(file, size))

@@ -1,0 +1,38 @@
+"""A plan for this device, or for another one that a profile describes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edge.backends import backend_elsewhere, find_backend
+from edge.devices.memory import MemoryLimit
+from edge.devices.profile import DeviceProfile
+from edge.devices.profiles import HOST
+from edge.errors import InputError
+from edge.formats.gguf import GGUFFile
+from edge.model.spec import ModelSpec
+from edge.options import Options
+from edge.plan.plan import Plan, make_plan
+
+TOKENIZER_BYTES = 82  # of a token of the vocabulary; measured: 68 of SmolLM2, 82 of Gemma 3
+_CORES = 4  # of a device whose profile does not say
+
+
+def plan_for(profile: DeviceProfile, file: GGUFFile, spec: ModelSpec, options: Options, more: int = 0) -> Plan:
+    """As `make_plan`, with the engine that the device would have. more: bytes of a tokenizer that is not made yet.
+
+    Raises what `make_plan` raises, and InputError.
+    """
+    if profile.name == HOST:
+        return make_plan(spec, find_backend(options.backend, file, spec, options.kv_dtype), options, more=more)
+    engine = backend_elsewhere(options.backend, file, spec, profile.system)
+    if profile.memory is None and options.memory is None:
+        raise InputError(
+            f"the profile of {profile.name} does not say how much memory it has: say --memory, such as --memory 4GiB"
+        )
+    if options.threads and profile.cores and options.threads > profile.cores:
+        raise InputError(f"--threads {options.threads} is more than the {profile.cores} cores of {profile.name}")
+    most = min(profile.memory or options.memory or 0, options.memory or profile.memory or 0)
+    limit = MemoryLimit(most, "budget" if most == options.memory else profile.name)
+    threads = options.threads or profile.cores or _CORES
+    return make_plan(spec, engine, replace(options, threads=threads, memory=None), elsewhere=limit, more=more)
