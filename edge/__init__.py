@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from edge.errors import (
         BudgetError,
         BusyError,
+        DownloadError,
         EdgeError,
         InputError,
         MissingExtraError,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from edge.prediction.fits import fits
     from edge.prediction.forecast import forecast
     from edge.prompt_cache.cache import PromptCache
+    from edge.pulling import pull
     from edge.quality.perplexity import perplexity
     from edge.quality.windows import divergence
     from edge.run.conversation import Conversation
@@ -40,18 +42,20 @@ if TYPE_CHECKING:
     from edge.sampling import SamplingParams
 
 _HOMES = {
-    "BudgetError": "errors", "BusyError": "errors", "Conversation": "run.conversation", "EdgeError": "errors",
-    "InputError": "errors", "MissingExtraError": "errors", "Model": "model.model", "ModelFormatError": "errors",
+    "BudgetError": "errors", "BusyError": "errors", "Conversation": "run.conversation", "DownloadError": "errors",
+    "EdgeError": "errors", "InputError": "errors", "MissingExtraError": "errors", "Model": "model.model",
+    "ModelFormatError": "errors",
     "Options": "options", "Plan": "plan.plan", "PromptCache": "prompt_cache.cache", "RunReport": "run.report",
     "SamplingParams": "sampling", "Session": "run.session", "UnsupportedError": "errors",
     "divergence": "quality.windows", "fits": "prediction.fits", "forecast": "prediction.forecast",
     "load": "run.session", "make_plan": "plan.plan", "open_model": "model.model", "perplexity": "quality.perplexity",
+    "pull": "pulling",
 }  # fmt: skip
 
 __all__ = [
-    "BudgetError", "BusyError", "Conversation", "EdgeError", "InputError", "MissingExtraError", "Model",
-    "ModelFormatError", "Options", "Plan", "PromptCache", "RunReport", "SamplingParams", "Session", "UnsupportedError",
-    "divergence", "fits", "forecast", "load", "make_plan", "open_model", "perplexity",
+    "BudgetError", "BusyError", "Conversation", "DownloadError", "EdgeError", "InputError", "MissingExtraError",
+    "Model", "ModelFormatError", "Options", "Plan", "PromptCache", "RunReport", "SamplingParams", "Session",
+    "UnsupportedError", "divergence", "fits", "forecast", "load", "make_plan", "open_model", "perplexity", "pull",
 ]  # fmt: skip
 
 

@@ -59,6 +59,10 @@ class CacheError(EdgeError):
     """The cache folder cannot be written, or has no room."""
 
 
+class DownloadError(EdgeError):
+    """A model cannot be downloaded: no connection, no such repository, no access, or not what the Hub lists."""
+
+
 class OutputError(EdgeError):
     """The output cannot be written to stdout: a full disk, a closed stream."""
 

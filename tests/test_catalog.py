@@ -1,4 +1,4 @@
-"""Words for what users write for MODEL where edge cannot take it yet."""
+"""What MODEL can be, and words for what it is not."""
 
 from __future__ import annotations
 
@@ -20,19 +20,23 @@ from edge.model.reader import read_spec
     [
         (
             "HuggingFaceTB/SmolLM2-135M",
-            "edge does not download yet: hf download HuggingFaceTB/SmolLM2-135M --local-dir SmolLM2-135M, "
-            "then edge convert SmolLM2-135M SmolLM2-135M.gguf, then pass that",
+            "is not here: edge pull HuggingFaceTB/SmolLM2-135M downloads it",
         ),
-        ("https://huggingface.co/Qwen/Qwen2-0.5B/tree/main", "hf download Qwen/Qwen2-0.5B --local-dir Qwen2-0.5B"),
-        ("hf.co/unsloth/SmolLM2-135M-GGUF:Q4_0", "hf download unsloth/SmolLM2-135M-GGUF .*pass a .gguf file in it"),
-        ("https://example.org/model.gguf", "fetch https://example.org/model.gguf and pass the file"),
+        ("https://huggingface.co/Qwen/Qwen2-0.5B/tree/main", "is not here: edge pull https://huggingface.co/Qwen/Q"),
+        ("hf.co/unsloth/SmolLM2-135M-GGUF:Q4_0", "edge pull hf.co/unsloth/SmolLM2-135M-GGUF:Q4_0 downloads it"),
+        ("qwen3:0.6b", "qwen3:0.6b is not here: edge pull qwen3:0.6b downloads it"),
+        ("QWEN3:0.6B:q8_0", "is not here"),
+        ("qwen3:0.66b", r"no such model file: qwen3:0.66b \(did you mean qwen3:0.6b"),
+        ("hf.co/only-a-user", "'hf.co/only-a-user' names no model: write hf.co/USER/REPO"),
+        ("https://example.org/model.gguf", "no such model file: https://example.org/model.gguf"),
         ("models/nope.gguf", "no such model file: models/nope.gguf"),
         ("/nope/model", "no such model file"),
-        ("llama3.2:1b", "no such model file: llama3.2:1b .installed names: smollm2-135m, gemma3-270m"),
+        ("nothing like it", r"no such model file: nothing like it \(installed names: smollm2-135m, gemma3-270m\)"),
     ],
 )
 def test_names_of_what_is_not_here(name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     for find in (find_model, find_source):
         with pytest.raises(InputError, match=says):
             find(name)

@@ -92,7 +92,7 @@ def test_what_a_command_refuses_it_says_without_such_advice(tmp_path: Path) -> N
 
 
 def test_options_that_messages_name_exist() -> None:
-    known = {name for _, option in OPTIONS for name in option.opts} | {"--help", "--no-deps"}
+    known = {name for _, option in OPTIONS for name in option.opts} | {"--help", "--no-deps", "--local-dir"}
     named = set()
     for folder in ("edge", "backends", "converters", "devices"):
         for path in (ROOT / folder).rglob("*.py"):

@@ -34,6 +34,7 @@ def chat(
     from edge.cli.chat_commands import Chat, Settings, is_command, obey, warn_unpinned
     from edge.cli.chat_lines import is_terminal, turns
     from edge.cli.prompts import answer_limit
+    from edge.cli.pull import fetch_missing
     from edge.cli.signals import Terminated
     from edge.errors import EdgeError, UnsupportedError
     from edge.model.model import open_model
@@ -42,6 +43,8 @@ def chat(
     from edge.run.session import load
 
     limit, system, think = answer_limit(answer.max_tokens), answer.system, Think.parse(answer.think)
+    with progress(enabled=not quiet) as shown:
+        fetch_missing(model, options, shown, quiet=quiet)
     opened = open_model(model)
     if opened.template is None:
         raise UnsupportedError(f"{opened.path.name} has no chat template: use edge run --raw")

@@ -18,6 +18,7 @@ from edge.cli.inspect import inspect
 from edge.cli.models import models
 from edge.cli.plan import plan
 from edge.cli.profile import profile
+from edge.cli.pull import pull
 from edge.cli.quantize import quantize
 from edge.cli.run import run
 from edge.cli.tune import tune
@@ -30,7 +31,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: half the start-up time
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, chat, plan, bench, tune, compile, convert, quantize, inspect, help):
+for command in (run, chat, pull, plan, bench, tune, compile, convert, quantize, inspect, help):
     app.command(cls=Command)(command)
 app.add_typer(evaluate, name="eval")
 app.add_typer(profile, name="profile")

@@ -45,17 +45,31 @@ def plan(
     ] = None,
     json: o.Json = False,
 ) -> None:
-    """Show how a model would run within a budget, here or on another device: bytes, settings, speed and joules."""
+    """Show how a model would run within a budget, here or on another device: bytes, settings, speed and joules.
+
+    Of a model on the Hub that is not here, only the header is read.
+    """
+    from edge.model.catalog import find_local
+    from edge.model.model import Model
     from edge.prediction.forecast import forecast
 
     contexts = None if at is None else parse_numbers("--at", at)
-    found = forecast(model, options, device=device, prompt=prompt, contexts=contexts, expected_tokens=tokens)
+    offered = None
+    if find_local(model) is None:
+        from edge.pulling import offer
+
+        offered = offer(model, options, device=device)
+    subject = model if offered is None else Model(offered.header)
+    found = forecast(subject, options, device=device, prompt=prompt, contexts=contexts, expected_tokens=tokens)
     made, spec, streaming, prediction = found.plan, found.model.spec, found.streaming, found.prediction
     if json:
-        predicted = {"model": spec.label, "path": str(found.model.path), **made.to_dict()}
+        where = {"path": str(found.model.path)} if offered is None else {"download": offered.about()}
+        predicted = {"model": spec.label, **where, **made.to_dict()}
         streamed = streaming and asdict(streaming)
         print_json(predicted | {"streaming": streamed, "prediction": asdict(prediction)})
         return
+    if offered is not None:
+        print(f"not here yet: {offered}\n")
     print(_bytes(made))
     print(
         f"\n{spec.label} on {made.backend}, {made.config.threads} threads, KV policy {made.kv_policy}"

@@ -45,6 +45,10 @@ def run(
     from edge.cli.prompts import answer_limit, read_prompt
 
     said = read_prompt([each for each in (text, prompt) if each is not None], file)
+    from edge.cli.pull import fetch_missing
+
+    with progress(enabled=not quiet) as shown:
+        fetch_missing(model, options, shown, quiet=quiet)
     started = clock.perf_counter()
     from edge.cli.hint import suggest_tuning
     from edge.cli.signals import Terminated, ended_by_signals

@@ -1,4 +1,5 @@
-"""Finds MODEL: a GGUF file, a folder that `edge convert` wrote, or the name of a model in an installed package."""
+"""Finds MODEL: a GGUF file, a folder that `edge convert` wrote, a model in an installed package, or one that was
+downloaded from the Hub, by edge or another tool."""
 
 from __future__ import annotations
 
@@ -7,12 +8,17 @@ import importlib.util
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from shlex import quote
+from typing import TYPE_CHECKING
 
 from edge.errors import InputError, MissingExtraError, ModelFormatError, UnsupportedError
 from edge.formats.onnx_folder import METADATA, is_model_folder
 from edge.storage import cache
+
+if TYPE_CHECKING:
+    from edge.hub.names import Reference
 
 
 @dataclass(frozen=True)
@@ -27,9 +33,7 @@ class PackagedModel:
     sha256: str = ""
 
 
-_REPOSITORY = re.compile(r"(?:(?:https?://)?(?:huggingface\.co|hf\.co)/|hf:(?://)?)?([\w.-]+/[\w.-]+?)(?:[:/].*)?")
-_SITES = ("http:", "https:", "huggingface.co/", "hf.co/", "hf:")
-
+_LIKE_A_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(?:@[\w.-]+)?(?::[\w.-]+)?", re.ASCII)
 _BLOCK = 1 << 20  # bytes copied at a time
 
 PACKAGED = {
@@ -51,6 +55,13 @@ def find_model(name: str | Path) -> Path:
     Raises InputError, MissingExtraError (known name, package absent), UnsupportedError; for a model in parts also
     ModelFormatError if they are damaged, CacheError if they cannot be joined in the cache folder.
     """
+    if found := find_local(name):
+        return found
+    raise InputError(f"{name} is not here: edge pull {quote(str(name))} downloads it")
+
+
+def find_local(name: str | Path) -> Path | None:
+    """As `find_model`; None for a model that the Hub may have, and that is not here."""
     path = Path(name)
     try:
         if said := _misplaced(path):
@@ -61,13 +72,44 @@ def find_model(name: str | Path) -> Path:
         raise InputError(f"MODEL is no file name: {str(name)[:40]!r} …") from None
     packaged = PACKAGED.get(str(name).lower())
     if packaged is None:
-        raise InputError(
-            _elsewhere(str(name)) or f"no such model file: {name} (installed names: {', '.join(PACKAGED)})"
-        )
+        return _downloaded(str(name))
     parts = [part for part in (_installed(*each) for each in packaged.files) if part]
     if len(parts) < len(packaged.files):
         raise MissingExtraError(f"the model {name}", packaged.extra)
     return parts[0] if len(parts) == 1 else _joined(str(name), parts, packaged.sha256)
+
+
+def hub_reference(name: str) -> Reference | None:
+    """The model of the Hub that a name means: a short name of the table, with `:QUANT` if it matters, or USER/REPO.
+
+    None for other names. Raises InputError for malformed ones of the Hub.
+    """
+    from edge.hub.names import Reference, names_a_site, parse_reference
+    from edge.model.known import known_models
+
+    if names_a_site(name):
+        return parse_reference(name)
+    if ":" in name and "/" not in name:
+        table, (family, size, *quant) = known_models(), name.lower().split(":")
+        if len(quant) < 2 and (known := table.get(f"{family}:{size}")):
+            return Reference(known.repository, quant=quant[0].upper() if quant else None)
+    if name.count("/") == 1 and not name.endswith(".gguf") and _LIKE_A_REPOSITORY.fullmatch(name):
+        return None if Path(name).parent.exists() else parse_reference(name)
+    return None
+
+
+def _downloaded(name: str) -> Path | None:
+    """Raises InputError for a name that means nothing."""
+    from edge.hub.cache import find_cached
+    from edge.model.known import known_models
+
+    reference = hub_reference(name)
+    if reference is not None:
+        return find_cached(reference)
+    names = [*PACKAGED, *known_models()]
+    near = get_close_matches(name.lower(), names, 2)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"installed names: {', '.join(PACKAGED)}"
+    raise InputError(f"no such model file: {name} ({hint})")
 
 
 def _installed(package: str, file: str) -> Path | None:
@@ -116,17 +158,3 @@ def _misplaced(path: Path) -> str | None:
     if path.suffix == ".onnx":
         return f"{path} was not written by edge convert: convert its Hugging Face folder or GGUF file"
     return None
-
-
-def _elsewhere(name: str) -> str | None:
-    """How to download a model that is named as on Hugging Face; None: the name has another form."""
-    match, there = _REPOSITORY.fullmatch(name), name.startswith(_SITES)
-    plain = name.count("/") == 1 and not name.endswith(".gguf") and not Path(name).parent.exists()
-    if match is None or not (there or plain):
-        return f"edge does not download yet: fetch {name[:200]} and pass the file" if there else None
-    repository = match[1]
-    folder = repository.split("/")[1]
-    fetch = f"edge does not download yet: hf download {repository} --local-dir {folder}"
-    if folder.lower().endswith("gguf"):
-        return f"{fetch}, then pass a .gguf file in it"
-    return f"{fetch}, then edge convert {folder} {folder}.gguf, then pass that"

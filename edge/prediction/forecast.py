@@ -8,26 +8,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edge.backends import backend_elsewhere, find_backend
-from edge.devices.memory import MemoryLimit, memory_limit
+from edge.devices.memory import memory_limit
 from edge.devices.power import find_meter, memory_root
 from edge.devices.profile import DeviceProfile
 from edge.devices.profiles import HOST, find_profile, host_power
 from edge.errors import InputError
 from edge.formats.gguf import GGUFFile
+from edge.model.catalog import find_local
 from edge.model.lora import open_lora
 from edge.model.model import Model, open_model
 from edge.model.spec import ModelSpec
 from edge.options import Options, takes_options
-from edge.plan.plan import Plan, make_plan
+from edge.plan.device import TOKENIZER_BYTES, plan_for
+from edge.plan.plan import Plan
 from edge.prediction.predict import Prediction, Wanted, predict
 from edge.prediction.work import Streaming, streaming_cost
 from edge.run.history import Setting, earlier_runs
 
 _PROMPT = 512  # tokens of which prefill is predicted, unless a caller says
 _CONTEXTS = (128, 1024, 4096)  # at which decoding is predicted, and at the full cache
-_TOKENIZER_BYTES = 82  # of a token of the vocabulary; measured: 68 of SmolLM2, 82 of Gemma 3
-_CORES = 4  # of a device whose profile does not say
 
 
 @dataclass(frozen=True)
@@ -61,9 +60,9 @@ def forecast(
 ) -> Forecast:
     """Plan a run and predict its speed and joules, without loading weights.
 
-    device: its name in `edge devices list`. prompt: tokens of the prompt to predict by (default: 512, or half of
-    expected_tokens). contexts: rows in the cache to predict decoding at. The keywords are options, as people write
-    them, and go before those of `options`:
+    model: of one on the Hub that is not here, only the header is read. device: its name in `edge devices list`. prompt:
+    tokens of the prompt to predict by (default: 512, or half of expected_tokens). contexts: rows in the cache to
+    predict decoding at. The keywords are options, as people write them, and go before those of `options`:
 
     OPTIONS
 
@@ -71,7 +70,7 @@ def forecast(
     """
     options, profile = (options or Options()).updated(**keywords), find_profile(device)
     began = time.process_time()
-    opened = model if isinstance(model, Model) else open_model(model)
+    opened = model if isinstance(model, Model) else _open(model, options, device)
     found = look_ahead(opened.file, opened.spec, profile, options, prompt=prompt, contexts=contexts, began=began)
     return Forecast(opened, found.plan, found.streaming, found.prediction)
 
@@ -83,7 +82,7 @@ def look_ahead(
     """As `forecast`. began: process time at which preparations began. outline: `file` has a model's header, but no
     vocabulary and no weights: its tokenizer is estimated, and what streaming costs remains unknown."""
     open_lora(options.lora or (), file, spec)  # checks them
-    plan = _plan(file, spec, profile, options, _TOKENIZER_BYTES * spec.vocab if outline else 0)
+    plan = plan_for(profile, file, spec, options, TOKENIZER_BYTES * spec.vocab if outline else 0)
     # Core-seconds that a run takes, too, before it starts.
     prepared = 0.0 if began is None else time.process_time() - began
     capacity, here = plan.config.capacity, profile.name == HOST
@@ -101,20 +100,13 @@ def look_ahead(
     return Outlook(plan, streaming, _predict(spec, plan, profile, wanted, prepared, added))
 
 
-def _plan(file: GGUFFile, spec: ModelSpec, profile: DeviceProfile, options: Options, tokenizer: int) -> Plan:
-    if profile.name == HOST:
-        return make_plan(spec, find_backend(options.backend, file, spec, options.kv_dtype), options, more=tokenizer)
-    engine = backend_elsewhere(options.backend, file, spec, profile.system)
-    if profile.memory is None and options.memory is None:
-        raise InputError(
-            f"the profile of {profile.name} does not say how much memory it has: say --memory, such as --memory 4GiB"
-        )
-    if options.threads and profile.cores and options.threads > profile.cores:
-        raise InputError(f"--threads {options.threads} is more than the {profile.cores} cores of {profile.name}")
-    most = min(profile.memory or options.memory or 0, options.memory or profile.memory or 0)
-    limit = MemoryLimit(most, "budget" if most == options.memory else profile.name)
-    threads = options.threads or profile.cores or _CORES
-    return make_plan(spec, engine, replace(options, threads=threads, memory=None), elsewhere=limit, more=tokenizer)
+def _open(model: str | Path, options: Options, device: str) -> Model:
+    """Of a model on the Hub that is not here, what its header says."""
+    if found := find_local(model):
+        return open_model(found)
+    from edge.pulling import preview  # here: local models need no client for HTTP
+
+    return preview(model, options, device=device)
 
 
 def _predict(

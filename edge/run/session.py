@@ -23,6 +23,7 @@ from edge.devices.thermal import Zone, zones
 from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.kv import make_policy
 from edge.kv.policy import EVERY
+from edge.model.catalog import find_local
 from edge.model.lora import Lora, open_lora, parse_lora
 from edge.model.model import Model, open_model
 from edge.model.prompt import Prompt, joined
@@ -63,7 +64,8 @@ def load(
 ) -> Session:
     """Plan a run that fits, load the model, and return a Session.
 
-    model: a GGUF path, an installed name (`smollm2-135m`), or an opened Model. meter: counts the joules (default: the
+    model: a GGUF path, an installed name (`smollm2-135m`), a name on the Hub, which is downloaded if it is not here
+    (see `edge.pull`), or an opened Model. meter: counts the joules (default: the
     device's best sensor, or an estimate). on_load: is called with the fraction that is loaded. The keywords are
     options, as people write them ("256MiB", "20s", or a number of bytes, seconds, joules, watts, °C); they go before
     those of `options`. time and energy hold for every generation; prompt_cache may be a PromptCache, which sessions
@@ -78,9 +80,19 @@ def load(
     cache = options.prompt_cache
     if cache is not None and not isinstance(cache, PromptCache):
         options = replace(options, prompt_cache=PromptCache(cache, size=f"{options.prompt_cache_size}B"))
-    opened = model if isinstance(model, Model) else open_model(model)
+    opened = model if isinstance(model, Model) else _open(model, options)
     backend = find_backend(options.backend, opened.file, opened.spec, options.kv_dtype)
     return Session(opened, backend, make_plan(opened.spec, backend, options), options, on_load, meter)
+
+
+def _open(model: str | Path, options: Options) -> Model:
+    """Downloads it first, if it is on the Hub and not here."""
+    found = find_local(model)
+    if found is None:
+        from edge.pulling import ensure  # here: local models need no client for HTTP
+
+        found = ensure(model, options)
+    return open_model(found)
 
 
 @dataclass(frozen=True)

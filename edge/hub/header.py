@@ -1,0 +1,70 @@
+"""The header of a GGUF file that is still on the Hub: read by Range, so that a plan can judge before the download."""
+
+from __future__ import annotations
+
+import io
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from edge.errors import ModelFormatError, UnsupportedError
+from edge.formats.gguf import MAX_HEADER, CutHeaderError, GGUFFile, TensorInfo, read_gguf
+from edge.hub.download import read_bytes
+from edge.hub.repository import RemoteFile, Repository
+from edge.storage import cache
+
+_FIRST = 4 << 20  # bytes; doubled until the header is there. Large vocabularies make 6 to 16 MiB
+_FACTORS, _MOST_FACTORS = "rope_", 1 << 16  # tensors that belong to the architecture, and their bytes
+
+
+def read_header(repository: Repository, file: RemoteFile) -> GGUFFile:
+    """The checked header, and with it the factors of RoPE, which are tensors; no other weights can be read.
+
+    It stays in edge's cache folder, under the file's hash. Raises DownloadError, CacheError, ModelFormatError,
+    UnsupportedError.
+    """
+    name = f"{repository.name}/{file.path}"
+    if file.size == 0:
+        raise ModelFormatError(f"{name}: the file is empty")
+    try:
+        path = cache.find_or_make(
+            "headers", file.hash, ".gguf", lambda target: _write(repository, file, target), about=name
+        )
+        header = read_gguf(path, file.size)
+    except (ModelFormatError, UnsupportedError) as error:  # it names a file of the cache
+        raise type(error)(f"{name}: {str(error).partition('.gguf: ')[2] or error}") from None
+    at, tensors = header.data_offset, dict(header.tensors)
+    for info in _factors(header):
+        tensors[info.name] = replace(info, offset=at)
+        at += info.nbytes
+    return replace(header, tensors=tensors)
+
+
+def _write(repository: Repository, file: RemoteFile, target: Path) -> None:
+    """The header, and behind it the factors."""
+    have, upto = 0, min(_FIRST, file.size)
+    while True:
+        with open(target, "ab") as out:
+            read_bytes(repository, file, have, upto, out)
+        try:
+            header = read_gguf(target, file.size)
+            break
+        except CutHeaderError:
+            if upto >= min(MAX_HEADER, file.size):
+                raise
+            have, upto = upto, min(2 * upto, MAX_HEADER, file.size)
+    factors = io.BytesIO()
+    for info in _factors(header):
+        stop = info.offset + info.nbytes
+        if stop <= upto:
+            factors.write(header.tensor_bytes(info).tobytes())
+        else:
+            read_bytes(repository, file, info.offset, stop, factors)
+    os.truncate(target, header.data_offset)
+    with open(target, "ab") as out:
+        out.write(factors.getvalue())
+
+
+def _factors(header: GGUFFile) -> list[TensorInfo]:
+    found = [info for info in header.tensors.values() if info.name.startswith(_FACTORS)]
+    return [info for info in found if len(info.shape) == 1 and info.nbytes <= _MOST_FACTORS]

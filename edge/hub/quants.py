@@ -1,0 +1,62 @@
+"""GGUF files of a repository by their quantization, which their names state."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from edge.hub.repository import RemoteFile
+
+_LABEL = re.compile(
+    r"(?<![A-Za-z0-9])((?:UD[-_])?(?:I?Q[1-8](?:_(?:K|0|1|XXS|XS|S|M|NL))(?:_(?:XXS|XS|S|M|L|XL))?|TQ[12]_0|MXFP4(?:_MOE)?"
+    r"|BF16|FP?16|FP?32))(?![A-Za-z0-9])",
+    re.IGNORECASE,
+)
+_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+_OTHER = re.compile(r"(?:^|[-_.])(?:mmproj|imatrix|lora|adapter|vocab)(?:[-_.]|$)", re.IGNORECASE)
+_DIGIT = re.compile(r"\d")
+_FOUR_BITS, _EIGHT_BITS = 4, 8
+
+
+def label_of(path: str) -> str | None:
+    """The quantization in a file's name, in capitals, such as Q4_K_M; None if it states none."""
+    found = _LABEL.findall(path.rpartition("/")[2]) or _LABEL.findall(path)
+    return _plain(found[-1]) if found else None
+
+
+def matches(label: str | None, quant: str) -> bool:
+    return label is not None and _plain(quant) == label
+
+
+def _plain(label: str) -> str:
+    return label.upper().replace("FP16", "F16").replace("FP32", "F32").replace("UD_", "UD-")
+
+
+def runnable(path: str) -> bool:
+    """Whether a file is a model by its name: a GGUF file, whole, and neither a projector nor an adapter."""
+    return path.lower().endswith(".gguf") and not _OTHER.search(path.rpartition("/")[2]) and not _PART.search(path)
+
+
+def is_part(path: str) -> bool:
+    """Whether a file is one of several that a model was split into."""
+    return _PART.search(path) is not None
+
+
+def best_first(files: Iterable[RemoteFile]) -> list[RemoteFile]:
+    """From 8 to 4 bits a weight, the largest first; then fewer bits; then 16 and more, which cost twice the bytes of 8
+    and are hardly better."""
+    return sorted(files, key=lambda file: (_rank(file), -file.size, file.path))
+
+
+def usual(files: Iterable[RemoteFile]) -> list[RemoteFile]:
+    """Those to choose from unasked, the best first: from 8 to 4 bits a weight, all where there are none of these."""
+    ranked = best_first(files)
+    return [file for file in ranked if _rank(file) == 0] or ranked
+
+
+def _rank(file: RemoteFile) -> int:
+    label = label_of(file.path)
+    digit = _DIGIT.search(label or "")
+    if label is None or digit is None or label in ("BF16", "F16", "F32"):
+        return 2
+    return 0 if "MXFP4" in label or _FOUR_BITS <= int(digit[0]) <= _EIGHT_BITS else 1

@@ -1,0 +1,205 @@
+"""Models by name: which file of a repository to take, judged by its plan before it is downloaded, and the download."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from edge.budget import format_bytes
+from edge.devices.profiles import HOST, find_profile
+from edge.errors import BudgetError, EdgeError, InputError, MissingExtraError, UnsupportedError
+from edge.formats.gguf import GGUFFile
+from edge.hub.cache import pointer_of
+from edge.hub.download import Notice, Progress, download, is_here
+from edge.hub.header import read_header
+from edge.hub.names import Reference
+from edge.hub.quants import is_part, label_of, matches, runnable, usual
+from edge.hub.repository import RemoteFile, Repository, look_up
+from edge.model.catalog import find_local, hub_reference
+from edge.model.known import known_models
+from edge.model.model import Model
+from edge.model.reader import read_spec
+from edge.options import Options, takes_options
+from edge.plan.device import TOKENIZER_BYTES, plan_for
+from edge.plan.plan import Plan
+
+_TRIED = 4  # headers that are read at most, of several MB each
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A file that a name means. candidates: files it was chosen from. plan: how it would run."""
+
+    repository: Repository
+    file: RemoteFile
+    header: GGUFFile
+    plan: Plan
+    candidates: int
+
+    @property
+    def is_here(self) -> bool:
+        return is_here(pointer_of(self.repository, self.file), self.file)
+
+    def about(self) -> dict[str, Any]:
+        """For JSON."""
+        repository, file = self.repository, self.file
+        return {
+            "repository": repository.name, "commit": repository.commit, "licence": repository.licence,
+            "file": file.path, "bytes": file.size, "hash": file.hash, "quant": label_of(file.path),
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        quant = label_of(self.file.path)
+        chosen = f" of {self.candidates} quantizations, the best whose plan fits" if self.candidates > 1 else ""
+        return (
+            f"{self.repository.name}/{self.file.path}: {format_bytes(self.file.size)}"
+            f"{f', {quant}' if quant else ''}{chosen}, licence {self.repository.licence or 'not stated'}"
+        )
+
+
+@takes_options
+def pull(
+    model: str,
+    options: Options | None = None,
+    *,
+    quant: str | None = None,
+    device: str = HOST,
+    progress: Progress = lambda done, total: None,
+    notice: Notice = lambda line: None,
+    **keywords: Any,
+) -> Path:
+    """Download a model from the Hub, and return the path of its file in the Hub's cache folder.
+
+    model: a short name (`qwen3:0.6b`), `hf.co/USER/REPO`, `USER/REPO`, with `:QUANT` if it matters. quant: the same;
+    by default the best from 8 to 4 bits whose plan fits. device: that it is to fit, by its name in `edge devices list`.
+    progress: is told bytes that are here and bytes of the file; notice: lines for people. The keywords are options:
+
+    OPTIONS
+
+    Raises BudgetError before the download if nothing fits, DownloadError, CacheError, InputError, UnsupportedError.
+    """
+    options = (options or Options()).updated(**keywords)
+    return take(offer(model, options, quant=quant, device=device), progress=progress, notice=notice)
+
+
+def offer(model: str, options: Options, *, quant: str | None = None, device: str = HOST) -> Offer:
+    """What `pull` would download: asks the Hub, and reads headers. Raises as `pull`."""
+    reference = hub_reference(model)
+    if reference is None:
+        raise InputError(f"{model[:200]} is no model of the Hub: write qwen3:0.6b, say, or hf.co/USER/REPO")
+    if quant is not None:
+        reference = Reference(reference.repository, reference.revision, quant.upper())
+    repository = look_up(reference, _near(reference.repository))
+    return _choose(repository, _candidates(repository, reference), options, device)
+
+
+def take(chosen: Offer, *, progress: Progress = lambda done, total: None, notice: Notice = lambda line: None) -> Path:
+    """Download what `offer` chose, unless it is here. Raises DownloadError, CacheError."""
+    return download(chosen.repository, chosen.file, progress=progress, notice=notice)
+
+
+def ensure(
+    model: str | Path,
+    options: Options,
+    *,
+    progress: Progress = lambda done, total: None,
+    notice: Notice = lambda line: None,
+) -> Path:
+    """The file or folder of MODEL, downloaded if it is on the Hub and not here.
+
+    Raises as `pull`, and as `edge.model.catalog.find_model`.
+    """
+    if found := find_local(model):
+        return found
+    chosen = offer(str(model), options)
+    notice(f"downloading {chosen}")
+    return take(chosen, progress=progress, notice=notice)
+
+
+def preview(model: str | Path, options: Options, *, device: str = HOST) -> Model:
+    """What the header of a model on the Hub says: all but its weights. Raises as `pull`."""
+    return Model(offer(str(model), options, device=device).header)
+
+
+def _candidates(repository: Repository, reference: Reference) -> list[RemoteFile]:
+    """Files that a reference can mean, the best first. Raises InputError, UnsupportedError."""
+    files, name = [file for file in repository.files if runnable(file.path)], repository.name
+    if reference.file is not None:
+        found = [file for file in repository.files if file.path == reference.file]
+        if not found:
+            near = get_close_matches(reference.file, [file.path for file in files], 1)
+            raise InputError(f"{name} has no file {reference.file}{f' (did you mean {near[0]}?)' if near else ''}")
+        if not runnable(reference.file):
+            raise UnsupportedError(f"{name}/{reference.file} is no GGUF file of a whole model")
+        return found
+    parts = [file for file in repository.files if is_part(file.path)]
+    if reference.quant is not None:
+        labels = sorted({label for file in files if (label := label_of(file.path))})
+        found = [file for file in files if matches(label_of(file.path), reference.quant)]
+        if not found and any(matches(label_of(file.path), reference.quant) for file in parts):
+            raise UnsupportedError(f"{name}: {reference.quant} is split into several files, which edge does not join")
+        if not found:
+            raise InputError(
+                f"{name} has no {reference.quant}: {', '.join(labels) or 'its files state no quantization'}"
+            )
+        return [min(found, key=lambda file: (len(file.path), file.path))]
+    if files:
+        return usual(files)
+    if parts:
+        raise UnsupportedError(f"{name}: its models are split into several files each, which edge does not join")
+    if any(file.path.endswith(".safetensors") for file in repository.files):
+        to = name.split("/")[1]
+        raise UnsupportedError(
+            f"{name} has no GGUF file: hf download {name} --local-dir {to}, then edge convert {to} {to}.gguf"
+        )
+    raise UnsupportedError(f"{name} has no GGUF file: edge pulls models in GGUF")
+
+
+def _choose(repository: Repository, candidates: Sequence[RemoteFile], options: Options, device: str) -> Offer:
+    """The first whose plan fits with all weights in memory; else the smallest that fits at all.
+
+    What does not fit tells the bytes beside the weights, by which further files are passed over without their headers.
+    Raises the BudgetError that asks for the least, or the error of the first file if the engines run none.
+    """
+    profile = find_profile(device)
+    errors: list[EdgeError] = []
+    slow: Offer | None = None
+    most = None  # bytes of a file that may fit
+    left = _TRIED
+    smallest = min(candidates, key=lambda file: file.size)
+    for file in candidates:
+        if file != smallest and (left <= 1 or (most is not None and file.size > most)):
+            continue
+        left -= 1
+        try:
+            header = read_header(repository, file)
+            spec = read_spec(header)
+            plan = plan_for(profile, header, spec, options, TOKENIZER_BYTES * spec.vocab)
+        except (BudgetError, UnsupportedError, MissingExtraError) as error:
+            errors.append(error)
+            if isinstance(error, BudgetError) and error.smallest is not None and options.memory is not None:
+                most = options.memory - max(0, error.smallest - file.size)
+            continue
+        found = Offer(repository, file, header, plan, len(candidates))
+        if not plan.bytes.streamed:
+            return found
+        if slow is None or file.size < slow.file.size:
+            slow = found
+        most = plan.limit - plan.bytes.reserve - (plan.bytes.total - plan.bytes.weights)
+    if slow is not None:
+        return slow
+    raise min((each for each in errors if isinstance(each, BudgetError)), key=_asks, default=errors[0])
+
+
+def _asks(error: BudgetError) -> int:
+    return error.smallest or sys.maxsize
+
+
+def _near(repository: str) -> list[str]:
+    """Names of the table that are like that of a repository."""
+    known = {each.repository: each.name for each in known_models().values()}
+    return [known[found] for found in get_close_matches(repository, list(known), 2, 0.8)]

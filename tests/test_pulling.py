@@ -1,0 +1,267 @@
+"""Models by name: the file that is chosen, what is judged before a download, and the commands that download."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import GOLDEN
+from hub_server import COMMIT, Hub, serve, sha256
+from small_models import Small, write_small
+
+import edge
+from edge.errors import BudgetError, EdgeError, InputError, ModelFormatError, UnsupportedError
+from edge.formats.gguf import read_gguf
+from edge.hub import header
+from edge.hub.names import Reference
+from edge.hub.quants import label_of, runnable, usual
+from edge.hub.repository import RemoteFile, look_up
+from edge.model.catalog import find_model, hub_reference
+from edge.model.known import known_models
+from edge.model.reader import read_spec
+from edge.options import Options
+from edge.pulling import offer
+
+NAME = "tiny/model-GGUF"
+
+
+def golden(name: str) -> bytes:
+    return (GOLDEN / f"{name}.gguf").read_bytes()
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "edge"))
+    for name in ("HF_TOKEN", "HF_HUB_CACHE", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    files = {"README.md": b"a model", "tiny-Q8_0.gguf": golden("llama-gqa-tied"), "tiny-F16.gguf": golden("qwen3")}
+    with serve(Hub({NAME: files})) as served:
+        monkeypatch.setenv("HF_ENDPOINT", served.url)
+        yield served
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "edge", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment})
+
+
+@pytest.mark.parametrize(
+    ("path", "label"),
+    [
+        ("Qwen3-0.6B-Q8_0.gguf", "Q8_0"),
+        ("gemma-3-270m-it-UD-Q4_K_XL.gguf", "UD-Q4_K_XL"),
+        ("smollm2-135m-instruct-q4_k_m.gguf", "Q4_K_M"),
+        ("model.IQ4_XS.gguf", "IQ4_XS"),
+        ("gpt-oss-20b-mxfp4.gguf", "MXFP4"),
+        ("model-fp16.gguf", "F16"),
+        ("Q6_K/model.gguf", "Q6_K"),
+        ("BF16/m-BF16.gguf", "BF16"),
+        ("model.gguf", None),
+        ("Q2learning.gguf", None),
+    ],
+)
+def test_labels_of_files(path: str, label: str | None) -> None:
+    assert label_of(path) == label
+
+
+def test_files_that_are_tried_unasked() -> None:
+    sizes = {
+        "m-F16.gguf": 16,
+        "m-Q8_0.gguf": 8,
+        "m-Q4_K_M.gguf": 5,
+        "m-Q4_0.gguf": 4,
+        "m-Q2_K.gguf": 2,
+        "m-IQ4_XS.gguf": 3,
+    }
+    files = [RemoteFile(path, size, "") for path, size in sizes.items()]
+    assert [file.size for file in usual(files)] == [8, 5, 4, 3]
+    assert [file.size for file in usual([files[0], files[4]])] == [2, 16]
+    others = ["mmproj-model-f16.gguf", "m-00001-of-00003.gguf", "x-imatrix.gguf", "m-lora.gguf", "README.md"]
+    assert [path for path in [*sizes, *others] if runnable(path)] == list(sizes)
+
+
+def test_names_of_the_table() -> None:
+    assert hub_reference("qwen3:0.6b") == Reference(known_models()["qwen3:0.6b"].repository)
+    assert hub_reference("Qwen3:0.6B:q8_0") == Reference(known_models()["qwen3:0.6b"].repository, quant="Q8_0")
+    assert hub_reference("qwen3:0.6b:q8_0:x") is None
+    assert hub_reference("smollm2-135m") is None
+
+
+def test_pull_downloads_the_best_that_fits(hub: Hub) -> None:
+    said: list[str] = []
+    path = edge.pull(NAME, notice=said.append)
+    assert path.name == "tiny-Q8_0.gguf"
+    assert path.read_bytes() == golden("llama-gqa-tied")
+    assert find_model(NAME) == find_model(f"hf.co/{NAME}:q8_0") == path
+    assert edge.pull(NAME, quant="f16").name == "tiny-F16.gguf"
+    assert find_model(f"{NAME}:F16").name == "tiny-F16.gguf"
+    with edge.load(NAME, backend="reference") as session:
+        assert session.spec.layers == 2
+
+
+def test_load_downloads_what_is_not_here(hub: Hub) -> None:
+    with edge.load(f"hf.co/{NAME}", backend="reference") as session:
+        assert session.generate("hi", max_tokens=2, raw=True) is not None
+    assert find_model(NAME).is_file()
+
+
+def test_budgets_choose_the_file(hub: Hub, tmp_path: Path) -> None:
+    """The largest whose weights stay in memory, judged by headers alone."""
+    files = hub.repositories[NAME] = {}
+    small = Small(layers=2, hidden=512, ffn=2048, heads=8, kv_heads=8, head=64)
+    for kind in ("Q4_0", "Q8_0"):
+        files[f"m-{kind}.gguf"] = write_small(tmp_path / "m.gguf", replace(small, types=kind)).read_bytes()
+    device = "raspberry-pi-5"  # the peak of this process does not count there
+    with pytest.raises(BudgetError) as error:
+        offer(NAME, Options(memory=1 << 20), device=device)
+    least = error.value.smallest or 0
+    chosen = [offer(NAME, Options(memory=least + (step << 20)), device=device) for step in range(2, 40, 4)]
+    names = [each.file.path for each in chosen]
+    assert names == sorted(names)  # with more memory never the smaller file
+    assert {"m-Q4_0.gguf", "m-Q8_0.gguf"} == set(names)
+    assert not any(each.plan.bytes.streamed for each in chosen if each.file.path == "m-Q8_0.gguf")
+    assert None not in hub.ranges()  # nothing but headers was read
+
+
+def test_nothing_is_downloaded_that_does_not_fit(hub: Hub) -> None:
+    with pytest.raises(BudgetError, match=r"the memory budget is 1\.0 MiB"):
+        edge.pull(NAME, memory="1MiB")
+    with pytest.raises(BudgetError):
+        edge.load(NAME, memory="1MiB")
+    assert None not in hub.ranges()
+    assert len(hub.ranges()) == 1  # a header, once
+
+
+def test_headers_are_read_in_steps(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(header, "_FIRST", 1000)
+    repository = look_up(Reference(NAME))
+    file = next(each for each in repository.files if each.path == "tiny-Q8_0.gguf")
+    found, whole = header.read_header(repository, file), read_gguf(GOLDEN / "llama-gqa-tied.gguf")
+    assert found.tensors == whole.tensors
+    assert found.strings("tokenizer.ggml.tokens") == whole.strings("tokenizer.ggml.tokens")
+    assert found.path.stat().st_size == whole.data_offset
+    assert hub.ranges()[:3] == ["bytes=0-999", "bytes=1000-1999", "bytes=2000-3999"]
+    with pytest.raises(ModelFormatError, match="ends before"):
+        found.tensor_bytes(next(iter(found.tensors.values())))
+
+
+@pytest.mark.parametrize("name", ["llama-llama3", "phi3-longrope"])
+def test_factors_of_rope_are_part_of_a_header(hub: Hub, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(header, "_FIRST", 8_000)
+    hub.repositories[NAME] = {"m.gguf": golden(name)}
+    found = header.read_header(repository := look_up(Reference(NAME)), repository.files[0])
+    whole = read_spec(read_gguf(GOLDEN / f"{name}.gguf"))
+    assert repr(read_spec(found).recipe) == repr(whole.recipe)
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (b"", ModelFormatError),
+        (b"GGUF", ModelFormatError),
+        (b"<html>not a model</html>" * 100, ModelFormatError),
+        (golden("qwen3")[:2000], ModelFormatError),
+        (golden("qwen3")[:-5], ModelFormatError),
+    ],
+)
+def test_what_is_no_model_is_not_downloaded(hub: Hub, data: bytes, error: type[EdgeError]) -> None:
+    hub.repositories[NAME] = {"m.gguf": data}
+    with pytest.raises(error, match=r"^tiny/model-GGUF/m.gguf: "):
+        edge.pull(NAME)
+    assert None not in hub.ranges()
+
+
+@pytest.mark.parametrize(
+    ("files", "name", "says"),
+    [
+        (["m-Q4_0.gguf"], f"{NAME}:q3_k_m", "tiny/model-GGUF has no Q3_K_M: Q4_0"),
+        (["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"], NAME, "split into several files each, which edge does"),
+        (["m-Q8_0-00001-of-00002.gguf", "m-Q4_0.gguf"], f"{NAME}:Q8_0", "Q8_0 is split into several files"),
+        (
+            ["model.safetensors"],
+            NAME,
+            "no GGUF file: hf download tiny/model-GGUF .* edge convert model-GGUF model-",
+        ),
+        (["README.md"], NAME, "has no GGUF file: edge pulls models in GGUF"),
+        (["m-Q4_0.gguf"], f"hf.co/{NAME}/m-Q4_1.gguf", r"has no file m-Q4_1.gguf \(did you mean m-Q4_0.gguf\?\)"),
+        (["mmproj-x.gguf"], f"hf.co/{NAME}/mmproj-x.gguf", "is no GGUF file of a whole model"),
+        ([], "Qwen/Qwen3-0.6B-GUFF", r"has no repository Qwen/Qwen3-0.6B-GUFF \(did you mean qwen3:0.6b"),
+        ([], "smollm2-135m", "smollm2-135m is no model of the Hub"),
+    ],
+)
+def test_what_a_name_cannot_mean(hub: Hub, files: list[str], name: str, says: str) -> None:
+    hub.repositories[NAME] = {path: golden("qwen3") for path in files} or {"README.md": b""}
+    with pytest.raises((InputError, UnsupportedError), match=says):
+        edge.pull(name)
+    assert hub.ranges() == []
+
+
+def test_plan_and_run_by_name(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plan reads the header alone; run downloads; the next run needs no Hub."""
+    plan = run("plan", NAME, "--json")
+    assert plan.returncode == 0, plan.stderr
+    said = json.loads(plan.stdout)
+    assert said["download"]["file"] == "tiny-Q8_0.gguf"
+    assert said["download"]["hash"] == sha256(golden("llama-gqa-tied"))
+    assert None not in hub.ranges()
+    first = run("run", NAME, "hi", "--raw", "-n", "2", "--backend", "reference")
+    assert first.returncode == 0, first.stderr
+    assert "downloading tiny/model-GGUF/tiny-Q8_0.gguf: 315 KiB, Q8_0, licence apache-2.0" in first.stderr
+    asked = len(hub.asked)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with edge.load(NAME, backend="reference") as session:
+        assert session.generate("hi", raw=True, max_tokens=2) == first.stdout.removesuffix("\n")
+    assert len(hub.asked) == asked
+
+
+def test_pull_says_what_it_does_in_json(hub: Hub) -> None:
+    lines = [json.loads(line) for line in run("pull", NAME, "--json").stdout.splitlines()]
+    assert [line["event"] for line in lines] == ["chosen", "done"]
+    assert lines[0]["licence"] == "apache-2.0"
+    assert lines[0]["commit"] == COMMIT
+    assert Path(lines[1]["path"]).read_bytes() == golden("llama-gqa-tied")
+    assert lines[1]["downloaded"]
+
+
+def test_an_interrupted_download_goes_on(hub: Hub) -> None:
+    hub.repositories[NAME] = {"m.gguf": golden("llama-gqa-untied")}
+    hub.faults.pace = 0.3
+    whole = len(golden("llama-gqa-untied"))
+    command = [sys.executable, "-m", "edge", "pull", NAME]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        deadline = time.monotonic() + 60
+        part = Path(os.environ["HF_HOME"]) / "hub" / f"models--{NAME.replace('/', '--')}" / "blobs"
+        size = 0
+        while not size and time.monotonic() < deadline and child.poll() is None:
+            with suppress(FileNotFoundError):
+                size = (part / f"{sha256(golden('llama-gqa-untied'))}.incomplete").stat().st_size
+            time.sleep(0.01)
+        child.send_signal(signal.SIGINT)
+        _, said = child.communicate(timeout=30)
+    assert child.returncode == 130, said
+    assert "Traceback" not in said
+    assert 0 < size < whole
+    hub.faults.pace = 0
+    assert edge.pull(NAME).read_bytes() == golden("llama-gqa-untied")
+    assert str(hub.ranges()[-1]).endswith("-")
+
+
+def test_local_models_need_no_client() -> None:
+    heavy = ("huggingface_hub", "urllib.request", "http.client", "edge.pulling")
+    check = (
+        "import sys; from edge.run import session; from edge.model.model import open_model; "
+        f"open_model({str(GOLDEN / 'qwen3.gguf')!r}); print([m for m in {heavy} if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n", done.stderr
