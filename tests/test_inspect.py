@@ -48,6 +48,13 @@ def test_bits_leave_the_vocabulary_out(tmp_path: Path) -> None:
     assert found.types == sorted(found.types, key=lambda each: -each.bytes)
 
 
+def test_rows_of_windows_are_shown_apart() -> None:
+    found = {each.engine: each for each in inspect_model(GOLDEN / "gemma3.gguf").engines}["tvm"]
+    row = 2 * 16 * 4  # keys and values of a head of 16, of the one layer without a window
+    assert found.kv_bytes["f32"] == row
+    assert found.window_bytes["f32"] == 6 * 96 * (row + 4)  # 20 + 1 + 64 rows, in whole tiles, and their positions
+
+
 @pytest.mark.parametrize(
     ("backend", "kv_dtypes"), [("tvm", ["int4"]), ("llamacpp", ["f16", "f32"]), ("reference", ["f32"])]
 )

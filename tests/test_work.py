@@ -40,6 +40,14 @@ def test_attention_is_counted_pair_by_pair(tokens: int, context: int, windows: l
     assert work.weight_bytes == NEED.weights
 
 
+def test_layers_with_windows_read_their_windows() -> None:
+    """Two of three layers have a ring, of 30 rows of 10 bytes each; the rows of the other are 6,400 bytes."""
+    spec = replace(SPEC, layers=3, recipe=Recipe(ropes=(), windows=(16, 0, 16), query_scale=1.0))
+    need = replace(NEED, kv=6_400 + 600, fixed_kv=600)
+    assert work_of(spec, CONFIG, need, 1, 39).kv_bytes == pytest.approx(100 * (40 + 16 + 16))
+    assert work_of(spec, CONFIG, need, 1, 9).kv_bytes == pytest.approx(100 * 3 * 10)
+
+
 def test_a_table_of_its_own_is_looked_up_not_read() -> None:
     untied = replace(SPEC, tied_head=False, parameters=20_000, vocab=100, hidden=50, largest_tensor=10**9)
     assert work_of(untied, CONFIG, NEED, 1, 0).weight_bytes == pytest.approx(10_000 - 100 * 50 / 2)
