@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_models import Small, write_small
 from test_chat_terminal import chatting
 from test_cli import edge, edge_json
 from test_thinking import QWENS_WAY, SCRIPTS, rendered
@@ -118,6 +119,23 @@ def test_thoughts_that_cannot_be_taken_back_stay(qwen: Path) -> None:
         assert not talk.replays
 
 
+@pytest.mark.exhaustive  # compiles a design of its own
+def test_thoughts_stay_in_windows_that_have_moved_on(tmp_path: Path) -> None:
+    small = Small(layers=2, architecture="gemma3", window=8)
+    path = write_small(
+        tmp_path / "windows.gguf", small, special=SPECIALS["always"], attention__sliding_window_pattern=2
+    )
+    with load(path, backend="tvm", threads=1, max_kv_size=256, prefill_step_size=8) as session:
+        assert session.engine.kv.has_tail
+        talk = Conversation(session)
+        said(talk, "one", ignore_eos=True, max_tokens=150)
+        before = session.engine.kv.length
+        assert session.engine.kv.earliest > before - 120  # the thoughts have 149 rows
+        said(talk, "two", max_tokens=1)
+        assert session.engine.kv.length > before
+        assert not talk.replays
+
+
 def test_a_choice_that_changes_the_beginning_runs_the_conversation_again(
     models: dict[str, Model], tmp_path: Path
 ) -> None:
@@ -162,6 +180,9 @@ def test_run_prints_the_answer_alone(qwen: Path) -> None:
     assert "8 tokens" in done.stderr
     assert "5 of them thoughts, then cut" in done.stderr
     assert "abcd" not in done.stderr  # no terminal
+    done = edge("run", str(qwen), "hi", "-n", "5", *FEW)
+    assert (done.returncode, done.stdout) == (0, "\n")
+    assert "no answer: -n allows more tokens, --think fewer of thoughts" in done.stderr
     report = edge_json("run", str(qwen), "hi", "--json", *FEW, EDGE_THINK="3")
     assert report["text"] == "XYZ"
     assert report["thoughts"] | {"seconds": 0, "joules": 0} == {

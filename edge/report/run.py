@@ -23,6 +23,7 @@ def report_line(report: RunReport) -> list[str]:
         f"{tokens.reused + tokens.ran} of {tokens.prompt_words} prompt tokens run" if tokens.cut else "",
         "memory was given back" if report.actions else "",
         f"stopped: {report.stop_reason}",
+        "no answer: -n allows more tokens, --think fewer of thoughts" if _only_thoughts(report) else "",
         "-v: more",
     ]
     return [" · ".join(filter(None, said))]
@@ -56,6 +57,11 @@ def report_lines(report: RunReport) -> list[str]:
 
 def _adapter(adapter: AdapterUse) -> str:
     return f"{adapter.name}: rank {adapter.rank}, scale {adapter.scale:g}, SHA-256 {adapter.sha256[:12]}…"
+
+
+def _only_thoughts(report: RunReport) -> bool:
+    thoughts = report.thoughts
+    return thoughts is not None and thoughts.tokens == report.tokens.generated and report.stop_reason == "length"
 
 
 def _thoughts_line(thoughts: Thoughts, certainty: str) -> str:
