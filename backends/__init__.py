@@ -11,6 +11,7 @@ from edge.backends.base import Backend
 from edge.errors import InputError, MissingExtraError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
+from edge.model.tokenizer import check_known
 
 _MODULES = {
     "tvm": "edge.backends.tvm",
@@ -78,8 +79,10 @@ def backend_elsewhere(name: str, file: GGUFFile, spec: ModelSpec, system: str) -
     *better, last = _AUTO if name == "auto" else (name,)
     for each in better:
         with suppress(UnsupportedError):
+            _check_tokenizer(each, file)
             engine_named(each).check_elsewhere(file, spec, system)
             return engine_named(each)
+    _check_tokenizer(last, file)
     engine_named(last).check_elsewhere(file, spec, system)
     return engine_named(last)
 
@@ -91,6 +94,17 @@ def _usable(name: str, file: GGUFFile, spec: ModelSpec) -> Backend:
         raise UnsupportedError(
             f"{file.folder} is a model in ONNX, which the {name} engine cannot run: use --backend {others}"
         )
+    _check_tokenizer(name, file)
     backend.check_installed()
     backend.check_supported(file, spec)
     return backend
+
+
+def _check_tokenizer(name: str, file: GGUFFile) -> None:
+    """Raise UnsupportedError if the engine needs a tokenizer of edge's, and edge does not know this one."""
+    if engine_named(name).CAPABILITIES.any_tokenizer:
+        return
+    try:
+        check_known(file)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{error}: use --backend {engines_with('any_tokenizer')[0]}") from None

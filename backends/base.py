@@ -119,7 +119,7 @@ class Capabilities:
     granularity: the finest unit that may keep rows of its own. uneven: the finest unit that may keep a *number* of rows
     of its own; "token" means that all heads of all layers keep equally many. attention, keys: what policies may see.
     tunable: `edge tune` finds settings for it. providers: it takes --provider. folders: it runs folders in ONNX.
-    lora: it runs adapters (`AdaptedEngine`).
+    lora: it runs adapters (`AdaptedEngine`). any_tokenizer: also models whose tokenizer edge does not know.
     """
 
     granularity: Granularity
@@ -131,6 +131,7 @@ class Capabilities:
     providers: bool = False
     folders: bool = False
     lora: bool = False
+    any_tokenizer: bool = False
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from edge.errors import InputError, ModelFormatError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source, find_recipe, find_tensors
-from edge.model.tokenizer import Tokenizer
+from edge.model.tokenizer import TokenizerLike
 from edge.types import AnyArray, FloatArray, IntArray
 
 SEQUENCE = 512  # tokens that see each other
@@ -45,7 +45,7 @@ def check_texts(paths: Sequence[Path]) -> None:
             raise InputError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
 
 
-def calibration_tokens(tokenizer: Tokenizer, paths: Sequence[Path], count: int) -> IntArray:
+def calibration_tokens(tokenizer: TokenizerLike, paths: Sequence[Path], count: int) -> IntArray:
     """int32 [count or fewer]: the beginnings of all texts, the same number of tokens from each that is long enough.
 
     Raises InputError if a text cannot be read or is empty.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         ModelFormatError,
         UnsupportedError,
     )  # fmt: skip
-    from edge.model.model import Model, open_model
+    from edge.model.model import Model
     from edge.options import Options
     from edge.plan.plan import Plan, make_plan
     from edge.prediction.fits import fits
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from edge.quality.perplexity import perplexity
     from edge.quality.windows import divergence
     from edge.run.conversation import Conversation
+    from edge.run.opening import open_model
     from edge.run.report import RunReport
     from edge.run.session import Session, load
     from edge.sampling import SamplingParams
@@ -48,7 +49,7 @@ _HOMES = {
     "Options": "options", "Plan": "plan.plan", "PromptCache": "prompt_cache.cache", "RunReport": "run.report",
     "SamplingParams": "sampling", "Session": "run.session", "UnsupportedError": "errors",
     "divergence": "quality.windows", "fits": "prediction.fits", "forecast": "prediction.forecast",
-    "load": "run.session", "make_plan": "plan.plan", "open_model": "model.model", "perplexity": "quality.perplexity",
+    "load": "run.session", "make_plan": "plan.plan", "open_model": "run.opening", "perplexity": "quality.perplexity",
     "pull": "pulling",
 }  # fmt: skip
 

@@ -19,6 +19,7 @@ from edge.model.catalog import find_model
 from edge.model.lora import is_adapter, read_adapter
 from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec
+from edge.model.tokenizer import check_known
 from edge.storage.fingerprint import hash_file
 
 _ENDS = ("bos", "eos", "eot", "eom", "unknown", "padding")
@@ -41,10 +42,12 @@ class TypeShare:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """tokenizer: `gpt2` (byte-level) or `llama` (SentencePiece); special: id and text by what it is for."""
+    """tokenizer: `gpt2` (byte-level), `llama` (SentencePiece), `gemma4` …; known: to edge, or only to llama.cpp;
+    special: id and text by what it is for."""
 
     tokenizer: str
     pre: str | None
+    known: bool
     tokens: int
     merges: int
     adds_bos: bool | None
@@ -195,9 +198,15 @@ def _vocabulary(file: GGUFFile) -> Vocabulary:
     tokens = file.strings("tokenizer.ggml.tokens") if size else []
     numbers = {name: fields.get(f"tokenizer.ggml.{name}_token_id") for name in _ENDS}
     adds = fields.get("tokenizer.ggml.add_bos_token")
+    known = True
+    try:
+        check_known(file)
+    except UnsupportedError:
+        known = False
     return Vocabulary(
         tokenizer=str(fields.get("tokenizer.ggml.model", "none")),
         pre=None if (pre := fields.get("tokenizer.ggml.pre")) is None else str(pre),
+        known=known,
         tokens=size,
         merges=count("tokenizer.ggml.merges"),
         adds_bos=adds if isinstance(adds, bool) else None,

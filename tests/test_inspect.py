@@ -32,6 +32,7 @@ def test_figures_are_those_of_another_reader(name: str) -> None:
     assert sum(each.share for each in found.types) == pytest.approx(1)
     assert found.vocabulary.tokens == len(fields["tokenizer.ggml.tokens"])
     assert found.vocabulary.tokenizer == fields["tokenizer.ggml.model"]
+    assert found.vocabulary.known
     for name, (index, text) in found.vocabulary.special.items():
         assert index == fields[f"tokenizer.ggml.{name}_token_id"]
         assert text == fields["tokenizer.ggml.tokens"][index]

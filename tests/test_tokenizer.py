@@ -195,13 +195,13 @@ def test_long_text_without_a_place_to_cut(text: str) -> None:
 
 def test_blocks_are_cut_where_no_token_is() -> None:
     words = "one two three four " * 3000
-    blocks = list(edge.model.tokenizer._blocks([words]))
+    blocks = list(edge.model.tokenizer.cut_blocks([words]))
     assert "".join(block for block, _ in blocks) == words
     assert [first for _, first in blocks] == [True] + [False] * (len(blocks) - 1)
     assert all(block.startswith(" ") for block, _ in blocks[1:])
     assert max(len(block) for block, _ in blocks) <= edge.model.tokenizer._BLOCK
     solid = ["x" * 1000] * 200 + ["y z"]  # one safe place, at the end
-    assert [len(block) for block, _ in edge.model.tokenizer._blocks(solid)] == [65536, 65536, 65536, 3395]
+    assert [len(block) for block, _ in edge.model.tokenizer.cut_blocks(solid)] == [65536, 65536, 65536, 3395]
 
 
 ENCODE_IN_A_CHILD = """

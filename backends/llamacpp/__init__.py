@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 NAME = "llamacpp"
 KV_DTYPES = ("f16", "q8_0", "q4_0", "f32")  # f32 turns flash attention off: the exact mode, for tests
-CAPABILITIES = Capabilities("token", uneven="token", kv_dtypes=KV_DTYPES, attention=True, keys=False, lora=True)
+CAPABILITIES = Capabilities(
+    "token", uneven="token", kv_dtypes=KV_DTYPES, attention=True, keys=False, lora=True, any_tokenizer=True
+)
 EFFICIENCY = Efficiency(
     {"integers": Weights(0.43, 1.8, 0.24), "others": Weights(0.30, 0.42), "floats": Weights(0.70, 1.1)},
     {"f16": Rows(0.12, 0.37), "q8_0": Rows(0.05, 0.09), "q4_0": Rows(0.012, 0.045)},

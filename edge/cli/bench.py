@@ -51,8 +51,8 @@ def bench(
     """Measure prompt processing (pp) and token generation (tg): mean and standard deviation of tokens per second."""
     from edge.devices.power import find_meter
     from edge.errors import InputError
-    from edge.model.model import open_model
     from edge.profiling.bench import make_tests, remember_bench, run_bench
+    from edge.run.opening import open_model
     from edge.run.session import load
 
     tests = make_tests(parse_numbers("-p", prompt), parse_numbers("-n", generate), parse_numbers("-d", depth))

@@ -37,9 +37,9 @@ def chat(
     from edge.cli.pull import fetch_missing
     from edge.cli.signals import Terminated
     from edge.errors import EdgeError, UnsupportedError
-    from edge.model.model import open_model
     from edge.model.thinking import Think
     from edge.run.conversation import Conversation
+    from edge.run.opening import open_model
     from edge.run.session import load
 
     limit, system, think = answer_limit(answer.max_tokens), answer.system, Think.parse(answer.think)

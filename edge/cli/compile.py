@@ -25,7 +25,7 @@ def compile(
     from edge.cli.targets import check_processor, isa_names
     from edge.devices.profiles import HOST, find_profile
     from edge.errors import InputError, UnsupportedError
-    from edge.model.model import open_model
+    from edge.run.opening import open_model
 
     profile, opened = find_profile(device), open_model(model)
     if profile.system not in ("linux", "android"):

@@ -59,10 +59,10 @@ def kl(
     The text is read in windows, each from an empty cache; all predictions count but that of a window's first token.
     """
     from edge.cli.prompts import read_text
-    from edge.model.model import open_model
     from edge.quality.material import reader_settings
     from edge.quality.perplexity import LOGITS_ROWS
     from edge.quality.windows import divergence
+    from edge.run.opening import open_model
     from edge.run.session import load
 
     assert context is not None
@@ -122,11 +122,11 @@ def perplexity(
     With --context, in windows instead, each from an empty cache; then it can be resumed.
     """
     from edge.cli.prompts import read_text
-    from edge.model.model import open_model
     from edge.quality.material import reader_settings
     from edge.quality.perplexity import LOGITS_ROWS
     from edge.quality.perplexity import perplexity as streamed
     from edge.quality.windows import windowed_perplexity
+    from edge.run.opening import open_model
     from edge.run.session import load
 
     journal = _journal(output, resume=resume)

@@ -70,12 +70,12 @@ def kv(
         raise InputError("--resume goes with -o FILE: figures are kept beside it")
     from edge.backends import find_backend
     from edge.devices.output import write_whole
-    from edge.model.model import open_model
     from edge.quality.material import Amounts, Setup, make_material, possible_tasks, settings_of
     from edge.quality.matrix import open_journal, run_matrix
     from edge.quality.summary import make_rows, to_json
     from edge.report.kv import kv_report, kv_text
     from edge.report.page import render
+    from edge.run.opening import open_model
 
     opened = open_model(model)
     cells = _cells(opened.spec, policies, kv_memory, max_kv_size, kv_dtype)

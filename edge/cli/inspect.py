@@ -136,6 +136,8 @@ def _shape(spec: ModelSpec) -> list[list[str]]:
 def _tokens(found: Vocabulary) -> list[list[str]]:
     begins = {None: "", True: ", begins with BOS", False: ", no BOS"}[found.adds_bos]
     kind = f"{_line(found.tokenizer)}{f' ({_line(found.pre)})' if found.pre else ''}"
+    if found.tokens and not found.known:
+        kind += ", by llama.cpp only"
     return [
         ["tokenizer", f"{kind}, {found.tokens:,} tokens, {found.merges:,} merges{begins}"],
         [

@@ -87,9 +87,9 @@ def of(
     --max-temp, which would distort the measurements. With `compare A.json B.json` instead of MODEL: two profiles side
     by side.
     """
-    from edge.model.model import open_model
     from edge.profiling.collect import choose_engines, collect
     from edge.profiling.profile import Settings, recorded
+    from edge.run.opening import open_model
 
     writers = [_writer(path) for path in output or []]
     long_run = _seconds(sustained)

@@ -51,8 +51,8 @@ def quantize(
     from edge.converters.ggml import HAVE_NO_CHOICE, TRAINED, find_ftype, quantize_with_llamacpp
     from edge.converters.plain import PLAIN, plan_plain, write_plain
     from edge.devices.output import check_file
-    from edge.model.model import open_model
     from edge.plan.checks import check_threads
+    from edge.run.opening import open_model
 
     check_threads(threads)
     texts = calibration or []

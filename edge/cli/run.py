@@ -54,8 +54,8 @@ def run(
     from edge.cli.signals import Terminated, ended_by_signals
     from edge.devices.power import find_meter
     from edge.errors import BudgetError
-    from edge.model.model import open_model
     from edge.model.thinking import Think
+    from edge.run.opening import open_model
     from edge.run.session import load
 
     limit, think = answer_limit(answer.max_tokens), Think.parse(answer.think)

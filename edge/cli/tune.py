@@ -72,7 +72,7 @@ def _tune(
 ) -> Result:  # fmt: skip
     from edge.backends import find_backend
     from edge.errors import UnsupportedError
-    from edge.model.model import open_model
+    from edge.run.opening import open_model
 
     began = clock.monotonic()
     opened = open_model(name)
@@ -162,8 +162,8 @@ def _explain(name: str, kv_dtype: str, picture: Path | None, json: bool) -> None
     """Print the record, the effect of each value, and a chart of all trials."""
     from edge.backends.tvm.tuning.lookup import find_record
     from edge.devices.records import trials_path
-    from edge.model.model import open_model
     from edge.report.tuning import chart, plot
+    from edge.run.opening import open_model
     from edge.tuning.effects import effects, fates
     from edge.tuning.table import read_trials
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
@@ -20,7 +20,7 @@ from edge.model.prompt import Prompt, joined
 from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec
 from edge.model.thinking import Think
-from edge.model.tokenizer import Tokenizer
+from edge.model.tokenizer import Tokenizer, TokenizerLike
 from edge.sampling import SamplingParams, choose_sampling
 from edge.types import IntArray
 
@@ -28,12 +28,15 @@ _DEFAULT = Think()
 
 
 class Model:
-    """A model file, checked and opened but not loaded: its architecture, tokenizer and chat template."""
+    """A model file, checked and opened but not loaded: its architecture, tokenizer and chat template.
 
-    def __init__(self, file: GGUFFile) -> None:
+    tokenize: makes its tokenizer.
+    """
+
+    def __init__(self, file: GGUFFile, tokenize: Callable[[GGUFFile], TokenizerLike] = Tokenizer) -> None:
         self.file, self.path = file, file.folder or file.path
         self.spec: ModelSpec = read_spec(file)
-        self.tokenizer = Tokenizer(file)
+        self.tokenizer = tokenize(file)
         source = file.metadata.get("tokenizer.chat_template")
         bos, eos = self.tokenizer.bos_id, self.tokenizer.eos_id
         self.template = (
@@ -138,14 +141,15 @@ def _some(text: str | Iterable[str]) -> Iterator[str]:
         raise InputError("the prompt is empty")
 
 
-def open_model(model: str | Path) -> Model:
-    """Check and open MODEL: a GGUF path, a folder or an installed name.
+def open_model(model: str | Path, tokenize: Callable[[GGUFFile], TokenizerLike] = Tokenizer) -> Model:
+    """Check and open MODEL: a GGUF path, a folder or an installed name. tokenize: makes its tokenizer; runs use
+    `edge.run.opening.open_model`, which also knows llama.cpp's.
 
     Raises InputError, ModelFormatError, UnsupportedError.
     """
     with _uncollected():
         path = find_model(model)
-        return Model(read_folder(path) if path.is_dir() else read_gguf(path))
+        return Model(read_folder(path) if path.is_dir() else read_gguf(path), tokenize)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from reprlib import repr as brief
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from tokenizers import Tokenizer as Merger
@@ -36,7 +36,7 @@ WORDS = "tokenizer.edge.words"
 
 # Marks of turns, thoughts and tools in templates. Some files list them as ordinary words, but text from users never
 # becomes such a token.
-_MARK = re.compile(
+MARK = re.compile(
     r"<\|.+\|>|<\|\w+>|<\w+\|>|<｜.+｜>|</?s>|<start_of_turn>|<end_of_turn>|</?(?:think|tool_call|tool_response|tools)>"
     r"|\[/?(?:INST|THINK|SYSTEM_PROMPT|TOOL_CALLS|AVAILABLE_TOOLS|TOOL_RESULTS)\]"
 )
@@ -50,16 +50,51 @@ _BLOCK = 8 << 10  # characters encoded at a time
 _LONGEST_BLOCK = 64 << 10  # text without a safe place (no spaces at all) is cut here
 
 
+class TokenizerLike(Protocol):
+    """What runs need of a tokenizer: `Tokenizer`, or llama.cpp's own (`backends/llamacpp/tokenizer.py`).
+
+    end_ids end a turn; add_bos says whether prompts start with bos_id.
+    """
+
+    size: int
+    bos_id: int | None
+    eos_id: int | None
+    add_bos: bool
+    end_ids: frozenset[int]
+
+    def encode(self, text: str | Iterable[str], *, special: bool = False, start: bool = True) -> IntArray: ...
+
+    def encode_blocks(
+        self, text: str | Iterable[str], *, special: bool = False, start: bool = True
+    ) -> Iterator[IntArray]: ...
+
+    def special_tokens(self) -> dict[str, tuple[int, bool]]: ...
+
+    def text(self, token: int) -> str: ...
+
+    def piece(self, token: int, /) -> bytes: ...
+
+    def decode(self, tokens: Iterable[int]) -> str: ...
+
+    def stream_decoder(self) -> codecs.IncrementalDecoder: ...
+
+
+def check_known(file: GGUFFile) -> None:
+    """Raise UnsupportedError for a tokenizer or pre-tokenizer that `Tokenizer` does not know."""
+    kind = file.metadata.get("tokenizer.ggml.model")
+    if kind not in ("gpt2", "llama", "gemma4"):
+        raise UnsupportedError(f"{file.path}: tokenizer {brief(kind)} is not supported yet")
+    if kind == "gpt2":
+        _pre_tokenizer(file)
+
+
 class Tokenizer:
     """Token ids of one model. `end_ids` end a turn; `add_bos` says whether prompts start with `bos_id`."""
 
     def __init__(self, file: GGUFFile) -> None:
         fields = file.metadata
-        self.kind = fields.get("tokenizer.ggml.model")
-        if self.kind not in ("gpt2", "llama", "gemma4"):
-            raise UnsupportedError(
-                f"{file.path}: tokenizer {brief(self.kind)} is not supported yet (gpt2, llama and gemma4 are)"
-            )
+        check_known(file)
+        self.kind: str = fields["tokenizer.ggml.model"]
         rule = _pre_tokenizer(file) if self.kind == "gpt2" else None
         self.size = file.count("tokenizer.ggml.tokens")
         if self.size != file.tensors["token_embd.weight"].shape[1]:
@@ -90,7 +125,7 @@ class Tokenizer:
             raise UnsupportedError(f"{file.path}: {SPACES} is {brief(self.spaces)}, which is not supported")
 
         self._special_ids = {**by_text, **{text(i): i for i in self._literal}}
-        self._literal_ids = {text(i): i for i in self._literal if not _MARK.fullmatch(text(i))}
+        self._literal_ids = {text(i): i for i in self._literal if not MARK.fullmatch(text(i))}
         self.swallowing: set[int] = set()
         if re.search("phi-?3", str(fields.get("general.name")), re.IGNORECASE):
             # Its control tokens swallow the space after them; no field says so.
@@ -117,7 +152,7 @@ class Tokenizer:
         self, text: str | Iterable[str], *, special: bool = False, start: bool = True
     ) -> Iterator[IntArray]:
         """The same ids in blocks, each made on demand from a few thousand characters of the text."""
-        for block, first in _blocks([text] if isinstance(text, str) else text):
+        for block, first in cut_blocks([text] if isinstance(text, str) else text):
             yield np.array(self._encode_block(block, special, start and first), np.int32)
 
     def _encode_block(self, text: str, special: bool, start: bool) -> list[int]:
@@ -228,14 +263,16 @@ class Tokenizer:
         return codecs.getincrementaldecoder("utf-8")(errors="replace")
 
 
-def _blocks(parts: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """Cut a text into blocks that can be encoded one by one; the flag marks the first."""
+def cut_blocks(parts: Iterable[str], longest: int = _LONGEST_BLOCK) -> Iterator[tuple[str, bool]]:
+    """Cut a text into blocks that can be encoded one by one; the flag marks the first.
+
+    longest: characters of a block without a safe place, which is cut anywhere."""
     rest, wanted, first = "", _BLOCK, True
     for part in parts:
-        for start in range(0, len(part), _LONGEST_BLOCK):  # so that cutting a long text takes linear time
-            rest += part[start : start + _LONGEST_BLOCK]
+        for start in range(0, len(part), longest):  # so that cutting a long text takes linear time
+            rest += part[start : start + longest]
             while len(rest) > wanted:
-                cut = _safe_cut(rest)
+                cut = _safe_cut(rest, longest)
                 if cut is None:
                     wanted += _BLOCK  # wait for more text
                     continue
@@ -245,13 +282,13 @@ def _blocks(parts: Iterable[str]) -> Iterator[tuple[str, bool]]:
         yield rest, first
 
 
-def _safe_cut(text: str) -> int | None:
+def _safe_cut(text: str, longest: int) -> int | None:
     """The last place below _BLOCK, or else the first one above it, where a cut changes no token."""
     below = [match.start() for match in _SAFE_CUT.finditer(text, 1, _BLOCK)]
     if below:
         return below[-1]
-    above = _SAFE_CUT.search(text, _BLOCK, _LONGEST_BLOCK)
-    return above.start() if above else _LONGEST_BLOCK if len(text) > _LONGEST_BLOCK else None
+    above = _SAFE_CUT.search(text, _BLOCK, longest)
+    return above.start() if above else longest if len(text) > longest else None
 
 
 def _pre_tokenizer(file: GGUFFile) -> PreTokenizer:

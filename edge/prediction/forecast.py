@@ -16,7 +16,7 @@ from edge.errors import InputError
 from edge.formats.gguf import GGUFFile
 from edge.model.catalog import find_local
 from edge.model.lora import open_lora
-from edge.model.model import Model, open_model
+from edge.model.model import Model
 from edge.model.spec import ModelSpec
 from edge.options import Options, takes_options
 from edge.plan.device import TOKENIZER_BYTES, plan_for
@@ -24,6 +24,7 @@ from edge.plan.plan import Plan
 from edge.prediction.predict import Prediction, Wanted, predict
 from edge.prediction.work import Streaming, streaming_cost
 from edge.run.history import Setting, earlier_runs
+from edge.run.opening import open_model
 
 _PROMPT = 512  # tokens of which prefill is predicted, unless a caller says
 _CONTEXTS = (128, 1024, 4096)  # at which decoding is predicted, and at the full cache

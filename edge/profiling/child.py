@@ -17,7 +17,7 @@ from edge.devices.mappings import mapped_files
 from edge.devices.memory import memory_use
 from edge.devices.power import find_meter
 from edge.errors import BudgetError
-from edge.model.model import Model, open_model
+from edge.model.model import Model
 from edge.options import Options
 from edge.plan.plan import Plan, make_plan
 from edge.prediction.efficiency import weight_shares
@@ -32,6 +32,7 @@ from edge.profiling.measure import (
 )
 from edge.profiling.memory import Sampler, memory_base
 from edge.profiling.profile import Energy, EngineProfile, PhaseOperators, Settings, Timeline
+from edge.run.opening import open_model
 from edge.run.session import Session
 from edge.values import parse
 

@@ -21,7 +21,7 @@ from edge.errors import InputError
 from edge.kv import make_policy
 from edge.kv.policy import EVERY
 from edge.model.model import Model
-from edge.model.tokenizer import Tokenizer
+from edge.model.tokenizer import TokenizerLike
 from edge.quality.perplexity import Advance
 from edge.run.session import Session
 from edge.types import FloatArray, IntArray
@@ -96,7 +96,7 @@ def make_trials(model: Model, text: IntArray, count: int, length: int, seed: int
     return trials
 
 
-def split_reply(tokenizer: Tokenizer, question: str, key: str) -> tuple[IntArray, IntArray]:
+def split_reply(tokenizer: TokenizerLike, question: str, key: str) -> tuple[IntArray, IntArray]:
     """The tokens of a question without digits but its last one; the last one, and the tokens of the key."""
     tokens = tokenizer.encode(f"{question} {key}")
     shown = [index for index, token in enumerate(tokens) if digits_of(tokenizer, int(token))]
@@ -106,12 +106,12 @@ def split_reply(tokenizer: Tokenizer, question: str, key: str) -> tuple[IntArray
     return question_ids, reply
 
 
-def digits_of(tokenizer: Tokenizer, token: int) -> str:
+def digits_of(tokenizer: TokenizerLike, token: int) -> str:
     """The digits in a token's text."""
     return "".join(each for each in tokenizer.decode([token]) if each in "0123456789")
 
 
-def count_right(tokenizer: Tokenizer, logits: FloatArray, reply: IntArray) -> int:
+def count_right(tokenizer: TokenizerLike, logits: FloatArray, reply: IntArray) -> int:
     """How many digits of `reply` the likeliest tokens have right, place by place. logits: [reply − 1, vocab]."""
     right = 0
     for row, token in zip(logits, reply[1:].tolist(), strict=True):

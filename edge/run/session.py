@@ -25,7 +25,7 @@ from edge.kv import make_policy
 from edge.kv.policy import EVERY
 from edge.model.catalog import find_local
 from edge.model.lora import Lora, open_lora, parse_lora
-from edge.model.model import Model, open_model
+from edge.model.model import Model
 from edge.model.prompt import Prompt, joined
 from edge.model.thinking import Think
 from edge.options import Options, takes_options
@@ -37,6 +37,7 @@ from edge.run.generation import Generation, memory_of, why_unanswered
 from edge.run.governor import RunLimits
 from edge.run.history import remember_run
 from edge.run.meters import EnergyMeter, Watch
+from edge.run.opening import open_model
 from edge.run.reclaim import Reclaimer
 from edge.run.report import AdapterUse, Heat, KVUse, RunReport, StopReason
 from edge.run.sampler import make_sampler

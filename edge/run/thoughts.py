@@ -9,7 +9,7 @@ from io import StringIO
 from edge.model.model import Model
 from edge.model.prompt import Prompt
 from edge.model.thinking import Family, Think
-from edge.model.tokenizer import Tokenizer
+from edge.model.tokenizer import TokenizerLike
 from edge.run.meters import Watch
 from edge.run.report import Thoughts
 
@@ -24,7 +24,7 @@ class Splitter:
     thinking: whether the next token belongs to a thought. opening: the special token that opens one, if there is one.
     """
 
-    def __init__(self, tokenizer: Tokenizer, family: Family | None, thinking: bool) -> None:
+    def __init__(self, tokenizer: TokenizerLike, family: Family | None, thinking: bool) -> None:
         self.thinking = thinking
         self._tokenizer, self._decoder = tokenizer, tokenizer.stream_decoder()
         marks = {} if family is None else family.marks
@@ -175,7 +175,7 @@ class Thinking:
             self._since = None
 
 
-def _symbols(tokenizer: Tokenizer, mark: str, special: set[int]) -> list[Symbol]:
+def _symbols(tokenizer: TokenizerLike, mark: str, special: set[int]) -> list[Symbol]:
     found: list[Symbol] = []
     for token in tokenizer.encode(mark, special=True, start=False).tolist():
         found += [token] if token in special else tokenizer.piece(token).decode("utf-8", "replace")
