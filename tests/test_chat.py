@@ -342,6 +342,8 @@ HOSTILE = {
     "a huge indent": "{{ 'a\n' | indent(10000000000) }}",
     "a huge join": "{{ range(100000) | map('string') | join('x' * 1000000) }}",
     "a long output": "{{ messages[-1].content }}{% for i in range(200) %}{{ 'y' * 10000 }}{% endfor %}",
+    "long outputs of a model that thinks": "{# </think> enable_thinking reasoning_effort #}{{ messages[-1].content }}"
+    "{% for i in range(110) %}{{ 'y' * 10000 }}{% endfor %}",
     "a list in a list": "{% set ns = namespace(a=[]) %}{% for i in range(1000) %}{% set ns.a = [ns.a, ns.a] %}"
     "{% endfor %}{{ ns.a | tojson }}",
     "a macro that calls itself": "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",

@@ -28,7 +28,7 @@ from edge.model.thinking import EFFORTS, Think, find_family
 _FUEL = 1_000_000  # minijinja instructions; real templates use a few thousand for one exchange
 _CHILD_MEMORY = 64 << 20  # bytes that rendering may allocate
 _CHILD_SECONDS = 5
-_MOST_TEXT = 1 << 20  # characters that a template may put around a conversation
+_MOST_TEXT = 1 << 20  # characters that a template may put around conversations, in all its forms
 _NAMES = ("user", "assistant", "system", "earlier", "thoughts")
 _USER, _ASSISTANT, _SYSTEM, _EARLIER, _THOUGHTS = (f"\ue000{name}\ue001" for name in _NAMES)
 
@@ -173,10 +173,12 @@ def _render_forms(source: str, bos: str, eos: str, thinks: bool) -> Forms:
         left_out |= {"on", "off"} if known.isdisjoint(_SWITCHES) else set()
         modes = {mode: names for mode, names in _MODES.items() if mode not in left_out}
     source = _GENERATION.sub(lambda tag: f"{{%{tag[1]} {'endif' if tag[2] else 'if true'} {tag[3]}%}}", source)
-    forms = {}
+    forms, left = {}, _MOST_TEXT
     for mode, names in modes.items():
         for conversation, messages in conversations.items():
-            forms[f"{mode}/{conversation}"] = _render(source, messages, bos_token=bos, eos_token=eos, **names)
+            form = _render(source, messages, bos_token=bos, eos_token=eos, **names)
+            left -= len(form.get("text", ""))
+            forms[f"{mode}/{conversation}"] = form if left >= 0 else {"error": "it writes too much"}
     return forms
 
 
@@ -196,7 +198,7 @@ def _render(source: str, messages: list[dict[str, str]], **names: Any) -> dict[s
             documents=None,
             **names,
         )
-        return {"text": text} if len(text) <= _MOST_TEXT else {"error": "it writes too much"}
+        return {"text": text}
     except Exception as error:  # minijinja's own, and those of the two functions
         first_line = str(error).partition("\n")[0][:200]
         return {"error": "".join(filter(str.isprintable, first_line))}
