@@ -372,6 +372,10 @@ class Backend(Protocol):
         """expected: the tokens of the run, if they are known."""
         ...
 
+    def keeps_all(self, spec: ModelSpec) -> str | None:
+        """Why the engine can evict no rows of this model, so that policy `full` is the only one; None if it can."""
+        ...
+
     def can_repack(self, spec: ModelSpec) -> bool:
         """Whether `EngineConfig.repack` speeds this model up."""
         ...

@@ -69,6 +69,10 @@ def most_rows(spec: ModelSpec, expected: int | None) -> MostRows:
     return all_positions(spec)
 
 
+def keeps_all(spec: ModelSpec) -> str | None:
+    return None
+
+
 def can_repack(spec: ModelSpec) -> bool:
     return False
 

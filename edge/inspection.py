@@ -19,6 +19,7 @@ from edge.model.catalog import find_model
 from edge.model.lora import is_adapter, read_adapter
 from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec
+from edge.model.thinking import find_family
 from edge.model.tokenizer import check_known
 from edge.storage.fingerprint import hash_file
 
@@ -80,7 +81,7 @@ class Inspection:
     """bits_per_weight: of all tensors; body_bits: of matrices other than the embedding and the head; None if there are
     none. stamp: of the header and a few bytes of every tensor, or of every MiB of a folder. sha256: of every file, if
     requested. spec: None, with a reason, for a model that no engine of edge runs. template: the file's, untrusted.
-    adapter: of a LoRA adapter, which is no model.
+    thinks: whether it has marks of thoughts (`--think`). adapter: of a LoRA adapter, which is no model.
     """
 
     path: Path
@@ -100,6 +101,7 @@ class Inspection:
     reason: str | None
     engines: list[EngineUse]
     adapter: AdapterInfo | None = None
+    thinks: bool = False
 
 
 def inspect_model(
@@ -143,6 +145,7 @@ def _inspect(
         tensors=tensors,
         vocabulary=_vocabulary(file),
         template=template if isinstance(template, str) else None,
+        thinks=isinstance(template, str) and find_family(template) is not None,
         stamp=_stamp(file) if path == file.path else _stamp_of(files),
         sha256=_hashes(files, progress) if sha256 else {},
         spec=spec,

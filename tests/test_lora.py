@@ -208,7 +208,8 @@ def test_a_real_model_answers_as_llama_cpp_does(
 def test_what_people_write() -> None:
     assert parse_lora("a.gguf") == (LoraFile(Path("a.gguf")),)
     assert parse_lora("a.gguf:0.5,b:c.gguf") == (LoraFile(Path("a.gguf"), 0.5), LoraFile(Path("b:c.gguf")))
-    assert parse_lora(Path("a.gguf:-2")) == (LoraFile(Path("a.gguf"), -2.0),)
+    assert parse_lora("a.gguf:-2") == (LoraFile(Path("a.gguf"), -2.0),)
+    assert parse_lora(Path("a,b:2")) == (LoraFile(Path("a,b:2")),)
     for text in ("", ",", "a.gguf,", "a.gguf:nan", "a.gguf:inf", "a.gguf:1e9", 3, ("a",)):
         with pytest.raises(InputError):
             parse_lora(text)

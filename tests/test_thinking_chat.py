@@ -13,6 +13,7 @@ from test_cli import edge, edge_json
 from test_thinking import QWENS_WAY, SCRIPTS, rendered
 from thinking_models import QWEN, SPECIALS, write_chain, write_script
 
+from edge.inspection import inspect_model
 from edge.model.model import Model, open_model
 from edge.prompt_cache.cache import PromptCache
 from edge.run.conversation import Conversation
@@ -200,6 +201,11 @@ def test_choices_that_a_model_does_not_have_are_refused_in_a_line(qwen: Path) ->
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.startswith(f"edge: {words}")
         assert done.stderr.count("\n") == 1
+
+
+def test_inspect_says_that_a_model_thinks(qwen: Path) -> None:
+    assert inspect_model(qwen).thinks
+    assert not inspect_model("smollm2-135m").thinks
 
 
 def test_thoughts_are_dimmed_at_a_terminal(qwen: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from edge.model.spec import ModelSpec
 
 if TYPE_CHECKING:
     from edge.backends.llamacpp.engine import LlamaCppEngine
+    from edge.backends.llamacpp.trial import Trial
 
 NAME = "llamacpp"
 KV_DTYPES = ("f16", "q8_0", "q4_0", "f32")  # f32 turns flash attention off: the exact mode, for tests
@@ -28,6 +29,7 @@ EFFICIENCY = Efficiency(
 
 KV_VALUE_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
 _WINDOWED = ("exaone4", "gemma2", "gemma3", "olmo2")  # the known architectures whose windows llama.cpp applies
+SEQUENCES = 2  # the second is used only while rows are saved or restored
 _ROW_STEP = 256  # llama.cpp allocates the cache in steps of this many rows
 
 # Weight types that llama.cpp repacks for the CPU's wide instructions: about 1.5 × the speed of the mapped file.
@@ -38,6 +40,7 @@ REPACKED_TYPES = {"Q4_0", "Q4_K", "Q2_K", "IQ4_NL", "MXFP4"}
 _LIBRARY_BYTES = 12 << 20
 _GRAPH_BYTES = 3 << 20
 _VOCABULARY_BYTES_PER_TOKEN = 350
+_ROUTE_BYTES = 8  # of ggml's table of the tokens of each expert
 
 
 def check_installed() -> None:
@@ -46,8 +49,12 @@ def check_installed() -> None:
 
 
 def check_supported(file: GGUFFile, spec: ModelSpec) -> None:
-    """llama.cpp decides at load, where an unknown model raises UnsupportedError. This raises one for a tensor that
-    llama.cpp is known to ignore."""
+    """llama.cpp decides at load, where an unknown model raises UnsupportedError; a header that edge does not check in
+    full it first tries in a process of its own. This raises one for a tensor that llama.cpp is known to ignore."""
+    if not spec.proven and is_installed():
+        from edge.backends.llamacpp.trial import try_header
+
+        try_header(file, spec)
     if spec.architecture == "qwen3" and "blk.0.attn_output.bias" in file.tensors:
         raise UnsupportedError(f"{file.path}: llama.cpp knows no bias of attn_output in Qwen3: use --backend tvm")
 
@@ -65,7 +72,7 @@ def weight_kind(weight_type: str, config: EngineConfig) -> Kind:
 def most_rows(spec: ModelSpec, expected: int | None) -> MostRows:
     """At most the sliding window of models whose window llama.cpp ignores, and at most the original context of models
     with LongRoPE unless the run is known to be longer, because llama.cpp chooses the factors by the capacity."""
-    if spec.window and spec.architecture not in _WINDOWED and spec.window < spec.context:
+    if spec.window and not _applies_window(spec) and spec.window < spec.context:
         return MostRows(spec.window, ignored_window(spec))
     ropes = spec.recipe.ropes if spec.recipe else ()
     original = next((rope.original_context for rope in ropes if rope.has_long), spec.context)
@@ -73,6 +80,41 @@ def most_rows(spec: ModelSpec, expected: int | None) -> MostRows:
         why = f"in a larger cache, llama.cpp rotates texts of up to {original} tokens wrongly: --backend tvm does not"
         return MostRows(original, why)
     return all_positions(spec)
+
+
+def keeps_all(spec: ModelSpec) -> str | None:
+    """Recurrent models, and those with positions that llama.cpp cannot shift, as far as it was asked."""
+    if spec.recurrent:
+        return "its recurrent state sums up all tokens, of which none can be evicted"
+    trial = _trial(spec)
+    return "llama.cpp cannot shift the positions of its rows" if trial and not trial.can_shift else None
+
+
+def row_values(spec: ModelSpec, config: EngineConfig) -> int:
+    """Values of a row that llama.cpp allocates, all layers together: it may pad those of some layers."""
+    trial = _trial(spec)
+    if trial is None:
+        return spec.kv_values_per_row
+    return (trial.flash if uses_flash(config) else trial.plain).row_values
+
+
+def state_bytes(spec: ModelSpec) -> int:
+    """Of recurrent states, whatever the number of tokens."""
+    trial = _trial(spec)
+    return SEQUENCES * (trial.state_bytes if trial else spec.state_bytes)
+
+
+def _trial(spec: ModelSpec) -> Trial | None:
+    if spec.proven:
+        return None
+    from edge.backends.llamacpp.trial import known_trial
+
+    return known_trial(spec)
+
+
+def _applies_window(spec: ModelSpec) -> bool:
+    trial = _trial(spec)
+    return trial.window > 0 if trial else spec.architecture in _WINDOWED
 
 
 def ignored_window(spec: ModelSpec) -> str:
@@ -105,25 +147,44 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     """Bytes by llama.cpp's own rules, checked against its log (`benchmarks/prediction.py`)."""
     check_observed(config)
     rows = allocated_rows(config.capacity)
-    # The widest point of the graph is the feed-forward, with gate, up and their product, or else the attention.
-    width = max(spec.hidden, spec.heads * spec.head_dim)
-    values, mask, rounded = 3 * spec.ffn + 4 * width, 2 * rows, spec.ffn * 9 // 8
-    if not uses_flash(config):  # the score matrix exists; each product's second factor is rounded to the first's type
-        scores = spec.heads * rows
-        values, mask = max(values, scores + 6 * width), 4 * rows
-        rounded = max(rounded, 2 * scores if config.kv_dtype == "f16" else 0)
-    chunk = config.chunk * (4 * values + mask + rounded)
+    trial = _trial(spec)
+    graph = _GRAPH_BYTES
+    if trial:
+        graph += trial.graph_bytes(config.chunk)
+        counted = trial.flash if uses_flash(config) else trial.plain
+        chunk = counted.compute_bytes(rows, config.chunk) + config.chunk * _conversion_bytes(spec, config, rows)
+    else:
+        chunk = config.chunk * (_pass_bytes(spec, config, rows) + _conversion_bytes(spec, config, rows))
     logits = 2 * 4 * max(2, config.logits_rows) * spec.vocab  # never fewer than sequences
     weights = spec.weight_bytes
     if config.repack and spec.tied_head:  # lookups use the file's form, products the repacked one
         weights += spec.largest_tensor
     return Footprint(
         weights=weights,
-        kv=int(rows * spec.kv_values_per_row * KV_VALUE_BYTES[config.kv_dtype]),
-        scratch=chunk + logits + _GRAPH_BYTES,
+        kv=int(rows * row_values(spec, config) * KV_VALUE_BYTES[config.kv_dtype]) + state_bytes(spec),
+        scratch=chunk + logits + graph,
         runtime=_LIBRARY_BYTES + _VOCABULARY_BYTES_PER_TOKEN * spec.vocab,
+        fixed_kv=state_bytes(spec),
         lora=config.lora_bytes,
     )
+
+
+def _pass_bytes(spec: ModelSpec, config: EngineConfig, rows: int) -> int:
+    """Of one token at the widest point of the graph: the feed-forward, with gate, up and their product, or else the
+    attention."""
+    width = max(spec.hidden, spec.heads * spec.head_dim)
+    values, mask = 3 * spec.ffn + 4 * width, 2 * rows
+    if not uses_flash(config):  # the score matrix exists
+        values, mask = max(values, spec.heads * rows + 6 * width), 4 * rows
+    return 4 * values + mask
+
+
+def _conversion_bytes(spec: ModelSpec, config: EngineConfig, rows: int) -> int:
+    """Of one token: each product's second factor is rounded to the first's type."""
+    rounded = spec.ffn * 9 // 8 + _ROUTE_BYTES * spec.experts * spec.experts_used
+    if config.kv_dtype == "f16" and not uses_flash(config):
+        rounded = max(rounded, 2 * spec.heads * rows)
+    return rounded
 
 
 def tuned(spec: ModelSpec, kv_dtype: str) -> Tuned | None:

@@ -15,10 +15,11 @@ import numpy as np
 
 from edge.backends.base import EngineConfig, check_lora, check_positions, check_tokens
 from edge.backends.interrupts import interrupts_wait
-from edge.backends.llamacpp import CAPABILITIES, allocated_rows, check_observed, ignored_window, uses_flash
+from edge.backends.llamacpp import CAPABILITIES, allocated_rows, check_observed, ignored_window
 from edge.backends.llamacpp.clock import NodeClock
 from edge.backends.llamacpp.kv import SEQUENCE, LlamaCppKV
 from edge.backends.llamacpp.library import LOG, library
+from edge.backends.llamacpp.parameters import context_parameters, model_parameters
 from edge.backends.llamacpp.scores import Scores
 from edge.devices.memory import release_free_memory
 from edge.errors import EngineError, UnsupportedError
@@ -26,9 +27,6 @@ from edge.formats.gguf import GGUFFile
 from edge.model.lora import Lora
 from edge.model.spec import ModelSpec
 from edge.types import FloatArray, IntArray
-
-_GGML_TYPE = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
-_LOAD_PRIVATE, _LOAD_MAPPED = 0, 1  # llama_load_mode: read into memory, or map the file
 
 
 class LlamaCppEngine:
@@ -156,11 +154,7 @@ class LlamaCppEngine:
                 failed.append(error)
             return not failed and not arrived  # False makes llama.cpp stop loading
 
-        lib, parameters = self._lib, self._lib.llama_model_default_params()
-        parameters.n_gpu_layers = 0
-        parameters.use_extra_bufts = self.config.repack
-        # Weights repacked from a mapping would be resident twice; weights read into private memory are there once.
-        parameters.load_mode = _LOAD_PRIVATE if self.config.repack else _LOAD_MAPPED
+        lib, parameters = self._lib, model_parameters(self._lib, self.config)
         callback = lib.llama_progress_callback(report)
         parameters.progress_callback = callback
         while self._model is None:
@@ -181,19 +175,9 @@ class LlamaCppEngine:
         return Scores(self._lib, self.spec.layers, allocated_rows(self.config.capacity))
 
     def _make_context(self, capacity: int) -> None:
-        lib, config = self._lib, self.config
-        parameters = lib.llama_context_default_params()
-        parameters.n_ctx = allocated_rows(capacity)
-        parameters.n_batch = parameters.n_ubatch = config.chunk
-        parameters.n_seq_max, parameters.kv_unified = 2, True
-        parameters.n_outputs_max = max(2, config.logits_rows)  # one per sequence; more outputs than this would abort
-        parameters.n_threads = parameters.n_threads_batch = config.threads
-        parameters.type_k = parameters.type_v = _GGML_TYPE[config.kv_dtype]
-        parameters.flash_attn_type = int(uses_flash(config))
+        lib, parameters = self._lib, context_parameters(self._lib, self.config, capacity)
         if watcher := self._scores or self._clock:
             parameters.cb_eval = watcher.callback
-        parameters.no_perf = True
-        parameters.offload_kqv = parameters.op_offload = False
         with interrupts_wait():  # its log calls Python
             self._context = lib.llama_init_from_model(self._model, parameters)
         if not self._context:
@@ -251,7 +235,7 @@ class LlamaCppEngine:
         try:
             cells = scores.finish() if scores else None
         except BaseException:
-            self._lib.llama_memory_seq_rm(self._kv.memory, SEQUENCE, position, -1)
+            self._kv.forget_last(position)
             raise
         self._kv.appended(count, cells)
 

@@ -9,10 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from edge.backends.base import EngineConfig, KVState, check_capacity, check_range, check_rows, check_state, state_key
-from edge.backends.llamacpp import KV_VALUE_BYTES, NAME, allocated_rows
+from edge.backends.base import (
+    EngineConfig,
+    KVState,
+    RewindError,
+    check_capacity,
+    check_range,
+    check_rows,
+    check_state,
+    state_key,
+)
+from edge.backends.llamacpp import KV_VALUE_BYTES, NAME, allocated_rows, row_values, state_bytes
 from edge.backends.llamacpp.library import LOG, version
 from edge.backends.llamacpp.scores import Scores
+from edge.backends.llamacpp.trial import shifts_wrongly
 from edge.errors import EngineError, InputError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
@@ -27,7 +37,7 @@ class LlamaCppKV:
     With `scores` it is a HeadKVCache without `keys`: one head of one layer represents all.
     """
 
-    has_tail, earliest, fixed = False, 0, 0
+    has_tail = False
 
     def __init__(
         self,
@@ -42,9 +52,11 @@ class LlamaCppKV:
     ):
         self._lib, self._context = low_level, context
         self.memory = low_level.llama_get_memory(context)
-        self._can_shift = bool(low_level.llama_memory_can_shift(self.memory)) and not _shifts_wrongly(file)
+        self._can_shift = bool(low_level.llama_memory_can_shift(self.memory)) and not shifts_wrongly(file)
         self._settle, self._replace = settle, replace
-        self._value_bytes = spec.kv_values_per_row * KV_VALUE_BYTES[config.kv_dtype]
+        self._recurrent = spec.recurrent
+        self._value_bytes = row_values(spec, config) * KV_VALUE_BYTES[config.kv_dtype]
+        self.fixed = state_bytes(spec)
         self._scores = scores
         # With LongRoPE, llama.cpp chooses the factors by the rows that it allocates. They must not change later.
         ropes = spec.recipe.ropes if spec.recipe else ()
@@ -53,7 +65,7 @@ class LlamaCppKV:
         self._least = original + 1 if self._long else 1
         self._state_key = partial(state_key, f"{NAME} {version()}", file, spec, config)
         self.capacity = config.capacity
-        self.nbytes = int(allocated_rows(config.capacity) * self._value_bytes)
+        self.nbytes = int(allocated_rows(config.capacity) * self._value_bytes) + self.fixed
         self._positions = np.zeros(config.capacity + 1, np.int32)  # one more for `_settle`
         self._cells = np.zeros(config.capacity + 1, np.int32)  # of the rows, if there are scores
         self._length = 0
@@ -89,6 +101,11 @@ class LlamaCppKV:
     @property
     def positions(self) -> IntArray:
         return self._positions[: self._length]
+
+    @property
+    def earliest(self) -> int:
+        """A recurrent state cannot go back."""
+        return self._length if self._recurrent else 0
 
     @property
     def longest(self) -> int:
@@ -136,12 +153,12 @@ class LlamaCppKV:
             raise UnsupportedError("llama.cpp cannot leave a gap before the next token: keep the newest row")
         if close_gaps and not self._can_shift:
             raise UnsupportedError("llama.cpp cannot shift the positions of this model: use --kv-policy full")
+        if self._recurrent and rows.size < self._length:
+            raise UnsupportedError("a recurrent state sums up all tokens: use --kv-policy full")
         evicted = np.ones(self._length, bool)
         evicted[rows] = False
         for first, last in _runs(np.flatnonzero(evicted), np.diff(np.flatnonzero(evicted)) != 1):
-            self._lib.llama_memory_seq_rm(
-                self.memory, SEQUENCE, int(self._positions[first]), int(self._positions[last]) + 1
-            )
+            self._remove(SEQUENCE, int(self._positions[first]), int(self._positions[last]) + 1)
         self._positions[: rows.size] = self._positions[rows]
         self._cells[: rows.size] = self._cells[rows]
         self._length = rows.size
@@ -180,13 +197,25 @@ class LlamaCppKV:
         self._check_open()
         if not 0 <= length <= self._length:
             raise InputError(f"cannot truncate {self._length} rows to {length}")
+        if 0 < length < self.earliest:
+            raise RewindError("a recurrent state cannot go back to an earlier token: run the tokens again")
         if length == 0:
             self._lib.llama_memory_clear(self.memory, False)
             self._shift_pending = False
         elif length < self._length:
-            self._lib.llama_memory_seq_rm(self.memory, SEQUENCE, int(self._positions[length]), -1)
+            self._remove(SEQUENCE, int(self._positions[length]), -1)
         self._length = length
         self.next_position = int(self._positions[length - 1]) + 1 if length else 0
+
+    def forget_last(self, position: int) -> None:
+        """Take back tokens from `position` on that were run but not recorded; all rows go where that cannot be."""
+        if not self._lib.llama_memory_seq_rm(self.memory, SEQUENCE, position, -1):
+            self.truncate(0)
+
+    def _remove(self, sequence: int, first: int, end: int) -> None:
+        """Raises EngineError if llama.cpp keeps the rows after all."""
+        if not self._lib.llama_memory_seq_rm(self.memory, sequence, first, end):
+            raise EngineError("llama.cpp could not evict rows of this model: use --kv-policy full")
 
     def shrink(self, capacity: int) -> None:
         """llama.cpp cannot free rows, so a new context takes over those in use. It allocates 256 at a time."""
@@ -205,7 +234,7 @@ class LlamaCppKV:
         ):
             raise EngineError(f"llama.cpp could not take its rows over: {LOG.reason()}")
         self._note_order()
-        self.nbytes = int(allocated_rows(self.capacity) * self._value_bytes)
+        self.nbytes = int(allocated_rows(self.capacity) * self._value_bytes) + self.fixed
 
     def replace_context(self) -> None:
         """Empty the cache, with a new context around it."""
@@ -233,6 +262,8 @@ class LlamaCppKV:
     def save(self, first: int = 0, last: int | None = None) -> KVState:
         self._check_open()
         last = check_range(first, last, self._length)
+        if self._recurrent and (first, last) != (0, self._length):
+            raise UnsupportedError("a recurrent state can be saved with all of its tokens only")
         if self._shift_pending:  # llama.cpp would save the new positions, but keys that it has not rotated yet
             self._settle()
         if not self._in_order():
@@ -246,7 +277,7 @@ class LlamaCppKV:
         try:
             data = self._sequence(_SPARE)
         finally:
-            self._lib.llama_memory_seq_rm(self.memory, _SPARE, -1, -1)
+            self._remove(_SPARE, -1, -1)
         return KVState(self.key, positions, next_position, data.data)
 
     def _in_order(self) -> bool:
@@ -258,6 +289,8 @@ class LlamaCppKV:
         check_state(state, self, self.next_position)
         if state.positions.size == 0:
             return
+        if self._recurrent and self._length:
+            raise InputError("a saved recurrent state fits an empty cache only")
         if not self._in_order():
             raise InputError("the saved KV rows do not fit behind rows that were evicted since")
         if self._shift_pending:
@@ -270,20 +303,12 @@ class LlamaCppKV:
                 raise InputError("the saved KV rows are damaged")
             self._lib.llama_memory_seq_cp(self.memory, _SPARE, SEQUENCE, -1, -1)
         finally:
-            self._lib.llama_memory_seq_rm(self.memory, _SPARE, -1, -1)
+            self._remove(_SPARE, -1, -1)
         self._positions[first:last] = state.positions
         self._cells[first:last] = np.arange(first, last)
         if self._scores:
             self._scores.by_cell[first:last] = 0
         self._length, self.next_position = last, state.next_position
-
-
-def _shifts_wrongly(file: GGUFFile) -> bool:
-    """Whether RoPE also scales keys, which llama.cpp would scale again whenever it shifts them, or leaves those of some
-    layers as they are, which it would rotate."""
-    architecture = file.metadata["general.architecture"]
-    scaled = file.metadata.get(f"{architecture}.rope.scaling.type") in ("yarn", "longrope")
-    return scaled or "rope_factors_long.weight" in file.tensors or architecture == "smollm3"
 
 
 def _bytes_of(array: AnyArray) -> Any:

@@ -58,14 +58,15 @@ class Design:
 
 
 def low_rank_blocks(variants: Sequence[Sequence[str]], *, exact: bool) -> tuple[str, str]:
-    """Block types of an adapter's A and B, for matrices with these block types.
+    """How an adapter's A and B are stored, for matrices with these block types: block types, but for "I8", signed bytes
+    with a float32 scale for each row of B.
 
     A is multiplied with quantized activations where there are any: those of matrices of integers.
     """
     if exact:
         return "F32", "F32"
     integers = any(isinstance(BLOCKS[name], IntegerBlock) for blocks in variants for name in blocks)
-    return "Q8_0" if integers else "F16", "F16"
+    return ("Q8_0", "I8") if integers else ("F16", "F16")
 
 
 def _name(layout: PackedLayout, matrix: str) -> str | None:

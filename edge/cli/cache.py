@@ -62,7 +62,10 @@ def list_entries(json: o.Json = False) -> None:
 def clear(
     kind: Annotated[
         str | None,
-        o.flag("--kind", help="Only models, weights, kernels, hashes, tokenizers, headers or history (default: all)."),
+        o.flag(
+            "--kind",
+            help="Only models, weights, kernels, hashes, tokenizers, trials, headers or history (default: all).",
+        ),
     ] = None,
     json: o.Json = False,
 ) -> None:

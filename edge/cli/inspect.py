@@ -58,7 +58,8 @@ def inspect(
         print("\n" + table(["engine", when, "KV bytes per token (counted)"], runs, left=3))
     if found.template is not None:
         text = printable(found.template)
-        print(f"\nchat template, {len(found.template)} characters:\n{text if template else _beginning(text)}")
+        thinks = ", of a model that thinks (--think)" if found.thinks else ""
+        print(f"\nchat template, {len(found.template)} characters{thinks}:\n{text if template else _beginning(text)}")
 
 
 def _kv_bytes(use: EngineUse, dtype: str) -> str:

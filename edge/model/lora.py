@@ -46,14 +46,16 @@ class LoraFile:
 
 
 def parse_lora(value: Any) -> tuple[LoraFile, ...]:
-    """`FILE`, `FILE:0.5`, or several with commas between them. Raises InputError."""
+    """`FILE`, `FILE:0.5`, or several with commas between them; a Path is one file. Raises InputError."""
     if isinstance(value, LoraFile):
         return (_checked(value),)
     if isinstance(value, tuple) and all(isinstance(each, LoraFile) for each in value):
         return tuple(map(_checked, value))
-    if not isinstance(value, str | Path) or not str(value):
+    if isinstance(value, Path):
+        return (_checked(LoraFile(value)),)
+    if not isinstance(value, str) or not value:
         raise InputError(f"--lora takes an adapter's file, such as style.gguf or style.gguf:0.5, not {value!r:.60}")
-    return tuple(_checked(_split(part)) for part in str(value).split(","))
+    return tuple(_checked(_split(part)) for part in value.split(","))
 
 
 def _split(text: str) -> LoraFile:

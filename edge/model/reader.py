@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
+import re
 from dataclasses import replace
 from reprlib import repr as brief
 
@@ -11,11 +10,13 @@ from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_fields import Header
 from edge.model.architectures import find_recipe
+from edge.model.fallback import NOT_WEIGHTS, check_finite, count_tensors, is_dense, model_name, read_fallback
 from edge.model.spec import ModelSpec
 
 # llama.cpp has three times as many, but aborts the process if figures of a header contradict each other. For these
 # decoders, fuzzing has shown that a file which passes the checks below also runs. To add one, add its name, and run
-# some thousand mutants of a small model, as in `tests/test_fuzz_engine.py`.
+# some thousand mutants of a small model, as in `tests/test_fuzz_engine.py`. All others are counted by `fallback.py`,
+# and llama.cpp tries their headers in a process of its own.
 ARCHITECTURES = {
     "apertus", "arcee", "baichuan", "bitnet", "bloom", "chatglm", "codeshell", "command-r", "ernie4_5", "exaone",
     "exaone4", "falcon", "gemma", "gemma2", "gemma3", "gpt2", "gptneox", "granite", "hunyuan-dense", "internlm2",
@@ -24,27 +25,33 @@ ARCHITECTURES = {
 }  # fmt: skip
 _PARTIAL_ROPE = {"chatglm", "gptneox", "nemotron", "phi2", "phi3", "stablelm"}  # these may rotate a part of each head
 _SLIDING_PERIOD = {"gemma2": 2, "gemma3": 6, "olmo2": 4}  # with a sliding window: every n-th layer has full attention
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,60}")
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
-_NOT_WEIGHTS = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}  # no engine multiplies by these
 
 
 def read_spec(file: GGUFFile) -> ModelSpec:
     """The architecture of a GGUF file, with every figure checked against its tensors.
 
     Raises ModelFormatError if figures are missing, impossible or contradict the tensors; UnsupportedError if
-    the model is not a decoder with attention in every layer.
+    the model does not generate text.
     """
     architecture = file.metadata.get("general.architecture")
     if not isinstance(architecture, str):
         raise ModelFormatError(f"{file.path}: general.architecture is missing: this is not a model")
     if file.metadata.get("general.type") == "adapter":
         raise UnsupportedError(f"{file.path}: an adapter, not a model: run its model with --lora {file.path}")
-    if architecture not in ARCHITECTURES:
+    if not _NAME.fullmatch(architecture):
         raise UnsupportedError(f"{file.path}: the architecture {brief(architecture)} is not supported yet")
+    if "token_embd.weight" not in file.tensors and architecture not in ARCHITECTURES:
+        raise UnsupportedError(
+            f"{file.path}: the architecture {architecture} has no token_embd.weight: it reads no text"
+        )
     if "token_embd.weight" not in file.tensors:
         raise ModelFormatError(f"{file.path}: has no token_embd.weight: a vocabulary or adapter, not a whole model")
 
     header = Header(file, architecture)
+    if architecture not in ARCHITECTURES or not is_dense(header):
+        return read_fallback(header)
     embedding = file.tensors["token_embd.weight"]
     if len(embedding.shape) != 2:
         raise ModelFormatError(f"{file.path}: token_embd.weight has {len(embedding.shape)} dimensions instead of 2")
@@ -88,16 +95,9 @@ def read_spec(file: GGUFFile) -> ModelSpec:
 
     layer_norm_eps = header.positive("attention.layer_norm_epsilon", 1e-5, below=1.0)
     scaling = header.text("rope.scaling.type", "none")
-    tensors = file.tensors.values()
-    values_by_type, bytes_by_type, bytes_by_layer = Counter[str](), Counter[str](), Counter[str]()
-    for tensor in tensors:
-        values_by_type[tensor.type] += tensor.elements
-        bytes_by_type[tensor.type] += tensor.nbytes
-        if tensor.name.startswith("blk."):
-            bytes_by_layer[tensor.name.split(".")[1]] += tensor.nbytes
     spec = ModelSpec(
         architecture=architecture,
-        name="".join(filter(str.isprintable, str(file.metadata.get("general.name", file.path.stem))))[:100],
+        name=model_name(file),
         layers=layers,
         hidden=hidden,
         heads=heads,
@@ -111,14 +111,7 @@ def read_spec(file: GGUFFile) -> ModelSpec:
         rope_dim=rope_dim,
         window=header.count("attention.sliding_window", "context") if header.value("attention.sliding_window") else 0,
         rope_scaled=scaling not in ("none", "") or "rope_freqs.weight" in file.tensors,
-        tied_head="output.weight" not in file.tensors,
-        parameters=sum(tensor.elements for tensor in tensors),
-        weight_bytes=sum(tensor.nbytes for tensor in tensors),
-        largest_tensor=max(tensor.nbytes for tensor in tensors),
-        largest_layer=max(bytes_by_layer.values(), default=0),
-        embedding_bytes=sum(tensor.nbytes for tensor in tensors if tensor.name == "token_embd.weight"),
-        weight_type=max(values_by_type, key=lambda name: values_by_type[name]),
-        type_bytes=tuple(bytes_by_type.items()),
+        **count_tensors(file),
     )
     return replace(spec, recipe=find_recipe(header, spec))
 
@@ -128,19 +121,12 @@ def _check_hyperparameters(header: Header, layers: int) -> None:
     file, architecture = header.file, header.architecture
     prefix = f"{architecture}."
     ours = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
-    for key, value in ours.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ModelFormatError(f"{file.path}: {prefix}{key} is {value}")
-    for key in ("expert_count", "expert_used_count", "expert_group_count", "nextn_predict_layers"):
-        if header.value(key) not in (None, 0):
-            raise UnsupportedError(f"{file.path}: {prefix}{key} is not 0: mixtures of experts are not supported yet")
+    check_finite(header)
     if header.value("attention.causal") not in (None, True):
         raise UnsupportedError(f"{file.path}: its attention is not causal: it cannot generate text")
     scaling = ours.get("rope.scaling.type", "none")
     if scaling not in _ROPE_SCALINGS:
         raise UnsupportedError(f"{file.path}: RoPE scaling {brief(scaling)} is not one of {', '.join(_ROPE_SCALINGS)}")
-    if architecture == "granite" and ours.get("rope.scaling.finetuned", True) is not True:
-        raise UnsupportedError(f"{file.path}: granite without RoPE is not supported yet")
     if architecture == "gemma2" or (architecture in _SLIDING_PERIOD and "attention.sliding_window" in ours):
         period = ours.get("attention.sliding_window_pattern", _SLIDING_PERIOD[architecture])
         if not isinstance(period, int) or not 2 <= period <= layers:
@@ -154,7 +140,7 @@ def _check_types(file: GGUFFile) -> None:
         if len(tensor.shape) > 2:
             raise UnsupportedError(f"{file.path}: {name} has {len(tensor.shape)} dimensions: not supported yet")
         is_vector = len(tensor.shape) == 1 or kind != "weight" or stem.endswith("_norm")
-        if tensor.type in _NOT_WEIGHTS or (is_vector and tensor.type != "F32"):
+        if tensor.type in NOT_WEIGHTS or (is_vector and tensor.type != "F32"):
             raise ModelFormatError(f"{file.path}: {name} is of type {tensor.type}, which no engine can use there")
         if kind != "weight" and f"{stem}.weight" not in file.tensors:
             raise ModelFormatError(f"{file.path}: {name} belongs to {stem}.weight, which is missing")

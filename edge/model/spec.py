@@ -115,11 +115,34 @@ class ModelSpec:
     weight_type: str  # the block type that holds most of the parameters, such as Q4_1
     type_bytes: tuple[tuple[str, int], ...]  # bytes of weights in each block type
     recipe: Recipe | None = None  # None: only llama.cpp runs this architecture
+    proven: bool = True  # False: the header was not checked in full, so llama.cpp tries it in a process of its own
+    layer_values: tuple[int, ...] = ()  # [layers]: values of K and V in a row; empty: the same in all of them
+    layer_windows: tuple[int, ...] = ()  # [layers], where there is no recipe: positions that a token sees, 0: all
+    recurrent: bool = False  # a state sums up all tokens, from which none can be taken back
+    state_bytes: int = 0  # of that state, in float32, whatever the number of tokens
+    experts: int = 0  # of each layer that has them, of which `experts_used` run for a token
+    experts_used: int = 0
+    expert_parameters: int = 0  # of all experts together
+    expert_bytes: int = 0
 
     @property
     def kv_values_per_row(self) -> int:
         """Values of K and V that one token adds to the KV cache, all layers together."""
-        return 2 * self.layers * self.kv_heads * self.head_dim
+        return sum(self.kv_values)
+
+    @property
+    def kv_values(self) -> tuple[int, ...]:
+        """Values of K and V that one token adds to the KV cache, [layers]; 0 in layers without a cache of their own."""
+        return self.layer_values or (2 * self.kv_heads * self.head_dim,) * self.layers
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Positions that a token sees, [layers]; 0: all."""
+        return self.recipe.windows if self.recipe else self.layer_windows or (self.window,) * self.layers
+
+    def experts_read(self, tokens: int) -> float:
+        """The share of all experts that a pass needs, if the router likes them all equally."""
+        return 1 - (1 - self.experts_used / self.experts) ** tokens if self.experts else 1.0
 
     @property
     def label(self) -> str:

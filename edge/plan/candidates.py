@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from edge.backends.base import Backend, EngineConfig, Tuned
 from edge.budget import format_bytes
 from edge.devices.host import usable_cores
-from edge.errors import InputError
+from edge.errors import InputError, UnsupportedError
 from edge.kv import pinned_rows
 from edge.model.spec import ModelSpec
 from edge.options import AUTO, Options
@@ -33,7 +33,7 @@ class Choice:
     """One way to meet the user's options, with all of them checked. options.max_kv_size stands for options.kv_memory.
 
     tuned: what was found for this device. whole: only with all rows that the run is known to need, and all weights, in
-    memory.
+    memory. forced: why the policy is `full` without having been asked for: the engine can evict no rows of this model.
     """
 
     spec: ModelSpec
@@ -41,6 +41,7 @@ class Choice:
     options: Options
     tuned: Tuned | None = None
     whole: bool = False
+    forced: str | None = None
 
     @property
     def fits(self) -> bool:
@@ -91,6 +92,11 @@ def configurations(choice: Choice) -> Iterator[EngineConfig]:
 def _alternatives(spec: ModelSpec, backend: Backend, options: Options) -> list[Choice]:
     """Automatic: rows in f16 as long as all fit beside the weights. Else, where the engine can, twice as many in int8,
     chosen by H2O: of what was measured at equal bytes (edge eval kv), this loses least."""
+    if reason := backend.keeps_all(spec):
+        if options.kv_policy in (AUTO, Options.kv_policy):
+            return [Choice(spec, backend, replace(options, kv_policy="full"), forced=reason)]
+        if options.kv_policy != "full":
+            raise UnsupportedError(f"--kv-policy {options.kv_policy} cannot run this model: {reason}: use full")
     if options.kv_policy != AUTO:
         return [Choice(spec, backend, options)]
     plain = Choice(spec, backend, replace(options, kv_policy="streaming"))
@@ -131,7 +137,8 @@ def _candidates(choice: Choice) -> Iterator[EngineConfig]:
     expected = -(-(options.expected_tokens or spec.context) // SMALLEST_ROWS) * SMALLEST_ROWS
     smallest = min(limit, max(SMALLEST_ROWS, least_rows(pinned(options)), 2 * (options.prefill_step_size or 0)))
     wanted = options.max_kv_size or max(min(most, expected), smallest)
-    least = wanted if options.max_kv_size or options.kv_policy == "full" else min(wanted, smallest)
+    unpressed = options.kv_policy == "full" and not choice.forced
+    least = wanted if options.max_kv_size or unpressed else min(wanted, smallest)
     base, chunk = choice.config(wanted), _CHUNKS[0]
     if tuned:
         threads = options.threads or min(base.threads, tuned.threads or base.threads)

@@ -5,6 +5,7 @@ A plan takes the first configuration that fits the limit (`edge/plan/candidates.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -24,6 +25,8 @@ from edge.plan.checks import least_rows, pinned
 from edge.prompt_cache.tree import BLOCK
 
 _MOST_EVICTED = 256
+
+_log = logging.getLogger("edge")
 
 # Kept free for what cannot be counted: the answer's text, allocator slack, the kernel's own rounding of VmHWM.
 _RESERVE = 6 << 20
@@ -90,6 +93,8 @@ def make_plan(
     """
     options = options or Options()
     choices = find_choices(spec, backend, options, elsewhere=elsewhere is not None)
+    if choices[0].forced:
+        _log.warning("KV policy full, which stops where the cache is full: %s", choices[0].forced)
     limit = MemoryLimit(options.memory, "budget") if options.memory else elsewhere or memory_limit(memory_root())
     release_free_memory()  # what building the tokenizer left behind would otherwise be counted twice
     use = memory_use()

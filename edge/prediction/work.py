@@ -40,13 +40,12 @@ def work_of(spec: ModelSpec, config: EngineConfig, footprint: Footprint, tokens:
     The head runs for the last token alone. A pass reads every row once, whatever the number of its tokens.
     """
     head = spec.vocab * spec.hidden
-    layers = max(0, spec.parameters - head * (1 if spec.tied_head else 2))
-    in_ring = sum(map(bool, _windows(spec))) if footprint.fixed_kv else 0  # layers whose rows are not in every row
-    row = (footprint.kv - footprint.fixed_kv) / config.capacity / (spec.layers - in_ring)
+    idle = spec.expert_parameters * (1 - spec.experts_used / spec.experts) if spec.experts else 0.0
+    layers = max(0, spec.parameters - idle - head * (1 if spec.tied_head else 2))
     attention = 4.0 * spec.heads * spec.head_dim * _pairs(spec, tokens, context)
     return Work(
-        weight_bytes=footprint.weights - _looked_up(spec, config, footprint),
-        kv_bytes=row * sum(min(context + tokens, window or context + tokens) for window in _windows(spec)),
+        weight_bytes=footprint.weights - _looked_up(spec, config, footprint) - _idle_bytes(spec, tokens),
+        kv_bytes=_kv_bytes(spec, config, footprint, context + tokens),
         flops=2.0 * layers * tokens + 2.0 * head + attention,
         attention_flops=attention,
     )
@@ -60,9 +59,24 @@ def _looked_up(spec: ModelSpec, config: EngineConfig, footprint: Footprint) -> f
     return min(spec.vocab * spec.hidden * per_value, float(spec.largest_tensor))
 
 
+def _idle_bytes(spec: ModelSpec, tokens: int) -> float:
+    """Of the experts that no token of a pass needs."""
+    return spec.expert_bytes * (1 - spec.experts_read(tokens))
+
+
 def _windows(spec: ModelSpec) -> list[int]:
-    """How far back each layer sees, 0: all."""
-    return list(spec.recipe.windows) if spec.recipe else [spec.window] * spec.layers
+    """How far back each layer with rows of its own sees, 0: all."""
+    return [window for window, values in zip(spec.windows, spec.kv_values, strict=True) if values]
+
+
+def _kv_bytes(spec: ModelSpec, config: EngineConfig, footprint: Footprint, rows: int) -> float:
+    """Of so many rows, as far back as each layer sees, and of a recurrent state."""
+    values = list(zip(spec.windows, spec.kv_values, strict=True))
+    in_rings = bool(footprint.fixed_kv) and not spec.recurrent  # rows of layers with windows are not in every row
+    stored = sum(count for window, count in values if not (in_rings and window))
+    row = (footprint.kv - footprint.fixed_kv) / config.capacity
+    seen = sum(count * min(rows, window or rows) for window, count in values)
+    return row * seen / max(1, stored) + (footprint.fixed_kv if spec.recurrent else 0)
 
 
 def _pairs(spec: ModelSpec, tokens: int, context: int) -> float:

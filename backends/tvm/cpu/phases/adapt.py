@@ -43,7 +43,7 @@ def _columns(b: PassBuilder, name: str, matrix: Matrix, inputs: Inputs) -> None:
     """The thread's columns of A times the row."""
     at, span = b.low_rank_at(name, b.thread, "lora_parts"), b.range(matrix.pieces)
     with loop(i64(0), quotient(b.at("lora_rank"), 16)) as tile:
-        (found,) = multiply(b.isa, b.adapters, matrix, tile, inputs, [b.thread], span=span)
+        (found,) = multiply(b.isa, b.adapters, matrix, tile, inputs, [b.thread], b.target.fetch_ahead, span)
         store(b.floats, at + tile * 16, found.value)
 
 

@@ -22,7 +22,7 @@ from edge.backends.tvm.cpu.kernels.threads import meet
 from edge.backends.tvm.cpu.kernels.timing import add_time
 from edge.backends.tvm.cpu.kernels.vectors import Buffer, Register, Value, i64, let, load, loop, quotient, when
 from edge.backends.tvm.design import Design, low_rank_blocks
-from edge.backends.tvm.packing.blocks import BLOCKS, PART, FloatBlock, IntegerBlock
+from edge.backends.tvm.packing.blocks import BLOCKS, PART, IntegerBlock
 
 
 class PassBuilder:
@@ -158,12 +158,12 @@ class PassBuilder:
         self, name: str, layer: Value, tile: Value, rows: Sequence[Value], sums: Sequence[Register]
     ) -> None:
         """Add what an adapter adds to a product, from the A x that `adapt.py` has left."""
-        block = BLOCKS[low_rank_blocks([], exact=self.design.exact)[1]]
-        assert isinstance(block, FloatBlock)
+        group = next(group for group, names in self.shape.groups.items() if name in names)
+        _, kind = low_rank_blocks(self.design.variants[group], exact=self.design.exact)
         matrix, rank = let(self.layer_at(layer, f"{name}.lora_b")), let(self.at("lora_rank"))
         with when(matrix > 0):
-            at, starts = matrix + tile * rank * (16 * block.raw_bytes), [self.low_rank_at(name, row) for row in rows]
-            add_low_rank(self.isa, self.adapters, block, at, rank, self.floats, starts, sums)
+            found = [self.low_rank_at(name, row) for row in rows]
+            add_low_rank(self.isa, self.adapters, kind, matrix, tile, rank, self.floats, found, sums)
 
     def low_rank_at(self, name: str, row: Value, of: str = "lora") -> Value:
         """Where a row of `of` has A x of a matrix; a phase has `lora_rank` values for each of its matrices."""

@@ -1,0 +1,231 @@
+"""ModelSpec of models that only llama.cpp runs: mixtures of experts, hybrids, layers of several kinds.
+
+Their figures are counted from tensors, so that most new architectures need nothing here. What llama.cpp would abort on
+is not known for them all: it tries the header in a process of its own before anything is loaded
+(`backends/llamacpp/trial.py`), and then the plan counts by llama.cpp's own figures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+from edge.errors import ModelFormatError, UnsupportedError
+from edge.formats.gguf import ArrayRef, GGUFFile
+from edge.formats.gguf_fields import LIMITS, Header
+from edge.model.spec import ModelSpec
+
+NOT_WEIGHTS = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}  # no engine multiplies by these
+
+# Beginnings of the names of tensors that a layer with a recurrent state has: Mamba and DeltaNet, short convolutions,
+# RWKV. Its size is known of the first two.
+_RECURRENT = ("ssm_", "shortconv", "time_mix")
+_FLOATS = ("ssm_conv1d", "shortconv.conv")  # matrices that must be float32, as vectors must
+_EXPERTS = "_exps"
+_MOST_DIMENSIONS, _MOST_SECTIONS = 4, 4
+
+
+def is_dense(header: Header) -> bool:
+    """Whether a header of an architecture that `reader.py` checks in full says nothing that needs `read_fallback`."""
+    counts = ("expert_count", "expert_used_count", "expert_group_count", "nextn_predict_layers")
+    if any(header.value(key) not in (None, 0) for key in counts):
+        return False
+    return header.architecture != "granite" or header.value("rope.scaling.finetuned") in (None, True)
+
+
+def read_fallback(header: Header) -> ModelSpec:
+    """Raises ModelFormatError if figures are missing, impossible or contradict the tensors; UnsupportedError if the
+    model does not generate text."""
+    file = header.file
+    check_finite(header)
+    if header.value("attention.causal") not in (None, True):
+        raise UnsupportedError(f"{file.path}: its attention is not causal: it cannot generate text")
+    _check_types(file)
+    embedding = file.tensors["token_embd.weight"]
+    if len(embedding.shape) != 2:
+        raise ModelFormatError(f"{file.path}: token_embd.weight has {len(embedding.shape)} dimensions instead of 2")
+    hidden, vocab = embedding.shape
+    if hidden != header.count("embedding_length", "hidden"):
+        raise ModelFormatError(f"{file.path}: embedding_length differs from the width of token_embd.weight ({hidden})")
+    layers = header.count("block_count", "layers")
+    heads = max(_per_layer(header, "attention.head_count", "heads", layers, 0))
+    kv_heads = _per_layer(header, "attention.head_count_kv", "heads", layers, heads)
+    head_dim = _figure(header, "attention.key_length", "head_dim", hidden // max(1, heads))
+    rope_dim = _check_rope(header, head_dim)
+    recurrent = [any(name.startswith(_RECURRENT) for name in names) for names in _names(file, layers)]
+    window = _figure(header, "attention.sliding_window", "context", 0)
+    experts = _figure(header, "expert_count", "ffn", 0)
+    used = min(experts, max(_per_layer(header, "expert_used_count", "ffn", layers, 0)))
+    of_experts = [tensor for name, tensor in file.tensors.items() if _EXPERTS in name]
+    if bool(of_experts) != bool(experts) or bool(experts) != bool(used):
+        raise ModelFormatError(f"{file.path}: its experts are {experts}, used {used}, tensors {len(of_experts)}")
+    return ModelSpec(
+        architecture=header.architecture,
+        name=model_name(file),
+        layers=layers,
+        hidden=hidden,
+        heads=max(1, heads),
+        kv_heads=max(1, *kv_heads),
+        head_dim=max(1, head_dim),
+        ffn=_widest(file, used),
+        vocab=vocab,
+        context=header.count("context_length", "context", default=2048),
+        norm_eps=header.positive("attention.layer_norm_rms_epsilon", 1e-5, below=1.0),
+        rope_base=header.positive("rope.freq_base", 10000.0, below=1e12),
+        rope_dim=rope_dim,
+        window=window,
+        rope_scaled=header.text("rope.scaling.type", "none") not in ("none", "") or "rope_freqs.weight" in file.tensors,
+        proven=False,
+        layer_values=_row_values(file, kv_heads, head_dim, layers, recurrent),
+        layer_windows=_windows(header, window, layers),
+        recurrent=any(recurrent),
+        state_bytes=sum(recurrent) * _state_bytes(header, hidden),
+        experts=experts,
+        experts_used=used,
+        expert_parameters=sum(tensor.elements for tensor in of_experts),
+        expert_bytes=sum(tensor.nbytes for tensor in of_experts),
+        **count_tensors(file),
+    )
+
+
+def model_name(file: GGUFFile) -> str:
+    return "".join(filter(str.isprintable, str(file.metadata.get("general.name", file.path.stem))))[:100]
+
+
+def count_tensors(file: GGUFFile) -> dict[str, Any]:
+    """The fields of ModelSpec that are sums over tensors."""
+    tensors = file.tensors.values()
+    values_by_type, bytes_by_type, bytes_by_layer = Counter[str](), Counter[str](), Counter[str]()
+    for tensor in tensors:
+        values_by_type[tensor.type] += tensor.elements
+        bytes_by_type[tensor.type] += tensor.nbytes
+        if tensor.name.startswith("blk."):
+            bytes_by_layer[tensor.name.split(".")[1]] += tensor.nbytes
+    return {
+        "tied_head": "output.weight" not in file.tensors,
+        "parameters": sum(tensor.elements for tensor in tensors),
+        "weight_bytes": sum(tensor.nbytes for tensor in tensors),
+        "largest_tensor": max(tensor.nbytes for tensor in tensors),
+        "largest_layer": max(bytes_by_layer.values(), default=0),
+        "embedding_bytes": file.tensors["token_embd.weight"].nbytes,
+        "weight_type": max(values_by_type, key=lambda name: values_by_type[name]),
+        "type_bytes": tuple(bytes_by_type.items()),
+    }
+
+
+def check_finite(header: Header) -> None:
+    prefix = f"{header.architecture}."
+    for key, value in header.file.metadata.items():
+        if key.startswith(prefix) and isinstance(value, float) and not math.isfinite(value):
+            raise ModelFormatError(f"{header.file.path}: {key} is {value}")
+
+
+def _check_types(file: GGUFFile) -> None:
+    """As of dense models, but with tensors of more dimensions, and vectors that belong to no matrix."""
+    for name, tensor in file.tensors.items():
+        stem, _, kind = name.rpartition(".")
+        if len(tensor.shape) > _MOST_DIMENSIONS:
+            raise UnsupportedError(f"{file.path}: {name} has {len(tensor.shape)} dimensions: not supported yet")
+        is_vector = len(tensor.shape) == 1 or kind != "weight" or stem.endswith(("_norm", *_FLOATS))
+        if tensor.type in NOT_WEIGHTS or (is_vector and tensor.type != "F32"):
+            raise ModelFormatError(f"{file.path}: {name} is of type {tensor.type}, which no engine can use there")
+
+
+def _check_rope(header: Header, head_dim: int) -> int:
+    """Values of a head that RoPE rotates. llama.cpp looks at them only when it runs: it aborts if heads, or those of
+    layers with a window, have fewer."""
+    rope_dim = _figure(header, "rope.dimension_count", "head_dim", head_dim)
+    windowed = _figure(header, "rope.dimension_count_swa", "head_dim", rope_dim)
+    sizes = (rope_dim, head_dim), (windowed, _figure(header, "attention.key_length_swa", "head_dim", head_dim))
+    for rotated, size in sizes:
+        if rotated % 2 or rotated > size:
+            raise ModelFormatError(f"{header.file.path}: RoPE rotates {rotated} values of heads of {size}")
+    sections = header.file.metadata.get(f"{header.architecture}.rope.dimension_sections")
+    if isinstance(sections, ArrayRef) and sections.count <= _MOST_SECTIONS:
+        parts = [int(number) for number in header.file.numbers(f"{header.architecture}.rope.dimension_sections")]
+        if min(parts, default=0) < 0 or sum(parts) > head_dim:
+            raise ModelFormatError(f"{header.file.path}: RoPE has sections {parts} in heads of {head_dim}")
+    return rope_dim
+
+
+def _names(file: GGUFFile, layers: int) -> list[set[str]]:
+    """The names of each layer's tensors, without `blk.N.`. Raises ModelFormatError for other layers."""
+    names: list[set[str]] = [set() for _ in range(layers)]
+    for name in file.tensors:
+        if name.startswith("blk."):
+            _, number, rest = name.split(".", 2) if name.count(".") > 1 else ("", "", "")
+            if not number.isdecimal() or not number.isascii() or len(number) > 4 or int(number) >= layers:
+                raise ModelFormatError(f"{file.path}: {name} belongs to none of {layers} layers")
+            names[int(number)].add(rest)
+    return names
+
+
+def _per_layer(header: Header, key: str, kind: str, layers: int, default: int) -> list[int]:
+    """A figure that is one for all layers or one for each, 0 included; [layers]."""
+    file, name = header.file, f"{header.architecture}.{key}"
+    value = file.metadata.get(name)
+    if not isinstance(value, ArrayRef):
+        return [_figure(header, key, kind, default)] * layers
+    if value.count < layers or value.count > LIMITS["layers"]:
+        raise ModelFormatError(f"{file.path}: {name} has {value.count} values for {layers} layers")
+    numbers = [int(number) for number in file.numbers(name)[:layers]]
+    if not all(0 <= number <= LIMITS[kind] for number in numbers):
+        raise ModelFormatError(f"{file.path}: {name} must be from 0 to {LIMITS[kind]}")
+    return numbers
+
+
+def _figure(header: Header, key: str, kind: str, default: int) -> int:
+    """One figure that may be 0, which architectures write for what they do not have; the largest of several."""
+    value = header.file.metadata.get(f"{header.architecture}.{key}")
+    if isinstance(value, ArrayRef):
+        return max(_per_layer(header, key, kind, value.count, default), default=default)
+    if value is None:
+        return default
+    return 0 if value == 0 and not isinstance(value, bool) else header.count(key, kind)
+
+
+def _row_values(
+    file: GGUFFile, kv_heads: list[int], head_dim: int, layers: int, recurrent: list[bool]
+) -> tuple[int, ...]:
+    """By the widths of the matrices that make keys and values; DeltaNet's fused one makes none."""
+
+    def width(layer: int, name: str) -> int:
+        tensor = file.tensors.get(f"blk.{layer}.{name}.weight")
+        return tensor.shape[-1] if tensor and len(tensor.shape) > 1 else 0
+
+    values = []
+    for layer in range(layers):
+        keys = width(layer, "attn_k") or width(layer, "attn_kv_a_mqa")
+        if not keys and width(layer, "attn_qkv") and not recurrent[layer]:
+            keys = kv_heads[layer] * head_dim
+        values.append(keys + (width(layer, "attn_v") or keys))
+    return tuple(values)
+
+
+def _windows(header: Header, window: int, layers: int) -> tuple[int, ...]:
+    """Where the header has a flag for each layer; else nothing is known, and rows count as seen by all."""
+    name = f"{header.architecture}.attention.sliding_window_pattern"
+    if not isinstance(pattern := header.file.metadata.get(name), ArrayRef) or pattern.count < layers:
+        return (0,) * layers
+    return tuple(window * bool(flag) for flag in header.file.numbers(name)[:layers])
+
+
+def _state_bytes(header: Header, hidden: int) -> int:
+    """Of one layer and sequence: what the convolution remembers, and the state itself."""
+    short = _figure(header, "shortconv.l_cache", "context", 0)
+    if short:
+        return 4 * hidden * (short - 1)
+    conv, inner, state, groups = (
+        _figure(header, f"ssm.{key}", "ffn", 0) for key in ("conv_kernel", "inner_size", "state_size", "group_count")
+    )
+    return 4 * (max(0, conv - 1) * (inner + 2 * groups * state) + state * inner)
+
+
+def _widest(file: GGUFFile, used: int) -> int:
+    """Values between gate and down of a token, in the layer that has most, those of all its experts together."""
+    by_layer: Counter[str] = Counter()
+    for name, tensor in file.tensors.items():
+        if ".ffn_down" in name and name.endswith(".weight") and len(tensor.shape) > 1:
+            by_layer[name.split(".")[1]] += tensor.shape[0] * (used if _EXPERTS in name else 1)
+    return max(by_layer.values(), default=1)

@@ -1,0 +1,23 @@
+"""The golden models of architectures that llama.cpp alone runs, made by golden/fallback.py."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from conftest import GOLDEN
+
+from edge.model.model import Model, open_model
+from edge.types import FloatArray, IntArray
+
+FALLBACKS = (
+    "falcon-h1", "gemma4", "gpt-oss", "granitehybrid", "lfm2", "lfm2moe", "nemotron_h", "qwen35", "qwen35moe",
+    "qwen3moe",
+)  # fmt: skip
+
+
+@lru_cache
+def open_fallback(name: str) -> tuple[Model, IntArray, FloatArray]:
+    """The model, 64 tokens, and transformers' logits after the last 8 of them."""
+    with np.load(GOLDEN / f"{name}.npz") as arrays:
+        return open_model(GOLDEN / f"{name}.gguf"), arrays["tokens"], arrays["logits"]

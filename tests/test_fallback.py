@@ -1,0 +1,215 @@
+"""Architectures that llama.cpp alone runs: logits are transformers', figures llama.cpp's own, promises kept."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import GOLDEN, load_engine, run_child
+from fallbacks import FALLBACKS, open_fallback
+from test_gguf_file import GGUF, STRING, U32
+
+from edge import load
+from edge.backends import find_backend, llamacpp
+from edge.backends.base import Engine, EngineConfig, RewindError
+from edge.backends.llamacpp.library import is_installed
+from edge.backends.llamacpp.trial import try_header
+from edge.errors import InputError, UnsupportedError
+from edge.model.model import open_model
+from edge.options import Options
+from edge.plan.plan import make_plan
+from edge.prediction.work import work_of
+
+pytestmark = pytest.mark.skipif(not is_installed(), reason="needs llama-cpp-python")
+
+# llama.cpp reads GELU from a table of half floats, and multiplies MXFP4 by activations of 8 bits.
+TOLERANCES = {"gemma4": 1e-2, "gpt-oss": 0.4}
+RECURRENT = ("falcon-h1", "granitehybrid", "lfm2", "lfm2moe", "nemotron_h", "qwen35", "qwen35moe")
+SHIFTED = ("gemma4", "qwen3moe")
+
+each_model = pytest.mark.parametrize("name", FALLBACKS)
+
+
+def open_engine(name: str, capacity: int = 128) -> Engine:
+    return load_engine(open_fallback(name)[0], "llamacpp", "f32", capacity=capacity)
+
+
+@each_model
+def test_logits_are_those_of_transformers(name: str) -> None:
+    _, tokens, expected = open_fallback(name)
+    engine = open_engine(name)
+    for pieces in ([64], [40, 1, 23]):
+        engine.kv.truncate(0)
+        parts = np.split(tokens, np.cumsum(pieces)[:-1])
+        logits = np.concatenate([engine.forward_all(part).copy() for part in parts])
+        np.testing.assert_allclose(logits[-len(expected) :], expected, rtol=0, atol=TOLERANCES.get(name, 1e-3))
+    engine.close()
+
+
+@each_model
+def test_bytes_are_counted_as_llama_cpp_counts_them(name: str) -> None:
+    model, _, _ = open_fallback(name)
+    spec, trial = model.spec, try_header(model.file, model.spec)
+    assert spec.recipe is None
+    assert not spec.proven
+    assert spec.kv_values_per_row == trial.flash.row_values
+    assert spec.recurrent == trial.recurrent == (name in RECURRENT)
+    assert spec.state_bytes <= trial.state_bytes <= spec.state_bytes + 2 * 5300  # its log says 0.01 MiB
+    windows = {window for window in spec.windows if window}
+    assert not windows or windows == {trial.window}
+
+
+@each_model
+def test_a_trial_bounds_sizes_between_those_that_it_tried(name: str) -> None:
+    model, _, _ = open_fallback(name)
+    flash = try_header(model.file, model.spec).flash
+    assert flash.compute_bytes(256, 16) == flash.compute[0][1]
+    assert flash.compute[0][1] < flash.compute_bytes(256, 100) < flash.compute_bytes(300, 200) < flash.compute[1][2]
+    assert flash.compute_bytes(65536, 1024) > flash.compute[2][2]
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_a_recurrent_state_goes_back_to_its_beginning_only(name: str) -> None:
+    _, tokens, _ = open_fallback(name)
+    engine = open_engine(name)
+    engine.forward(tokens[:20])
+    after = engine.forward(tokens[20:21]).copy()
+    engine.kv.truncate(0)
+    engine.forward(tokens[:20])
+    assert engine.kv.earliest == 20
+    with pytest.raises(RewindError, match="run the tokens again"):
+        engine.kv.truncate(10)
+    with pytest.raises(UnsupportedError, match="full"):
+        engine.kv.keep(np.arange(10, 20, dtype=np.int32), close_gaps=True)
+    engine.kv.truncate(20)
+    np.testing.assert_allclose(engine.forward(tokens[20:21]), after, atol=1e-5)
+    engine.close()
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_a_whole_state_is_saved_and_brought_back(name: str) -> None:
+    _, tokens, _ = open_fallback(name)
+    engine, other = open_engine(name), open_engine(name)
+    engine.forward(tokens[:20])
+    with pytest.raises(UnsupportedError, match="all of its tokens"):
+        engine.kv.save(4, 12)
+    state = engine.kv.save()
+    other.forward(tokens[40:45])
+    with pytest.raises(InputError):
+        other.kv.append(state)
+    other.kv.truncate(0)
+    other.kv.append(state)
+    np.testing.assert_allclose(other.forward_all(tokens[20:30]), engine.forward_all(tokens[20:30]), atol=1e-5)
+    engine.kv.shrink(40)  # which takes the state to a new context
+    np.testing.assert_allclose(engine.forward(tokens[30:31]), other.forward(tokens[30:31]), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", SHIFTED)
+def test_evicted_rows_are_gone_and_the_others_move_together(name: str) -> None:
+    """RoPE knows distances only: without the first rows, closing the gap before the others changes nothing."""
+    _, tokens, _ = open_fallback(name)
+    logits = []
+    for close_gaps in (False, True):
+        engine = open_engine(name)
+        engine.forward(tokens[:40])
+        engine.kv.keep(np.arange(9, 40, dtype=np.int32), close_gaps=close_gaps)
+        logits.append(engine.forward_all(tokens[40:48]).copy())
+        engine.close()
+    whole = open_engine(name)
+    whole.forward(tokens[:40])
+    np.testing.assert_allclose(logits[0], logits[1], atol=2e-2)
+    assert np.abs(logits[0] - whole.forward_all(tokens[40:48])).max() > 0.1
+
+
+@pytest.mark.parametrize("name", SHIFTED)
+def test_truncated_rows_of_windows_come_back(name: str) -> None:
+    """llama.cpp must not have overwritten the rows behind a window: the window moves back, too."""
+    _, tokens, expected = open_fallback(name)
+    engine = open_engine(name)
+    engine.forward(np.concatenate([tokens[:50], tokens[:30]]))
+    engine.kv.truncate(50)
+    np.testing.assert_allclose(engine.forward_all(tokens[50:])[-8:], expected, atol=TOLERANCES.get(name, 1e-3))
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", *RECURRENT])
+def test_the_policy_is_full_where_no_row_can_be_evicted(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    model, _, _ = open_fallback(name)
+    backend = find_backend("llamacpp", model.file, model.spec)
+    with caplog.at_level(logging.WARNING, "edge"):
+        plan = make_plan(model.spec, backend, Options(max_kv_size=64))
+    assert plan.kv_policy == "full"
+    assert "stops where the cache is full" in caplog.text
+    with pytest.raises(UnsupportedError, match="use full"):
+        make_plan(model.spec, backend, Options(kv_policy="h2o"))
+
+
+@each_model
+def test_auto_takes_llama_cpp_and_says_why(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    model, _, _ = open_fallback(name)
+    with caplog.at_level(logging.WARNING, "edge"):
+        assert find_backend("auto", model.file, model.spec) is llamacpp
+    assert f"{model.spec.architecture} models run on llama.cpp only" in caplog.text
+
+
+def test_a_session_without_a_way_back_says_so() -> None:
+    with load(GOLDEN / "lfm2.gguf", max_kv_size=128) as session:
+        session.generate("one", max_tokens=4)
+        mark = session.mark()
+        session.generate("two", max_tokens=4, follow_up=True)
+        rows = session.engine.kv.length
+        assert not session.rewind(mark)
+        assert session.engine.kv.length == rows
+        session.generate("three", max_tokens=4)
+
+
+def test_a_header_that_llama_cpp_aborts_on_is_an_error(tmp_path: Path) -> None:
+    """It asserts that experts come in groups only where there are any."""
+    file = GGUF.read(GOLDEN / "nemotron_h.gguf")
+    file.metadata["nemotron_h.expert_group_count"] = (U32, 1)
+    model = open_model(file.write(tmp_path / "m.gguf"))
+    with pytest.raises(UnsupportedError, match="GGML_ASSERT"):
+        find_backend("llamacpp", model.file, model.spec)
+
+
+def test_an_architecture_that_llama_cpp_does_not_know_is_an_error(tmp_path: Path) -> None:
+    file = GGUF.read(GOLDEN / "llama-one-layer.gguf")
+    file.metadata = {str(key).replace("llama.", "nobodys."): value for key, value in file.metadata.items()}
+    file.metadata["general.architecture"] = (STRING, "nobodys")
+    model = open_model(file.write(tmp_path / "m.gguf"))
+    with pytest.raises(UnsupportedError, match="unknown model architecture: 'nobodys'"):
+        find_backend("auto", model.file, model.spec)
+
+
+def test_experts_that_a_token_does_not_need_are_not_read() -> None:
+    model, _, _ = open_fallback("qwen3moe")
+    backend = find_backend("llamacpp", model.file, model.spec)
+    config = EngineConfig(256, 16, "f16", 1)
+    footprint = backend.footprint(model.spec, config)
+    one, many = (work_of(model.spec, config, footprint, tokens, 0) for tokens in (1, 16))
+    assert one.weight_bytes == pytest.approx(footprint.weights - model.spec.expert_bytes / 2)  # 2 of 4
+    assert many.weight_bytes == pytest.approx(footprint.weights, rel=0.01)
+
+
+PROMISES = """
+import json, sys
+import edge
+from edge.devices.memory import memory_use
+
+promised = []
+for path in sys.argv[1:]:
+    with edge.load(path, backend="llamacpp", max_kv_size=512) as session:
+        session.generate("a" * 300, max_tokens=8, raw=True)
+        promised.append((session.plan.predicted_peak, memory_use().peak))
+print(json.dumps(promised))
+"""
+
+
+@pytest.mark.slow
+def test_peaks_are_as_planned() -> None:
+    """One process runs them all, each planned on top of what the others left."""
+    child = run_child(PROMISES, *(GOLDEN / f"{name}.gguf" for name in FALLBACKS))
+    assert child.status == 0, child.errors
+    for name, (promised, peak) in zip(FALLBACKS, child.output, strict=True):
+        assert peak <= promised, name
