@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from edge.model.model import open_model
 from edge.options import Options
 from edge.plan.plan import make_plan
 from edge.prediction.work import work_of
+from edge.sampling import SamplingParams
 
 pytestmark = pytest.mark.skipif(not is_installed(), reason="needs llama-cpp-python")
 
@@ -89,21 +91,46 @@ def test_a_recurrent_state_goes_back_to_its_beginning_only(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RECURRENT)
-def test_a_whole_state_is_saved_and_brought_back(name: str) -> None:
+def test_rows_come_back_in_pieces_the_last_with_the_state(name: str) -> None:
     _, tokens, _ = open_fallback(name)
     engine, other = open_engine(name), open_engine(name)
     engine.forward(tokens[:20])
-    with pytest.raises(UnsupportedError, match="all of its tokens"):
-        engine.kv.save(4, 12)
-    state = engine.kv.save()
-    other.forward(tokens[40:45])
-    with pytest.raises(InputError):
-        other.kv.append(state)
+    end = engine.kv.save(20)
+    engine.forward(tokens[40:45])
+    first, second = engine.kv.save(0, 8), engine.kv.save(8, 20)
+    assert end.tail is not None
+    assert (first.tail, second.tail) == (None, None)
+    other.forward(tokens[:3])
     other.kv.truncate(0)
-    other.kv.append(state)
-    np.testing.assert_allclose(other.forward_all(tokens[20:30]), engine.forward_all(tokens[20:30]), atol=1e-5)
+    other.kv.append(first)
+    assert other.kv.earliest > other.kv.length
+    with pytest.raises(InputError, match="missing"):
+        other.forward(tokens[8:9])
+    other.kv.append(replace(second, tail=end.tail))
+    assert other.kv.earliest == other.kv.length == 20
+    engine.kv.truncate(20, end)
+    np.testing.assert_array_equal(engine.kv.positions, np.arange(20))
+    whole = open_engine(name)
+    whole.forward(tokens[:20])
+    expected = whole.forward_all(tokens[20:30]).copy()
+    for each in (engine, other):
+        np.testing.assert_allclose(each.forward_all(tokens[20:30]), expected, atol=1e-4)
     engine.kv.shrink(40)  # which takes the state to a new context
-    np.testing.assert_allclose(engine.forward(tokens[30:31]), other.forward(tokens[30:31]), atol=1e-5)
+    np.testing.assert_allclose(engine.forward(tokens[30:31]), whole.forward(tokens[30:31]), atol=1e-4)
+    with pytest.raises(RewindError, match="other tokens"):
+        engine.kv.truncate(19, end)
+
+
+def test_the_prompt_cache_keeps_states_at_the_ends_of_blocks(tmp_path: Path) -> None:
+    prompt = np.resize(np.arange(3, 250, dtype=np.int32), 200)
+    answers, reused = [], []
+    for _ in range(3):
+        with load(GOLDEN / "qwen35.gguf", max_kv_size=256, prompt_cache=tmp_path / "cache") as session:
+            answers.append(session.generate(prompt, max_tokens=8, sampling=SamplingParams(temperature=0)))
+            assert session.report is not None
+            reused.append(session.report.tokens.reused)
+    assert answers[0] == answers[1] == answers[2]
+    assert reused == [0, 192, 192]
 
 
 @pytest.mark.parametrize("name", SHIFTED)

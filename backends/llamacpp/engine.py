@@ -22,7 +22,7 @@ from edge.backends.llamacpp.library import LOG, library
 from edge.backends.llamacpp.parameters import context_parameters, model_parameters
 from edge.backends.llamacpp.scores import Scores
 from edge.devices.memory import release_free_memory
-from edge.errors import EngineError, UnsupportedError
+from edge.errors import EngineError, InputError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.lora import Lora
 from edge.model.spec import ModelSpec
@@ -125,6 +125,8 @@ class LlamaCppEngine:
     def _check(self, tokens: IntArray) -> IntArray:
         tokens = check_tokens(tokens, self.spec.vocab, self._kv.free)
         check_positions(self.spec, self._kv.next_position + tokens.size)
+        if self._kv.earliest > self._kv.length:
+            raise InputError("the recurrent state of the appended rows is missing: append it first")
         return tokens
 
     def close(self) -> None:

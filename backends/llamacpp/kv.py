@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -28,16 +29,17 @@ from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray
 
+_STATE_HEADER = 8  # bytes before any saved sequence
+_STATE_ONLY = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 SEQUENCE, _SPARE = 0, 1  # the second is used only while rows are saved or restored
 
 
 class LlamaCppKV:
     """KVCache protocol over llama.cpp's unified cache; rows are numbered in the order of their positions.
 
-    With `scores` it is a HeadKVCache without `keys`: one head of one layer represents all.
+    With `scores` it is a HeadKVCache without `keys`: one head of one layer represents all. The tail of saved rows is
+    the recurrent state of a model that has one.
     """
-
-    has_tail = False
 
     def __init__(
         self,
@@ -47,14 +49,14 @@ class LlamaCppKV:
         spec: ModelSpec,
         config: EngineConfig,
         settle: Callable[[], None],
-        replace: Callable[[int], Any],
+        new_context: Callable[[int], Any],
         scores: Scores | None,
     ):
         self._lib, self._context = low_level, context
         self.memory = low_level.llama_get_memory(context)
         self._can_shift = bool(low_level.llama_memory_can_shift(self.memory)) and not shifts_wrongly(file)
-        self._settle, self._replace = settle, replace
-        self._recurrent = spec.recurrent
+        self._settle, self._replace = settle, new_context
+        self.has_tail, self._lacks_tail = spec.recurrent, False
         self._value_bytes = row_values(spec, config) * KV_VALUE_BYTES[config.kv_dtype]
         self.fixed = state_bytes(spec)
         self._scores = scores
@@ -105,7 +107,7 @@ class LlamaCppKV:
     @property
     def earliest(self) -> int:
         """A recurrent state cannot go back."""
-        return self._length if self._recurrent else 0
+        return self._length + self._lacks_tail if self.has_tail else 0
 
     @property
     def longest(self) -> int:
@@ -153,7 +155,7 @@ class LlamaCppKV:
             raise UnsupportedError("llama.cpp cannot leave a gap before the next token: keep the newest row")
         if close_gaps and not self._can_shift:
             raise UnsupportedError("llama.cpp cannot shift the positions of this model: use --kv-policy full")
-        if self._recurrent and rows.size < self._length:
+        if self.has_tail and rows.size < self._length:
             raise UnsupportedError("a recurrent state sums up all tokens: use --kv-policy full")
         evicted = np.ones(self._length, bool)
         evicted[rows] = False
@@ -197,15 +199,26 @@ class LlamaCppKV:
         self._check_open()
         if not 0 <= length <= self._length:
             raise InputError(f"cannot truncate {self._length} rows to {length}")
-        if 0 < length < self.earliest:
-            raise RewindError("a recurrent state cannot go back to an earlier token: run the tokens again")
+        if self.has_tail and 0 < length < self._length:
+            self._rewind(length, end)
+            return
         if length == 0:
             self._lib.llama_memory_clear(self.memory, False)
-            self._shift_pending = False
+            self._shift_pending = self._lacks_tail = False
         elif length < self._length:
             self._remove(SEQUENCE, int(self._positions[length]), -1)
         self._length = length
         self.next_position = int(self._positions[length - 1]) + 1 if length else 0
+
+    def _rewind(self, length: int, end: KVState | None) -> None:
+        """llama.cpp refuses to forget a part of a recurrent state, so all is forgotten, and what stays comes back."""
+        if end is None or end.tail is None:
+            raise RewindError("a recurrent state cannot go back to an earlier token: run the tokens again")
+        if (end.key, end.next_position) != (self.key, int(self._positions[length - 1]) + 1):
+            raise RewindError("the saved recurrent state is that of other tokens: run the tokens again")
+        rows = self.save(0, length)
+        self.truncate(0)
+        self.append(replace(rows, tail=end.tail))
 
     def forget_last(self, position: int) -> None:
         """Take back tokens from `position` on that were run but not recorded; all rows go where that cannot be."""
@@ -251,34 +264,37 @@ class LlamaCppKV:
             self._scores.by_cell[: paid.size] = paid
         cells[:] = np.argsort(np.argsort(cells))
 
-    def _sequence(self, number: int) -> AnyArray:
-        """All rows of a sequence in llama.cpp's own format."""
-        size = self._lib.llama_state_seq_get_size(self._context, number)
+    def _sequence(self, number: int, flags: int = 0) -> AnyArray:
+        """All rows of a sequence in llama.cpp's own format, and behind them its recurrent state; or that alone."""
+        size = self._lib.llama_state_seq_get_size_ext(self._context, number, flags)
         data = np.empty(size, np.uint8)
-        if self._lib.llama_state_seq_get_data(self._context, _bytes_of(data), size, number) != size:
+        if self._lib.llama_state_seq_get_data_ext(self._context, _bytes_of(data), size, number, flags) != size:
             raise EngineError(f"llama.cpp could not save its state: {LOG.reason()}")
         return data
 
     def save(self, first: int = 0, last: int | None = None) -> KVState:
         self._check_open()
         last = check_range(first, last, self._length)
-        if self._recurrent and (first, last) != (0, self._length):
-            raise UnsupportedError("a recurrent state can be saved with all of its tokens only")
         if self._shift_pending:  # llama.cpp would save the new positions, but keys that it has not rotated yet
             self._settle()
         if not self._in_order():
             raise UnsupportedError("a cache whose rows were evicted by their attention cannot be saved yet")
         positions = self._positions[first:last].copy()
         next_position = int(self._positions[last]) if last < self._length else self.next_position
+        tail = None
+        if self.has_tail and last == self._length and not self._lacks_tail:
+            tail = self._sequence(SEQUENCE, _STATE_ONLY).data
         if first == last:
-            return KVState(self.key, positions, next_position, b"")
+            return KVState(self.key, positions, next_position, b"", tail)
         # It saves whole sequences only, so the rows are in a second one, too, for a moment.
         self._lib.llama_memory_seq_cp(self.memory, SEQUENCE, _SPARE, int(positions[0]), int(positions[-1]) + 1)
         try:
             data = self._sequence(_SPARE)
+            if self.has_tail:
+                data = data[: data.size - self._sequence(_SPARE, _STATE_ONLY).size + _STATE_HEADER]
         finally:
             self._remove(_SPARE, -1, -1)
-        return KVState(self.key, positions, next_position, data.data)
+        return KVState(self.key, positions, next_position, data.data, tail)
 
     def _in_order(self) -> bool:
         """Whether rows are in the first cells in their order, so that the cells of saved or restored rows are known."""
@@ -288,19 +304,21 @@ class LlamaCppKV:
         self._check_open()
         check_state(state, self, self.next_position)
         if state.positions.size == 0:
+            if self.has_tail and state.tail is not None:
+                self._set(np.frombuffer(state.tail, np.uint8), SEQUENCE, _STATE_ONLY)
+                self._lacks_tail = False
             return
-        if self._recurrent and self._length:
-            raise InputError("a saved recurrent state fits an empty cache only")
         if not self._in_order():
             raise InputError("the saved KV rows do not fit behind rows that were evicted since")
         if self._shift_pending:
             self._settle()  # it would also rotate the new rows
         first, last = self._length, self._length + state.positions.size
         data = np.frombuffer(state.data, np.uint8)
+        if self.has_tail:  # without one, that of a sequence without tokens
+            tail = self._sequence(_SPARE, _STATE_ONLY) if state.tail is None else np.frombuffer(state.tail, np.uint8)
+            data = np.concatenate([data, tail[_STATE_HEADER:]])
         try:
-            taken = self._lib.llama_state_seq_set_data(self._context, _bytes_of(data), data.size, _SPARE)
-            if taken != data.size or not taken:
-                raise InputError("the saved KV rows are damaged")
+            self._set(data, _SPARE)
             self._lib.llama_memory_seq_cp(self.memory, _SPARE, SEQUENCE, -1, -1)
         finally:
             self._remove(_SPARE, -1, -1)
@@ -309,6 +327,12 @@ class LlamaCppKV:
         if self._scores:
             self._scores.by_cell[first:last] = 0
         self._length, self.next_position = last, state.next_position
+        self._lacks_tail = self.has_tail and state.tail is None
+
+    def _set(self, data: AnyArray, number: int, flags: int = 0) -> None:
+        taken = self._lib.llama_state_seq_set_data_ext(self._context, _bytes_of(data), data.size, number, flags)
+        if taken != data.size or not taken:
+            raise InputError("the saved KV rows are damaged")
 
 
 def _bytes_of(array: AnyArray) -> Any:
