@@ -19,6 +19,7 @@ import numpy as np
 from edge.converters.calibrate import collect
 from edge.converters.huggingface import writer as hf
 from edge.converters.huggingface.reader import convert_folder, is_folder, outline_folder
+from edge.converters.merge import merge_gguf, plan_merge
 from edge.converters.onnx import planned_files, rounded_types, write_onnx
 from edge.converters.onnx_methods import NEED_STATISTICS, find_method, planning_method
 from edge.converters.plain import fields_as
@@ -31,9 +32,10 @@ from edge.devices.memory import memory_use
 from edge.devices.output import check_file, check_folder, work_folder
 from edge.errors import InputError
 from edge.formats.gguf import GGUFFile, read_gguf
-from edge.formats.gguf_writer import Planned, copy_gguf, planned_as, write_outline
+from edge.formats.gguf_writer import Planned, copy_gguf, fields_of, planned_as, write_outline
 from edge.formats.onnx_folder import is_model_folder
 from edge.model.catalog import find_model
+from edge.model.lora import LoraFile, open_lora
 from edge.model.reader import read_spec
 from edge.model.tokenizer import Tokenizer
 from edge.types import IntArray
@@ -54,7 +56,7 @@ Tokens = Callable[[Tokenizer], IntArray]
 class Conversion:
     """to: one of FORMATS. repair: steps of distillation after pruning. settings: how weights are quantized; None: they
     stay. size, kl: types are mixed so that the GGUF file has at most this many bytes, or loses at most this many
-    nats. onnx_method: a form of weights that only ONNX has."""
+    nats. onnx_method: a form of weights that only ONNX has. lora: adapters that are merged first."""
 
     to: str
     pruning: Pruning | None = None
@@ -63,11 +65,12 @@ class Conversion:
     size: int | None = None
     kl: float | None = None
     onnx_method: str | None = None
+    lora: tuple[LoraFile, ...] = ()
 
     @property
     def keeps_blocks(self) -> bool:
         """What a checkpoint has quantized already stays so."""
-        return self.settings is None and self.pruning is None and self.to != "hf"
+        return self.settings is None and self.pruning is None and not self.lora and self.to != "hf"
 
     @property
     def mixes(self) -> bool:
@@ -144,6 +147,10 @@ def convert(
     report = Report(target)
     with work_folder(target) as work:
         file = _read(path, work, wanted, report, steps)
+        if lora := open_lora(wanted.lora, file, read_spec(file)):
+            with _timed(report, "merging", steps) as progress:
+                merge_gguf(file, work / "merged.gguf", lora, progress)
+            file = read_gguf(work / "merged.gguf")
         ids = None if tokens is None else tokens(Tokenizer(file))
         if wanted.pruning and ids is not None:
             file = _prune(file, work, wanted, ids, report, steps)
@@ -167,6 +174,8 @@ def preview(source: str | Path, target: Path, wanted: Conversion) -> tuple[dict[
     with work_folder() as work:
         outline = work / "outline.gguf"
         file = read_gguf(path) if path.is_file() else outline_folder(path, outline, blocks=wanted.keeps_blocks)
+        if lora := open_lora(wanted.lora, file, read_spec(file)):
+            file = write_outline(outline, fields_of(file), plan_merge(file, lora))
         if wanted.pruning:
             file = write_outline(outline, *plan_pruning(file, read_spec(file), wanted.pruning))
         if wanted.settings:

@@ -20,6 +20,8 @@ from test_cli import edge as run_edge
 import edge
 from edge.backends import find_backend, reference
 from edge.backends.base import AdaptedEngine, Engine, EngineConfig
+from edge.converters.convert import Conversion, convert, preview
+from edge.converters.quantize import Settings
 from edge.errors import BudgetError, BusyError, EdgeError, InputError, ModelFormatError, UnsupportedError
 from edge.model.lora import Lora, LoraFile, open_lora, parse_lora, read_adapter
 from edge.model.model import Model, open_model
@@ -479,3 +481,38 @@ def test_the_command_line(adapters: list[Path], tmp_path: Path) -> None:
     assert shown["adapter"]["changes"]["attn_q"] == 2
     table = run_edge("inspect", str(adapters[0])).stdout
     assert "rank 3, alpha 6" in table
+
+
+# Merged for good
+
+
+@pytest.mark.parametrize(("name", "rank"), [("phi3", 4), ("llama-gqa-tied", 3)])
+def test_merged_files_compute_the_same(
+    name: str, rank: int, tmp_path: Path, engines: Callable[[Engine], Engine]
+) -> None:
+    model, made = golden(name), tmp_path / "merged.gguf"
+    path = write_adapter(tmp_path / "a.gguf", model, rank)
+    lora = parse_lora(f"{path}:0.7")
+    convert(model.path, made, Conversion("gguf", lora=lora))
+    engine = engines(load(open_model(made), "reference"))
+    np.testing.assert_allclose(answers(engine), answers(merged(model, (path, 0.7))), rtol=0, atol=5e-4)
+    planned = preview(
+        model.path, tmp_path / "small.gguf", Conversion("gguf", settings=Settings("Q8_0", "rtn"), lora=lora)
+    )
+    convert(model.path, tmp_path / "small.gguf", Conversion("gguf", settings=Settings("Q8_0", "rtn"), lora=lora))
+    assert planned[0] == {"small.gguf": (tmp_path / "small.gguf").stat().st_size}
+    ours = answers(engines(load(open_model(tmp_path / "small.gguf"), "reference")))
+    assert np.corrcoef(ours.ravel(), answers(engine).ravel())[0, 1] > 0.999
+
+
+def test_merging_makes_floats_of_what_changes(tmp_path: Path) -> None:
+    small = open_model(write_small(tmp_path / "small.gguf", Small(layers=2, types="Q4_0")))
+    path = write_adapter(tmp_path / "a.gguf", small, 4, only=("attn_q",))
+    convert(small.path, tmp_path / "merged.gguf", Conversion("gguf", lora=parse_lora(path)))
+    types = {name: info.type for name, info in open_model(tmp_path / "merged.gguf").file.tensors.items()}
+    assert {types[f"blk.{layer}.attn_q.weight"] for layer in (0, 1)} == {"F16"}
+    assert types["blk.0.attn_k.weight"] == "Q4_0"
+    other = write_adapter(tmp_path / "b.gguf", golden("qwen2"), 4)
+    with pytest.raises(InputError, match="'qwen2'"):
+        convert(small.path, tmp_path / "no.gguf", Conversion("gguf", lora=parse_lora(other)))
+    assert not (tmp_path / "no.gguf").exists()

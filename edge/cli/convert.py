@@ -59,6 +59,10 @@ def convert(
             help="With --calibration: mix types to lose at most this many nats (estimated), such as 0.05.",
         ),
     ] = None,
+    lora: Annotated[
+        str | None,
+        o.flag("--lora", metavar="FILE[:SCALE]", help="Merge LoRA adapters, with commas between (edge run --lora)."),
+    ] = None,
     prune_layers: Annotated[int, o.flag("--prune-layers", min=0, help="Number of layers to drop.")] = 0,
     prune_ffn: Annotated[
         float, o.flag("--prune-ffn", help="Share of feed-forward channels to drop, such as 0.1.")
@@ -78,6 +82,7 @@ def convert(
     from edge.converters.calibrate import check_texts
     from edge.converters.onnx_methods import METHODS as ONNX_METHODS
     from edge.converters.prune import Pruning
+    from edge.model.lora import parse_lora
 
     onnx_method = method if method in ONNX_METHODS else None
     if type is None and (target_size is not None or target_kl is not None):
@@ -90,6 +95,7 @@ def convert(
         size=None if target_size is None else parse_bytes(target_size, "--target-size"),
         kl=target_kl,
         onnx_method=onnx_method,
+        lora=() if lora is None else parse_lora(lora),
     )
     if target_kl is not None and not target_kl > 0:
         raise InputError(f"--target-kl {target_kl:g}: state more than 0 nats")

@@ -1,0 +1,54 @@
+"""LoRA adapters merged into the weights: W + scale · (alpha / rank) · B A, matrix by matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from edge.converters.plain import check_finite
+from edge.converters.quantizers.rtn import quantize
+from edge.formats.blocks import FLOATS, dequantize
+from edge.formats.gguf import GGUFFile, TensorInfo
+from edge.formats.gguf_writer import Planned, fields_of, write_gguf
+from edge.model.lora import Lora
+from edge.model.tensors import Source
+from edge.types import AnyArray
+
+_KEPT_IN = "F16"  # the type of quantized matrices that change, until they are quantized again
+
+
+def merge_gguf(
+    file: GGUFFile, target: Path, lora: Lora, progress: Callable[[float], None] | None = None
+) -> None:  # fmt: skip
+    """Write the model with its adapters merged, whole or not at all.
+
+    Raises InputError if it cannot be written, ModelFormatError for weights that are not finite.
+    """
+    planned = plan_merge(file, lora)
+    data = (_data(file, file.tensors[each.name], each.type, lora) for each in planned)
+    write_gguf(target, fields_of(file), planned, data, progress)
+
+
+def plan_merge(file: GGUFFile, lora: Lora) -> list[Planned]:
+    """What `merge_gguf` writes: matrices that change are floats, the others stay as they are."""
+    return [
+        Planned(name, info.shape, _KEPT_IN if lora.changes(_whole(info)) and info.type not in FLOATS else info.type)
+        for name, info in file.tensors.items()
+    ]
+
+
+def _data(file: GGUFFile, info: TensorInfo, kind: str, lora: Lora) -> AnyArray:
+    data = file.tensor_bytes(info)
+    if not lora.changes(_whole(info)):
+        return data
+    a, b = lora.matrices(_whole(info))
+    with np.errstate(over="ignore", invalid="ignore"):
+        stored = quantize(dequantize(data.reshape(info.shape[1], -1), info.type) + b @ a, kind)
+        check_finite(file, info.name, dequantize(stored, kind))
+    return stored
+
+
+def _whole(info: TensorInfo) -> Source:
+    return Source(info.name, 0, info.shape[-1])
