@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,20 @@ def test_dense_models_of_granite_4_become_granite(tmp_path: Path, engines: Engin
     assert again.tensors.keys() == model.file.tensors.keys()
     for each, info in model.file.tensors.items():
         np.testing.assert_array_equal(again.tensor_bytes(again.tensors[each]), model.file.tensor_bytes(info))
+
+
+def test_granite_without_rope(tmp_path: Path, engines: Engines) -> None:
+    folder, path = copy_folder("granitemoehybrid", tmp_path / "granitemoehybrid"), tmp_path / "model.gguf"
+    settings_of(position_embedding_type=None)(folder)
+    convert_folder(folder, path, type="F32")
+    expected = logits(path, "llamacpp", engines, "granitemoehybrid")
+    for backend in ("reference", *(["onnx"] if find_spec("onnxruntime") else [])):
+        ours = logits(path, backend, engines, "granitemoehybrid")
+        np.testing.assert_allclose(ours, expected, rtol=0, atol=EXACT)
+    assert np.abs(expected - answers("granitemoehybrid")["logits"]).max() > 0.1
+    model = open_model(path)
+    with pytest.raises(UnsupportedError, match="have RoPE, and this one has none"):
+        write_folder(model.file, model.spec, tmp_path / "again")
 
 
 def test_qwen3_with_biases_runs_on_all_engines_but_llama_cpp(tmp_path: Path, engines: Engines) -> None:

@@ -29,9 +29,7 @@ _MOST_DIMENSIONS, _MOST_SECTIONS = 4, 4
 def is_dense(header: Header) -> bool:
     """Whether a header of an architecture that `reader.py` checks in full says nothing that needs `read_fallback`."""
     counts = ("expert_count", "expert_used_count", "expert_group_count", "nextn_predict_layers")
-    if any(header.value(key) not in (None, 0) for key in counts):
-        return False
-    return header.architecture != "granite" or header.value("rope.scaling.finetuned") in (None, True)
+    return all(header.value(key) in (None, 0) for key in counts)
 
 
 def read_fallback(header: Header) -> ModelSpec:
