@@ -258,7 +258,7 @@ def test_a_model_without_a_template_cannot_converse() -> None:
     model = open_golden(MODEL).model
 
     class Bare:
-        template, path = None, model.path
+        template, path, name = None, model.path, model.name
 
     class Loaded:
         model = Bare

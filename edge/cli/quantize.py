@@ -71,7 +71,7 @@ def quantize(
         check_file(target, force=force)
     again = opened.spec.weight_type not in ("F32", "F16", "BF16")
     if again and not quiet:
-        note(f"{file.path.name} is {opened.spec.weight_type} already: rounding again loses more than rounding once")
+        note(f"{opened.name} is {opened.spec.weight_type} already: rounding again loses more than rounding once")
     if kind in TRAINED and not quiet:
         note(f"{kind} is for models that were trained with such weights: others become noise")
     with progress(enabled=not quiet) as shown:
@@ -80,7 +80,7 @@ def quantize(
             reading = shown.step("calibrating")
             ids = read_tokens(opened.tokenizer, texts, calibration_tokens)
             importance = column_importance(file, opened.spec, ids, lambda part: reading(part, 1.0))
-        bar = shown.step(f"quantizing {file.path.name} to {kind}")
+        bar = shown.step(f"quantizing {opened.name} to {kind}")
         if kind not in PLAIN or importance:
             tensors = quantize_with_llamacpp(
                 file.path, target, kind, pure=pure, threads=threads, dry_run=dry_run, importance=importance,

@@ -76,7 +76,7 @@ def run(
         expected = None if limit is None else asked.waiting + limit
 
         def on_load(part: float, doing: str = "") -> None:
-            shown.step(doing or f"loading {opened.path.name}")(part, 1.0)
+            shown.step(doing or f"loading {opened.name}")(part, 1.0)
 
         with load(opened, options, expected_tokens=expected, meter=meter, on_load=on_load) as session:
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
@@ -25,6 +26,7 @@ from edge.sampling import SamplingParams, choose_sampling
 from edge.types import IntArray
 
 _DEFAULT = Think()
+_HASH = re.compile(r"[0-9a-f]{32,}")
 
 
 class Model:
@@ -48,6 +50,11 @@ class Model:
             if isinstance(source, str)
             else None
         )
+
+    @property
+    def name(self) -> str:
+        """For people: the file's name, or the model's if the file is one of the cache folder, whose name is a hash."""
+        return self.spec.name if _HASH.fullmatch(self.path.stem) else self.path.name
 
     def prompt(
         self, text: str | Iterable[str], *, system: str | None = None, raw: bool = False, think: Think = _DEFAULT
@@ -109,7 +116,7 @@ class Model:
 
     def _needed_template(self) -> ChatTemplate:
         if self.template is None:
-            raise UnsupportedError(f"{self.path.name} has no chat template: use edge run --raw")
+            raise UnsupportedError(f"{self.name} has no chat template: use edge run --raw")
         return self.template
 
     def encode_prompt(

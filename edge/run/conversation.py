@@ -52,7 +52,7 @@ class Conversation:
 
     def __init__(self, session: Session, *, system: str | None = None) -> None:
         if session.model.template is None:
-            raise UnsupportedError(f"{session.model.path.name} has no chat template: use edge run --raw")
+            raise UnsupportedError(f"{session.model.name} has no chat template: use edge run --raw")
         self.session = session
         self.evicted = 0  # rows that the last turn made the policy evict
         self._system = system
