@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         ModelFormatError,
         UnsupportedError,
     )  # fmt: skip
+    from edge.inventory import models
     from edge.model.model import Model
     from edge.options import Options
     from edge.plan.plan import Plan, make_plan
@@ -49,14 +50,15 @@ _HOMES = {
     "Options": "options", "Plan": "plan.plan", "PromptCache": "prompt_cache.cache", "RunReport": "run.report",
     "SamplingParams": "sampling", "Session": "run.session", "UnsupportedError": "errors",
     "divergence": "quality.windows", "fits": "prediction.fits", "forecast": "prediction.forecast",
-    "load": "run.session", "make_plan": "plan.plan", "open_model": "run.opening", "perplexity": "quality.perplexity",
-    "pull": "pulling",
+    "load": "run.session", "make_plan": "plan.plan", "models": "inventory", "open_model": "run.opening",
+    "perplexity": "quality.perplexity", "pull": "pulling",
 }  # fmt: skip
 
 __all__ = [
     "BudgetError", "BusyError", "Conversation", "DownloadError", "EdgeError", "InputError", "MissingExtraError",
     "Model", "ModelFormatError", "Options", "Plan", "PromptCache", "RunReport", "SamplingParams", "Session",
-    "UnsupportedError", "divergence", "fits", "forecast", "load", "make_plan", "open_model", "perplexity", "pull",
+    "UnsupportedError", "divergence", "fits", "forecast", "load", "make_plan", "models", "open_model",
+    "perplexity", "pull",
 ]  # fmt: skip
 
 

@@ -126,6 +126,20 @@ def inspect_model(
     return _inspect(path, file, f"GGUF {file.version}", [path], sha256, progress)
 
 
+def engine_use(name: str, file: GGUFFile, spec: ModelSpec) -> EngineUse:
+    """Whether an engine runs a model, which is not loaded, and if not, why."""
+    try:
+        backend = find_backend(name, file, spec)
+        dtypes = backend.CAPABILITIES.kv_dtypes
+        rows = {each: _row_bytes(backend, spec, each) for each in dtypes}
+        windows = {each: _footprint(backend, spec, each, spec.context).fixed_kv for each in dtypes}
+        return EngineUse(name, rows, None, {each: size for each, size in windows.items() if size})
+    except (UnsupportedError, MissingExtraError) as error:
+        return EngineUse(name, {}, str(error).removeprefix(f"{file.folder or file.path}: "))
+    except EdgeError as error:
+        return EngineUse(name, {}, str(error))
+
+
 def _inspect(
     path: Path, file: GGUFFile, format: str, files: list[Path], sha256: bool, progress: Callable[[float], None] | None
 ) -> Inspection:
@@ -151,7 +165,7 @@ def _inspect(
         spec=spec,
         reason=reason,
         adapter=_adapter(file),
-        engines=[] if spec is None else [_engine(name, file, spec) for name in backend_names()],
+        engines=[] if spec is None else [engine_use(name, file, spec) for name in backend_names()],
     )
 
 
@@ -256,19 +270,6 @@ def _hashes(files: list[Path], progress: Callable[[float], None] | None) -> dict
 
         hashes[path.name] = hash_file(path, tell)
     return hashes
-
-
-def _engine(name: str, file: GGUFFile, spec: ModelSpec) -> EngineUse:
-    try:
-        backend = find_backend(name, file, spec)
-        dtypes = backend.CAPABILITIES.kv_dtypes
-        rows = {each: _row_bytes(backend, spec, each) for each in dtypes}
-        windows = {each: _footprint(backend, spec, each, spec.context).fixed_kv for each in dtypes}
-        return EngineUse(name, rows, None, {each: size for each, size in windows.items() if size})
-    except (UnsupportedError, MissingExtraError) as error:
-        return EngineUse(name, {}, str(error).removeprefix(f"{file.folder or file.path}: "))
-    except EdgeError as error:
-        return EngineUse(name, {}, str(error))
 
 
 def _row_bytes(backend: Backend, spec: ModelSpec, kv_dtype: str) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import edge
+from edge.converters.ggml import quantize_with_llamacpp
 from edge.errors import InputError, UnsupportedError
 from edge.formats.gguf import ArrayRef, GGUFFile, read_gguf
 from edge.model.catalog import find_model
@@ -96,6 +97,19 @@ def test_counted_bytes_are_those_of_published_files(name: str, mixture: str, siz
     tensors = tensors_of(model.header, untied=model.untied, factors=model.factors)
     counted = sum(each.nbytes for each in plan_types(tensors, mixture)) / 1e9
     assert counted == pytest.approx(size, rel=0.025), source
+
+
+@pytest.mark.parametrize(
+    ("name", "mixture"),
+    [("qwen3:8b", "Q4_K_M"), ("gemma3:270m", "Q4_K_M"), ("gemma3:1b", "Q4_0"), ("phi4-mini:3.8b", "Q5_K_M")],
+)
+def test_types_are_those_of_llama_quantize(name: str, mixture: str, tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    model = known_models()[name]
+    source = outline_model(model, "F16", tmp_path / "f16.gguf")
+    theirs = quantize_with_llamacpp(source.path, tmp_path / "out.gguf", mixture, dry_run=True)
+    ours = plan_types([(info.name, info.shape) for info in source.tensors.values()], mixture)
+    assert {each.name: each.type for each in ours} == {each.name: each.type for each in theirs}
 
 
 def test_unknown_mixtures_are_refused() -> None:

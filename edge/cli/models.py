@@ -1,25 +1,31 @@
-"""`edge models`: which of today's models would run here or on another device, and how."""
+"""`edge models`: models on this device, their removal, and which of today's would run here or on another device."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edge.budget import format_bytes, format_joules
 from edge.cli import options as o
-from edge.cli.show import note, print_json, table
+from edge.cli.show import note, print_json, printable, table
+from edge.errors import InputError
 from edge.model.spec import format_count
 from edge.options import Options
 from edge.report.document import NONE
 
 if TYPE_CHECKING:
+    from edge.inventory import LocalModel
     from edge.prediction.fits import Fit, Try
     from edge.prediction.predict import Guess
 
-models = typer.Typer(help="Say which models would run on a device, and how.", invoke_without_command=True)
+_ABOUT = "List the models on this device, remove one, or say which of today's would run on a device."
+
+models = typer.Typer(help=_ABOUT, invoke_without_command=True)
 
 
 @models.callback()
@@ -39,9 +45,84 @@ def show(
     options: Annotated[Options, o.only("memory", "energy", "backend", "threads")],
     json: o.Json = False,
 ) -> None:
-    """Say which models would run on a device, and how."""
-    if context.invoked_subcommand is None:
+    """List the models on this device, remove one, or say which of today's would run on a device."""
+    if context.invoked_subcommand is not None:
+        return
+    if fits:
         _show_fits(options, device, tokens, json=json)
+    else:
+        _list(json=json)
+
+
+@models.command("list")
+def list_models(json: o.Json = False) -> None:
+    """List models in installed packages, the Hub's cache folder and edge's own, last used first."""
+    _list(json=json)
+
+
+@models.command("rm")
+def remove_model(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name or a path that edge models lists.")],
+    yes: Annotated[bool, o.flag("-y", "--yes", help="Do not ask.")] = False,
+    json: o.Json = False,
+) -> None:
+    """Remove a downloaded model, and what edge derived from it."""
+    from edge.inventory import find, remove
+
+    model = find(name)
+    if not yes and model.place != "package":
+        if not sys.stdin.isatty():
+            raise InputError(f"{model.name} is removed only with --yes: there is no terminal to ask")
+        typer.confirm(f"Remove {model.name} ({format_bytes(model.bytes)})?", abort=True, err=True)
+    removed = remove(model)
+    if json:
+        files = [str(path) for path in removed.files]
+        print_json({"name": removed.name, "files": files, "bytes": removed.bytes})
+    else:
+        print(f"removed {removed.name}: {format_bytes(removed.bytes)} freed")
+
+
+def _list(*, json: bool) -> None:
+    from edge.inventory import models as local_models
+
+    found = local_models()
+    if json:
+        print_json({"models": [_plain(each) for each in found]})
+        return
+    if not found:
+        note("no models here: edge models --fits shows which would run, edge pull downloads one")
+        return
+    rows = [
+        [printable(each.name), each.place, _runs_on(each), _abilities(each), _moment(each), _kind(each),
+         format_bytes(each.bytes)]
+        for each in found
+    ]  # fmt: skip
+    print(table(["model", "where", "runs on", "can do", "last used", "what", "size"], rows, left=6))
+
+
+def _plain(model: LocalModel) -> dict[str, object]:
+    used = datetime.fromtimestamp(model.last_used, timezone.utc).isoformat()
+    return {**asdict(model), "path": None if model.path is None else str(model.path), "last_used": used}
+
+
+def _kind(model: LocalModel) -> str:
+    known = model.summary
+    size = format_count(known.parameters) if known.parameters else ""
+    return " ".join(filter(None, [printable(known.architecture), size, known.type]))
+
+
+def _runs_on(model: LocalModel) -> str:
+    return ", ".join(model.summary.engines) or printable(model.summary.reason or "nothing", but="")
+
+
+def _abilities(model: LocalModel) -> str:
+    known = model.summary
+    able = (["chat"] if known.chat else []) + (["thinking"] if known.thinks else [])
+    return ", ".join([*able, *([f"{known.context} tokens"] if known.context else [])])
+
+
+def _moment(model: LocalModel) -> str:
+    return f"{datetime.fromtimestamp(model.last_used):%Y-%m-%d %H:%M} ({model.by})"
 
 
 def _show_fits(options: Options, device: str, tokens: int | None, *, json: bool) -> None:

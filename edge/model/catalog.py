@@ -73,10 +73,15 @@ def find_local(name: str | Path) -> Path | None:
     packaged = PACKAGED.get(str(name).lower())
     if packaged is None:
         return _downloaded(str(name))
-    parts = [part for part in (_installed(*each) for each in packaged.files) if part]
+    parts = installed_parts(str(name).lower())
     if len(parts) < len(packaged.files):
         raise MissingExtraError(f"the model {name}", packaged.extra)
     return parts[0] if len(parts) == 1 else _joined(str(name), parts, packaged.sha256)
+
+
+def installed_parts(name: str) -> list[Path]:
+    """The files of a packaged model, in order; fewer than it has if packages are absent."""
+    return [part for part in (_installed(*each) for each in PACKAGED[name].files) if part]
 
 
 def hub_reference(name: str) -> Reference | None:

@@ -21,6 +21,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+_EPSILON = "attention.layer_norm_rms_epsilon"  # bytes and speed do not depend on it, but llama.cpp insists on one
 MIXTURES = ("Q8_0", "Q6_K", "Q4_K_M", "Q4_0")  # of a model that states none, the best first
 
 
@@ -44,7 +45,8 @@ class KnownModel:
     @property
     def header(self) -> dict[str, Any]:
         """The architecture's part of the header, with the keys that GGUF has."""
-        own = {f"{self.architecture}.{key}": value for key, value in _flat(self.figures).items()}
+        figures = {_EPSILON: 1e-5, **_flat(self.figures)}
+        own = {f"{self.architecture}.{key}": value for key, value in figures.items()}
         return {"general.architecture": self.architecture, "general.name": self.name, **own}
 
 

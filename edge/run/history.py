@@ -185,6 +185,11 @@ def earlier_runs(setting: Setting) -> list[Run]:
     return found[:_RECENT]
 
 
+def last_run(model: str) -> float | None:
+    """When a model of this key (`model_key`) last ran, in seconds since 1970."""
+    return max((run.at for run in map(_read, _lines()) if run is not None and run.setting.model == model), default=None)
+
+
 def history_size() -> tuple[int, int]:
     """Runs that are kept, and their bytes."""
     return sum(_read(line) is not None for line in _lines()), _bytes()

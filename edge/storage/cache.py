@@ -154,12 +154,17 @@ def entries(kind: EntryKind | None = None) -> list[Entry]:
 def clear(kind: EntryKind | None = None) -> tuple[int, int]:
     """Remove all entries (of one kind) and what dead processes left: (entries, bytes freed). Raises CacheError."""
     removed = entries(kind)
-    with _explained():
-        for entry in removed:
-            entry.path.unlink(missing_ok=True)
-            record_path(entry.path).unlink(missing_ok=True)
+    for entry in removed:
+        discard(entry)
     leftovers = sum(_sweep(each, older_than=0) for each in _kinds(kind)) + sweep(Path(tempfile.gettempdir()))
     return len(removed), sum(entry.bytes for entry in removed) + leftovers
+
+
+def discard(entry: Entry) -> None:
+    """Remove one entry. Raises CacheError."""
+    with _explained():
+        entry.path.unlink(missing_ok=True)
+        record_path(entry.path).unlink(missing_ok=True)
 
 
 def _kinds(kind: EntryKind | None) -> tuple[EntryKind, ...]:

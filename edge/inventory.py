@@ -1,0 +1,231 @@
+"""Models on this device: in installed packages, in the Hub's cache folder, and in edge's own; and their removal.
+
+Only headers are read, and what they say is remembered in the cache folder under the state of the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import Literal
+
+from edge.backends import backend_names, engine_named
+from edge.errors import CacheError, EdgeError, InputError, MissingExtraError
+from edge.formats.gguf import GGUFFile, read_gguf
+from edge.hub.cache import CachedFile, cached_files, find_cached
+from edge.hub.names import Reference
+from edge.hub.quants import label_of
+from edge.hub.removal import remove_cached
+from edge.inspection import engine_use
+from edge.model.catalog import PACKAGED, installed_parts
+from edge.model.reader import read_spec
+from edge.model.thinking import find_family
+from edge.run.history import last_run, model_key
+from edge.storage import cache
+from edge.storage.fingerprint import FileState
+from edge.storage.versions import edge_version
+from edge.values import parse
+
+Place = Literal["package", "hub", "cache"]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a header says. key: `edge.run.history.model_key`. engines: those that run the model; refused: why others do
+    not. reason: why the file is no model that edge runs."""
+
+    architecture: str = "unknown"
+    parameters: int = 0
+    type: str = ""
+    context: int = 0
+    chat: bool = False
+    thinks: bool = False
+    key: str = ""
+    engines: tuple[str, ...] = ()
+    refused: dict[str, str] = field(default_factory=dict)
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """A model on this device. name: as commands take it. path: None for parts that were not joined yet. bytes: on disk.
+    last_used: seconds since 1970; by: what that is, of the history a run of a model like this."""
+
+    name: str
+    place: Place
+    path: Path | None
+    bytes: int
+    last_used: float
+    by: Literal["run", "read", "written"]
+    summary: Summary
+
+
+def models() -> list[LocalModel]:
+    """Models in installed packages, the Hub's cache folder and edge's own, the last used first. Damaged and foreign
+    files are among them, with the reason."""
+    return sorted([*_packaged(), *_downloaded(), *_joined()], key=lambda each: -each.last_used)
+
+
+@dataclass(frozen=True)
+class Removed:
+    """files: that were removed. bytes: freed on the disk, with what edge had derived from the model."""
+
+    name: str
+    files: tuple[Path, ...]
+    bytes: int
+
+
+def find(name: str) -> LocalModel:
+    """The model that `models` lists under a name or a path. Raises InputError."""
+    found = models()
+    for each in found:
+        if each.name.lower() == name.lower() or (each.path is not None and str(each.path) == name):
+            return each
+    listed = ", ".join(each.name for each in found) or "none"
+    raise InputError(f"{name[:200]} is not among the models here: {listed}")
+
+
+def remove(model: LocalModel) -> Removed:
+    """Remove a model and what edge derived from it: packed weights, its tokenizer's tables, its hash. Compiled kernels
+    stay, because models of one shape share them.
+
+    Raises InputError for a model of an installed package, and for one that is being downloaded; CacheError.
+    """
+    if model.place == "package":
+        raise InputError(f"{model.name} belongs to installed packages: {_uninstall(model.name)} removes it")
+    assert model.path is not None
+    derived = [entry for entry in cache.entries() if entry.about in (model.path.name, f"tokens of {model.path.name}")]
+    if model.place == "hub":
+        files, freed = remove_cached(model.path)
+    else:
+        files, freed = (model.path,), 0
+        derived += [entry for entry in cache.entries("models") if entry.path == model.path]
+    for entry in derived:
+        cache.discard(entry)
+        freed += entry.bytes
+    return Removed(model.name, (*files, *(entry.path for entry in derived)), freed)
+
+
+def _packaged() -> Iterator[LocalModel]:
+    for name, packaged in PACKAGED.items():
+        parts = installed_parts(name)
+        if len(parts) < len(packaged.files):
+            continue
+        size = sum(part.stat().st_size for part in parts)
+        path = parts[0] if len(parts) == 1 else cache.find("models", packaged.sha256, ".gguf")
+        if path is None:
+            joined = Summary(reason=f"in {len(parts)} parts, which its first run joins")
+            yield LocalModel(name, "package", None, size, parts[0].stat().st_mtime, "written", joined)
+        else:
+            yield _local(name, "package", path, size if len(parts) == 1 else 2 * size)
+
+
+def _downloaded() -> Iterator[LocalModel]:
+    for each in cached_files():
+        yield _local(_name(each), "hub", each.path, each.bytes)
+
+
+def _joined() -> Iterator[LocalModel]:
+    """Of edge's own cache, models whose packages are gone."""
+    present = {packaged.sha256 for name, packaged in PACKAGED.items() if installed_parts(name)}
+    for entry in cache.entries("models"):
+        if entry.key not in present:
+            yield _local(str(entry.path), "cache", entry.path, entry.bytes)
+
+
+def _local(name: str, place: Place, path: Path, size: int) -> LocalModel:
+    status = path.stat()  # before the header is read
+    summary = _summary(path)
+    ran = last_run(summary.key) if summary.key else None
+    if ran is not None:
+        return LocalModel(name, place, path, size, ran, "run", summary)
+    by: Literal["read", "written"] = "read" if status.st_atime > status.st_mtime else "written"
+    return LocalModel(name, place, path, size, max(status.st_atime, status.st_mtime), by, summary)
+
+
+def _name(cached: CachedFile) -> str:
+    """The shortest that means this file: with its quantization, else with the file's path."""
+    label = label_of(cached.file)
+    candidates = [Reference(cached.repository, quant=label)] if label else []
+    candidates += [
+        Reference(cached.repository, file=cached.file),
+        Reference(cached.repository, cached.commit, file=cached.file),
+    ]
+    return next((str(each) for each in candidates if find_cached(each) == cached.path), str(cached.path))
+
+
+def _summary(path: Path) -> Summary:
+    """Remembered, or read from the header."""
+    depends = (FileState.of(path.stat()), edge_version(), _installed_engines())
+    key = hashlib.sha256(repr(depends).encode()).hexdigest()[:32]
+    made: list[Summary] = []
+
+    def write(target: Path) -> None:
+        made.append(_read(path))
+        target.write_text(json.dumps(asdict(made[0])), encoding="utf-8")
+
+    with suppress(CacheError, OSError, ValueError):  # without a cache folder it is read each time
+        found = cache.find_or_make("headers", key, ".json", write, about=f"summary of {path.name}")
+        return made[0] if made else parse(Summary, json.loads(found.read_text(encoding="utf-8")))
+    return made[0] if made else _read(path)
+
+
+def _read(path: Path) -> Summary:
+    """Never raises: what is wrong with a file is its reason."""
+    try:
+        file = read_gguf(path)
+    except (EdgeError, OSError) as error:
+        return Summary(reason=_plain(error, path))
+    known = Summary(
+        architecture=str(file.metadata.get("general.architecture", "unknown"))[:100],
+        parameters=sum(info.elements for info in file.tensors.values()),
+    )
+    try:
+        return _describe(file, known)
+    except EdgeError as error:
+        return Summary(known.architecture, known.parameters, reason=_plain(error, path))
+
+
+def _describe(file: GGUFFile, known: Summary) -> Summary:
+    spec = read_spec(file)
+    template = file.metadata.get("tokenizer.chat_template")
+    uses = [engine_use(name, file, spec) for name in backend_names() if name != "reference"]
+    engines = tuple(use.engine for use in uses if use.reason is None)
+    refused = {use.engine: use.reason for use in uses if use.reason is not None}
+    return Summary(
+        architecture=known.architecture,
+        parameters=known.parameters,
+        type=spec.weight_type,
+        context=spec.context,
+        chat=isinstance(template, str),
+        thinks=isinstance(template, str) and find_family(template) is not None,
+        key=model_key(spec),
+        engines=engines,
+        refused=refused,
+        reason=None if engines else "; ".join(f"{name}: {why}" for name, why in refused.items()),
+    )
+
+
+def _plain(error: Exception, path: Path) -> str:
+    return " ".join(str(error).removeprefix(f"{path}: ").split())
+
+
+def _installed_engines() -> list[str]:
+    found = []
+    for name in backend_names():
+        with suppress(MissingExtraError):
+            engine_named(name).check_installed()
+            found.append(name)
+    return found
+
+
+def _uninstall(name: str) -> str:
+    """The pip command that removes the packages of a model."""
+    known = packages_distributions()
+    names = dict.fromkeys(known.get(package, [package])[0] for package, _ in PACKAGED[name].files)
+    return f"pip uninstall {' '.join(names)}"
