@@ -41,7 +41,7 @@ def some_rows(engine: OnnxEngine, seed: int) -> list[IntArray]:
     """Rows of its own choice for every head, equally many."""
     kv, random = engine.kv, np.random.default_rng(seed)
     count = int(random.integers(kv.length // 3, kv.length))
-    heads = engine.spec.layers * engine.spec.kv_heads
+    heads = kv.head_lengths.size
     return [np.sort(random.choice(kv.length, count, replace=False)).astype(np.int32) for _ in range(heads)]
 
 
@@ -53,7 +53,7 @@ def stored(engine: OnnxEngine) -> AnyArray:
 
 
 def assert_same(engine: OnnxEngine, oracle: HeadOracle) -> None:
-    kv, shape = engine.kv, (engine.spec.layers, engine.spec.kv_heads, engine.kv.length)
+    kv, shape = engine.kv, (*engine.kv.head_lengths.shape, engine.kv.length)
     np.testing.assert_array_equal(kv.head_lengths.reshape(-1), oracle.lengths)
     np.testing.assert_array_equal(np.broadcast_to(kv.positions, shape), oracle.rows_of(oracle.positions))
     assert kv.next_position == oracle.next_position
@@ -62,11 +62,18 @@ def assert_same(engine: OnnxEngine, oracle: HeadOracle) -> None:
 
 @pytest.mark.parametrize(
     ("name", "seed", "votes"),
-    [(MODEL, 1, False), (MODEL, 2, False), (MODEL, 3, True), ("gemma2", 1, False), ("gemma3-linear", 2, False)],
+    [
+        (MODEL, 1, False),
+        (MODEL, 2, False),
+        (MODEL, 3, True),
+        ("gemma2", 1, False),
+        ("gemma3-linear", 2, False),
+        ("llama-window", 1, False),
+    ],
 )
 def test_rows_of_different_heads_are_kept_and_renumbered(name: str, seed: int, votes: bool, engines: Engines) -> None:
-    """Gemma's windows count positions, which differ from head to head; its scores are capped, its
-    layers rotate by different angles."""
+    """Gemma's scores are capped, its layers rotate by different angles. Where all layers have windows, these count
+    positions, which differ from head to head."""
     model = open_golden(name).model if name == MODEL else open_family(name).model
     engine, oracle = onnx_engine(engines, model=model), HeadOracle(model, capacity=160, chunk=CHUNK)
     tokens, at, oracle.votes = some_tokens(120, seed), 0, votes
