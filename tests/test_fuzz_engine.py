@@ -57,7 +57,10 @@ BASES = [
 ]
 
 FAMILIES = [
-    GGUF.read(GOLDEN / f"{name}.gguf") for name in ("gemma2", "gemma3", "gpt2", "llama-yarn", "phi3-longrope", "qwen3")
+    GGUF.read(GOLDEN / f"{name}.gguf")
+    for name in (
+        "gemma2", "gemma3", "gpt2", "granite", "llama-yarn", "mistral3", "phi3-longrope", "qwen3", "smollm3", "stablelm",
+    )  # fmt: skip
 ]
 
 
