@@ -126,7 +126,10 @@ def test_budgets_choose_the_file(hub: Hub, tmp_path: Path) -> None:
     with pytest.raises(BudgetError) as error:
         offer(NAME, Options(memory=1 << 20), device=device)
     least = error.value.smallest or 0
-    chosen = [offer(NAME, Options(memory=least + (step << 20)), device=device) for step in range(2, 40, 4)]
+    chosen = []
+    for step in range(2, 40, 4):
+        with suppress(BudgetError):  # this process may have grown meanwhile
+            chosen.append(offer(NAME, Options(memory=least + (step << 20)), device=device))
     names = [each.file.path for each in chosen]
     assert names == sorted(names)  # with more memory never the smaller file
     assert {"m-Q4_0.gguf", "m-Q8_0.gguf"} == set(names)

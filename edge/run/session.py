@@ -66,11 +66,10 @@ def load(
     """Plan a run that fits, load the model, and return a Session.
 
     model: a GGUF path, an installed name (`smollm2-135m`), a name on the Hub, which is downloaded if it is not here
-    (see `edge.pull`), or an opened Model. meter: counts the joules (default: the
-    device's best sensor, or an estimate). on_load: is called with the fraction that is loaded. The keywords are
-    options, as people write them ("256MiB", "20s", or a number of bytes, seconds, joules, watts, °C); they go before
-    those of `options`. time and energy hold for every generation; prompt_cache may be a PromptCache, which sessions
-    share:
+    (see `edge.pull`), or an opened Model. meter: counts the joules (default: the device's best sensor, or an estimate).
+    on_load: is called with the fraction that is loaded. The keywords are options, as people write them ("256MiB",
+    "20s", or a number of bytes, seconds, joules, watts, °C); they go before those of `options`. time and energy hold
+    for every generation; prompt_cache may be a PromptCache, which sessions share:
 
     OPTIONS
 
