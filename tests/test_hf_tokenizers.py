@@ -319,6 +319,14 @@ def test_what_begins_and_ends_a_text(tmp_path: Path) -> None:
     assert roles({"eos_token": 5, "bos_token": None}, bos_token_id=True, eos_token_id="2") == {}
 
 
+def test_what_is_never_generated(tmp_path: Path) -> None:
+    folder = copy_folder("qwen2", tmp_path / "folder")
+    said: dict[str, Any] = {"suppress_tokens": [3, 8, 999, "4", -1]}
+    (folder / "generation_config.json").write_text(json.dumps(said))
+    convert_folder(folder, tmp_path / "model.gguf")
+    assert Tokenizer(read_gguf(tmp_path / "model.gguf")).suppressed == {3, 8}
+
+
 def test_whether_prompts_begin_with_bos(tmp_path: Path) -> None:
     def adds(edit: Callable[[dict[str, Any]], object], **settings: Any) -> Any:
         folder = copy_folder("llama", tmp_path / str(len(list(tmp_path.iterdir()))))

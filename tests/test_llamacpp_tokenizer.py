@@ -177,6 +177,21 @@ def test_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         assert "".join(session.generate("Once upon a time", max_tokens=8, raw=True)) == text
 
 
+def test_suppressed_tokens_are_not_generated(tmp_path: Path) -> None:
+    def answer(file: GGUF) -> str:
+        path = file.write(tmp_path / "m.gguf")
+        with load(path, backend="llamacpp", memory="1GiB", max_kv_size=64) as session:
+            return "".join(session.generate("Once upon a time", max_tokens=1, raw=True, ignore_eos=True))
+
+    file = unknown()
+    first = answer(file)
+    tokenizer = Tokenizer(read_gguf(GGUF.read().write(tmp_path / "known.gguf")))
+    likely = [token for token in range(tokenizer.size) if tokenizer.piece(token).decode(errors="replace") == first]
+    assert likely
+    file.metadata["tokenizer.ggml.suppress_tokens"] = (ARRAY, (I32, likely))
+    assert answer(file) != first
+
+
 @pytest.mark.parametrize("backend", ["tvm", "onnx", "reference"])
 def test_other_engines_say_what_to_do(tmp_path: Path, backend: str) -> None:
     path = unknown().write(tmp_path / "m.gguf")

@@ -378,6 +378,12 @@ def test_empty_tokens_have_names_of_their_own(tmp_path: Path) -> None:
     assert (tokenizer.text(270), tokenizer.text(271)) == ("[EMPTY_270]", "[EMPTY_271]")
 
 
+def test_suppressed_tokens(tmp_path: Path) -> None:
+    assert opened(GGUF.read(), tmp_path / "m.gguf").suppressed == frozenset()
+    file = changed("suppress_tokens", (ARRAY, (I32, [5, 7, -1, 272, 7])))
+    assert opened(file, tmp_path / "m.gguf").suppressed == {5, 7}
+
+
 def changed(key: str, value: Value | None, base: Path = GOLDEN / "llama-gqa-tied.gguf") -> GGUF:
     file = GGUF.read(base)
     file.metadata.pop(f"tokenizer.ggml.{key}", None)
@@ -404,6 +410,7 @@ DAMAGED: dict[str, tuple[Callable[[], GGUF], str]] = {
     "an end outside": (lambda: changed("eos_token_id", (U32, 272)), "eos_token_id is 272, outside"),
     "a negative start": (lambda: changed("bos_token_id", (I32, -1)), "bos_token_id is -1, outside"),
     "a start that is a text": (lambda: changed("bos_token_id", (STRING, "x\n")), r"bos_token_id is 'x\n', outside"),
+    "suppressed fractions": (lambda: changed("suppress_tokens", (ARRAY, (F32, [1.0]))), "is not a list of tokens"),
     "no scores": (lambda: changed("scores", None, SPM), "tokenizer.ggml.scores is missing"),
     "too few scores": (lambda: changed("scores", (ARRAY, (F32, [1.0])), SPM), "1 token scores for 800 tokens"),
     "scores that are no numbers": (lambda: changed("scores", (ARRAY, (F32, [math.nan] * 800)), SPM), "or no numbers"),

@@ -26,7 +26,7 @@ from edge.errors import CacheError, EngineError, ModelFormatError, UnsupportedEr
 from edge.formats.gguf import GGUFFile
 from edge.model.prompt import joined
 from edge.model.text import well_formed
-from edge.model.tokenizer import MARK, cut_blocks
+from edge.model.tokenizer import MARK, cut_blocks, read_suppressed
 from edge.storage import cache
 from edge.types import IntArray
 
@@ -58,6 +58,7 @@ class LlamaCppTokenizer:
         special = [i for i, each in enumerate(attributes) if each & (_UNKNOWN | _CONTROL | _USER_DEFINED)]
         self._special = {self.text(i): (i, bool(attributes[i] & (_UNKNOWN | _CONTROL))) for i in special}
         self.end_ids = frozenset(i for i in special if self._lib.llama_vocab_is_eog(self._vocabulary, i))
+        self.suppressed = read_suppressed(file)
         # llama.cpp finds user-defined tokens in any text, also those that stand for turns.
         marks = [text for text, (_, control) in self._special.items() if not control and MARK.fullmatch(text)]
         self._marks = re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True)))) if marks else None

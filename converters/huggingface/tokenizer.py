@@ -173,7 +173,8 @@ def _adds_bos(path: Path, said: Mapping[str, Any], settings: Mapping[str, Any]) 
 
 
 def _role_fields(folder: Path, settings: Mapping[str, Any], config: Config, ids: dict[str, int]) -> dict[str, Field]:
-    """bos, eos, unk and pad: by their texts, else by the ids in config.json; and other tokens that end a turn."""
+    """bos, eos, unk and pad: by their texts, else by the ids in config.json; other tokens that end a turn; and those
+    that are never to be generated."""
     fields: dict[str, Field] = {}
     for role, name in _ROLES.items():
         text = settings.get(f"{role}_token")
@@ -189,7 +190,11 @@ def _role_fields(folder: Path, settings: Mapping[str, Any], config: Config, ids:
     texts = {index: text for text, index in ids.items()}
     known = fields.get("tokenizer.ggml.eos_token_id")
     others = [index for index in ends if index != known and texts[index] not in END_NAMES]
-    return fields | ({"tokenizer.ggml.eot_token_id": np.uint32(others[0])} if others else {})
+    if others:
+        fields["tokenizer.ggml.eot_token_id"] = np.uint32(others[0])
+    if suppressed := _ids(said.get("suppress_tokens"), len(ids)):
+        fields["tokenizer.ggml.suppress_tokens"] = np.array(suppressed, np.int32)
+    return fields
 
 
 def _ids(value: Any, size: int) -> list[int]:

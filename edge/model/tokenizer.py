@@ -53,7 +53,7 @@ _LONGEST_BLOCK = 64 << 10  # text without a safe place (no spaces at all) is cut
 class TokenizerLike(Protocol):
     """What runs need of a tokenizer: `Tokenizer`, or llama.cpp's own (`backends/llamacpp/tokenizer.py`).
 
-    end_ids end a turn; add_bos says whether prompts start with bos_id.
+    end_ids end a turn; add_bos says whether prompts start with bos_id; suppressed are never to be generated.
     """
 
     size: int
@@ -61,6 +61,7 @@ class TokenizerLike(Protocol):
     eos_id: int | None
     add_bos: bool
     end_ids: frozenset[int]
+    suppressed: frozenset[int]
 
     def encode(self, text: str | Iterable[str], *, special: bool = False, start: bool = True) -> IntArray: ...
 
@@ -86,6 +87,17 @@ def check_known(file: GGUFFile) -> None:
         raise UnsupportedError(f"{file.path}: tokenizer {brief(kind)} is not supported yet")
     if kind == "gpt2":
         _pre_tokenizer(file)
+
+
+def read_suppressed(file: GGUFFile) -> frozenset[int]:
+    """Tokens that the file forbids to generate, such as Gemma 4's for images. Raises ModelFormatError."""
+    if (key := "tokenizer.ggml.suppress_tokens") not in file.metadata:
+        return frozenset()
+    found = file.numbers(key)
+    if found.dtype.kind not in "iu":
+        raise ModelFormatError(f"{file.path}: {key} is not a list of tokens")
+    size = file.count("tokenizer.ggml.tokens")
+    return frozenset(int(token) for token in found if 0 <= token < size)  # llama.cpp leaves out others, too
 
 
 class Tokenizer:
@@ -119,6 +131,7 @@ class Tokenizer:
         if "<|tool_response>" in by_text:
             ends.discard(by_text.get("</s>", -1))  # a tag of HTML in Gemma 4's vocabulary
         self.end_ids = frozenset(ends)
+        self.suppressed = read_suppressed(file)
 
         self.spaces = fields.get(SPACES)
         if self.spaces not in (None, "first", "always"):

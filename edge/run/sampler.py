@@ -27,7 +27,7 @@ def make_sampler(params: SamplingParams, banned: Iterable[int] = ()) -> Sampler:
     """One callable, logits float32 [vocab] -> token id. It remembers what it drew, for the repetition penalty, and
     writes bans and penalties into the logits it is given.
 
-    banned: tokens that are never drawn (the end of turn, under --ignore-eos).
+    banned: tokens that are never drawn: those that the model's file suppresses, the end of turn under --ignore-eos.
     """
     ban = np.fromiter(banned, dtype=np.int64)
     recent: deque[int] = deque(maxlen=PENALTY_WINDOW)

@@ -341,7 +341,8 @@ class Session:
             run.restored_at = time.perf_counter()
             logits = self._prefill(run, on_prefill)
             if logits is not None:
-                sample = make_sampler(sampling, banned=self.tokenizer.end_ids if ignore_eos else ())
+                banned = self.tokenizer.suppressed | (self.tokenizer.end_ids if ignore_eos else frozenset())
+                sample = make_sampler(sampling, banned)
                 for piece in self._decode(logits, sample, run, thinking, StopStrings(stop), max_tokens):
                     if text is not None:
                         text.write(piece)
