@@ -384,6 +384,20 @@ def test_the_prompt_cache_resumes_where_a_tail_is(
     assert reused == [0, 192, 0, 128, 192]
 
 
+def test_windows_in_all_layers_need_no_more_rows_than_they_see() -> None:
+    """The plan has 256 rows for 480 tokens, and evictions change nothing."""
+    model, tokens = open_model(GOLDEN / "llama-window.gguf"), some_tokens(480)
+    expected = load_engine(model, "reference", "f32", capacity=480).forward_all(tokens)
+    options: dict[str, Any] = {"backend": "tvm", "kv_dtype": "f32", "threads": 1, "logits_rows": CHUNK}
+    with load(model, kv_policy="streaming", expected_tokens=480, prefill_step_size=CHUNK, **options) as session:
+        assert session.plan.config.capacity == 256
+        parts = []
+        for at in range(0, 480, CHUNK):
+            assert session.make_room(CHUNK)
+            parts.append(session.forward(tokens[at : at + CHUNK], upcoming=CHUNK, every=True).copy())
+        np.testing.assert_allclose(np.concatenate(parts), expected, rtol=0, atol=EXACT)
+
+
 @pytest.mark.parametrize(("slack", "replays"), [(200, False), (4, True)])
 def test_a_turn_is_taken_back_where_windows_have_moved_on(
     slack: int, replays: bool, sessions: Callable[..., Session], monkeypatch: pytest.MonkeyPatch

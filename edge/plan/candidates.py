@@ -25,6 +25,7 @@ EVICTED_SHARE = 8  # when the cache is full, 1/8 of it is freed at once: evictio
 _CHUNKS = (512, 256, 128, 64, 32, 16)  # prefill steps, best first; llama.cpp gains nothing beyond 512
 _ROWS_WORTH_REPACKING = 1024  # fewer rows than this are not traded for faster weights
 _STREAMED_CHUNK = 128  # where weights are streamed; the scratch of longer chunks costs more than they save
+_ALL_ROWS = 1 << 40
 _KV_ROW_STEP = 16  # --kv-memory is rounded down to so many rows
 
 
@@ -85,7 +86,8 @@ def find_choices(spec: ModelSpec, backend: Backend, options: Options, *, elsewhe
 def configurations(choice: Choice) -> Iterator[EngineConfig]:
     """Those of a choice, from the best to the most frugal."""
     for config in _candidates(choice):
-        if not choice.whole or (not config.resident and config.capacity >= (choice.options.expected_tokens or 0)):
+        wanted = min(choice.options.expected_tokens or 0, _rows_read(choice))
+        if not choice.whole or (not config.resident and config.capacity >= wanted):
             yield config
 
 
@@ -127,6 +129,18 @@ def _rows_for_bytes(choice: Choice) -> Options:
     return replace(options, max_kv_size=rows, kv_memory=None)
 
 
+def _rows_read(choice: Choice) -> int:
+    """More rows change nothing: a policy that evicts leaves at least a window's, and no layer reads older ones. Of
+    models with windows in all layers; others read all rows."""
+    spec, options = choice.spec, choice.options
+    windows = spec.recipe.windows if spec.recipe else ()
+    if not windows or not all(windows) or not options.policy.evicts:
+        return _ALL_ROWS
+    recent = max(windows) + pinned(options)
+    rows = max(-(-recent * EVICTED_SHARE // (EVICTED_SHARE - 1)), recent + (options.prefill_step_size or 0))
+    return -(-rows // SMALLEST_ROWS) * SMALLEST_ROWS
+
+
 def _candidates(choice: Choice) -> Iterator[EngineConfig]:
     """What the user fixed goes before what was tuned. Those that stream weights keep the least of them in memory."""
     spec, backend, options, tuned = choice.spec, choice.backend, choice.options, choice.tuned
@@ -136,7 +150,7 @@ def _candidates(choice: Choice) -> Iterator[EngineConfig]:
     most = min(limit, max(1, spec.context // 2)) if options.policy.needs.looks and not choice.fits else limit
     expected = -(-(options.expected_tokens or spec.context) // SMALLEST_ROWS) * SMALLEST_ROWS
     smallest = min(limit, max(SMALLEST_ROWS, least_rows(pinned(options)), 2 * (options.prefill_step_size or 0)))
-    wanted = options.max_kv_size or max(min(most, expected), smallest)
+    wanted = options.max_kv_size or max(min(most, expected, _rows_read(choice)), smallest)
     unpressed = options.kv_policy == "full" and not choice.forced
     least = wanted if options.max_kv_size or unpressed else min(wanted, smallest)
     base, chunk = choice.config(wanted), _CHUNKS[0]
