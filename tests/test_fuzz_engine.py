@@ -56,12 +56,8 @@ BASES = [
     quantized(gguf.GGMLQuantizationType.Q4_0),
 ]
 
-FAMILIES = [
-    GGUF.read(GOLDEN / f"{name}.gguf")
-    for name in (
-        "gemma2", "gemma3", "gpt2", "granite", "llama-yarn", "mistral3", "phi3-longrope", "qwen3", "smollm3", "stablelm",
-    )  # fmt: skip
-]
+_OWN = "gemma2 gemma3 gpt2 granite llama-yarn mistral3 phi3-longrope qwen3 smollm3 stablelm"
+FAMILIES = [GGUF.read(GOLDEN / f"{name}.gguf") for name in _OWN.split()]
 
 
 def fallbacks() -> list[GGUF]:
