@@ -18,6 +18,7 @@ import numpy as np
 
 from edge.converters.calibrate import collect
 from edge.converters.huggingface import writer as hf
+from edge.converters.huggingface.adapter import is_adapter_folder
 from edge.converters.huggingface.reader import convert_folder, is_folder, outline_folder
 from edge.converters.merge import merge_gguf, plan_merge
 from edge.converters.onnx import planned_files, rounded_types, write_onnx
@@ -121,6 +122,8 @@ def find_source(source: str | Path) -> Path:
     if path.is_dir() and not is_model_folder(path):
         if is_folder(path):
             return path
+        if is_adapter_folder(path):
+            raise InputError(f"{path} is a PEFT adapter: state its model in GGUF with --base MODEL")
         raise InputError(f"{path} has no config.json: edge convert reads Hugging Face folders and GGUF files")
     found = find_model(source)
     if is_model_folder(found):

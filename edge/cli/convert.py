@@ -63,6 +63,10 @@ def convert(
         str | None,
         o.flag("--lora", metavar="FILE[:SCALE]", help="Merge LoRA adapters, with commas between (edge run --lora)."),
     ] = None,
+    base: Annotated[
+        str | None,
+        o.flag("--base", metavar="MODEL", help="SRC is a folder of a PEFT adapter of this model in GGUF."),
+    ] = None,
     prune_layers: Annotated[int, o.flag("--prune-layers", min=0, help="Number of layers to drop.")] = 0,
     prune_ffn: Annotated[
         float, o.flag("--prune-ffn", help="Share of feed-forward channels to drop, such as 0.1.")
@@ -84,6 +88,9 @@ def convert(
     from edge.converters.prune import Pruning
     from edge.model.lora import parse_lora
 
+    if base is not None:
+        _convert_adapter(Path(source), base, target, force=force, json=json)
+        return
     onnx_method = method if method in ONNX_METHODS else None
     if type is None and (target_size is not None or target_kl is not None):
         type = "q4_0"  # for tensors that cannot be mixed
@@ -126,6 +133,22 @@ def convert(
         print_json({**asdict(report), "target": str(target), "written": True})
     else:
         _show(report, quiet=quiet)
+
+
+def _convert_adapter(folder: Path, base: str, target: Path, *, force: bool, json: bool) -> None:
+    from edge.converters.huggingface.adapter import convert_adapter, is_adapter_folder
+    from edge.devices.output import check_file
+    from edge.model.model import open_model
+
+    if not is_adapter_folder(folder):
+        raise InputError(f"{folder} has no adapter_config.json: --base is for folders of PEFT adapters")
+    check_file(target, force=force)
+    convert_adapter(folder, open_model(base), target)
+    size = target.stat().st_size
+    if json:
+        print_json({"target": str(target), "files": {target.name: size}, "written": True})
+    else:
+        print(table([str(target), "size"], [[target.name, format_bytes(size)]]))
 
 
 def _settings(kind: str | None, method: str | None, group_size: int, embedding: str, has_text: bool) -> Settings | None:
