@@ -65,6 +65,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "text.txt").write_text(page[:1800], encoding="utf-8")
     (tmp_path / "long.txt").write_text(page, encoding="utf-8")
     shutil.copytree(GOLDEN / "folders" / "llama", tmp_path / "SmolLM2-135M")
+    shutil.copy(GOLDEN / "lfm2.gguf", tmp_path)
     (tmp_path / "sensors" / "sys").mkdir(parents=True)
     monkeypatch.setenv("EDGE_SENSORS", str(tmp_path / "sensors"))
     monkeypatch.setenv("EDGE_HISTORY", "0")

@@ -64,7 +64,7 @@ def inspect(
 
 def _kv_bytes(use: EngineUse, dtype: str) -> str:
     windows = use.window_bytes.get(dtype)
-    return f"{dtype} {use.kv_bytes[dtype]}" + (f" and {format_bytes(windows)} of windows" if windows else "")
+    return f"{dtype} {use.kv_bytes[dtype]}" + (f" and {format_bytes(windows)} of fixed size" if windows else "")
 
 
 def _line(text: str) -> str:
@@ -122,7 +122,17 @@ def _shape(spec: ModelSpec) -> list[list[str]]:
         positions = f"RoPE of {positions}{where}"
     else:
         positions = "none"
-    windowed = [window for window in recipe.windows if window] if recipe else []
+    windowed = [window for window in spec.windows if window]
+    attending = sum(map(bool, spec.kv_values))
+    kinds = []
+    if spec.recurrent:
+        state = (
+            f"{format_bytes(spec.state_bytes)} whatever the number of tokens" if spec.state_bytes else "its own size"
+        )
+        kinds.append(["recurrent state", f"{state}; {attending} of {spec.layers} layers keep KV rows"])
+    if spec.experts:
+        share = spec.expert_parameters / max(1, spec.parameters)
+        kinds.append(["experts", f"{spec.experts}, {spec.experts_used} for a token; {share:.0%} of all parameters"])
     return [
         ["name", spec.name],
         ["layers", f"{spec.layers} of width {spec.hidden}, FFN {spec.ffn}"],
@@ -131,6 +141,7 @@ def _shape(spec: ModelSpec) -> list[list[str]]:
         ["context", f"{spec.context:,} tokens"],
         ["positions", positions],
         ["windows", f"{max(windowed):,} tokens in {len(windowed)} of {spec.layers} layers" if windowed else "none"],
+        *kinds,
     ]
 
 
