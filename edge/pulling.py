@@ -21,7 +21,6 @@ from edge.hub.quants import is_part, label_of, matches, runnable, usual
 from edge.hub.repository import RemoteFile, Repository, look_up
 from edge.model.catalog import find_local, hub_reference
 from edge.model.known import known_models
-from edge.model.model import Model
 from edge.model.reader import read_spec
 from edge.options import Options, takes_options
 from edge.plan.device import TOKENIZER_BYTES, plan_for
@@ -120,11 +119,6 @@ def ensure(
     return take(chosen, progress=progress, notice=notice)
 
 
-def preview(model: str | Path, options: Options, *, device: str = HOST) -> Model:
-    """What the header of a model on the Hub says: all but its weights. Raises as `pull`."""
-    return Model(offer(str(model), options, device=device).header)
-
-
 def _candidates(repository: Repository, reference: Reference) -> list[RemoteFile]:
     """Files that a reference can mean, the best first. Raises InputError, UnsupportedError."""
     files, name = [file for file in repository.files if runnable(file.path)], repository.name
@@ -175,12 +169,13 @@ def _choose(repository: Repository, candidates: Sequence[RemoteFile], options: O
         if file != smallest and (left <= 1 or (most is not None and file.size > most)):
             continue
         left -= 1
+        header = None
         try:
             header = read_header(repository, file)
             spec = read_spec(header)
             plan = plan_for(profile, header, spec, options, TOKENIZER_BYTES * spec.vocab)
         except (BudgetError, UnsupportedError, MissingExtraError) as error:
-            errors.append(error)
+            errors.append(error if header is None else _named(error, header, f"{repository.name}/{file.path}"))
             if isinstance(error, BudgetError) and error.smallest is not None and options.memory is not None:
                 most = options.memory - max(0, error.smallest - file.size)
             continue
@@ -193,6 +188,11 @@ def _choose(repository: Repository, candidates: Sequence[RemoteFile], options: O
     if slow is not None:
         return slow
     raise min((each for each in errors if isinstance(each, BudgetError)), key=_asks, default=errors[0])
+
+
+def _named(error: EdgeError, header: GGUFFile, name: str) -> EdgeError:
+    """With the file's name in place of its header's."""
+    return error if str(header.path) not in str(error) else type(error)(str(error).replace(str(header.path), name))
 
 
 def _asks(error: BudgetError) -> int:

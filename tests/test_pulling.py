@@ -168,6 +168,20 @@ def test_factors_of_rope_are_part_of_a_header(hub: Hub, name: str, monkeypatch: 
     assert repr(read_spec(found).recipe) == repr(whole.recipe)
 
 
+@pytest.mark.parametrize("name", ["qwen35", "gemma4"])
+def test_models_of_llama_cpp_are_judged_by_their_headers(hub: Hub, name: str) -> None:
+    """It tries them without weights, which are holes in a file of full size."""
+    pytest.importorskip("llama_cpp")
+    hub.repositories[NAME] = {"m.gguf": golden(name)}
+    before = edge.forecast(NAME).plan
+    assert None not in hub.ranges()
+    edge.pull(NAME)
+    after = edge.forecast(NAME).plan
+    assert before.backend == after.backend == "llamacpp"
+    assert before.config == after.config
+    assert replace(before.bytes, interpreter=0, reserve=0) == replace(after.bytes, interpreter=0, reserve=0)
+
+
 @pytest.mark.parametrize(
     ("data", "error"),
     [

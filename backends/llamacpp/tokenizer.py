@@ -23,7 +23,7 @@ import numpy as np
 from edge.backends.llamacpp.library import LOG, library, version
 from edge.devices.child import run_child
 from edge.errors import CacheError, EngineError, ModelFormatError, UnsupportedError
-from edge.formats.gguf import GGUFFile
+from edge.formats.gguf import GGUFFile, at_full_size
 from edge.model.prompt import joined
 from edge.model.text import well_formed
 from edge.model.tokenizer import MARK, cut_blocks, read_suppressed
@@ -48,7 +48,8 @@ class LlamaCppTokenizer:
     def __init__(self, file: GGUFFile) -> None:
         library()
         _try_first(file)
-        self._lib, self._vocabulary = open_vocabulary(self, file.path)
+        with at_full_size(file) as path:
+            self._lib, self._vocabulary = open_vocabulary(self, path)
         self.size = int(self._lib.llama_vocab_n_tokens(self._vocabulary))
         if self.size > file.tensors["token_embd.weight"].shape[1]:
             raise ModelFormatError(f"{file.path}: {self.size} tokens, but another number of embeddings")
@@ -161,10 +162,11 @@ def _try_first(file: GGUFFile) -> None:
 
 def _try(file: GGUFFile) -> None:
     try:
-        run_child(
-            "edge.backends.llamacpp.tokenizer_child", str(file.path), lambda message: None,
-            failure="llama.cpp gave up", environment={"GGML_NO_BACKTRACE": "1"}, timeout=_TIMEOUT,
-        )  # fmt: skip
+        with at_full_size(file) as path:
+            run_child(
+                "edge.backends.llamacpp.tokenizer_child", str(path), lambda message: None,
+                failure="llama.cpp gave up", environment={"GGML_NO_BACKTRACE": "1"}, timeout=_TIMEOUT,
+            )  # fmt: skip
     except EngineError as error:
         raise UnsupportedError(f"{file.path}: llama.cpp cannot read its tokenizer ({error})") from None
 

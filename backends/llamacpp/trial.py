@@ -17,7 +17,7 @@ from typing import Any
 from edge.backends.llamacpp.library import version
 from edge.devices.child import run_child
 from edge.errors import CacheError, EngineError, UnsupportedError
-from edge.formats.gguf import GGUFFile
+from edge.formats.gguf import GGUFFile, at_full_size
 from edge.model.spec import ModelSpec
 from edge.storage import cache
 
@@ -111,10 +111,11 @@ def _remembered(file: GGUFFile, key: str) -> dict[str, Any]:
 
 def _ask(file: GGUFFile) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = run_child(
-            "edge.backends.llamacpp.trial_child", str(file.path), lambda message: None,
-            failure="llama.cpp gave up", environment={"GGML_NO_BACKTRACE": "1"}, timeout=_TIMEOUT,
-        )  # fmt: skip
+        with at_full_size(file) as path:
+            found: dict[str, Any] = run_child(
+                "edge.backends.llamacpp.trial_child", str(path), lambda message: None,
+                failure="llama.cpp gave up", environment={"GGML_NO_BACKTRACE": "1"}, timeout=_TIMEOUT,
+            )  # fmt: skip
     except UnsupportedError:
         raise
     except EngineError as error:

@@ -52,6 +52,7 @@ def plan(
     from edge.model.catalog import find_local
     from edge.model.model import Model
     from edge.prediction.forecast import forecast
+    from edge.run.opening import find_tokenizer
 
     contexts = None if at is None else parse_numbers("--at", at)
     offered = None
@@ -59,7 +60,7 @@ def plan(
         from edge.pulling import offer
 
         offered = offer(model, options, device=device)
-    subject = model if offered is None else Model(offered.header)
+    subject = model if offered is None else Model(offered.header, find_tokenizer)
     found = forecast(subject, options, device=device, prompt=prompt, contexts=contexts, expected_tokens=tokens)
     made, spec, streaming, prediction = found.plan, found.model.spec, found.streaming, found.prediction
     if json:

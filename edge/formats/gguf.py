@@ -11,8 +11,10 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 from __future__ import annotations
 
 import os
+import shutil
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as brief  # what a file claims may be megabytes long, a message may not
@@ -20,6 +22,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from edge.devices.output import work_folder
 from edge.devices.regular import open_regular
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.blocks import BLOCK_TYPES
@@ -264,6 +267,21 @@ def read_gguf(path: str | Path, size: int | None = None) -> GGUFFile:
         raise type(error)(message if message.startswith(str(path)) else f"{path}: {message}") from None
     except OSError as error:
         raise ModelFormatError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+@contextmanager
+def at_full_size(file: GGUFFile) -> Iterator[Path]:
+    """The file's path; where only its beginning is here, that of a copy with holes for the weights, for readers that
+    check sizes. Raises InputError if it cannot be written."""
+    if file.path.stat().st_size >= file.size:
+        yield file.path
+        return
+    with work_folder() as folder:
+        path = folder / file.path.name
+        shutil.copyfile(file.path, path)
+        os.truncate(path, file.data_offset)
+        os.truncate(path, file.size)
+        yield path
 
 
 def _read_header(path: Path, size: int, cursor: _Cursor) -> GGUFFile:

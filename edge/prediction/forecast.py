@@ -24,7 +24,7 @@ from edge.plan.plan import Plan
 from edge.prediction.predict import Prediction, Wanted, predict
 from edge.prediction.work import Streaming, streaming_cost
 from edge.run.history import Setting, earlier_runs
-from edge.run.opening import open_model
+from edge.run.opening import find_tokenizer, open_model
 
 _PROMPT = 512  # tokens of which prefill is predicted, unless a caller says
 _CONTEXTS = (128, 1024, 4096)  # at which decoding is predicted, and at the full cache
@@ -105,9 +105,9 @@ def _open(model: str | Path, options: Options, device: str) -> Model:
     """Of a model on the Hub that is not here, what its header says."""
     if found := find_local(model):
         return open_model(found)
-    from edge.pulling import preview  # here: local models need no client for HTTP
+    from edge.pulling import offer  # here: local models need no client for HTTP
 
-    return preview(model, options, device=device)
+    return Model(offer(str(model), options, device=device).header, find_tokenizer)
 
 
 def _predict(
