@@ -13,7 +13,7 @@ from edge.cli import options as o
 from edge.cli.show import print_json, printable, progress, table
 
 if TYPE_CHECKING:
-    from edge.inspection import AdapterInfo, EngineUse, Inspection, Vocabulary
+    from edge.inspection import AdapterInfo, Inspection, Vocabulary
     from edge.model.spec import ModelSpec
 
 _LINES, _WIDTH = 3, 100  # of a chat template, unless all of it is requested
@@ -50,21 +50,21 @@ def inspect(
         ]
         print("\n" + table(["tensor", "shape", "type", "size"], lines, left=3))
     if found.engines:
-        runs = [
-            [each.engine, each.reason or "yes", ", ".join(_kv_bytes(each, dtype) for dtype in each.kv_bytes)]
-            for each in found.engines
-        ]
         when = "once converted" if found.format.startswith("Hugging") else "runs it"
-        print("\n" + table(["engine", when, "KV bytes per token (counted)"], runs, left=3))
+        headings = ["engine", when, "KV bytes per token (counted)"]
+        runs = [[each.engine, each.reason or "yes", _by_dtype(each.kv_bytes)] for each in found.engines]
+        if any(each.window_bytes for each in found.engines):
+            headings.append("of fixed size")
+            runs = [[*run, _by_dtype(each.window_bytes)] for run, each in zip(runs, found.engines, strict=True)]
+        print("\n" + table(headings, runs, left=4))
     if found.template is not None:
         text = printable(found.template)
         thinks = ", of a model that thinks (--think)" if found.thinks else ""
         print(f"\nchat template, {len(found.template)} characters{thinks}:\n{text if template else _beginning(text)}")
 
 
-def _kv_bytes(use: EngineUse, dtype: str) -> str:
-    windows = use.window_bytes.get(dtype)
-    return f"{dtype} {use.kv_bytes[dtype]}" + (f" and {format_bytes(windows)} of fixed size" if windows else "")
+def _by_dtype(sizes: dict[str, int]) -> str:
+    return ", ".join(f"{dtype} {size}" for dtype, size in sizes.items())
 
 
 def _line(text: str) -> str:

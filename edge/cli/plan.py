@@ -90,7 +90,7 @@ def _bytes(made: Plan) -> str:
     rows: list[tuple[str, str, int]] = [
         ("interpreter", "this process and the engine's libraries", count.interpreter),
         ("weights", _weights(made), count.weights),
-        ("KV cache", f"{config.capacity} rows, {config.kv_dtype}", count.kv),
+        ("KV cache", f"{config.capacity} rows{_fixed(count.fixed_kv)}, {config.kv_dtype}", count.kv),
         ("scratch", f"prefill chunk of {config.chunk} tokens", count.scratch),
         *([("adapters", f"rank {config.lora_rank}", count.lora)] if count.lora else []),
         ("predicted peak", "estimated", made.predicted_peak),
@@ -146,3 +146,8 @@ def _weights(made: Plan) -> str:
     if made.bytes.streamed:
         return "of a mapped file, at a time"
     return "repacked in memory" if made.config.repack else "mapped from a file"
+
+
+def _fixed(nbytes: int) -> str:
+    """Rows of sliding windows, or recurrent states."""
+    return f" and {format_bytes(nbytes)} of fixed size" if nbytes else ""
