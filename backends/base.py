@@ -27,7 +27,7 @@ class EngineConfig:
 
     One flat record for all engines, because plans, reports and saved profiles show it so, and profiles are read back
     without their engine. The plan weighs `repack` and `resident` against KV rows within the budget, and derives
-    `observes`, `per_head`, `uneven` and `pinned` from the KV policy. It only passes `provider` and `tuning` on. Engines
+    `observes`, `per_head`, `uneven` and `pinned` from the KV policy. It only passes `provider`, `gpu_layers` and `tuning` on. Engines
     that lack a feature ignore its field.
     """
 
@@ -43,6 +43,7 @@ class EngineConfig:
 
     repack: bool = False  # weights repacked in private memory (faster), not mapped (reclaimable): `Backend.can_repack`
     provider: str = "cpu"  # onnx: the execution provider of ONNX Runtime
+    gpu_layers: int = 0  # llamacpp: layers whose weights are on a GPU
     resident: int = 0  # bytes of weights in memory at a time, the rest is streamed (`Footprint.least_weights`); 0: all
     tuning: dict[str, int] = field(default_factory=dict)  # tvm: tile and task sizes that differ from the defaults
     lora_rank: int = 0  # the largest rank of adapters that there is room for; 0: the engine is loaded without any
@@ -119,6 +120,7 @@ class Capabilities:
     granularity: the finest unit that may keep rows of its own. uneven: the finest unit that may keep a *number* of rows
     of its own; "token" means that all heads of all layers keep equally many. attention, keys: what policies may see.
     tunable: `edge tune` finds settings for it. providers: it takes --provider. folders: it runs folders in ONNX.
+    gpu_layers: it takes --gpu-layers.
     lora: it runs adapters (`AdaptedEngine`). any_tokenizer: also models whose tokenizer edge does not know.
     """
 
@@ -130,6 +132,7 @@ class Capabilities:
     tunable: bool = False
     providers: bool = False
     folders: bool = False
+    gpu_layers: bool = False
     lora: bool = False
     any_tokenizer: bool = False
 

@@ -93,6 +93,10 @@ class Options:
         None, "--provider", group=ENGINE,
         help="What the onnx engine runs on: an execution provider (default: cpu).",
     )  # fmt: skip
+    gpu_layers: int | None = option(
+        None, "--gpu-layers", group=ENGINE,
+        help="Layers that the llamacpp engine runs on a GPU, the last ones first (default: 0).",
+    )  # fmt: skip
     lora: tuple[LoraFile, ...] | None = option(
         None, "--lora", group=ENGINE, typed=str, parse=parse_lora, metavar="FILE[:SCALE]",
         help="LoRA adapter in GGUF, such as style.gguf or style.gguf:0.5; several with commas between.",

@@ -15,10 +15,12 @@ from test_gguf_file import GGUF, STRING, U32
 from edge import load
 from edge.backends import find_backend, llamacpp
 from edge.backends.base import Engine, EngineConfig, RewindError
-from edge.backends.llamacpp.library import is_installed
+from edge.backends.llamacpp.library import is_installed, library
 from edge.backends.llamacpp.trial import try_header
 from edge.errors import InputError, UnsupportedError
+from edge.formats.gguf import GGUFFile
 from edge.model.model import open_model
+from edge.model.spec import ModelSpec
 from edge.options import Options
 from edge.plan.plan import make_plan
 from edge.prediction.work import work_of
@@ -217,6 +219,27 @@ def test_experts_that_a_token_does_not_need_are_not_read() -> None:
     one, many = (work_of(model.spec, config, footprint, tokens, 0) for tokens in (1, 16))
     assert one.weight_bytes == pytest.approx(footprint.weights - model.spec.expert_bytes / 2)  # 2 of 4
     assert many.weight_bytes == pytest.approx(footprint.weights, rel=0.01)
+
+
+def test_layers_on_a_gpu_need_a_llama_cpp_that_can() -> None:
+    model, tokens, expected = open_fallback("qwen3moe")
+    if library().llama_supports_gpu_offload():
+        pytest.skip("this llama.cpp has GPU support")
+    with pytest.raises(UnsupportedError, match="--gpu-layers 1 needs a llama.cpp with GPU support"):
+        make_plan(model.spec, llamacpp, Options(gpu_layers=1))
+    with pytest.raises(InputError, match="--gpu-layers must be from 0 to 3"):
+        make_plan(model.spec, llamacpp, Options(gpu_layers=4))
+    with pytest.raises(UnsupportedError, match="--gpu-layers is for the llamacpp engine"):
+        make_plan(model.spec, find_backend("reference", *_llama()), Options(gpu_layers=0))
+    with load(GOLDEN / "qwen3moe.gguf", backend="llamacpp", gpu_layers=0, kv_dtype="f32", logits_rows=64) as session:
+        assert session.plan.config.gpu_layers == 0
+        logits = session.engine.forward_all(tokens)
+        np.testing.assert_allclose(logits[-len(expected) :], expected, atol=1e-3)
+
+
+def _llama() -> tuple[GGUFFile, ModelSpec]:
+    model = open_model(GOLDEN / "llama-one-layer.gguf")
+    return model.file, model.spec
 
 
 PROMISES = """

@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 NAME = "llamacpp"
 KV_DTYPES = ("f16", "q8_0", "q4_0", "f32")  # f32 turns flash attention off: the exact mode, for tests
 CAPABILITIES = Capabilities(
-    "token", uneven="token", kv_dtypes=KV_DTYPES, attention=True, keys=False, lora=True, any_tokenizer=True
+    "token",
+    uneven="token",
+    kv_dtypes=KV_DTYPES,
+    attention=True,
+    keys=False,
+    lora=True,
+    any_tokenizer=True,
+    gpu_layers=True,
 )
 EFFICIENCY = Efficiency(
     {"integers": Weights(0.43, 1.8, 0.24), "others": Weights(0.30, 0.42), "floats": Weights(0.70, 1.1)},
@@ -146,6 +153,7 @@ def check_observed(config: EngineConfig) -> None:
 def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     """Bytes by llama.cpp's own rules, checked against its log (`benchmarks/prediction.py`)."""
     check_observed(config)
+    _check_gpu(config)
     rows = allocated_rows(config.capacity)
     trial = _trial(spec)
     graph = _GRAPH_BYTES
@@ -167,6 +175,18 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
         fixed_kv=state_bytes(spec),
         lora=config.lora_bytes,
     )
+
+
+def _check_gpu(config: EngineConfig) -> None:
+    """Layers on a GPU count like all others: their weights are read through this process, and rows stay in it."""
+    if config.gpu_layers and is_installed():
+        from edge.backends.llamacpp.library import library
+
+        if not library().llama_supports_gpu_offload():
+            raise UnsupportedError(
+                f"--gpu-layers {config.gpu_layers} needs a llama.cpp with GPU support, and llama-cpp-python "
+                f"{version()} was built without"
+            )
 
 
 def _pass_bytes(spec: ModelSpec, config: EngineConfig, rows: int) -> int:

@@ -13,7 +13,7 @@ _LOAD_PRIVATE, _LOAD_MAPPED = 0, 1  # llama_load_mode: read into memory, or map 
 
 def model_parameters(lib: Any, config: EngineConfig) -> Any:
     parameters = lib.llama_model_default_params()
-    parameters.n_gpu_layers = 0
+    parameters.n_gpu_layers = config.gpu_layers
     parameters.use_extra_bufts = config.repack
     # Weights repacked from a mapping would be resident twice; weights read into private memory are there once.
     parameters.load_mode = _LOAD_PRIVATE if config.repack else _LOAD_MAPPED

@@ -64,6 +64,7 @@ class Choice:
             uneven=policy.needs.uneven != "token",
             pinned=pinned_rows(policy) if policy.close_gaps else 0,
             provider=options.provider or "cpu",
+            gpu_layers=options.gpu_layers or 0,
             lora_rank=options.lora_size.rank,
             lora_bytes=options.lora_size.nbytes,
         )

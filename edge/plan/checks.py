@@ -33,6 +33,9 @@ def check_request(spec: ModelSpec, backend: Backend, options: Options, *, elsewh
     if options.lora and not has.lora:
         others = " or ".join(engines_with("lora"))
         raise UnsupportedError(f"the {backend.NAME} engine runs no LoRA adapters: use --backend {others}")
+    if options.gpu_layers is not None and not has.gpu_layers:
+        other = engines_with("gpu_layers")[0]
+        raise UnsupportedError(f"--gpu-layers is for the {other} engine, not for {backend.NAME}: use --backend {other}")
     if options.kv_dtype is not None and options.kv_dtype not in has.kv_dtypes:
         raise UnsupportedError(
             f"the {backend.NAME} engine has no KV dtype {options.kv_dtype!r}: choose {', '.join(has.kv_dtypes)}"
@@ -45,6 +48,7 @@ def check_request(spec: ModelSpec, backend: Backend, options: Options, *, elsewh
         ("logits_rows", options.logits_rows, 1, 8192),
         ("--prefill-step-size", options.prefill_step_size, 1, 8192),
         ("--threads", options.threads, 1, 1024),
+        ("--gpu-layers", options.gpu_layers, 0, spec.layers + 1),  # the output layer is one more
     ):
         check_count(flag, value, low, high, f" ({most.why})" if high == most.rows else "")
     if not elsewhere:
