@@ -246,6 +246,16 @@ def test_gemma4_gives_any_text_back(gemma4_path: Path, text: str) -> None:
     assert not {tokenizer.text(token) for token in tokens} & (MARKS.keys() - {"</s>"})
 
 
+def test_gemma4_as_a_tokenizer_json(gemma4_path: Path) -> None:
+    """The ids of the `tokenizers` library, which cuts no text at newlines."""
+    ours = Tokenizer(read_gguf(gemma4_path))
+    library = Library.from_str(json.dumps(tokenizer_json(ours)))
+    for text in TEXTS + SEPARATING + mixed_texts(5, examples(300)) + ["\n" * count for count in range(40)]:
+        expected = library.encode(text, add_special_tokens=False).ids
+        assert ids(ours, text, special=True) == expected
+        assert library.decode(expected, skip_special_tokens=True) == ours.decode(expected)
+
+
 def test_gemma4_starts_with_bos_whatever_the_file_says(tmp_path: Path) -> None:
     file = GGUF(dict(gemma4().metadata), gemma4().tensors)
     file.metadata["tokenizer.ggml.add_bos_token"] = (BOOL, False)
