@@ -12,7 +12,7 @@ import typer
 
 from edge.budget import format_bytes, format_joules
 from edge.cli import options as o
-from edge.cli.show import note, print_json, printable, table
+from edge.cli.show import note, print_json, printable, progress, table
 from edge.errors import InputError
 from edge.model.spec import format_count
 from edge.options import Options
@@ -129,7 +129,8 @@ def _show_fits(options: Options, device: str, tokens: int | None, *, json: bool)
     from edge.prediction.fits import READABLE, TOKENS
     from edge.prediction.fits import fits as judge
 
-    found = judge(options, device=device, expected_tokens=tokens)
+    with progress(enabled=not json) as shown:
+        found = judge(options, device=device, expected_tokens=tokens, progress=shown.step("planning models"))
     if json:
         print_json({"device": device, "tokens": tokens or TOKENS, "models": [asdict(each) for each in found]})
         return

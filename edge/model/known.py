@@ -22,13 +22,15 @@ else:
     import tomli as tomllib
 
 _EPSILON = "attention.layer_norm_rms_epsilon"  # bytes and speed do not depend on it, but llama.cpp insists on one
+_NO_VOCABULARY = "no_vocab"
 MIXTURES = ("Q8_0", "Q6_K", "Q4_K_M", "Q4_0")  # of a model that states none, the best first
 
 
 @dataclass(frozen=True)
 class KnownModel:
     """A line of the table. repository: USER/REPO on the Hub, with GGUF files. parameters: as its publisher states them.
-    architecture, figures, untied, factors: as `edge.model.layout` takes them. types: mixtures of its files.
+    architecture, figures, untied, factors: as `edge.model.layout` takes them. tokenizer, pre: its kind. types: mixtures
+    of its files.
     """
 
     name: str
@@ -38,16 +40,19 @@ class KnownModel:
     source: str
     architecture: str
     figures: dict[str, Any]
+    tokenizer: str = "gpt2"
+    pre: str = "default"
     untied: bool = False
     factors: tuple[str, ...] = ()
     types: tuple[str, ...] = field(default=MIXTURES)
 
     @property
     def header(self) -> dict[str, Any]:
-        """The architecture's part of the header, with the keys that GGUF has."""
+        """The parts of the header that plans depend on, with the keys that GGUF has."""
         figures = {_EPSILON: 1e-5, **_flat(self.figures)}
         own = {f"{self.architecture}.{key}": value for key, value in figures.items()}
-        return {"general.architecture": self.architecture, "general.name": self.name, **own}
+        words = {"tokenizer.ggml.model": self.tokenizer, "tokenizer.ggml.pre": self.pre}
+        return {"general.architecture": self.architecture, "general.name": self.name, **own, **words}
 
 
 @cache
@@ -58,9 +63,10 @@ def known_models() -> dict[str, KnownModel]:
     return {name: parse(KnownModel, {"name": name, **fields}, name, strict=True) for name, fields in table.items()}
 
 
-def outline_model(model: KnownModel, mixture: str, path: Path) -> GGUFFile:
-    """A file with the header that the model's GGUF file in a mixture has, and holes for its tensors: to plan with."""
-    header = model.header
+def outline_model(model: KnownModel, mixture: str, path: Path, *, loadable: bool = False) -> GGUFFile:
+    """A file with the header that the model's GGUF file in a mixture has, and holes for its tensors: to plan with. It
+    lacks the vocabulary; loadable: says so, as llama.cpp demands, instead of naming the tokenizer."""
+    header = model.header | ({"tokenizer.ggml.model": _NO_VOCABULARY} if loadable else {})
     tensors = plan_types(tensors_of(header, untied=model.untied, factors=model.factors), mixture)
     return write_outline(path, {key: _field(value) for key, value in header.items()}, tensors)
 

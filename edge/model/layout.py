@@ -77,7 +77,8 @@ class _Figures:
 
     def is_recurrent(self, layer: int) -> bool:
         if self.architecture == "qwen35":
-            return (layer + 1) % self.count("full_attention_interval") != 0
+            stated = self.get("attention.recurrent_layers", None)
+            return bool(stated[layer]) if stated else (layer + 1) % self.count("full_attention_interval") != 0
         return self.architecture.startswith("lfm2") and not self.count("attention.head_count_kv", layer)
 
     def has_keys(self, layer: int) -> bool:

@@ -7,17 +7,20 @@ would have is written, read and planned like any other; nothing is downloaded. A
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from edge.budget import format_bytes
+from edge.devices.memory import memory_limit
 from edge.devices.output import work_folder
+from edge.devices.power import memory_root
 from edge.devices.profile import DeviceProfile
 from edge.devices.profiles import HOST, find_profile
-from edge.errors import BudgetError, UnsupportedError
+from edge.errors import BudgetError, InputError, UnsupportedError
+from edge.formats.gguf import GGUFFile
 from edge.model.known import KnownModel, known_models, outline_model
 from edge.model.reader import read_spec
 from edge.options import Options, takes_options
@@ -54,11 +57,16 @@ class Try:
     def fits(self) -> bool:
         return self.reason is None
 
+    @property
+    def is_good(self) -> bool:
+        """Whole in memory, at a readable or unknown speed."""
+        return self.fits and not self.streamed and (self.tok_s is None or self.tok_s.value >= READABLE)
+
 
 @dataclass(frozen=True)
 class Fit:
     """A model of the table. parameters: counted. best: its best mixture that fits, at a readable speed if there is one;
-    None: none fits. reason: why a better one, or any, does not.
+    None: none fits. reason: why a better one, or any, does not. tried: mixtures, the best first, up to a good one.
     """
 
     name: str
@@ -72,38 +80,50 @@ class Fit:
 
 
 @takes_options
-def fits(options: Options | None = None, *, device: str = HOST, **keywords: Any) -> list[Fit]:
+def fits(
+    options: Options | None = None,
+    *,
+    device: str = HOST,
+    names: Sequence[str] | None = None,
+    progress: Callable[[float, float], None] = lambda done, total: None,
+    **keywords: Any,
+) -> list[Fit]:
     """Models of the table, best first: those that fit and reach `READABLE`, by parameters, then by speed; those whose
     speed is unknown; those that are slower; those that fit only with weights streamed; those that do not fit.
 
-    device: its name in `edge devices list`. expected_tokens: 4,096 unless stated. The keywords are options, as people
-    write them, and go before those of `options`:
+    device: its name in `edge devices list`. names: judge these models only. progress: is told models that were judged,
+    and their number. expected_tokens: 4,096 unless stated. The keywords are options, as people write them, and go
+    before those of `options`:
 
     OPTIONS
 
-    Raises InputError for impossible options and unknown devices.
+    Raises InputError for impossible options, unknown devices and names.
     """
     options = (options or Options()).updated(**keywords)
     options = options if options.expected_tokens else options.updated(expected_tokens=TOKENS)
-    profile = find_profile(device)
+    profile, table = find_profile(device), known_models()
+    if unknown := sorted(set(names or ()) - set(table)):
+        raise InputError(f"{unknown[0]!r} is not in the table of models: choose {', '.join(table)}")
+    chosen = [model for name, model in table.items() if names is None or name in names]
+    found: list[Fit] = []
     with work_folder() as folder, _quiet():
-        found = [_judge(model, profile, options, folder / "outline.gguf") for model in known_models().values()]
+        for model in chosen:
+            progress(len(found), len(chosen))
+            found.append(_judge(model, profile, options, folder / "outline.gguf"))
+    progress(len(chosen), len(chosen))
     return sorted(found, key=_order)
 
 
 def _judge(model: KnownModel, profile: DeviceProfile, options: Options, path: Path) -> Fit:
-    tried = []
+    """Mixtures are tried from the best on, until one is whole in memory and fast enough."""
+    tried: list[Try] = []
+    parameters = 0
     for mixture in model.types:
         file = outline_model(model, mixture, path)
         parameters = sum(tensor.elements for tensor in file.tensors.values())
-        weights = sum(tensor.nbytes for tensor in file.tensors.values())
-        try:
-            spec = read_spec(file)
-            expected = min(options.expected_tokens or TOKENS, spec.context)
-            found = look_ahead(file, spec, profile, replace(options, expected_tokens=expected), outline=True)
-            tried.append(_try(mixture, weights, found))
-        except (BudgetError, UnsupportedError) as error:
-            tried.append(Try(mixture, weights, reason=str(error).removeprefix(f"{file.path}: ")))
+        tried.append(_plan(model, mixture, file, profile, options))
+        if tried[-1].is_good:
+            break
     best = _best(tried)
     better = tried[: tried.index(best)] if best and not best.streamed else tried
     return Fit(
@@ -116,6 +136,28 @@ def _judge(model: KnownModel, profile: DeviceProfile, options: Options, path: Pa
         reason=_why(better[-1], best) if better else None,
         tried=tuple(tried),
     )
+
+
+def _plan(model: KnownModel, mixture: str, file: GGUFFile, profile: DeviceProfile, options: Options) -> Try:
+    weights = sum(tensor.nbytes for tensor in file.tensors.values())
+    try:
+        spec = read_spec(file)
+        if not spec.proven:  # its engine tries the header, which takes a second, and needs all weights in memory
+            room = _room(profile, options)
+            if room is not None and weights > room:
+                return Try(mixture, weights, reason=f"its weights take {format_bytes(weights)} of {format_bytes(room)}")
+            file = outline_model(model, mixture, file.path, loadable=True)
+        expected = min(options.expected_tokens or TOKENS, spec.context)
+        found = look_ahead(file, spec, profile, replace(options, expected_tokens=expected), outline=True)
+        return _try(mixture, weights, found)
+    except (BudgetError, UnsupportedError) as error:
+        return Try(mixture, weights, reason=str(error).removeprefix(f"{file.path}: "))
+
+
+def _room(profile: DeviceProfile, options: Options) -> int | None:
+    """Bytes that a process may hold there; None if unknown."""
+    device = memory_limit(memory_root()).bytes if profile.name == HOST else profile.memory
+    return min((each for each in (device, options.memory) if each), default=None)
 
 
 def _try(mixture: str, weights: int, found: Outlook) -> Try:
@@ -144,8 +186,8 @@ def _best(tried: list[Try]) -> Try | None:
     whole = [each for each in fitting if not each.streamed]
     if not whole:
         return min(fitting, key=lambda each: each.streamed, default=None)
-    readable = [each for each in whole if each.tok_s is None or each.tok_s.value >= READABLE]
-    return readable[0] if readable else max(whole, key=lambda each: each.tok_s.value if each.tok_s else 0.0)
+    good = [each for each in whole if each.is_good]
+    return good[0] if good else max(whole, key=lambda each: each.tok_s.value if each.tok_s else 0.0)
 
 
 def _why(other: Try, best: Try | None) -> str:
