@@ -170,8 +170,10 @@ def test_busy_servers_are_asked_again(hub: Hub, monkeypatch: pytest.MonkeyPatch)
         (503, {}),
         (500, {"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}),
     ]
-    assert fetch().read_bytes() == DATA
+    said: list[str] = []
+    assert fetch(notice=said.append).read_bytes() == DATA
     assert [each for each in pauses if each] == [7, 0.002, 0.004]
+    assert [each.split(" ", 1)[1] for each in said] == ["answers 429: trying again in 7 s"]
     (folder() / "blobs" / sha256(DATA)).unlink()
     hub.faults.status = [(429, {"Retry-After": "900"})]
     with pytest.raises(DownloadError, match="answers 429, and asks to wait 900 s"):

@@ -49,7 +49,7 @@ def download(
         with cache.locked(repository, file, waiting):
             if not is_here(blob, file):
                 with explained(repository.name, repository.revision):
-                    _fetch(repository, file, blob, progress)
+                    _fetch(repository, file, blob, progress, notice)
             progress(file.size, file.size)
             if not is_here(pointer, file):
                 cache.link(repository, file)
@@ -81,7 +81,7 @@ def read_bytes(repository: Repository, file: RemoteFile, start: int, stop: int, 
         patiently(step, lambda: at)
 
 
-def _fetch(repository: Repository, file: RemoteFile, blob: Path, progress: Progress) -> None:
+def _fetch(repository: Repository, file: RemoteFile, blob: Path, progress: Progress, notice: Notice) -> None:
     """Fill `blob`, through `blob`.incomplete. Raises as `download`, OSError, RefusedError."""
     path = blob.with_name(f"{blob.name}.incomplete")
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
@@ -94,7 +94,7 @@ def _fetch(repository: Repository, file: RemoteFile, blob: Path, progress: Progr
                 f"{hub_cache()} has {format_bytes(free)} left, and {format_bytes(file.size - part.done + _SPARE)} are "
                 f"needed for {file.path}: free space there, or set HF_HOME to a folder with more room"
             )
-        patiently(part.receive, lambda: part.done)
+        patiently(part.receive, lambda: part.done, notice)
         out.flush()
         os.fsync(out.fileno())
         found = part.digest.hexdigest()
@@ -123,11 +123,8 @@ class _Part:
         """Take over what an earlier download left."""
         self._out.seek(0)
         while block := self._out.read(_BLOCK):
-            self._add(block)
-
-    def _add(self, block: bytes) -> None:
-        self.digest.update(block)
-        self.done += len(block)
+            self.digest.update(block)
+            self.done += len(block)
         self._progress(min(self.done, self._file.size), self._file.size)
 
     def receive(self) -> None:
@@ -163,7 +160,9 @@ class _Part:
             for block in blocks(response):
                 block = block[: self._file.size - self.done]
                 self._out.write(block)
-                self._add(block)
+                self.digest.update(block)
+                self.done += len(block)
+                self._progress(self.done, self._file.size)
                 if self.done == self._file.size:
                     return
 

@@ -29,6 +29,7 @@ _BLOCK = 1 << 18  # bytes of a piece
 _MOST_JSON = 16 << 20  # bytes of a listing
 _ATTEMPTS, _ATTEMPTS_UNREACHED = 6, 2
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 120.0
+_NOTICED_S = 2.0
 _MAY_RECOVER = {408, 425, 429, 500, 502, 503, 504}
 _NEXT = re.compile(r'<([^<>]+)>\s*;\s*rel="?next"?')
 
@@ -98,8 +99,11 @@ def get_json(url: str) -> tuple[Any, str | None]:
         raise DownloadError(f"{url[:300]} is no Hub: its answer is not JSON") from None
 
 
-def patiently(work: Callable[[], Result], done: Callable[[], int] = lambda: 0) -> Result:
+def patiently(
+    work: Callable[[], Result], done: Callable[[], int] = lambda: 0, notice: Callable[[str], None] = lambda line: None
+) -> Result:
     """Try again after a CutError, after longer and longer pauses. done: bytes so far; new ones renew the patience.
+    notice: is told of pauses that a person would notice.
 
     Raises DownloadError once patience is over, and what else `work` raises.
     """
@@ -115,7 +119,10 @@ def patiently(work: Callable[[], Result], done: Callable[[], int] = lambda: 0) -
                 asked = f", and asks to wait {cut.wait:.0f} s" if cut.wait > _LONGEST_PAUSE_S else ""
                 kept = "; what came is kept, and the next edge pull goes on from there" if done() else ""
                 raise DownloadError(f"{cut}{asked} ({failures} attempts){kept}") from None
-            time.sleep(min(_LONGEST_PAUSE_S, max(cut.wait, _FIRST_PAUSE_S * 2 ** (failures - 1))))
+            pause = max(cut.wait, _FIRST_PAUSE_S * 2 ** (failures - 1))
+            if pause >= _NOTICED_S:
+                notice(f"{cut}: trying again in {pause:.0f} s")
+            time.sleep(pause)
 
 
 class _Redirects(HTTPRedirectHandler):
