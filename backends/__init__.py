@@ -101,8 +101,9 @@ def _usable(name: str, file: GGUFFile, spec: ModelSpec) -> Backend:
 
 
 def _check_tokenizer(name: str, file: GGUFFile) -> None:
-    """Raise UnsupportedError if the engine needs a tokenizer of edge's, and edge does not know this one."""
-    if engine_named(name).CAPABILITIES.any_tokenizer:
+    """Raise UnsupportedError if the engine needs a tokenizer of edge's, and edge does not know this one. The outline of
+    a model (`edge models --fits`) has none."""
+    if engine_named(name).CAPABILITIES.any_tokenizer or "tokenizer.ggml.model" not in file.metadata:
         return
     try:
         check_known(file)
