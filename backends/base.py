@@ -27,8 +27,8 @@ class EngineConfig:
 
     One flat record for all engines, because plans, reports and saved profiles show it so, and profiles are read back
     without their engine. The plan weighs `repack` and `resident` against KV rows within the budget, and derives
-    `observes`, `per_head`, `uneven` and `pinned` from the KV policy. It only passes `provider`, `gpu_layers` and `tuning` on. Engines
-    that lack a feature ignore its field.
+    `observes`, `per_head`, `uneven` and `pinned` from the KV policy. It only passes `provider`, `gpu_layers` and
+    `tuning` on. Engines that lack a feature ignore its field.
     """
 
     capacity: int  # KV rows per layer and KV head
