@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from conftest import open_golden
@@ -13,6 +14,9 @@ from edge.backends.base import EngineConfig, Footprint
 from edge.devices.integer_products import missing
 from edge.devices.probe import measure_ceilings
 from edge.errors import InputError
+from edge.formats.blocks import nbytes
+from edge.model.known import known_models, outline_model
+from edge.model.reader import read_spec
 from edge.model.spec import Recipe
 from edge.prediction.work import work_of
 
@@ -51,8 +55,18 @@ def test_layers_with_windows_read_their_windows() -> None:
 def test_a_table_of_its_own_is_looked_up_not_read() -> None:
     untied = replace(SPEC, tied_head=False, parameters=20_000, vocab=100, hidden=50, largest_tensor=10**9)
     assert work_of(untied, CONFIG, NEED, 1, 0).weight_bytes == pytest.approx(10_000 - 100 * 50 / 2)
-    copied = work_of(replace(SPEC, largest_tensor=3_000), replace(CONFIG, repack=True), NEED, 1, 0)
+    copied = work_of(replace(SPEC, embedding_bytes=3_000), replace(CONFIG, repack=True), NEED, 1, 0)
     assert copied.weight_bytes == 7_000
+
+
+def test_embeddings_of_layers_are_looked_up_too(tmp_path: Path) -> None:
+    """Gemma 4 E2B: 4.63B parameters, of which 2.3B are "effective"."""
+    spec = read_spec(outline_model(known_models()["gemma4:e2b"], "Q4_0", tmp_path / "outline.gguf"))
+    assert spec.parameters - spec.table_parameters == pytest.approx(2.3e9, rel=0.02)
+    need = Footprint(weights=spec.weight_bytes, kv=6_400, scratch=0, runtime=0)
+    read = work_of(spec, CONFIG, need, 1, 0)
+    assert read.weight_bytes == spec.weight_bytes - nbytes("Q6_K", 262_144 * 35 * 256)
+    assert read.flops == pytest.approx(2 * 2.3e9, rel=0.02)
 
 
 def test_two_passes_ask_for_both() -> None:

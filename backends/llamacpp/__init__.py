@@ -166,7 +166,7 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     logits = 2 * 4 * max(2, config.logits_rows) * spec.vocab  # never fewer than sequences
     weights = spec.weight_bytes
     if config.repack and spec.tied_head:  # lookups use the file's form, products the repacked one
-        weights += spec.largest_tensor
+        weights += spec.embedding_bytes
     return Footprint(
         weights=weights,
         kv=int(rows * row_values(spec, config) * KV_VALUE_BYTES[config.kv_dtype]) + state_bytes(spec),

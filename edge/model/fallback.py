@@ -23,6 +23,7 @@ NOT_WEIGHTS = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}  # no engine mu
 _RECURRENT = ("ssm_", "shortconv", "time_mix")
 _FLOATS = ("ssm_conv1d", "shortconv.conv")  # matrices that must be float32, as vectors must
 _EXPERTS = "_exps"
+_TABLES = ("per_layer_token_embd.weight",)  # Gemma 4's, which is most of its small models
 _MOST_DIMENSIONS, _MOST_SECTIONS = 4, 4
 
 
@@ -100,6 +101,7 @@ def count_tensors(file: GGUFFile) -> dict[str, Any]:
         bytes_by_type[tensor.type] += tensor.nbytes
         if tensor.name.startswith("blk."):
             bytes_by_layer[tensor.name.split(".")[1]] += tensor.nbytes
+    tables = [tensor for tensor in tensors if tensor.name in _TABLES]
     return {
         "tied_head": "output.weight" not in file.tensors,
         "parameters": sum(tensor.elements for tensor in tensors),
@@ -109,6 +111,8 @@ def count_tensors(file: GGUFFile) -> dict[str, Any]:
         "embedding_bytes": file.tensors["token_embd.weight"].nbytes,
         "weight_type": max(values_by_type, key=lambda name: values_by_type[name]),
         "type_bytes": tuple(bytes_by_type.items()),
+        "table_parameters": sum(tensor.elements for tensor in tables),
+        "table_bytes": sum(tensor.nbytes for tensor in tables),
     }
 
 

@@ -124,6 +124,8 @@ class ModelSpec:
     experts_used: int = 0
     expert_parameters: int = 0  # of all experts together
     expert_bytes: int = 0
+    table_parameters: int = 0  # of tables besides the token embedding, of which a pass reads a row for each token
+    table_bytes: int = 0
 
     @property
     def kv_values_per_row(self) -> int:

@@ -41,7 +41,7 @@ def work_of(spec: ModelSpec, config: EngineConfig, footprint: Footprint, tokens:
     """
     head = spec.vocab * spec.hidden
     idle = spec.expert_parameters * (1 - spec.experts_used / spec.experts) if spec.experts else 0.0
-    layers = max(0, spec.parameters - idle - head * (1 if spec.tied_head else 2))
+    layers = max(0, spec.parameters - spec.table_parameters - idle - head * (1 if spec.tied_head else 2))
     attention = 4.0 * spec.heads * spec.head_dim * _pairs(spec, tokens, context)
     return Work(
         weight_bytes=footprint.weights - _looked_up(spec, config, footprint) - _idle_bytes(spec, tokens),
@@ -52,11 +52,11 @@ def work_of(spec: ModelSpec, config: EngineConfig, footprint: Footprint, tokens:
 
 
 def _looked_up(spec: ModelSpec, config: EngineConfig, footprint: Footprint) -> float:
-    """Bytes of the token embedding where it is a table of its own, of which a pass reads a few rows: nothing."""
-    if spec.tied_head:
-        return spec.largest_tensor if config.repack else 0.0  # llama.cpp keeps the table in both layouts
+    """Bytes of tables, of which a pass reads a few rows: nothing. The token embedding is one unless it is the head."""
+    if spec.tied_head:  # llama.cpp keeps the embedding in both layouts
+        return spec.table_bytes + (spec.embedding_bytes if config.repack else 0.0)
     per_value = footprint.weights / max(1, spec.parameters)
-    return min(spec.vocab * spec.hidden * per_value, float(spec.largest_tensor))
+    return spec.table_bytes + min(spec.vocab * spec.hidden * per_value, float(spec.largest_tensor))
 
 
 def _idle_bytes(spec: ModelSpec, tokens: int) -> float:
