@@ -20,6 +20,7 @@ from edge.backends.llamacpp.trial import try_header
 from edge.errors import InputError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.model import open_model
+from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec
 from edge.options import Options
 from edge.plan.plan import make_plan
@@ -200,6 +201,17 @@ def test_a_header_that_llama_cpp_aborts_on_is_an_error(tmp_path: Path) -> None:
     model = open_model(file.write(tmp_path / "m.gguf"))
     with pytest.raises(UnsupportedError, match="GGML_ASSERT"):
         find_backend("llamacpp", model.file, model.spec)
+
+
+def test_a_header_alone_is_tried(tmp_path: Path) -> None:
+    """As edge pull has it before it downloads the weights."""
+    file = open_model(GOLDEN / "lfm2.gguf").file
+    head = tmp_path / "head.gguf"
+    head.write_bytes(file.path.read_bytes()[: file.data_offset])
+    alone = replace(file, path=head, size=file.data_offset)
+    spec = replace(read_spec(file), name="alone")
+    assert find_backend("llamacpp", alone, spec) is llamacpp
+    assert try_header(alone, spec).flash == try_header(file, spec).flash
 
 
 def test_an_architecture_that_llama_cpp_does_not_know_is_an_error(tmp_path: Path) -> None:

@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import tempfile
 from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -121,6 +125,20 @@ def _ask(file: GGUFFile) -> dict[str, Any]:
     except EngineError as error:
         raise UnsupportedError(f"{file.path}: llama.cpp cannot load it ({error})") from None
     return found
+
+
+@contextmanager
+def _whole(file: GGUFFile) -> Iterator[Path]:
+    """The file, or of a header that was downloaded alone one as long as the whole, with a hole for its weights."""
+    end = max(tensor.offset + tensor.nbytes for tensor in file.tensors.values())
+    if file.path.stat().st_size >= end:
+        yield file.path
+        return
+    with tempfile.TemporaryDirectory() as folder, open(file.path, "rb") as data:
+        path = Path(folder) / file.path.name
+        path.write_bytes(data.read(file.data_offset))
+        os.truncate(path, end)
+        yield path
 
 
 def _key(file: GGUFFile) -> str:
