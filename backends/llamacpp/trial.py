@@ -115,11 +115,15 @@ def _remembered(file: GGUFFile, key: str) -> dict[str, Any]:
 
 def _ask(file: GGUFFile) -> dict[str, Any]:
     try:
-        with at_full_size(file) as path:
+        with _whole(file) as path:
             found: dict[str, Any] = run_child(
-                "edge.backends.llamacpp.trial_child", str(path), lambda message: None,
-                failure="llama.cpp gave up", environment={"GGML_NO_BACKTRACE": "1"}, timeout=_TIMEOUT,
-            )  # fmt: skip
+                "edge.backends.llamacpp.trial_child",
+                str(path),
+                lambda message: None,
+                failure="llama.cpp gave up",
+                environment={"GGML_NO_BACKTRACE": "1"},
+                timeout=_TIMEOUT,
+            )
     except UnsupportedError:
         raise
     except EngineError as error:
