@@ -21,7 +21,7 @@ from typing import Any
 from edge.backends.llamacpp.library import version
 from edge.devices.child import run_child
 from edge.errors import CacheError, EngineError, UnsupportedError
-from edge.formats.gguf import GGUFFile, at_full_size
+from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
 from edge.storage import cache
 
