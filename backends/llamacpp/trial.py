@@ -9,11 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from bisect import bisect_right
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +17,7 @@ from typing import Any
 from edge.backends.llamacpp.library import version
 from edge.devices.child import run_child
 from edge.errors import CacheError, EngineError, UnsupportedError
-from edge.formats.gguf import GGUFFile
+from edge.formats.gguf import GGUFFile, at_full_size
 from edge.model.spec import ModelSpec
 from edge.storage import cache
 
@@ -115,7 +111,7 @@ def _remembered(file: GGUFFile, key: str) -> dict[str, Any]:
 
 def _ask(file: GGUFFile) -> dict[str, Any]:
     try:
-        with _whole(file) as path:
+        with at_full_size(file) as path:
             found: dict[str, Any] = run_child(
                 "edge.backends.llamacpp.trial_child",
                 str(path),
@@ -129,20 +125,6 @@ def _ask(file: GGUFFile) -> dict[str, Any]:
     except EngineError as error:
         raise UnsupportedError(f"{file.path}: llama.cpp cannot load it ({error})") from None
     return found
-
-
-@contextmanager
-def _whole(file: GGUFFile) -> Iterator[Path]:
-    """The file, or of a header that was downloaded alone one as long as the whole, with a hole for its weights."""
-    end = max(tensor.offset + tensor.nbytes for tensor in file.tensors.values())
-    if file.path.stat().st_size >= end:
-        yield file.path
-        return
-    with tempfile.TemporaryDirectory() as folder, open(file.path, "rb") as data:
-        path = Path(folder) / file.path.name
-        path.write_bytes(data.read(file.data_offset))
-        os.truncate(path, end)
-        yield path
 
 
 def _key(file: GGUFFile) -> str:
