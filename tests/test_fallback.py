@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import GOLDEN, load_engine, run_child
 from fallbacks import FALLBACKS, open_fallback
-from test_gguf_file import GGUF, STRING, U32
+from test_gguf_file import GGUF, I32, STRING, U32
 
 from edge import load
 from edge.backends import find_backend, llamacpp
@@ -201,6 +201,16 @@ def test_a_header_that_llama_cpp_aborts_on_is_an_error(tmp_path: Path) -> None:
     model = open_model(file.write(tmp_path / "m.gguf"))
     with pytest.raises(UnsupportedError, match="GGML_ASSERT"):
         find_backend("llamacpp", model.file, model.spec)
+
+
+def test_a_model_that_llama_cpp_aborts_on_only_when_it_runs_is_an_error(tmp_path: Path) -> None:
+    """It asserts that positions have sections when it rotates by them."""
+    file = GGUF.read(GOLDEN / "qwen35.gguf")
+    file.metadata["qwen35.rope.dimension_sections"] = (I32, -1)
+    model = open_model(file.write(tmp_path / "m.gguf"))
+    backend = find_backend("llamacpp", model.file, model.spec)
+    with pytest.raises(UnsupportedError, match="GGML_ASSERT"):
+        backend.load(model.file, model.spec, EngineConfig(256, 16, "f16", 1))
 
 
 def test_a_header_alone_is_tried(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from edge.formats.blocks import BLOCK_TYPES
 from edge.model.model import open_model
 
 MUTANTS = 500  # in one test
-TRIED = 200  # of those that llama.cpp tries
+TRIED = 60  # of those that llama.cpp tries
 LONG = 20  # as many tests in make test-all
 
 BLOCKS = [0, *(pytest.param(block, marks=pytest.mark.exhaustive) for block in range(1, LONG))]

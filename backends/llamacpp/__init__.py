@@ -214,8 +214,12 @@ def tuned(spec: ModelSpec, kv_dtype: str) -> Tuned | None:
 def load(
     file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: Callable[[float], None] | None = None
 ) -> LlamaCppEngine:
+    """Raises UnsupportedError for a model that llama.cpp cannot run, by a first try in a process of its own."""
     from edge.backends.llamacpp.engine import LlamaCppEngine
+    from edge.backends.llamacpp.trial import try_passes
 
+    if not spec.proven:
+        try_passes(file)
     return LlamaCppEngine(file, spec, config, progress)
 
 

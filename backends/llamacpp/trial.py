@@ -1,7 +1,8 @@
 """llama.cpp tries a header that edge does not check in full, in a process of its own, before anything is loaded.
 
 There an abort is an error message. The model is opened without its weights (`no_alloc`), so that a trial takes a
-fraction of a second whatever its size; contexts of several sizes tell what llama.cpp would allocate. The result is
+fraction of a second whatever its size; contexts of several sizes tell what llama.cpp would allocate. Before it is
+loaded for the first time, another process runs a few tokens, because some assertions are checked only then. Results are
 remembered in the cache folder under the header's hash, llama.cpp's version and the source of the trial.
 """
 
@@ -68,12 +69,17 @@ def try_header(file: GGUFFile, spec: ModelSpec) -> Trial:
     key = _key(file)
     found = _HEADERS.get(key)
     if found is None:
-        found = _trial_of(_remembered(file, key))
+        found = _trial_of(_remembered(file, key, "header"))
         found = replace(found, can_shift=found.can_shift and not shifts_wrongly(file))
         if found.recurrent and not spec.recurrent:
             raise UnsupportedError(f"{file.path}: llama.cpp keeps a recurrent state that edge does not know")
     _HEADERS[key] = _TRIALS[spec] = found
     return found
+
+
+def try_passes(file: GGUFFile) -> None:
+    """Raises UnsupportedError for a model with which llama.cpp ends the process when it runs tokens."""
+    _remembered(file, f"{_key(file)}-passes", "passes")
 
 
 def shifts_wrongly(file: GGUFFile) -> bool:
@@ -97,24 +103,25 @@ def _trial_of(record: dict[str, Any]) -> Trial:
     return Trial(**{**record, **counted, "graph": tuple(record["graph"])})
 
 
-def _remembered(file: GGUFFile, key: str) -> dict[str, Any]:
+def _remembered(file: GGUFFile, key: str, what: str) -> dict[str, Any]:
     def write(path: Path) -> None:
-        path.write_text(json.dumps(_ask(file)), encoding="ascii")
+        path.write_text(json.dumps(_ask(file, what)), encoding="ascii")
 
     try:
         path = cache.find_or_make("trials", key, ".json", write, about=file.path.name)
         found: dict[str, Any] = json.loads(path.read_text(encoding="ascii"))
     except (CacheError, OSError, ValueError):  # a cache folder that cannot be used
-        found = _ask(file)
+        found = _ask(file, what)
     return found
 
 
-def _ask(file: GGUFFile) -> dict[str, Any]:
+def _ask(file: GGUFFile, what: str) -> dict[str, Any]:
+    """What a child process answers that tries the `header` or `passes`."""
     try:
         with at_full_size(file) as path:
             found: dict[str, Any] = run_child(
                 "edge.backends.llamacpp.trial_child",
-                str(path),
+                [what, str(path)],
                 lambda message: None,
                 failure="llama.cpp gave up",
                 environment={"GGML_NO_BACKTRACE": "1"},

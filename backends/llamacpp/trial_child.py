@@ -7,16 +7,23 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import ceil
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from edge.backends.base import EngineConfig
 from edge.backends.llamacpp import KV_VALUE_BYTES
+from edge.backends.llamacpp.engine import LlamaCppEngine
 from edge.backends.llamacpp.library import LOG, library
 from edge.backends.llamacpp.parameters import context_parameters, trial_parameters
-from edge.backends.llamacpp.trial import CHUNKS, ROWS
+from edge.backends.llamacpp.trial import CHUNKS, ROWS, try_header
 from edge.devices.child import serve
+from edge.devices.host import usable_cores
 from edge.devices.memory import memory_use, release_free_memory
 from edge.errors import UnsupportedError
+from edge.formats.gguf import read_gguf
+from edge.model.reader import read_spec
 
 # Lines of llama.cpp's log; sizes are rounded to 0.01 MiB.
 _CACHE = re.compile(r"llama_kv_cache: size = .*K \(\w+\): +([\d.]+) MiB, V \(\w+\): +([\d.]+) MiB")
@@ -56,6 +63,18 @@ def try_file(path: str) -> dict[str, Any]:
             "flash": flash,
             "plain": plain,
         }
+
+
+def run_passes(path: str) -> dict[str, Any]:
+    """Runs a chunk and a step. Raises EdgeError."""
+    file = read_gguf(Path(path))
+    spec = read_spec(file)
+    try_header(file, spec)
+    engine = LlamaCppEngine(file, spec, EngineConfig(ROWS[0], CHUNKS[1], "f16", usable_cores()))
+    engine.forward(np.arange(CHUNKS[1], dtype=np.int32) % spec.vocab)
+    engine.forward(np.zeros(1, np.int32))
+    engine.close()
+    return {}
 
 
 @contextmanager
@@ -124,4 +143,5 @@ def _context(lib: Any, model: Any, config: EngineConfig, path: str) -> Iterator[
 
 
 if __name__ == "__main__":
-    serve(lambda request, say: try_file(request))
+    TRIALS = {"header": try_file, "passes": run_passes}
+    serve(lambda request, say: TRIALS[request[0]](request[1]))
