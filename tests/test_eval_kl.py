@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from test_cli import edge, edge_json
 from edge.errors import EngineError, InputError
 from edge.likelihood import Compared, compare, negative_log_likelihoods, summarize
 from edge.model.model import open_model
+from edge.quality.perplexity import perplexity
 from edge.quality.windows import Windows, divergence, windowed_perplexity
 from edge.run.session import load
 from edge.types import AnyArray, IntArray
@@ -305,3 +307,29 @@ def test_a_stream_cannot_be_resumed(models: tuple[Path, Path], text: Path, tmp_p
     done = edge("eval", "perplexity", str(models[0]), "--text", str(text), "-o", str(tmp_path / "x.json"))
     assert done.returncode == 2
     assert "go with --context" in done.stderr
+
+
+def test_logits_are_freed_before_the_next_ones_are_made(models: tuple[Path, Path], ids: IntArray) -> None:
+    """A plan counts one step's: with a vocabulary of 262,144 tokens, 64 rows are 64 MiB."""
+    passes = 0
+
+    def count(engine: Any) -> None:
+        run, last = engine.forward_all, lambda: None
+
+        def forward_all(tokens: IntArray) -> AnyArray:
+            nonlocal last, passes
+            assert last() is None
+            logits = np.array(run(tokens))
+            last, passes = weakref.ref(logits), passes + 1
+            return logits
+
+        engine.forward_all = forward_all
+
+    options: dict[str, Any] = {"backend": "reference", "logits_rows": 8, "prefill_step_size": 8}
+    with load(models[0], **options) as one, load(models[1], **options) as two:
+        count(one.engine)
+        count(two.engine)
+        perplexity(one, ids)
+        windowed_perplexity(one, Windows(ids, CONTEXT))
+        divergence(one, two, Windows(ids, CONTEXT))
+    assert passes > 4 * (ids.size // 8)

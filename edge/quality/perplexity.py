@@ -120,9 +120,8 @@ def token_losses(session: Session, tokens: IntArray, advance: Advance | None = N
     for start in range(0, total, step):
         part = tokens[start : min(start + step, total)]
         session.make_room(part.size)
-        logits = session.forward(part, upcoming=step, every=True)
-        for row, target in enumerate(tokens[start + 1 : start + 1 + part.size]):
-            losses[start + row] = token_loss(logits[row], int(target))
+        targets = tokens[start + 1 : start + 1 + part.size]
+        losses[start : start + part.size] = _losses(session.forward(part, upcoming=step, every=True), targets)
         if advance:
             advance(part.size)
     return losses
@@ -132,6 +131,11 @@ def token_loss(logits: FloatArray, target: int) -> float:
     """-log softmax(logits)[target], summed in float64."""
     top = float(logits.max())
     return top + math.log(float(np.exp(logits - top).sum(dtype=np.float64))) - float(logits[target])
+
+
+def _losses(logits: FloatArray, targets: IntArray) -> list[float]:
+    """A function, so that the logits are freed before the next ones are made: a plan counts those of one step."""
+    return [token_loss(row, target) for row, target in zip(logits, targets.tolist(), strict=True)]
 
 
 def make_repeats(text: IntArray, count: int, seed: int = 0, bos: Sequence[int] = ()) -> list[IntArray]:

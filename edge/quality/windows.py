@@ -5,16 +5,16 @@ Memory: a block of rows of logits per model, and a few numbers per token. A wind
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from edge.backends.base import Engine
 from edge.errors import InputError
-from edge.likelihood import Compared, Divergence, compare, negative_log_likelihoods, summarize
+from edge.likelihood import Compared, Divergence, Doubles, compare, negative_log_likelihoods, summarize
 from edge.quality.journal import Journal, are_numbers
 from edge.quality.material import checksum_of
 from edge.quality.perplexity import Advance, Perplexity
@@ -22,6 +22,8 @@ from edge.run.session import Session
 from edge.types import FloatArray, IntArray
 
 CONTEXT = 512  # tokens, as llama.cpp's perplexity tool has it
+
+Score = TypeVar("Score")
 
 _COMPARED = tuple(Compared.__dataclass_fields__)
 
@@ -115,8 +117,10 @@ def divergence(
     _check_room(other, windows)
 
     def measure(number: int, advance: Advance) -> dict[str, list[float]]:
-        predicted = _predictions((reference, other), windows, number, advance)
-        parts = [compare(theirs, ours, targets) for (theirs, ours), targets in predicted]
+        def score(logits: Sequence[FloatArray], targets: IntArray) -> Compared:
+            return compare(logits[0], logits[1], targets)
+
+        parts = _scored((reference, other), windows, number, advance, score)
         return {name: np.concatenate([getattr(each, name) for each in parts]).tolist() for name in _COMPARED}
 
     found = _in_windows(windows, _COMPARED, measure, journal, settings, resume, on_progress)
@@ -136,28 +140,38 @@ def windowed_perplexity(
     _check_room(source, windows)
 
     def measure(number: int, advance: Advance) -> dict[str, list[float]]:
-        predicted = _predictions((source,), windows, number, advance)
-        parts = [negative_log_likelihoods(logits, targets) for (logits,), targets in predicted]
-        return {"nll": np.concatenate(parts).tolist()}
+        def score(logits: Sequence[FloatArray], targets: IntArray) -> Doubles:
+            return negative_log_likelihoods(logits[0], targets)
+
+        return {"nll": np.concatenate(_scored((source,), windows, number, advance, score)).tolist()}
 
     found = _in_windows(windows, ("nll",), measure, journal, settings, resume, on_progress)
     return Perplexity.of(np.array(found["nll"]))
 
 
-def _predictions(
-    sources: Sequence[Session | Engine], windows: Windows, number: int, advance: Advance
-) -> Iterator[tuple[list[FloatArray], IntArray]]:
-    """A window block by block: every model's logits that are scored, float32 [n, vocab], and what came next."""
+def _scored(
+    sources: Sequence[Session | Engine],
+    windows: Windows,
+    number: int,
+    advance: Advance,
+    score: Callable[[Sequence[FloatArray], IntArray], Score],
+) -> list[Score]:
+    """A window block by block: the scores of every model's logits, float32 [n, vocab], and of what came next.
+
+    Only one block's logits exist at a time: a plan counts no more.
+    """
     read, targets = windows.read(number), windows.targets(number)
     step = min(_step(source) for source in sources)
     for source in sources:
         _start(source)
         _engine(source).kv.expect(read.size)
+    found = []
     for start in range(0, read.size, step):
         part, skipped = read[start : start + step], max(0, windows.first - start)
-        logits = [_run(source, part, step)[skipped:] for source in sources]
-        yield logits, targets[start : start + part.size][skipped:]
+        following = targets[start : start + part.size][skipped:]
+        found.append(score([_run(source, part, step)[skipped:] for source in sources], following))
         advance(part.size)
+    return found
 
 
 def _in_windows(
