@@ -66,6 +66,7 @@ def test_help_has_groups_and_examples_and_no_variables(capsys: pytest.CaptureFix
     assert edge_help("help", "run", capsys=capsys) == said
     assert "EDGE_MEMORY" in edge_help("help", "environment", capsys=capsys)
     assert "perplexity" in edge_help("help", "eval", capsys=capsys)
+    assert "\n    edge pull qwen3:0.6b\n" in edge_help("pull", "--help", capsys=capsys)
 
 
 @pytest.mark.parametrize(

@@ -107,14 +107,14 @@ def _adapter(found: AdapterInfo) -> list[list[str]]:
 
 def _shape(spec: ModelSpec) -> list[list[str]]:
     recipe = spec.recipe
-    positions = ", ".join(
-        f"{rope.dim} of {spec.head_dim} values, base {rope.base:g}"
+    positions = "; ".join(
+        f"{rope.dim} of {spec.head_dim} values, base {rope.base:,.0f}"
         + (f", {rope.scaling} × {rope.factor:g}" if rope.factor != 1 else "")
         for rope in (recipe.ropes if recipe else ())
         if rope.dim
     )
     if recipe is None:
-        positions = f"base {spec.rope_base:g}"
+        positions = f"base {spec.rope_base:,.0f}"
     elif recipe.learned_positions:
         positions = "learned positions"
     elif rotated := sum(map(recipe.rotates, range(spec.layers))):

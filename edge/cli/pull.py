@@ -35,7 +35,7 @@ def pull(
 ) -> None:
     """Download a model from the Hugging Face Hub, once its header shows that a plan fits.
 
-    \\b
+    \b
       edge pull qwen3:0.6b
       edge pull hf.co/unsloth/gemma-3-270m-it-GGUF --memory 512MiB
       edge pull Qwen/Qwen3-4B-GGUF --quant Q4_K_M --device raspberry-pi-5
