@@ -97,9 +97,9 @@ def count_tensors(file: GGUFFile) -> dict[str, Any]:
     tensors = file.tensors.values()
     values_by_type, bytes_by_type, bytes_by_layer = Counter[str](), Counter[str](), Counter[str]()
     for tensor in tensors:
-        values_by_type[tensor.type] += tensor.elements
         bytes_by_type[tensor.type] += tensor.nbytes
         if tensor.name.startswith("blk."):
+            values_by_type[tensor.type] += tensor.elements
             bytes_by_layer[tensor.name.split(".")[1]] += tensor.nbytes
     tables = [tensor for tensor in tensors if tensor.name in _TABLES]
     return {
@@ -109,7 +109,7 @@ def count_tensors(file: GGUFFile) -> dict[str, Any]:
         "largest_tensor": max(tensor.nbytes for tensor in tensors),
         "largest_layer": max(bytes_by_layer.values(), default=0),
         "embedding_bytes": file.tensors["token_embd.weight"].nbytes,
-        "weight_type": max(values_by_type, key=lambda name: values_by_type[name]),
+        "weight_type": (values_by_type or bytes_by_type).most_common(1)[0][0],
         "type_bytes": tuple(bytes_by_type.items()),
         "table_parameters": sum(tensor.elements for tensor in tables),
         "table_bytes": sum(tensor.nbytes for tensor in tables),

@@ -112,7 +112,7 @@ class ModelSpec:
     largest_tensor: int  # bytes
     largest_layer: int  # bytes of all its tensors
     embedding_bytes: int  # of the token embedding
-    weight_type: str  # the block type that holds most of the parameters, such as Q4_1
+    weight_type: str  # the block type of most parameters of layers, such as Q4_1; the embedding may have another
     type_bytes: tuple[tuple[str, int], ...]  # bytes of weights in each block type
     recipe: Recipe | None = None  # None: only llama.cpp runs this architecture
     proven: bool = True  # False: the header was not checked in full, so llama.cpp tries it in a process of its own

@@ -373,7 +373,8 @@ def _facts(profile: Profile) -> list[tuple[str, str]]:
         ("model", f"{model.name}: {model.label}"),
         (
             "weights",
-            f"{format_count(model.parameters)} in {format_bytes(model.weight_bytes)}, mostly {model.weight_type}",
+            f"{format_count(model.parameters)} in {format_bytes(model.weight_bytes)}, "
+            f"layers mostly {model.weight_type}",
         ),
         *plans,
         ("measured", f"{profile.date}, {profile.seconds:.0f} s{', --quick' if profile.quick else ''}"),
