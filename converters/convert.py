@@ -36,7 +36,8 @@ from edge.formats.gguf import GGUFFile, read_gguf
 from edge.formats.gguf_writer import Planned, copy_gguf, fields_of, planned_as, write_outline
 from edge.formats.onnx_folder import is_model_folder
 from edge.model.catalog import find_model
-from edge.model.lora import LoraFile, open_lora
+from edge.model.lora import open_lora
+from edge.model.lora_file import LoraFile
 from edge.model.reader import read_spec
 from edge.model.tokenizer import Tokenizer
 from edge.types import IntArray

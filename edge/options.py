@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from edge.budget import parse_bytes, parse_celsius, parse_joules, parse_seconds, parse_watts
 from edge.errors import InputError
 from edge.flags import BUDGETS, CACHE, ENGINE, flags_of, option
-from edge.model.lora import LoraFile, LoraSize, parse_lora, size_of
+from edge.model.lora_file import LoraFile, LoraSize, parse_lora
 
 if TYPE_CHECKING:
     from edge.kv.policy import Policy
@@ -136,6 +136,8 @@ class Options:
     @cached_property
     def lora_size(self) -> LoraSize:
         """What the adapters need, by their headers. Raises ModelFormatError, UnsupportedError."""
+        from edge.model.lora import size_of
+
         return size_of(self.lora or ())
 
 

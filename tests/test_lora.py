@@ -23,7 +23,8 @@ from edge.backends.base import AdaptedEngine, Engine, EngineConfig
 from edge.converters.convert import Conversion, convert, preview
 from edge.converters.quantize import Settings
 from edge.errors import BudgetError, BusyError, EdgeError, InputError, ModelFormatError, UnsupportedError
-from edge.model.lora import Lora, LoraFile, open_lora, parse_lora, read_adapter
+from edge.model.lora import Lora, open_lora, read_adapter
+from edge.model.lora_file import LoraFile, parse_lora
 from edge.model.model import Model, open_model
 from edge.model.tensors import find_tensors
 from edge.plan.plan import make_plan

@@ -16,7 +16,8 @@ from edge.backends.base import AdaptedEngine, EngineConfig
 from edge.converters.convert import find_source
 from edge.converters.huggingface.adapter import convert_adapter
 from edge.converters.huggingface.reader import convert_folder
-from edge.model.lora import LoraFile, open_lora
+from edge.model.lora import open_lora
+from edge.model.lora_file import LoraFile
 from edge.model.model import Model, open_model
 from edge.types import AnyArray, FloatArray
 

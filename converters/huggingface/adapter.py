@@ -19,7 +19,8 @@ from edge.formats.blocks import FLOATS
 from edge.formats.gguf_writer import Field, Planned, write_gguf
 from edge.formats.json_file import read_object, shown
 from edge.formats.safetensors import Stored, read_header
-from edge.model.lora import MAX_RANK, LoraFile, open_lora
+from edge.model.lora import MAX_RANK, open_lora
+from edge.model.lora_file import LoraFile
 from edge.model.model import Model
 from edge.types import AnyArray
 

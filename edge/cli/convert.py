@@ -86,7 +86,7 @@ def convert(
     from edge.converters.calibrate import check_texts
     from edge.converters.onnx_methods import METHODS as ONNX_METHODS
     from edge.converters.prune import Pruning
-    from edge.model.lora import parse_lora
+    from edge.model.lora_file import parse_lora
 
     if base is not None:
         _convert_adapter(Path(source), base, target, force=force, json=json)

@@ -16,70 +16,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from reprlib import repr as brief
-from typing import Any
 
 import numpy as np
 
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.blocks import dequantize
 from edge.formats.gguf import GGUFFile, TensorInfo, read_gguf
+from edge.model.lora_file import MAX_SCALE, LoraFile, LoraSize
 from edge.model.spec import ModelSpec
 from edge.model.tensors import Source
 from edge.storage.fingerprint import fingerprint
 from edge.types import FloatArray
 
 MAX_RANK = 1024  # of all adapters of a run together; real ones have 4 to 256
-MAX_SCALE = 1e6
 _TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")  # converters write the first four
 _A, _B = ".lora_a", ".lora_b"
-
-
-@dataclass(frozen=True)
-class LoraFile:
-    """An adapter file, and the factor of what it adds."""
-
-    path: Path
-    scale: float = 1.0
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.scale:g}" if self.scale != 1 else str(self.path)
-
-
-def parse_lora(value: Any) -> tuple[LoraFile, ...]:
-    """`FILE`, `FILE:0.5`, or several with commas between them; a Path is one file. Raises InputError."""
-    if isinstance(value, LoraFile):
-        return (_checked(value),)
-    if isinstance(value, tuple) and all(isinstance(each, LoraFile) for each in value):
-        return tuple(map(_checked, value))
-    if isinstance(value, Path):
-        return (_checked(LoraFile(value)),)
-    if not isinstance(value, str) or not value:
-        raise InputError(f"--lora takes an adapter's file, such as style.gguf or style.gguf:0.5, not {value!r:.60}")
-    return tuple(_checked(_split(part)) for part in value.split(","))
-
-
-def _split(text: str) -> LoraFile:
-    path, colon, scale = text.rpartition(":")
-    try:
-        return LoraFile(Path(path), float(scale)) if colon and path else LoraFile(Path(text))
-    except ValueError:  # the colon belongs to the name
-        return LoraFile(Path(text))
-
-
-def _checked(file: LoraFile) -> LoraFile:
-    if not str(file.path) or file.path == Path():
-        raise InputError("--lora names no file")
-    if not math.isfinite(file.scale) or abs(file.scale) > MAX_SCALE:
-        raise InputError(f"the scale of {file.path} must lie within ±{MAX_SCALE:g}, not be {file.scale:g}")
-    return file
-
-
-@dataclass(frozen=True)
-class LoraSize:
-    """rank: the largest of a matrix, all adapters together. nbytes: of all their tensors, as in the files."""
-
-    rank: int = 0
-    nbytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from edge.devices.memory import MemoryLimit, memory_limit, memory_use, release_f
 from edge.devices.power import memory_root
 from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.kv import pinned_rows
-from edge.model.lora import LoraSize
+from edge.model.lora_file import LoraSize
 from edge.model.spec import ModelSpec
 from edge.options import Options
 from edge.plan.candidates import EVICTED_SHARE, Choice, configurations, find_choices

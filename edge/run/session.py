@@ -24,7 +24,8 @@ from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.kv import make_policy
 from edge.kv.policy import EVERY
 from edge.model.catalog import find_local
-from edge.model.lora import Lora, open_lora, parse_lora
+from edge.model.lora import Lora, open_lora
+from edge.model.lora_file import parse_lora
 from edge.model.model import Model
 from edge.model.prompt import Prompt, joined
 from edge.model.thinking import Think
