@@ -196,6 +196,9 @@ def test_too_small_a_device_says_what_would_do() -> None:
     (smallest,) = fits(device="raspberry-pi-5", memory="100MiB", backend="llamacpp", names=["smollm2:135m"])
     assert smallest.best is None
     assert "the smallest that fits is --memory" in (smallest.reason or "")
+    needs = smallest.tried[-1].needs or 0
+    assert f"--memory {needs >> 20}MiB" in (smallest.reason or "")
+    assert smallest.why == f"Q4_0 needs {needs >> 20} MiB"
 
 
 def test_the_command_prints_what_python_returns(on_a_pi: list[Fit]) -> None:

@@ -141,7 +141,7 @@ def _show_fits(options: Options, device: str, tokens: int | None, *, json: bool)
         print(_table(fitting, options))
     others = [each for each in found if each.best is None]
     if others:
-        cells = [[each.name, format_count(each.parameters), each.reason or ""] for each in others]
+        cells = [[each.name, format_count(each.parameters), each.why or ""] for each in others]
         print("\n" + table(["does not run", "parameters", "because"], cells, left=3))
     note(f"order: those of at least {READABLE:g} tok/s by parameters, slower ones, those whose weights do not all fit")
     whole = [best for _, best in fitting if not best.streamed]
@@ -160,9 +160,7 @@ def _table(fitting: Sequence[tuple[Fit, Try]], options: Options) -> str:
     for fit, best in fitting:
         bought = [_figure(best.energy_tokens, ".0f")] if options.energy else []
         figures = [format_count(fit.parameters), format_bytes(best.memory or 0), _figure(best.tok_s, ".3g")]
-        rows.append(
-            [fit.name, fit.licence, best.type, fit.reason or "", *figures, _figure(best.joules, ".2g"), *bought]
-        )
+        rows.append([fit.name, fit.licence, best.type, fit.why or "", *figures, _figure(best.joules, ".2g"), *bought])
     return table(headings, rows, left=4)
 
 

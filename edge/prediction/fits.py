@@ -36,7 +36,7 @@ _CONTEXT = 512  # rows in the cache when decoding is predicted
 class Try:
     """One mixture of a model. weights: bytes of the file's tensors. memory: predicted peak of the process, bytes.
     streamed: bytes of weights that every token reads from the disk, because not all fit. unknown: what is not
-    predicted, and why. reason: why it does not fit.
+    predicted, and why. reason: why it does not fit. needs: the smallest budget that would do, bytes, if known.
     """
 
     type: str
@@ -52,6 +52,7 @@ class Try:
     energy_tokens: Guess | None = None
     unknown: tuple[str, ...] = ()
     reason: str | None = None
+    needs: int | None = None
 
     @property
     def fits(self) -> bool:
@@ -66,7 +67,8 @@ class Try:
 @dataclass(frozen=True)
 class Fit:
     """A model of the table. parameters: counted. best: its best mixture that fits, at a readable speed if there is one;
-    None: none fits. reason: why a better one, or any, does not. tried: mixtures, the best first, up to a good one.
+    None: none fits. reason: why a better one, or any, does not; why: the same in a few words. tried: mixtures, the best
+    first, up to a good one.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Fit:
     context: int
     best: Try | None
     reason: str | None
+    why: str | None
     tried: tuple[Try, ...]
 
 
@@ -134,6 +137,7 @@ def _judge(model: KnownModel, profile: DeviceProfile, options: Options, path: Pa
         context=model.figures["context_length"],
         best=best,
         reason=_why(better[-1], best) if better else None,
+        why=_why(better[-1], best, short=True) if better else None,
         tried=tuple(tried),
     )
 
@@ -151,7 +155,8 @@ def _plan(model: KnownModel, mixture: str, file: GGUFFile, profile: DeviceProfil
         found = look_ahead(file, spec, profile, replace(options, expected_tokens=expected), outline=True)
         return _try(mixture, weights, found)
     except (BudgetError, UnsupportedError) as error:
-        return Try(mixture, weights, reason=str(error).removeprefix(f"{file.path}: "))
+        needs = error.smallest if isinstance(error, BudgetError) else None
+        return Try(mixture, weights, reason=str(error).removeprefix(f"{file.path}: "), needs=needs)
 
 
 def _room(profile: DeviceProfile, options: Options) -> int | None:
@@ -190,16 +195,18 @@ def _best(tried: list[Try]) -> Try | None:
     return good[0] if good else max(whole, key=lambda each: each.tok_s.value if each.tok_s else 0.0)
 
 
-def _why(other: Try, best: Try | None) -> str:
+def _why(other: Try, best: Try | None, *, short: bool = False) -> str:
     """Why the next better mixture is not taken; if none is whole in memory, why even the smallest is not."""
     if best and best.streamed:
         return f"not all weights fit: {format_bytes(best.streamed)} are read from the disk for every token"
+    if short and other.needs:
+        return f"{other.type} needs {other.needs >> 20} MiB"
     if best is None:
         return other.reason or ""
     if other.streamed:
         return f"{other.type} would read {format_bytes(other.streamed)} of weights from the disk for every token"
     slow = f"{other.type} is slower than {READABLE:g} tok/s: {other.tok_s.value:.2g}" if other.tok_s else other.type
-    return f"{other.type} {other.reason}" if other.reason else slow
+    return f"{other.type}: {other.reason}" if other.reason else slow
 
 
 def _order(fit: Fit) -> tuple[float, ...]:
