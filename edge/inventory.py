@@ -22,7 +22,7 @@ from edge.hub.names import Reference
 from edge.hub.quants import label_of
 from edge.hub.removal import remove_cached
 from edge.inspection import engine_use
-from edge.model.catalog import PACKAGED, installed_parts
+from edge.model.catalog import PACKAGED, hub_reference, installed_parts
 from edge.model.reader import read_spec
 from edge.model.thinking import find_family
 from edge.run.history import last_run, model_key
@@ -81,13 +81,29 @@ class Removed:
 
 
 def find(name: str) -> LocalModel:
-    """The model that `models` lists under a name or a path. Raises InputError."""
+    """The model that `models` lists under a name or a path, or the only one here of a repository that is named as
+    `edge run` takes it: `qwen3:0.6b`, USER/REPO. Raises InputError."""
     found = models()
     for each in found:
         if each.name.lower() == name.lower() or (each.path is not None and str(each.path) == name):
             return each
+    if reference := hub_reference(name):
+        named = [each for each in found if _is_of(each, reference)]
+        if len(named) == 1:
+            return named[0]
+        if named:
+            raise InputError(f"{name[:200]!r} names several models: {', '.join(each.name for each in named)}")
     listed = ", ".join(each.name for each in found) or "none"
-    raise InputError(f"{name[:200]} is not among the models here: {listed}")
+    raise InputError(f"{name[:200]!r} is not among the models here: {listed}")
+
+
+def _is_of(model: LocalModel, wanted: Reference) -> bool:
+    if model.place != "hub":
+        return False
+    found = hub_reference(model.name)
+    if found is None or found.repository.lower() != wanted.repository.lower() or wanted.file not in (None, found.file):
+        return False
+    return found.revision == wanted.revision and wanted.quant in (None, found.quant)
 
 
 def remove(model: LocalModel) -> Removed:

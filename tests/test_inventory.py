@@ -118,6 +118,17 @@ def test_the_history_tells_when_a_model_ran() -> None:
     assert edge.models()[0].summary == found.summary
 
 
+def test_a_repository_names_its_only_model(hub: Path) -> None:
+    with pytest.raises(InputError, match=r"'someone/tiny-GGUF' names several models: hf\.co/.*:Q8_0, "):
+        find("someone/tiny-GGUF")
+    assert find("someone/tiny-GGUF:q4_0").name == f"{NAME}:Q4_0"
+    for label in ("Q8_0", "Q4_1"):
+        remove(find(f"{NAME}:{label}"))
+    assert find("someone/tiny-GGUF").name == f"{NAME}:Q4_0"
+    with pytest.raises(InputError, match="'' is not among the models here"):
+        find("")
+
+
 def test_removal_keeps_what_another_snapshot_links(hub: Path) -> None:
     size = (GOLDEN / "llama-gqa-tied.gguf").stat().st_size
     first = remove(find(f"{NAME}:Q8_0"))
