@@ -89,7 +89,9 @@ def offer(model: str, options: Options, *, quant: str | None = None, device: str
     """What `pull` would download: asks the Hub, and reads headers. Raises as `pull`."""
     reference = hub_reference(model)
     if reference is None:
-        raise InputError(f"{model[:200]} is no model of the Hub: write qwen3:0.6b, say, or hf.co/USER/REPO")
+        near = get_close_matches(model.lower(), known_models(), 2) if ":" in model else []
+        hint = f"did you mean {' or '.join(near)}?" if near else "write qwen3:0.6b, say, or hf.co/USER/REPO"
+        raise InputError(f"{model[:200]!r} is no model of the Hub: {hint}")
     if quant is not None:
         reference = Reference(reference.repository, reference.revision, quant.upper())
     repository = look_up(reference, _near(reference.repository))

@@ -214,7 +214,8 @@ def test_what_is_no_model_is_not_downloaded(hub: Hub, data: bytes, error: type[E
         (["m-Q4_0.gguf"], f"hf.co/{NAME}/m-Q4_1.gguf", r"has no file m-Q4_1.gguf \(did you mean m-Q4_0.gguf\?\)"),
         (["mmproj-x.gguf"], f"hf.co/{NAME}/mmproj-x.gguf", "is no GGUF file of a whole model"),
         ([], "Qwen/Qwen3-0.6B-GUFF", r"has no repository Qwen/Qwen3-0.6B-GUFF \(did you mean qwen3:0.6b"),
-        ([], "smollm2-135m", "smollm2-135m is no model of the Hub"),
+        ([], "smollm2-135m", "'smollm2-135m' is no model of the Hub: write"),
+        ([], "qwen3:9b", "did you mean qwen3.5:9b or qwen3:8b"),
     ],
 )
 def test_what_a_name_cannot_mean(hub: Hub, files: list[str], name: str, says: str) -> None:

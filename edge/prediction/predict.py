@@ -361,18 +361,19 @@ def _unknown(
     device: DeviceProfile, line: _Line | None, prefill: Guess | None, cost: _Cost | None, *, streams: bool
 ) -> list[str]:
     here = device.name == HOST
+    name = "this device" if here else device.name
     todo = ": edge devices probe measures it" if here else ""
     missing = []
     if streams:
         missing.append(
-            f"weights are read anew for every token, and how fast {device.name} does that is unknown, so nothing is "
+            f"weights are read anew for every token, and how fast {name} does that is unknown, so nothing is "
             "said of its speed"
         )
     elif line is None:
-        missing.append(f"how fast {device.name} reads memory is unknown, so nothing is said of its speed{todo}")
+        missing.append(f"how fast {name} reads memory is unknown, so nothing is said of its speed{todo}")
     elif prefill is None:
         missing.append(
-            f"how fast {device.name} multiplies is unknown, so nothing is said of prompts, nor "
+            f"how fast {name} multiplies is unknown, so nothing is said of prompts, nor "
             f"of the tokens that a budget buys behind them{todo}"
         )
     if line is not None and cost is None:
