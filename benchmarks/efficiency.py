@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from edge.backends import find_backend
-from edge.backends.base import Engine, EngineConfig, Footprint
+from edge.backends.base import Engine, EngineConfig, Footprint, KVState, end_of
 from edge.cli.show import table
 from edge.devices.host import usable_cores
 from edge.devices.probe import Ceilings, measure_ceilings
@@ -65,20 +65,22 @@ class Subject:
     def times(self) -> Times:
         chunk = self._run(self.tokens[:CHUNK], at=0, times=1)
         token = self._run(self.tokens[:1], at=0, times=STEPS)
-        self._fill(DEEP)
-        deep_token = self._run(self.tokens[:1], at=DEEP, times=STEPS)
-        return Times(token, deep_token, chunk, self._run(self.tokens[:CHUNK], at=DEEP, times=1))
+        deep = self._fill(DEEP)
+        deep_token = self._run(self.tokens[:1], at=DEEP, times=STEPS, end=deep)
+        return Times(token, deep_token, chunk, self._run(self.tokens[:CHUNK], at=DEEP, times=1, end=deep))
 
     def token(self) -> float:
         return self._run(self.tokens[:1], at=0, times=STEPS)
 
-    def _fill(self, rows: int) -> None:
+    def _fill(self, rows: int) -> KVState | None:
+        """The end of these rows, to which `_run` goes back."""
         kv = self.engine.kv
         while kv.length < rows:
             self.engine.forward(self.tokens[kv.length : min(rows, kv.length + CHUNK)])
+        return end_of(kv)
 
-    def _run(self, tokens: np.ndarray, at: int, times: int) -> float:
-        self.engine.kv.truncate(at)
+    def _run(self, tokens: np.ndarray, at: int, times: int, end: KVState | None = None) -> float:
+        self.engine.kv.truncate(at, end)
         started = self.clock()
         for _ in range(times):
             self.engine.forward(tokens)

@@ -14,6 +14,7 @@ import time
 import numpy as np
 
 import edge
+from edge.backends.base import end_of
 from edge.cli.show import table
 from edge.kv import POLICY_NAMES, make_policy
 
@@ -40,8 +41,9 @@ def measure(model: edge.Model, backend: str, policy: str, dtype: str | None, pai
         def plain() -> float:
             if make_policy(policy).needs.looks:
                 session.engine.observe(0)
+            rows, end = kv.length, end_of(kv)
             seconds = decode(turn, evicting=False)
-            kv.truncate(kv.length - turn)
+            kv.truncate(rows, end)
             return seconds
 
         decode(2 * ROWS, evicting=True)

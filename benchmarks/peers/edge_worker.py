@@ -35,7 +35,12 @@ class EdgeSteps(Steps):
         return self._engine.forward(tokens)
 
     def truncate(self, rows: int) -> None:
-        self._engine.kv.truncate(min(rows, self._engine.kv.length))
+        self._engine.kv.truncate(rows, self._end if rows else None)
+
+    def remember_end(self) -> None:
+        from edge.backends.base import end_of
+
+        self._end = end_of(self._engine.kv)
 
 
 def start(path: str, backend: str, threads: int, cells: int) -> None:

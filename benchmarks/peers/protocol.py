@@ -43,7 +43,7 @@ class Measured(Protocol):
 
 
 class Steps:
-    """`prefill` and `decode` for an engine that runs the tokens it is given; subclasses supply the three verbs."""
+    """`prefill` and `decode` for an engine that runs the tokens it is given; subclasses supply `run` and `truncate`."""
 
     version = ""
     vocab = 0
@@ -54,8 +54,11 @@ class Steps:
         raise NotImplementedError
 
     def truncate(self, rows: int) -> None:
-        """Keep only the first rows."""
+        """Keep only the first rows: those of the filling, or none."""
         raise NotImplementedError
+
+    def remember_end(self) -> None:
+        """The cache holds the filling: save what `truncate` needs to come back to its end, if anything."""
 
     def prefill(self, tokens: Tokens) -> float:
         self._filled = 0
@@ -73,12 +76,13 @@ class Steps:
         return time.perf_counter() - started
 
     def _fill(self, depth: int) -> None:
-        if depth == 0 or self._filled < depth:
-            self.truncate(0)
-            if depth:
-                self.run(random_tokens(depth, FILL_SEED, self.vocab))
-        else:
+        if depth and self._filled == depth:
             self.truncate(depth)
+            return
+        self.truncate(0)
+        if depth:
+            self.run(random_tokens(depth, FILL_SEED, self.vocab))
+            self.remember_end()
         self._filled = depth
 
 
