@@ -20,8 +20,9 @@ import numpy as np
 from edge.errors import InputError, UnsupportedError
 from edge.model.prompt import Prompt
 from edge.model.thinking import Think
+from edge.run.context import Mark
 from edge.run.report import RunReport
-from edge.run.session import Mark, Session
+from edge.run.session import Session
 from edge.types import IntArray
 
 _LARGEST_FILE = 64 << 20  # bytes of a saved conversation

@@ -4,36 +4,32 @@ from __future__ import annotations
 
 import os
 import time
-from array import array
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from io import StringIO
-from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
 from edge.backends import find_backend
-from edge.backends.base import AdaptedEngine, Backend, Engine, LoadProgress
+from edge.backends.base import AdaptedEngine, Backend, LoadProgress
 from edge.budget import format_bytes
 from edge.devices.memory import memory_use, release_free_memory
 from edge.devices.power import find_meter, memory_root, sensors_root
 from edge.devices.thermal import Zone, zones
 from edge.errors import BudgetError, InputError, UnsupportedError
-from edge.kv import make_policy
-from edge.kv.policy import EVERY
 from edge.model.catalog import find_local
 from edge.model.lora import Lora, open_lora
 from edge.model.lora_file import parse_lora
 from edge.model.model import Model
-from edge.model.prompt import Prompt, joined
+from edge.model.prompt import Prompt
 from edge.model.thinking import Think
 from edge.options import Options, takes_options
 from edge.plan.plan import Plan, make_plan, plan_with_lora
 from edge.prompt_cache.cache import PromptCache
 from edge.run.arguments import check_stream
-from edge.run.eviction import keep_heads, observe, queries_to_observe, rows_per_head, view_for
+from edge.run.context import Context, Mark
 from edge.run.generation import Generation, memory_of, why_unanswered
 from edge.run.governor import RunLimits
 from edge.run.history import remember_run
@@ -96,16 +92,6 @@ def _open(model: str | Path, options: Options) -> Model:
     return open_model(found)
 
 
-@dataclass(frozen=True)
-class Mark:
-    """A place in a conversation, to which `Session.rewind` goes back; by default its beginning."""
-
-    rows: int = 0
-    evicted: int = 0
-    left: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))  # tokens that have not been run
-    prompts_end: int | None = None
-
-
 class Session:
     """A loaded model and its KV cache. Use it as a context manager, or call `close`."""
 
@@ -127,18 +113,10 @@ class Session:
         self.plan, self.options = plan, options
         self.report: RunReport | None = None
         self._backend = backend
-        self._policy = make_policy(plan.kv_policy, plan.sinks, keep=plan.sinks)
-        self._prompt_cache: PromptCache | None = options.prompt_cache
-        self._evicted = 0
-        self._fed = array("i")  # tokens of all rows, if there is a prompt cache and nothing has been evicted
-        self._prompts_end: int | None = None  # how many of them end with a prompt; None while one is run
-        self._prompt = Prompt(())  # whatever ended it: a follow-up first runs what is left of it …
-        self._pending: list[int] = []  # … and the token before a stop, which has not been run
         self._process, self._closed = os.getpid(), False
-        self._lora = open_lora(options.lora or (), model.file, model.spec)
         self._other_rows = False  # whether the rows of the conversation were those of another adapter
         started = time.perf_counter()
-        self._load_engine(plan, self._lora, on_load)
+        self._load_engine(plan, open_lora(options.lora or (), model.file, model.spec), on_load)
         self._load_s = time.perf_counter() - started
         self.steps = Scheduler(lambda level: self._reclaimer.give(round(level * self._reclaimer.spare), "trim"))
         self.terminated = self._interrupted = False
@@ -151,17 +129,17 @@ class Session:
             )
 
     def _load_engine(self, plan: Plan, lora: Lora | None, on_load: LoadProgress | None = None) -> None:
-        self.engine: Engine = self._backend.load(self.model.file, self.spec, plan.config, on_load)
+        engine = self._backend.load(self.model.file, self.spec, plan.config, on_load)
         try:
             if lora is not None:
-                cast(AdaptedEngine, self.engine).set_lora(lora)
+                cast(AdaptedEngine, engine).set_lora(lora)
         except BaseException:
-            self.engine.close()
+            engine.close()
             raise
-        self.plan = plan
-        self._reclaimer = Reclaimer(
-            plan, self.engine.kv, self._prompt_cache, self.shrink if self._policy.evicts else None
-        )
+        cache: PromptCache | None = self.options.prompt_cache
+        self.engine, self.plan = engine, plan
+        self._context = context = Context(engine, plan, lora, cache, self._meter)
+        self._reclaimer = Reclaimer(plan, engine.kv, cache, context.shrink if context.policy.evicts else None)
 
     def __enter__(self) -> Session:
         return self
@@ -183,14 +161,13 @@ class Session:
         self._reset()
 
     def _reset(self) -> None:
-        self.engine.kv.truncate(0)
-        self._evicted, self._fed, self._prompt, self._pending = 0, array("i"), Prompt(()), []
+        self._context.reset()
         self._other_rows = False
 
     @property
     def lora(self) -> Lora | None:
         """The adapters that the model runs with."""
-        return self._lora
+        return self._context.lora
 
     def set_lora(self, lora: str | Path | None, *, scale: float = 1.0) -> None:
         """Run with another LoRA adapter from the next generation on, or with none.
@@ -215,10 +192,10 @@ class Session:
         had_rows = self._other_rows or self.engine.kv.length > 0
         if adapters is not None and adapters.size.rank > plan.config.lora_rank:
             self._load_again(plan_with_lora(plan, self.spec, self._backend, adapters.size), adapters)
-        elif adapters is not None or self._lora is not None:
+        elif adapters is not None or self.lora is not None:
             cast(AdaptedEngine, self.engine).set_lora(adapters)
         self._reset()
-        self._lora, self._other_rows = adapters, had_rows
+        self._context.lora, self._other_rows = adapters, had_rows
         self.options = replace(self.options, lora=files or None)
 
     def _load_again(self, plan: Plan, lora: Lora) -> None:
@@ -228,29 +205,19 @@ class Session:
         try:
             self._load_engine(plan, lora)
         except BaseException:
-            self._load_engine(self.plan, self._lora)
+            self._load_engine(self.plan, self.lora)
             self._reset()
             raise
 
     def mark(self) -> Mark:
         """Where the conversation is, between two generations."""
-        left = joined([*self._prompt.rest(), np.array(self._pending, np.int32)])
-        self._prompt, self._pending = Prompt([left]), []
-        return Mark(self.engine.kv.length, self._evicted, left, self._prompts_end)
+        return self._context.mark()
 
     def rewind(self, mark: Mark) -> bool:
         """Forget all that came after `mark`. False, and nothing changes, where that cannot be: rows before it were
         evicted since, rows have attention from queries after it, by which the policy would choose, or the engine has no
         longer what its windows or its recurrent state held there."""
-        kv = self.engine.kv
-        if self._evicted != mark.evicted or kv.length < mark.rows or (mark.rows and self._policy.needs.queries):
-            return False
-        if 0 < mark.rows < min(kv.earliest, kv.length):
-            return False
-        kv.truncate(mark.rows)
-        self._fed, self._prompts_end = self._fed[: mark.rows], mark.prompts_end
-        self._prompt, self._pending = Prompt([mark.left]), []
-        return True
+        return self._context.rewind(mark)
 
     def generate(self, prompt: str | Iterable[str] | IntArray | Prompt, **options: Any) -> str:
         """The whole answer to a prompt; `report` then says what it cost. Options are those of `stream`."""
@@ -327,18 +294,15 @@ class Session:
             self._reset()
         stopped = self._read_ahead(asked, watch)
         if not stopped:
-            self._check_fits(asked)
-        if follow_up:
-            before = chain(self._prompt.rest(), [np.array(self._pending, np.int32)])
-            asked = Prompt(chain(before, asked.rest()), asked.thinks)
-        self._prompt, self._pending, self._prompts_end = asked, [], None
+            self._context.check_fits(asked)
+        asked = self._context.begin(asked, follow_up=follow_up)
         text = StringIO() if keep_text else None
         run = Generation(asked, started, watch, joules, energy_spent, limit, time_spent, text=text)
         self._reclaimer.run = run
         try:
             if not stopped and not follow_up:
                 self.engine.kv.expect(asked.waiting)  # which decides whose rows are those of this text
-                run.reused = self._reuse()
+                run.reused = self._context.reuse(self._chunk(asked.waiting))
             run.restored_at = time.perf_counter()
             logits = self._prefill(run, on_prefill)
             if logits is not None:
@@ -351,7 +315,7 @@ class Session:
                     yield piece
                     run.held += time.perf_counter() - shown
         finally:
-            self._remember()
+            self._context.remember()
             self._reclaimer.run = None
             run.held += thinking.held
             self.report = self._report(run, sampling, thinking)
@@ -420,96 +384,26 @@ class Session:
                 return reason
         return None
 
-    def _reuse(self) -> int:
-        """Take a prompt's first rows from the prompt cache; returns how many.
-
-        The last token is run for its logits, and as many as the policy wants to observe before an eviction: rows that
-        come back have no attention. A policy that counts all attention there ever was has to see the whole prompt.
-        """
-        kv, prompt, queries = self.engine.kv, self._prompt, self._policy.needs.queries
-        if self._prompt_cache is None or queries == EVERY:
-            return 0
-        most = min(prompt.waiting, kv.capacity) - max(1, queries)
-        if prompt.waiting > kv.capacity:  # chunks begin, and rows are evicted, where they would be without the cache
-            most -= most % self._chunk(prompt.waiting)
-        tokens = prompt.peek(kv.capacity)
-        reused = self._prompt_cache.restore(kv, tokens, most)
-        prompt.advance(reused)
-        self._fed = array("i", tokens[:reused].tolist())
-        return reused
-
-    def _remember(self) -> None:
-        """Put the rows of all prompts so far, and of the answers between them, into the prompt cache."""
-        if self._prompt_cache is not None and not self._evicted:
-            self._prompt_cache.store(self.engine.kv, np.array(self._fed[: self._prompts_end], np.int32))
-
-    def _find_ends(self) -> list[int]:
-        """Numbers of rows, behind those in use, at which the prompt cache wants the prompt while it runs."""
-        kv, prompt, queries = self.engine.kv, self._prompt, self._policy.needs.queries
-        if self._prompt_cache is None or self._evicted or queries == EVERY or not kv.has_tail:
-            return []
-        tokens = np.concatenate([np.array(self._fed, np.int32), prompt.peek(kv.free)])
-        step = self._chunk(prompt.waiting) if prompt.waiting > kv.free else 1  # evictions come where they would
-        ends = self._prompt_cache.ends(kv, tokens[: max(0, tokens.size - max(1, queries))])
-        return [end for end in ends if end > kv.length and end % step == 0]
-
     @property
     def may_evict(self) -> bool:
         """Whether the policy makes room when the cache is full."""
-        return self._policy.evicts
+        return self._context.policy.evicts
 
     def make_room(self, count: int) -> bool:
         """Evict until `count` more rows fit, by the policy. False if it may not evict and they do not fit."""
-        kv = self.engine.kv
-        if count <= kv.free:
-            return True
-        if not self._policy.evicts or count > kv.capacity:
-            return False
-        self.shrink(kv.capacity - max(count, min(self.plan.evict_step, max(1, kv.capacity // 8))))
-        return True
+        return self._context.make_room(count)
 
     def shrink(self, budget: int) -> None:
         """Evict by the policy until no more than `budget` rows are left, on average where heads differ; nothing if it
         never evicts."""
-        kv = self.engine.kv
-        if kv.length <= budget or not self._policy.evicts:
-            return
-        self._remember()
-        before = rows_per_head(kv, self._policy.needs)
-        rows = self._policy.rows_to_keep(view_for(kv, self._policy.needs, kv.capacity - budget), budget)
-        if isinstance(rows, np.ndarray):
-            kv.keep(rows, close_gaps=self._policy.close_gaps)
-        else:
-            keep_heads(kv, rows, self.spec.context, forget=self._policy.needs.queries > 0)
-        self._evicted += before - rows_per_head(kv, self._policy.needs)
+        self._context.shrink(budget)
 
     def forward(self, tokens: IntArray, *, upcoming: int, every: bool = False) -> FloatArray:
         """Run tokens for which there is room, and let the policy see what it needs.
 
         upcoming: tokens that will want room next. Returns logits after the last, or after every token.
         """
-        if self._policy.needs.queries:
-            queries = queries_to_observe(self._policy.needs, self.engine.kv.free, tokens.size, upcoming)
-            observe(self.engine, self._policy.needs, queries)
-        logits = self.engine.forward_all(tokens) if every else self.engine.forward(tokens)
-        kv = self.engine.kv
-        weights = self.spec.weight_bytes + (self._lora.size.nbytes if self._lora else 0)
-        self._meter.add_bytes(weights + kv.fixed + (kv.nbytes - kv.fixed) * kv.length / kv.capacity)
-        if self._prompt_cache is not None and not self._evicted:
-            self._fed.frombytes(tokens.astype(np.int32, copy=False).tobytes())
-        return logits
-
-    def _check_fits(self, prompt: Prompt) -> None:
-        """Raises InputError for a prompt that is empty, or whose rows do not fit beside those of the conversation."""
-        free = self.engine.kv.free
-        held = self._prompt.first(free + 1).size + len(self._pending)
-        if not prompt.waiting and not held:
-            raise InputError("the prompt is empty")
-        if not self._policy.evicts and prompt.waiting + held > free:
-            raise InputError(
-                f"the prompt has {prompt.size} tokens, but --kv-policy "
-                f"{self._policy.name} has {free - held} free KV rows: raise --max-kv-size or use --kv-policy streaming"
-            )
+        return self._context.forward(tokens, upcoming=upcoming, every=every)
 
     def _chunk(self, count: int) -> int:
         """Tokens that are run at once when `count` are to come."""
@@ -520,11 +414,11 @@ class Session:
 
     def _prefill(self, run: Generation, on_prefill: Progress | None) -> FloatArray | None:
         """Run the prompt chunk by chunk; logits after its last token, or None if a budget ended it."""
-        prompt, free = self._prompt, self.engine.kv.free
+        context, prompt, free = self._context, self._context.prompt, self.engine.kv.free
         self._read_ahead(prompt, run.watch)
         logits, count, size = None, 0, self._chunk(prompt.waiting)
-        first, ends = size, self._find_ends()
-        if self._policy.needs.queries > 0 and 0 < free < min(first, prompt.waiting):
+        first, ends = size, context.ends_to_remember(size)
+        if context.policy.needs.queries > 0 and 0 < free < min(first, prompt.waiting):
             first = free  # nobody knew that these tokens would come, so nothing may have been observed: what fits first
         while True:
             reason = self._look_around(run, count) or self._read_ahead(prompt, run.watch)
@@ -535,21 +429,22 @@ class Session:
             wanted = min(size, left, size if run.ran else first, *(end - self.engine.kv.length for end in ends[:1]))
             if reason is None and not (count := run.watch.affordable(wanted)):
                 reason = "energy"
-            if reason is None and not self.make_room(count):
+            if reason is None and not context.make_room(count):
                 reason = "memory"  # rows that it was planned to have were given back
             if reason:
                 run.stop_reason = reason
                 return None
             self.engine.kv.expect(left)
-            logits = self.forward(prompt.peek(count), upcoming=min(size, max(1, left - count)))
+            logits = context.forward(prompt.peek(count), upcoming=min(size, max(1, left - count)))
             prompt.advance(count)
             run.ran, run.ran_at = run.ran + count, time.perf_counter()
             if ends and self.engine.kv.length == ends[0]:
                 del ends[0]
-                self._remember()
+                context.remember()
             if on_prefill:
                 on_prefill(run.ran, prompt.known - run.reused)
-        self._prompts_end, run.prefill_joules = len(self._fed), run.watch.joules()
+        context.end_prompt()
+        run.prefill_joules = run.watch.joules()
         return logits
 
     def _look_around(self, run: Generation, tokens: int = 1) -> StopReason | None:
@@ -569,7 +464,7 @@ class Session:
         max_tokens: int | None,
     ) -> Iterator[str]:
         """Sample, show, run, until something stops it; sets `run.stop_reason`."""
-        end_ids = self.tokenizer.end_ids
+        context, end_ids = self._context, self.tokenizer.end_ids
         reason: StopReason | None = None
         while reason is None:
             if thinking.banned is not None:
@@ -581,19 +476,19 @@ class Session:
                 reason = "eos"
                 break
             run.generated += 1
-            self._pending = [token]
+            context.pending = [token]
             if text := stops.feed(thinking.feed(token, run.watch)):
                 yield text
             reason = "stop" if stops.met else "length" if run.generated == max_tokens else self._look_around(run)
             if reason is None:
-                self._pending += thinking.closing(run.watch)
-            while reason is None and self._pending:
-                part = self._pending[: self._chunk(len(self._pending))]
-                if not self.make_room(len(part)):
+                context.pending += thinking.closing(run.watch)
+            while reason is None and context.pending:
+                part = context.pending[: self._chunk(len(context.pending))]
+                if not context.make_room(len(part)):
                     reason = "capacity" if self.engine.kv.capacity == self.plan.config.capacity else "memory"
                     break
-                logits = self.forward(np.array(part, np.int32), upcoming=1)
-                del self._pending[: len(part)]
+                logits = context.forward(np.array(part, np.int32), upcoming=1)
+                del context.pending[: len(part)]
         run.stop_reason = reason
         if text := "" if stops.met else stops.feed(thinking.rest()):
             yield text
@@ -601,7 +496,7 @@ class Session:
             yield rest
 
     def _report(self, run: Generation, sampling: SamplingParams, thinking: Thinking) -> RunReport:
-        kv, actions = self.engine.kv, tuple(self._reclaimer.actions)
+        context, kv, actions = self._context, self.engine.kv, tuple(self._reclaimer.actions)
         versions = {**own_versions(), **self._backend.versions()}  # first: it takes a MiB, which is reported, too
         self._reclaimer.actions.clear()
         return RunReport(
@@ -610,7 +505,7 @@ class Session:
             timings=run.timings(self._load_s),
             stop_reason=run.stop_reason,
             memory=memory_of(self.plan, kv.nbytes, self.options.memory),
-            kv=KVUse(self._policy.name, kv.capacity, kv.length, self.plan.config.kv_dtype, self._evicted),
+            kv=KVUse(context.policy.name, kv.capacity, kv.length, self.plan.config.kv_dtype, context.evicted),
             plan=self.plan.to_dict(),
             versions=versions,
             energy=run.energy(),
@@ -622,7 +517,8 @@ class Session:
         )
 
     def _adapters(self) -> tuple[AdapterUse, ...]:
-        pairs = zip(self._lora.adapters, self._lora.scales, strict=True) if self._lora else ()
+        lora = self.lora
+        pairs = zip(lora.adapters, lora.scales, strict=True) if lora else ()
         return tuple(AdapterUse(each.name, each.rank, scale, each.sha256) for each, scale in pairs)
 
 
