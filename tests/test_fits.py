@@ -199,6 +199,8 @@ def test_too_small_a_device_says_what_would_do() -> None:
     needs = smallest.tried[-1].needs or 0
     assert f"--memory {needs >> 20}MiB" in (smallest.reason or "")
     assert smallest.why == f"Q4_0 needs {needs >> 20} MiB"
+    (large,) = fits(device="raspberry-pi-5", memory="60MiB", backend="tvm", names=["qwen3:0.6b"])
+    assert (large.why or "").endswith(" MiB, with weights streamed")
 
 
 def test_the_command_prints_what_python_returns(on_a_pi: list[Fit]) -> None:

@@ -200,7 +200,8 @@ def _why(other: Try, best: Try | None, *, short: bool = False) -> str:
     if best and best.streamed:
         return f"not all weights fit: {format_bytes(best.streamed)} are read from the disk for every token"
     if short and other.needs:
-        return f"{other.type} needs {other.needs >> 20} MiB"
+        streamed = ", with weights streamed" if other.needs < other.weights else ""
+        return f"{other.type} needs {other.needs >> 20} MiB{streamed}"
     if best is None:
         return other.reason or ""
     if other.streamed:
