@@ -109,6 +109,12 @@ def test_greedy_generation_equals_llama_cpp_itself() -> None:
     assert ours == theirs
 
 
+def test_a_second_session_counts_what_the_first_has_yet_to_touch() -> None:
+    """As edge eval kl has two: mapped weights and KV rows of the first become resident only when it runs."""
+    with load("smollm2-135m", max_kv_size=4096) as first, load("smollm2-135m", max_kv_size=256) as second:
+        assert second.plan.bytes.interpreter >= first.plan.bytes.total
+
+
 def test_greedy_generation_repeats_itself(streaming: Session) -> None:
     first = streaming.generate(PROMPT, max_tokens=20)
     streaming.generate("Something else in between.", max_tokens=5)

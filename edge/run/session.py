@@ -9,6 +9,7 @@ from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any, cast
+from weakref import WeakSet
 
 import numpy as np
 
@@ -79,7 +80,17 @@ def load(
         options = replace(options, prompt_cache=PromptCache(cache, size=f"{options.prompt_cache_size}B"))
     opened = model if isinstance(model, Model) else _open(model, options)
     backend = find_backend(options.backend, opened.file, opened.spec, options.kv_dtype)
-    return Session(opened, backend, make_plan(opened.spec, backend, options), options, on_load, meter)
+    plan = make_plan(opened.spec, backend, options, more=_still_to_come())
+    return Session(opened, backend, plan, options, on_load, meter)
+
+
+_OPEN: WeakSet[Session] = WeakSet()
+
+
+def _still_to_come() -> int:
+    """Bytes that the process does not hold yet, but by the plans of its open sessions will."""
+    planned = max((session.plan.bytes.total for session in _OPEN), default=0)
+    return max(0, planned - memory_use().rss)
 
 
 def _open(model: str | Path, options: Options) -> Model:
@@ -118,6 +129,7 @@ class Session:
         started = time.perf_counter()
         self._load_engine(plan, open_lora(options.lora or (), model.file, model.spec), on_load)
         self._load_s = time.perf_counter() - started
+        _OPEN.add(self)
         self.steps = Scheduler(lambda level: self._reclaimer.give(round(level * self._reclaimer.spare), "trim"))
         self.terminated = self._interrupted = False
         peak = memory_use().peak
@@ -153,6 +165,7 @@ class Session:
         if hasattr(self, "engine") and self._process == os.getpid():  # a forked child has none of the engine's threads
             self.steps.end()
             self._closed = True
+            _OPEN.discard(self)
             self.engine.close()
 
     def reset(self) -> None:
