@@ -45,9 +45,10 @@ def part(tensors: Mapping[str, Weights], fused: Mapping[str, tuple[str, ...]]) -
     for name, tensor in tensors.items():
         module, _, suffix = name.rpartition(".")
         end, parts = next(((end, parts) for end, parts in fused.items() if module.endswith(f".{end}")), ("", ()))
-        if not parts or tensor.shape[0] % len(parts):
+        if not parts or not tensor.shape or tensor.shape[0] % len(parts):
             found[name] = tensor
-        for index, each in enumerate(parts if tensor.shape[0] % max(1, len(parts)) == 0 else ()):
+            continue
+        for index, each in enumerate(parts):
             apart = f"{module.removesuffix(end)}{each}.{suffix}"
             found[apart] = Share(tensor, apart, index, len(parts))
     return found
