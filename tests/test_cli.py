@@ -27,6 +27,7 @@ REPORT_KEYS = {
     "stop_reason": None,
     "memory": {
         "peak_rss", "budget", "weights", "kv", "scratch", "interpreter", "anonymous", "file", "streamed", "measured",
+        "lora",
     },
     "kv": {"policy", "capacity", "rows", "dtype", "evicted"},
     "energy": {
@@ -36,6 +37,7 @@ REPORT_KEYS = {
     "heat": None,
     "actions": None,
     "thoughts": None,
+    "lora": None,
     "plan": None,
     "versions": None,
     "seed": None,

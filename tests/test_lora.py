@@ -439,7 +439,7 @@ def test_a_prompt_cache_keeps_adapters_apart(
 def test_a_plan_counts_adapters(backend: str, adapters: list[Path]) -> None:
     if backend == "tvm":
         require_native()
-    model, options = golden("llama-gqa-tied"), edge.Options(memory=512 << 20, max_kv_size=300)
+    model, options = golden("llama-gqa-tied"), edge.Options(max_kv_size=300)
     engine = find_backend(backend, model.file, model.spec)
     without = make_plan(model.spec, engine, options).bytes
     small, large = (make_plan(model.spec, engine, replace(options, lora=parse_lora(each))) for each in adapters)
