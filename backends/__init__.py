@@ -55,9 +55,8 @@ def find_backend(name: str, file: GGUFFile, spec: ModelSpec, kv_dtype: str | Non
         try:
             backend = _usable(each, file, spec)
         except (MissingExtraError, UnsupportedError) as error:
-            _log.warning(
-                "%s runs this model, more slowly: %s", last, str(error).removesuffix(f": use --backend {last}")
-            )
+            how = ", more slowly" if spec.recipe else ""
+            _log.warning("%s runs this model%s: %s", last, how, str(error).removesuffix(f": use --backend {last}"))
             continue
         if kv_dtype in (None, *backend.CAPABILITIES.kv_dtypes):
             return backend

@@ -113,7 +113,8 @@ def read_adapter(path: Path) -> Adapter:
     """
     file = read_gguf(path)
     if not is_adapter(file):
-        raise ModelFormatError(f"{path}: not an adapter: general.type is {brief(file.metadata.get('general.type'))}")
+        kind = file.metadata.get("general.type")
+        raise ModelFormatError(f"{path}: not an adapter: general.type is {'missing' if kind is None else brief(kind)}")
     kind, architecture = (file.metadata.get(key) for key in ("adapter.type", "general.architecture"))
     if kind != "lora":
         raise UnsupportedError(f"{path}: an adapter of type {brief(kind)}: edge runs lora only")

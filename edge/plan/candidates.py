@@ -99,7 +99,7 @@ def _alternatives(spec: ModelSpec, backend: Backend, options: Options) -> list[C
         if options.kv_policy in (AUTO, Options.kv_policy):
             return [Choice(spec, backend, replace(options, kv_policy="full"), forced=reason)]
         if options.kv_policy != "full":
-            raise UnsupportedError(f"--kv-policy {options.kv_policy} cannot run this model: {reason}: use full")
+            raise UnsupportedError(f"--kv-policy {options.kv_policy} cannot run this model ({reason}): use full")
     if options.kv_policy != AUTO:
         return [Choice(spec, backend, options)]
     plain = Choice(spec, backend, replace(options, kv_policy="streaming"))

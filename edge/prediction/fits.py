@@ -149,7 +149,8 @@ def _plan(model: KnownModel, mixture: str, file: GGUFFile, profile: DeviceProfil
         if not spec.proven:  # its engine tries the header, which takes a second, and needs all weights in memory
             room = _room(profile, options)
             if room is not None and weights > room:
-                return Try(mixture, weights, reason=f"its weights take {format_bytes(weights)} of {format_bytes(room)}")
+                reason = f"its {mixture} weights take {format_bytes(weights)} of {format_bytes(room)}"
+                return Try(mixture, weights, reason=reason)
             file = outline_model(model, mixture, file.path, loadable=True)
         expected = min(options.expected_tokens or TOKENS, spec.context)
         found = look_ahead(file, spec, profile, replace(options, expected_tokens=expected), outline=True)
