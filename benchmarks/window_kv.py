@@ -58,10 +58,11 @@ class Worker:
     """An engine in a process of its own. tree: a folder with the package `edge`; None: this one."""
 
     def __init__(self, backend: str, rows: int, threads: int, tree: Path | None = None) -> None:
+        # It imports from where it works before anything else, then from PYTHONPATH, then what is installed.
         environment = os.environ | ({"PYTHONPATH": str(tree)} if tree else {})
         self._process: Any = subprocess.Popen(
             [sys.executable, "-c", WORKER, backend, str(rows), str(threads)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=tree,
         )  # fmt: skip
 
     def read(self) -> Any:
