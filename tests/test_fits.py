@@ -16,6 +16,7 @@ import pytest
 from conftest import run_child
 
 import edge
+from edge.backends import llamacpp
 from edge.converters.ggml import quantize_with_llamacpp
 from edge.devices.profiles import find_profile
 from edge.errors import InputError, UnsupportedError
@@ -208,6 +209,13 @@ def test_models_that_cannot_fit_are_not_tried() -> None:
     (fit,) = fits(device="raspberry-pi-5", names=["lfm2:8b-a1b"])
     assert fit.best is None
     assert fit.reason == "its Q4_0 weights take 4.4 GiB of 2.0 GiB"
+
+
+def test_models_of_a_missing_engine_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llamacpp, "is_installed", lambda: False)
+    (fit,) = fits(names=["lfm2.5:350m"])
+    assert fit.best is None
+    assert "llama-cpp-python is not installed: pip install" in (fit.reason or "")
 
 
 def test_too_small_a_device_says_what_would_do() -> None:

@@ -19,7 +19,7 @@ from edge.devices.output import work_folder
 from edge.devices.power import memory_root
 from edge.devices.profile import DeviceProfile
 from edge.devices.profiles import HOST, find_profile
-from edge.errors import BudgetError, InputError, UnsupportedError
+from edge.errors import BudgetError, InputError, MissingExtraError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.known import KnownModel, known_models, outline_model
 from edge.model.reader import read_spec
@@ -155,7 +155,7 @@ def _plan(model: KnownModel, mixture: str, file: GGUFFile, profile: DeviceProfil
         expected = min(options.expected_tokens or TOKENS, spec.context)
         found = look_ahead(file, spec, profile, replace(options, expected_tokens=expected), outline=True)
         return _try(mixture, weights, found)
-    except (BudgetError, UnsupportedError) as error:
+    except (BudgetError, UnsupportedError, MissingExtraError) as error:
         needs = error.smallest if isinstance(error, BudgetError) else None
         return Try(mixture, weights, reason=str(error).removeprefix(f"{file.path}: "), needs=needs)
 
