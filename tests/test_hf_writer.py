@@ -139,7 +139,9 @@ def is_written(path: Path) -> bool:
     return path.stem not in ("llama-rope-scaled", "llama-llama3")  # whose parameters of RoPE are not in the file
 
 
-@pytest.mark.parametrize("path", filter(is_written, sorted(GOLDEN.glob("*.gguf"))), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [each for each in sorted(GOLDEN.glob("*.gguf")) if is_written(each)], ids=lambda path: path.stem
+)
 def test_files_of_others_there_and_back(path: Path, tmp_path: Path) -> None:
     model = open_model(path)
     convert_folder(write(model, tmp_path / path.stem), tmp_path / "model.gguf")
