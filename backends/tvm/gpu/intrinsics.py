@@ -1,0 +1,58 @@
+"""What GPU languages call by different names, or lack: functions that kernels call by `threads.call`.
+
+Each is defined in front of a kernel that uses it. Float16 numbers are read and written as halves of uint32 words, which
+needs no 16-bit types of the device.
+"""
+
+from __future__ import annotations
+
+import re
+
+# edge_half(word): the float16 in the low half. edge_halves(a, b): two float16, a in the low half.
+# edge_dot4(a, b): the sum of 4 products of signed bytes.
+PRELUDES: dict[str, dict[str, str]] = {
+    "wgsl": {
+        "edge_half": "fn edge_half(word: u32) -> f32 { return unpack2x16float(word).x; }\n",
+        "edge_halves": "fn edge_halves(a: f32, b: f32) -> u32 { return pack2x16float(vec2<f32>(a, b)); }\n",
+        "edge_dot4": "fn edge_dot4(a: u32, b: u32) -> i32 { return dot4I8Packed(a, b); }\n",
+    },
+    "opencl": {
+        "edge_half": (
+            "inline float edge_half(uint word) { ushort bits = (ushort)word; "
+            "return vload_half(0, (const __private half *)&bits); }\n"
+        ),
+        "edge_halves": (
+            "inline uint edge_halves(float a, float b) { ushort bits[2]; vstore_half(a, 0, (__private half *)bits); "
+            "vstore_half(b, 1, (__private half *)bits); return (uint)bits[0] | (uint)bits[1] << 16; }\n"
+        ),
+        "edge_dot4": (
+            "inline int edge_dot4(uint a, uint b) { char4 x = as_char4(a), y = as_char4(b); "
+            "return x.x * y.x + x.y * y.y + x.z * y.z + x.w * y.w; }\n"
+        ),
+    },
+    "cuda": {
+        "edge_half": (
+            "static __device__ __forceinline__ float edge_half(unsigned int word) { float value; "
+            'asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"((unsigned short)word)); return value; }\n'
+        ),
+        "edge_halves": (
+            "static __device__ __forceinline__ unsigned int edge_halves(float a, float b) { unsigned short x, y; "
+            'asm("cvt.rn.f16.f32 %0, %1;" : "=h"(x) : "f"(a)); asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(b)); '
+            "return (unsigned int)x | (unsigned int)y << 16; }\n"
+        ),
+        "edge_dot4": (
+            "static __device__ __forceinline__ int edge_dot4(unsigned int a, unsigned int b) "
+            "{ return __dp4a((int)a, (int)b, 0); }\n"
+        ),
+    },
+    "metal": {
+        "edge_half": "inline float edge_half(uint word) { return float(as_type<half2>(word).x); }\n",
+        "edge_halves": "inline uint edge_halves(float a, float b) { return as_type<uint>(half2(half(a), half(b))); }\n",
+        "edge_dot4": (
+            "inline int edge_dot4(uint a, uint b) { char4 x = as_type<char4>(a), y = as_type<char4>(b); "
+            "return int(x.x) * y.x + int(x.y) * y.y + int(x.z) * y.z + int(x.w) * y.w; }\n"
+        ),
+    },
+}
+
+WITHOUT_PRELUDE = re.compile(r"using namespace metal;\n")  # where the prelude of a Metal kernel goes

@@ -1,0 +1,1 @@
+"""Kernels of the GPU engine, in TVM's IR."""

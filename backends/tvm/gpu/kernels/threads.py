@@ -1,0 +1,233 @@
+"""Workgroups and threads over TVM's IR builder, so that kernels read like their formulas.
+
+A kernel is a Python function of a `Scope`: its buffers, its int32 scalars, and the numbers of the workgroup and of the
+thread. Python's control flow runs while a kernel is built, and so unrolls; `loop` and `when` are control flow of the
+kernel itself. Indices are int32. A barrier stands only where all threads of a workgroup come by: conditions around it
+may depend on scalars, workgroup numbers and buffers that the kernel does not write, on nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script.builder import ir as T
+
+Value = Any  # a scalar expression of TVM
+Buffer = Any  # memory of one element type
+
+
+@dataclass(frozen=True)
+class Built:
+    """A kernel for `lowering.lower`: TVM's function and what `program.Kernel` says of it."""
+
+    name: str
+    function: Any
+    threads: int
+    buffers: tuple[str, ...]
+    written: tuple[str, ...]
+    scalars: tuple[str, ...]
+    shared: int
+
+
+class Scope:
+    """What a kernel sees.
+
+    group, row: the workgroup's numbers in x and y. thread: its number in the workgroup of `threads`.
+    Buffers are attributes by their names: scope.floats[index]. So are scalars.
+    """
+
+    def __init__(self, threads: int, buffers: Mapping[str, Buffer], scalars: Mapping[str, Value]) -> None:
+        self.threads, self.shared_bytes = threads, 0
+        self.group: Value = None
+        self.row: Value = None
+        self.thread: Value = None
+        self._names = dict(buffers) | dict(scalars)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self._names[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def shared(self, count: int, dtype: str = "float32") -> Buffer:
+        """Memory of the workgroup, of elements of 4 bytes."""
+        self.shared_bytes += 4 * count
+        return T.alloc_buffer((count,), dtype, scope="shared")
+
+
+def build(
+    name: str, threads: int, reads: Mapping[str, str], writes: Mapping[str, str], scalars: Sequence[str],
+    body: Callable[[Scope], None], groups: tuple[int, int] = (1 << 16, 1 << 16),
+) -> Built:  # fmt: skip
+    """A kernel. reads, writes: buffers and their dtypes, such as uint32x4; writes are bound first, and may be read.
+
+    groups: the most workgroups, which only limit what TVM may conclude.
+    """
+    with IRBuilder() as builder, T.prim_func(s_tir=True):
+        T.func_name(name)
+        T.func_attr({"global_symbol": name, "tirx.noalias": True})
+        types = dict(writes) | dict(reads)
+        pointers = {each: T.arg(each, T.ptr(dtype)) for each, dtype in types.items()}
+        numbers = {each: T.arg(each, T.int32()) for each in scalars}
+        buffers = {each: T.decl_buffer((1 << 30,), dtype, data=pointers[each]) for each, dtype in types.items()}
+        scope = Scope(threads, buffers, numbers)
+        with (
+            T.launch_thread("blockIdx.x", groups[0]) as scope.group,
+            T.launch_thread("blockIdx.y", groups[1]) as scope.row,
+            T.launch_thread("threadIdx.x", threads) as scope.thread,
+        ):
+            body(scope)
+    return Built(name, builder.get(), threads, tuple(types), tuple(writes), tuple(scalars), scope.shared_bytes)
+
+
+def i32(value: int) -> Value:
+    return T.int32(value)
+
+
+def u32(value: int) -> Value:
+    return T.uint32(value)
+
+
+def f32(value: float) -> Value:
+    return T.float32(value)
+
+
+def let(value: Value) -> Value:
+    """Compute the value once, at this place."""
+    return T.Bind(value)
+
+
+def call(dtype: str, function: str, *arguments: Value) -> Value:
+    """A function of `intrinsics.py`, or one that all languages have."""
+    return T.call_pure_extern(dtype, function, *arguments)
+
+
+def lane(vector: Value, index: int) -> Value:
+    """An element of a vector; the index is known while the kernel is built."""
+    return T.Shuffle([vector], [index])
+
+
+def as_float(word: Value) -> Value:
+    """The bits of a uint32 read as float32."""
+    return T.reinterpret("float32", word)
+
+
+def as_word(value: Value) -> Value:
+    """The bits of a float32 or int32 read as uint32."""
+    return T.reinterpret("uint32", value)
+
+
+def to_float(value: Value) -> Value:
+    """An integer as float32."""
+    return T.cast(value, "float32")
+
+
+def to_int(value: Value) -> Value:
+    """Any number as int32."""
+    return T.cast(value, "int32")
+
+
+def to_word(value: Value) -> Value:
+    """An int32 that is not negative as uint32."""
+    return T.cast(value, "uint32")
+
+
+def half(word: Value, which: Value | int = 0) -> Value:
+    """The float16 in the low (0) or high (1) half of a uint32, as float32."""
+    if isinstance(which, int):
+        return call("float32", "edge_half", T.shift_right(word, u32(16)) if which else word)
+    return call("float32", "edge_half", T.shift_right(word, to_word(which) * u32(16)))
+
+
+def halves(low: Value, high: Value) -> Value:
+    """Two float32 as float16 in a uint32, rounded to nearest even."""
+    return call("uint32", "edge_halves", low, high)
+
+
+def quotient(value: Value, by: Value | int) -> Value:
+    """value / by of int32 that are not negative. (`//` rounds down, for which TVM generates tests of the signs.)"""
+    if isinstance(by, int) and by & (by - 1) == 0:
+        return T.shift_right(value, i32(by.bit_length() - 1))
+    return T.truncdiv(value, i32(by) if isinstance(by, int) else by)
+
+
+def remainder(value: Value, by: Value | int) -> Value:
+    """value mod by of int32 that are not negative."""
+    if isinstance(by, int) and by & (by - 1) == 0:
+        return T.bitwise_and(value, i32(by - 1))
+    return T.truncmod(value, i32(by) if isinstance(by, int) else by)
+
+
+def select(condition: Value, one: Value, other: Value) -> Value:
+    """Both are computed."""
+    return T.Select(condition, one, other)
+
+
+def store(buffer: Buffer, at: Value, value: Value) -> None:
+    T.buffer_store(buffer, value, [at])
+
+
+def barrier() -> None:
+    """All threads of the workgroup wait, and see what the others have written to shared memory."""
+    T.evaluate(T.tvm_storage_sync("shared"))
+
+
+@contextmanager
+def loop(start: Value | int, stop: Value | int) -> Iterator[Value]:
+    with T.serial(start, stop) as index:
+        yield index
+
+
+@contextmanager
+def strided(scope: Scope, count: int | Value) -> Iterator[Value]:
+    """The workgroup's threads divide 0 … count − 1: thread t takes t, t + threads, …"""
+    steps = quotient(count + (scope.threads - 1), scope.threads)
+    with T.serial(0, steps) as step:
+        index = let(step * scope.threads + scope.thread)
+        with T.If(index < count), T.Then():
+            yield index
+
+
+@contextmanager
+def when(condition: Value) -> Iterator[None]:
+    with T.If(condition), T.Then():
+        yield
+
+
+class Register:
+    """A variable of a thread."""
+
+    def __init__(self, value: Value, dtype: str = "float32") -> None:
+        self._buffer = T.alloc_buffer((1,), dtype, scope="local")
+        self.value = value
+
+    @property
+    def value(self) -> Value:
+        return self._buffer[0]
+
+    @value.setter
+    def value(self, value: Value) -> None:
+        T.buffer_store(self._buffer, value, [0])
+
+
+def reduce(scope: Scope, memory: Buffer, value: Value, threads: int, combine: Callable[[Value, Value], Value]) -> Value:
+    """`combine` over every `threads` (a power of two) neighbouring threads of the workgroup; each gets the result.
+
+    memory: shared, an element for each thread of the workgroup. All threads of the workgroup must come by.
+    """
+    store(memory, scope.thread, value)
+    barrier()
+    place = let(remainder(scope.thread, threads))
+    distance = threads // 2
+    while distance:
+        with when(place < distance):
+            store(memory, scope.thread, combine(memory[scope.thread], memory[scope.thread + distance]))
+        barrier()
+        distance //= 2
+    result = let(memory[scope.thread - place])
+    barrier()  # before the memory is used again
+    return result

@@ -1,0 +1,64 @@
+"""The part of TVM's compiler that GPUs need: from a function of the generator to source text.
+
+TVM's own pipeline splits a function into one for the host and one for the device, and orders the device's parameters
+anew. Ours are device functions from the start: parameters keep their order and their names.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from tvm import IRModule, get_global_func, s_tir
+from tvm.ir.transform import PassContext, Sequential
+from tvm.target import Target as Machine
+from tvm.tirx import transform
+
+from edge.backends.tvm.gpu.intrinsics import PRELUDES, WITHOUT_PRELUDE
+from edge.backends.tvm.gpu.kernels.threads import Built
+from edge.backends.tvm.gpu.program import Kernel
+
+_MACHINES: dict[str, dict[str, Any]] = {
+    "wgsl": {"kind": "webgpu", "max_num_threads": 256, "max_shared_memory_per_block": 16384},
+    "opencl": {"kind": "opencl", "max_num_threads": 256, "max_shared_memory_per_block": 16384},
+    "cuda": {"kind": "cuda", "arch": "sm_70", "max_num_threads": 256},
+    "metal": {"kind": "metal", "max_num_threads": 256},
+}
+_DEVICE_KERNEL = 2  # TVM's calling convention of kernels
+
+
+def lower(built: Built, language: str) -> Kernel:
+    """The kernel's source in one of `program.LANGUAGES`."""
+    machine = Machine(_MACHINES[language])
+    with PassContext():
+        module = transform.BindTarget(Machine(_MACHINES[language], host="llvm"))(IRModule({built.name: built.function}))
+        module = Sequential([
+            s_tir.transform.UnifyThreadBinding(),
+            s_tir.transform.LowerOpaqueBlock(),
+            transform.FlattenBuffer(),
+            transform.NarrowDataType(32),
+            transform.VectorizeLoop(True),
+            transform.UnrollLoop(),
+            transform.StmtSimplify(),
+        ])(module)  # fmt: skip
+        function = module[built.name].with_attr({
+            "target": machine,
+            "calling_conv": _DEVICE_KERNEL,
+            "tirx.is_global_func": True,
+            "tirx.kernel_launch_params": ["blockIdx.x", "blockIdx.y", "threadIdx.x"],
+        })  # fmt: skip
+        module = transform.LowerIntrin()(IRModule({built.name: function}))
+        source = get_global_func(f"target.build.{machine.kind.name}")(module, machine).inspect_source()
+    return Kernel(
+        built.name, _with_prelude(source, language), (built.threads, 1), tuple(built.buffers), tuple(built.written),
+        tuple(built.scalars), built.shared,
+    )  # fmt: skip
+
+
+def _with_prelude(source: str, language: str) -> str:
+    """The functions of `intrinsics.py` that the kernel calls come first."""
+    used = [text for name, text in PRELUDES[language].items() if re.search(rf"\b{name}\b", source)]
+    head = WITHOUT_PRELUDE.search(source) if language == "metal" else None
+    if head:  # behind the includes
+        return source[: head.end()] + "".join(used) + source[head.end() :]
+    return "".join(used) + source
