@@ -87,7 +87,8 @@ class Program:
 
 
 def _kernel(fields: Mapping[str, Any]) -> Kernel:
-    return Kernel(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
+    values: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in fields.items()}
+    return Kernel(**values)
 
 
 def _dispatch(fields: dict[str, Any]) -> Dispatch:

@@ -1,0 +1,182 @@
+"""Drivers of GPUs: every host does the same with the same program. CPUs that pose as GPUs stand in for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge.backends.tvm.gpu.hosts import Adapter, Device, host_named, open_device
+from edge.backends.tvm.gpu.program import Dispatch, Kernel, Slice
+from edge.errors import EngineError
+
+pytest.importorskip("tvm")
+
+HOSTS = ["opencl"]
+WIDTH = 64
+
+
+@pytest.fixture(params=HOSTS)
+def adapter(request: pytest.FixtureRequest) -> Adapter:
+    found = host_named(request.param).adapters()
+    if not found:
+        pytest.skip(f"no adapter through {request.param}")
+    return found[0]
+
+
+@pytest.fixture
+def device(adapter: Adapter) -> Iterator[Device]:
+    opened = open_device(adapter)
+    yield opened
+    opened.close()
+
+
+@cache
+def kernels(language: str) -> dict[str, Kernel]:
+    """edge_sums: out[i] = factor · (sum of 8 neighbours in x) + half of words + row of the workgroup. edge_next: counts
+    and copies, so that its order shows."""
+    from edge.backends.tvm.gpu.kernels import threads as t
+    from edge.backends.tvm.gpu.lowering import lower
+
+    def sums(s: Any) -> None:
+        memory = s.shared(WIDTH)
+        at = t.let((s.row * s.width + s.group) * WIDTH + s.thread)
+        total = t.reduce(s, memory, s.x[at], 8, lambda a, b: a + b)
+        number = t.half(t.lane(s.words[t.quotient(at, 4)], 1), 1)
+        t.store(s.out, at, t.to_float(s.factor) * total + number + t.to_float(s.row))
+
+    def following(s: Any) -> None:
+        with t.when(s.thread < 4):
+            t.store(s.counts, s.thread, s.counts[s.thread] * s.factor + s.thread)
+
+    reads = {"x": "float32", "words": "uint32x4"}
+    built = [
+        t.build("edge_sums", WIDTH, reads, {"out": "float32"}, ["width", "factor"], sums),
+        t.build("edge_next", WIDTH, {}, {"counts": "int32"}, ["factor"], following),
+    ]
+    return {each.name: lower(each, language) for each in built}
+
+
+def sums(
+    device: Device, groups: tuple[int, int] = (2, 3), per: int = 0, offset: int = 0
+) -> tuple[Dispatch, dict[str, Any]]:
+    """A dispatch of edge_sums whose `x` begins at offset, and its buffers: ones and twos."""
+    count = groups[0] * groups[1] * WIDTH
+    x = np.resize(np.array([1, 2], np.float32), count)
+    words = np.zeros((count // 4, 4), np.uint32)
+    words[:, 1] = np.array([0, 0.5], np.float16).view(np.uint32)
+    buffers = {"a": device.create(offset + x.nbytes), "w": device.create(words.nbytes), "o": device.create(x.nbytes)}
+    device.write(buffers["a"], offset, x)
+    device.write(buffers["w"], 0, words)
+    slices = Slice("o"), Slice("a", offset, x.nbytes), Slice("w")
+    return Dispatch("edge_sums", slices, (groups[0], 3), groups, "attention", 0, per), buffers
+
+
+def read_floats(device: Device, buffer: Any, count: int) -> np.ndarray:
+    return device.read(buffer, 0, 4 * count).view(np.float32)
+
+
+@pytest.mark.parametrize("offset", [0, 256, 1024])
+def test_kernels_read_parts_of_buffers_and_scalars(device: Device, offset: int) -> None:
+    device.prepare(kernels(device.adapter.language))
+    dispatch, buffers = sums(device, offset=offset)
+    device.run(device.record([dispatch], buffers))
+    got = read_floats(device, buffers["o"], 2 * 3 * WIDTH).reshape(3, -1)
+    assert np.array_equal(got, np.repeat([[36.5], [37.5], [38.5]], 2 * WIDTH, 1))
+
+
+def test_tokens_decide_how_many_workgroups_run(device: Device) -> None:
+    device.prepare(kernels(device.adapter.language))
+    dispatch, buffers = sums(device, groups=(1, 4), per=8)
+    recording = device.record([dispatch], buffers)
+    for tokens, rows in ((9, 2), (32, 4), (1, 1), (8, 1)):
+        device.write(buffers["o"], 0, np.zeros(4 * WIDTH, np.float32))
+        device.run(recording, tokens)
+        got = read_floats(device, buffers["o"], 4 * WIDTH).reshape(4, -1)[:, 0]
+        assert got.astype(bool).tolist() == [row < rows for row in range(4)]
+
+
+def test_dispatches_run_in_order_and_several_times(device: Device) -> None:
+    device.prepare(kernels(device.adapter.language))
+    counts = device.create(16)
+    dispatches = [Dispatch("edge_next", (Slice("c"),), (factor,), (1, 1), "attention") for factor in (2, 3, -1)]
+    recording = device.record(dispatches, {"c": counts})
+    expected = np.ones(4, np.int64)
+    for times in (1, 3):
+        device.write(counts, 0, np.ones(4, np.int32))
+        expected[:] = 1
+        device.run(recording, times=times)
+        for factor in (2, 3, -1) * times:
+            expected = expected * factor + np.arange(4)
+        assert device.read(counts, 0, 16).view(np.int32).tolist() == expected.tolist()
+
+
+def test_arrays_may_change_after_they_were_written(device: Device) -> None:
+    """Small writes are queued, big ones waited for."""
+    small, big = np.arange(4, dtype=np.int32), np.ones(1 << 20, np.int32)
+    buffer = device.create(big.nbytes + 256)
+    for step in range(300):
+        small[:] = step
+        device.write(buffer, 0, small)
+    device.write(buffer, 256, big)
+    small[:], big[:] = -1, -1
+    assert device.read(buffer, 0, 16).view(np.int32).tolist() == [299] * 4
+    assert np.all(device.read(buffer, 256, big.nbytes).view(np.int32) == 1)
+    device.write(buffer, 256 + 8, np.array([[7, 8]], np.int32)[:, ::-1])  # not contiguous
+    assert device.read(buffer, 256, 20).view(np.int32).tolist() == [1, 1, 8, 7, 1]
+
+
+def test_memory_is_counted_and_begins_with_zeros(device: Device) -> None:
+    assert device.allocated == 0
+    one, two = device.create(1000), device.create(4096)
+    assert 5096 <= device.allocated <= 5096 + 2 * 256
+    assert not device.read(one, 0, 1000).any()
+    assert not device.read(two, 0, 4096).any()
+    device.free(one)
+    assert 4096 <= device.allocated <= 4096 + 256
+    device.close()
+    device.close()
+    assert device.allocated == 0
+
+
+def test_every_dispatch_is_timed(device: Device) -> None:
+    device.prepare(kernels(device.adapter.language))
+    dispatch, buffers = sums(device)
+    recording = device.record([dispatch, dispatch], buffers)
+    seconds = device.time(recording)
+    assert len(seconds) == 2
+    assert all(0 < each < 5 for each in seconds)
+    assert read_floats(device, buffers["o"], 1)[0] == 36.5
+
+
+def test_what_fails_says_so_in_one_line(device: Device) -> None:
+    good = kernels(device.adapter.language)
+    bad = replace(good["edge_next"], source=good["edge_next"].source.replace("edge_next(", "edge_next(undeclared ", 1))
+    told = list[float]()
+    with pytest.raises(EngineError, match="edge_next") as caught:
+        device.prepare({"edge_sums": good["edge_sums"], "edge_next": bad}, told.append)
+    assert told == [0.5]
+    assert len(str(caught.value).splitlines()) == 1
+    assert "undeclared" in str(caught.value)
+    with pytest.raises(EngineError) as caught:
+        device.create(1 << 50)
+    assert len(str(caught.value).splitlines()) == 1
+    assert "memory" in str(caught.value) or "bytes" in str(caught.value)
+    assert device.allocated == 0
+
+
+def test_adapters_say_what_they_can_do(adapter: Adapter) -> None:
+    limits = adapter.limits
+    assert adapter.name
+    assert adapter.kind in ("discrete", "integrated", "cpu", "unknown")
+    assert limits.threads >= 64
+    assert limits.shared >= 16384
+    assert limits.groups >= 65535
+    assert limits.buffers >= 8
+    assert limits.buffer >= limits.binding >= 1 << 27
+    assert adapter.key.startswith(adapter.host)
+    assert adapter.memory is None or not adapter.unified
