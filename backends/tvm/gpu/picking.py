@@ -1,0 +1,64 @@
+"""Choosing tokens on the device: the dispatches of `kernels/pick.py`, and what the host reads of them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edge.backends.tvm.gpu.design import State
+from edge.backends.tvm.gpu.program import Dispatch, Slice
+from edge.types import FloatArray, IntArray
+
+TOP = 64  # candidates of `top`
+BANNED = 8  # word of `tables` that tells how many ids argmax never picks …
+BANS = 16  # … and where they are
+MOST_BANS = State.WORDS - BANS
+THREADS = 256
+SORTED = 1024  # pairs that a workgroup sorts: 8 KiB of its memory
+MOST_PARTS = 256  # workgroups of the first stage of an argmax: as many as the second has threads
+
+
+def found_bytes(vocab: int) -> int:
+    """Of the buffer `found`, uint32: pairs of a key and an id."""
+    pairs, total = vocab, 0
+    while pairs > TOP:
+        pairs = _groups(pairs) * TOP
+        total += pairs
+    return 8 * max(total, TOP, MOST_PARTS)
+
+
+def argmax(vocab: int, chunk: int, logits: Slice) -> tuple[Dispatch, ...]:
+    """Behind a step: tokens[0] is the likeliest token but for banned ones, so is the id behind those picked before, and
+    the state is that of the next step. The id is −1 − id if the logits have a NaN, which argmax finds first.
+
+    logits: float32 [vocab]. chunk: words of `tokens` before the ids.
+    """
+    parts = min(MOST_PARTS, -(-vocab // (4 * THREADS)))
+    return (
+        Dispatch("edge_likeliest", (Slice("found"), logits, Slice("tables")), (vocab, parts), (parts, 1), "head"),
+        Dispatch("edge_pick", (Slice("tables"), Slice("tokens"), Slice("found")), (parts, chunk), (1, 1), "head"),
+    )
+
+
+def top(vocab: int, logits: Slice) -> tuple[tuple[Dispatch, ...], int]:
+    """The `TOP` largest logits (all, if there are fewer), and where in bytes `found` has them, for `candidates`.
+
+    logits: float32 [vocab].
+    """
+    groups, at = _groups(vocab), 0
+    passes = [Dispatch("edge_top_logits", (Slice("found"), logits), (vocab,), (groups, 1), "head")]
+    while groups > 1:
+        pairs, source = groups * TOP, at
+        groups, at = _groups(pairs), at + 2 * pairs
+        passes.append(Dispatch("edge_top_pairs", (Slice("found"),), (pairs, source, at), (groups, 1), "head"))
+    return tuple(passes), 4 * at
+
+
+def candidates(found: IntArray, k: int) -> tuple[IntArray, FloatArray]:
+    """Ids, int32 [k], and logits, float32 [k], from what `top` left: uint32 [2 · TOP], k ≤ TOP."""
+    keys, ids = found[0 : 2 * k : 2], found[1 : 2 * k : 2]
+    words = np.where(keys >> 31, keys ^ np.uint32(1 << 31), ~keys)
+    return ids.astype(np.int32), words.astype(np.uint32).view(np.float32)
+
+
+def _groups(pairs: int) -> int:
+    return -(-pairs // SORTED)
