@@ -22,7 +22,10 @@ Buffer = Any  # memory of one element type
 
 @dataclass(frozen=True)
 class Built:
-    """A kernel for `lowering.lower`: TVM's function and what `program.Kernel` says of it."""
+    """A kernel for `lowering.lower`: TVM's function, what `program.Kernel` says of it, and how it is dispatched.
+
+    groups, per: as in `program.Dispatch`; a kernel may be dispatched with others, too.
+    """
 
     name: str
     function: Any
@@ -31,6 +34,8 @@ class Built:
     written: tuple[str, ...]
     scalars: tuple[str, ...]
     shared: int
+    groups: tuple[int, int]
+    per: int
 
 
 class Scope:
@@ -61,11 +66,11 @@ class Scope:
 
 def build(
     name: str, threads: int, reads: Mapping[str, str], writes: Mapping[str, str], scalars: Sequence[str],
-    body: Callable[[Scope], None], groups: tuple[int, int] = (1 << 16, 1 << 16),
+    body: Callable[[Scope], None], groups: tuple[int, int] = (1 << 16, 1 << 16), per: int = 0,
 ) -> Built:  # fmt: skip
     """A kernel. reads, writes: buffers and their dtypes, such as uint32x4; writes are bound first, and may be read.
 
-    groups: the most workgroups, which only limit what TVM may conclude.
+    groups: of a dispatch, or the most there may be; TVM concludes from them what indices can be.
     """
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         T.func_name(name)
@@ -81,7 +86,8 @@ def build(
             T.launch_thread("threadIdx.x", threads) as scope.thread,
         ):
             body(scope)
-    return Built(name, builder.get(), threads, tuple(types), tuple(writes), tuple(scalars), scope.shared_bytes)
+    function, shared = builder.get(), scope.shared_bytes
+    return Built(name, function, threads, tuple(types), tuple(writes), tuple(scalars), shared, groups, per)
 
 
 def i32(value: int) -> Value:

@@ -1,0 +1,41 @@
+"""Tokens to hidden states: rows of the embedding, which the block types quantize like any matrix."""
+
+from __future__ import annotations
+
+from tvm.tirx.script.builder import ir as T
+
+from edge.backends.tvm.gpu.design import State
+from edge.backends.tvm.gpu.kernels.quants import Words, read_values
+from edge.backends.tvm.gpu.kernels.threads import Built, Scope, build, f32, i32, let, store, strided, to_int, when
+from edge.backends.tvm.gpu.weights import Matrix, Piece
+from edge.backends.tvm.packing.blocks import PART
+
+_THREADS = 64  # of a workgroup, which looks one token up
+
+
+def embed(name: str, piece: Piece, tokens: int, scale: float = 1.0, positions: Matrix | None = None) -> Built:
+    """Rows of `out`, float32 [tokens, padded hidden], of the tokens whose rows the piece has; others stay.
+
+    positions: learned ones, in the buffer `rest`. tokens: at most.
+    Buffers: out; tokens int32; w4, w1 the piece; r4, r1 the buffer `rest`, where there are positions; tables.
+    """
+    matrix = piece.matrix
+
+    def body(scope: Scope) -> None:
+        row = let(scope.tokens[scope.row] - i32(piece.first_row))
+        inside = T.And(T.And(row >= 0, row < matrix.rows), scope.row < to_int(scope.tables[State.COUNT]))
+        with when(inside), strided(scope, matrix.parts) as part:
+            values = read_values(Words(scope.w4, scope.w1), matrix, row, part)
+            if scale != 1:
+                values = [value * f32(scale) for value in values]
+            if positions:
+                position = let(to_int(scope.tables[State.POSITION]) + scope.row)
+                learned = read_values(Words(scope.r4, scope.r1), positions, position, part)
+                values = [value + other for value, other in zip(values, learned, strict=True)]
+            at = let(scope.row * matrix.columns + part * PART)
+            for index, value in enumerate(values):
+                store(scope.out, at + index, value)
+
+    reads = {"tokens": "int32", "w4": "uint32x4", "w1": "uint32"}
+    reads |= {"r4": "uint32x4", "r1": "uint32"} if positions else {}
+    return build(name, _THREADS, reads | {"tables": "uint32"}, {"out": "float32"}, (), body, (1, tokens), 1)

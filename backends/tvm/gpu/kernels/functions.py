@@ -1,0 +1,36 @@
+"""The functions between a model's matrices: activations and soft caps, of single values."""
+
+from __future__ import annotations
+
+import math
+
+from tvm.tirx.script.builder import ir as T
+
+from edge.backends.tvm.gpu.kernels.threads import Value, f32, let
+
+_LARGEST = 80.0  # |exponents| beyond which e^z would not be finite
+
+
+def silu(x: Value) -> Value:
+    """x / (1 + e^−x)."""
+    x = let(x)
+    return x / (f32(1.0) + _exp(f32(0.0) - x))
+
+
+def gelu(x: Value) -> Value:
+    """Its tanh form, x / 2 · (1 + tanh z) = x / (1 + e^−2z), z = √(2/π) · (x + 0.044715 x³)."""
+    x = let(x)
+    return x / (f32(1.0) + _exp(f32(-2 * math.sqrt(2 / math.pi)) * (x + f32(0.044715) * x * x * x)))
+
+
+def soft_cap(x: Value, cap: float) -> Value:
+    """cap · tanh(x / cap), tanh z = 1 − 2 / (1 + e^2z); x itself where cap is 0."""
+    return f32(cap) - f32(2 * cap) / (f32(1.0) + _exp(x * f32(2 / cap))) if cap else x
+
+
+def _exp(x: Value) -> Value:
+    """Finite, since languages promise nothing for infinities; float32 tells no difference behind it."""
+    return T.exp(T.max(T.min(x, f32(_LARGEST)), f32(-_LARGEST)))
+
+
+ACTIVATIONS = {"silu": silu, "gelu": gelu}

@@ -1,0 +1,136 @@
+"""Norms of rows: RMSNorm (arXiv:1910.07467) and LayerNorm (arXiv:1607.06450). Padding of rows is zeros and stays so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tvm.tirx.script.builder import ir as T
+
+from edge.backends.tvm.gpu.design import State
+from edge.backends.tvm.gpu.kernels.threads import (
+    Buffer,
+    Built,
+    Register,
+    Scope,
+    Value,
+    as_float,
+    build,
+    f32,
+    let,
+    reduce,
+    store,
+    strided,
+    to_int,
+    when,
+)
+from edge.backends.tvm.gpu.weights import LayerLayout, Vector
+from edge.backends.tvm.packing.layout import Shape, round_up
+
+_THREADS = 64  # of a workgroup, which normalises one row
+
+
+@dataclass(frozen=True)
+class Norm:
+    """kind: rms or layer. weight, bias: in the buffer of weights that the kernel binds. width: values of a row."""
+
+    kind: str
+    weight: Vector
+    bias: Vector | None
+    width: int
+    epsilon: float
+
+    @property
+    def padded(self) -> int:
+        return round_up(self.width, 32)
+
+    @classmethod
+    def of(cls, layout: LayerLayout, name: str, shape: Shape) -> Norm | None:
+        """A norm of hidden states, if the model has it."""
+        weight = layout.vector(name)
+        bias = layout.vector(f"{name}.bias")
+        return cls(shape.norm, weight, bias, shape.hidden, shape.norm_eps) if weight else None
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Of a row: it is normalised to (x − mean) · scale, times weights and plus biases. RMSNorm has no mean."""
+
+    scale: Value
+    mean: Value | None = None
+
+
+def row_statistics(
+    scope: Scope, memory: Buffer, norm: Norm, read: Callable[[Value], Sequence[Value]], at_once: int = 1
+) -> Statistics:
+    """By all threads of a workgroup. memory: shared, an element for each of them.
+
+    read: values i · at_once … of the padded row.
+    """
+
+    def total(term: Callable[[Value], Value]) -> Value:
+        found = Register(f32(0.0))
+        with strided(scope, norm.padded // at_once) as at:
+            for value in read(at):
+                found.value = found.value + term(let(value))
+        return reduce(scope, memory, found.value, scope.threads, lambda one, other: one + other)
+
+    if norm.kind == "rms":
+        return Statistics(inverse_root(total(lambda x: x * x), norm))
+    mean = let(total(lambda x: x) * f32(1 / norm.width))
+    squares = total(lambda x: (x - mean) * (x - mean))
+    squares = squares - mean * mean * f32(float(norm.padded - norm.width))  # the padding's part
+    return Statistics(inverse_root(squares, norm), mean)
+
+
+def inverse_root(squares: Value, norm: Norm) -> Value:
+    """1 / sqrt(mean + ε) of a sum of squares."""
+    return let(f32(1.0) / T.sqrt(squares * f32(1 / norm.width) + f32(norm.epsilon)))
+
+
+def apply(x: Value, statistics: Statistics, weight: Value, bias: Value | None) -> Value:
+    centered = x if statistics.mean is None else x - statistics.mean
+    scaled = centered * statistics.scale * weight
+    return scaled if bias is None else scaled + bias
+
+
+def normalise(name: str, norm: Norm, tokens: int, *, wanted: bool = False) -> Built:
+    """Rows of `x` to rows of `out`, both float32 [tokens, padded width]; weights are in `w1`.
+
+    wanted: only the last State.WANTED rows of a pass, which become the first of `out`. tokens: at most.
+    """
+
+    def body(scope: Scope) -> None:
+        memory = scope.shared(_THREADS)
+        count = let(to_int(scope.tables[State.WANTED if wanted else State.COUNT]))
+        with when(scope.row < count):
+            first = to_int(scope.tables[State.COUNT]) - count + scope.row if wanted else scope.row
+            source, target = let(first * norm.padded), let(scope.row * norm.padded)
+            statistics = row_statistics(scope, memory, norm, lambda at: [scope.x[source + at]])
+            with strided(scope, norm.padded) as at:
+                store(scope.out, target + at, _applied(scope, norm, scope.x[source + at], statistics, at))
+
+    reads = {"x": "float32", "w1": "uint32", "tables": "uint32"}
+    return build(name, _THREADS, reads, {"out": "float32"}, (), body, (1, tokens), 0 if wanted else 1)
+
+
+def add_normed(name: str, norm: Norm, tokens: int, scale: float = 1.0) -> Built:
+    """`out` += scale · norm(`x`), rows of float32 [tokens, padded width]; weights are in `w1`."""
+
+    def body(scope: Scope) -> None:
+        memory = scope.shared(_THREADS)
+        with when(scope.row < to_int(scope.tables[State.COUNT])):
+            start = let(scope.row * norm.padded)
+            statistics = row_statistics(scope, memory, norm, lambda at: [scope.x[start + at]])
+            with strided(scope, norm.padded) as at:
+                added = _applied(scope, norm, scope.x[start + at], statistics, at)
+                store(scope.out, start + at, scope.out[start + at] + (added * f32(scale) if scale != 1 else added))
+
+    reads = {"x": "float32", "w1": "uint32", "tables": "uint32"}
+    return build(name, _THREADS, reads, {"out": "float32"}, (), body, (1, tokens), 1)
+
+
+def _applied(scope: Scope, norm: Norm, x: Value, statistics: Statistics, at: Value) -> Value:
+    weight = as_float(scope.w1[at + norm.weight.at])
+    bias = as_float(scope.w1[at + norm.bias.at]) if norm.bias else None
+    return apply(x, statistics, weight, bias)

@@ -1,0 +1,330 @@
+"""Where a model's weights lie in a GPU's buffers, and how they come there, slice by slice. TVM is not needed.
+
+A buffer holds tensors one behind the other, in words of 32 bits. A matrix is row-major: first its quants, then what
+scales them, each [rows, words of a row]. A plane of b bits has b words for 32 values (a part): the values 4g … 4g + 3
+are the bytes of `word[g % b] >> b · (g // b)`. Numbers are float16, padded to whole words in each row. Floats are
+padded to whole parts. Everything starts at a multiple of 16 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import BinaryIO
+
+import numpy as np
+
+from edge.backends.tvm.packing.blocks import BLOCKS, PART, Block, FloatBlock, IntegerBlock
+from edge.backends.tvm.packing.layout import round_up
+from edge.errors import ModelFormatError, UnsupportedError
+from edge.formats.blocks import dequantize
+from edge.formats.gguf import GGUFFile, TensorInfo
+from edge.model.spec import ModelSpec
+from edge.model.tensors import BIASES, MATRICES, NORMS, Source, find_recipe, find_tensors
+from edge.types import AnyArray
+
+_QUAD = 4  # words that are loaded at once
+_SLICE = 2 << 20  # bytes of a tensor that are read at once, which limits the memory that packing takes
+_IN_LAYERS = (*MATRICES, *NORMS, *BIASES)
+_WHOLE = ("output_norm", "output_norm.bias", "position_embd")  # tensors of `Weights.rest`
+
+Packed = tuple[str, int, AnyArray]  # a buffer's name, an offset in bytes, uint32 words
+
+
+@dataclass(frozen=True)
+class Vector:
+    """Float32 values from word `at` on, followed by zeros up to a multiple of 32."""
+
+    at: int
+    size: int
+
+    @property
+    def words(self) -> int:
+        return round_up(self.size, PART)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix that starts at word `at`. kind: its block type. columns: a multiple of 32."""
+
+    at: int
+    rows: int
+    columns: int
+    kind: str
+
+    @property
+    def block(self) -> Block:
+        return BLOCKS[self.kind]
+
+    @property
+    def parts(self) -> int:
+        """Of a row."""
+        return self.columns // PART
+
+    @property
+    def planes(self) -> tuple[int, ...]:
+        """Words of a part in each plane: the plane's bits."""
+        block = self.block
+        return block.planes if isinstance(block, IntegerBlock) else (8 * block.raw_bytes,)
+
+    @property
+    def number_words(self) -> int:
+        """Words of the float16 numbers of a row."""
+        block = self.block
+        if isinstance(block, FloatBlock):
+            return 0
+        return -(-self.columns // block.values * block.numbers // 2)
+
+    @property
+    def factor_words(self) -> int:
+        """Words of the factors of a row: two bytes for each part of a super-block."""
+        return 0 if isinstance(self.block, FloatBlock) or self.block.parts == 1 else self.parts // 2
+
+    @property
+    def row_words(self) -> tuple[int, ...]:
+        """Words of a row of each piece: of the planes, the numbers and the factors."""
+        return (*(self.parts * bits for bits in self.planes), self.number_words, self.factor_words)
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """The word at which each piece starts, and the end."""
+        sizes = (round_up(self.rows * words, _QUAD) for words in self.row_words)
+        return tuple(accumulate(sizes, initial=self.at))
+
+    @property
+    def plane_offsets(self) -> tuple[int, ...]:
+        return self.offsets[: len(self.planes)]
+
+    @property
+    def numbers(self) -> int:
+        """The word at which numbers start."""
+        return self.offsets[-3]
+
+    @property
+    def factors(self) -> int:
+        """The word at which factors start."""
+        return self.offsets[-2]
+
+    @property
+    def words(self) -> int:
+        return self.offsets[-1] - self.at
+
+
+Tensor = Matrix | Vector
+
+
+@dataclass(frozen=True)
+class LayerLayout:
+    """The tensors of a buffer by their names: those of a layer without `blk.0.`."""
+
+    tensors: tuple[tuple[str, Tensor], ...]
+
+    def matrix(self, name: str) -> Matrix:
+        """Raises KeyError where there is none."""
+        tensor = dict(self.tensors)[name]
+        assert isinstance(tensor, Matrix)
+        return tensor
+
+    def vector(self, name: str) -> Vector | None:
+        """A norm or a bias, if the model has it."""
+        tensor = dict(self.tensors).get(name)
+        assert not isinstance(tensor, Matrix)
+        return tensor
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * max(tensor.at + tensor.words for _, tensor in self.tensors)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows of a matrix from `first_row` on, which have a buffer of their own."""
+
+    buffer: str
+    first_row: int
+    matrix: Matrix
+
+    @property
+    def rows(self) -> int:
+        return self.matrix.rows
+
+
+@dataclass(frozen=True)
+class Weights:
+    """layers: a layout for each; those with the same block types have the same. embedding, head: pieces in the order of
+    their rows; the same ones where the head is the token embedding. rest: norms behind the layers, learned positions.
+    """
+
+    layers: tuple[LayerLayout, ...]
+    embedding: tuple[Piece, ...]
+    head: tuple[Piece, ...]
+    rest: LayerLayout
+
+    @property
+    def buffers(self) -> dict[str, int]:
+        """Bytes by the buffer's name: layer.0 …, embed.0 …, head.0 …, rest."""
+        pieces = {piece.buffer: 4 * piece.matrix.words for piece in self.embedding + self.head}
+        return {f"layer.{i}": each.nbytes for i, each in enumerate(self.layers)} | pieces | {"rest": self.rest.nbytes}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.buffers.values())
+
+
+def make_weights(file: GGUFFile, spec: ModelSpec, binding_limit: int) -> Weights:
+    """Reads the header only. binding_limit: bytes of a buffer that a kernel sees.
+
+    Raises UnsupportedError for unknown tensors, block types without kernels, and layers beyond the limit.
+    """
+    tensors = find_tensors(file, spec)
+    find = _Finder(file, tensors)
+    layers = tuple(find.layout(_IN_LAYERS, f"blk.{layer}.") for layer in range(spec.layers))
+    largest = max(layer.nbytes for layer in layers)
+    if largest > binding_limit:
+        raise UnsupportedError(
+            f"a layer has {largest >> 20} MiB of weights, of which kernels of this GPU see {binding_limit >> 20} MiB: "
+            "use --backend tvm"
+        )
+    embedding = find.pieces("token_embd", "embed", binding_limit)
+    head = find.pieces("output", "head", binding_limit) if "output" in tensors else embedding
+    return Weights(layers, embedding, head, find.layout(_WHOLE, ""))
+
+
+def packed_bytes(spec: ModelSpec) -> int:
+    """At most what `make_weights` will find, from a model's figures alone."""
+    exact = sum(int(size * _growth(BLOCKS[name])) for name, size in spec.type_bytes if name in BLOCKS)
+    recipe = find_recipe(spec)
+    queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    learned = spec.context if recipe.learned_positions else 0
+    from_hidden = spec.layers * (queries + 2 * keys + (1 + recipe.gated) * spec.ffn)
+    from_hidden += spec.vocab * (1 if spec.tied_head else 2) + learned
+    rows = {spec.hidden: from_hidden}  # rows of matrices by their columns
+    for columns in (queries, spec.ffn):
+        rows[columns] = rows.get(columns, 0) + spec.layers * spec.hidden
+    widest = max(4 if name == "F32" else 2 for name, _ in spec.type_bytes)  # bytes of a value that is padded
+    padding = sum(count * _row_padding(columns, widest) for columns, count in rows.items())
+    tensors = spec.layers * len(_IN_LAYERS) + len(_WHOLE)
+    return exact + padding + tensors * 4 * (PART + 4 * _QUAD)
+
+
+def _row_padding(columns: int, value_bytes: int) -> int:
+    """Bytes that a row grows by, at most: floats to whole parts, or an odd number of float16 numbers by one."""
+    return (round_up(columns, PART) - columns) * value_bytes or 2 * (columns // PART % 2)
+
+
+def _growth(block: Block) -> float:
+    """Bytes on the device / bytes in the file, without padding."""
+    if isinstance(block, FloatBlock):
+        return 1.0
+    factors = 2 * block.parts if block.parts > 1 else 0
+    return (block.values * sum(block.planes) // 8 + 2 * block.numbers + factors) / block.raw_bytes
+
+
+@dataclass(frozen=True)
+class _Finder:
+    file: GGUFFile
+    tensors: dict[str, Source]
+
+    def layout(self, names: tuple[str, ...], prefix: str) -> LayerLayout:
+        at, found = 0, []
+        for name in names:
+            if prefix + name in self.tensors:
+                tensor = self._tensor(self.tensors[prefix + name], at)
+                found.append((name, tensor))
+                at += tensor.words
+        return LayerLayout(tuple(found))
+
+    def pieces(self, name: str, buffer: str, limit: int) -> tuple[Piece, ...]:
+        """As few as the limit allows, of whole rows."""
+        whole = self._tensor(self.tensors[name], 0)
+        assert isinstance(whole, Matrix)
+        alignment = len(whole.row_words) * 4 * _QUAD
+        most = (limit - alignment) // (4 * sum(whole.row_words))
+        if most < 1:
+            raise UnsupportedError(f"kernels of this GPU see {limit} bytes, less than a row of {name}")
+        return tuple(
+            Piece(f"{buffer}.{number}", first, Matrix(0, min(most, whole.rows - first), whole.columns, whole.kind))
+            for number, first in enumerate(range(0, whole.rows, most))
+        )
+
+    def _tensor(self, source: Source, at: int) -> Tensor:
+        info = self.file.tensors[source.tensor]
+        if info.type not in BLOCKS:
+            raise UnsupportedError(
+                f"the gpu engine has no kernels for {info.type} ({info.name}) yet: use --backend llamacpp"
+            )
+        if len(info.shape) == 1:
+            return Vector(at, source.rows)
+        return Matrix(at, source.rows, round_up(info.shape[0], PART), info.type)
+
+
+def pack_weights(file: GGUFFile, spec: ModelSpec, weights: Weights) -> Iterator[Packed]:
+    """All words that are not padding, in slices of at most a few MiB; buffers are zeros before.
+
+    Raises ModelFormatError if the file has become shorter.
+    """
+    tensors = find_tensors(file, spec)
+    layouts = [(f"layer.{number}", f"blk.{number}.", each) for number, each in enumerate(weights.layers)]
+    with open(file.path, "rb") as data:
+        for buffer, prefix, layout in [*layouts, ("rest", "", weights.rest)]:
+            for name, tensor in layout.tensors:
+                source = tensors[prefix + name]
+                yield from _pack(data, file.tensors[source.tensor], source.first, buffer, tensor)
+        tables = [("token_embd", weights.embedding)]
+        if weights.head != weights.embedding:
+            tables.append(("output", weights.head))
+        for name, pieces in tables:
+            source = tensors[name]
+            for piece in pieces:
+                first = source.first + piece.first_row
+                yield from _pack(data, file.tensors[source.tensor], first, piece.buffer, piece.matrix)
+
+
+def _pack(data: BinaryIO, info: TensorInfo, first: int, buffer: str, tensor: Tensor) -> Iterator[Packed]:
+    """Rows of a tensor of the file, from `first` on."""
+    if isinstance(tensor, Vector):
+        count = info.shape[0]
+        raw = _read(data, info, 0, info.nbytes).reshape(1, -1)
+        yield buffer, 4 * tensor.at, dequantize(raw, info.type).reshape(count)[first : first + tensor.size].view("<u4")
+        return
+    row_bytes = info.nbytes // int(np.prod(info.shape[1:], dtype=np.int64))
+    step = max(1, _SLICE // row_bytes)
+    for row in range(0, tensor.rows, step):
+        count = min(step, tensor.rows - row)
+        raw = _read(data, info, (first + row) * row_bytes, count * row_bytes).reshape(count, -1)
+        for at, words, piece in zip(tensor.offsets, tensor.row_words, pack_rows(tensor, raw), strict=False):
+            if words:
+                yield buffer, 4 * (at + row * words), piece.reshape(-1)
+
+
+def _read(data: BinaryIO, info: TensorInfo, start: int, count: int) -> AnyArray:
+    data.seek(info.offset + start)
+    raw = data.read(count)
+    if len(raw) != count:
+        raise ModelFormatError(f"tensor {info.name} ends before its {info.nbytes} bytes")
+    return np.frombuffer(raw, np.uint8)
+
+
+def pack_rows(matrix: Matrix, raw: AnyArray) -> list[AnyArray]:
+    """Rows as they stand in the file, uint8 [rows, row bytes], to words [rows, n], in the order of `row_words`."""
+    rows, block = len(raw), matrix.block
+    if isinstance(block, FloatBlock):
+        return [_words(raw, matrix.row_words[0])]
+    split = block.split(raw.reshape(rows, -1, block.raw_bytes))
+    ends = list(accumulate((4 * bits for bits in block.planes), initial=0))
+    pieces: list[AnyArray] = [split.quants[:, :, start:stop] for start, stop in pairwise(ends)]
+    pieces.append(split.numbers.reshape(rows, -1))
+    if split.factors is not None:
+        pieces.append(split.factors)
+    return [_words(each, words) for each, words in zip(pieces, matrix.row_words, strict=False)]
+
+
+def _words(values: AnyArray, count: int) -> AnyArray:
+    """[rows, …] of any type to uint32 [rows, count], padded with zeros."""
+    raw = np.ascontiguousarray(values).reshape(len(values), -1).view(np.uint8)
+    if raw.shape[1] == 4 * count:
+        return raw.view("<u4")
+    padded = np.zeros((len(raw), 4 * count), np.uint8)
+    padded[:, : raw.shape[1]] = raw
+    return padded.view("<u4")
