@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.backends.tvm.gpu.hosts import Adapter, Device, host_named, open_device
+from edge.backends.tvm.gpu import hosts
+from edge.backends.tvm.gpu.hosts import Adapter, Device, Limits, choose_adapter, host_named, open_device
 from edge.backends.tvm.gpu.program import Dispatch, Kernel, Slice
-from edge.errors import EngineError
+from edge.errors import EngineError, UnsupportedError
 
 pytest.importorskip("tvm")
 
@@ -180,3 +181,89 @@ def test_adapters_say_what_they_can_do(adapter: Adapter) -> None:
     assert limits.buffer >= limits.binding >= 1 << 27
     assert adapter.key.startswith(adapter.host)
     assert adapter.memory is None or not adapter.unified
+
+
+def nvrtc() -> Any:
+    """The module of CUDA's host, where its compiler is installed: it needs no GPU."""
+    from edge.backends.tvm.gpu.hosts import cuda
+
+    try:
+        cuda.architecture_for(9, 0)
+    except Exception as error:  # the package, or NVRTC's library, which has errors of its own
+        pytest.skip(f"no NVRTC: {error}")
+    return cuda
+
+
+@pytest.mark.parametrize("architecture", ["compute_75", "sm_90"])
+def test_nvrtc_compiles_without_cudas_headers(architecture: str) -> None:
+    cuda = nvrtc()
+    for name, kernel in kernels("cuda").items():
+        code = cuda.compile_source(name, kernel.source, architecture)
+        assert name.encode() in code
+        assert code.lstrip().startswith(b"\x7fELF" if architecture.startswith("sm_") else b"//")
+    broken = kernels("cuda")["edge_sums"].source.replace("int width", "int with")
+    with pytest.raises(EngineError, match=r"could not compile edge_sums: .*\"width\" is undefined") as caught:
+        cuda.compile_source("edge_sums", broken, architecture)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_cuda_compiles_for_the_device_or_for_the_newest_that_nvrtc_knows() -> None:
+    cuda = nvrtc()
+    assert cuda.architecture_for(9, 0) == "sm_90"
+    assert cuda.architecture_for(99, 9).startswith("compute_")
+    with pytest.raises(EngineError, match=r"this GPU has 3\.5"):
+        cuda.architecture_for(3, 5)
+
+
+NAMES = [
+    ("cuda", "NVIDIA GeForce RTX 3080", "discrete"), ("wgpu", "Intel UHD", "integrated"), ("opencl", "pthread", "cpu"),
+]  # fmt: skip
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, names: list[tuple[str, str, str]]) -> None:
+    """These are the adapters of all hosts."""
+    limits = Limits(1 << 27, 1 << 28, 8, 256, 16384, 65535)
+
+    class Listed:
+        def __init__(self, host: str) -> None:
+            self.host, self.mine = host, [each for each in names if each[0] == host]
+
+        def adapters(self) -> list[Adapter]:
+            return [
+                Adapter(host, "wgsl", index, name, "", "", kind, False, None, limits, frozenset())
+                for index, (host, name, kind) in enumerate(self.mine)
+            ]
+
+        def missing(self) -> str | None:
+            return None if self.mine else f"no driver for {self.host}"
+
+    monkeypatch.setattr(hosts, "host_named", Listed)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "place"),
+    [
+        (None, "cuda:0"), ("", "cuda:0"), ("intel", "wgpu:0"), ("UHD", "wgpu:0"), ("wgpu:1", "wgpu:1"),
+        ("Pthread", "opencl:0"),
+    ],
+)  # fmt: skip
+def test_an_adapter_is_chosen_by_name_or_place(monkeypatch: pytest.MonkeyPatch, wanted: str | None, place: str) -> None:
+    pretend(monkeypatch, [*reversed(NAMES), ("wgpu", "NVIDIA GeForce RTX 3080", "discrete")])
+    monkeypatch.delenv("EDGE_GPU", raising=False)
+    assert choose_adapter(wanted).place == place
+    monkeypatch.setenv("EDGE_GPU", wanted or "")
+    assert choose_adapter().place == place
+
+
+def test_what_is_no_gpu_is_not_chosen_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EDGE_GPU", raising=False)
+    pretend(monkeypatch, NAMES[2:])
+    with pytest.raises(UnsupportedError, match=r"opencl:0 \(pthread\); EDGE_GPU=opencl:0 takes one"):
+        choose_adapter()
+    assert choose_adapter("opencl:0").name == "pthread"
+    for wanted in ("opencl:1", "radeon"):
+        with pytest.raises(UnsupportedError, match=rf"no GPU is called '{wanted}' \(EDGE_GPU\): there are opencl:0"):
+            choose_adapter(wanted)
+    pretend(monkeypatch, [])
+    with pytest.raises(UnsupportedError, match="found: no driver for cuda; no driver for wgpu; no driver for opencl"):
+        choose_adapter()

@@ -24,6 +24,12 @@ _MACHINES: dict[str, dict[str, Any]] = {
     "cuda": {"kind": "cuda", "arch": "sm_70", "max_num_threads": 256},
     "metal": {"kind": "metal", "max_num_threads": 256},
 }
+_CUDA_HEAD = """typedef unsigned char uchar;
+typedef unsigned short ushort;
+typedef unsigned int uint;
+typedef long long int64_t;
+typedef unsigned long long uint64_t;
+"""
 _DEVICE_KERNEL = 2  # TVM's calling convention of kernels
 
 
@@ -50,9 +56,22 @@ def lower(built: Built, language: str) -> Kernel:
         module = transform.LowerIntrin()(IRModule({built.name: function}))
         source = get_global_func(f"target.build.{machine.kind.name}")(module, machine).inspect_source()
     return Kernel(
-        built.name, _with_prelude(source, language), (built.threads, 1), tuple(built.buffers), tuple(built.written),
-        tuple(built.scalars), built.shared,
+        built.name, _with_prelude(_adapted(source, language, built), language), (built.threads, 1),
+        tuple(built.buffers), tuple(built.written), tuple(built.scalars), built.shared,
     )  # fmt: skip
+
+
+def _adapted(source: str, language: str, built: Built) -> str:
+    """With what TVM leaves out. Both: buffers that are only read are const, so that loads go through read-only caches.
+    OpenCL: the size of workgroups, for which its compilers schedule. CUDA: TVM's head includes files that NVRTC does
+    not have without CUDA's own folder."""
+    if language not in ("cuda", "opencl"):
+        return source
+    for name in set(built.buffers) - set(built.written):
+        source = re.sub(rf"(\w+\* (?:__)?restrict(?:__)? {name}\b)", r"const \1", source)
+    if language == "cuda":
+        return _CUDA_HEAD + source[source.index('extern "C" __global__') :]
+    return source.replace("__kernel", f"__kernel __attribute__((reqd_work_group_size({built.threads}, 1, 1)))")
 
 
 def _with_prelude(source: str, language: str) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol, cast
 
 from edge.backends.tvm.gpu.program import Dispatch, Kernel
+from edge.errors import UnsupportedError
 from edge.types import AnyArray
 
 Buffer = Any  # as the host likes it
@@ -35,7 +38,8 @@ class Adapter:
 
     host: the module of `hosts/`. language: of `program.LANGUAGES`. index: among the host's adapters. kind: discrete,
     integrated, cpu or unknown. unified: its buffers are the process's main memory. memory: bytes of its own, None where
-    the driver does not tell. features: f16, dot4 (products of packed bytes), subgroups, timestamps.
+    the driver does not tell. features: f16, dot4 (products of packed bytes), subgroups, timestamps. bus: its address on
+    PCI, empty where the driver does not tell.
     """
 
     host: str
@@ -49,6 +53,12 @@ class Adapter:
     memory: int | None
     limits: Limits
     features: frozenset[str]
+    bus: str = ""
+
+    @property
+    def place(self) -> str:
+        """Such as wgpu:0, by which `EDGE_GPU` chooses it."""
+        return f"{self.host}:{self.index}"
 
     @property
     def key(self) -> str:
@@ -111,12 +121,18 @@ class Host(Protocol):
         """None if the package, the driver or the hardware is not there. Never raises."""
         ...
 
+    def missing(self) -> str | None:
+        """What is not there, in a few words; None if there are adapters. Never raises."""
+        ...
+
     def open_device(self, adapter: Adapter) -> Device:
         """Raises EngineError if the driver does not open it."""
         ...
 
 
 _HOSTS = ("cuda", "wgpu", "opencl")  # the order of preference where several drive the same GPU
+_KINDS = ("discrete", "integrated", "unknown", "cpu")  # the order of preference among adapters
+VARIABLE = "EDGE_GPU"
 
 
 def host_named(name: str) -> Host:
@@ -126,7 +142,37 @@ def host_named(name: str) -> Host:
 def all_adapters() -> list[Adapter]:
     """GPUs first, then CPUs that pose as GPUs; in each group by the order of hosts."""
     found = [adapter for name in _HOSTS for adapter in host_named(name).adapters()]
-    return sorted(found, key=lambda adapter: adapter.kind == "cpu")
+    return sorted(found, key=lambda adapter: _KINDS.index(adapter.kind))
+
+
+def what_is_missing() -> list[str]:
+    """For each host without adapters, the reason."""
+    return [reason for name in _HOSTS if (reason := host_named(name).missing())]
+
+
+def choose_adapter(text: str | None = None) -> Adapter:
+    """The adapter whose name has this text in it, or whose `place` it is; by default that of `EDGE_GPU`; otherwise the
+    first GPU that is none of the CPUs that pose as GPUs.
+
+    Raises UnsupportedError with the adapters that there are, or with what was looked for.
+    """
+    found, wanted = all_adapters(), (os.environ.get(VARIABLE, "") if text is None else text).strip().lower()
+    if not found:
+        raise UnsupportedError(f"no GPU was found: {'; '.join(what_is_missing())}")
+    if re.fullmatch(rf"({'|'.join(_HOSTS)}):\d+", wanted):
+        fit = [adapter for adapter in found if adapter.place == wanted]
+    elif wanted:
+        fit = [adapter for adapter in found if wanted in adapter.name.lower()]
+    else:
+        fit = [adapter for adapter in found if adapter.kind != "cpu"]
+    if fit:
+        return fit[0]
+    there = ", ".join(f"{adapter.place} ({adapter.name})" for adapter in found)
+    if wanted:
+        raise UnsupportedError(f"no GPU is called {wanted!r} ({VARIABLE}): there are {there}")
+    raise UnsupportedError(
+        f"no GPU was found but CPUs that pose as one: {there}; {VARIABLE}={found[0].place} takes one all the same"
+    )
 
 
 def open_device(adapter: Adapter) -> Device:
