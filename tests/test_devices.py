@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from edge.devices.graphics import resident_memory
 from edge.devices.host import probe_host, usable_cores
 from edge.devices.memory import MemoryLimit, MemoryUse, memory_limit, memory_use, release_free_memory, total_memory
 
@@ -207,3 +208,28 @@ def test_cores_that_this_process_may_use() -> None:
         assert usable_cores() == 1
     finally:
         os.sched_setaffinity(0, allowed)
+
+
+# GPUs
+
+FDINFO = """pos:\t0
+flags:\t02100002
+drm-driver:\tamdgpu
+drm-client-id:\t{client}
+drm-pdev:\t0000:03:00.0
+drm-memory-vram:\t1 KiB
+drm-resident-vram:\t{kib} KiB
+drm-resident-gtt:\t2 MiB
+drm-resident-cpu:\t512
+"""
+
+
+def test_buffers_of_gpus_count_once_for_each_client(tmp_path: Path) -> None:
+    assert resident_memory(tmp_path) is None
+    write(tmp_path, "proc/self/fdinfo/0", "pos:\t0\nflags:\t02\n")
+    assert resident_memory(tmp_path) is None
+    for descriptor, client, kib in ((5, 7, 300), (6, 7, 300), (7, 8, 40)):
+        write(tmp_path, f"proc/self/fdinfo/{descriptor}", FDINFO.format(client=client, kib=kib))
+    assert resident_memory(tmp_path) == 340 * KIB + 2 * (2 * KIB * KIB + 512)
+    write(tmp_path, "proc/self/fdinfo/9", "drm-driver:\tpanfrost\ndrm-client-id:\t1\ndrm-memory-memory:\t8 KiB\n")
+    assert resident_memory(tmp_path) == 348 * KIB + 2 * (2 * KIB * KIB + 512)

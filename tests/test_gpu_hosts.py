@@ -13,6 +13,7 @@ import pytest
 from edge.backends.tvm.gpu import hosts
 from edge.backends.tvm.gpu.hosts import Adapter, Device, Limits, choose_adapter, host_named, open_device
 from edge.backends.tvm.gpu.program import Dispatch, Kernel, Slice
+from edge.devices.power import nvml
 from edge.errors import EngineError, UnsupportedError
 
 pytest.importorskip("tvm")
@@ -267,3 +268,9 @@ def test_what_is_no_gpu_is_not_chosen_unasked(monkeypatch: pytest.MonkeyPatch) -
     pretend(monkeypatch, [])
     with pytest.raises(UnsupportedError, match="found: no driver for cuda; no driver for wgpu; no driver for opencl"):
         choose_adapter()
+
+
+def test_only_nvidias_cards_have_a_counter(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, NAMES)
+    cards = [hosts.card_of(replace(each, bus="0000:01:00.0")) for each in hosts.all_adapters()]
+    assert cards == [nvml.Card("NVIDIA GeForce RTX 3080", "0000:01:00.0"), None, None]

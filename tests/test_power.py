@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from test_devices import write
 
-from edge.devices.power import app_meter, battery, find_meter, ina, pmic, rapl, sensors
+from edge.devices.power import app_meter, battery, find_meter, ina, measure_card, nvml, pmic, rapl, sensors
 from edge.devices.power.app import AppCounter
 from edge.devices.power.base import Reading, Unavailable
 from edge.devices.power.estimate import Estimate
@@ -49,6 +51,84 @@ def rapl_tree(root: Path, *counters: int) -> Path:
 def supply(root: Path, name: str, **files: str) -> None:
     for file, content in files.items():
         write(root, f"sys/class/power_supply/{name}/{file}", content + "\n")
+
+
+# NVML: NVIDIA's library needs its hardware, so this stands in for it.
+
+
+class Cards:
+    """pynvml with two cards, whose counters are set by hand."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self) -> None:
+        self.names, self.buses = ["GeForce RTX 3080", "Tesla T4"], ["00000000:01:00.0", "00000000:02:00.0"]
+        self.millijoules, self.processes = [5000, 70_000], [[], [(os.getpid(), 300 << 20), (1, 1 << 30)]]
+        self.nvmlInit = lambda: None
+        self.nvmlDeviceGetCount = lambda: len(self.names)
+        self.nvmlDeviceGetHandleByIndex = lambda index: index
+        self.nvmlDeviceGetName = lambda index: self.names[index].encode()
+        self.nvmlDeviceGetGraphicsRunningProcesses = lambda index: []
+
+    def nvmlDeviceGetHandleByPciBusId(self, bus: bytes) -> int:  # noqa: N802
+        if bus.decode() not in self.buses:
+            raise self.NVMLError("Not Found")
+        return self.buses.index(bus.decode())
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, index: int) -> int:  # noqa: N802
+        if self.millijoules[index] < 0:
+            raise self.NVMLError("Not Supported")
+        return self.millijoules[index]
+
+    def nvmlDeviceGetComputeRunningProcesses(self, index: int) -> list[object]:  # noqa: N802
+        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in self.processes[index]]
+
+
+@pytest.fixture
+def cards(monkeypatch: pytest.MonkeyPatch) -> Cards:
+    library = Cards()
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    return library
+
+
+@pytest.mark.parametrize("card", [nvml.Card("Tesla T4"), nvml.Card("whatever", "00000000:02:00.0")])
+def test_a_card_is_found_by_its_name_or_address(tmp_path: Path, cards: Cards, card: nvml.Card) -> None:
+    meter = nvml.find(tmp_path, card)
+    cards.millijoules = [9000, 72_500]
+    assert meter.read() == Reading(2.5, None, "NVML", "counter", "package", 1)
+    assert nvml.used_memory(card) == 300 << 20
+
+
+@pytest.mark.parametrize("card", [nvml.Card("Radeon"), nvml.Card("Tesla T4", "00000000:09:00.0")])
+def test_a_card_that_nvml_does_not_show(tmp_path: Path, cards: Cards, card: nvml.Card) -> None:
+    with pytest.raises(Unavailable, match="NVML"):
+        nvml.find(tmp_path, card)
+    assert nvml.used_memory(card) is None
+
+
+def test_a_run_on_a_card_goes_on_with_its_counter(
+    tmp_path: Path, cards: Cards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGE_SENSORS", str(rapl_tree(tmp_path, 0)))
+    meter = find_meter()
+    rapl_tree(tmp_path, 4_000_000)
+    cards.millijoules[1] = -1
+    assert not measure_card(meter, nvml.Card("Tesla T4"))  # an old card has no counter
+    assert meter.read().source == "RAPL"
+    cards.millijoules[1] = 10_000
+    assert measure_card(meter, nvml.Card("Tesla T4"))
+    assert meter.read().joules == 4
+    rapl_tree(tmp_path, 99_000_000)
+    cards.millijoules[1] = 11_500
+    assert meter.read() == Reading(5.5, None, "NVML", "counter", "package", 1)
+    cards.millijoules[1] = -1
+    reading = meter.read()
+    assert reading.kind == "estimate"
+    assert 5.5 <= reading.joules < 8
+    own = app_meter(lambda: 7.0)
+    assert not measure_card(own, nvml.Card("GeForce RTX 3080"))
+    assert own.read().source == "app"
 
 
 # RAPL

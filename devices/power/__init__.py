@@ -76,10 +76,22 @@ def find_meter(root: Path | None = None) -> Guarded:
     return Guarded(estimate, estimate)
 
 
+def measure_card(meter: object, card: nvml.Card) -> bool:
+    """From here on, read the counter of the NVIDIA card that a run is on instead of one of find_meter's sensors; joules
+    so far stay. False if the card has no counter, or the meter is an app's own, which goes on."""
+    if not isinstance(meter, Guarded) or meter.stated:
+        return False
+    try:
+        meter.go_on_with(nvml.find(sensors_root(), card))
+    except Unavailable:
+        return False
+    return True
+
+
 def app_meter(joules: Callable[[], float], source: str = "app", scope: Scope = "device") -> Guarded:
     """For `edge.load(meter=…)`: reads an app's own counter (see `AppCounter`), and the estimate once that fails. Raises
     InputError if the counter cannot be read now."""
     try:
-        return Guarded(AppCounter(joules, source, scope), Estimate(host_power()))
+        return Guarded(AppCounter(joules, source, scope), Estimate(host_power()), stated=True)
     except Unavailable as error:
         raise InputError(f"{error}: pass a function that returns joules") from None

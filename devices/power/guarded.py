@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from edge.devices.power.base import Meter, Reading, Unavailable
 from edge.devices.power.estimate import Estimate
@@ -15,8 +16,13 @@ _STUCK_S, _STUCK_J = 5.0, 1.0  # seconds, and joules by the estimate, for which 
 
 
 class Guarded:
-    def __init__(self, meter: Meter, estimate: Estimate, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    """stated: whether the user chose the meter."""
+
+    def __init__(
+        self, meter: Meter, estimate: Estimate, clock: Callable[[], float] = time.monotonic, *, stated: bool = False
+    ) -> None:
+        self._clock, self.stated = clock, stated
+        self._before = 0.0  # joules by earlier meters
         self._moved_at = clock()
         self._meter: Meter | None = meter
         self._estimate = estimate
@@ -27,8 +33,18 @@ class Guarded:
         """Count bytes that were read from memory; only the estimate uses them."""
         self._estimate.add_bytes(count)
 
+    def go_on_with(self, meter: Meter) -> None:
+        """Read this meter, made just now, from here on."""
+        self._before, self._estimated = self.read().joules, self._estimate.read().joules
+        self._meter, self._moved_at = meter, self._clock()
+        self._measured = Reading(0.0, None, meter.source, meter.kind, meter.scope, 0)
+
     def read(self) -> Reading:
         """Joules since the meter was made."""
+        reading = self._read()
+        return replace(reading, joules=reading.joules + self._before) if self._before else reading
+
+    def _read(self) -> Reading:
         estimate = self._estimate.read()
         if self._meter is self._estimate:
             return estimate

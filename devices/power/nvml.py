@@ -1,13 +1,24 @@
-"""NVIDIA's energy counter, by the package nvidia-ml-py: joules of the graphics card alone."""
+"""NVIDIA's energy counter, by the package nvidia-ml-py: joules of the graphics card alone. And its memory."""
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edge.devices.power.base import MeterKind, Reading, Scope, Unavailable
 
 _MILLI = 1e-3
+
+
+@dataclass(frozen=True)
+class Card:
+    """An NVIDIA card as its driver for computing calls it. bus: its address on PCI, empty if that driver does not tell:
+    then the first card of that name is meant."""
+
+    name: str
+    bus: str = ""
 
 
 class Nvml:
@@ -34,13 +45,39 @@ class Nvml:
             raise Unavailable(f"NVML: {error}") from None
 
 
-def find(_root: Path) -> Nvml:
+def find(_root: Path, card: Card | None = None) -> Nvml:
+    """card: None for the first."""
+    return Nvml(*_opened(card))
+
+
+def used_memory(card: Card) -> int | None:
+    """Bytes of the card's memory that this process holds, as its driver counts them; None if it does not tell."""
+    try:
+        library, handle = _opened(card)
+        running = library.nvmlDeviceGetComputeRunningProcesses(handle)
+        running += library.nvmlDeviceGetGraphicsRunningProcesses(handle)
+    except Exception:  # Unavailable, or an error of the library
+        return None
+    return max((each.usedGpuMemory or 0 for each in running if each.pid == os.getpid()), default=None)
+
+
+def _opened(card: Card | None) -> tuple[Any, Any]:
     try:
         import pynvml
     except ImportError:
         raise Unavailable("the package nvidia-ml-py is not installed") from None
     try:
         pynvml.nvmlInit()
-        return Nvml(pynvml, pynvml.nvmlDeviceGetHandleByIndex(0))
+        if card and card.bus:
+            return pynvml, pynvml.nvmlDeviceGetHandleByPciBusId(card.bus.encode())
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            if card is None or _name(pynvml.nvmlDeviceGetName(handle)) == card.name:
+                return pynvml, handle
     except pynvml.NVMLError as error:
         raise Unavailable(f"NVML: {error}") from None
+    raise Unavailable(f"NVML shows no {card.name}" if card else "NVML shows no card")
+
+
+def _name(told: str | bytes) -> str:
+    return told.decode() if isinstance(told, bytes) else told

@@ -10,6 +10,8 @@ from importlib import import_module
 from typing import Any, Protocol, cast
 
 from edge.backends.tvm.gpu.program import Dispatch, Kernel
+from edge.devices.graphics import resident_memory
+from edge.devices.power import nvml
 from edge.errors import UnsupportedError
 from edge.types import AnyArray
 
@@ -177,3 +179,17 @@ def choose_adapter(text: str | None = None) -> Adapter:
 
 def open_device(adapter: Adapter) -> Device:
     return host_named(adapter.host).open_device(adapter)
+
+
+def card_of(adapter: Adapter) -> nvml.Card | None:
+    """The card whose counter of joules a run on the adapter reads (`devices.power.measure_card`); None for others than
+    NVIDIA's."""
+    nvidia = "nvidia" in f"{adapter.vendor} {adapter.name}".lower() and adapter.kind == "discrete"
+    return nvml.Card(adapter.name, adapter.bus) if nvidia else None
+
+
+def used_memory(adapter: Adapter) -> int | None:
+    """Bytes that the system says this process holds on GPUs, to compare with `Device.allocated`; None if it does not
+    tell. By NVML of an NVIDIA card, by fdinfo of all GPUs whose drivers are in the kernel."""
+    card = card_of(adapter)
+    return resident_memory() if card is None else nvml.used_memory(card)
