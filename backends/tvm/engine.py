@@ -13,7 +13,7 @@ import numpy as np
 
 from edge.backends.base import EngineConfig, LoadProgress, check_lora, check_positions, check_tokens, state_key
 from edge.backends.head_kv import HeadKV
-from edge.backends.ring import LayerKinds, Ring
+from edge.backends.ring import LayerKinds
 from edge.backends.rope import CacheRope, Rotation
 from edge.backends.tvm import CAPABILITIES, NAME
 from edge.backends.tvm.adapters import Offsets, adapter_bytes, pack_adapters, padded_rank
@@ -26,7 +26,8 @@ from edge.backends.tvm.cpu.workers import Workers
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.kv.regions import TILE, make_regions
 from edge.backends.tvm.kv.row_formats import FORMATS
-from edge.backends.tvm.kv.store import Arena, NativeStore, choose_normals
+from edge.backends.tvm.kv.rows import Rows
+from edge.backends.tvm.kv.store import Arena, NativeStore, choose_normals, make_kv
 from edge.backends.tvm.memory import aligned_zeros, pointer
 from edge.backends.tvm.packing.layout import PackedLayout, make_layout, round_up
 from edge.backends.tvm.packing.weights import Ranges, open_weights
@@ -93,16 +94,10 @@ class NativeEngine:
         def move_rows(arrays: Iterable[AnyArray], pairs: AnyArray) -> None:
             Call(image, "move", (*map(pointer, arrays), pointer(pairs), len(pairs)))()
 
-        self._arena = Arena(
-            shape, config.kv_dtype, rings.size + regions.size, move_rows, normals, observes=config.observes
-        )
-        ring, windowed = None, shape.windowed and not kinds.ringed
-        if kinds.ringed:
-            ringed = NativeStore(self._arena, kinds.ringed, rings, windowed=True, observes=False)
-            ring = Ring(ringed, kinds.ringed, kinds.window)
-        store = NativeStore(self._arena, kinds.whole, regions, windowed=windowed, observes=config.observes)
+        rows = Rows(rings.size + regions.size, shape.padded_head, config.kv_dtype, normals, move_rows)
+        self._arena = Arena(shape, rows, observes=config.observes)
         self._model_key = key
-        self._kv = HeadKV(store, kinds.whole, shape.kv_heads, rope, key, config.pinned, ring)
+        self._kv = make_kv(self._arena, kinds, regions, rings, rope, key, config)
         self._tokens = aligned_zeros(tokens, "int32")
         self._rotation = rope.rotation  # of the table of angles
         tables = len(self._rotation.angles)
@@ -148,7 +143,7 @@ class NativeEngine:
                 self._table[Table.in_layer(layer, slot)] = found.get(slot, 0)
 
     @property
-    def kv(self) -> HeadKV[NativeStore]:
+    def kv(self) -> HeadKV[NativeStore[Rows]]:
         return self._kv
 
     def forward(self, tokens: IntArray) -> FloatArray:

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import numpy as np
 
 from edge.backends.tvm.kv.householder import reflect
 from edge.backends.tvm.kv.regions import TILE, Move
 from edge.backends.tvm.kv.row_formats import FORMATS, decode, encode, pack_keys, unpack_keys
 from edge.backends.tvm.memory import aligned_zeros, release
-from edge.types import AnyArray, FloatArray
+from edge.types import AnyArray, FloatArray, IntArray
 
 _SPARE_ROWS = 64  # after the last head: kernels compute scores for up to 4 tiles of 16 rows at once
 
 
 class Rows:
-    """arrays: those that compiled code reads and writes. Rows count from the start of the arena.
+    """ArenaRows protocol (store.py). arrays: those that compiled code reads and writes.
 
+    move_rows: copies rows within these arrays, by pairs (source, target), int32 [n, 2].
     normals: of the Householder reflections of keys (householder.py), [heads of all layers, head].
     """
 
-    def __init__(self, count: int, head: int, dtype: str, normals: FloatArray) -> None:
+    def __init__(
+        self, count: int, head: int, dtype: str, normals: FloatArray,
+        move_rows: Callable[[Iterable[AnyArray], IntArray], object],
+    ) -> None:  # fmt: skip
         form, self.dtype, self.normals, self._tiles = FORMATS[dtype], dtype, normals, count // TILE
+        self.count, self._move_rows = count, move_rows
         self._widths = form.widths(head)
         types = [form.memory] * 2 + [form.scale] * 2
         self.arrays = {
@@ -43,20 +50,31 @@ class Rows:
         else:
             self._view(name)[rows // TILE, :, rows % TILE] = stored
 
-    def save(self, name: str, rows: AnyArray) -> bytes:
-        """Rows [heads, n] in the order of memory: whole tiles of each head, then the remaining rows."""
-        if self.width(name) == 0:
-            return b""
-        tiled, rest, tiles = _tiles(rows)
-        whole = self._by_tile(name)[tiles] if tiles is not None else self._transposed(name, self.gather(name, tiled))
-        return whole.tobytes() + self.gather(name, rest).tobytes()
+    def move(self, pairs: IntArray) -> None:
+        self._move_rows(self.arrays.values(), pairs)
 
-    def restore(self, name: str, rows: AnyArray, saved: AnyArray) -> None:
-        """The inverse of `save`: saved [heads · n · width]."""
-        width = self.width(name)
-        if width == 0:
-            return
+    def save(self, rows: AnyArray) -> Iterable[bytes]:
+        """Of each array, in the order of memory: whole tiles of each head, then the remaining rows."""
         tiled, rest, tiles = _tiles(rows)
+        for name in self.arrays:
+            if self.width(name):
+                whole = (
+                    self._by_tile(name)[tiles]
+                    if tiles is not None
+                    else self._transposed(name, self.gather(name, tiled))
+                )
+                yield whole.tobytes() + self.gather(name, rest).tobytes()
+
+    def restore(self, rows: AnyArray, saved: memoryview) -> None:
+        at = 0
+        for name, array in self.arrays.items():
+            part = np.frombuffer(saved, array.dtype, rows.size * self.width(name), at)
+            at += part.nbytes
+            if part.size:
+                self._restore(name, rows, part)
+
+    def _restore(self, name: str, rows: AnyArray, saved: AnyArray) -> None:
+        width, (tiled, rest, tiles) = self.width(name), _tiles(rows)
         whole, others = saved[: tiled.size * width], saved[tiled.size * width :]
         if tiles is not None:
             self._by_tile(name)[tiles] = whole.reshape(*tiles.shape, TILE * width)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
+from edge.backends.base import EngineConfig
 from edge.backends.head_kv import HeadKV
+from edge.backends.ring import LayerKinds, Ring
+from edge.backends.rope import CacheRope
 from edge.backends.row_lists import RowLists
 from edge.backends.tvm.kv.householder import find_normals, sample_runs
 from edge.backends.tvm.kv.regions import Move, Regions
@@ -17,28 +21,62 @@ from edge.backends.tvm.packing.layout import Shape
 from edge.types import AnyArray, FloatArray, IntArray
 
 
-class Arena:
-    """What compiled code reads and writes: `rows.arrays`, and of all heads of all layers, int32 [layers · KV heads],
-    the first row and the number of rows, which `NativeStore.prepare` fills in.
+class ArenaRows(Protocol):
+    """The keys and values of an arena, `count` rows in the memory of a CPU or of a GPU. Rows count from its start.
 
-    move_rows: copies rows within these arrays, by pairs (source, target), int32 [n, 2], of rows of the arena.
+    Arrays of rows are int [n] of one head of all layers', or [heads, n].
+    """
+
+    dtype: str
+    count: int
+
+    def move(self, pairs: IntArray) -> None:
+        """Copy rows by pairs (source, target), int32 [n, 2]."""
+        ...
+
+    def shift(self, move: Move) -> None:
+        """Move neighbouring rows; both ends begin with a tile."""
+        ...
+
+    def save(self, rows: AnyArray) -> Iterable[bytes]:
+        """Of [heads, n]."""
+        ...
+
+    def restore(self, rows: AnyArray, saved: memoryview) -> None:
+        """The inverse of `save`."""
+        ...
+
+    def keys(self, rows: AnyArray, heads: AnyArray | int) -> FloatArray:
+        """float32 [n, head] or [heads, n, head]; heads: their numbers among those of all layers."""
+        ...
+
+    def set_keys(self, rows: AnyArray, keys: FloatArray, heads: AnyArray | int) -> None: ...
+
+    def release(self, first: int) -> None:
+        """Return the memory of all rows from `first` on, which begins a tile. Their content is lost."""
+        ...
+
+
+OwnRows = TypeVar("OwnRows", bound=ArenaRows)
+
+
+class Arena(Generic[OwnRows]):
+    """What compiled code reads and writes: `rows`, and of all heads of all layers, int32 [layers · KV heads], the first
+    row and the number of rows, which `NativeStore.prepare` fills in.
+
     positions, paid: for each row of the arena, its position (for sliding windows) and the attention paid to it (for
     policies); empty unless needed.
     """
 
-    def __init__(
-        self, shape: Shape, dtype: str, rows: int, move_rows: Callable[[Iterable[AnyArray], AnyArray], object],
-        normals: FloatArray, *, observes: bool,
-    ) -> None:  # fmt: skip
-        self.shape, self.rows = shape, Rows(rows, shape.padded_head, dtype, normals)
+    def __init__(self, shape: Shape, rows: OwnRows, *, observes: bool) -> None:
+        self.shape, self.rows = shape, rows
         self.starts: IntArray = aligned_zeros(shape.layers * shape.kv_heads, "int32")
         self.lengths: IntArray = aligned_zeros(shape.layers * shape.kv_heads, "int32")
-        self.positions = with_spare(rows if shape.windowed else 0, "int32")
-        self.paid = with_spare(rows if observes else 0, "float32")
-        self.move_rows = move_rows
+        self.positions = with_spare(rows.count if shape.windowed else 0, "int32")
+        self.paid = with_spare(rows.count if observes else 0, "float32")
 
 
-class NativeStore:
+class NativeStore(Generic[OwnRows]):
     """RowStore protocol over some regions of an arena.
 
     heads: of all layers', those that have these regions. windowed: their layers look at positions. observes: there is
@@ -48,7 +86,7 @@ class NativeStore:
     level = False
 
     def __init__(
-        self, arena: Arena, layers: Sequence[int], regions: Regions, *, windowed: bool, observes: bool
+        self, arena: Arena[OwnRows], layers: Sequence[int], regions: Regions, *, windowed: bool, observes: bool
     ) -> None:
         shape, self.arena, self.rows, self.regions = arena.shape, arena, arena.rows, regions
         self.heads = (np.array(layers)[:, None] * shape.kv_heads + np.arange(shape.kv_heads)).reshape(-1)
@@ -87,7 +125,7 @@ class NativeStore:
         in_arena = [(first + pairs).reshape(-1, 2) for first, pairs in zip(starts, moves, strict=True)]
         pairs = np.ascontiguousarray(np.concatenate(in_arena), np.int32)
         if pairs.size:
-            self.arena.move_rows(self.rows.arrays.values(), pairs)
+            self.rows.move(pairs)
             if self.observes:
                 self.arena.paid[pairs[:, 1]] = self.arena.paid[pairs[:, 0]]
 
@@ -121,15 +159,11 @@ class NativeStore:
         self.rows.set_keys(self._in_arena(rows, head), keys, self.heads if head is None else self.heads[head])
 
     def save(self, rows: AnyArray) -> Iterable[bytes]:
-        in_arena = self._in_arena(rows)
-        return (self.rows.save(name, in_arena) for name in self.rows.arrays)
+        return self.rows.save(self._in_arena(rows))
 
     def restore(self, first: int, count: int, saved: memoryview) -> None:
-        rows, at = self._in_arena(np.arange(first, first + count)), 0
-        for name, array in self.rows.arrays.items():
-            part = np.frombuffer(saved, array.dtype, rows.size * self.rows.width(name), at)
-            self.rows.restore(name, rows, part)
-            at += part.nbytes
+        rows = self._in_arena(np.arange(first, first + count))
+        self.rows.restore(rows, saved)
         if self.observes:
             self.arena.paid[rows] = 0
 
@@ -155,7 +189,20 @@ class NativeStore:
                 self.arena.paid[target] = self.arena.paid[source]
 
 
-def choose_normals(kv: HeadKV[NativeStore], run: Callable[[IntArray], object], vocab: int) -> None:
+def make_kv(
+    arena: Arena[OwnRows], kinds: LayerKinds, regions: Regions, rings: Regions, rope: CacheRope, key: str,
+    config: EngineConfig,
+) -> HeadKV[NativeStore[OwnRows]]:  # fmt: skip
+    """The cache over an arena with these regions (`regions.make_regions`)."""
+    ring, windowed = None, arena.shape.windowed and not kinds.ringed
+    if kinds.ringed:
+        ringed = NativeStore(arena, kinds.ringed, rings, windowed=True, observes=False)
+        ring = Ring(ringed, kinds.ringed, kinds.window)
+    store = NativeStore(arena, kinds.whole, regions, windowed=windowed, observes=config.observes)
+    return HeadKV(store, kinds.whole, arena.shape.kv_heads, rope, key, config.pinned, ring)
+
+
+def choose_normals(kv: HeadKV[NativeStore[Rows]], run: Callable[[IntArray], object], vocab: int) -> None:
     """Set the normals of Householder reflections from the keys of random tokens that `run` runs. Empties the cache."""
     runs = sample_runs(kv.capacity, vocab)
     rows = kv.store.rows
