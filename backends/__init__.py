@@ -17,6 +17,7 @@ _MODULES = {
     "tvm": "edge.backends.tvm",
     "llamacpp": "edge.backends.llamacpp",
     "onnx": "edge.backends.onnx",
+    "gpu": "edge.backends.tvm.gpu",
     "reference": "edge.backends.reference",
 }
 _AUTO = ("tvm", "llamacpp")  # the order in which `auto` tries engines, the fastest first

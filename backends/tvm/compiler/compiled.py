@@ -65,7 +65,7 @@ def compile_design(design: Design, *out: Path, progress: Progress | None = None)
 
 def _key(design: Design) -> str:
     """A hash of everything that compiled code depends on, without the compiler if none is installed."""
-    return hashlib.sha256(f"{design.to_json()}\n{source_hash(*PASS)}\n{_compiler_size()}".encode()).hexdigest()[:32]
+    return hashlib.sha256(f"{design.to_json()}\n{source_hash(*PASS)}\n{compiler_size()}".encode()).hexdigest()[:32]
 
 
 def _about(design: Design) -> str:
@@ -73,7 +73,7 @@ def _about(design: Design) -> str:
     return f"{design.shape.layers} layers, {design.kv_dtype} KV, {design.target.name}{marks}"
 
 
-def _compiler_size() -> int:
+def compiler_size() -> int:
     """It stands for the version, which takes 20 ms to look up, and needs no import. 0 without TVM."""
     spec = importlib.util.find_spec("tvm")
     if spec is None or spec.origin is None:

@@ -1,1 +1,147 @@
 """GPUs as targets of the native engine: TVM's kernels in WGSL, CUDA, OpenCL or Metal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from edge.backends.base import (
+    Capabilities,
+    EngineConfig,
+    Footprint,
+    LoadProgress,
+    MostRows,
+    Operator,
+    Tuned,
+    all_positions,
+)
+from edge.backends.efficiency import FLOATS, Efficiency, Kind, Rows, Weights
+from edge.errors import MissingExtraError, UnsupportedError
+from edge.formats.gguf import GGUFFile
+from edge.model.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from edge.backends.tvm.gpu.engine import GPUEngine
+
+NAME = "gpu"
+KV_DTYPES = ("f16", "int8", "f32")
+CAPABILITIES = Capabilities("head", uneven="head", kv_dtypes=KV_DTYPES, attention=True, keys=True)
+EFFICIENCY = Efficiency({"integers": Weights(0.5, 1.0), "floats": Weights(0.5, 1.0)}, {"f16": Rows(0.5, 1.0)}, 1e-4)
+
+_RUNTIME_BYTES = 40 << 20  # Python modules, the driver's library and its compiled kernels
+
+# Bytes on the host for each row of a head: its physical row and position, and scratch of the policy.
+_BOOKKEEPING = 12 + 36
+_LOOKED_AT = 24  # bytes for each value of keys that are read or rotated at once
+
+
+def check_installed() -> None:
+    """The package of one host is enough; `check_supported` looks for a GPU."""
+    from importlib.util import find_spec
+
+    from edge.backends.tvm.compiler.compiled import is_installed
+
+    if not any(find_spec(name) for name in ("wgpu", "pyopencl", "cuda")):
+        raise MissingExtraError("wgpu", "gpu")
+    if not is_installed():
+        raise MissingExtraError("apache-tvm", "tvm")
+
+
+def check_supported(file: GGUFFile, spec: ModelSpec) -> None:
+    """The engine needs an architecture with a recipe, block types with kernels, and a GPU."""
+    from edge.backends.tvm.gpu.hosts import choose_adapter
+    from edge.backends.tvm.gpu.weights import make_weights
+
+    make_weights(file, spec, choose_adapter().limits.binding)
+
+
+def check_elsewhere(file: GGUFFile, spec: ModelSpec, system: str) -> None:
+    """Which GPU the other device has is not known."""
+    from edge.backends.tvm.gpu.hosts import PORTABLE
+    from edge.backends.tvm.gpu.weights import make_weights
+
+    make_weights(file, spec, PORTABLE.binding)
+
+
+def weight_kind(weight_type: str, config: EngineConfig) -> Kind:
+    return "floats" if weight_type in FLOATS else "integers"
+
+
+def most_rows(spec: ModelSpec, expected: int | None) -> MostRows:
+    return all_positions(spec)
+
+
+def keeps_all(spec: ModelSpec) -> str | None:
+    return None
+
+
+def can_repack(spec: ModelSpec) -> bool:
+    return False
+
+
+def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
+    """Computed from the buffers that the engine allocates."""
+    from edge.backends.ring import LayerKinds
+    from edge.backends.row_lists import pinned_bytes
+    from edge.backends.tvm.gpu.design import Tables, scratch_sizes
+    from edge.backends.tvm.gpu.weights import packed_bytes
+    from edge.backends.tvm.kv.regions import make_regions
+    from edge.backends.tvm.kv.row_formats import row_bytes
+    from edge.backends.tvm.packing.layout import Shape
+    from edge.model.tensors import find_recipe
+
+    shape, recipe = Shape.of(spec), find_recipe(spec)
+    layers = LayerKinds.of(recipe.windows)
+    regions, rings = make_regions(layers, shape.kv_heads, config, spec.context)
+    per_row = row_bytes(shape, config.kv_dtype) // shape.kv_heads + 4 * config.observes
+    windowed = rings.size + (regions.size if shape.windowed and not layers.ringed else 0)
+    heads = len(layers.whole) * shape.kv_heads
+    tables = Tables.of(shape.layers, shape.kv_heads, max(1, len(recipe.ropes)), config.chunk, shape.head // 2)
+    scratch = scratch_sizes(shape, tables, config.chunk, config.logits_rows, windowed)
+    by_head = 0
+    if config.per_head:
+        at_once = 2 if config.observes else max(2, shape.kv_heads)
+        by_head = regions.longest * (heads * _BOOKKEEPING + at_once * shape.padded_head * _LOOKED_AT)
+    logits = 4 * config.logits_rows * shape.vocab
+    return Footprint(
+        weights=packed_bytes(spec),
+        kv=(regions.size + rings.size) * per_row,
+        scratch=sum(scratch.values()) + logits + by_head + pinned_bytes(heads, shape.padded_head, config.pinned),
+        runtime=_RUNTIME_BYTES,
+        fixed_kv=rings.size * per_row,
+    )
+
+
+def tuned(spec: ModelSpec, kv_dtype: str) -> Tuned | None:
+    return None
+
+
+def load(file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: LoadProgress | None = None) -> GPUEngine:
+    """Make the kernels unless the cache folder has them, compile them by the driver, upload the weights.
+
+    Raises EngineError if the driver fails or the device's memory is too small, CacheError if the cache folder cannot be
+    written.
+    """
+    from edge.backends.tvm.gpu.engine import GPUEngine
+
+    return GPUEngine(file, spec, config, progress)
+
+
+def operators(
+    file: GGUFFile, spec: ModelSpec, config: EngineConfig, *, tokens: int, context: int, passes: int,
+    progress: Callable[[float], None] | None = None,
+) -> list[Operator]:  # fmt: skip
+    raise UnsupportedError("the gpu engine does not tell where its time goes yet: choose another --backend")
+
+
+def versions() -> dict[str, str]:
+    """The versions of TVM and of the hosts' packages that are installed."""
+    from importlib import metadata
+
+    found = {}
+    for name in ("apache-tvm", "wgpu", "pyopencl", "cuda-bindings"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

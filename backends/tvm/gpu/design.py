@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+
+from edge.backends.base import EngineConfig
+from edge.backends.rope import find_rotation
+from edge.backends.tvm.gpu.hosts import Adapter
+from edge.backends.tvm.gpu.picking import found_bytes
+from edge.backends.tvm.gpu.weights import Weights, make_weights
+from edge.backends.tvm.packing.layout import Shape
+from edge.formats.gguf import GGUFFile
+from edge.model.spec import ModelSpec
+from edge.model.tensors import find_recipe
 
 ANGLES_AHEAD = 64  # decode steps for which angles are computed at once
+KEYS, VALUES = 1, 2  # what is moved of a row
+MOST_MOVED = 4096  # pairs of rows that are moved at once
 PICKS = 256  # ids that may be picked before the host reads them
 ALIGNMENT = 64  # words, between the parts of `Tables`: 256 bytes
 
@@ -20,7 +32,10 @@ class State:
     OBSERVED = 5  # last tokens whose attention is added up
     VOTES = 6  # 1: count instead the tokens that pay a row more than the average
     PICKED = 7  # ids picked since this was uploaded
+    BANNED = 8  # number of ids that argmax never picks …
+    BANS = 16  # … and where they are
     WORDS = 64
+    MOST_BANS = WORDS - BANS
 
 
 @dataclass(frozen=True)
@@ -28,13 +43,14 @@ class Tables:
     """Offsets in words of the buffer `tables`.
 
     starts, lengths: [layers, KV heads], a head's first row in the arena, and its rows in use. angles: float32
-    [kinds, angle_rows, 2, pairs], cosines, then sines, for consecutive positions. positions: [rows of the arena],
-    behind everything else, since their number is not known here.
+    [kinds, angle_rows, 2, pairs], cosines, then sines, for consecutive positions. temperatures: float32 [chunk], of the
+    queries. positions: [rows of the arena], behind everything else, since their number is not known here.
     """
 
     starts: int
     lengths: int
     angles: int
+    temperatures: int
     positions: int
     angle_rows: int
     pairs: int
@@ -46,11 +62,43 @@ class Tables:
         lengths = starts + _aligned(layers * kv_heads)
         angles = lengths + _aligned(layers * kv_heads)
         rows = chunk + ANGLES_AHEAD
-        return cls(starts, lengths, angles, angles + _aligned(kinds * rows * 2 * pairs), rows, pairs)
+        temperatures = angles + _aligned(kinds * rows * 2 * pairs)
+        return cls(starts, lengths, angles, temperatures, temperatures + _aligned(chunk), rows, pairs)
 
     def angle_row(self, kind: int) -> int:
         """Where the first row of one kind of rope is."""
         return self.angles + kind * self.angle_rows * 2 * self.pairs
+
+
+@dataclass(frozen=True)
+class RowForm:
+    """How rows of the KV cache lie: codes in words, and with integers a float32 scale for each key and value besides.
+
+    Keys lie in tiles of 16 rows, so that 16 threads that read 16 bytes each of 16 rows read neighbours; values row by
+    row. head: values of a row, a multiple of 16.
+    """
+
+    dtype: str
+    head: int
+
+    @property
+    def per_word(self) -> int:
+        """Values of a word."""
+        return {"f32": 1, "f16": 2, "int8": 4}[self.dtype]
+
+    @property
+    def words(self) -> int:
+        """Of a row."""
+        return self.head // self.per_word
+
+    @property
+    def units(self) -> int:
+        """Of 16 bytes."""
+        return self.words // 4
+
+    @property
+    def scaled(self) -> bool:
+        return self.dtype == "int8"
 
 
 @dataclass(frozen=True)
@@ -69,6 +117,70 @@ class Tuning:
     gemm_rows: int = 32
     attend: int = 128
     dot4: int = 0
+
+
+@dataclass(frozen=True)
+class Design:
+    """What a program depends on.
+
+    pairs: values of a head that RoPE rotates, by two; halves: value i with value i + pairs, else 2i with 2i + 1.
+    kinds: which rope each layer uses, [layers]. windows: [layers], 0 for none. observes: there are passes that add up
+    attention.
+    """
+
+    shape: Shape
+    weights: Weights
+    language: str
+    tuning: Tuning
+    kv_dtype: str
+    chunk: int
+    logits_rows: int
+    observes: bool
+    pairs: int
+    halves: bool
+    kinds: tuple[int, ...]
+    windows: tuple[int, ...]
+    learned: bool
+
+    @classmethod
+    def of(cls, file: GGUFFile, spec: ModelSpec, config: EngineConfig, adapter: Adapter) -> Design:
+        """Raises UnsupportedError for models that the device's kernels cannot run."""
+        recipe = find_recipe(spec)
+        rotation = find_rotation(file, recipe, halves=recipe.halves)
+        known = {field.name for field in fields(Tuning)}
+        tuning = Tuning(**{name: value for name, value in config.tuning.items() if name in known})
+        return cls(
+            Shape.of(spec), make_weights(file, spec, adapter.limits.binding), adapter.language, tuning, config.kv_dtype,
+            config.chunk, config.logits_rows, config.observes, rotation.pairs, recipe.halves, rotation.kinds,
+            recipe.windows, recipe.learned_positions,
+        )  # fmt: skip
+
+    @property
+    def tables(self) -> Tables:
+        shape = self.shape
+        return Tables.of(shape.layers, shape.kv_heads, max(self.kinds, default=0) + 1, self.chunk, self.pairs)
+
+    def buffers(self, positions: int) -> dict[str, int]:
+        """Bytes of all buffers but those of the KV cache. positions: rows of the arena, if there are windows."""
+        return self.weights.buffers | scratch_sizes(self.shape, self.tables, self.chunk, self.logits_rows, positions)
+
+    def about(self) -> str:
+        return f"{self.shape.layers} layers, {self.kv_dtype} KV, {self.language}"
+
+
+def scratch_sizes(shape: Shape, tables: Tables, chunk: int, logits_rows: int, positions: int) -> dict[str, int]:
+    """Bytes of the buffers besides weights and the KV cache."""
+    words = {
+        "tables": tables.positions + positions,
+        "tokens": chunk + PICKS,
+        "x": chunk * shape.padded_hidden,
+        "normed": chunk * shape.padded_hidden,
+        "qkv": chunk * (shape.heads + 2 * shape.kv_heads) * shape.head,
+        "mixed": chunk * shape.padded_mixed,
+        "ffn": chunk * shape.padded_ffn,
+        "logits": logits_rows * shape.vocab,
+    }
+    return {name: 4 * size for name, size in words.items()} | {"found": found_bytes(shape.vocab)}
 
 
 def _aligned(words: int) -> int:

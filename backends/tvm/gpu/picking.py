@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge.backends.tvm.gpu.design import State
 from edge.backends.tvm.gpu.program import Dispatch, Slice
 from edge.types import FloatArray, IntArray
 
 TOP = 64  # candidates of `top`
-BANNED = 8  # word of `tables` that tells how many ids argmax never picks …
-BANS = 16  # … and where they are
-MOST_BANS = State.WORDS - BANS
 THREADS = 256
 SORTED = 1024  # pairs that a workgroup sorts: 8 KiB of its memory
 MOST_PARTS = 256  # workgroups of the first stage of an argmax: as many as the second has threads

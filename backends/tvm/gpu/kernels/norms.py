@@ -102,6 +102,7 @@ def normalise(name: str, norm: Norm, tokens: int, *, wanted: bool = False) -> Bu
 
     def body(scope: Scope) -> None:
         memory = scope.shared(_THREADS)
+        memory = scope.shared(_THREADS)
         count = let(to_int(scope.tables[State.WANTED if wanted else State.COUNT]))
         with when(scope.row < count):
             first = to_int(scope.tables[State.COUNT]) - count + scope.row if wanted else scope.row
@@ -118,6 +119,7 @@ def add_normed(name: str, norm: Norm, tokens: int, scale: float = 1.0) -> Built:
     """`out` += scale · norm(`x`), rows of float32 [tokens, padded width]; weights are in `w1`."""
 
     def body(scope: Scope) -> None:
+        memory = scope.shared(_THREADS)
         memory = scope.shared(_THREADS)
         with when(scope.row < to_int(scope.tables[State.COUNT])):
             start = let(scope.row * norm.padded)

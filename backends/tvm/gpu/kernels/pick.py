@@ -28,7 +28,7 @@ from edge.backends.tvm.gpu.kernels.threads import (
     u32,
     when,
 )
-from edge.backends.tvm.gpu.picking import BANNED, BANS, SORTED, THREADS, TOP
+from edge.backends.tvm.gpu.picking import SORTED, THREADS, TOP
 
 _NAN, _LOWEST = 0xFFFFFFFF, 0x007FFFFF  # keys of NaN and of −∞
 
@@ -61,8 +61,8 @@ def _likeliest() -> Built:
             with when(at < scope.vocab):
                 key = Register(_key(let(scope.logits[at])), "uint32")
                 with when(key.value > best.value):
-                    bans = to_int(scope.tables[BANNED])
-                    with loop(0, bans) as ban, when(to_int(scope.tables[BANS + ban]) == at):
+                    bans = to_int(scope.tables[State.BANNED])
+                    with loop(0, bans) as ban, when(to_int(scope.tables[State.BANS + ban]) == at):
                         key.value = u32(_LOWEST)
                     with when(key.value > best.value):
                         best.value, token.value = key.value, to_word(at)
@@ -131,7 +131,7 @@ def _top_logits() -> Built:
 
 
 def _top_pairs() -> Built:
-    """The `TOP` best of every `SORTED` pairs at word `source`, to word `target`."""
+    """The `TOP` best of every `SORTED` pairs at word `source`, to word `sink`."""
 
     def body(scope: Scope) -> None:
         keys, ids = scope.shared(SORTED, "uint32"), scope.shared(SORTED, "uint32")
@@ -143,9 +143,9 @@ def _top_pairs() -> Built:
                 store(keys, index, scope.found[scope.source + 2 * at])
                 store(ids, index, scope.found[scope.source + 2 * at + 1])
         _sort(scope, keys, ids)
-        _keep(scope, keys, ids, scope.target + scope.group * 2 * TOP)
+        _keep(scope, keys, ids, scope.sink + scope.group * 2 * TOP)
 
-    return build("edge_top_pairs", THREADS, {}, {"found": "uint32"}, ["pairs", "source", "target"], body)
+    return build("edge_top_pairs", THREADS, {}, {"found": "uint32"}, ["pairs", "source", "sink"], body)
 
 
 def _sort(scope: Scope, keys: Buffer, ids: Buffer) -> None:

@@ -61,7 +61,7 @@ def chunk(product: Product, tuning: Tuning, tokens: int, *, wanted: bool = False
     reads = {"x": "float32x4", "w4": "uint32x4", "w1": "uint32", "tables": "uint32"}
     groups = (starts[-1], -(-tokens // tile_tokens))
     return build(
-        f"{product.name}_chunk", tuning.workgroup, reads, {"out": "float32"}, (), body, groups,
+        product.name, tuning.workgroup, reads, {"out": "float32"}, (), body, groups,
         0 if wanted else tile_tokens,
     )  # fmt: skip
 

@@ -1,0 +1,72 @@
+"""Programs on this machine: find them in the cache folder, or make them in a child process.
+
+TVM has a process of its own, so that its memory does not count against a run's budget. Run as a module, this is that
+process.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from edge.backends.tvm.compiler.compiled import compiler_size, is_installed
+from edge.backends.tvm.gpu.design import Design
+from edge.backends.tvm.gpu.program import Program
+from edge.backends.tvm.sources import source_hash
+from edge.devices.child import Say, run_child, serve
+from edge.errors import MissingExtraError
+from edge.storage import cache
+
+_SOURCES = ("gpu", "packing/blocks.py", "packing/layout.py")
+_TIMEOUT_S = 300.0
+_IMPORTED = 0.5  # share of the work that importing TVM is
+
+
+def program_of(design: Design, progress: Callable[[float], None] | None = None) -> Program:
+    """The design's program, made in a child process if the cache lacks it.
+
+    Raises EngineError if TVM's compiler fails, MissingExtraError if there is none, EdgeError if the cache folder
+    cannot be written.
+    """
+    make = functools.partial(_make, design, progress)
+    path = cache.find_or_make("kernels", _key(design), ".json", make, about=design.about())
+    return Program.from_json(path.read_text(encoding="utf-8"))
+
+
+def is_made(design: Design) -> bool:
+    return cache.find("kernels", _key(design), ".json") is not None
+
+
+def _make(design: Design, progress: Callable[[float], None] | None, out: Path) -> None:
+    if not is_installed():
+        raise MissingExtraError("apache-tvm", "tvm")
+    request = {"design": base64.b64encode(pickle.dumps(design)).decode(), "out": str(out)}
+    run_child(
+        "edge.backends.tvm.gpu.compiled", request, lambda said: progress(said["done"]) if progress else None,
+        timeout=_TIMEOUT_S, failure="TVM's compiler failed (--backend tvm runs the model on the CPU)",
+    )  # fmt: skip
+
+
+def _key(design: Design) -> str:
+    """A hash of everything that the kernels depend on."""
+    return hashlib.sha256(f"{design!r}\n{source_hash(*_SOURCES)}\n{compiler_size()}".encode()).hexdigest()[:32]
+
+
+def _compile(request: Any, say: Say) -> None:
+    from edge.backends.tvm.cpu.lowering import import_compiler
+
+    import_compiler()
+    from edge.backends.tvm.gpu.generator import generate
+
+    say({"done": _IMPORTED})
+    design: Design = pickle.loads(base64.b64decode(request["design"]))  # from our parent
+    Path(request["out"]).write_text(generate(design).to_json(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    serve(_compile)

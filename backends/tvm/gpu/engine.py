@@ -1,0 +1,178 @@
+"""The GPU engine: tokens in, logits out, all kernels of a pass in one submission to the device."""
+
+from __future__ import annotations
+
+import weakref
+
+import numpy as np
+
+from edge.backends.base import EngineConfig, LoadProgress, check_positions, check_tokens, state_key
+from edge.backends.head_kv import HeadKV
+from edge.backends.ring import LayerKinds
+from edge.backends.rope import CacheRope, Rotation
+from edge.backends.tvm.gpu import CAPABILITIES, NAME
+from edge.backends.tvm.gpu.compiled import program_of
+from edge.backends.tvm.gpu.design import ANGLES_AHEAD, Design, State
+from edge.backends.tvm.gpu.hosts import Buffer, Recording, choose_adapter, open_device
+from edge.backends.tvm.gpu.kv import DeviceRows
+from edge.backends.tvm.gpu.weights import pack_weights
+from edge.backends.tvm.kv.regions import make_regions
+from edge.backends.tvm.kv.store import Arena, NativeStore, make_kv
+from edge.backends.tvm.sources import source_hash
+from edge.errors import EngineError, UnsupportedError
+from edge.formats.gguf import GGUFFile
+from edge.model.architectures.angles import temperatures
+from edge.model.spec import ModelSpec
+from edge.model.tensors import find_recipe
+from edge.types import AnyArray, FloatArray, IntArray
+
+_COMPILED, _PREPARED = 0.3, 0.5  # of the time of loading
+
+
+class GPUEngine:
+    """Engine protocol over a program on a device. All memory is allocated at load."""
+
+    capabilities = CAPABILITIES
+
+    def __init__(
+        self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: LoadProgress | None = None
+    ) -> None:
+        self.spec, self.config, self._recipe = spec, config, find_recipe(spec)
+        report = progress or (lambda _part, _doing="": None)
+        adapter = choose_adapter()
+        design = self._design = Design.of(file, spec, config, adapter)
+        program = program_of(design, lambda part: report(_COMPILED * part, "making kernels for this GPU"))
+        device = self._device = open_device(adapter)
+        weakref.finalize(self, device.close)
+        try:
+            device.prepare(
+                program.kernels,
+                lambda part: report(_COMPILED + (_PREPARED - _COMPILED) * part, "compiling kernels for this GPU"),
+            )
+            self._kv = self._make_cache(file)
+            self._buffers = self._make_buffers()
+            done = 0
+            for name, offset, words in pack_weights(file, spec, design.weights):
+                device.write(self._buffers[name], offset, words)
+                done += words.nbytes
+                report(_PREPARED + (1 - _PREPARED) * done / design.weights.nbytes)
+            self._program, self._passes = program, dict[str, Recording]()
+            self._record()
+        except BaseException:
+            device.close()
+            raise
+        self._tables = np.zeros(design.tables.angles, np.uint32)  # the state, starts and lengths
+        self._sent = np.zeros(self._arena.positions.size, np.int32)  # positions as the device has them
+        self._rotation: Rotation | None = None  # of the angles that the device has
+        self._angles_from = self._angles_known = self._observed = 0
+        self._votes = self._closed = False
+
+    def _make_cache(self, file: GGUFFile) -> HeadKV[NativeStore[DeviceRows]]:
+        spec, config, shape, recipe = self.spec, self.config, self._design.shape, self._recipe
+        positions = spec.context if config.per_head else config.capacity  # gaps stay open while the context allows
+        rope = CacheRope(file, recipe, positions, halves=recipe.halves)
+        kinds = LayerKinds.of(recipe.windows)
+        regions, rings = make_regions(kinds, shape.kv_heads, config, spec.context)
+        rows = DeviceRows(self._device, rings.size + regions.size, shape.padded_head, config.kv_dtype)
+        self._arena = Arena(shape, rows, observes=config.observes)
+        key = state_key(f"{NAME} {source_hash('gpu', 'kv')}", file, spec, config)
+        return make_kv(self._arena, kinds, regions, rings, rope, key, config)
+
+    def _make_buffers(self) -> dict[str, Buffer]:
+        rows = self._arena.rows
+        sizes = self._design.buffers(positions=self._arena.positions.size)
+        return rows.buffers | {name: self._device.create(size) for name, size in sizes.items()}
+
+    def _record(self) -> None:
+        rows = self._arena.rows
+        rows.record()
+        self._buffers |= rows.buffers
+        for name, dispatches in self._program.passes.items():
+            self._passes[name] = self._device.record(dispatches, self._buffers)
+
+    @property
+    def kv(self) -> HeadKV[NativeStore[DeviceRows]]:
+        return self._kv
+
+    def observe(self, queries: int, *, votes: bool = False) -> None:
+        """See `ObservedEngine`. Raises UnsupportedError if the engine was loaded without `EngineConfig.observes`."""
+        if queries and not self.config.observes:
+            raise UnsupportedError("this engine was loaded without EngineConfig.observes")
+        self._observed, self._votes = queries, votes
+
+    def forward(self, tokens: IntArray) -> FloatArray:
+        tokens = check_tokens(tokens, self.spec.vocab, self._kv.free)
+        self._kv.expect(tokens.size)
+        for start in range(0, tokens.size, self.config.chunk):
+            part = tokens[start : start + self.config.chunk]
+            self._run(part, wanted=int(start + part.size == tokens.size))
+        return self._logits(1)[0]
+
+    def forward_all(self, tokens: IntArray) -> FloatArray:
+        tokens = check_tokens(tokens, self.spec.vocab, self._kv.free)
+        self._kv.expect(tokens.size)
+        logits = np.empty((tokens.size, self.spec.vocab), np.float32)
+        step = min(self.config.logits_rows, self.config.chunk)
+        for start in range(0, tokens.size, step):
+            part = tokens[start : start + step]
+            self._run(part, wanted=part.size)
+            logits[start : start + part.size] = self._logits(part.size)
+        return logits
+
+    def close(self) -> None:
+        """Free everything; safe to call twice."""
+        self._closed = self._kv.closed = True
+        self._device.close()
+
+    def _run(self, tokens: IntArray, *, wanted: int) -> None:
+        if self._closed:
+            raise EngineError("the engine is closed")
+        kv, count = self._kv, tokens.size
+        check_positions(self.spec, kv.next_position + count)
+        if self._arena.rows.changed:
+            self._record()
+        kv.prepare(count)
+        self._upload(tokens, wanted)
+        self._device.run(self._passes["step" if count == 1 else "chunk"], count)
+        if count > 1 and wanted:
+            self._device.run(self._passes["last" if wanted == 1 else "rows"], wanted)
+        kv.appended(count)
+
+    def _upload(self, tokens: IntArray, wanted: int) -> None:
+        """What kernels read of this pass: tokens, the state, the heads' rows, positions and angles."""
+        kv, count, design, device = self._kv, tokens.size, self._design, self._device
+        angle = self._angle_row(count)
+        if self._recipe.temperature:
+            factors = temperatures(self._recipe.temperature, kv.next_position + np.arange(count))
+            device.write(self._buffers["tables"], 4 * design.tables.temperatures, factors.astype(np.float32))
+        if (moved := np.flatnonzero(self._arena.positions != self._sent)).size:
+            first, last = int(moved[0]), int(moved[-1]) + 1
+            self._sent[first:last] = self._arena.positions[first:last]
+            device.write(self._buffers["tables"], 4 * (design.tables.positions + first), self._sent[first:last])
+        state, heads = self._tables, self._arena.starts.size
+        state[State.COUNT], state[State.APPENDED], state[State.ANGLE] = count, 0, angle
+        state[State.POSITION], state[State.WANTED] = kv.next_position, wanted
+        state[State.OBSERVED], state[State.VOTES] = min(count, self._observed), int(self._votes)
+        state[State.PICKED] = 0
+        state[design.tables.starts :][:heads] = self._arena.starts
+        state[design.tables.lengths :][:heads] = self._arena.lengths
+        device.write(self._buffers["tables"], 0, state)
+        device.write(self._buffers["tokens"], 0, tokens)
+
+    def _angle_row(self, count: int) -> int:
+        """The row at which the table of rotary angles has the next `count` positions."""
+        first, rotation = self._kv.next_rope_position, self._kv.rope.rotation
+        if self._rotation is not rotation:
+            self._rotation, self._angles_known = rotation, 0
+        if not self._angles_from <= first <= first + count <= self._angles_from + self._angles_known:
+            self._angles_from, self._angles_known = first, count + ANGLES_AHEAD
+            positions = np.arange(first, first + self._angles_known)
+            for kind in range(len(rotation.angles)):
+                angles = np.stack(rotation.tables(kind, positions), axis=1)  # [positions, 2, pairs]
+                self._device.write(self._buffers["tables"], 4 * self._design.tables.angle_row(kind), angles)
+        return first - self._angles_from
+
+    def _logits(self, rows: int) -> FloatArray:
+        """Those of the last pass, float32 [rows, vocab]."""
+        values: AnyArray = self._device.read(self._buffers["logits"], 0, 4 * rows * self.spec.vocab)
+        return values.view(np.float32).reshape(rows, -1)

@@ -1,0 +1,194 @@
+"""The whole pass of a model, tokens to logits, as dispatches of kernels.
+
+A step runs one token (decode), a chunk several (prefill).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from edge.backends.tvm.gpu import picking
+from edge.backends.tvm.gpu.design import Design
+from edge.backends.tvm.gpu.kernels import pick
+from edge.backends.tvm.gpu.kernels.attention import attend
+from edge.backends.tvm.gpu.kernels.embed import embed
+from edge.backends.tvm.gpu.kernels.norms import Norm, add_normed, normalise
+from edge.backends.tvm.gpu.kernels.products import Product, head_products, layer_products, step
+from edge.backends.tvm.gpu.kernels.rows import move, store_rows
+from edge.backends.tvm.gpu.kernels.threads import Built
+from edge.backends.tvm.gpu.kernels.tiles import chunk
+from edge.backends.tvm.gpu.lowering import lower
+from edge.backends.tvm.gpu.program import Dispatch, Kernel, Program, Slice
+
+_INPUTS = {"qkv": "x", "output": "mixed", "gate-up": "x", "down": "ffn"}
+_OUTPUTS = {"qkv": "qkv", "output": "x", "gate-up": "ffn", "down": "x"}
+_KEYS = {"keys4": "keys"}  # a buffer that a kernel reads under another type
+
+
+def generate(design: Design) -> Program:
+    """Passes: step; chunk, whose logits `last` or `rows` compute, of one token or of State.WANTED; behind them
+    `picked` or `top` (picking.py)."""
+    kernels = _Kernels(design.language)
+    makers = {"step": _step, "chunk": _chunk, "last": _last, "rows": _rows}
+    passes = {}
+    for name, make in makers.items():
+        make(made := _Pass(design, kernels))
+        passes[name] = tuple(made.dispatches)
+    for built in (move("edge_move", design.kv_dtype, design.shape.padded_head), *pick.kernels()):
+        kernels.find((built.name,), lambda _, built=built: built)  # type: ignore[misc]
+    logits = Slice("logits")
+    passes["picked"] = picking.argmax(design.shape.vocab, design.chunk, logits)
+    passes["top"], _ = picking.top(design.shape.vocab, logits)
+    return Program(design.language, kernels.by_name, design.buffers(0), passes)
+
+
+class _Kernels:
+    """Kernels, each built once. by_name: of all that were asked for."""
+
+    def __init__(self, language: str) -> None:
+        self.by_name: dict[str, Kernel] = {}
+        self._language = language
+        self._built: dict[tuple[object, ...], Built] = {}
+
+    def find(self, key: tuple[object, ...], make: Callable[[str], Built]) -> Built:
+        """key: all that the kernel depends on, first of all its name; `make` gets one that no other kernel has."""
+        if key not in self._built:
+            alike = sum(other[0] == key[0] for other in self._built)
+            built = self._built[key] = make(f"{key[0]}_{alike}" if alike else str(key[0]))
+            self.by_name[built.name] = lower(built, self._language)
+        return self._built[key]
+
+
+class _Pass:
+    """Collects the dispatches of a pass."""
+
+    def __init__(self, design: Design, kernels: _Kernels) -> None:
+        self.design, self.dispatches = design, list[Dispatch]()
+        self._kernels = kernels
+
+    def add(
+        self, phase: str, layer: int | None, key: tuple[object, ...], make: Callable[[str], Built],
+        buffers: Mapping[str, str], scalars: Mapping[str, int] | None = None,
+    ) -> None:  # fmt: skip
+        """key, make: as in `_Kernels.find`. buffers: those of the kernel's parameters that have other names."""
+        built = self._kernels.find(key, make)
+        slices = tuple(Slice(buffers.get(name, name)) for name in built.buffers)
+        values = tuple((scalars or {})[name] for name in built.scalars)
+        self.dispatches.append(Dispatch(built.name, slices, values, built.groups, phase, layer, built.per))
+
+
+def _step(made: _Pass) -> None:
+    design = made.design
+    _embed(made)
+    for layer, layout in enumerate(design.weights.layers):
+        products = layer_products(layout, design.shape)
+        for phase in ("qkv", "output", "gate-up", "down"):
+            _product(made, products[phase], phase, layer, lambda each: step(each, design.tuning))
+            if phase == "qkv":
+                _attend(made, layer)
+    _last(made)
+
+
+def _chunk(made: _Pass) -> None:
+    design = made.design
+    _embed(made)
+    for layer, layout in enumerate(design.weights.layers):
+        products = layer_products(layout, design.shape)
+        for phase in ("qkv", "output", "gate-up", "down"):
+            product = products[phase]
+            if product.norm:
+                norm, buffers = product.norm, _weights(f"layer.{layer}") | {"out": "normed"}
+                made.add("norm", layer, ("edge_norm", norm), _normalise(norm, design.chunk), buffers)
+            _product(made, product, phase, layer, lambda each: chunk(each, design.tuning, design.chunk), chunked=True)
+            if phase == "qkv":
+                _attend(made, layer)
+
+
+def _last(made: _Pass) -> None:
+    """Logits of a pass's last token, if they are wanted."""
+    design = made.design
+    for piece, product in head_products(design.weights, design.shape):
+        buffers = _weights(piece.buffer) | {"out": "logits"}
+        made.add(
+            "head",
+            None,
+            ("edge_head", product),
+            _named(product, lambda each: step(each, design.tuning, last=True)),
+            buffers,
+        )
+
+
+def _rows(made: _Pass) -> None:
+    """Logits of the last State.WANTED tokens of a pass."""
+    design = made.design
+    heads = head_products(design.weights, design.shape)
+    if norm := heads[0][1].norm:
+        normalised = _normalise(norm, design.logits_rows, wanted=True)
+        made.add("head", None, ("edge_norm_wanted", norm), normalised, {"w1": "rest", "out": "normed"})
+    for piece, product in heads:
+        buffers = _weights(piece.buffer) | {"x": "normed" if norm else "x", "out": "logits"}
+        made.add(
+            "head", None, ("edge_head_chunk", product),
+            _named(product, lambda each: chunk(each, design.tuning, design.logits_rows, wanted=True)), buffers,
+        )  # fmt: skip
+
+
+def _embed(made: _Pass) -> None:
+    design = made.design
+    positions = design.weights.rest.matrix("position_embd") if design.learned else None
+    for piece in design.weights.embedding:
+
+        def make(name: str, piece: Any = piece) -> Built:
+            return embed(name, piece, design.chunk, design.shape.embedding_scale, positions)
+
+        buffers = _weights(piece.buffer) | {"out": "x", "r4": "rest", "r1": "rest"}
+        made.add("embed", None, ("edge_embed", piece), make, buffers)
+
+
+def _product(
+    made: _Pass, product: Product, phase: str, layer: int, make: Callable[[Product], Built], *, chunked: bool = False
+) -> None:
+    """A product of a layer, and the norm behind it, which adds to x."""
+    shape, weights = made.design.shape, _weights(f"layer.{layer}")
+    after = product.after
+    source = "normed" if chunked and product.norm else _INPUTS[phase]
+    key = (f"{product.name}_chunk" if chunked else product.name, product)
+    buffers = weights | {"x": source, "out": "normed" if after else _OUTPUTS[phase]}
+    made.add(phase, layer, key, _named(product, make), buffers)
+    if after:
+
+        def add(name: str) -> Built:
+            return add_normed(name, after, made.design.chunk, shape.residual_scale)
+
+        made.add("norm", layer, ("edge_add_normed", after), add, weights | {"x": "normed", "out": "x"})
+
+
+def _attend(made: _Pass, layer: int) -> None:
+    design, shape = made.design, made.design.shape
+    layout, tables = design.weights.layers[layer], design.tables
+    norms = (layout.vector("attn_q_norm"), layout.vector("attn_k_norm"))
+
+    def make_store(name: str) -> Built:
+        return store_rows(name, layout, shape, tables, design.kv_dtype, halves=design.halves, tokens=design.chunk)
+
+    def make_attend(name: str) -> Built:
+        return attend(name, shape, tables, design.tuning, design.kv_dtype, tokens=design.chunk)
+
+    weights = _weights(f"layer.{layer}")
+    scalars = {"layer": layer, "angles": tables.angle_row(design.kinds[layer]), "window": design.windows[layer]}
+    made.add("qkv", layer, ("edge_store_rows", norms), make_store, weights, scalars)
+    made.add("attend", layer, ("edge_attend",), make_attend, _KEYS, scalars)
+
+
+def _normalise(norm: Norm, tokens: int, *, wanted: bool = False) -> Callable[[str], Built]:
+    return lambda name: normalise(name, norm, tokens, wanted=wanted)
+
+
+def _named(product: Product, make: Callable[[Product], Built]) -> Callable[[str], Built]:
+    return lambda name: make(replace(product, name=name))
+
+
+def _weights(buffer: str) -> dict[str, str]:
+    return {"w4": buffer, "w1": buffer}

@@ -1,0 +1,215 @@
+"""Attention over the KV cache: softmax as in FlashAttention (arXiv:2205.14135), block by block of rows.
+
+A workgroup attends for one token and the query heads that share a KV head (or some of them, where they are many). In a
+block, each thread computes the scores of a few rows, and then mixes a word of every row's values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce as fold
+
+from tvm.tirx.script.builder import ir as T
+
+from edge.backends.tvm.gpu.design import RowForm, State, Tables, Tuning
+from edge.backends.tvm.gpu.kernels.functions import soft_cap
+from edge.backends.tvm.gpu.kernels.rows import first_row, key_unit, rows_before, unpack
+from edge.backends.tvm.gpu.kernels.threads import (
+    Buffer,
+    Built,
+    Register,
+    Scope,
+    Value,
+    barrier,
+    build,
+    f32,
+    i32,
+    lane,
+    let,
+    loop,
+    quotient,
+    remainder,
+    select,
+    store,
+    strided,
+    to_int,
+    when,
+)  # fmt: skip
+from edge.backends.tvm.packing.layout import Shape
+
+NEVER = -1e30  # the score of a row that the query must not see
+_SCORES = 1536  # float32 of shared memory for the scores of a block
+_QUERIES = 1024  # float32 of shared memory for queries
+
+
+@dataclass(frozen=True)
+class Split:
+    """Of the query heads of a KV head: `at_once` for a workgroup. turns: workgroups for a KV head. rows: of a block."""
+
+    at_once: int
+    turns: int
+    rows: int
+
+    @classmethod
+    def of(cls, shape: Shape, threads: int) -> Split:
+        most = max(1, min(_QUERIES // shape.padded_head, _SCORES // threads))
+        at_once = next(count for count in range(min(most, shape.group), 0, -1) if shape.group % count == 0)
+        return cls(at_once, shape.group // at_once, max(1, _SCORES // (at_once * threads)) * threads)
+
+
+def attend(name: str, shape: Shape, tables: Tables, tuning: Tuning, dtype: str, *, tokens: int) -> Built:
+    """`mixed` float32 [tokens, padded heads · head] of the queries in `qkv`.
+
+    Scalars: layer; window, the positions that a token sees, 0 for all (only where the model has windows).
+    """
+    form, threads, split = RowForm(dtype, shape.padded_head), tuning.attend, Split.of(shape, tuning.attend)
+    slots = shape.heads + 2 * shape.kv_heads
+    lanes = max(1, threads // form.words)  # rows that are mixed at once
+    at_once = -(-form.words // threads)  # words of a row that a thread mixes
+
+    def body(scope: Scope) -> None:
+        token, queries = scope.row, scope.shared(split.at_once * form.head)
+        scores, memory = scope.shared(split.at_once * split.rows), scope.shared(split.at_once * threads)
+        with when(token < to_int(scope.tables[State.COUNT])):
+            kv_head = let(quotient(scope.group, split.turns))
+            first_query = let(kv_head * shape.group + remainder(scope.group, split.turns) * split.at_once)
+            head = let(scope.layer * shape.kv_heads + kv_head)
+            start = let(first_row(scope, tables, head))
+            visible = let(rows_before(scope, tables, head) + token + 1)
+            with strided(scope, split.at_once * form.head) as index:
+                own, value = let(quotient(index, form.head)), let(remainder(index, form.head))
+                store(queries, index, f32(0.0))
+                with when(value < shape.head):
+                    store(queries, index, scope.qkv[(token * slots + first_query + own) * shape.head + value])
+            maxima = [Register(f32(NEVER)) for _ in range(split.at_once)]
+            sums = [Register(f32(0.0)) for _ in range(split.at_once)]
+            out = [
+                [[Register(f32(0.0)) for _ in range(form.per_word)] for _ in range(at_once)]
+                for _ in range(split.at_once)
+            ]
+            with loop(0, quotient(visible + (split.rows - 1), split.rows)) as block:
+                before = let(block * split.rows)
+                barrier()  # queries are there; the scores of the block before are read
+                most = _score(scope, queries, scores, start, before, visible, token)
+                _soften(scope, scores, memory, most, maxima, sums, out)
+                _mix(scope, scores, start, before, visible, out)
+            _write(scope, memory, sums, out, token, first_query)
+
+    def _score(
+        scope: Scope, queries: Buffer, scores: Buffer, start: Value, before: Value, visible: Value, token: Value
+    ) -> list[Register]:
+        """The scores of the block; the largest ones of this thread's rows."""
+        most = [Register(f32(NEVER)) for _ in range(split.at_once)]
+        with loop(0, split.rows // threads) as turn:
+            place = let(turn * threads + scope.thread)
+            row = let(start + T.min(before + place, visible - 1))
+            dots = [Register(f32(0.0)) for _ in range(split.at_once)]
+            with when(before + place < visible), loop(0, form.units) as unit:
+                codes = let(scope.keys4[key_unit(form, row, unit)])
+                values = [let(value) for word in range(4) for value in unpack(form, lane(codes, word))]
+                for index, value in enumerate(values):
+                    at = unit * len(values) + index
+                    for number, dot in enumerate(dots):
+                        dot.value = dot.value + queries[at + number * form.head] * value
+            seen = before + place < visible
+            if shape.windowed:
+                position = to_int(scope.tables[row + tables.positions])
+                oldest = to_int(scope.tables[State.POSITION]) + token - scope.window
+                seen = T.And(seen, T.Or(scope.window == 0, position > oldest))
+            scale = let(scope.row_scales[row * 2]) if form.scaled else None
+            for number, dot in enumerate(dots):
+                score = dot.value if scale is None else dot.value * scale
+                score = let(select(seen, soft_cap(score, shape.score_cap), f32(NEVER)))
+                store(scores, place + number * split.rows, score)
+                most[number].value = T.max(most[number].value, score)
+        return most
+
+    def _soften(
+        scope: Scope, scores: Buffer, memory: Buffer, most: list[Register], maxima: list[Register],
+        sums: list[Register], out: list[list[list[Register]]],
+    ) -> None:  # fmt: skip
+        """Scores become powers; what was found before is corrected for the new maximum."""
+        for number, each in enumerate(most):
+            store(memory, scope.thread + number * threads, each.value)
+        barrier()
+        distance = threads // 2
+        while distance:
+            with when(scope.thread < distance):
+                for number in range(split.at_once):
+                    at = scope.thread + number * threads
+                    store(memory, at, T.max(memory[at], memory[at + distance]))
+            barrier()
+            distance //= 2
+        for number in range(split.at_once):
+            maximum = let(T.max(maxima[number].value, memory[number * threads]))
+            correction = let(T.exp(maxima[number].value - maximum))
+            maxima[number].value = maximum
+            sums[number].value = sums[number].value * correction
+            for words in out[number]:
+                for each in words:
+                    each.value = each.value * correction
+            with loop(0, split.rows // threads) as turn:
+                at = let(turn * threads + scope.thread + number * split.rows)
+                score = let(scores[at])
+                power = let(select(score > f32(NEVER / 2), T.exp(score - maximum), f32(0.0)))
+                sums[number].value = sums[number].value + power
+                store(scores, at, power)
+        barrier()
+
+    def _mix(
+        scope: Scope, scores: Buffer, start: Value, before: Value, visible: Value, out: list[list[list[Register]]]
+    ) -> None:
+        """out += powers · values."""
+        rows = let(T.min(i32(split.rows), visible - before))
+        own = let(quotient(scope.thread, form.words)) if lanes > 1 else i32(0)
+        word = let(remainder(scope.thread, form.words)) if lanes > 1 else scope.thread
+        with when(own < lanes), loop(0, quotient(rows + (lanes - 1), lanes)) as turn:
+            place = let(turn * lanes + own)
+            with when(place < rows):
+                row = let(start + before + place)
+                powers = [let(scores[place + number * split.rows]) for number in range(split.at_once)]
+                if form.scaled:
+                    scale = let(scope.row_scales[row * 2 + 1])
+                    powers = [let(power * scale) for power in powers]
+                for index in range(at_once):
+                    at = word + index * threads
+                    with when(at < form.words):
+                        values = [let(value) for value in unpack(form, let(scope.values[row * form.words + at]))]
+                        for power, words in zip(powers, out, strict=True):
+                            for value, each in zip(values, words[index], strict=True):
+                                each.value = each.value + power * value
+
+    def _write(
+        scope: Scope, memory: Buffer, sums: list[Register], out: list[list[list[Register]]], token: Value,
+        first_query: Value,
+    ) -> None:  # fmt: skip
+        """The lanes' parts together, divided by the sum of powers."""
+        for number in range(split.at_once):
+            barrier()
+            store(memory, scope.thread, sums[number].value)
+            barrier()
+            distance = threads // 2
+            while distance:
+                with when(scope.thread < distance):
+                    store(memory, scope.thread, memory[scope.thread] + memory[scope.thread + distance])
+                barrier()
+                distance //= 2
+            inverse = let(f32(1.0) / memory[0])
+            for index in range(at_once):
+                for part in range(form.per_word):
+                    barrier()
+                    store(memory, scope.thread, out[number][index][part].value)
+                    barrier()
+                    word = scope.thread + index * threads
+                    value = let(word * form.per_word + part)
+                    with when(T.And(scope.thread < form.words, value < shape.head)):
+                        parts = [memory[scope.thread + lane * form.words] for lane in range(lanes)]
+                        total = fold(lambda one, other: one + other, parts) * inverse
+                        at = token * shape.padded_mixed + (first_query + number) * shape.head + value
+                        store(scope.mixed, at, total)
+
+    reads = {"qkv": "float32", "keys4": "uint32x4", "values": "uint32", "tables": "uint32"}
+    reads |= {"row_scales": "float32"} if form.scaled else {}
+    scalars = ("layer", "window") if shape.windowed else ("layer",)
+    groups = (shape.kv_heads * split.turns, tokens)
+    return build(name, threads, reads, {"mixed": "float32"}, scalars, body, groups, 1)

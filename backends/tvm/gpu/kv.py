@@ -1,0 +1,157 @@
+"""KV rows in a device's buffers, with the interface of `tvm/kv/rows.py`.
+
+Few rows travel between host and device: they are moved to or from staging rows behind those of the arena, which lie
+together. Reading or writing them is then a single copy of each array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from edge.backends.tvm.gpu.design import KEYS, MOST_MOVED, VALUES, RowForm
+from edge.backends.tvm.gpu.hosts import Buffer, Device
+from edge.backends.tvm.gpu.program import Dispatch, Slice
+from edge.backends.tvm.kv.regions import TILE, Move
+from edge.backends.tvm.kv.row_formats import decode, encode
+from edge.types import AnyArray, FloatArray, IntArray
+
+_STAGED = 1024  # rows behind those of the arena
+
+
+def arena_bytes(count: int, head: int, dtype: str) -> dict[str, int]:
+    """Bytes of each buffer for `count` rows of one head, staging included."""
+    form, rows = RowForm(dtype, head), count + _STAGED
+    sizes = {"keys": 4 * rows * form.words, "values": 4 * rows * form.words, "pairs": 8 * MOST_MOVED}
+    return sizes | ({"row_scales": 8 * rows} if form.scaled else {})
+
+
+class DeviceRows:
+    """`count` rows of all heads together. changed: the buffers are others than before (see `release`)."""
+
+    def __init__(self, device: Device, count: int, head: int, dtype: str) -> None:
+        self.dtype, self.count, self.changed = dtype, count, False
+        self._device, self._form = device, RowForm(dtype, head)
+        self.buffers: dict[str, Buffer] = {
+            name: device.create(size) for name, size in arena_bytes(count, head, dtype).items()
+        }
+
+    def record(self) -> None:
+        """The device has the kernel `edge_move`, or buffers have changed."""
+        self.changed = False
+        names = ("keys", "values", *(["row_scales"] if self._form.scaled else []), "pairs")
+        slices = tuple(Slice(name) for name in names)
+        self._moves = {
+            which: self._device.record(
+                [Dispatch("edge_move", slices, (which,), (1, MOST_MOVED), "other", per=1)], self.buffers
+            )
+            for which in (KEYS, VALUES, KEYS + VALUES)
+        }
+
+    def move(self, pairs: IntArray, which: int = KEYS + VALUES) -> None:
+        """Copy rows of the arena, int32 [n, 2]: (source, target), none of which is in another pair."""
+        for start in range(0, len(pairs), MOST_MOVED):
+            part = np.ascontiguousarray(pairs[start : start + MOST_MOVED], np.int32)
+            self._device.write(self.buffers["pairs"], 0, part)
+            self._device.run(self._moves[which], len(part))
+
+    def shift(self, move: Move) -> None:
+        """Move neighbouring rows; both ends begin with a tile. They may overlap: a step moves as many as do not."""
+        step = abs(move.source - move.target)
+        starts = range(0, move.count, step)
+        for start in starts if move.target < move.source else reversed(starts):
+            rows = np.arange(start, min(start + step, move.count))
+            self.move(np.stack([move.source + rows, move.target + rows], axis=1).astype(np.int32))
+
+    def save(self, rows: AnyArray) -> Iterable[bytes]:
+        """Rows [heads, n]."""
+        for part in _parts(rows):
+            for which in (KEYS, VALUES):
+                codes, scales = self._read(part, which)
+                yield codes.tobytes()
+                yield scales.tobytes()
+
+    def restore(self, rows: AnyArray, saved: memoryview) -> None:
+        """The inverse of `save`."""
+        form, at = self._form, 0
+        for part in _parts(rows):
+            for which in (KEYS, VALUES):
+                size = 4 * form.words * part.size
+                codes = np.frombuffer(saved, np.uint8, size, at).reshape(part.size, -1)
+                at += size
+                scales = np.frombuffer(saved, np.float32, part.size * form.scaled, at)
+                at += scales.nbytes
+                self._write(part, which, codes, scales)
+
+    def keys(self, rows: AnyArray, heads: AnyArray | int) -> FloatArray:
+        """Keys of one head of all layers', float32 [n, head], or of several, [heads, n, head]."""
+        found = [self._decoded(*self._read(part, KEYS)) for part in _parts(rows)]
+        keys: FloatArray = np.concatenate(found) if found else np.zeros((0, self._form.head), np.float32)
+        return keys.reshape(*rows.shape, -1)
+
+    def set_keys(self, rows: AnyArray, keys: FloatArray, heads: AnyArray | int) -> None:
+        codes, scales = encode(self.dtype, keys.reshape(rows.size, -1))
+        codes = np.ascontiguousarray(codes).view(np.uint8)
+        at = 0
+        for part in _parts(rows):
+            own = slice(at, at + part.size)
+            self._write(part, KEYS, codes[own], scales[own].reshape(-1))
+            at += part.size
+
+    def release(self, first: int) -> None:
+        """Return the memory of all rows from `first` on, which begins a tile. Their content is lost."""
+        device, form = self._device, self._form
+        sizes = arena_bytes(first, form.head, self.dtype)
+        for name in self.buffers.keys() - {"pairs"}:
+            kept = sizes[name] * first // (first + _STAGED)
+            content, old = device.read(self.buffers[name], 0, kept), self.buffers[name]
+            device.free(old)
+            self.buffers[name] = device.create(sizes[name])
+            device.write(self.buffers[name], 0, content)
+        self.record()
+        self.count, self.changed = first, True
+
+    def _decoded(self, codes: AnyArray, scales: AnyArray) -> FloatArray:
+        memory = {"f32": np.float32, "f16": np.float16, "int8": np.int8}[self.dtype]
+        return decode(self.dtype, codes.view(memory), scales.reshape(len(codes), -1))
+
+    def _read(self, rows: AnyArray, which: int) -> tuple[AnyArray, AnyArray]:
+        """Codes, uint8 [n, bytes], and scales, float32 [n] or [0], of at most `_STAGED` rows."""
+        form, count = self._form, rows.size
+        self.move(np.stack([rows, self._staging(count)], axis=1).astype(np.int32), which)
+        at, size = 4 * form.words * self.count, 4 * form.words * -(-count // TILE) * TILE
+        codes = self._device.read(self.buffers["keys" if which == KEYS else "values"], at, size)
+        if which == KEYS:
+            codes = np.ascontiguousarray(codes.reshape(-1, form.units, TILE, 16).swapaxes(1, 2))
+        scales = np.zeros(0, np.float32)
+        if form.scaled:
+            pairs = self._device.read(self.buffers["row_scales"], 8 * self.count, 8 * count).view(np.float32)
+            scales = pairs.reshape(-1, 2)[:, which - 1]
+        return codes.reshape(-1, 4 * form.words)[:count], scales
+
+    def _write(self, rows: AnyArray, which: int, codes: AnyArray, scales: AnyArray) -> None:
+        """The inverse of `_read`."""
+        form, count = self._form, rows.size
+        tiles = -(-count // TILE)
+        padded = np.zeros((tiles * TILE, 4 * form.words), np.uint8)
+        padded[:count] = codes
+        if which == KEYS:
+            padded = np.ascontiguousarray(padded.reshape(tiles, TILE, form.units, 16).swapaxes(1, 2))
+        name = "keys" if which == KEYS else "values"
+        self._device.write(self.buffers[name], 4 * form.words * self.count, padded)
+        if form.scaled:
+            pairs = np.zeros((count, 2), np.float32)
+            pairs[:, which - 1] = scales
+            self._device.write(self.buffers["row_scales"], 8 * self.count, pairs)
+        self.move(np.stack([self._staging(count), rows], axis=1).astype(np.int32), which)
+
+    def _staging(self, count: int) -> AnyArray:
+        return np.arange(self.count, self.count + count)
+
+
+def _parts(rows: AnyArray) -> Iterator[AnyArray]:
+    """All rows, as many at a time as there is staging for, [n]."""
+    flat = rows.reshape(-1)
+    for start in range(0, flat.size, _STAGED):
+        yield flat[start : start + _STAGED]
