@@ -18,7 +18,7 @@ from edge.errors import EngineError, UnsupportedError
 
 pytest.importorskip("tvm")
 
-HOSTS = ["opencl"]
+HOSTS = ["wgpu", "opencl"]
 WIDTH = 64
 
 
@@ -157,7 +157,7 @@ def test_every_dispatch_is_timed(device: Device) -> None:
 
 def test_what_fails_says_so_in_one_line(device: Device) -> None:
     good = kernels(device.adapter.language)
-    bad = replace(good["edge_next"], source=good["edge_next"].source.replace("edge_next(", "edge_next(undeclared ", 1))
+    bad = replace(good["edge_next"], source=good["edge_next"].source.rstrip().removesuffix("}") + "undeclared = 1; }")
     told = list[float]()
     with pytest.raises(EngineError, match="edge_next") as caught:
         device.prepare({"edge_sums": good["edge_sums"], "edge_next": bad}, told.append)
