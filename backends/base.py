@@ -122,6 +122,7 @@ class Capabilities:
     tunable: `edge tune` finds settings for it. providers: it takes --provider. folders: it runs folders in ONNX.
     gpu_layers: it takes --gpu-layers.
     lora: it runs adapters (`AdaptedEngine`). any_tokenizer: also models whose tokenizer edge does not know.
+    picks: it chooses tokens itself (`PickingEngine`).
     """
 
     granularity: Granularity
@@ -135,6 +136,7 @@ class Capabilities:
     gpu_layers: bool = False
     lora: bool = False
     any_tokenizer: bool = False
+    picks: bool = False
 
 
 @dataclass(frozen=True)
@@ -346,6 +348,35 @@ class AdaptedEngine(Engine, Protocol):
         ...
 
 
+class PickingEngine(Engine, Protocol):
+    """An engine that can choose tokens where its logits are, so that the host neither waits after each nor reads all.
+
+    Both methods append rows as `forward` does, and leave no logits: arrays that it returned before are invalid.
+    most_candidates: logits that `forward_top` can return. most_banned: tokens that `run_greedy` can exclude.
+    """
+
+    most_candidates: int
+    most_banned: int
+
+    def run_greedy(self, token: int, count: int, banned: IntArray) -> IntArray:
+        """Run `token`, then the likeliest token after it, and so on: as `count` calls of `forward` with one token each,
+        where the next token is the argmax of the logits (the lowest id of equal ones), with −∞ for those of `banned`.
+
+        Returns the likeliest token after each of those that were run, int32 [n], with 1 ≤ n ≤ count: fewer where that
+        many cannot run at once, or could not be forgotten again. n rows are appended; the last token that is returned
+        has none yet. `kv.truncate` can leave any number of the new rows but 0; attention that was observed stays.
+
+        Raises what `forward` raises; CapacityError if fewer than `count` rows are free; EngineError (`NOT_FINITE`) for
+        NaN among the first logits. It returns what comes before NaN among later ones.
+        """
+        ...
+
+    def forward_top(self, tokens: IntArray, count: int) -> tuple[IntArray, FloatArray]:
+        """As `forward`, but returns only the `count` largest logits (all, if there are fewer): ids int32 [n] and logits
+        float32 [n], the largest first, equal ones by their ids, NaN before all others. −0 may come as 0."""
+        ...
+
+
 class LoadProgress(Protocol):
     def __call__(self, part: float, doing: str = "", /) -> None:
         """The fraction that is loaded, and what takes the time, if that is more than reading a file."""
@@ -417,6 +448,9 @@ class Backend(Protocol):
         ...
 
     def versions(self) -> dict[str, str]: ...
+
+
+NOT_FINITE = "the model produced NaN logits: its weights are damaged or overflow"
 
 
 class RewindError(EngineError):

@@ -18,9 +18,9 @@ from edge.backends.llamacpp.library import is_installed, library
 from edge.errors import EngineError, InputError, ModelFormatError
 from edge.run.sampler import (
     PENALTY_WINDOW,
+    Sampler,
     draw,
     greedy,
-    make_sampler,
     min_p,
     penalize,
     softmax,
@@ -103,9 +103,7 @@ def test_softmax_of_large_numbers() -> None:
 
 @given(logits=LOGITS)
 def test_greedy_is_the_first_maximum(logits: FloatArray) -> None:
-    assert (
-        greedy(logits) == logits.tolist().index(max(logits.tolist())) == make_sampler(SamplingParams())(logits.copy())
-    )
+    assert greedy(logits) == logits.tolist().index(max(logits.tolist())) == Sampler(SamplingParams())(logits.copy())
 
 
 @pytest.mark.parametrize("bad", [0, 7, 999])
@@ -129,7 +127,7 @@ def test_draw_notices_nan_everywhere_in_a_large_vocabulary() -> None:
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_the_smallest_temperature_is_greedy() -> None:
-    sample = make_sampler(SamplingParams(temperature=5e-324, seed=0))
+    sample = Sampler(SamplingParams(temperature=5e-324, seed=0))
     assert sample(random_logits(1000)) == random_logits(1000).argmax()
 
 
@@ -156,7 +154,7 @@ def test_draws_follow_the_distribution(params: SamplingParams) -> None:
     survivors = (before < params.top_p) & (probabilities >= params.min_p * probabilities[0])
     expected = softmax(kept[survivors] / params.temperature) * draws
 
-    sample = make_sampler(SamplingParams(**{**vars(params), "seed": 11}))
+    sample = Sampler(SamplingParams(**{**vars(params), "seed": 11}))
     counts = Counter(sample(logits) for _ in range(draws))
     assert set(counts) <= set(order[survivors].tolist())
     observed = np.array([counts[token] for token in order[survivors].tolist()])
@@ -170,14 +168,14 @@ def test_draws_follow_the_distribution(params: SamplingParams) -> None:
 @given(logits=LOGITS, seed=st.integers(0, 2**64 - 1))
 def test_a_seed_repeats_its_draws(logits: FloatArray, seed: int) -> None:
     params = SamplingParams(temperature=1.0, seed=seed)
-    one, other = make_sampler(params), make_sampler(params)
+    one, other = Sampler(params), Sampler(params)
     assert [one(logits) for _ in range(5)] == [other(logits) for _ in range(5)]
 
 
 def test_no_seed_is_another_seed_each_time() -> None:
     logits = np.zeros(1000, np.float32)
     params = SamplingParams(temperature=1.0, top_k=0, top_p=1.0)
-    samplers = [make_sampler(params) for _ in range(2)]
+    samplers = [Sampler(params) for _ in range(2)]
     assert len({tuple(sample(logits) for _ in range(8)) for sample in samplers}) == 2
     assert params.with_seed().seed != params.with_seed().seed
     assert SamplingParams().with_seed().seed is None  # greedy draws nothing
@@ -194,13 +192,13 @@ def test_banned_tokens_are_never_drawn(logits: FloatArray, seed: int, temperatur
     banned = data.draw(st.sets(st.integers(0, logits.size - 1), max_size=logits.size - 1))
     if not np.isfinite(np.delete(logits, list(banned))).any():
         return  # nothing is left to draw
-    sample = make_sampler(SamplingParams(temperature=temperature, seed=seed, repeat_penalty=1.1), banned)
+    sample = Sampler(SamplingParams(temperature=temperature, seed=seed, repeat_penalty=1.1), banned)
     for _ in range(3):
         assert sample(logits.copy()) not in banned
 
 
 def test_penalty_looks_at_recent_draws() -> None:
-    sample = make_sampler(SamplingParams(repeat_penalty=2.0))
+    sample = Sampler(SamplingParams(repeat_penalty=2.0))
     logits = np.linspace(10, 9, PENALTY_WINDOW + 10, dtype=np.float32)
     drawn = [sample(logits.copy()) for _ in range(PENALTY_WINDOW + 2)]
     assert drawn[:-1] == list(range(PENALTY_WINDOW + 1))  # each is halved once it was drawn
@@ -208,7 +206,7 @@ def test_penalty_looks_at_recent_draws() -> None:
 
 
 def test_penalty_makes_negative_logits_more_negative() -> None:
-    sample = make_sampler(SamplingParams(repeat_penalty=1.5))
+    sample = Sampler(SamplingParams(repeat_penalty=1.5))
     logits = np.array([-1.0, -1.2, -9.0], np.float32)
     assert [sample(logits.copy()) for _ in range(2)] == [0, 1]
 

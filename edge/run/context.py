@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import cast
 
 import numpy as np
 
-from edge.backends.base import Engine
+from edge.backends.base import Engine, PickingEngine
 from edge.errors import InputError
 from edge.kv import make_policy
 from edge.kv.policy import EVERY
@@ -37,7 +39,8 @@ class Context:
 
     lora: the adapters that the engine runs. evicted: rows so far. prompt: the last one, however far it was run; a
     follow-up first runs what is left of it. pending: tokens of the answer that have not been run: the one before a
-    stop. fed: the tokens of all rows, if there is a prompt cache and nothing has been evicted.
+    stop. ahead: tokens that the engine chose and the answer has not come to; each has a row of the token before it, but
+    the rows go with `settle`. fed: the tokens of all rows, if there is a prompt cache and nothing has been evicted.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Context:
 
     def _forget(self) -> None:
         self.evicted, self.fed, self.prompt, self.pending = 0, array("i"), Prompt(()), list[int]()
+        self.ahead = deque[int]()
 
     def reset(self) -> None:
         """Forget the conversation: empty the KV cache."""
@@ -103,16 +107,46 @@ class Context:
 
     def forward(self, tokens: IntArray, *, upcoming: int, every: bool = False) -> FloatArray:
         """As `Session.forward`."""
-        if self.policy.needs.queries:
-            queries = queries_to_observe(self.policy.needs, self.engine.kv.free, tokens.size, upcoming)
-            observe(self.engine, self.policy.needs, queries)
+        self._observe(tokens.size, upcoming)
         logits = self.engine.forward_all(tokens) if every else self.engine.forward(tokens)
+        self._count(tokens)
+        return logits
+
+    def forward_top(self, tokens: IntArray, count: int) -> tuple[IntArray, FloatArray]:
+        """`PickingEngine.forward_top`; one token will want room next."""
+        self._observe(tokens.size, upcoming=1)
+        found = cast(PickingEngine, self.engine).forward_top(tokens, count)
+        self._count(tokens)
+        return found
+
+    def run_greedy(self, token: int, count: int, banned: IntArray) -> int:
+        """`PickingEngine.run_greedy`; returns the first token and puts the others into `ahead`."""
+        self._observe(1, upcoming=1)
+        first, *others = cast(PickingEngine, self.engine).run_greedy(token, count, banned).tolist()
+        self.ahead.extend(others)
+        self._count(np.array([token, first, *others][:-1], np.int32), passes=1 + len(others))
+        return int(first)
+
+    def settle(self) -> None:
+        """Forget the rows of tokens that the answer has not come to."""
+        if count := len(self.ahead):
+            self.ahead.clear()
+            self.engine.kv.truncate(self.engine.kv.length - count)
+            del self.fed[-count:]
+
+    def _observe(self, incoming: int, upcoming: int) -> None:
+        if self.policy.needs.queries:
+            queries = queries_to_observe(self.policy.needs, self.engine.kv.free, incoming, upcoming)
+            observe(self.engine, self.policy.needs, queries)
+
+    def _count(self, tokens: IntArray, passes: int = 1) -> None:
+        """Tokens have been run: what was read of memory for them, and `fed`."""
         kv = self.engine.kv
         weights = self.engine.spec.weight_bytes + (self.lora.size.nbytes if self.lora else 0)
-        self._meter.add_bytes(weights + kv.fixed + (kv.nbytes - kv.fixed) * kv.length / kv.capacity)
+        rows = kv.length - (passes - 1) / 2  # on average
+        self._meter.add_bytes(passes * (weights + kv.fixed + (kv.nbytes - kv.fixed) * rows / kv.capacity))
         if self._prompt_cache is not None and not self.evicted:
             self.fed.frombytes(tokens.astype(np.int32, copy=False).tobytes())
-        return logits
 
     def make_room(self, count: int) -> bool:
         """As `Session.make_room`."""

@@ -43,6 +43,11 @@ def queries_to_observe(needs: Needs, free: int, incoming: int, upcoming: int) ->
     return min(needs.queries, incoming) if near else 0
 
 
+def unobserved(needs: Needs, free: int) -> int:
+    """How many tokens can run one by one before any is observed, if `free` rows are; 0 or less: not one."""
+    return 0 if needs.queries == EVERY else free - max(1, needs.queries) if needs.queries else free
+
+
 def observe(engine: Engine, needs: Needs, queries: int) -> None:
     cast(ObservedEngine, engine).observe(queries, votes=needs.votes)
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 
+from edge.backends.base import NOT_FINITE
 from edge.errors import EngineError
 from edge.sampling import SamplingParams
 from edge.types import AnyArray, FloatArray, IntArray
@@ -20,46 +21,83 @@ PENALTY_WINDOW = 64  # recent tokens that a repetition penalty looks at, as in l
 _COLDEST = 1e-30  # lower temperatures are this one: to divide by less overflows
 _BLOCK = 64  # logits per block in top_k
 
-Sampler = Callable[[FloatArray], int]
 
-
-def make_sampler(params: SamplingParams, banned: Iterable[int] = ()) -> Sampler:
-    """One callable, logits float32 [vocab] -> token id. It remembers what it drew, for the repetition penalty, and
-    writes bans and penalties into the logits it is given.
+class Sampler:
+    """Logits float32 [vocab] -> token id. It remembers what it drew, for the repetition penalty, and writes bans and
+    penalties into the logits it is given.
 
     banned: tokens that are never drawn: those that the model's file suppresses, the end of turn under --ignore-eos.
     """
-    ban = np.fromiter(banned, dtype=np.int64)
-    recent: deque[int] = deque(maxlen=PENALTY_WINDOW)
-    rng = np.random.default_rng(params.seed) if params.temperature > 0 else None
 
-    def sample(logits: FloatArray) -> int:
-        if ban.size:
-            logits[ban] = -np.inf
-        if recent:
-            penalize(logits, np.fromiter(set(recent), dtype=np.int64), params.repeat_penalty)
-        token = greedy(logits) if rng is None else draw(logits, params, rng)
-        if params.repeat_penalty != 1.0:
-            recent.append(token)
+    def __init__(self, params: SamplingParams, banned: Iterable[int] = ()) -> None:
+        self.banned: IntArray = np.fromiter(sorted(banned), dtype=np.int32)
+        self._params = params
+        self._recent: deque[int] = deque(maxlen=PENALTY_WINDOW)
+        self._rng = np.random.default_rng(params.seed) if params.temperature > 0 else None
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the token is always the likeliest that is not banned."""
+        return self._rng is None and self._params.repeat_penalty == 1.0
+
+    @property
+    def candidates(self) -> int:
+        """The number of largest logits from which `draw_from` draws as from all of them; 0 if it takes all."""
+        count = 1 if self._rng is None else self._params.top_k
+        return count + self.banned.size if count and self._params.repeat_penalty == 1.0 else 0
+
+    def ban(self, token: int) -> None:
+        """Never draw this token from here on."""
+        if token not in self.banned:
+            self.banned = np.append(self.banned, np.int32(token))
+
+    def __call__(self, logits: FloatArray) -> int:
+        if self.banned.size:
+            logits[self.banned] = -np.inf
+        if self._recent:
+            penalize(logits, np.fromiter(set(self._recent), dtype=np.int64), self._params.repeat_penalty)
+        token = greedy(logits) if self._rng is None else draw(logits, self._params, self._rng)
+        if self._params.repeat_penalty != 1.0:
+            self._recent.append(token)
         return token
 
-    return sample
+    def draw_from(self, tokens: IntArray, logits: FloatArray) -> int:
+        """The same token, and the same state of the generator, as from all logits, of which these are the `candidates`
+        largest (or all): largest first, NaN before all others, equal ones by their ids."""
+        if self.banned.size:
+            logits = np.where(np.isin(tokens, self.banned), np.float32(-np.inf), logits)
+            order = np.lexsort((tokens, -logits))
+            tokens, logits = tokens[order], logits[order]
+        if self._rng is None:
+            return int(tokens[greedy(logits)])
+        _check_finite(logits)
+        count = self._params.top_k
+        return _draw_sorted(tokens[:count], logits[:count], self._params, self._rng)
 
 
 def greedy(logits: FloatArray) -> int:
     """The most likely token. Raises EngineError if the model produced NaN."""
     token = int(logits.argmax())
     if math.isnan(logits[token]):  # argmax stops at the first NaN
-        raise EngineError("the model produced NaN logits: its weights are damaged or overflow")
+        raise EngineError(NOT_FINITE)
     return token
 
 
 def draw(logits: FloatArray, params: SamplingParams, rng: np.random.Generator) -> int:
     """One random token: top-k, then top-p, then min-p, then temperature."""
-    if not math.isfinite(float(logits.max())):  # NaN wins every max
-        raise EngineError("the model produced NaN logits: its weights are damaged or overflow")
+    _check_finite(logits)
     tokens = top_k(logits, params.top_k or logits.size)
-    kept = logits[tokens].astype(np.float64)
+    return _draw_sorted(tokens, logits[tokens], params, rng)
+
+
+def _check_finite(logits: FloatArray) -> None:
+    if not math.isfinite(float(logits.max())):  # NaN wins every max
+        raise EngineError(NOT_FINITE)
+
+
+def _draw_sorted(tokens: IntArray, logits: FloatArray, params: SamplingParams, rng: np.random.Generator) -> int:
+    """One of these tokens, of which the likeliest come first."""
+    kept = logits.astype(np.float64)
     probabilities = softmax(kept)
     keep = max(1, min(top_p(probabilities, params.top_p), min_p(probabilities, params.min_p)))
     scaled = (kept[:keep] - kept[0]) / max(params.temperature, _COLDEST)

@@ -36,9 +36,10 @@ from edge.run.governor import RunLimits
 from edge.run.history import remember_run
 from edge.run.meters import EnergyMeter, Watch
 from edge.run.opening import open_model
+from edge.run.picker import MOST_AHEAD, Picker
 from edge.run.reclaim import Reclaimer
 from edge.run.report import AdapterUse, Heat, KVUse, RunReport, StopReason
-from edge.run.sampler import make_sampler
+from edge.run.sampler import Sampler
 from edge.run.scheduler import Scheduler, stepwise
 from edge.run.stop_strings import StopStrings
 from edge.run.thoughts import Thinking
@@ -130,7 +131,7 @@ class Session:
         self._load_engine(plan, open_lora(options.lora or (), model.file, model.spec), on_load)
         self._load_s = time.perf_counter() - started
         _OPEN.add(self)
-        self.steps = Scheduler(lambda level: self._reclaimer.give(round(level * self._reclaimer.spare), "trim"))
+        self.steps = Scheduler(self._give_back)
         self.terminated = self._interrupted = False
         peak = memory_use().peak
         if options.memory is not None and peak > options.memory:
@@ -320,14 +321,15 @@ class Session:
             logits = self._prefill(run, on_prefill)
             if logits is not None:
                 banned = self.tokenizer.suppressed | (self.tokenizer.end_ids if ignore_eos else frozenset())
-                sample = make_sampler(sampling, banned)
-                for piece in self._decode(logits, sample, run, thinking, StopStrings(stop), max_tokens):
+                picker = Picker(self._context, Sampler(sampling, banned), logits)
+                for piece in self._decode(picker, run, thinking, StopStrings(stop), max_tokens):
                     if text is not None:
                         text.write(piece)
                     shown = time.perf_counter()
                     yield piece
                     run.held += time.perf_counter() - shown
         finally:
+            self._context.settle()
             self._context.remember()
             self._reclaimer.run = None
             run.held += thinking.held
@@ -372,6 +374,10 @@ class Session:
         if not isinstance(level, (int, float)) or not 0 <= level <= 1:
             raise InputError(f"the level of trim must be from 0 to 1, not {level}")
         self.steps.ask(level)
+
+    def _give_back(self, level: float) -> None:
+        self._context.settle()
+        self._reclaimer.give(round(level * self._reclaimer.spare), "trim")
 
     def interrupt(self) -> None:
         """End the answer before its next token, as a budget would; from any thread or signal handler. The stop reason
@@ -467,22 +473,33 @@ class Session:
         self.steps.obey()
         return self._ended_by() or reason
 
+    def _between(self, run: Generation, picker: Picker) -> StopReason | None:
+        """Why the answer ends before its next token; only what stops it at once, if that token has been run."""
+        if self._context.ahead:
+            return self._ended_by() or run.watch.spent()
+        return self._look_around(run, picker.ran)
+
+    def _ahead(self, run: Generation, max_tokens: int | None) -> int:
+        """Tokens that the engine may choose before budgets are asked; 0 if it must not, or cannot."""
+        if not self.engine.capabilities.picks or len(self._context.pending) > 1:
+            return 0
+        return run.watch.affordable(MOST_AHEAD if max_tokens is None else min(MOST_AHEAD, max_tokens - run.generated))
+
     def _decode(
         self,
-        logits: FloatArray,
-        sample: Callable[[FloatArray], int],
+        picker: Picker,
         run: Generation,
         thinking: Thinking,
         stops: StopStrings,
         max_tokens: int | None,
     ) -> Iterator[str]:
-        """Sample, show, run, until something stops it; sets `run.stop_reason`."""
+        """Pick, show, run, until something stops it; sets `run.stop_reason`."""
         context, end_ids = self._context, self.tokenizer.end_ids
         reason: StopReason | None = None
         while reason is None:
             if thinking.banned is not None:
-                logits[thinking.banned] = -np.inf
-            token = sample(logits)
+                picker.sample.ban(thinking.banned)
+            token = picker.next()
             run.last_token_at = time.perf_counter()
             run.first_token_at = run.first_token_at or run.last_token_at
             if token in end_ids or thinking.ends(token):
@@ -492,15 +509,16 @@ class Session:
             context.pending = [token]
             if text := stops.feed(thinking.feed(token, run.watch)):
                 yield text
-            reason = "stop" if stops.met else "length" if run.generated == max_tokens else self._look_around(run)
-            if reason is None:
-                context.pending += thinking.closing(run.watch)
+            reason = "stop" if stops.met else "length" if run.generated == max_tokens else self._between(run, picker)
+            if reason is None and (closing := thinking.closing(run.watch)):
+                context.settle()
+                context.pending += closing
             while reason is None and context.pending:
                 part = context.pending[: self._chunk(len(context.pending))]
-                if not context.make_room(len(part)):
+                if not context.ahead and not context.make_room(len(part)):
                     reason = "capacity" if self.engine.kv.capacity == self.plan.config.capacity else "memory"
                     break
-                logits = context.forward(np.array(part, np.int32), upcoming=1)
+                picker.run(part, run.generated, self._ahead(run, max_tokens))
                 del context.pending[: len(part)]
         run.stop_reason = reason
         if text := "" if stops.met else stops.feed(thinking.rest()):
