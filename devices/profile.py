@@ -22,6 +22,7 @@ FIGURES = {
     "bus_bandwidth": "B/s",  # in theory
     "f32_flops": "op/s",  # with all cores
     "int8_ops": "op/s",  # with all cores, multiplying matrices of bytes
+    "gpu_read_bandwidth": "B/s",  # of the GPU from the memory that its buffers are in
     "npu_ops": "op/s",  # of a processor apart, which no engine uses
     "throttle_celsius": "°C",  # from here on it slows itself down
     "core_watts": "W",  # of a busy core, above idling

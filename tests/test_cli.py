@@ -361,10 +361,17 @@ def test_sinks_are_what_keeps_streaming_good(tmp_path: Path) -> None:
 
 
 def test_devices_and_version() -> None:
-    host = edge_json("devices", "--json")["host"]
+    found = edge_json("devices", "--json")
+    host = found["host"]
     assert host["usable_cores"] >= 1
     assert host["memory"] > 0
-    assert "memory limit" in edge("devices").stdout
+    shown = edge("devices").stdout
+    assert "memory limit" in shown
+    for gpu in found["gpus"]:
+        assert gpu["place"] in shown
+        assert gpu["name"] in shown
+    assert (found["no_gpu"] is None) == any(gpu["chosen"] for gpu in found["gpus"])
+    assert found["no_gpu"] is None or found["no_gpu"] in shown
     assert re.fullmatch(r"edge \d+\.\d+\.\d+\n", edge("--version").stdout)
 
 

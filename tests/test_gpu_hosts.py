@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from edge.backends.tvm.gpu import hosts
+from edge.backends.tvm.gpu import bandwidth, hosts
 from edge.backends.tvm.gpu.hosts import Adapter, Device, Limits, choose_adapter, host_named, open_device
 from edge.backends.tvm.gpu.program import Dispatch, Kernel, Slice
 from edge.devices.power import nvml
+from edge.devices.profile_file import read_profile, write_profile
+from edge.devices.profiles import describe_host
 from edge.errors import EngineError, UnsupportedError
+from edge.profiling import ceilings
 
 pytest.importorskip("tvm")
 
@@ -169,6 +173,39 @@ def test_what_fails_says_so_in_one_line(device: Device) -> None:
     assert len(str(caught.value).splitlines()) == 1
     assert "memory" in str(caught.value) or "bytes" in str(caught.value)
     assert device.allocated == 0
+
+
+def test_reading_is_measured_by_adding_up_words(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, groups = bandwidth.sum_kernel(device.adapter.language), 3
+    device.prepare({kernel.name: kernel})
+    words = np.random.default_rng(0).integers(0, 1 << 32, groups << 15, np.uint32)
+    buffers = {"words": device.create(words.nbytes), "sums": device.create(groups * 1024)}
+    device.write(buffers["words"], 0, words)
+    device.run(device.record([bandwidth.sum_words("words", groups)], buffers))
+    sums = device.read(buffers["sums"], 0, groups * 1024).view(np.uint32)
+    assert np.array_equal(sums, words.reshape(groups, 32, 256, 4).sum((1, 3), dtype=np.uint32).ravel())
+    monkeypatch.setattr(bandwidth, "_BUFFER", 1 << 22)
+    parts = list[float]()
+    assert 1e7 < bandwidth.measure_bandwidth(device.adapter, 0.05, parts.append) < 1e13
+    assert parts[-1] == 1
+
+
+def test_a_probed_gpu_is_part_of_the_profile(adapter: Adapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bandwidth, "_BUFFER", 1 << 22)
+    monkeypatch.setattr(ceilings, "probe_profile", lambda *_: describe_host())
+    monkeypatch.setenv("EDGE_GPU", adapter.place)
+    profile, reason = ceilings.probe_device(0.1)
+    assert reason is None
+    assert profile.gpu == adapter.name
+    assert profile.figures["gpu_read_bandwidth"].kind == "measured"
+    write_profile(profile, tmp_path / "host.toml")
+    assert read_profile(tmp_path / "host.toml") == profile
+    monkeypatch.setenv("EDGE_GPU", "no such card")
+    profile, reason = ceilings.probe_device(0.1)
+    assert reason is not None
+    assert "no GPU is called 'no such card'" in reason
+    assert profile.gpu is None
+    assert "gpu_read_bandwidth" not in profile.figures
 
 
 def test_adapters_say_what_they_can_do(adapter: Adapter) -> None:

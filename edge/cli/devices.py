@@ -14,6 +14,7 @@ from edge.cli import options as o
 from edge.cli.show import note, print_json, progress, table
 
 if TYPE_CHECKING:
+    from edge.backends.tvm.gpu.hosts import Adapter
     from edge.devices.profile import DeviceProfile
 
 devices = typer.Typer(help="This device, its sensors, and the devices known by name.")
@@ -23,18 +24,22 @@ _Name = Annotated[str, typer.Argument(metavar="DEVICE", help="A name of edge dev
 
 @devices.callback(invoke_without_command=True)
 def here(context: typer.Context, json: o.Json = False) -> None:
-    """Show this device: processor, cores, instruction sets, caches and memory; or run one of the commands."""
+    """Show this device: processor, cores, instruction sets, caches, memory and GPUs; or run one of the commands."""
     if context.invoked_subcommand is not None:
         return
     from dataclasses import replace
 
+    from edge.backends.tvm.gpu.hosts import all_adapters, what_is_missing
     from edge.devices.host import probe_host
     from edge.devices.memory import memory_limit
     from edge.devices.power import memory_root
 
     host = replace(probe_host(), limit=memory_limit(memory_root()))
+    gpus, (chosen, no_gpu) = all_adapters(), _chosen_gpu()
     if json:
-        print_json({"host": asdict(host)})
+        listed = [_gpu_as_json(each, chosen) for each in gpus]
+        drivers = {"gpus": listed, "no_gpu": no_gpu, "missing_gpu_drivers": what_is_missing()}
+        print_json({"host": asdict(host)} | drivers)
         return
     rows = [
         ["system", f"{host.system} ({host.machine})"],
@@ -46,6 +51,9 @@ def here(context: typer.Context, json: o.Json = False) -> None:
         ["memory limit", f"{format_bytes(host.limit.bytes)} ({host.limit.source})"],
     ]
     print(table(["host", "measured"], rows, left=2))
+    if gpus:
+        print("\n" + table(["GPU", "name", "driver", "memory", "limits", "features"], [_gpu(each) for each in gpus], 6))
+    print("\n" + (f"--backend gpu runs on {chosen.place}; EDGE_GPU chooses another" if chosen else no_gpu or ""))
 
 
 @devices.command("list")
@@ -92,7 +100,7 @@ def show(name: _Name, json: o.Json = False) -> None:
         rows.append(["cores", f"{cluster.cores} × {cluster.kind}{clock}", numbered(cluster.source)])
     for what, words in (
         ("instruction sets", " ".join(profile.instruction_sets)),
-        ("GPU (not used)", profile.gpu),
+        ("GPU", profile.gpu),
         ("NPU (not used)", profile.npu),
         ("sensors", ", ".join(profile.sensors)),
     ):
@@ -119,18 +127,18 @@ def probe(
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Measure this device's memory bandwidth and arithmetic, for later predictions."""
+    """Measure this device's memory bandwidth and arithmetic, and its GPU's bandwidth, for later predictions."""
     from dataclasses import replace
 
     from edge.cli.targets import own_isa
     from edge.devices.integer_products import missing
     from edge.devices.load import DISTURBED, others_from_now
     from edge.devices.output import check_writable
-    from edge.devices.probe import probe_profile
     from edge.devices.profile import is_name
     from edge.devices.profile_file import write_profile
     from edge.devices.profiles import HOST, add_profile
     from edge.errors import InputError
+    from edge.profiling.ceilings import probe_device
 
     if name != HOST and output is None:
         raise InputError("--name is for profiles of a file: give -o FILE, too; here this device is called host")
@@ -140,7 +148,8 @@ def probe(
         check_writable(output)
     with progress(enabled=not quiet) as shown:
         bar, so_far = shown.step("reading memory, multiplying"), others_from_now(lambda: sum(os.times()[:4]))
-        measured = replace(probe_profile(seconds, lambda part: bar(part, 1.0)), name=name)
+        measured, no_gpu = probe_device(seconds, lambda part: bar(part, 1.0))
+        measured = replace(measured, name=name)
         others = so_far()
     if output is None:
         output = add_profile(measured)
@@ -148,12 +157,14 @@ def probe(
         measured = replace(measured, isa=own_isa())  # no other device can ask this processor for it
         write_profile(measured, output)
     if json:
-        print_json(_as_json(measured) | {"path": str(output), "others": others})
+        print_json(_as_json(measured) | {"path": str(output), "others": others, "no_gpu": no_gpu})
         return
     rows = [[_words(each), _value(each, figure.value), figure.source] for each, figure in measured.figures.items()]
     print(table([f"{measured.name}: {measured.description}", "", "measured by"], rows, left=3))
     if measured.value("int8_ops") is None:
         print(f"\nint8 arithmetic is unknown: {missing() or 'ONNX Runtime cannot measure it here'}")
+    if no_gpu:
+        print(f"\nthe GPU's bandwidth is unknown: {no_gpu}")
     print(f"\nsaved as {output}")
     if others is not None and others > DISTURBED:
         note(f"Other programs took {others:.0%} of the cores' time, so it can do more: measure again without them.")
@@ -225,6 +236,35 @@ def sensors(json: o.Json = False) -> None:
     print("\n" + (table(["heat", "now", ""], rows, 3) if hot else "no temperatures in /sys/class/thermal"))
 
 
+def _chosen_gpu() -> tuple[Adapter | None, str | None]:
+    """The GPU that `--backend gpu` runs on, or why there is none."""
+    from edge.backends.tvm.gpu.hosts import choose_adapter
+    from edge.errors import UnsupportedError
+
+    try:
+        return choose_adapter(), None
+    except UnsupportedError as error:
+        return None, str(error)
+
+
+def _gpu(adapter: Adapter) -> list[str]:
+    limits, own = adapter.limits, "unknown" if adapter.memory is None else f"{format_bytes(adapter.memory)} of its own"
+    return [
+        adapter.place,
+        adapter.name + (", a CPU" if adapter.kind == "cpu" else ""),
+        adapter.driver,
+        "the main memory" if adapter.unified else own,
+        f"{format_bytes(limits.binding)} in a binding, {limits.threads} threads, {format_bytes(limits.shared)} shared",
+        " ".join(sorted(adapter.features)),
+    ]
+
+
+def _gpu_as_json(adapter: Adapter, chosen: Adapter | None) -> dict[str, object]:
+    """chosen: whether `--backend gpu` runs on it."""
+    found = {"place": adapter.place, "chosen": adapter == chosen}
+    return found | asdict(adapter) | {"features": sorted(adapter.features)}
+
+
 def _as_json(profile: DeviceProfile) -> dict[str, object]:
     return asdict(profile) | {"cores": profile.cores, "memory": profile.memory}
 
@@ -247,6 +287,7 @@ def _for_the_estimate(name: str) -> str:
 _LABELS = {
     "l1d": "L1d cache", "l2": "L2 cache", "l3": "L3 cache", "f32_flops": "float32 arithmetic",
     "int8_ops": "int8 arithmetic", "npu_ops": "NPU", "bus_bandwidth": "memory bus, in theory",
+    "gpu_read_bandwidth": "reading memory, GPU",
     "read_bandwidth": "reading memory", "read_bandwidth_one_core": "reading memory, one core",
     "throttle_celsius": "slows itself down at", "core_watts": "a busy core", "idle_watts": "idle, the whole device",
     "dram_pj_per_byte": "memory traffic",

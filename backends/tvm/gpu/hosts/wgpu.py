@@ -24,7 +24,7 @@ from edge.backends.tvm.gpu.program import Dispatch, Kernel, Slice
 from edge.errors import EngineError
 from edge.types import AnyArray
 
-PACKAGE, EXTRA = "wgpu", "wgpu"
+PACKAGE, EXTRA = "wgpu", "gpu"
 
 _STAGED = 8 << 20  # bytes that are copied at once between the process and the device
 _DISPATCHES = 4096  # of one submit
@@ -47,7 +47,7 @@ def missing() -> str | None:
         import wgpu.backends.wgpu_native  # noqa: F401
     except Exception as error:  # a package whose library does not load says so in its own way
         absent = isinstance(error, ModuleNotFoundError)
-        return "wgpu is not installed: pip install 'edge-runtime[wgpu]'" if absent else f"wgpu: {error}"
+        return "wgpu is not installed: pip install 'edge-runtime[gpu]'" if absent else f"wgpu: {error}"
     return None if adapters() else "wgpu finds no Vulkan, Metal or Direct3D 12 driver"
 
 
