@@ -76,6 +76,10 @@ def _adapted(source: str, language: str, built: Built) -> str:
 
 def _with_prelude(source: str, language: str) -> str:
     """The functions of `intrinsics.py` that the kernel calls come first."""
+    if language == "opencl":  # TVM writes vectors of several scalars as C++ does
+        source = re.sub(r"\bfloat4\(", "(float4)(", source)
+    if language == "metal":  # and conversions of vectors as C does, where they mean bits
+        source = re.sub(r"\((float4|int4|uint4)\)\(", r"\1(", source)
     used = [text for name, text in PRELUDES[language].items() if re.search(rf"\b{name}\b", source)]
     head = WITHOUT_PRELUDE.search(source) if language == "metal" else None
     if head:  # behind the includes

@@ -1,9 +1,13 @@
 """Where a model's weights lie in a GPU's buffers, and how they come there, slice by slice. TVM is not needed.
 
 A buffer holds tensors one behind the other, in words of 32 bits. A matrix is row-major: first its quants, then what
-scales them, each [rows, words of a row]. A plane of b bits has b words for 32 values (a part): the values 4g … 4g + 3
-are the bytes of `word[g % b] >> b · (g // b)`. Numbers are float16, padded to whole words in each row. Floats are
-padded to whole parts. Everything starts at a multiple of 16 bytes.
+scales them, each [rows, words of a row]. Everything starts at a multiple of 16 bytes, the width of a load: a quad of
+words. Kernels work on the 4 words of a quad at once, each on one of 4 neighbouring values.
+
+Quants are in planes of b bits. A quad holds 4 / b parts of 32 values (8 bits: half of one). Value 16h + 4j + i of part
+p of a quad is in word i, from bit 8j + b · (2p + h) on: the values 4j + i are bytes j, as products of bytes need them.
+Rows are padded to whole quads. Float16 numbers are in pairs, padded to whole words in each row. Two float16 or bfloat16
+weights 4i + j and 4i + 4 + j are in word j of quad i / 2. Floats are padded to whole parts.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from edge.backends.tvm.packing.blocks import BLOCKS, PART, Block, FloatBlock, IntegerBlock
+from edge.backends.tvm.packing.blocks import BLOCKS, PART, Block, FloatBlock, IntegerBlock, bits_of
 from edge.backends.tvm.packing.layout import round_up
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.blocks import dequantize
@@ -64,9 +68,14 @@ class Matrix:
 
     @property
     def planes(self) -> tuple[int, ...]:
-        """Words of a part in each plane: the plane's bits."""
+        """Bits of a value in each plane: the words of a part, but for padding."""
         block = self.block
         return block.planes if isinstance(block, IntegerBlock) else (8 * block.raw_bytes,)
+
+    @property
+    def plane_quads(self) -> tuple[int, ...]:
+        """Quads of a row in each plane."""
+        return tuple(-(-self.parts * bits // _QUAD) for bits in self.planes)
 
     @property
     def number_words(self) -> int:
@@ -84,7 +93,7 @@ class Matrix:
     @property
     def row_words(self) -> tuple[int, ...]:
         """Words of a row of each piece: of the planes, the numbers and the factors."""
-        return (*(self.parts * bits for bits in self.planes), self.number_words, self.factor_words)
+        return (*(_QUAD * quads for quads in self.plane_quads), self.number_words, self.factor_words)
 
     @property
     def offsets(self) -> tuple[int, ...]:
@@ -199,7 +208,7 @@ def packed_bytes(spec: ModelSpec) -> int:
     learned = spec.context if recipe.learned_positions else 0
     from_hidden = spec.layers * (queries + 2 * keys + (1 + recipe.gated) * spec.ffn)
     from_hidden += spec.vocab * (1 if spec.tied_head else 2) + learned
-    rows = {spec.hidden: from_hidden}  # rows of matrices by their columns
+    rows = {spec.hidden: from_hidden}  # of matrices, by their columns
     for columns in (queries, spec.ffn):
         rows[columns] = rows.get(columns, 0) + spec.layers * spec.hidden
     widest = max(4 if name == "F32" else 2 for name, _ in spec.type_bytes)  # bytes of a value that is padded
@@ -209,8 +218,8 @@ def packed_bytes(spec: ModelSpec) -> int:
 
 
 def _row_padding(columns: int, value_bytes: int) -> int:
-    """Bytes that a row grows by, at most: floats to whole parts, or an odd number of float16 numbers by one."""
-    return (round_up(columns, PART) - columns) * value_bytes or 2 * (columns // PART % 2)
+    """Bytes that a row grows by, at most: floats to whole parts; a plane of bits to a quad, and numbers to a word."""
+    return (round_up(columns, PART) - columns) * value_bytes or 4 * (-columns // PART % 4) + 2 * (columns // PART % 2)
 
 
 def _growth(block: Block) -> float:
@@ -310,14 +319,38 @@ def pack_rows(matrix: Matrix, raw: AnyArray) -> list[AnyArray]:
     """Rows as they stand in the file, uint8 [rows, row bytes], to words [rows, n], in the order of `row_words`."""
     rows, block = len(raw), matrix.block
     if isinstance(block, FloatBlock):
-        return [_words(raw, matrix.row_words[0])]
+        words = _words(raw, matrix.row_words[0])
+        return [words if block.raw_bytes == 4 else _in_pairs(words)]
     split = block.split(raw.reshape(rows, -1, block.raw_bytes))
     ends = list(accumulate((4 * bits for bits in block.planes), initial=0))
-    pieces: list[AnyArray] = [split.quants[:, :, start:stop] for start, stop in pairwise(ends)]
+    planes = [split.quants[:, :, start:stop] for start, stop in pairwise(ends)]
+    pieces: list[AnyArray] = [_in_quads(plane, bits) for plane, bits in zip(planes, block.planes, strict=True)]
     pieces.append(split.numbers.reshape(rows, -1))
     if split.factors is not None:
         pieces.append(split.factors)
     return [_words(each, words) for each, words in zip(pieces, matrix.row_words, strict=False)]
+
+
+def _in_pairs(words: AnyArray) -> AnyArray:
+    """16-bit values [rows, n · 8 of them] in their order to low and high halves of quads."""
+    halves = words.view("<u2").reshape(len(words), -1, 2, 4)
+    return np.ascontiguousarray(halves.swapaxes(2, 3)).view("<u4").reshape(len(words), -1)
+
+
+def _in_quads(plane: AnyArray, bits: int) -> AnyArray:
+    """A plane of `Split`, [rows, parts, 4 · bits] bytes, to [rows, quads, 16] bytes."""
+    rows, parts, _ = plane.shape
+    if bits >= 4:  # bytes are the same, in another order
+        bytes_of: AnyArray = plane.reshape(rows, -1, 4, 4).swapaxes(2, 3)
+        return bytes_of
+    values = bits_of(plane, bits, 4 * bits).reshape(rows, parts, 2, 4, 4)  # h, j, i
+    together = 4 // bits
+    padded = np.zeros((rows, round_up(parts, together), 2, 4, 4), np.uint8)
+    padded[:, :parts] = values
+    fields = padded.reshape(rows, -1, 2 * together, 4, 4).swapaxes(3, 4)  # 2p + h, i, j
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None, None]
+    packed: AnyArray = np.bitwise_or.reduce(fields << shifts, axis=2)
+    return packed
 
 
 def _words(values: AnyArray, count: int) -> AnyArray:

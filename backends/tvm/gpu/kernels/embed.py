@@ -6,7 +6,19 @@ from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.gpu.design import State
 from edge.backends.tvm.gpu.kernels.quants import Words, read_values
-from edge.backends.tvm.gpu.kernels.threads import Built, Scope, build, f32, i32, let, store, strided, to_int, when
+from edge.backends.tvm.gpu.kernels.threads import (
+    Built,
+    Scope,
+    build,
+    f32,
+    i32,
+    let,
+    spread,
+    store_four,
+    strided,
+    to_int,
+    when,
+)
 from edge.backends.tvm.gpu.weights import Matrix, Piece
 from edge.backends.tvm.packing.blocks import PART
 
@@ -27,14 +39,14 @@ def embed(name: str, piece: Piece, tokens: int, scale: float = 1.0, positions: M
         with when(inside), strided(scope, matrix.parts) as part:
             values = read_values(Words(scope.w4, scope.w1), matrix, row, part)
             if scale != 1:
-                values = [value * f32(scale) for value in values]
+                values = [value * spread(f32(scale)) for value in values]
             if positions:
                 position = let(to_int(scope.tables[State.POSITION]) + scope.row)
                 learned = read_values(Words(scope.r4, scope.r1), positions, position, part)
                 values = [value + other for value, other in zip(values, learned, strict=True)]
             at = let(scope.row * matrix.columns + part * PART)
             for index, value in enumerate(values):
-                store(scope.out, at + index, value)
+                store_four(scope.out, at + index * 4, value)
 
     reads = {"tokens": "int32", "w4": "uint32x4", "w1": "uint32"}
     reads |= {"r4": "uint32x4", "r1": "uint32"} if positions else {}

@@ -6,20 +6,20 @@ import math
 
 from tvm.tirx.script.builder import ir as T
 
-from edge.backends.tvm.gpu.kernels.threads import Value, f32, let
+from edge.backends.tvm.gpu.kernels.threads import Value, f32, hold
 
 _LARGEST = 80.0  # |exponents| beyond which e^z would not be finite
 
 
 def silu(x: Value) -> Value:
     """x / (1 + e^−x)."""
-    x = let(x)
+    x = hold(x)
     return x / (f32(1.0) + _exp(f32(0.0) - x))
 
 
 def gelu(x: Value) -> Value:
     """Its tanh form, x / 2 · (1 + tanh z) = x / (1 + e^−2z), z = √(2/π) · (x + 0.044715 x³)."""
-    x = let(x)
+    x = hold(x)
     return x / (f32(1.0) + _exp(f32(-2 * math.sqrt(2 / math.pi)) * (x + f32(0.044715) * x * x * x)))
 
 

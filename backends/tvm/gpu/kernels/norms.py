@@ -17,8 +17,10 @@ from edge.backends.tvm.gpu.kernels.threads import (
     as_float,
     build,
     f32,
+    hold,
     let,
     reduce,
+    spread,
     store,
     strided,
     to_int,
@@ -59,6 +61,10 @@ class Statistics:
     scale: Value
     mean: Value | None = None
 
+    def spread(self) -> Statistics:
+        """As vectors of 4."""
+        return Statistics(spread(self.scale), None if self.mean is None else spread(self.mean))
+
 
 def row_statistics(
     scope: Scope, memory: Buffer, norm: Norm, read: Callable[[Value], Sequence[Value]], at_once: int = 1
@@ -72,20 +78,20 @@ def row_statistics(
         found = Register(f32(0.0))
         with strided(scope, norm.padded // at_once) as at:
             for value in read(at):
-                found.value = found.value + term(let(value))
+                found.value = found.value + term(hold(value))
         return reduce(scope, memory, found.value, scope.threads, lambda one, other: one + other)
 
     if norm.kind == "rms":
-        return Statistics(inverse_root(total(lambda x: x * x), norm))
-    mean = let(total(lambda x: x) * f32(1 / norm.width))
+        return Statistics(hold(inverse_root(total(lambda x: x * x), norm)))
+    mean = hold(total(lambda x: x) * f32(1 / norm.width))
     squares = total(lambda x: (x - mean) * (x - mean))
     squares = squares - mean * mean * f32(float(norm.padded - norm.width))  # the padding's part
-    return Statistics(inverse_root(squares, norm), mean)
+    return Statistics(hold(inverse_root(squares, norm)), mean)
 
 
 def inverse_root(squares: Value, norm: Norm) -> Value:
     """1 / sqrt(mean + ε) of a sum of squares."""
-    return let(f32(1.0) / T.sqrt(squares * f32(1 / norm.width) + f32(norm.epsilon)))
+    return f32(1.0) / T.sqrt(squares * f32(1 / norm.width) + f32(norm.epsilon))
 
 
 def apply(x: Value, statistics: Statistics, weight: Value, bias: Value | None) -> Value:

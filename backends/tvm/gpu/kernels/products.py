@@ -7,7 +7,7 @@ of squares are added up along the way, since its scale is a factor of the whole 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce as fold
@@ -18,26 +18,29 @@ from tvm.tirx.script.builder import ir as T
 from edge.backends.tvm.gpu.design import State, Tuning
 from edge.backends.tvm.gpu.kernels.functions import ACTIVATIONS, soft_cap
 from edge.backends.tvm.gpu.kernels.norms import Norm, Statistics, apply, inverse_root, row_statistics
-from edge.backends.tvm.gpu.kernels.quants import Words, dot_part
+from edge.backends.tvm.gpu.kernels.quants import QUADS, Sum, Words, needs_sums, sum_halves
 from edge.backends.tvm.gpu.kernels.threads import (
     Buffer,
     Built,
     Register,
     Scope,
     Value,
-    as_float,
     barrier,
     build,
     f32,
+    hold,
     i32,
     lane,
     let,
     loop,
     quotient,
     remainder,
+    select,
+    spread,
     store,
     strided,
     to_int,
+    total,
     when,
 )
 from edge.backends.tvm.gpu.weights import LayerLayout, Matrix, Piece, Vector, Weights
@@ -145,35 +148,79 @@ def _factor(layout: LayerLayout, name: str, at: int = 0) -> Factor:
     return Factor(layout.matrix(name), layout.vector(f"{name}.bias"), at)
 
 
-def finish(
-    scope: Scope, product: Product, bundle: Sequence[Factor], row: Value, token: Value, sums: Sequence[Value]
-) -> None:
-    """Write the result of a row, of the sums that each factor of the bundle has there."""
-    epilogue = product.epilogue
-    values = [
-        let(total + as_float(scope.w1[row + factor.bias.at]) if factor.bias else total)
-        for total, factor in zip(sums, bundle, strict=True)
-    ]
-    at = let(token * epilogue.stride + row + bundle[0].at)
-    value = values[0]
-    if epilogue.kind == "activate":
-        value = ACTIVATIONS[epilogue.activation](value)
-        value = value * values[1] if product.paired else value
-    if epilogue.scale != 1:
-        value = value * f32(epilogue.scale)
-    if epilogue.cap:
-        value = soft_cap(let(value), epilogue.cap)
-    store(scope.out, at, scope.out[at] + value if epilogue.kind == "add" else value)
+@dataclass(frozen=True)
+class Band:
+    """The rows of a workgroup, and the bundle that has them. Barriers stand outside of `each`: pocl 3.1 computes wrong
+    sums where barriers are in two conditions one after the other.
+
+    first: of its rows in the matrix. rows: of the matrix. at: where its results start in a row of results.
+    """
+
+    scope: Scope
+    product: Product
+    starts: tuple[int, ...]  # each bundle's first workgroup, and the end
+    first: Value
+    rows: Value
+    at: Value
+
+    @classmethod
+    def of(cls, scope: Scope, product: Product, height: int) -> Band:
+        """height: rows of a workgroup."""
+        starts, heads = _starts(product, height), [bundle[0] for bundle in product.bundles]
+
+        def chosen(values: Sequence[int]) -> Value:
+            found: Value = i32(values[-1])
+            for start, value in zip(starts[-2:0:-1], values[-2::-1], strict=True):
+                found = select(scope.group < start, i32(value), found)
+            return found
+
+        first = hold((scope.group - chosen(starts[:-1])) * height, "int32")
+        rows = hold(chosen([head.matrix.rows for head in heads]), "int32")
+        return cls(scope, product, starts, first, rows, hold(chosen([head.at for head in heads]), "int32"))
+
+    def each(self) -> Iterator[Sequence[Factor]]:
+        """Every bundle, in a condition that it is the workgroup's own."""
+        for number, bundle in enumerate(self.product.bundles):
+            with self._only(number):
+                yield bundle
+
+    @contextmanager
+    def _only(self, number: int) -> Iterator[None]:
+        if len(self.product.bundles) == 1:
+            yield
+            return
+        group, start, stop = self.scope.group, self.starts[number], self.starts[number + 1]
+        with when(T.And(group >= start, group < stop)):
+            yield
+
+    def finish(self, row: Value, token: Value, sums: Sequence[Value]) -> None:
+        """Write the result of a row of the matrix, of the sums that each factor of the bundle has there."""
+        epilogue, words = self.product.epilogue, Words(self.scope.w4, self.scope.w1)
+        values = [Register(each) for each in sums]
+        if any(factor.bias for factor in self.product.factors):
+            for bundle in self.each():
+                for value, factor in zip(values, bundle, strict=True):
+                    if factor.bias:
+                        value.value = value.value + words.value(factor.bias, row)
+        at = let(token * epilogue.stride + row + self.at)
+        value = values[0].value
+        if epilogue.kind == "activate":
+            value = ACTIVATIONS[epilogue.activation](value)
+            value = value * values[1].value if self.product.paired else value
+        if epilogue.scale != 1:
+            value = value * f32(epilogue.scale)
+        if epilogue.cap:
+            value = soft_cap(value, epilogue.cap)
+        store(self.scope.out, at, self.scope.out[at] + value if epilogue.kind == "add" else value)
 
 
-@contextmanager
-def only_bundle(group: Value, first: int, count: int, bundles: int) -> Iterator[Value]:
-    """The workgroups first … first + count − 1, by their number among these."""
-    if bundles == 1:
-        yield group
-        return
-    with when(T.And(group >= i32(first), group < i32(first + count))):
-        yield let(group - i32(first))
+def workgroups(product: Product, height: int) -> int:
+    """That compute `height` rows each."""
+    return _starts(product, height)[-1]
+
+
+def _starts(product: Product, height: int) -> tuple[int, ...]:
+    return tuple(accumulate((-(-bundle[0].matrix.rows // height) for bundle in product.bundles), initial=0))
 
 
 def step(product: Product, tuning: Tuning, *, last: bool = False) -> Built:
@@ -182,9 +229,7 @@ def step(product: Product, tuning: Tuning, *, last: bool = False) -> Built:
     Buffers: out float32; x float32x4 [rows, columns]; w4, w1 the weights; rest, for the head's norm; tables for `last`.
     """
     split = min(tuning.split, _power_of_two(product.columns // PART), tuning.workgroup)
-    at_once = tuning.workgroup // split * tuning.rows  # rows of a workgroup
-    counts = [-(-bundle[0].matrix.rows // at_once) for bundle in product.bundles]
-    starts = list(accumulate(counts, initial=0))
+    height = tuning.workgroup // split * tuning.rows
 
     def body(scope: Scope) -> None:
         memory = scope.shared(((1 + product.paired) * tuning.rows + 1) * scope.threads)
@@ -193,14 +238,13 @@ def step(product: Product, tuning: Tuning, *, last: bool = False) -> Built:
             if last:
                 first = let((to_int(scope.tables[State.COUNT]) - 1) * (product.columns // 4))
             inputs = _Inputs.of(scope, product, first, memory)
-            for bundle, start, count in zip(product.bundles, starts, counts, strict=False):
-                with only_bundle(scope.group, start, count, len(product.bundles)) as group:
-                    _multiply(scope, product, bundle, group, inputs, memory, split, tuning.rows)
+            _multiply(scope, product, Band.of(scope, product, height), inputs, memory, split, tuning.rows)
 
     reads = {"x": "float32x4", "w4": "uint32x4", "w1": "uint32"}
     reads |= {"rest": "uint32x4"} if product.norm and product.norm_in_rest else {}
     reads |= {"tables": "uint32"} if last else {}
-    return build(product.name, tuning.workgroup, reads, {"out": "float32"}, (), body, (starts[-1], 1))
+    groups = (workgroups(product, height), 1)
+    return build(product.name, tuning.workgroup, reads, {"out": "float32"}, (), body, groups)
 
 
 @contextmanager
@@ -220,7 +264,7 @@ class _Inputs:
     scope: Scope
     norm: Norm | None
     first: Value
-    norms: Buffer
+    weights: Words  # of the norm
     statistics: Statistics | None
 
     @classmethod
@@ -233,83 +277,70 @@ class _Inputs:
                 return [lane(quad, index) for index in range(4)]
 
             statistics = row_statistics(scope, memory, norm, read, at_once=4)
-        return cls(scope, norm, first, scope.rest if product.norm_in_rest else scope.w4, statistics)
+        weights = Words(scope.rest, scope.rest) if product.norm_in_rest else Words(scope.w4, scope.w1)
+        return cls(scope, norm, first, weights, statistics)
 
     @property
     def is_scaled_late(self) -> bool:
         return self.norm is not None and self.norm.kind == "rms"
 
-    def read(self, part: Value) -> tuple[list[Value], Value]:
-        """The 32 activations of a part, and the sum of their squares before norm and weights."""
-        x = self._lanes(self.scope.x, self.first + part * (PART // 4))
-        squares = _sum([value * value for value in x]) if self.is_scaled_late else f32(0.0)
+    def read(self, part: Value, squares: Register) -> list[Value]:
+        """The 32 activations of a part, by fours. squares: where their squares are added, if they are scaled late."""
+        at = let(self.first + part * QUADS)
+        x = [let(self.scope.x[at + index]) for index in range(QUADS)]
+        if self.is_scaled_late:
+            for each in x:
+                squares.value = squares.value + each * each
         if not self.norm:
-            return x, squares
-        weights = self._vector(self.norm.weight, part)
+            return x
+        weights = self.weights.vector(self.norm.weight, part)
         if self.statistics is None:
-            return [let(value * weight) for value, weight in zip(x, weights, strict=True)], squares
-        biases = self._vector(self.norm.bias, part) if self.norm.bias else [None] * PART
-        normed = (apply(value, self.statistics, *each) for value, *each in zip(x, weights, biases, strict=True))
-        return [let(value) for value in normed], squares
-
-    def _vector(self, vector: Vector, part: Value) -> list[Value]:
-        return [as_float(word) for word in self._lanes(self.norms, part * (PART // 4) + vector.at // 4)]
-
-    @staticmethod
-    def _lanes(buffer: Buffer, at: Value) -> list[Value]:
-        at = let(at)
-        quads = [let(buffer[at + index]) for index in range(PART // 4)]
-        return [lane(quad, index) for quad in quads for index in range(4)]
-
-
-def _sum(values: Sequence[Value]) -> Value:
-    return let(fold(lambda one, other: one + other, values))
+            return [hold(each * weight, "float32x4") for each, weight in zip(x, weights, strict=True)]
+        biases = self.weights.vector(self.norm.bias, part) if self.norm.bias else [None] * QUADS
+        statistics = self.statistics.spread()
+        normed = (apply(each, statistics, *others) for each, *others in zip(x, weights, biases, strict=True))
+        return [hold(each, "float32x4") for each in normed]
 
 
 def _multiply(
-    scope: Scope, product: Product, bundle: Sequence[Factor], group: Value, inputs: _Inputs, memory: Buffer,
-    split: int, rows: int,
-) -> None:  # fmt: skip
+    scope: Scope, product: Product, band: Band, inputs: _Inputs, memory: Buffer, split: int, rows: int
+) -> None:
     """The rows of a workgroup."""
-    words, matrix = Words(scope.w4, scope.w1), bundle[0].matrix
+    words, parts = Words(scope.w4, scope.w1), product.columns // PART
     team, place = let(quotient(scope.thread, split)), let(remainder(scope.thread, split))
-    teams = scope.threads // split
-    first = let((group * teams + team) * rows)
-    own = [let(T.min(first + index, i32(matrix.rows - 1))) for index in range(rows)]
-    sums = [[Register(f32(0.0)) for _ in bundle] for _ in own]
-    squares = Register(f32(0.0))
-    with loop(0, -(-matrix.parts // split)) as turn:
-        part = let(turn * split + place)
-        with when(part < matrix.parts) if matrix.parts % split else _always():
-            x, part_squares = inputs.read(part)
-            if inputs.is_scaled_late:
-                squares.value = squares.value + part_squares
-            x_sums = [_sum(x[:16]), _sum(x[16:])]
-            for row, registers in zip(own, sums, strict=True):
-                for factor, each in zip(bundle, registers, strict=True):
-                    each.value = each.value + dot_part(words, factor.matrix, row, part, x, x_sums)
+    teams, factors = scope.threads // split, 1 + product.paired
+    own = [let(T.min(band.first + team * rows + index, band.rows - 1)) for index in range(rows)]
+    sums = [Sum() for _ in range(rows * factors)]
+    squares = Register(spread(f32(0.0)), "float32x4")
+    for bundle in band.each():
+        summed = any(needs_sums(factor.matrix.block) for factor in bundle)
+        with loop(0, -(-parts // split)) as turn:
+            part = let(turn * split + place)
+            with when(part < parts) if parts % split else _always():
+                x = inputs.read(part, squares)
+                x_sums = sum_halves(x) if summed else []
+                for number, factor in enumerate(bundle):
+                    for index, row in enumerate(own):
+                        sums[number * rows + index].add(words, factor.matrix, row, part, x, x_sums)
 
-    slots = len(bundle) * rows + inputs.is_scaled_late
-    for index, registers in enumerate(sums):
-        for number, each in enumerate(registers):
-            store(memory, scope.thread + (number * rows + index) * scope.threads, each.value)
-    if inputs.is_scaled_late:
-        store(memory, scope.thread + (slots - 1) * scope.threads, squares.value)
+    found = [each.value for each in sums] + [total(squares.value)] * inputs.is_scaled_late
+    for slot, value in enumerate(found):
+        store(memory, scope.thread + slot * scope.threads, value)
     barrier()
     with strided(scope, teams * rows) as local:
-        row = let(group * (teams * rows) + local)
-        with when(row < matrix.rows):
-            from_team, index = let(quotient(local, rows) * split), let(remainder(local, rows) * scope.threads)
-            totals = [
-                _added(lambda at, start=number * rows * scope.threads: memory[from_team + index + start + at], split)  # type: ignore[misc]
-                for number in range(len(bundle))
-            ]
+        row = let(band.first + local)
+        with when(row < band.rows):
+            sums_at = let(quotient(local, rows) * split)
+            own_at = let(sums_at + remainder(local, rows) * scope.threads)
+            totals = [_added(memory, own_at + n * rows * scope.threads, split) for n in range(factors)]
             if inputs.is_scaled_late and product.norm:
-                last = (slots - 1) * scope.threads
-                scale = inverse_root(_added(lambda at: memory[from_team + last + at], split), product.norm)
-                totals = [total * scale for total in totals]
-            finish(scope, product, bundle, row, i32(0), totals)
+                squared = _added(memory, sums_at + (len(found) - 1) * scope.threads, split)
+                scale = hold(inverse_root(squared, product.norm))
+                totals = [each * scale for each in totals]
+            band.finish(row, i32(0), totals)
 
 
-def _added(read: Callable[[int], Value], count: int) -> Value:
-    return _sum([read(at) for at in range(count)])
+def _added(memory: Buffer, start: Value, count: int) -> Value:
+    """The sum of neighbouring values of shared memory."""
+    start = let(start)
+    return hold(fold(lambda one, other: one + other, [memory[start + at] for at in range(count)]))

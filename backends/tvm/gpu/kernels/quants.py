@@ -1,35 +1,42 @@
-"""Weights in registers: the 32 values of a part, from words that `gpu/weights.py` packed."""
+"""Weights in registers: the 32 values of a part as 8 vectors of 4, from words that `gpu/weights.py` packed.
+
+All is arithmetic of vectors, element by element, for which every language has the same meaning.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce as fold
 from itertools import accumulate
-from operator import or_
 
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.gpu.kernels.threads import (
     Buffer,
+    Register,
     Value,
     as_float,
     f32,
     half,
+    hold,
     i32,
+    join,
     lane,
     let,
     quotient,
     remainder,
-    select,
+    spread,
     to_float,
     to_int,
     to_word,
+    total,
     u32,
 )
-from edge.backends.tvm.gpu.weights import Matrix
-from edge.backends.tvm.packing.blocks import PART, FloatBlock, IntegerBlock
+from edge.backends.tvm.gpu.weights import Matrix, Vector
+from edge.backends.tvm.packing.blocks import PART, Block, FloatBlock, IntegerBlock
 
-QUADS = PART // 4  # groups of 4 values in a part
+QUADS = PART // 4  # vectors of a part
 
 
 @dataclass(frozen=True)
@@ -39,17 +46,14 @@ class Words:
     w4: Buffer
     w1: Buffer
 
-    def load(self, at: Value, count: int) -> list[Value]:
-        """`count` words from `at` on; a multiple of 4 if count is one."""
-        if count % 4:
-            return [let(self.w1[at + index]) for index in range(count)]
-        first = let(quotient(at, 4))
-        quads = [let(self.w4[first + index]) for index in range(count // 4)]
-        return [lane(quad, index) for quad in quads for index in range(4)]
+    def vector(self, vector: Vector, part: Value) -> list[Value]:
+        """32 float32 values, by fours."""
+        at = let(part * QUADS + vector.at // 4)
+        return [as_floats(let(self.w4[at + index])) for index in range(QUADS)]
 
-    def floats(self, at: Value, count: int) -> list[Value]:
-        """float32 values."""
-        return [let(as_float(word)) for word in self.load(at, count)]
+    def value(self, vector: Vector, at: Value) -> Value:
+        """One float32 value."""
+        return as_float(self.w1[at + vector.at])
 
 
 @dataclass(frozen=True)
@@ -60,69 +64,175 @@ class Scale:
     minimum: Value | None = None
 
 
-def read_quants(words: Words, matrix: Matrix, row: Value, part: Value) -> list[Value]:
-    """The integers q of a part as 8 words of 4 bytes; signed bytes if the block says so."""
+def as_floats(words: Value) -> Value:
+    """The bits of 4 words read as float32."""
+    return T.reinterpret("float32x4", words)
+
+
+def _quad(words: Words, at: Value) -> Value:
+    """4 words as int32, which CPUs convert to floats faster than uint32."""
+    return hold(T.reinterpret("int32x4", let(words.w4[at])), "int32x4")
+
+
+def read_values(words: Words, matrix: Matrix, row: Value, part: Value) -> list[Value]:
+    """The 32 weights of a part as float32, by fours."""
+    block = matrix.block
+    if isinstance(block, FloatBlock):
+        return _read_floats(words, matrix, row, part)
+    quants, scales = _read_quants(words, matrix, row, part), _read_scales(words, matrix, row, part)
+    found = []
+    for index, quant in enumerate(quants):
+        group = scales[index * len(scales) // QUADS]
+        centered = quant - spread(f32(float(block.center))) if block.center else quant
+        scaled = spread(group.scale) * centered
+        found.append(scaled if group.minimum is None else scaled + spread(group.minimum))
+    return found
+
+
+def needs_sums(block: Block) -> bool:
+    """Whether products need the sums of activations."""
+    return isinstance(block, IntegerBlock) and (block.center != 0 or block.has_minimum)
+
+
+def sum_halves(x: Sequence[Value]) -> list[Value]:
+    """Sums of the first and of the last 16 values of a part."""
+    return [hold(total(_tree(x[first : first + QUADS // 2]))) for first in (0, QUADS // 2)]
+
+
+class Sum:
+    """A row's product in the making. Vectors are added up by element until the end."""
+
+    def __init__(self) -> None:
+        self._vector = Register(spread(f32(0.0)), "float32x4")
+        self._rest = Register(f32(0.0))
+
+    @property
+    def value(self) -> Value:
+        return total(self._vector.value) + self._rest.value
+
+    def add(
+        self, words: Words, matrix: Matrix, row: Value, part: Value, x: Sequence[Value], sums: Sequence[Value]
+    ) -> None:
+        """A part's product with 32 activations, by fours. sums: `sum_halves` of these, where the block needs them."""
+        block = matrix.block
+        if isinstance(block, FloatBlock):
+            for weight, each in zip(_read_floats(words, matrix, row, part), x, strict=True):
+                self._vector.value = self._vector.value + weight * each
+            return
+        quants, scales = _read_quants(words, matrix, row, part), _read_scales(words, matrix, row, part)
+        count = QUADS // len(scales)
+        for index, group in enumerate(scales):
+            product = Register(quants[index * count] * x[index * count], "float32x4")
+            for at in range(index * count + 1, (index + 1) * count):
+                product.value = product.value + quants[at] * x[at]
+            self._vector.value = self._vector.value + spread(group.scale) * product.value
+            if needs_sums(block):
+                factor = group.scale * f32(-float(block.center)) if block.center else group.minimum
+                self._rest.value = self._rest.value + factor * (sums[index] if len(scales) == 2 else sums[0] + sums[1])
+
+
+def _tree(vectors: Sequence[Value]) -> Value:
+    return fold(lambda one, other: one + other, vectors)
+
+
+def _read_floats(words: Words, matrix: Matrix, row: Value, part: Value) -> list[Value]:
+    """The 32 values of a part of F32, F16 or BF16, by fours."""
+    count = matrix.planes[0] // 4
+    at = let(row * matrix.plane_quads[0] + part * count + matrix.at // 4)
+    quads = [let(words.w4[at + index]) for index in range(count)]
+    if matrix.kind == "F32":
+        return [as_floats(quad) for quad in quads]
+    if matrix.kind == "F16":
+        return [join([half(lane(quad, index), which) for index in range(4)]) for quad in quads for which in (0, 1)]
+    assert matrix.kind == "BF16"
+    high, by = spread(u32(0xFFFF0000)), spread(u32(16))
+    both = (each for quad in quads for each in (T.shift_left(quad, by), T.bitwise_and(quad, high)))
+    return [as_floats(hold(each, "uint32x4")) for each in both]
+
+
+def _read_quants(words: Words, matrix: Matrix, row: Value, part: Value) -> list[Value]:
+    """The integers q of a part as float32, by fours."""
     block = matrix.block
     assert isinstance(block, IntegerBlock)
-    found: list[Value] = []
-    at_part = row * matrix.parts + part
-    for bits, first, offset in zip(
-        block.planes, accumulate(block.planes, initial=0), matrix.plane_offsets, strict=False
-    ):
-        plane = words.load(at_part * bits + offset, bits)
-        fields = [_field(plane[index % bits], bits, index // bits * bits, first) for index in range(QUADS)]
-        found = [low | high for low, high in zip(found, fields, strict=True)] if found else fields
-    if block.codebook:
-        found = [_looked_up(each, block.codebook) for each in found]
-    return [let(each) for each in found]
+    if block.planes == (8,):
+        assert block.signed
+        at = let(row * matrix.plane_quads[0] + part * 2 + matrix.at // 4)
+        quads = [_quad(words, at + index) for index in range(2)]
+        return [_to_floats(_top_byte(quad, spread(i32(24 - 8 * byte)))) for quad in quads for byte in range(4)]
+    planes = [
+        (bits, low, _read_plane(words, matrix, number, row, part))
+        for number, (bits, low) in enumerate(zip(block.planes, accumulate(block.planes, initial=0), strict=False))
+    ]
+    found = []
+    for index in range(QUADS):
+        fields = [_field(quad, bits, index % 4 * 8 + index // 4 * bits, low) for bits, low, quad in planes]
+        value = fold(T.bitwise_or, fields)
+        found.append(_to_floats(_levels(value, block.codebook) if block.codebook else value))
+    return found
 
 
-def _field(word: Value, bits: int, shift: int, place: int) -> Value:
-    """In each byte, `bits` bits from bit `shift` on, moved to bit `place`."""
-    if bits == 8:
-        return word
-    mask = u32(((1 << bits) - 1 << place) * 0x01010101)
-    if shift > place:
-        word = T.shift_right(word, u32(shift - place))
-    elif shift < place:
-        word = T.shift_left(word, u32(place - shift))
-    return T.bitwise_and(word, mask)
+def _read_plane(words: Words, matrix: Matrix, number: int, row: Value, part: Value) -> Value:
+    """The quad of a plane in which a part lies, shifted so that this is its first part."""
+    bits, quads, start = matrix.planes[number], matrix.plane_quads[number], matrix.plane_offsets[number]
+    together = 4 // bits
+    quad = _quad(words, row * quads + quotient(part, together) + start // 4)
+    if together == 1:
+        return quad
+    return hold(T.shift_right(quad, spread(remainder(part, together) * (2 * bits))), "int32x4")
 
 
-def _looked_up(word: Value, codebook: tuple[int, ...]) -> Value:
-    """Bytes of 4 bits replaced by signed bytes of the codebook."""
-    bytes_of = [_level(_byte(word, index), codebook) for index in range(4)]
-    return fold(or_, [T.shift_left(each, u32(8 * index)) for index, each in enumerate(bytes_of)])
+def _field(quad: Value, bits: int, first: int, place: int) -> Value:
+    """`bits` bits from bit `first` on, moved to bit `place`."""
+    mask = (1 << bits) - 1 << place
+    return T.bitwise_and(_shifted(quad, first - place), spread(i32(mask)))
 
 
-def _level(code: Value, codebook: tuple[int, ...]) -> Value:
-    """By halving: the word of 4 levels that the upper two bits select, then the byte that the lower two select."""
-    code = let(code)
+def _shifted(quad: Value, right: int) -> Value:
+    """Shifted right, or left where `right` is negative."""
+    if right < 0:
+        return T.shift_left(quad, spread(i32(-right)))
+    return T.shift_right(quad, spread(i32(right))) if right else quad
+
+
+def _to_floats(words: Value) -> Value:
+    return T.cast(words, "float32x4")
+
+
+def _top_byte(quad: Value, left: Value) -> Value:
+    """After a shift to the left, the highest bytes, which are signed."""
+    return T.shift_right(T.shift_left(quad, left), spread(i32(24)))
+
+
+def _levels(codes: Value, codebook: tuple[int, ...]) -> Value:
+    """What codes of 4 bits stand for.
+
+    Each word has 4 levels as its bytes; the upper bits of a code choose the word, the lower ones the byte.
+    """
+    codes = hold(codes, "int32x4")
     levels = [level & 255 for level in codebook]
-    quads = [u32(sum(levels[4 * quad + index] << 8 * index for index in range(4))) for quad in range(4)]
-    low, high = (select(T.bitwise_and(code, u32(4)) != u32(0), quads[i + 1], quads[i]) for i in (0, 2))
-    chosen = select(code >= u32(8), high, low)
-    return T.bitwise_and(T.shift_right(chosen, T.bitwise_and(code, u32(3)) * u32(8)), u32(255))
+    four = [_as_signed(sum(levels[4 * word + index] << 8 * index for index in range(4))) for word in range(4)]
+    by_4, by_8 = (hold(_all_if(codes, bit), "int32x4") for bit in (2, 3))
+    low, high = (_chosen(by_4, spread(i32(four[at])), spread(i32(four[at] ^ four[at + 1]))) for at in (0, 2))
+    low = hold(low, "int32x4")
+    word = _chosen(by_8, low, T.bitwise_xor(low, high))
+    return _top_byte(word, spread(i32(24)) - T.bitwise_and(codes, spread(i32(3))) * spread(i32(8)))
 
 
-def _byte(word: Value, index: int) -> Value:
-    return T.bitwise_and(T.shift_right(word, u32(8 * index)) if index else word, u32(255))
+def _all_if(words: Value, bit: int) -> Value:
+    """All bits set in words that have this one set, otherwise none."""
+    return T.shift_right(T.shift_left(words, spread(i32(31 - bit))), spread(i32(31)))
 
 
-def byte_values(word: Value, *, signed: bool) -> list[Value]:
-    """The 4 bytes of a word as float32."""
-    if not signed:
-        return [to_float(to_int(_byte(word, index))) for index in range(4)]
-    number = let(to_int(word))
-    return [to_float(_signed_byte(number, index)) for index in range(4)]
+def _as_signed(word: int) -> int:
+    return word - (1 << 32) if word >= 1 << 31 else word
 
 
-def _signed_byte(number: Value, index: int) -> Value:
-    """Of an int32."""
-    return T.shift_right(T.shift_left(number, i32(24 - 8 * index)) if index < 3 else number, i32(24))
+def _chosen(mask: Value, one: Value, difference: Value) -> Value:
+    """`one` where the mask has no bits, otherwise the word that differs from it by these bits."""
+    return T.bitwise_xor(one, T.bitwise_and(mask, difference))
 
 
-def read_scales(words: Words, matrix: Matrix, row: Value, part: Value) -> list[Scale]:
+def _read_scales(words: Words, matrix: Matrix, row: Value, part: Value) -> list[Scale]:
     """Of the groups of a part: one of 32 values, or two of 16."""
     block = matrix.block
     assert isinstance(block, IntegerBlock)
@@ -130,73 +240,22 @@ def read_scales(words: Words, matrix: Matrix, row: Value, part: Value) -> list[S
     index = quotient(part, block.parts)
     if block.numbers == 2:
         word = let(words.w1[number + index])
-        numbers = [let(half(word, 0)), let(half(word, 1))]
+        numbers = [hold(half(word, which)) for which in (0, 1)]
     else:
-        numbers = [let(half(words.w1[number + quotient(index, 2)], remainder(index, 2)))]
+        numbers = [hold(half(words.w1[number + quotient(index, 2)], remainder(index, 2)))]
     if block.parts == 1:
         return [Scale(*numbers)]
-    factor = words.w1[row * matrix.factor_words + (quotient(part, 2) + matrix.factors)]
-    two = let(T.shift_right(factor, to_word(remainder(part, 2)) * u32(16)))  # in the low half
+    word = words.w1[row * matrix.factor_words + (quotient(part, 2) + matrix.factors)]
+    two = hold(T.shift_right(word, to_word(remainder(part, 2)) * u32(16)), "uint32")  # in the low half
     if block.group_size == PART:
-        return [Scale(*(let(number * to_float(to_int(_byte(two, i)))) for i, number in enumerate(numbers)))]
+        return [Scale(*(hold(each * _small(two, 8 * at, 255)) for at, each in enumerate(numbers)))]
     if block.has_minimum:  # two numbers of 4 bits in each byte
-        nibbles = [T.bitwise_and(T.shift_right(two, u32(4 * i)), u32(15)) for i in range(4)]
-        factors = [to_float(to_int(each)) for each in nibbles]
-        return [Scale(let(numbers[0] * factors[i]), let(numbers[1] * factors[i + 1])) for i in (0, 2)]
-    signed = let(to_int(two))
-    return [Scale(let(numbers[0] * to_float(_signed_byte(signed, i)))) for i in (0, 1)]
+        factors = [_small(two, 4 * at, 15) for at in range(4)]
+        return [Scale(hold(numbers[0] * factors[at]), hold(numbers[1] * factors[at + 1])) for at in (0, 2)]
+    signed = [T.shift_right(T.shift_left(to_int(two), i32(24 - 8 * at)), i32(24)) for at in (0, 1)]
+    return [Scale(hold(numbers[0] * to_float(each))) for each in signed]
 
 
-def read_floats(words: Words, matrix: Matrix, row: Value, part: Value) -> list[Value]:
-    """The 32 values of a part of F32, F16 or BF16."""
-    bits = matrix.planes[0]
-    loaded = words.load((row * matrix.parts + part) * bits + matrix.at, bits)
-    if matrix.kind == "F32":
-        return [as_float(word) for word in loaded]
-    if matrix.kind == "F16":
-        return [half(word, which) for word in loaded for which in (0, 1)]
-    assert matrix.kind == "BF16"
-    high = u32(0xFFFF0000)
-    return [as_float(each) for word in loaded for each in (T.shift_left(word, u32(16)), T.bitwise_and(word, high))]
-
-
-def read_values(words: Words, matrix: Matrix, row: Value, part: Value) -> list[Value]:
-    """The 32 weights of a part as float32."""
-    block = matrix.block
-    if isinstance(block, FloatBlock):
-        return read_floats(words, matrix, row, part)
-    quants, scales = read_quants(words, matrix, row, part), read_scales(words, matrix, row, part)
-    values = [value for word in quants for value in byte_values(word, signed=block.signed)]
-    size, center = block.group_size, f32(float(block.center))
-    found = []
-    for index, value in enumerate(values):
-        group = scales[index // size]
-        scaled = group.scale * (value - center if block.center else value)
-        found.append(scaled if group.minimum is None else scaled + group.minimum)
-    return found
-
-
-def dot_part(words: Words, matrix: Matrix, row: Value, part: Value, x: list[Value], x_sums: list[Value]) -> Value:
-    """A part's product with 32 activations. x_sums: of each 16 of them; used where a block has a center or minima."""
-    block = matrix.block
-    if isinstance(block, FloatBlock):
-        return _dot(read_floats(words, matrix, row, part), x)
-    quants, scales = read_quants(words, matrix, row, part), read_scales(words, matrix, row, part)
-    each = QUADS // len(scales)
-    total = f32(0.0)
-    for index, group in enumerate(scales):
-        own = quants[index * each : (index + 1) * each]
-        values = [value for word in own for value in byte_values(word, signed=block.signed)]
-        product = _dot(values, x[index * each * 4 : (index + 1) * each * 4])
-        own_sum = x_sums[index] if len(scales) == 2 else x_sums[0] + x_sums[1]
-        if block.center:
-            product = product - f32(float(block.center)) * own_sum
-        total = total + group.scale * product
-        if group.minimum is not None:
-            total = total + group.minimum * own_sum
-    return let(total)
-
-
-def _dot(a: list[Value], b: list[Value]) -> Value:
-    products = [one * other for one, other in zip(a, b, strict=True)]
-    return let(fold(lambda one, other: one + other, products))
+def _small(word: Value, shift: int, mask: int) -> Value:
+    """Some bits of a word as float32."""
+    return to_float(to_int(T.bitwise_and(T.shift_right(word, u32(shift)) if shift else word, u32(mask))))

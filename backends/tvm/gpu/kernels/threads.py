@@ -59,8 +59,8 @@ class Scope:
             raise AttributeError(name) from None
 
     def shared(self, count: int, dtype: str = "float32") -> Buffer:
-        """Memory of the workgroup, of elements of 4 bytes."""
-        self.shared_bytes += 4 * count
+        """Memory of the workgroup, of elements of 4 bytes, or of vectors of 4 of them."""
+        self.shared_bytes += (16 if dtype.endswith("x4") else 4) * count
         return T.alloc_buffer((count,), dtype, scope="shared")
 
 
@@ -127,6 +127,22 @@ def as_word(value: Value) -> Value:
     return T.reinterpret("uint32", value)
 
 
+def spread(value: Value) -> Value:
+    """A vector of 4 equal elements."""
+    return T.Broadcast(value, 4)
+
+
+def join(values: Sequence[Value]) -> Value:
+    """A vector of 4 elements."""
+    return T.Shuffle(list(values), list(range(4)))
+
+
+def total(vector: Value) -> Value:
+    """The sum of 4 elements."""
+    vector = let(vector)
+    return (lane(vector, 0) + lane(vector, 1)) + (lane(vector, 2) + lane(vector, 3))
+
+
 def to_float(value: Value) -> Value:
     """An integer as float32."""
     return T.cast(value, "float32")
@@ -177,6 +193,13 @@ def store(buffer: Buffer, at: Value, value: Value) -> None:
     T.buffer_store(buffer, value, [at])
 
 
+def store_four(buffer: Buffer, at: Value, vector: Value) -> None:
+    """A vector's elements into a buffer of scalars."""
+    vector = hold(vector, "float32x4")
+    for index in range(4):
+        T.buffer_store(buffer, lane(vector, index), [at + index])
+
+
 def barrier() -> None:
     """All threads of the workgroup wait, and see what the others have written to shared memory."""
     T.evaluate(T.tvm_storage_sync("shared"))
@@ -218,6 +241,11 @@ class Register:
     @value.setter
     def value(self, value: Value) -> None:
         T.buffer_store(self._buffer, value, [0])
+
+
+def hold(value: Value, dtype: str = "float32") -> Value:
+    """Compute the value once, where TVM would repeat what `let` names: it inlines all but loads."""
+    return Register(value, dtype).value
 
 
 def reduce(scope: Scope, memory: Buffer, value: Value, threads: int, combine: Callable[[Value, Value], Value]) -> Value:

@@ -6,14 +6,15 @@ and activations into shared memory, weights as floats; each thread then multipli
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
+from itertools import product as iterate
+from typing import Any
 
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.gpu.design import State, Tuning
-from edge.backends.tvm.gpu.kernels.products import Factor, Product, finish, only_bundle
-from edge.backends.tvm.gpu.kernels.quants import Words, read_values
+from edge.backends.tvm.gpu.kernels.products import Band, Factor, Product, workgroups
+from edge.backends.tvm.gpu.kernels.quants import QUADS, Words, read_values
 from edge.backends.tvm.gpu.kernels.threads import (
     Buffer,
     Built,
@@ -23,6 +24,7 @@ from edge.backends.tvm.gpu.kernels.threads import (
     barrier,
     build,
     f32,
+    hold,
     i32,
     lane,
     let,
@@ -37,6 +39,7 @@ from edge.backends.tvm.gpu.kernels.threads import (
 from edge.backends.tvm.packing.blocks import PART
 
 _SHARED = 16384  # bytes that a workgroup may have
+_STRIDE = QUADS + 1  # vectors from row to row in shared memory: threads side by side hit different banks
 
 
 def chunk(product: Product, tuning: Tuning, tokens: int, *, wanted: bool = False) -> Built:
@@ -46,20 +49,17 @@ def chunk(product: Product, tuning: Tuning, tokens: int, *, wanted: bool = False
     Buffers: out float32; x float32x4 [tokens, columns]; w4, w1 the weights; tables.
     """
     tile_rows, tile_tokens = _tile(product, tuning)
-    counts = [-(-bundle[0].matrix.rows // tile_rows) for bundle in product.bundles]
-    starts = list(accumulate(counts, initial=0))
 
     def body(scope: Scope) -> None:
-        weights = [scope.shared(PART * tile_rows) for _ in product.bundles[0]]
-        inputs = scope.shared(PART * tile_tokens)
-        count = let(to_int(scope.tables[State.WANTED if wanted else State.COUNT]))
+        weights = [scope.shared(_STRIDE * tile_rows, "float32x4") for _ in product.bundles[0]]
+        inputs = scope.shared(_STRIDE * tile_tokens, "float32x4")
+        count = hold(to_int(scope.tables[State.WANTED if wanted else State.COUNT]), "int32")
         with when(scope.row * tile_tokens < count):
-            for bundle, start, groups in zip(product.bundles, starts, counts, strict=False):
-                with only_bundle(scope.group, start, groups, len(product.bundles)) as group:
-                    _multiply(scope, product, bundle, group, count, weights, inputs, tile_rows, tile_tokens)
+            band = Band.of(scope, product, tile_rows)
+            _multiply(scope, product, band, count, weights, inputs, tile_rows, tile_tokens)
 
     reads = {"x": "float32x4", "w4": "uint32x4", "w1": "uint32", "tables": "uint32"}
-    groups = (starts[-1], -(-tokens // tile_tokens))
+    groups = (workgroups(product, tile_rows), -(-tokens // tile_tokens))
     return build(
         product.name, tuning.workgroup, reads, {"out": "float32"}, (), body, groups,
         0 if wanted else tile_tokens,
@@ -69,70 +69,78 @@ def chunk(product: Product, tuning: Tuning, tokens: int, *, wanted: bool = False
 def _tile(product: Product, tuning: Tuning) -> tuple[int, int]:
     """Rows and tokens: as tuned, unless shared memory is too small for two matrices."""
     rows, tokens = tuning.gemm_rows, tuning.gemm_tokens
-    while 4 * PART * (rows * (1 + product.paired) + tokens) > _SHARED:
+    while 16 * _STRIDE * (rows * (1 + product.paired) + tokens) > _SHARED:
         rows //= 2
     return rows, tokens
 
 
 def _multiply(
-    scope: Scope, product: Product, bundle: Sequence[Factor], group: Value, count: Value, weights: Sequence[Buffer],
-    inputs: Buffer, tile_rows: int, tile_tokens: int,
+    scope: Scope, product: Product, band: Band, count: Value, weights: Sequence[Buffer], inputs: Buffer,
+    tile_rows: int, tile_tokens: int,
 ) -> None:  # fmt: skip
-    matrix = bundle[0].matrix
     across = _across(scope.threads, tile_rows, tile_tokens)  # threads side by side along the rows
-    each_rows, each_tokens = tile_rows // across, tile_tokens * across // scope.threads
+    down = scope.threads // across
     my_row, my_token = let(remainder(scope.thread, across)), let(quotient(scope.thread, across))
-    first_row, first_token = let(group * tile_rows), let(scope.row * tile_tokens)
-    sums = [[[Register(f32(0.0)) for _ in bundle] for _ in range(each_tokens)] for _ in range(each_rows)]
-    with loop(0, matrix.parts) as part:
-        for factor, memory in zip(bundle, weights, strict=False):
-            _load_weights(scope, factor, first_row, part, memory, tile_rows)
+    first_token = let(scope.row * tile_tokens)
+    row_of = [let(my_row + index * across) for index in range(tile_rows // across)]
+    token_of = [let(my_token + index * down) for index in range(tile_tokens // down)]
+    sums = {(row, token, number): Register(f32(0.0)) for row, token, number in _all(row_of, token_of, weights)}
+    with loop(0, product.columns // PART) as part:
+        for bundle in band.each():
+            for factor, memory in zip(bundle, weights, strict=True):
+                _load_weights(scope, factor, band.first, part, memory, tile_rows)
         _load_inputs(scope, product, first_token, count, part, inputs, tile_tokens)
         barrier()
-        with loop(0, PART) as at:
-            w_at, x_at = let(at * tile_rows + my_row), let(at * tile_tokens + my_token)
-            x = [let(inputs[x_at + index * (scope.threads // across)]) for index in range(each_tokens)]
-            w = [[let(memory[w_at + index * across]) for memory in weights] for index in range(each_rows)]
-            for each_w, by_token in zip(w, sums, strict=True):
-                for each_x, registers in zip(x, by_token, strict=True):
-                    for value, register in zip(each_w, registers, strict=True):
-                        register.value = register.value + value * each_x
+        with loop(0, QUADS) as quad:
+            x = [let(inputs[token * _STRIDE + quad]) for token in token_of]
+            w = [[let(memory[row * _STRIDE + quad]) for memory in weights] for row in row_of]
+            for (row, token, number), register in sums.items():
+                one, other = w[row][number], x[token]
+                for index in range(4):
+                    register.value = register.value + lane(one, index) * lane(other, index)
         barrier()
-    for index, by_token in enumerate(sums):
-        row = let(first_row + (my_row + index * across))
-        for number, registers in enumerate(by_token):
-            token = let(first_token + (my_token + number * (scope.threads // across)))
-            with when(T.And(row < matrix.rows, token < count)):
-                finish(scope, product, bundle, row, token, [register.value for register in registers])
+    for row_index, own_row in enumerate(row_of):
+        for token_index, own_token in enumerate(token_of):
+            row, token = let(band.first + own_row), let(first_token + own_token)
+            with when(T.And(row < band.rows, token < count)):
+                found = [sums[row_index, token_index, number].value for number in range(len(weights))]
+                band.finish(row, token, found)
+
+
+def _all(*counted: Sequence[Any]) -> Iterator[tuple[int, ...]]:
+    """Every combination of their indices."""
+    return iterate(*(range(len(each)) for each in counted))
 
 
 def _across(threads: int, rows: int, tokens: int) -> int:
-    """Of the threads, as many along the rows as leaves each a tile that is nearly square."""
-    across = min(threads, rows)
-    while across > 1 and (rows // across < tokens * across // threads or threads // across > tokens):
-        if threads // across * 2 > tokens:
-            break
-        across //= 2
-    return across
+    """Of the threads, as many along the rows as gives each a tile that is nearly square.
+
+    Raises ValueError if the tile has fewer results than there are threads.
+    """
+    fitting = [across for across in _powers(threads) if across <= rows and threads // across <= tokens]
+    if not fitting:
+        raise ValueError(f"{threads} threads have too little work in a tile of {rows} by {tokens}")
+    return min(fitting, key=lambda across: abs(rows // across - tokens * across // threads))
+
+
+def _powers(most: int) -> list[int]:
+    return [1 << bit for bit in range(most.bit_length())]
 
 
 def _load_weights(scope: Scope, factor: Factor, first: Value, part: Value, memory: Buffer, tile_rows: int) -> None:
-    """[32, rows]; the last row stands for rows behind it."""
+    """The part of each row; the last row stands for rows behind it."""
     words = Words(scope.w4, scope.w1)
     with strided(scope, tile_rows) as local:
-        row = let(T.min(first + local, i32(factor.matrix.rows - 1)))
+        row = hold(T.min(first + local, i32(factor.matrix.rows - 1)), "int32")
         for index, value in enumerate(read_values(words, factor.matrix, row, part)):
-            store(memory, local + index * tile_rows, value)
+            store(memory, local * _STRIDE + index, value)
 
 
 def _load_inputs(
     scope: Scope, product: Product, first: Value, count: Value, part: Value, memory: Buffer, tile_tokens: int
 ) -> None:
-    """[32, tokens]; the last token stands for tokens behind it."""
-    quads = PART // 4
-    with strided(scope, tile_tokens * quads) as index:
-        local, quad = let(quotient(index, quads)), let(remainder(index, quads))
+    """The part of each token; the last token stands for tokens behind it."""
+    with strided(scope, tile_tokens * QUADS) as index:
+        local, quad = let(quotient(index, QUADS)), let(remainder(index, QUADS))
         token = T.min(first + local, count - 1)
-        four = let(scope.x[token * (product.columns // 4) + part * quads + quad])
-        for at in range(4):
-            store(memory, (quad * 4 + at) * tile_tokens + local, lane(four, at))
+        store(memory, local * _STRIDE + quad, scope.x[token * (product.columns // 4) + part * QUADS + quad])
