@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from edge.model.lora import Lora
 from edge.model.spec import ModelSpec
 from edge.storage.fingerprint import fingerprint
 from edge.types import FloatArray, Granularity, IntArray
+
+if TYPE_CHECKING:
+    from edge.devices.power.nvml import Card
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,8 @@ class Capabilities:
     tunable: `edge tune` finds settings for it. providers: it takes --provider. folders: it runs folders in ONNX.
     gpu_layers: it takes --gpu-layers.
     lora: it runs adapters (`AdaptedEngine`). any_tokenizer: also models whose tokenizer edge does not know.
-    picks: it chooses tokens itself (`PickingEngine`).
+    picks: it chooses tokens itself (`PickingEngine`). cards: it may run on a graphics card with a counter of joules
+    (`CardEngine`).
     """
 
     granularity: Granularity
@@ -137,6 +141,7 @@ class Capabilities:
     lora: bool = False
     any_tokenizer: bool = False
     picks: bool = False
+    cards: bool = False
 
 
 @dataclass(frozen=True)
@@ -346,6 +351,12 @@ class AdaptedEngine(Engine, Protocol):
         finite; then the adapters stay those before.
         """
         ...
+
+
+class CardEngine(Engine, Protocol):
+    """An engine that may run on a graphics card. card: one whose own counter tells its joules; None: there is none."""
+
+    card: Card | None
 
 
 class PickingEngine(Engine, Protocol):

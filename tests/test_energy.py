@@ -6,14 +6,16 @@ import json
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import GOLDEN, open_golden
-from test_power import rapl_tree
+from test_power import Cards, rapl_tree
 
-from edge.devices.power import app_meter, find_meter
+from edge.backends.reference import ReferenceEngine
+from edge.devices.power import app_meter, find_meter, nvml
 from edge.devices.power.base import Reading
 from edge.devices.power.guarded import Guarded
 from edge.errors import BudgetError
@@ -213,3 +215,15 @@ def test_sensors_are_listed(tmp_path: Path) -> None:
     assert "| estimate | yes" in edge("devices", "sensors", root=tmp_path).stdout
     found = json.loads(edge("devices", "sensors", "--json", root=rapl_tree(tmp_path, 1)).stdout)
     assert {each["name"] for each in found["energy"] if each["available"]} == {"rapl", "estimate"}
+
+
+def test_a_run_on_a_card_reports_its_joules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Cards())
+    monkeypatch.setenv("EDGE_SENSORS", str(rapl_tree(tmp_path, 0)))
+    monkeypatch.setattr(ReferenceEngine, "capabilities", replace(ReferenceEngine.capabilities, cards=True))
+    for card, source in ((nvml.Card("Tesla T4"), "NVML"), (nvml.Card("Radeon"), "RAPL"), (None, "RAPL")):
+        monkeypatch.setattr(ReferenceEngine, "card", card, raising=False)
+        with load(GOLDEN / "llama-gqa-tied.gguf", backend="reference") as session:
+            session.generate("a", max_tokens=2)
+            assert session.report is not None
+            assert session.report.energy.source == source

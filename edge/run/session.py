@@ -14,10 +14,10 @@ from weakref import WeakSet
 import numpy as np
 
 from edge.backends import find_backend
-from edge.backends.base import AdaptedEngine, Backend, LoadProgress
+from edge.backends.base import AdaptedEngine, Backend, CardEngine, LoadProgress
 from edge.budget import format_bytes
 from edge.devices.memory import memory_use, release_free_memory
-from edge.devices.power import find_meter, memory_root, sensors_root
+from edge.devices.power import find_meter, measure_card, memory_root, sensors_root
 from edge.devices.thermal import Zone, zones
 from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.model.catalog import find_local
@@ -149,6 +149,8 @@ class Session:
         except BaseException:
             engine.close()
             raise
+        if engine.capabilities.cards and (card := cast(CardEngine, engine).card):
+            measure_card(self._meter, card)
         cache: PromptCache | None = self.options.prompt_cache
         self.engine, self.plan = engine, plan
         self._context = context = Context(engine, plan, lora, cache, self._meter)

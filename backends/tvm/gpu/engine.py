@@ -13,7 +13,7 @@ from edge.backends.rope import CacheRope, Rotation
 from edge.backends.tvm.gpu import CAPABILITIES, NAME
 from edge.backends.tvm.gpu.compiled import program_of
 from edge.backends.tvm.gpu.design import ANGLES_AHEAD, Design, State
-from edge.backends.tvm.gpu.hosts import Buffer, Recording, choose_adapter, open_device
+from edge.backends.tvm.gpu.hosts import Buffer, Recording, card_of, choose_adapter, open_device
 from edge.backends.tvm.gpu.kv import DeviceRows
 from edge.backends.tvm.gpu.weights import pack_weights
 from edge.backends.tvm.kv.regions import make_regions
@@ -40,6 +40,7 @@ class GPUEngine:
         self.spec, self.config, self._recipe = spec, config, find_recipe(spec)
         report = progress or (lambda _part, _doing="": None)
         adapter = choose_adapter()
+        self.card = card_of(adapter)
         design = self._design = Design.of(file, spec, config, adapter)
         program = program_of(design, lambda part: report(_COMPILED * part, "making kernels for this GPU"))
         device = self._device = open_device(adapter)
@@ -106,7 +107,8 @@ class GPUEngine:
         for start in range(0, tokens.size, self.config.chunk):
             part = tokens[start : start + self.config.chunk]
             self._run(part, wanted=int(start + part.size == tokens.size))
-        return self._logits(1)[0]
+        last: FloatArray = self._logits(1)[0]
+        return last
 
     def forward_all(self, tokens: IntArray) -> FloatArray:
         tokens = check_tokens(tokens, self.spec.vocab, self._kv.free)

@@ -34,6 +34,9 @@ class Limits:
     groups: int
 
 
+PORTABLE = Limits(binding=128 << 20, buffer=256 << 20, buffers=8, threads=256, shared=16384, groups=65535)  # WebGPU's
+
+
 @dataclass(frozen=True)
 class Adapter:
     """A GPU, or a CPU that poses as one, as a driver shows it.

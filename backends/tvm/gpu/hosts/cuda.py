@@ -152,9 +152,10 @@ class _Launch:
 
 @dataclass
 class _Recorded:
-    """graphs: executable graphs by the workgroups of every dispatch in y."""
+    """varying: dispatches whose workgroups depend on the tokens of a run. graphs: executable, by these workgroups."""
 
     launches: tuple[_Launch, ...]
+    varying: tuple[Dispatch, ...]
     graphs: dict[tuple[int, ...], Any] = field(default_factory=dict)
 
 
@@ -233,13 +234,13 @@ class CudaDevice:
             values += [np.array([each], np.int32) for each in dispatch.scalars]
             pointers = np.array([each.ctypes.data for each in values], np.uint64)
             launches.append(_Launch(dispatch, function, kernel.threads, values, pointers))
-        recorded = _Recorded(tuple(launches))
+        recorded = _Recorded(tuple(launches), tuple(each for each in dispatches if each.per))
         self._recordings.append(recorded)
         return recorded
 
     def run(self, recording: _Recorded, tokens: int = 1, times: int = 1) -> None:
         self._enter()
-        groups = tuple(each.dispatch.workgroups(tokens)[1] for each in recording.launches)
+        groups = tuple(each.workgroups(tokens)[1] for each in recording.varying)
         graph = recording.graphs.pop(groups, None)
         if graph is None:
             graph = self._captured(recording, tokens)

@@ -108,12 +108,13 @@ def _adapter(index: int, platform: Any, device: Any) -> Adapter:
 @dataclass
 class _Recorded:
     """kernels: with their arguments set. held: buffers and parts of buffers, which kernels do not keep alive.
-    calls: enqueue everything, for `tokens`."""
+    varying: whether workgroups depend on the tokens of a run. calls: enqueue everything, for `tokens`."""
 
     dispatches: tuple[Dispatch, ...]
     kernels: tuple[Any, ...]
     threads: tuple[tuple[int, int], ...]
     held: list[Any]
+    varying: bool
     tokens: int = 0
     calls: tuple[Callable[[], Any], ...] = ()
 
@@ -199,10 +200,11 @@ class OpenCLDevice:
                 made.set_args(*parts, *map(np.int32, dispatch.scalars))
             kernels.append(made)
             threads.append(kernel.threads)
-        return _Recorded(tuple(dispatches), tuple(kernels), tuple(threads), [*held.values()])
+        varying = any(each.per for each in dispatches)
+        return _Recorded(tuple(dispatches), tuple(kernels), tuple(threads), [*held.values()], varying)
 
     def run(self, recording: _Recorded, tokens: int = 1, times: int = 1) -> None:
-        if recording.tokens != tokens:
+        if not recording.calls or (recording.varying and recording.tokens != tokens):
             recording.calls, recording.tokens = tuple(self._calls(recording, tokens)), tokens
         with _said("run"):
             for _ in range(times):
