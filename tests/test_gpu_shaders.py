@@ -1,0 +1,192 @@
+"""What the generator writes for GPUs, judged by compilers of those languages. None of them needs a GPU.
+
+Dawn compiles WGSL for Chromium and is stricter about uniform control flow than the compiler of wgpu. NVRTC, oclgrind
+and every golden model run with the exhaustive tests.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from conftest import GOLDEN
+from shaders import dawn_says, has_dawn
+from small_models import Small, write_small
+
+from edge.backends.base import EngineConfig
+from edge.backends.tvm.gpu.design import Design
+from edge.backends.tvm.gpu.hosts import Adapter, Limits
+from edge.backends.tvm.gpu.program import Program
+from edge.backends.tvm.packing.blocks import BLOCKS
+from edge.errors import UnsupportedError
+from edge.model.model import open_model
+
+pytest.importorskip("tvm")
+
+dawn = pytest.mark.skipif(not has_dawn(), reason="no node with the npm package webgpu in build/dawn")
+
+WEBGPU = Limits(binding=128 << 20, buffer=256 << 20, buffers=8, threads=256, shared=16 << 10, groups=65_535)
+ADAPTER = Adapter("wgpu", "wgsl", 0, "any", "", "", "unknown", False, None, WEBGPU, frozenset())
+CONFIG = EngineConfig(capacity=64, chunk=8, kv_dtype="f16", threads=1, logits_rows=4, observes=True)
+# One for each combination of norms, biases, activations, rotations and windows; the KV dtype takes turns.
+FAMILIES = {
+    "llama-gqa-tied": "f16", "gemma": "int8", "gemma2": "f16", "gemma3": "f32", "gpt2": "int8", "qwen2-untied": "f32",
+    "qwen3": "f16", "phi3": "int8", "stablelm": "f16", "granite": "f32", "mistral3": "int8", "smollm3": "f16",
+}  # fmt: skip
+# As `edge tune` might find them.
+TUNINGS: tuple[dict[str, int], ...] = (
+    {},
+    {"rows": 1, "split": 64, "workgroup": 256, "attend": 256},
+    {"rows": 4, "split": 4, "workgroup": 32, "gemm_tokens": 16, "gemm_rows": 64, "attend": 64},
+)
+
+
+@cache
+def program(path: Path, language: str, kv_dtype: str = "f16", tuning: int = 0) -> Program:
+    from edge.backends.tvm.cpu.lowering import import_compiler
+
+    import_compiler()
+    from edge.backends.tvm.gpu.generator import generate
+
+    model = open_model(path)
+    config = replace(CONFIG, kv_dtype=kv_dtype, tuning=TUNINGS[tuning])
+    return generate(Design.of(model.file, model.spec, config, replace(ADAPTER, language=language)))
+
+
+@pytest.fixture(scope="module")
+def block_types(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that has each block type in two matrices."""
+    return write_blocks(tmp_path_factory.mktemp("blocks") / "two.gguf", layers=4, step=7)
+
+
+@pytest.fixture(scope="module")
+def block_types_everywhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that has each block type in each matrix of a layer."""
+    return write_blocks(tmp_path_factory.mktemp("blocks") / "all.gguf", layers=len(BLOCKS), step=1)
+
+
+def write_blocks(path: Path, layers: int, step: int) -> Path:
+    kinds, names = [*BLOCKS], ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+    places = [(f"blk.{layer}.{name}", layer * step + at) for layer in range(layers) for at, name in enumerate(names)]
+    types = {place: kinds[number % len(kinds)] for place, number in places}
+    return write_small(path, Small(layers, hidden=256, heads=4, head=64, ffn=256, types={**types, "": "Q6_K"}))
+
+
+def sources(programs: Mapping[str, Program]) -> dict[str, str]:
+    return {
+        f"{name}: {kernel.name}": kernel.source for name, each in programs.items() for kernel in each.kernels.values()
+    }
+
+
+def families(language: str) -> Iterator[tuple[str, Program]]:
+    for name, kv_dtype in FAMILIES.items():
+        yield name, program(GOLDEN / f"{name}.gguf", language, kv_dtype)
+
+
+@dawn
+def test_dawn_compiles_the_kernels_of_all_architectures() -> None:
+    """With the limits of WebGPU: 8 storage buffers, 256 threads, 16 KiB of workgroup memory."""
+    assert dawn_says(sources(dict(families("wgsl")))) == {}
+
+
+@dawn
+def test_dawn_compiles_the_kernels_of_all_block_types(block_types: Path) -> None:
+    assert dawn_says(sources({"blocks": program(block_types, "wgsl")})) == {}
+
+
+@dawn
+def test_dawn_refuses_what_browsers_refuse() -> None:
+    """So that its silence means something."""
+    head = "@group(0) @binding(0) var<storage, read_write> a: array<u32>;\nvar<workgroup> m: array<u32, 64>;\n"
+    body = "fn f(@builtin(local_invocation_id) t: vec3<u32>) {{ {} a[t.x] = m[t.x]; }}"
+    whole = head + "@compute @workgroup_size({})" + body
+    said = dawn_says({
+        "good": whole.format(64, "workgroupBarrier();"),
+        "barrier": whole.format(64, "if (a[0] == 1u) { workgroupBarrier(); }"),
+        "threads": whole.format(512, ""),
+        "memory": whole.format(64, "").replace("array<u32, 64>", "array<u32, 5000>"),
+        "type": whole.format(64, "a[0] = 1.5;"),
+    })  # fmt: skip
+    expected = {"barrier": "uniform control flow", "threads": "workgroup_size", "memory": "storage", "type": "u32"}
+    assert said.keys() == expected.keys()
+    assert all(words in said[name][0] for name, words in expected.items())
+
+
+def test_kernels_keep_to_portable_limits() -> None:
+    """What is stated of a kernel, by which engines choose devices, and offsets of slices."""
+    for name, each in families("wgsl"):
+        for kernel in each.kernels.values():
+            sizes = kernel.shared, kernel.threads[0] * kernel.threads[1], len(kernel.buffers)
+            assert all(size <= most for size, most in zip(sizes, (16 << 10, 256, 8), strict=True)), (name, kernel.name)
+            stated = f"@workgroup_size({kernel.threads[0]}, {kernel.threads[1]}, 1)"
+            assert stated in kernel.source, (name, kernel.name)
+        for dispatch in (each for passed in each.passes.values() for each in passed):
+            assert max(dispatch.groups) <= WEBGPU.groups
+            written = set(each.kernels[dispatch.kernel].written)
+            bound = list(zip(each.kernels[dispatch.kernel].buffers, dispatch.slices, strict=True))
+            others = [part.buffer for parameter, part in bound if parameter not in written]
+            assert not {part.buffer for parameter, part in bound if parameter in written} & {*others}, dispatch
+            assert all(part.offset % 256 == 0 for part in dispatch.slices)
+
+
+@pytest.mark.parametrize(("language", "entry"), [("metal", "kernel void {}("), ("cuda", 'extern "C" __global__ void')])
+def test_other_languages_have_the_same_kernels(language: str, entry: str) -> None:
+    """No compiler of Metal is at hand."""
+    made, wgsl = (program(GOLDEN / "gemma3.gguf", each, "f32") for each in (language, "wgsl"))
+    assert made.kernels.keys() == wgsl.kernels.keys()
+    assert made.passes == wgsl.passes
+    for name, kernel in made.kernels.items():
+        assert entry.format(name) in kernel.source
+        assert f"{name}(" in kernel.source
+
+
+def all_programs(language: str) -> Iterator[tuple[str, Program]]:
+    for path in sorted(GOLDEN.glob("*.gguf")):
+        for tuning in range(len(TUNINGS)):
+            for kv_dtype in ("f32", "f16", "int8"):
+                try:
+                    yield f"{path.stem} {kv_dtype} {tuning}", program(path, language, kv_dtype, tuning)
+                except UnsupportedError:
+                    continue  # an architecture without a recipe
+
+
+@dawn
+@pytest.mark.exhaustive
+def test_dawn_compiles_the_kernels_of_every_golden_model(block_types_everywhere: Path) -> None:
+    programs = {"blocks": program(block_types_everywhere, "wgsl"), **dict(all_programs("wgsl"))}
+    assert dawn_says(sources(programs)) == {}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(not find_spec("cuda"), reason="no cuda-bindings")
+@pytest.mark.parametrize("architecture", ["sm_70", "sm_90"])
+def test_nvrtc_compiles_all_kernels(architecture: str, block_types_everywhere: Path) -> None:
+    from edge.backends.tvm.gpu.hosts.cuda import compile_source
+
+    programs = {"blocks": program(block_types_everywhere, "cuda"), **dict(families("cuda"))}
+    for name, source in {source: name for name, source in sources(programs).items()}.items():
+        assert compile_source(source.partition(": ")[2], name, architecture)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(not shutil.which("oclgrind") or not find_spec("pyopencl"), reason="no oclgrind with pyopencl")
+@pytest.mark.parametrize("name", ["llama-one-layer", "gemma3", "gpt2"])
+@pytest.mark.parametrize("kv_dtype", ["f16", "int8"])
+def test_kernels_neither_race_nor_leave_their_buffers(name: str, kv_dtype: str) -> None:
+    """oclgrind interprets a chunk and a step, with eviction between them."""
+    script = Path(__file__).parent / "shaders" / "under_oclgrind.py"
+    command = ["oclgrind", "--data-races", sys.executable, str(script), name, kv_dtype]
+    done = subprocess.run(
+        command, env={**os.environ, "EDGE_GPU": "Oclgrind"}, capture_output=True, text=True, timeout=900
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "ran on Oclgrind Simulator\n"
+    assert done.stderr == ""
