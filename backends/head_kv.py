@@ -155,6 +155,13 @@ class HeadKV(Generic[Store]):
         if self.ring:
             self.ring.lengthen(between)
 
+    def at_once(self, count: int) -> int:
+        """How many of these tokens can run one after another between a `prepare` and an `appended`, as though each had
+        its own, and all but the first be truncated again."""
+        if self.rope.is_outgrown_by(self.next_position + count):
+            return 1
+        return self.ring.at_once(count) if self.ring else count
+
     def prepare(self, count: int) -> None:
         """`count` rows are about to be written behind the last physical rows."""
         if self.ring:

@@ -75,6 +75,12 @@ class Ring(Generic[Store]):
         """Whether the next token finds the rows that it sees."""
         return self._first < _NONE
 
+    def at_once(self, count: int) -> int:
+        """How many of these rows can be prepared at once, and all but the first be truncated again."""
+        if self.reach > self._lists.next_rope_position + 1:
+            return 1
+        return max(1, min(count, self.store.capacity - self.length))
+
     def rope_positions(self, count: int = 0) -> AnyArray:
         """By physical row, those of the next `count` rows too: int64 [1, rows]."""
         return self._lists.by_physical_row(self.length, count)

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 NAME = "gpu"
 KV_DTYPES = ("f16", "int8", "f32")
-CAPABILITIES = Capabilities("head", uneven="head", kv_dtypes=KV_DTYPES, attention=True, keys=True, cards=True)
+CAPABILITIES = Capabilities(
+    "head", uneven="head", kv_dtypes=KV_DTYPES, attention=True, keys=True, cards=True, picks=True
+)
 EFFICIENCY = Efficiency({"integers": Weights(0.5, 1.0), "floats": Weights(0.5, 1.0)}, {"f16": Rows(0.5, 1.0)}, 1e-4)
 
 _RUNTIME_BYTES = 40 << 20  # Python modules, the driver's library and its compiled kernels

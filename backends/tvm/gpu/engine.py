@@ -6,13 +6,13 @@ import weakref
 
 import numpy as np
 
-from edge.backends.base import EngineConfig, LoadProgress, check_positions, check_tokens, state_key
+from edge.backends.base import NOT_FINITE, EngineConfig, LoadProgress, check_positions, check_tokens, state_key
 from edge.backends.head_kv import HeadKV
 from edge.backends.ring import LayerKinds
 from edge.backends.rope import CacheRope, Rotation
-from edge.backends.tvm.gpu import CAPABILITIES, NAME
+from edge.backends.tvm.gpu import CAPABILITIES, NAME, picking
 from edge.backends.tvm.gpu.compiled import program_of
-from edge.backends.tvm.gpu.design import ANGLES_AHEAD, Design, State
+from edge.backends.tvm.gpu.design import ANGLES_AHEAD, PICKS, Design, State
 from edge.backends.tvm.gpu.hosts import Buffer, Recording, card_of, choose_adapter, open_device
 from edge.backends.tvm.gpu.kv import DeviceRows
 from edge.backends.tvm.gpu.weights import pack_weights
@@ -30,9 +30,10 @@ _COMPILED, _PREPARED = 0.3, 0.5  # of the time of loading
 
 
 class GPUEngine:
-    """Engine protocol over a program on a device. All memory is allocated at load."""
+    """ObservedEngine and PickingEngine protocols over a program on a device. All memory is allocated at load."""
 
     capabilities = CAPABILITIES
+    most_candidates, most_banned = picking.TOP, State.MOST_BANS
 
     def __init__(
         self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: LoadProgress | None = None
@@ -88,7 +89,8 @@ class GPUEngine:
         rows = self._arena.rows
         rows.record()
         self._buffers |= rows.buffers
-        for name, dispatches in self._program.passes.items():
+        passes = self._program.passes
+        for name, dispatches in {**passes, "greedy": passes["step"] + passes["picked"]}.items():
             self._passes[name] = self._device.record(dispatches, self._buffers)
 
     @property
@@ -102,13 +104,16 @@ class GPUEngine:
         self._observed, self._votes = queries, votes
 
     def forward(self, tokens: IntArray) -> FloatArray:
+        self._forward(tokens)
+        last: FloatArray = self._logits(1)[0]
+        return last
+
+    def _forward(self, tokens: IntArray) -> None:
         tokens = check_tokens(tokens, self.spec.vocab, self._kv.free)
         self._kv.expect(tokens.size)
         for start in range(0, tokens.size, self.config.chunk):
             part = tokens[start : start + self.config.chunk]
             self._run(part, wanted=int(start + part.size == tokens.size))
-        last: FloatArray = self._logits(1)[0]
-        return last
 
     def forward_all(self, tokens: IntArray) -> FloatArray:
         tokens = check_tokens(tokens, self.spec.vocab, self._kv.free)
@@ -121,29 +126,69 @@ class GPUEngine:
             logits[start : start + part.size] = self._logits(part.size)
         return logits
 
+    def run_greedy(self, token: int, count: int, banned: IntArray) -> IntArray:
+        """See PickingEngine: all steps are one submission, in which each writes its token for the next."""
+        kv, tables = self._kv, self._tables
+        tokens = check_tokens(np.full(count, token), self.spec.vocab, kv.free)
+        count, length = self._steps(count), kv.length
+        kv.expect(count)
+        tables[State.BANNED] = banned.size
+        tables[State.BANS :][: banned.size] = banned
+        self._prepare(tokens[:1], wanted=1, rows=count)
+        self._device.run(self._passes["greedy"], times=count)
+        kv.appended(count)
+        picked = self._device.read(self._buffers["tokens"], 4 * self.config.chunk, 4 * count).view(np.int32)
+        damaged = np.flatnonzero(picked < 0)
+        if damaged.size == 0:
+            return picked
+        if damaged[0] == 0:
+            raise EngineError(NOT_FINITE)
+        kv.truncate(length + int(damaged[0]))
+        return picked[: damaged[0]]
+
+    def _steps(self, count: int) -> int:
+        """How many of these tokens can run one by one in a submission."""
+        if self._recipe.temperature:
+            return 1
+        most = min(count, self._design.tables.angle_rows, PICKS, self._kv.at_once(count))
+        if self._recipe.learned_positions:
+            most = min(most, self.spec.context - self._kv.next_position)
+        return max(1, most)
+
+    def forward_top(self, tokens: IntArray, count: int) -> tuple[IntArray, FloatArray]:
+        """See PickingEngine."""
+        self._forward(tokens)
+        self._device.run(self._passes["top"])
+        found = self._device.read(self._buffers["found"], picking.top_offset(self.spec.vocab), 8 * picking.TOP)
+        return picking.candidates(found.view(np.uint32), min(count, self.spec.vocab))
+
     def close(self) -> None:
         """Free everything; safe to call twice."""
         self._closed = self._kv.closed = True
         self._device.close()
 
     def _run(self, tokens: IntArray, *, wanted: int) -> None:
-        if self._closed:
-            raise EngineError("the engine is closed")
-        kv, count = self._kv, tokens.size
-        check_positions(self.spec, kv.next_position + count)
-        if self._arena.rows.changed:
-            self._record()
-        kv.prepare(count)
-        self._upload(tokens, wanted)
+        count = tokens.size
+        self._prepare(tokens, wanted, count)
         self._device.run(self._passes["step" if count == 1 else "chunk"], count)
         if count > 1 and wanted:
             self._device.run(self._passes["last" if wanted == 1 else "rows"], wanted)
-        kv.appended(count)
+        self._kv.appended(count)
 
-    def _upload(self, tokens: IntArray, wanted: int) -> None:
-        """What kernels read of this pass: tokens, the state, the heads' rows, positions and angles."""
+    def _prepare(self, tokens: IntArray, wanted: int, rows: int) -> None:
+        """rows: that will be appended, by this pass and those that follow it on the device."""
+        if self._closed:
+            raise EngineError("the engine is closed")
+        check_positions(self.spec, self._kv.next_position + rows)
+        if self._arena.rows.changed:
+            self._record()
+        self._kv.prepare(rows)
+        self._upload(tokens, wanted, rows)
+
+    def _upload(self, tokens: IntArray, wanted: int, rows: int) -> None:
+        """What kernels read: tokens, the state, the heads' rows, positions and angles."""
         kv, count, design, device = self._kv, tokens.size, self._design, self._device
-        angle = self._angle_row(count)
+        angle = self._angle_row(rows)
         if self._recipe.temperature:
             factors = temperatures(self._recipe.temperature, kv.next_position + np.arange(count))
             device.write(self._buffers["tables"], 4 * design.tables.temperatures, factors.astype(np.float32))
@@ -167,7 +212,8 @@ class GPUEngine:
         if self._rotation is not rotation:
             self._rotation, self._angles_known = rotation, 0
         if not self._angles_from <= first <= first + count <= self._angles_from + self._angles_known:
-            self._angles_from, self._angles_known = first, count + ANGLES_AHEAD
+            self._angles_from = first
+            self._angles_known = min(count + ANGLES_AHEAD, self._design.tables.angle_rows)
             positions = np.arange(first, first + self._angles_known)
             for kind in range(len(rotation.angles)):
                 angles = np.stack(rotation.tables(kind, positions), axis=1)  # [positions, 2, pairs]

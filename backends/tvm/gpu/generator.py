@@ -40,7 +40,7 @@ def generate(design: Design) -> Program:
         kernels.find((built.name,), lambda _, built=built: built)  # type: ignore[misc]
     logits = Slice("logits")
     passes["picked"] = picking.argmax(design.shape.vocab, design.chunk, logits)
-    passes["top"], _ = picking.top(design.shape.vocab, logits)
+    passes["top"] = picking.top(design.shape.vocab, logits)
     return Program(design.language, kernels.by_name, design.buffers(0), passes)
 
 

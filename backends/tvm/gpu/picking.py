@@ -35,18 +35,25 @@ def argmax(vocab: int, chunk: int, logits: Slice) -> tuple[Dispatch, ...]:
     )
 
 
-def top(vocab: int, logits: Slice) -> tuple[tuple[Dispatch, ...], int]:
-    """The `TOP` largest logits (all, if there are fewer), and where in bytes `found` has them, for `candidates`.
+def top(vocab: int, logits: Slice) -> tuple[Dispatch, ...]:
+    """The `TOP` largest logits (all, if there are fewer), for `candidates`.
 
     logits: float32 [vocab].
     """
-    groups, at = _groups(vocab), 0
-    passes = [Dispatch("edge_top_logits", (Slice("found"), logits), (vocab,), (groups, 1), "head")]
-    while groups > 1:
-        pairs, source = groups * TOP, at
-        groups, at = _groups(pairs), at + 2 * pairs
+    passes = [Dispatch("edge_top_logits", (Slice("found"), logits), (vocab,), (_groups(vocab), 1), "head")]
+    pairs, at = _groups(vocab) * TOP, 0
+    while pairs > TOP:
+        source, at = at, at + 2 * pairs
+        groups = _groups(pairs)
         passes.append(Dispatch("edge_top_pairs", (Slice("found"),), (pairs, source, at), (groups, 1), "head"))
-    return tuple(passes), 4 * at
+        pairs = groups * TOP
+    return tuple(passes)
+
+
+def top_offset(vocab: int) -> int:
+    """Where in bytes `found` has the result of `top`."""
+    last = top(vocab, Slice("logits"))[-1]
+    return 4 * last.scalars[-1] if last.kernel == "edge_top_pairs" else 0
 
 
 def candidates(found: IntArray, k: int) -> tuple[IntArray, FloatArray]:
