@@ -1,0 +1,167 @@
+"""Tokens that a GPU picks: kernels beside NumPy, the engine beside itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from conftest import GOLDEN
+from test_picks import state
+
+from edge.backends.base import end_of
+from edge.backends.tvm.gpu import picking
+from edge.backends.tvm.gpu.design import State
+from edge.backends.tvm.gpu.engine import GPUEngine
+from edge.backends.tvm.gpu.hosts import Device, host_named, open_device
+from edge.backends.tvm.gpu.program import Kernel, Slice
+from edge.model.model import open_model
+from edge.run.session import Session, load
+from edge.sampling import SamplingParams
+from edge.types import FloatArray
+
+pytest.importorskip("tvm")
+
+CHUNK = 8
+NAN = np.float32(np.nan)
+
+
+@cache
+def kernels(language: str) -> dict[str, Kernel]:
+    from edge.backends.tvm.gpu.kernels import pick
+    from edge.backends.tvm.gpu.lowering import lower
+
+    return {built.name: lower(built, language) for built in pick.kernels()}
+
+
+@pytest.fixture(scope="module", params=["wgpu", "opencl"])
+def device(request: pytest.FixtureRequest) -> Iterator[Device]:
+    found = host_named(request.param).adapters()
+    if not found:
+        pytest.skip(f"no adapter through {request.param}")
+    opened = open_device(found[0])
+    opened.prepare(kernels(found[0].language))
+    yield opened
+    opened.close()
+
+
+def logits_like(kind: str, vocab: int) -> FloatArray:
+    values = np.random.default_rng(vocab).standard_normal(vocab).astype(np.float32)
+    if kind == "tied":
+        values = np.copysign(np.round(values), np.resize(np.array([1, -1], np.float32), vocab)).astype(np.float32)
+    if kind == "tiny":
+        values *= np.float32(1e-41)  # subnormal
+    if kind == "infinite":
+        values[:] = -np.inf
+        values[vocab // 2 :: 7] = np.inf
+    if kind == "damaged":
+        values[vocab // 2 :] = np.copysign(NAN, values[vocab // 2 :])
+    return values
+
+
+@pytest.mark.parametrize("kind", ["normal", "tied", "tiny", "infinite", "damaged"])
+@pytest.mark.parametrize("vocab", [5, 1025, 70_000, pytest.param(262_144, marks=pytest.mark.exhaustive)])
+def test_picks_are_numpys(device: Device, vocab: int, kind: str) -> None:
+    logits = logits_like(kind, vocab)
+    order = np.argsort(np.where(np.isnan(logits), -np.inf, -logits.astype(np.float64)), kind="stable")
+    banned = order[[0, 2]] if kind == "normal" else order[:0]
+    state = np.zeros(State.WORDS, np.uint32)
+    state[State.BANNED] = banned.size
+    state[State.BANS :][: banned.size] = banned
+    sizes = {"logits": logits.nbytes, "tables": state.nbytes, "tokens": 4 * CHUNK + 16}
+    sizes |= {"found": picking.found_bytes(vocab)}
+    buffers = {name: device.create(size) for name, size in sizes.items()}
+    device.write(buffers["logits"], 0, logits)
+    device.write(buffers["tables"], 0, state)
+    argmax = picking.argmax(vocab, CHUNK, Slice("logits"))
+    device.run(device.record(argmax, buffers), times=2)
+    tokens = device.read(buffers["tokens"], 0, sizes["tokens"]).view(np.int32)
+    allowed = logits.copy()
+    allowed[banned] = -np.inf
+    likeliest = int(allowed.argmax())
+    told = -1 - likeliest if kind == "damaged" else likeliest
+    assert [tokens[0], *tokens[CHUNK : CHUNK + 3]] == [likeliest, told, told, 0]
+    state[[State.APPENDED, State.ANGLE, State.POSITION, State.PICKED]] += 2
+    assert (device.read(buffers["tables"], 0, state.nbytes).view(np.uint32) == state).all()
+
+    device.run(device.record(picking.top(vocab, Slice("logits")), buffers))
+    found = device.read(buffers["found"], picking.top_offset(vocab), 8 * picking.TOP).view(np.uint32)
+    for count in (1, min(vocab, picking.TOP)):
+        ids, values = picking.candidates(found, count)
+        assert np.array_equal(ids, order[:count])
+        assert np.array_equal(values, logits[ids], equal_nan=True)
+    for buffer in buffers.values():
+        device.free(buffer)
+
+
+# The engine
+
+
+PROMPT = np.arange(5, 25, dtype=np.int32)
+
+
+@pytest.fixture(
+    scope="module",
+    params=["llama-window", pytest.param("gemma3", marks=pytest.mark.exhaustive)],
+)
+def session(request: pytest.FixtureRequest) -> Iterator[Session]:
+    if not host_named("wgpu").adapters():
+        pytest.skip("no adapter through wgpu")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDGE_GPU", "wgpu:0")
+        with load(open_model(GOLDEN / f"{request.param}.gguf"), backend="gpu", max_kv_size=64, threads=1) as opened:
+            yield opened
+
+
+def test_the_engine_picks_what_its_logits_say(session: Session) -> None:
+    """Ids and rows, bit for bit, where windows and rings end, too, and behind rows that were forgotten again."""
+    engine = session.engine
+    assert isinstance(engine, GPUEngine)
+    session.reset()
+    banned = np.array([7, 200], np.int32)
+    kv = engine.kv
+    token, ran, sizes = int(engine.forward(PROMPT).argmax()), PROMPT.size, list[int]()
+    for wanted in (1, 5, 2, 26, 4):
+        length, end = kv.length, end_of(kv)
+        ids = engine.run_greedy(token, wanted, banned)
+        sizes.append(ids.size)
+        assert kv.length == length + ids.size
+        assert 1 <= ids.size <= wanted
+        kept = max(1, ids.size - 2)
+        kv.truncate(length + kept)
+        rows = kv.save(length)
+        kv.truncate(length, end)
+        one_by_one = list[int]()
+        for each in [token, *ids[: kept - 1]]:
+            logits = engine.forward(np.array([each], np.int32))
+            logits[banned] = -np.inf
+            one_by_one.append(int(logits.argmax()))
+        assert one_by_one == ids[:kept].tolist()
+        again = kv.save(length)
+        assert bytes(rows.data) == bytes(again.data)
+        assert rows.tail == again.tail
+        assert rows.positions.tolist() == again.positions.tolist()
+        token, ran = one_by_one[-1], ran + kept
+    assert kv.length == ran
+    assert max(sizes) > 10
+    found, values = engine.forward_top(PROMPT[:3], 9)
+    kv.truncate(ran)
+    logits = engine.forward(PROMPT[:3])
+    assert np.array_equal(found, np.argsort(-logits, kind="stable")[:9])
+    assert np.array_equal(values, logits[found])
+
+
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(), SamplingParams(temperature=1.0, seed=3)], ids=["greedy", "draw"]
+)
+def test_answers_are_those_of_logits(
+    session: Session, sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, states = session.engine, []
+    for picks in (True, False):
+        monkeypatch.setattr(engine, "capabilities", replace(engine.capabilities, picks=picks))
+        session.generate(PROMPT, sampling=sampling, max_tokens=70, ignore_eos=True)
+        states.append(state(session))
+    assert states[0] == states[1]
