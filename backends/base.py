@@ -30,8 +30,8 @@ class EngineConfig:
 
     One flat record for all engines, because plans, reports and saved profiles show it so, and profiles are read back
     without their engine. The plan weighs `repack` and `resident` against KV rows within the budget, and derives
-    `observes`, `per_head`, `uneven` and `pinned` from the KV policy. It only passes `provider`, `gpu_layers` and
-    `tuning` on. Engines that lack a feature ignore its field.
+    `observes`, `per_head`, `uneven` and `pinned` from the KV policy. It only passes `provider`, `gpu_layers`, `adapter`
+    and `tuning` on. Engines that lack a feature ignore its field.
     """
 
     capacity: int  # KV rows per layer and KV head
@@ -47,6 +47,7 @@ class EngineConfig:
     repack: bool = False  # weights repacked in private memory (faster), not mapped (reclaimable): `Backend.can_repack`
     provider: str = "cpu"  # onnx: the execution provider of ONNX Runtime
     gpu_layers: int = 0  # llamacpp: layers whose weights are on a GPU
+    adapter: str = ""  # gpu: the one that the plan is for (`GPUMemory.adapter`); empty: the engine's own choice
     resident: int = 0  # bytes of weights in memory at a time, the rest is streamed (`Footprint.least_weights`); 0: all
     tuning: dict[str, int] = field(default_factory=dict)  # tvm: tile and task sizes that differ from the defaults
     lora_rank: int = 0  # the largest rank of adapters that there is room for; 0: the engine is loaded without any
@@ -68,6 +69,20 @@ class Footprint:
     fixed_kv: int = 0  # of `kv`, what does not depend on the capacity (`KVCache.fixed`)
     least_weights: int | None = None  # the least that `EngineConfig.resident` may be; None: this engine streams nothing
     lora: int = 0  # adapters, never streamed
+    gpu: int = 0  # of weights, kv and scratch, what lies in buffers of a GPU
+
+
+@dataclass(frozen=True)
+class GPUMemory:
+    """Where the buffers of an engine's GPU lie.
+
+    adapter: the GPU and its driver, as `EngineConfig.adapter`. unified: in the process's main memory. free: bytes of a
+    card's own memory that are free; None: its driver does not tell, or the memory is unified.
+    """
+
+    adapter: str
+    unified: bool
+    free: int | None = None
 
 
 @dataclass(frozen=True)
@@ -126,7 +141,7 @@ class Capabilities:
     gpu_layers: it takes --gpu-layers.
     lora: it runs adapters (`AdaptedEngine`). any_tokenizer: also models whose tokenizer edge does not know.
     picks: it chooses tokens itself (`PickingEngine`). cards: it may run on a graphics card with a counter of joules
-    (`CardEngine`).
+    (`CardEngine`). gpu: it has buffers on a GPU (`GPUBackend`).
     """
 
     granularity: Granularity
@@ -142,6 +157,7 @@ class Capabilities:
     any_tokenizer: bool = False
     picks: bool = False
     cards: bool = False
+    gpu: bool = False
 
 
 @dataclass(frozen=True)
@@ -459,6 +475,18 @@ class Backend(Protocol):
         ...
 
     def versions(self) -> dict[str, str]: ...
+
+
+class GPUBackend(Backend, Protocol):
+    """The module of an engine with `Capabilities.gpu`. Its `load` takes the GPU of `EngineConfig.adapter`."""
+
+    def gpu_memory(self) -> GPUMemory:
+        """Raises UnsupportedError if there is no GPU."""
+        ...
+
+    def used_memory(self, adapter: str) -> int | None:
+        """Bytes that the system says this process holds on that GPU; None if it does not tell."""
+        ...
 
 
 NOT_FINITE = "the model produced NaN logits: its weights are damaged or overflow"

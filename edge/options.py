@@ -39,6 +39,10 @@ class Options:
         None, "--memory", group=BUDGETS, typed=str, parse=parse_bytes,
         help="Most memory the whole process may hold, such as 256MiB (default: what the system grants).",
     )  # fmt: skip
+    gpu_memory: int | None = option(
+        None, "--gpu-memory", group=BUDGETS, typed=str, parse=partial(parse_bytes, what="--gpu-memory"),
+        help="Most memory on the GPU, such as 2GiB (default: what a card has free; other GPUs use main memory).",
+    )  # fmt: skip
     time: float | None = option(
         None, "--time", group=BUDGETS, typed=str, parse=parse_seconds, help="Stop after this long, such as 20s."
     )

@@ -83,7 +83,9 @@ def test_a_plan_becomes_json() -> None:
     read = json.loads(json.dumps(chosen.to_dict()))
     assert read["predicted_peak"] == chosen.predicted_peak
     assert read["config"]["capacity"] == chosen.config.capacity
-    assert set(read["bytes"]) == {"interpreter", "weights", "kv", "scratch", "reserve", "streamed", "lora", "fixed_kv"}
+    assert set(read["bytes"]) == {
+        "interpreter", "weights", "kv", "scratch", "reserve", "streamed", "lora", "fixed_kv", "gpu", "on_card",
+    }  # fmt: skip
 
 
 def test_a_peak_that_already_was_is_part_of_the_prediction(monkeypatch: pytest.MonkeyPatch) -> None:

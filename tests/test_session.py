@@ -467,7 +467,7 @@ REPORT_KEYS: dict[str, set[str] | None] = {
     "stop_reason": None,
     "memory": {
         "peak_rss", "budget", "weights", "kv", "scratch", "interpreter", "anonymous", "file", "streamed", "lora",
-        "measured",
+        "measured", "gpu", "on_card", "gpu_used", "gpu_budget",
     },
     "kv": {"policy", "capacity", "rows", "dtype", "evicted"},
     "energy": {
@@ -479,7 +479,7 @@ REPORT_KEYS: dict[str, set[str] | None] = {
     "thoughts": None,
     "plan": {
         "backend", "kv_policy", "sinks", "config", "evict_step", "bytes", "predicted_peak", "limit", "limit_source",
-        "tuned",
+        "tuned", "gpu_limit", "gpu_limit_source",
     },
     "versions": {"edge", "python", "numpy", "apache-tvm", "apache-tvm-ffi"},
     "seed": None,

@@ -61,6 +61,15 @@ def used_memory(card: Card) -> int | None:
     return max((each.usedGpuMemory or 0 for each in running if each.pid == os.getpid()), default=None)
 
 
+def free_memory(card: Card) -> int | None:
+    """Bytes of the card's memory that no process holds; None if its driver does not tell."""
+    try:
+        library, handle = _opened(card)
+        return int(library.nvmlDeviceGetMemoryInfo(handle).free)
+    except Exception:  # Unavailable, or an error of the library
+        return None
+
+
 def _opened(card: Card | None) -> tuple[Any, Any]:
     try:
         import pynvml

@@ -95,6 +95,8 @@ def _bytes(made: Plan) -> str:
         *([("adapters", f"rank {config.lora_rank}", count.lora)] if count.lora else []),
         ("predicted peak", "estimated", made.predicted_peak),
         ("limit", made.limit_source, made.limit),
+        *([("on the GPU", _on_gpu(made), count.gpu)] if count.gpu else []),
+        *([("its limit", made.gpu_limit_source, made.gpu_limit)] if made.gpu_limit is not None else []),
     ]
     return table(["what", "how", "bytes", "size"], [[a, b, str(n), format_bytes(n)] for a, b, n in rows], left=2)
 
@@ -145,7 +147,13 @@ def _slower(streaming: Streaming, resident: int, weights: int) -> str:
 def _weights(made: Plan) -> str:
     if made.bytes.streamed:
         return "of a mapped file, at a time"
+    if made.bytes.gpu:
+        return "in buffers of the GPU"
     return "repacked in memory" if made.config.repack else "mapped from a file"
+
+
+def _on_gpu(made: Plan) -> str:
+    return "memory of its own, not in the peak" if made.bytes.on_card else "of the above, in main memory"
 
 
 def _fixed(nbytes: int) -> str:

@@ -11,8 +11,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import cast
 
-from edge.backends.base import Backend, EngineConfig, Tuned
+from edge.backends.base import Backend, EngineConfig, GPUBackend, GPUMemory, Tuned
 from edge.budget import format_bytes
 from edge.devices.host import usable_cores
 from edge.errors import InputError, UnsupportedError
@@ -35,6 +36,7 @@ class Choice:
 
     tuned: what was found for this device. whole: only with all rows that the run is known to need, and all weights, in
     memory. forced: why the policy is `full` without having been asked for: the engine can evict no rows of this model.
+    gpu: that the engine would use here.
     """
 
     spec: ModelSpec
@@ -43,6 +45,7 @@ class Choice:
     tuned: Tuned | None = None
     whole: bool = False
     forced: str | None = None
+    gpu: GPUMemory | None = None
 
     @property
     def fits(self) -> bool:
@@ -65,6 +68,7 @@ class Choice:
             pinned=pinned_rows(policy) if policy.close_gaps else 0,
             provider=options.provider or "cpu",
             gpu_layers=options.gpu_layers or 0,
+            adapter=self.gpu.adapter if self.gpu else "",
             lora_rank=options.lora_size.rank,
             lora_bytes=options.lora_size.nbytes,
         )
@@ -76,9 +80,11 @@ def find_choices(spec: ModelSpec, backend: Backend, options: Options, *, elsewhe
     Raises InputError for impossible options, UnsupportedError for what the engine lacks.
     """
     choices = []
+    on_gpu = backend.CAPABILITIES.gpu and not elsewhere
+    gpu = cast(GPUBackend, backend).gpu_memory() if on_gpu else None
     for choice in _alternatives(spec, backend, options):
         check_request(spec, backend, choice.options, elsewhere=elsewhere)
-        choice = replace(choice, options=_rows_for_bytes(choice))
+        choice = replace(choice, options=_rows_for_bytes(choice), gpu=gpu)
         kv_dtype = choice.options.kv_dtype or backend.CAPABILITIES.kv_dtypes[0]
         choices.append(replace(choice, tuned=None if elsewhere else backend.tuned(spec, kv_dtype)))
     return choices

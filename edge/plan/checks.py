@@ -13,7 +13,7 @@ from edge.errors import InputError, UnsupportedError
 from edge.kv import DEFAULT_SINKS, Needs, pinned_rows
 from edge.kv.policy import check_options
 from edge.model.spec import ModelSpec
-from edge.options import Options
+from edge.options import AUTO, Options
 from edge.types import GRANULARITIES
 
 SMALLEST_ROWS = 256  # below this a chat model cannot follow its own template
@@ -36,6 +36,9 @@ def check_request(spec: ModelSpec, backend: Backend, options: Options, *, elsewh
     if options.gpu_layers is not None and not has.gpu_layers:
         other = engines_with("gpu_layers")[0]
         raise UnsupportedError(f"--gpu-layers is for the {other} engine, not for {backend.NAME}: use --backend {other}")
+    if options.gpu_memory is not None and not has.gpu and options.backend != AUTO:
+        other = engines_with("gpu")[0]
+        raise UnsupportedError(f"--gpu-memory is for the {other} engine, not for {backend.NAME}: use --backend {other}")
     if options.kv_dtype is not None and options.kv_dtype not in has.kv_dtypes:
         raise UnsupportedError(
             f"the {backend.NAME} engine has no KV dtype {options.kv_dtype!r}: choose {', '.join(has.kv_dtypes)}"

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from edge.backends.base import Backend, EngineConfig
+from edge.backends.base import Backend, EngineConfig, GPUMemory
 from edge.budget import format_bytes
 from edge.devices.memory import MemoryLimit, memory_limit, memory_use, release_free_memory
 from edge.devices.power import memory_root
@@ -30,6 +30,7 @@ _log = logging.getLogger("edge")
 
 # Kept free for what cannot be counted: the answer's text, allocator slack, the kernel's own rounding of VmHWM.
 _RESERVE = 6 << 20
+_CARD_RESERVE = 512 << 20  # of a card's memory, for what its driver keeps of each process and for other programs
 _GRAIN = 2 << 20  # the interpreter counts as a multiple of this: a budget that fits in one run fits in the next
 
 _BLOCK_COPIES = 3  # of a prompt cache's block, while its rows are gathered, joined and written, or read and put back
@@ -40,7 +41,8 @@ class PlanBytes:
     """The table of bytes. interpreter: measured (this process before load) plus the engine's libraries.
 
     weights: those that are resident at a time. streamed: those that every pass reads anew from the file. lora:
-    adapters. fixed_kv: of `kv`, what does not depend on the number of rows (`KVCache.fixed`).
+    adapters. fixed_kv: of `kv`, what does not depend on the number of rows (`KVCache.fixed`). gpu: of weights, kv and
+    scratch, what lies in buffers of a GPU. on_card: this is memory of a card's own, and none of the process's.
     """
 
     interpreter: int
@@ -51,15 +53,19 @@ class PlanBytes:
     streamed: int = 0
     lora: int = 0
     fixed_kv: int = 0
+    gpu: int = 0
+    on_card: bool = False
 
     @property
     def total(self) -> int:
-        return self.interpreter + self.weights + self.kv + self.scratch + self.lora
+        """Of the process."""
+        return self.interpreter + self.weights + self.kv + self.scratch + self.lora - self.gpu * self.on_card
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A run that fits. `predicted_peak` is an estimate of the process's peak resident set, in bytes."""
+    """A run that fits. `predicted_peak` is an estimate of the process's peak resident set, in bytes. gpu_limit: of
+    what lies on the GPU, bytes; None: none is known."""
 
     backend: str
     kv_policy: str
@@ -70,6 +76,8 @@ class Plan:
     predicted_peak: int
     limit: int
     limit_source: str  # "budget" if stated, else what the system grants
+    gpu_limit: int | None = None
+    gpu_limit_source: str = ""  # as limit_source
     tuned: str = "default"  # or "record NAME": where threads, chunk and sizes of pieces of work come from
 
     def to_dict(self) -> dict[str, Any]:
@@ -96,13 +104,23 @@ def make_plan(
     if choices[0].forced:
         _log.warning("KV policy full, which stops where the cache is full: %s", choices[0].forced)
     limit = MemoryLimit(options.memory, "budget") if options.memory else elsewhere or memory_limit(memory_root())
+    card = gpu_limit(options, choices[0].gpu)
     release_free_memory()  # what building the tokenizer left behind would otherwise be counted twice
     use = memory_use()
     before = _Before(use.rss + more, 0 if elsewhere else use.peak)
     for choice, config, counted in before.count(choices):
-        if before.needs(counted) <= limit.bytes:
-            return _plan(choice, config, counted, limit, before)
-    raise _too_small(options, choices, limit, before, elsewhere=elsewhere is not None)
+        if before.needs(counted) <= limit.bytes and (card is None or counted.gpu <= card.bytes):
+            return _plan(choice, config, counted, limit, card, before)
+    raise _too_small(options, choices, limit, card, before, elsewhere=elsewhere is not None)
+
+
+def gpu_limit(options: Options, gpu: GPUMemory | None) -> MemoryLimit | None:
+    """Of what lies on the GPU: the budget, or what a card has free; None: none is known."""
+    if options.gpu_memory is not None:
+        return MemoryLimit(options.gpu_memory, "budget")
+    if gpu is None or gpu.unified or gpu.free is None:
+        return None
+    return MemoryLimit(max(0, gpu.free - _CARD_RESERVE), "free GPU memory")
 
 
 def plan_with_lora(plan: Plan, spec: ModelSpec, backend: Backend, size: LoraSize) -> Plan:
@@ -145,8 +163,9 @@ class _Before:
         scratch += 4 * (config.capacity + config.chunk)  # token ids of a prompt that are read before they are run
         reserve = _RESERVE + -self.resident % _GRAIN
         interpreter = self.resident + need.runtime
+        on_card = choice.gpu is not None and not choice.gpu.unified
         return PlanBytes(
-            interpreter, weights, need.kv, scratch, reserve, need.streamed, need.lora, fixed_kv=need.fixed_kv
+            interpreter, weights, need.kv, scratch, reserve, need.streamed, need.lora, need.fixed_kv, need.gpu, on_card
         )
 
     def needs(self, counted: PlanBytes) -> int:
@@ -154,7 +173,10 @@ class _Before:
         return max(counted.total + counted.reserve, self.peak)
 
 
-def _plan(choice: Choice, config: EngineConfig, counted: PlanBytes, limit: MemoryLimit, before: _Before) -> Plan:
+def _plan(
+    choice: Choice, config: EngineConfig, counted: PlanBytes, limit: MemoryLimit, card: MemoryLimit | None,
+    before: _Before,
+) -> Plan:  # fmt: skip
     options, tuned = choice.options, choice.tuned
     if config.resident:
         spare = limit.bytes - counted.total - counted.reserve
@@ -170,17 +192,22 @@ def _plan(choice: Choice, config: EngineConfig, counted: PlanBytes, limit: Memor
         predicted_peak=max(counted.total, before.peak),
         limit=limit.bytes,
         limit_source=limit.source,
+        gpu_limit=card.bytes if card and counted.gpu else None,
+        gpu_limit_source=card.source if card and counted.gpu else "",
         tuned=tuned.about if tuned else "default",
     )
 
 
 def _too_small(
-    options: Options, choices: Sequence[Choice], limit: MemoryLimit, before: _Before, *, elsewhere: bool
-) -> BudgetError:
+    options: Options, choices: Sequence[Choice], limit: MemoryLimit, card: MemoryLimit | None, before: _Before, *,
+    elsewhere: bool,
+) -> BudgetError:  # fmt: skip
     """Says what the options need, the smallest budget that they fit, and the smallest with the fewest rows."""
     spec, backend, last = choices[0].spec, choices[0].backend, choices[-1].options
     _, _, needed = next(before.count(choices))
     smallest, config = _smallest(choices, before)
+    if card and smallest <= limit.bytes:
+        return _card_too_small(choices, card, before)
     how = f"{config.capacity} KV rows{', weights streamed' if config.resident else ''}"
     stated = "the memory budget is" if limit.source == "budget" else f"the {limit.source} limit is"
     message = (
@@ -197,6 +224,22 @@ def _too_small(
             message += f" --kv-policy {policy}" if policy != options.kv_policy else ""
             message += " instead of --kv-memory" if options.kv_memory is not None else ""
     return BudgetError(message, smallest=smallest)
+
+
+def _card_too_small(choices: Sequence[Choice], card: MemoryLimit, before: _Before) -> BudgetError:
+    """Says what the options need on the GPU, and the configuration that needs least there."""
+    needs = [(counted.gpu, config) for _, config, counted in before.count(choices)]
+    least, config = min(needs, key=lambda each: each[0])
+    stated = "--gpu-memory is" if card.source == "budget" else "its free memory, less a margin, is"
+    advice = (
+        f"the smallest that fits is --gpu-memory {-(-least >> 20)}MiB"
+        if card.source == "budget"
+        else f"{format_bytes(least)} are the least that fit"
+    )
+    return BudgetError(
+        f"needs {format_bytes(needs[0][0])} of GPU memory, {stated} {format_bytes(card.bytes)}: {advice} "
+        f"({config.capacity} KV rows); engines on the CPU need none"
+    )
 
 
 def _smallest(choices: Sequence[Choice], before: _Before) -> tuple[int, EngineConfig]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from edge.budget import format_bytes, format_joules
-from edge.run.report import Action, AdapterUse, Heat, RunReport, Thoughts, Timings
+from edge.run.report import Action, AdapterUse, Heat, Memory, RunReport, Thoughts, Timings
 
 
 def report_line(report: RunReport) -> list[str]:
@@ -46,6 +46,7 @@ def report_lines(report: RunReport) -> list[str]:
         f" + KV {format_bytes(memory.kv)} + scratch {format_bytes(memory.scratch)}"
         + (f" + adapters {format_bytes(memory.lora)}" if memory.lora else "")
         + " (counted)"
+        + _gpu_part(memory)
         + (f" · {format_bytes(memory.streamed)} of weights streamed per token" if memory.streamed else ""),
         f"KV {kv.policy} {kv.dtype}: {kv.rows} of {kv.capacity} rows, {kv.evicted} evicted",
         *([f"LoRA {', '.join(map(_adapter, report.lora))}"] if report.lora else []),
@@ -53,6 +54,16 @@ def report_lines(report: RunReport) -> list[str]:
         *([_thoughts_line(report.thoughts, energy.certainty)] if report.thoughts else []),
         *([f"for want of memory: {', '.join(map(_action, report.actions))}"] if report.actions else []),
     ]
+
+
+def _gpu_part(memory: Memory) -> str:
+    """What of the memory lies on a GPU."""
+    if not memory.gpu:
+        return ""
+    where = "in the memory of the GPU" if memory.on_card else "in buffers of the GPU"
+    budget = f" of {format_bytes(memory.gpu_budget)}" if memory.gpu_budget else ""
+    used = f", {format_bytes(memory.gpu_used)} by its driver's count" if memory.gpu_used else ""
+    return f" · {format_bytes(memory.gpu)}{budget} {where} (counted{used})"
 
 
 def _adapter(adapter: AdapterUse) -> str:

@@ -127,12 +127,12 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.0f}s" if seconds >= 10 else f"{seconds:.2g}s" if seconds >= 0.1 else f"{seconds * 1e3:.2g}ms"
 
 
-def memory_of(plan: Plan, kv_bytes: int, budget: int | None) -> Memory:
-    """The measured memory of this process beside the plan's figures."""
+def memory_of(plan: Plan, kv_bytes: int, options: Options, gpu_used: int | None) -> Memory:
+    """The measured memory of this process beside the plan's figures. gpu_used: bytes, by the system's word."""
     use, counted = memory_use(), plan.bytes
     return Memory(
         peak_rss=use.peak,
-        budget=budget,
+        budget=options.memory,
         weights=counted.weights,
         kv=kv_bytes,
         scratch=counted.scratch,
@@ -141,6 +141,10 @@ def memory_of(plan: Plan, kv_bytes: int, budget: int | None) -> Memory:
         file=use.file,
         streamed=counted.streamed,
         lora=counted.lora,
+        gpu=counted.gpu,
+        on_card=counted.on_card,
+        gpu_used=gpu_used,
+        gpu_budget=options.gpu_memory if counted.gpu else None,
     )
 
 

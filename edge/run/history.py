@@ -75,7 +75,7 @@ class Setting:
     @classmethod
     def of(cls, spec: ModelSpec, backend: str, config: EngineConfig) -> Setting:
         variant = [name for name in ("repack", "observes", "per_head") if getattr(config, name)]
-        sizes = ("provider", "resident", "lora_rank")
+        sizes = ("provider", "resident", "lora_rank", "adapter")
         variant += [f"{name}={value}" for name in sizes if (value := getattr(config, name))]
         return cls(processor().name, model_key(spec), backend, config.kv_dtype, config.threads, " ".join(variant))
 

@@ -61,7 +61,8 @@ class Memory:
     """Bytes. peak_rss, anonymous and file are measured on this process; the others are counted by the plan.
 
     weights: resident at a time; streamed: read anew from the file by every pass, where they are more than that. lora:
-    adapters.
+    adapters. gpu: of weights, kv and scratch, what lies in buffers of a GPU; on_card: in memory of its own, none of the
+    process's. gpu_used: what the system says of it, measured; None where it does not tell. gpu_budget: stated.
     """
 
     peak_rss: int
@@ -74,7 +75,11 @@ class Memory:
     file: int | None
     streamed: int = 0
     lora: int = 0
-    measured: tuple[str, ...] = ("peak_rss", "anonymous", "file")
+    gpu: int = 0
+    on_card: bool = False
+    gpu_used: int | None = None
+    gpu_budget: int | None = None
+    measured: tuple[str, ...] = ("peak_rss", "anonymous", "file", "gpu_used")
 
 
 @dataclass(frozen=True)

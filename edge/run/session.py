@@ -14,7 +14,7 @@ from weakref import WeakSet
 import numpy as np
 
 from edge.backends import find_backend
-from edge.backends.base import AdaptedEngine, Backend, CardEngine, LoadProgress
+from edge.backends.base import AdaptedEngine, Backend, CardEngine, GPUBackend, LoadProgress
 from edge.budget import format_bytes
 from edge.devices.memory import memory_use, release_free_memory
 from edge.devices.power import find_meter, measure_card, memory_root, sensors_root
@@ -537,7 +537,7 @@ class Session:
             tokens=run.tokens,
             timings=run.timings(self._load_s),
             stop_reason=run.stop_reason,
-            memory=memory_of(self.plan, kv.nbytes, self.options.memory),
+            memory=memory_of(self.plan, kv.nbytes, self.options, self._gpu_used()),
             kv=KVUse(context.policy.name, kv.capacity, kv.length, self.plan.config.kv_dtype, context.evicted),
             plan=self.plan.to_dict(),
             versions=versions,
@@ -548,6 +548,11 @@ class Session:
             seed=sampling.seed,
             lora=self._adapters(),
         )
+
+    def _gpu_used(self) -> int | None:
+        if not self.plan.bytes.gpu:
+            return None
+        return cast(GPUBackend, self._backend).used_memory(self.plan.config.adapter)
 
     def _adapters(self) -> tuple[AdapterUse, ...]:
         lora = self.lora

@@ -9,6 +9,7 @@ from edge.backends.base import (
     Capabilities,
     EngineConfig,
     Footprint,
+    GPUMemory,
     LoadProgress,
     MostRows,
     Operator,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 NAME = "gpu"
 KV_DTYPES = ("f16", "int8", "f32")
 CAPABILITIES = Capabilities(
-    "head", uneven="head", kv_dtypes=KV_DTYPES, attention=True, keys=True, cards=True, picks=True
+    "head", uneven="head", kv_dtypes=KV_DTYPES, attention=True, keys=True, cards=True, picks=True, gpu=True
 )
 EFFICIENCY = Efficiency({"integers": Weights(0.5, 1.0), "floats": Weights(0.5, 1.0)}, {"f16": Rows(0.5, 1.0)}, 1e-4)
 
@@ -104,14 +105,31 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     if config.per_head:
         at_once = 2 if config.observes else max(2, shape.kv_heads)
         by_head = regions.longest * (heads * _BOOKKEEPING + at_once * shape.padded_head * _LOOKED_AT)
-    logits = 4 * config.logits_rows * shape.vocab
+    logits = 4 * config.logits_rows * shape.vocab  # on the host, once more
+    on_device, weights, kv = sum(scratch.values()), packed_bytes(spec), (regions.size + rings.size) * per_row
     return Footprint(
-        weights=packed_bytes(spec),
-        kv=(regions.size + rings.size) * per_row,
-        scratch=sum(scratch.values()) + logits + by_head + pinned_bytes(heads, shape.padded_head, config.pinned),
+        weights=weights,
+        kv=kv,
+        scratch=on_device + logits + by_head + pinned_bytes(heads, shape.padded_head, config.pinned),
         runtime=_RUNTIME_BYTES,
         fixed_kv=rings.size * per_row,
+        gpu=weights + kv + on_device,
     )
+
+
+def gpu_memory() -> GPUMemory:
+    """Of the GPU that `load` takes. Raises UnsupportedError if there is none."""
+    from edge.backends.tvm.gpu.hosts import choose_adapter, free_memory
+
+    adapter = choose_adapter()
+    return GPUMemory(adapter.key, adapter.unified, None if adapter.unified else free_memory(adapter))
+
+
+def used_memory(adapter: str) -> int | None:
+    from edge.backends.tvm.gpu.hosts import choose_adapter
+    from edge.backends.tvm.gpu.hosts import used_memory as used
+
+    return used(choose_adapter(adapter))
 
 
 def tuned(spec: ModelSpec, kv_dtype: str) -> Tuned | None:

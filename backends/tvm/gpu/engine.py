@@ -40,7 +40,7 @@ class GPUEngine:
     ) -> None:
         self.spec, self.config, self._recipe = spec, config, find_recipe(spec)
         report = progress or (lambda _part, _doing="": None)
-        adapter = choose_adapter()
+        adapter = choose_adapter(config.adapter or None)
         self.card = card_of(adapter)
         design = self._design = Design.of(file, spec, config, adapter)
         program = program_of(design, lambda part: report(_COMPILED * part, "making kernels for this GPU"))

@@ -156,8 +156,8 @@ def what_is_missing() -> list[str]:
 
 
 def choose_adapter(text: str | None = None) -> Adapter:
-    """The adapter whose name has this text in it, or whose `place` it is; by default that of `EDGE_GPU`; otherwise the
-    first GPU that is none of the CPUs that pose as GPUs.
+    """The adapter whose name has this text in it, or whose `place` or `key` it is; by default that of `EDGE_GPU`;
+    otherwise the first GPU that is none of the CPUs that pose as GPUs.
 
     Raises UnsupportedError with the adapters that there are, or with what was looked for.
     """
@@ -166,6 +166,8 @@ def choose_adapter(text: str | None = None) -> Adapter:
         raise UnsupportedError(f"no GPU was found: {'; '.join(what_is_missing())}")
     if re.fullmatch(rf"({'|'.join(_HOSTS)}):\d+", wanted):
         fit = [adapter for adapter in found if adapter.place == wanted]
+    elif keyed := [adapter for adapter in found if adapter.key.lower() == wanted]:
+        fit = keyed
     elif wanted:
         fit = [adapter for adapter in found if wanted in adapter.name.lower()]
     else:
@@ -189,6 +191,13 @@ def card_of(adapter: Adapter) -> nvml.Card | None:
     NVIDIA's."""
     nvidia = "nvidia" in f"{adapter.vendor} {adapter.name}".lower() and adapter.kind == "discrete"
     return nvml.Card(adapter.name, adapter.bus) if nvidia else None
+
+
+def free_memory(adapter: Adapter) -> int | None:
+    """Bytes of a card's own memory that are free: as its driver tells now, or all that it has; None if it is silent."""
+    card = card_of(adapter)
+    free = None if card is None else nvml.free_memory(card)
+    return adapter.memory if free is None else free
 
 
 def used_memory(adapter: Adapter) -> int | None:
