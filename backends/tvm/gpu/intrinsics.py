@@ -16,14 +16,16 @@ PRELUDES: dict[str, dict[str, str]] = {
         "edge_halves": "fn edge_halves(a: f32, b: f32) -> u32 { return pack2x16float(vec2<f32>(a, b)); }\n",
         "edge_dot4": "fn edge_dot4(a: u32, b: u32) -> i32 { return dot4I8Packed(a, b); }\n",
     },
+    # OpenCL converts float16 only in memory. As bytes, that memory may be read as any type.
     "opencl": {
         "edge_half": (
-            "inline float edge_half(uint word) { ushort bits = (ushort)word; "
-            "return vload_half(0, (const __private half *)&bits); }\n"
+            "inline float edge_half(uint word) { uchar bits[2] __attribute__((aligned(2))); "
+            "bits[0] = (uchar)word; bits[1] = (uchar)(word >> 8); return vload_half(0, (const __private half *)bits); }\n"
         ),
         "edge_halves": (
-            "inline uint edge_halves(float a, float b) { ushort bits[2]; vstore_half(a, 0, (__private half *)bits); "
-            "vstore_half(b, 1, (__private half *)bits); return (uint)bits[0] | (uint)bits[1] << 16; }\n"
+            "inline uint edge_halves(float a, float b) { uchar bits[4] __attribute__((aligned(2))); "
+            "vstore_half(a, 0, (__private half *)bits); vstore_half(b, 1, (__private half *)bits); "
+            "return (uint)bits[0] | (uint)bits[1] << 8 | (uint)bits[2] << 16 | (uint)bits[3] << 24; }\n"
         ),
         "edge_dot4": (
             "inline int edge_dot4(uint a, uint b) { char4 x = as_char4(a), y = as_char4(b); "
