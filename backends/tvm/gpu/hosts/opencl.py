@@ -8,6 +8,7 @@ buffers (cl_khr_command_buffer), which Adreno's and Mali's drivers lack.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,6 +59,8 @@ def open_device(adapter: Adapter) -> OpenCLDevice:
 def _devices() -> list[tuple[Any, Any]]:
     """Platforms and their little-endian devices with a compiler; none where anything is missing."""
     found = []
+    # The default of pocl 3.1, loopvec, vectorizes some loops wrongly.
+    os.environ.setdefault("POCL_WORK_GROUP_METHOD", "loops")
     try:
         import pyopencl as cl
 
