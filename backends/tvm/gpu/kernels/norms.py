@@ -18,13 +18,13 @@ from edge.backends.tvm.gpu.kernels.threads import (
     build,
     f32,
     hold,
+    i32,
     let,
     reduce,
     spread,
     store,
     strided,
     to_int,
-    when,
 )
 from edge.backends.tvm.gpu.weights import LayerLayout, Vector
 from edge.backends.tvm.packing.layout import Shape, round_up
@@ -109,13 +109,14 @@ def normalise(name: str, norm: Norm, tokens: int, *, wanted: bool = False) -> Bu
     def body(scope: Scope) -> None:
         memory = scope.shared(_THREADS)
         memory = scope.shared(_THREADS)
-        count = let(to_int(scope.tables[State.WANTED if wanted else State.COUNT]))
-        with when(scope.row < count):
-            first = to_int(scope.tables[State.COUNT]) - count + scope.row if wanted else scope.row
-            source, target = let(first * norm.padded), let(scope.row * norm.padded)
-            statistics = row_statistics(scope, memory, norm, lambda at: [scope.x[source + at]])
-            with strided(scope, norm.padded) as at:
-                store(scope.out, target + at, _applied(scope, norm, scope.x[source + at], statistics, at))
+        first: Value = i32(0)
+        if wanted:
+            first = to_int(scope.tables[State.COUNT]) - to_int(scope.tables[State.WANTED])
+        source = hold(T.min(first + scope.row, to_int(scope.tables[State.COUNT]) - 1) * norm.padded, "int32")
+        target = let(scope.row * norm.padded)
+        statistics = row_statistics(scope, memory, norm, lambda at: [scope.x[source + at]])
+        with strided(scope, norm.padded) as at:
+            store(scope.out, target + at, _applied(scope, norm, scope.x[source + at], statistics, at))
 
     reads = {"x": "float32", "w1": "uint32", "tables": "uint32"}
     return build(name, _THREADS, reads, {"out": "float32"}, (), body, (1, tokens), 0 if wanted else 1)
@@ -127,14 +128,13 @@ def add_normed(name: str, norm: Norm, tokens: int, scale: float = 1.0) -> Built:
     def body(scope: Scope) -> None:
         memory = scope.shared(_THREADS)
         memory = scope.shared(_THREADS)
-        with when(scope.row < to_int(scope.tables[State.COUNT])):
-            start = let(scope.row * norm.padded)
-            statistics = row_statistics(scope, memory, norm, lambda at: [scope.x[start + at]])
-            with strided(scope, norm.padded) as at:
-                added = _applied(scope, norm, scope.x[start + at], statistics, at)
-                store(scope.out, start + at, scope.out[start + at] + (added * f32(scale) if scale != 1 else added))
+        start = let(scope.row * norm.padded)
+        statistics = row_statistics(scope, memory, norm, lambda at: [scope.x[start + at]])
+        with strided(scope, norm.padded) as at:
+            added = _applied(scope, norm, scope.x[start + at], statistics, at)
+            store(scope.out, start + at, scope.out[start + at] + (added * f32(scale) if scale != 1 else added))
 
-    reads = {"x": "float32", "w1": "uint32", "tables": "uint32"}
+    reads = {"x": "float32", "w1": "uint32"}
     return build(name, _THREADS, reads, {"out": "float32"}, (), body, (1, tokens), 1)
 
 

@@ -150,8 +150,8 @@ def _factor(layout: LayerLayout, name: str, at: int = 0) -> Factor:
 
 @dataclass(frozen=True)
 class Band:
-    """The rows of a workgroup, and the bundle that has them. Barriers stand outside of `each`: pocl 3.1 computes wrong
-    sums where barriers are in two conditions one after the other.
+    """The rows of a workgroup, and the bundle that has them. Barriers stand outside of `each`, and of all conditions:
+    pocl 3.1 computes wrong sums otherwise.
 
     first: of its rows in the matrix. rows: of the matrix. at: where its results start in a row of results.
     """
@@ -224,7 +224,7 @@ def _starts(product: Product, height: int) -> tuple[int, ...]:
 
 
 def step(product: Product, tuning: Tuning, *, last: bool = False) -> Built:
-    """The kernel for one token: row 0 of `x`, or the last row of a pass, if its logits are wanted (`last`).
+    """The kernel for one token: row 0 of `x`, or the last row of a pass (`last`).
 
     Buffers: out float32; x float32x4 [rows, columns]; w4, w1 the weights; rest, for the head's norm; tables for `last`.
     """
@@ -233,12 +233,9 @@ def step(product: Product, tuning: Tuning, *, last: bool = False) -> Built:
 
     def body(scope: Scope) -> None:
         memory = scope.shared(((1 + product.paired) * tuning.rows + 1) * scope.threads)
-        first: Value = i32(0)
-        with when(scope.tables[State.WANTED] > 0) if last else _always():
-            if last:
-                first = let((to_int(scope.tables[State.COUNT]) - 1) * (product.columns // 4))
-            inputs = _Inputs.of(scope, product, first, memory)
-            _multiply(scope, product, Band.of(scope, product, height), inputs, memory, split, tuning.rows)
+        row = hold(to_int(scope.tables[State.COUNT]) - 1, "int32") if last else i32(0)
+        inputs = _Inputs.of(scope, product, let(row * (product.columns // 4)), memory)
+        _multiply(scope, product, Band.of(scope, product, height), inputs, memory, split, tuning.rows)
 
     reads = {"x": "float32x4", "w4": "uint32x4", "w1": "uint32"}
     reads |= {"rest": "uint32x4"} if product.norm and product.norm_in_rest else {}

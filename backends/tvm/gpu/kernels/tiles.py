@@ -54,9 +54,8 @@ def chunk(product: Product, tuning: Tuning, tokens: int, *, wanted: bool = False
         weights = [scope.shared(_STRIDE * tile_rows, "float32x4") for _ in product.bundles[0]]
         inputs = scope.shared(_STRIDE * tile_tokens, "float32x4")
         count = hold(to_int(scope.tables[State.WANTED if wanted else State.COUNT]), "int32")
-        with when(scope.row * tile_tokens < count):
-            band = Band.of(scope, product, tile_rows)
-            _multiply(scope, product, band, count, weights, inputs, tile_rows, tile_tokens)
+        band = Band.of(scope, product, tile_rows)
+        _multiply(scope, product, band, count, weights, inputs, tile_rows, tile_tokens)
 
     reads = {"x": "float32x4", "w4": "uint32x4", "w1": "uint32", "tables": "uint32"}
     groups = (workgroups(product, tile_rows), -(-tokens // tile_tokens))
@@ -142,5 +141,5 @@ def _load_inputs(
     """The part of each token; the last token stands for tokens behind it."""
     with strided(scope, tile_tokens * QUADS) as index:
         local, quad = let(quotient(index, QUADS)), let(remainder(index, QUADS))
-        token = T.min(first + local, count - 1)
+        token = T.max(T.min(first + local, count - 1), 0)
         store(memory, local * _STRIDE + quad, scope.x[token * (product.columns // 4) + part * QUADS + quad])
