@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from edge.backends.tvm.gpu import bandwidth, hosts
 from edge.backends.tvm.gpu.hosts import Adapter, Device, Limits, choose_adapter, host_named, open_device
+from edge.backends.tvm.gpu.hosts.wgpu import WGPUDevice
 from edge.backends.tvm.gpu.program import Dispatch, Kernel, Slice
 from edge.devices.power import nvml
 from edge.devices.profile_file import read_profile, write_profile
@@ -121,6 +125,29 @@ def test_dispatches_run_in_order_and_several_times(device: Device) -> None:
         assert device.read(counts, 0, 16).view(np.int32).tolist() == expected.tolist()
 
 
+def test_writes_runs_and_reads_keep_their_order(device: Device) -> None:
+    device.prepare(kernels(device.adapter.language))
+    counts = device.create(16)
+    recording = device.record([Dispatch("edge_next", (Slice("c"),), (3,), (1, 1), "attention")], {"c": counts})
+    for first in range(5):
+        device.write(counts, 0, np.full(4, first, np.int32))
+        device.run(recording)
+        device.write(counts, 4, np.full(1, 70, np.int32))
+        device.run(recording)
+        assert device.read(counts, 0, 16).view(np.int32).tolist() == [9 * first, 211, 9 * first + 8, 9 * first + 12]
+
+
+def test_devices_are_independent(device: Device) -> None:
+    device.prepare(kernels(device.adapter.language))
+    dispatch, buffers = sums(device)
+    other = open_device(device.adapter)
+    other.create(4096)
+    assert other.allocated == 4096
+    other.close()
+    device.run(device.record([dispatch], buffers))
+    assert read_floats(device, buffers["o"], 1)[0] == 36.5
+
+
 def test_arrays_may_change_after_they_were_written(device: Device) -> None:
     """Small writes are queued, big ones waited for."""
     small, big = np.arange(4, dtype=np.int32), np.ones(1 << 20, np.int32)
@@ -206,6 +233,110 @@ def test_a_probed_gpu_is_part_of_the_profile(adapter: Adapter, tmp_path: Path, m
     assert "no GPU is called 'no such card'" in reason
     assert profile.gpu is None
     assert "gpu_read_bandwidth" not in profile.figures
+
+
+@pytest.fixture
+def wgpu() -> Iterator[WGPUDevice]:
+    found = host_named("wgpu").adapters()
+    if not found:
+        pytest.skip("no adapter through wgpu")
+    opened = cast(WGPUDevice, open_device(found[0]))
+    opened.prepare(kernels("wgsl"))
+    yield opened
+    opened.close()
+
+
+def test_wgpu_raises_where_its_library_would_abort_the_process(wgpu: WGPUDevice) -> None:
+    counts, freed = wgpu.create(32), wgpu.create(16)
+
+    def recorded(*slices: Slice, kernel: str = "edge_next", groups: int = 1) -> Any:
+        scalars = (2,) if kernel == "edge_next" else (1, 2)
+        dispatch = Dispatch(kernel, slices, scalars, (groups, 1), "attention")
+        return wgpu.record([dispatch], {"c": counts, "f": freed})
+
+    used = recorded(Slice("f"))
+    wgpu.free(freed)
+    wgpu.free(freed)
+    wrong: dict[str, Callable[[], Any]] = {
+        "buffer was freed": lambda: wgpu.run(used),
+        "was freed": lambda: wgpu.time(used),
+        "freed": lambda: recorded(Slice("f")),
+        "the buffer was freed": lambda: wgpu.read(freed, 0, 16),
+        "wgpu: the buffer was freed": lambda: wgpu.write(freed, 0, np.zeros(4, np.int32)),
+        "bytes 32 to 32": lambda: recorded(Slice("c", 32)),
+        "bytes 0 to 64": lambda: recorded(Slice("c", 0, 64)),
+        "min_storage_buffer_offset_alignment": lambda: recorded(Slice("c", 4)),
+        "conflicting usages": lambda: wgpu.run(recorded(Slice("c"), Slice("c"), Slice("c"), kernel="edge_sums")),
+        "less or equal to": lambda: wgpu.run(recorded(Slice("c"), groups=1 << 20)),
+        "overrunning the bounds": lambda: wgpu.write(counts, 16, np.zeros(8, np.int32)),
+        "overrunning": lambda: wgpu.read(counts, 16, 32),
+        "not aligned": lambda: wgpu.write(counts, 2, np.zeros(1, np.int32)),
+        "entry point": lambda: wgpu.prepare({"edge_other": replace(kernels("wgsl")["edge_next"], name="edge_other")}),
+    }
+    for words, call in wrong.items():
+        with pytest.raises(EngineError, match=words) as caught:
+            call()
+        assert len(str(caught.value).splitlines()) == 1
+    wgpu.run(recorded(Slice("c")))  # and goes on
+    assert wgpu.read(counts, 0, 16).view(np.int32).tolist() == [0, 1, 2, 3]
+    wgpu.close()
+    for call in (lambda: wgpu.create(16), lambda: recorded(Slice("c")), lambda: wgpu.read(counts, 0, 16)):
+        with pytest.raises(EngineError, match="freed|closed"):
+            call()
+
+
+def test_wgpu_divides_long_runs(wgpu: WGPUDevice) -> None:
+    counts = wgpu.create(16)
+    dispatch = Dispatch("edge_next", (Slice("c"),), (2,), (1, 1), "attention")
+    recording = wgpu.record([dispatch] * 3, {"c": counts})
+    wgpu.work_per_submit = 4
+    for tokens in (1, 2, 9):  # 4, 2 and 1 dispatches in a submit
+        wgpu.write(counts, 0, np.ones(4, np.int32))
+        wgpu.run(recording, tokens, times=3)
+        assert wgpu.read(counts, 0, 16).view(np.int32).tolist() == [512, 1023, 1534, 2045]
+        assert len(wgpu.time(recording, tokens)) == 3
+    wgpu.adapter = replace(wgpu.adapter, features=frozenset())
+    assert all(0 < each < 5 for each in wgpu.time(recording))
+
+
+_CHILD = """
+import resource, sys
+import numpy as np
+from edge.backends.tvm.gpu.hosts import host_named, open_device
+from edge.errors import EngineError
+
+def status(name):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name)) >> 10
+
+device = open_device(host_named("wgpu").adapters()[0])
+device.read(device.create(1 << 20), 0, 4)
+before, part = status("VmRSS"), np.ones(1 << 18, np.float32)
+buffer = device.create(48 << 20)
+for index in range(48):
+    device.write(buffer, index << 20, part)
+device.read(buffer, 0, 4)
+print(status("VmHWM") - before)
+resource.setrlimit(resource.RLIMIT_AS, (status("VmSize") + 300 << 20,) * 2)
+try:
+    device.create(1 << 30)
+except EngineError as error:
+    print(error)
+print(device.allocated >> 20)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_wgpu_uses_the_memory_that_it_counts_and_says_when_there_is_none(wgpu: WGPUDevice) -> None:
+    if wgpu.adapter.kind != "cpu":
+        pytest.skip("memory of a GPU is not in the resident set")
+    environment = {name: each for name, each in os.environ.items() if name != "XDG_RUNTIME_DIR"}
+    done = subprocess.run([sys.executable, "-c", _CHILD], capture_output=True, text=True, check=True, env=environment)
+    grown, message, allocated = done.stdout.splitlines()
+    assert 48 <= int(grown) <= 48 + 20  # MiB; copies on their way are the rest
+    assert "1073741824 bytes" in message
+    assert "memory" in message
+    assert allocated == "49"
+    assert not done.stderr
 
 
 def test_adapters_say_what_they_can_do(adapter: Adapter) -> None:

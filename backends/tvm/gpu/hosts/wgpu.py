@@ -4,16 +4,23 @@ The package's own classes cost ten microseconds a call, poll in a thread of thei
 to be raised from. Here a recorded dispatch is a pipeline, a bind group and its workgroups, all made once; a run is one
 compute pass of three calls for each dispatch. Errors are collected by callbacks and raised by the call that caused
 them. Constants and structures are those of webgpu.h and wgpu.h.
+
+Shaders keep the library's checks of bounds and loops: without them lavapipe is not faster. The library has no cache of
+pipelines (drivers have their own), so they are compiled by several threads. On Vulkan and Direct3D 12 it takes memory
+from the driver in blocks of 128 MiB, and 64 MiB for copies, which `allocated` does not count.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -21,13 +28,15 @@ import numpy as np
 
 from edge.backends.tvm.gpu.hosts import ALIGNMENT, Adapter, Limits
 from edge.backends.tvm.gpu.program import Dispatch, Kernel, Slice
+from edge.devices.host import usable_cores
 from edge.errors import EngineError
 from edge.types import AnyArray
 
 PACKAGE, EXTRA = "wgpu", "gpu"
 
 _STAGED = 8 << 20  # bytes that are copied at once between the process and the device
-_DISPATCHES = 4096  # of one submit
+_WORK = 2048  # dispatches of one submit times their tokens: drivers reset a GPU that is busy for seconds
+_COMPILERS = 4  # threads
 _QUERIES = 4096  # of a query set, WebGPU's limit
 _FRAME = ("Validation Error", "Caused by:", "In wgpu", "\u250c", "\u2502", "\u2514", "=")  # also lines of quoted source
 _KINDS = {1: "discrete", 2: "integrated", 3: "cpu"}
@@ -58,12 +67,18 @@ def open_device(adapter: Adapter) -> WGPUDevice:
     return WGPUDevice(adapter, handles[adapter.index])
 
 
-@dataclass
 class _Errors:
-    """What callbacks have told of a device: messages since the last look; why it is lost."""
+    """What callbacks have told of a device: why it is lost; what calls of this thread have caused since the last look.
+    The library calls back before the call returns that has caused an error."""
 
-    messages: list[str] = field(default_factory=list)
-    lost: str = ""
+    def __init__(self) -> None:
+        self.lost = ""
+        self._own = threading.local()
+
+    @property
+    def messages(self) -> list[str]:
+        found: list[str] = self._own.__dict__.setdefault("messages", [])
+        return found
 
 
 class _Native:
@@ -213,12 +228,13 @@ class WGPUDevice:
 
     def __init__(self, adapter: Adapter, handle: Any) -> None:
         self.adapter, self.allocated = adapter, 0
+        self.work_per_submit = _WORK
         self._native = native = _native()
         self._ffi, self._lib = native.ffi, native.lib
         self._errors = native.errors[number := next(_numbers)] = _Errors()
         self._pipelines = dict[str, _Pipeline]()
         self._buffers = set[_Buffer]()
-        self._frees = 0
+        self._frees = self._staged = 0
         self._held = list[tuple[Any, Any]]()  # functions that release, and what
         self._status = self._ffi.new("uint32_t *")
         self._stage: _Buffer | None = None
@@ -274,9 +290,10 @@ class WGPUDevice:
             part = flat[start : start + _STAGED]
             at = self._ffi.from_buffer(part)
             self._lib.wgpuQueueWriteBuffer(self._queue, buffer.handle, offset + start, at, part.size)
-            if flat.size > _STAGED:  # or all of it is copied before any of it is written
+            self._staged += part.size
+            if self._staged >= _STAGED:  # the library keeps copies until the device has them
                 self._lib.wgpuQueueSubmit(self._queue, 0, self._ffi.NULL)
-                self._lib.wgpuDevicePoll(self._device, 1, self._ffi.NULL)
+                self._wait()
         self._check("write to a buffer")
 
     def read(self, buffer: _Buffer, offset: int, nbytes: int) -> AnyArray:
@@ -306,19 +323,21 @@ class WGPUDevice:
         self._status[0] = 0
         lib.wgpuBufferMapAsync(stage, lib.WGPUMapMode_Read, 0, size, info[0])
         self._check("read a buffer")
-        lib.wgpuDevicePoll(self._device, 1, ffi.NULL)
-        self._check("run, or read a buffer")
+        self._wait()
         if self._status[0] != lib.WGPUMapAsyncStatus_Success:
             raise EngineError(f"wgpu could not read a buffer: {_TIMEOUT}")
         ffi.memmove(ffi.from_buffer(data), lib.wgpuBufferGetConstMappedRange(stage, 0, size), data.size)
         lib.wgpuBufferUnmap(stage)
 
     def prepare(self, kernels: Mapping[str, Kernel], progress: Callable[[float], None] | None = None) -> None:
-        for done, (name, kernel) in enumerate(kernels.items(), 1):
-            if name not in self._pipelines or self._pipelines[name].kernel != kernel:
-                self._pipelines[name] = self._compile(kernel)
-            if progress:
-                progress(done / len(kernels))
+        known = self._pipelines
+        new = {name: each for name, each in kernels.items() if name not in known or known[name].kernel != each}
+        with ThreadPoolExecutor(min(_COMPILERS, usable_cores())) as pool:
+            compiled = pool.map(self._compile, new.values())
+            for done, (name, pipeline) in enumerate(zip(new, compiled, strict=True), 1):
+                known[name] = pipeline
+                if progress:
+                    progress(done / len(new))
 
     def _compile(self, kernel: Kernel) -> _Pipeline:
         ffi, lib, what = self._ffi, self._lib, f"compile {kernel.name}"
@@ -386,7 +405,7 @@ class WGPUDevice:
         if recording.tokens != tokens:
             recording.steps, recording.tokens = tuple(_steps(recording, tokens)), tokens
         steps = itertools.chain.from_iterable(itertools.repeat(recording.steps, times))
-        while part := tuple(itertools.islice(steps, _DISPATCHES)):
+        while part := tuple(itertools.islice(steps, max(1, self.work_per_submit // tokens))):
             encoder = self._lib.wgpuDeviceCreateCommandEncoder(self._opened(), self._ffi.NULL)
             self._encode(encoder, part, self._ffi.NULL)
             self._submit(encoder, "run")
@@ -419,9 +438,19 @@ class WGPUDevice:
         self._ready(recording)
         steps = list(_steps(recording, tokens))
         if "timestamps" not in self.adapter.features:
-            raise EngineError("wgpu: this device has no timestamps")
-        most = _QUERIES // 2
+            return [self._waited(each) for each in steps]
+        most = max(1, min(_QUERIES // 2, self.work_per_submit // tokens))
         return [each for at in range(0, len(steps), most) for each in self._timed(steps[at : at + most])]
+
+    def _waited(self, step: tuple[Any, Any, int, int]) -> float:
+        """A submit of one dispatch, from the call to the end."""
+        self._wait()
+        start = time.perf_counter()
+        encoder = self._lib.wgpuDeviceCreateCommandEncoder(self._opened(), self._ffi.NULL)
+        self._encode(encoder, [step], self._ffi.NULL)
+        self._submit(encoder, "time")
+        self._wait()
+        return time.perf_counter() - start
 
     def _timed(self, steps: Sequence[tuple[Any, Any, int, int]]) -> list[float]:
         """A compute pass for each dispatch, whose beginning and end write timestamps."""
@@ -460,6 +489,12 @@ class WGPUDevice:
         self._lib.wgpuQueueRelease(self._queue)
         self._lib.wgpuDeviceRelease(self._device)
         self._device = None
+
+    def _wait(self) -> None:
+        """Until the device has done everything."""
+        self._lib.wgpuDevicePoll(self._opened(), 1, self._ffi.NULL)
+        self._staged = 0
+        self._check("run")
 
     def _buffer(self, size: int, usage: int) -> _Buffer:
         described = self._ffi.new("WGPUBufferDescriptor *", {"size": size, "usage": usage})
