@@ -281,7 +281,7 @@ def test_wgpu_raises_where_its_library_would_abort_the_process(wgpu: WGPUDevice)
     assert wgpu.read(counts, 0, 16).view(np.int32).tolist() == [0, 1, 2, 3]
     wgpu.close()
     for call in (lambda: wgpu.create(16), lambda: recorded(Slice("c")), lambda: wgpu.read(counts, 0, 16)):
-        with pytest.raises(EngineError, match="freed|closed"):
+        with pytest.raises(EngineError, match=r"freed|closed"):
             call()
 
 
