@@ -192,8 +192,7 @@ def make_weights(file: GGUFFile, spec: ModelSpec, binding_limit: int) -> Weights
     largest = max(layer.nbytes for layer in layers)
     if largest > binding_limit:
         raise UnsupportedError(
-            f"a layer has {largest >> 20} MiB of weights, of which kernels of this GPU see {binding_limit >> 20} MiB: "
-            "use --backend tvm"
+            f"a layer has {largest >> 20} MiB of weights, kernels of this GPU see {binding_limit >> 20}: use --backend tvm"
         )
     embedding = find.pieces("token_embd", "embed", binding_limit)
     head = find.pieces("output", "head", binding_limit) if "output" in tensors else embedding
@@ -211,15 +210,19 @@ def packed_bytes(spec: ModelSpec) -> int:
     rows = {spec.hidden: from_hidden}  # of matrices, by their columns
     for columns in (queries, spec.ffn):
         rows[columns] = rows.get(columns, 0) + spec.layers * spec.hidden
-    widest = max(4 if name == "F32" else 2 for name, _ in spec.type_bytes)  # bytes of a value that is padded
-    padding = sum(count * _row_padding(columns, widest) for columns, count in rows.items())
-    tensors = spec.layers * len(_IN_LAYERS) + len(_WHOLE)
-    return exact + padding + tensors * 4 * (PART + 4 * _QUAD)
+    blocks = [BLOCKS[name] for name, _ in spec.type_bytes if name in BLOCKS]
+    padding = sum(count * max(_row_padding(block, columns) for block in blocks) for columns, count in rows.items())
+    vectors, values = len(NORMS) + len(BIASES), {spec.hidden, spec.head_dim, spec.ffn, queries, keys}
+    padding += spec.layers * vectors * 4 * max(-value % PART for value in values)
+    return exact + padding + 16 * _QUAD * (spec.layers * len(MATRICES) + 2)
 
 
-def _row_padding(columns: int, value_bytes: int) -> int:
-    """Bytes that a row grows by, at most: floats to whole parts; a plane of bits to a quad, and numbers to a word."""
-    return (round_up(columns, PART) - columns) * value_bytes or 4 * (-columns // PART % 4) + 2 * (columns // PART % 2)
+def _row_padding(block: Block, columns: int) -> int:
+    """Bytes that a row grows by: floats to whole parts, planes to quads, numbers to words."""
+    if isinstance(block, FloatBlock):
+        return -columns % PART * block.raw_bytes
+    parts = columns // PART
+    return sum(4 * (-parts * bits % _QUAD) for bits in block.planes) + 2 * (parts // block.parts * block.numbers % 2)
 
 
 def _growth(block: Block) -> float:

@@ -1,0 +1,325 @@
+"""Kernels of the GPU engine, one by one, against gguf's own dequantization and NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import GOLDEN, examples
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_models import UNWRITTEN, Small, random_quants, write_small
+
+from edge.errors import UnsupportedError
+from edge.model.model import open_model
+from edge.model.tensors import find_tensors
+from edge.types import AnyArray, FloatArray
+
+pytest.importorskip("tvm")
+
+from edge.backends.reference import read_weights
+from edge.backends.tvm.gpu.design import State, Tuning
+from edge.backends.tvm.gpu.hosts import Device, host_named, open_device
+from edge.backends.tvm.gpu.kernels.embed import embed
+from edge.backends.tvm.gpu.kernels.norms import Norm, add_normed, normalise
+from edge.backends.tvm.gpu.kernels.products import Epilogue, Factor, Product, step
+from edge.backends.tvm.gpu.kernels.threads import Built
+from edge.backends.tvm.gpu.kernels.tiles import chunk
+from edge.backends.tvm.gpu.lowering import lower
+from edge.backends.tvm.gpu.program import Dispatch, Slice
+from edge.backends.tvm.gpu.weights import Matrix, Piece, Vector, make_weights, pack_rows, pack_weights, packed_bytes
+from edge.backends.tvm.packing.blocks import BLOCKS
+
+CLOSE = 2e-4  # largest error of results whose deviation is about 1
+SMALL = Tuning(rows=1, split=8, workgroup=32, gemm_tokens=8, gemm_rows=16)
+EPSILON = 1e-5
+MORE = pytest.mark.exhaustive
+
+
+@cache
+def device_of(host: str) -> Device | None:
+    """One for all tests, closed with the process: opening takes longer than most kernels."""
+    found = host_named(host).adapters()
+    return open_device(found[0]) if found else None
+
+
+@pytest.fixture(params=["wgpu", pytest.param("opencl", marks=MORE)])
+def device(request: pytest.FixtureRequest) -> Device:
+    found = device_of(request.param)
+    if found is None:
+        pytest.skip(f"no adapter through {request.param}")
+    return found
+
+
+def run(device: Device, built: Built, arrays: Mapping[str, AnyArray], tokens: int = 1) -> FloatArray:
+    """What the kernel makes of `out`. arrays: by the parameters' names; w4 and w1 are both `w`, r4 and r1 `rest`."""
+    names = {"w4": "w", "w1": "w", "r4": "rest", "r1": "rest"}
+    kernel = lower(built, device.adapter.language)
+    device.prepare({kernel.name: kernel})
+    buffers = {name: device.create(array.nbytes) for name, array in arrays.items()}
+    try:
+        for name, array in arrays.items():
+            device.write(buffers[name], 0, array)
+        slices = tuple(Slice(names.get(name, name)) for name in kernel.buffers)
+        dispatch = Dispatch(kernel.name, slices, (), built.groups, "other", None, built.per)
+        device.run(device.record([dispatch], buffers), tokens)
+        out = arrays["out"]
+        return device.read(buffers["out"], 0, out.nbytes).view(np.float32).reshape(out.shape)
+    finally:
+        for buffer in buffers.values():
+            device.free(buffer)
+
+
+def tables(count: int, wanted: int = 0, position: int = 0) -> AnyArray:
+    words = np.zeros(State.WORDS, np.uint32)
+    words[[State.COUNT, State.WANTED, State.POSITION]] = count, wanted, position
+    return words
+
+
+def zeros(*shape: int) -> FloatArray:
+    return np.zeros(shape, np.float32)
+
+
+def normal(*shape: int, seed: int = 0) -> FloatArray:
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+@dataclass
+class Packed:
+    """A buffer of weights in the making. expected: what its matrices are, float32 [rows, columns]."""
+
+    def __init__(self) -> None:
+        self.words, self.expected = np.zeros(0, np.uint32), list[FloatArray]()
+
+    def matrix(self, kind: str, rows: int, columns: int) -> Matrix:
+        seed = len(self.expected)
+        if kind in UNWRITTEN:
+            raw = random_quants(kind, rows, columns, columns**-0.5, seed)
+        else:
+            values = normal(rows, columns, seed=seed) * np.float32(columns**-0.5)
+            raw = quantize(values, GGMLQuantizationType[kind]).view(np.uint8).reshape(rows, -1)
+        self.expected.append(np.asarray(dequantize(raw, GGMLQuantizationType[kind]), np.float32).reshape(rows, columns))
+        matrix = Matrix(self.words.size, rows, -(-columns // 32) * 32, kind)
+        self.words = np.concatenate([self.words, np.zeros(matrix.words, np.uint32)])
+        for at, words, piece in zip(matrix.offsets, matrix.row_words, pack_rows(matrix, raw), strict=False):
+            self.words[at : at + rows * words] = piece.reshape(-1)
+        return matrix
+
+    def vector(self, values: FloatArray) -> Vector:
+        vector = Vector(self.words.size, values.size)
+        padding = np.zeros(vector.words - values.size, np.uint32)
+        self.words = np.concatenate([self.words, values.view(np.uint32), padding])
+        return vector
+
+
+def padded(x: FloatArray) -> FloatArray:
+    return np.pad(x, [(0, 0), (0, -x.shape[1] % 32)])
+
+
+def normed(x: FloatArray, kind: str, weight: FloatArray, bias: FloatArray | float) -> FloatArray:
+    if kind == "layer":
+        x = x - x.mean(axis=1, keepdims=True)
+    return np.asarray(x / np.sqrt((x * x).mean(axis=1, keepdims=True) + EPSILON) * weight + bias)
+
+
+def both(device: Device, product: Product, arrays: dict[str, AnyArray], tuning: Tuning = SMALL) -> None:
+    """`arrays["expected"]` is what a chunk computes, and its first row what a step does."""
+    expected = arrays.pop("expected")
+    count = len(expected)
+    for tokens, built in ((1, step(product, tuning)), (count, chunk(product, tuning, count))):
+        found = run(device, built, arrays | {"tables": tables(tokens)}, tokens)
+        np.testing.assert_allclose(found[:tokens], expected[:tokens], rtol=0, atol=CLOSE)
+        np.testing.assert_array_equal(found[tokens:], arrays["out"][tokens:])
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [("F32", "Q4_0", "Q6_K"), ("Q8_0", "Q5_1", "IQ4_NL"), *(pytest.param((kind,), marks=MORE) for kind in BLOCKS)],
+    ids="-".join,
+)
+def test_products_are_those_of_dequantized_weights(device: Device, kinds: tuple[str, ...]) -> None:
+    """Matrices of several block types, one behind the other in the results, as of q, k and v."""
+    packed, rows, columns, tokens = Packed(), (21, 8, 16), 256, 9
+    factors, at = [], 0
+    for kind, count in zip(kinds, rows, strict=False):
+        bias = packed.vector(normal(count, seed=9)) if at else None
+        factors.append(Factor(packed.matrix(kind, count, columns), bias, at))
+        at += count
+    x = normal(tokens, columns)
+    expected = x @ np.concatenate(packed.expected).T
+    expected[:, 21:] += np.concatenate([zeros(0), *(normal(count, seed=9) for count in rows[1 : len(kinds)])])
+    product = Product("edge_product", tuple(factors), Epilogue("store", at))
+    both(device, product, {"out": zeros(tokens, at), "x": x, "w": packed.words, "expected": expected})
+
+
+@pytest.mark.parametrize("kind", list(BLOCKS))
+def test_embeddings_are_dequantized_rows(device: Device, kind: str) -> None:
+    """Of a piece; tokens of other pieces are left alone."""
+    packed, columns = Packed(), 256 if BLOCKS[kind].values == 256 else 160
+    piece = Piece("embed.1", 100, packed.matrix(kind, 7, columns))
+    tokens, out = np.array([106, 3, 100, 107, 103], np.int32), normal(5, columns)
+    built = embed("edge_embed", piece, 5)
+    found = run(device, built, {"out": out, "tokens": tokens, "w": packed.words, "tables": tables(5)}, 5)
+    out[[0, 2, 4]] = packed.expected[0][[6, 0, 3]]
+    np.testing.assert_allclose(found, out, rtol=1e-6, atol=1e-7)
+
+
+def test_embeddings_are_scaled_then_given_their_positions(device: Device) -> None:
+    packed, learned = Packed(), Packed()
+    piece, positions = Piece("embed.0", 0, packed.matrix("F16", 6, 40)), learned.matrix("F32", 12, 40)
+    built = embed("edge_embed", piece, 4, 3.0, positions)
+    arrays = {"out": zeros(4, 64), "tokens": np.array([1, 5, 5, 0], np.int32), "w": packed.words, "rest": learned.words}
+    found = run(device, built, arrays | {"tables": tables(4, position=7)}, 4)
+    expected = 3 * packed.expected[0][[1, 5, 5, 0]] + learned.expected[0][7:11]
+    np.testing.assert_allclose(found, padded(expected), rtol=1e-6)
+
+
+@settings(max_examples=examples(3), deadline=None)
+@given(
+    st.sampled_from(("Q4_1", "Q5_0", "F16", "Q8_0")), st.integers(1, 10), st.integers(1, 70), st.integers(1, 20),
+    st.sampled_from((1, 2, 4)), st.sampled_from((1, 4, 16)),
+)  # fmt: skip
+def test_shapes(kind: str, parts: int, rows: int, tokens: int, at_once: int, split: int) -> None:
+    device = device_of("wgpu")
+    if device is None:
+        pytest.skip("no adapter through wgpu")
+    columns = 32 * parts - (5 if kind == "F16" else 0)
+    packed = Packed()
+    product = Product("edge_shapes", (Factor(packed.matrix(kind, rows, columns)),), Epilogue("store", rows))
+    x = normal(tokens, columns)
+    arrays = {"out": zeros(tokens, rows), "x": padded(x), "w": packed.words, "expected": x @ packed.expected[0].T}
+    both(device, product, arrays, replace(SMALL, rows=at_once, split=split))
+
+
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+def test_norms(device: Device, kind: str) -> None:
+    """Within a product of a step, before a chunk, and added to the hidden states."""
+    packed, width, tokens = Packed(), 70, 3
+    weight, bias, x = normal(width, seed=1), normal(width, seed=2) * (kind == "layer"), 3 + normal(tokens, width)
+    matrix = packed.matrix("F32", 20, width)
+    vectors = packed.vector(weight), packed.vector(bias) if kind == "layer" else None
+    norm = Norm(kind, *vectors, width, EPSILON)
+    expected = normed(x, kind, weight, bias)
+    arrays = {"x": padded(x), "w": packed.words, "tables": tables(tokens)}
+
+    found = run(device, normalise("edge_norm", norm, tokens), arrays | {"out": normal(tokens, 96)}, tokens)
+    np.testing.assert_allclose(found, padded(expected), rtol=0, atol=1e-5)
+
+    hidden = padded(normal(tokens, width, seed=3))
+    found = run(device, add_normed("edge_add", norm, tokens, 0.5), arrays | {"out": hidden}, tokens)
+    np.testing.assert_allclose(found, hidden + 0.5 * padded(expected), rtol=0, atol=1e-5)
+
+    product = Product("edge_normed", (Factor(matrix),), Epilogue("store", 20), norm)
+    found = run(device, step(product, SMALL), arrays | {"out": zeros(1, 20)})
+    np.testing.assert_allclose(found, expected[:1] @ packed.expected[0].T, rtol=0, atol=CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("activation", "gated"), [("silu", True), ("gelu", False), pytest.param("gelu", True, marks=MORE)]
+)
+def test_activations(device: Device, activation: str, gated: bool) -> None:
+    packed, tokens, rows = Packed(), 3, 10
+    gate, up = packed.matrix("Q4_0", rows, 64), packed.matrix("Q8_0", rows, 64)
+    bias = packed.vector(normal(rows, seed=5))
+    x = 4 * normal(tokens, 64)
+    one, other = x @ packed.expected[0].T + normal(rows, seed=5), x @ packed.expected[1].T
+    with np.errstate(over="ignore"):
+        act = one / (1 + np.exp(-one if activation == "silu" else -1.5957691 * (one + 0.044715 * one**3)))
+    arrays = {"out": normal(tokens, 32), "x": x, "w": packed.words}
+    epilogue = Epilogue("activate", 32, activation=activation)
+    factors = (Factor(gate, bias), Factor(up))
+    whole = arrays["out"].copy()  # padding stays
+    whole[:, :rows] = act * other if gated else act
+    product = Product("edge_active", factors[: 1 + gated], epilogue)
+    both(device, product, arrays | {"expected": whole})
+
+
+def test_results_are_scaled_and_added(device: Device) -> None:
+    packed, tokens = Packed(), 3
+    product = Product("edge_added", (Factor(packed.matrix("Q4_1", 13, 96)),), Epilogue("add", 32, scale=0.4))
+    x, out = normal(tokens, 96), normal(tokens, 32)
+    expected = out.copy()
+    expected[:, :13] += 0.4 * x @ packed.expected[0].T
+    both(device, product, {"out": out, "x": x, "w": packed.words, "expected": expected})
+
+
+def test_logits_of_the_last_tokens(device: Device) -> None:
+    """By a step of the last one, and of several in a chunk; soft caps bend them, and pieces have their places."""
+    packed, rest, tokens, wanted = Packed(), Packed(), 5, 2
+    factor = Factor(packed.matrix("Q8_0", 9, 64), at=4)
+    norm = Norm("rms", rest.vector(normal(64, seed=1)), None, 64, EPSILON)
+    product = Product("edge_head", (factor,), Epilogue("store", 16, scale=0.7, cap=1.5), norm, norm_in_rest=True)
+    x = normal(tokens, 64)
+    inner = normed(x, "rms", normal(64, seed=1), 0.0)
+    expected = zeros(tokens, 16)
+    expected[:, 4:13] = 1.5 * np.tanh(0.7 * inner @ packed.expected[0].T / 1.5)
+    arrays = {"x": x, "w": packed.words, "rest": rest.words, "tables": tables(tokens, wanted)}
+    found = run(device, step(product, SMALL, last=True), arrays | {"out": zeros(1, 16)})
+    np.testing.assert_allclose(found, expected[-1:], rtol=0, atol=CLOSE)
+
+    before = normalise("edge_before", norm, 4, wanted=True)
+    rows = run(device, before, arrays | {"w": rest.words, "out": zeros(4, 64)})
+    built = chunk(product, SMALL, 4, wanted=True)
+    found = run(device, built, arrays | {"x": rows, "out": zeros(4, 16)})
+    np.testing.assert_allclose(found[:wanted], expected[-wanted:], rtol=0, atol=CLOSE)
+    assert not found[wanted:].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"), [("llama-gqa-tied", 1 << 27), ("phi3", 1 << 27), ("gpt2", 1 << 27), ("smollm3", 18_000)]
+)
+def test_weights_arrive_slice_by_slice(name: str, limit: int) -> None:
+    """Every tensor, fused ones parted, in pieces where a binding is small; the size is known before."""
+    model = open_model(GOLDEN / f"{name}.gguf")
+    file, spec = model.file, model.spec
+    weights = make_weights(file, spec, limit)
+    assert len(weights.embedding) > 1 or limit == 1 << 27
+    buffers = {buffer: np.zeros(size // 4, np.uint32) for buffer, size in weights.buffers.items()}
+    for buffer, offset, words in pack_weights(file, spec, weights):
+        place = slice(offset // 4, offset // 4 + words.size)
+        assert words.nbytes <= 4 << 20
+        assert not buffers[buffer][place].any()
+        buffers[buffer][place] = words
+    expected = read_weights(file, find_tensors(file, spec))
+    assert weights.nbytes <= packed_bytes(spec) <= 1.15 * weights.nbytes
+    assert max(weights.buffers.values()) <= limit
+
+    def floats(buffer: str, matrix: Matrix) -> FloatArray:
+        assert matrix.kind == "F32"  # other types: the tests above
+        return buffers[buffer][matrix.at : matrix.at + matrix.words].view(np.float32).reshape(matrix.rows, -1)
+
+    found = dict[str, FloatArray]()
+    layouts = [(f"layer.{number}", f"blk.{number}.", layout) for number, layout in enumerate(weights.layers)]
+    for buffer, prefix, layout in [*layouts, ("rest", "", weights.rest)]:
+        for tensor, where in layout.tensors:
+            if isinstance(where, Matrix):
+                found[prefix + tensor] = floats(buffer, where)
+            else:
+                found[prefix + tensor] = buffers[buffer][where.at : where.at + where.size].view(np.float32)
+    found["token_embd"] = np.concatenate([floats(each.buffer, each.matrix) for each in weights.embedding])
+    if weights.head != weights.embedding:
+        found["output"] = np.concatenate([floats(each.buffer, each.matrix) for each in weights.head])
+    assert found.keys() == expected.keys() - {"rope_freqs"}
+    for tensor, values in found.items():
+        np.testing.assert_array_equal(values[..., : expected[tensor].shape[-1]], expected[tensor], err_msg=tensor)
+
+
+def test_layers_of_the_same_types_share_a_layout_and_unknown_types_are_refused(tmp_path: Path) -> None:
+    mixed = Small(layers=3, types={"": "Q4_0", "blk.1.ffn_down": "Q8_0"}, tied=False)
+    model = open_model(write_small(tmp_path / "mixed.gguf", mixed))
+    weights = make_weights(model.file, model.spec, 1 << 27)
+    assert weights.layers[0] == weights.layers[2] != weights.layers[1]
+    assert weights.nbytes <= packed_bytes(model.spec) <= 1.2 * weights.nbytes
+    tensors = model.file.tensors | {
+        "blk.1.attn_q.weight": replace(model.file.tensors["blk.1.attn_q.weight"], type="TQ1_0")
+    }
+    with pytest.raises(UnsupportedError, match="a layer has 0 MiB of weights, kernels of this GPU see 0: use"):
+        make_weights(model.file, model.spec, 1 << 10)
+    with pytest.raises(UnsupportedError, match=r"no kernels for TQ1_0 \(blk.1.attn_q.weight\)"):
+        make_weights(replace(model.file, tensors=tensors), model.spec, 1 << 27)
