@@ -20,7 +20,8 @@ PRELUDES: dict[str, dict[str, str]] = {
     "opencl": {
         "edge_half": (
             "inline float edge_half(uint word) { uchar bits[2] __attribute__((aligned(2))); "
-            "bits[0] = (uchar)word; bits[1] = (uchar)(word >> 8); return vload_half(0, (const __private half *)bits); }\n"
+            "bits[0] = (uchar)word; bits[1] = (uchar)(word >> 8); "
+            "return vload_half(0, (const __private half *)bits); }\n"
         ),
         "edge_halves": (
             "inline uint edge_halves(float a, float b) { uchar bits[4] __attribute__((aligned(2))); "
