@@ -32,6 +32,7 @@ from edge.profiling.measure import part_of
 from edge.profiling.memory import memory_base, split
 from edge.profiling.profile import (
     Climate,
+    GPUCeiling,
     MemoryBase,
     MemorySample,
     Profile,
@@ -42,7 +43,9 @@ from edge.profiling.profile import (
     read_profile,
 )
 from edge.profiling.verdict import Evidence, evidence_of, judge
+from edge.report.document import NONE
 from edge.report.profile import energy_table, roofline_table
+from edge.report.profile_charts import roofline_chart
 from edge.values import parse
 
 MODEL = str(GOLDEN / "llama-gqa-tied.gguf")
@@ -201,6 +204,23 @@ def test_engines_that_multiply_bytes_stand_under_the_roof_of_bytes(
     assert table.rows[1][5] == f"{engine.prefill.flops_per_s / ceiling:.0%}"
     assert ("the ceiling of tvm" in " ".join(table.notes)) == (ceiling == int8_ops)
     assert evidence_of(profile).compute == pytest.approx((engine.decode.flops_per_s or 0) / ceiling)
+
+
+def test_an_engine_on_a_gpu_is_measured_against_the_gpu() -> None:
+    engines, gpu = [make_engine("gpu", on_gpu=True), make_engine()], GPUCeiling("Adreno 750", "opencl", 3.2e10)
+    profile = make_profile(engines=engines, roofs=Roofs(2e10, 1e11, None, 2, gpu))
+    table = roofline_table(profile)
+    assert [row[3] for row in table.rows if row[1] == "answer"] == ["50%", "80%"]
+    assert table.rows[0][5] == NONE  # its arithmetic is unknown
+    assert "Adreno 750 reads 32 GB/s (measured)" in table.notes[-1]
+    assert evidence_of(profile).bandwidth == pytest.approx(0.5)
+    assert parse(Profile, asdict(profile)) == profile
+    chart = roofline_chart(profile)
+    assert chart is not None
+    assert "Adreno 750" in chart.figure()
+    unknown = make_profile(engines=engines, roofs=Roofs(2e10, 1e11, None, 2))
+    assert evidence_of(unknown).bandwidth is None
+    assert [row[3] for row in roofline_table(unknown).rows if row[1] == "answer"] == [NONE, "80%"]
 
 
 def test_a_cache_of_a_stated_size_is_no_limit() -> None:

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date
 
 from edge.devices.probe import probe_profile
 from edge.devices.profile import DeviceProfile, Figure
 from edge.errors import EdgeError
+from edge.profiling.profile import GPUCeiling
 
 _GPU_SHARE = 0.2  # of the seconds
 
 
-@dataclass(frozen=True)
-class GPUCeiling:
-    """read_bytes_per_s: of the GPU from its memory, by a kernel that adds up words."""
-
-    name: str
-    host: str
-    read_bytes_per_s: float
-
-
 def measure_gpu(seconds: float = 1.0, on_progress: Callable[[float], None] | None = None) -> GPUCeiling:
-    """Of the GPU that runs would be on (`EDGE_GPU`). Raises UnsupportedError without one, MissingExtraError without
-    TVM, EngineError if its driver fails."""
+    """How fast the GPU that runs would be on (`EDGE_GPU`) reads its memory.
+
+    Raises UnsupportedError without one, MissingExtraError without TVM, EngineError if its driver fails.
+    """
     from edge.backends.tvm.gpu.bandwidth import measure_bandwidth
     from edge.backends.tvm.gpu.hosts import choose_adapter
 

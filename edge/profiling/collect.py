@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from edge.devices.host import Host, probe_host
 from edge.devices.probe import measure_ceilings
 from edge.errors import EdgeError, InputError
 from edge.model.model import Model
+from edge.profiling.ceilings import measure_gpu
 from edge.profiling.child import Job, Loaded, Operators, run_in_child
 from edge.profiling.measure import OnStep, part_of
 from edge.profiling.profile import (
@@ -78,7 +80,8 @@ def collect(
             missing[name], failure = str(error), error
     if not found:
         raise failure or InputError("no engine to measure")
-    roofs = _roofs(found[0].threads, ceilings_s, part_of(on_step, parts, len(engines.names)))
+    on_gpu = any(each.on_gpu for each in found)
+    roofs = _roofs(found[0].threads, ceilings_s, part_of(on_step, parts, len(engines.names)), on_gpu=on_gpu)
     profile = Profile(
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         seconds=time.perf_counter() - started,
@@ -113,7 +116,7 @@ def _measure(model: Model, name: str, settings: Settings, on_step: OnStep) -> En
         return replace(profile, operators_reason=str(error))
 
 
-def _roofs(threads: int, seconds: float, on_step: OnStep) -> Roofs | None:
+def _roofs(threads: int, seconds: float, on_step: OnStep, *, on_gpu: bool) -> Roofs | None:
     """None where they cannot be measured: the rest of the profile is worth having."""
     what = "what this device can do at most"
     on_step(what, 0.0)
@@ -121,7 +124,11 @@ def _roofs(threads: int, seconds: float, on_step: OnStep) -> Roofs | None:
         measured = measure_ceilings(threads, seconds, lambda share: on_step(what, share))
     except EdgeError:
         return None
-    return Roofs(measured.read_bytes_per_s, measured.f32_flops, measured.int8_ops, measured.threads)
+    gpu = None
+    if on_gpu:
+        with suppress(EdgeError):
+            gpu = measure_gpu(seconds / 4)
+    return Roofs(measured.read_bytes_per_s, measured.f32_flops, measured.int8_ops, measured.threads, gpu)
 
 
 def _device(host: Host) -> DeviceFacts:

@@ -96,6 +96,8 @@ def _ceilings(first: Profile, second: Profile) -> Iterator[Compared]:
     one, other = first.roofs, second.roofs
     if one and other:
         yield _row("memory read", one.read_bytes_per_s, other.read_bytes_per_s, "more", "B/s")
+        if one.gpu and other.gpu:
+            yield _row("GPU memory read", one.gpu.read_bytes_per_s, other.gpu.read_bytes_per_s, "more", "B/s")
         yield _row("float32 products", one.f32_flops, other.f32_flops, "more", "flop/s")
 
 

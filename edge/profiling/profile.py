@@ -318,6 +318,7 @@ class EngineProfile:
     operators_peak: int | None = None
     sustained: Sustained | None = None
     notes: list[str] = field(default_factory=list)
+    on_gpu: bool = False
 
     def __post_init__(self) -> None:
         if self.plan.config.capacity < 1:
@@ -329,17 +330,37 @@ class EngineProfile:
 
 
 @dataclass(frozen=True)
+class GPUCeiling:
+    """read_bytes_per_s: of the GPU from the memory that its buffers are in. host: the driver that ran the kernel."""
+
+    name: str
+    host: str
+    read_bytes_per_s: float
+
+
+@dataclass(frozen=True)
 class Roofs:
-    """What this device can do, measured: bytes read per second, and operations per second."""
+    """What this device can do, measured: bytes read per second, and operations per second. gpu: None where no engine of
+    the profile ran on a GPU, or it could not be measured."""
 
     read_bytes_per_s: float
     f32_flops: float
     int8_ops: float | None
     threads: int
+    gpu: GPUCeiling | None = None
 
-    def computing(self, integers: float) -> float:
-        """Operations per second that an engine may reach which multiplies such a share of the weights as integers."""
-        return self.int8_ops if self.int8_ops and integers > 0.5 else self.f32_flops
+    def reading(self, engine: EngineProfile) -> float | None:
+        """Bytes per second that the engine may reach; None if unknown."""
+        if engine.on_gpu:
+            return self.gpu.read_bytes_per_s if self.gpu else None
+        return self.read_bytes_per_s
+
+    def computing(self, engine: EngineProfile) -> float | None:
+        """Operations per second that the engine may reach, on bytes if it multiplies most weights as integers; None if
+        unknown, as of GPUs."""
+        if engine.on_gpu:
+            return None
+        return self.int8_ops if self.int8_ops and engine.integers > 0.5 else self.f32_flops
 
 
 @dataclass(frozen=True)

@@ -200,9 +200,9 @@ def roofline_table(profile: Profile) -> Table:
         for phase in (engine.decode, engine.prefill):
             rows.append([
                 engine.engine, PHASE_WORDS[phase.name], per_s(phase.bytes_per_s, "GB/s"),
-                percent(phase.bytes_per_s, roofs.read_bytes_per_s if roofs else None),
+                percent(phase.bytes_per_s, roofs.reading(engine) if roofs else None),
                 per_s(phase.flops_per_s, "GFLOP/s"),
-                percent(phase.flops_per_s, roofs.computing(engine.integers) if roofs else None),
+                percent(phase.flops_per_s, roofs.computing(engine) if roofs else None),
                 NONE if phase.intensity is None else rate(phase.intensity),
             ])  # fmt: skip
     headings = ["engine", "phase", "reads", "of ceiling", "computes", "of ceiling", "flops per byte"]
@@ -212,13 +212,14 @@ def roofline_table(profile: Profile) -> Table:
     if roofs.int8_ops is None:
         int8 = "int8 products unknown, so engines that multiply bytes may exceed float32's"
     else:
-        below = [each.engine for each in profile.engines if roofs.computing(each.integers) == roofs.int8_ops]
+        below = [each.engine for each in profile.engines if roofs.computing(each) == roofs.int8_ops]
         of = f", the ceiling of {' and '.join(below)}" if below else ""
         int8 = f"{roofs.int8_ops / 1e9:.4g} Gop/s of int8 products{of}"
+    gpu = f" {roofs.gpu.name} reads {roofs.gpu.read_bytes_per_s / 1e9:.3g} GB/s (measured)." if roofs.gpu else ""
     notes.append(
         f"Ceilings, measured here with {roofs.threads} threads: {roofs.read_bytes_per_s / 1e9:.3g} GB/s read from "
         f"memory, {roofs.f32_flops / 1e9:.3g} GFLOP/s of float32 products, {int8}. More than 100 %: caches hold some "
-        "of the bytes."
+        f"of the bytes.{gpu}"
     )
     return Table(headings, rows, notes, left=2)
 

@@ -83,6 +83,9 @@ def roofline_chart(profile: Profile) -> Chart | None:
         Axis(min(*speeds, read * low) / 1.5, max(*speeds, top) * 2, log=True), 260,
     )  # fmt: skip
     chart.line([(low, read * low), (flops / read, flops), (high, flops)], INK)
+    if roofs.gpu:  # its arithmetic is unknown
+        gpu = roofs.gpu.read_bytes_per_s / _GIGA
+        chart.line([(low, gpu * low), (max(top, gpu * low) / gpu, max(top, gpu * low))], INK, DASHED)
     if ops:  # memory's roof goes on up to it
         chart.line([(flops / read, flops), (ops / read, ops), (high, ops)], INK, DASHED)
     for number, engine, phase, intensity, speed in points:
@@ -93,6 +96,8 @@ def roofline_chart(profile: Profile) -> Chart | None:
     for name, shape in _MARKS.items():
         chart.key(PHASE_WORDS[name], INK, shape)
     chart.key(f"ceilings: memory {read:.3g} GB/s, float32 {flops:.3g} GFLOP/s", INK, "line")
+    if roofs.gpu:
+        chart.key(f"{roofs.gpu.name}'s memory {roofs.gpu.read_bytes_per_s / _GIGA:.3g} GB/s", INK, "line", DASHED)
     if ops:
         chart.key(f"int8 {ops:.4g} Gop/s", INK, "line", DASHED)
     return chart
