@@ -285,6 +285,22 @@ def test_wgpu_raises_where_its_library_would_abort_the_process(wgpu: WGPUDevice)
             call()
 
 
+def test_wgpu_says_that_the_device_is_lost(wgpu: WGPUDevice) -> None:
+    counts = wgpu.create(16)
+    dispatch = Dispatch("edge_next", (Slice("c"),), (2,), (1, 1), "attention")
+    recording = wgpu.record([dispatch], {"c": counts})
+    wgpu._lib.wgpuDeviceDestroy(wgpu._device)
+    calls: list[Callable[[], Any]] = [
+        lambda: wgpu.run(recording), lambda: wgpu.time(recording), lambda: wgpu.create(16),
+        lambda: wgpu.write(counts, 0, np.zeros(4, np.int32)), lambda: wgpu.read(counts, 0, 16),
+        lambda: wgpu.record([dispatch], {"c": counts}),
+        lambda: wgpu.prepare({"edge_other": replace(kernels("wgsl")["edge_next"], source="")}),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(EngineError, match="device is lost"):
+            call()
+
+
 def test_wgpu_divides_long_runs(wgpu: WGPUDevice) -> None:
     counts = wgpu.create(16)
     dispatch = Dispatch("edge_next", (Slice("c"),), (2,), (1, 1), "attention")

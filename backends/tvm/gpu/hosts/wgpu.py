@@ -35,7 +35,9 @@ from edge.types import AnyArray
 PACKAGE, EXTRA = "wgpu", "gpu"
 
 _STAGED = 8 << 20  # bytes that are copied at once between the process and the device
-_WORK = 2048  # dispatches of one submit times their tokens: drivers reset a GPU that is busy for seconds
+# Dispatches of one submit times their tokens, by the kind of GPU: drivers reset one that is busy for seconds.
+_WORK = {"discrete": 16384}
+_LEAST_WORK = 2048
 _COMPILERS = 4  # threads
 _QUERIES = 4096  # of a query set, WebGPU's limit
 _FRAME = ("Validation Error", "Caused by:", "In wgpu", "\u250c", "\u2502", "\u2514", "=")  # also lines of quoted source
@@ -228,7 +230,7 @@ class WGPUDevice:
 
     def __init__(self, adapter: Adapter, handle: Any) -> None:
         self.adapter, self.allocated = adapter, 0
-        self.work_per_submit = _WORK
+        self.work_per_submit = _WORK.get(adapter.kind, _LEAST_WORK)
         self._native = native = _native()
         self._ffi, self._lib = native.ffi, native.lib
         self._errors = native.errors[number := next(_numbers)] = _Errors()
@@ -527,6 +529,8 @@ class WGPUDevice:
     def _opened(self) -> Any:
         if self._device is None:
             raise EngineError("wgpu: the device was closed")
+        if self._errors.lost:
+            self._check("go on")
         return self._device
 
     def _check(self, what: str) -> None:
