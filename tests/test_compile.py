@@ -278,3 +278,51 @@ def test_another_machine_is_named() -> None:
     header[:6], header[18:20] = b"\x7fELF\x02\x01", struct.pack("<H", 243)  # RISC-V
     with pytest.raises(ValueError, match=re.compile("risc", re.IGNORECASE)):
         link([bytes(header)])
+
+
+# GPUs
+
+
+@pytest.mark.slow
+def test_a_folder_for_gpus_holds_the_program_and_the_weights(tmp_path: Path) -> None:
+    from edge.backends.tvm.gpu.hosts import PORTABLE
+    from edge.backends.tvm.gpu.program import Program
+    from edge.backends.tvm.gpu.weights import make_weights, pack_weights
+
+    golden, folder = open_golden("llama-one-layer"), tmp_path / "gpu"
+    about = edge_json("compile", str(MODEL), "--gpu", "wgsl", "-o", str(folder), "--weights", "--json")
+    assert {path.name for path in folder.iterdir()} == {"program.json", "weights.bin", "design.json"}
+    assert json.loads((folder / "design.json").read_text()).items() <= about.items()
+    raw = {name: (folder / name).read_bytes() for name in about["files"]}
+    described = {name: {"bytes": len(each), "sha256": hashlib.sha256(each).hexdigest()} for name, each in raw.items()}
+    assert described == about["files"]
+
+    program = Program.from_json(raw["program.json"].decode())
+    assert {"step", "chunk", "last"} <= program.passes.keys()
+    assert {each.kernel for passed in program.passes.values() for each in passed} <= program.kernels.keys()
+    assert all(f"fn {name}(" in kernel.source for name, kernel in program.kernels.items())
+
+    weights = make_weights(golden.model.file, golden.model.spec, PORTABLE.binding)
+    packed = list(pack_weights(golden.model.file, golden.model.spec, weights))
+    assert len(packed) > 10
+    for name, offset, words in packed:
+        place = about["weights"][name]
+        assert place["bytes"] == program.buffers[name] >= offset + words.nbytes
+        start = place["offset"] + offset
+        assert raw["weights.bin"][start : start + words.nbytes] == words.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "--device NAME.*--gpu LANGUAGE"),
+        (["--device", "host", "--gpu", "wgsl"], "--device NAME.*--gpu LANGUAGE"),
+        (["--gpu", "glsl"], "wgsl, opencl, cuda, metal, not 'glsl'"),
+        (["--gpu", "wgsl", "--kv-dtype", "int4"], "int4.*f16, int8, f32"),
+    ],
+)
+def test_wrong_targets_are_one_line(arguments: list[str], said: str, tmp_path: Path) -> None:
+    refused = edge("compile", str(MODEL), "-o", str(tmp_path / "x"), *arguments)
+    assert refused.returncode == 2
+    assert re.search(said, refused.stderr)
+    assert not (tmp_path / "x").exists()

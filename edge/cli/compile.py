@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from edge.budget import format_bytes
 from edge.cli import options as o
@@ -12,22 +12,41 @@ from edge.cli.show import print_json, progress, table
 
 def compile(
     model: o.ModelArgument,
-    device: Annotated[str, o.flag("--device", help="The device's name (edge devices list), or host.")],
     output: Annotated[Path, o.flag("-o", "--output", help="The folder to make.")],
-    kv_dtype: Annotated[str, o.flag("--kv-dtype", help="f16, int8 or int4.")] = "f16",
+    device: Annotated[str | None, o.flag("--device", help="The device's name (edge devices list), or host.")] = None,
+    gpu: Annotated[
+        str | None, o.flag("--gpu", help="Instead: kernels for any GPU, in wgsl, opencl, metal or cuda.")
+    ] = None,
+    kv_dtype: Annotated[str, o.flag("--kv-dtype", help="f16, int8 or, for CPUs, int4; for GPUs f32.")] = "f16",
     weights: Annotated[bool, o.flag("--weights", help="Add the packed weights.")] = False,
     force: Annotated[bool, o.flag("--force", help="Write into a folder that holds other files.")] = False,
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Compile a model for another device: an object file for apps, and an image for edge cache add there."""
+    """Compile a model for another device: an object file for apps, and an image for edge cache add there. With --gpu:
+    the sources of its kernels, and the plan of their dispatches."""
     from edge.backends import find_backend
     from edge.cli.targets import check_processor, isa_names
     from edge.devices.profiles import HOST, find_profile
     from edge.errors import InputError, UnsupportedError
     from edge.run.opening import open_model
 
-    profile, opened = find_profile(device), open_model(model)
+    if (device is None) == (gpu is None):
+        raise InputError("edge compile needs a device: --device NAME for its CPU, or --gpu LANGUAGE for a GPU")
+    opened = open_model(model)
+    if gpu is not None:
+        from edge.backends.tvm.gpu.export import export as export_gpu
+
+        with progress(enabled=not quiet) as shown:
+            bar = shown.step(f"making kernels in {gpu}")
+            about = export_gpu(
+                opened.file, opened.spec, gpu, output, kv_dtype=kv_dtype, weights=weights, force=force,
+                progress=lambda part: bar(part, 1.0),
+            )  # fmt: skip
+        _show(about, output, f"any GPU ({gpu})", kv_dtype, json=json)
+        return
+    assert device is not None
+    profile = find_profile(device)
     if profile.system not in ("linux", "android"):
         raise UnsupportedError(
             f"edge compile makes code for Linux and Android, and {profile.name} runs {profile.system}"
@@ -45,9 +64,13 @@ def compile(
             opened.file, opened.spec, profile, output, kv_dtype=kv_dtype, weights=weights, force=force,
             progress=lambda part: bar(part, 1.0),
         )  # fmt: skip
+    _show(about, output, f"{profile.name} ({about['design']['target']['name']})", kv_dtype, json=json)
+
+
+def _show(about: dict[str, Any], output: Path, target: str, kv_dtype: str, *, json: bool) -> None:
     if json:
         print_json({"folder": str(output), **about})
         return
     rows = [[name, format_bytes(each["bytes"])] for name, each in about["files"].items()]
     print(table([str(output), "size"], rows))
-    print(f"\n{about['model']} for {profile.name} ({about['design']['target']['name']}), {kv_dtype} KV")
+    print(f"\n{about['model']} for {target}, {kv_dtype} KV")

@@ -10,27 +10,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from edge.backends.tvm import KV_DTYPES, versions
 from edge.backends.tvm.compiler.compiled import compile_design, install
+from edge.backends.tvm.compiler.folder import appearing, described
 from edge.backends.tvm.cpu.elf import MOST_BYTES, parse
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.packing.layout import make_layout
 from edge.backends.tvm.packing.weights import pack_weights
 from edge.backends.tvm.sources import PASS, source_hash
 from edge.backends.tvm.targets import Target, choose_target, target_named
-from edge.devices.output import work_folder
 from edge.devices.profile import DeviceProfile
 from edge.errors import InputError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
-from edge.storage.fingerprint import hash_file
 from edge.storage.versions import own_versions
 
 OBJECT, IMAGE, WEIGHTS, DESIGN = FILES = ("run.o", "run.img", "weights.bin", "design.json")
@@ -49,7 +46,7 @@ def export(
         raise InputError(f"unknown KV dtype {kv_dtype!r} for the tvm engine: choose {', '.join(KV_DTYPES)}")
     layout = make_layout(file, spec)
     design = Design.of(layout, kv_dtype, target_of(profile))
-    with _appearing(folder, force) as made:
+    with appearing(folder, FILES, force=force) as made:
         compile_design(design, made / IMAGE, made / OBJECT, progress=progress)
         if weights:
             pack_weights(file, layout, made / WEIGHTS)
@@ -60,7 +57,7 @@ def export(
             "design": json.loads(design.to_json()),
             "source": source_hash(*PASS),
             "versions": own_versions() | versions(),
-            "files": {path.name: _described(path) for path in sorted(made.iterdir())},
+            "files": described(made),
         }
         (made / DESIGN).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     return about
@@ -108,32 +105,3 @@ def _read(path: Path) -> bytes:
     if not path.is_file() or path.stat().st_size > MOST_BYTES:
         raise ValueError(path)
     return path.read_bytes()
-
-
-def _described(path: Path) -> dict[str, Any]:
-    return {"bytes": path.stat().st_size, "sha256": hash_file(path)}
-
-
-@contextmanager
-def _appearing(folder: Path, force: bool) -> Iterator[Path]:
-    """Yields an empty folder, whose files appear in `folder` together if the block succeeds."""
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file")
-    others = sorted({path.name for path in folder.iterdir()} - set(FILES)) if folder.exists() else []
-    if others and not force:
-        raise InputError(f"{folder} holds other files ({others[0]}): choose a new folder, or --force")
-    with work_folder(folder) as made:
-        yield made
-        _put(made, folder)
-
-
-def _put(made: Path, folder: Path) -> None:
-    """A new folder appears in one step. In an old one files are replaced, the description last."""
-    if not folder.exists():
-        made.rename(folder)
-        return
-    for name in FILES:
-        if (made / name).exists():
-            os.replace(made / name, folder / name)
-        else:
-            (folder / name).unlink(missing_ok=True)
