@@ -6,17 +6,39 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from conftest import GOLDEN, run_child
 
 from edge.backends import engine_named, find_backend
 from edge.backends.base import Backend, GPUMemory
+from edge.backends.tvm.gpu.hosts import host_named
 from edge.devices.memory import MemoryLimit, MemoryUse
 from edge.errors import BudgetError, UnsupportedError
 from edge.model.model import open_model
 from edge.options import Options
 from edge.plan.plan import Plan, make_plan
+from edge.run.session import load
 
 MIB = 1 << 20
+ON_WGPU = """
+import sys, json, numpy as np
+from edge import load
+from edge.devices.memory import memory_use
+prompt, answer, rows = map(int, sys.argv[1:])
+with load("smollm2-135m", backend="gpu", max_kv_size=rows, prefill_step_size=16) as session:
+    allocated, loaded = session.engine._device.allocated, memory_use().peak
+    session.generate(np.arange(prompt, dtype=np.int32) + 5, max_tokens=answer, ignore_eos=True)
+    used, plan, report = memory_use(), session.plan, session.report
+print(json.dumps([plan.bytes.gpu, allocated, plan.predicted_peak, loaded, used.peak, report.kv.evicted]))
+"""
 SMOLLM2 = open_model("smollm2-135m")
+
+
+@pytest.fixture
+def wgpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tvm")
+    if not host_named("wgpu").adapters():
+        pytest.skip("no adapter through wgpu")
+    monkeypatch.setenv("EDGE_GPU", "wgpu:0")
 
 
 @pytest.fixture(autouse=True)
@@ -73,3 +95,34 @@ def test_other_engines_have_nothing_on_a_gpu() -> None:
     reference = find_backend("reference", SMOLLM2.file, SMOLLM2.spec)
     with pytest.raises(UnsupportedError, match="--gpu-memory is for the gpu engine, not for reference"):
         make_plan(SMOLLM2.spec, reference, Options.parse(backend="reference", gpu_memory="1GiB"))
+
+
+@pytest.mark.usefixtures("wgpu")
+def test_two_sessions_at_once_and_what_they_allocate() -> None:
+    """The count is the buffers' bytes, or little more: padding of weights is counted at its most."""
+    path = GOLDEN / "llama-gqa-tied.gguf"
+    with load(path, backend="gpu", max_kv_size=64) as one, load(path, backend="gpu", max_kv_size=64) as other:
+        for session in (one, other):
+            allocated = cast(Any, session.engine)._device.allocated
+            assert allocated <= session.plan.bytes.gpu <= 1.05 * allocated
+        answers = [session.generate("ab", raw=True, max_tokens=8, ignore_eos=True) for session in (one, other)]
+        assert answers[0] == answers[1]
+        assert one.report is not None
+        assert (one.report.memory.gpu, one.report.memory.on_card) == (one.plan.bytes.gpu, False)
+        one.close()
+        assert other.generate("ab", raw=True, max_tokens=8, ignore_eos=True) == answers[0]
+
+
+@pytest.mark.usefixtures("wgpu")
+@pytest.mark.parametrize(
+    ("prompt", "answer", "rows"),
+    [(2, 2, 2048), pytest.param(200, 300, 256, marks=pytest.mark.exhaustive)],
+)  # fmt: skip
+def test_the_predicted_peak_holds(prompt: int, answer: int, rows: int) -> None:
+    """On a driver whose buffers lie in the resident set, through prefill and beyond the end of the cache."""
+    if host_named("wgpu").adapters()[0].kind != "cpu":
+        pytest.skip("this driver's buffers are not in the resident set")
+    counted, allocated, predicted, loaded, peak, evicted = run_child(ON_WGPU, prompt, answer, rows).output
+    assert allocated <= counted <= 1.05 * allocated
+    assert loaded <= peak <= predicted <= 1.1 * peak
+    assert (evicted > 0) == (prompt + answer > rows)

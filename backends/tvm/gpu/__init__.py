@@ -31,7 +31,7 @@ CAPABILITIES = Capabilities(
 )
 EFFICIENCY = Efficiency({"integers": Weights(0.5, 1.0), "floats": Weights(0.5, 1.0)}, {"f16": Rows(0.5, 1.0)}, 1e-4)
 
-_RUNTIME_BYTES = 40 << 20  # Python modules, the driver's library and its compiled kernels
+_RUNTIME_BYTES = 56 << 20  # Python modules, the driver's library and its compiled kernels
 
 # Bytes on the host for each row of a head: its physical row and position, and scratch of the policy.
 _BOOKKEEPING = 12 + 36
@@ -87,6 +87,7 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     from edge.backends.ring import LayerKinds
     from edge.backends.row_lists import pinned_bytes
     from edge.backends.tvm.gpu.design import Tables, scratch_sizes
+    from edge.backends.tvm.gpu.kv import arena_bytes
     from edge.backends.tvm.gpu.weights import packed_bytes
     from edge.backends.tvm.kv.regions import make_regions
     from edge.backends.tvm.kv.row_formats import row_bytes
@@ -106,14 +107,17 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
         at_once = 2 if config.observes else max(2, shape.kv_heads)
         by_head = regions.longest * (heads * _BOOKKEEPING + at_once * shape.padded_head * _LOOKED_AT)
     logits = 4 * config.logits_rows * shape.vocab  # on the host, once more
-    on_device, weights, kv = sum(scratch.values()), packed_bytes(spec), (regions.size + rings.size) * per_row
+    rows = regions.size + rings.size
+    weights, kv = packed_bytes(spec), rows * per_row
+    staging = sum(arena_bytes(0, shape.padded_head, config.kv_dtype).values())
+    on_device = sum(scratch.values()) + staging
     return Footprint(
         weights=weights,
         kv=kv,
         scratch=on_device + logits + by_head + pinned_bytes(heads, shape.padded_head, config.pinned),
         runtime=_RUNTIME_BYTES,
         fixed_kv=rings.size * per_row,
-        gpu=weights + kv + on_device,
+        gpu=weights + kv - 4 * config.observes * rows + on_device,
     )
 
 
