@@ -16,6 +16,7 @@ import pytest
 
 from edge.backends.tvm.gpu import bandwidth, hosts
 from edge.backends.tvm.gpu.hosts import Adapter, Device, Limits, choose_adapter, host_named, open_device
+from edge.backends.tvm.gpu.hosts.binaries import keep_binary
 from edge.backends.tvm.gpu.hosts.wgpu import WGPUDevice
 from edge.backends.tvm.gpu.program import Dispatch, Kernel, Slice
 from edge.devices.power import nvml
@@ -23,6 +24,7 @@ from edge.devices.profile_file import read_profile, write_profile
 from edge.devices.profiles import describe_host
 from edge.errors import EngineError, UnsupportedError
 from edge.profiling import ceilings
+from edge.storage.cache import entries
 
 pytest.importorskip("tvm")
 
@@ -355,6 +357,29 @@ def test_wgpu_uses_the_memory_that_it_counts_and_says_when_there_is_none(wgpu: W
     assert not done.stderr
 
 
+def test_opencls_binaries_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = host_named("opencl").adapters()
+    if not found:
+        pytest.skip("no adapter through opencl")
+    opencl = pytest.importorskip("edge.backends.tvm.gpu.hosts.opencl")
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
+    made = kernels("opencl")
+    wrote: list[object] = []
+    monkeypatch.setattr(opencl, "keep_binary", lambda *of: [wrote.append(of), keep_binary(*of)])
+    for damaged, writes in ((False, 2), (False, 0), (True, 2)):
+        for entry in entries("kernels") if damaged else []:
+            entry.path.write_bytes(bytes(entry.bytes))
+        wrote.clear()
+        device = open_device(found[0])
+        device.prepare(made)
+        dispatch, buffers = sums(device)
+        device.run(device.record([dispatch], buffers))
+        assert read_floats(device, buffers["o"], 1)[0] == 36.5
+        device.close()
+        assert len(entries("kernels")) == len(made)
+        assert len(wrote) == writes
+
+
 def test_adapters_say_what_they_can_do(adapter: Adapter) -> None:
     limits = adapter.limits
     assert adapter.name
@@ -390,6 +415,14 @@ def test_nvrtc_compiles_without_cudas_headers(architecture: str) -> None:
     with pytest.raises(EngineError, match=r"could not compile edge_sums: .*\"width\" is undefined") as caught:
         cuda.compile_source("edge_sums", broken, architecture)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_nvrtcs_code_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, source = nvrtc(), kernels("cuda")["edge_next"].source
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
+    code = cuda._compiled("edge_next", source, "sm_90")
+    monkeypatch.setattr(cuda, "compile_source", None)
+    assert cuda._compiled("edge_next", source, "sm_90") == code
 
 
 def test_cuda_compiles_for_the_device_or_for_the_newest_that_nvrtc_knows() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from edge.backends.tvm.gpu.hosts import Adapter, Limits
+from edge.backends.tvm.gpu.hosts.binaries import find_binary, keep_binary
 from edge.backends.tvm.gpu.program import Dispatch, Kernel, Slice
 from edge.errors import EngineError
 from edge.types import AnyArray
@@ -81,6 +82,18 @@ def compile_source(name: str, source: str, architecture: str) -> bytes:
         return bytes(code)
     finally:
         nvrtc.nvrtcDestroyProgram(made)
+
+
+def _compiled(name: str, source: str, architecture: str) -> bytes:
+    """`compile_source`, or what it returned for this source before."""
+    from cuda.bindings import nvrtc
+
+    compiler = f"NVRTC {'.'.join(map(str, _call(nvrtc, 'nvrtcVersion')))} {architecture}"
+    code = find_binary(compiler, source)
+    if code is None:
+        code = compile_source(name, source, architecture)
+        keep_binary(compiler, source, code)
+    return code
 
 
 def architecture_for(major: int, minor: int) -> str:
@@ -220,8 +233,7 @@ class CudaDevice:
         architecture = architecture_for(major, minor)
         for done, (name, kernel) in enumerate(kernels.items(), 1):
             if name not in self._kernels or self._kernels[name][0] != kernel:
-                code = compile_source(name, kernel.source, architecture)
-                module = self._do("cuModuleLoadData", code)
+                module = self._do("cuModuleLoadData", _compiled(name, kernel.source, architecture))
                 self._kernels[name] = kernel, module, self._do("cuModuleGetFunction", module, kernel.name.encode())
             if progress:
                 progress(done / len(kernels))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from edge.backends.tvm.gpu.hosts import Adapter, Limits
+from edge.backends.tvm.gpu.hosts.binaries import find_binary, keep_binary
 from edge.backends.tvm.gpu.program import Dispatch, Kernel, Slice
 from edge.errors import EngineError
 from edge.types import AnyArray
@@ -26,6 +27,7 @@ PACKAGE, EXTRA = "pyopencl", "opencl"
 
 _STAGED = 1 << 20  # bytes of writes that may be under way; bigger ones are waited for
 _OPTIONS = ["-cl-std=CL1.2", "-cl-mad-enable"]
+_POCL_METHOD = "POCL_WORK_GROUP_METHOD"
 _WORST = 1 << 31  # OpenCL names no limit of workgroups in a dimension; indices are int32
 
 
@@ -60,7 +62,7 @@ def _devices() -> list[tuple[Any, Any]]:
     """Platforms and their little-endian devices with a compiler; none where anything is missing."""
     found = []
     # The default of pocl 3.1, loopvec, vectorizes some loops wrongly.
-    os.environ.setdefault("POCL_WORK_GROUP_METHOD", "loops")
+    os.environ.setdefault(_POCL_METHOD, "loops")
     try:
         import pyopencl as cl
 
@@ -188,8 +190,7 @@ class OpenCLDevice:
         for done, (name, kernel) in enumerate(kernels.items(), 1):
             if name not in self._programs or self._programs[name][0] != kernel:
                 with _said(f"compile {name}"):
-                    built = self._cl.Program(self._context, kernel.source).build(_OPTIONS)
-                self._programs[name] = kernel, built
+                    self._programs[name] = kernel, self._built(kernel.source)
             if progress:
                 progress(done / len(kernels))
 
@@ -234,6 +235,17 @@ class OpenCLDevice:
         for buffer in [*self._buffers.values()]:
             self.free(buffer)
         self._programs.clear()
+
+    def _built(self, source: str) -> Any:
+        """The program, from the cache folder if the driver accepts what is there."""
+        compiler = f"{self.adapter.key} {' '.join(_OPTIONS)} {os.environ.get(_POCL_METHOD, '')}"
+        if binary := find_binary(compiler, source):
+            with suppress(self._cl.Error):
+                return self._cl.Program(self._context, self._context.devices, [binary]).build(_OPTIONS, cache_dir=False)
+        program = self._cl.Program(self._context, source).build(_OPTIONS, cache_dir=False)  # pyopencl's own cache
+        with suppress(self._cl.Error):  # of drivers that give none
+            keep_binary(compiler, source, program.get_info(self._cl.program_info.BINARIES)[0])
+        return program
 
     def _finish(self) -> None:
         with _said("run"):

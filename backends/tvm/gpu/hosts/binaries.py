@@ -1,0 +1,29 @@
+"""Kernels as a driver has compiled them, in the cache folder: those of a model take a phone seconds."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import suppress
+
+from edge.errors import CacheError
+from edge.storage import cache
+
+_SUFFIX = ".bin"
+
+
+def find_binary(compiler: str, source: str) -> bytes | None:
+    """compiler: everything besides the source that the binary depends on: device, driver, options."""
+    with suppress(CacheError, OSError):
+        path = cache.find("kernels", _key(compiler, source), _SUFFIX)
+        return path.read_bytes() if path else None
+    return None
+
+
+def keep_binary(compiler: str, source: str, binary: bytes) -> None:
+    """Does nothing where the cache folder cannot be written: it is compiled again then."""
+    with suppress(CacheError), cache.create("kernels", _key(compiler, source), _SUFFIX, about=compiler) as temporary:
+        temporary.write_bytes(binary)
+
+
+def _key(compiler: str, source: str) -> str:
+    return hashlib.sha256(f"{compiler}\n{source}".encode()).hexdigest()[:32]
