@@ -80,8 +80,10 @@ LLAMACPP = Row("llamacpp", "f32", EXACT), Row("llamacpp", "f16", 8e-2)
 ONNX = Row("onnx", "f32", 1e-4), Row("onnx", "f16", 8e-2), Row("onnx", "int8", 1.2)
 NATIVE = Row("tvm", "f32", EXACT), Row("tvm", "f16", 8e-2), Row("tvm", "int8", 8e-1)
 SLOW = pytest.param(NATIVE[0], marks=pytest.mark.slow)
-OLD_FORMULAS = ("ernie4_5", "gemma")  # whose native code others show; each model takes seconds to compile
+# Native code that others show, since angles are computed outside of it; each model takes seconds to compile.
+OLD_FORMULAS = ("ernie4_5", "gemma", "gemma3-linear", "llama-linear", "qwen2-untied", "qwen2-yarn")
 SMALL_ROWS = ("gemma3", "gpt2", "phi3-longrope", "qwen2")  # different enough
+HALVES = ("gemma3", "gpt2")  # float16 of the others: `test_quantized_models_of_every_architecture`
 
 
 def cases() -> list[Any]:
@@ -94,7 +96,8 @@ def cases() -> list[Any]:
 
 def marks_of(row: Row, name: str) -> list[pytest.MarkDecorator]:
     """In float32 every architecture is tested; its formulas are the same for smaller rows."""
-    seldom = (row.kv_dtype != "f32" and name not in SMALL_ROWS) or name in OLD_FORMULAS
+    usual = {"f32": NAMES, "f16": HALVES, "int8": SMALL_ROWS}[row.kv_dtype]
+    seldom = name not in usual or name in OLD_FORMULAS
     return [pytest.mark.slow, *([pytest.mark.exhaustive] if seldom else [])]
 
 

@@ -729,11 +729,11 @@ def test_a_device_behind_a_tracker_is_tuned(tiny: Path, folder: Path, tmp_path: 
         ),
     ):  # fmt: skip
         found = edge_json(
-            "tune", str(tiny), "--device", "pi5", "--tracker", tracker, "--key", "loop", "--trials", "2", "--time",
+            "tune", str(tiny), "--device", "pi5", "--tracker", tracker, "--key", "loop", "--trials", "1", "--time",
             "10m", "--json",
         )  # fmt: skip
     assert (found["device"], found["subject"]["cpu"]) == ("pi5", "pi5")
-    assert 1 <= found["trials"] <= 2
+    assert found["trials"] == 1
     assert found["gain"] >= 1
     assert all(each.ratio for each in read_trials(records.trials_path(found["name"])))
 

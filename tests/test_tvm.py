@@ -318,16 +318,17 @@ def choose(monkeypatch: pytest.MonkeyPatch, isa: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("types", "kv_dtype"),
+    ("types", "kv_dtype", "every"),
     [
-        (MIXED, "f32"),
-        (SUPER_MIXED, "f16"),
-        pytest.param(MIXED, "f16", marks=pytest.mark.exhaustive),
-        pytest.param(MIXED, "int8", marks=pytest.mark.exhaustive),
-        pytest.param(MIXED, "int4", marks=pytest.mark.exhaustive),
-        pytest.param(SUPER_MIXED, "f32", marks=pytest.mark.exhaustive),
+        (MIXED, "f32", True),
+        (SUPER_MIXED, "f16", False),  # the best and the least
+        pytest.param(SUPER_MIXED, "f16", True, marks=pytest.mark.exhaustive),
+        pytest.param(MIXED, "f16", True, marks=pytest.mark.exhaustive),
+        pytest.param(MIXED, "int8", True, marks=pytest.mark.exhaustive),
+        pytest.param(MIXED, "int4", True, marks=pytest.mark.exhaustive),
+        pytest.param(SUPER_MIXED, "f32", True, marks=pytest.mark.exhaustive),
     ],
-    ids=["mixed-f32", "super-f16", "mixed-f16", "mixed-int8", "mixed-int4", "super-f32"],
+    ids=["mixed-f32", "super-f16-two", "super-f16", "mixed-f16", "mixed-int8", "mixed-int4", "super-f32"],
 )
 def test_every_instruction_set_gives_the_same_logits(
     tmp_path: Path,
@@ -335,12 +336,13 @@ def test_every_instruction_set_gives_the_same_logits(
     engines: Callable[[Engine], Engine],
     types: dict[str, str],
     kv_dtype: str,
+    every: bool,
 ) -> None:
     """The models are those of `typed`, so that this CPU's own are compiled already."""
     model = write_typed(tmp_path, types)
     tokens = tokens_of(model, 45)
     expected, answers = expected_logits(model, tokens), []
-    for isa in runnable_isas():
+    for isa in runnable_isas() if every else [runnable_isas()[0], runnable_isas()[-1]]:
         choose(monkeypatch, isa)
         engine = engines(open_with(model, kv_dtype, threads=2))
         for sizes in ([8], [1]):
