@@ -231,10 +231,16 @@ class CudaDevice:
             )
         )
         architecture = architecture_for(major, minor)
+        limit = self._cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK
         for done, (name, kernel) in enumerate(kernels.items(), 1):
             if name not in self._kernels or self._kernels[name][0] != kernel:
                 module = self._do("cuModuleLoadData", _compiled(name, kernel.source, architecture))
-                self._kernels[name] = kernel, module, self._do("cuModuleGetFunction", module, kernel.name.encode())
+                function = self._do("cuModuleGetFunction", module, kernel.name.encode())
+                # Also loads the kernel, which CUDA otherwise does at its first launch: not possible in a capture.
+                most = self._do("cuFuncGetAttribute", limit, function)
+                if most < kernel.threads[0] * kernel.threads[1]:
+                    raise EngineError(f"CUDA runs {name} with {most} threads at most, not {kernel.threads}")
+                self._kernels[name] = kernel, module, function
             if progress:
                 progress(done / len(kernels))
 
