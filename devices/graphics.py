@@ -1,10 +1,40 @@
-"""Memory that GPUs hold for this process, as Linux counts it."""
+"""GPUs as the system shows them without their drivers: which there are, and memory that they hold for this process."""
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 _KEYS = ("drm-resident-", "drm-memory-")  # the newer first: some drivers have both
+
+
+VARIABLE = "EDGE_GPU"
+_NODES = ("dev/nvidia0", "dev/kgsl-3d0", "dev/mali0", "dev/dxg")  # NVIDIA, Adreno, Mali, WSL
+
+
+def is_off() -> bool:
+    """Whether `EDGE_GPU` says that no GPU is to be used."""
+    return os.environ.get(VARIABLE, "").strip().lower() in ("0", "off", "no", "false")
+
+
+def seen_gpus(root: Path = Path("/")) -> str:
+    """What there may be of GPUs, in less than a millisecond and without loading a driver; empty: none. CPUs that pose
+    as GPUs are not among them."""
+    if sys.platform != "linux":
+        return sys.platform  # they all have one
+    cards = [path.parent / "device" for path in sorted(root.glob("sys/class/drm/renderD*/device"))]
+    ids = [" ".join(_text(card / name) for name in ("vendor", "device")) for card in cards]
+    nodes = [name for name in _NODES if (root / name).exists()]
+    driver = _text(root / "proc/driver/nvidia/version").partition("\n")[0]
+    return ", ".join(filter(str.strip, [*ids, *nodes, driver]))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def resident_memory(root: Path = Path("/")) -> int | None:

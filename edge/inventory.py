@@ -24,8 +24,9 @@ from edge.hub.removal import remove_cached
 from edge.inspection import engine_use
 from edge.model.catalog import PACKAGED, hub_reference, installed_parts
 from edge.model.reader import read_spec
+from edge.model.spec import model_key
 from edge.model.thinking import find_family
-from edge.run.history import last_run, model_key
+from edge.run.history import last_run
 from edge.storage import cache
 from edge.storage.fingerprint import FileState
 from edge.storage.versions import edge_version
@@ -36,7 +37,7 @@ Place = Literal["package", "hub", "cache"]
 
 @dataclass(frozen=True)
 class Summary:
-    """What a header says. key: `edge.run.history.model_key`. engines: those that run the model; refused: why others do
+    """What a header says. key: `edge.model.spec.model_key`. engines: those that run the model; refused: why others do
     not. reason: why the file is no model that edge runs."""
 
     architecture: str = "unknown"

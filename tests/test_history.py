@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from edge.backends.base import EngineConfig
 from edge.cli.commands import app
+from edge.model.spec import model_key
 from edge.plan.plan import Plan, PlanBytes
 from edge.prediction.forecast import forecast
 from edge.run import history
@@ -28,7 +29,6 @@ from edge.run.history import (
     earlier_runs,
     history_path,
     history_size,
-    model_key,
 )
 from edge.run.report import Energy, KVUse, Memory, RunReport, Timings, Tokens
 from edge.run.session import load

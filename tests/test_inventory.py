@@ -17,7 +17,8 @@ from edge.formats.gguf import read_gguf
 from edge.inventory import LocalModel, find, remove
 from edge.model.catalog import find_model
 from edge.model.reader import read_spec
-from edge.run.history import Phase, Run, Setting, append, model_key
+from edge.model.spec import model_key
+from edge.run.history import Phase, Run, Setting, append
 from edge.storage import cache
 from edge.storage.lock import file_lock
 

@@ -75,6 +75,7 @@ def plan(
     print(
         f"\n{spec.label} on {made.backend}, {made.config.threads} threads, KV policy {made.kv_policy}"
         + (f" with {made.sinks} sinks" if made.sinks else "")
+        + (f"\nengine: {made.chosen}" if made.chosen else "")
         + f"\ntuned: {made.tuned}\n"
     )
     if streaming:

@@ -6,6 +6,7 @@ recipes.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Literal
 
@@ -157,3 +158,10 @@ def format_count(count: int) -> str:
     if count >= 999.5e6:
         return f"{count / 1e9:.1f}B"
     return f"{count / 1e6:.0f}M" if count >= 1e7 else f"{count / 1e6:.1f}M"
+
+
+def model_key(spec: ModelSpec) -> str:
+    """The same for models of one shape and the same block types."""
+    shape = (spec.architecture, spec.layers, spec.hidden, spec.heads, spec.kv_heads, spec.head_dim, spec.ffn,
+             spec.vocab, spec.type_bytes)  # fmt: skip
+    return hashlib.sha256(repr(shape).encode()).hexdigest()[:16]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edge.backends import backend_elsewhere, find_backend
+from edge.backends import backend_elsewhere
 from edge.devices.memory import MemoryLimit
 from edge.devices.profile import DeviceProfile
 from edge.devices.profiles import HOST
@@ -12,6 +12,7 @@ from edge.errors import InputError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
 from edge.options import Options
+from edge.plan.engines import plan_here
 from edge.plan.plan import Plan, make_plan
 
 TOKENIZER_BYTES = 82  # of a token of the vocabulary; measured: 68 of SmolLM2, 82 of Gemma 3
@@ -24,7 +25,7 @@ def plan_for(profile: DeviceProfile, file: GGUFFile, spec: ModelSpec, options: O
     Raises what `make_plan` raises, and InputError.
     """
     if profile.name == HOST:
-        return make_plan(spec, find_backend(options.backend, file, spec, options.kv_dtype), options, more=more)
+        return plan_here(file, spec, options, more)[1]
     engine = backend_elsewhere(options.backend, file, spec, profile.system)
     if profile.memory is None and options.memory is None:
         raise InputError(

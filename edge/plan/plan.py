@@ -78,6 +78,7 @@ class Plan:
     limit_source: str  # "budget" if stated, else what the system grants
     gpu_limit: int | None = None
     gpu_limit_source: str = ""  # as limit_source
+    chosen: str = ""  # what was known of CPU and GPU, if the engine was chosen by that
     tuned: str = "default"  # or "record NAME": where threads, chunk and sizes of pieces of work come from
 
     def to_dict(self) -> dict[str, Any]:

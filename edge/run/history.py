@@ -6,7 +6,6 @@ recorded. EDGE_HISTORY=0 disables the history, EDGE_HISTORY=DIR keeps it in DIR.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import threading
@@ -22,7 +21,7 @@ from edge.devices.host import processor
 from edge.devices.output import new_file
 from edge.devices.private import is_private_file, make_private_folder, read_private
 from edge.errors import CacheError, InputError
-from edge.model.spec import ModelSpec
+from edge.model.spec import ModelSpec, model_key
 from edge.storage.cache import cache_folder
 from edge.storage.lock import file_lock
 from edge.values import parse
@@ -98,13 +97,6 @@ class Run:
     def __post_init__(self) -> None:
         if not all(map(_is_possible, (self.at, self.capacity, self.peak or 0))):
             raise ValueError("no run has such figures")
-
-
-def model_key(spec: ModelSpec) -> str:
-    """The same for models of one shape and the same block types."""
-    shape = (spec.architecture, spec.layers, spec.hidden, spec.heads, spec.kv_heads, spec.head_dim, spec.ffn,
-             spec.vocab, spec.type_bytes)  # fmt: skip
-    return hashlib.sha256(repr(shape).encode()).hexdigest()[:16]
 
 
 def history_path() -> Path:

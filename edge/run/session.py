@@ -13,7 +13,6 @@ from weakref import WeakSet
 
 import numpy as np
 
-from edge.backends import find_backend
 from edge.backends.base import AdaptedEngine, Backend, CardEngine, GPUBackend, LoadProgress
 from edge.budget import format_bytes
 from edge.devices.memory import memory_use, release_free_memory
@@ -27,7 +26,8 @@ from edge.model.model import Model
 from edge.model.prompt import Prompt
 from edge.model.thinking import Think
 from edge.options import Options, takes_options
-from edge.plan.plan import Plan, make_plan, plan_with_lora
+from edge.plan.engines import plan_here
+from edge.plan.plan import Plan, plan_with_lora
 from edge.prompt_cache.cache import PromptCache
 from edge.run.arguments import check_stream
 from edge.run.context import Context, Mark
@@ -37,6 +37,7 @@ from edge.run.history import remember_run
 from edge.run.meters import EnergyMeter, Watch
 from edge.run.opening import open_model
 from edge.run.picker import MOST_AHEAD, Picker
+from edge.run.race import settle_race
 from edge.run.reclaim import Reclaimer
 from edge.run.report import AdapterUse, Heat, KVUse, RunReport, StopReason
 from edge.run.sampler import Sampler
@@ -80,8 +81,8 @@ def load(
     if cache is not None and not isinstance(cache, PromptCache):
         options = replace(options, prompt_cache=PromptCache(cache, size=f"{options.prompt_cache_size}B"))
     opened = model if isinstance(model, Model) else _open(model, options)
-    backend = find_backend(options.backend, opened.file, opened.spec, options.kv_dtype)
-    plan = make_plan(opened.spec, backend, options, more=_still_to_come())
+    settle_race(opened.file, opened.spec, options, on_load, more=_still_to_come())
+    backend, plan = plan_here(opened.file, opened.spec, options, _still_to_come())
     return Session(opened, backend, plan, options, on_load, meter)
 
 

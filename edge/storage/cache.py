@@ -32,7 +32,7 @@ from edge.errors import CacheError
 from edge.storage.completion import complete, is_whole, make_temporary, read_completion, record_path, status_of
 from edge.storage.lock import file_lock
 
-EntryKind = Literal["models", "weights", "kernels", "hashes", "tokenizers", "trials", "headers"]
+EntryKind = Literal["models", "weights", "kernels", "hashes", "tokenizers", "trials", "headers", "races"]
 ENTRY_KINDS: tuple[EntryKind, ...] = get_args(EntryKind)
 
 _LIMIT = "16GiB"

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any, Protocol, cast
 
 from edge.backends.tvm.gpu.program import Dispatch, Kernel
-from edge.devices.graphics import resident_memory
+from edge.devices.graphics import VARIABLE, is_off, resident_memory
 from edge.devices.power import nvml
 from edge.errors import UnsupportedError
 from edge.types import AnyArray
@@ -137,7 +137,6 @@ class Host(Protocol):
 
 _HOSTS = ("cuda", "wgpu", "opencl")  # the order of preference where several drive the same GPU
 _KINDS = ("discrete", "integrated", "unknown", "cpu")  # the order of preference among adapters
-VARIABLE = "EDGE_GPU"
 
 
 def host_named(name: str) -> Host:
@@ -159,8 +158,10 @@ def choose_adapter(text: str | None = None) -> Adapter:
     """The adapter whose name has this text in it, or whose `place` or `key` it is; by default that of `EDGE_GPU`;
     otherwise the first GPU that is none of the CPUs that pose as GPUs.
 
-    Raises UnsupportedError with the adapters that there are, or with what was looked for.
+    Raises UnsupportedError with the adapters that there are, or with what was looked for; if `EDGE_GPU` is off, too.
     """
+    if text is None and is_off():
+        raise UnsupportedError(f"{VARIABLE} is off")
     found, wanted = all_adapters(), (os.environ.get(VARIABLE, "") if text is None else text).strip().lower()
     if not found:
         raise UnsupportedError(f"no GPU was found: {'; '.join(what_is_missing())}")

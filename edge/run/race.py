@@ -1,0 +1,127 @@
+"""CPU against GPU, once per model and device: on phones above all, a GPU is often the slower one.
+
+Both engines are loaded with the plans that a run would have, and take turns at a chunk of a prompt and a few tokens of
+an answer. `edge/plan/engines.py` says what follows from it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing, suppress
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+
+from edge.backends import find_backend
+from edge.backends.base import Backend, Engine, LoadProgress
+from edge.devices.memory import release_free_memory
+from edge.errors import BudgetError, CacheError, EdgeError, InputError, UnsupportedError
+from edge.formats.gguf import GGUFFile
+from edge.model.spec import ModelSpec
+from edge.options import Options
+from edge.plan.engines import PROMPT, Pace, Race, find_race, gpu_rival, keep_race, may_use_gpu
+from edge.plan.plan import Plan, make_plan
+from edge.types import IntArray
+
+_ROUNDS = 2  # of each engine, in turns
+_STEPS = 16  # tokens of an answer in a round
+_MOST_S = 2.0  # of a round, about
+_FEW = 16  # tokens of a prompt by which the time of more is known
+
+_log = logging.getLogger("edge")
+
+Entry = tuple[Backend, Plan]
+Result = TypeVar("Result")
+
+
+def settle_race(
+    file: GGUFFile, spec: ModelSpec, options: Options, progress: LoadProgress | None = None, *, more: int = 0
+) -> None:
+    """Time both, if `auto` may choose and nothing is known yet; not in runs whose seconds or joules are counted."""
+    if options.time is not None or options.energy is not None or not may_use_gpu(file, options) or find_race(spec):
+        return
+    rival = gpu_rival(file, spec, options)
+    if rival is None:
+        return
+    try:
+        usual = find_backend(options.backend, file, spec, options.kv_dtype)
+        entries = [(engine, make_plan(spec, engine, options, more=more)) for engine in (usual, rival)]
+    except (BudgetError, UnsupportedError, InputError):
+        return  # only one of them can run this, which its own plan will say
+    cpu, gpu = race(file, spec, entries, progress)
+    with suppress(CacheError):
+        keep_race(spec, Race(entries[1][1].config.adapter, usual.NAME, cpu, gpu))
+
+
+def race(file: GGUFFile, spec: ModelSpec, entries: Sequence[Entry], progress: LoadProgress | None = None) -> list[Pace]:
+    """Each engine's pace. They are loaded together if both fit the limit of their plans, otherwise one after the
+    other. An engine that fails, or gives NaN, has the pace 0."""
+    shown = progress or (lambda _part, _doing="": None)
+    names = [backend.NAME for backend, _ in entries]
+    shown(0.0, f"timing {' and '.join(names)}, once for this model")
+    groups = [list(range(len(entries)))] if _fit_together([plan for _, plan in entries]) else [[0], [1]]
+    laps: list[list[Pace]] = [[] for _ in entries]
+    for group in groups:
+        with ExitStack() as opened:
+            engines = {}
+            for number in group:
+                backend, plan = entries[number]
+                engine = _tried(backend.NAME, partial(backend.load, file, spec, plan.config))
+                if engine is not None:
+                    engines[number] = opened.enter_context(closing(engine))
+            for turn in range(_ROUNDS * len(engines)):
+                number = list(engines)[turn % len(engines)]
+                pace = _tried(names[number], partial(lap, engines[number]))
+                laps[number].append(pace or Pace(0.0, 0.0))
+                shown((turn + 1) / (_ROUNDS * len(engines)))
+        release_free_memory()
+    return [min(each, key=lambda pace: pace.seconds, default=Pace(0.0, 0.0)) for each in laps]
+
+
+def lap(engine: Engine) -> Pace:
+    """A prompt and the first tokens behind it, on an empty cache, which is left empty. Slow engines run fewer.
+
+    Raises EngineError, also for logits that are no numbers.
+    """
+    capacity, longest = engine.kv.capacity, min(engine.config.chunk, PROMPT)
+    tokens = np.random.default_rng(0).integers(0, engine.spec.vocab, PROMPT).astype(np.int32)
+    few = min(_FEW, longest, capacity // 2)
+    _timed(engine, tokens[: min(2, few)])  # the driver compiles what it has not yet
+    count, seconds = few, _timed(engine, tokens[:few])
+    many = min(longest, capacity // 2)
+    if many > few and seconds * many / few < _MOST_S / 2:
+        engine.kv.truncate(0)
+        count, seconds = many, _timed(engine, tokens[:many])
+    _timed(engine, tokens[:1])
+    steps, spent = 0, 0.0
+    while steps < min(_STEPS, capacity // 4) and (not steps or spent < _MOST_S / 2):
+        spent += _timed(engine, tokens[steps : steps + 1])
+        steps += 1
+    engine.kv.truncate(0)
+    return Pace(count / seconds, steps / spent)
+
+
+def _timed(engine: Engine, tokens: IntArray) -> float:
+    started = time.perf_counter()
+    logits = engine.forward(tokens)
+    seconds = time.perf_counter() - started
+    if not np.isfinite(logits).all():
+        raise InputError("it gave logits that are no numbers")
+    return seconds
+
+
+def _tried(name: str, work: Callable[[], Result]) -> Result | None:
+    try:
+        return work()
+    except EdgeError as error:
+        _log.warning("%s takes no part in the choice of an engine: %s", name, error)
+        return None
+
+
+def _fit_together(plans: Sequence[Plan]) -> bool:
+    """Within the limit of each, with the process counted once."""
+    together = sum(plan.bytes.total for plan in plans) - min(plan.bytes.interpreter for plan in plans)
+    return all(together + plan.bytes.reserve <= plan.limit for plan in plans)

@@ -1,0 +1,129 @@
+"""Which engine `auto` takes where there is a GPU: the faster, by a measurement that is made once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from conftest import GOLDEN, open_golden, run_child
+
+from edge.backends import engine_named
+from edge.backends.base import Backend
+from edge.backends.tvm.gpu.hosts import choose_adapter, host_named
+from edge.devices.graphics import seen_gpus
+from edge.errors import EngineError
+from edge.model.model import Model
+from edge.options import Options
+from edge.plan.engines import Pace, Race, find_race, keep_race, plan_here
+from edge.plan.plan import make_plan
+from edge.run.race import race
+from edge.run.session import load
+
+PATH = GOLDEN / "llama-gqa-tied.gguf"
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Model:
+    """With a cache folder of its own for the records, and lavapipe chosen by name, as it must be to take part."""
+    pytest.importorskip("tvm")
+    if not host_named("wgpu").adapters():
+        pytest.skip("no adapter through wgpu")
+    monkeypatch.setenv("EDGE_GPU", "wgpu:0")
+    model = open_golden("llama-gqa-tied").model
+    monkeypatch.setattr("edge.plan.engines.cpu_key", lambda: str(tmp_path))
+    return model
+
+
+def forbidden(*_: object, **__: object) -> None:
+    raise AssertionError("it is decided already")
+
+
+def test_a_first_run_times_both_and_later_ones_go_by_it(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "has timed the GPU" in plan_here(model.file, model.spec, Options())[1].chosen
+    with load(model, time="1h", max_kv_size=64) as session:  # its seconds are counted
+        assert find_race(model.spec) is None
+        assert session.plan.backend == "tvm"
+    said: list[str] = []
+    with load(model, max_kv_size=64, on_load=lambda part, doing="": said.append(doing)) as session:
+        found = find_race(model.spec)
+        assert found is not None
+        assert "timing tvm and gpu, once for this model" in said
+        assert min(found.cpu.decode, found.cpu.prefill, found.gpu.decode, found.gpu.prefill) > 0
+        assert (found.adapter, found.engine) == (choose_adapter().key, "tvm")
+        assert session.plan.backend == ("gpu" if found.is_gpu_faster else "tvm")
+        assert session.plan.chosen == found.about()
+    monkeypatch.setattr("edge.run.race.race", forbidden)
+    load(model, max_kv_size=64).close()
+
+
+def test_the_faster_one_is_taken_where_it_fits(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    def chosen(**options: Any) -> str:
+        return plan_here(model.file, model.spec, Options.parse(max_kv_size=64, **options))[0].NAME
+
+    key = choose_adapter().key
+    keep_race(model.spec, Race(key, "tvm", cpu=Pace(100, 10), gpu=Pace(50, 20)))  # 14.1 s and 9 s
+    assert chosen() == "gpu"
+    assert chosen(gpu_memory="1MiB") == "gpu"
+    assert chosen(gpu_memory="100KiB") == "tvm"
+    assert chosen(kv_dtype="int4") == "tvm"
+    assert chosen(backend="tvm") == "tvm"
+    assert plan_here(model.file, model.spec, Options(backend="tvm"))[1].chosen == ""
+    keep_race(model.spec, Race("another card", "tvm", cpu=Pace(100, 10), gpu=Pace(50, 20)))
+    assert chosen() == "tvm"
+    keep_race(model.spec, Race(key, "tvm", cpu=Pace(100, 10), gpu=Pace(50, 9)))
+    assert chosen() == "tvm"
+    monkeypatch.setenv("EDGE_GPU", "off")
+    assert plan_here(model.file, model.spec, Options())[1].chosen == ""
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_engines_are_loaded_together_only_if_both_fit(together: bool, caplog: pytest.LogCaptureFixture) -> None:
+    model, most, open_now = open_golden("llama-gqa-tied").model, [0], [0]
+    reference = engine_named("reference")
+
+    def counted(*arguments: Any) -> Any:
+        engine = reference.load(*arguments)
+        open_now[0] += 1
+        most[0] = max(most[0], open_now[0])
+        end = engine.close
+
+        def close() -> None:
+            open_now[0] -= 1
+            end()
+
+        cast(Any, engine).close = close
+        return engine
+
+    plan = make_plan(model.spec, reference, Options(max_kv_size=64))
+    plan = plan if together else replace(plan, limit=plan.bytes.total + plan.bytes.reserve)
+    backend = cast(Backend, SimpleNamespace(NAME="reference", load=counted))
+    paces = race(model.file, model.spec, [(backend, plan), (backend, plan)])
+    assert all(0 < pace.seconds < 60 for pace in paces)
+    assert (most, open_now) == ([1 + together], [0])
+
+    def broken(*_: object) -> None:
+        raise EngineError("the GPU was lost")
+
+    failing = cast(Backend, SimpleNamespace(NAME="broken", load=broken))
+    paces = race(model.file, model.spec, [(backend, plan), (failing, plan)])
+    assert paces[0].seconds < paces[1].seconds == float("inf")
+    assert "broken takes no part in the choice of an engine: the GPU was lost" in caplog.text
+
+
+def test_no_driver_is_loaded_where_the_system_shows_no_gpu(tmp_path: Path) -> None:
+    assert seen_gpus(tmp_path) == ""
+    node = tmp_path / "sys/class/drm/renderD128/device"
+    node.mkdir(parents=True)
+    (node / "vendor").write_text("0x8086\n")
+    (node / "device").write_text("0x9a49\n")
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/kgsl-3d0").touch()
+    assert seen_gpus(tmp_path) == "0x8086 0x9a49, dev/kgsl-3d0"
+    code = (
+        "import os, sys, json, edge; os.environ['EDGE_GPU'] = 'off'; edge.load(sys.argv[1], max_kv_size=64).close();"
+        "print(json.dumps([name for name in sys.modules if name in ('wgpu', 'pyopencl', 'cuda') or '.gpu' in name]))"
+    )
+    assert run_child(code, PATH).output == []
