@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -301,6 +302,29 @@ def test_wgpu_says_that_the_device_is_lost(wgpu: WGPUDevice) -> None:
     for call in calls:
         with pytest.raises(EngineError, match="device is lost"):
             call()
+
+
+@pytest.mark.parametrize("within", ["_wait", "mapped"])
+def test_wgpu_may_be_interrupted_while_it_waits(
+    wgpu: WGPUDevice, capfd: pytest.CaptureFixture[str], within: str
+) -> None:
+    """mapped: a callback of the library, where cffi would print the exception and go on."""
+    counts = wgpu.create(16)
+    wgpu.write(counts, 0, np.arange(4, dtype=np.int32))
+
+    def interrupt(frame: Any, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_name == within:
+            sys.setprofile(None)
+            signal.raise_signal(signal.SIGINT)
+
+    sys.setprofile(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            wgpu.read(counts, 0, 16)
+    finally:
+        sys.setprofile(None)
+    assert wgpu.read(counts, 0, 16).view(np.int32).tolist() == [0, 1, 2, 3]
+    assert capfd.readouterr().err == ""
 
 
 def test_wgpu_divides_long_runs(wgpu: WGPUDevice) -> None:

@@ -94,32 +94,41 @@ class _Native:
         self.lib: Any = lib
         self.errors = dict[int, _Errors]()  # by the number of a device
         self.requested = list[tuple[Any, str]]()
+        self.mapped = set[Any]()  # buffers
+        self.interrupts = list[BaseException]()
         extras = ffi.new("WGPUInstanceExtras *", {"chain": {"sType": lib.WGPUSType_InstanceExtras}})
         extras.backends = 1 | 4 | 8  # Vulkan, Metal, Direct3D 12: OpenGL's compute shaders are the slowest way
         self.instance = lib.wgpuCreateInstance(
             ffi.new("WGPUInstanceDescriptor *", {"nextInChain": ffi.cast("WGPUChainedStruct *", extras)})
         )
 
-        @ffi.callback("void(WGPUDevice const *, WGPUErrorType, WGPUStringView, void *, void *)")  # type: ignore[untyped-decorator]
         def failed(_device: Any, kind: int, message: Any, number: Any, _: Any) -> None:
             memory = "not enough memory: " if kind == lib.WGPUErrorType_OutOfMemory else ""
             self._errors(number).messages.append(memory + self.text(message))
 
-        @ffi.callback("void(WGPUDevice const *, WGPUDeviceLostReason, WGPUStringView, void *, void *)")  # type: ignore[untyped-decorator]
         def lost(_device: Any, reason: int, message: Any, number: Any, _: Any) -> None:
             if reason != lib.WGPUDeviceLostReason_Destroyed:
                 self._errors(number).lost = self.text(message) or _TIMEOUT
 
-        @ffi.callback("void(WGPURequestDeviceStatus, WGPUDevice, WGPUStringView, void *, void *)")  # type: ignore[untyped-decorator]
         def requested(status: int, device: Any, message: Any, _: Any, __: Any) -> None:
             opened = status == lib.WGPURequestDeviceStatus_Success
             self.requested.append((device if opened else None, self.text(message)))
 
-        @ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)")  # type: ignore[untyped-decorator]
-        def mapped(status: int, _message: Any, result: Any, _: Any) -> None:
-            ffi.cast("uint32_t *", result)[0] = status
+        def mapped(status: int, _message: Any, buffer: Any, _: Any) -> None:
+            if status == lib.WGPUMapAsyncStatus_Success:
+                self.mapped.add(ffi.cast("WGPUBuffer", buffer))
 
-        self.failed, self.lost, self.on_request, self.on_map = failed, lost, requested, mapped
+        def callback(parameters: str, function: Callable[..., None]) -> Any:
+            return ffi.callback(f"void({parameters}, void *, void *)", function, onerror=self._interrupted)
+
+        self.failed = callback("WGPUDevice const *, WGPUErrorType, WGPUStringView", failed)
+        self.lost = callback("WGPUDevice const *, WGPUDeviceLostReason, WGPUStringView", lost)
+        self.on_request = callback("WGPURequestDeviceStatus, WGPUDevice, WGPUStringView", requested)
+        self.on_map = callback("WGPUMapAsyncStatus, WGPUStringView", mapped)
+
+    def _interrupted(self, _kind: object, error: BaseException, _trace: object) -> None:
+        """Python runs signal handlers in callbacks too, whose exceptions cffi would print."""
+        self.interrupts.append(error)
 
     def _errors(self, number: Any) -> _Errors:
         return self.errors.setdefault(int(self.ffi.cast("uintptr_t", number)), _Errors())
@@ -238,7 +247,6 @@ class WGPUDevice:
         self._buffers = set[_Buffer]()
         self._frees = self._staged = 0
         self._held = list[tuple[Any, Any]]()  # functions that release, and what
-        self._status = self._ffi.new("uint32_t *")
         self._stage: _Buffer | None = None
         self._device = self._open(handle, number)
         self._queue = self._lib.wgpuDeviceGetQueue(self._device)
@@ -308,28 +316,38 @@ class WGPUDevice:
         return data
 
     def _read_part(self, buffer: _Buffer, offset: int, data: AnyArray) -> None:
-        ffi, lib = self._ffi, self._lib
-        size = -(-data.size // 4) * 4
-        if self._stage is None or self._stage.size < size:
-            if self._stage is not None:
-                self._drop(self._stage)
-            self._stage = None
-            self._stage = self._buffer(max(size, 1 << 16), lib.WGPUBufferUsage_MapRead | lib.WGPUBufferUsage_CopyDst)
-        stage = self._stage.handle
+        lib, size = self._lib, -(-data.size // 4) * 4
+        stage, self._stage = self._stage, None
+        try:
+            if stage is None or stage.size < size:
+                if stage is not None:
+                    self._drop(stage)
+                    stage = None
+                usage = lib.WGPUBufferUsage_MapRead | lib.WGPUBufferUsage_CopyDst
+                stage = self._buffer(max(size, 1 << 16), usage)
+            self._copy(buffer, offset, stage, data, size)
+        except BaseException:  # also an interrupt: a submit that uses a mapped buffer makes the library abort
+            if stage is not None:
+                self._drop(stage)
+            raise
+        self._stage = stage
+
+    def _copy(self, buffer: _Buffer, offset: int, stage: _Buffer, data: AnyArray, size: int) -> None:
+        ffi, lib, native = self._ffi, self._lib, self._native
         encoder = lib.wgpuDeviceCreateCommandEncoder(self._opened(), ffi.NULL)
-        lib.wgpuCommandEncoderCopyBufferToBuffer(encoder, buffer.handle, offset, stage, 0, size)
+        lib.wgpuCommandEncoderCopyBufferToBuffer(encoder, buffer.handle, offset, stage.handle, 0, size)
         self._submit(encoder, "read a buffer")
         info = ffi.new("WGPUBufferMapCallbackInfo *", {
-            "mode": lib.WGPUCallbackMode_AllowSpontaneous, "callback": self._native.on_map, "userdata1": self._status,
+            "mode": lib.WGPUCallbackMode_AllowSpontaneous, "callback": native.on_map, "userdata1": stage.handle,
         })  # fmt: skip
-        self._status[0] = 0
-        lib.wgpuBufferMapAsync(stage, lib.WGPUMapMode_Read, 0, size, info[0])
+        native.mapped.discard(stage.handle)
+        lib.wgpuBufferMapAsync(stage.handle, lib.WGPUMapMode_Read, 0, size, info[0])
         self._check("read a buffer")
         self._wait()
-        if self._status[0] != lib.WGPUMapAsyncStatus_Success:
+        if stage.handle not in native.mapped:
             raise EngineError(f"wgpu could not read a buffer: {_TIMEOUT}")
-        ffi.memmove(ffi.from_buffer(data), lib.wgpuBufferGetConstMappedRange(stage, 0, size), data.size)
-        lib.wgpuBufferUnmap(stage)
+        ffi.memmove(ffi.from_buffer(data), lib.wgpuBufferGetConstMappedRange(stage.handle, 0, size), data.size)
+        lib.wgpuBufferUnmap(stage.handle)
 
     def prepare(self, kernels: Mapping[str, Kernel], progress: Callable[[float], None] | None = None) -> None:
         known = self._pipelines
@@ -535,6 +553,8 @@ class WGPUDevice:
 
     def _check(self, what: str) -> None:
         """Raise what the last calls have caused."""
+        if self._native.interrupts:
+            raise self._native.interrupts.pop()
         if self._errors.lost:
             raise EngineError(f"wgpu could not {what}: the device is lost ({_first(self._errors.lost)})")
         if self._errors.messages:
