@@ -14,11 +14,15 @@ from edge.backends import engine_named
 from edge.backends.base import Backend
 from edge.backends.tvm.gpu.hosts import choose_adapter, host_named
 from edge.devices.graphics import seen_gpus
+from edge.devices.profiles import find_profile
 from edge.errors import EngineError
 from edge.model.model import Model
 from edge.options import Options
 from edge.plan.engines import Pace, Race, find_race, keep_race, plan_here
 from edge.plan.plan import make_plan
+from edge.prediction.forecast import forecast
+from edge.prediction.predict import Wanted, predict
+from edge.run.history import Phase, Run, Setting
 from edge.run.race import race
 from edge.run.session import load
 
@@ -57,6 +61,9 @@ def test_a_first_run_times_both_and_later_ones_go_by_it(model: Model, monkeypatc
         assert session.plan.chosen == found.about()
     monkeypatch.setattr("edge.run.race.race", forbidden)
     load(model, max_kv_size=64).close()
+    keep_race(model.spec, Race("an older driver", "tvm", cpu=Pace(100, 10), gpu=Pace(50, 20)))
+    with pytest.raises(AssertionError, match="it is decided"):  # not any more
+        load(model, max_kv_size=64)
 
 
 def test_the_faster_one_is_taken_where_it_fits(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,3 +134,21 @@ def test_no_driver_is_loaded_where_the_system_shows_no_gpu(tmp_path: Path) -> No
         "print(json.dumps([name for name in sys.modules if name in ('wgpu', 'pyopencl', 'cuda') or '.gpu' in name]))"
     )
     assert run_child(code, PATH).output == []
+
+
+def test_the_speed_of_a_gpu_is_not_predicted_before_it_ran(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not from ceilings of the processor, nor are its joules; earlier runs do tell."""
+    monkeypatch.setenv("EDGE_HISTORY", "0")
+    found = forecast(model, backend="gpu", max_kv_size=64)
+    assert (found.prediction.decode, found.prediction.prefill_tok_s, found.prediction.basis) == ((), None, ())
+    assert "how fast a GPU is shows in its first runs" in found.prediction.unknown[0]
+    setting = Setting.of(model.spec, "gpu", found.plan.config)
+    assert choose_adapter().key in setting.variant
+    run = Run(2e9, setting, "golden", "full", 64, Phase(32, 0.5, 16.0), Phase(20, 2.0, 40.0))
+    plan, profile = found.plan, find_profile("host")
+    known = predict(model.spec, plan, profile, Wanted(32, (40,)), [run])
+    assert known.decode[0].tok_s.value == pytest.approx(10, rel=0.01)
+    assert known.decode[0].tok_s.source == "measured earlier (1 run)"
+    assert known.decode[0].joules is None
+    assert known.prefill_tok_s is not None
+    assert known.prefill_tok_s.value == pytest.approx(64, rel=0.01)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from edge.backends import engine_named
 from edge.backends.base import Footprint
 from edge.backends.efficiency import Efficiency, Shares
 from edge.devices.power.base import certainty
@@ -107,7 +108,7 @@ def predict(
         line = prefill = None
     metered = [run for run in runs if run.energy_source == meter]
     decode_watts, prompt_watts = (_watts(metered, phase) for phase in ("decode", "prefill"))
-    power = power or device.power
+    power = None if is_on_gpu(plan) else power or device.power
     cost = None if line is None else _token_cost(roof, line, decode_watts, power)
     capacity = plan.config.capacity
 
@@ -129,8 +130,13 @@ def predict(
         time_tokens=_in_time(wanted, line, prefill, capacity),
         limited_tok_s=_limited(wanted, points, power),
         basis=tuple(_basis(device, plan.config.threads, [line, prefill])),
-        unknown=tuple(_unknown(device, line, prefill, cost, streams=streaming_s is None)),
+        unknown=tuple(_unknown(device, plan, line, prefill, cost, streams=streaming_s is None)),
     )
+
+
+def is_on_gpu(plan: Plan) -> bool:
+    """No share of a GPU's ceilings was measured, so that only earlier runs tell how fast its engine is."""
+    return engine_named(plan.backend).CAPABILITIES.gpu
 
 
 @dataclass(frozen=True)
@@ -151,12 +157,12 @@ class _Roof:
     @classmethod
     def of(cls, spec: ModelSpec, plan: Plan, device: DeviceProfile, streaming_s: float) -> _Roof:
         threads = plan.config.threads
-        bandwidth = device.bandwidth(threads)
+        bandwidth = None if is_on_gpu(plan) else device.bandwidth(threads)
         here = device.name == HOST
         source = "estimated from measured ceilings" if here else f"estimated from the profile of {device.name}"
         rate = None if bandwidth is None else bandwidth.bytes_per_s
         reach, shares = efficiency_of(plan.backend, device.isa), weight_shares(spec, plan.backend, plan.config)
-        flops, int8_ops = device.flops(threads), device.int8_ops(threads)
+        flops, int8_ops = (None, None) if is_on_gpu(plan) else (device.flops(threads), device.int8_ops(threads))
         return cls(spec, plan, reach, shares, rate, flops, int8_ops, source, streaming_s)
 
     def work(self, tokens: int, context: int) -> Work:
@@ -358,7 +364,7 @@ def _basis(device: DeviceProfile, threads: int, predicted: Sequence[_Line | Gues
 
 
 def _unknown(
-    device: DeviceProfile, line: _Line | None, prefill: Guess | None, cost: _Cost | None, *, streams: bool
+    device: DeviceProfile, plan: Plan, line: _Line | None, prefill: Guess | None, cost: _Cost | None, *, streams: bool
 ) -> list[str]:
     here = device.name == HOST
     name = "this device" if here else device.name
@@ -369,6 +375,8 @@ def _unknown(
             f"weights are read anew for every token, and how fast {name} does that is unknown, so nothing is "
             "said of its speed"
         )
+    elif is_on_gpu(plan) and (line is None or prefill is None):
+        missing.append("how fast a GPU is shows in its first runs, so nothing is said of what none of them measured")
     elif line is None:
         missing.append(f"how fast {name} reads memory is unknown, so nothing is said of its speed{todo}")
     elif prefill is None:

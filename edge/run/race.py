@@ -41,10 +41,13 @@ def settle_race(
     file: GGUFFile, spec: ModelSpec, options: Options, progress: LoadProgress | None = None, *, more: int = 0
 ) -> None:
     """Time both, if `auto` may choose and nothing is known yet; not in runs whose seconds or joules are counted."""
-    if options.time is not None or options.energy is not None or not may_use_gpu(file, options) or find_race(spec):
+    if options.time is not None or options.energy is not None or not may_use_gpu(file, options):
+        return
+    found = find_race(spec)
+    if found and not found.is_gpu_faster:
         return
     rival = gpu_rival(file, spec, options)
-    if rival is None:
+    if rival is None or (found and found.adapter == rival.gpu_memory().adapter):
         return
     try:
         usual = find_backend(options.backend, file, spec, options.kv_dtype)
