@@ -10,7 +10,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -25,6 +25,7 @@ from hypothesis import settings
 
 from edge.backends import find_backend
 from edge.backends.base import Engine, EngineConfig, KVCache, KVState
+from edge.backends.tvm.gpu.hosts import all_adapters
 from edge.model.model import Model, open_model
 from edge.storage import cache
 from edge.storage.completion import record_path
@@ -83,10 +84,29 @@ def load_engine(
     logits_rows: int = 8,
     observes: bool = False,
 ) -> Engine:
-    """An engine on one thread, without a plan or a session around it."""
-    module = find_backend(backend, model.file, model.spec)
-    config = EngineConfig(capacity, chunk, kv_dtype, threads=1, logits_rows=min(logits_rows, chunk), observes=observes)
-    return module.load(model.file, model.spec, config)
+    """An engine on one thread, without a plan or a session around it. backend: such as `tvm` or `gpu@wgpu:0`."""
+    name, _, place = backend.partition("@")
+    with on_gpu(place) if place else nullcontext():
+        module = find_backend(name, model.file, model.spec)
+        config = EngineConfig(
+            capacity, chunk, kv_dtype, threads=1, logits_rows=min(logits_rows, chunk), observes=observes
+        )
+        return module.load(model.file, model.spec, config)
+
+
+@contextmanager
+def on_gpu(place: str) -> Iterator[None]:
+    """Engines that are loaded meanwhile run on this adapter. Skips the test where there is none."""
+    if place not in _places():
+        pytest.skip(f"no adapter {place}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDGE_GPU", place)
+        yield
+
+
+@lru_cache
+def _places() -> list[str]:
+    return [adapter.place for adapter in all_adapters()]
 
 
 def bring_back(kv: KVCache, state: KVState) -> None:

@@ -79,9 +79,12 @@ REFERENCE = Row("reference", "f32", EXACT)
 LLAMACPP = Row("llamacpp", "f32", EXACT), Row("llamacpp", "f16", 8e-2)
 ONNX = Row("onnx", "f32", 1e-4), Row("onnx", "f16", 8e-2), Row("onnx", "int8", 1.2)
 NATIVE = Row("tvm", "f32", EXACT), Row("tvm", "f16", 8e-2), Row("tvm", "int8", 8e-1)
+GPU = Row("gpu@wgpu:0", "f32", EXACT)
 SLOW = pytest.param(NATIVE[0], marks=pytest.mark.slow)
+SELDOM = pytest.param(GPU, marks=pytest.mark.exhaustive)
 # Native code that others show, since angles are computed outside of it; each model takes seconds to compile.
 OLD_FORMULAS = ("ernie4_5", "gemma", "gemma3-linear", "llama-linear", "qwen2-untied", "qwen2-yarn")
+GPU_OFTEN = ("gemma2", "gpt2", "phi3-longrope", "qwen3", "smollm3", "stablelm")
 SMALL_ROWS = ("gemma3", "gpt2", "phi3-longrope", "qwen2")  # different enough
 HALVES = ("gemma3", "gpt2")  # float16 of the others: `test_quantized_models_of_every_architecture`
 
@@ -91,7 +94,9 @@ def cases() -> list[Any]:
     rows = [pytest.param(row, name, id=f"{row}-{name}") for name in NAMES for row in (REFERENCE, *LLAMACPP, *ONNX)]
     rows = [each for each in rows if not (each.values[0] in LLAMACPP and each.values[1] == "llama-window")]
     native = [(row, name) for name in NAMES for row in NATIVE if row.kv_dtype != "int8" or name in SMALL_ROWS]
-    return rows + [pytest.param(row, name, id=f"{row}-{name}", marks=marks_of(row, name)) for row, name in native]
+    rows += [pytest.param(row, name, id=f"{row}-{name}", marks=marks_of(row, name)) for row, name in native]
+    on_gpu = {name: [] if name in GPU_OFTEN else [pytest.mark.exhaustive] for name in NAMES}
+    return rows + [pytest.param(GPU, name, id=f"{GPU}-{name}", marks=marks) for name, marks in on_gpu.items()]
 
 
 def marks_of(row: Row, name: str) -> list[pytest.MarkDecorator]:
@@ -214,7 +219,7 @@ def test_llama_cpp_chooses_longropes_factors_by_the_cache(engines: Callable[[Eng
         LLAMACPP[0].close_to(engine.forward_all(family.tokens)[-len(answer) :], answer, family.name)
 
 
-@pytest.mark.parametrize("row", [ONNX[0], SLOW], ids=str)
+@pytest.mark.parametrize("row", [ONNX[0], SLOW, GPU], ids=str)
 def test_a_text_that_outgrows_the_original_context(row: Row, engines: Callable[[Engine], Engine]) -> None:
     """Its keys are rotated anew, on every engine alike, and saved rows keep the factors that they have."""
     model = open_family("phi3-longrope").model
@@ -252,7 +257,7 @@ def test_a_text_that_outgrows_the_original_context(row: Row, engines: Callable[[
 @pytest.mark.parametrize(
     "name", ["gpt2", "llama-window", "mistral3", "phi3-longrope", "qwen2-yarn", "qwen3", "smollm3"]
 )
-@pytest.mark.parametrize("row", [SLOW, ONNX[0]], ids=str)
+@pytest.mark.parametrize("row", [SLOW, ONNX[0], SELDOM], ids=str)
 def test_engines_stream_as_the_reference_does(
     row: Row, name: str, close_gaps: bool, engines: Callable[[Engine], Engine]
 ) -> None:
@@ -271,7 +276,7 @@ def test_engines_stream_as_the_reference_does(
 
 @pytest.mark.parametrize("close_gaps", [True, False], ids=["close", "leave"])
 @pytest.mark.parametrize("name", ["gemma2", "gemma3-linear"])
-@pytest.mark.parametrize("row", [SLOW, ONNX[0]], ids=str)
+@pytest.mark.parametrize("row", [SLOW, ONNX[0], GPU], ids=str)
 def test_layers_with_windows_keep_their_rows_whatever_is_evicted(
     row: Row, name: str, close_gaps: bool, engines: Callable[[Engine], Engine]
 ) -> None:
@@ -352,6 +357,22 @@ def test_quantized_models_of_every_architecture(
     fast.kv.expect(65)
     pieces = np.concatenate([fast.forward_all(tokens[at : at + 1]).copy() for at in range(tokens.size)])
     assert np.corrcoef(pieces.ravel(), ours.ravel())[0, 1] > 0.9999
+
+
+@pytest.mark.parametrize("place", ["wgpu:0", pytest.param("opencl:0", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("architecture", TYPES)
+def test_quantized_models_of_every_architecture_on_gpus(
+    architecture: str, place: str, tmp_path: Path, engines: Callable[[Engine], Engine]
+) -> None:
+    """In a chunk and in steps."""
+    model = quantized_model(architecture, tmp_path)
+    tokens = np.random.default_rng(7).integers(3, model.spec.vocab, 45).astype(np.int32)
+    oracle, ours = (engines(load_engine(model, name, "f32")) for name in ("reference", f"gpu@{place}"))
+    expected = oracle.forward_all(tokens)
+    np.testing.assert_allclose(ours.forward_all(tokens), expected, rtol=0, atol=1e-3)
+    ours.kv.truncate(0)
+    for token, answer in zip(tokens, expected, strict=True):
+        np.testing.assert_allclose(ours.forward(np.array([token])), answer, rtol=0, atol=1e-3)
 
 
 @pytest.mark.slow

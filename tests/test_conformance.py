@@ -66,6 +66,10 @@ ENGINES = (
     Row("tvm", "f16", tolerance=8e-2),
     Row("tvm", "int8", tolerance=8e-1),
     Row("tvm", "int4", correlation=0.9),
+    Row("gpu@wgpu:0", "f32", tolerance=1e-3),
+    Row("gpu@wgpu:0", "f16", tolerance=8e-2),
+    Row("gpu@wgpu:0", "int8", tolerance=8e-1),
+    Row("gpu@opencl:0", "f16", tolerance=8e-2),
 )
 
 
@@ -146,7 +150,11 @@ def settings_of(row: Row) -> list[Any]:
     """The models differ in what float32 shows; with smaller rows make test takes two of them."""
     if row.kv_dtype.startswith("q"):
         return [Setting(row, name) for name in WIDE]
-    often = (*GOLDEN_MODELS, *ODD_POSITIONS) if row.kv_dtype == "f32" else ("llama-gqa-tied", "llama-one-layer")
+    often: tuple[str, ...] = ("llama-gqa-tied", "llama-one-layer")
+    if row.kv_dtype == "f32":
+        often = (*GOLDEN_MODELS, *ODD_POSITIONS)
+    if row.backend.startswith("gpu"):  # which shares its bookkeeping with tvm
+        often = ("llama-gqa-tied", "mistral3") if row.kv_dtype == "f32" else ("llama-gqa-tied",)
     odd = [name for name in ODD_POSITIONS if row.kv_dtype != "int4" and (row.backend, name) != ("llamacpp", "smollm3")]
     return [
         pytest.param(Setting(row, name), marks=[] if name in often else [pytest.mark.exhaustive])
