@@ -154,7 +154,7 @@ def settings_of(row: Row) -> list[Any]:
     if row.kv_dtype == "f32":
         often = (*GOLDEN_MODELS, *ODD_POSITIONS)
     if row.backend.startswith("gpu"):  # which shares its bookkeeping with tvm
-        often = ("llama-gqa-tied", "mistral3") if row.kv_dtype == "f32" else ("llama-gqa-tied",)
+        often = ("llama-gqa-tied",) if row.kv_dtype == "f32" else ()
     odd = [name for name in ODD_POSITIONS if row.kv_dtype != "int4" and (row.backend, name) != ("llamacpp", "smollm3")]
     return [
         pytest.param(Setting(row, name), marks=[] if name in often else [pytest.mark.exhaustive])

@@ -42,9 +42,10 @@ if platform.machine() not in ("x86_64", "AMD64"):
 
 from edge.backends.tuning import CHUNK, PARTS, STEP, Field, Setting, Values, defaults, relevant
 from edge.backends.tvm.cpu.arguments import make_scratch
+from edge.backends.tvm.engine import NativeEngine
 from edge.backends.tvm.packing.layout import Shape
 from edge.backends.tvm.targets import TARGETS, choose_target, with_tuning
-from edge.backends.tvm.tuning.host import Depths, Rig
+from edge.backends.tvm.tuning.host import Depths, Rig, rig_config
 from edge.backends.tvm.tuning.lookup import make_subject
 from edge.backends.tvm.tuning.space import allowed, make_space
 from edge.report.tuning import chart, plot
@@ -582,7 +583,11 @@ def test_the_rig_measures_both_parts_and_loads_a_candidate_once(tiny: Path) -> N
     assert depths.capacity <= model.spec.context
     space = make_space(choose_target(), "f16", 2, depths.prompt)
     start, loads = defaults(space), []
-    with Rig(model.file, model.spec, space, "f16", 2, lambda: loads.append(1)) as rig:
+
+    def load(values: Values) -> NativeEngine:
+        return NativeEngine(model.file, model.spec, rig_config(model.spec, space, "f16", values, 2))
+
+    with Rig(model.spec, space, load, lambda: loads.append(1)) as rig:
         assert all(rig.measure(values, part) > 0 for values in (start, start | {"threads": 1}) for part in PARTS)
         rig.measure(start | {"chunk": depths.prompt // 2}, STEP)  # of no matter to decode
         assert len(loads) == 2

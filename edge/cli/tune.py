@@ -32,6 +32,7 @@ def tune(
     show: Annotated[bool, o.flag("--show", help="Explain the result, or list all records.")] = False,
     plot: Annotated[Path | None, o.flag("-o", "--plot", help="With --show: plot the trials (.svg).")] = None,
     force: Annotated[bool, o.flag("--force", help="Repeat the trials of earlier tunings.")] = False,
+    backend: Annotated[str, o.flag("--backend", help="The engine: tvm (this CPU), gpu.")] = "tvm",
     kv_dtype: o.NativeKVDtype = "f16",
     seed: Annotated[int, o.flag("--seed", help="Order of the trials.")] = 0,
     json: o.Json = False,
@@ -47,16 +48,18 @@ def tune(
         raise InputError(f"tuning for {device} needs the device to measure on: give --tracker HOST:PORT and --key")
     if (tracker is None) != (key is None):
         raise InputError("--tracker and --key go together")
+    if backend == "gpu" and tracker is not None:
+        raise InputError("--tracker measures CPUs; --backend gpu tunes for a GPU of this device")
     if target is not None and tracker is None:
         raise InputError("--target goes with --tracker; for this device, set EDGE_ISA")
     if plot is not None and not (show and model):
         raise InputError("--plot goes with --show MODEL")
     if show:
-        _list(json) if model is None else _explain(model, kv_dtype, plot, json)
+        _list(json) if model is None else _explain(model, backend, kv_dtype, plot, json)
         return
     assert model is not None
     seconds = parse_seconds(time, "--time")
-    result = _tune(model, device, trials, seconds, tracker, key, target, force, kv_dtype, seed, quiet or json)
+    result = _tune(model, device, trials, seconds, tracker, key, target, force, backend, kv_dtype, seed, quiet or json)
     if json:
         ended = {"interrupted": result.interrupted, "late": result.late, "measured": result.measured}
         print_json({**asdict(result.record), **ended})
@@ -68,18 +71,20 @@ def tune(
 
 def _tune(
     name: str, device: str, trials: int, seconds: float, tracker: str | None, key: str | None, target: str | None,
-    force: bool, kv_dtype: str, seed: int, quiet: bool,
+    force: bool, engine: str, kv_dtype: str, seed: int, quiet: bool,
 ) -> Result:  # fmt: skip
-    from edge.backends import find_backend
+    from edge.backends import engines_with, find_backend
     from edge.errors import UnsupportedError
     from edge.run.opening import open_model
 
     began = clock.monotonic()
     opened = open_model(name)
-    backend = find_backend("tvm", opened.file, opened.spec)
+    if engine not in engines_with("tunable"):
+        raise InputError(f"cannot tune {engine!r}: choose {', '.join(engines_with('tunable'))}")
+    backend = find_backend(engine, opened.file, opened.spec)
     if kv_dtype not in backend.CAPABILITIES.kv_dtypes:
         raise UnsupportedError(
-            f"the tvm engine has no KV dtype {kv_dtype!r}: choose {', '.join(backend.CAPABILITIES.kv_dtypes)}"
+            f"the {engine} engine has no KV dtype {kv_dtype!r}: choose {', '.join(backend.CAPABILITIES.kv_dtypes)}"
         )
     from edge.backends.tvm.tuning.host import host_setting
     from edge.tuning.tune import tune as search
@@ -88,6 +93,10 @@ def _tune(
         from edge.backends.tvm.tuning.remote import remote_setting
 
         setting = remote_setting(opened.file, opened.spec, device, kv_dtype, tracker, key, target)
+    elif engine == "gpu":
+        from edge.backends.tvm.gpu.tuning import gpu_setting
+
+        setting = gpu_setting(opened.file, opened.spec, kv_dtype)
     else:
         setting = host_setting(opened.file, opened.spec, kv_dtype)
     with progress(enabled=not quiet) as shown:
@@ -158,8 +167,9 @@ def _row(record: Record) -> list[str]:
     ]  # fmt: skip
 
 
-def _explain(name: str, kv_dtype: str, picture: Path | None, json: bool) -> None:
+def _explain(name: str, engine: str, kv_dtype: str, picture: Path | None, json: bool) -> None:
     """Print the record, the effect of each value, and a chart of all trials."""
+    from edge.backends.tvm.gpu.tuning import find_record as find_record_of_gpu
     from edge.backends.tvm.tuning.lookup import find_record
     from edge.devices.records import trials_path
     from edge.report.tuning import chart, plot
@@ -168,7 +178,7 @@ def _explain(name: str, kv_dtype: str, picture: Path | None, json: bool) -> None
     from edge.tuning.table import read_trials
 
     opened = open_model(name)
-    record = find_record(opened.spec, kv_dtype)
+    record = (find_record_of_gpu if engine == "gpu" else find_record)(opened.spec, kv_dtype)
     if record is None:
         raise InputError(f"no tuning record fits {opened.spec.label} with {kv_dtype} KV here: run edge tune {name}")
     tried = read_trials(trials_path(record.name))

@@ -17,7 +17,7 @@ from edge.backends.base import (
     all_positions,
 )
 from edge.backends.efficiency import FLOATS, Efficiency, Kind, Rows, Weights
-from edge.errors import MissingExtraError, UnsupportedError
+from edge.errors import MissingExtraError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
 
@@ -27,7 +27,15 @@ if TYPE_CHECKING:
 NAME = "gpu"
 KV_DTYPES = ("f16", "int8", "f32")
 CAPABILITIES = Capabilities(
-    "head", uneven="head", kv_dtypes=KV_DTYPES, attention=True, keys=True, cards=True, picks=True, gpu=True
+    "head",
+    uneven="head",
+    kv_dtypes=KV_DTYPES,
+    attention=True,
+    keys=True,
+    tunable=True,
+    cards=True,
+    picks=True,
+    gpu=True,
 )
 EFFICIENCY = Efficiency({"integers": Weights(0.5, 1.0), "floats": Weights(0.5, 1.0)}, {"f16": Rows(0.5, 1.0)}, 1e-4)
 
@@ -137,7 +145,9 @@ def used_memory(adapter: str) -> int | None:
 
 
 def tuned(spec: ModelSpec, kv_dtype: str) -> Tuned | None:
-    return None
+    from edge.backends.tvm.gpu.tuning import find_tuned
+
+    return find_tuned(spec, kv_dtype)
 
 
 def load(file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: LoadProgress | None = None) -> GPUEngine:
@@ -155,7 +165,10 @@ def operators(
     file: GGUFFile, spec: ModelSpec, config: EngineConfig, *, tokens: int, context: int, passes: int,
     progress: Callable[[float], None] | None = None,
 ) -> list[Operator]:  # fmt: skip
-    raise UnsupportedError("the gpu engine does not tell where its time goes yet: choose another --backend")
+    """The dispatches of a pass, by the device's timestamps where it has them; see `timing.py`."""
+    from edge.backends.tvm.gpu.timing import time_operators
+
+    return time_operators(file, spec, config, tokens, context, passes, progress)
 
 
 def versions() -> dict[str, str]:

@@ -15,6 +15,7 @@ from edge.backends.tvm.gpu.compiled import program_of
 from edge.backends.tvm.gpu.design import ANGLES_AHEAD, PICKS, Design, State
 from edge.backends.tvm.gpu.hosts import Buffer, Recording, card_of, choose_adapter, open_device
 from edge.backends.tvm.gpu.kv import DeviceRows
+from edge.backends.tvm.gpu.program import Dispatch
 from edge.backends.tvm.gpu.weights import pack_weights
 from edge.backends.tvm.kv.regions import make_regions
 from edge.backends.tvm.kv.store import Arena, NativeStore, make_kv
@@ -42,7 +43,7 @@ class GPUEngine:
         report = progress or (lambda _part, _doing="": None)
         adapter = choose_adapter(config.adapter or None)
         self.card = card_of(adapter)
-        design = self._design = Design.of(file, spec, config, adapter)
+        design = self.design = Design.of(file, spec, config, adapter)
         program = program_of(design, lambda part: report(_COMPILED * part, "making kernels for this GPU"))
         device = self._device = open_device(adapter)
         weakref.finalize(self, device.close)
@@ -70,7 +71,7 @@ class GPUEngine:
         self._votes = self._closed = False
 
     def _make_cache(self, file: GGUFFile) -> HeadKV[NativeStore[DeviceRows]]:
-        spec, config, shape, recipe = self.spec, self.config, self._design.shape, self._recipe
+        spec, config, shape, recipe = self.spec, self.config, self.design.shape, self._recipe
         positions = spec.context if config.per_head else config.capacity  # gaps stay open while the context allows
         rope = CacheRope(file, recipe, positions, halves=recipe.halves)
         kinds = LayerKinds.of(recipe.windows)
@@ -82,7 +83,7 @@ class GPUEngine:
 
     def _make_buffers(self) -> dict[str, Buffer]:
         rows = self._arena.rows
-        sizes = self._design.buffers(positions=self._arena.positions.size)
+        sizes = self.design.buffers(positions=self._arena.positions.size)
         return rows.buffers | {name: self._device.create(size) for name, size in sizes.items()}
 
     def _record(self) -> None:
@@ -150,7 +151,7 @@ class GPUEngine:
         """How many of these tokens can run one by one in a submission."""
         if self._recipe.temperature:
             return 1
-        most = min(count, self._design.tables.angle_rows, PICKS, self._kv.at_once(count))
+        most = min(count, self.design.tables.angle_rows, PICKS, self._kv.at_once(count))
         if self._recipe.learned_positions:
             most = min(most, self.spec.context - self._kv.next_position)
         return max(1, most)
@@ -161,6 +162,21 @@ class GPUEngine:
         self._device.run(self._passes["top"])
         found = self._device.read(self._buffers["found"], picking.top_offset(self.spec.vocab), 8 * picking.TOP)
         return picking.candidates(found.view(np.uint32), min(count, self.spec.vocab))
+
+    def time_pass(self, tokens: IntArray) -> list[tuple[Dispatch, float]]:
+        """As `forward`: seconds of every dispatch."""
+        tokens, found = check_tokens(tokens, self.spec.vocab, self._kv.free), list[tuple[Dispatch, float]]()
+        for start in range(0, tokens.size, self.config.chunk):
+            part = tokens[start : start + self.config.chunk]
+            self._prepare(part, 1, part.size)
+            names = ["step"] if part.size == 1 else ["chunk"]
+            if part.size > 1 and start + part.size == tokens.size:
+                names.append("last")
+            for name in names:
+                seconds = self._device.time(self._passes[name], part.size)
+                found += zip(self._program.passes[name], seconds, strict=True)
+            self._kv.appended(part.size)
+        return found
 
     def close(self) -> None:
         """Free everything; safe to call twice."""
@@ -187,7 +203,7 @@ class GPUEngine:
 
     def _upload(self, tokens: IntArray, wanted: int, rows: int) -> None:
         """What kernels read: tokens, the state, the heads' rows, positions and angles."""
-        kv, count, design, device = self._kv, tokens.size, self._design, self._device
+        kv, count, design, device = self._kv, tokens.size, self.design, self._device
         angle = self._angle_row(rows)
         if self._recipe.temperature:
             factors = temperatures(self._recipe.temperature, kv.next_position + np.arange(count))
@@ -213,11 +229,11 @@ class GPUEngine:
             self._rotation, self._angles_known = rotation, 0
         if not self._angles_from <= first <= first + count <= self._angles_from + self._angles_known:
             self._angles_from = first
-            self._angles_known = min(count + ANGLES_AHEAD, self._design.tables.angle_rows)
+            self._angles_known = min(count + ANGLES_AHEAD, self.design.tables.angle_rows)
             positions = np.arange(first, first + self._angles_known)
             for kind in range(len(rotation.angles)):
                 angles = np.stack(rotation.tables(kind, positions), axis=1)  # [positions, 2, pairs]
-                self._device.write(self._buffers["tables"], 4 * self._design.tables.angle_row(kind), angles)
+                self._device.write(self._buffers["tables"], 4 * self.design.tables.angle_row(kind), angles)
         return first - self._angles_from
 
     def _logits(self, rows: int) -> FloatArray:

@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any, Protocol
 
 import numpy as np
 
-from edge.backends.base import EngineConfig
+from edge.backends.base import Engine, EngineConfig
+from edge.backends.head_kv import HeadKV
 from edge.backends.tuning import CHUNK, Field, Pool, Setting, Values
 from edge.backends.tvm import versions
 from edge.backends.tvm.engine import NativeEngine
@@ -58,22 +60,42 @@ def host_setting(file: GGUFFile, spec: ModelSpec, kv_dtype: str) -> Setting:
     space = make_space(target, kv_dtype, cores, depths.prompt)
     subject = make_subject(spec, target, kv_dtype)
 
+    def load(values: Values) -> NativeEngine:
+        config = rig_config(spec, space, kv_dtype, values, cores)
+        engine = NativeEngine(file, spec, config)
+        for array in engine.kv.store.rows.arrays.values():
+            array.fill(1)  # untouched memory is one zero page, which would be too fast
+        return engine
+
     def open_rig(on_compile: Callable[[], None]) -> Rig:
-        return Rig(file, spec, space, kv_dtype, cores, on_compile)
+        return Rig(spec, space, load, on_compile)
 
     return Setting(subject, space, depths.about(), open_rig, source_hash("."), versions())
+
+
+def rig_config(spec: ModelSpec, space: tuple[Field, ...], kv_dtype: str, values: Values, cores: int) -> EngineConfig:
+    """For a candidate of a `Rig`."""
+    depths = Depths.of(spec.context)
+    return EngineConfig(
+        capacity=depths.capacity, chunk=values.get("chunk", depths.prompt), kv_dtype=kv_dtype,
+        threads=values.get("threads", cores), tuning={each.name: values[each.name] for each in space if each.compiled},
+    )  # fmt: skip
+
+
+class TunableEngine(Engine, Protocol):
+    @property
+    def kv(self) -> HeadKV[Any]: ...
 
 
 class Rig:
     """Engines of one model, loaded when needed. `search` takes the function `measure`."""
 
     def __init__(
-        self, file: GGUFFile, spec: ModelSpec, space: tuple[Field, ...], kv_dtype: str, cores: int,
+        self, spec: ModelSpec, space: tuple[Field, ...], load: Callable[[Values], TunableEngine],
         on_compile: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        self._file, self._spec, self._space, self._kv_dtype, self._cores = file, spec, space, kv_dtype, cores
-        self._depths, self._on_compile = Depths.of(spec.context), on_compile
-        self._engines = Pool(space, self._load, NativeEngine.close)
+        self._depths, self._load_engine, self._on_compile = Depths.of(spec.context), load, on_compile
+        self._engines: Pool[TunableEngine] = Pool(space, self._load, lambda engine: engine.close())
         self._steps = 2
         random = np.random.default_rng(0)
         self._tokens = random.integers(0, spec.vocab, self._depths.prompt).astype(np.int32)
@@ -97,12 +119,12 @@ class Rig:
             return _timed(lambda: self._prefill(engine))
         return sum(self._decode(engine, rows) * ANSWER / 2 for rows in (self._depths.short, self._depths.long))
 
-    def _prefill(self, engine: NativeEngine) -> None:
+    def _prefill(self, engine: TunableEngine) -> None:
         chunk = engine.config.chunk
         for start in range(0, self._tokens.size, chunk):
             engine.forward(self._tokens[start : start + chunk])
 
-    def _decode(self, engine: NativeEngine, rows: int) -> float:
+    def _decode(self, engine: TunableEngine, rows: int) -> float:
         """Seconds of a step."""
         kv, token = engine.kv, self._tokens[:1]
         kv.truncate(0)
@@ -121,16 +143,9 @@ class Rig:
         kv.truncate(0)
         return seconds
 
-    def _load(self, values: Values) -> NativeEngine:
+    def _load(self, values: Values) -> TunableEngine:
         self._on_compile()
-        tuning = {each.name: values[each.name] for each in self._space if each.compiled}
-        config = EngineConfig(
-            capacity=self._depths.capacity, chunk=values.get("chunk", self._depths.prompt), kv_dtype=self._kv_dtype,
-            threads=values.get("threads", self._cores), tuning=tuning,
-        )  # fmt: skip
-        engine = NativeEngine(self._file, self._spec, config)
-        for array in engine.kv.store.rows.arrays.values():
-            array.fill(1)  # untouched memory is one zero page, which would be too fast
+        engine = self._load_engine(values)
         engine.forward(self._tokens[:2])
         engine.kv.truncate(0)
         return engine

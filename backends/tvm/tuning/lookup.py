@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from edge.backends.base import Tuned
 from edge.backends.tvm.targets import Target, choose_target
 from edge.backends.tvm.tuning.space import allowed
@@ -34,11 +36,15 @@ def find_record(spec: ModelSpec, kv_dtype: str) -> Record | None:
 def make_subject(spec: ModelSpec, target: Target, kv_dtype: str) -> Subject:
     """The subject of a record that this device would make."""
     cpu = processor()
-    shape = {
+    return Subject(cpu.name, cpu.family, usable_cores(), target.name, kv_dtype, model_shape(spec))
+
+
+def model_shape(spec: ModelSpec) -> dict[str, Any]:
+    """What a subject says of a model."""
+    return {
         "layers": spec.layers, "hidden": spec.hidden, "heads": spec.heads, "kv_heads": spec.kv_heads,
         "head": spec.head_dim, "ffn": spec.ffn, "vocab": spec.vocab, "window": spec.window, "type": spec.weight_type,
     }  # fmt: skip
-    return Subject(cpu.name, cpu.family, usable_cores(), target.name, kv_dtype, shape)
 
 
 def _usable(record: Record, target: Target) -> bool:

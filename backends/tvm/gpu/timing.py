@@ -1,0 +1,92 @@
+"""Times of a pass's dispatches, by the device's timestamps where it has them, each on its own otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge.backends.base import EngineConfig, Operator
+from edge.backends.operators import Piece, attention_flops, check_pass, pieces, repeat_pass
+from edge.backends.tvm.gpu.design import Design
+from edge.backends.tvm.gpu.engine import GPUEngine
+from edge.backends.tvm.gpu.program import Dispatch
+from edge.backends.tvm.gpu.weights import Matrix
+from edge.backends.tvm.kv.row_formats import row_bytes
+from edge.formats.gguf import GGUFFile
+from edge.model.spec import ModelSpec
+from edge.types import IntArray
+
+_LOADING = 0.5  # of the progress
+_MATRICES = {"output": ("attn_output",), "down": ("ffn_down",), "qkv": ("attn_q", "attn_k", "attn_v")}
+
+
+def time_operators(
+    file: GGUFFile, spec: ModelSpec, config: EngineConfig, tokens: int, context: int, passes: int,
+    progress: Callable[[float], None] | None = None,
+) -> list[Operator]:  # fmt: skip
+    """See `Backend.operators`. One operator for all dispatches of a kernel in a layer."""
+    check_pass(config, tokens, context, passes)
+
+    def loading(part: float, _doing: str = "") -> None:
+        if progress:
+            progress(_LOADING * part)
+
+    rest = progress and (lambda part: progress(_LOADING + (1 - _LOADING) * part))
+    engine = GPUEngine(file, spec, config, loading)
+    try:
+
+        def run(ids: IntArray) -> list[tuple[Dispatch, float]]:
+            return engine.time_pass(ids)
+
+        timed = repeat_pass(engine, tokens, context, passes, run, rest)
+        counts = _Counts(engine.design, spec, list(pieces(tokens, context, config.chunk)))
+    finally:
+        engine.close()
+    seconds = np.median([[each for _, each in found] for found in timed], axis=0)
+    operators: dict[tuple[str, int | None], Operator] = {}
+    for (dispatch, _), each in zip(timed[0], seconds, strict=True):
+        name = _name(dispatch.kernel)
+        before = operators.get((name, dispatch.layer))
+        calls, spent = (before.calls, before.seconds) if before else (0, 0.0)
+        operators[name, dispatch.layer] = Operator(
+            name, dispatch.phase, dispatch.layer, calls + 1, spent + float(each),
+            counts.bytes(name, dispatch.phase, dispatch.layer), counts.flops(name, dispatch.phase, dispatch.layer),
+        )  # fmt: skip
+    return list(operators.values())
+
+
+def _name(kernel: str) -> str:
+    """Without the number that tells variants apart."""
+    return kernel.removeprefix("edge_").replace("_chunk", "").rstrip("_0123456789").replace("_", " ")
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """Bytes that an operator reads and its floating-point operations, in a pass of these pieces, from shapes."""
+
+    design: Design
+    spec: ModelSpec
+    parts: list[Piece]
+
+    def bytes(self, name: str, phase: str, layer: int | None) -> int | None:
+        if name == "attend" and layer is not None:
+            each = row_bytes(self.design.shape, self.design.kv_dtype)
+            return sum(each * part.rows(self.design.windows[layer]) for part in self.parts)
+        times = 1 if phase == "head" else len(self.parts)  # only the last token's logits are computed
+        return times * sum(4 * matrix.words for matrix in self._read(name, phase, layer)) or None
+
+    def flops(self, name: str, phase: str, layer: int | None) -> int | None:
+        """None for all but products and attention."""
+        if name == "attend" and layer is not None:
+            return attention_flops(self.spec, self.design.windows[layer], self.parts)
+        tokens = 1 if phase == "head" else sum(part.count for part in self.parts)
+        return 2 * tokens * sum(matrix.rows * matrix.columns for matrix in self._read(name, phase, layer)) or None
+
+    def _read(self, name: str, phase: str, layer: int | None) -> list[Matrix]:
+        weights = self.design.weights
+        if name == "head":
+            return [piece.matrix for piece in weights.head]
+        names = (_MATRICES | {"gate up": self.design.shape.groups["gate_up"]}).get(name, ())
+        return [weights.layers[layer].matrix(each) for each in names] if layer is not None else []

@@ -1,0 +1,102 @@
+"""Tuning of the GPU engine: the fields of `design.Tuning`, timed by the engine itself, and records of each adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+from edge.backends.base import Tuned
+from edge.backends.tuning import CHUNK, PARTS, STEP, Field, Setting, Values
+from edge.backends.tvm.gpu import versions
+from edge.backends.tvm.gpu.design import Tuning
+from edge.backends.tvm.gpu.hosts import Adapter, choose_adapter
+from edge.backends.tvm.sources import source_hash
+from edge.backends.tvm.tuning.lookup import model_shape
+from edge.devices.records import Record, Subject, nearest, read_records, set_aside, user_folder
+from edge.errors import UnsupportedError
+from edge.formats.gguf import GGUFFile
+from edge.model.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from edge.backends.tvm.tuning.host import Rig
+
+_CHOICES: dict[str, tuple[str, tuple[int, ...], tuple[str, ...]]] = {  # of the fields of Tuning
+    "rows": ("rows of a matrix that a thread multiplies, decode", (1, 2, 4, 8), (STEP,)),
+    "split": ("threads that share a row's columns, decode", (4, 8, 16, 32, 64), (STEP,)),
+    "workgroup": ("threads of a product", (32, 64, 128, 256), PARTS),
+    "gemm_tokens": ("tokens of a tile, prefill", (8, 16, 32, 64), (CHUNK,)),
+    "gemm_rows": ("rows of a tile, prefill", (16, 32, 64, 128), (CHUNK,)),
+    "attend": ("threads that attend for a KV head", (32, 64, 128, 256), PARTS),
+    "dot4": ("products of packed bytes", (0, 1), PARTS),
+}
+
+
+def make_space(prompt: int) -> tuple[Field, ...]:
+    """prompt: tokens that are measured, the longest chunk."""
+    usual = Tuning()
+    space = [
+        Field(name, about, int(getattr(usual, name)), choices, parts)
+        for name, (about, choices, parts) in _CHOICES.items()
+    ]
+    chunks = tuple(max(1, prompt >> shift) for shift in range(4, -1, -1))
+    return (*space, Field("chunk", "tokens per prefill chunk", prompt, chunks, (CHUNK,), compiled=False))
+
+
+def gpu_setting(file: GGUFFile, spec: ModelSpec, kv_dtype: str) -> Setting:
+    """Tuning of a model on the GPU of `EDGE_GPU`, or on the first one."""
+    from edge.backends.tvm.gpu.engine import GPUEngine
+    from edge.backends.tvm.tuning.host import Depths, Rig, rig_config
+
+    adapter, depths = choose_adapter(), Depths.of(spec.context)
+    space = make_space(depths.prompt)
+
+    def load(values: Values) -> GPUEngine:
+        return GPUEngine(file, spec, rig_config(spec, space, kv_dtype, values, 1))
+
+    def open_rig(on_compile: Callable[[], None]) -> Rig:
+        return Rig(spec, space, load, on_compile)
+
+    subject = make_subject(spec, adapter, kv_dtype)
+    return Setting(subject, space, depths.about(), open_rig, source_hash("."), versions())
+
+
+def make_subject(spec: ModelSpec, adapter: Adapter, kv_dtype: str) -> Subject:
+    """The subject of a record that this adapter would make. Another driver compiles the kernels otherwise."""
+    maker = f"{adapter.vendor} {adapter.driver}".strip()
+    return Subject(adapter.name, maker, 1, f"{adapter.host} {adapter.language}", kv_dtype, model_shape(spec))
+
+
+def find_record(spec: ModelSpec, kv_dtype: str) -> Record | None:
+    """The record that `find_tuned` uses. None without a GPU, too."""
+    try:
+        adapter = choose_adapter()
+    except UnsupportedError:
+        return None
+    subject = make_subject(spec, adapter, kv_dtype)
+    return nearest((record for record in read_records() if _usable(record, subject)), subject)
+
+
+def find_tuned(spec: ModelSpec, kv_dtype: str) -> Tuned | None:
+    """See `Backend.tuned`."""
+    record = find_record(spec, kv_dtype)
+    if record is None:
+        return None
+    if record.kept != "tuned":
+        return Tuned(f"default (record {record.name})", {}, None, None)
+    values = dict(record.values)
+    chunk = values.pop("chunk", None)
+    doubt = "" if record.comparison else " (interrupted: not compared with the defaults)"
+    return Tuned(f"record {record.name}{doubt}", values, None, chunk)
+
+
+def _usable(record: Record, subject: Subject) -> bool:
+    """Sizes from a file never reach a compiler unchecked."""
+    if record.subject.isa != subject.isa:
+        return False
+    known = {field.name for field in fields(Tuning)}
+    choices = {name: _CHOICES[name][1] for name in known & _CHOICES.keys()} | {"chunk": range(1, 8193)}
+    if all(value in choices.get(name, ()) for name, value in record.values.items()):
+        return True
+    set_aside(user_folder() / f"{record.name}.json", "it has values that this version of edge does not know")
+    return False
