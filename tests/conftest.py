@@ -18,6 +18,8 @@ from typing import Any
 
 # Two threads of OpenBLAS in each of two workers wait for each other: small products take ten times as long.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Threads of llama.cpp that wait for each other would keep the cores busy that the other worker's tests want.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
 import pytest
