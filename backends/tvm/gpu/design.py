@@ -183,6 +183,7 @@ def scratch_sizes(shape: Shape, tables: Tables, chunk: int, logits_rows: int, po
         "normed": chunk * shape.padded_hidden,
         "qkv": chunk * (shape.heads + 2 * shape.kv_heads) * shape.head,
         "mixed": chunk * shape.padded_mixed,
+        "softmax": 2 * chunk * shape.heads,
         "ffn": chunk * shape.padded_ffn,
         "logits": logits_rows * shape.vocab,
     }

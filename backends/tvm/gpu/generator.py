@@ -9,12 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from edge.backends.ring import LayerKinds
 from edge.backends.tvm.gpu import picking
 from edge.backends.tvm.gpu.design import Design
 from edge.backends.tvm.gpu.kernels import pick
 from edge.backends.tvm.gpu.kernels.attention import attend
 from edge.backends.tvm.gpu.kernels.embed import embed
 from edge.backends.tvm.gpu.kernels.norms import Norm, add_normed, normalise
+from edge.backends.tvm.gpu.kernels.observe import observe
 from edge.backends.tvm.gpu.kernels.products import Product, head_products, layer_products, step
 from edge.backends.tvm.gpu.kernels.rows import move, store_rows
 from edge.backends.tvm.gpu.kernels.threads import Built
@@ -29,13 +31,17 @@ _KEYS = {"keys4": "keys"}  # a buffer that a kernel reads under another type
 
 def generate(design: Design) -> Program:
     """Passes: step; chunk, whose logits `last` or `rows` compute, of one token or of State.WANTED; behind them
-    `picked` or `top` (picking.py)."""
+    `picked` or `top` (picking.py). With `Design.observes` also `observed step` and `observed chunk`."""
     kernels = _Kernels(design.language)
     makers = {"step": _step, "chunk": _chunk, "last": _last, "rows": _rows}
     passes = {}
     for name, make in makers.items():
         make(made := _Pass(design, kernels))
         passes[name] = tuple(made.dispatches)
+    if design.observes:
+        for name, make in {"observed step": _step, "observed chunk": _chunk}.items():
+            make(made := _Pass(design, kernels, observed=True))
+            passes[name] = tuple(made.dispatches)
     for built in (move("edge_move", design.kv_dtype, design.shape.padded_head), *pick.kernels()):
         kernels.find((built.name,), lambda _, built=built: built)  # type: ignore[misc]
     logits = Slice("logits")
@@ -62,10 +68,10 @@ class _Kernels:
 
 
 class _Pass:
-    """Collects the dispatches of a pass."""
+    """Collects the dispatches of a pass. observed: attention is added up."""
 
-    def __init__(self, design: Design, kernels: _Kernels) -> None:
-        self.design, self.dispatches = design, list[Dispatch]()
+    def __init__(self, design: Design, kernels: _Kernels, *, observed: bool = False) -> None:
+        self.design, self.dispatches, self.observed = design, list[Dispatch](), observed
         self._kernels = kernels
 
     def add(
@@ -171,15 +177,25 @@ def _attend(made: _Pass, layer: int) -> None:
     norms = (layout.vector("attn_q_norm"), layout.vector("attn_k_norm"))
 
     def make_store(name: str) -> Built:
-        return store_rows(name, layout, shape, tables, design.kv_dtype, halves=design.halves, tokens=design.chunk)
+        return store_rows(
+            name, layout, shape, tables, design.kv_dtype, halves=design.halves, tokens=design.chunk,
+            observes=design.observes,
+        )  # fmt: skip
 
     def make_attend(name: str) -> Built:
-        return attend(name, shape, tables, design.tuning, design.kv_dtype, tokens=design.chunk)
+        return attend(
+            name, shape, tables, design.tuning, design.kv_dtype, tokens=design.chunk, observes=design.observes
+        )
+
+    def make_observe(name: str) -> Built:
+        return observe(name, shape, tables, design.tuning, design.kv_dtype)
 
     weights = _weights(f"layer.{layer}")
     scalars = {"layer": layer, "angles": tables.angle_row(design.kinds[layer]), "window": design.windows[layer]}
     made.add("qkv", layer, ("edge_store_rows", norms), make_store, weights, scalars)
     made.add("attend", layer, ("edge_attend",), make_attend, _KEYS, scalars)
+    if made.observed and layer in LayerKinds.of(design.windows).whole:
+        made.add("attend", layer, ("edge_observe",), make_observe, _KEYS, scalars)
 
 
 def _normalise(norm: Norm, tokens: int, *, wanted: bool = False) -> Callable[[str], Built]:

@@ -20,21 +20,22 @@ from edge.types import AnyArray, FloatArray, IntArray
 _STAGED = 1024  # rows behind those of the arena
 
 
-def arena_bytes(count: int, head: int, dtype: str) -> dict[str, int]:
+def arena_bytes(count: int, head: int, dtype: str, *, observes: bool = False) -> dict[str, int]:
     """Bytes of each buffer for `count` rows of one head, staging included."""
     form, rows = RowForm(dtype, head), count + _STAGED
     sizes = {"keys": 4 * rows * form.words, "values": 4 * rows * form.words, "pairs": 8 * MOST_MOVED}
-    return sizes | ({"row_scales": 8 * rows} if form.scaled else {})
+    return sizes | ({"row_scales": 8 * rows} if form.scaled else {}) | ({"paid": 4 * rows} if observes else {})
 
 
 class DeviceRows:
-    """`count` rows of all heads together. changed: the buffers are others than before (see `release`)."""
+    """`count` rows of all heads together. changed: the buffers are others than before (see `release`). observed: there
+    may be attention in `paid` that `collect` has not fetched."""
 
-    def __init__(self, device: Device, count: int, head: int, dtype: str) -> None:
-        self.dtype, self.count, self.changed = dtype, count, False
+    def __init__(self, device: Device, count: int, head: int, dtype: str, *, observes: bool = False) -> None:
+        self.dtype, self.count, self.changed, self.observed = dtype, count, False, False
         self._device, self._form = device, RowForm(dtype, head)
         self.buffers: dict[str, Buffer] = {
-            name: device.create(size) for name, size in arena_bytes(count, head, dtype).items()
+            name: device.create(size) for name, size in arena_bytes(count, head, dtype, observes=observes).items()
         }
 
     def record(self) -> None:
@@ -99,10 +100,17 @@ class DeviceRows:
             self._write(part, KEYS, codes[own], scales[own].reshape(-1))
             at += part.size
 
+    def collect(self, paid: FloatArray) -> None:
+        """See ArenaRows. Costs a read of 4 bytes for every row of the arena, if something was observed."""
+        if self.observed:
+            paid[: self.count] += self._device.read(self.buffers["paid"], 0, 4 * self.count).view(np.float32)
+            self._device.write(self.buffers["paid"], 0, np.zeros(self.count, np.float32))
+            self.observed = False
+
     def release(self, first: int) -> None:
         """Return the memory of all rows from `first` on, which begins a tile. Their content is lost."""
         device, form = self._device, self._form
-        sizes = arena_bytes(first, form.head, self.dtype)
+        sizes = arena_bytes(first, form.head, self.dtype, observes="paid" in self.buffers)
         for name in self.buffers.keys() - {"pairs"}:
             kept = sizes[name] * first // (first + _STAGED)
             content, old = device.read(self.buffers[name], 0, kept), self.buffers[name]

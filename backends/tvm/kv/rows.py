@@ -104,6 +104,9 @@ class Rows:
             source, target = move.source // unit, move.target // unit
             view[target : target + count] = view[source : source + count]
 
+    def collect(self, paid: FloatArray) -> None:
+        """See ArenaRows: compiled code adds to `paid` itself."""
+
     def release(self, first: int) -> None:
         """Return the memory of all rows from `first` on, which begins a tile, to the system. Their content is lost."""
         for name, array in self.arrays.items():

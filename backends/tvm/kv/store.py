@@ -52,6 +52,11 @@ class ArenaRows(Protocol):
 
     def set_keys(self, rows: AnyArray, keys: FloatArray, heads: AnyArray | int) -> None: ...
 
+    def collect(self, paid: FloatArray) -> None:
+        """Add to `paid`, float32 [count], the attention that kernels have added up elsewhere since the last call. Rows
+        that a pass appends begin with none in both places."""
+        ...
+
     def release(self, first: int) -> None:
         """Return the memory of all rows from `first` on, which begins a tile. Their content is lost."""
         ...
@@ -125,9 +130,10 @@ class NativeStore(Generic[OwnRows]):
         in_arena = [(first + pairs).reshape(-1, 2) for first, pairs in zip(starts, moves, strict=True)]
         pairs = np.ascontiguousarray(np.concatenate(in_arena), np.int32)
         if pairs.size:
+            paid = self._paid()
             self.rows.move(pairs)
             if self.observes:
-                self.arena.paid[pairs[:, 1]] = self.arena.paid[pairs[:, 0]]
+                paid[pairs[:, 1]] = paid[pairs[:, 0]]
 
     def share_out(self) -> None:
         if self.regions.uneven:
@@ -165,16 +171,16 @@ class NativeStore(Generic[OwnRows]):
         rows = self._in_arena(np.arange(first, first + count))
         self.rows.restore(rows, saved)
         if self.observes:
-            self.arena.paid[rows] = 0
+            self._paid()[rows] = 0
 
     def attention(self, rows: AnyArray) -> FloatArray:
-        return np.asarray(self.arena.paid[self.regions.rows(rows)])
+        return np.asarray(self._paid()[self.regions.rows(rows)])
 
     def scale_attention(self, head: int, rows: AnyArray, by: FloatArray) -> None:
-        self.arena.paid[self._in_arena(rows, head)] *= by
+        self._paid()[self._in_arena(rows, head)] *= by
 
     def clear_attention(self) -> None:
-        self.arena.paid[:] = 0
+        self._paid()[:] = 0
 
     def _in_arena(self, rows: AnyArray, head: int | None = None) -> AnyArray:
         """Physical rows [n] of one head, or of all [heads, n], counted from the start of the arena."""
@@ -182,11 +188,18 @@ class NativeStore(Generic[OwnRows]):
 
     def _follow(self, moves: list[Move]) -> None:
         """Move rows to the new starts of their regions."""
+        paid = self._paid()
         for move in moves:
             self.rows.shift(move)
             if self.observes:
                 source, target = (slice(at, at + move.count) for at in (move.source, move.target))
-                self.arena.paid[target] = self.arena.paid[source]
+                paid[target] = paid[source]
+
+    def _paid(self) -> FloatArray:
+        """All attention until now, of every row of the arena."""
+        if self.observes:
+            self.rows.collect(self.arena.paid)
+        return self.arena.paid
 
 
 def make_kv(

@@ -57,13 +57,15 @@ class Split:
         return cls(at_once, shape.group // at_once, max(1, _SCORES // (at_once * threads)) * threads)
 
 
-def attend(name: str, shape: Shape, tables: Tables, tuning: Tuning, dtype: str, *, tokens: int) -> Built:
+def attend(
+    name: str, shape: Shape, tables: Tables, tuning: Tuning, dtype: str, *, tokens: int, observes: bool
+) -> Built:  # fmt: skip
     """`mixed` float32 [tokens, padded heads · head] of the queries in `qkv`.
 
     Scalars: layer; window, the positions that a token sees, 0 for all (only where the model has windows).
+    observes: `softmax` float32 [tokens, heads, 2] gets each query's largest score and sum of powers (observe.py).
     """
     form, threads, split = RowForm(dtype, shape.padded_head), tuning.attend, Split.of(shape, tuning.attend)
-    slots = shape.heads + 2 * shape.kv_heads
     lanes = max(1, threads // form.words)  # rows that are mixed at once
     at_once = -(-form.words // threads)  # words of a row that a thread mixes
 
@@ -76,11 +78,7 @@ def attend(name: str, shape: Shape, tables: Tables, tuning: Tuning, dtype: str, 
             head = let(scope.layer * shape.kv_heads + kv_head)
             start = let(first_row(scope, tables, head))
             visible = let(rows_before(scope, tables, head) + token + 1)
-            with strided(scope, split.at_once * form.head) as index:
-                own, value = let(quotient(index, form.head)), let(remainder(index, form.head))
-                store(queries, index, f32(0.0))
-                with when(value < shape.head):
-                    store(queries, index, scope.qkv[(token * slots + first_query + own) * shape.head + value])
+            load_queries(scope, shape, form, queries, split.at_once, token, first_query)
             maxima = [Register(f32(NEVER)) for _ in range(split.at_once)]
             sums = [Register(f32(0.0)) for _ in range(split.at_once)]
             out = [
@@ -93,7 +91,7 @@ def attend(name: str, shape: Shape, tables: Tables, tuning: Tuning, dtype: str, 
                 most = _score(scope, queries, scores, start, before, visible, token)
                 _soften(scope, scores, memory, most, maxima, sums, out)
                 _mix(scope, scores, start, before, visible, out)
-            _write(scope, memory, sums, out, token, first_query)
+            _write(scope, memory, maxima, sums, out, token, first_query)
 
     def _score(
         scope: Scope, queries: Buffer, scores: Buffer, start: Value, before: Value, visible: Value, token: Value
@@ -103,23 +101,8 @@ def attend(name: str, shape: Shape, tables: Tables, tuning: Tuning, dtype: str, 
         with loop(0, split.rows // threads) as turn:
             place = let(turn * threads + scope.thread)
             row = let(start + T.min(before + place, visible - 1))
-            dots = [Register(f32(0.0)) for _ in range(split.at_once)]
-            with when(before + place < visible), loop(0, form.units) as unit:
-                codes = let(scope.keys4[key_unit(form, row, unit)])
-                values = [let(value) for word in range(4) for value in unpack(form, lane(codes, word))]
-                for index, value in enumerate(values):
-                    at = unit * len(values) + index
-                    for number, dot in enumerate(dots):
-                        dot.value = dot.value + queries[at + number * form.head] * value
-            seen = before + place < visible
-            if shape.windowed:
-                position = to_int(scope.tables[row + tables.positions])
-                oldest = to_int(scope.tables[State.POSITION]) + token - scope.window
-                seen = T.And(seen, T.Or(scope.window == 0, position > oldest))
-            scale = let(scope.row_scales[row * 2]) if form.scaled else None
-            for number, dot in enumerate(dots):
-                score = dot.value if scale is None else dot.value * scale
-                score = let(select(seen, soft_cap(score, shape.score_cap), f32(NEVER)))
+            found = row_scores(scope, shape, tables, form, queries, split.at_once, row, before + place < visible, token)
+            for number, score in enumerate(found):
                 store(scores, place + number * split.rows, score)
                 most[number].value = T.max(most[number].value, score)
         return most
@@ -180,8 +163,8 @@ def attend(name: str, shape: Shape, tables: Tables, tuning: Tuning, dtype: str, 
                                 each.value = each.value + power * value
 
     def _write(
-        scope: Scope, memory: Buffer, sums: list[Register], out: list[list[list[Register]]], token: Value,
-        first_query: Value,
+        scope: Scope, memory: Buffer, maxima: list[Register], sums: list[Register], out: list[list[list[Register]]],
+        token: Value, first_query: Value,
     ) -> None:  # fmt: skip
         """The lanes' parts together, divided by the sum of powers."""
         for number in range(split.at_once):
@@ -194,6 +177,11 @@ def attend(name: str, shape: Shape, tables: Tables, tuning: Tuning, dtype: str, 
                     store(memory, scope.thread, memory[scope.thread] + memory[scope.thread + distance])
                 barrier()
                 distance //= 2
+            if observes:
+                with when(scope.thread == 0):
+                    at = (token * shape.heads + first_query + number) * 2
+                    store(scope.softmax, at, maxima[number].value)
+                    store(scope.softmax, at + 1, memory[0])
             inverse = let(f32(1.0) / memory[0])
             for index in range(at_once):
                 for part in range(form.per_word):
@@ -212,4 +200,41 @@ def attend(name: str, shape: Shape, tables: Tables, tuning: Tuning, dtype: str, 
     reads |= {"row_scales": "float32"} if form.scaled else {}
     scalars = ("layer", "window") if shape.windowed else ("layer",)
     groups = (shape.kv_heads * split.turns, tokens)
-    return build(name, threads, reads, {"mixed": "float32"}, scalars, body, groups, 1)
+    writes = {"mixed": "float32"} | ({"softmax": "float32"} if observes else {})
+    return build(name, threads, reads, writes, scalars, body, groups, 1)
+
+
+def load_queries(
+    scope: Scope, shape: Shape, form: RowForm, queries: Buffer, count: int, token: Value, first: Value
+) -> None:  # fmt: skip
+    """Of a token, `count` query heads from `first` on into shared memory, [count, form.head], zeros behind each."""
+    slots = shape.heads + 2 * shape.kv_heads
+    with strided(scope, count * form.head) as index:
+        own, value = let(quotient(index, form.head)), let(remainder(index, form.head))
+        store(queries, index, f32(0.0))
+        with when(value < shape.head):
+            store(queries, index, scope.qkv[(token * slots + first + own) * shape.head + value])
+
+
+def row_scores(
+    scope: Scope, shape: Shape, tables: Tables, form: RowForm, queries: Buffer, count: int, row: Value, exists: Value,
+    token: Value,
+) -> list[Value]:  # fmt: skip
+    """The scores of a row of the arena for `count` queries of a token; `NEVER` if the row does not exist or the token
+    does not see it."""
+    dots = [Register(f32(0.0)) for _ in range(count)]
+    with when(exists), loop(0, form.units) as unit:
+        codes = let(scope.keys4[key_unit(form, row, unit)])
+        values = [let(value) for word in range(4) for value in unpack(form, lane(codes, word))]
+        for index, value in enumerate(values):
+            at = unit * len(values) + index
+            for number, dot in enumerate(dots):
+                dot.value = dot.value + queries[at + number * form.head] * value
+    seen = exists
+    if shape.windowed:
+        position = to_int(scope.tables[row + tables.positions])
+        oldest = to_int(scope.tables[State.POSITION]) + token - scope.window
+        seen = T.And(seen, T.Or(scope.window == 0, position > oldest))
+    scale = let(scope.row_scales[row * 2]) if form.scaled else None
+    scores = [dot.value if scale is None else dot.value * scale for dot in dots]
+    return [let(select(seen, soft_cap(score, shape.score_cap), f32(NEVER))) for score in scores]

@@ -86,12 +86,13 @@ def rows_before(scope: Scope, tables: Tables, head: Value) -> Value:
 
 
 def store_rows(
-    name: str, layout: LayerLayout, shape: Shape, tables: Tables, dtype: str, *, halves: bool, tokens: int
-) -> Built:
+    name: str, layout: LayerLayout, shape: Shape, tables: Tables, dtype: str, *, halves: bool, tokens: int,
+    observes: bool,
+) -> Built:  # fmt: skip
     """Of each token, the queries, ready for attention, in their place; keys and values in the cache.
 
     Buffers: qkv float32 [tokens, all heads' queries, keys, values]. Scalars: layer; angles, the word of `tables` where
-    this layer's kind of rope begins. halves: see `Design`.
+    this layer's kind of rope begins. halves: see `Design`. observes: `paid` of the new rows becomes 0.
     """
     form = RowForm(dtype, shape.padded_head)
     slots = shape.heads + 2 * shape.kv_heads
@@ -157,6 +158,9 @@ def store_rows(
         head = let(scope.layer * shape.kv_heads + number)
         row = let(first_row(scope, tables, head) + rows_before(scope, tables, head) + token)
         inverse: Value = f32(1.0)
+        if observes:
+            with when(scope.thread == 0):
+                store(scope.paid, row, f32(0.0))
         if form.scaled:
             most = Register(f32(0.0))
             with strided(scope, form.head) as index:
@@ -176,6 +180,7 @@ def store_rows(
     reads = {"tables": "uint32"} | ({"w1": "uint32"} if any(norms) else {})
     writes = {"qkv": "float32", "keys": "uint32", "values": "uint32"}
     writes |= {"row_scales": "float32"} if form.scaled else {}
+    writes |= {"paid": "float32"} if observes else {}
     return build(name, _THREADS, reads, writes, ("layer", "angles"), body, (slots, tokens), 1)
 
 
