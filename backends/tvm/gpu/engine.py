@@ -76,7 +76,8 @@ class GPUEngine:
         rope = CacheRope(file, recipe, positions, halves=recipe.halves)
         kinds = LayerKinds.of(recipe.windows)
         regions, rings = make_regions(kinds, shape.kv_heads, config, spec.context)
-        rows = DeviceRows(self._device, rings.size + regions.size, shape.padded_head, config.kv_dtype)
+        count = rings.size + regions.size
+        rows = DeviceRows(self._device, count, shape.padded_head, config.kv_dtype, observes=config.observes)
         self._arena = Arena(shape, rows, observes=config.observes)
         key = state_key(f"{NAME} {source_hash('gpu', 'kv')}", file, spec, config)
         return make_kv(self._arena, kinds, regions, rings, rope, key, config)
@@ -90,8 +91,9 @@ class GPUEngine:
         rows = self._arena.rows
         rows.record()
         self._buffers |= rows.buffers
-        passes = self._program.passes
-        for name, dispatches in {**passes, "greedy": passes["step"] + passes["picked"]}.items():
+        passes = dict(self._program.passes)
+        passes |= {name.replace("step", "greedy"): passes[name] + passes["picked"] for name in passes if "step" in name}
+        for name, dispatches in passes.items():
             self._passes[name] = self._device.record(dispatches, self._buffers)
 
     @property
@@ -136,7 +138,7 @@ class GPUEngine:
         tables[State.BANNED] = banned.size
         tables[State.BANS :][: banned.size] = banned
         self._prepare(tokens[:1], wanted=1, rows=count)
-        self._device.run(self._passes["greedy"], times=count)
+        self._device.run(self._pass("greedy"), times=count)
         kv.appended(count)
         picked = self._device.read(self._buffers["tokens"], 4 * self.config.chunk, 4 * count).view(np.int32)
         damaged = np.flatnonzero(picked < 0)
@@ -186,10 +188,17 @@ class GPUEngine:
     def _run(self, tokens: IntArray, *, wanted: int) -> None:
         count = tokens.size
         self._prepare(tokens, wanted, count)
-        self._device.run(self._passes["step" if count == 1 else "chunk"], count)
+        self._device.run(self._pass("step" if count == 1 else "chunk"), count)
         if count > 1 and wanted:
             self._device.run(self._passes["last" if wanted == 1 else "rows"], wanted)
         self._kv.appended(count)
+
+    def _pass(self, name: str) -> Recording:
+        """The one that also adds up attention, if that is asked for."""
+        if not self._observed:
+            return self._passes[name]
+        self._arena.rows.observed = True
+        return self._passes[f"observed {name}"]
 
     def _prepare(self, tokens: IntArray, wanted: int, rows: int) -> None:
         """rows: that will be appended, by this pass and those that follow it on the device."""

@@ -7,6 +7,7 @@ together. Reading or writing them is then a single copy of each array.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 import numpy as np
 
@@ -58,12 +59,17 @@ class DeviceRows:
             self._device.run(self._moves[which], len(part))
 
     def shift(self, move: Move) -> None:
-        """Move neighbouring rows; both ends begin with a tile. They may overlap: a step moves as many as do not."""
-        step = abs(move.source - move.target)
+        """Move neighbouring rows; both ends begin with a tile. Where they overlap, rows move by way of the staging."""
+        distance = abs(move.source - move.target)
+        step = max(distance, _STAGED)
         starts = range(0, move.count, step)
         for start in starts if move.target < move.source else reversed(starts):
             rows = np.arange(start, min(start + step, move.count))
-            self.move(np.stack([move.source + rows, move.target + rows], axis=1).astype(np.int32))
+            stops = [move.source + rows, move.target + rows]
+            if rows.size > distance:
+                stops.insert(1, self._staging(rows.size))
+            for source, target in pairwise(stops):
+                self.move(np.stack([source, target], axis=1).astype(np.int32))
 
     def save(self, rows: AnyArray) -> Iterable[bytes]:
         """Rows [heads, n]."""
@@ -89,7 +95,7 @@ class DeviceRows:
         """Keys of one head of all layers', float32 [n, head], or of several, [heads, n, head]."""
         found = [self._decoded(*self._read(part, KEYS)) for part in _parts(rows)]
         keys: FloatArray = np.concatenate(found) if found else np.zeros((0, self._form.head), np.float32)
-        return keys.reshape(*rows.shape, -1)
+        return keys.reshape(*rows.shape, self._form.head)
 
     def set_keys(self, rows: AnyArray, keys: FloatArray, heads: AnyArray | int) -> None:
         codes, scales = encode(self.dtype, keys.reshape(rows.size, -1))

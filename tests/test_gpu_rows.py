@@ -1,0 +1,369 @@
+"""Attention and the KV cache on GPUs: kernels beside NumPy, evictions beside the reference engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+import pytest
+from conftest import GOLDEN, bring_back, load_engine
+from heads_oracle import HeadOracle
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from test_kv_heads import CHUNK as RUN
+from test_kv_heads import EXACT, all_keys, assert_same_rows, model_of, some_rows, some_tokens
+
+from edge.backends.tvm.gpu.design import State, Tables, Tuning
+from edge.backends.tvm.gpu.engine import GPUEngine
+from edge.backends.tvm.gpu.hosts import Buffer, Device, host_named, open_device
+from edge.backends.tvm.gpu.kv import DeviceRows
+from edge.backends.tvm.gpu.program import Dispatch, Kernel, Slice
+from edge.backends.tvm.gpu.weights import LayerLayout, Vector
+from edge.backends.tvm.kv.regions import Move
+from edge.backends.tvm.kv.row_formats import decode, encode
+from edge.backends.tvm.packing.layout import Shape
+from edge.model.model import Model, open_model
+from edge.types import AnyArray, FloatArray
+
+pytest.importorskip("tvm")
+
+CHUNK, ROWS, LAYER = 8, 1024, 1
+ATOL = {"f32": 2e-5, "f16": 2e-3, "int8": 3e-2}
+
+
+@pytest.fixture(scope="module", params=["wgpu", "opencl"])
+def device(request: pytest.FixtureRequest) -> Iterator[Device]:
+    found = host_named(request.param).adapters()
+    if not found:
+        pytest.skip(f"no adapter through {request.param}")
+    opened = open_device(found[0])
+    yield opened
+    opened.close()
+
+
+# Kernels beside NumPy
+
+
+@dataclass(frozen=True)
+class Case:
+    """What kernels are built for. pairs: that RoPE rotates."""
+
+    kv_heads: int
+    group: int
+    head: int
+    dtype: str
+    pairs: int
+    halves: bool = True
+    normed: bool = False
+    tempered: bool = False
+    window: int = 0
+    cap: float = 0.0
+
+    @property
+    def shape(self) -> Shape:
+        of_model = Shape.of(open_model(GOLDEN / "llama-gqa-tied.gguf").spec)
+        return replace(
+            of_model, layers=2, heads=self.kv_heads * self.group, kv_heads=self.kv_heads, head=self.head,
+            query_scale=self.head**-0.5, tempered=self.tempered, windowed=bool(self.window), score_cap=self.cap,
+        )  # fmt: skip
+
+    @property
+    def tables(self) -> Tables:
+        return Tables.of(2, self.kv_heads, 1, CHUNK, self.pairs)
+
+    @property
+    def layout(self) -> LayerLayout:
+        norms = (("attn_q_norm", Vector(0, self.head)), ("attn_k_norm", Vector(256, self.head)))
+        return LayerLayout(norms if self.normed else ())
+
+
+CASES = [
+    Case(2, 3, 16, "f16", 8),
+    Case(1, 8, 80, "f32", 10, halves=False, normed=True, window=9),
+    Case(3, 1, 64, "int8", 32, cap=20.0, tempered=True),
+    Case(1, 4, 256, "f16", 128, normed=True, window=5),
+    Case(2, 2, 128, "int8", 0),
+    pytest.param(Case(2, 16, 128, "int8", 0), marks=pytest.mark.exhaustive),
+]
+
+
+@cache
+def kernels(case: Case, language: str) -> dict[str, Kernel]:
+    from edge.backends.tvm.gpu.kernels.attention import attend
+    from edge.backends.tvm.gpu.kernels.observe import observe
+    from edge.backends.tvm.gpu.kernels.rows import move, store_rows
+    from edge.backends.tvm.gpu.lowering import lower
+
+    shape, tables = case.shape, case.tables
+    built = [
+        store_rows(
+            "edge_store", case.layout, shape, tables, case.dtype, halves=case.halves, tokens=CHUNK, observes=True
+        ),
+        attend("edge_attend", shape, tables, Tuning(), case.dtype, tokens=CHUNK, observes=True),
+        observe("edge_observe", shape, tables, Tuning(), case.dtype),
+        move("edge_move", case.dtype, shape.padded_head),
+    ]
+    return {each.name: lower(each, language) for each in built}
+
+
+def dispatches(case: Case, language: str) -> list[Dispatch]:
+    shape = case.shape
+    groups = {"edge_store": shape.heads + 2 * shape.kv_heads, "edge_attend": shape.heads, "edge_observe": case.kv_heads}
+    found = []
+    for name, count in groups.items():
+        kernel = kernels(case, language)[name]
+        scalars = {"layer": LAYER, "angles": case.tables.angles, "window": case.window}
+        slices = tuple(Slice({"keys4": "keys"}.get(each, each)) for each in kernel.buffers)
+        if name == "edge_attend":
+            from edge.backends.tvm.gpu.kernels.attention import Split
+
+            count = case.kv_heads * Split.of(shape, Tuning().attend).turns
+        per = 0 if name == "edge_observe" else 1
+        values = tuple(scalars[each] for each in kernel.scalars)
+        found.append(Dispatch(name, slices, values, (count, 16), "attend", LAYER, per))
+    return found
+
+
+def rotated(x: FloatArray, angles: FloatArray, case: Case) -> FloatArray:
+    """x [n, heads, head] by angles [n, 1, pairs]."""
+    n = case.pairs
+    first, second = (slice(0, n), slice(n, 2 * n)) if case.halves else (slice(0, 2 * n, 2), slice(1, 2 * n, 2))
+    z, out = (x[..., first] + 1j * x[..., second]) * np.exp(1j * angles), x.copy()
+    out[..., first], out[..., second] = z.real, z.imag
+    return out
+
+
+def normed(x: FloatArray, weights: FloatArray, eps: float) -> FloatArray:
+    return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + eps) * weights
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case.kv_heads}x{case.group}x{case.head}-{case.dtype}")
+def case(request: pytest.FixtureRequest, device: Device) -> Case:
+    case: Case = request.param
+    if device.adapter.host == "opencl":
+        pytest.skip("known failure: observed attention of single kernels is wrong on pocl, cause unknown")
+    device.prepare(kernels(case, device.adapter.language))
+    return case
+
+
+@settings(
+    max_examples=4,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    count=st.integers(1, CHUNK), lengths=st.lists(st.integers(0, 300), min_size=3, max_size=3),
+    observed=st.integers(1, CHUNK), votes=st.booleans(), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_attention_is_numpys(
+    device: Device, case: Case, count: int, lengths: list[int], observed: int, votes: bool, seed: int
+) -> None:
+    random, shape, tables = np.random.default_rng(seed), case.shape, case.tables
+    rows = DeviceRows(device, ROWS, shape.padded_head, case.dtype, observes=True)
+    rows.record()
+    observed, lengths, starts = min(observed, count), lengths[: case.kv_heads], 320 * np.arange(case.kv_heads) + 16
+    position, angles = 400, random.uniform(-3, 3, (CHUNK, case.pairs))
+    qkv = random.standard_normal((count, shape.heads + 2 * case.kv_heads, case.head))
+    norms = random.uniform(0.5, 2, (2, case.head))
+    heats = random.uniform(0.5, 2, CHUNK)
+    old = random.standard_normal((2, case.kv_heads, 300, shape.padded_head)).astype(np.float32)
+    old[..., case.head :] = 0
+    positions = random.permuted(np.tile(np.arange(100, 400), (case.kv_heads, 1)), axis=1)
+
+    words = np.zeros(tables.positions + ROWS, np.uint32)
+    words[State.COUNT], words[State.POSITION] = count, position
+    words[State.OBSERVED], words[State.VOTES] = observed, votes
+    words[tables.starts + case.kv_heads :][: case.kv_heads] = starts
+    words[tables.lengths + case.kv_heads :][: case.kv_heads] = lengths
+    turns = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    words[tables.angles :][: turns.size] = turns.view(np.uint32).reshape(-1)
+    words[tables.temperatures :][:CHUNK] = heats.astype(np.float32).view(np.uint32)
+    weights = np.zeros(512, np.float32)
+    weights[: case.head], weights[256:][: case.head] = norms
+    for head, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+        words[tables.positions + start :][:length] = positions[head, :length]
+        words[tables.positions + start + length :][:count] = position + np.arange(count)
+        parts = [part for which in old for part in encode(case.dtype, which[head, :length])]
+        rows.restore(start + np.arange(length)[None], memoryview(b"".join(part.tobytes() for part in parts)))
+    buffers = rows.buffers | {"tables": made(device, words), "w1": made(device, weights)}
+    buffers |= {"qkv": made(device, np.resize(qkv.astype(np.float32), (CHUNK, *qkv.shape[1:])))}
+    buffers |= {"mixed": device.create(4 * CHUNK * shape.padded_mixed), "softmax": device.create(8 * CHUNK * 64)}
+    recording = device.record(dispatches(case, device.adapter.language), buffers)
+    device.run(recording, count)
+
+    heads = np.split(qkv, [shape.heads, shape.heads + case.kv_heads], axis=1)
+    q, k, v = heads
+    if case.normed:
+        q, k = normed(q, norms[0], shape.norm_eps), normed(k, norms[1], shape.norm_eps)
+    q = rotated(q, angles[:count, None], case) * shape.query_scale
+    k = rotated(k, angles[:count, None], case)
+    if case.tempered:
+        q = q * heats[:count, None, None]
+    mixed = device.read(buffers["mixed"], 0, 4 * CHUNK * shape.padded_mixed).view(np.float32).reshape(CHUNK, -1)
+    paid = np.full(ROWS, 1.0, np.float32)
+    rows.observed = True
+    rows.collect(paid)
+    for head, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+        new = [np.pad(each[:, head], ((0, 0), (0, shape.padded_head - case.head))) for each in (k, v)]
+        coded = [decode(case.dtype, *encode(case.dtype, each.astype(np.float32))) for each in new]
+        stored = rows.keys(start + length + np.arange(count), head)
+        step = np.abs(coded[0]).max() / 120 if case.dtype == "int8" else 2e-5  # a code next to the one that is expected
+        np.testing.assert_allclose(stored, coded[0], rtol=2e-3, atol=step)
+        keys, values = (
+            np.concatenate([decode(case.dtype, *encode(case.dtype, which[head, :length])), own])[:, : case.head]
+            for which, own in zip(old, coded, strict=True)
+        )
+        placed = np.append(positions[head, :length], position + np.arange(count))
+        queries = q[:, head * case.group : (head + 1) * case.group]
+        scores = np.einsum("tgd,rd->tgr", queries, keys)
+        if case.cap:
+            scores = case.cap * np.tanh(scores / case.cap)
+        at = np.arange(count)[:, None]
+        seen = np.arange(length + count) <= length + at
+        if case.window:
+            seen &= placed > position + at - case.window
+        powers = np.where(seen[:, None], np.exp(scores - scores.max(axis=-1, keepdims=True)), 0)
+        shares = powers / powers.sum(axis=-1, keepdims=True)
+        ours = mixed[:count, : shape.heads * case.head].reshape(count, -1, case.head)
+        expected = np.einsum("tgr,rd->tgd", shares, values)
+        ours = ours[:, head * case.group :][:, : case.group]
+        np.testing.assert_allclose(ours, expected, rtol=0, atol=ATOL[case.dtype])
+        if votes:
+            shares = (shares > 1 / (length + at[..., None] + 1)).astype(float)
+        received = shares[count - observed :].mean(axis=1).sum(axis=0)
+        if not votes or case.dtype == "f32":  # a vote may hang on the rounding of a key
+            np.testing.assert_allclose(paid[start:][: length + count] - 1, received, rtol=0, atol=ATOL[case.dtype])
+        paid[start:][: length + count] = 1
+    assert (paid == 1).all()
+    rows.collect(paid)
+    assert (paid == 1).all()
+    for buffer in buffers.values():
+        device.free(buffer)
+
+
+def made(device: Device, content: AnyArray) -> Buffer:
+    buffer = device.create(content.nbytes)
+    device.write(buffer, 0, content)
+    return buffer
+
+
+# Rows
+
+
+@pytest.fixture(params=["f16", "int8", "f32"])
+def rows(request: pytest.FixtureRequest, device: Device) -> Iterator[DeviceRows]:
+    """4,096 rows whose keys are random."""
+    from edge.backends.tvm.gpu.kernels.rows import move
+    from edge.backends.tvm.gpu.lowering import lower
+
+    device.prepare({"edge_move": lower(move("edge_move", request.param, 32), device.adapter.language)})
+    rows = DeviceRows(device, 4096, 32, request.param)
+    rows.record()
+    rows.set_keys(np.arange(4096), np.random.default_rng(1).standard_normal((4096, 32)).astype(np.float32), 0)
+    yield rows
+    for buffer in rows.buffers.values():
+        device.free(buffer)
+
+
+def test_keys_come_back_as_they_were_encoded(rows: DeviceRows) -> None:
+    random = np.random.default_rng(2)
+    chosen = random.permutation(4096)[:1500].reshape(2, -1)  # more than are staged at once
+    keys, before = random.standard_normal((2, 750, 32)).astype(np.float32), rows.keys(np.arange(4096), 0)
+    rows.set_keys(chosen, keys, np.arange(2))
+    before[chosen] = decode(rows.dtype, *encode(rows.dtype, keys))
+    np.testing.assert_array_equal(rows.keys(np.arange(4096), 0), before)
+    np.testing.assert_array_equal(rows.keys(chosen, np.arange(2)), before[chosen])
+    assert rows.keys(np.arange(0), 0).shape == (0, 32)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "count"), [(1600, 16, 2400), (16, 1600, 2400), (48, 16, 2500), (16, 48, 2500)]
+)
+def test_neighbouring_rows_move_over_themselves(rows: DeviceRows, source: int, target: int, count: int) -> None:
+    everything = np.arange(4096)
+    before, other = rows.keys(everything, 0), b"".join(rows.save(everything[None]))
+    rows.shift(Move(source, target, count))
+    before[target : target + count] = before[source : source + count].copy()
+    np.testing.assert_array_equal(rows.keys(everything, 0), before)
+    rows.restore(everything[None], memoryview(other))
+    assert b"".join(rows.save(everything[None])) == other
+
+
+def test_what_is_released_is_no_longer_allocated(rows: DeviceRows, device: Device) -> None:
+    before, allocated = rows.keys(np.arange(512), 0), device.allocated
+    rows.release(512)
+    assert rows.changed
+    assert allocated - device.allocated >= (4096 - 512) * 2 * 32 * {"f16": 2, "int8": 1, "f32": 4}[rows.dtype]
+    np.testing.assert_array_equal(rows.keys(np.arange(512), 0), before)
+
+
+# The engine
+
+
+@contextmanager
+def engine_of(name: str, place: str, dtype: str = "f32") -> Iterator[tuple[GPUEngine, Model]]:
+    if not host_named(place.partition(":")[0]).adapters():
+        pytest.skip(f"no adapter at {place}")
+    model = model_of(name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDGE_GPU", place)
+        engine = load_engine(model, "gpu", dtype, capacity=128, chunk=RUN, observes=True)
+    assert isinstance(engine, GPUEngine)
+    yield engine, model
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "votes"),
+    [("llama-gqa-tied", "wgpu:0", False), ("gemma3", "wgpu:0", True), ("llama-window", "opencl:0", False)],
+)
+def test_rows_of_different_heads_are_kept_and_renumbered(name: str, place: str, votes: bool) -> None:
+    """Logits and attention are those of the reference engine through evictions and rotations, a step at a time too."""
+    with engine_of(name, place) as (engine, model):
+        oracle, tokens, at = HeadOracle(model, capacity=128, chunk=RUN), some_tokens(85), 0
+        oracle.votes = votes
+        for step, count in enumerate((40, 9, 1, 17, 1, 17)):
+            part, at = tokens[at : at + count], at + count
+            engine.observe(3, votes=votes)
+            ours, theirs = engine.forward_all(part), oracle.forward_all(part, observed=3)
+            np.testing.assert_allclose(ours, theirs, rtol=0, atol=EXACT)
+            assert_same_rows(engine, oracle)  # type: ignore[arg-type]
+            kept = some_rows(engine.kv.head_lengths, 1 + step)
+            engine.kv.keep_heads(kept)
+            oracle.keep_heads(kept)
+            if step % 2:
+                engine.kv.renumber()
+                oracle.renumber()
+            assert_same_rows(engine, oracle)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", ["f16", "int8"])
+def test_attention_is_of_rows_that_are_there(dtype: str) -> None:
+    """Not of those that were truncated, restored, or ran unobserved; kept rows stay as they are."""
+    with engine_of("llama-gqa-tied", "wgpu:0", dtype) as (engine, _):
+        kv, tokens = engine.kv, some_tokens(60)
+        engine.forward_all(tokens[:30])
+        assert not kv.attention.any()
+        state, keys = kv.save(), all_keys(engine)
+        engine.observe(RUN)
+        engine.forward_all(tokens[30:])
+        kv.truncate(30)
+        engine.observe(0)
+        engine.forward_all(tokens[30:40])
+        assert (kv.attention[..., :30] > 0).any()
+        assert not kv.attention[..., 30:].any()
+        bring_back(kv, state)
+        assert not kv.attention.any()
+        np.testing.assert_array_equal(all_keys(engine), keys)
+        engine.observe(1)
+        engine.forward(tokens[30:31])
+        np.testing.assert_allclose(kv.attention.sum(axis=-1), 1, atol=1e-5)
+        logits = engine.forward(tokens[31:32]).copy()
+        kv.truncate(31)
+        kv.shrink(64)
+        np.testing.assert_array_equal(engine.forward(tokens[31:32]), logits)
+        np.testing.assert_array_equal(all_keys(engine)[..., :30, :], keys)
