@@ -114,18 +114,18 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     if config.per_head:
         at_once = 2 if config.observes else max(2, shape.kv_heads)
         by_head = regions.longest * (heads * _BOOKKEEPING + at_once * shape.padded_head * _LOOKED_AT)
-    logits = 4 * config.logits_rows * shape.vocab  # on the host, once more
     rows = regions.size + rings.size
+    on_host = 4 * config.logits_rows * shape.vocab + 4 * config.observes * rows  # logits and attention, once more
     weights, kv = packed_bytes(spec), rows * per_row
-    staging = sum(arena_bytes(0, shape.padded_head, config.kv_dtype).values())
+    staging = sum(arena_bytes(0, shape.padded_head, config.kv_dtype, observes=config.observes).values())
     on_device = sum(scratch.values()) + staging
     return Footprint(
         weights=weights,
         kv=kv,
-        scratch=on_device + logits + by_head + pinned_bytes(heads, shape.padded_head, config.pinned),
+        scratch=on_device + on_host + by_head + pinned_bytes(heads, shape.padded_head, config.pinned),
         runtime=_RUNTIME_BYTES,
         fixed_kv=rings.size * per_row,
-        gpu=weights + kv - 4 * config.observes * rows + on_device,
+        gpu=weights + kv + on_device,
     )
 
 
