@@ -18,7 +18,7 @@ from edge.backends.tvm.gpu.kernels.embed import embed
 from edge.backends.tvm.gpu.kernels.norms import Norm, add_normed, normalise
 from edge.backends.tvm.gpu.kernels.observe import observe
 from edge.backends.tvm.gpu.kernels.products import Product, head_products, layer_products, step
-from edge.backends.tvm.gpu.kernels.rows import move, store_rows
+from edge.backends.tvm.gpu.kernels.rows import Heads, move, store_rows
 from edge.backends.tvm.gpu.kernels.threads import Built
 from edge.backends.tvm.gpu.kernels.tiles import chunk
 from edge.backends.tvm.gpu.lowering import lower
@@ -93,7 +93,7 @@ def _step(made: _Pass) -> None:
         for phase in ("qkv", "output", "gate-up", "down"):
             _product(made, products[phase], phase, layer, lambda each: step(each, design.tuning))
             if phase == "qkv":
-                _attend(made, layer)
+                _attend(made, layer, single=True)
     _last(made)
 
 
@@ -171,31 +171,27 @@ def _product(
         made.add("norm", layer, ("edge_add_normed", after), add, weights | {"x": "normed", "out": "x"})
 
 
-def _attend(made: _Pass, layer: int) -> None:
-    design, shape = made.design, made.design.shape
-    layout, tables = design.weights.layers[layer], design.tables
-    norms = (layout.vector("attn_q_norm"), layout.vector("attn_k_norm"))
+def _attend(made: _Pass, layer: int, *, single: bool = False) -> None:
+    """single: a step; its attention stores the row."""
+    design, shape, tables = made.design, made.design.shape, made.design.tables
+    heads, form = Heads.of(design, layer), (shape, tables, design.tuning, design.kv_dtype)
+    scalars = {"layer": layer, "angles": tables.angle_row(design.kinds[layer]), "window": design.windows[layer]}
+    buffers = _weights(f"layer.{layer}") | _KEYS
+    if single and not design.observes:
+        fused = ("edge_attend_step", heads.norms)
+        made.add("attend", layer, fused, lambda name: attend(name, *form, tokens=1, heads=heads), buffers, scalars)
+        return
 
     def make_store(name: str) -> Built:
-        return store_rows(
-            name, layout, shape, tables, design.kv_dtype, halves=design.halves, tokens=design.chunk,
-            observes=design.observes,
-        )  # fmt: skip
+        return store_rows(name, heads, tokens=design.chunk, observes=design.observes)
 
     def make_attend(name: str) -> Built:
-        return attend(
-            name, shape, tables, design.tuning, design.kv_dtype, tokens=design.chunk, observes=design.observes
-        )
+        return attend(name, *form, tokens=design.chunk, observes=design.observes)
 
-    def make_observe(name: str) -> Built:
-        return observe(name, shape, tables, design.tuning, design.kv_dtype)
-
-    weights = _weights(f"layer.{layer}")
-    scalars = {"layer": layer, "angles": tables.angle_row(design.kinds[layer]), "window": design.windows[layer]}
-    made.add("qkv", layer, ("edge_store_rows", norms), make_store, weights, scalars)
+    made.add("qkv", layer, ("edge_store_rows", heads.norms), make_store, buffers, scalars)
     made.add("attend", layer, ("edge_attend",), make_attend, _KEYS, scalars)
     if made.observed and layer in LayerKinds.of(design.windows).whole:
-        made.add("attend", layer, ("edge_observe",), make_observe, _KEYS, scalars)
+        made.add("attend", layer, ("edge_observe",), lambda name: observe(name, *form), _KEYS, scalars)
 
 
 def _normalise(norm: Norm, tokens: int, *, wanted: bool = False) -> Callable[[str], Built]:

@@ -77,7 +77,7 @@ def _adapted(source: str, language: str, built: Built) -> str:
 def _with_prelude(source: str, language: str) -> str:
     """The functions of `intrinsics.py` that the kernel calls come first."""
     if language == "opencl":  # TVM writes vectors of several scalars as C++ does
-        source = re.sub(r"\bfloat4\(", "(float4)(", source)
+        source = re.sub(r"\b(float4|uint4)\(", r"(\1)(", source)
     if language == "metal":  # and conversions of vectors as C does, where they mean bits
         source = re.sub(r"\((float4|int4|uint4)\)\(", r"\1(", source)
     used = [text for name, text in PRELUDES[language].items() if re.search(rf"\b{name}\b", source)]

@@ -13,7 +13,7 @@ from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.gpu.design import RowForm, State, Tables, Tuning
 from edge.backends.tvm.gpu.kernels.functions import soft_cap
-from edge.backends.tvm.gpu.kernels.rows import first_row, key_unit, rows_before, unpack
+from edge.backends.tvm.gpu.kernels.rows import Heads, first_row, key_unit, make_ready, rows_before, unpack, write_row
 from edge.backends.tvm.gpu.kernels.threads import (
     Buffer,
     Built,
@@ -23,6 +23,7 @@ from edge.backends.tvm.gpu.kernels.threads import (
     barrier,
     build,
     f32,
+    hold,
     i32,
     lane,
     let,
@@ -58,40 +59,85 @@ class Split:
 
 
 def attend(
-    name: str, shape: Shape, tables: Tables, tuning: Tuning, dtype: str, *, tokens: int, observes: bool
+    name: str, shape: Shape, tables: Tables, tuning: Tuning, dtype: str, *, tokens: int, observes: bool = False,
+    heads: Heads | None = None,
 ) -> Built:  # fmt: skip
     """`mixed` float32 [tokens, padded heads · head] of the queries in `qkv`.
 
     Scalars: layer; window, the positions that a token sees, 0 for all (only where the model has windows).
     observes: `softmax` float32 [tokens, heads, 2] gets each query's largest score and sum of powers (observe.py).
+    heads: the pass has a single token, whose heads are not ready, and whose row is not in the cache yet: this kernel
+    does what `store_rows` does, too, and has its scalar `angles`. It attends to the row without reading it back.
     """
     form, threads, split = RowForm(dtype, shape.padded_head), tuning.attend, Split.of(shape, tuning.attend)
     lanes = max(1, threads // form.words)  # rows that are mixed at once
     at_once = -(-form.words // threads)  # words of a row that a thread mixes
+    slots = split.at_once + 2 * (heads is not None)  # heads in shared memory: queries, the new key and value
 
     def body(scope: Scope) -> None:
-        token, queries = scope.row, scope.shared(split.at_once * form.head)
-        scores, memory = scope.shared(split.at_once * split.rows), scope.shared(split.at_once * threads)
-        with when(token < to_int(scope.tables[State.COUNT])):
-            kv_head = let(quotient(scope.group, split.turns))
-            first_query = let(kv_head * shape.group + remainder(scope.group, split.turns) * split.at_once)
-            head = let(scope.layer * shape.kv_heads + kv_head)
-            start = let(first_row(scope, tables, head))
-            visible = let(rows_before(scope, tables, head) + token + 1)
-            load_queries(scope, shape, form, queries, split.at_once, token, first_query)
-            maxima = [Register(f32(NEVER)) for _ in range(split.at_once)]
-            sums = [Register(f32(0.0)) for _ in range(split.at_once)]
-            out = [
-                [[Register(f32(0.0)) for _ in range(form.per_word)] for _ in range(at_once)]
-                for _ in range(split.at_once)
-            ]
-            with loop(0, quotient(visible + (split.rows - 1), split.rows)) as block:
-                before = let(block * split.rows)
-                barrier()  # queries are there; the scores of the block before are read
-                most = _score(scope, queries, scores, start, before, visible, token)
-                _soften(scope, scores, memory, most, maxima, sums, out)
-                _mix(scope, scores, start, before, visible, out)
-            _write(scope, memory, maxima, sums, out, token, first_query)
+        ready, memory = scope.shared(slots * form.head), scope.shared(split.at_once * threads)
+        scores = scope.shared(max(split.at_once * split.rows, slots * form.head if heads else 0))
+        token = let(T.min(scope.row, to_int(scope.tables[State.COUNT]) - 1))  # the last one stands for those behind it
+        kv_head, turn = let(quotient(scope.group, split.turns)), let(remainder(scope.group, split.turns))
+        first_query = let(kv_head * shape.group + turn * split.at_once)
+        head = let(scope.layer * shape.kv_heads + kv_head)
+        start, before = let(first_row(scope, tables, head)), let(rows_before(scope, tables, head))
+        if heads:
+            _add_row(scope, heads, scores, ready, scope.shared(slots), kv_head, turn, first_query, start + before)
+        else:
+            load_queries(scope, shape, form, ready, split.at_once, token, first_query)
+        visible = before if heads else let(before + token + 1)
+        maxima = [Register(f32(NEVER)) for _ in range(split.at_once)]
+        sums = [Register(f32(0.0)) for _ in range(split.at_once)]
+        out = [
+            [[Register(f32(0.0)) for _ in range(form.per_word)] for _ in range(at_once)] for _ in range(split.at_once)
+        ]
+        with loop(0, quotient(visible + (split.rows - 1), split.rows)) as block:
+            first = let(block * split.rows)
+            barrier()  # queries are there; the scores of the block before are read
+            most = _score(scope, ready, scores, start, first, visible, token)
+            _soften(scope, scores, memory, most, maxima, sums, out)
+            _mix(scope, scores, start, first, visible, out)
+        if heads:
+            _mix_own(scope, ready, maxima, sums, out)
+        _write(scope, memory, maxima, sums, out, token, first_query)
+
+    def _add_row(
+        scope: Scope, heads: Heads, raw: Buffer, ready: Buffer, factors: Buffer, kv_head: Value, turn: Value,
+        first_query: Value, row: Value,
+    ) -> None:  # fmt: skip
+        def slot_of(own: Value) -> Value:
+            behind = own - split.at_once  # 0: the key, 1: the value
+            return select(own < split.at_once, first_query + own, shape.heads + behind * shape.kv_heads + kv_head)
+
+        make_ready(scope, heads, slots, slot_of, i32(0), raw, ready, factors)
+        for own in range(2):
+            write_row(scope, heads, ready, split.at_once + own, row, turn == 0, i32(own) == i32(1), factors)
+
+    def _mix_own(
+        scope: Scope, ready: Buffer, maxima: list[Register], sums: list[Register], out: list[list[list[Register]]]
+    ) -> None:
+        """The token's own row. Every thread computes its scores."""
+        barrier()
+        key, value = split.at_once * form.head, (split.at_once + 1) * form.head
+        dots = [Register(f32(0.0)) for _ in range(split.at_once)]
+        with loop(0, form.head) as at:
+            each = let(ready[key + at])
+            for number, dot in enumerate(dots):
+                dot.value = dot.value + ready[number * form.head + at] * each
+        word = remainder(scope.thread, form.words) if lanes > 1 else scope.thread
+        for number, dot in enumerate(dots):
+            score = hold(soft_cap(dot.value, shape.score_cap))
+            maximum = hold(T.max(maxima[number].value, score))
+            correction, power = hold(T.exp(maxima[number].value - maximum)), hold(T.exp(score - maximum))
+            maxima[number].value = maximum
+            sums[number].value = sums[number].value * correction + select(scope.thread == 0, power, f32(0.0))
+            for index, words in enumerate(out[number]):
+                at = word + index * threads
+                mixes = T.And(scope.thread < form.words, at < form.words) if lanes > 1 else at < form.words
+                for part, register in enumerate(words):
+                    own = ready[value + T.min(at, i32(form.words - 1)) * form.per_word + part]
+                    register.value = register.value * correction + select(mixes, power * own, f32(0.0))
 
     def _score(
         scope: Scope, queries: Buffer, scores: Buffer, start: Value, before: Value, visible: Value, token: Value
@@ -196,12 +242,11 @@ def attend(
                         at = token * shape.padded_mixed + (first_query + number) * shape.head + value
                         store(scope.mixed, at, total)
 
-    reads = {"qkv": "float32", "keys4": "uint32x4", "values": "uint32", "tables": "uint32"}
-    reads |= {"row_scales": "float32"} if form.scaled else {}
-    scalars = ("layer", "window") if shape.windowed else ("layer",)
-    groups = (shape.kv_heads * split.turns, tokens)
-    writes = {"mixed": "float32"} | ({"softmax": "float32"} if observes else {})
-    return build(name, threads, reads, writes, scalars, body, groups, 1)
+    cache = {"keys4": "uint32x4", "values": "uint32"} | ({"row_scales": "float32"} if form.scaled else {})
+    writes = {"mixed": "float32"} | ({"softmax": "float32"} if observes else {}) | (heads.rows if heads else {})
+    reads = {"qkv": "float32"} | (heads.reads if heads else {"tables": "uint32"} | cache)
+    scalars = ("layer", *(["angles"] if heads else []), *(["window"] if shape.windowed else []))
+    return build(name, threads, reads, writes, scalars, body, (shape.kv_heads * split.turns, tokens), 1)
 
 
 def load_queries(

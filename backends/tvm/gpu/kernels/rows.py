@@ -7,11 +7,12 @@ by row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from tvm.tirx.script.builder import ir as T
 
-from edge.backends.tvm.gpu.design import KEYS, MOST_MOVED, VALUES, RowForm, State, Tables
+from edge.backends.tvm.gpu.design import KEYS, MOST_MOVED, VALUES, Design, RowForm, State, Tables
 from edge.backends.tvm.gpu.kernels.threads import (
     Buffer,
     Built,
@@ -25,10 +26,12 @@ from edge.backends.tvm.gpu.kernels.threads import (
     f32,
     half,
     halves,
+    hold,
     i32,
+    join,
     let,
+    loop,
     quotient,
-    reduce,
     remainder,
     select,
     store,
@@ -37,8 +40,8 @@ from edge.backends.tvm.gpu.kernels.threads import (
     to_int,
     u32,
     when,
-)  # fmt: skip
-from edge.backends.tvm.gpu.weights import LayerLayout
+)
+from edge.backends.tvm.gpu.weights import Vector
 from edge.backends.tvm.kv.regions import TILE
 from edge.backends.tvm.packing.layout import Shape
 
@@ -80,108 +83,187 @@ def first_row(scope: Scope, tables: Tables, head: Value) -> Value:
     return to_int(scope.tables[head + tables.starts])
 
 
+def new_row(scope: Scope, tables: Tables, head: Value) -> Value:
+    """Of the arena, where the first token of this pass goes."""
+    return first_row(scope, tables, head) + rows_before(scope, tables, head)
+
+
 def rows_before(scope: Scope, tables: Tables, head: Value) -> Value:
     """Rows that a head has before this pass."""
     return to_int(scope.tables[head + tables.lengths]) + to_int(scope.tables[State.APPENDED])
 
 
-def store_rows(
-    name: str, layout: LayerLayout, shape: Shape, tables: Tables, dtype: str, *, halves: bool, tokens: int,
-    observes: bool,
-) -> Built:  # fmt: skip
+@dataclass(frozen=True)
+class Heads:
+    """What becomes of a token's heads between their products and attention. A slot is a query head, or behind all of
+    these a key, or behind all keys a value. halves: see `Design`. norms: of queries and of keys, where a model has one.
+    """
+
+    shape: Shape
+    tables: Tables
+    form: RowForm
+    halves: bool
+    norms: tuple[Vector | None, Vector | None]
+
+    @classmethod
+    def of(cls, design: Design, layer: int) -> Heads:
+        layout = design.weights.layers[layer]
+        norms = layout.vector("attn_q_norm"), layout.vector("attn_k_norm")
+        form = RowForm(design.kv_dtype, design.shape.padded_head)
+        return cls(design.shape, design.tables, form, design.halves, norms)
+
+    @property
+    def slots(self) -> int:
+        return self.shape.heads + 2 * self.shape.kv_heads
+
+    @property
+    def reads(self) -> dict[str, str]:
+        """Buffers besides `qkv`."""
+        return {"tables": "uint32"} | ({"w1": "uint32"} if any(self.norms) else {})
+
+    @property
+    def rows(self) -> dict[str, str]:
+        """Buffers of the cache."""
+        return {"keys4": "uint32x4", "values": "uint32"} | ({"row_scales": "float32"} if self.form.scaled else {})
+
+    def is_query(self, slot: Value) -> Value:
+        return slot < self.shape.heads
+
+    def is_value(self, slot: Value) -> Value:
+        return slot >= self.shape.heads + self.shape.kv_heads
+
+
+def make_ready(
+    scope: Scope, heads: Heads, slots: int, slot_of: Callable[[Value], Value], token: Value, raw: Buffer,
+    ready: Buffer, factors: Buffer,
+) -> None:  # fmt: skip
+    """Heads of a token, normalised, rotated and scaled, from `qkv` to `ready`, shared [slots, form.head].
+
+    raw: as large. factors: shared [slots]. slot_of: of the numbers 0 … slots − 1. It ends with a barrier.
+    """
+    shape, head = heads.shape, heads.form.head
+    with strided(scope, slots * head) as index:
+        own, value = let(quotient(index, head)), let(remainder(index, head))
+        store(raw, index, f32(0.0))
+        with when(value < shape.head):
+            store(raw, index, scope.qkv[(token * heads.slots + slot_of(own)) * shape.head + value])
+    barrier()
+    if any(heads.norms):  # RMSNorm of each head
+        with strided(scope, slots) as own:
+            squares = Register(f32(0.0))
+            with loop(0, shape.head) as value:
+                each = let(raw[own * head + value])
+                squares.value = squares.value + each * each
+            store(factors, own, f32(1.0) / T.sqrt(squares.value * f32(1 / shape.head) + f32(shape.norm_eps)))
+        barrier()
+    with strided(scope, slots * head) as index:
+        own, value = let(quotient(index, head)), let(remainder(index, head))
+        slot = let(slot_of(own))
+        for applies, norm, scaled in (
+            (heads.is_query(slot), heads.norms[0], True),
+            (T.And(T.Not(heads.is_query(slot)), T.Not(heads.is_value(slot))), heads.norms[1], False),
+        ):
+            with when(applies):
+                _rotate(scope, heads, raw, ready, factors, own, value, norm, token, scaled=scaled)
+        with when(heads.is_value(slot)):
+            store(ready, index, raw[index])
+    barrier()
+
+
+def _rotate(
+    scope: Scope, heads: Heads, raw: Buffer, ready: Buffer, factors: Buffer, own: Value, value: Value,
+    norm: Vector | None, token: Value, *, scaled: bool,
+) -> None:  # fmt: skip
+    """RoPE: (a, b) → (a cos − b sin, b cos + a sin). scaled: as queries are."""
+    shape, tables, head = heads.shape, heads.tables, heads.form.head
+
+    def normed(at: Value) -> Value:
+        x = raw[own * head + at]
+        if norm is None:
+            return x
+        weight = as_float(scope.w1[T.min(at, i32(shape.head - 1)) + norm.at])
+        return x * factors[own] * weight
+
+    scale: Value = f32(shape.query_scale) if scaled else f32(1.0)
+    if scaled and shape.tempered:
+        scale = scale * as_float(scope.tables[token + tables.temperatures])
+    result = Register(normed(value))
+    with when(value < 2 * tables.pairs):
+        if heads.halves:
+            second = value >= tables.pairs
+            pair = select(second, value - tables.pairs, value)
+            other = select(second, value - tables.pairs, value + tables.pairs)
+        else:
+            second, pair = remainder(value, 2) == 1, quotient(value, 2)
+            other = T.bitwise_xor(value, i32(1))
+        angle = let(scope.angles + (to_int(scope.tables[State.ANGLE]) + token) * (2 * tables.pairs) + pair)
+        cosine, sine = as_float(scope.tables[angle]), as_float(scope.tables[angle + tables.pairs])
+        result.value = result.value * cosine + normed(other) * select(second, sine, f32(0.0) - sine)
+    store(ready, own * head + value, result.value * scale)
+
+
+def write_row(
+    scope: Scope, heads: Heads, ready: Buffer, own: int, row: Value, exists: Value, is_value: Value,
+    scales: Buffer,
+) -> None:  # fmt: skip
+    """The key or value that is number `own` of `ready` to a row of the arena, if it exists; `ready` becomes what the
+    row then has. scales: shared, its element `own` is used. It begins with a barrier where rows are scaled."""
+    form, at = heads.form, own * heads.form.head
+    scale: Value = f32(1.0)
+    if form.scaled:
+        with when(scope.thread == 0):
+            most = Register(f32(0.0))
+            with loop(0, form.head) as value:
+                most.value = T.max(most.value, T.abs(ready[at + value]))
+            store(scales, own, most.value * f32(1 / 127))
+        barrier()
+        scale = let(scales[own])
+        with when(T.And(exists, scope.thread == 0)):
+            store(scope.row_scales, row * 2 + to_int(is_value), scale)
+    inverse = let(f32(1.0) / select(scale > f32(0.0), scale, f32(1.0))) if form.scaled else f32(1.0)
+    each = 4 * form.per_word
+    with strided(scope, form.units) as unit:
+        first = let(unit * each + at)
+        values = [let(ready[first + index]) for index in range(each)]
+        words = [
+            hold(pack(form, values[start : start + form.per_word], inverse), "uint32")
+            for start in range(0, each, form.per_word)
+        ]
+        for number, word in enumerate(words):
+            for index, value in enumerate(unpack(form, word)):
+                store(ready, first + (number * form.per_word + index), value * scale if form.scaled else value)
+        with when(T.And(exists, is_value)):
+            for number, word in enumerate(words):
+                store(scope.values, row * form.words + unit * 4 + number, word)
+        with when(T.And(exists, T.Not(is_value))):
+            store(scope.keys4, key_unit(form, row, unit), join(words))
+
+
+def store_rows(name: str, heads: Heads, *, tokens: int, observes: bool) -> Built:
     """Of each token, the queries, ready for attention, in their place; keys and values in the cache.
 
-    Buffers: qkv float32 [tokens, all heads' queries, keys, values]. Scalars: layer; angles, the word of `tables` where
-    this layer's kind of rope begins. halves: see `Design`. observes: `paid` of the new rows becomes 0.
+    Buffers: qkv float32 [tokens, slots, head]. Scalars: layer; angles, the word of `tables` where this layer's kind of
+    rope begins. observes: `paid` of the new rows becomes 0.
     """
-    form = RowForm(dtype, shape.padded_head)
-    slots = shape.heads + 2 * shape.kv_heads
-    norms = [layout.vector("attn_q_norm"), layout.vector("attn_k_norm")]
-    loads_per_row = 2 * tables.pairs
+    shape, form = heads.shape, heads.form
 
     def body(scope: Scope) -> None:
-        slot, token = scope.group, scope.row
-        vector, rotated = scope.shared(form.head), scope.shared(form.head)
-        memory = scope.shared(_THREADS)
-        with when(token < to_int(scope.tables[State.COUNT])):
-            at = let((token * slots + slot) * shape.head)
-            is_query, is_value = slot < shape.heads, slot >= shape.heads + shape.kv_heads
-            with strided(scope, form.head) as index:
-                store(vector, index, f32(0.0))
-                with when(index < shape.head):
-                    store(vector, index, scope.qkv[at + index])
-            barrier()
-            if any(norms):
-                _normalise(scope, vector, memory, is_query, is_value)
-            with strided(scope, form.head) as index:
-                store(rotated, index, vector[index])
-                with when(T.And(T.Not(is_value), index < 2 * tables.pairs)):
-                    store(rotated, index, _rotated(scope, vector, token, index))
-            barrier()
-            with when(is_query), strided(scope, shape.head) as index:
-                value = rotated[index] * f32(shape.query_scale)
-                if shape.tempered:
-                    value = value * as_float(scope.tables[token + tables.temperatures])
-                store(scope.qkv, at + index, value)
-            with when(T.Not(is_query)):
-                _encode(scope, rotated, memory, token, slot)
-
-    def _normalise(scope: Scope, vector: Buffer, memory: Buffer, is_query: Value, is_value: Value) -> None:
-        """RMSNorm of one head."""
-        square = Register(f32(0.0))
-        with strided(scope, form.head) as index:
-            square.value = square.value + vector[index] * vector[index]
-        total = reduce(scope, memory, square.value, _THREADS, lambda one, other: one + other)
-        scale = let(f32(1.0) / T.sqrt(total * f32(1 / shape.head) + f32(shape.norm_eps)))
-        for norm, applies in zip(norms, (is_query, T.And(T.Not(is_query), T.Not(is_value))), strict=True):
-            if norm:
-                with when(applies), strided(scope, shape.head) as index:
-                    store(vector, index, vector[index] * scale * as_float(scope.w1[index + norm.at]))
-        barrier()
-
-    def _rotated(scope: Scope, vector: Buffer, token: Value, index: Value) -> Value:
-        """(a, b) → (a cos − b sin, b cos + a sin)."""
-        if halves:
-            second = index >= tables.pairs
-            pair = select(second, index - tables.pairs, index)
-            other = select(second, index - tables.pairs, index + tables.pairs)
-        else:
-            second, pair = remainder(index, 2) == 1, quotient(index, 2)
-            other = T.bitwise_xor(index, i32(1))
-        angle = let(scope.angles + (to_int(scope.tables[State.ANGLE]) + token) * loads_per_row + pair)
-        cosine, sine = as_float(scope.tables[angle]), as_float(scope.tables[angle + tables.pairs])
-        return vector[index] * cosine + vector[other] * select(second, sine, f32(0.0) - sine)
-
-    def _encode(scope: Scope, vector: Buffer, memory: Buffer, token: Value, slot: Value) -> None:
-        number = let(remainder(slot - shape.heads, shape.kv_heads))
-        is_value = let(slot >= shape.heads + shape.kv_heads)
-        head = let(scope.layer * shape.kv_heads + number)
-        row = let(first_row(scope, tables, head) + rows_before(scope, tables, head) + token)
-        inverse: Value = f32(1.0)
+        raw, ready, factors = scope.shared(form.head), scope.shared(form.head), scope.shared(1)
+        slot, exists = scope.group, scope.row < to_int(scope.tables[State.COUNT])
+        token = let(T.min(scope.row, to_int(scope.tables[State.COUNT]) - 1))
+        make_ready(scope, heads, 1, lambda _: slot, token, raw, ready, factors)
+        with when(T.And(exists, heads.is_query(slot))), strided(scope, shape.head) as index:
+            store(scope.qkv, (token * heads.slots + slot) * shape.head + index, ready[index])
+        kv_head = remainder(T.max(slot - shape.heads, i32(0)), shape.kv_heads)
+        row = let(new_row(scope, heads.tables, let(scope.layer * shape.kv_heads + kv_head)) + token)
+        is_row = T.And(exists, T.Not(heads.is_query(slot)))
+        write_row(scope, heads, ready, 0, row, is_row, heads.is_value(slot), factors)
         if observes:
-            with when(scope.thread == 0):
+            with when(T.And(is_row, scope.thread == 0)):
                 store(scope.paid, row, f32(0.0))
-        if form.scaled:
-            most = Register(f32(0.0))
-            with strided(scope, form.head) as index:
-                most.value = T.max(most.value, T.abs(vector[index]))
-            scale = let(reduce(scope, memory, most.value, _THREADS, T.max) * f32(1 / 127))
-            inverse = let(f32(1.0) / select(scale > f32(0.0), scale, f32(1.0)))
-            with when(scope.thread == 0):
-                store(scope.row_scales, row * 2 + to_int(is_value), scale)
-        with strided(scope, form.words) as word:
-            values = [vector[word * form.per_word + index] for index in range(form.per_word)]
-            packed = let(pack(form, values, inverse))
-            with when(is_value):
-                store(scope.values, row * form.words + word, packed)
-            with when(T.Not(is_value)):
-                store(scope.keys, key_word(form, row, word), packed)
 
-    reads = {"tables": "uint32"} | ({"w1": "uint32"} if any(norms) else {})
-    writes = {"qkv": "float32", "keys": "uint32", "values": "uint32"}
-    writes |= {"row_scales": "float32"} if form.scaled else {}
-    writes |= {"paid": "float32"} if observes else {}
-    return build(name, _THREADS, reads, writes, ("layer", "angles"), body, (slots, tokens), 1)
+    writes = {"qkv": "float32"} | heads.rows | ({"paid": "float32"} if observes else {})
+    return build(name, _THREADS, heads.reads, writes, ("layer", "angles"), body, (heads.slots, tokens), 1)
 
 
 def move(name: str, dtype: str, head: int) -> Built:
