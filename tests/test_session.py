@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import run_child
+from conftest import GOLDEN, on_gpu, run_child
 
 import edge
 from edge.devices.memory import MemoryUse
-from edge.errors import BudgetError, InputError, UnsupportedError
-from edge.model.model import Model
+from edge.errors import BudgetError, EngineError, InputError, UnsupportedError
+from edge.model.model import Model, open_model
 from edge.report.run import report_lines
 from edge.run.session import Session, load
 from edge.sampling import SamplingParams
@@ -560,3 +560,28 @@ def test_a_long_run_stays_within_its_budget() -> None:
     assert report["memory"]["peak_rss"] == pytest.approx(child.output["peak"], abs=1 << 20)
     assert report["memory"]["budget"] == BUDGET
     assert child.output["late"] - child.output["early"] < 2 << 20
+
+
+def test_an_answer_that_a_lost_gpu_ends_is_reported() -> None:
+    """The driver is told to destroy the device. What was said is not lost, and the session fails from then on."""
+    pytest.importorskip("wgpu")
+    with on_gpu("wgpu:0"):
+        session = load(open_model(GOLDEN / "llama-gqa-tied.gguf"), backend="gpu", max_kv_size=64, kv_dtype="f16")
+    prompt, said = np.arange(3, 9, dtype=np.int32), list[str]()
+
+    def answer() -> None:
+        greedy = SamplingParams(temperature=0)
+        for piece in session.stream(prompt, max_tokens=40, ignore_eos=True, sampling=greedy, keep_text=True):
+            said.append(piece)
+            if len(said) == 5:
+                device: Any = session.engine._device  # type: ignore[attr-defined]
+                device._lib.wgpuDeviceDestroy(device._device)
+
+    with pytest.raises(EngineError, match="device is lost"):
+        answer()
+    assert session.report is not None
+    assert (session.report.stop_reason, session.report.text) == ("failed", "".join(said))
+    assert session.report.tokens.generated >= 5
+    with pytest.raises(EngineError, match="device is lost"):
+        session.generate(prompt, max_tokens=2)
+    session.close()

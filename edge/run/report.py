@@ -10,7 +10,8 @@ from edge.devices.power.base import Certainty, MeterKind, Scope, certainty
 SCHEMA = 1
 
 StopReason = Literal[
-    "eos", "length", "stop", "capacity", "interrupted", "terminated", "time", "memory", "energy", "power", "thermal"
+    "eos", "length", "stop", "capacity", "interrupted", "terminated", "failed",
+    "time", "memory", "energy", "power", "thermal",
 ]  # fmt: skip
 BUDGETS: tuple[StopReason, ...] = ("time", "memory", "energy", "power", "thermal")
 Given = Literal["shrink", "chunk", "prompt cache"]

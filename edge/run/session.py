@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -18,7 +19,7 @@ from edge.budget import format_bytes
 from edge.devices.memory import memory_use, release_free_memory
 from edge.devices.power import find_meter, measure_card, memory_root, sensors_root
 from edge.devices.thermal import Zone, zones
-from edge.errors import BudgetError, InputError, UnsupportedError
+from edge.errors import BudgetError, EngineError, InputError, UnsupportedError
 from edge.model.catalog import find_local
 from edge.model.lora import Lora, open_lora
 from edge.model.lora_file import parse_lora
@@ -331,9 +332,13 @@ class Session:
                     shown = time.perf_counter()
                     yield piece
                     run.held += time.perf_counter() - shown
+        except EngineError:
+            run.stop_reason = "failed"
+            raise
         finally:
-            self._context.settle()
-            self._context.remember()
+            with suppress(EngineError):  # a GPU that is lost cannot even forget rows
+                self._context.settle()
+                self._context.remember()
             self._reclaimer.run = None
             run.held += thinking.held
             self.report = self._report(run, sampling, thinking)
