@@ -23,18 +23,17 @@ if TYPE_CHECKING:
 
 _CHOICES: dict[str, tuple[str, tuple[int, ...], tuple[str, ...]]] = {  # of the fields of Tuning
     "rows": ("rows of a matrix that a thread multiplies, decode", (1, 2, 4, 8), (STEP,)),
-    "split": ("threads that share a row's columns, decode", (4, 8, 16, 32, 64), (STEP,)),
-    "workgroup": ("threads of a product", (32, 64, 128, 256), PARTS),
+    "split": ("threads that share a row's columns, decode", (1, 2, 4, 8, 16, 32, 64), (STEP,)),
+    "workgroup": ("threads of a product", (16, 32, 64, 128, 256), PARTS),
     "gemm_tokens": ("tokens of a tile, prefill", (8, 16, 32, 64), (CHUNK,)),
     "gemm_rows": ("rows of a tile, prefill", (16, 32, 64, 128), (CHUNK,)),
     "attend": ("threads that attend for a KV head", (32, 64, 128, 256), PARTS),
-    "dot4": ("products of packed bytes", (0, 1), PARTS),
 }
 
 
-def make_space(prompt: int) -> tuple[Field, ...]:
-    """prompt: tokens that are measured, the longest chunk."""
-    usual = Tuning()
+def make_space(kind: str, prompt: int) -> tuple[Field, ...]:
+    """For an adapter of this kind. prompt: tokens that are measured, the longest chunk."""
+    usual = Tuning.of(kind)
     space = [
         Field(name, about, int(getattr(usual, name)), choices, parts)
         for name, (about, choices, parts) in _CHOICES.items()
@@ -49,7 +48,7 @@ def gpu_setting(file: GGUFFile, spec: ModelSpec, kv_dtype: str) -> Setting:
     from edge.backends.tvm.tuning.host import Depths, Rig, rig_config
 
     adapter, depths = choose_adapter(), Depths.of(spec.context)
-    space = make_space(depths.prompt)
+    space = make_space(adapter.kind, depths.prompt)
 
     def load(values: Values) -> GPUEngine:
         return GPUEngine(file, spec, rig_config(spec, space, kv_dtype, values, 1))
