@@ -28,7 +28,7 @@ from edge.backends.tvm.gpu.design import State, Tuning
 from edge.backends.tvm.gpu.hosts import Device, host_named, open_device
 from edge.backends.tvm.gpu.kernels.embed import embed
 from edge.backends.tvm.gpu.kernels.norms import Norm, add_normed, normalise
-from edge.backends.tvm.gpu.kernels.products import Epilogue, Factor, Product, step
+from edge.backends.tvm.gpu.kernels.products import Epilogue, Factor, Product, Residual, step
 from edge.backends.tvm.gpu.kernels.threads import Built
 from edge.backends.tvm.gpu.kernels.tiles import chunk
 from edge.backends.tvm.gpu.lowering import lower
@@ -57,9 +57,10 @@ def device(request: pytest.FixtureRequest) -> Device:
     return found
 
 
-def run(device: Device, built: Built, arrays: Mapping[str, AnyArray], tokens: int = 1) -> FloatArray:
-    """What the kernel makes of `out`. arrays: by the parameters' names; w4 and w1 are both `w`, r4 and r1 `rest`."""
-    names = {"w4": "w", "w1": "w", "r4": "rest", "r1": "rest"}
+def run(device: Device, built: Built, arrays: Mapping[str, AnyArray], tokens: int = 1, read: str = "out") -> FloatArray:
+    """What the kernel makes of the buffer `read`. arrays: by the parameters' names; `w` has w4, w1 and residual_w4,
+    `rest` r4 and r1."""
+    names = {"w4": "w", "w1": "w", "residual_w4": "w", "r4": "rest", "r1": "rest"}
     kernel = lower(built, device.adapter.language)
     device.prepare({kernel.name: kernel})
     buffers = {name: device.create(array.nbytes) for name, array in arrays.items()}
@@ -69,8 +70,8 @@ def run(device: Device, built: Built, arrays: Mapping[str, AnyArray], tokens: in
         slices = tuple(Slice(names.get(name, name)) for name in kernel.buffers)
         dispatch = Dispatch(kernel.name, slices, (), built.groups, "other", None, built.per)
         device.run(device.record([dispatch], buffers), tokens)
-        out = arrays["out"]
-        return device.read(buffers["out"], 0, out.nbytes).view(np.float32).reshape(out.shape)
+        out = arrays[read]
+        return device.read(buffers[read], 0, out.nbytes).view(np.float32).reshape(out.shape)
     finally:
         for buffer in buffers.values():
             device.free(buffer)
@@ -199,7 +200,7 @@ def test_shapes(kind: str, parts: int, rows: int, tokens: int, at_once: int, spl
 
 @pytest.mark.parametrize("kind", ["rms", "layer"])
 def test_norms(device: Device, kind: str) -> None:
-    """Within a product of a step, before a chunk, and added to the hidden states."""
+    """Within a product of a step, before a chunk, and added to hidden states: by itself, and with the next product."""
     packed, width, tokens = Packed(), 70, 3
     weight, bias, x = normal(width, seed=1), normal(width, seed=2) * (kind == "layer"), 3 + normal(tokens, width)
     matrix = packed.matrix("F32", 20, width)
@@ -218,6 +219,15 @@ def test_norms(device: Device, kind: str) -> None:
     product = Product("edge_normed", (Factor(matrix),), Epilogue("store", 20), norm)
     found = run(device, step(product, SMALL), arrays | {"out": zeros(1, 20)})
     np.testing.assert_allclose(found, expected[:1] @ packed.expected[0].T, rtol=0, atol=CLOSE)
+
+    product = replace(product, residual=Residual(norm, 0.5))
+    sums = x + 0.5 * normed(hidden[:, :width], kind, weight, bias)
+    arrays |= {"raw": hidden, "sums": zeros(1, 96), "out": zeros(1, 20)}
+    built = step(product, replace(SMALL, split=2))  # two workgroups
+    found = run(device, built, arrays)
+    expected = normed(sums, kind, weight, bias)[:1] @ packed.expected[0].T
+    np.testing.assert_allclose(found, expected, rtol=0, atol=CLOSE)
+    np.testing.assert_allclose(run(device, built, arrays, read="sums"), padded(sums[:1]), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -180,6 +180,7 @@ def scratch_sizes(shape: Shape, tables: Tables, chunk: int, logits_rows: int, po
         "tables": tables.positions + positions,
         "tokens": chunk + PICKS,
         "x": chunk * shape.padded_hidden,
+        "other x": shape.padded_hidden,
         "normed": chunk * shape.padded_hidden,
         "qkv": chunk * (shape.heads + 2 * shape.kv_heads) * shape.head,
         "mixed": chunk * shape.padded_mixed,

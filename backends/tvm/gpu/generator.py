@@ -17,15 +17,15 @@ from edge.backends.tvm.gpu.kernels.attention import attend
 from edge.backends.tvm.gpu.kernels.embed import embed
 from edge.backends.tvm.gpu.kernels.norms import Norm, add_normed, normalise
 from edge.backends.tvm.gpu.kernels.observe import observe
-from edge.backends.tvm.gpu.kernels.products import Product, head_products, layer_products, step
+from edge.backends.tvm.gpu.kernels.products import Product, Residual, head_products, layer_products, step
 from edge.backends.tvm.gpu.kernels.rows import Heads, move, store_rows
 from edge.backends.tvm.gpu.kernels.threads import Built
 from edge.backends.tvm.gpu.kernels.tiles import chunk
 from edge.backends.tvm.gpu.lowering import lower
 from edge.backends.tvm.gpu.program import Dispatch, Kernel, Program, Slice
 
-_INPUTS = {"qkv": "x", "output": "mixed", "gate-up": "x", "down": "ffn"}
-_OUTPUTS = {"qkv": "qkv", "output": "x", "gate-up": "ffn", "down": "x"}
+_INPUTS = {"output": "mixed", "down": "ffn"}  # of the products that do not read the hidden states
+_OUTPUTS = {"qkv": "qkv", "gate-up": "ffn"}  # of the products that do not add to them
 _KEYS = {"keys4": "keys"}  # a buffer that a kernel reads under another type
 
 
@@ -68,10 +68,14 @@ class _Kernels:
 
 
 class _Pass:
-    """Collects the dispatches of a pass. observed: attention is added up."""
+    """Collects the dispatches of a pass. observed: attention is added up. hidden: the buffer of the hidden states.
+    residual: what shall be added to them, which is in `normed`, and the weights of its norm.
+    """
 
     def __init__(self, design: Design, kernels: _Kernels, *, observed: bool = False) -> None:
         self.design, self.dispatches, self.observed = design, list[Dispatch](), observed
+        self.hidden = "x"
+        self.residual: tuple[Residual, str] | None = None
         self._kernels = kernels
 
     def add(
@@ -94,6 +98,8 @@ def _step(made: _Pass) -> None:
             _product(made, products[phase], phase, layer, lambda each: step(each, design.tuning))
             if phase == "qkv":
                 _attend(made, layer, single=True)
+    if made.residual:
+        _add_residual(made, len(design.weights.layers) - 1)
     _last(made)
 
 
@@ -116,7 +122,7 @@ def _last(made: _Pass) -> None:
     """Logits of a pass's last token, if they are wanted."""
     design = made.design
     for piece, product in head_products(design.weights, design.shape):
-        buffers = _weights(piece.buffer) | {"out": "logits"}
+        buffers = _weights(piece.buffer) | {"x": made.hidden, "out": "logits"}
         made.add(
             "head",
             None,
@@ -156,19 +162,35 @@ def _embed(made: _Pass) -> None:
 def _product(
     made: _Pass, product: Product, phase: str, layer: int, make: Callable[[Product], Built], *, chunked: bool = False
 ) -> None:
-    """A product of a layer, and the norm behind it, which adds to x."""
-    shape, weights = made.design.shape, _weights(f"layer.{layer}")
-    after = product.after
-    source = "normed" if chunked and product.norm else _INPUTS[phase]
+    """A product of a layer. A norm behind it, whose result is added to the hidden states, is part of the next product
+    in a step; since every workgroup of that reads them, it writes the sums to another buffer.
+    """
+    weights = _weights(f"layer.{layer}")
+    source = "normed" if chunked and product.norm else _INPUTS.get(phase, made.hidden)
+    buffers = weights | {"x": source, "out": "normed" if product.after else _OUTPUTS.get(phase, made.hidden)}
+    if made.residual and phase not in _INPUTS:
+        residual, after = made.residual
+        made.hidden, made.residual = "x" if made.hidden == "other x" else "other x", None
+        product = replace(product, residual=residual)
+        buffers |= {"raw": "normed", "residual_w4": after, "sums": made.hidden}
     key = (f"{product.name}_chunk" if chunked else product.name, product)
-    buffers = weights | {"x": source, "out": "normed" if after else _OUTPUTS[phase]}
     made.add(phase, layer, key, _named(product, make), buffers)
-    if after:
+    if product.after:
+        made.residual = Residual(product.after, made.design.shape.residual_scale), f"layer.{layer}"
+        if chunked:
+            _add_residual(made, layer)
 
-        def add(name: str) -> Built:
-            return add_normed(name, after, made.design.chunk, shape.residual_scale)
 
-        made.add("norm", layer, ("edge_add_normed", after), add, weights | {"x": "normed", "out": "x"})
+def _add_residual(made: _Pass, layer: int) -> None:
+    """In a dispatch of its own."""
+    assert made.residual
+    (residual, weights), made.residual = made.residual, None
+
+    def make(name: str) -> Built:
+        return add_normed(name, residual.norm, made.design.chunk, residual.scale)
+
+    buffers = _weights(weights) | {"x": "normed", "out": made.hidden}
+    made.add("norm", layer, ("edge_add_normed", residual), make, buffers)
 
 
 def _attend(made: _Pass, layer: int, *, single: bool = False) -> None:

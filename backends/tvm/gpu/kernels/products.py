@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce as fold
 from itertools import accumulate
 
@@ -18,7 +18,7 @@ from tvm.tirx.script.builder import ir as T
 from edge.backends.tvm.gpu.design import State, Tuning
 from edge.backends.tvm.gpu.kernels.functions import ACTIVATIONS, soft_cap
 from edge.backends.tvm.gpu.kernels.norms import Norm, Statistics, apply, inverse_root, row_statistics
-from edge.backends.tvm.gpu.kernels.quants import QUADS, Sum, Words, needs_sums, sum_halves
+from edge.backends.tvm.gpu.kernels.quants import QUADS, Sum, Words, as_floats, needs_sums, sum_halves
 from edge.backends.tvm.gpu.kernels.threads import (
     Buffer,
     Built,
@@ -73,9 +73,18 @@ class Epilogue:
 
 
 @dataclass(frozen=True)
+class Residual:
+    """What a step's product first adds to its inputs: scale · norm(the results of the product before it)."""
+
+    norm: Norm
+    scale: float
+
+
+@dataclass(frozen=True)
 class Product:
     """factors: of the same columns. norm: of the inputs, in the same buffer as the matrices, or in `rest`, for the
-    head's. after: a norm of the results, which `norms.add_normed` adds to the hidden states; the product only stores.
+    head's. after: a norm of the results, which `norms.add_normed` adds to the hidden states, or the next product as its
+    `residual`; the product only stores.
     """
 
     name: str
@@ -84,6 +93,7 @@ class Product:
     norm: Norm | None = None
     norm_in_rest: bool = False
     after: Norm | None = None
+    residual: Residual | None = None
 
     @property
     def columns(self) -> int:
@@ -227,6 +237,8 @@ def step(product: Product, tuning: Tuning, *, last: bool = False) -> Built:
     """The kernel for one token: row 0 of `x`, or the last row of a pass (`last`).
 
     Buffers: out float32; x float32x4 [rows, columns]; w4, w1 the weights; rest, for the head's norm; tables for `last`.
+    With a residual: raw float32x4, which is normalised with weights in residual_w4 and added to x; sums float32x4 gets
+    the result, not x, which other workgroups still read.
     """
     split = min(tuning.split, _power_of_two(product.columns // PART), tuning.workgroup)
     height = tuning.workgroup // split * tuning.rows
@@ -234,14 +246,16 @@ def step(product: Product, tuning: Tuning, *, last: bool = False) -> Built:
     def body(scope: Scope) -> None:
         memory = scope.shared(((1 + product.paired) * tuning.rows + 1) * scope.threads)
         row = hold(to_int(scope.tables[State.COUNT]) - 1, "int32") if last else i32(0)
-        inputs = _Inputs.of(scope, product, let(row * (product.columns // 4)), memory)
+        inputs = _Inputs.of(scope, product, let(row * (product.columns // 4)), memory, split)
         _multiply(scope, product, Band.of(scope, product, height), inputs, memory, split, tuning.rows)
 
     reads = {"x": "float32x4", "w4": "uint32x4", "w1": "uint32"}
     reads |= {"rest": "uint32x4"} if product.norm and product.norm_in_rest else {}
+    reads |= {"raw": "float32x4", "residual_w4": "uint32x4"} if product.residual else {}
     reads |= {"tables": "uint32"} if last else {}
+    writes = {"out": "float32"} | ({"sums": "float32x4"} if product.residual else {})
     groups = (workgroups(product, height), 1)
-    return build(product.name, tuning.workgroup, reads, {"out": "float32"}, (), body, groups)
+    return build(product.name, tuning.workgroup, reads, writes, (), body, groups)
 
 
 @contextmanager
@@ -256,47 +270,77 @@ def _power_of_two(count: int) -> int:
 
 @dataclass(frozen=True)
 class _Inputs:
-    """How a kernel reads its activations. first: of their row in `x`, in units of 4. statistics: of a LayerNorm."""
+    """How a kernel reads its activations. first: of their row in `x`, in units of 4. statistics: of a LayerNorm.
+    residual_statistics: of the residual's norm. writes: whether this thread writes their sums with the residual.
+    """
 
     scope: Scope
-    norm: Norm | None
+    product: Product
     first: Value
     weights: Words  # of the norm
-    statistics: Statistics | None
+    writes: Value
+    residual_statistics: Statistics | None = None
+    statistics: Statistics | None = None
 
     @classmethod
-    def of(cls, scope: Scope, product: Product, first: Value, memory: Buffer) -> _Inputs:
-        norm, statistics = product.norm, None
-        if norm and norm.kind == "layer":
+    def of(cls, scope: Scope, product: Product, first: Value, memory: Buffer, split: int) -> _Inputs:
+        weights = Words(scope.rest, scope.rest) if product.norm_in_rest else Words(scope.w4, scope.w1)
+        inputs = cls(scope, product, first, weights, T.And(scope.group == 0, scope.thread < split))
+        if residual := product.residual:
+
+            def read_raw(at: Value) -> list[Value]:
+                return _lanes(scope.raw[first + at])
+
+            inputs = replace(inputs, residual_statistics=row_statistics(scope, memory, residual.norm, read_raw, 4))
+        if product.norm and product.norm.kind == "layer":
 
             def read(at: Value) -> list[Value]:
-                quad = let(scope.x[first + at])
-                return [lane(quad, index) for index in range(4)]
+                return _lanes(inputs.hidden(at))
 
-            statistics = row_statistics(scope, memory, norm, read, at_once=4)
-        weights = Words(scope.rest, scope.rest) if product.norm_in_rest else Words(scope.w4, scope.w1)
-        return cls(scope, norm, first, weights, statistics)
+            inputs = replace(inputs, statistics=row_statistics(scope, memory, product.norm, read, 4))
+        return inputs
+
+    def hidden(self, at: Value) -> Value:
+        """Hidden states 4 · at …, the residual added."""
+        x, residual = let(self.scope.x[self.first + at]), self.product.residual
+        if not residual or not self.residual_statistics:
+            return x
+        norm, quads = residual.norm, self.scope.residual_w4
+        weight, bias = (
+            as_floats(let(quads[at + vector.at // 4])) if vector else None for vector in (norm.weight, norm.bias)
+        )
+        added = apply(let(self.scope.raw[self.first + at]), self.residual_statistics.spread(), weight, bias)
+        return hold(x + (added * spread(f32(residual.scale)) if residual.scale != 1 else added), "float32x4")
 
     @property
     def is_scaled_late(self) -> bool:
-        return self.norm is not None and self.norm.kind == "rms"
+        return self.product.norm is not None and self.product.norm.kind == "rms"
 
     def read(self, part: Value, squares: Register) -> list[Value]:
         """The 32 activations of a part, by fours. squares: where their squares are added, if they are scaled late."""
-        at = let(self.first + part * QUADS)
-        x = [let(self.scope.x[at + index]) for index in range(QUADS)]
+        norm, at = self.product.norm, let(part * QUADS)
+        x = [self.hidden(at + index) for index in range(QUADS)]
+        if self.product.residual:
+            with when(self.writes):
+                for index, each in enumerate(x):
+                    store(self.scope.sums, self.first + at + index, each)
         if self.is_scaled_late:
             for each in x:
                 squares.value = squares.value + each * each
-        if not self.norm:
+        if not norm:
             return x
-        weights = self.weights.vector(self.norm.weight, part)
+        weights = self.weights.vector(norm.weight, part)
         if self.statistics is None:
             return [hold(each * weight, "float32x4") for each, weight in zip(x, weights, strict=True)]
-        biases = self.weights.vector(self.norm.bias, part) if self.norm.bias else [None] * QUADS
+        biases = self.weights.vector(norm.bias, part) if norm.bias else [None] * QUADS
         statistics = self.statistics.spread()
         normed = (apply(each, statistics, *others) for each, *others in zip(x, weights, biases, strict=True))
         return [hold(each, "float32x4") for each in normed]
+
+
+def _lanes(vector: Value) -> list[Value]:
+    vector = let(vector)
+    return [lane(vector, index) for index in range(4)]
 
 
 def _multiply(
