@@ -15,11 +15,12 @@ from edge.flags import GROUPS, OUTPUT
 ENVIRONMENT = "environment"
 _ADVICE = re.compile(r": (?:use|choose another) (--[a-z-]+)[^:,]*$")
 
-# Variables without an option: folders, and the instruction set.
+# Variables without an option: folders, the instruction set, and the GPU.
 _OTHERS = {
     "EDGE_CACHE": "The folder of compiled kernels, repacked weights and the history of runs (edge cache list).",
     "EDGE_CACHE_LIMIT": "Most that the cache may hold, such as 4GiB (default: 16GiB).",
     "EDGE_DEVICES": "The folder of your device profiles (edge devices).",
+    "EDGE_GPU": "The GPU to use, by a part of its name or such as wgpu:0; off hides all (edge devices).",
     "EDGE_HISTORY": "0 remembers no runs to predict others from; a folder remembers them there.",
     "EDGE_ISA": "Instruction set of the native engine, such as avx2 or generic (default: the CPU's best).",
     "EDGE_SENSORS": "A folder with the device's sys and proc, for containers that have them elsewhere.",
