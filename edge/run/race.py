@@ -16,9 +16,9 @@ from typing import TypeVar
 import numpy as np
 
 from edge.backends import find_backend
-from edge.backends.base import Backend, Engine, LoadProgress
+from edge.backends.base import NOT_FINITE, Backend, Engine, LoadProgress
 from edge.devices.memory import release_free_memory
-from edge.errors import BudgetError, CacheError, EdgeError, InputError, UnsupportedError
+from edge.errors import BudgetError, CacheError, EdgeError, EngineError, InputError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
 from edge.options import Options
@@ -87,7 +87,7 @@ def race(file: GGUFFile, spec: ModelSpec, entries: Sequence[Entry], progress: Lo
 def lap(engine: Engine) -> Pace:
     """A prompt and the first tokens behind it, on an empty cache, which is left empty. Slow engines run fewer.
 
-    Raises EngineError, also for logits that are no numbers.
+    Raises EngineError, also for NaN or infinite logits.
     """
     capacity, longest = engine.kv.capacity, min(engine.config.chunk, PROMPT)
     tokens = np.random.default_rng(0).integers(0, engine.spec.vocab, PROMPT).astype(np.int32)
@@ -112,7 +112,7 @@ def _timed(engine: Engine, tokens: IntArray) -> float:
     logits = engine.forward(tokens)
     seconds = time.perf_counter() - started
     if not np.isfinite(logits).all():
-        raise InputError("it gave logits that are no numbers")
+        raise EngineError(NOT_FINITE)
     return seconds
 
 
