@@ -93,6 +93,12 @@ def read_floats(device: Device, buffer: Any, count: int) -> np.ndarray:
     return device.read(buffer, 0, 4 * count).view(np.float32)
 
 
+def test_a_gpu_that_is_switched_off_is_named_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_GPU", "off")
+    with pytest.raises(UnsupportedError, match="unset EDGE_GPU"):
+        choose_adapter()
+
+
 @pytest.mark.parametrize("offset", [0, 256, 1024])
 def test_kernels_read_parts_of_buffers_and_scalars(device: Device, offset: int) -> None:
     device.prepare(kernels(device.adapter.language))

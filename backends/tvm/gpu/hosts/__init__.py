@@ -161,7 +161,7 @@ def choose_adapter(text: str | None = None) -> Adapter:
     Raises UnsupportedError with the adapters that there are, or with what was looked for; if `EDGE_GPU` is off, too.
     """
     if text is None and is_off():
-        raise UnsupportedError(f"{VARIABLE} is off")
+        raise UnsupportedError(f"{VARIABLE}={os.environ[VARIABLE].strip()} hides all GPUs: unset {VARIABLE} to use one")
     found, wanted = all_adapters(), (os.environ.get(VARIABLE, "") if text is None else text).strip().lower()
     if not found:
         raise UnsupportedError(f"no GPU was found: {'; '.join(what_is_missing())}")
