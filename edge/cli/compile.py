@@ -31,8 +31,10 @@ def compile(
     from edge.errors import InputError, UnsupportedError
     from edge.run.opening import open_model
 
-    if (device is None) == (gpu is None):
+    if device is None and gpu is None:
         raise InputError("edge compile needs a device: --device NAME for its CPU, or --gpu LANGUAGE for a GPU")
+    if device is not None and gpu is not None:
+        raise InputError("--device compiles for a CPU, --gpu for any GPU: give one of them")
     opened = open_model(model)
     if gpu is not None:
         from edge.backends.tvm.gpu.export import export as export_gpu
