@@ -124,5 +124,5 @@ def test_the_predicted_peak_holds(prompt: int, answer: int, rows: int) -> None:
         pytest.skip("this driver's buffers are not in the resident set")
     counted, allocated, predicted, loaded, peak, evicted = run_child(ON_WGPU, prompt, answer, rows).output
     assert allocated <= counted <= 1.05 * allocated
-    assert loaded <= peak <= predicted <= 1.1 * peak
+    assert loaded <= peak <= predicted <= 1.15 * peak  # rows that no token has reached are not resident
     assert (evicted > 0) == (prompt + answer > rows)

@@ -37,7 +37,7 @@ def test_figures_are_those_of_another_reader(name: str) -> None:
         assert index == fields[f"tokenizer.ggml.{name}_token_id"]
         assert text == fields["tokenizer.ggml.tokens"][index]
     assert found.template == fields.get("tokenizer.chat_template")
-    assert {each.engine for each in found.engines} == {"tvm", "llamacpp", "onnx", "reference"}
+    assert {each.engine for each in found.engines} == {"tvm", "gpu", "llamacpp", "onnx", "reference"}
 
 
 def test_bits_leave_the_vocabulary_out(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def both(model: Model, most: int = 256, **options: Any) -> Iterator[Pair]:
         return PickingBackend(find_backend(*arguments), most)
 
     with load(model, **own()) as plain, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("edge.run.session.find_backend", find)
+        patch.setattr("edge.plan.engines.find_backend", find)
         with load(model, **own()) as picking:
             yield plain, picking
 

@@ -89,4 +89,6 @@ def fitting(message: str, arguments: list[str], root: Any) -> str:
     for name in arguments:
         command = getattr(command, "commands", {}).get(name, command)
     known = {name for _, option in options_of(command) for name in option.opts}
+    if command.name == "tune":
+        known.discard("--backend")  # which takes our own engines only
     return message if advice[1] in known else message[: advice.start()]

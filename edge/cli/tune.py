@@ -6,6 +6,7 @@ import math
 import time as clock
 from collections.abc import Sequence
 from dataclasses import asdict
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,13 @@ from edge.errors import InputError
 if TYPE_CHECKING:
     from edge.devices.records import Record
     from edge.tuning.tune import Result, Status
+
+
+class Engine(str, Enum):
+    """Those that can be tuned (`Capabilities.tunable`)."""
+
+    TVM = "tvm"
+    GPU = "gpu"
 
 
 def tune(
@@ -32,7 +40,7 @@ def tune(
     show: Annotated[bool, o.flag("--show", help="Explain the result, or list all records.")] = False,
     plot: Annotated[Path | None, o.flag("-o", "--plot", help="With --show: plot the trials (.svg).")] = None,
     force: Annotated[bool, o.flag("--force", help="Repeat the trials of earlier tunings.")] = False,
-    backend: Annotated[str, o.flag("--backend", help="The engine: tvm (this CPU), gpu.")] = "tvm",
+    backend: Annotated[Engine, o.flag("--backend", help="The engine: tvm runs on the CPU.")] = Engine.TVM,
     kv_dtype: o.NativeKVDtype = "f16",
     seed: Annotated[int, o.flag("--seed", help="Order of the trials.")] = 0,
     json: o.Json = False,
@@ -48,7 +56,7 @@ def tune(
         raise InputError(f"tuning for {device} needs the device to measure on: give --tracker HOST:PORT and --key")
     if (tracker is None) != (key is None):
         raise InputError("--tracker and --key go together")
-    if backend == "gpu" and tracker is not None:
+    if backend is Engine.GPU and tracker is not None:
         raise InputError("--tracker measures CPUs; --backend gpu tunes for a GPU of this device")
     if target is not None and tracker is None:
         raise InputError("--target goes with --tracker; for this device, set EDGE_ISA")
@@ -71,21 +79,18 @@ def tune(
 
 def _tune(
     name: str, device: str, trials: int, seconds: float, tracker: str | None, key: str | None, target: str | None,
-    force: bool, engine: str, kv_dtype: str, seed: int, quiet: bool,
+    force: bool, engine: Engine, kv_dtype: str, seed: int, quiet: bool,
 ) -> Result:  # fmt: skip
-    from edge.backends import engines_with, find_backend
+    from edge.backends import find_backend
     from edge.errors import UnsupportedError
     from edge.run.opening import open_model
 
     began = clock.monotonic()
     opened = open_model(name)
-    if engine not in engines_with("tunable"):
-        raise InputError(f"cannot tune {engine!r}: choose {', '.join(engines_with('tunable'))}")
-    backend = find_backend(engine, opened.file, opened.spec)
+    backend = find_backend(engine.value, opened.file, opened.spec)
     if kv_dtype not in backend.CAPABILITIES.kv_dtypes:
-        raise UnsupportedError(
-            f"the {engine} engine has no KV dtype {kv_dtype!r}: choose {', '.join(backend.CAPABILITIES.kv_dtypes)}"
-        )
+        known = ", ".join(backend.CAPABILITIES.kv_dtypes)
+        raise UnsupportedError(f"the {engine.value} engine has no KV dtype {kv_dtype!r}: choose {known}")
     from edge.backends.tvm.tuning.host import host_setting
     from edge.tuning.tune import tune as search
 
@@ -93,7 +98,7 @@ def _tune(
         from edge.backends.tvm.tuning.remote import remote_setting
 
         setting = remote_setting(opened.file, opened.spec, device, kv_dtype, tracker, key, target)
-    elif engine == "gpu":
+    elif engine is Engine.GPU:
         from edge.backends.tvm.gpu.tuning import gpu_setting
 
         setting = gpu_setting(opened.file, opened.spec, kv_dtype)
@@ -167,7 +172,7 @@ def _row(record: Record) -> list[str]:
     ]  # fmt: skip
 
 
-def _explain(name: str, engine: str, kv_dtype: str, picture: Path | None, json: bool) -> None:
+def _explain(name: str, engine: Engine, kv_dtype: str, picture: Path | None, json: bool) -> None:
     """Print the record, the effect of each value, and a chart of all trials."""
     from edge.backends.tvm.gpu.tuning import find_record as find_record_of_gpu
     from edge.backends.tvm.tuning.lookup import find_record
@@ -178,7 +183,7 @@ def _explain(name: str, engine: str, kv_dtype: str, picture: Path | None, json: 
     from edge.tuning.table import read_trials
 
     opened = open_model(name)
-    record = (find_record_of_gpu if engine == "gpu" else find_record)(opened.spec, kv_dtype)
+    record = (find_record_of_gpu if engine is Engine.GPU else find_record)(opened.spec, kv_dtype)
     if record is None:
         raise InputError(f"no tuning record fits {opened.spec.label} with {kv_dtype} KV here: run edge tune {name}")
     tried = read_trials(trials_path(record.name))
