@@ -1,8 +1,6 @@
 """Rows of the KV cache: written from products, and moved.
 
-A row of a head is `words(…)` uint32 words of codes; with integers, a float32 scale for its key and one for its value
-besides. Keys lie in tiles of 16 rows, so that 16 threads that read 16 bytes each of 16 rows read neighbours; values row
-by row.
+`design.RowForm` says how a row lies in words.
 """
 
 from __future__ import annotations
