@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -235,6 +236,14 @@ def test_no_time_at_all_ends_a_run_before_its_first_token(streaming: Session) ->
     assert report.tokens.ran == 0
     assert report.timings.prefill_tok_s is None
     assert f"prompt {report.tokens.prompt} tokens, only 0 run · generated 0" in report_lines(report)[0]
+
+
+def test_less_than_a_token_in_a_second_is_no_zero(streaming: Session) -> None:
+    streaming.generate(PROMPT, max_tokens=2)
+    report = report_of(streaming)
+    slow = replace(report, timings=replace(report.timings, decode_tok_s=0.234, prefill_tok_s=2.34))
+    assert " at 2 tok/s" in report_lines(slow)[0]
+    assert " at 0.23 tok/s" in report_lines(slow)[0]
 
 
 def test_the_time_of_the_budget_is_the_limit(smollm2: Model) -> None:

@@ -130,7 +130,9 @@ def _heat(heat: Heat) -> str:
 
 
 def _at(speed: float | None) -> str:
-    return "" if speed is None else f" at {speed:.0f} tok/s"
+    if speed is None:
+        return ""
+    return f" at {speed:.0f} tok/s" if speed >= 1 else f" at {speed:.2g} tok/s"
 
 
 def _seconds(value: float | None) -> str:
