@@ -282,7 +282,7 @@ def test_the_command_says_what_it_measured(models: tuple[Path, Path], text: Path
         (["--resume"], "--resume goes with -o FILE"),
         (["-o", "kl.html"], "written as .json"),
         (["-o", "/no/such/folder/kl.json"], "cannot be written"),
-        (["--backend", "gpu"], "unknown backend"),
+        (["--backend", "tpu"], "unknown backend"),
         (["--kv-dtype", "int3"], "no KV dtype"),
         (["--max-kv-size", "16"], "raise --max-kv-size"),
         (["--tokens", "20", "--second-half", "--context", "64"], "nothing to predict"),

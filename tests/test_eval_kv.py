@@ -473,7 +473,7 @@ def test_columns_without_figures_are_left_out(setup: Setup) -> None:
         (["-o", "report.pdf"], "what kind of report?"),
         (["-o", "/no/such/folder/report.md"], "/no/such/folder is not there: make that folder first"),
         (["--resume"], "--resume goes with -o FILE"),
-        (["--backend", "gpu"], "unknown backend 'gpu'"),
+        (["--backend", "tpu"], "unknown backend 'tpu'"),
         (["--trials", "0"], "Invalid value for '--trials'"),
     ],
 )

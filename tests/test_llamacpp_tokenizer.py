@@ -166,13 +166,13 @@ def test_without_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = unknown().write(tmp_path / "m.gguf")
-    with caplog.at_level(logging.WARNING, "edge"), load(path, memory="1GiB", max_kv_size=64) as session:
+    with caplog.at_level(logging.WARNING, "edge"), load(path, memory="8GiB", max_kv_size=64) as session:
         assert session.plan.backend == "llamacpp"
         text = "".join(session.generate("Once upon a time", max_tokens=8, raw=True))
     assert f"llamacpp runs this model, more slowly: {path}: pre-tokenizer 'superbpe' is not supported" in caplog.text
     # The same vocabulary under a name that edge knows gives the same ids for this text, and so the same answer.
     known = GGUF.read().write(tmp_path / "known.gguf")
-    with load(known, backend="llamacpp", memory="1GiB", max_kv_size=64) as session:
+    with load(known, backend="llamacpp", memory="8GiB", max_kv_size=64) as session:
         assert isinstance(session.tokenizer, Tokenizer)
         assert "".join(session.generate("Once upon a time", max_tokens=8, raw=True)) == text
 
@@ -180,7 +180,7 @@ def test_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 def test_suppressed_tokens_are_not_generated(tmp_path: Path) -> None:
     def answer(file: GGUF) -> str:
         path = file.write(tmp_path / "m.gguf")
-        with load(path, backend="llamacpp", memory="1GiB", max_kv_size=64) as session:
+        with load(path, backend="llamacpp", memory="8GiB", max_kv_size=64) as session:
             return "".join(session.generate("Once upon a time", max_tokens=1, raw=True, ignore_eos=True))
 
     file = unknown()

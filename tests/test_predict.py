@@ -317,13 +317,17 @@ def test_planning_for_another_device() -> None:
 
 
 def test_the_devices_memory_is_the_limit() -> None:
-    found = plan("--device", "raspberry-pi-zero-2w", "--memory", "2GiB")
+    def planned(memory: str) -> dict[str, Any]:
+        """In a process of its own: a plan counts the process that makes it, and this one holds other tests' engines."""
+        command = [sys.executable, "-m", "edge", "plan", MODEL, "--device", "raspberry-pi-zero-2w", "--memory", memory]
+        shown = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout
+        found: dict[str, Any] = json.loads(shown)
+        return found
+
+    found = planned("2GiB")
     assert found["limit"] == 512 << 20
     assert "multiplies is unknown" in found["prediction"]["unknown"][0]
-    # In a process of its own: a plan counts the process that makes it, and this one holds other tests' engines.
-    command = [sys.executable, "-m", "edge", "plan", MODEL, "--device", "raspberry-pi-zero-2w", "--memory", "300MiB"]
-    shown = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout
-    assert json.loads(shown)["limit_source"] == "budget"
+    assert planned("300MiB")["limit_source"] == "budget"
 
 
 def test_free_memory_is_what_the_governor_will_read(tmp_path: Path) -> None:

@@ -61,14 +61,25 @@ class GPUEngine:
                 report(_PREPARED + (1 - _PREPARED) * done / design.weights.nbytes)
             self._program, self._passes = program, dict[str, Recording]()
             self._record()
+            self._tables = np.zeros(design.tables.angles, np.uint32)  # the state, starts and lengths
+            self._sent = np.zeros(self._arena.positions.size, np.int32)  # positions as the device has them
+            self._rotation: Rotation | None = None  # of the angles that the device has
+            self._angles_from = self._angles_known = self._observed = 0
+            self._votes = self._closed = False
+            self._warm_up()
         except BaseException:
             device.close()
             raise
-        self._tables = np.zeros(design.tables.angles, np.uint32)  # the state, starts and lengths
-        self._sent = np.zeros(self._arena.positions.size, np.int32)  # positions as the device has them
-        self._rotation: Rotation | None = None  # of the angles that the device has
-        self._angles_from = self._angles_known = self._observed = 0
-        self._votes = self._closed = False
+
+    def _warm_up(self) -> None:
+        """Run every kernel of an answer: some drivers compile a kernel when it first runs, which takes time, joules and
+        memory that belong to loading."""
+        for count in sorted({1, min(2, self.config.chunk, self._kv.free)}):
+            self.forward(np.zeros(count, np.int32))
+            self._kv.truncate(0)
+        for name in ("picked", "top"):
+            self._device.run(self._passes[name])
+        self._device.read(self._buffers["tokens"], 0, 4)
 
     def _make_cache(self, file: GGUFFile) -> HeadKV[NativeStore[DeviceRows]]:
         spec, config, shape, recipe = self.spec, self.config, self.design.shape, self._recipe
