@@ -147,8 +147,11 @@ def test_no_driver_is_loaded_where_the_system_shows_no_gpu(tmp_path: Path) -> No
     assert run_child(code, PATH).output == []
 
 
-def test_the_speed_of_a_gpu_is_not_predicted_before_it_ran(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_speed_of_a_gpu_is_not_predicted_before_it_ran(
+    model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Not from ceilings of the processor, nor are its joules; earlier runs do tell."""
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path))  # other tests have run this model on this GPU
     monkeypatch.setenv("EDGE_HISTORY", "0")
     found = forecast(model, backend="gpu", max_kv_size=64)
     assert (found.prediction.decode, found.prediction.prefill_tok_s, found.prediction.basis) == ((), None, ())
