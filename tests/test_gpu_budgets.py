@@ -54,8 +54,8 @@ def plan_on(gpu: GPUMemory, **options: Any) -> Plan:
 
 
 def test_buffers_in_main_memory_count_with_the_process() -> None:
-    made = plan_on(GPUMemory("integrated", unified=True), memory="300MiB")
-    assert made.predicted_peak == made.bytes.total <= 300 * MIB
+    made = plan_on(GPUMemory("integrated", unified=True), memory="350MiB")
+    assert made.predicted_peak == made.bytes.total <= 350 * MIB
     assert made.bytes.weights + made.bytes.kv < made.bytes.gpu < made.bytes.total
     assert (made.bytes.on_card, made.gpu_limit, made.config.adapter) == (False, None, "integrated")
 
@@ -63,11 +63,11 @@ def test_buffers_in_main_memory_count_with_the_process() -> None:
 def test_a_card_has_a_budget_of_its_own() -> None:
     """The process keeps what is not on the card, and the cache is as large as the card allows."""
     card = GPUMemory("card", unified=False, free=2048 * MIB)
-    made, alike = plan_on(card, memory="150MiB"), plan_on(GPUMemory("integrated", unified=True))
+    made, alike = plan_on(card, memory="200MiB"), plan_on(GPUMemory("integrated", unified=True))
     assert made.bytes.on_card
     assert made.bytes.gpu == alike.bytes.gpu > made.bytes.total
     assert (made.gpu_limit, made.gpu_limit_source) == (1536 * MIB, "free GPU memory")
-    assert made.predicted_peak <= 150 * MIB
+    assert made.predicted_peak <= 200 * MIB
     tight = plan_on(card, gpu_memory="150MiB")
     assert 130 * MIB < tight.bytes.gpu <= 150 * MIB == tight.gpu_limit
     assert tight.config.capacity < made.config.capacity == SMOLLM2.spec.context
@@ -124,6 +124,6 @@ def test_the_predicted_peak_holds(prompt: int, answer: int, rows: int) -> None:
         pytest.skip("this driver's buffers are not in the resident set")
     counted, allocated, predicted, loaded, peak, evicted = run_child(ON_WGPU, prompt, answer, rows).output
     assert allocated <= counted <= 1.05 * allocated
-    # The process that plans may hold more than it needs later, and a driver that has compiled before takes less.
+    # A driver that has compiled these kernels before takes less than is counted for a first run.
     assert loaded <= peak <= predicted <= 1.35 * peak
     assert (evicted > 0) == (prompt + answer > rows)
