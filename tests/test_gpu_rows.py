@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, bring_back, load_engine
+from conftest import GOLDEN, bring_back, load_engine, on_gpu
 from heads_oracle import HeadOracle
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -25,7 +26,10 @@ from edge.backends.tvm.gpu.weights import Vector
 from edge.backends.tvm.kv.regions import Move
 from edge.backends.tvm.kv.row_formats import decode, encode
 from edge.backends.tvm.packing.layout import Shape
+from edge.kv import POLICY_NAMES
 from edge.model.model import Model, open_model
+from edge.run.session import load
+from edge.sampling import SamplingParams
 from edge.types import AnyArray, FloatArray
 
 pytest.importorskip("tvm")
@@ -79,6 +83,7 @@ class Case:
         return (Vector(0, self.head), Vector(256, self.head)) if self.normed else (None, None)
 
 
+GREEDY = SamplingParams(temperature=0)
 CASES = [
     Case(2, 3, 16, "f16", 8),
     Case(1, 8, 80, "f32", 10, halves=False, normed=True, window=9),
@@ -363,3 +368,20 @@ def test_attention_is_of_rows_that_are_there(dtype: str) -> None:
         kv.shrink(64)
         np.testing.assert_array_equal(engine.forward(tokens[31:32]), logits)
         np.testing.assert_array_equal(all_keys(engine)[..., :30, :], keys)
+
+
+@pytest.mark.parametrize("policy", [name for name in POLICY_NAMES if name != "full"])
+def test_every_policy_keeps_what_it_keeps_on_the_cpu(policy: str) -> None:
+    """Through a prompt longer than the cache and an answer that fills it again."""
+    path, prompt, answers = GOLDEN / "llama-gqa-tied.gguf", some_tokens(90), []
+    for backend, place in (("tvm", None), ("gpu", "wgpu:0")):
+        with (
+            on_gpu(place) if place else nullcontext(),
+            load(path, backend=backend, kv_dtype="f32", kv_policy=policy, max_kv_size=48, threads=1) as session,
+        ):
+            ids = list[str](session.stream(prompt, max_tokens=60, ignore_eos=True, sampling=GREEDY))
+            assert session.report is not None
+            kv: Any = session.engine.kv
+            answers.append(("".join(ids), session.report.kv.evicted, kv.head_lengths.tolist(), kv.positions.tolist()))
+            assert session.report.kv.evicted > 0
+    assert answers[0] == answers[1]
