@@ -24,6 +24,8 @@ from edge.storage import cache
 
 ROWS, CHUNKS = (256, 4096, 65536), (1, 16, 512)  # of the contexts that are tried
 _TIMEOUT = 120.0  # seconds
+# glibc maps no block anew (see `_leave_gap` in trial_child.py).
+_CHILD = {"GGML_NO_BACKTRACE": "1", "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
 _HEADERS: dict[str, Trial] = {}  # by `_key`
 _TRIALS: dict[ModelSpec, Trial] = {}  # for the plan, which sees no files
 
@@ -124,7 +126,7 @@ def _ask(file: GGUFFile, what: str) -> dict[str, Any]:
                 [what, str(path)],
                 lambda message: None,
                 failure="llama.cpp gave up",
-                environment={"GGML_NO_BACKTRACE": "1"},
+                environment=_CHILD,
                 timeout=_TIMEOUT,
             )
     except UnsupportedError:

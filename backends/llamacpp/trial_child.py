@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import ceil
@@ -30,6 +32,7 @@ _CACHE = re.compile(r"llama_kv_cache: size = .*K \(\w+\): +([\d.]+) MiB, V \(\w+
 _STATE = re.compile(r"llama_memory_recurrent: size = +([\d.]+) MiB \( *(\d+) cells")
 _COMPUTE = re.compile(r"compute buffer size = +([\d.]+) MiB")
 _NO_DECODER = "llama.cpp runs it, but not to generate text token by token"
+_BLOCK, _GAP = 16 << 20, 256 << 20  # bytes: below the size that is always mapped, and more than a context takes
 _MIB, _ROUNDING = 1 << 20, 0.005 * (1 << 20)
 
 
@@ -102,10 +105,23 @@ def _model(lib: Any, path: str) -> Iterator[Any]:
 
 def _bookkeeping(lib: Any, model: Any, chunk: int, path: str) -> int:
     """Bytes beside the buffers, for the graph of a pass. Each later pass may lay it out a second time."""
+    _leave_gap()
     release_free_memory()
     before = memory_use().rss
     with _context(lib, model, EngineConfig(ROWS[0], chunk, "f16", 1), path):
         return 2 * max(0, memory_use().rss - before)
+
+
+def _leave_gap() -> None:
+    """So that memory is taken from a gap in the heap, as it may be in the run: `calloc` clears that, and thereby makes
+    it resident, but not what is fresh from the system. Which of the two it is depends on all that was freed before."""
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    *gap, _ = [libc.malloc(ctypes.c_size_t(_BLOCK)) for _ in range(_GAP // _BLOCK + 1)]  # the last one closes it
+    for block in gap:
+        libc.free(ctypes.c_void_p(block))
 
 
 def _count(lib: Any, listener: Listener, model: Any, kv_dtype: str, path: str) -> tuple[dict[str, Any], str]:
