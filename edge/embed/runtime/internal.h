@@ -1,0 +1,307 @@
+/* What the files of the runtime know of each other, from the ground up:
+ *
+ *     platform.c                     memory, files, clocks, threads and instruction sets of the system
+ *     model.c                        model.edge: sections, checked once
+ *     tokenizer.c  chat.c            text to ids and back; the chat template as data
+ *     sampler.c    stops.c           ids from logits; stop strings
+ *     governor.c                     budgets: the decisions of edge/run/governor.py
+ *     rows.c  kv.c  policy.c         what a KV row looks like; which rows there are; which stay
+ *     pass.c                         threads that run the compiled pass
+ *     session.c                      the loop, and the functions of edge.h
+ *
+ * Every part has a struct, and `x_layout` that takes the memory for it from an arena: called once without memory, to
+ * count, and once with it. Functions that can fail take `edge_error *` last and return edge_status.
+ */
+#ifndef EDGE_INTERNAL_H
+#define EDGE_INTERNAL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "edge.h"
+
+/* ---- errors ---------------------------------------------------------------------------------------------------- */
+
+/* Sets *error (unless NULL), shortened to what fits, and returns code. Knows %s (const char *), %d (int64_t). */
+edge_status edge_fail(edge_error *error, edge_status code, const char *form, ...);
+
+/* ---- platform.c ------------------------------------------------------------------------------------------------ */
+
+/* Without malloc, stdio, errno and thread-local variables, whose ABIs differ between C libraries. */
+void *map_memory(size_t size);                    /* zeros, whose pages become resident when they are written; NULL */
+void unmap_memory(void *memory, size_t size);
+void release_memory(void *memory, size_t size);   /* whole pages become zeros and are given back */
+typedef struct { const uint8_t *data; uint64_t size; void *base; size_t mapped; } mapping;
+edge_status map_file(const edge_source *source, mapping *file, edge_error *error);
+void unmap_file(mapping *file);
+void prefetch_memory(const void *memory, size_t size); /* becomes resident, if the system can */
+int64_t read_fd(int32_t fd, void *to, uint64_t size);      /* bytes, less than `size` at the end of a file; -1 */
+int64_t write_fd(int32_t fd, const void *from, uint64_t size);
+double now_seconds(void);                         /* monotonic */
+double cpu_seconds(void);                         /* of this process */
+void sleep_seconds(double seconds);
+uint64_t random_seed(void);
+uint32_t fastest_cores(void);                     /* of the cluster of the highest clock, at least 1 */
+uint64_t isa_features(void);                      /* bits, by ISA_NAMES in platform.c */
+bool runs_isa(const char *name);                  /* avx512vnni, avxvnni, avx2, i8mm, dotprod, neon */
+typedef struct { uint64_t opaque[2]; } worker;
+bool start_worker(worker *thread, void *(*work)(void *), void *argument, uint64_t cpu_mask);
+void join_worker(worker *thread);
+/* Called by compiled passes: sleep while *word == value (may return early), and wake all who sleep there. */
+int32_t edge_doze(int32_t *word, int32_t value);
+int32_t edge_wake(int32_t *word);
+
+/* ---- an arena --------------------------------------------------------------------------------------------------- */
+
+typedef struct { uint8_t *memory; size_t used; } arena; /* memory NULL: only counts */
+/* 64-byte aligned zeros; NULL while counting. */
+static inline void *take(arena *from, size_t size)
+{
+    size_t at = (from->used + 63) / 64 * 64;
+    from->used = at + size;
+    return from->memory ? from->memory + at : NULL;
+}
+
+/* ---- model.c: model.edge ---------------------------------------------------------------------------------------- */
+
+/* Little-endian. A header, the sections' table, and the sections, each at a multiple of 64 bytes, WEIGHTS of 16384. The
+ * writer is edge/embed/model_file.py, which has the same structs. */
+enum { MODEL_VERSION = 1 };
+enum section_kind {
+    SECTION_CONFIG = 1, SECTION_LAYERS, SECTION_DESIGNS, SECTION_ANGLES, SECTION_NORMALS, SECTION_STRINGS,
+    SECTION_TOKENIZER, SECTION_WORDS, SECTION_CHAT, SECTION_WEIGHTS, SECTIONS
+};
+typedef struct { char magic[8]; uint32_t version, sections; uint64_t size; uint8_t hash[32]; } file_header;
+                                        /* "EDGEMDL1"; of the file; SHA-256 of the model it was made from */
+typedef struct { uint32_t kind, crc; uint64_t offset, size; } file_section; /* CRC-32 of all but WEIGHTS, TOKENIZER */
+
+typedef struct { /* section CONFIG */
+    uint32_t layers, kv_heads, heads, hidden, head, vocab, padded_vocab, context; /* head: padded to 16 values */
+    uint32_t capacity, chunk, threads, evict_step, sinks; /* of the plan; threads: the most */
+    uint32_t policy;                                      /* 0 full, 1 streaming, 2 window, 3 h2o */
+    uint32_t kv_dtype;                                    /* 0 f32, 1 f16, 2 int8, 3 int4 */
+    uint32_t whole, ringed, ring_rows, ring_window;       /* layers without and with a ring; rows of each of its heads */
+    uint32_t windowed;                                    /* the pass reads positions */
+    uint32_t rope_kinds;                                  /* tables of angles */
+    uint32_t long_from;                                   /* positions beyond which LongRoPE's long factors hold; 0: never */
+    uint32_t tempered;                                    /* 1: queries have a temperature */
+    uint32_t temper_period;
+    double temper_slope;
+    double recent, aging;                                 /* of h2o */
+    double temperature, top_p, min_p, repeat_penalty;     /* that the model recommends, else edge's own */
+    uint32_t top_k, chat;                                 /* chat: 1 with a template */
+    double core_watts, idle_watts, joules_per_byte;       /* of the device's profile, for estimates */
+    uint64_t weight_bytes;                                /* read for a token */
+    uint64_t peak;                                        /* bytes that a process with one session is planned to hold */
+} edge_config;
+
+typedef struct { uint32_t window, rope, ringed, reserved; } layer_config; /* section LAYERS: one for each layer */
+
+/* Section DESIGNS: uint32 count, uint32 0, then the designs, then their tables. The pass reads `table` (its numbers are
+ * offsets into weights and scratch); they are for CONFIG.threads threads, and hold for fewer. */
+typedef struct {
+    char isa[16];
+    uint32_t gemm_tokens, tokens, rope_size, observed; /* tokens: rows of a chunk; rope_size: floats of one table of
+                                                          angles; observed: rows that attention is added up for, or 0 */
+    uint64_t floats, integers;                         /* elements of the scratch arrays */
+    uint64_t normals, temperatures;                    /* where these begin in `floats` */
+    uint64_t table, numbers;                           /* the table's offset in the section, and its int64 numbers */
+} design_config;
+
+/* Section ANGLES: for the short, then (if long_from) the long factors, for every kind of layers: */
+typedef struct { uint32_t pairs, reserved; double magnitude; } angles_config; /* then double radians[head / 2] */
+
+/* Section NORMALS: float[layers * kv_heads * head] of reflections, if kv_dtype is int4.
+ * Section STRINGS: of name, license, policy, kv_dtype, each ends with \0. */
+
+struct edge_model {
+    mapping file;
+    const edge_config *config;
+    const layer_config *layers;
+    const uint8_t *sections[SECTIONS];
+    uint64_t sizes[SECTIONS]; /* 0: absent */
+    const char *name, *license, *policy, *kv_dtype;
+    volatile int32_t sessions; /* open */
+};
+
+edge_status find_design(const edge_model *model, const char *isa, const design_config **design, edge_error *error);
+/* Checks that the angles are there; radians[head / 2]. */
+const angles_config *find_angles(const edge_model *model, uint32_t kind, bool lengthened);
+
+/* ---- tokenizer.c ------------------------------------------------------------------------------------------------ */
+
+typedef struct tokenizer tokenizer; /* tables in model.edge, and working memory */
+tokenizer *tokenizer_layout(arena *from, const edge_model *model);
+edge_status tokenizer_check(const edge_model *model, edge_error *error); /* at edge_open, in constant time */
+/* Encodes a text block by block, as Tokenizer.encode_blocks: ids go to `out` until it returns false. start: the text
+ * opens a prompt. special: control tokens are recognized. */
+typedef bool (*ids_out)(void *to, const int32_t *ids, size_t count);
+edge_status tokenizer_encode(tokenizer *t, const char *text, size_t length, bool special, bool start, ids_out out,
+                             void *to, edge_error *error);
+/* The bytes that a token adds to a text; *length may be 0. Valid as long as the model. At most 1024 bytes. */
+const char *tokenizer_piece(const tokenizer *t, int32_t token, size_t *length, char scratch[1024]);
+bool tokenizer_ends(const tokenizer *t, int32_t token); /* a turn */
+uint32_t tokenizer_banned(const tokenizer *t, const int32_t **ids); /* never generated */
+uint32_t tokenizer_end_ids(const tokenizer *t, const int32_t **ids);
+int32_t tokenizer_bos(const tokenizer *t); /* -1 if prompts do not begin with it */
+/* Joins the bytes of tokens to whole characters (invalid bytes become U+FFFD). Returns the bytes written. */
+typedef struct { uint8_t held[4]; uint32_t count; } utf8_joiner;
+size_t utf8_feed(utf8_joiner *joiner, const char *bytes, size_t length, char *out); /* out: 3 * length + 12 bytes */
+size_t utf8_rest(utf8_joiner *joiner, char *out);
+
+/* ---- chat.c ------------------------------------------------------------------------------------------------------ */
+
+/* The parts around texts of people, as ids: chat_part(…) of an opening before a first user's text, and so on. Section CHAT
+ * has for each of these a list of ids; SPLIT stands where the system's text goes. */
+enum chat_part {
+    CHAT_FIRST,         /* before the first user's text */
+    CHAT_SYSTEM,        /* the same, up to the system prompt's text */
+    CHAT_AFTER_SYSTEM,  /* from there to the first user's text */
+    CHAT_OPENING,       /* from the user's text to the answer */
+    CHAT_PAST,          /* the same in an answered turn, whose answer is appended */
+    CHAT_NEXT,          /* from the end of an answer to the next user's text */
+    CHAT_PARTS
+};
+edge_status chat_check(const edge_model *model, edge_error *error);
+const int32_t *chat_ids(const edge_model *model, enum chat_part part, uint32_t *count); /* NULL: the template has none */
+
+/* ---- sampler.c, stops.c ------------------------------------------------------------------------------------------ */
+
+typedef struct sampler sampler;
+sampler *sampler_layout(arena *from, uint32_t vocab);
+typedef struct { double temperature, top_p, min_p, repeat_penalty; uint32_t top_k; uint64_t seed; } sampling;
+void sampler_start(sampler *s, const sampling *params, const int32_t *banned, uint32_t banned_count,
+                   const int32_t *more, uint32_t more_count);
+/* The next token of logits [vocab], which it changes; -1 for NaN. As edge/run/sampler.py, token by token. */
+int32_t sampler_next(sampler *s, float *logits);
+
+typedef struct stops stops;
+enum { MOST_STOPS = 16, LONGEST_STOP = 128 };
+stops *stops_layout(arena *from);
+edge_status stops_set(stops *s, const char *const *texts, uint32_t count, edge_error *error);
+void stops_start(stops *s);
+/* The text that may be shown, in `out` (length + LONGEST_STOP bytes). *met: a stop string was found. */
+size_t stops_feed(stops *s, const char *text, size_t length, char *out, bool *met);
+size_t stops_rest(stops *s, char *out);
+
+/* ---- governor.c --------------------------------------------------------------------------------------------------- */
+
+/* A port of decide and affordable (edge/run/governor.py) and of Watch (edge/run/meters.py); NAN: None. */
+typedef struct { double deadline, energy, power, celsius; } run_limits;
+typedef struct { double needed, spare, priv, limit, available, stalled; } memory_reading;
+typedef struct { double time, joules, peak, celsius; bool has_memory; memory_reading memory; } sample;
+typedef struct {
+    sample last;
+    double token, each, pace, debt, idle, duty, rest, error, corrected_at, paused, coolest, cooled_at, gave_at;
+    int64_t ran;
+    int32_t shorts;
+} governor_state;
+enum cause { CAUSE_NONE, CAUSE_LIMIT, CAUSE_FREE, CAUSE_PRESSURE };
+typedef struct { edge_finish stop; double pause, give; enum cause cause; } decision;
+void governor_init(governor_state *state, double time);
+decision governor_decide(const run_limits *limits, governor_state *state, const sample *now, int64_t tokens);
+int64_t governor_affordable(const run_limits *limits, const governor_state *state, int64_t tokens, double now,
+                            double spent);
+
+typedef struct { /* the budgets of one answer */
+    run_limits limits;
+    governor_state state;
+    edge_readings readings;   /* the newest, by the app */
+    double first_joules, headroom_limit, started, paused, bytes, cpu_started;
+    const edge_config *config;
+    bool measured;
+} watch;
+void watch_start(watch *w, const edge_config *config, const edge_options *options, const edge_readings *readings);
+void watch_bytes(watch *w, double bytes); /* read from memory, for estimates */
+double watch_joules(const watch *w);
+/* Why the answer must end, EDGE_GOING to go on; waits as long as limits want it, unless *cancelled. tokens: run since.
+ * *give: bytes to return to the system. needed, spare: of the process, in bytes. */
+edge_finish watch_look(watch *w, int64_t tokens, const volatile int32_t *cancelled, double needed, double spare,
+                       double *give);
+int64_t watch_affordable(const watch *w, int64_t tokens);
+
+/* ---- rows.c ------------------------------------------------------------------------------------------------------- */
+
+/* Keys, values and scales of all heads' rows in one arena, in the layout of backends/tvm/kv/rows.py. */
+enum { KV_F32, KV_F16, KV_INT8, KV_INT4, TILE = 16 };
+typedef struct {
+    uint32_t dtype, head, count;       /* head: values; count: rows */
+    uint8_t *arrays[4];                /* keys, values, key scales, value scales */
+    uint32_t widths[4], item[4];       /* elements of a row, bytes of an element */
+    const float *normals;              /* [layers * kv_heads][head], NULL without reflections */
+    float *work;                       /* [2][head] */
+} kv_rows;
+void rows_layout(arena *from, kv_rows *rows, const edge_model *model, uint32_t count);
+void rows_move(kv_rows *rows, uint32_t source, uint32_t target);
+void rows_key(const kv_rows *rows, uint32_t row, uint32_t head, float *key);     /* head: of all layers' */
+void rows_set_key(kv_rows *rows, uint32_t row, uint32_t head, const float *key);
+size_t rows_bytes(const kv_rows *rows);                                            /* of one row */
+void rows_save(const kv_rows *rows, uint32_t row, uint8_t *out);
+void rows_restore(kv_rows *rows, uint32_t row, const uint8_t *saved);
+
+/* ---- kv.c ---------------------------------------------------------------------------------------------------------- */
+
+/* Which rows there are: HeadKV, RowLists, PinnedKeys, Ring and Regions of backends/. Lists are one for all heads until a
+ * policy keeps different rows in them. */
+typedef struct kv kv;
+kv *kv_layout(arena *from, const edge_model *model);
+void kv_clear(kv *k);
+uint32_t kv_length(const kv *k);   /* rows in use, of the longest head */
+uint32_t kv_free(const kv *k);
+uint32_t kv_capacity(const kv *k);
+int64_t kv_next_position(const kv *k);
+int64_t kv_next_rope_position(const kv *k);
+bool kv_lengthened(const kv *k);                   /* whether LongRoPE's long factors hold now */
+void kv_expect(kv *k, uint32_t count);             /* so many tokens are about to come: chooses the factors */
+void kv_prepare(kv *k, uint32_t count);            /* fills starts, lengths, positions, attention for a pass */
+void kv_appended(kv *k, uint32_t count);           /* the pass has written them */
+void kv_keep(kv *k, const int32_t *rows, uint32_t count);  /* of all heads, ascending; closes gaps */
+void kv_keep_heads(kv *k, const int32_t *const *rows, const uint32_t *counts); /* head by head */
+void kv_renumber(kv *k);
+bool kv_can_truncate(const kv *k, uint32_t length);
+void kv_truncate(kv *k, uint32_t length);
+void kv_shrink(kv *k, uint32_t capacity);
+uint64_t kv_bytes(const kv *k);                    /* of the rows that policies evict, at the present capacity */
+/* For policies: of head h (of the layers without a ring), by logical row: attention [length] and positions. */
+uint32_t kv_heads(const kv *k);
+uint32_t kv_head_length(const kv *k, uint32_t head);
+void kv_attention(const kv *k, uint32_t head, float *paid, int32_t *ages);
+void kv_clear_attention(kv *k);
+/* The pass's arguments, in the order of generator.POINTERS from "keys" on. */
+typedef struct { void *keys, *values, *key_scales, *value_scales; int32_t *lengths, *positions; float *paid; int32_t *starts; } kv_pointers;
+kv_pointers kv_arguments(kv *k);
+uint64_t kv_saved_bytes(const kv *k);
+void kv_save(const kv *k, bool (*out)(void *to, const void *bytes, size_t size), void *to);
+edge_status kv_load(kv *k, bool (*in)(void *from, void *bytes, size_t size), void *from, edge_error *error);
+
+/* ---- policy.c ------------------------------------------------------------------------------------------------------- */
+
+typedef struct policy policy;
+policy *policy_layout(arena *from, const edge_model *model);
+bool policy_evicts(const policy *p);
+bool policy_observes(const policy *p); /* every query: h2o */
+/* Evicts until no more than `budget` rows are left. Returns how many went (on average where heads differ). */
+uint32_t policy_shrink(policy *p, kv *k, uint32_t budget);
+/* Evicts until `count` more fit, as Context.make_room. False if it may not evict and they do not fit. */
+bool policy_make_room(policy *p, kv *k, uint32_t count, uint64_t *evicted);
+
+/* ---- pass.c --------------------------------------------------------------------------------------------------------- */
+
+typedef struct pass pass;
+/* design: of the instruction set that will run. */
+pass *pass_layout(arena *from, const edge_model *model, const design_config *design, kv *rows);
+edge_status pass_start(pass *p, uint32_t threads, uint64_t cpu_mask, edge_error *error);
+void pass_stop(pass *p);
+uint32_t pass_threads(const pass *p);
+/* Runs tokens (at most a chunk), for which there is room; observed: the last so many are observed. Returns the logits
+ * [vocab] after the last one, which are valid until the next call and may be changed. NULL: it failed. */
+float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observed);
+uint64_t pass_bytes(const pass *p); /* scratch */
+
+/* Compiled functions of an instruction set. Calling convention of TVM: see pass.c. */
+typedef int (*packed_function)(void *, void *, int32_t, void *);
+typedef struct { const char *isa; packed_function run; } compiled_pass;
+extern const compiled_pass EDGE_PASSES[]; /* passes.c, written at export: the best first; ends with NULL */
+
+#endif

@@ -1,0 +1,46 @@
+"""Parts of the C runtime (edge/embed/runtime) as a library that tests call through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+from conftest import CACHE
+
+import edge
+
+RUNTIME = Path(edge.__file__).parent / "embed" / "runtime"
+WARNINGS = ("-Wall", "-Wextra", "-Wconversion", "-Wno-sign-conversion", "-Wshadow", "-Werror")
+
+
+@lru_cache
+def load_runtime(*sources: str | Path, flags: Sequence[str] = ()) -> ctypes.CDLL:
+    """The files of the runtime with these names, and others by their paths, compiled into one library. Functions that
+    tests call must not be static."""
+    return ctypes.CDLL(str(build(sources, ("-shared", "-fPIC", *flags), ".so")))
+
+
+def build(sources: Sequence[str | Path], flags: Sequence[str] = (), suffix: str = "", compiler: str = "cc") -> Path:
+    """A library or a program in the tests' cache folder, built if sources have changed. Skips without a compiler."""
+    if shutil.which(compiler) is None:
+        pytest.skip(f"no C compiler {compiler}")
+    paths = [RUNTIME / each if isinstance(each, str) else each for each in sources]
+    command = [compiler, "-std=c11", "-O2", "-g", *WARNINGS, f"-I{RUNTIME}", *flags]
+    digest = hashlib.sha256(repr(command).encode())
+    for path in [*sorted(RUNTIME.glob("*.h")), *paths]:
+        digest.update(path.read_bytes())
+    out = CACHE / "runtime" / f"{digest.hexdigest()[:24]}{suffix}"
+    if not out.exists():
+        out.parent.mkdir(parents=True, exist_ok=True)
+        made = out.with_name(f"{out.name}.{os.getpid()}")
+        libraries = ["-lm", "-lpthread"]
+        subprocess.run([*command, *map(str, paths), "-o", str(made), *libraries], check=True)
+        made.rename(out)
+    return out
