@@ -9,12 +9,10 @@ from __future__ import annotations
 import re
 
 # edge_half(word): the float16 in the low half. edge_halves(a, b): two float16, a in the low half.
-# edge_dot4(a, b): the sum of 4 products of signed bytes.
 PRELUDES: dict[str, dict[str, str]] = {
     "wgsl": {
         "edge_half": "fn edge_half(word: u32) -> f32 { return unpack2x16float(word).x; }\n",
         "edge_halves": "fn edge_halves(a: f32, b: f32) -> u32 { return pack2x16float(vec2<f32>(a, b)); }\n",
-        "edge_dot4": "fn edge_dot4(a: u32, b: u32) -> i32 { return dot4I8Packed(a, b); }\n",
     },
     # OpenCL converts float16 only in memory. As bytes, that memory may be read as any type.
     "opencl": {
@@ -28,10 +26,6 @@ PRELUDES: dict[str, dict[str, str]] = {
             "vstore_half(a, 0, (__private half *)bits); vstore_half(b, 1, (__private half *)bits); "
             "return (uint)bits[0] | (uint)bits[1] << 8 | (uint)bits[2] << 16 | (uint)bits[3] << 24; }\n"
         ),
-        "edge_dot4": (
-            "inline int edge_dot4(uint a, uint b) { char4 x = as_char4(a), y = as_char4(b); "
-            "return x.x * y.x + x.y * y.y + x.z * y.z + x.w * y.w; }\n"
-        ),
     },
     "cuda": {
         "edge_half": (
@@ -43,18 +37,10 @@ PRELUDES: dict[str, dict[str, str]] = {
             'asm("cvt.rn.f16.f32 %0, %1;" : "=h"(x) : "f"(a)); asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(b)); '
             "return (unsigned int)x | (unsigned int)y << 16; }\n"
         ),
-        "edge_dot4": (
-            "static __device__ __forceinline__ int edge_dot4(unsigned int a, unsigned int b) "
-            "{ return __dp4a((int)a, (int)b, 0); }\n"
-        ),
     },
     "metal": {
         "edge_half": "inline float edge_half(uint word) { return float(as_type<half2>(word).x); }\n",
         "edge_halves": "inline uint edge_halves(float a, float b) { return as_type<uint>(half2(half(a), half(b))); }\n",
-        "edge_dot4": (
-            "inline int edge_dot4(uint a, uint b) { char4 x = as_type<char4>(a), y = as_type<char4>(b); "
-            "return int(x.x) * y.x + int(x.y) * y.y + int(x.z) * y.z + int(x.w) * y.w; }\n"
-        ),
     },
 }
 

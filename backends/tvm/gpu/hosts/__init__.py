@@ -119,9 +119,6 @@ class Device(Protocol):
 class Host(Protocol):
     """The module of one driver. Register it in `_HOSTS`."""
 
-    PACKAGE: str  # of Python
-    EXTRA: str  # of this project that installs it
-
     def adapters(self) -> list[Adapter]:
         """None if the package, the driver or the hardware is not there. Never raises."""
         ...

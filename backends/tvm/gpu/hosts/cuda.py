@@ -20,8 +20,6 @@ from edge.backends.tvm.gpu.program import Dispatch, Kernel, Slice
 from edge.errors import EngineError
 from edge.types import AnyArray
 
-PACKAGE, EXTRA = "cuda-bindings", "cuda"
-
 _BUFFERS = 256  # parameters may have 4 KiB
 _GRAPHS = 8  # of a recording that are kept
 

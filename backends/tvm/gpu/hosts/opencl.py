@@ -23,8 +23,6 @@ from edge.backends.tvm.gpu.program import Dispatch, Kernel, Slice
 from edge.errors import EngineError
 from edge.types import AnyArray
 
-PACKAGE, EXTRA = "pyopencl", "opencl"
-
 _STAGED = 1 << 20  # bytes of writes that may be under way; bigger ones are waited for
 _OPTIONS = ["-cl-std=CL1.2", "-cl-mad-enable"]
 _POCL_METHOD = "POCL_WORK_GROUP_METHOD"

@@ -3,7 +3,7 @@
 The package's own classes cost ten microseconds a call, poll in a thread of their own, and log errors that have no call
 to be raised from. Here a recorded dispatch is a pipeline, a bind group and its workgroups, all made once; a run is one
 compute pass of three calls for each dispatch. Errors are collected by callbacks and raised by the call that caused
-them. Constants and structures are those of webgpu.h and wgpu.h.
+them.
 
 Shaders keep the library's checks of bounds and loops: without them lavapipe is not faster. The library has no cache of
 pipelines (drivers have their own), so they are compiled by several threads. On Vulkan and Direct3D 12 it takes memory
@@ -13,26 +13,21 @@ from the driver in blocks of 128 MiB, and 64 MiB for copies, which `allocated` d
 from __future__ import annotations
 
 import itertools
-import os
-import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
 
 from edge.backends.tvm.gpu.hosts import ALIGNMENT, Adapter, Limits
+from edge.backends.tvm.gpu.hosts.wgpu_native import TIMEOUT, Errors, adapter_handles, native_library
 from edge.backends.tvm.gpu.program import Dispatch, Kernel, Slice
 from edge.devices.host import usable_cores
 from edge.errors import EngineError
 from edge.types import AnyArray
-
-PACKAGE, EXTRA = "wgpu", "gpu"
 
 _STAGED = 8 << 20  # bytes that are copied at once between the process and the device
 # Dispatches of one submit times their tokens, by the kind of GPU: drivers reset one that is busy for seconds.
@@ -41,13 +36,13 @@ _LEAST_WORK = 2048
 _COMPILERS = 4  # threads
 _QUERIES = 4096  # of a query set, WebGPU's limit
 _FRAME = ("Validation Error", "Caused by:", "In wgpu", "\u250c", "\u2502", "\u2514", "=")  # also lines of quoted source
+_numbers = itertools.count(1)  # of devices
 _KINDS = {1: "discrete", 2: "integrated", 3: "cpu"}
-_TIMEOUT = "the GPU reset, was removed, or a submit took longer than its driver allows"
 
 
 def adapters() -> list[Adapter]:
     try:
-        return [_adapter(index, handle) for index, handle in enumerate(_handles())]
+        return [_adapter(index, handle) for index, handle in enumerate(adapter_handles())]
     except Exception:  # no package, or its library does not load
         return []
 
@@ -63,113 +58,14 @@ def missing() -> str | None:
 
 
 def open_device(adapter: Adapter) -> WGPUDevice:
-    handles = _handles()
+    handles = adapter_handles()
     if adapter.index >= len(handles):
         raise EngineError(f"wgpu no longer shows {adapter.name}")
     return WGPUDevice(adapter, handles[adapter.index])
 
 
-class _Errors:
-    """What callbacks have told of a device: why it is lost; what calls of this thread have caused since the last look.
-    The library calls back before the call returns that has caused an error."""
-
-    def __init__(self) -> None:
-        self.lost = ""
-        self._own = threading.local()
-
-    @property
-    def messages(self) -> list[str]:
-        found: list[str] = self._own.__dict__.setdefault("messages", [])
-        return found
-
-
-class _Native:
-    """wgpu-native's functions, one instance of it, and callbacks, which live as long as the process: the library may
-    call them after a device was released."""
-
-    def __init__(self) -> None:
-        from wgpu.backends.wgpu_native import ffi, lib
-
-        self.ffi: Any = ffi
-        self.lib: Any = lib
-        self.errors = dict[int, _Errors]()  # by the number of a device
-        self.requested = list[tuple[Any, str]]()
-        self.mapped = set[Any]()  # buffers
-        self.interrupts = list[BaseException]()
-        extras = ffi.new("WGPUInstanceExtras *", {"chain": {"sType": lib.WGPUSType_InstanceExtras}})
-        extras.backends = 1 | 4 | 8  # Vulkan, Metal, Direct3D 12: OpenGL's compute shaders are the slowest way
-        self.instance = lib.wgpuCreateInstance(
-            ffi.new("WGPUInstanceDescriptor *", {"nextInChain": ffi.cast("WGPUChainedStruct *", extras)})
-        )
-
-        def failed(_device: Any, kind: int, message: Any, number: Any, _: Any) -> None:
-            memory = "not enough memory: " if kind == lib.WGPUErrorType_OutOfMemory else ""
-            self._errors(number).messages.append(memory + self.text(message))
-
-        def lost(_device: Any, reason: int, message: Any, number: Any, _: Any) -> None:
-            if reason != lib.WGPUDeviceLostReason_Destroyed:
-                self._errors(number).lost = self.text(message) or _TIMEOUT
-
-        def requested(status: int, device: Any, message: Any, _: Any, __: Any) -> None:
-            opened = status == lib.WGPURequestDeviceStatus_Success
-            self.requested.append((device if opened else None, self.text(message)))
-
-        def mapped(status: int, _message: Any, buffer: Any, _: Any) -> None:
-            if status == lib.WGPUMapAsyncStatus_Success:
-                self.mapped.add(ffi.cast("WGPUBuffer", buffer))
-
-        def callback(parameters: str, function: Callable[..., None]) -> Any:
-            return ffi.callback(f"void({parameters}, void *, void *)", function, onerror=self._interrupted)
-
-        self.failed = callback("WGPUDevice const *, WGPUErrorType, WGPUStringView", failed)
-        self.lost = callback("WGPUDevice const *, WGPUDeviceLostReason, WGPUStringView", lost)
-        self.on_request = callback("WGPURequestDeviceStatus, WGPUDevice, WGPUStringView", requested)
-        self.on_map = callback("WGPUMapAsyncStatus, WGPUStringView", mapped)
-
-    def _interrupted(self, _kind: object, error: BaseException, _trace: object) -> None:
-        """Python runs signal handlers in callbacks too, whose exceptions cffi would print."""
-        self.interrupts.append(error)
-
-    def _errors(self, number: Any) -> _Errors:
-        return self.errors.setdefault(int(self.ffi.cast("uintptr_t", number)), _Errors())
-
-    def text(self, view: Any) -> str:
-        return self.ffi.string(view.data, view.length).decode(errors="replace") if view.length and view.data else ""
-
-
-@cache
-def _native() -> _Native:
-    return _Native()
-
-
-_numbers = itertools.count(1)
-
-
-@cache
-def _handles() -> tuple[Any, ...]:
-    native = _native()
-    with _without_wayland():
-        count = native.lib.wgpuInstanceEnumerateAdapters(native.instance, native.ffi.NULL, native.ffi.NULL)
-        found = native.ffi.new("WGPUAdapter[]", max(1, count))
-        native.lib.wgpuInstanceEnumerateAdapters(native.instance, native.ffi.NULL, found)
-    return tuple(found[index] for index in range(count))
-
-
-@contextmanager
-def _without_wayland() -> Iterator[None]:
-    """Mesa's Vulkan layer asks a Wayland server for the default GPU, and prints where XDG_RUNTIME_DIR is not set."""
-    if "XDG_RUNTIME_DIR" in os.environ:
-        yield
-        return
-    os.environ["XDG_RUNTIME_DIR"] = os.devnull  # valid, but without a socket
-    try:
-        yield
-    finally:
-        del os.environ["XDG_RUNTIME_DIR"]
-
-
 def _limits(handle: Any) -> Any:
-    native = _native()
+    native = native_library()
     limits = native.ffi.new("WGPULimits *")
     native.lib.wgpuAdapterGetLimits(handle, limits)
     return limits
@@ -177,7 +73,7 @@ def _limits(handle: Any) -> Any:
 
 def _features(handle: Any) -> dict[str, int]:
     """Features that we use, of those that the adapter has, and wgpu's numbers for them."""
-    lib = _native().lib
+    lib = native_library().lib
     known = {
         "f16": lib.WGPUFeatureName_ShaderF16,
         "timestamps": lib.WGPUFeatureName_TimestampQuery,
@@ -187,7 +83,7 @@ def _features(handle: Any) -> dict[str, int]:
 
 
 def _adapter(index: int, handle: Any) -> Adapter:
-    native = _native()
+    native = native_library()
     info, limits = native.ffi.new("WGPUAdapterInfo *"), _limits(handle)
     native.lib.wgpuAdapterGetInfo(handle, info)
     name, vendor, driver = (native.text(each) for each in (info.device, info.vendor, info.description))
@@ -240,9 +136,9 @@ class WGPUDevice:
     def __init__(self, adapter: Adapter, handle: Any) -> None:
         self.adapter, self.allocated = adapter, 0
         self.work_per_submit = _WORK.get(adapter.kind, _LEAST_WORK)
-        self._native = native = _native()
+        self._native = native = native_library()
         self._ffi, self._lib = native.ffi, native.lib
-        self._errors = native.errors[number := next(_numbers)] = _Errors()
+        self._errors = native.errors[number := next(_numbers)] = Errors()
         self._pipelines = dict[str, _Pipeline]()
         self._buffers = set[_Buffer]()
         self._frees = self._staged = 0
@@ -345,7 +241,7 @@ class WGPUDevice:
         self._check("read a buffer")
         self._wait()
         if stage.handle not in native.mapped:
-            raise EngineError(f"wgpu could not read a buffer: {_TIMEOUT}")
+            raise EngineError(f"wgpu could not read a buffer: {TIMEOUT}")
         ffi.memmove(ffi.from_buffer(data), lib.wgpuBufferGetConstMappedRange(stage.handle, 0, size), data.size)
         lib.wgpuBufferUnmap(stage.handle)
 
