@@ -140,8 +140,7 @@ class Capabilities:
     tunable: `edge tune` finds settings for it. providers: it takes --provider. folders: it runs folders in ONNX.
     gpu_layers: it takes --gpu-layers.
     lora: it runs adapters (`AdaptedEngine`). any_tokenizer: also models whose tokenizer edge does not know.
-    picks: it chooses tokens itself (`PickingEngine`). cards: it may run on a graphics card with a counter of joules
-    (`CardEngine`). gpu: it has buffers on a GPU (`GPUBackend`).
+    picks: it chooses tokens itself (`PickingEngine`). gpu: it runs on a GPU (`GPUBackend`, `CardEngine`).
     """
 
     granularity: Granularity
@@ -156,7 +155,6 @@ class Capabilities:
     lora: bool = False
     any_tokenizer: bool = False
     picks: bool = False
-    cards: bool = False
     gpu: bool = False
 
 

@@ -2,7 +2,7 @@
 
     python benchmarks/gpu.py [--large] [--adapter TEXT …] [--llama-bench PATH] [--tuning rows=4,split=32] [--json]
 
-Adapters: all GPUs, or where there is none the CPUs that pose as one; --adapter names others (part of a name, or
+Adapters: all GPUs, or where there is none the software adapters; --adapter names others (part of a name, or
 wgpu:0). Models: SmolLM2-135M and Gemma 3 270M as installed; with --large, Llamas of 1B and 3B of random weights in
 Q4_0, which are written to the cache folder once; --model for others. On a machine with an NVIDIA GPU all it takes is
 

@@ -19,8 +19,8 @@ def is_off() -> bool:
 
 
 def seen_gpus(root: Path = Path("/")) -> str:
-    """What there may be of GPUs, in less than a millisecond and without loading a driver; empty: none. CPUs that pose
-    as GPUs are not among them."""
+    """What there may be of GPUs, in less than a millisecond and without loading a driver; empty: none. Software
+    adapters are not among them."""
     if sys.platform != "linux":
         return sys.platform  # they all have one
     cards = [path.parent / "device" for path in sorted(root.glob("sys/class/drm/renderD*/device"))]

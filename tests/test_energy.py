@@ -220,7 +220,7 @@ def test_sensors_are_listed(tmp_path: Path) -> None:
 def test_a_run_on_a_card_reports_its_joules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", Cards())
     monkeypatch.setenv("EDGE_SENSORS", str(rapl_tree(tmp_path, 0)))
-    monkeypatch.setattr(ReferenceEngine, "capabilities", replace(ReferenceEngine.capabilities, cards=True))
+    monkeypatch.setattr(ReferenceEngine, "capabilities", replace(ReferenceEngine.capabilities, gpu=True))
     for card, source in ((nvml.Card("Tesla T4"), "NVML"), (nvml.Card("Radeon"), "RAPL"), (None, "RAPL")):
         monkeypatch.setattr(ReferenceEngine, "card", card, raising=False)
         with load(GOLDEN / "llama-gqa-tied.gguf", backend="reference") as session:

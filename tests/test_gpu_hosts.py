@@ -1,4 +1,4 @@
-"""Drivers of GPUs: every host does the same with the same program. CPUs that pose as GPUs stand in for them."""
+"""Drivers of GPUs: every host does the same with the same program. Software adapters stand in for them."""
 
 from __future__ import annotations
 

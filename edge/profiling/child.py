@@ -144,7 +144,7 @@ def _measure(settings: Settings, model: Model, backend: Backend, on_step: OnStep
         others=taken,
         sustained=sustained,
         notes=notes,
-        on_gpu=backend.CAPABILITIES.cards,
+        on_gpu=backend.CAPABILITIES.gpu,
     )
 
 

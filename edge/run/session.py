@@ -151,7 +151,7 @@ class Session:
         except BaseException:
             engine.close()
             raise
-        if engine.capabilities.cards and (card := cast(CardEngine, engine).card):
+        if engine.capabilities.gpu and (card := cast(CardEngine, engine).card):
             measure_card(self._meter, card)
         cache: PromptCache | None = self.options.prompt_cache
         self.engine, self.plan = engine, plan

@@ -33,7 +33,6 @@ CAPABILITIES = Capabilities(
     attention=True,
     keys=True,
     tunable=True,
-    cards=True,
     picks=True,
     gpu=True,
 )

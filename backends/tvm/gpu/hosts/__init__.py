@@ -39,7 +39,7 @@ PORTABLE = Limits(binding=128 << 20, buffer=256 << 20, buffers=8, threads=256, s
 
 @dataclass(frozen=True)
 class Adapter:
-    """A GPU, or a CPU that poses as one, as a driver shows it.
+    """A GPU, or a software adapter, which runs on the CPU, as a driver shows it.
 
     host: the module of `hosts/`. language: of `program.LANGUAGES`. index: among the host's adapters. kind: discrete,
     integrated, cpu or unknown. unified: its buffers are the process's main memory. memory: bytes of its own, None where
@@ -141,7 +141,7 @@ def host_named(name: str) -> Host:
 
 
 def all_adapters() -> list[Adapter]:
-    """GPUs first, then CPUs that pose as GPUs; in each group by the order of hosts."""
+    """GPUs first, then software adapters; in each group by the order of hosts."""
     found = [adapter for name in _HOSTS for adapter in host_named(name).adapters()]
     return sorted(found, key=lambda adapter: _KINDS.index(adapter.kind))
 
@@ -153,7 +153,7 @@ def what_is_missing() -> list[str]:
 
 def choose_adapter(text: str | None = None) -> Adapter:
     """The adapter whose name has this text in it, or whose `place` or `key` it is; by default that of `EDGE_GPU`;
-    otherwise the first GPU that is none of the CPUs that pose as GPUs.
+    otherwise the first that is no software adapter.
 
     Raises UnsupportedError with the adapters that there are, or with what was looked for; if `EDGE_GPU` is off, too.
     """
@@ -176,7 +176,8 @@ def choose_adapter(text: str | None = None) -> Adapter:
     if wanted:
         raise UnsupportedError(f"no GPU is called {wanted!r} ({VARIABLE}): there are {there}")
     raise UnsupportedError(
-        f"no GPU was found but CPUs that pose as one: {there}; {VARIABLE}={found[0].place} takes one all the same"
+        f"no GPU was found, only software adapters, which run on the CPU: {there}; {VARIABLE}={found[0].place} takes "
+        "one all the same"
     )
 
 
