@@ -73,7 +73,7 @@ def plan(
         print(f"not here yet: {offered}\n")
     print(_bytes(made))
     print(
-        f"\n{spec.label} on {made.backend}, {made.config.threads} threads, KV policy {made.kv_policy}"
+        f"\n{spec.label} on {made.backend}, {_processor(made)}, KV policy {made.kv_policy}"
         + (f" with {made.sinks} sinks" if made.sinks else "")
         + (f"\nengine: {made.chosen}" if made.chosen else "")
         + f"\ntuned: {made.tuned}\n"
@@ -84,6 +84,10 @@ def plan(
         print(table([f"predicted for {prediction.device}", "", "by"], rows, left=3))
     for line in (*prediction.basis, *prediction.unknown):
         print(line)
+
+
+def _processor(made: Plan) -> str:
+    return made.config.adapter or f"{made.config.threads} threads"
 
 
 def _bytes(made: Plan) -> str:
