@@ -10,10 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-
 from edge.backends.efficiency import Efficiency, Kind
-from edge.errors import EngineError, InputError
+from edge.errors import EngineError
 from edge.formats.gguf import GGUFFile
 from edge.model.lora import Lora
 from edge.model.spec import ModelSpec
@@ -498,74 +496,14 @@ class CapacityError(EngineError):
     """More tokens than free rows: make room with `kv.keep` first."""
 
 
-def check_tokens(tokens: IntArray, vocab: int, free: int) -> IntArray:
-    """The tokens as contiguous int32 [n], n ≥ 1, all within the vocabulary and the free rows."""
-    array = np.asarray(tokens)
-    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
-        raise InputError(f"tokens must be a non-empty list of ids, not {array.dtype} of shape {array.shape}")
-    if int(array.min()) < 0 or int(array.max()) >= vocab:
-        raise InputError(f"token ids must be from 0 to {vocab - 1}")
-    if array.size > free:
-        raise CapacityError(f"{array.size} tokens, but only {free} free rows in the KV cache")
-    return np.ascontiguousarray(array, dtype=np.int32)
-
-
-def check_lora(lora: Lora | None, config: EngineConfig) -> None:
-    """Refuse adapters that an engine was not loaded for. Raises InputError."""
-    if lora is not None and lora.size.rank > config.lora_rank:
-        raise InputError(f"adapters of rank {lora.size.rank}: the engine was loaded for {config.lora_rank} at most")
-
-
-def check_positions(spec: ModelSpec, last: int) -> None:
-    """Refuse positions beyond a table of learned ones, `last` being one behind the last. Raises CapacityError."""
-    if spec.recipe and spec.recipe.learned_positions and last > spec.context:
-        raise CapacityError(f"position {last - 1} is beyond the {spec.context} that this model has learned")
-
-
 def all_positions(spec: ModelSpec) -> MostRows:
     """Of engines that run the model as it is: what it was trained for."""
     return MostRows(spec.context, f"the model knows {spec.context} positions")
 
 
-def check_rows(rows: IntArray, length: int) -> IntArray:
-    """The rows as int32 [n], strictly increasing and below `length`."""
-    array = np.asarray(rows)
-    numbers = array.ndim == 1 and (array.size == 0 or array.dtype.kind in "iu")
-    if not numbers or (array.size and (array[0] < 0 or array[-1] >= length or bool((np.diff(array) <= 0).any()))):
-        raise InputError(f"rows to keep must be strictly increasing numbers from 0 to {length - 1}")
-    return np.ascontiguousarray(array, dtype=np.int32)
-
-
-def check_capacity(capacity: int, kv: KVCache) -> None:
-    """Refuse to `shrink` a cache below what is in use. Raises InputError."""
-    if capacity < max(1, kv.capacity - kv.free):
-        raise InputError(f"{kv.capacity - kv.free} rows are in use, and do not fit into {capacity}")
-
-
 def end_of(kv: KVCache) -> KVState | None:
     """What `truncate` needs to come back to here from far behind, if anything."""
     return kv.save(kv.length) if kv.has_tail else None
-
-
-def check_range(first: int, last: int | None, length: int) -> int:
-    """`last` as a number, with 0 ≤ first ≤ last ≤ length. Raises InputError."""
-    end = length if last is None else last
-    if not 0 <= first <= end <= length:
-        raise InputError(f"rows {first} to {end} are not among the {length} of the cache")
-    return end
-
-
-def check_state(state: KVState, kv: KVCache, next_position: int) -> None:
-    """Refuse rows that do not belong behind those of `kv`. Raises InputError, CapacityError."""
-    positions = state.positions
-    if state.key != kv.key:
-        raise InputError("the saved KV rows belong to another model, engine or KV dtype")
-    if positions.size and (positions[0] < 0 or positions[-1] >= state.next_position or (np.diff(positions) <= 0).any()):
-        raise InputError("the saved KV rows are not in order")
-    if kv.length and (positions[0] if positions.size else state.next_position) < next_position:
-        raise InputError("the saved KV rows do not come after those in use")
-    if positions.size > kv.free:
-        raise CapacityError(f"{positions.size} saved rows, but only {kv.free} free ones")
 
 
 def state_key(backend: str, file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> str:

@@ -21,6 +21,9 @@ from edge.backends.base import (
     Operator,
     Tuned,
     all_positions,
+    state_key,
+)
+from edge.backends.checks import (
     check_capacity,
     check_lora,
     check_positions,
@@ -28,7 +31,6 @@ from edge.backends.base import (
     check_rows,
     check_state,
     check_tokens,
-    state_key,
 )
 from edge.backends.efficiency import Efficiency, Kind, Rows, Weights
 from edge.backends.rope import CacheRope, Rotation

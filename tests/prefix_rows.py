@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edge.backends.base import CapacityError, KVState, check_range, check_state
+from edge.backends.base import CapacityError, KVState
+from edge.backends.checks import check_range, check_state
 from edge.errors import InputError
 from edge.types import AnyArray, IntArray
 

@@ -23,7 +23,8 @@ from test_sampling import LOGITS, TIED
 from thinking_models import SPECIALS, write_chain
 
 from edge.backends import find_backend
-from edge.backends.base import NOT_FINITE, Engine, check_tokens
+from edge.backends.base import NOT_FINITE, Engine
+from edge.backends.checks import check_tokens
 from edge.devices.power.base import Reading
 from edge.errors import EngineError
 from edge.model.model import Model, open_model

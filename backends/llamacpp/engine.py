@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from edge.backends.base import EngineConfig, check_lora, check_positions, check_tokens
+from edge.backends.base import EngineConfig
+from edge.backends.checks import check_lora, check_positions, check_tokens
 from edge.backends.interrupts import interrupts_wait
 from edge.backends.llamacpp import CAPABILITIES, allocated_rows, check_observed, ignored_window
 from edge.backends.llamacpp.clock import NodeClock

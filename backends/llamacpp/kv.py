@@ -10,16 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from edge.backends.base import (
-    EngineConfig,
-    KVState,
-    RewindError,
-    check_capacity,
-    check_range,
-    check_rows,
-    check_state,
-    state_key,
-)
+from edge.backends.base import EngineConfig, KVState, RewindError, state_key
+from edge.backends.checks import check_capacity, check_range, check_rows, check_state
 from edge.backends.llamacpp import KV_VALUE_BYTES, NAME, allocated_rows, row_values, state_bytes
 from edge.backends.llamacpp.library import LOG, version
 from edge.backends.llamacpp.scores import Scores

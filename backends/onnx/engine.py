@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from edge.backends.base import EngineConfig, check_positions, check_tokens
+from edge.backends.base import EngineConfig
+from edge.backends.checks import check_positions, check_tokens
 from edge.backends.head_kv import HeadKV
 from edge.backends.onnx import CAPABILITIES, NAME
 from edge.backends.onnx.calibrate import calibration_tokens, find_scales, stored_scales

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from edge.backends.base import EngineConfig, LoadProgress, check_lora, check_positions, check_tokens, state_key
+from edge.backends.base import EngineConfig, LoadProgress, state_key
+from edge.backends.checks import check_lora, check_positions, check_tokens
 from edge.backends.head_kv import HeadKV
 from edge.backends.ring import LayerKinds
 from edge.backends.rope import CacheRope, Rotation

@@ -6,7 +6,8 @@ import weakref
 
 import numpy as np
 
-from edge.backends.base import NOT_FINITE, EngineConfig, LoadProgress, check_positions, check_tokens, state_key
+from edge.backends.base import NOT_FINITE, EngineConfig, LoadProgress, state_key
+from edge.backends.checks import check_positions, check_tokens
 from edge.backends.head_kv import HeadKV
 from edge.backends.ring import LayerKinds
 from edge.backends.rope import CacheRope, Rotation
