@@ -23,7 +23,7 @@
 
 /* ---- errors ---------------------------------------------------------------------------------------------------- */
 
-/* Sets *error (unless NULL), shortened to what fits, and returns code. Knows %s (const char *), %d (int64_t). */
+/* In model.c. Sets *error (unless NULL), shortened to what fits, and returns code. Knows %s (const char *), %d (int64_t). */
 edge_status edge_fail(edge_error *error, edge_status code, const char *form, ...);
 
 /* ---- platform.c ------------------------------------------------------------------------------------------------ */
@@ -125,6 +125,7 @@ struct edge_model {
     volatile int32_t sessions; /* open */
 };
 
+uint32_t crc32_of(uint32_t crc, const void *data, size_t size); /* of zlib; crc: 0, or of what came before */
 edge_status find_design(const edge_model *model, const char *isa, const design_config **design, edge_error *error);
 /* Checks that the angles are there; radians[head / 2]. */
 const angles_config *find_angles(const edge_model *model, uint32_t kind, bool lengthened);
@@ -152,8 +153,7 @@ size_t utf8_rest(utf8_joiner *joiner, char *out);
 
 /* ---- chat.c ------------------------------------------------------------------------------------------------------ */
 
-/* The parts around texts of people, as ids: chat_part(…) of an opening before a first user's text, and so on. Section CHAT
- * has for each of these a list of ids; SPLIT stands where the system's text goes. */
+/* The parts around texts of people, as ids. Section CHAT: chat_header, then the ids, part by part. */
 enum chat_part {
     CHAT_FIRST,         /* before the first user's text */
     CHAT_SYSTEM,        /* the same, up to the system prompt's text */
@@ -163,8 +163,11 @@ enum chat_part {
     CHAT_NEXT,          /* from the end of an answer to the next user's text */
     CHAT_PARTS
 };
+enum { CHAT_ABSENT = -1 };                                 /* as a count */
+typedef struct { int32_t counts[CHAT_PARTS]; uint32_t starts, reserved; } chat_header; /* starts: bit i, see below */
 edge_status chat_check(const edge_model *model, edge_error *error);
 const int32_t *chat_ids(const edge_model *model, enum chat_part part, uint32_t *count); /* NULL: the template has none */
+bool chat_starts(const edge_model *model, enum chat_part part); /* the text after this part opens the prompt */
 
 /* ---- sampler.c, stops.c ------------------------------------------------------------------------------------------ */
 
@@ -263,6 +266,7 @@ bool kv_can_truncate(const kv *k, uint32_t length);
 void kv_truncate(kv *k, uint32_t length);
 void kv_shrink(kv *k, uint32_t capacity);
 uint64_t kv_bytes(const kv *k);                    /* of the rows that policies evict, at the present capacity */
+uint64_t kv_fixed(const kv *k);                    /* bytes of rings */
 /* For policies: of head h (of the layers without a ring), by logical row: attention [length] and positions. */
 uint32_t kv_heads(const kv *k);
 uint32_t kv_head_length(const kv *k, uint32_t head);
@@ -294,8 +298,9 @@ pass *pass_layout(arena *from, const edge_model *model, const design_config *des
 edge_status pass_start(pass *p, uint32_t threads, uint64_t cpu_mask, edge_error *error);
 void pass_stop(pass *p);
 uint32_t pass_threads(const pass *p);
-/* Runs tokens (at most a chunk), for which there is room; observed: the last so many are observed. Returns the logits
- * [vocab] after the last one, which are valid until the next call and may be changed. NULL: it failed. */
+/* Runs tokens (at most a chunk), for which there is room, between kv_prepare and kv_appended; observed: the last so many
+ * are observed. Returns the logits [vocab] after the last one, which are valid until the next call and may be changed.
+ * NULL: it failed. */
 float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observed);
 uint64_t pass_bytes(const pass *p); /* scratch */
 
