@@ -1,13 +1,14 @@
 /* What the files of the runtime know of each other, from the ground up:
  *
  *     platform.c                     memory, files, clocks, threads and instruction sets of the system
+ *     error.c                        messages
  *     model.c                        model.edge: sections, checked once
  *     tokenizer.c  chat.c            text to ids and back; the chat template as data
  *     sampler.c    stops.c           ids from logits; stop strings
  *     governor.c                     budgets: the decisions of edge/run/governor.py
  *     rows.c  kv.c  policy.c         what a KV row looks like; which rows there are; which stay
  *     pass.c                         threads that run the compiled pass
- *     session.c                      the loop, and the functions of edge.h
+ *     open.c       session.c         the functions of edge.h: of models, of sessions
  *
  * Every part has a struct, and `x_layout` that takes the memory for it from an arena: called once without memory, to
  * count, and once with it. Functions that can fail take `edge_error *` last and return edge_status.
@@ -79,8 +80,7 @@ typedef struct { uint32_t kind, crc; uint64_t offset, size; } file_section; /* C
 typedef struct { /* section CONFIG */
     uint32_t layers, kv_heads, heads, hidden, head, vocab, padded_vocab, context; /* head: padded to 16 values */
     uint32_t capacity, chunk, threads, evict_step, sinks; /* of the plan; threads: the most */
-    uint32_t policy;                                      /* 0 full, 1 streaming, 2 window, 3 h2o */
-    uint32_t kv_dtype;                                    /* 0 f32, 1 f16, 2 int8, 3 int4 */
+    uint32_t policy, kv_dtype;                            /* POLICY_FULL …, KV_F32 … */
     uint32_t whole, ringed, ring_rows, ring_window;       /* layers without and with a ring; rows of each of its heads */
     uint32_t windowed;                                    /* the pass reads positions */
     uint32_t rope_kinds;                                  /* tables of angles */
@@ -93,8 +93,11 @@ typedef struct { /* section CONFIG */
     uint32_t top_k, chat;                                 /* chat: 1 with a template */
     double core_watts, idle_watts, joules_per_byte;       /* of the device's profile, for estimates */
     uint64_t weight_bytes;                                /* read for a token */
+    uint64_t kv_bytes, scratch_bytes;                     /* of the plan */
     uint64_t peak;                                        /* bytes that a process with one session is planned to hold */
 } edge_config;
+enum { POLICY_FULL, POLICY_STREAMING, POLICY_WINDOW, POLICY_H2O };
+enum { KV_F32, KV_F16, KV_INT8, KV_INT4 };
 
 typedef struct { uint32_t window, rope, ringed, reserved; } layer_config; /* section LAYERS: one for each layer */
 
@@ -102,7 +105,7 @@ typedef struct { uint32_t window, rope, ringed, reserved; } layer_config; /* sec
  * offsets into weights and scratch); they are for CONFIG.threads threads, and hold for fewer. */
 typedef struct {
     char isa[16];
-    uint32_t gemm_tokens, tokens, rope_size, observed; /* tokens: rows of a chunk; rope_size: floats of one table of
+    uint32_t gemm_tokens, tokens, rope_size, observed; /* tokens: rows of a chunk; rope_size: values of one table of
                                                           angles; observed: rows that attention is added up for, or 0 */
     uint64_t floats, integers;                         /* elements of the scratch arrays */
     uint64_t normals, temperatures;                    /* where these begin in `floats` */
@@ -126,6 +129,9 @@ struct edge_model {
 };
 
 uint32_t crc32_of(uint32_t crc, const void *data, size_t size); /* of zlib; crc: 0, or of what came before */
+/* Maps the file into *model and checks all sections but TOKENIZER, WORDS and CHAT, which their owners check. */
+edge_status model_map(const edge_source *source, edge_model *model, edge_error *error);
+uint32_t model_designs(const edge_model *model, const design_config **designs); /* their number, the best first */
 edge_status find_design(const edge_model *model, const char *isa, const design_config **design, edge_error *error);
 /* Checks that the angles are there; radians[head / 2]. */
 const angles_config *find_angles(const edge_model *model, uint32_t kind, bool lengthened);
@@ -227,7 +233,7 @@ int64_t watch_affordable(const watch *w, int64_t tokens);
 /* ---- rows.c ------------------------------------------------------------------------------------------------------- */
 
 /* Keys, values and scales of all heads' rows in one arena, in the layout of backends/tvm/kv/rows.py. */
-enum { KV_F32, KV_F16, KV_INT8, KV_INT4, TILE = 16 };
+enum { TILE = 16 };
 typedef struct {
     uint32_t dtype, head, count;       /* head: values; count: rows */
     uint8_t *arrays[4];                /* keys, values, key scales, value scales */

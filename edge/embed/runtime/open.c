@@ -1,0 +1,69 @@
+/* edge_open, edge_close and edge_info. */
+#include <string.h>
+
+#include "internal.h"
+
+edge_status edge_open(const edge_source *source, edge_model **model, edge_error *error)
+{
+    if (!source || !model || source->size < sizeof *source)
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "edge_open needs an edge_source with its size, and a place for the "
+                         "model");
+    *model = NULL;
+    if (!source->path && source->fd < 0)
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "edge_open needs a path or an open file");
+    edge_model *made = map_memory(sizeof *made);
+    if (!made)
+        return edge_fail(error, EDGE_NO_MEMORY, "no memory is left to open a model");
+    edge_status status = model_map(source, made, error);
+    if (!status) {
+        status = tokenizer_check(made, error);
+        if (!status)
+            status = chat_check(made, error);
+        if (status)
+            unmap_file(&made->file);
+    }
+    if (status) {
+        unmap_memory(made, sizeof *made);
+        return status;
+    }
+    *model = made;
+    return EDGE_OK;
+}
+
+edge_status edge_close(edge_model *model, edge_error *error)
+{
+    if (!model)
+        return EDGE_OK;
+    int32_t open = __atomic_load_n(&model->sessions, __ATOMIC_ACQUIRE);
+    if (open)
+        return edge_fail(error, EDGE_BUSY, "%d sessions of the model are open: end them first", (int64_t)open);
+    unmap_file(&model->file);
+    unmap_memory(model, sizeof *model);
+    return EDGE_OK;
+}
+
+/* The best instruction set of this CPU that the file has tables for; "" if there is none. */
+static const char *best_isa(const edge_model *model)
+{
+    const design_config *designs;
+    uint32_t count = model_designs(model, &designs);
+    for (uint32_t i = 0; i < count; i++)
+        if (runs_isa(designs[i].isa))
+            return designs[i].isa;
+    return "";
+}
+
+edge_status edge_info(const edge_model *model, edge_model_info *info, edge_error *error)
+{
+    if (!model || !info || info->size < 2 * sizeof(uint32_t))
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "edge_info needs a model, and an edge_model_info with its size");
+    const edge_config *c = model->config;
+    edge_model_info found = {
+        .size = info->size, .abi = EDGE_ABI, .name = model->name, .license = model->license, .policy = model->policy,
+        .kv_dtype = model->kv_dtype, .isa = best_isa(model), .vocab = c->vocab, .context = c->context,
+        .capacity = c->capacity, .threads = c->threads, .chat = c->chat, .weights = model->sizes[SECTION_WEIGHTS],
+        .kv = c->kv_bytes, .scratch = c->scratch_bytes,
+    };
+    memcpy(info, &found, info->size < sizeof found ? info->size : sizeof found);
+    return EDGE_OK;
+}
