@@ -41,7 +41,7 @@ from edge.model.lora import Lora
 from edge.model.spec import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray
 
-_ROPE_AHEAD = 64  # decode steps for which angles are computed at once
+ROPE_AHEAD = 64  # decode steps for which angles are computed at once
 
 
 class NativeEngine:
@@ -79,7 +79,7 @@ class NativeEngine:
         scratch = make_scratch(shape, target, config.chunk, config.threads, observed, rank)
         tokens = round_up(config.chunk, target.gemm_tokens)
         # The last batch of a chunk may read beyond its tokens.
-        rope_size = (max(tokens, _ROPE_AHEAD) + target.gemm_tokens) * 2 * self._head
+        rope_size = (max(tokens, ROPE_AHEAD) + target.gemm_tokens) * 2 * self._head
         table = np.array(fill_table(layout, scratch, rope_size, streams), np.int64)
         self._table = aligned_zeros(table.size, "int64")
         self._table[:] = table
@@ -200,7 +200,7 @@ class NativeEngine:
         if self._rotation is not self._kv.rope.rotation:
             self._rotation, self._rope_rows = self._kv.rope.rotation, 0
         if not self._rope_from <= first <= first + count <= self._rope_from + self._rope_rows:
-            self._rope_from, self._rope_rows = first, max(count, _ROPE_AHEAD)
+            self._rope_from, self._rope_rows = first, max(count, ROPE_AHEAD)
             positions = np.arange(first, first + self._rope_rows)
             for kind, table in enumerate(self._rope):
                 angles = _angle_table(self._rotation, kind, positions)

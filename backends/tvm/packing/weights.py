@@ -68,16 +68,24 @@ def _key(file: GGUFFile, layout: PackedLayout, found: Fingerprint) -> str:
 
 def pack_weights(file: GGUFFile, layout: PackedLayout, target: Path, progress: Progress | None = None) -> None:
     """Write the packed file."""
+    with open(target, "wb") as out:
+        write_weights(file, layout, out, 0, progress)
+    _reread(target)
+
+
+def write_weights(
+    file: GGUFFile, layout: PackedLayout, out: BinaryIO, start: int, progress: Progress | None = None
+) -> None:
+    """Write the packed bytes into a new file from `start` on."""
     done = 0
-    with open(target, "wb") as out, open(file.path, "rb") as source:
-        out.truncate(layout.nbytes)
+    out.truncate(start + layout.nbytes)
+    with open(file.path, "rb") as source:
         for place in layout.places.values():
-            _pack_tensor(source, file.tensors[place.source.tensor], place, out)
+            _pack_tensor(source, file.tensors[place.source.tensor], place, out, start)
             done += place.nbytes
             if progress:
                 progress(done / layout.nbytes)
-        out.flush()
-    _reread(target)
+    out.flush()
 
 
 def _reread(path: Path) -> None:
@@ -93,11 +101,11 @@ def _reread(path: Path) -> None:
             mapped.madvise(mmap.MADV_DONTNEED, start, min(_BLOCK, len(mapped) - start))
 
 
-def _pack_tensor(source: BinaryIO, info: TensorInfo, place: Place, out: BinaryIO) -> None:
+def _pack_tensor(source: BinaryIO, info: TensorInfo, place: Place, out: BinaryIO, start: int) -> None:
     rows, unit = place.source.rows, place.unit
     row_bytes = info.nbytes // info.shape[-1]
     step = max(1, _SLICE // (unit * row_bytes)) * unit
-    quants_at, scales_at = place.quants, place.scales
+    quants_at, scales_at = start + place.quants, start + place.scales
     for first in range(0, rows, step):
         source.seek(info.offset + (place.source.first + first) * row_bytes)
         raw = np.frombuffer(source.read(min(step, rows - first) * row_bytes), np.uint8).reshape(-1, row_bytes)
