@@ -154,15 +154,17 @@ EDGE_API void edge_end(edge_session *session);
 EDGE_API edge_status edge_set(edge_session *session, const edge_options *options, edge_error *error);
 /* What sensors say, between two calls of edge_next. */
 EDGE_API edge_status edge_read(edge_session *session, const edge_readings *readings, edge_error *error);
-/* Adds text to the conversation. Most of the work is done by the next edge_next; a text longer than the cache is run
- * meanwhile, chunk by chunk. count: bytes, or ids. */
+/* Adds text to the conversation. Most of the work is done by the next edge_next. A text longer than the cache is run
+ * meanwhile, chunk by chunk; if a budget or edge_cancel ends that, edge_next says so, and the rest of the text is lost.
+ * An answer that was not read to its end, ends. count: bytes, or ids. */
 EDGE_API edge_status edge_append(edge_session *session, edge_role role, const void *text, size_t count, edge_error *error);
-/* Blocks until the next piece of the answer. Another call after the end of an answer is EDGE_BAD_ARGUMENT. */
+/* Blocks until the next piece of the answer, of one token at most. Another call after the end of an answer is
+ * EDGE_BAD_ARGUMENT. */
 EDGE_API edge_status edge_next(edge_session *session, edge_piece *piece, edge_error *error);
-/* From any thread: the answer ends before its next token, also while its prompt runs. */
+/* From any thread: the answer ends before its next token, also while its prompt runs. Between answers nothing happens. */
 EDGE_API void edge_cancel(edge_session *session);
-/* Forgets the last turns, each a question with its answer; UINT32_MAX: all. EDGE_UNSUPPORTED where their rows cannot be
- * taken back, as after evictions: then rewind all and append the conversation again. */
+/* Forgets the last turns, each a question with its answer; UINT32_MAX: all, with the system's text. EDGE_UNSUPPORTED
+ * where their rows cannot be taken back, as after evictions: then rewind all and append the conversation again. */
 EDGE_API edge_status edge_rewind(edge_session *session, uint32_t turns, edge_error *error);
 /* The conversation with its KV rows, for edge_load in a session of the same bundle. */
 EDGE_API edge_status edge_save(edge_session *session, edge_stream *stream, edge_error *error);

@@ -8,7 +8,9 @@
  *     governor.c                     budgets: the decisions of edge/run/governor.py
  *     rows.c  kv.c  policy.c         what a KV row looks like; which rows there are; which stay
  *     pass.c                         threads that run the compiled pass
- *     open.c       session.c         the functions of edge.h: of models, of sessions
+ *     context.c  turns.c             the conversation and its tokens; the loop of answers
+ *     state.c                        saved conversations
+ *     open.c     session.c           the functions of edge.h: of models, of sessions
  *
  * Every part has a struct, and `x_layout` that takes the memory for it from an arena: called once without memory, to
  * count, and once with it. Functions that can fail take `edge_error *` last and return edge_status.

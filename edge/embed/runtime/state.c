@@ -1,0 +1,169 @@
+/* Saved conversations: a header, tokens that have not been run, the system's text, marks, and the KV rows, with a CRC-32
+ * of all of it at the end. Only a session of the same bundle takes them. */
+#include <string.h>
+
+#include "session.h"
+
+enum { STATE_VERSION = 1 };
+
+typedef struct {
+    char magic[8]; /* "EDGESTA1" */
+    uint32_t version, config; /* CRC-32 of the model's CONFIG */
+    uint8_t hash[32];         /* of the model */
+    uint64_t length, evicted;
+    uint32_t turn, turns, waiting, system;
+} state_header;
+
+typedef struct { const edge_stream *stream; uint64_t at; uint32_t crc; } state_stream;
+
+static bool put(void *to, const void *bytes, size_t size)
+{
+    state_stream *own = to;
+    const edge_stream *stream = own->stream;
+    own->crc = crc32_of(own->crc, bytes, size);
+    if (stream->fd >= 0) {
+        if (write_fd(stream->fd, bytes, size) != (int64_t)size)
+            return false;
+    } else {
+        if (size > stream->capacity - own->at)
+            return false;
+        memcpy((uint8_t *)stream->buffer + own->at, bytes, size);
+    }
+    own->at += size;
+    return true;
+}
+
+static bool get(void *from, void *bytes, size_t size)
+{
+    state_stream *own = from;
+    const edge_stream *stream = own->stream;
+    if (stream->fd >= 0) {
+        if (read_fd(stream->fd, bytes, size) != (int64_t)size)
+            return false;
+    } else {
+        if (size > stream->capacity - own->at)
+            return false;
+        memcpy(bytes, (const uint8_t *)stream->buffer + own->at, size);
+    }
+    own->crc = crc32_of(own->crc, bytes, size);
+    own->at += size;
+    return true;
+}
+
+static uint32_t held_marks(const edge_session *s)
+{
+    return s->turns < MOST_MARKS ? s->turns : MOST_MARKS;
+}
+
+static state_header header_of(const edge_session *s)
+{
+    state_header header = {
+        .magic = {'E', 'D', 'G', 'E', 'S', 'T', 'A', '1'},
+        .version = STATE_VERSION,
+        .config = crc32_of(0, s->model->config, sizeof *s->model->config),
+        .length = sizeof header + (s->waiting + (uint64_t)s->system_count) * sizeof(int32_t) +
+                  held_marks(s) * sizeof(turn_mark) + kv_saved_bytes(s->rows) + sizeof(uint32_t),
+        .evicted = s->evicted,
+        .turn = s->turn,
+        .turns = s->turns,
+        .waiting = s->waiting,
+        .system = s->system_count,
+    };
+    memcpy(header.hash, ((const file_header *)(const void *)s->model->file.data)->hash, sizeof header.hash);
+    return header;
+}
+
+static edge_status check_stream(const edge_session *s, const edge_stream *stream, edge_error *error)
+{
+    if (!stream || stream->size < sizeof *stream)
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "a state needs an edge_stream whose size is set");
+    if (s->turn == TURN_ANSWERING)
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "an answer is being generated: let it end, or cancel it, first");
+    return EDGE_OK;
+}
+
+edge_status edge_save(edge_session *s, edge_stream *stream, edge_error *error)
+{
+    edge_status status = enter(s, error);
+    if (status)
+        return status;
+    if ((status = check_stream(s, stream, error)))
+        return leave(s, status);
+    state_header header = header_of(s);
+    stream->length = header.length;
+    if (stream->fd < 0 && !stream->buffer) /* only asks for the length */
+        return leave(s, EDGE_OK);
+    if (stream->fd < 0 && stream->capacity < header.length)
+        return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "the state has %d bytes, and the buffer fewer: see length",
+                                  (int64_t)header.length));
+    state_stream to = {stream, 0, 0};
+    bool written = put(&to, &header, sizeof header) && put(&to, s->ids + s->first, s->waiting * sizeof *s->ids) &&
+                   put(&to, s->system, s->system_count * sizeof *s->system) &&
+                   put(&to, s->marks, held_marks(s) * sizeof *s->marks);
+    if (written)
+        kv_save(s->rows, put, &to);
+    uint32_t crc = to.crc;
+    written = written && put(&to, &crc, sizeof crc) && to.at == header.length;
+    return leave(s, written ? EDGE_OK : edge_fail(error, EDGE_BAD_FILE, "the state could not be written"));
+}
+
+static bool are_ids(const edge_session *s, const int32_t *ids, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (ids[i] < 0 || (uint32_t)ids[i] >= s->model->config->vocab)
+            return false;
+    return true;
+}
+
+/* Leaves a session without a conversation if it fails. */
+static edge_status load(edge_session *s, const edge_stream *stream, edge_error *error)
+{
+    state_stream from = {stream, 0, 0};
+    state_header header, ours = header_of(s);
+    if (!get(&from, &header, sizeof header) || memcmp(header.magic, ours.magic, sizeof header.magic))
+        return edge_fail(error, EDGE_BAD_FILE, "this is no saved state");
+    if (header.version != ours.version || header.config != ours.config ||
+        memcmp(header.hash, ours.hash, sizeof header.hash))
+        return edge_fail(error, EDGE_BAD_FILE, "the state was saved with another bundle or version of it");
+    bool right = header.waiting <= s->room && header.system <= s->model->config->capacity &&
+                 header.turn <= TURN_ANSWERED && header.turn != TURN_ANSWERING;
+    if (right) {
+        s->turns = header.turns;
+        right = get(&from, s->ids, header.waiting * sizeof *s->ids) && are_ids(s, s->ids, header.waiting) &&
+                get(&from, s->system, header.system * sizeof *s->system) && are_ids(s, s->system, header.system) &&
+                get(&from, s->marks, held_marks(s) * sizeof *s->marks);
+    }
+    for (uint32_t i = 0; right && i < held_marks(s); i++)
+        right = s->marks[i].count <= MOST_LEFT && are_ids(s, s->marks[i].left, s->marks[i].count);
+    edge_status status = right ? kv_load(s->rows, get, &from, error) : EDGE_OK;
+    if (status)
+        return status;
+    uint32_t crc = from.crc, stored;
+    if (!right || !get(&from, &stored, sizeof stored) || stored != crc || from.at != header.length)
+        return edge_fail(error, EDGE_BAD_FILE, "the saved state is damaged");
+    s->waiting = header.waiting;
+    s->system_count = header.system;
+    s->evicted = header.evicted;
+    s->turn = (enum turn)header.turn;
+    return EDGE_OK;
+}
+
+edge_status edge_load(edge_session *s, const edge_stream *stream, edge_error *error)
+{
+    edge_status status = enter(s, error);
+    if (status)
+        return status;
+    if (!(status = check_stream(s, stream, error)) && stream->fd < 0 && !stream->buffer)
+        status = edge_fail(error, EDGE_BAD_ARGUMENT, "a state needs a file or a buffer");
+    if (status)
+        return leave(s, status);
+    context_reset(s);
+    s->system_count = 0;
+    s->turn = TURN_NEW;
+    if ((status = load(s, stream, error))) {
+        context_reset(s);
+        s->system_count = 0;
+        s->turn = TURN_NEW;
+    }
+    return leave(s, status);
+}
