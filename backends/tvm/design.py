@@ -21,6 +21,9 @@ class Design:
     exact: all products are in float32, rather than with activations quantized to 8 bits.
     timed: each thread records the times of its phases (`cpu/timing.py`).
     lora: matrices may have adapters, of any rank (`cpu/phases/adapt.py`).
+    embedded: for the C runtime (edge/embed/runtime), which runs passes of several targets in one library: the entry is
+    `edge_run_TARGET`, with C's calling convention, waiting calls edge_doze, waking edge_wake, and no weights are
+    streamed.
     """
 
     shape: Shape
@@ -34,6 +37,11 @@ class Design:
     target: Target
     timed: bool = False
     lora: bool = False
+    embedded: bool = False
+
+    def symbol(self, name: str) -> str:
+        """The name of a function of C, unique within an app."""
+        return f"edge_{name}_{self.target.name}" if self.embedded else f"edge_{name}"
 
     @classmethod
     def of(cls, layout: PackedLayout, kv_dtype: str, target: Target) -> Design:

@@ -43,6 +43,10 @@ class Target:
         """x86_64 or aarch64."""
         return str(self.llvm["mtriple"]).partition("-")[0]
 
+    @property
+    def is_apple(self) -> bool:
+        return "-apple-" in str(self.llvm["mtriple"])
+
 
 def _x86(cpu: str, *features: str) -> dict[str, Any]:
     return {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": cpu, "mattr": list(features), "num-cores": 2}
@@ -88,6 +92,24 @@ def choose_target(name: str | None = None) -> Target:
     if target not in runnable:
         raise UnsupportedError(f"this CPU has no {name}: choose {', '.join(target.name for target in runnable)}")
     return target
+
+
+def app_targets(machine: str, system: str) -> list[Target]:
+    """The targets whose code the library of an app has, the best first: those of the machine with vector instructions
+    for dot products, or nearly so.
+
+    Every one keeps to its instruction set whatever the device's CPU is, and to registers that the system leaves it:
+    x18 belongs to Android and to Apple's systems. Raises UnsupportedError for other machines.
+    """
+    found = [target for target in TARGETS if target.machine == machine and target.name != "generic"]
+    if not found or (system in ("ios", "macos") and machine != "aarch64"):
+        raise UnsupportedError(f"no library is made for {system} on {machine}: choose a device with ARM64 or x86-64")
+    if machine != "aarch64":
+        return found
+    apple = {"mtriple": "aarch64-apple-ios"} if system in ("ios", "macos") else {}
+    return [
+        replace(each, llvm=each.llvm | apple | {"mattr": [*each.llvm["mattr"], "+reserve-x18"]}) for each in found
+    ]  # fmt: skip
 
 
 def target_named(name: str, problem: str) -> Target:

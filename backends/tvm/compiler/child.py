@@ -1,8 +1,8 @@
 """The program that compiles and links a pass. It takes about 300 MiB and some seconds, once per design.
 
 TVM's compiler has a process of its own, so that its memory does not count against a run's budget. `compiled.py` sends
-the request through `edge.devices.child`: {"design": JSON, "out": [IMAGE] or [IMAGE, OBJECT]}. OBJECT is an object file
-for other linkers. Messages are {"done": the share of the work}.
+the request through `edge.devices.child`: {"design": JSON, "out": [IMAGE] or [IMAGE, OBJECT]}, of an embedded design
+[OBJECT]. OBJECT is an object file for other linkers. Messages are {"done": the share of the work}.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ def compile_pass(request: Any, say: Say) -> None:
     design = Design.from_json(request["design"])
     program = build(design)
     image, *wanted = map(Path, request["out"])
+    if design.embedded:
+        image.write_bytes(compile_object(program.entries, program.functions, design.target))
+        return
     if wanted:  # a single object file, which takes a single thread
         objects = [compile_object(program.entries, program.functions, design.target)]
         wanted[0].write_bytes(objects[0])

@@ -36,21 +36,21 @@ def compiled(design: Design, progress: Progress | None = None) -> Image:
     cannot be written.
     """
     make = functools.partial(compile_design, design, progress=progress)
-    return _load(cache.find_or_make("kernels", _key(design), ".img", make, about=_about(design)))
+    return _load(cache.find_or_make("kernels", design_key(design), ".img", make, about=about_design(design)))
 
 
 def is_compiled(design: Design) -> bool:
-    return cache.find("kernels", _key(design), ".img") is not None
+    return cache.find("kernels", design_key(design), ".img") is not None
 
 
 def install(design: Design, image: bytes) -> None:
     """Put an image that was compiled elsewhere into the cache. Raises EdgeError if that cannot be written."""
-    with cache.create("kernels", _key(design), ".img", _about(design)) as out:
+    with cache.create("kernels", design_key(design), ".img", about_design(design)) as out:
         out.write_bytes(image)
 
 
 def compile_design(design: Design, *out: Path, progress: Progress | None = None) -> None:
-    """Write the image, and to a second path the object file.
+    """Write the image, and to a second path the object file; of an embedded design only the object file.
 
     Raises EngineError if TVM's compiler fails, MissingExtraError if it is not installed.
     """
@@ -63,13 +63,13 @@ def compile_design(design: Design, *out: Path, progress: Progress | None = None)
     )  # fmt: skip
 
 
-def _key(design: Design) -> str:
+def design_key(design: Design) -> str:
     """A hash of everything that compiled code depends on, without the compiler if none is installed."""
     return hashlib.sha256(f"{design.to_json()}\n{source_hash(*PASS)}\n{compiler_size()}".encode()).hexdigest()[:32]
 
 
-def _about(design: Design) -> str:
-    marks = ", timed" * design.timed + ", LoRA" * design.lora
+def about_design(design: Design) -> str:
+    marks = ", timed" * design.timed + ", LoRA" * design.lora + ", for apps" * design.embedded
     return f"{design.shape.layers} layers, {design.kv_dtype} KV, {design.target.name}{marks}"
 
 

@@ -47,6 +47,8 @@ LORA = {"lora": "uint8"}  # one more argument of a pass with adapters
 class Program:
     """The functions of a design, ready for TVM's compiler: `run` and `move`, which the engine calls, and
     the functions that `run` calls: one for every unit of a step and of a chunk, by the names of the units.
+
+    `run` of an embedded design is a unit, since the C runtime calls it by C's convention.
     """
 
     entries: dict[str, Any]
@@ -63,17 +65,18 @@ class Program:
 
 def build(design: Design) -> Program:
     """Separate functions, because LLVM takes more than twice the time for one of twice the size."""
-    entries = {"run": run(design), "move": move_rows(design.shape, design.kv_dtype)}
     units = {
-        name: {_symbol(single, name): _unit(design, single, name) for single in (True, False)} for name in UNITS
+        name: {_symbol(design, single, name): _unit(design, single, name) for single in (True, False)} for name in UNITS
     }  # fmt: skip
-    return Program(entries, units)
+    if design.embedded:  # the runtime moves rows itself
+        return Program({}, units | {"run": {design.symbol("run"): run(design)}})
+    return Program({"run": run(design), "move": move_rows(design.shape, design.kv_dtype)}, units)
 
 
 def run(design: Design) -> Any:
     """The function that every thread calls: thread 0 once per job, waking the others; these once for all jobs."""
     with IRBuilder() as builder, T.prim_func(s_tir=True):
-        pointers, thread, _ = _declare(design, "run", layered=False)
+        pointers, thread, _ = _declare(design, design.symbol("run") if design.embedded else "run", layered=False)
         with _environment(design):
             _work(design, pointers, thread)
     return builder.get()
@@ -82,20 +85,20 @@ def run(design: Design) -> Any:
 def _unit(design: Design, single: bool, name: str) -> Any:
     """A unit as a function of its own, which `run` calls."""
     with IRBuilder() as builder, T.prim_func(s_tir=True):
-        pointers, thread, layer = _declare(design, _symbol(single, name), layered=True)
+        pointers, thread, layer = _declare(design, _symbol(design, single, name), layered=True)
         with _environment(design):
             UNITS[name](PassBuilder(design, single, pointers, thread), layer)
     return builder.get()
 
 
-def _symbol(single: bool, unit: str) -> str:
-    return f"edge_{'step' if single else 'chunk'}_{unit}"
+def _symbol(design: Design, single: bool, unit: str) -> str:
+    return design.symbol(f"{'step' if single else 'chunk'}_{unit}")
 
 
 def _declare(design: Design, symbol: str, *, layered: bool) -> tuple[dict[str, Any], Value, Value]:
     """The function being built: its name and its arguments. The last one, of units only, is the layer."""
     T.func_name(symbol)
-    T.func_attr({"global_symbol": symbol, "tirx.noalias": True})
+    T.func_attr({"global_symbol": symbol, "tirx.noalias": layered})  # the job changes while `run` waits
     types = POINTERS | memory_types(design.kv_dtype) | (TIMES if design.timed else {}) | (LORA if design.lora else {})
     pointers = {name: T.arg(name, T.ptr(dtype)) for name, dtype in types.items()}
     thread = T.arg("thread", T.int64())
@@ -105,7 +108,8 @@ def _declare(design: Design, symbol: str, *, layered: bool) -> tuple[dict[str, A
 @contextmanager
 def _environment(design: Design) -> Iterator[None]:
     """Attributes that TVM's lowering needs: the device of raw pointers, and the functions that are LLVM IR."""
-    functions = imports(design.target.machine, design.target.spins) + (timing.FUNCTIONS if design.timed else "")
+    functions = imports(design.target.machine, design.target.spins, embedded=design.embedded)
+    functions += timing.FUNCTIONS if design.timed else ""
     with T.attr(0, "device_id", 0), T.attr(0, "device_type", 1), T.attr(0, "pragma_import_llvm", functions):
         yield
 
@@ -150,7 +154,7 @@ def _work(design: Design, pointers: dict[str, Any], thread: Value) -> None:
             busy.value = T.int32(0)
 
         def call(single: bool, name: str, layer: Value) -> None:
-            T.evaluate(T.call_extern("int32", _symbol(single, name), *pointers.values(), thread, layer))
+            T.evaluate(T.call_extern("int32", _symbol(design, single, name), *pointers.values(), thread, layer))
 
         _job(design, kind, call)
 

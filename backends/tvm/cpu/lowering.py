@@ -7,6 +7,7 @@ functions like ours, whose loops are written out. So these go through the few ot
 from __future__ import annotations
 
 import os
+import re
 import sys
 import types
 from collections.abc import Mapping
@@ -36,7 +37,10 @@ def import_compiler() -> None:
 
 
 def compile_object(entries: Mapping[str, Any], functions: Mapping[str, Any], target: Target) -> bytes:
-    """The object file of TVM functions: entries have TVM's calling convention, the others C's."""
+    """The object file of TVM functions: entries have TVM's calling convention, the others C's.
+
+    For Apple's systems it is assembly text, so that Xcode's assembler notes the platform and its version.
+    """
     from tvm import IRModule, get_global_func
     from tvm.ir.transform import PassContext, Sequential
     from tvm.target import Target as Machine
@@ -55,6 +59,24 @@ def compile_object(entries: Mapping[str, Any], functions: Mapping[str, Any], tar
         ])(module)  # fmt: skip
         compiled = get_global_func("target.build.llvm")(module, machine)
     with work_folder() as folder:
-        path = folder / "pass.o"
-        compiled.write_to_file(str(path), "o")
-        return path.read_bytes()
+        path = folder / f"pass.{'s' if target.is_apple else 'o'}"
+        compiled.write_to_file(str(path), path.suffix[1:])
+        return _cleaned(path.read_text()).encode() if target.is_apple else _renamed(path.read_bytes())
+
+
+# TVM adds functions that convert float16 to every file, under the compiler library's names but with another calling
+# convention. In an app they would take the place of the library's.
+_CONVERSIONS = {b"__truncsfhf2": b"tvm_truncsf2", b"__extendhfsf2": b"tvm_extendsf2"}
+
+
+def _renamed(elf: bytes) -> bytes:
+    for name, other in _CONVERSIONS.items():
+        elf = elf.replace(b"\0%b\0" % name, b"\0%b\0" % other)
+    return elf
+
+
+def _cleaned(assembly: str) -> str:
+    """Mach-O assembly in which those functions are private, without information for debuggers and the platform."""
+    code = assembly.partition("\t.section\t__DWARF")[0] + ".subsections_via_symbols\n"
+    names = "|".join(f"_{name.decode()}" for name in _CONVERSIONS)
+    return re.sub(rf"^\t\.(loc|file|build_version|(globl|weak_definition)\t({names})\b).*\n", "", code, flags=re.M)

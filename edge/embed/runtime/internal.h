@@ -312,9 +312,13 @@ uint32_t pass_threads(const pass *p);
 float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observed);
 uint64_t pass_bytes(const pass *p); /* scratch */
 
-/* Compiled functions of an instruction set. Calling convention of TVM: see pass.c. */
-typedef int (*packed_function)(void *, void *, int32_t, void *);
-typedef struct { const char *isa; packed_function run; } compiled_pass;
+/* The compiled pass of an instruction set (backends/tvm/cpu/generator.py). Thread 0 calls it once for every job, and the
+ * function returns when the job is done; the other threads call it once, and it returns after the job QUIT. */
+typedef void compiled_run(int64_t *job, int32_t *lines, const uint8_t *weights, const int64_t *table, float *floats,
+                          int32_t *integers, void *keys, void *values, void *key_scales, void *value_scales,
+                          const int32_t *lengths, const int32_t *positions, const int32_t *tokens, float *logits,
+                          const float *rope, float *attention, const int32_t *starts, int64_t thread);
+typedef struct { const char *isa; compiled_run *run; } compiled_pass;
 extern const compiled_pass EDGE_PASSES[]; /* passes.c, written at export: the best first; ends with NULL */
 
 #endif

@@ -16,6 +16,8 @@ def evict_piece(b: PassBuilder, piece: Value) -> None:
     Blocks that come from a disk leave the page cache, too: the system would otherwise make room by evicting weights
     that stay, since all are read equally often.
     """
+    if b.design.embedded:
+        return
     with when(b.disk > 0):
         _advise(b, piece, _PAGEOUT)
     _advise(b, piece, _DONTNEED)
@@ -23,6 +25,8 @@ def evict_piece(b: PassBuilder, piece: Value) -> None:
 
 def evict_embeddings(b: PassBuilder) -> None:
     """Evict all blocks of embeddings. A thread that still reads one maps it again."""
+    if b.design.embedded:
+        return
     piece = last_piece(b)
     for half in (0, 2):
         _advise_blocks(b, b.piece_at(piece, half), i64(0), b.piece_at(piece, half + 1), _DONTNEED)

@@ -1,0 +1,76 @@
+"""Passes for apps: object files that the C runtime (edge/embed/runtime) calls, one for every instruction set."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from edge.backends.tvm.compiler.compiled import about_design, compile_design, design_key
+from edge.backends.tvm.design import Design
+from edge.backends.tvm.packing.layout import PackedLayout
+from edge.backends.tvm.targets import app_targets, with_tuning
+from edge.devices.host import usable_cores
+from edge.errors import UnsupportedError
+from edge.storage import cache
+
+_AT_ONCE = 2  # compilers, of 300 MiB each
+
+
+def embedded_designs(
+    layout: PackedLayout, kv_dtype: str, machine: str, system: str,
+    tuning: Callable[[str], Mapping[str, int]] | None = None, isas: Sequence[str] | None = None,
+) -> list[Design]:  # fmt: skip
+    """The designs of a model for all instruction sets of a machine, or for `isas` of them, the best first.
+
+    tuning: values that `edge tune` found for an instruction set. Raises UnsupportedError if the machine or the system
+    has none of them.
+    """
+    targets = [each for each in app_targets(machine, system) if isas is None or each.name in isas]
+    if not targets:
+        raise UnsupportedError(f"{machine} has none of the instruction sets {', '.join(isas or ())}")
+    if tuning is not None:
+        targets = [with_tuning(each, tuning(each.name)) for each in targets]
+    return [replace(Design.of(layout, kv_dtype, each), embedded=True) for each in targets]
+
+
+def embedded_objects(designs: Sequence[Design], progress: Callable[[float], None] | None = None) -> list[Path]:
+    """The object files of embedded designs, in their order; for Apple's systems assembly text. They lie in the cache,
+    where they are made if need be, so copy them soon.
+
+    Raises EngineError if TVM's compiler fails, MissingExtraError if there is none, CacheError.
+    """
+    shares = [0.0] * len(designs)
+
+    def make(number: int) -> Path:
+        def tell(share: float) -> None:
+            shares[number] = share
+            if progress is not None:
+                progress(sum(shares) / len(shares))
+
+        found = embedded_object(designs[number], tell)
+        tell(1.0)
+        return found
+
+    with ThreadPoolExecutor(min(_AT_ONCE, usable_cores())) as pool:
+        return list(pool.map(make, range(len(designs))))
+
+
+def embedded_object(design: Design, progress: Callable[[float], None] | None = None) -> Path:
+    """The same for one of them."""
+    make = functools.partial(compile_design, design, progress=progress)
+    suffix = ".s" if design.target.is_apple else ".o"
+    return cache.find_or_make("kernels", design_key(design), suffix, make, about=about_design(design))
+
+
+def passes_source(designs: Sequence[Design]) -> str:
+    """passes.c: the table of compiled passes, in the order in which the runtime tries them."""
+    declared = "".join(f"compiled_run {each.symbol('run')};\n" for each in designs)
+    rows = "".join(f'    {{"{each.target.name}", {each.symbol("run")}}},\n' for each in designs)
+    return (
+        "/* The compiled passes of this library, the best first. Written by edge export. */\n"
+        f'#include "internal.h"\n\n{declared}\n'
+        f"const compiled_pass EDGE_PASSES[] = {{\n{rows}    {{NULL, NULL}},\n}};\n"
+    )

@@ -1,0 +1,180 @@
+"""Passes for apps: object files with C functions for several instruction sets, which compute as the engine's own."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import open_golden
+from runtime_library import build
+
+from edge.backends.base import EngineConfig
+
+pytest.importorskip("tvm_ffi")
+
+from edge.backends.tvm import engine as engine_module
+from edge.backends.tvm.compiler.embedded import embedded_designs, embedded_objects, passes_source
+from edge.backends.tvm.cpu.arguments import LINE, Job
+from edge.backends.tvm.design import Design
+from edge.backends.tvm.memory import aligned_zeros
+from edge.backends.tvm.packing.layout import make_layout
+from edge.backends.tvm.targets import choose_target
+from edge.errors import UnsupportedError
+from edge.model.model import Model
+
+OUTSIDE = {"edge_doze", "edge_wake", "memset", "memcpy", "memmove"}  # the functions that a pass may call
+
+WAITING = """
+#define _GNU_SOURCE
+#include <linux/futex.h>
+#include <limits.h>
+#include <stdint.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+int32_t dozed, woken;
+int32_t edge_doze(int32_t *word, int32_t value);
+int32_t edge_wake(int32_t *word);
+int32_t edge_doze(int32_t *word, int32_t value)
+{
+    __atomic_add_fetch(&dozed, 1, __ATOMIC_SEQ_CST);
+    return (int32_t)syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, (void *)0);
+}
+int32_t edge_wake(int32_t *word)
+{
+    __atomic_add_fetch(&woken, 1, __ATOMIC_SEQ_CST);
+    return (int32_t)syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return open_golden("llama-gqa-tied").model
+
+
+@pytest.fixture(scope="module")
+def designs(model: Model) -> list[Design]:
+    """Of all instruction sets of x86-64."""
+    return embedded_designs(make_layout(model.file, model.spec), "f16", "x86_64", "linux")
+
+
+def symbols(path: Path, *options: str) -> set[str]:
+    said = subprocess.run(["nm", "-P", *options, path], capture_output=True, text=True, check=True).stdout
+    return {line.split()[0] for line in said.splitlines()}
+
+
+@pytest.mark.slow
+def test_several_passes_lie_in_one_library_and_call_nothing_else(designs: list[Design]) -> None:
+    assert [each.target.name for each in designs] == ["avx512vnni", "avxvnni", "avx2"]
+    seen = set[str]()
+    for design, path in zip(designs, embedded_objects(designs), strict=True):
+        name = design.target.name
+        assert symbols(path, "--undefined-only") <= OUTSIDE
+        defined = symbols(path, "--extern-only", "--defined-only")
+        public = {each for each in defined if each.startswith("edge_")}
+        assert f"edge_run_{name}" in public
+        assert {each.rpartition("_")[2] for each in public} == {name}
+        assert defined - public <= {"tvm_truncsf2", "tvm_extendsf2"}  # weak, and not in the way of a compiler's own
+        relocations = subprocess.run(["readelf", "-rW", path], capture_output=True, text=True, check=True).stdout
+        assert "edge_doze" in relocations
+        assert "sf2" not in relocations  # nor called: code of another instruction set could be linked
+        seen |= public
+    assert len(seen) == 3 * (2 * 7 + 1)
+
+
+class EmbeddedWorkers:
+    """The engine's threads, which run the embedded pass instead."""
+
+    run_pass: Callable[..., None]
+
+    def __init__(self, _image: object, threads: int, pointers: Sequence[ctypes.c_void_p]) -> None:
+        self._job, self._lines = aligned_zeros(len(Job.NAMES), "int64"), aligned_zeros((threads + 1) * LINE, "int32")
+        self._job[Job.slot("threads")] = threads
+        arrays = [ctypes.c_void_p(each.ctypes.data) for each in (self._job, self._lines)] + list(pointers)
+        self._arguments = [(*arrays, ctypes.c_int64(number)) for number in range(threads)]
+        self._others = [threading.Thread(target=type(self).run_pass, args=each) for each in self._arguments[1:]]
+        for each in self._others:
+            each.start()
+
+    def run(self, **numbers: int) -> None:
+        for name, value in numbers.items():
+            self._job[Job.slot(name)] = value
+        type(self).run_pass(*self._arguments[0])
+
+    def close(self) -> None:
+        self.run(kind=Job.QUIT)
+        for each in self._others:
+            each.join()
+
+
+@pytest.mark.slow
+def test_an_embedded_pass_computes_what_the_engine_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Model
+) -> None:
+    """Bit for bit, in chunks and steps, on three threads, which sleep and wake by the app's functions."""
+    layout, isa = make_layout(model.file, model.spec), choose_target().name
+    if isa == "generic":
+        pytest.skip("this CPU runs none of the embedded passes")
+    (design,) = embedded_designs(layout, "f16", platform.machine(), "linux", isas=[isa])
+    (tmp_path / "waiting.c").write_text(WAITING)
+    library = ctypes.CDLL(
+        str(build([tmp_path / "waiting.c", *embedded_objects([design])], ("-shared", "-fPIC"), ".so"))
+    )
+    config = EngineConfig(64, 16, "f16", threads=3)
+    tokens = np.random.default_rng(3).integers(3, model.spec.vocab, 33).astype(np.int32)
+
+    def answer() -> Any:
+        engine = engine_module.NativeEngine(model.file, model.spec, config)
+        logits = [engine.forward(tokens[:16]).copy(), engine.forward(tokens[16:29]).copy()]
+        logits += [engine.forward(tokens[at : at + 1]).copy() for at in range(29, 33)]
+        engine.close()
+        return logits
+
+    expected = answer()
+    function: Any = getattr(library, design.symbol("run"))
+    function.restype = None
+    EmbeddedWorkers.run_pass = function
+    monkeypatch.setattr(engine_module, "Workers", EmbeddedWorkers)
+    np.testing.assert_array_equal(answer(), expected)
+    assert ctypes.c_int32.in_dll(library, "dozed").value > 0
+    assert ctypes.c_int32.in_dll(library, "woken").value > 0
+
+
+def test_passes_are_listed_from_the_best_to_the_plainest(tmp_path: Path, designs: list[Design]) -> None:
+    source = passes_source(designs)
+    at = [source.index(f'{{"{name}", edge_run_{name}}}') for name in ("avx512vnni", "avxvnni", "avx2")]
+    assert at == sorted(at)
+    (tmp_path / "passes.c").write_text(source)
+    build([tmp_path / "passes.c"], ("-c",), ".o")  # it is what internal.h declares
+
+
+@pytest.mark.slow
+def test_passes_for_apple_are_assembly_text(model: Model) -> None:
+    """Without the platform's version, which Xcode's assembler adds, and without registers that Apple keeps."""
+    layout = make_layout(model.file, model.spec)
+    designs = embedded_designs(layout, "f16", "aarch64", "ios", isas=["dotprod"])
+    (path,) = embedded_objects(designs)
+    text = path.read_text()
+    assert path.suffix == ".s"
+    assert "\t.globl\t_edge_run_dotprod\n" in text
+    assert "\tbl\t_edge_doze\n" in text
+    assert "\tfmla" in text
+    assert not any(word in text for word in ("DWARF", ".build_version", ".loc", "syscall", "madvise", "x18"))
+    called = {line.split()[1] for line in text.splitlines() if line.startswith("\tbl\t")}
+    assert called <= {f"_{name}" for name in OUTSIDE} | {"_bzero"} | {
+        line[:-1] for line in text.splitlines() if line.endswith(":")
+    }
+
+
+def test_machines_without_embedded_passes_are_refused(model: Model) -> None:
+    layout = make_layout(model.file, model.spec)
+    for machine, system in (("riscv64", "linux"), ("x86_64", "ios")):
+        with pytest.raises(UnsupportedError, match=f"no library is made for {system} on {machine}"):
+            embedded_designs(layout, "f16", machine, system)
