@@ -176,9 +176,11 @@ def best_rows(
 
 
 def best(ranked: AnyArray, count: int) -> IntArray:
-    """The `count` rows that come first, in the order in which they came to the cache."""
+    """The `count` rows that come first, of equal ones the older, in the order in which they came to the cache."""
     if count == 0:
         return np.zeros(0, np.int32)
-    chosen = np.argpartition(ranked, count - 1)[:count]
-    chosen.sort()
-    return chosen.astype(np.int32)
+    last = np.partition(ranked, count - 1)[count - 1]
+    chosen = ranked < last
+    equal = np.flatnonzero(~chosen & ~(ranked > last))  # NaN, too
+    chosen[equal[: count - np.count_nonzero(chosen)]] = True
+    return np.flatnonzero(chosen).astype(np.int32)
