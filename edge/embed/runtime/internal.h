@@ -241,12 +241,14 @@ typedef struct {
     uint8_t *arrays[4];                /* keys, values, key scales, value scales */
     uint32_t widths[4], item[4];       /* elements of a row, bytes of an element */
     const float *normals;              /* [layers * kv_heads][head], NULL without reflections */
-    float *work;                       /* [2][head] */
+    float *work;                       /* [head] */
 } kv_rows;
 void rows_layout(arena *from, kv_rows *rows, const edge_model *model, uint32_t count);
 void rows_move(kv_rows *rows, uint32_t source, uint32_t target);
-void rows_key(const kv_rows *rows, uint32_t row, uint32_t head, float *key);     /* head: of all layers' */
-void rows_set_key(kv_rows *rows, uint32_t row, uint32_t head, const float *key);
+void rows_shift(kv_rows *rows, uint32_t source, uint32_t target, uint32_t count); /* neighbours, in whole tiles */
+void rows_release(kv_rows *rows, uint32_t first);                                 /* all from this one on, a tile's first */
+void rows_key(const kv_rows *rows, uint32_t row, uint32_t head, float *key);      /* head: of all layers' */
+void rows_set_key(kv_rows *rows, uint32_t row, uint32_t head, float *key);        /* may change the key */
 size_t rows_bytes(const kv_rows *rows);                                            /* of one row */
 void rows_save(const kv_rows *rows, uint32_t row, uint8_t *out);
 void rows_restore(kv_rows *rows, uint32_t row, const uint8_t *saved);
@@ -254,37 +256,38 @@ void rows_restore(kv_rows *rows, uint32_t row, const uint8_t *saved);
 /* ---- kv.c ---------------------------------------------------------------------------------------------------------- */
 
 /* Which rows there are: HeadKV, RowLists, PinnedKeys, Ring and Regions of backends/. Lists are one for all heads until a
- * policy keeps different rows in them. */
+ * policy keeps different rows in them; all heads keep equally many. */
 typedef struct kv kv;
 kv *kv_layout(arena *from, const edge_model *model);
 void kv_clear(kv *k);
-uint32_t kv_length(const kv *k);   /* rows in use, of the longest head */
+uint32_t kv_length(const kv *k);   /* rows in use */
 uint32_t kv_free(const kv *k);
 uint32_t kv_capacity(const kv *k);
 int64_t kv_next_position(const kv *k);
 int64_t kv_next_rope_position(const kv *k);
 bool kv_lengthened(const kv *k);                   /* whether LongRoPE's long factors hold now */
 void kv_expect(kv *k, uint32_t count);             /* so many tokens are about to come: chooses the factors */
-void kv_prepare(kv *k, uint32_t count);            /* fills starts, lengths, positions, attention for a pass */
+void kv_prepare(kv *k, uint32_t count);            /* at most a chunk, and kv_free: fills starts, lengths, positions,
+                                                      attention for a pass */
 void kv_appended(kv *k, uint32_t count);           /* the pass has written them */
-void kv_keep(kv *k, const int32_t *rows, uint32_t count);  /* of all heads, ascending; closes gaps */
-void kv_keep_heads(kv *k, const int32_t *const *rows, const uint32_t *counts); /* head by head */
+void kv_keep(kv *k, const int32_t *rows, uint32_t count);  /* the same of all heads, ascending; closes gaps */
+/* Others in each head, whose `count` rows `choose` writes, ascending. rows: room for them. */
+typedef void (*kv_choice)(void *from, uint32_t head, int32_t *rows);
+void kv_keep_heads(kv *k, uint32_t count, kv_choice choose, void *from, int32_t *rows);
 void kv_renumber(kv *k);
 bool kv_can_truncate(const kv *k, uint32_t length);
 void kv_truncate(kv *k, uint32_t length);
 void kv_shrink(kv *k, uint32_t capacity);
 uint64_t kv_bytes(const kv *k);                    /* of the rows that policies evict, at the present capacity */
 uint64_t kv_fixed(const kv *k);                    /* bytes of rings */
-/* For policies: of head h (of the layers without a ring), by logical row: attention [length] and positions. */
+/* For policies that observe: of a head of the layers without a ring, by logical row, attention and ages [length]. */
 uint32_t kv_heads(const kv *k);
-uint32_t kv_head_length(const kv *k, uint32_t head);
 void kv_attention(const kv *k, uint32_t head, float *paid, int32_t *ages);
-void kv_clear_attention(kv *k);
 /* The pass's arguments, in the order of generator.POINTERS from "keys" on. */
 typedef struct { void *keys, *values, *key_scales, *value_scales; int32_t *lengths, *positions; float *paid; int32_t *starts; } kv_pointers;
 kv_pointers kv_arguments(kv *k);
 uint64_t kv_saved_bytes(const kv *k);
-void kv_save(const kv *k, bool (*out)(void *to, const void *bytes, size_t size), void *to);
+bool kv_save(const kv *k, bool (*out)(void *to, const void *bytes, size_t size), void *to);
 edge_status kv_load(kv *k, bool (*in)(void *from, void *bytes, size_t size), void *from, edge_error *error);
 
 /* ---- policy.c ------------------------------------------------------------------------------------------------------- */
@@ -293,7 +296,7 @@ typedef struct policy policy;
 policy *policy_layout(arena *from, const edge_model *model);
 bool policy_evicts(const policy *p);
 bool policy_observes(const policy *p); /* every query: h2o */
-/* Evicts until no more than `budget` rows are left. Returns how many went (on average where heads differ). */
+/* Evicts until no more than `budget` rows are left. Returns how many went. */
 uint32_t policy_shrink(policy *p, kv *k, uint32_t budget);
 /* Evicts until `count` more fit, as Context.make_room. False if it may not evict and they do not fit. */
 bool policy_make_room(policy *p, kv *k, uint32_t count, uint64_t *evicted);

@@ -87,7 +87,9 @@ static bool config_is_possible(const edge_config *c)
         && c->policy <= POLICY_H2O && c->kv_dtype <= KV_INT4;
     bool rings = within(c->whole, 1, c->layers) && c->ringed == c->layers - c->whole && c->windowed <= 1
         && (c->ringed ? c->windowed && within(c->ring_rows, 1, c->capacity) && within(c->ring_window, 1, 1 << 30)
-                      : !c->ring_rows && !c->ring_window);
+                            && (c->ring_rows == c->capacity || c->ring_rows >= c->ring_window + c->chunk)
+                      : !c->ring_rows && !c->ring_window)
+        && (uint64_t)c->layers * c->kv_heads * (c->capacity + 15) <= INT32_MAX; /* rows of the cache */
     bool angles = within(c->rope_kinds, 1, MOST_KINDS) && c->long_from <= 1 << 30 && c->tempered <= 1
         && (!c->tempered || (c->temper_period && number_within(c->temper_slope, -1e6, 1e6)));
     bool sampled = number_within(c->temperature, 0, 100) && number_within(c->top_p, 0, 1)

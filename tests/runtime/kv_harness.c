@@ -1,0 +1,119 @@
+/* A session's KV cache and policy, for tests that call them through ctypes. */
+#define _DEFAULT_SOURCE
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+/* Until platform.c is there. */
+void *map_memory(size_t size);
+edge_status map_file(const edge_source *source, mapping *file, edge_error *error);
+void unmap_file(mapping *file);
+
+void *map_memory(size_t size)
+{
+    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+void release_memory(void *memory, size_t size)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), first = ((uintptr_t)memory + page - 1) / page * page;
+    uintptr_t end = ((uintptr_t)memory + size) / page * page;
+    if (end > first)
+        madvise((void *)first, end - first, MADV_DONTNEED);
+}
+
+edge_status map_file(const edge_source *source, mapping *file, edge_error *error)
+{
+    (void)source, (void)file;
+    return edge_fail(error, EDGE_UNSUPPORTED, "tests of the KV cache map no file");
+}
+
+void unmap_file(mapping *file)
+{
+    (void)file;
+}
+
+typedef struct {
+    edge_model model;
+    kv *cache;
+    policy *policy;
+    void *memory;
+    size_t size;
+} kv_session;
+
+kv_session *make_session(const void *config, const void *layers, const void *angles, const void *normals);
+void free_session(kv_session *session);
+kv *session_kv(kv_session *session);
+policy *session_policy(kv_session *session);
+size_t save_session(kv_session *session, uint8_t *out);
+edge_status load_session(kv_session *session, const uint8_t *saved, size_t size, edge_error *error);
+
+kv_session *make_session(const void *config, const void *layers, const void *angles, const void *normals)
+{
+    kv_session *session = calloc(1, sizeof *session);
+    if (!session)
+        return NULL;
+    session->model.config = config;
+    session->model.layers = layers;
+    session->model.sections[SECTION_ANGLES] = angles;
+    session->model.sections[SECTION_NORMALS] = normals;
+    arena from = {NULL, 0};
+    kv_layout(&from, &session->model);
+    policy_layout(&from, &session->model);
+    session->size = from.used;
+    session->memory = map_memory(from.used);
+    if (!session->memory)
+        return NULL;
+    from = (arena){session->memory, 0};
+    session->cache = kv_layout(&from, &session->model);
+    session->policy = policy_layout(&from, &session->model);
+    if (from.used != session->size)
+        return NULL;
+    return session;
+}
+
+void free_session(kv_session *session)
+{
+    munmap(session->memory, session->size);
+    free(session);
+}
+
+kv *session_kv(kv_session *session) { return session->cache; }
+policy *session_policy(kv_session *session) { return session->policy; }
+
+typedef struct { uint8_t *out; const uint8_t *in, *end; } bytes;
+
+static bool put(void *to, const void *from, size_t size)
+{
+    bytes *b = to;
+    memcpy(b->out, from, size);
+    b->out += size;
+    return true;
+}
+
+static bool get(void *from, void *to, size_t size)
+{
+    bytes *b = from;
+    if ((size_t)(b->end - b->in) < size)
+        return false;
+    memcpy(to, b->in, size);
+    b->in += size;
+    return true;
+}
+
+/* `out` has kv_saved_bytes. Returns the bytes that were written. */
+size_t save_session(kv_session *session, uint8_t *out)
+{
+    bytes b = {out, NULL, NULL};
+    return kv_save(session->cache, put, &b) ? (size_t)(b.out - out) : 0;
+}
+
+edge_status load_session(kv_session *session, const uint8_t *saved, size_t size, edge_error *error)
+{
+    bytes b = {NULL, saved, saved + size};
+    return kv_load(session->cache, get, &b, error);
+}

@@ -1,0 +1,251 @@
+"""The KV cache of the C runtime beside its Python twin: the same rows go into both."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+from runtime_library import load_runtime
+
+from edge.backends.base import EngineConfig
+from edge.backends.head_kv import HeadKV
+from edge.backends.ring import LayerKinds
+from edge.backends.rope import CacheRope, Rotation
+from edge.backends.tvm.kv.householder import reflect
+from edge.backends.tvm.kv.regions import make_regions
+from edge.backends.tvm.kv.row_formats import FORMATS, encode, pack_keys
+from edge.backends.tvm.kv.rows import Rows
+from edge.backends.tvm.kv.store import Arena, NativeStore, make_kv
+from edge.backends.tvm.packing.layout import Shape
+from edge.embed.model_file import ANGLES, CONFIG, KV_DTYPES, LAYER, POLICIES
+from edge.kv import make_policy, pinned_rows
+from edge.model.architectures.angles import Angles
+from edge.run.context import Context
+from edge.types import AnyArray, FloatArray, IntArray
+
+HARNESS = Path(__file__).parent / "runtime" / "kv_harness.c"
+SOURCES = ("rows.c", "kv.c", "kv_keys.c", "kv_state.c", "policy.c", "model.c", "error.c")
+
+
+@dataclass(frozen=True)
+class Case:
+    """windows, kinds: of each layer. long_from: where LongRoPE's long factors begin. keep: pinned rows."""
+
+    policy: str = "streaming"
+    dtype: str = "f16"
+    windows: tuple[int, ...] = (0, 0)
+    kinds: tuple[int, ...] = (0, 0)
+    kv_heads: int = 2
+    head: int = 32
+    pairs: int = 16
+    capacity: int = 60
+    chunk: int = 16
+    context: int = 4096
+    long_from: int = 0
+    keep: int = 4
+    evict_step: int = 5
+
+    @property
+    def rule(self) -> Any:
+        return make_policy(self.policy, self.keep, keep=self.keep)
+
+    def rotation(self, long: bool = False) -> Rotation:
+        angles = []
+        for kind in range(max(self.kinds) + 1):
+            radians = (10000.0 * (1 + kind)) ** (-np.arange(self.pairs) / self.pairs) / (1 + 2 * long)
+            angles.append(Angles(radians, 1.0 + 0.1 * long))
+        return Rotation(tuple(angles), self.kinds, self.head // 2, halves=False)
+
+
+class TwoRopes(CacheRope):
+    """Angles without a model's file."""
+
+    def __init__(self, case: Case) -> None:
+        self._limit = case.long_from or None
+        self._short, self._long = case.rotation(), case.rotation(long=True)
+        self.clear()
+
+
+def make_twin(case: Case, normals: FloatArray) -> HeadKV[NativeStore[Rows]]:
+    layers = len(case.windows)
+    shape = Shape(
+        layers, 64, case.kv_heads, case.kv_heads, case.head, 64, 64, 1e-5, any(case.windows), "rms", "silu", True,
+        1.0, 1.0, 1.0, False, 0.0, 0.0, 1.0,
+    )  # fmt: skip
+    rule = case.rule
+    config = EngineConfig(
+        case.capacity, case.chunk, case.dtype, 1, observes=bool(rule.needs.queries), per_head=rule.needs.looks,
+        pinned=pinned_rows(rule) if rule.close_gaps else 0,
+    )  # fmt: skip
+    kinds = LayerKinds.of(case.windows)
+    regions, rings = make_regions(kinds, case.kv_heads, config, case.context)
+
+    def move_rows(_: object, pairs: IntArray) -> None:
+        for name in rows.arrays:
+            rows.scatter(name, pairs[:, 1], rows.gather(name, pairs[:, 0]))
+
+    rows = Rows(rings.size + regions.size, shape.padded_head, case.dtype, normals, move_rows)
+    arena = Arena(shape, rows, observes=config.observes)
+    return make_kv(arena, kinds, regions, rings, TwoRopes(case), "key", config)
+
+
+def make_context(case: Case, kv: object) -> Context:
+    """Policies as a session applies them."""
+    engine = SimpleNamespace(kv=kv, spec=SimpleNamespace(context=case.context))
+    plan = SimpleNamespace(kv_policy=case.policy, sinks=case.keep, evict_step=case.evict_step)
+    return Context(cast(Any, engine), cast(Any, plan), None, None, cast(Any, None))
+
+
+class Pointers(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_void_p)
+        for name in ("keys", "values", "key_scales", "value_scales", "lengths", "positions", "paid", "starts")
+    ]
+
+
+CHOICE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, ctypes.POINTER(ctypes.c_int32))
+
+
+def library() -> Any:
+    c = load_runtime(*SOURCES, HARNESS)
+    pointer, u32, u64 = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64
+    for name, result, arguments in (
+        ("make_session", pointer, [pointer] * 4),
+        ("free_session", None, [pointer]),
+        ("session_kv", pointer, [pointer]),
+        ("session_policy", pointer, [pointer]),
+        ("save_session", ctypes.c_size_t, [pointer, pointer]),
+        ("load_session", ctypes.c_int32, [pointer, ctypes.c_char_p, ctypes.c_size_t, pointer]),
+        ("kv_arguments", Pointers, [pointer]),
+        ("kv_next_position", ctypes.c_int64, [pointer]),
+        ("kv_next_rope_position", ctypes.c_int64, [pointer]),
+        ("kv_lengthened", ctypes.c_bool, [pointer]),
+        ("kv_can_truncate", ctypes.c_bool, [pointer, u32]),
+        ("kv_bytes", u64, [pointer]),
+        ("kv_fixed", u64, [pointer]),
+        ("kv_saved_bytes", u64, [pointer]),
+        ("kv_keep", None, [pointer, pointer, u32]),
+        ("kv_keep_heads", None, [pointer, u32, CHOICE, pointer, pointer]),
+        ("kv_attention", None, [pointer, u32, pointer, pointer]),
+        ("policy_shrink", u32, [pointer, pointer, u32]),
+        ("policy_make_room", ctypes.c_bool, [pointer, pointer, u32, ctypes.POINTER(u64)]),
+        *((f"kv_{each}", u32, [pointer]) for each in ("length", "free", "capacity", "heads")),
+        *((f"kv_{each}", None, [pointer, u32]) for each in ("expect", "prepare", "appended", "truncate", "shrink")),
+        *((f"kv_{each}", None, [pointer]) for each in ("renumber", "clear")),
+    ):
+        function = getattr(c, name)
+        function.restype, function.argtypes = result, arguments
+    return c
+
+
+@dataclass
+class InC:
+    """A session's cache and policy in C, with the methods of the Python twins."""
+
+    case: Case
+    normals: FloatArray
+    evicted: ctypes.c_uint64 = field(default_factory=ctypes.c_uint64)
+
+    def __post_init__(self) -> None:
+        case, self.c = self.case, library()
+        config, kinds, rule = np.zeros(1, CONFIG), LayerKinds.of(case.windows), case.rule
+        for name, value in {
+            "layers": len(case.windows), "kv_heads": case.kv_heads, "head": case.head, "context": case.context,
+            "capacity": case.capacity, "chunk": case.chunk, "evict_step": case.evict_step,
+            "sinks": pinned_rows(rule), "policy": POLICIES.index(rule.name), "kv_dtype": KV_DTYPES.index(case.dtype),
+            "whole": len(kinds.whole), "ringed": len(kinds.ringed),
+            "ring_rows": kinds.ring_rows(case.capacity, case.chunk), "ring_window": kinds.window,
+            "windowed": any(case.windows), "rope_kinds": max(case.kinds) + 1, "long_from": case.long_from,
+            "recent": getattr(rule, "recent", 0), "aging": getattr(rule, "aging", 0),
+        }.items():  # fmt: skip
+            config[name] = value
+        layers = np.zeros(len(case.windows), LAYER)
+        layers["window"], layers["rope"] = case.windows, case.kinds
+        layers["ringed"] = [layer in kinds.ringed for layer in range(len(layers))]
+        self._kept = [config, layers, np.frombuffer(_angles(case), np.uint8), self.normals]
+        self.session = self.c.make_session(*(each.ctypes.data for each in self._kept))
+        self.kv, self.policy = self.c.session_kv(self.session), self.c.session_policy(self.session)
+
+    def close(self) -> None:
+        self.c.free_session(self.session)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *arguments: getattr(self.c, f"kv_{name}")(self.kv, *arguments)
+
+    def array(self, name: str, like: AnyArray) -> AnyArray:
+        """The memory that a pass reads and writes, as the twin's array."""
+        at = getattr(self.c.kv_arguments(self.kv), name)
+        return np.frombuffer((ctypes.c_uint8 * like.nbytes).from_address(at), like.dtype)
+
+    def rows_like(self, twin: Rows) -> Rows:
+        """The same memory with the twin's functions."""
+        same = copy(twin)
+        same.arrays = {name: self.array(name, array) for name, array in twin.arrays.items()}
+        return same
+
+    def keep(self, rows: IntArray) -> None:
+        self.c.kv_keep(self.kv, rows.ctypes.data, rows.size)
+
+    def keep_heads(self, rows: Sequence[IntArray]) -> None:
+        room = np.zeros(self.case.capacity, np.int32)
+
+        def choose(_: object, head: int, out: Any) -> None:
+            ctypes.memmove(out, rows[head].ctypes.data, rows[head].nbytes)
+
+        self.c.kv_keep_heads(self.kv, rows[0].size, CHOICE(choose), None, room.ctypes.data)
+
+    def make_room(self, count: int) -> bool:
+        return bool(self.c.policy_make_room(self.policy, self.kv, count, ctypes.byref(self.evicted)))
+
+    def evict(self, budget: int) -> None:
+        self.evicted.value += self.c.policy_shrink(self.policy, self.kv, budget)
+
+    def ages(self) -> AnyArray:
+        """[heads, length]."""
+        ages = np.zeros((self.c.kv_heads(self.kv), self.c.kv_length(self.kv)), np.int32)
+        paid = np.zeros(ages.shape, np.float32)
+        for head, (one, other) in enumerate(zip(paid, ages, strict=True)):
+            self.c.kv_attention(self.kv, head, one.ctypes.data, other.ctypes.data)
+        return ages
+
+    def save(self) -> bytes:
+        out = np.zeros(self.c.kv_saved_bytes(self.kv), np.uint8)
+        assert self.c.save_session(self.session, out.ctypes.data) == out.size
+        return out.tobytes()
+
+    def load(self, saved: bytes) -> int:
+        return int(self.c.load_session(self.session, saved, len(saved), None))
+
+
+def _angles(case: Case) -> bytes:
+    parts = []
+    for long in (False, True):
+        for angles in case.rotation(long).angles:
+            head, radians = np.zeros(1, ANGLES), np.zeros(case.head // 2)
+            head["pairs"], head["magnitude"] = angles.radians.size, angles.magnitude
+            radians[: angles.radians.size] = angles.radians
+            parts += [head.tobytes(), radians.tobytes()]
+    return b"".join(parts)
+
+
+def new_rows(twin: HeadKV[NativeStore[Rows]], count: int, rng: np.random.Generator) -> AnyArray:
+    """Random keys and values behind the last rows, as a pass writes them. Returns the rows of the arena."""
+    rows, found = twin.store.rows, []
+    for store in twin.stores:
+        for index, head in enumerate(store.heads):
+            at = store.regions.starts[index] + store.lengths[index] + np.arange(count)
+            keys = rng.standard_normal((count, store.head)).astype(np.float32)
+            codes, scales = encode(rows.dtype, reflect(keys, rows.normals[head]))
+            rows.scatter("keys", at, pack_keys(rows.dtype, codes))
+            rows.scatter("key_scales", at, scales)
+            values = rng.integers(0, 60, (count, rows.width("values")))
+            rows.scatter("values", at, values.astype(FORMATS[rows.dtype].memory))
+            rows.scatter("value_scales", at, rng.random((count, rows.width("value_scales"))))
+            found.append(at)
+    return np.concatenate(found)

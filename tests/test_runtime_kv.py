@@ -1,0 +1,139 @@
+"""The KV cache of the C runtime and its Python twin: the same operations leave the same bytes in the same places."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from runtime_kv import Case, InC, make_context, make_twin, new_rows
+
+from edge.backends.base import RewindError
+
+RINGED = {"windows": (20, 0, 9), "kinds": (1, 0, 1)}
+CASES = {
+    "streaming": Case(),
+    "f32": Case(dtype="f32", kv_heads=1, head=16, pairs=8),
+    "int8": Case(dtype="int8", head=80, pairs=40),
+    "int4": Case(dtype="int4", head=160, pairs=48),
+    "pinned": Case(dtype="int8", keep=19),
+    "window": Case("window", keep=0),
+    "full": Case("full", capacity=200),
+    "h2o": Case("h2o", context=150),
+    "h2o int4": Case("h2o:aging=0,recent=0.25", "int4", capacity=45),
+    "ring": Case(**RINGED),
+    "ring int8": Case("h2o", "int8", **RINGED, context=150),
+    "all windowed": Case(windows=(12, 30)),
+    "long": Case(long_from=40, capacity=90, **RINGED),
+    "long h2o": Case("h2o", long_from=80),
+}
+STEPS = 60
+
+
+class Pair:
+    """Both caches, and what is done to them."""
+
+    def __init__(self, case: Case, seed: int) -> None:
+        self.case, self.rng = case, np.random.default_rng(seed)
+        heads = len(case.windows) * case.kv_heads
+        self.normals = self.rng.standard_normal((heads, case.head)).astype(np.float32)
+        self.normals /= np.linalg.norm(self.normals, axis=-1, keepdims=True)
+        self.twin, self.c = make_twin(case, self.normals), InC(case, self.normals)
+        self.context = make_context(case, self.twin)
+
+    def run(self, count: int) -> None:
+        count = min(count, self.case.chunk)
+        fits = self.context.make_room(count)
+        assert self.c.make_room(count) == fits
+        self.check()
+        if not fits:
+            return
+        self.twin.expect(count)
+        self.c.expect(count)
+        self.twin.prepare(count)
+        self.c.prepare(count)
+        arena = self.twin.store.arena
+        for name in ("starts", "lengths"):
+            np.testing.assert_array_equal(self.c.array(name, getattr(arena, name)), getattr(arena, name))
+        rows, other = arena.rows, self.c.rows_like(arena.rows)
+        new = new_rows(self.twin, count, self.rng)
+        for name in rows.arrays:
+            other.scatter(name, new, rows.gather(name, new))
+        self.twin.appended(count)
+        self.c.appended(count)
+        paid = self.rng.integers(0, 4, arena.paid.size).astype(np.float32)  # many rows are equally good
+        arena.paid += paid
+        self.c.array("paid", arena.paid)[:] += paid
+
+    def step(self) -> None:
+        twin, c, rng = self.twin, self.c, self.rng
+        name = rng.choice(["run", "run", "run", "one", "evict", "keep", "truncate", "shrink", "renumber", "save"])
+        if name in ("run", "one"):
+            self.run(1 if name == "one" else int(rng.integers(1, self.case.chunk + 1)))
+        elif name == "evict":
+            budget = int(rng.integers(max(1, twin.length // 2), twin.length + 2))
+            self.context.shrink(budget)
+            c.evict(budget)
+        elif name == "keep" and self.context.policy.evicts:
+            count = int(rng.integers(twin.length // 2, twin.length + 1))
+            heads = int(twin.head_lengths.size)
+            rows = [np.sort(rng.permutation(twin.length)[:count]).astype(np.int32) for _ in range(heads)]
+            if self.context.policy.close_gaps:
+                twin.keep(rows[0], close_gaps=True)
+                c.keep(rows[0])
+            else:
+                twin.keep_heads(rows)
+                c.keep_heads(rows)
+        elif name == "truncate":
+            self.truncate(int(rng.integers(max(0, twin.length - 30), twin.length + 1)))
+        elif name == "shrink" and rng.random() < 0.2:
+            capacity = max(1, twin.length, twin.capacity - int(rng.integers(1, 20)))
+            twin.shrink(capacity)
+            c.shrink(capacity)
+        elif name == "renumber" and rng.random() < 0.3:
+            twin.renumber()
+            c.renumber()
+        elif name == "save" and twin.capacity == self.case.capacity:
+            saved = c.save()
+            c.close()
+            self.c = InC(self.case, self.normals, c.evicted)
+            assert self.c.load(saved) == 0
+            assert self.c.save() == saved
+        self.check()
+
+    def truncate(self, length: int) -> None:
+        allowed = self.c.can_truncate(length)
+        try:
+            self.twin.truncate(length)
+        except RewindError:
+            assert not allowed
+            return
+        assert allowed
+        self.c.truncate(length)
+
+    def check(self) -> None:
+        twin, c = self.twin, self.c
+        assert (c.length(), c.free(), c.capacity()) == (twin.length, twin.free, twin.capacity)
+        assert (c.next_position(), c.next_rope_position()) == (twin.next_position, twin.next_rope_position)
+        assert c.lengthened() == bool(twin.rope.suffix)
+        assert (c.bytes(), c.fixed()) == (twin.nbytes - twin.fixed, twin.fixed)
+        assert c.evicted.value == self.context.evicted
+        for store in twin.stores:
+            rows = store.regions.rows(np.arange(store.lengths.max())).reshape(-1)
+            other = c.rows_like(store.rows)
+            for name in store.rows.arrays:
+                np.testing.assert_array_equal(other.gather(name, rows), store.rows.gather(name, rows), name)
+            for name, array, wanted in (
+                ("positions", store.arena.positions, store._windowed), ("paid", store.arena.paid, store.observes),
+            ):  # fmt: skip
+                if wanted:
+                    np.testing.assert_array_equal(c.array(name, array)[rows], array[rows])
+        if twin.store.observes:
+            np.testing.assert_array_equal(c.ages(), twin.ages.reshape(len(twin.lengths), -1))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_operations_leave_the_same_rows(name: str) -> None:
+    for seed in range(3):
+        pair = Pair(CASES[name], seed)
+        for _ in range(STEPS):
+            pair.step()
+        pair.c.close()
