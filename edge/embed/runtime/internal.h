@@ -1,6 +1,6 @@
 /* What the files of the runtime know of each other, from the ground up:
  *
- *     platform.c                     memory, files, clocks, threads and instruction sets of the system
+ *     platform.c   cpu.c             memory, files, clocks and threads of the system; instruction sets and cores
  *     error.c                        messages
  *     model.c                        model.edge: sections, checked once
  *     tokenizer.c  chat.c            text to ids and back; the chat template as data
@@ -38,22 +38,32 @@ void release_memory(void *memory, size_t size);   /* whole pages become zeros an
 typedef struct { const uint8_t *data; uint64_t size; void *base; size_t mapped; } mapping;
 edge_status map_file(const edge_source *source, mapping *file, edge_error *error);
 void unmap_file(mapping *file);
-void prefetch_memory(const void *memory, size_t size); /* becomes resident, if the system can */
+void prefetch_memory(const void *memory, size_t size); /* of a file: the system begins to read it, if it can */
 int64_t read_fd(int32_t fd, void *to, uint64_t size);      /* bytes, less than `size` at the end of a file; -1 */
 int64_t write_fd(int32_t fd, const void *from, uint64_t size);
 double now_seconds(void);                         /* monotonic */
 double cpu_seconds(void);                         /* of this process */
 void sleep_seconds(double seconds);
 uint64_t random_seed(void);
-uint32_t fastest_cores(void);                     /* of the cluster of the highest clock, at least 1 */
-uint64_t isa_features(void);                      /* bits, by ISA_NAMES in platform.c */
-bool runs_isa(const char *name);                  /* avx512vnni, avxvnni, avx2, i8mm, dotprod, neon */
-typedef struct { uint64_t opaque[2]; } worker;
-bool start_worker(worker *thread, void *(*work)(void *), void *argument, uint64_t cpu_mask);
+typedef struct { uint64_t handle; void *(*work)(void *); void *argument; uint64_t cpu_mask; } worker; /* stays put */
+bool start_worker(worker *thread, void *(*work)(void *), void *argument, uint64_t cpu_mask); /* mask 0: any CPU */
 void join_worker(worker *thread);
-/* Called by compiled passes: sleep while *word == value (may return early), and wake all who sleep there. */
+/* Binds the calling thread to CPUs; false: it is where it was. Otherwise `unbind_thread` takes it back there. */
+typedef struct { uint64_t bits[16]; } cpu_binding;
+bool bind_thread(uint64_t cpu_mask, cpu_binding *before);
+void unbind_thread(const cpu_binding *before);
+/* Called by compiled passes: sleep while *word == value (may return early), and wake all who sleep there. The word is the
+ * first of a line (LINE of backends/tvm/cpu/arguments.py) that was zero and prepared. */
+enum { LINE = 32 };
+void prepare_line(int32_t line[LINE]);
 int32_t edge_doze(int32_t *word, int32_t value);
 int32_t edge_wake(int32_t *word);
+
+/* ---- cpu.c ------------------------------------------------------------------------------------------------------ */
+
+uint32_t fastest_cores(void);                     /* of the cluster of the highest clock, at least 1 */
+uint64_t isa_features(void);                      /* bits, by ISA_NAMES in cpu.c */
+bool runs_isa(const char *name);                  /* avx512vnni, avxvnni, avx2, generic, i8mm, dotprod, neon */
 
 /* ---- an arena --------------------------------------------------------------------------------------------------- */
 

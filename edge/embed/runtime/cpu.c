@@ -1,0 +1,172 @@
+/* What the CPU can do, and how many of its cores are fast. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <sched.h>
+#include <string.h>
+#include <unistd.h>
+#if defined(__APPLE__)
+#include <sys/sysctl.h>
+#else
+#include <sys/auxv.h>
+#endif
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#include "internal.h"
+
+/* ---- instruction sets -------------------------------------------------------------------------------------------- */
+
+static const char *const ISA_NAMES[] = {"avx512vnni", "avxvnni", "avx2", "generic", "i8mm", "dotprod", "neon"};
+enum { AVX512VNNI, AVXVNNI, AVX2, GENERIC, I8MM, DOTPROD, NEON, ISAS };
+
+#if defined(__x86_64__)
+
+typedef struct { uint32_t eax, ebx, ecx, edx; } registers;
+
+static registers ask_cpu(uint32_t leaf, uint32_t part)
+{
+    registers r = {0, 0, 0, 0};
+    __get_cpuid_count(leaf, part, &r.eax, &r.ebx, &r.ecx, &r.edx); /* zeros if it has no such leaf */
+    return r;
+}
+
+/* Registers that the system saves when it switches threads, if OSXSAVE says that there is an answer. */
+static uint32_t saved_registers(void)
+{
+    uint32_t low, high;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return low;
+}
+
+static bool has_all(uint32_t bits, uint32_t wanted)
+{
+    return (bits & wanted) == wanted;
+}
+
+/* By the bits of Intel's manual (volume 2A, CPUID). avx2 stands for x86-64-v3, avx512 for x86-64-v4. */
+uint64_t isa_features(void)
+{
+    enum { FMA = 1u << 12, SSE42 = 1u << 20, MOVBE = 1u << 22, POPCNT = 1u << 23, OSXSAVE = 1u << 27, AVX = 1u << 28,
+           F16C = 1u << 29 };
+    enum { BMI1 = 1u << 3, AVX2_ = 1u << 5, BMI2 = 1u << 8, AVX512F = 1u << 16, AVX512DQ = 1u << 17,
+           AVX512CD = 1u << 28 };
+    const uint32_t AVX512BW = 1u << 30, AVX512VL = 1u << 31, VNNI512 = 1u << 11, VNNI = 1u << 4, LZCNT = 1u << 5;
+    const uint32_t YMM = 0x6, ZMM = 0xE6;
+    uint64_t found = 1u << GENERIC;
+    registers basic = ask_cpu(1, 0), more = ask_cpu(7, 0), newer = ask_cpu(7, 1), extended = ask_cpu(0x80000001, 0);
+    if (!has_all(basic.ecx, FMA | SSE42 | MOVBE | POPCNT | OSXSAVE | AVX | F16C) || !has_all(saved_registers(), YMM)
+        || !has_all(more.ebx, BMI1 | AVX2_ | BMI2) || !has_all(extended.ecx, LZCNT))
+        return found;
+    found |= 1u << AVX2;
+    if (has_all(newer.eax, VNNI))
+        found |= 1u << AVXVNNI;
+    if (has_all(more.ebx, AVX512F | AVX512DQ | AVX512CD | AVX512BW | AVX512VL) && has_all(more.ecx, VNNI512)
+        && has_all(saved_registers(), ZMM))
+        found |= 1u << AVX512VNNI;
+    return found;
+}
+
+#elif defined(__APPLE__)
+
+static bool has_feature(const char *name)
+{
+    int32_t value = 0;
+    size_t size = sizeof value;
+    return !sysctlbyname(name, &value, &size, NULL, 0) && value;
+}
+
+uint64_t isa_features(void)
+{
+    bool dot = has_feature("hw.optional.arm.FEAT_DotProd"), i8mm = has_feature("hw.optional.arm.FEAT_I8MM");
+    return 1u << NEON | (dot ? 1u << DOTPROD : 0) | (dot && i8mm ? 1u << I8MM : 0);
+}
+
+#else
+
+uint64_t isa_features(void)
+{
+    const uint64_t DOT = 1u << 20, MATRIX = 1u << 13; /* of Linux's asm/hwcap.h: HWCAP_ASIMDDP, HWCAP2_I8MM */
+    bool dot = getauxval(AT_HWCAP) & DOT, i8mm = getauxval(AT_HWCAP2) & MATRIX;
+    return 1u << NEON | (dot ? 1u << DOTPROD : 0) | (dot && i8mm ? 1u << I8MM : 0);
+}
+
+#endif
+
+bool runs_isa(const char *name)
+{
+    for (uint32_t i = 0; i < ISAS; i++)
+        if (!strcmp(name, ISA_NAMES[i]))
+            return isa_features() >> i & 1;
+    return false;
+}
+
+/* ---- cores ------------------------------------------------------------------------------------------------------- */
+
+#ifdef __APPLE__
+
+uint32_t fastest_cores(void)
+{
+    int32_t count = 0;
+    size_t size = sizeof count;
+    if (sysctlbyname("hw.perflevel0.physicalcpu", &count, &size, NULL, 0) || count < 1)
+        count = 1;
+    return (uint32_t)count;
+}
+
+#else
+
+enum { MOST_CPUS = 1024 };
+typedef struct { uint64_t bits[MOST_CPUS / 64]; } cpu_bits;
+
+/* The first number in /sys/devices/system/cpu/cpuN/FILE; `otherwise` if there is none. */
+static uint32_t cpu_number(uint32_t cpu, const char *file, uint32_t otherwise)
+{
+    char path[96] = "/sys/devices/system/cpu/cpu", text[16] = "";
+    size_t at = strlen(path);
+    for (uint32_t digit = cpu < 10 ? 1 : cpu < 100 ? 10 : cpu < 1000 ? 100 : 1000; digit; digit /= 10)
+        path[at++] = (char)('0' + cpu / digit % 10);
+    memcpy(path + at, file, strlen(file) + 1);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return otherwise;
+    int64_t length = read_fd(fd, text, sizeof text - 1);
+    close(fd);
+    if (length < 1 || text[0] < '0' || text[0] > '9')
+        return otherwise;
+    uint32_t number = 0;
+    for (const char *digit = text; *digit >= '0' && *digit <= '9' && number < 100000000; digit++)
+        number = number * 10 + (uint32_t)(*digit - '0');
+    return number;
+}
+
+/* Physical cores that this process may run on; on ARM those of the highest clock, since the others would be waited for.
+ * Elsewhere clocks differ between cores that are alike. */
+uint32_t fastest_cores(void)
+{
+#if defined(__aarch64__)
+    const char *clock = "/cpufreq/cpuinfo_max_freq";
+#else
+    const char *clock = "/none";
+#endif
+    cpu_bits allowed = {{0}}, cores = {{0}};
+    sched_getaffinity(0, sizeof allowed, (cpu_set_t *)&allowed);
+    uint32_t best = 0, count = 0;
+    for (uint32_t cpu = 0; cpu < MOST_CPUS; cpu++) {
+        if (!(allowed.bits[cpu / 64] >> cpu % 64 & 1))
+            continue;
+        uint32_t speed = cpu_number(cpu, clock, 0), core = cpu_number(cpu, "/topology/thread_siblings_list", cpu);
+        if (speed < best || core >= MOST_CPUS)
+            continue;
+        if (speed > best) {
+            best = speed;
+            cores = (cpu_bits){{0}};
+            count = 0;
+        }
+        count += !(cores.bits[core / 64] >> core % 64 & 1);
+        cores.bits[core / 64] |= 1ull << core % 64;
+    }
+    return count ? count : 1;
+}
+
+#endif

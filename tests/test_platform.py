@@ -1,0 +1,207 @@
+"""What the C runtime takes from the system: memory, files, clocks, threads that wait for each other, instruction sets."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import platform
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from runtime_library import build, load_runtime
+
+from edge.backends.tvm.targets import TARGETS, _cpu_flags
+from edge.devices.host import usable_cores
+
+BARRIER = Path(__file__).parent / "embed" / "barrier.c"
+PARTS = ("platform.c", "cpu.c", "error.c")
+ON_ADDRESS = "-DEDGE_WAIT_ON_ADDRESS"  # as on Apple's systems
+ADDRESSES = """
+#include <linux/futex.h>
+#include <limits.h>
+#include <stddef.h>
+#include <stdint.h>
+long syscall(long, ...);
+int os_sync_wait_on_address(void *, uint64_t, size_t, uint32_t);
+int os_sync_wake_by_address_all(void *, size_t, uint32_t);
+int os_sync_wait_on_address(void *address, uint64_t value, size_t size, uint32_t flags)
+{
+    return size == 4 && !flags ? (int)syscall(202, address, FUTEX_WAIT_PRIVATE, (int32_t)value, NULL) : -1;
+}
+int os_sync_wake_by_address_all(void *address, size_t size, uint32_t flags)
+{
+    return size == 4 && !flags ? (int)syscall(202, address, FUTEX_WAKE_PRIVATE, INT_MAX) : -1;
+}
+"""
+
+
+class Error(ctypes.Structure):
+    _fields_ = (("size", ctypes.c_uint32), ("code", ctypes.c_int32), ("message", ctypes.c_char * 248))
+
+
+class Source(ctypes.Structure):
+    _fields_ = (
+        ("size", ctypes.c_uint32), ("path", ctypes.c_char_p), ("fd", ctypes.c_int32),
+        ("offset", ctypes.c_uint64), ("length", ctypes.c_uint64),
+    )  # fmt: skip
+
+
+class Mapping(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p), ("size", ctypes.c_uint64), ("base", ctypes.c_void_p), ("mapped", ctypes.c_size_t),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def system() -> Any:
+    library = load_runtime(*PARTS)
+    for name in ("now_seconds", "cpu_seconds"):
+        getattr(library, name).restype = ctypes.c_double
+    for name in ("read_fd", "write_fd"):
+        getattr(library, name).restype = ctypes.c_int64
+    library.map_memory.restype = ctypes.c_void_p
+    library.random_seed.restype = library.isa_features.restype = ctypes.c_uint64
+    library.runs_isa.restype = ctypes.c_bool
+    return library
+
+
+def map_file(system: Any, source: Source) -> bytes | str:
+    """The mapped bytes, or the message of the error."""
+    source.size = ctypes.sizeof(source)
+    found, error = Mapping(), Error(ctypes.sizeof(Error))
+    if system.map_file(ctypes.byref(source), ctypes.byref(found), ctypes.byref(error)):
+        assert error.code == -2
+        assert not found.base
+        return bytes(error.message).decode()
+    data = ctypes.string_at(found.data, found.size)
+    system.unmap_file(ctypes.byref(found))
+    return data
+
+
+def test_files_are_mapped_whole_or_in_part(system: Any, tmp_path: Path) -> None:
+    content, path = os.urandom(3 * mmap.PAGESIZE + 100), tmp_path / "model.edge"
+    path.write_bytes(content)
+    assert map_file(system, Source(path=bytes(path))) == content
+    with open(path, "rb") as file:
+        file.seek(7)
+        assert map_file(system, Source(fd=file.fileno())) == content
+        assert map_file(system, Source(fd=file.fileno(), offset=5000, length=4000)) == content[5000:9000]
+        assert map_file(system, Source(fd=file.fileno(), offset=8192)) == content[8192:]
+        assert file.tell() == 7
+
+
+def test_files_that_cannot_be_mapped_are_refused(system: Any, tmp_path: Path) -> None:
+    path = tmp_path / "model.edge"
+    assert map_file(system, Source(path=bytes(path))) == f"cannot open {path}: check that it is there and may be read"
+    path.write_bytes(b"")
+    assert map_file(system, Source(path=bytes(path))) == "model.edge is empty: copy it again"
+    path.write_bytes(b"x" * 100)
+    for offset, length in ((101, 0), (0, 101), (50, 51), (2**64 - 1, 2), (1, 2**64 - 1)):
+        assert "but its file ends after 100" in map_file(system, Source(path=bytes(path), offset=offset, length=length))
+    assert "must be a file on a disk" in map_file(system, Source(path=bytes(tmp_path)))
+    ends = os.pipe()
+    assert "must be a file on a disk" in map_file(system, Source(fd=ends[0]))
+    assert "must be a file on a disk" in map_file(system, Source(fd=9999))
+    for end in ends:
+        os.close(end)
+
+
+def test_files_are_read_and_written_whole(system: Any) -> None:
+    """Through a pipe, which takes and gives parts."""
+    content = np.frombuffer(os.urandom(1 << 20), np.uint8)
+    found = np.zeros(content.size + 1, np.uint8)
+    out, into = os.pipe()
+
+    def write() -> None:
+        assert system.write_fd(into, ctypes.c_void_p(content.ctypes.data), ctypes.c_uint64(content.size)) == content.size
+        os.close(into)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert system.read_fd(out, ctypes.c_void_p(found.ctypes.data), ctypes.c_uint64(found.size)) == content.size
+    writer.join()
+    os.close(out)
+    np.testing.assert_array_equal(found[:-1], content)
+    assert system.read_fd(out, ctypes.c_void_p(found.ctypes.data), ctypes.c_uint64(1)) == -1
+    assert system.write_fd(into, ctypes.c_void_p(found.ctypes.data), ctypes.c_uint64(1)) == -1
+
+
+def test_whole_pages_are_returned_and_are_zero(system: Any) -> None:
+    pages = 64
+    address = system.map_memory(ctypes.c_size_t(pages * mmap.PAGESIZE))
+    memory = np.ctypeslib.as_array((ctypes.c_uint8 * (pages * mmap.PAGESIZE)).from_address(address))
+    assert not memory.any()
+    memory[:] = 7
+    before = resident()
+    system.release_memory(ctypes.c_void_p(address + 10), ctypes.c_size_t((pages - 1) * mmap.PAGESIZE))
+    assert before - resident() >= (pages - 2) * mmap.PAGESIZE
+    assert (memory[: mmap.PAGESIZE] == 7).all()
+    assert not memory[mmap.PAGESIZE : -mmap.PAGESIZE].any()
+    assert (memory[-mmap.PAGESIZE :] == 7).all()
+    system.release_memory(ctypes.c_void_p(address + 10), ctypes.c_size_t(100))  # no whole page
+    assert memory[10] == 7
+    system.unmap_memory(ctypes.c_void_p(address), ctypes.c_size_t(pages * mmap.PAGESIZE))
+    assert not system.map_memory(ctypes.c_size_t(1 << 62))
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+def test_clocks_and_seeds(system: Any) -> None:
+    assert system.now_seconds() == pytest.approx(time.monotonic(), abs=0.5)
+    assert system.cpu_seconds() == pytest.approx(time.process_time(), abs=0.5)
+    start = time.monotonic()
+    system.sleep_seconds(ctypes.c_double(0.02))
+    assert time.monotonic() - start >= 0.02
+    for none in (0.0, -1.0, float("nan")):
+        system.sleep_seconds(ctypes.c_double(none))
+    assert len({system.random_seed() for _ in range(100)}) == 100
+
+
+def test_instruction_sets_are_those_of_the_python_engine(system: Any) -> None:
+    machine = platform.machine()
+    for target in TARGETS:
+        expected = target.machine == machine and target.flags <= _cpu_flags()
+        assert system.runs_isa(target.name.encode()) == expected, target.name
+    assert not system.runs_isa(b"sve")
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="counts the cores of the fastest cluster only")
+def test_fast_cores_are_the_physical_ones_that_may_be_used(system: Any) -> None:
+    assert system.fastest_cores() == usable_cores()
+
+
+@pytest.mark.parametrize("waiting", ["futex", "address", "condition"])
+@pytest.mark.parametrize("checked", ["", "-fsanitize=thread"], ids=["plain", "tsan"])
+def test_threads_wait_for_each_other(tmp_path: Path, waiting: str, checked: str) -> None:
+    more: list[str | Path] = []
+    flags = [] if waiting == "futex" else [ON_ADDRESS]
+    if waiting == "address":
+        more.append(tmp_path / "addresses.c")
+        (tmp_path / "addresses.c").write_text(ADDRESSES)
+        flags.append("-rdynamic")
+    program = build([*PARTS, BARRIER, *more], [*flags, *([checked] if checked else [])])
+    threads, rounds = 4, 500
+    done = subprocess.run([program, str(threads), str(rounds)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == rounds * threads * (threads + 1) // 2
+
+
+def test_the_same_runs_on_arm() -> None:
+    if shutil.which("qemu-aarch64-static") is None:
+        pytest.skip("no qemu-aarch64-static")
+    program = build([*PARTS, BARRIER], ["-static"], compiler="aarch64-linux-gnu-gcc")
+    assert said_by(["qemu-aarch64-static", str(program), "3", "100"]) == "600"
+
+
+def said_by(command: Sequence[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
