@@ -123,6 +123,11 @@ class NativeEngine:
             raise UnsupportedError("this engine was loaded without EngineConfig.observes")
         self._observed, self._votes = queries, votes
 
+    @property
+    def normals(self) -> FloatArray:
+        """Of the reflections of keys (kv/householder.py), float32 [heads of all layers, head]; else zeros."""
+        return self._arena.rows.normals
+
     def set_lora(self, lora: Lora | None) -> None:
         """See AdaptedEngine. Compiled code reads the table anew in every pass."""
         check_lora(lora, self.config)

@@ -27,6 +27,12 @@ def plan_for(profile: DeviceProfile, file: GGUFFile, spec: ModelSpec, options: O
     if profile.name == HOST:
         return plan_here(file, spec, options, more)[1]
     engine = backend_elsewhere(options.backend, file, spec, profile.system)
+    options, limit = for_device(profile, options)
+    return make_plan(spec, engine, options, elsewhere=limit, more=more)
+
+
+def for_device(profile: DeviceProfile, options: Options) -> tuple[Options, MemoryLimit]:
+    """The options with the threads of another device, and its memory. Raises InputError."""
     if profile.memory is None and options.memory is None:
         raise InputError(
             f"the profile of {profile.name} does not say how much memory it has: say --memory, such as --memory 4GiB"
@@ -36,4 +42,4 @@ def plan_for(profile: DeviceProfile, file: GGUFFile, spec: ModelSpec, options: O
     most = min(profile.memory or options.memory or 0, options.memory or profile.memory or 0)
     limit = MemoryLimit(most, "budget" if most == options.memory else profile.name)
     threads = options.threads or profile.cores or _CORES
-    return make_plan(spec, engine, replace(options, threads=threads, memory=None), elsewhere=limit, more=more)
+    return replace(options, threads=threads, memory=None), limit

@@ -92,10 +92,11 @@ def make_plan(
     options: Options | None = None,
     elsewhere: MemoryLimit | None = None,
     more: int = 0,
+    process: int | None = None,
 ) -> Plan:
     """Choose how to run `spec` within `options.memory`, or within what the system grants. elsewhere: the memory of
-    another device, if the plan is for that one: then nothing counts that was tuned on this. more: bytes that this
-    process will hold besides what it holds now and what the engine adds.
+    another device, if the plan is for that one: then nothing counts that was tuned on this. process: bytes that the
+    process holds before the engine is loaded; None: those of this one, which will hold `more` besides.
 
     Raises BudgetError, naming the smallest budget that would do; InputError for impossible options;
     UnsupportedError for what the engine lacks.
@@ -108,7 +109,7 @@ def make_plan(
     card = gpu_limit(options, choices[0].gpu)
     release_free_memory()  # what building the tokenizer left behind would otherwise be counted twice
     use = memory_use()
-    before = _Before(use.rss + more, 0 if elsewhere else use.peak)
+    before = _Before(use.rss + more, 0 if elsewhere else use.peak) if process is None else _Before(process, 0)
     for choice, config, counted in before.count(choices):
         if before.needs(counted) <= limit.bytes and (card is None or counted.gpu <= card.bytes):
             return _plan(choice, config, counted, limit, card, before)
@@ -143,7 +144,7 @@ def plan_with_lora(plan: Plan, spec: ModelSpec, backend: Backend, size: LoraSize
 
 @dataclass(frozen=True)
 class _Before:
-    """This process before anything is loaded: bytes, now and at most."""
+    """The process before anything is loaded: bytes, now and at most."""
 
     resident: int
     peak: int

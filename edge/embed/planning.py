@@ -1,0 +1,58 @@
+"""The plan of a bundle: the native engine's, in a process without Python."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
+
+from edge.backends import tvm
+from edge.backends.base import Backend, EngineConfig, Footprint
+from edge.devices.profile import DeviceProfile
+from edge.devices.profiles import HOST
+from edge.embed.model_file import POLICIES
+from edge.errors import InputError, UnsupportedError
+from edge.kv import make_policy
+from edge.kv.policy import Policy
+from edge.model.spec import ModelSpec
+from edge.options import AUTO, Options
+from edge.plan.device import for_device
+from edge.plan.plan import Plan, make_plan
+
+RUNTIME_BYTES = 3 << 20  # measured: a C program with the library, its code, stacks and working memory
+
+
+def plan_bundle(profile: DeviceProfile, spec: ModelSpec, options: Options, tables: int) -> tuple[Plan, Policy]:
+    """The plan for a device, and its KV policy. tables: bytes of model.edge besides the weights.
+
+    Raises BudgetError if nothing fits, UnsupportedError for what the C runtime lacks, and InputError.
+    """
+    _check(options)
+    options = replace(options, backend=tvm.NAME)
+    engine, process = cast(Backend, SimpleNamespace(**vars(tvm) | {"footprint": _footprint})), RUNTIME_BYTES + tables
+    if profile.name == HOST:
+        plan = make_plan(spec, engine, options, process=process)
+    else:
+        options, limit = for_device(profile, options)
+        plan = make_plan(spec, engine, options, elsewhere=limit, process=process)
+    return plan, make_policy(plan.kv_policy, options.sinks, options.keep or 0)
+
+
+def _footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
+    """The weights are mapped, and never streamed: on other devices the system pages them as it likes."""
+    return replace(tvm.footprint(spec, config), runtime=0, streamed=0, least_weights=None)
+
+
+def _check(options: Options) -> None:
+    if options.backend not in (AUTO, tvm.NAME):
+        raise InputError(f"--backend {options.backend}: edge export compiles with the {tvm.NAME} engine")
+    name = options.kv_policy.partition(":")[0]
+    if name not in (AUTO, *POLICIES):
+        make_policy(options.kv_policy)  # an unknown name is another error
+        raise UnsupportedError(f"an exported model has no KV policy {name}: choose auto, {', '.join(POLICIES)}")
+    for flag, value in (
+        ("--lora", options.lora), ("--provider", options.provider), ("--gpu-layers", options.gpu_layers),
+        ("--gpu-memory", options.gpu_memory), ("--prompt-cache", options.prompt_cache),
+    ):  # fmt: skip
+        if value is not None:
+            raise UnsupportedError(f"an exported model cannot have {flag}: leave it out")
