@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import subprocess
 from pathlib import Path
+from random import Random
 
 from conftest import GOLDEN
-from runtime_library import build
+from runtime_library import build, load_runtime
 
 from edge.backends.base import EngineConfig
 from edge.backends.tvm.packing.layout import make_layout
@@ -56,3 +59,15 @@ def write_golden(path: Path, name: str = "llama-one-layer", policy: str = "strea
     packed = path.with_name("packed")
     pack_weights(model.file, layout, packed)
     return sections | {Section.WEIGHTS: packed.read_bytes()}
+
+
+def test_hashes_are_sha256() -> None:
+    library, random = load_runtime("hash.c"), Random(0)
+    for length in (*range(130), 1000, 4096):
+        data, cut = random.randbytes(length), random.randint(0, length)
+        hasher, digest = ctypes.create_string_buffer(256), ctypes.create_string_buffer(32)
+        library.hash_start(hasher)
+        for part in (data[:cut], data[cut:]):
+            library.hash_add(hasher, part, ctypes.c_uint64(len(part)))
+        library.hash_end(hasher, digest)
+        assert digest.raw == hashlib.sha256(data).digest(), length

@@ -6,6 +6,7 @@ Little-endian: a header, a table of sections, and the sections, each at a multip
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
@@ -43,6 +44,8 @@ class Section(IntEnum):
 
     CONFIG, LAYERS, DESIGNS, ANGLES, NORMALS, STRINGS, TOKENIZER, WORDS, CHAT, WEIGHTS = range(1, 11)
 
+
+_TRUSTED = (Section.CONFIG, Section.LAYERS, Section.DESIGNS, Section.ANGLES, Section.NORMALS)
 
 POLICIES = ("full", "streaming", "window", "h2o")  # in the order of POLICY_FULL …
 KV_DTYPES = ("f32", "f16", "int8", "int4")  # in the order of KV_F32 …
@@ -165,6 +168,16 @@ def normals_section(normals: FloatArray) -> bytes:
 
 def strings_section(name: str, license: str, policy: str, kv_dtype: str) -> bytes:
     return b"".join(text.replace("\0", " ").encode() + b"\0" for text in (name, license, policy, kv_dtype))
+
+
+def trusted_source(sections: Mapping[Section, bytes]) -> str:
+    """trusted.c: the hash of the sections by which compiled code works, unchecked. The library takes no others."""
+    digest = hashlib.sha256(b"".join(sections.get(each, b"") for each in _TRUSTED)).digest()
+    numbers = ", ".join(map(str, digest))
+    return (
+        "/* The model.edge that this library is for. Written by edge export. */\n"
+        f'#include "internal.h"\n\nconst uint8_t EDGE_TRUSTED[32] = {{{numbers}}};\n'
+    )
 
 
 def write_model(

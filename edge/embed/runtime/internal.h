@@ -2,7 +2,7 @@
  *
  *     platform.c   cpu.c             memory, files, clocks and threads of the system; instruction sets and cores
  *     error.c                        messages
- *     model.c                        model.edge: sections, checked once
+ *     model.c      hash.c            model.edge: sections, checked once
  *     tokenizer.c  chat.c            text to ids and back; the chat template as data
  *     sampler.c    stops.c           ids from logits; stop strings
  *     governor.c                     budgets: the decisions of edge/run/governor.py
@@ -28,6 +28,13 @@
 
 /* In model.c. Sets *error (unless NULL), shortened to what fits, and returns code. Knows %s (const char *), %d (int64_t). */
 edge_status edge_fail(edge_error *error, edge_status code, const char *form, ...);
+
+/* ---- hash.c ---------------------------------------------------------------------------------------------------- */
+
+typedef struct { uint32_t state[8]; uint64_t length; uint8_t block[64]; } hasher; /* SHA-256 */
+void hash_start(hasher *h);
+void hash_add(hasher *h, const void *data, uint64_t size);
+void hash_end(hasher *h, uint8_t digest[32]);
 
 /* ---- platform.c ------------------------------------------------------------------------------------------------ */
 
@@ -333,5 +340,7 @@ typedef void compiled_run(int64_t *job, int32_t *lines, const uint8_t *weights, 
                           const float *rope, float *attention, const int32_t *starts, int64_t thread);
 typedef struct { const char *isa; compiled_run *run; } compiled_pass;
 extern const compiled_pass EDGE_PASSES[]; /* passes.c, written at export: the best first; ends with NULL */
+/* SHA-256 of the sections CONFIG, LAYERS, DESIGNS, ANGLES and NORMALS, one behind the other: trusted.c, from export. */
+extern const uint8_t EDGE_TRUSTED[32];
 
 #endif

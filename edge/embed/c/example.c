@@ -1,0 +1,95 @@
+/* A chat in a terminal: cc example.c -I. libedge.a -lm -lpthread -o chat && ./chat
+ *
+ *     chat [MODEL] [-p PROMPT] [-n TOKENS] [-s SYSTEM]
+ *
+ * MODEL is model.edge beside the program, unless it is named. With -p: answers this, and ends. A line of your own is a
+ * turn; an empty one, or Ctrl-D, ends the chat. Ctrl-C ends an answer.
+ */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "edge.h"
+
+static edge_session *session;
+static edge_error error = {.size = sizeof(edge_error)};
+
+static void check(edge_status status)
+{
+    if (status < 0) {
+        fprintf(stderr, "chat: %s\n", error.message);
+        exit(1);
+    }
+}
+
+static void on_interrupt(int number)
+{
+    (void)number;
+    edge_cancel(session); /* the only function that may be called while another one runs */
+}
+
+static void answer(const char *text, size_t length)
+{
+    check(edge_append(session, EDGE_USER, text, length, &error));
+    edge_piece piece = {.size = sizeof piece};
+    while (!piece.finish) {
+        check(edge_next(session, &piece, &error));
+        fwrite(piece.text, 1, piece.length, stdout);
+        fflush(stdout);
+    }
+    putchar('\n');
+}
+
+static void talk(void)
+{
+    static char line[1 << 16];
+    while (fputs("> ", stdout), fflush(stdout), fgets(line, sizeof line, stdin)) {
+        size_t length = strcspn(line, "\n");
+        if (!length)
+            break;
+        answer(line, length);
+        edge_usage use = {.size = sizeof use};
+        check(edge_use(session, &use, &error));
+        fprintf(stderr, "[%u of %u rows, %.1f s]\n", use.rows, use.capacity, use.seconds);
+    }
+}
+
+static const char *beside(const char *program) /* the path of model.edge */
+{
+    static char path[4096];
+    const char *end = strrchr(program, '/');
+    snprintf(path, sizeof path, "%.*smodel.edge", end ? (int)(end - program + 1) : 0, program);
+    return path;
+}
+
+int main(int count, char **words)
+{
+    edge_source source = {.size = sizeof source, .path = beside(words[0]), .fd = -1};
+    edge_options options = EDGE_OPTIONS;
+    const char *prompt = NULL, *system = NULL;
+    for (int i = 1; i < count; i++) {
+        const char *next = i + 1 < count ? words[i + 1] : "";
+        if (!strcmp(words[i], "-p"))
+            prompt = next, i++;
+        else if (!strcmp(words[i], "-s"))
+            system = next, i++;
+        else if (!strcmp(words[i], "-n"))
+            options.max_tokens = (uint32_t)strtoul(next, NULL, 10), i++;
+        else
+            source.path = words[i];
+    }
+    edge_model *model;
+    check(edge_open(&source, &model, &error));
+    check(edge_begin(model, &options, &session, &error));
+    if (system)
+        check(edge_append(session, EDGE_SYSTEM, system, strlen(system), &error));
+    signal(SIGINT, on_interrupt);
+    if (prompt)
+        answer(prompt, strlen(prompt));
+    else
+        talk();
+    edge_end(session);
+    check(edge_close(model, &error));
+    return 0;
+}
