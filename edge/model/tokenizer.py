@@ -107,15 +107,15 @@ class Tokenizer:
         fields = file.metadata
         check_known(file)
         self.kind: str = fields["tokenizer.ggml.model"]
-        rule = _pre_tokenizer(file) if self.kind == "gpt2" else None
+        self.rule = rule = _pre_tokenizer(file) if self.kind == "gpt2" else None
         self.size = file.count("tokenizer.ggml.tokens")
         if self.size != file.tensors["token_embd.weight"].shape[1]:
             raise ModelFormatError(f"{file.path}: {self.size} tokens, but another number of embeddings")
-        self._vocabulary = open_vocabulary(file, self.kind)
-        text = self._vocabulary.text
-        self._control = frozenset(self._vocabulary.of_kind(CONTROL))
-        self._literal = frozenset(self._vocabulary.of_kind(USER_DEFINED))
-        self._bytes = {token: _byte_of(text(token), file) for token in self._vocabulary.of_kind(BYTE)}
+        self.vocabulary = open_vocabulary(file, self.kind)
+        text = self.vocabulary.text
+        self._control = frozenset(self.vocabulary.of_kind(CONTROL))
+        self._literal = frozenset(self.vocabulary.of_kind(USER_DEFINED))
+        self._bytes = {token: _byte_of(text(token), file) for token in self.vocabulary.of_kind(BYTE)}
 
         self.bos_id = _token_id(file, "bos", self.size)
         self.eos_id = _token_id(file, "eos", self.size)
@@ -138,17 +138,17 @@ class Tokenizer:
             raise UnsupportedError(f"{file.path}: {SPACES} is {brief(self.spaces)}, which is not supported")
 
         self._special_ids = {**by_text, **{text(i): i for i in self._literal}}
-        self._literal_ids = {text(i): i for i in self._literal if not MARK.fullmatch(text(i))}
+        self.literal_ids = {text(i): i for i in self._literal if not MARK.fullmatch(text(i))}
         self.swallowing: set[int] = set()
         if re.search("phi-?3", str(fields.get("general.name")), re.IGNORECASE):
             # Its control tokens swallow the space after them; no field says so.
             self.swallowing = {i for n, i in by_text.items() if n not in ("<unk>", "<s>", "<|endoftext|>")}
-        self._literal_pattern = _alternatives(self._literal_ids)
+        self._literal_pattern = _alternatives(self.literal_ids)
         self._special_pattern = _alternatives(self._special_ids)
-        self._unknown = _token_id(file, "unknown", self.size) if self.kind == "llama" else None
+        self.unknown_id = _token_id(file, "unknown", self.size) if self.kind == "llama" else None
         self._pre_tokenizer = rule.build() if rule else None
-        self._composes = self.kind == "gpt2" and _composes(file)
-        self._whole_words = rule is not None and rule.whole_words
+        self.composes = self.kind == "gpt2" and _composes(file)
+        self.whole_words = rule is not None and rule.whole_words
         self._symbols = lru_cache(maxsize=4096)(self._find_symbols)
         self._merge_word = lru_cache(maxsize=4096)(self._merge)
         self.piece = lru_cache(maxsize=4096)(self._piece)
@@ -171,7 +171,7 @@ class Tokenizer:
     def _encode_block(self, text: str, special: bool, start: bool) -> list[int]:
         text = well_formed(text)
         pattern, by_text = (
-            (self._special_pattern, self._special_ids) if special else (self._literal_pattern, self._literal_ids)
+            (self._special_pattern, self._special_ids) if special else (self._literal_pattern, self.literal_ids)
         )
         ids: list[int] = []
         parts = pattern.split(text) if pattern else [text]  # plain, special, plain, special, ... plain
@@ -194,30 +194,30 @@ class Tokenizer:
         bytes; SentencePiece merges a text as one word, which is cut here so that tokens of words can be remembered."""
         if self._pre_tokenizer is None:
             return (_GEMMA4_CUT if self.kind == "gemma4" else _SPM_CUT).split(text.replace(" ", "▁"))
-        composed = normalizers.NFC().normalize_str(text) if self._composes else text
+        composed = normalizers.NFC().normalize_str(text) if self.composes else text
         return [word for word, _ in self._pre_tokenizer.pre_tokenize_str(composed)]
 
     def _merge(self, word: str) -> list[int]:
         """The tokens of a word; callers must not change the list."""
-        whole_word = self._whole_words or (self.kind == "gemma4" and word.startswith("\n"))
-        if whole_word and (whole := self._vocabulary.find_plain(word)) is not None:
+        whole_word = self.whole_words or (self.kind == "gemma4" and word.startswith("\n"))
+        if whole_word and (whole := self.vocabulary.find_plain(word)) is not None:
             return [whole]
         ids: list[int] = []
         for char in word:
             found = self._symbols(char)
-            if found != [self._unknown] or ids[-1:] != found:  # unknown characters in a row are one unknown token
+            if found != [self.unknown_id] or ids[-1:] != found:  # unknown characters in a row are one unknown token
                 ids += found
-        return self._vocabulary.merge(ids)
+        return self.vocabulary.merge(ids)
 
     def _find_symbols(self, char: str) -> list[int]:
         """The tokens of a character before any merging: its own, those of its bytes, the unknown one, or none."""
-        if (own := self._vocabulary.find_plain(char)) is not None:
+        if (own := self.vocabulary.find_plain(char)) is not None:
             return [own]
         if self.kind == "gpt2":
             return []
-        parts = [self._vocabulary.find_plain(f"<0x{byte:02X}>") for byte in char.encode()]
+        parts = [self.vocabulary.find_plain(f"<0x{byte:02X}>") for byte in char.encode()]
         known = [part for part in parts if part is not None]
-        return known if len(known) == len(parts) else [] if self._unknown is None else [self._unknown]
+        return known if len(known) == len(parts) else [] if self.unknown_id is None else [self.unknown_id]
 
     def _wants_space(self, part: str, *, first: bool) -> bool:
         """Whether a space goes before text that opens a prompt (`first`) or follows a control token."""
@@ -237,22 +237,22 @@ class Tokenizer:
     def library_form(self) -> Merger:
         """The same tokenizer as the `tokenizers` library stores it; control tokens have names that no text has."""
         names = [_HIDDEN + self.text(i) if i in self._control else self.text(i) for i in range(self.size)]
-        merges = [(names[left], names[right]) for left, right in self._vocabulary.merges()]
-        options: dict[str, Any] = {"ignore_merges": self._whole_words}
+        merges = [(names[left], names[right]) for left, right in self.vocabulary.merges()]
+        options: dict[str, Any] = {"ignore_merges": self.whole_words}
         if self.kind != "gpt2":
-            unknown = None if self._unknown is None else names[self._unknown]
+            unknown = None if self.unknown_id is None else names[self.unknown_id]
             options = {"unk_token": unknown, "fuse_unk": True, "byte_fallback": True}
         merger = Merger(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=merges, **options))
         if self._pre_tokenizer:
             merger.pre_tokenizer = self._pre_tokenizer
-        normalizer = normalizers.NFC() if self._composes else normalizers.Replace(" ", "▁")
-        if self._composes or self.kind != "gpt2":
+        normalizer = normalizers.NFC() if self.composes else normalizers.Replace(" ", "▁")
+        if self.composes or self.kind != "gpt2":
             merger.normalizer = normalizer
         return merger
 
     def text(self, token: int) -> str:
         """The token as it is written in the vocabulary. Raises IndexError for ids outside it."""
-        return self._vocabulary.text(token)
+        return self.vocabulary.text(token)
 
     def _piece(self, token: int) -> bytes:
         """The bytes that a token adds to a text; control tokens add none."""
@@ -265,7 +265,7 @@ class Tokenizer:
             return text.encode()
         if self.kind != "gpt2":
             return text.replace("▁", " ").encode()
-        return bytes(_BYTE_OF_CHAR[char] for char in text if char in _BYTE_OF_CHAR)
+        return bytes(BYTE_OF_CHAR[char] for char in text if char in BYTE_OF_CHAR)
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Text of token ids; bytes that are no valid UTF-8 become U+FFFD."""
@@ -349,4 +349,4 @@ def _byte_alphabet() -> dict[str, int]:
     return table | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
-_BYTE_OF_CHAR = _byte_alphabet()
+BYTE_OF_CHAR = _byte_alphabet()

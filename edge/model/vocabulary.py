@@ -111,6 +111,7 @@ class Vocabulary:
         self._texts = array("B", text)
         self._firsts, self._rights = array("I", tokens + 1), array("I", merges)
         self._ranks, self._merged = array("I", merges), array("I", merges)
+        self._merge_table = self._firsts, self._rights, self._ranks, self._merged
 
     def text(self, token: int) -> str:
         """A token's text. Raises IndexError for ids outside the vocabulary."""
@@ -141,10 +142,16 @@ class Vocabulary:
 
     def merges(self) -> list[tuple[int, int]]:
         """Pairs of tokens that merge, best first."""
-        firsts = np.frombuffer(self._firsts, np.uint32)
+        firsts, rules = self.merge_table()
         lefts = np.repeat(np.arange(self.size), firsts[1:] - firsts[:-1])
-        order = np.argsort(np.frombuffer(self._ranks, np.uint32))
-        return list(zip(lefts[order].tolist(), np.frombuffer(self._rights, np.uint32)[order].tolist(), strict=True))
+        order = np.argsort(rules[:, 1])
+        return list(zip(lefts[order].tolist(), rules[order, 0].tolist(), strict=True))
+
+    def merge_table(self) -> tuple[AnyArray, AnyArray]:
+        """The merges of left token i are the rows firsts[i] to firsts[i + 1] of the second array: right token, rank and
+        result, uint32 [m, 3]."""
+        firsts, *columns = (np.frombuffer(each, np.uint32) for each in self._merge_table)
+        return firsts, np.stack(columns, axis=1)
 
     def merge(self, ids: list[int]) -> list[int]:
         """Byte pair encoding: the best merge first, of equal ones the leftmost, until none is left. Changes `ids`."""

@@ -3,6 +3,7 @@
  *     platform.c   cpu.c             memory, files, clocks and threads of the system; instruction sets and cores
  *     error.c                        messages
  *     model.c      hash.c            model.edge: sections, checked once
+ *     utf8.c       words.c           characters; words, as pre-tokenizers cut them
  *     tokenizer.c  chat.c            text to ids and back; the chat template as data
  *     sampler.c    stops.c           ids from logits; stop strings
  *     governor.c                     budgets: the decisions of edge/run/governor.py
@@ -165,12 +166,34 @@ edge_status tokenizer_check(const edge_model *model, edge_error *error); /* at e
 typedef bool (*ids_out)(void *to, const int32_t *ids, size_t count);
 edge_status tokenizer_encode(tokenizer *t, const char *text, size_t length, bool special, bool start, ids_out out,
                              void *to, edge_error *error);
-/* The bytes that a token adds to a text; *length may be 0. Valid as long as the model. At most 1024 bytes. */
-const char *tokenizer_piece(const tokenizer *t, int32_t token, size_t *length, char scratch[1024]);
+/* The bytes that a token adds to a text, valid as long as the model. *length: at most 1024, may be 0. */
+const char *tokenizer_piece(const tokenizer *t, int32_t token, size_t *length);
 bool tokenizer_ends(const tokenizer *t, int32_t token); /* a turn */
 uint32_t tokenizer_banned(const tokenizer *t, const int32_t **ids); /* never generated */
 uint32_t tokenizer_end_ids(const tokenizer *t, const int32_t **ids);
 int32_t tokenizer_bos(const tokenizer *t); /* -1 if prompts do not begin with it */
+
+/* ---- words.c ----------------------------------------------------------------------------------------------------- */
+
+enum { MOST_SPLITS = 8 };
+typedef struct { /* the rules of a pre-tokenizer: expressions that are applied one after the other */
+    const uint16_t *blocks;
+    const uint8_t *classes;
+    const uint16_t *moves[MOST_SPLITS];
+    uint32_t class_count, splits;
+} words;
+edge_status words_find(const edge_model *model, words *found, edge_error *error); /* checks the whole section */
+typedef struct { const words *rules; const uint8_t *text; size_t left[MOST_SPLITS + 1]; } word_cutter;
+void words_begin(word_cutter *cutter, const words *rules, const uint8_t *text, size_t count); /* valid UTF-8 */
+size_t words_next(word_cutter *cutter, const uint8_t **word); /* the bytes of the next word; 0: no more */
+
+/* ---- utf8.c ------------------------------------------------------------------------------------------------------ */
+
+enum { UTF8_REPLACEMENT = 0xFFFD };
+/* One character from `count` bytes, at least 1. Returns its bytes; *point is U+FFFD for bytes that are none. *whole:
+ * false if more bytes could make them one. */
+size_t utf8_read(const uint8_t *bytes, size_t count, uint32_t *point, bool *whole);
+size_t utf8_write(uint32_t point, uint8_t *out); /* at most 4 bytes */
 /* Joins the bytes of tokens to whole characters (invalid bytes become U+FFFD). Returns the bytes written. */
 typedef struct { uint8_t held[4]; uint32_t count; } utf8_joiner;
 size_t utf8_feed(utf8_joiner *joiner, const char *bytes, size_t length, char *out); /* out: 3 * length + 12 bytes */

@@ -67,7 +67,7 @@ struct edge_session {
     float *logits;
     double seconds, joules;   /* that it took, once it has ended */
     uint32_t text_at, text_end;
-    char text[TEXT_ROOM], fed[LONGEST_TEXT], scratch[LONGEST_PIECE];
+    char text[TEXT_ROOM], fed[LONGEST_TEXT];
 };
 
 /* A call begins, unless another thread is in one; and ends, with `status`. */

@@ -216,7 +216,7 @@ static void start_answer(edge_session *s)
 static void show(edge_session *s, int32_t token, bool *met)
 {
     size_t length;
-    const char *bytes = tokenizer_piece(s->tokenizer, token, &length, s->scratch);
+    const char *bytes = tokenizer_piece(s->tokenizer, token, &length);
     length = utf8_feed(&s->joiner, bytes, length, s->fed);
     s->text_end = (uint32_t)stops_feed(s->stops, s->fed, length, s->text, met);
 }

@@ -1,0 +1,524 @@
+/* Text to token ids and back: a port of edge/model/tokenizer.py and of Vocabulary.merge (edge/model/vocabulary.py).
+ * Section TOKENIZER, made by edge/embed/vocabulary.py, is a tokenizer_config and then, each without a gap:
+ *
+ *     uint32 firsts[tokens + 1]         the merges whose left token is i are those from firsts[i] to firsts[i + 1]
+ *     merge_rule merges[…]              by left, then right token
+ *     character characters[…]           tokens of a single character, ascending; none for byte-level vocabularies
+ *     int32  slots[…]                   hash table of tokens that are never merged, by their bytes; -1: free
+ *     uint32 piece_starts[tokens + 1]   where the bytes that a token adds to a text begin in `pieces`
+ *     special_token specials[…]         tokens that match whole, before any merging, ascending by their bytes
+ *     int32  ends[…], banned[…]         tokens that end a turn; that are never generated
+ *     uint8  pieces[…], special_texts[…]
+ *
+ * The section has no checksum, since a start should not read all of it: every number is checked where it is used. */
+#include <string.h>
+
+#include "internal.h"
+
+enum { BYTE_LEVEL, SENTENCEPIECE, GEMMA4 };
+enum { ADDS_SPACE = 1, SPACE_FIRST = 2, SPACE_ALWAYS = 4, WHOLE_WORDS = 8 };
+enum { IS_CONTROL = 1, ONLY_SPECIAL = 2, SWALLOWS = 4 };
+enum { WANTED = 8 << 10, LONGEST = 64 << 10 };      /* characters of a block; of one without a safe place to cut */
+enum { MOST_BYTES = 4 * LONGEST, MOST_SYMBOLS = MOST_BYTES + 4, LARGE = 4096, LONGEST_PIECE = 1024, MOST_PROBES = 256 };
+enum { SPACE_SIGN = 0x2581 };                       /* SentencePiece's sign for a space */
+static const uint32_t NONE = UINT32_MAX;
+
+typedef struct {
+    uint32_t kind, flags, tokens, merges, characters, slots, probes, specials, ends, banned, piece_bytes, special_bytes;
+    int32_t bos, unknown;          /* or -1 */
+    int32_t bytes[256];            /* the tokens of single bytes, or -1 */
+    uint32_t special_starts[257];  /* the special tokens that begin with byte i */
+} tokenizer_config;
+typedef struct { uint32_t right, rank, merged; } merge_rule;
+typedef struct { uint32_t point; int32_t token; } character;
+typedef struct { uint32_t start, length, flags; int32_t token; } special_token;
+
+typedef struct {
+    const tokenizer_config *config;
+    const uint32_t *firsts;
+    const merge_rule *merges;
+    const character *characters;
+    const int32_t *slots;
+    const uint32_t *piece_starts;
+    const special_token *specials;
+    const int32_t *ends, *banned;
+    const uint8_t *pieces, *special_texts;
+} tables;
+
+struct tokenizer {
+    tables in;
+    words rules;
+    uint8_t *text;                       /* of a block: valid UTF-8 */
+    int32_t ascii[128];                  /* tokens of single characters */
+    /* The symbols of a word, a list; for each the pair that it makes with the next one. */
+    int32_t *ids;
+    uint32_t *following, *previous, *merged, *ranks; /* ranks: a tree of minima over the pairs */
+    uint32_t count, most;                /* symbols; of the longest word so far */
+};
+
+/* ---- tables ------------------------------------------------------------------------------------------------------- */
+
+static bool find_tables(const edge_model *model, tables *in)
+{
+    const uint8_t *at = model->sections[SECTION_TOKENIZER];
+    uint64_t size = model->sizes[SECTION_TOKENIZER];
+    const tokenizer_config *c = (const tokenizer_config *)at;
+    memset(in, 0, sizeof *in);
+    if (size < sizeof *c || c->kind > GEMMA4 || c->tokens != model->config->vocab || !c->tokens
+        || (c->slots & (c->slots - 1)) || c->probes > MOST_PROBES || c->bos >= (int64_t)c->tokens
+        || c->unknown >= (int64_t)c->tokens)
+        return false;
+    uint64_t sizes[] = {
+        sizeof *c, 4 * ((uint64_t)c->tokens + 1), (uint64_t)c->merges * sizeof(merge_rule),
+        (uint64_t)c->characters * sizeof(character), 4 * (uint64_t)c->slots, 4 * ((uint64_t)c->tokens + 1),
+        (uint64_t)c->specials * sizeof(special_token), 4 * (uint64_t)c->ends, 4 * (uint64_t)c->banned,
+        c->piece_bytes, c->special_bytes,
+    };
+    const uint8_t *starts[sizeof sizes / sizeof *sizes];
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        if (sizes[i] > size)
+            return false;
+        starts[i] = at;
+        at += sizes[i];
+        size -= sizes[i];
+    }
+    *in = (tables){
+        c, (const uint32_t *)starts[1], (const merge_rule *)starts[2], (const character *)starts[3],
+        (const int32_t *)starts[4], (const uint32_t *)starts[5], (const special_token *)starts[6],
+        (const int32_t *)starts[7], (const int32_t *)starts[8], starts[9], starts[10],
+    };
+    return !size;
+}
+
+static bool ids_are_known(const int32_t *ids, uint32_t count, uint32_t tokens)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (ids[i] < 0 || (uint32_t)ids[i] >= tokens)
+            return false;
+    return true;
+}
+
+edge_status tokenizer_check(const edge_model *model, edge_error *error)
+{
+    tables in;
+    words rules;
+    if (!find_tables(model, &in) || !ids_are_known(in.ends, in.config->ends, in.config->tokens)
+        || !ids_are_known(in.banned, in.config->banned, in.config->tokens))
+        return edge_fail(error, EDGE_BAD_FILE, "model.edge is damaged (its tokens): copy or export it again");
+    return in.config->kind == BYTE_LEVEL ? words_find(model, &rules, error) : EDGE_OK;
+}
+
+static int32_t known(const tables *in, int64_t token)
+{
+    return token >= 0 && token < in->config->tokens ? (int32_t)token : -1;
+}
+
+static int32_t find_character(const tables *in, uint32_t point)
+{
+    uint32_t low = 0, high = in->config->characters;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (in->characters[middle].point < point)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    bool found = low < in->config->characters && in->characters[low].point == point;
+    return found ? known(in, in->characters[low].token) : -1;
+}
+
+/* The rank of a merge, or NONE. */
+static uint32_t find_merge(const tables *in, int32_t left, int32_t right, uint32_t *merged)
+{
+    uint32_t low = in->firsts[left], end = in->firsts[left + 1], high = end;
+    if (end > in->config->merges)
+        return NONE;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (in->merges[middle].right < (uint32_t)right)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    if (low >= end || in->merges[low].right != (uint32_t)right || in->merges[low].merged >= in->config->tokens)
+        return NONE;
+    *merged = in->merges[low].merged;
+    return in->merges[low].rank;
+}
+
+static const uint8_t *piece_bytes(const tables *in, int32_t token, size_t *length)
+{
+    uint32_t start = in->piece_starts[token], end = in->piece_starts[token + 1];
+    bool possible = start <= end && end <= in->config->piece_bytes && end - start <= LONGEST_PIECE;
+    *length = possible ? end - start : 0;
+    return in->pieces + (possible ? start : 0);
+}
+
+/* A token with these bytes that is not merged of others, or -1. */
+static int32_t find_whole(const tables *in, const uint8_t *word, size_t count)
+{
+    if (!in->config->slots || count > LONGEST_PIECE)
+        return -1;
+    uint32_t hash = 2166136261u; /* FNV-1a */
+    for (size_t i = 0; i < count; i++)
+        hash = (hash ^ word[i]) * 16777619u;
+    for (uint32_t probe = 0; probe < in->config->probes; probe++) {
+        int32_t token = known(in, in->slots[(hash + probe) & (in->config->slots - 1)]);
+        if (token < 0)
+            return -1;
+        size_t length;
+        const uint8_t *bytes = piece_bytes(in, token, &length);
+        if (length == count && !memcmp(bytes, word, count))
+            return token;
+    }
+    return -1;
+}
+
+/* ---- merging ------------------------------------------------------------------------------------------------------ */
+
+static void set_rank(tokenizer *t, uint32_t leaves, uint32_t place, uint32_t rank)
+{
+    uint32_t node = leaves + place;
+    t->ranks[node] = rank;
+    for (node /= 2; node; node /= 2) {
+        uint32_t left = t->ranks[2 * node], right = t->ranks[2 * node + 1], best = left < right ? left : right;
+        if (t->ranks[node] == best)
+            return;
+        t->ranks[node] = best;
+    }
+}
+
+static uint32_t pair_rank(tokenizer *t, uint32_t place)
+{
+    uint32_t next = t->following[place];
+    return next < t->count ? find_merge(&t->in, t->ids[place], t->ids[next], &t->merged[place]) : NONE;
+}
+
+/* Byte pair encoding: the best merge first, of equal ones the leftmost, until none is left. */
+static void merge_symbols(tokenizer *t)
+{
+    uint32_t leaves = 1;
+    while (leaves < t->count)
+        leaves *= 2;
+    for (uint32_t i = 0; i < t->count; i++) {
+        t->following[i] = i + 1;
+        t->previous[i] = i - 1; /* of the first: NONE */
+    }
+    for (uint32_t i = 0; i < leaves; i++)
+        t->ranks[leaves + i] = i + 1 < t->count ? pair_rank(t, i) : NONE;
+    for (uint32_t node = leaves - 1; node; node--) {
+        uint32_t left = t->ranks[2 * node], right = t->ranks[2 * node + 1];
+        t->ranks[node] = left < right ? left : right;
+    }
+    uint32_t best;
+    while ((best = t->ranks[1]) != NONE) {
+        uint32_t node = 1;
+        while (node < leaves)
+            node = 2 * node + (t->ranks[2 * node] != best);
+        uint32_t place = node - leaves, gone = t->following[place], after = t->following[gone];
+        t->ids[place] = (int32_t)t->merged[place];
+        t->following[place] = after;
+        if (after < t->count)
+            t->previous[after] = place;
+        set_rank(t, leaves, gone, NONE);
+        set_rank(t, leaves, place, pair_rank(t, place));
+        if (t->previous[place] != NONE)
+            set_rank(t, leaves, t->previous[place], pair_rank(t, t->previous[place]));
+    }
+    uint32_t kept = 0; /* a place is never before its index in the list */
+    for (uint32_t place = 0; place < t->count; place = t->following[place])
+        t->ids[kept++] = t->ids[place];
+    t->count = kept;
+}
+
+/* ---- words -------------------------------------------------------------------------------------------------------- */
+
+static void add_symbol(tokenizer *t, int32_t token)
+{
+    if (token >= 0 && t->count < MOST_SYMBOLS)
+        t->ids[t->count++] = token;
+}
+
+/* The tokens of a character before any merging: its own, those of its bytes, the unknown one, or none. */
+static void add_character(tokenizer *t, uint32_t point)
+{
+    const tokenizer_config *c = t->in.config;
+    int32_t own = point < 128 ? t->ascii[point] : find_character(&t->in, point);
+    if (own < 0) {
+        uint8_t bytes[4];
+        size_t count = utf8_write(point, bytes), found = 0;
+        while (found < count && known(&t->in, c->bytes[bytes[found]]) >= 0)
+            found++;
+        if (found == count) {
+            for (size_t i = 0; i < count; i++)
+                add_symbol(t, c->bytes[bytes[i]]);
+            return;
+        }
+        own = c->unknown;
+    }
+    if (own >= 0 && own == c->unknown && t->count && t->ids[t->count - 1] == own)
+        return; /* unknown characters in a row are one unknown token */
+    add_symbol(t, own);
+}
+
+static uint32_t next_character(const uint8_t **at, const uint8_t *end)
+{
+    uint32_t point;
+    bool whole;
+    *at += utf8_read(*at, (size_t)(end - *at), &point, &whole);
+    return point;
+}
+
+/* The tokens of a word. spaced: a space goes before it. */
+static bool encode_word(tokenizer *t, const uint8_t *word, size_t count, bool spaced, ids_out out, void *to)
+{
+    const tokenizer_config *c = t->in.config;
+    bool whole = c->kind == BYTE_LEVEL ? (c->flags & WHOLE_WORDS) != 0 : c->kind == GEMMA4 && word[0] == '\n';
+    int32_t found = whole && !spaced ? find_whole(&t->in, word, count) : -1;
+    if (found >= 0)
+        return out(to, &found, 1);
+    t->count = 0;
+    if (c->kind == BYTE_LEVEL) {
+        for (size_t i = 0; i < count; i++)
+            add_symbol(t, known(&t->in, c->bytes[word[i]]));
+    } else {
+        if (spaced)
+            add_character(t, SPACE_SIGN);
+        for (const uint8_t *at = word; at < word + count;) {
+            uint32_t point = next_character(&at, word + count);
+            add_character(t, point == ' ' ? SPACE_SIGN : point);
+        }
+    }
+    if (t->count > t->most)
+        t->most = t->count;
+    if (t->count > 1)
+        merge_symbols(t);
+    return !t->count || out(to, t->ids, t->count);
+}
+
+static bool is_letter(uint32_t point)
+{
+    return (point | 0x20) - 'a' < 26;
+}
+
+/* Where SentencePiece's text, which is one word, can be cut so that no merge joins the parts: between a letter and a
+ * space before a letter; Gemma 4's also around runs of newlines. */
+static size_t safe_word(const uint8_t *text, size_t count, bool newlines)
+{
+    const uint8_t *at = text, *end = text + count;
+    uint32_t before = next_character(&at, end);
+    while (at < end) {
+        const uint8_t *here = at;
+        uint32_t point = next_character(&at, end);
+        bool space = point == ' ' || point == SPACE_SIGN;
+        if ((space && is_letter(before) && at < end && is_letter(*at))
+            || (newlines && (before == '\n') != (point == '\n')))
+            return (size_t)(here - text);
+        before = point;
+    }
+    return count;
+}
+
+/* Text without special tokens. spaced: a space goes before it. */
+static bool encode_plain(tokenizer *t, const uint8_t *text, size_t count, bool spaced, ids_out out, void *to)
+{
+    uint32_t kind = t->in.config->kind;
+    if (kind == BYTE_LEVEL) {
+        word_cutter cutter;
+        const uint8_t *word;
+        words_begin(&cutter, &t->rules, text, count);
+        for (size_t length; (length = words_next(&cutter, &word));)
+            if (!encode_word(t, word, length, false, out, to))
+                return false;
+        return true;
+    }
+    for (size_t length; count; text += length, count -= length, spaced = false) {
+        length = safe_word(text, count, kind == GEMMA4);
+        if (!encode_word(t, text, length, spaced, out, to))
+            return false;
+    }
+    return true;
+}
+
+/* ---- blocks ------------------------------------------------------------------------------------------------------- */
+
+/* The byte of a special token at `depth`; -1 at its end. */
+static int special_byte(const tables *in, uint32_t index, size_t depth)
+{
+    const special_token *token = in->specials + index;
+    uint64_t at = (uint64_t)token->start + depth;
+    return depth < token->length && at < in->config->special_bytes ? in->special_texts[at] : -1;
+}
+
+/* The longest special token that the text begins with, or NULL. */
+static const special_token *find_special(const tables *in, const uint8_t *text, size_t count, bool special)
+{
+    const special_token *longest = NULL;
+    uint32_t low = in->config->special_starts[text[0]], high = in->config->special_starts[text[0] + 1];
+    if (high > in->config->specials)
+        return NULL;
+    for (size_t depth = 1; low < high; depth++) {
+        if (special_byte(in, low, depth) < 0) { /* ends here, as the only one */
+            if (special || !(in->specials[low].flags & ONLY_SPECIAL))
+                longest = in->specials + low;
+            low++;
+        }
+        if (depth == count)
+            break;
+        int wanted[] = {text[depth], text[depth] + 1};
+        uint32_t bounds[2];
+        for (int i = 0; i < 2; i++) {
+            uint32_t from = low, end = high;
+            while (from < end) {
+                uint32_t middle = from + (end - from) / 2;
+                if (special_byte(in, middle, depth) < wanted[i])
+                    from = middle + 1;
+                else
+                    end = middle;
+            }
+            bounds[i] = from;
+        }
+        low = bounds[0];
+        high = bounds[1];
+    }
+    return longest && longest->length && known(in, longest->token) >= 0 ? longest : NULL;
+}
+
+/* Whether a space goes before text that opens a prompt (`first`) or follows a control token. */
+static bool wants_space(uint32_t flags, const uint8_t *text, size_t count, bool first)
+{
+    static const uint8_t sign[] = {0xE2, 0x96, 0x81};
+    if (!(flags & (SPACE_FIRST | SPACE_ALWAYS)))
+        return flags & ADDS_SPACE;
+    bool begins = text[0] == ' ' || (count >= sizeof sign && !memcmp(text, sign, sizeof sign));
+    return flags & ADDS_SPACE && (first || flags & SPACE_ALWAYS) && !begins;
+}
+
+static size_t count_blanks(const uint8_t *text, size_t count)
+{
+    size_t blanks = 0;
+    while (blanks < count && (text[blanks] == ' ' || (text[blanks] >= '\t' && text[blanks] <= '\r')))
+        blanks++;
+    return blanks;
+}
+
+static bool encode_block(tokenizer *t, size_t count, bool special, bool start, ids_out out, void *to)
+{
+    const uint8_t *text = t->text;
+    bool swallow = false, first = true;
+    for (size_t from = 0;; first = false) {
+        const special_token *next = NULL;
+        size_t at = from;
+        while (at < count && !(next = find_special(&t->in, text + at, count - at, special)))
+            at++;
+        if (swallow)
+            from += count_blanks(text + from, at - from);
+        if (from < at) {
+            bool spaced = start && wants_space(t->in.config->flags, text + from, at - from, first);
+            if (!encode_plain(t, text + from, at - from, spaced, out, to))
+                return false;
+        }
+        if (!next)
+            return true;
+        if (!out(to, &next->token, 1))
+            return false;
+        start = next->flags & IS_CONTROL;
+        swallow = next->flags & SWALLOWS;
+        from = at + (next->length < count - at ? next->length : count - at);
+    }
+}
+
+/* Copies the next block of a text, and moves *from behind it: up to the last place below WANTED characters, or else the
+ * first one above, where a cut changes no token. Returns its bytes. */
+static size_t read_block(tokenizer *t, const uint8_t **from, const uint8_t *end)
+{
+    const uint8_t *at = *from, *safe = NULL; /* before the space */
+    size_t used = 0, safe_used = 0;
+    uint32_t before = 0, last = 0; /* characters */
+    for (size_t count = 0; at < end; count++) {
+        if (safe && count >= WANTED) {
+            *from = safe;
+            return safe_used;
+        }
+        if (count == LONGEST)
+            break;
+        uint32_t point = next_character(&at, end);
+        used += utf8_write(point, t->text + used);
+        if (is_letter(before) && last == ' ' && is_letter(point) && (count < WANTED || count > WANTED)) {
+            safe = at - 2;
+            safe_used = used - 2;
+        }
+        before = last;
+        last = point;
+    }
+    *from = at;
+    return used;
+}
+
+edge_status tokenizer_encode(tokenizer *t, const char *text, size_t length, bool special, bool start, ids_out out,
+                             void *to, edge_error *error)
+{
+    const uint8_t *at = (const uint8_t *)text, *end = at + length;
+    (void)error;
+    t->most = 0;
+    while (at < end) {
+        size_t count = read_block(t, &at, end);
+        if (!encode_block(t, count, special, start, out, to))
+            break;
+        start = false;
+    }
+    return EDGE_OK;
+}
+
+/* ---- a session's tokenizer ---------------------------------------------------------------------------------------- */
+
+tokenizer *tokenizer_layout(arena *from, const edge_model *model)
+{
+    tokenizer *t = take(from, sizeof *t);
+    uint8_t *text = take(from, MOST_BYTES);
+    int32_t *ids = take(from, MOST_SYMBOLS * sizeof *ids);
+    uint32_t *lists[3], *ranks;
+    for (size_t i = 0; i < 3; i++)
+        lists[i] = take(from, MOST_SYMBOLS * sizeof *lists[i]);
+    ranks = take(from, 4 * MOST_BYTES * sizeof *ranks);
+    if (!t)
+        return NULL;
+    *t = (tokenizer){.text = text, .ids = ids, .following = lists[0], .previous = lists[1], .merged = lists[2],
+                     .ranks = ranks};
+    find_tables(model, &t->in); /* tokenizer_check has */
+    words_find(model, &t->rules, NULL);
+    for (uint32_t point = 0; point < 128; point++)
+        t->ascii[point] = find_character(&t->in, point);
+    return t;
+}
+
+const char *tokenizer_piece(const tokenizer *t, int32_t token, size_t *length)
+{
+    *length = 0;
+    return known(&t->in, token) < 0 ? "" : (const char *)piece_bytes(&t->in, token, length);
+}
+
+bool tokenizer_ends(const tokenizer *t, int32_t token)
+{
+    for (uint32_t i = 0; i < t->in.config->ends; i++)
+        if (t->in.ends[i] == token)
+            return true;
+    return false;
+}
+
+uint32_t tokenizer_banned(const tokenizer *t, const int32_t **ids)
+{
+    *ids = t->in.banned;
+    return t->in.config->banned;
+}
+
+uint32_t tokenizer_end_ids(const tokenizer *t, const int32_t **ids)
+{
+    *ids = t->in.ends;
+    return t->in.config->ends;
+}
+
+int32_t tokenizer_bos(const tokenizer *t)
+{
+    return t->in.config->bos;
+}
