@@ -5,9 +5,14 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import subprocess
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import Any
 
+import numpy as np
+import pytest
 from conftest import GOLDEN
 from runtime_library import build, load_runtime
 
@@ -59,6 +64,112 @@ def write_golden(path: Path, name: str = "llama-one-layer", policy: str = "strea
     packed = path.with_name("packed")
     pack_weights(model.file, layout, packed)
     return sections | {Section.WEIGHTS: packed.read_bytes()}
+
+
+class _Source(ctypes.Structure):
+    _fields_ = [
+        ("size", ctypes.c_uint32), ("path", ctypes.c_char_p), ("fd", ctypes.c_int32), ("offset", ctypes.c_uint64),
+        ("length", ctypes.c_uint64),
+    ]  # fmt: skip
+
+
+class _Error(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_uint32), ("code", ctypes.c_int32), ("message", ctypes.c_char * 248)]
+
+
+def open_in_c(path: Path) -> str:
+    """What model_map says of a file; nothing if it is fine."""
+    library = load_runtime("error.c", "model.c", "platform.c", "cpu.c")
+    source, error = _Source(ctypes.sizeof(_Source), str(path).encode(), -1), _Error(ctypes.sizeof(_Error))
+    opened = ctypes.create_string_buffer(4096)
+    status = library.model_map(ctypes.byref(source), opened, ctypes.byref(error))
+    assert status == error.code
+    if status == 0:
+        library.unmap_file(opened)  # an edge_model begins with its mapping
+    return error.message.decode()
+
+
+@pytest.mark.parametrize("policy", ["streaming", "h2o"])
+@pytest.mark.parametrize("name", ["llama-one-layer", "gemma3", "phi3-longrope", "gpt2", "mistral3"])
+def test_files_of_all_kinds_of_models_open(name: str, policy: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.edge"
+    sections = write_golden(path, name, policy)
+    assert open_in_c(path) == ""
+    data = path.read_bytes()
+    at = np.frombuffer(data, m.ENTRY, len(sections), m.HEADER.itemsize)
+    for entry in at:
+        start = int(entry["offset"])
+        assert data[start : start + int(entry["size"])] == sections[Section(int(entry["kind"]))]
+
+
+def set_field(data: bytearray, section: Section, struct: Any, field: str, value: object) -> None:
+    """Another value in a section, with its checksum repaired."""
+    entries = np.frombuffer(data, m.ENTRY, len(Section), m.HEADER.itemsize).copy()
+    index = [int(each) for each in entries["kind"]].index(section)
+    start, size = int(entries[index]["offset"]), int(entries[index]["size"])
+    row = np.frombuffer(data, struct, 1, start).copy()
+    row[field] = value
+    data[start : start + struct.itemsize] = row.tobytes()
+    place = m.HEADER.itemsize + index * m.ENTRY.itemsize + m.ENTRY.fields["crc"][1]
+    data[place : place + 4] = zlib.crc32(data[start : start + size]).to_bytes(4, "little")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("layers", 0), ("layers", 3), ("kv_heads", 0), ("heads", 1 << 31), ("head", 17), ("padded_vocab", 1 << 30),
+        ("capacity", 0), ("capacity", 1 << 31), ("chunk", 65), ("threads", 0), ("threads", 1 << 20), ("evict_step", 65),
+        ("sinks", 64), ("policy", 4), ("kv_dtype", 4), ("kv_dtype", 3), ("whole", 2), ("ring_rows", 8),
+        ("rope_kinds", 0), ("rope_kinds", 2), ("long_from", 9), ("tempered", 1), ("temperature", float("nan")),
+        ("top_p", float("inf")), ("core_watts", -1.0), ("policy", 3),
+    ],
+)  # fmt: skip
+def test_impossible_settings_are_errors_though_the_checksum_is_right(field: str, value: object, made: Path) -> None:
+    data = bytearray(made.read_bytes())
+    set_field(data, Section.CONFIG, m.CONFIG, field, value)
+    damaged = made.with_name("damaged")
+    damaged.write_bytes(data)
+    assert "damaged" in open_in_c(damaged)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("made") / "model.edge"
+    write_golden(path)
+    assert open_in_c(path) == ""
+    return path
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda data: b"", "is empty: copy it again"),
+        (lambda data: b"GGUF" + data[4:], "no model.edge"),
+        (lambda data: data[:-1], "copy it again"),
+        (lambda data: data + b"x", "copy it again"),
+        (lambda data: data[:8] + b"\2" + data[9:], "version 2, this library reads 1: export both together"),
+        (lambda data: data[:12] + b"\xff" + data[13:], "damaged (its table of sections)"),
+        (lambda data: data[:400] + b"\xff" + data[401:], "damaged (a checksum)"),
+    ],
+)
+def test_damage_is_one_line(damage: Callable[[bytes], bytes], says: str, made: Path) -> None:
+    damaged = made.with_name("damaged")
+    damaged.write_bytes(damage(made.read_bytes()))
+    said = open_in_c(damaged)
+    assert says in said
+    assert "\n" not in said
+
+
+def test_long_messages_are_cut_between_characters() -> None:
+    library, error = load_runtime("error.c"), _Error(ctypes.sizeof(_Error))
+    for length in range(230, 250):
+        text = ("a" * length + "\N{SNOWMAN}" * 8).encode()
+        assert library.edge_fail(ctypes.byref(error), -1, b"%s, %d\n", text, ctypes.c_int64(-(1 << 63))) == -1
+        message = error.message.decode()
+        assert text.decode().startswith(message)
+        assert len(error.message) in (245, 246, 247)
+    library.edge_fail(ctypes.byref(error), -2, b"%d of\t%d", ctypes.c_int64(-(1 << 63)), ctypes.c_int64(0))
+    assert error.message.decode() == f"{-(1 << 63)} of 0"
 
 
 def test_hashes_are_sha256() -> None:
