@@ -30,7 +30,7 @@ from edge.run.context import Context
 from edge.types import AnyArray, FloatArray, IntArray
 
 HARNESS = Path(__file__).parent / "runtime" / "kv_harness.c"
-SOURCES = ("rows.c", "kv.c", "kv_keys.c", "kv_state.c", "policy.c", "model.c", "error.c")
+SOURCES = ("rows.c", "kv.c", "kv_keys.c", "kv_state.c", "policy.c", "model.c", "error.c", "platform.c")
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,8 @@ def new_rows(twin: HeadKV[NativeStore[Rows]], count: int, rng: np.random.Generat
     for store in twin.stores:
         for index, head in enumerate(store.heads):
             at = store.regions.starts[index] + store.lengths[index] + np.arange(count)
-            keys = rng.standard_normal((count, store.head)).astype(np.float32)
+            sizes = 10.0 ** rng.integers(-6, 6, (count, 1))  # some are too large for float16
+            keys = (rng.standard_normal((count, store.head)) * sizes).astype(np.float32)
             codes, scales = encode(rows.dtype, reflect(keys, rows.normals[head]))
             rows.scatter("keys", at, pack_keys(rows.dtype, codes))
             rows.scatter("key_scales", at, scales)

@@ -17,6 +17,7 @@ from conftest import CACHE
 import edge
 
 RUNTIME = Path(edge.__file__).parent / "embed" / "runtime"
+SANITIZE = "EDGE_TEST_SANITIZE"  # environment variable: builds check addresses and undefined behaviour
 WARNINGS = ("-Wall", "-Wextra", "-Wconversion", "-Wno-sign-conversion", "-Wshadow", "-Werror")
 
 
@@ -32,7 +33,8 @@ def build(sources: Sequence[str | Path], flags: Sequence[str] = (), suffix: str 
     if shutil.which(compiler) is None:
         pytest.skip(f"no C compiler {compiler}")
     paths = [RUNTIME / each if isinstance(each, str) else each for each in sources]
-    command = [compiler, "-std=c11", "-O2", "-g", *WARNINGS, f"-I{RUNTIME}", *flags]
+    checks = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all") if os.environ.get(SANITIZE) else ()
+    command = [compiler, "-std=c11", "-O2", "-g", "-ffp-contract=off", *WARNINGS, *checks, f"-I{RUNTIME}", *flags]
     digest = hashlib.sha256(repr(command).encode())
     for path in [*sorted(RUNTIME.glob("*.h")), *paths]:
         digest.update(path.read_bytes())

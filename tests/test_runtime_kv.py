@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 from runtime_kv import Case, InC, make_context, make_twin, new_rows
 
 from edge.backends.base import RewindError
 
-RINGED = {"windows": (20, 0, 9), "kinds": (1, 0, 1)}
+pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")  # of keys too large for float16
+
+RINGED: dict[str, Any] = {"windows": (20, 0, 9), "kinds": (1, 0, 1)}
 CASES = {
     "streaming": Case(),
     "f32": Case(dtype="f32", kv_heads=1, head=16, pairs=8),
@@ -19,6 +24,7 @@ CASES = {
     "full": Case("full", capacity=200),
     "h2o": Case("h2o", context=150),
     "h2o int4": Case("h2o:aging=0,recent=0.25", "int4", capacity=45),
+    "h2o small": Case("h2o", "int8", capacity=16),
     "ring": Case(**RINGED),
     "ring int8": Case("h2o", "int8", **RINGED, context=150),
     "all windowed": Case(windows=(12, 30)),
@@ -26,6 +32,7 @@ CASES = {
     "long h2o": Case("h2o", long_from=80),
 }
 STEPS = 60
+BAD_FILE, FULL = -2, -6
 
 
 class Pair:
@@ -130,10 +137,45 @@ class Pair:
             np.testing.assert_array_equal(c.ages(), twin.ages.reshape(len(twin.lengths), -1))
 
 
+@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 60), marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("name", CASES)
-def test_operations_leave_the_same_rows(name: str) -> None:
-    for seed in range(3):
+def test_operations_leave_the_same_rows(name: str, seeds: range) -> None:
+    for seed in seeds:
         pair = Pair(CASES[name], seed)
         for _ in range(STEPS):
             pair.step()
         pair.c.close()
+
+
+@pytest.mark.parametrize("name", ["pinned", "ring int8", "long"])
+def test_a_damaged_state_is_refused_or_harmless(name: str) -> None:
+    """Most changes hit rows, which are any numbers; the session can run on in any case."""
+    pair, rng, refused = Pair(CASES[name], 1), np.random.default_rng(0), 0
+    for _ in range(20):
+        pair.run(16)
+    saved = pair.c.save()
+    assert all(pair.c.load(saved[:end]) == BAD_FILE for end in range(0, len(saved), 97))
+    for _ in range(300):
+        damaged = bytearray(saved)
+        at = rng.integers(0, min(len(saved), int(rng.choice([88, 2000, len(saved)]))))
+        damaged[at] ^= 1 << int(rng.integers(8))
+        refused += pair.c.load(bytes(damaged)) != 0
+        assert pair.c.length() <= pair.c.capacity()
+        for count in (16, 1, 16):
+            if pair.c.make_room(count):
+                pair.c.expect(count)
+                pair.c.prepare(count)
+                pair.c.appended(count)
+        pair.c.renumber()
+        pair.c.truncate(int(pair.c.length()) // 2 if pair.c.can_truncate(int(pair.c.length()) // 2) else 0)
+    assert 50 < refused < 300
+    pair.c.close()
+
+
+def test_a_state_wants_room() -> None:
+    pair = Pair(CASES["full"], 0)
+    for _ in range(5):
+        pair.run(16)
+    small = InC(replace(CASES["full"], capacity=70), pair.normals)
+    assert small.load(pair.c.save()) == FULL
+    assert small.length() == 0

@@ -1,41 +1,8 @@
 /* A session's KV cache and policy, for tests that call them through ctypes. */
-#define _DEFAULT_SOURCE
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include "internal.h"
-
-/* Until platform.c is there. */
-void *map_memory(size_t size);
-edge_status map_file(const edge_source *source, mapping *file, edge_error *error);
-void unmap_file(mapping *file);
-
-void *map_memory(size_t size)
-{
-    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return memory == MAP_FAILED ? NULL : memory;
-}
-
-void release_memory(void *memory, size_t size)
-{
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), first = ((uintptr_t)memory + page - 1) / page * page;
-    uintptr_t end = ((uintptr_t)memory + size) / page * page;
-    if (end > first)
-        madvise((void *)first, end - first, MADV_DONTNEED);
-}
-
-edge_status map_file(const edge_source *source, mapping *file, edge_error *error)
-{
-    (void)source, (void)file;
-    return edge_fail(error, EDGE_UNSUPPORTED, "tests of the KV cache map no file");
-}
-
-void unmap_file(mapping *file)
-{
-    (void)file;
-}
 
 typedef struct {
     edge_model model;
@@ -78,7 +45,7 @@ kv_session *make_session(const void *config, const void *layers, const void *ang
 
 void free_session(kv_session *session)
 {
-    munmap(session->memory, session->size);
+    unmap_memory(session->memory, session->size);
     free(session);
 }
 

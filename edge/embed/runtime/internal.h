@@ -25,6 +25,11 @@
 
 #include "edge.h"
 
+#ifdef __SANITIZE_ADDRESS__
+void __asan_poison_memory_region(const volatile void *at, size_t size);
+void __asan_unpoison_memory_region(const volatile void *at, size_t size);
+#endif
+
 /* ---- errors ---------------------------------------------------------------------------------------------------- */
 
 /* In model.c. Sets *error (unless NULL), shortened to what fits, and returns code. Knows %s (const char *), %d (int64_t). */
@@ -76,11 +81,16 @@ bool runs_isa(const char *name);                  /* avx512vnni, avxvnni, avx2, 
 /* ---- an arena --------------------------------------------------------------------------------------------------- */
 
 typedef struct { uint8_t *memory; size_t used; } arena; /* memory NULL: only counts */
-/* 64-byte aligned zeros; NULL while counting. */
+/* 64-byte aligned zeros; NULL while counting. Sanitizers see what lies between two parts as out of bounds. */
 static inline void *take(arena *from, size_t size)
 {
     size_t at = (from->used + 63) / 64 * 64;
     from->used = at + size;
+#ifdef __SANITIZE_ADDRESS__
+    from->used += 64;
+    if (from->memory)
+        __asan_poison_memory_region(from->memory + at + size, 64);
+#endif
     return from->memory ? from->memory + at : NULL;
 }
 

@@ -120,6 +120,9 @@ void *map_memory(size_t size)
 
 void unmap_memory(void *memory, size_t size)
 {
+#ifdef __SANITIZE_ADDRESS__ /* what `take` left between two parts */
+    __asan_unpoison_memory_region(memory, size);
+#endif
     if (memory)
         munmap(memory, size);
 }

@@ -1,0 +1,31 @@
+"""Tests of the C runtime once more, in a child whose builds check addresses and undefined behaviour."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from runtime_library import SANITIZE
+
+FILES = ("test_runtime_kv.py",)  # others of the runtime, whose code takes what Python gives it
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", FILES)
+def test_sanitizers_find_nothing(name: str) -> None:
+    if shutil.which("gcc") is None:
+        pytest.skip("no GCC")
+    asan = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True).stdout
+    if not Path(asan.strip()).is_absolute():
+        pytest.skip("GCC has no address sanitizer")
+    environment = {
+        **os.environ, SANITIZE: "1", "LD_PRELOAD": asan.strip(), "ASAN_OPTIONS": "detect_leaks=0",
+        "OPENBLAS_NUM_THREADS": "1",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "pytest", "-qxs", "-p", "no:cacheprovider", str(Path(__file__).parent / name)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
