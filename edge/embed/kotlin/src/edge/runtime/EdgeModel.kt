@@ -1,0 +1,67 @@
+package edge.runtime
+
+import java.io.Closeable
+
+/**
+ * A model of a bundle that `edge export` made: model.edge, mapped into memory.
+ *
+ *     EdgeModel.open("/data/model.edge").use { model ->
+ *         model.session().use { session ->
+ *             session.answer("Why is the sky blue?").collect { print(it) }
+ *         }
+ *     }
+ *
+ * All functions may be called from any thread. They block; those that read the file or allocate belong off the main
+ * thread.
+ */
+class EdgeModel private constructor(private var handle: Long) : Closeable {
+    private val sessions = mutableSetOf<EdgeSession>()
+
+    val info: ModelInfo = readInfo(handle)
+
+    /** A conversation, whose memory is allocated now. [sensors] are read while it generates. */
+    @JvmOverloads
+    fun session(options: EdgeOptions = EdgeOptions(), sensors: Sensors? = null): EdgeSession = synchronized(sessions) {
+        check(handle != 0L) { "the model is closed" }
+        val native =
+            Native.begin(handle, options.integers(), options.numbers(), options.isaBytes(), options.stopBytes())
+        EdgeSession(this, native, sensors).also { sessions += it }
+    }
+
+    internal fun forget(session: EdgeSession) = synchronized(sessions) { sessions -= session }
+
+    /** Closes its sessions, too: running answers are cancelled and waited for. */
+    override fun close() {
+        val open = synchronized(sessions) { sessions.toList() }
+        open.forEach { it.close() }
+        synchronized(sessions) {
+            if (handle != 0L) Native.close(handle)
+            handle = 0
+        }
+    }
+
+    companion object {
+        /** Throws [EdgeException] with [Status.BAD_FILE] if [path] is no model.edge of this version. */
+        @JvmStatic
+        fun open(path: String): EdgeModel {
+            require('\u0000' !in path) { "the path contains the character U+0000" }
+            return EdgeModel(Native.open(path.encodeToByteArray() + 0, -1, 0, 0))
+        }
+
+        /** From an open file, such as an uncompressed asset, of which model.edge is a part. It may be closed afterwards. */
+        @JvmStatic
+        @JvmOverloads
+        fun open(fd: Int, offset: Long = 0, length: Long = 0): EdgeModel =
+            EdgeModel(Native.open(null, fd, offset, length))
+
+        private fun readInfo(handle: Long): ModelInfo {
+            val numbers = LongArray(8)
+            val (name, license, policy, kvDtype, isa) = Native.info(handle, numbers).map { it.decodeToString() }
+            val (vocab, context, capacity, threads, chat) = numbers.map { it.toInt() }
+            return ModelInfo(
+                name, license, policy, kvDtype, isa, vocab, context, capacity, threads, chat != 0,
+                weights = numbers[5], kv = numbers[6], scratch = numbers[7],
+            )
+        }
+    }
+}

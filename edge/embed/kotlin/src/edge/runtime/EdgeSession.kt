@@ -1,0 +1,209 @@
+package edge.runtime
+
+import java.io.Closeable
+import java.util.concurrent.atomic.AtomicBoolean
+import java.util.concurrent.locks.ReentrantLock
+import kotlin.concurrent.withLock
+import kotlinx.coroutines.CoroutineStart
+import kotlinx.coroutines.Dispatchers
+import kotlinx.coroutines.awaitCancellation
+import kotlinx.coroutines.channels.Channel
+import kotlinx.coroutines.flow.Flow
+import kotlinx.coroutines.flow.buffer
+import kotlinx.coroutines.flow.channelFlow
+import kotlinx.coroutines.flow.filter
+import kotlinx.coroutines.flow.flowOn
+import kotlinx.coroutines.flow.map
+import kotlinx.coroutines.launch
+
+private const val PIECE_BYTES = 256
+private const val SENSORS_EVERY_NANOS = 500_000_000L
+
+/**
+ * A conversation with a model; see [EdgeModel.session].
+ *
+ * All functions may be called from any thread. [cancel] and [close] may interrupt an answer; other functions that change
+ * the conversation throw IllegalStateException while one is generated.
+ */
+class EdgeSession internal constructor(
+    private val model: EdgeModel, private var handle: Long, private val sensors: Sensors?,
+) : Closeable {
+    private val calls = ReentrantLock()         // held by every call into the library but cancel
+    private val lifetime = Any()                // guards `handle` from being freed during cancel; never held for long
+    private val answering = AtomicBoolean()
+    @Volatile private var closing = false
+
+    /** Why the last answer ended; null before the first, while one is generated, and after an error. */
+    @Volatile var finish: Finish? = null
+        private set
+
+    /** Adds to the conversation; most of the work is done by the answer that follows. */
+    fun append(role: Role, text: String) = change { Native.append(it, role.ordinal, text.encodeToByteArray()) }
+
+    fun append(ids: IntArray) = change { Native.appendIds(it, ids) }
+
+    /**
+     * The answer to [prompt] as text, in whole characters.
+     *
+     * A cold flow: each collector asks once more. If its collector is cancelled, or takes no more, the answer ends before
+     * its next token. After [cancel] and [close] the flow completes; [finish] then is [Finish.CANCELLED].
+     */
+    fun answer(prompt: String): Flow<String> =
+        pieces { Native.append(it, Role.USER.ordinal, prompt.encodeToByteArray()) }
+            .map { it.text }.filter { it.isNotEmpty() }
+
+    /** The answer to what was appended, with token ids and the reason of its end. */
+    fun answer(): Flow<Piece> = pieces { }
+
+    private fun pieces(append: (Long) -> Unit): Flow<Piece> = channelFlow {
+        check(answering.compareAndSet(false, true)) { BUSY }
+        finish = null
+        // Cancelling the collector cancels this coroutine at once, on the thread that cancels.
+        val watch = launch(Dispatchers.Unconfined, CoroutineStart.UNDISPATCHED) {
+            try {
+                awaitCancellation()
+            } finally {
+                if (answering.get()) this@EdgeSession.cancel()
+            }
+        }
+        var asked = false
+        try {
+            call(append)
+            asked = true
+            val text = ByteArray(PIECE_BYTES)
+            var read = System.nanoTime() - SENSORS_EVERY_NANOS
+            do {
+                if (sensors != null && System.nanoTime() - read >= SENSORS_EVERY_NANOS) {
+                    read = System.nanoTime()
+                    show(sensors.read())
+                }
+                val piece = next(text)
+                finish = piece.finish.takeIf { it != Finish.GOING }
+                send(piece)
+            } while (piece.finish == Finish.GOING)
+        } catch (closed: ClosedException) {
+            finish = Finish.CANCELLED
+        } finally {
+            if (asked && finish == null) drain()
+            answering.set(false)
+            watch.cancel()
+        }
+    }.buffer(Channel.RENDEZVOUS).flowOn(Dispatchers.IO)
+
+    private fun next(text: ByteArray): Piece {
+        val packed = call { if (closing) throw ClosedException() else Native.next(it, text) }
+        return Piece(
+            text.decodeToString(0, (packed and 0xffff).toInt()), (packed shr 32).toInt(),
+            Finish.of((packed shr 16 and 0xffff).toInt()),
+        )
+    }
+
+    /** Ends an answer that is not collected to its end, so that the session can go on. */
+    private fun drain() {
+        val text = ByteArray(PIECE_BYTES)
+        try {
+            cancel()
+            while (finish == null) finish = next(text).finish.takeIf { it != Finish.GOING }
+        } catch (closed: ClosedException) {
+            finish = Finish.CANCELLED
+        } catch (failed: EdgeException) { // the answer had ended by this error, which is being thrown
+        }
+    }
+
+    private fun show(now: Readings) = call {
+        Native.read(it, now.joules ?: -1.0, now.celsius ?: -1.0, now.headroom ?: -1.0, now.available ?: -1)
+    }
+
+    /** Ends the answer that is generated, before its next token, also while its prompt runs. Else it does nothing. */
+    fun cancel() = synchronized(lifetime) {
+        if (handle != 0L && answering.get()) Native.cancel(handle)
+    }
+
+    /** Other options, from the next answer on. */
+    fun set(options: EdgeOptions) = change {
+        Native.set(it, options.integers(), options.numbers(), options.isaBytes(), options.stopBytes())
+    }
+
+    /** Forgets the last [turns], each a question with its answer. Throws [Status.UNSUPPORTED] after evictions: [reset]. */
+    fun rewind(turns: Int) {
+        require(turns >= 0) { "turns is $turns, but must not be negative" }
+        change { Native.rewind(it, turns) }
+    }
+
+    /** Forgets the whole conversation. */
+    fun reset() = change { Native.rewind(it, -1) }
+
+    /** The conversation with its KV rows, for [load] in a session of the same bundle. */
+    fun save(): ByteArray = change { session ->
+        ByteArray(Math.toIntExact(Native.save(session, -1, null))).also { Native.save(session, -1, it) }
+    }
+
+    fun save(fd: Int) = change { Native.save(it, fd, null) }
+
+    fun load(state: ByteArray) = change { Native.load(it, -1, state) }
+
+    fun load(fd: Int) = change { Native.load(it, fd, null) }
+
+    /** Memory is short: gives back what can be spared, for good. */
+    fun trim(level: Trim) = change { Native.trim(it, level.ordinal) }
+
+    /** As [trim], but does nothing and returns false while an answer is generated, or after [close]. */
+    fun trimIfIdle(level: Trim): Boolean {
+        if (!answering.compareAndSet(false, true)) return false
+        try {
+            call { Native.trim(it, level.ordinal) }
+        } catch (closed: ClosedException) {
+            return false
+        } finally {
+            answering.set(false)
+        }
+        return true
+    }
+
+    fun usage(): Usage = call {
+        val n = LongArray(10)
+        val d = DoubleArray(2)
+        Native.use(it, n, d)
+        Usage(n[0].toInt(), n[1].toInt(), n[2].toInt(), n[3], n[4], n[5], n[6], n[7], n[8], d[0], d[1], n[9] != 0L)
+    }
+
+    /** Token ids of a text. [special]: control tokens are recognized. */
+    @JvmOverloads
+    fun tokenize(text: String, special: Boolean = false): IntArray = call {
+        val bytes = text.encodeToByteArray()
+        val flag = if (special) 1 else 0
+        IntArray(Math.toIntExact(Native.tokenize(it, bytes, flag, null))).also { ids ->
+            Native.tokenize(it, bytes, flag, ids)
+        }
+    }
+
+    /** Frees the memory. A running answer is cancelled and waited for. */
+    override fun close() {
+        closing = true
+        cancel()
+        calls.withLock {
+            val ended = synchronized(lifetime) { handle.also { handle = 0 } }
+            if (ended == 0L) return
+            Native.end(ended)
+        }
+        model.forget(this)
+    }
+
+    private inline fun <T> call(work: (Long) -> T): T = calls.withLock {
+        if (handle == 0L) throw ClosedException()
+        work(handle)
+    }
+
+    private inline fun <T> change(work: (Long) -> T): T {
+        check(answering.compareAndSet(false, true)) { BUSY }
+        try {
+            return call(work)
+        } finally {
+            answering.set(false)
+        }
+    }
+}
+
+private const val BUSY = "the session is busy with an answer: cancel it or wait for its end"
+
+private class ClosedException : IllegalStateException("the session is closed")
