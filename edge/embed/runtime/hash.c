@@ -21,18 +21,18 @@ static uint32_t rotated(uint32_t word, int by)
 
 static void add_block(uint32_t state[8], const uint8_t *block)
 {
-    uint32_t words[64], s[8];
+    uint32_t spread[64], s[8];
     for (int i = 0; i < 16; i++, block += 4)
-        words[i] = (uint32_t)block[0] << 24 | (uint32_t)block[1] << 16 | (uint32_t)block[2] << 8 | block[3];
+        spread[i] = (uint32_t)block[0] << 24 | (uint32_t)block[1] << 16 | (uint32_t)block[2] << 8 | block[3];
     for (int i = 16; i < 64; i++) {
-        uint32_t a = words[i - 15], b = words[i - 2];
-        words[i] = words[i - 16] + words[i - 7] + (rotated(a, 7) ^ rotated(a, 18) ^ a >> 3)
+        uint32_t a = spread[i - 15], b = spread[i - 2];
+        spread[i] = spread[i - 16] + spread[i - 7] + (rotated(a, 7) ^ rotated(a, 18) ^ a >> 3)
             + (rotated(b, 17) ^ rotated(b, 19) ^ b >> 10);
     }
     memcpy(s, state, sizeof s);
     for (int i = 0; i < 64; i++) {
         uint32_t choice = (s[4] & s[5]) ^ (~s[4] & s[6]), majority = (s[0] & s[1]) ^ (s[0] & s[2]) ^ (s[1] & s[2]);
-        uint32_t one = s[7] + (rotated(s[4], 6) ^ rotated(s[4], 11) ^ rotated(s[4], 25)) + choice + ROUNDS[i] + words[i];
+        uint32_t one = s[7] + (rotated(s[4], 6) ^ rotated(s[4], 11) ^ rotated(s[4], 25)) + choice + ROUNDS[i] + spread[i];
         uint32_t two = (rotated(s[0], 2) ^ rotated(s[0], 13) ^ rotated(s[0], 22)) + majority;
         memmove(s + 1, s, 7 * sizeof *s);
         s[4] += one;
