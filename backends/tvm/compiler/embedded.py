@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from edge.backends.tvm.compiler.compiled import about_design, compile_design, design_key
+from edge.backends.tvm.compiler.compiled import Progress, about_design, compile_design, design_key
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.packing.layout import PackedLayout
 from edge.backends.tvm.targets import app_targets, with_tuning
@@ -36,7 +36,7 @@ def embedded_designs(
     return [replace(Design.of(layout, kv_dtype, each), embedded=True) for each in targets]
 
 
-def embedded_objects(designs: Sequence[Design], progress: Callable[[float], None] | None = None) -> list[Path]:
+def embedded_objects(designs: Sequence[Design], progress: Progress | None = None) -> list[Path]:
     """The object files of embedded designs, in their order; for Apple's systems assembly text. They lie in the cache,
     where they are made if need be, so copy them soon.
 
@@ -58,7 +58,7 @@ def embedded_objects(designs: Sequence[Design], progress: Callable[[float], None
         return list(pool.map(make, range(len(designs))))
 
 
-def embedded_object(design: Design, progress: Callable[[float], None] | None = None) -> Path:
+def embedded_object(design: Design, progress: Progress | None = None) -> Path:
     """The same for one of them."""
     make = functools.partial(compile_design, design, progress=progress)
     suffix = ".s" if design.target.is_apple else ".o"
