@@ -21,7 +21,7 @@ from runtime_library import build, load_runtime
 from edge.backends.tvm.targets import TARGETS, _cpu_flags
 from edge.devices.host import usable_cores
 
-BARRIER = Path(__file__).parent / "embed" / "barrier.c"
+BARRIER = Path(__file__).parent / "runtime" / "barrier.c"
 PARTS = ("platform.c", "cpu.c", "error.c")
 ON_ADDRESS = "-DEDGE_WAIT_ON_ADDRESS"  # as on Apple's systems
 ADDRESSES = """

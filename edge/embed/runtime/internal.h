@@ -356,12 +356,14 @@ bool policy_make_room(policy *p, kv *k, uint32_t count, uint64_t *evicted);
 typedef struct pass pass;
 /* design: of the instruction set that will run. */
 pass *pass_layout(arena *from, const edge_model *model, const design_config *design, kv *rows);
+/* Starts threads, of which one is the caller's, or changes their number. Cannot fail for one thread. */
 edge_status pass_start(pass *p, uint32_t threads, uint64_t cpu_mask, edge_error *error);
 void pass_stop(pass *p);
 uint32_t pass_threads(const pass *p);
-/* Runs tokens (at most a chunk), for which there is room, between kv_prepare and kv_appended; observed: the last so many
- * are observed. Returns the logits [vocab] after the last one, which are valid until the next call and may be changed.
- * NULL: it failed. */
+/* Runs tokens and appends their rows, for which there is room; calls kv_expect, kv_prepare and kv_appended. observed: the
+ * last so many are observed. Returns the logits [vocab] after the last token, which are valid until the next call and may be
+ * changed. NULL, and nothing has changed: more than a chunk or than there is room for, no token of the vocabulary, or a
+ * position beyond those that the model has learned. */
 float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observed);
 uint64_t pass_bytes(const pass *p); /* scratch */
 

@@ -1,7 +1,8 @@
 /* Memory, files, clocks and threads of Linux, Android, macOS and iOS.
  *
- * A library for Android is built against the headers of another C library, so this file keeps to functions and constants
- * that come from the kernel and agree everywhere. What returns its error in errno, which does not, is called directly.
+ * A library for Android is built against the headers of another C library, so this file keeps to functions and
+ * constants that come from the kernel and agree everywhere. What returns its error in errno, which does not, is called
+ * directly.
  */
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
@@ -159,11 +160,17 @@ static int64_t file_size(int fd)
     return size;
 }
 
+static edge_status cannot_map(edge_error *error)
+{
+    return edge_fail(error, EDGE_BAD_FILE, "model.edge cannot be mapped: it must be a file on a disk, open for "
+                     "reading");
+}
+
 static edge_status map_open_file(int fd, const edge_source *source, mapping *file, edge_error *error)
 {
     int64_t found = file_size(fd);
     if (found < 0)
-        return edge_fail(error, EDGE_BAD_FILE, "model.edge cannot be mapped: it must be a file on a disk, open for reading");
+        return cannot_map(error);
     uint64_t size = (uint64_t)found, offset = source->offset;
     if (offset > size || source->length > size - offset)
         return edge_fail(error, EDGE_BAD_FILE, "model.edge would begin at byte %d and have %d bytes, but its file ends "
@@ -173,7 +180,7 @@ static edge_status map_open_file(int fd, const edge_source *source, mapping *fil
         return edge_fail(error, EDGE_BAD_FILE, "model.edge is empty: copy it again");
     uint8_t *base = mmap(NULL, length + before, PROT_READ, MAP_PRIVATE, fd, (off_t)(offset - before));
     if (base == MAP_FAILED)
-        return edge_fail(error, EDGE_BAD_FILE, "model.edge cannot be mapped: it must be a file on a disk, open for reading");
+        return cannot_map(error);
     *file = (mapping){base + before, length, base, length + before};
     return EDGE_OK;
 }
@@ -323,7 +330,7 @@ void unbind_thread(const cpu_binding *before)
 #endif
 }
 
-/* ---- sleeping and waking ------------------------------------------------------------------------------------------- */
+/* ---- sleeping and waking ----------------------------------------------------------------------------------------- */
 
 #if defined(__linux__) && !defined(EDGE_WAIT_ON_ADDRESS) /* with it, what Apple's systems do is tested on Linux */
 
@@ -348,8 +355,8 @@ int32_t edge_wake(int32_t *word)
 
 #include <dlfcn.h>
 
-/* os_sync_wait_on_address and its counterpart, which iOS 17.4 and macOS 14.4 have; before, a condition variable. They lie
- * behind the pass's two words in its line, so that nothing is global. */
+/* os_sync_wait_on_address and its counterpart, which iOS 17.4 and macOS 14.4 have; before, a condition variable. They
+ * lie behind the pass's two words in its line, so that nothing is global. */
 typedef int wait_on_address(void *address, uint64_t value, size_t size, uint32_t flags);
 typedef int wake_by_address(void *address, size_t size, uint32_t flags);
 typedef struct {
