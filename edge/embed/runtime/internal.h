@@ -6,7 +6,7 @@
  *     utf8.c       words.c           characters; words, as pre-tokenizers cut them
  *     tokenizer.c  chat.c            text to ids and back; the chat template as data
  *     sampler.c    stops.c           ids from logits; stop strings
- *     governor.c                     budgets: the decisions of edge/run/governor.py
+ *     governor.c   watch.c           budgets: the decisions of edge/run/governor.py, and its readings
  *     rows.c  kv.c  policy.c         what a KV row looks like; which rows there are; which stay
  *     pass.c                         threads that run the compiled pass
  *     context.c  turns.c             the conversation and its tokens; the loop of answers
@@ -248,7 +248,7 @@ size_t stops_rest(stops *s, char *out);
 
 /* ---- governor.c --------------------------------------------------------------------------------------------------- */
 
-/* A port of decide and affordable (edge/run/governor.py) and of Watch (edge/run/meters.py); NAN: None. */
+/* A port of decide and affordable (edge/run/governor.py); NAN: None. */
 typedef struct { double deadline, energy, power, celsius; } run_limits;
 typedef struct { double needed, spare, priv, limit, available, stalled; } memory_reading;
 typedef struct { double time, joules, peak, celsius; bool has_memory; memory_reading memory; } sample;
@@ -265,15 +265,19 @@ decision governor_decide(const run_limits *limits, governor_state *state, const 
 int64_t governor_affordable(const run_limits *limits, const governor_state *state, int64_t tokens, double now,
                             double spent);
 
-typedef struct { /* the budgets of one answer */
+/* ---- watch.c ------------------------------------------------------------------------------------------------------- */
+
+typedef struct { /* the budgets of one answer: a port of Watch (edge/run/meters.py) */
     run_limits limits;
     governor_state state;
     edge_readings readings;   /* the newest, by the app */
-    double first_joules, headroom_limit, started, paused, bytes, cpu_started;
+    double first_joules, celsius_limit, headroom_limit, started, paused, bytes, cpu_started, celsius_at, memory_at;
+    int64_t unread;           /* tokens since joules were known */
     const edge_config *config;
-    bool measured;
+    bool measured, joules_are_new, memory_is_new;
 } watch;
 void watch_start(watch *w, const edge_config *config, const edge_options *options, const edge_readings *readings);
+void watch_read(watch *w, const edge_readings *readings);
 void watch_bytes(watch *w, double bytes); /* read from memory, for estimates */
 double watch_joules(const watch *w);
 /* Why the answer must end, EDGE_GOING to go on; waits as long as limits want it, unless *cancelled. tokens: run since.
