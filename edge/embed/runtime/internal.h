@@ -158,7 +158,6 @@ struct edge_model {
     volatile int32_t sessions; /* open */
 };
 
-uint32_t crc32_of(uint32_t crc, const void *data, size_t size); /* of zlib; crc: 0, or of what came before */
 /* Maps the file into *model and checks all sections but TOKENIZER, WORDS and CHAT, which their owners check. */
 edge_status model_map(const edge_source *source, edge_model *model, edge_error *error);
 uint32_t model_designs(const edge_model *model, const design_config **designs); /* their number, the best first */

@@ -1,5 +1,5 @@
-/* Saved conversations: a header, tokens that have not been run, the system's text, marks, and the KV rows, with a CRC-32
- * of all of it at the end. Only a session of the same bundle takes them. */
+/* Saved conversations: a header, tokens that have not been run, the system's text, marks, and the KV rows, with the
+ * SHA-256 of all of it at the end. Only a session of the same bundle takes them. */
 #include <string.h>
 
 #include "session.h"
@@ -8,19 +8,20 @@ enum { STATE_VERSION = 1 };
 
 typedef struct {
     char magic[8]; /* "EDGESTA1" */
-    uint32_t version, config; /* CRC-32 of the model's CONFIG */
-    uint8_t hash[32];         /* of the model */
+    uint32_t version, reserved;
+    uint8_t model[32], bundle[32]; /* hashes: of the weights' file, of the sections that the library trusts */
     uint64_t length, evicted;
     uint32_t turn, turns, waiting, system;
 } state_header;
 
-typedef struct { const edge_stream *stream; uint64_t at; uint32_t crc; } state_stream;
+typedef struct { const edge_stream *stream; uint64_t at; hasher sum; } state_stream;
+enum { DIGEST = 32 };
 
 static bool put(void *to, const void *bytes, size_t size)
 {
     state_stream *own = to;
     const edge_stream *stream = own->stream;
-    own->crc = crc32_of(own->crc, bytes, size);
+    hash_add(&own->sum, bytes, size);
     if (stream->fd >= 0) {
         if (write_fd(stream->fd, bytes, size) != (int64_t)size)
             return false;
@@ -45,7 +46,7 @@ static bool get(void *from, void *bytes, size_t size)
             return false;
         memcpy(bytes, (const uint8_t *)stream->buffer + own->at, size);
     }
-    own->crc = crc32_of(own->crc, bytes, size);
+    hash_add(&own->sum, bytes, size);
     own->at += size;
     return true;
 }
@@ -60,16 +61,16 @@ static state_header header_of(const edge_session *s)
     state_header header = {
         .magic = {'E', 'D', 'G', 'E', 'S', 'T', 'A', '1'},
         .version = STATE_VERSION,
-        .config = crc32_of(0, s->model->config, sizeof *s->model->config),
         .length = sizeof header + (s->waiting + (uint64_t)s->system_count) * sizeof(int32_t) +
-                  held_marks(s) * sizeof(turn_mark) + kv_saved_bytes(s->rows) + sizeof(uint32_t),
+                  held_marks(s) * sizeof(turn_mark) + kv_saved_bytes(s->rows) + DIGEST,
         .evicted = s->evicted,
         .turn = s->turn,
         .turns = s->turns,
         .waiting = s->waiting,
         .system = s->system_count,
     };
-    memcpy(header.hash, ((const file_header *)(const void *)s->model->file.data)->hash, sizeof header.hash);
+    memcpy(header.model, ((const file_header *)(const void *)s->model->file.data)->hash, sizeof header.model);
+    memcpy(header.bundle, EDGE_TRUSTED, sizeof header.bundle);
     return header;
 }
 
@@ -96,14 +97,16 @@ edge_status edge_save(edge_session *s, edge_stream *stream, edge_error *error)
     if (stream->fd < 0 && stream->capacity < header.length)
         return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "the state has %d bytes, and the buffer fewer: see length",
                                   (int64_t)header.length));
-    state_stream to = {stream, 0, 0};
+    state_stream to = {.stream = stream};
+    uint8_t digest[DIGEST];
+    hash_start(&to.sum);
     bool written = put(&to, &header, sizeof header) && put(&to, s->ids + s->first, s->waiting * sizeof *s->ids) &&
                    put(&to, s->system, s->system_count * sizeof *s->system) &&
                    put(&to, s->marks, held_marks(s) * sizeof *s->marks);
     if (written)
         kv_save(s->rows, put, &to);
-    uint32_t crc = to.crc;
-    written = written && put(&to, &crc, sizeof crc) && to.at == header.length;
+    hash_end(&to.sum, digest);
+    written = written && put(&to, digest, sizeof digest) && to.at == header.length;
     return leave(s, written ? EDGE_OK : edge_fail(error, EDGE_BAD_FILE, "the state could not be written"));
 }
 
@@ -118,12 +121,14 @@ static bool are_ids(const edge_session *s, const int32_t *ids, uint32_t count)
 /* Leaves a session without a conversation if it fails. */
 static edge_status load(edge_session *s, const edge_stream *stream, edge_error *error)
 {
-    state_stream from = {stream, 0, 0};
+    state_stream from = {.stream = stream};
+    uint8_t digest[DIGEST], stored[DIGEST];
+    hash_start(&from.sum);
     state_header header, ours = header_of(s);
     if (!get(&from, &header, sizeof header) || memcmp(header.magic, ours.magic, sizeof header.magic))
         return edge_fail(error, EDGE_BAD_FILE, "this is no saved state");
-    if (header.version != ours.version || header.config != ours.config ||
-        memcmp(header.hash, ours.hash, sizeof header.hash))
+    if (header.version != ours.version || memcmp(header.model, ours.model, sizeof header.model) ||
+        memcmp(header.bundle, ours.bundle, sizeof header.bundle))
         return edge_fail(error, EDGE_BAD_FILE, "the state was saved with another bundle or version of it");
     bool right = header.waiting <= s->room && header.system <= s->model->config->capacity &&
                  header.turn <= TURN_ANSWERED && header.turn != TURN_ANSWERING;
@@ -138,8 +143,8 @@ static edge_status load(edge_session *s, const edge_stream *stream, edge_error *
     edge_status status = right ? kv_load(s->rows, get, &from, error) : EDGE_OK;
     if (status)
         return status;
-    uint32_t crc = from.crc, stored;
-    if (!right || !get(&from, &stored, sizeof stored) || stored != crc || from.at != header.length)
+    hash_end(&from.sum, digest);
+    if (!right || !get(&from, stored, sizeof stored) || memcmp(stored, digest, sizeof digest) || from.at != header.length)
         return edge_fail(error, EDGE_BAD_FILE, "the saved state is damaged");
     s->waiting = header.waiting;
     s->system_count = header.system;
