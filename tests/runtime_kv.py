@@ -35,7 +35,8 @@ SOURCES = ("rows.c", "kv.c", "kv_keys.c", "kv_state.c", "policy.c", "model.c", "
 
 @dataclass(frozen=True)
 class Case:
-    """windows, kinds: of each layer. long_from: where LongRoPE's long factors begin. keep: pinned rows."""
+    """windows, kinds: of each layer. long_from: where LongRoPE's long factors begin. keep: pinned rows. ties: many rows
+    get equal attention."""
 
     policy: str = "streaming"
     dtype: str = "f16"
@@ -50,6 +51,7 @@ class Case:
     long_from: int = 0
     keep: int = 4
     evict_step: int = 5
+    ties: bool = True
 
     @property
     def rule(self) -> Any:

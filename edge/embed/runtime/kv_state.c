@@ -71,7 +71,7 @@ static bool list_is_whole(kv *k, const kv_part *p, uint32_t list)
     for (uint32_t row = 0; row < p->length; row++) {
         if (physical[row] < 0 || (uint32_t)physical[row] >= p->length || k->occupied[physical[row]]++)
             return false;
-        if (positions[row] < -MOST_POSITIONS || positions[row] >= p->next || (row && positions[row] <= positions[row - 1]))
+        if (positions[row] <= -MOST_POSITIONS || positions[row] >= p->next || (row && positions[row] <= positions[row - 1]))
             return false;
     }
     return true;

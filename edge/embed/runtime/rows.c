@@ -64,11 +64,17 @@ static uint8_t *element(const kv_rows *rows, int array, uint32_t row, size_t *st
 
 static void copy(uint8_t *to, size_t to_stride, const uint8_t *from, size_t from_stride, uint32_t count, uint32_t item)
 {
-    for (; count; count--, to += to_stride, from += from_stride)
-        if (item == 1)
+    if (to_stride == item && from_stride == item)
+        memcpy(to, from, (size_t)count * item);
+    else if (item == 4)
+        for (; count; count--, to += to_stride, from += from_stride)
+            memcpy(to, from, 4);
+    else if (item == 2)
+        for (; count; count--, to += to_stride, from += from_stride)
+            memcpy(to, from, 2);
+    else
+        for (; count; count--, to += to_stride, from += from_stride)
             *to = *from;
-        else
-            memcpy(to, from, item == 2 ? 2 : 4);
 }
 
 void rows_move(kv_rows *rows, uint32_t source, uint32_t target)
