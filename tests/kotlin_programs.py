@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from conftest import CACHE
@@ -67,8 +68,10 @@ def run_kotlin(jar: Path, main: str, library: Path, *arguments: str) -> dict[str
         shutil.copy(library, folder / f"{os.getpid()}.so")
         (folder / f"{os.getpid()}.so").rename(name)
     command = ["java", "-Xcheck:jni", "-XX:+UseSerialGC", "-Dfile.encoding=UTF-8", "-Dstdout.encoding=UTF-8"]
-    command += [f"-Djava.library.path={folder}", "-cp", classpath(jar, *LIBRARIES), main, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    with TemporaryDirectory() as temporary:
+        command += [f"-Djava.library.path={folder}", f"-Djava.io.tmpdir={temporary}"]
+        command += ["-cp", classpath(jar, *LIBRARIES), main, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr + done.stdout[-2000:]
     assert done.stderr == ""
     assert "WARNING" not in done.stdout, done.stdout[-2000:]  # of -Xcheck:jni

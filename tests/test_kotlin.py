@@ -17,11 +17,18 @@ BUSY = "the session is busy with an answer: cancel it or wait for its end"
 @pytest.fixture(scope="module")
 def echo() -> dict[str, list[str]]:
     """What tests/kotlin/Echo.kt saw of echo.c, which answers with the question and counts calls out of order."""
-    return run_kotlin(compile_kotlin(KOTLIN / "src", PROGRAMS / "Echo.kt"), "edge.runtime.EchoKt", echo_library())
+    return run_kotlin(programs(), "edge.runtime.EchoKt", build_jni(PROGRAMS / "echo.c"))
 
 
-def echo_library() -> Path:
-    return build_jni(PROGRAMS / "echo.c")
+@pytest.fixture(scope="module")
+def phone() -> dict[str, list[str]]:
+    """What tests/kotlin/Phone.kt saw of Android.kt, on classes with the signatures of Android's (tests/kotlin/android)."""
+    return run_kotlin(programs(), "edge.runtime.PhoneKt", build_jni(PROGRAMS / "echo.c"))
+
+
+def programs() -> Path:
+    """All Kotlin there is, the sample activity, too."""
+    return compile_kotlin(KOTLIN / "src", KOTLIN / "sample", PROGRAMS)
 
 
 def test_kotlin_passes_every_field_on(echo: dict[str, list[str]]) -> None:
@@ -84,6 +91,40 @@ def test_answers_are_cancelled_and_sessions_go_on(echo: dict[str, list[str]]) ->
 
 def test_no_session_is_used_by_two_threads_or_after_its_end(echo: dict[str, list[str]]) -> None:
     assert echo["faults"] == ["0"]
+
+
+def test_energy_is_current_times_voltage_or_unknown(phone: dict[str, list[str]]) -> None:
+    assert phone["steady"] == ["[0.0, 4.0, 8.0]"]  # 1 A at 4 V
+    assert phone["rising"] == ["[0.0, 8.0]"]  # from 4 W to 12 W
+    assert phone["sign"] == ["[0.0, 2.0]"]
+    assert phone["charging"] == ["[0.0, null, 0.0, 4.0]"]
+    assert phone["milliamperes"] == phone["zero"] == ["[null]"]
+    assert phone["unknown"] == phone["voltage"] == ["[null, null]"]
+    assert phone["gap"] == ["[0.0, 0.0, 0.0]"]
+
+
+def test_sensors_are_android_s(phone: dict[str, list[str]]) -> None:
+    assert phone["nothing"] == ["Readings(joules=null, celsius=null, headroom=null, available=700)"]
+    assert phone["read"] == ["Readings(joules=4.0, celsius=31.5, headroom=0.5, available=0)"]  # 2 W for 2 s
+    assert phone["asked"] == ["3"]  # thermal headroom, of five readings in two seconds
+    assert phone["old"] == ["null"]  # Android 10 has no thermal headroom
+
+
+def test_only_background_levels_trim_and_never_an_answer(phone: dict[str, list[str]]) -> None:
+    assert phone["trims"] == ["[0, 1000, 1000, 0]"]
+    assert phone["while answering"] == ["2013"]  # the two trims before, and 13 tokens
+    assert phone["closed"] == ["0 0"]
+
+
+def test_assets_are_copied_once_and_whole(phone: dict[str, list[str]]) -> None:
+    assert phone["no asset"] == ["model.edge []"]
+    assert phone["broken"] == ["no space left []"]
+    assert phone["copied"] == ["opened opened [1-model.edge] 1"]
+    assert phone["updated"] == ["opened [2-model.edge] 2"]
+
+
+def test_the_sample_activity_is_short() -> None:
+    assert len((KOTLIN / "sample" / "ChatActivity.kt").read_text(encoding="utf-8").splitlines()) < 100
 
 
 def test_our_part_of_jni_is_that_of_the_jdk(tmp_path: Path) -> None:

@@ -1,0 +1,27 @@
+// A library module: copy this folder into an Android project, and add include(":edge") to its settings.gradle.kts and
+// implementation(project(":edge")) to the app's dependencies.
+plugins {
+    id("com.android.library")
+    id("org.jetbrains.kotlin.android") // leave it out from version 9 of the Android plugin on
+}
+
+android {
+    namespace = "edge.runtime"
+    compileSdk = 35
+    defaultConfig {
+        minSdk = 26
+        consumerProguardFiles("consumer-rules.pro")
+    }
+    compileOptions {
+        sourceCompatibility = JavaVersion.VERSION_17
+        targetCompatibility = JavaVersion.VERSION_17
+    }
+}
+
+kotlin {
+    jvmToolchain(17)
+}
+
+dependencies {
+    api("org.jetbrains.kotlinx:kotlinx-coroutines-android:1.8.1")
+}

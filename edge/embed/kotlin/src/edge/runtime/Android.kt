@@ -1,0 +1,114 @@
+/** What Android adds: models in assets, sensors, and the system's requests for memory. */
+package edge.runtime
+
+import android.app.ActivityManager
+import android.content.ComponentCallbacks2
+import android.content.Context
+import android.content.Intent
+import android.content.IntentFilter
+import android.content.res.Configuration
+import android.os.BatteryManager
+import android.os.Build
+import android.os.PowerManager
+import java.io.Closeable
+import java.io.File
+import java.io.IOException
+
+private const val HEADROOM_EVERY_NANOS = 1_000_000_000L // Android answers NaN if it is asked more often
+private const val HEADROOM_AHEAD_SECONDS = 10
+
+/**
+ * Opens a model among the app's assets.
+ *
+ * Assets cannot be mapped where they are: the installer aligns them to 4 bytes, model.edge needs 64. So the first call
+ * after an installation or update copies the file, which takes a second or two. Call it off the main thread. Throws
+ * IOException if there is no such asset or no space for the copy.
+ */
+fun EdgeModel.Companion.fromAssets(context: Context, name: String = "model.edge"): EdgeModel =
+    open(installed(context, name).path)
+
+@Synchronized
+private fun installed(context: Context, name: String): File {
+    val folder = File(context.noBackupFilesDir, "edge")
+    val updated = context.packageManager.getPackageInfo(context.packageName, 0).lastUpdateTime
+    val file = File(folder, "$updated-$name")
+    if (file.exists()) return file
+    folder.mkdirs()
+    folder.listFiles()?.forEach { if (it.name.endsWith("-$name")) it.delete() } // of older versions of the app
+    val part = File(folder, "$name.part")
+    try {
+        context.assets.open(name).use { from ->
+            part.outputStream().use { to ->
+                from.copyTo(to)
+                to.fd.sync()
+            }
+        }
+        if (!part.renameTo(file)) throw IOException("cannot rename $part to $file")
+    } finally {
+        part.delete()
+    }
+    return file
+}
+
+/**
+ * Gives memory back when the app is no longer seen, unless an answer is generated: a soft trim, which costs nothing.
+ * Close the result before the session.
+ */
+fun EdgeSession.trimInBackground(context: Context): Closeable {
+    val callbacks = object : ComponentCallbacks2 {
+        override fun onTrimMemory(level: Int) {
+            if (level == ComponentCallbacks2.TRIM_MEMORY_UI_HIDDEN || level == ComponentCallbacks2.TRIM_MEMORY_BACKGROUND)
+                trimIfIdle(Trim.SOFT)
+        }
+
+        override fun onConfigurationChanged(newConfig: Configuration) = Unit
+
+        @Deprecated("Deprecated in Android")
+        override fun onLowMemory() = Unit
+    }
+    val application = context.applicationContext
+    application.registerComponentCallbacks(callbacks)
+    return Closeable { application.unregisterComponentCallbacks(callbacks) }
+}
+
+/**
+ * The phone's own readings, for a session's budgets: energy from the battery's current (null while it charges or where
+ * it is implausible), the battery's temperature, thermal headroom (from Android 11 on), and memory that is available
+ * before the system begins to end processes. Make one for each session.
+ */
+class AndroidSensors(context: Context) : Sensors {
+    private val application = context.applicationContext
+    private val battery = application.getSystemService(Context.BATTERY_SERVICE) as BatteryManager
+    private val power = application.getSystemService(Context.POWER_SERVICE) as PowerManager
+    private val activity = application.getSystemService(Context.ACTIVITY_SERVICE) as ActivityManager
+    private val meter = BatteryMeter()
+    private var headroom: Double? = null
+    private var headroomNanos = System.nanoTime() - HEADROOM_EVERY_NANOS
+
+    override fun read(): Readings = read(System.nanoTime())
+
+    internal fun read(nanos: Long): Readings {
+        val state = application.registerReceiver(null, IntentFilter(Intent.ACTION_BATTERY_CHANGED))
+        val joules = meter.add(
+            nanos,
+            battery.getLongProperty(BatteryManager.BATTERY_PROPERTY_CURRENT_NOW),
+            state?.getIntExtra(BatteryManager.EXTRA_VOLTAGE, 0) ?: 0,
+            (state?.getIntExtra(BatteryManager.EXTRA_PLUGGED, 0) ?: 0) != 0,
+        )
+        val tenths = state?.getIntExtra(BatteryManager.EXTRA_TEMPERATURE, 0) ?: 0 // 0: not known
+        val memory = ActivityManager.MemoryInfo()
+        activity.getMemoryInfo(memory)
+        return Readings(
+            joules, if (tenths > 0) tenths / 10.0 else null, readHeadroom(nanos),
+            maxOf(0, memory.availMem - memory.threshold),
+        )
+    }
+
+    private fun readHeadroom(nanos: Long): Double? {
+        if (Build.VERSION.SDK_INT >= Build.VERSION_CODES.R && nanos - headroomNanos >= HEADROOM_EVERY_NANOS) {
+            headroomNanos = nanos
+            headroom = power.getThermalHeadroom(HEADROOM_AHEAD_SECONDS).toDouble().takeUnless { it.isNaN() }
+        }
+        return headroom
+    }
+}

@@ -1,0 +1,28 @@
+/** The parts of Android that the Kotlin binding uses, as its documentation declares them, with values for tests. */
+package android.app
+
+import android.content.Context
+import android.os.Bundle
+import android.view.View
+
+open class Activity : Context() {
+    open fun onCreate(savedInstanceState: Bundle?) = Unit
+    open fun onDestroy() = Unit
+    open fun setContentView(view: View?) = Unit
+}
+
+class ActivityManager {
+    class MemoryInfo {
+        @JvmField var availMem = 0L
+        @JvmField var threshold = 0L
+    }
+
+    fun getMemoryInfo(outInfo: MemoryInfo) {
+        outInfo.availMem = available
+        outInfo.threshold = 300
+    }
+
+    companion object {
+        var available = 1000L
+    }
+}
