@@ -22,7 +22,7 @@ def echo() -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def phone() -> dict[str, list[str]]:
-    """What tests/kotlin/Phone.kt saw of Android.kt, on classes with the signatures of Android's (tests/kotlin/android)."""
+    """What tests/kotlin/Phone.kt saw of Android.kt, on classes like Android's (tests/kotlin/android)."""
     return run_kotlin(programs(), "edge.runtime.PhoneKt", build_jni(PROGRAMS / "echo.c"))
 
 

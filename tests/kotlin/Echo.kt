@@ -27,7 +27,8 @@ private fun failure(work: () -> Unit): String = try {
     "${failed.message}"
 }
 
-private fun text(session: EdgeSession, prompt: String) = runBlocking { session.answer(prompt).toList().joinToString("") }
+private fun text(session: EdgeSession, prompt: String): String =
+    runBlocking { session.answer(prompt).toList().joinToString("") }
 
 private fun values(model: EdgeModel) {
     show("info", model.info)

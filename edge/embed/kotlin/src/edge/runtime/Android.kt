@@ -16,6 +16,8 @@ import java.io.IOException
 
 private const val HEADROOM_EVERY_NANOS = 1_000_000_000L // Android answers NaN if it is asked more often
 private const val HEADROOM_AHEAD_SECONDS = 10
+private val OUT_OF_SIGHT =
+    listOf(ComponentCallbacks2.TRIM_MEMORY_UI_HIDDEN, ComponentCallbacks2.TRIM_MEMORY_BACKGROUND)
 
 /**
  * Opens a model among the app's assets.
@@ -57,8 +59,7 @@ private fun installed(context: Context, name: String): File {
 fun EdgeSession.trimInBackground(context: Context): Closeable {
     val callbacks = object : ComponentCallbacks2 {
         override fun onTrimMemory(level: Int) {
-            if (level == ComponentCallbacks2.TRIM_MEMORY_UI_HIDDEN || level == ComponentCallbacks2.TRIM_MEMORY_BACKGROUND)
-                trimIfIdle(Trim.SOFT)
+            if (level in OUT_OF_SIGHT) trimIfIdle(Trim.SOFT)
         }
 
         override fun onConfigurationChanged(newConfig: Configuration) = Unit

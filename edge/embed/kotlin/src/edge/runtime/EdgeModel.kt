@@ -48,7 +48,7 @@ class EdgeModel private constructor(private var handle: Long) : Closeable {
             return EdgeModel(Native.open(path.encodeToByteArray() + 0, -1, 0, 0))
         }
 
-        /** From an open file, such as an uncompressed asset, of which model.edge is a part. It may be closed afterwards. */
+        /** From a part of an open file, which may be closed afterwards. It begins at a multiple of 64 bytes. */
         @JvmStatic
         @JvmOverloads
         fun open(fd: Int, offset: Long = 0, length: Long = 0): EdgeModel =

@@ -22,8 +22,8 @@ private const val SENSORS_EVERY_NANOS = 500_000_000L
 /**
  * A conversation with a model; see [EdgeModel.session].
  *
- * All functions may be called from any thread. [cancel] and [close] may interrupt an answer; other functions that change
- * the conversation throw IllegalStateException while one is generated.
+ * All functions may be called from any thread. [cancel] and [close] may interrupt an answer; other functions that
+ * change the conversation throw IllegalStateException while one is generated.
  */
 class EdgeSession internal constructor(
     private val model: EdgeModel, private var handle: Long, private val sensors: Sensors?,
@@ -45,8 +45,8 @@ class EdgeSession internal constructor(
     /**
      * The answer to [prompt] as text, in whole characters.
      *
-     * A cold flow: each collector asks once more. If its collector is cancelled, or takes no more, the answer ends before
-     * its next token. After [cancel] and [close] the flow completes; [finish] then is [Finish.CANCELLED].
+     * A cold flow: each collector asks once more. If its collector is cancelled, or takes no more, the answer ends
+     * before its next token. After [cancel] and [close] the flow completes; [finish] then is [Finish.CANCELLED].
      */
     fun answer(prompt: String): Flow<String> =
         pieces { Native.append(it, Role.USER.ordinal, prompt.encodeToByteArray()) }
@@ -124,7 +124,10 @@ class EdgeSession internal constructor(
         Native.set(it, options.integers(), options.numbers(), options.isaBytes(), options.stopBytes())
     }
 
-    /** Forgets the last [turns], each a question with its answer. Throws [Status.UNSUPPORTED] after evictions: [reset]. */
+    /**
+     * Forgets the last [turns], each a question with its answer. Throws EdgeException with [Status.UNSUPPORTED] where
+     * their rows cannot be taken back, as after evictions: then [reset].
+     */
     fun rewind(turns: Int) {
         require(turns >= 0) { "turns is $turns, but must not be negative" }
         change { Native.rewind(it, turns) }

@@ -1,6 +1,6 @@
 package edge.runtime
 
-/** The functions of edge_jni.c. Handles are pointers: callers pass only open ones, and one thread at a time uses a session. */
+/** The functions of edge_jni.c. Callers pass only open handles; one thread at a time uses a session. */
 internal object Native {
     init {
         System.loadLibrary("edge")
