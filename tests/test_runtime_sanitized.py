@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from runtime_library import SANITIZE
 
-FILES = ("test_runtime_kv.py",)  # others of the runtime, whose code takes what Python gives it
+# Tests of parts of the runtime, whose code takes what Python gives it:
+FILES = ("test_runtime_kv.py", "test_runtime_sampler.py")
 
 
 @pytest.mark.exhaustive

@@ -1,286 +1,305 @@
-/* From logits to the next token: a port of edge/run/sampler.py, with the generator that it draws from, which is NumPy's:
- * SeedSequence, PCG64 (XSL RR, O'Neill 2014) and Generator.choice. */
+/* From logits to the next token: a port of edge/run/sampler.py, and of the parts of NumPy that it draws with
+ * (SeedSequence, PCG64, Generator.choice, the pairwise sum), so that equal seeds draw equal tokens. */
 #include <math.h>
 #include <string.h>
 
 #include "internal.h"
 
-enum { PENALTY_WINDOW = 64 };
-static const double COLDEST = 1e-30;
+enum {
+    PENALTY_WINDOW = 64, /* recent tokens that a repetition penalty looks at */
+    BLOCK = 64,          /* logits that are compared at once */
+    POOL = 4             /* words of a SeedSequence */
+};
+static const double COLDEST = 1e-30; /* lower temperatures are this one: to divide by less overflows */
 
-typedef struct { uint64_t high, low; } wide;
-typedef struct { float logit; int32_t token; } candidate;
+typedef unsigned __int128 uint128;
+typedef struct { uint128 state, step; } generator;
 
 struct sampler {
     sampling params;
-    uint32_t vocab, recent_count, recent_at;
-    int32_t recent[PENALTY_WINDOW];
+    generator random;
     const int32_t *banned[2];
-    uint32_t banned_count[2];
-    wide state, increment;
-    candidate *candidates;     /* [vocab] */
-    double *kept, *powers;     /* [vocab] */
+    uint32_t banned_count[2], vocab, drawn; /* drawn: tokens so far, if a penalty needs them */
+    int32_t recent[PENALTY_WINDOW];
+    /* [vocab], of which the pages beyond top-k stay untouched: */
+    int32_t *tokens; /* of the largest logits */
+    double *powers;
+    uint64_t *keys;  /* in the memory of `powers`, before these are known */
 };
 
-sampler *sampler_layout(arena *from, uint32_t vocab)
-{
-    sampler *s = take(from, sizeof *s);
-    candidate *candidates = take(from, vocab * sizeof *candidates);
-    double *kept = take(from, vocab * sizeof *kept), *powers = take(from, vocab * sizeof *powers);
-    if (s) {
-        s->vocab = vocab;
-        s->candidates = candidates;
-        s->kept = kept;
-        s->powers = powers;
-    }
-    return s;
-}
+/* ---- NumPy's generator ------------------------------------------------------------------------------------------- */
 
-/* ---- the generator ----------------------------------------------------------------------------------------------- */
-
-static wide add(wide one, wide other)
+static uint32_t hashed(uint32_t value, uint32_t *constant, uint32_t factor)
 {
-    uint64_t low = one.low + other.low;
-    return (wide){one.high + other.high + (low < one.low), low};
-}
-
-/* 64 by 64 bits. */
-static wide product(uint64_t one, uint64_t other)
-{
-    uint64_t a = one >> 32, b = (uint32_t)one, c = other >> 32, d = (uint32_t)other;
-    uint64_t middle = a * d + (b * d >> 32), rest = b * c + (uint32_t)middle;
-    return (wide){a * c + (middle >> 32) + (rest >> 32), rest << 32 | (uint32_t)(b * d)};
-}
-
-static void step(sampler *s)
-{
-    static const wide multiplier = {2549297995355413924u, 4865540595714422341u};
-    wide times = product(s->state.low, multiplier.low);
-    times.high += s->state.high * multiplier.low + s->state.low * multiplier.high;
-    s->state = add(times, s->increment);
-}
-
-static uint64_t next_bits(sampler *s)
-{
-    step(s);
-    uint64_t folded = s->state.high ^ s->state.low;
-    uint32_t turned = (uint32_t)(s->state.high >> 58);
-    return folded >> turned | folded << (-turned & 63);
-}
-
-static double next_uniform(sampler *s)
-{
-    return (double)(next_bits(s) >> 11) * (1.0 / 9007199254740992.0);
-}
-
-static uint32_t hash_mix(uint32_t value, uint32_t *by, uint32_t times)
-{
-    value ^= *by;
-    *by *= times;
-    value *= *by;
+    value ^= *constant;
+    *constant *= factor;
+    value *= *constant;
     return value ^ value >> 16;
 }
 
-static void seed_generator(sampler *s, uint64_t seed)
+static uint32_t mixed(uint32_t one, uint32_t other)
 {
-    uint32_t pool[4], state[8], by = 0x43b0d7e5u;
-    for (int i = 0; i < 4; i++)
-        pool[i] = hash_mix(i == 0 ? (uint32_t)seed : i == 1 ? (uint32_t)(seed >> 32) : 0, &by, 0x931e8875u);
-    for (int from = 0; from < 4; from++)
-        for (int to = 0; to < 4; to++)
-            if (from != to) {
-                uint32_t mixed = 0xca01f9ddu * pool[to] - 0x4973f715u * hash_mix(pool[from], &by, 0x931e8875u);
-                pool[to] = mixed ^ mixed >> 16;
-            }
-    by = 0x8b51f9ddu;
-    for (int i = 0; i < 8; i++)
-        state[i] = hash_mix(pool[i % 4], &by, 0x58f38dedu);
+    uint32_t value = 0xca01f9ddu * one - 0x4973f715u * other;
+    return value ^ value >> 16;
+}
+
+/* numpy.random.SeedSequence(seed).generate_state(4, numpy.uint64) */
+static void spread_seed(uint64_t seed, uint64_t state[4])
+{
+    uint32_t pool[POOL] = {(uint32_t)seed, (uint32_t)(seed >> 32), 0, 0}, constant = 0x43b0d7e5u;
+    for (int i = 0; i < POOL; i++)
+        pool[i] = hashed(pool[i], &constant, 0x931e8875u);
+    for (int from = 0; from < POOL; from++)
+        for (int to = 0; to < POOL; to++)
+            if (from != to)
+                pool[to] = mixed(pool[to], hashed(pool[from], &constant, 0x931e8875u));
+    constant = 0x8b51f9ddu;
+    for (int i = 0; i < 4; i++) {
+        uint64_t low = hashed(pool[2 * i % POOL], &constant, 0x58f38dedu);
+        state[i] = low | (uint64_t)hashed(pool[(2 * i + 1) % POOL], &constant, 0x58f38dedu) << 32;
+    }
+}
+
+static void advance(generator *random)
+{
+    const uint128 factor = (uint128)2549297995355413924u << 64 | 4865540595714422341u;
+    random->state = random->state * factor + random->step;
+}
+
+static void seed_generator(generator *random, uint64_t seed)
+{
     uint64_t numbers[4];
-    memcpy(numbers, state, sizeof numbers);
-    wide start = {numbers[0], numbers[1]};
-    s->increment = (wide){numbers[2] << 1 | numbers[3] >> 63, numbers[3] << 1 | 1};
-    s->state = (wide){0, 0};
-    step(s);
-    s->state = add(s->state, start);
-    step(s);
+    spread_seed(seed, numbers);
+    random->step = ((uint128)numbers[2] << 64 | numbers[3]) << 1 | 1;
+    random->state = random->step;
+    random->state += (uint128)numbers[0] << 64 | numbers[1];
+    advance(random);
 }
 
-/* ---- probabilities ------------------------------------------------------------------------------------------------ */
-
-/* In NumPy's order: pairwise, in blocks of 128. */
-static double sum(const double *values, size_t count)
+/* From 0 up to 1: PCG64 (XSL-RR), of which the upper 53 bits count. */
+static double next_uniform(generator *random)
 {
-    if (count < 8) {
-        double total = 0;
-        for (size_t i = 0; i < count; i++)
-            total += values[i];
-        return total;
+    advance(random);
+    uint64_t value = (uint64_t)(random->state >> 64) ^ (uint64_t)random->state;
+    uint32_t turn = (uint32_t)(random->state >> 122);
+    value = value >> turn | value << (-turn & 63);
+    return (double)(value >> 11) * (1.0 / 9007199254740992.0);
+}
+
+/* ---- the largest logits ------------------------------------------------------------------------------------------- */
+
+typedef float lanes __attribute__((vector_size(16), aligned(4), may_alias));
+typedef int32_t masks __attribute__((vector_size(16)));
+
+/* The first index from `at` on whose logit is greater than `bound`, or NaN; `count` if there is none. */
+static uint32_t next_above(const float *logits, uint32_t at, uint32_t count, float bound)
+{
+    const lanes bounds = {bound, bound, bound, bound};
+    for (; at + BLOCK <= count; at += BLOCK) {
+        masks below = {-1, -1, -1, -1};
+        for (uint32_t i = 0; i < BLOCK; i += 4)
+            below &= *(const lanes *)(logits + at + i) <= bounds;
+        if ((below[0] & below[1] & below[2] & below[3]) == 0)
+            break;
     }
-    if (count > 128) {
-        size_t half = count / 2 / 8 * 8;
-        return sum(values, half) + sum(values + half, count - half);
+    while (at < count && logits[at] <= bound)
+        at++;
+    return at;
+}
+
+/* The most likely token; -1 for NaN. */
+static int32_t greedy(const float *logits, uint32_t count)
+{
+    uint32_t best = 0;
+    for (uint32_t at = 0; at < count; at = next_above(logits, at + 1, count, logits[best])) {
+        best = at;
+        if (isnan(logits[best]))
+            return -1;
     }
-    double parts[8];
-    size_t at = 8;
-    memcpy(parts, values, sizeof parts);
-    for (; at + 8 <= count; at += 8)
-        for (int i = 0; i < 8; i++)
-            parts[i] += values[at + i];
-    double total = ((parts[0] + parts[1]) + (parts[2] + parts[3])) + ((parts[4] + parts[5]) + (parts[6] + parts[7]));
-    for (; at < count; at++)
-        total += values[at];
-    return total;
+    return (int32_t)best;
 }
 
-/* Of values of which the largest comes first. */
-static void softmax(const double *values, double *out, size_t count)
+/* Keys are greater, the earlier a token comes: larger logits first, equal ones by their ids. */
+static uint64_t key_of(const float *logits, uint32_t token)
 {
-    for (size_t i = 0; i < count; i++)
-        out[i] = exp(values[i] - values[0]);
-    double total = sum(out, count);
-    for (size_t i = 0; i < count; i++)
-        out[i] /= total;
+    float logit = logits[token] + 0.0f; /* not -0 */
+    uint32_t bits;
+    memcpy(&bits, &logit, sizeof bits);
+    bits ^= bits >> 31 ? UINT32_MAX : 1u << 31;
+    return (uint64_t)bits << 32 | ~token;
 }
 
-static size_t count_top_p(const double *probabilities, size_t count, double p)
+static uint32_t token_of(uint64_t key)
 {
-    double total = 0;
-    size_t below = 0;
-    if (p >= 1)
-        return count;
-    while (below < count && (total += probabilities[below]) < p)
-        below++;
-    return below + 1;
+    return ~(uint32_t)key;
 }
 
-static size_t count_min_p(const double *probabilities, size_t count, double p)
+/* Moves a key down to its place in a heap, whose top is the least. */
+static void sink(uint64_t *heap, uint32_t count, uint32_t at)
 {
-    size_t found = 0;
-    for (size_t i = 0; i < count; i++)
-        found += probabilities[i] >= p * probabilities[0];
-    return found;
-}
-
-/* ---- the largest logits -------------------------------------------------------------------------------------------- */
-
-static bool comes_first(candidate one, candidate other)
-{
-    return one.logit > other.logit || (one.logit == other.logit && one.token < other.token);
-}
-
-/* A heap whose top comes last of all. */
-static void sink(candidate *heap, size_t count, size_t at)
-{
-    candidate own = heap[at];
-    for (size_t child; (child = 2 * at + 1) < count; at = child) {
-        child += child + 1 < count && comes_first(heap[child], heap[child + 1]);
-        if (!comes_first(own, heap[child]))
+    uint64_t key = heap[at];
+    for (uint32_t child; (child = 2 * at + 1) < count; at = child) {
+        child += child + 1 < count && heap[child + 1] < heap[child];
+        if (key <= heap[child])
             break;
         heap[at] = heap[child];
     }
-    heap[at] = own;
+    heap[at] = key;
 }
 
-/* The `count` largest, which come first then. */
-static void find_largest(sampler *s, const float *logits, size_t count)
+/* The k largest in `heap`, largest first. False if a logit is NaN. */
+static bool top_k(const float *logits, uint32_t count, uint64_t *heap, uint32_t k)
 {
-    candidate *heap = s->candidates;
-    for (size_t i = 0; i < count; i++)
-        heap[i] = (candidate){logits[i], (int32_t)i};
-    for (size_t i = count / 2; i-- > 0;)
-        sink(heap, count, i);
-    for (size_t i = count; i < s->vocab; i++)
-        if (logits[i] > heap[0].logit) {
-            heap[0] = (candidate){logits[i], (int32_t)i};
-            sink(heap, count, 0);
-        }
-    for (size_t left = count; left-- > 1;) {
-        candidate last = heap[0];
+    for (uint32_t at = 0; at < k; at++) {
+        if (isnan(logits[at]))
+            return false;
+        heap[at] = key_of(logits, at);
+    }
+    for (uint32_t at = k / 2; at-- > 0;)
+        sink(heap, k, at);
+    for (uint32_t at = k; (at = next_above(logits, at, count, logits[token_of(heap[0])])) < count; at++) {
+        if (isnan(logits[at]))
+            return false;
+        heap[0] = key_of(logits, at);
+        sink(heap, k, 0);
+    }
+    for (uint32_t left = k; left-- > 1;) {
+        uint64_t last = heap[0];
         heap[0] = heap[left];
         heap[left] = last;
         sink(heap, left, 0);
     }
+    return true;
 }
 
-/* ---- tokens --------------------------------------------------------------------------------------------------------- */
+/* ---- a draw --------------------------------------------------------------------------------------------------------- */
+
+/* NumPy's sum: rounding depends on the order. */
+static double pairwise_sum(const double *values, uint32_t count)
+{
+    double sum = 0, parts[8];
+    uint32_t at = 0;
+    if (count > 128) {
+        uint32_t half = count / 2 / 8 * 8;
+        return pairwise_sum(values, half) + pairwise_sum(values + half, count - half);
+    }
+    if (count >= 8) {
+        memcpy(parts, values, sizeof parts);
+        for (at = 8; at + 8 <= count; at += 8)
+            for (uint32_t i = 0; i < 8; i++)
+                parts[i] += values[at + i];
+        sum = ((parts[0] + parts[1]) + (parts[2] + parts[3])) + ((parts[4] + parts[5]) + (parts[6] + parts[7]));
+    }
+    for (; at < count; at++)
+        sum += values[at];
+    return sum;
+}
+
+/* probabilities[i] of the logits divided by the temperature; that of 1 is exact. */
+static void softmax(const float *logits, const int32_t *tokens, uint32_t count, double temperature, double *out)
+{
+    for (uint32_t i = 0; i < count; i++)
+        out[i] = exp(((double)logits[tokens[i]] - (double)logits[tokens[0]]) / temperature);
+    double sum = pairwise_sum(out, count);
+    for (uint32_t i = 0; i < count; i++)
+        out[i] /= sum;
+}
+
+/* The number of the sorted probabilities that make up at least top_p, and are at least min_p times the largest. */
+static uint32_t cut(const double *probabilities, uint32_t count, double top, double least)
+{
+    double sum = 0;
+    uint32_t keep = 0;
+    while (keep < count && probabilities[keep] >= least * probabilities[0] && (top >= 1 || sum < top))
+        sum += probabilities[keep++];
+    return keep ? keep : 1;
+}
+
+/* Generator.choice(count, p=probabilities) */
+static uint32_t choose(generator *random, const double *probabilities, uint32_t count)
+{
+    double sum = 0, all = 0, drawn = next_uniform(random);
+    for (uint32_t i = 0; i < count; i++)
+        all += probabilities[i];
+    for (uint32_t i = 0; i < count; i++) {
+        sum += probabilities[i];
+        if (sum / all > drawn)
+            return i;
+    }
+    return count - 1;
+}
+
+static int32_t draw(sampler *s, const float *logits)
+{
+    const sampling *params = &s->params;
+    uint32_t count = params->top_k && params->top_k < s->vocab ? params->top_k : s->vocab;
+    if (!top_k(logits, s->vocab, s->keys, count) || !isfinite(logits[token_of(s->keys[0])]))
+        return -1;
+    for (uint32_t i = 0; i < count; i++)
+        s->tokens[i] = (int32_t)token_of(s->keys[i]);
+    softmax(logits, s->tokens, count, 1, s->powers);
+    count = cut(s->powers, count, params->top_p, params->min_p);
+    softmax(logits, s->tokens, count, params->temperature > COLDEST ? params->temperature : COLDEST, s->powers);
+    return s->tokens[choose(&s->random, s->powers, count)];
+}
+
+/* ---- the sampler ------------------------------------------------------------------------------------------------------ */
+
+sampler *sampler_layout(arena *from, uint32_t vocab)
+{
+    sampler *s = take(from, sizeof *s);
+    int32_t *tokens = take(from, vocab * sizeof *tokens);
+    double *powers = take(from, vocab * sizeof *powers);
+    if (s) {
+        s->vocab = vocab;
+        s->tokens = tokens;
+        s->powers = powers;
+        s->keys = (uint64_t *)(void *)powers;
+    }
+    return s;
+}
 
 void sampler_start(sampler *s, const sampling *params, const int32_t *banned, uint32_t banned_count,
                    const int32_t *more, uint32_t more_count)
 {
     s->params = *params;
-    s->recent_count = s->recent_at = 0;
     s->banned[0] = banned;
     s->banned[1] = more;
     s->banned_count[0] = banned_count;
     s->banned_count[1] = more_count;
-    if (params->temperature > 0)
-        seed_generator(s, params->seed);
+    s->drawn = 0;
+    seed_generator(&s->random, params->seed);
 }
 
-static void penalize(sampler *s, float *logits)
+static void ban(const sampler *s, float *logits)
 {
-    float penalty = (float)s->params.repeat_penalty;
-    for (uint32_t i = 0; i < s->recent_count; i++) {
-        int32_t token = s->recent[i];
-        bool again = false;
-        for (uint32_t before = 0; before < i && !again; before++)
-            again = s->recent[before] == token;
-        if (!again)
-            logits[token] = logits[token] > 0 ? logits[token] / penalty : logits[token] * penalty;
+    for (int list = 0; list < 2; list++)
+        for (uint32_t i = 0; i < s->banned_count[list]; i++)
+            if ((uint32_t)s->banned[list][i] < s->vocab)
+                logits[s->banned[list][i]] = -INFINITY;
+}
+
+/* Makes recent tokens less likely, each once (CTRL, arXiv:1909.05858). */
+static void penalize(const sampler *s, float *logits)
+{
+    const float penalty = (float)s->params.repeat_penalty;
+    uint32_t count = s->drawn < PENALTY_WINDOW ? s->drawn : PENALTY_WINDOW;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t earlier = 0;
+        while (s->recent[earlier] != s->recent[i])
+            earlier++;
+        float *logit = logits + s->recent[i];
+        if (earlier == i)
+            *logit = *logit > 0 ? *logit / penalty : *logit * penalty;
     }
-}
-
-/* The first of the largest; -1 if there is NaN. */
-static int32_t greedy(const float *logits, uint32_t vocab)
-{
-    uint32_t best = 0;
-    for (uint32_t i = 0; i < vocab; i++) {
-        if (isnan(logits[i]))
-            return -1;
-        if (logits[i] > logits[best])
-            best = i;
-    }
-    return (int32_t)best;
-}
-
-static int32_t draw(sampler *s, const float *logits)
-{
-    int32_t best = greedy(logits, s->vocab);
-    if (best < 0 || !isfinite(logits[best]))
-        return -1;
-    const sampling *params = &s->params;
-    size_t count = params->top_k && params->top_k < s->vocab ? params->top_k : s->vocab;
-    find_largest(s, logits, count);
-    for (size_t i = 0; i < count; i++)
-        s->kept[i] = (double)s->candidates[i].logit;
-    softmax(s->kept, s->powers, count);
-    size_t keep = count_top_p(s->powers, count, params->top_p), other = count_min_p(s->powers, count, params->min_p);
-    keep = keep < other ? keep : other;
-    keep = keep ? keep : 1;
-    double first = s->kept[0], temperature = params->temperature > COLDEST ? params->temperature : COLDEST;
-    for (size_t i = 0; i < keep; i++)
-        s->kept[i] = (s->kept[i] - first) / temperature;
-    softmax(s->kept, s->powers, keep);
-    for (size_t i = 1; i < keep; i++)
-        s->powers[i] += s->powers[i - 1];
-    double uniform = next_uniform(s), total = s->powers[keep - 1];
-    size_t chosen = 0;
-    while (chosen + 1 < keep && s->powers[chosen] / total <= uniform)
-        chosen++;
-    return s->candidates[chosen].token;
 }
 
 int32_t sampler_next(sampler *s, float *logits)
 {
-    for (int list = 0; list < 2; list++)
-        for (uint32_t i = 0; i < s->banned_count[list]; i++)
-            logits[s->banned[list][i]] = -INFINITY;
+    ban(s, logits);
     penalize(s, logits);
     int32_t token = s->params.temperature > 0 ? draw(s, logits) : greedy(logits, s->vocab);
-    if (token >= 0 && s->params.repeat_penalty != 1.0) {
-        s->recent[s->recent_at] = token;
-        s->recent_at = (s->recent_at + 1) % PENALTY_WINDOW;
-        s->recent_count += s->recent_count < PENALTY_WINDOW;
-    }
+    if (s->params.repeat_penalty != 1 && token >= 0)
+        s->recent[s->drawn++ % PENALTY_WINDOW] = token;
     return token;
 }

@@ -1,13 +1,15 @@
-/* Stop strings in streamed text, of which nothing is shown, whichever way they are split over tokens: a port of
- * edge/run/stop_strings.py. Texts come as whole characters, so bytes may be compared. */
+/* Stop strings in streamed text: nothing of one is shown, whichever way it is split over tokens. A port of
+ * edge/run/stop_strings.py. It compares bytes, which in UTF-8 finds the same as comparing characters. */
 #include <string.h>
 
 #include "internal.h"
 
+typedef struct { uint32_t length; char text[LONGEST_STOP]; } stop;
+
 struct stops {
-    uint32_t count, held_length;
-    uint32_t lengths[MOST_STOPS];
-    char texts[MOST_STOPS][LONGEST_STOP], held[LONGEST_STOP];
+    stop list[MOST_STOPS];
+    uint32_t count, held_length; /* of `held`: less than the longest stop */
+    char held[LONGEST_STOP];     /* the end of the text, which may yet become a stop string */
 };
 
 stops *stops_layout(arena *from)
@@ -15,22 +17,42 @@ stops *stops_layout(arena *from)
     return take(from, sizeof(stops));
 }
 
+/* Copies a text; bytes that are no UTF-8 become U+FFFD, as in the texts that are searched. False: it is too long. */
+static bool copy_stop(stop *to, const char *text)
+{
+    size_t length = 0;
+    while (length <= LONGEST_STOP && text[length])
+        length++;
+    to->length = 0;
+    for (size_t at = 0; at < length;) {
+        uint32_t point;
+        bool whole;
+        uint8_t bytes[4];
+        at += utf8_read((const uint8_t *)text + at, length - at, &point, &whole);
+        size_t count = utf8_write(point, bytes);
+        if (to->length + count > LONGEST_STOP)
+            return false;
+        memcpy(to->text + to->length, bytes, count);
+        to->length += (uint32_t)count;
+    }
+    return true;
+}
+
 edge_status stops_set(stops *s, const char *const *texts, uint32_t count, edge_error *error)
 {
+    uint32_t taken = 0;
+    s->count = s->held_length = 0; /* also if one of them is refused */
     if (count > MOST_STOPS)
-        return edge_fail(error, EDGE_BAD_ARGUMENT, "at most %d stop strings are possible", (int64_t)MOST_STOPS);
-    for (uint32_t i = 0; i < count; i++)
-        if (!texts[i] || strlen(texts[i]) > LONGEST_STOP)
-            return edge_fail(error, EDGE_BAD_ARGUMENT, "a stop string has more than %d bytes, or is NULL",
-                             (int64_t)LONGEST_STOP);
-    s->count = s->held_length = 0;
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "at most %d stop strings", (int64_t)MOST_STOPS);
     for (uint32_t i = 0; i < count; i++) {
-        uint32_t length = (uint32_t)strlen(texts[i]);
-        if (!length)
-            continue;
-        memcpy(s->texts[s->count], texts[i], length);
-        s->lengths[s->count++] = length;
+        if (!texts[i])
+            return edge_fail(error, EDGE_BAD_ARGUMENT, "stop string %d is NULL", (int64_t)i);
+        if (!copy_stop(&s->list[taken], texts[i]))
+            return edge_fail(error, EDGE_BAD_ARGUMENT, "stop string %d is longer than %d bytes", (int64_t)i,
+                             (int64_t)LONGEST_STOP);
+        taken += s->list[taken].length > 0;
     }
+    s->count = taken;
     return EDGE_OK;
 }
 
@@ -39,49 +61,48 @@ void stops_start(stops *s)
     s->held_length = 0;
 }
 
-/* Where a stop string begins in a text; SIZE_MAX: nowhere. */
-static size_t find(const char *text, size_t length, const char *stop, size_t size)
+/* Where a stop string begins first; `length` if it does not occur. */
+static size_t find(const char *text, size_t length, const stop *wanted)
 {
-    for (size_t at = 0; at + size <= length; at++)
-        if (!memcmp(text + at, stop, size))
+    for (size_t at = 0; at + wanted->length <= length; at++)
+        if (!memcmp(text + at, wanted->text, wanted->length))
             return at;
-    return SIZE_MAX;
+    return length;
 }
 
-/* The longest end of a text that begins a stop string. */
-static size_t overlap(const char *text, size_t length, const char *stop, size_t size)
+/* Length of the longest end of `text` that begins the stop string. */
+static size_t overlap(const char *text, size_t length, const stop *wanted)
 {
-    for (size_t count = size - 1 < length ? size - 1 : length; count; count--)
-        if (!memcmp(text + length - count, stop, count))
+    size_t most = wanted->length - 1;
+    for (size_t count = length < most ? length : most; count; count--)
+        if (!memcmp(text + length - count, wanted->text, count))
             return count;
     return 0;
 }
 
 size_t stops_feed(stops *s, const char *text, size_t length, char *out, bool *met)
 {
-    size_t shown = s->held_length, end = SIZE_MAX, kept = 0;
-    memcpy(out, s->held, shown);
-    memcpy(out + shown, text, length);
-    length += shown;
-    shown = length;
-    s->held_length = 0;
-    for (uint32_t i = 0; i < s->count; i++) { /* the one that was complete first counts */
-        size_t at = find(out, length, s->texts[i], s->lengths[i]);
-        if (at == SIZE_MAX || at + s->lengths[i] > end)
-            continue;
-        shown = at + s->lengths[i] < end || at < shown ? at : shown;
-        end = at + s->lengths[i];
+    size_t shown = 0, end = SIZE_MAX, keep = 0, all = s->held_length + length;
+    memcpy(out, s->held, s->held_length);
+    memcpy(out + s->held_length, text, length);
+    for (uint32_t i = 0; i < s->count; i++) { /* the one that was complete first counts, whatever the pieces' sizes */
+        size_t at = find(out, all, &s->list[i]), to = at + s->list[i].length;
+        if (at < all && (to < end || (to == end && at < shown))) {
+            shown = at;
+            end = to;
+        }
     }
     *met = end != SIZE_MAX;
+    s->held_length = 0;
     if (*met)
         return shown;
     for (uint32_t i = 0; i < s->count; i++) {
-        size_t own = overlap(out, length, s->texts[i], s->lengths[i]);
-        kept = own > kept ? own : kept;
+        size_t count = overlap(out, all, &s->list[i]);
+        keep = count > keep ? count : keep;
     }
-    memcpy(s->held, out + length - kept, kept);
-    s->held_length = (uint32_t)kept;
-    return length - kept;
+    memcpy(s->held, out + all - keep, keep);
+    s->held_length = (uint32_t)keep;
+    return all - keep;
 }
 
 size_t stops_rest(stops *s, char *out)
