@@ -12,13 +12,13 @@ from runtime_library import load_runtime
 from edge.embed.vocabulary import tokenizer_sections
 from edge.model.tokenizer import Tokenizer
 
-C = Path(__file__).parent / "c"
-SOURCES = ("tokenizer.c", "words.c", "utf8.c", "error.c")
+RUNTIME_TESTS = Path(__file__).parent / "runtime"
+SOURCES = ("tokenizer.c", "words.c", "utf8.c", "error.c", "platform.c")
 
 
 @lru_cache
 def library() -> ctypes.CDLL:
-    lib = load_runtime(C / "tokens.c", *SOURCES)
+    lib = load_runtime(RUNTIME_TESTS / "tokens.c", *SOURCES)
     lib.tokens_open.restype = ctypes.c_void_p
     lib.tokens_encode.restype = ctypes.c_int64
     lib.tokens_decode.restype = ctypes.c_int64

@@ -80,19 +80,22 @@ def words_section(rule: PreTokenizer) -> bytes:
         raise UnsupportedError(
             f"a pre-tokenizer of {len(trees)} expressions cannot be exported (at most {MOST_SPLITS})"
         )
-    classes, members = _classes(parser.sets)
+    blocks, classes, members = _classes(parser.sets)
     tables = [_automaton(tree, members) for tree in trees]
-    shapes, index = np.unique(classes.reshape(-1, BLOCK), axis=0, return_inverse=True)
     states = [table.shape[0] for table in tables] + [0] * (MOST_SPLITS - len(tables))
-    head = np.array([shapes.shape[0], members.shape[0], len(tables), *states], "<u4")
-    return b"".join([head.tobytes(), index.astype("<u2").tobytes(), shapes.tobytes(), *(t.tobytes() for t in tables)])
+    head = np.array([len(classes) // BLOCK, len(members), len(tables), *states], "<u4")
+    return b"".join([head.tobytes(), blocks, classes, *(table.tobytes() for table in tables)])
 
 
 class _Parser:
     """The syntax that pre-tokenizers use, of Oniguruma's."""
 
     def __init__(self) -> None:
-        self.sets: list[Set] = []
+        self._sets: dict[bytes, int] = {}
+
+    @property
+    def sets(self) -> list[Set]:
+        return [np.frombuffer(each, bool) for each in self._sets]
 
     def parse(self, pattern: str) -> Node:
         self._text, self._at, self._any_case = pattern, 0, False
@@ -158,8 +161,7 @@ class _Parser:
         return found
 
     def _add(self, members: Set) -> int:
-        self.sets.append(members)
-        return len(self.sets) - 1
+        return self._sets.setdefault(members.tobytes(), len(self._sets))
 
     def _members(self) -> Set:
         """The set of a class in brackets, an escape or a character."""
@@ -240,6 +242,7 @@ def _property(name: str) -> Set:
     return found
 
 
+@lru_cache(maxsize=256)
 def _same_letter(point: int) -> list[int]:
     """Characters that are equal to an ASCII one if case is ignored."""
     folded = chr(point).casefold()
@@ -248,17 +251,21 @@ def _same_letter(point: int) -> list[int]:
     return [each for each in range(0x10000) if chr(each).casefold() == folded]
 
 
-def _classes(sets: Sequence[Set]) -> tuple[np.ndarray[Any, np.dtype[np.uint8]], Set]:
-    """Characters that no set tells apart are of one class: the class of each code point, and which classes a set has,
-    [classes, sets]."""
-    kinds = np.zeros(CODE_POINTS, np.int64)
-    for members in sets:  # refine by one set after the other, and number anew
-        kinds = np.unique(kinds * 2 + members, return_inverse=True)[1].reshape(-1)
-    firsts = np.unique(kinds, return_index=True)[1]
-    if firsts.size > _MOST_CLASSES:
-        raise UnsupportedError(f"a pre-tokenizer with {firsts.size} classes of characters cannot be exported")
-    members = np.array([[bool(each[point]) for each in sets] for point in firsts]).reshape(firsts.size, len(sets))
-    return kinds.astype(np.uint8), members
+def _classes(sets: Sequence[Set]) -> tuple[bytes, bytes, Set]:
+    """Characters that no set tells apart are of one class: which block of classes each BLOCK code points have (uint16),
+    the classes of these blocks (uint8), and which classes a set has, [classes, sets]."""
+    if len(sets) > 64:
+        raise UnsupportedError(f"a pre-tokenizer with {len(sets)} sets of characters cannot be exported")
+    within = np.zeros(CODE_POINTS, np.uint64)
+    for index, members in enumerate(sets):
+        within |= members.astype(np.uint64) << np.uint64(index)
+    blocks: dict[bytes, int] = {}
+    index_of = [blocks.setdefault(block.tobytes(), len(blocks)) for block in within.reshape(-1, BLOCK)]
+    found, classes = np.unique(np.frombuffer(b"".join(blocks), np.uint64), return_inverse=True)
+    if found.size > _MOST_CLASSES:
+        raise UnsupportedError(f"a pre-tokenizer with {found.size} classes of characters cannot be exported")
+    of_sets = found[:, None] >> np.arange(len(sets), dtype=np.uint64) & np.uint64(1)
+    return np.array(index_of, "<u2").tobytes(), classes.astype(np.uint8).tobytes(), of_sets.astype(bool)
 
 
 # Automata. A thread is an index into a list of these:

@@ -19,7 +19,8 @@ enum { BYTE_LEVEL, SENTENCEPIECE, GEMMA4 };
 enum { ADDS_SPACE = 1, SPACE_FIRST = 2, SPACE_ALWAYS = 4, WHOLE_WORDS = 8 };
 enum { IS_CONTROL = 1, ONLY_SPECIAL = 2, SWALLOWS = 4 };
 enum { WANTED = 8 << 10, LONGEST = 64 << 10 };      /* characters of a block; of one without a safe place to cut */
-enum { MOST_BYTES = 4 * LONGEST, MOST_SYMBOLS = MOST_BYTES + 4, LARGE = 4096, LONGEST_PIECE = 1024, MOST_PROBES = 256 };
+enum { MOST_BYTES = 4 * LONGEST, MOST_SYMBOLS = MOST_BYTES + 16, LONGEST_PIECE = 1024, MOST_PROBES = 256 };
+enum { RELEASED = 4 << 10 };                        /* symbols of words whose memory is given back */
 enum { SPACE_SIGN = 0x2581 };                       /* SentencePiece's sign for a space */
 static const uint32_t NONE = UINT32_MAX;
 
@@ -45,15 +46,20 @@ typedef struct {
     const uint8_t *pieces, *special_texts;
 } tables;
 
+/* A block, and a list of the symbols of a word. Each makes a pair with the next one, which becomes `merged`. */
+typedef struct {
+    int32_t ids[MOST_SYMBOLS];
+    uint32_t following[MOST_SYMBOLS], previous[MOST_SYMBOLS], merged[MOST_SYMBOLS];
+    uint32_t ranks[4 * MOST_BYTES]; /* a tree of minima: of a node, the smaller one of nodes 2i and 2i + 1 */
+    uint8_t text[MOST_BYTES];       /* valid UTF-8 */
+} workspace;
+
 struct tokenizer {
     tables in;
     words rules;
-    uint8_t *text;                       /* of a block: valid UTF-8 */
-    int32_t ascii[128];                  /* tokens of single characters */
-    /* The symbols of a word, a list; for each the pair that it makes with the next one. */
-    int32_t *ids;
-    uint32_t *following, *previous, *merged, *ranks; /* ranks: a tree of minima over the pairs */
-    uint32_t count, most;                /* symbols; of the longest word so far */
+    int32_t ascii[128];  /* tokens of single characters */
+    uint32_t count, most; /* symbols; of the longest word */
+    workspace *work;      /* most of which is never touched */
 };
 
 /* ---- tables ------------------------------------------------------------------------------------------------------- */
@@ -179,19 +185,19 @@ static int32_t find_whole(const tables *in, const uint8_t *word, size_t count)
 static void set_rank(tokenizer *t, uint32_t leaves, uint32_t place, uint32_t rank)
 {
     uint32_t node = leaves + place;
-    t->ranks[node] = rank;
+    t->work->ranks[node] = rank;
     for (node /= 2; node; node /= 2) {
-        uint32_t left = t->ranks[2 * node], right = t->ranks[2 * node + 1], best = left < right ? left : right;
-        if (t->ranks[node] == best)
+        uint32_t left = t->work->ranks[2 * node], right = t->work->ranks[2 * node + 1], best = left < right ? left : right;
+        if (t->work->ranks[node] == best)
             return;
-        t->ranks[node] = best;
+        t->work->ranks[node] = best;
     }
 }
 
 static uint32_t pair_rank(tokenizer *t, uint32_t place)
 {
-    uint32_t next = t->following[place];
-    return next < t->count ? find_merge(&t->in, t->ids[place], t->ids[next], &t->merged[place]) : NONE;
+    uint32_t next = t->work->following[place];
+    return next < t->count ? find_merge(&t->in, t->work->ids[place], t->work->ids[next], &t->work->merged[place]) : NONE;
 }
 
 /* Byte pair encoding: the best merge first, of equal ones the leftmost, until none is left. */
@@ -201,33 +207,33 @@ static void merge_symbols(tokenizer *t)
     while (leaves < t->count)
         leaves *= 2;
     for (uint32_t i = 0; i < t->count; i++) {
-        t->following[i] = i + 1;
-        t->previous[i] = i - 1; /* of the first: NONE */
+        t->work->following[i] = i + 1;
+        t->work->previous[i] = i - 1; /* of the first: NONE */
     }
     for (uint32_t i = 0; i < leaves; i++)
-        t->ranks[leaves + i] = i + 1 < t->count ? pair_rank(t, i) : NONE;
+        t->work->ranks[leaves + i] = i + 1 < t->count ? pair_rank(t, i) : NONE;
     for (uint32_t node = leaves - 1; node; node--) {
-        uint32_t left = t->ranks[2 * node], right = t->ranks[2 * node + 1];
-        t->ranks[node] = left < right ? left : right;
+        uint32_t left = t->work->ranks[2 * node], right = t->work->ranks[2 * node + 1];
+        t->work->ranks[node] = left < right ? left : right;
     }
     uint32_t best;
-    while ((best = t->ranks[1]) != NONE) {
+    while ((best = t->work->ranks[1]) != NONE) {
         uint32_t node = 1;
         while (node < leaves)
-            node = 2 * node + (t->ranks[2 * node] != best);
-        uint32_t place = node - leaves, gone = t->following[place], after = t->following[gone];
-        t->ids[place] = (int32_t)t->merged[place];
-        t->following[place] = after;
+            node = 2 * node + (t->work->ranks[2 * node] != best);
+        uint32_t place = node - leaves, gone = t->work->following[place], after = t->work->following[gone];
+        t->work->ids[place] = (int32_t)t->work->merged[place];
+        t->work->following[place] = after;
         if (after < t->count)
-            t->previous[after] = place;
+            t->work->previous[after] = place;
         set_rank(t, leaves, gone, NONE);
         set_rank(t, leaves, place, pair_rank(t, place));
-        if (t->previous[place] != NONE)
-            set_rank(t, leaves, t->previous[place], pair_rank(t, t->previous[place]));
+        if (t->work->previous[place] != NONE)
+            set_rank(t, leaves, t->work->previous[place], pair_rank(t, t->work->previous[place]));
     }
     uint32_t kept = 0; /* a place is never before its index in the list */
-    for (uint32_t place = 0; place < t->count; place = t->following[place])
-        t->ids[kept++] = t->ids[place];
+    for (uint32_t place = 0; place < t->count; place = t->work->following[place])
+        t->work->ids[kept++] = t->work->ids[place];
     t->count = kept;
 }
 
@@ -236,7 +242,7 @@ static void merge_symbols(tokenizer *t)
 static void add_symbol(tokenizer *t, int32_t token)
 {
     if (token >= 0 && t->count < MOST_SYMBOLS)
-        t->ids[t->count++] = token;
+        t->work->ids[t->count++] = token;
 }
 
 /* The tokens of a character before any merging: its own, those of its bytes, the unknown one, or none. */
@@ -256,7 +262,7 @@ static void add_character(tokenizer *t, uint32_t point)
         }
         own = c->unknown;
     }
-    if (own >= 0 && own == c->unknown && t->count && t->ids[t->count - 1] == own)
+    if (own >= 0 && own == c->unknown && t->count && t->work->ids[t->count - 1] == own)
         return; /* unknown characters in a row are one unknown token */
     add_symbol(t, own);
 }
@@ -293,7 +299,7 @@ static bool encode_word(tokenizer *t, const uint8_t *word, size_t count, bool sp
         t->most = t->count;
     if (t->count > 1)
         merge_symbols(t);
-    return !t->count || out(to, t->ids, t->count);
+    return !t->count || out(to, t->work->ids, t->count);
 }
 
 static bool is_letter(uint32_t point)
@@ -404,7 +410,7 @@ static size_t count_blanks(const uint8_t *text, size_t count)
 
 static bool encode_block(tokenizer *t, size_t count, bool special, bool start, ids_out out, void *to)
 {
-    const uint8_t *text = t->text;
+    const uint8_t *text = t->work->text;
     bool swallow = false, first = true;
     for (size_t from = 0;; first = false) {
         const special_token *next = NULL;
@@ -443,7 +449,7 @@ static size_t read_block(tokenizer *t, const uint8_t **from, const uint8_t *end)
         if (count == LONGEST)
             break;
         uint32_t point = next_character(&at, end);
-        used += utf8_write(point, t->text + used);
+        used += utf8_write(point, t->work->text + used);
         if (is_letter(before) && last == ' ' && is_letter(point) && (count < WANTED || count > WANTED)) {
             safe = at - 2;
             safe_used = used - 2;
@@ -467,6 +473,8 @@ edge_status tokenizer_encode(tokenizer *t, const char *text, size_t length, bool
             break;
         start = false;
     }
+    if (t->most > RELEASED)
+        release_memory(t->work, sizeof *t->work);
     return EDGE_OK;
 }
 
@@ -475,16 +483,10 @@ edge_status tokenizer_encode(tokenizer *t, const char *text, size_t length, bool
 tokenizer *tokenizer_layout(arena *from, const edge_model *model)
 {
     tokenizer *t = take(from, sizeof *t);
-    uint8_t *text = take(from, MOST_BYTES);
-    int32_t *ids = take(from, MOST_SYMBOLS * sizeof *ids);
-    uint32_t *lists[3], *ranks;
-    for (size_t i = 0; i < 3; i++)
-        lists[i] = take(from, MOST_SYMBOLS * sizeof *lists[i]);
-    ranks = take(from, 4 * MOST_BYTES * sizeof *ranks);
+    workspace *work = take(from, sizeof *work);
     if (!t)
         return NULL;
-    *t = (tokenizer){.text = text, .ids = ids, .following = lists[0], .previous = lists[1], .merged = lists[2],
-                     .ranks = ranks};
+    t->work = work;
     find_tables(model, &t->in); /* tokenizer_check has */
     words_find(model, &t->rules, NULL);
     for (uint32_t point = 0; point < 128; point++)
