@@ -92,7 +92,7 @@ def _plain(tokenizer: Tokenizer) -> list[int]:
 def _slots(tokenizer: Tokenizer, pieces: list[bytes]) -> tuple[AnyArray, int]:
     """A hash table, with linear probing, of tokens that words become without merging, and its longest probe."""
     if tokenizer.kind == "gemma4":
-        chosen = [token for token in _plain(tokenizer) if re.fullmatch(rb"\n+", pieces[token])]
+        chosen = [token for token in _plain(tokenizer) if re.fullmatch(r"\n+", tokenizer.text(token))]
     elif tokenizer.whole_words:
         chosen = [token for token in _plain(tokenizer) if _bytes_of(tokenizer.text(token)) == pieces[token]]
     else:

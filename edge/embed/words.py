@@ -246,7 +246,7 @@ def _property(name: str) -> Set:
 def _same_letter(point: int) -> list[int]:
     """Characters that are equal to an ASCII one if case is ignored."""
     folded = chr(point).casefold()
-    if not folded.isascii():
+    if point >= 0x80:
         raise UnsupportedError(f"an expression that ignores the case of {chr(point)!r} cannot be exported")
     return [each for each in range(0x10000) if chr(each).casefold() == folded]
 

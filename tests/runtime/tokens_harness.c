@@ -1,0 +1,99 @@
+/* What tests call of tokenizer.c and words.c; tokens_fuzz.c is a program around it. */
+#include <stdlib.h>
+
+#include "internal.h"
+
+typedef struct { edge_model model; edge_config config; tokenizer *tokens; void *memory; size_t size; } opened;
+typedef struct { int32_t *ids; int64_t count, most; } list;
+
+/* Of sections TOKENIZER and WORDS, which stay where they are. NULL: they are damaged. */
+opened *tokens_open(const uint8_t *tokens, uint64_t token_bytes, const uint8_t *rules, uint64_t rule_bytes,
+                    uint32_t vocab, edge_error *error)
+{
+    opened *o = calloc(1, sizeof *o);
+    o->config.vocab = vocab;
+    o->model.config = &o->config;
+    o->model.sections[SECTION_TOKENIZER] = tokens;
+    o->model.sizes[SECTION_TOKENIZER] = token_bytes;
+    o->model.sections[SECTION_WORDS] = rules;
+    o->model.sizes[SECTION_WORDS] = rule_bytes;
+    if (tokenizer_check(&o->model, error)) {
+        free(o);
+        return NULL;
+    }
+    arena counting = {NULL, 0}, held = {NULL, 0};
+    tokenizer_layout(&counting, &o->model);
+    o->size = counting.used;
+    held.memory = o->memory = map_memory(o->size);
+    o->tokens = tokenizer_layout(&held, &o->model);
+    return o;
+}
+
+void tokens_close(opened *o)
+{
+    unmap_memory(o->memory, o->size);
+    free(o);
+}
+
+static bool collect(void *to, const int32_t *ids, size_t count)
+{
+    list *all = to;
+    for (size_t i = 0; i < count; i++, all->count++)
+        if (all->count < all->most)
+            all->ids[all->count] = ids[i];
+    return all->count < all->most;
+}
+
+/* Ids, of which `most` are written; it stops when there are as many. */
+int64_t tokens_encode(opened *o, const char *text, size_t length, int special, int start, int32_t *ids, int64_t most)
+{
+    list all = {ids, 0, most};
+    tokenizer_encode(o->tokens, text, length, special, start, collect, &all, NULL);
+    return all.count;
+}
+
+/* The text of ids, joined to whole characters token by token. out: 3 KiB for each id and 16 bytes. */
+int64_t tokens_decode(opened *o, const int32_t *ids, int64_t count, char *out)
+{
+    utf8_joiner joiner = {{0}, 0};
+    size_t used = 0;
+    for (int64_t i = 0; i < count; i++) {
+        size_t length;
+        const char *piece = tokenizer_piece(o->tokens, ids[i], &length);
+        used += utf8_feed(&joiner, piece, length, out + used);
+    }
+    return (int64_t)(used + utf8_rest(&joiner, out + used));
+}
+
+/* What the tokenizer says of a model: BOS or -1, then the counts of tokens that end a turn and are banned, then these. */
+int64_t tokens_about(opened *o, int32_t *out)
+{
+    const int32_t *ids;
+    int64_t used = 0;
+    out[used++] = tokenizer_bos(o->tokens);
+    for (int banned = 0; banned < 2; banned++) {
+        uint32_t count = banned ? tokenizer_banned(o->tokens, &ids) : tokenizer_end_ids(o->tokens, &ids);
+        out[used++] = (int32_t)count;
+        for (uint32_t i = 0; i < count; i++)
+            out[used++] = ids[i];
+    }
+    return used;
+}
+
+/* The lengths of a text's words by section WORDS; -1: it is damaged. */
+int64_t words_cut(const uint8_t *rules, uint64_t size, const uint8_t *text, uint64_t length, int32_t *lengths)
+{
+    edge_model model = {0};
+    words found;
+    word_cutter cutter;
+    const uint8_t *word;
+    int64_t count = 0;
+    model.sections[SECTION_WORDS] = rules;
+    model.sizes[SECTION_WORDS] = size;
+    if (words_find(&model, &found, NULL))
+        return -1;
+    words_begin(&cutter, &found, text, length);
+    for (size_t bytes; (bytes = words_next(&cutter, &word));)
+        lengths[count++] = (int32_t)bytes;
+    return count;
+}
