@@ -68,7 +68,7 @@ def system() -> Any:
     for name in ("read_fd", "write_fd"):
         getattr(library, name).restype = ctypes.c_int64
     library.map_memory.restype = ctypes.c_void_p
-    library.random_seed.restype = library.isa_features.restype = ctypes.c_uint64
+    library.random_seed.restype = ctypes.c_uint64
     library.runs_isa.restype = ctypes.c_bool
     return library
 
@@ -180,6 +180,42 @@ def test_fast_cores_are_the_physical_ones_that_may_be_used(system: Any) -> None:
     assert system.fastest_cores() == usable_cores()
 
 
+CORES = """
+#include <stdio.h>
+#include "internal.h"
+int main(void) { return printf("%d\\n", (int)fastest_cores()) < 0; }
+"""
+
+
+def test_fast_cores_of_arm_are_those_of_the_fastest_cluster(tmp_path: Path) -> None:
+    """Of the two CPUs that QEMU's process may have."""
+    if shutil.which("qemu-aarch64-static") is None:
+        pytest.skip("no qemu-aarch64-static")
+    cpus = sorted(os.sched_getaffinity(0))[:2]
+    if len(cpus) < 2:
+        pytest.skip("one CPU")
+    (tmp_path / "cores.c").write_text(CORES)
+    program = build([*PARTS, tmp_path / "cores.c"], ["-static", '-DCPUS="cpu"'], compiler="aarch64-linux-gnu-gcc")
+
+    def count(*clocks: int | None, siblings: str = "") -> int:
+        for cpu, clock in zip(cpus, clocks, strict=True):
+            shutil.rmtree(tmp_path / f"cpu{cpu}", ignore_errors=True)
+            for name, text in (("cpufreq/cpuinfo_max_freq", clock), ("topology/thread_siblings_list", siblings)):
+                if text:
+                    path = tmp_path / f"cpu{cpu}" / name
+                    path.parent.mkdir(parents=True)
+                    path.write_text(f"{text}\n")
+        masked = ["taskset", "-c", ",".join(map(str, cpus))]
+        return int(said_by([*masked, "qemu-aarch64-static", str(program)], tmp_path))
+
+    assert count(1_800_000, 1_800_000) == 2
+    assert count(1_800_000, 3_100_000) == 1
+    assert count(3_100_000, 1_800_000) == 1
+    assert count(None, None) == 2  # a virtual machine
+    assert count(None, 1_800_000) == 1
+    assert count(None, None, siblings="0-1") == 1
+
+
 @pytest.mark.parametrize("waiting", ["futex", "address", "condition"])
 @pytest.mark.parametrize("checked", ["", "-fsanitize=thread"], ids=["plain", "tsan"])
 def test_threads_wait_for_each_other(tmp_path: Path, waiting: str, checked: str) -> None:
@@ -203,5 +239,5 @@ def test_the_same_runs_on_arm() -> None:
     assert said_by(["qemu-aarch64-static", str(program), "3", "100"]) == "600"
 
 
-def said_by(command: Sequence[str]) -> str:
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
+def said_by(command: Sequence[str], folder: Path | None = None) -> str:
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=folder).stdout.strip()

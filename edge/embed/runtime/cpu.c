@@ -45,7 +45,7 @@ static bool has_all(uint32_t bits, uint32_t wanted)
 }
 
 /* By the bits of Intel's manual (volume 2A, CPUID). avx2 stands for x86-64-v3, avx512 for x86-64-v4. */
-uint64_t isa_features(void)
+static uint64_t isa_features(void)
 {
     enum { FMA = 1u << 12, SSE42 = 1u << 20, MOVBE = 1u << 22, POPCNT = 1u << 23, OSXSAVE = 1u << 27, AVX = 1u << 28,
            F16C = 1u << 29 };
@@ -76,7 +76,7 @@ static bool has_feature(const char *name)
     return !sysctlbyname(name, &value, &size, NULL, 0) && value;
 }
 
-uint64_t isa_features(void)
+static uint64_t isa_features(void)
 {
     bool dot = has_feature("hw.optional.arm.FEAT_DotProd"), i8mm = has_feature("hw.optional.arm.FEAT_I8MM");
     return 1u << NEON | (dot ? 1u << DOTPROD : 0) | (dot && i8mm ? 1u << I8MM : 0);
@@ -84,7 +84,7 @@ uint64_t isa_features(void)
 
 #else
 
-uint64_t isa_features(void)
+static uint64_t isa_features(void)
 {
     const uint64_t DOT = 1u << 20, MATRIX = 1u << 13; /* of Linux's asm/hwcap.h: HWCAP_ASIMDDP, HWCAP2_I8MM */
     bool dot = getauxval(AT_HWCAP) & DOT, i8mm = getauxval(AT_HWCAP2) & MATRIX;
@@ -116,13 +116,16 @@ uint32_t fastest_cores(void)
 
 #else
 
+#ifndef CPUS /* tests have others */
+#define CPUS "/sys/devices/system/cpu/cpu"
+#endif
 enum { MOST_CPUS = 1024 };
 typedef struct { uint64_t bits[MOST_CPUS / 64]; } cpu_bits;
 
-/* The first number in /sys/devices/system/cpu/cpuN/FILE; `otherwise` if there is none. */
+/* The first number in a file about a CPU; `otherwise` if there is none. */
 static uint32_t cpu_number(uint32_t cpu, const char *file, uint32_t otherwise)
 {
-    char path[96] = "/sys/devices/system/cpu/cpu", text[16] = "";
+    char path[256] = CPUS, text[16] = "";
     size_t at = strlen(path);
     for (uint32_t digit = cpu < 10 ? 1 : cpu < 100 ? 10 : cpu < 1000 ? 100 : 1000; digit; digit /= 10)
         path[at++] = (char)('0' + cpu / digit % 10);

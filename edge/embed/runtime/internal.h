@@ -51,7 +51,6 @@ void release_memory(void *memory, size_t size);   /* whole pages become zeros an
 typedef struct { const uint8_t *data; uint64_t size; void *base; size_t mapped; } mapping;
 edge_status map_file(const edge_source *source, mapping *file, edge_error *error);
 void unmap_file(mapping *file);
-void prefetch_memory(const void *memory, size_t size); /* of a file: the system begins to read it, if it can */
 int64_t read_fd(int32_t fd, void *to, uint64_t size);      /* bytes, less than `size` at the end of a file; -1 */
 int64_t write_fd(int32_t fd, const void *from, uint64_t size);
 double now_seconds(void);                         /* monotonic */
@@ -75,7 +74,6 @@ int32_t edge_wake(int32_t *word);
 /* ---- cpu.c ------------------------------------------------------------------------------------------------------ */
 
 uint32_t fastest_cores(void);                     /* of the cluster of the highest clock, at least 1 */
-uint64_t isa_features(void);                      /* bits, by ISA_NAMES in cpu.c */
 bool runs_isa(const char *name);                  /* avx512vnni, avxvnni, avx2, generic, i8mm, dotprod, neon */
 
 /* ---- an arena --------------------------------------------------------------------------------------------------- */

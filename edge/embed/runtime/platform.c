@@ -141,12 +141,6 @@ void release_memory(void *memory, size_t size)
 #endif
 }
 
-void prefetch_memory(const void *memory, size_t size)
-{
-    uint64_t page = page_size(), first = (uint64_t)memory / page * page;
-    madvise((void *)first, (uint64_t)memory + size - first, MADV_WILLNEED);
-}
-
 /* ---- files ------------------------------------------------------------------------------------------------------- */
 
 /* Bytes of an open file, whose position stays; -1 for what has none, such as a pipe. */
