@@ -17,6 +17,7 @@ TYPE_CHECKING = False  # what type checkers take for true; to import typing take
 if TYPE_CHECKING:
     from typing import Any
 
+    from edge.embed.export import export
     from edge.errors import (
         BudgetError,
         BusyError,
@@ -49,15 +50,15 @@ _HOMES = {
     "ModelFormatError": "errors",
     "Options": "options", "Plan": "plan.plan", "PromptCache": "prompt_cache.cache", "RunReport": "run.report",
     "SamplingParams": "sampling", "Session": "run.session", "UnsupportedError": "errors",
-    "divergence": "quality.windows", "fits": "prediction.fits", "forecast": "prediction.forecast",
-    "load": "run.session", "make_plan": "plan.plan", "models": "inventory", "open_model": "run.opening",
-    "perplexity": "quality.perplexity", "pull": "pulling",
+    "divergence": "quality.windows", "export": "embed.export", "fits": "prediction.fits",
+    "forecast": "prediction.forecast", "load": "run.session", "make_plan": "plan.plan", "models": "inventory",
+    "open_model": "run.opening", "perplexity": "quality.perplexity", "pull": "pulling",
 }  # fmt: skip
 
 __all__ = [
     "BudgetError", "BusyError", "Conversation", "DownloadError", "EdgeError", "InputError", "MissingExtraError",
     "Model", "ModelFormatError", "Options", "Plan", "PromptCache", "RunReport", "SamplingParams", "Session",
-    "UnsupportedError", "divergence", "fits", "forecast", "load", "make_plan", "models", "open_model",
+    "UnsupportedError", "divergence", "export", "fits", "forecast", "load", "make_plan", "models", "open_model",
     "perplexity", "pull",
 ]  # fmt: skip
 

@@ -13,6 +13,7 @@ from edge.cli.compile import compile
 from edge.cli.convert import convert
 from edge.cli.devices import devices
 from edge.cli.evaluate import evaluate
+from edge.cli.export import export
 from edge.cli.help import Command, help
 from edge.cli.inspect import inspect
 from edge.cli.models import models
@@ -31,7 +32,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: half the start-up time
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, chat, pull, plan, bench, tune, compile, convert, quantize, inspect, help):
+for command in (run, chat, pull, plan, bench, tune, compile, export, convert, quantize, inspect, help):
     app.command(cls=Command)(command)
 app.add_typer(evaluate, name="eval")
 app.add_typer(profile, name="profile")

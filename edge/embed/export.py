@@ -1,0 +1,204 @@
+"""A model as a bundle for apps: the C library that runs it, model.edge, and what a platform needs besides.
+
+    edge.h, libedge.a, libedge.so   of C; Android and iOS have layouts of their own
+    model.edge                      weights, tokenizer, chat template and plan
+    manifest.json                   plan, versions, licences, and the hash of every file; written last
+
+The same inputs give the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge.backends import tvm
+from edge.backends.tvm.compiler.embedded import embedded_designs
+from edge.backends.tvm.design import Design
+from edge.backends.tvm.engine import NativeEngine
+from edge.backends.tvm.kv.row_formats import FORMATS
+from edge.backends.tvm.packing.layout import PackedLayout, make_layout
+from edge.backends.tvm.targets import choose_target
+from edge.devices.host import usable_cores
+from edge.devices.output import check_folder, new_folder
+from edge.devices.profile import DeviceProfile, Power
+from edge.devices.profiles import HOST, find_profile, host_power
+from edge.embed import model_file
+from edge.embed.chat import chat_section
+from edge.embed.model_file import Section, trusted_source, write_model
+from edge.embed.planning import plan_bundle
+from edge.embed.platforms import write_platform
+from edge.embed.vocabulary import tokenizer_sections
+from edge.errors import UnsupportedError
+from edge.kv.policy import Policy
+from edge.model.model import Model, open_model
+from edge.model.tokenizer import Tokenizer
+from edge.options import Options, takes_options
+from edge.plan.plan import Plan
+from edge.storage.fingerprint import fingerprint, hash_file
+from edge.storage.versions import own_versions
+from edge.types import FloatArray
+
+MODEL, MANIFEST = "model.edge", "manifest.json"
+
+_MACHINES = {"AMD64": "x86_64", "arm64": "aarch64"}
+
+Progress = Callable[[str, float], None]
+"""Called with a step in words, and the share of it that is done."""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What a bundle is made from. tables: the sections of model.edge that hold texts: tokenizer, words, chat."""
+
+    model: Model
+    profile: DeviceProfile
+    layout: PackedLayout
+    plan: Plan
+    policy: Policy
+    designs: list[Design]
+    tables: dict[Section, bytes]
+
+
+@takes_options
+def export(
+    model: str | Path | Model,
+    folder: str | Path,
+    options: Options | None = None,
+    *,
+    device: str = HOST,
+    isas: Sequence[str] | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+    **keywords: Any,
+) -> dict[str, Any]:
+    """Make `folder` for apps on a device; returns the content of manifest.json.
+
+    device: its name in `edge devices list`. isas: instruction sets in the library (default: all of the machine that the
+    engine has code for). force: an older bundle may be replaced. The keywords are options of the plan, as people write
+    them, and go before those of `options`:
+
+    OPTIONS
+
+    Raises BudgetError if nothing fits, UnsupportedError for what the C runtime lacks, InputError if the folder cannot
+    be written, MissingExtraError without TVM, EngineError if a compiler fails, and the errors of `open_model`.
+    """
+    options, target = (options or Options()).updated(**keywords), Path(folder)
+    profile = find_profile(device)
+    check_folder(target, _is_bundle, force=force)
+    bundle = prepare(model if isinstance(model, Model) else open_model(model), profile, options, isas)
+    tell, file = progress or (lambda _step, _part: None), bundle.model.file
+    found, sections = fingerprint(file.path), make_sections(bundle)
+    with new_folder(target) as made:
+        place = write_platform(bundle.designs, profile.system, trusted_source(sections), made, tell)
+        write_model(
+            place / MODEL, sections, bytes.fromhex(found.sha256), file, bundle.layout,
+            lambda part: tell("packing weights", part),
+        )  # fmt: skip
+        found.check()
+        manifest = describe(bundle, found.sha256, made)
+        (made / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    return manifest
+
+
+def prepare(model: Model, profile: DeviceProfile, options: Options, isas: Sequence[str] | None = None) -> Bundle:
+    """Plan a bundle; nothing is compiled or written. Raises as `export`."""
+    if model.file.folder is not None:
+        raise UnsupportedError(f"{model.name} is a folder in ONNX: edge export reads GGUF files")
+    layout = make_layout(model.file, model.spec)
+    if not isinstance(model.tokenizer, Tokenizer):
+        raise UnsupportedError(f"the tokenizer of {model.name} is known to llama.cpp alone, and cannot be exported")
+    ids, words = tokenizer_sections(model.tokenizer)
+    tables = {Section.TOKENIZER: ids, Section.WORDS: words, Section.CHAT: chat_section(model)}
+    plan, policy = plan_bundle(profile, model.spec, options, sum(map(len, tables.values())))
+    machine = _MACHINES.get(profile.machine, profile.machine)
+    designs = embedded_designs(layout, plan.config.kv_dtype, machine, profile.system, _tuning(plan, profile), isas)
+    return Bundle(model, profile, layout, plan, policy, designs, tables)
+
+
+def make_sections(bundle: Bundle) -> dict[Section, bytes]:
+    """All of model.edge but the weights."""
+    model, layout, plan = bundle.model, bundle.layout, bundle.plan
+    config = plan.config
+    sections = bundle.tables | {
+        Section.CONFIG: model_file.config_section(
+            model, layout, config, bundle.policy, plan.evict_step, sampling=model.sampling(),
+            power=_power(bundle.profile), kv_bytes=plan.bytes.kv, scratch_bytes=plan.bytes.scratch,
+            peak=plan.predicted_peak,
+        ),
+        Section.LAYERS: model_file.layers_section(layout),
+        Section.DESIGNS: model_file.designs_section(layout, config, [each.target for each in bundle.designs]),
+        Section.ANGLES: model_file.angles_section(model, layout, config),
+        Section.STRINGS: model_file.strings_section(
+            model.spec.name, _license(model), plan.kv_policy.partition(":")[0], config.kv_dtype
+        ),
+    }  # fmt: skip
+    if FORMATS[config.kv_dtype].transformed:
+        sections[Section.NORMALS] = model_file.normals_section(_normals(bundle))
+    return sections
+
+
+def describe(bundle: Bundle, sha256: str, folder: Path) -> dict[str, Any]:
+    """The manifest of the files in `folder`, which follows from the inputs: no dates, no paths. sha256: of the model's
+    file."""
+    plan, model = bundle.plan, bundle.model
+    files = {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": hash_file(path)}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != MANIFEST
+    }
+    return {
+        "model": {
+            "name": model.spec.name, "label": model.spec.label, "file": model.file.path.name,
+            "sha256": sha256,
+        },
+        "device": {"name": bundle.profile.name, "machine": bundle.profile.machine, "system": bundle.profile.system},
+        "isas": [each.target.name for each in bundle.designs],
+        "plan": {
+            "kv_policy": plan.kv_policy, "sinks": plan.sinks, "kv_size": plan.config.capacity,
+            "kv_dtype": plan.config.kv_dtype, "prefill_step_size": plan.config.chunk, "threads": plan.config.threads,
+            "evict_step": plan.evict_step, "tuned": plan.tuned, "tuning": plan.config.tuning,
+            "bytes": {
+                "runtime": plan.bytes.interpreter, "weights": plan.bytes.weights, "kv": plan.bytes.kv,
+                "scratch": plan.bytes.scratch,
+            },
+            "peak": plan.predicted_peak,
+        },
+        "licenses": {"model": _license(model), "runtime": "Apache-2.0"},
+        "versions": own_versions() | tvm.versions(),
+        "files": files,
+    }  # fmt: skip
+
+
+def _tuning(plan: Plan, profile: DeviceProfile) -> Callable[[str], dict[str, int]]:
+    """What was found on this device holds for its own instruction set."""
+    own = choose_target().name if plan.config.tuning and profile.name == HOST else None
+    return lambda isa: plan.config.tuning if isa == own else {}
+
+
+def _normals(bundle: Bundle) -> FloatArray:
+    """Of the reflections of keys, from a few tokens that the engine runs here."""
+    config = replace(bundle.plan.config, threads=usable_cores(), tuning={})
+    engine = NativeEngine(bundle.model.file, bundle.model.spec, config)
+    try:
+        return np.array(engine.normals)
+    finally:
+        engine.close()
+
+
+def _power(profile: DeviceProfile) -> Power:
+    return host_power() if profile.name == HOST else profile.power or Power()
+
+
+def _license(model: Model) -> str:
+    found = model.file.metadata.get("general.license")
+    return found if isinstance(found, str) else ""
+
+
+def _is_bundle(folder: Path) -> bool:
+    return (folder / MANIFEST).is_file() and any(folder.rglob(MODEL))

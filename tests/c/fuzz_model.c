@@ -1,0 +1,208 @@
+/* A fuzzer over model.edge: damages a copy in memory again and again, repairs the checksums in half of the cases, and
+ * opens it. What opens is used: text to ids and back, angles, tables. It is built with ASan and UBSan, so that any access
+ * outside the file ends it.
+ *
+ *     fuzz_model FILE COUNT SEED    prints how many opened, of how many
+ */
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "internal.h"
+
+/* The system's files are replaced by the copy. */
+#define map_file mapped_by_the_system
+#define unmap_file unmapped_by_the_system
+#include "platform.c"
+#undef map_file
+#undef unmap_file
+
+enum { MOST_UNDONE = 64 };
+
+static uint8_t *copy;
+static uint64_t size, shown;
+static uint64_t state;
+static void *work;
+
+static uint64_t draw(uint64_t below)
+{
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return state % below;
+}
+
+edge_status map_file(const edge_source *source, mapping *file, edge_error *error)
+{
+    (void)source;
+    (void)error;
+    *file = (mapping){copy, shown, copy, size};
+    return EDGE_OK;
+}
+
+void unmap_file(mapping *file)
+{
+    (void)file;
+}
+
+static uint32_t sum_of(const uint8_t *data, uint64_t length) /* CRC-32, bit by bit */
+{
+    static uint32_t table[256];
+    if (!table[1])
+        for (uint32_t i = 0; i < 256; i++) {
+            table[i] = i;
+            for (int bit = 0; bit < 8; bit++)
+                table[i] = table[i] >> 1 ^ (table[i] & 1 ? 0xEDB88320 : 0);
+        }
+    uint32_t sum = ~0u;
+    for (uint64_t i = 0; i < length; i++)
+        sum = sum >> 8 ^ table[(sum ^ data[i]) & 255];
+    return ~sum;
+}
+
+/* Bytes that were changed, to be put back. */
+static struct { uint64_t at; uint8_t was[8]; } undo[MOST_UNDONE];
+static uint32_t undone;
+
+static void change(uint64_t at, const void *bytes, uint64_t count)
+{
+    if (at >= size || undone == MOST_UNDONE)
+        return;
+    count = count < size - at ? count : size - at;
+    uint64_t room = size - at < 8 ? size - at : 8;
+    undo[undone].at = at;
+    memcpy(undo[undone++].was, copy + at, room);
+    memcpy(copy + at, bytes, count);
+}
+
+static void put_back(void)
+{
+    while (undone--)
+        memcpy(copy + undo[undone].at, undo[undone].was, size - undo[undone].at < 8 ? size - undo[undone].at : 8);
+    undone = 0;
+}
+
+static void repair(void)
+{
+    const file_header *header = (const file_header *)copy;
+    for (uint32_t i = 0; i < header->sections && i < SECTIONS; i++) {
+        uint64_t place = sizeof *header + i * sizeof(file_section);
+        file_section each;
+        if (place + sizeof each > size)
+            return;
+        memcpy(&each, copy + place, sizeof each);
+        if (each.kind == SECTION_WEIGHTS || each.kind == SECTION_TOKENIZER || each.offset > size
+            || each.size > size - each.offset)
+            continue;
+        uint32_t sum = sum_of(copy + each.offset, each.size);
+        if (sum != each.crc)
+            change(place + offsetof(file_section, crc), &sum, sizeof sum);
+    }
+}
+
+static void damage(uint32_t sections)
+{
+    static const uint64_t telling[] = {0, 1, 2, 15, 16, 63, 255, 256, 0x7F, 0x80, 0xFFFF, 0x10000, 0x7FFFFFFF,
+                                       0x80000000, 0xFFFFFFFF, 0x100000000, 0x7FFFFFFFFFFFFFFF, ~0ull};
+    uint64_t head = sizeof(file_header) + sections * sizeof(file_section);
+    uint32_t which = (uint32_t)draw(sections + 1); /* 0: the header and the table */
+    uint64_t at = 0, length = head;
+    if (which) {
+        const file_section *each = (const file_section *)(copy + sizeof(file_header)) + which - 1;
+        at = each->offset;
+        length = each->kind == SECTION_WEIGHTS ? 0 : each->size;
+    }
+    for (uint64_t i = 1 + draw(3); length && i; i--) {
+        uint64_t width = 1ull << draw(4), value = draw(2) ? telling[draw(sizeof telling / 8)] : draw(~0ull);
+        uint64_t place = at + draw(length) / width * width;
+        if (!draw(3) && place + 8 <= size) { /* a little more or less */
+            memcpy(&value, copy + place, 8);
+            value += draw(2) ? 1 + draw(16) : -(1 + draw(16));
+        }
+        change(place, &value, width);
+    }
+    if (!draw(16))
+        shown = draw(size + 1);
+}
+
+static bool count_ids(void *to, const int32_t *ids, size_t count)
+{
+    (void)ids;
+    *(uint64_t *)to += count;
+    return true;
+}
+
+static void use(edge_model *model)
+{
+    static const char text[] = "Hello, wörld!  123 \xF0\x9F\x99\x82<|im_start|>\n\t x\xFF\xC3";
+    edge_model_info info = {.size = sizeof info};
+    edge_info(model, &info, NULL);
+    for (uint32_t kind = 0; kind < model->config->rope_kinds; kind++)
+        state += find_angles(model, kind, true)->pairs & 1;
+    const design_config *designs, *found;
+    for (uint32_t i = model_designs(model, &designs); i--;)
+        find_design(model, designs[i].isa, &found, NULL);
+    if (model->sizes[SECTION_TOKENIZER]) {
+        arena counted = {NULL, 0};
+        tokenizer_layout(&counted, model);
+        if (!work && posix_memalign(&work, 64, counted.used)) /* 8 MB, of which little is used */
+            return;
+        arena real = {work, 0};
+        tokenizer *t = tokenizer_layout(&real, model);
+        uint64_t ids = 0;
+        tokenizer_encode(t, text, sizeof text - 1, draw(2), draw(2), count_ids, &ids, NULL);
+        for (int i = 0; i < 4; i++) {
+            size_t length = 0;
+            int32_t token = (int32_t)draw(model->config->vocab);
+            const char *piece = tokenizer_piece(t, token, &length);
+            for (size_t at = 0; piece && at < length; at++)
+                state += (uint8_t)piece[at] & 1;
+            state += tokenizer_ends(t, token);
+        }
+    }
+}
+
+int main(int count, char **arguments)
+{
+    FILE *file = count == 4 ? fopen(arguments[1], "rb") : NULL;
+    if (!file || fseek(file, 0, SEEK_END))
+        return fprintf(stderr, "usage: fuzz_model FILE COUNT SEED\n"), 2;
+    size = shown = (uint64_t)ftell(file);
+    rewind(file);
+    void *memory;
+    if (posix_memalign(&memory, 16384, size) || fread(memory, size, 1, file) != 1)
+        return 2;
+    fclose(file);
+    copy = memory;
+    uint32_t sections = ((const file_header *)copy)->sections;
+    uint64_t runs = strtoull(arguments[2], NULL, 10), opened = 0;
+    state = strtoull(arguments[3], NULL, 10) * 0x9E3779B97F4A7C15 + 1;
+    edge_source source = {.size = sizeof source, .path = "copy"};
+    for (uint64_t run = 0; run <= runs; run++) {
+        if (run) { /* the first one is as it was made */
+            damage(sections);
+            if (draw(2))
+                repair();
+        }
+        edge_error error = {.size = sizeof error};
+        edge_model *model;
+        edge_status status = edge_open(&source, &model, &error);
+        if (status != EDGE_OK && (status != error.code || !error.message[0]))
+            return fprintf(stderr, "run %llu: an error without a message\n", (unsigned long long)run), 1;
+        if (status && !run)
+            return fprintf(stderr, "the file itself: %s\n", error.message), 1;
+        if (!status) {
+            opened++;
+            use(model);
+            edge_close(model, NULL);
+        }
+        put_back();
+        shown = size;
+    }
+    free(memory);
+    free(work);
+    printf("%llu of %llu\n", (unsigned long long)opened - 1, (unsigned long long)runs);
+    return 0;
+}
