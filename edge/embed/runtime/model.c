@@ -18,19 +18,18 @@ static edge_status damaged(edge_error *error, const char *what)
 }
 
 /* As zlib's, four bits at a time: a table for eight would be longer than all the code here. */
-uint32_t crc32_of(uint32_t crc, const void *data, size_t size)
+static uint32_t checksum(const uint8_t *data, uint64_t size)
 {
     static const uint32_t nibbles[16] = {
         0x00000000, 0x1DB71064, 0x3B6E20C8, 0x26D930AC, 0x76DC4190, 0x6B6B51F4, 0x4DB26158, 0x5005713C,
         0xEDB88320, 0xF00F9344, 0xD6D6A3E8, 0xCB61B38C, 0x9B64C2B0, 0x86D3D2D4, 0xA00AE278, 0xBDBDF21C,
     };
-    const uint8_t *bytes = data;
-    crc = ~crc;
-    for (size_t i = 0; i < size; i++) {
-        crc = crc >> 4 ^ nibbles[(crc ^ bytes[i]) & 15];
-        crc = crc >> 4 ^ nibbles[(crc ^ (uint32_t)(bytes[i] >> 4)) & 15];
+    uint32_t sum = ~0u;
+    for (uint64_t i = 0; i < size; i++) {
+        sum = sum >> 4 ^ nibbles[(sum ^ data[i]) & 15];
+        sum = sum >> 4 ^ nibbles[(sum ^ (uint32_t)(data[i] >> 4)) & 15];
     }
-    return ~crc;
+    return ~sum;
 }
 
 static bool within(uint64_t value, uint64_t low, uint64_t high)
@@ -69,7 +68,7 @@ static edge_status find_sections(edge_model *model, edge_error *error)
             || at % (kind == SECTION_WEIGHTS ? WEIGHT_ALIGNMENT : SECTION_ALIGNMENT))
             return damaged(error, "its table of sections");
         bool large = kind == SECTION_WEIGHTS || kind == SECTION_TOKENIZER;
-        if (!large && crc32_of(0, data + at, length) != found[i].crc)
+        if (!large && checksum(data + at, length) != found[i].crc)
             return damaged(error, "a checksum");
         model->sections[kind] = data + at;
         model->sizes[kind] = length;

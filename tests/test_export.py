@@ -1,0 +1,108 @@
+"""`edge export`: the folder that comes out, the program that a user builds with it, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import GOLDEN
+from test_cli import edge, edge_json
+
+from edge import export, load
+from edge.embed.export import MANIFEST, MODEL
+from edge.errors import BudgetError, EdgeError, InputError, UnsupportedError
+
+pytest.importorskip("tvm_ffi")
+if shutil.which("cc") is None:
+    pytest.skip("no C compiler cc", allow_module_level=True)
+
+GGUF = GOLDEN / "llama-gqa-tied.gguf"
+ISA = "avx2"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("made") / "chat"
+    said = edge_json("export", str(GGUF), "--max-kv-size", "64", "--isa", ISA, "-o", str(folder), "--json")
+    return folder, said
+
+
+def test_the_folder_says_what_it_holds(made: tuple[Path, dict[str, Any]]) -> None:
+    folder, said = made
+    manifest = json.loads((folder / MANIFEST).read_text())
+    assert manifest.items() <= said.items()
+    files = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != MANIFEST}
+    described = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()}
+    assert manifest["files"] == described
+    assert files.keys() == {"README.md", "edge.h", "example.c", "libedge.a", "libedge.so", MODEL}
+    assert manifest["model"]["sha256"] == hashlib.sha256(GGUF.read_bytes()).hexdigest()
+    assert (manifest["plan"]["kv_size"], manifest["isas"]) == (64, [ISA])
+    assert manifest["plan"]["peak"] > manifest["plan"]["bytes"]["weights"] + manifest["plan"]["bytes"]["kv"]
+    assert [path.name for path in folder.parent.iterdir()] == ["chat"]  # nothing temporary is left
+
+
+def test_the_same_inputs_give_the_same_bytes(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    folder, _ = made
+    again = export(GGUF, tmp_path / "again", max_kv_size=64, isas=[ISA])
+    assert again == json.loads((folder / MANIFEST).read_text())
+
+
+@pytest.mark.parametrize("static", [True, False], ids=["static", "shared"])
+def test_the_example_answers_as_the_session_does(static: bool, made: tuple[Path, dict[str, Any]]) -> None:
+    """Built as its README says."""
+    folder, _ = made
+    commands = re.findall(r"\bcc example\.c[^\n`]*", (folder / "README.md").read_text())
+    subprocess.run(commands[not static], shell=True, cwd=folder, check=True)
+    said = subprocess.run([folder / "chat", "-p", "Hi", "-n", "12"], capture_output=True, check=True).stdout
+    with load(GGUF, max_kv_size=64, backend="tvm") as session:
+        assert said.decode() == session.generate("Hi", max_tokens=12) + "\n"
+    (folder / "chat").unlink()
+
+
+def test_an_older_bundle_is_replaced_by_force_alone(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    folder = tmp_path / "chat"
+    shutil.copytree(made[0], folder)
+    before = (folder / MODEL).read_bytes()
+    with pytest.raises(InputError, match="--force"):
+        export(GGUF, folder, max_kv_size=48, isas=[ISA])
+    assert (folder / MODEL).read_bytes() == before
+    export(GGUF, folder, max_kv_size=48, isas=[ISA], force=True)
+    assert (folder / MODEL).read_bytes() != before
+    (folder / MANIFEST).unlink()
+    with pytest.raises(InputError, match="holds other files"):
+        export(GGUF, folder, isas=[ISA], force=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"kv_policy": "tova"}, UnsupportedError, "no KV policy tova: choose auto, full, streaming, window, h2o"),
+        ({"kv_policy": "best"}, InputError, "unknown KV policy 'best'"),
+        ({"backend": "llamacpp"}, InputError, "compiles with the tvm engine"),
+        ({"prompt_cache": Path("x")}, UnsupportedError, "--prompt-cache"),
+        ({"memory": "2MiB"}, BudgetError, "the smallest that fits is --memory 10MiB"),
+        ({"isas": ["avx2", "neon"], "device": "raspberry-pi-5", "memory": "1GiB", "threads": 9}, InputError, "4 cores"),
+        ({"isas": ["sse"]}, UnsupportedError, "x86_64 has none of the instruction sets sse"),
+        ({"device": "toaster"}, InputError, "unknown device 'toaster'"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_compiled(
+    options: dict[str, Any], error: type[EdgeError], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error) as raised:
+        export(GGUF, tmp_path / "out", **options)
+    assert says in str(raised.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_models_that_only_llama_cpp_knows_are_refused(tmp_path: Path) -> None:
+    refused = edge("export", str(GOLDEN / "lfm2.gguf"), "-o", str(tmp_path / "out"))
+    assert refused.returncode == 2
+    assert len(refused.stderr.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
