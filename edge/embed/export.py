@@ -31,7 +31,7 @@ from edge.devices.profiles import HOST, find_profile, host_power
 from edge.embed import model_file
 from edge.embed.chat import chat_section
 from edge.embed.model_file import Section, trusted_source, write_model
-from edge.embed.planning import plan_bundle
+from edge.embed.planning import check_options, plan_bundle
 from edge.embed.platforms import write_platform
 from edge.embed.vocabulary import tokenizer_sections
 from edge.errors import UnsupportedError
@@ -108,6 +108,7 @@ def export(
 
 def prepare(model: Model, profile: DeviceProfile, options: Options, isas: Sequence[str] | None = None) -> Bundle:
     """Plan a bundle; nothing is compiled or written. Raises as `export`."""
+    check_options(options)
     if model.file.folder is not None:
         raise UnsupportedError(f"{model.name} is a folder in ONNX: edge export reads GGUF files")
     layout = make_layout(model.file, model.spec)

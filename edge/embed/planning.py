@@ -27,7 +27,6 @@ def plan_bundle(profile: DeviceProfile, spec: ModelSpec, options: Options, table
 
     Raises BudgetError if nothing fits, UnsupportedError for what the C runtime lacks, and InputError.
     """
-    _check(options)
     options = replace(options, backend=tvm.NAME)
     engine, process = cast(Backend, SimpleNamespace(**vars(tvm) | {"footprint": _footprint})), RUNTIME_BYTES + tables
     if profile.name == HOST:
@@ -38,12 +37,8 @@ def plan_bundle(profile: DeviceProfile, spec: ModelSpec, options: Options, table
     return plan, make_policy(plan.kv_policy, options.sinks, options.keep or 0)
 
 
-def _footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
-    """The weights are mapped, and never streamed: on other devices the system pages them as it likes."""
-    return replace(tvm.footprint(spec, config), runtime=0, streamed=0, least_weights=None)
-
-
-def _check(options: Options) -> None:
+def check_options(options: Options) -> None:
+    """Raises UnsupportedError and InputError for options that no bundle can have."""
     if options.backend not in (AUTO, tvm.NAME):
         raise InputError(f"--backend {options.backend}: edge export compiles with the {tvm.NAME} engine")
     name = options.kv_policy.partition(":")[0]
@@ -56,3 +51,8 @@ def _check(options: Options) -> None:
     ):  # fmt: skip
         if value is not None:
             raise UnsupportedError(f"an exported model cannot have {flag}: leave it out")
+
+
+def _footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
+    """The weights are mapped, and never streamed: on other devices the system pages them as it likes."""
+    return replace(tvm.footprint(spec, config), runtime=0, streamed=0, least_weights=None)
