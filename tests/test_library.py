@@ -3,16 +3,149 @@
 from __future__ import annotations
 
 import platform
+import re
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from conftest import open_golden
 from runtime_library import build
 
 pytest.importorskip("tvm_ffi")
 
-from edge.embed.library import archive, exported, find_toolchain
-from edge.errors import UnsupportedError
+from edge.backends.tvm.compiler.embedded import embedded_designs
+from edge.backends.tvm.packing.layout import make_layout
+from edge.embed.library import LIBC, LIBM, SHARED, STATIC, archive, exported, find_toolchain, make_library
+from edge.errors import EngineError, UnsupportedError
+from edge.model.model import Model, open_model
+
+TABLES = {"trusted.c": '#include "internal.h"\nconst uint8_t EDGE_TRUSTED[32] = {0};\n'}
+OPENING = r"""
+#include <stdio.h>
+#include "edge.h"
+int main(void)
+{
+    edge_source source = {sizeof source, "no-such-file", -1, 0, 0};
+    edge_error error = {.size = sizeof error};
+    edge_model *model;
+    edge_status status = edge_open(&source, &model, &error);
+    printf("%d %s\n", status, error.message);
+    return 0;
+}
+"""
+SYSTEMS = ["linux", "android"]
+PAGE = 16 << 10
+
+
+def make(model: Model, folder: Path, system: str, *isas: str, kv_dtype: str = "f16", **more: str) -> Path:
+    """A library for x86-64 Linux or ARM64 Android."""
+    machine = {"linux": "x86_64", "android": "aarch64"}[system]
+    if shutil.which(f"{machine.replace('_', '-')}-linux-gnu-gcc") is None and platform.machine() != machine:
+        pytest.skip(f"no C compiler for {machine}")
+    designs = embedded_designs(make_layout(model.file, model.spec), kv_dtype, machine, system, isas=isas or None)
+    folder.mkdir()
+    make_library(designs, folder, machine, system, tables=TABLES | more)
+    return folder
+
+
+def ask(program: str, *arguments: str | Path) -> str:
+    return subprocess.run([program, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Libraries with one instruction set."""
+    model, folder = open_golden("llama-gqa-tied").model, tmp_path_factory.mktemp("libraries")
+    isas = {"linux": "avx2", "android": "dotprod"}
+    return {system: make(model, folder / system, system, isas[system]) for system in SYSTEMS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_loaders_find_what_they_want_in_the_library(made: dict[str, Path], system: str) -> None:
+    """Pages of 16 KiB, no relocations in code, no executable stack, and whole pages that are sealed after loading."""
+    library = made[system] / SHARED
+    segments = re.findall(
+        r"^ +([A-Z_]+) +0x(\w+) 0x(\w+) 0x\w+ 0x\w+ 0x(\w+) ([RWE ]{3}) 0x(\w+)$", ask("readelf", "-lW", library), re.M
+    )
+    loads = [
+        (int(at, 16), int(place, 16), flags, int(align, 16))
+        for kind, at, place, _, flags, align in segments
+        if kind == "LOAD"
+    ]
+    assert len(loads) >= 2
+    assert all((at - place) % PAGE == 0 and align == PAGE for at, place, _, align in loads)
+    assert not any("W" in flags and "E" in flags for _, _, flags, _ in loads)
+    flags = {kind: flags for kind, _, _, _, flags, _ in segments}
+    assert flags["GNU_STACK"] == "RW "
+    (end,) = (int(place, 16) + int(size, 16) for kind, _, place, size, _, _ in segments if kind == "GNU_RELRO")
+    assert end % PAGE == 0
+    dynamic = re.findall(r"^ 0x\w+ \((\w+)\) +(.*)$", ask("readelf", "-dW", library), re.M)
+    tags = {tag for tag, _ in dynamic}
+    assert not tags & {"TEXTREL", "INIT", "INIT_ARRAY", "FINI", "FINI_ARRAY", "RPATH", "RUNPATH"}
+    assert "Flags: NOW" in {value for tag, value in dynamic if tag == "FLAGS_1"}
+    named = {tag: re.findall(r"\[(.*)\]", value) for tag, value in dynamic if tag == "SONAME"}
+    assert named == {"SONAME": [SHARED]}
+    needed = {re.sub(r".*\[(.*)\]", r"\1", value) for tag, value in dynamic if tag == "NEEDED"}
+    assert needed == ({"libc.so", "libm.so"} if system == "android" else {"libc.so.6", "libm.so.6"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_the_library_exports_the_header_and_calls_what_is_allowed(made: dict[str, Path], system: str) -> None:
+    library = made[system] / SHARED
+    symbols = [line.split() for line in ask("nm", "-DP", library).splitlines()]
+    assert {name for name, kind, *_ in symbols if kind == "T"} == set(exported())
+    undefined = {name.partition("@")[0] for name, kind, *_ in symbols if kind in "Uw"}
+    assert undefined <= {*LIBC, *LIBM}
+    assert {"mmap", "pthread_create"} <= undefined
+    assert "no symbols" in subprocess.run(["nm", library], capture_output=True, text=True).stderr  # stripped
+
+
+@pytest.mark.slow
+def test_a_library_for_android_cannot_call_what_bionic_lacks(tmp_path: Path, made: dict[str, Path]) -> None:
+    """A function of stdio, and one whose numbers differ between the C libraries."""
+    for call in ('fopen("a", "r")', "sysconf(_SC_NPROCESSORS_ONLN)"):
+        text = (
+            TABLES["trusted.c"] + f"#include <stdio.h>\n#include <unistd.h>\nlong f(void) {{ return (long){call}; }}\n"
+        )
+        with pytest.raises(EngineError, match=rf"undefined reference to .{call.partition('(')[0]}"):
+            make(
+                open_golden("llama-gqa-tied").model,
+                tmp_path / call[:2],
+                "android",
+                "dotprod",
+                **{"trusted.c": text + "__attribute__((constructor)) static void g(void) { f(); }\n"},
+            )
+
+
+@pytest.mark.slow
+def test_the_archive_is_all_that_a_program_needs(tmp_path: Path, made: dict[str, Path]) -> None:
+    if platform.machine() != "x86_64":
+        pytest.skip("the program runs on x86-64")
+    (tmp_path / "main.c").write_text(OPENING)
+    said = ask(str(build([tmp_path / "main.c", made["linux"] / STATIC])))
+    assert said.startswith("-2 ")
+    assert "no-such-file" in said
+    assert ".debug" not in ask("readelf", "-SW", made["linux"] / STATIC)
+
+
+@pytest.mark.slow
+def test_the_same_inputs_give_the_same_bytes(tmp_path: Path, made: dict[str, Path]) -> None:
+    again = make(open_golden("llama-gqa-tied").model, tmp_path / "again", "linux", "avx2")
+    for name in (STATIC, SHARED):
+        assert (again / name).read_bytes() == (made["linux"] / name).read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("name", ["smollm2-135m", "gemma3-270m"])
+@pytest.mark.parametrize("kv_dtype", ["f16", "int8", "int4"])
+def test_all_instruction_sets_take_at_most_400_kib(tmp_path: Path, system: str, name: str, kv_dtype: str) -> None:
+    folder = make(open_model(name), tmp_path / "made", system, kv_dtype=kv_dtype)
+    assert (folder / SHARED).stat().st_size <= 400 << 10
 
 
 def test_the_functions_of_the_header_are_exported() -> None:

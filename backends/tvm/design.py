@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from edge.backends.tvm.packing.blocks import BLOCKS, IntegerBlock
@@ -23,7 +23,7 @@ class Design:
     lora: matrices may have adapters, of any rank (`cpu/phases/adapt.py`).
     embedded: for the C runtime (edge/embed/runtime), which runs passes of several targets in one library: the entry is
     `edge_run_TARGET`, with C's calling convention, waiting calls edge_doze, waking edge_wake, and no weights are
-    streamed.
+    streamed. shared: units of it that another pass of the library has, by the names of its functions.
     """
 
     shape: Shape
@@ -38,9 +38,12 @@ class Design:
     timed: bool = False
     lora: bool = False
     embedded: bool = False
+    shared: dict[str, str] = field(default_factory=dict)
 
     def symbol(self, name: str) -> str:
-        """The name of a function of C, unique within an app."""
+        """The name of a function of C, unique within an app: of `run`, or of a unit such as step_qkv."""
+        if name in self.shared:
+            return self.shared[name]
         return f"edge_{name}_{self.target.name}" if self.embedded else f"edge_{name}"
 
     @classmethod

@@ -43,7 +43,7 @@ LIBM = tuple(
 
 # Floating-point operations stay apart, as in NumPy. Tables of symbols and of frames would be of use to debuggers only.
 _COMPILE = (
-    "-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections", "-ffp-contract=off",
+    "-std=c11", "-Os", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections", "-ffp-contract=off",
     "-fno-math-errno", "-fno-stack-protector", "-fno-asynchronous-unwind-tables", "-U_FORTIFY_SOURCE", "-w",
 )  # fmt: skip
 _MACHINE = {  # x18 belongs to Android; atomic operations without a library
@@ -52,7 +52,7 @@ _MACHINE = {  # x18 belongs to Android; atomic operations without a library
 }
 _LINK = (
     "-shared", "-nostartfiles", "-s", "-Wl,--gc-sections", "-Wl,--as-needed", "-Wl,--no-undefined",
-    "-Wl,--build-id=none", "-Wl,-z,noexecstack", "-Wl,-z,relro", "-Wl,-z,now",
+    "-Wl,--build-id=none", "-Wl,-z,noexecstack", "-Wl,-z,noseparate-code", "-Wl,-z,relro", "-Wl,-z,now",
     "-Wl,-z,max-page-size=16384", "-Wl,-z,common-page-size=16384",
 )  # fmt: skip
 

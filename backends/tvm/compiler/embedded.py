@@ -11,12 +11,13 @@ from pathlib import Path
 from edge.backends.tvm.compiler.compiled import Progress, about_design, compile_design, design_key
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.packing.layout import PackedLayout
-from edge.backends.tvm.targets import app_targets, with_tuning
+from edge.backends.tvm.targets import Target, app_targets, with_tuning
 from edge.devices.host import usable_cores
 from edge.errors import UnsupportedError
 from edge.storage import cache
 
 _AT_ONCE = 2  # compilers, of 300 MiB each
+_FAMILIES = {"avxvnni", "avx2"}, {"i8mm", "dotprod", "neon"}  # the same but for dot products of bytes
 
 
 def embedded_designs(
@@ -33,7 +34,11 @@ def embedded_designs(
         raise UnsupportedError(f"{machine} has none of the instruction sets {', '.join(isas or ())}")
     if tuning is not None:
         targets = [with_tuning(each, tuning(each.name)) for each in targets]
-    return [replace(Design.of(layout, kv_dtype, each), embedded=True) for each in targets]
+    designs = list[Design]()
+    for target in reversed(targets):  # a plainer one first
+        design = replace(Design.of(layout, kv_dtype, target), embedded=True)
+        designs.insert(0, replace(design, shared=_shared(design, designs[0] if designs else None)))
+    return designs
 
 
 def embedded_objects(designs: Sequence[Design], progress: Progress | None = None) -> list[Path]:
@@ -63,6 +68,25 @@ def embedded_object(design: Design, progress: Progress | None = None) -> Path:
     make = functools.partial(compile_design, design, progress=progress)
     suffix = ".s" if design.target.is_apple else ".o"
     return cache.find_or_make("kernels", design_key(design), suffix, make, about=about_design(design))
+
+
+def _shared(design: Design, plainer: Design | None) -> dict[str, str]:
+    """The units whose code would be the same in a plainer pass of the library: those without dot products of bytes,
+    and a step of i8mm, whose instruction takes two tokens."""
+    shared = {"step_embed": design.symbol("chunk_embed")}
+    if plainer is None or not _alike(design.target, plainer.target):
+        return shared
+    names = ["step_attend", "chunk_attend", "step_embed", "chunk_embed"]
+    if (design.target.name, plainer.target.name) == ("i8mm", "dotprod"):
+        names += [f"step_{unit}" for unit in ("qkv", "output", "gate_up", "down", "head")]
+    return {name: plainer.symbol(name) for name in names}
+
+
+def _alike(target: Target, plainer: Target) -> bool:
+    """Whether they have the same registers and instructions for floats, and divide work alike."""
+    names = {target.name, plainer.name}
+    told = replace(plainer, name=target.name, llvm=target.llvm, flags=target.flags, gemm_tokens=target.gemm_tokens)
+    return told == target and any(names <= family for family in _FAMILIES)
 
 
 def passes_source(designs: Sequence[Design]) -> str:

@@ -66,7 +66,11 @@ class Program:
 def build(design: Design) -> Program:
     """Separate functions, because LLVM takes more than twice the time for one of twice the size."""
     units = {
-        name: {_symbol(design, single, name): _unit(design, single, name) for single in (True, False)} for name in UNITS
+        name: {
+            design.symbol(_unit_name(single, name)): _unit(design, single, name)
+            for single in (True, False) if _unit_name(single, name) not in design.shared
+        }
+        for name in UNITS
     }  # fmt: skip
     if design.embedded:  # the runtime moves rows itself
         return Program({}, units | {"run": {design.symbol("run"): run(design)}})
@@ -85,14 +89,14 @@ def run(design: Design) -> Any:
 def _unit(design: Design, single: bool, name: str) -> Any:
     """A unit as a function of its own, which `run` calls."""
     with IRBuilder() as builder, T.prim_func(s_tir=True):
-        pointers, thread, layer = _declare(design, _symbol(design, single, name), layered=True)
+        pointers, thread, layer = _declare(design, design.symbol(_unit_name(single, name)), layered=True)
         with _environment(design):
             UNITS[name](PassBuilder(design, single, pointers, thread), layer)
     return builder.get()
 
 
-def _symbol(design: Design, single: bool, unit: str) -> str:
-    return design.symbol(f"{'step' if single else 'chunk'}_{unit}")
+def _unit_name(single: bool, unit: str) -> str:
+    return f"{'step' if single else 'chunk'}_{unit}"
 
 
 def _declare(design: Design, symbol: str, *, layered: bool) -> tuple[dict[str, Any], Value, Value]:
@@ -154,7 +158,9 @@ def _work(design: Design, pointers: dict[str, Any], thread: Value) -> None:
             busy.value = T.int32(0)
 
         def call(single: bool, name: str, layer: Value) -> None:
-            T.evaluate(T.call_extern("int32", _symbol(design, single, name), *pointers.values(), thread, layer))
+            T.evaluate(
+                T.call_extern("int32", design.symbol(_unit_name(single, name)), *pointers.values(), thread, layer)
+            )
 
         _job(design, kind, call)
 
