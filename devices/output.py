@@ -97,8 +97,9 @@ def new_folder(folder: Path) -> Iterator[Path]:
     folder = folder.absolute()
     with _explained(folder), _temporary(folder, folder=True) as temporary:
         yield temporary
-        for path in temporary.iterdir():
-            _sync(path)
+        for path in temporary.rglob("*"):
+            if path.is_file():
+                _sync(path)
         if not folder.is_dir():
             os.replace(temporary, folder)
         elif not _exchange(temporary, folder):

@@ -15,6 +15,7 @@ from conftest import GOLDEN
 from test_cli import edge, edge_json
 
 from edge import export, load
+from edge.backends.tvm.targets import choose_target
 from edge.embed.export import MANIFEST, MODEL
 from edge.errors import BudgetError, EdgeError, InputError, UnsupportedError
 
@@ -23,7 +24,7 @@ if shutil.which("cc") is None:
     pytest.skip("no C compiler cc", allow_module_level=True)
 
 GGUF = GOLDEN / "llama-gqa-tied.gguf"
-ISA = "avx2"
+ISA = choose_target().name  # as tests of bundles have it: they share compiled code
 
 
 @pytest.fixture(scope="module")
@@ -106,3 +107,27 @@ def test_models_that_only_llama_cpp_knows_are_refused(tmp_path: Path) -> None:
     assert refused.returncode == 2
     assert len(refused.stderr.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("device", "place", "needed"),
+    [
+        (
+            "pixel-9", "edge/src/main/assets",
+            {"README.md", "sample/ChatActivity.kt", "c/edge.h", "c/libedge.a", "edge/build.gradle.kts",
+             "edge/src/main/jniLibs/arm64-v8a/libedge.so", "edge/src/main/kotlin/edge/runtime/EdgeSession.kt"},
+        ),
+        (
+            "iphone-16", "Sources/EdgeKit",
+            {"Package.swift", "Sources/CEdge/include/edge.h", "Sources/CEdge/session.c", "Sources/CEdge/internal.h",
+             "Sources/CEdge/passes.c", "Sources/CEdge/trusted.c", "Sources/CEdge/pass_dotprod.s"},
+        ),
+    ],
+)  # fmt: skip
+def test_phones_have_layouts_of_their_own(device: str, place: str, needed: set[str], tmp_path: Path) -> None:
+    folder = tmp_path / "app"
+    manifest = export(GGUF, folder, device=device, memory="200MiB", isas=["dotprod"])
+    assert needed | {f"{place}/{MODEL}"} <= manifest["files"].keys()
+    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert found == manifest["files"].keys() | {MANIFEST}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,10 +96,12 @@ def export(
     tell, file = progress or (lambda _step, _part: None), bundle.model.file
     found, sections = fingerprint(file.path), make_sections(bundle)
     with new_folder(target) as made:
-        place = write_platform(bundle.designs, profile.system, trusted_source(sections), made, tell)
+        place = write_platform(
+            bundle.designs, profile.system, trusted_source(sections), made, partial(tell, "compiling")
+        )
         write_model(
             place / MODEL, sections, bytes.fromhex(found.sha256), file, bundle.layout,
-            lambda part: tell("packing weights", part),
+            partial(tell, "packing weights"),
         )  # fmt: skip
         found.check()
         manifest = describe(bundle, found.sha256, made)
