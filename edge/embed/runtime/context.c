@@ -148,6 +148,8 @@ static edge_finish run_chunk(edge_session *s)
     int64_t count = watch_affordable(&s->watch, s->pass_size < left ? s->pass_size : left);
     if (count <= 0)
         return EDGE_ENERGY;
+    if (!pass_reaches(s->pass, (uint32_t)count))
+        return EDGE_CAPACITY;
     if (!make_room(s, (uint32_t)count))
         return EDGE_MEMORY; /* rows that it was planned to have were given back */
     kv_expect(s->rows, left);
@@ -175,6 +177,8 @@ edge_finish context_step(edge_session *s)
     edge_finish reason = look_around(s, 1);
     if (reason)
         return reason;
+    if (!pass_reaches(s->pass, 1))
+        return EDGE_CAPACITY;
     if (!make_room(s, 1))
         return kv_capacity(s->rows) == s->model->config->capacity ? EDGE_CAPACITY : EDGE_MEMORY;
     if (run(s, 1))

@@ -366,6 +366,7 @@ uint32_t pass_threads(const pass *p);
  * changed. NULL, and nothing has changed: more than a chunk or than there is room for, no token of the vocabulary, or a
  * position beyond those that the model has learned. */
 float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observed);
+bool pass_reaches(const pass *p, uint32_t count); /* false: the model has learned fewer positions */
 uint64_t pass_bytes(const pass *p); /* scratch */
 
 /* The compiled pass of an instruction set (backends/tvm/cpu/generator.py). Thread 0 calls it once for every job, and the

@@ -188,12 +188,17 @@ static void fill_temperatures(pass *p, int64_t position, uint32_t count)
     }
 }
 
+bool pass_reaches(const pass *p, uint32_t count)
+{
+    return !p->learned || kv_next_position(p->rows) + count <= p->model->config->context;
+}
+
 /* Whether compiled code, which checks nothing, may have them. */
 static bool can_run(const pass *p, const int32_t *tokens, uint32_t count)
 {
     const edge_config *c = p->model->config;
     if (!p->threads || !count || count > c->chunk || count > kv_free(p->rows)
-        || (p->learned && kv_next_position(p->rows) + count > c->context))
+        || !pass_reaches(p, count))
         return false;
     for (uint32_t i = 0; i < count; i++)
         if (tokens[i] < 0 || (uint32_t)tokens[i] >= c->vocab)
