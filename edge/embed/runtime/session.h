@@ -9,7 +9,7 @@ enum {
     MOST_LEFT = 4,                                     /* tokens that a mark remembers */
     LONGEST_PIECE = 1024,                              /* bytes of a token */
     LONGEST_TEXT = 3 * LONGEST_PIECE + 12,             /* of a token with what was held back of a character */
-    TEXT_ROOM = 2 * (LONGEST_TEXT + 2 * LONGEST_STOP)  /* and of a stop string, and the rest at the end of an answer */
+    TEXT_ROOM = LONGEST_TEXT + 2 * LONGEST_STOP        /* and of a stop string */
 };
 
 enum turn {

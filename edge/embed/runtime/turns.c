@@ -221,15 +221,6 @@ static void show(edge_session *s, int32_t token, bool *met)
     s->text_end = (uint32_t)stops_feed(s->stops, s->fed, length, s->text, met);
 }
 
-/* The text that was held back, at the end of an answer. */
-static void show_rest(edge_session *s)
-{
-    bool met = false;
-    size_t length = utf8_rest(&s->joiner, s->fed);
-    s->text_end += (uint32_t)stops_feed(s->stops, s->fed, length, s->text + s->text_end, &met);
-    s->text_end += (uint32_t)stops_rest(s->stops, s->text + s->text_end);
-}
-
 /* Chooses the next token from the logits. */
 static void choose(edge_session *s)
 {
@@ -286,8 +277,8 @@ static edge_status next_piece(edge_session *s, edge_piece *piece, edge_error *er
             end_answer(s);
             return edge_fail(error, EDGE_FAILED, "the model computed no number (NaN): its file may be damaged");
         }
-        if (s->finish && s->finish != EDGE_STOP)
-            show_rest(s);
+        if (s->finish && s->finish != EDGE_STOP) /* what may have become a stop string; half a character is lost */
+            s->text_end += (uint32_t)stops_rest(s->stops, s->text + s->text_end);
     }
     fill(s, piece);
     if (piece->finish)
