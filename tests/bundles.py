@@ -1,0 +1,135 @@
+"""Bundles of small models for this machine, and the same conversations with a bundle and with edge itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import GOLDEN
+
+import edge
+from edge.backends.tvm.compiler.embedded import embedded_objects, passes_source
+from edge.backends.tvm.targets import choose_target
+from edge.devices.profiles import HOST, find_profile
+from edge.embed.bundle import MODEL, BundleSession, Finish, Role, open_bundle
+from edge.embed.chat import exported_think
+from edge.embed.export import export, make_sections, prepare
+from edge.embed.model_file import trusted_source
+from edge.model.model import Model, open_model
+from edge.options import Options
+from edge.run.picker import Picker
+from edge.run.session import Session
+from edge.sampling import SamplingParams
+
+FINISHES = {
+    "eos": Finish.EOS, "stop": Finish.STOP, "length": Finish.LENGTH, "capacity": Finish.CAPACITY,
+    "interrupted": Finish.CANCELLED, "time": Finish.TIME, "energy": Finish.ENERGY, "power": Finish.POWER,
+    "thermal": Finish.HEAT, "memory": Finish.MEMORY,
+}  # fmt: skip
+Text = str | Sequence[int]
+Answer = tuple[list[int], str, Finish]
+
+_kept = TemporaryDirectory(prefix="edge-bundles-")
+
+
+def model_of(name: str) -> Model:
+    return open_model(GOLDEN / f"{name}.gguf" if (GOLDEN / f"{name}.gguf").exists() else name)
+
+
+@lru_cache
+def bundle_of(name: str, **options: Any) -> Path:
+    """A bundle's folder. It is compiled for this machine's instruction set only."""
+    folder = Path(_kept.name) / f"{name}-{len(list(Path(_kept.name).iterdir()))}"
+    export(model_of(name), folder, isas=[choose_target().name], **options)
+    return folder
+
+
+@lru_cache
+def bundle_sources(name: str, **options: Any) -> tuple[Path, list[Path]]:
+    """model.edge, and what belongs to it besides the runtime, which is to be built otherwise: tables and objects."""
+    bundle = prepare(model_of(name), find_profile(HOST), Options().updated(**options), isas=[choose_target().name])
+    folder = bundle_of(name, **options)
+    tables = {"trusted.c": trusted_source(make_sections(bundle)), "passes.c": passes_source(bundle.designs)}
+    for title, text in tables.items():
+        (folder / title).write_text(text)
+    return folder / MODEL, [*(folder / title for title in tables), *embedded_objects(bundle.designs)]
+
+
+@dataclass
+class Pair:
+    """One conversation twice. Every call makes sure that both say the same."""
+
+    python: Session
+    embedded: BundleSession
+    recorded: list[int]
+    begun: bool = field(default=False)
+
+    def ask(self, text: Text, *, raw: bool = False, system: str | None = None, **options: Any) -> Answer:
+        """options: fields of edge_options."""
+        self.embedded.set(**options)
+        if system is not None:
+            self.embedded.append(Role.SYSTEM, system)
+        role = Role.RAW if raw else Role.USER if isinstance(text, str) else Role.IDS
+        found = self.embedded.answer(text, role)
+        assert found == self._python(text, raw, system, **options)
+        self.check_rows()
+        return found
+
+    def forget(self) -> None:
+        self.embedded.rewind()
+        self.begun = False
+
+    def check_rows(self) -> None:
+        use, kv = self.embedded.use(), self.python.engine.kv
+        assert (use["rows"], use["capacity"]) == (kv.length, kv.capacity)
+
+    def _python(self, text: Text, raw: bool, system: str | None, **options: Any) -> Answer:
+        self.recorded.clear()
+        names = SamplingParams.__dataclass_fields__
+        sampling = self.python.model.sampling(**{name: options[name] for name in options.keys() & names})
+        template = self.python.model.template
+        chosen = {} if template is None or raw or not isinstance(text, str) else {"think": exported_think(template)}
+        answer = self.python.generate(
+            text if isinstance(text, str) else np.array(text, np.int32),
+            max_tokens=options.get("max_tokens") or None,
+            sampling=sampling,
+            stop=list(options.get("stops", ())),
+            ignore_eos=bool(options.get("ignore_eos")),
+            system=system,
+            raw=raw,
+            follow_up=self.begun,
+            time_limit=options.get("seconds"),
+            energy_limit=options.get("joules"),
+            **chosen,
+        )
+        self.begun = True
+        report = self.python.report
+        assert report is not None
+        return self.recorded[: report.tokens.generated], answer, FINISHES[report.stop_reason]
+
+
+@contextmanager
+def pair_of(name: str, **options: Any) -> Iterator[Pair]:
+    """options: of the plan, for both."""
+    recorded: list[int] = []
+    following = Picker.next
+
+    def record(picker: Picker) -> int:
+        recorded.append(following(picker))
+        return recorded[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Picker, "next", record)
+        with (
+            edge.load(model_of(name), backend="tvm", **options) as python,
+            open_bundle(bundle_of(name, **options)) as bundle,
+            bundle.session() as embedded,
+        ):
+            yield Pair(python, embedded, recorded)

@@ -1,0 +1,337 @@
+"""The C runtime beside the Python session: the same tokens, text and reasons for the end of answers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bundles import bundle_of, bundle_sources, pair_of
+from runtime_library import RUNTIME, build
+
+from edge.embed.bundle import BundleSession, Finish, Role, Trim, open_bundle
+from edge.errors import BusyError, InputError, ModelFormatError, UnsupportedError
+
+pytest.importorskip("tvm_ffi")
+if shutil.which("cc") is None:
+    pytest.skip("no C compiler cc", allow_module_level=True)
+
+MODEL = "llama-gqa-tied"
+ROWS = {"max_kv_size": 128, "prefill_step_size": 16, "threads": 2}
+STREAMING = {"kv_policy": "streaming", **ROWS}
+WARM = {"temperature": 3.0, "top_k": 50, "top_p": 0.95, "min_p": 0.001, "repeat_penalty": 1.3}
+TEXT = "The quick brown fox jumps over the lazy dog. "
+
+
+def ids(count: int, seed: int = 1) -> list[int]:
+    found: list[int] = np.random.default_rng(seed).integers(3, 200, count).tolist()
+    return found
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "streaming", "h2o", "full", pytest.param("window", marks=pytest.mark.exhaustive),
+        pytest.param("streaming:sinks=2", marks=pytest.mark.exhaustive),
+        pytest.param("h2o:recent=0.3", marks=pytest.mark.exhaustive),
+    ],
+)  # fmt: skip
+def test_answers_are_those_of_the_python_session(policy: str) -> None:
+    with pair_of(MODEL, **(ROWS | {"kv_policy": policy})) as pair:
+        evicts = policy != "full"
+        tokens, _, _ = pair.ask("Hi", max_tokens=6, seed=3, ignore_eos=1, **WARM)
+        assert len(set(tokens)) > 3
+        pair.ask("And?", max_tokens=6, seed=4, temperature=4.0, ignore_eos=1)
+        pair.forget()
+        pair.ask("Hi", system="Be brief.", max_tokens=5, temperature=0)
+        pair.ask(ids(7), max_tokens=3, temperature=0, ignore_eos=1)
+        pair.forget()
+        _, _, finish = pair.ask(TEXT, raw=True, temperature=0, ignore_eos=1, max_tokens=160)
+        assert finish == (Finish.LENGTH if evicts else Finish.CAPACITY)
+        if evicts:  # prompts longer than the cache, and a follow-up in a full one
+            pair.forget()
+            pair.ask(ids(400), max_tokens=30, temperature=0, ignore_eos=1)
+            pair.ask(TEXT * 20, max_tokens=40, ignore_eos=1, seed=5, **WARM)
+            assert pair.embedded.use()["evicted"] > 0
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        (MODEL, {"kv_dtype": "int8", "kv_policy": "streaming"}), (MODEL, {"kv_dtype": "int4", "kv_policy": "h2o"}),
+        ("gemma3", {"kv_policy": "streaming"}), ("gemma3", {"kv_policy": "h2o"}),
+        ("phi3-longrope", {"kv_policy": "streaming"}), ("llama-window", {"kv_policy": "window"}),
+        ("spm", {"kv_policy": "streaming"}), ("qwen3", {"kv_policy": "streaming"}),
+    ],
+)  # fmt: skip
+def test_other_models_and_rows(name: str, options: dict[str, str]) -> None:
+    with pair_of(name, **ROWS, **options) as pair:
+        pair.ask(TEXT, raw=True, max_tokens=10, temperature=0, ignore_eos=1)
+        pair.ask(ids(150), max_tokens=80, temperature=0, ignore_eos=1)
+        pair.ask(ids(40), max_tokens=20, ignore_eos=1, seed=1, **WARM)
+
+
+def test_stop_strings_end_an_answer_before_them() -> None:
+    with pair_of(MODEL, **STREAMING) as pair:
+        _, text, _ = pair.ask("Hi", max_tokens=40, temperature=0, ignore_eos=1)
+        stop = text[10:14]
+        pair.forget()
+        _, shown, finish = pair.ask("Hi", max_tokens=40, temperature=0, ignore_eos=1, stops=(stop, "never"))
+        assert finish == Finish.STOP
+        assert shown == text[: text.index(stop)]
+        pair.ask("Go on", max_tokens=10, temperature=0, ignore_eos=1)
+
+
+def test_a_cancelled_answer_can_be_followed_up() -> None:
+    with pair_of(MODEL, **STREAMING) as pair:
+        pair.embedded.set(temperature=0, ignore_eos=1)
+        pair.embedded.append(Role.USER, "Tell me a story")
+        timer = threading.Timer(0.05, pair.embedded.cancel)
+        timer.start()
+        pieces = list(pair.embedded.pieces())
+        timer.join()
+        assert pieces[-1].finish == Finish.CANCELLED
+        tokens = [piece.token for piece in pieces if piece.token is not None]
+        stream = pair.python.stream("Tell me a story", max_tokens=None, ignore_eos=True)
+        for _ in stream:
+            if len(pair.recorded) == len(tokens):
+                pair.python.interrupt()
+        assert pair.recorded == tokens
+        pair.begun = True
+        pair.ask("And then?", max_tokens=20, temperature=0)
+
+
+def test_an_answer_that_is_not_read_to_its_end_ends() -> None:
+    with pair_of(MODEL, **STREAMING) as pair:
+        pair.ask("Hi", max_tokens=5, temperature=0, ignore_eos=1)
+        stream = pair.python.stream("More", follow_up=True, ignore_eos=True)
+        pair.recorded.clear()
+        next(stream)
+        stream.close()
+        pair.embedded.set(temperature=0, ignore_eos=1)
+        pair.embedded.append(Role.USER, "More")
+        assert [pair.embedded.next().token for _ in pair.recorded] == pair.recorded
+        pair.ask("Again", max_tokens=5, temperature=0, ignore_eos=1)
+
+
+def test_turns_can_be_taken_back() -> None:
+    with pair_of(MODEL, **STREAMING) as pair:
+        first = pair.ask("Hi", system="Be brief.", max_tokens=4, temperature=0, ignore_eos=1)
+        mark = pair.python.mark()
+        second = pair.ask("And?", max_tokens=4, temperature=0, ignore_eos=1)
+        pair.embedded.rewind(1)
+        assert pair.python.rewind(mark)
+        assert pair.ask("And?", max_tokens=4, temperature=0, ignore_eos=1) == second
+        pair.embedded.rewind(2)
+        assert pair.embedded.answer("Hi") == first  # the system's text stays
+        pair.embedded.rewind()
+        assert pair.embedded.use()["rows"] == 0
+        pair.begun = False
+        pair.ask(ids(100), max_tokens=4, temperature=0, ignore_eos=1)
+        pair.ask(ids(9), max_tokens=30, temperature=0, ignore_eos=1)
+        with pytest.raises(UnsupportedError, match="append the conversation again"):
+            pair.embedded.rewind(1)
+
+
+def test_an_earlier_conversation_runs_from_its_text() -> None:
+    with pair_of(MODEL, **STREAMING) as pair:
+        turns = [("Hi", "Hello."), ("And?", "")]
+        for text, answer in turns:
+            pair.embedded.append(Role.USER, text)
+            pair.embedded.append(Role.ASSISTANT, answer)
+        past = pair.python.model.past(turns)
+        follow_up = pair.python.model.follow_up("Why?").first(None)
+        pair.embedded.set(temperature=0, max_tokens=8)
+        found, _, _ = pair.embedded.answer("Why?")
+        pair.python.generate(np.concatenate([past, follow_up]), max_tokens=8)
+        assert found == pair.recorded[: len(found)]
+        pair.begun = True
+        pair.ask("So?", max_tokens=8, temperature=0)
+
+
+@pytest.mark.parametrize("policy", ["streaming", "h2o"])
+def test_saved_conversations_go_on(policy: str) -> None:
+    folder = bundle_of(MODEL, **(ROWS | {"kv_policy": policy}))
+    with open_bundle(folder) as bundle, bundle.session(temperature=0, ignore_eos=1, max_tokens=30) as session:
+        session.append(Role.SYSTEM, "Be brief.")
+        session.answer("Hi")
+        session.answer(TEXT * 9, Role.RAW)
+        state, expected = session.save(), session.answer("Go on")
+        session.load(state)
+        assert session.answer("Go on") == expected
+        with bundle.session(temperature=0, ignore_eos=1, max_tokens=30, threads=1) as other:
+            with tempfile.TemporaryFile() as file:
+                os.write(file.fileno(), b"before" + state)
+                os.lseek(file.fileno(), len(b"before"), os.SEEK_SET)
+                other.load_from(file.fileno())
+            assert other.answer("Go on") == expected
+            for at in (0, 9, 50, 100, len(state) // 2, len(state) - 1):
+                damaged = bytearray(state)
+                damaged[at] ^= 4
+                with pytest.raises(ModelFormatError, match="state"):
+                    other.load(bytes(damaged))
+                with pytest.raises(ModelFormatError, match="state"):
+                    other.load(state[:at])
+            assert other.use()["rows"] == 0
+            other.load(state)
+            assert other.answer("Go on") == expected
+
+
+def test_memory_that_is_given_back_is_that_of_the_python_session() -> None:
+    with pair_of(MODEL, kv_policy="streaming", max_kv_size=500, prefill_step_size=16, threads=1) as pair:
+        pair.ask(ids(480), max_tokens=4, temperature=0, ignore_eos=1)
+        before = pair.embedded.use()
+        for level, part in ((Trim.SOFT, 0.0), (Trim.HALF, 0.5), (Trim.ALL, 1.0)):
+            pair.embedded.trim(level)
+            pair.python.trim(part)
+            pair.check_rows()
+            pair.ask(ids(9), max_tokens=4, temperature=0, ignore_eos=1)
+        after = pair.embedded.use()
+        assert after["capacity"] == 256
+        assert after["kv"] < 0.6 * before["kv"]
+
+
+def test_budgets_end_answers() -> None:
+    folder = bundle_of(MODEL, **STREAMING)
+    with open_bundle(folder) as bundle, bundle.session(temperature=0, ignore_eos=1) as session:
+        session.set(temperature=0, ignore_eos=1, seconds=1e-9)
+        assert session.answer("Hi") == ([], "", Finish.TIME)
+        session.set(temperature=0, ignore_eos=1, seconds=0.1)
+        started = time.perf_counter()
+        tokens, _, finish = session.answer("Hi")
+        assert finish == Finish.TIME
+        assert tokens
+        assert time.perf_counter() - started < 5
+        session.set(temperature=0, ignore_eos=1, joules=100)
+        session.read(joules=1000)
+        session.append(Role.USER, "Hi")
+        spent = []
+        while not (piece := session.next()).finish:
+            spent.append(10 * len(spent))
+            session.read(joules=1000 + spent[-1])
+            time.sleep(0.002)
+        assert piece.finish == Finish.ENERGY
+        assert 50 <= spent[-1] <= 110
+        assert session.use()["measured"] == 1
+
+
+def test_calls_out_of_order_are_refused_in_a_line() -> None:
+    folder = bundle_of(MODEL, **(ROWS | {"kv_policy": "full"}))
+    with open_bundle(folder) as bundle:
+        assert bundle.info()["policy"] == "full"
+        with pytest.raises(InputError, match="temperature must be at most 100"):
+            bundle.session(temperature=float("nan"))
+        with pytest.raises(UnsupportedError, match="sse9"):
+            bundle.session(isa="sse9")
+        with pytest.raises(InputError, match="threads must be at most 2"):
+            bundle.session(threads=3)
+        with bundle.session(ignore_eos=1, max_tokens=3) as session:
+            with pytest.raises(BusyError, match="end them first"):
+                bundle.close()
+            check_order(session)
+
+
+def check_order(session: BundleSession) -> None:
+    with pytest.raises(InputError, match="edge_append first"):
+        session.next()
+    with pytest.raises(InputError, match="must follow a user's text"):
+        session.append(Role.ASSISTANT, "Hi")
+    with pytest.raises(InputError, match="free"):
+        session.append(Role.USER, TEXT * 6)
+    assert session.use()["rows"] == 0
+    session.append(Role.USER, "Hi")
+    with pytest.raises(InputError, match="waits for its answer"):
+        session.append(Role.USER, "Hi")
+    with pytest.raises(InputError, match="comes first"):
+        session.append(Role.SYSTEM, "Hi")
+    assert [piece.finish for piece in session.pieces()][-1] == Finish.LENGTH
+    with pytest.raises(InputError, match="edge_append first"):
+        session.next()
+    with pytest.raises(InputError, match="is no token"):
+        session.append(Role.IDS, [5, 99999])
+    with pytest.raises(InputError, match="empty"):
+        session.append(Role.RAW, "")
+
+
+def test_another_thread_is_told_to_wait() -> None:
+    folder = bundle_of(MODEL, **STREAMING)
+    with open_bundle(folder) as bundle, bundle.session(ignore_eos=1) as session:
+        session.append(Role.USER, "Hi")
+        session.next()
+        refused = threading.Event()
+
+        def append() -> None:
+            while not refused.is_set():
+                with suppress(BusyError):
+                    session.append(Role.RAW, TEXT * 20000)
+
+        thread = threading.Thread(target=append)
+        thread.start()
+        with pytest.raises(BusyError, match="another thread"):
+            use_until_refused(session)
+        refused.set()
+        session.cancel()
+        thread.join(20)
+        assert session.next().finish == Finish.CANCELLED
+
+
+def use_until_refused(session: BundleSession) -> None:
+    while True:
+        session.use()
+
+
+def test_tokens_of_a_text() -> None:
+    with pair_of(MODEL, **STREAMING) as pair:
+        for text in ("", "Hello world", "<|im_end|>", "naïve 🙂"):
+            for special in (False, True):
+                wanted = pair.python.tokenizer.encode(text, special=special).tolist()
+                assert pair.embedded.tokenize(text, special) == wanted
+
+
+# Programs in C that call the library
+
+
+def test_calls_in_any_order_from_two_threads() -> None:
+    run_program("fuzz_api", "1", "1500")
+
+
+def test_nothing_is_left_of_sessions_that_have_ended() -> None:
+    run_program("soak", "60")
+
+
+SANITIZERS = {
+    "address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1"),
+    "thread": ("-fsanitize=thread", "-O1"),
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("policy", ["streaming", "h2o", "full"])
+@pytest.mark.parametrize("sanitizer", SANITIZERS)
+def test_sanitizers_find_nothing(sanitizer: str, policy: str) -> None:
+    for seed in range(3):
+        run_program("fuzz_api", str(seed), "20000", sanitizer=sanitizer, kv_policy=policy)
+    run_program("soak", "1000", sanitizer=sanitizer, kv_policy=policy)
+
+
+def run_program(name: str, *arguments: str, sanitizer: str | None = None, kv_policy: str = "streaming") -> None:
+    """A program of tests/runtime with a small model, its library with or without a sanitizer."""
+    options = ROWS | {"kv_policy": kv_policy}
+    program, model = Path(__file__).parent / "runtime" / f"{name}.c", bundle_of(MODEL, **options) / "model.edge"
+    if sanitizer is None:
+        archive = str(model.with_name("libedge.a"))
+        built = build([program], ("-D_GNU_SOURCE", "-Wl,--whole-archive", archive, "-Wl,--no-whole-archive"))
+    else:
+        model, parts = bundle_sources(MODEL, **options)
+        runtime = [path.name for path in sorted(RUNTIME.glob("*.c"))]
+        built = build([program, *runtime, *parts], ("-D_GNU_SOURCE", *SANITIZERS[sanitizer]))
+    done = subprocess.run([built, model, *arguments], capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, f"{name} {arguments}: {done.stdout[-500:]} {done.stderr[-3000:]}"
