@@ -91,7 +91,7 @@ typedef struct { /* EDGE_OPTIONS leaves everything to the model and its bundle *
 
 typedef struct { /* what the app measures; less than 0: not read */
     uint32_t size;
-    double joules;    /* since a fixed moment */
+    double joules;    /* since a fixed moment. Read them before a prompt, too: what is spent since is estimated */
     double celsius;
     double headroom;  /* Android's getThermalHeadroom: 1 is where the system throttles */
     int64_t available; /* bytes that this process may still take, such as os_proc_available_memory's */

@@ -12,7 +12,7 @@ enum { SHORT_READINGS = 2, FIRST_PAID = 1, FIRST_TIMED = 32 };
 void governor_init(governor_state *state, double time)
 {
     *state = (governor_state){
-        .last = {.time = time, .joules = 0, .peak = NAN, .celsius = NAN},
+        .last = {.time = time, .joules = 0, .celsius = NAN},
         .duty = 1, .error = NAN, .coolest = INFINITY, .gave_at = -SETTLE_S,
     };
 }
@@ -128,7 +128,7 @@ decision governor_decide(const run_limits *limits, governor_state *state, const 
     decision made = {EDGE_GOING, 0, 0, CAUSE_NONE};
     double give = give_back(state, now, &made.cause);
     state->last = (sample){
-        .time = now->time, .joules = newest(last.joules, now->joules), .peak = newest(last.peak, now->peak),
+        .time = now->time, .joules = newest(last.joules, now->joules),
         .celsius = newest(last.celsius, now->celsius),
     };
     if (tokens && known) {

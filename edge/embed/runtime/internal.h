@@ -248,7 +248,7 @@ size_t stops_rest(stops *s, char *out);
 /* A port of decide and affordable (edge/run/governor.py); NAN: None. */
 typedef struct { double deadline, energy, power, celsius; } run_limits;
 typedef struct { double needed, spare, priv, limit, available, stalled; } memory_reading;
-typedef struct { double time, joules, peak, celsius; bool has_memory; memory_reading memory; } sample;
+typedef struct { double time, joules, celsius; bool has_memory; memory_reading memory; } sample;
 typedef struct {
     sample last;
     double token, each, pace, debt, idle, duty, rest, error, corrected_at, paused, coolest, cooled_at, gave_at;
@@ -268,13 +268,13 @@ typedef struct { /* the budgets of one answer: a port of Watch (edge/run/meters.
     run_limits limits;
     governor_state state;
     edge_readings readings;   /* the newest, by the app */
-    double first_joules, celsius_limit, headroom_limit, started, paused, bytes, cpu_started, celsius_at, memory_at;
-    int64_t unread;           /* tokens since joules were known */
+    double read_at, first_joules, joules, estimated; /* at the newest: joules of the answer; the estimate's then */
+    double celsius_limit, headroom_limit, started, paused, bytes, celsius_at, memory_at;
     const edge_config *config;
-    bool measured, joules_are_new, memory_is_new;
+    bool measured, memory_is_new;
 } watch;
 void watch_start(watch *w, const edge_config *config, const edge_options *options, const edge_readings *readings);
-void watch_read(watch *w, const edge_readings *readings);
+void watch_read(watch *w, const edge_readings *readings, bool answering);
 void watch_bytes(watch *w, double bytes); /* read from memory, for estimates */
 double watch_joules(const watch *w);
 /* Why the answer must end, EDGE_GOING to go on; waits as long as limits want it, unless *cancelled. tokens: run since.

@@ -201,7 +201,7 @@ edge_status edge_read(edge_session *s, const edge_readings *readings, edge_error
     if (!readings || readings->size < sizeof *readings)
         return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "edge_readings must begin with EDGE_READINGS"));
     memcpy(&s->readings, readings, sizeof s->readings);
-    watch_read(&s->watch, &s->readings);
+    watch_read(&s->watch, &s->readings, s->started);
     return leave(s, EDGE_OK);
 }
 

@@ -1,10 +1,12 @@
 /* Samples for the governor, its pauses, and the joules of an answer: a port of edge/run/meters.py. The sensors are the app's
- * (edge_read); joules that it does not read are estimated as in devices/power/estimate.py. */
+ * (edge_read). Since it cannot read them while a prompt runs, joules since its last reading are estimated, as those of
+ * devices/power/estimate.py. */
 #include <math.h>
 
 #include "internal.h"
 
 static const double THERMAL_S = 0.2, MEMORY_S = 0.5, SLICE_S = 0.02;
+static const double FRESH_S = 1;          /* readings are, that were taken so long before an answer */
 static const double LEAST_FREE = 6 << 20; /* bytes that the process should always be able to take */
 static const double DEGREES = 30;         /* between Android's headroom of 0 and of 1 */
 
@@ -13,13 +15,30 @@ static double limit_of(double option)
     return option > 0 ? option : NAN;
 }
 
+/* Joules since a moment of the system's. */
+static double estimate(const watch *w)
+{
+    return cpu_seconds() * w->config->core_watts + now_seconds() * w->config->idle_watts +
+           w->bytes * w->config->joules_per_byte;
+}
+
+/* Joules by the app. The first reading counts from here on if it comes while the answer is under way. */
+static void take_joules(watch *w, double joules)
+{
+    if (!w->measured)
+        w->first_joules = joules - watch_joules(w);
+    w->measured = true;
+    w->joules = joules - w->first_joules;
+    w->estimated = estimate(w);
+}
+
 void watch_start(watch *w, const edge_config *config, const edge_options *options, const edge_readings *readings)
 {
-    *w = (watch){.config = config, .readings = *readings};
+    *w = (watch){.config = config, .readings = *readings, .read_at = w->read_at};
     w->started = now_seconds();
-    w->cpu_started = cpu_seconds();
-    w->measured = readings->joules >= 0;
-    w->first_joules = w->measured ? readings->joules : 0;
+    w->estimated = estimate(w);
+    if (readings->joules >= 0 && w->started - w->read_at <= FRESH_S)
+        take_joules(w, readings->joules);
     w->celsius_at = -THERMAL_S;
     w->memory_at = -MEMORY_S;
     w->celsius_limit = limit_of(options->celsius);
@@ -33,10 +52,13 @@ void watch_start(watch *w, const edge_config *config, const edge_options *option
     governor_init(&w->state, w->started);
 }
 
-void watch_read(watch *w, const edge_readings *readings)
+void watch_read(watch *w, const edge_readings *readings, bool answering)
 {
     w->readings = *readings;
-    w->joules_are_new = w->memory_is_new = true;
+    w->read_at = now_seconds();
+    w->memory_is_new = true;
+    if (answering && readings->joules >= 0)
+        take_joules(w, readings->joules);
 }
 
 void watch_bytes(watch *w, double bytes)
@@ -46,11 +68,7 @@ void watch_bytes(watch *w, double bytes)
 
 double watch_joules(const watch *w)
 {
-    const edge_config *config = w->config;
-    if (w->measured)
-        return w->readings.joules >= w->first_joules ? w->readings.joules - w->first_joules : w->state.last.joules;
-    return (cpu_seconds() - w->cpu_started) * config->core_watts + (now_seconds() - w->started) * config->idle_watts +
-           w->bytes * config->joules_per_byte;
+    return w->joules + estimate(w) - w->estimated;
 }
 
 /* On the scale of limits.celsius. */
@@ -69,12 +87,12 @@ static double read_heat(watch *w, double now)
 
 static bool read_memory(watch *w, double now, double needed, double spare, memory_reading *memory)
 {
-    if (!w->memory_is_new || w->readings.available < 0 || now - w->memory_at < MEMORY_S)
-        return false;
+    if (!w->memory_is_new || w->readings.available <= 0 || now - w->memory_at < MEMORY_S)
+        return false; /* iOS says 0 where there is no limit */
     w->memory_at = now;
     w->memory_is_new = false;
     *memory = (memory_reading){
-        .needed = needed, .spare = spare, .priv = NAN, .limit = NAN, .stalled = NAN,
+        .needed = needed, .spare = spare, .priv = needed - LEAST_FREE, .limit = NAN, .stalled = NAN,
         .available = needed + (double)w->readings.available - LEAST_FREE,
     };
     return true;
@@ -83,10 +101,8 @@ static bool read_memory(watch *w, double now, double needed, double spare, memor
 static sample take_sample(watch *w, double needed, double spare)
 {
     double now = now_seconds();
-    sample found = {.time = now, .joules = NAN, .peak = NAN, .celsius = read_heat(w, now)};
-    if (!w->measured || w->joules_are_new)
-        found.joules = watch_joules(w);
-    w->joules_are_new = false;
+    bool counts = !isnan(w->limits.energy) || !isnan(w->limits.power);
+    sample found = {.time = now, .joules = counts ? watch_joules(w) : NAN, .celsius = read_heat(w, now)};
     found.has_memory = read_memory(w, now, needed, spare, &found.memory);
     return found;
 }
@@ -102,13 +118,9 @@ static void wait_for(watch *w, double seconds, const volatile int32_t *cancelled
 edge_finish watch_look(watch *w, int64_t tokens, const volatile int32_t *cancelled, double needed, double spare,
                        double *give)
 {
-    w->unread += tokens;
     for (bool worked = true;; worked = false) {
         sample now = take_sample(w, needed, spare);
-        int64_t counted = !worked ? 0 : isnan(now.joules) ? tokens : w->unread;
-        if (!isnan(now.joules))
-            w->unread = 0;
-        decision made = governor_decide(&w->limits, &w->state, &now, counted);
+        decision made = governor_decide(&w->limits, &w->state, &now, worked ? tokens : 0);
         *give += made.give;
         if (made.stop || made.pause <= 0 || __atomic_load_n(cancelled, __ATOMIC_RELAXED))
             return made.stop;
