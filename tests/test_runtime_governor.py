@@ -130,8 +130,9 @@ MEMORY = st.builds(
     private=maybe(st.integers(0, 200 * MIB)), limit=maybe(st.integers(0, 200 * MIB)),
     available=maybe(st.integers(0, 200 * MIB)), stalled=maybe(st.floats(0, 30)),
 )  # fmt: skip
+MICROJOULES = st.integers(-100_000, 2_000_000).map(lambda n: n * 1e-6)  # what no meter shows overflows divisions
 STEP = st.tuples(
-    st.sampled_from([0.0, 1e-4, 0.02, 0.3, 4.0]), maybe(st.floats(-0.1, 2)), maybe(st.floats(15, 80)), maybe(MEMORY),
+    st.sampled_from([0.0, 1e-4, 0.02, 0.3, 4.0]), maybe(MICROJOULES), maybe(st.floats(15, 80)), maybe(MEMORY),
     st.sampled_from([0, 1, 1, 1, 7, 64]), st.integers(1, 600),
 )  # fmt: skip
 
