@@ -17,10 +17,12 @@ from conftest import GOLDEN
 from runtime_library import build
 from small_models import Small, write_small
 
+from edge import export
 from edge.backends import find_backend
 from edge.backends.base import EngineConfig
 from edge.devices.profile import Power
 from edge.embed import model_file
+from edge.embed.bundle import Finish, Role, open_bundle
 from edge.embed.model_file import Section
 from edge.kv import make_policy
 from edge.model.model import Model, open_model
@@ -194,6 +196,17 @@ def test_positions_that_a_model_has_not_learned_are_refused(tmp_path: Path) -> N
     runs = [np.full(CHUNK, 5)] * (model.spec.context // CHUNK)
     assert run_harness(tmp_path, [program], case, isa, runs).size == len(runs) * model.spec.vocab
     run_harness(tmp_path, [program], case, isa, [*runs, np.array([5])], refuses=True)
+
+
+@pytest.mark.exhaustive
+def test_an_answer_ends_where_a_model_has_learned_no_further_positions(tmp_path: Path) -> None:
+    """Rows are evicted, and positions go on."""
+    export(GOLDEN / "gpt2.gguf", tmp_path / "bundle", isas=[host_isa()], max_kv_size=64, kv_policy="h2o")
+    with open_bundle(tmp_path / "bundle") as bundle, bundle.session(temperature=0, ignore_eos=1) as session:
+        prompt = session.tokenize("Hi there")
+        tokens, _, finish = session.answer(prompt, Role.IDS)
+        assert finish == Finish.CAPACITY
+        assert len(prompt) + len(tokens) - 1 == bundle.info()["context"]  # the last one was never run
 
 
 def checked(name: str, *flags: str) -> Any:
