@@ -131,8 +131,8 @@ def make_sections(bundle: Bundle) -> dict[Section, bytes]:
     config = plan.config
     sections = bundle.tables | {
         Section.CONFIG: model_file.config_section(
-            model, layout, config, bundle.policy, plan.evict_step, sampling=model.sampling(),
-            power=_power(bundle.profile), kv_bytes=plan.bytes.kv, scratch_bytes=plan.bytes.scratch,
+            model, layout, config, bundle.policy, plan.evict_step, chat=bool(bundle.tables[Section.CHAT]),
+            sampling=model.sampling(), power=_power(bundle.profile), kv_bytes=plan.bytes.kv, scratch_bytes=plan.bytes.scratch,
             peak=plan.predicted_peak,
         ),
         Section.LAYERS: model_file.layers_section(layout),

@@ -88,9 +88,9 @@ STRUCTS = {  # by their names in C
 
 def config_section(
     model: Model, layout: PackedLayout, config: EngineConfig, policy: Policy, evict_step: int, *,
-    sampling: SamplingParams, power: Power, kv_bytes: int, scratch_bytes: int, peak: int,
+    chat: bool, sampling: SamplingParams, power: Power, kv_bytes: int, scratch_bytes: int, peak: int,
 ) -> bytes:  # fmt: skip
-    """Shape, plan and what the model recommends. Raises UnsupportedError for policies that C does not have."""
+    """Shape, plan and what the model recommends. chat: there is a section CHAT. Raises UnsupportedError for policies that C does not have."""
     if policy.name not in POLICIES:
         raise UnsupportedError(f"an exported model has no KV policy {policy.name}: choose {', '.join(POLICIES)}")
     spec, shape, recipe = model.spec, layout.shape, layout.recipe
@@ -110,7 +110,7 @@ def config_section(
         "temper_slope": temper.slope if temper else 0.0, "recent": heavy.recent, "aging": heavy.aging,
         "temperature": sampling.temperature, "top_p": sampling.top_p, "min_p": sampling.min_p,
         "repeat_penalty": sampling.repeat_penalty, "top_k": min(sampling.top_k, shape.vocab),
-        "chat": model.template is not None, "core_watts": power.core_watts, "idle_watts": power.idle_watts,
+        "chat": chat, "core_watts": power.core_watts, "idle_watts": power.idle_watts,
         "joules_per_byte": power.dram_pj_per_byte * 1e-12, "weight_bytes": spec.weight_bytes,
         "kv_bytes": kv_bytes, "scratch_bytes": scratch_bytes, "peak": peak,
     }  # fmt: skip

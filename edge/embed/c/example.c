@@ -13,6 +13,7 @@
 #include "edge.h"
 
 static edge_session *session;
+static edge_role role = EDGE_USER;
 static edge_error error = {.size = sizeof(edge_error)};
 
 static void check(edge_status status)
@@ -31,7 +32,7 @@ static void on_interrupt(int number)
 
 static void answer(const char *text, size_t length)
 {
-    check(edge_append(session, EDGE_USER, text, length, &error));
+    check(edge_append(session, role, text, length, &error));
     edge_piece piece = {.size = sizeof piece};
     while (!piece.finish) {
         check(edge_next(session, &piece, &error));
@@ -81,6 +82,10 @@ int main(int count, char **words)
     }
     edge_model *model;
     check(edge_open(&source, &model, &error));
+    edge_model_info info = {.size = sizeof info};
+    check(edge_info(model, &info, &error));
+    if (!info.chat)
+        role = EDGE_RAW; /* no chat template: the model continues a text */
     check(edge_begin(model, &options, &session, &error));
     if (system)
         check(edge_append(session, EDGE_SYSTEM, system, strlen(system), &error));

@@ -1,10 +1,9 @@
 /* A fuzzer over model.edge: damages a copy in memory again and again, repairs the checksums in half of the cases, and
- * opens it. What opens is used: text to ids and back, angles, tables. It is built with ASan and UBSan, so that any access
+ * opens it. What opens is used: text to ids and back, angles, tables; with -DWITH_SESSIONS now and then a conversation. It is built with ASan and UBSan, so that any access
  * outside the file ends it.
  *
- *     fuzz_model FILE COUNT SEED    prints how many opened, of how many
+ *     model_fuzz FILE COUNT SEED    prints how many opened, of how many
  */
-#define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -164,11 +163,37 @@ static void use(edge_model *model)
     }
 }
 
+#ifdef WITH_SESSIONS
+/* Two turns, on one thread. */
+static void converse(edge_model *model)
+{
+    edge_options options = EDGE_OPTIONS;
+    options.threads = 1;
+    options.max_tokens = 3;
+    edge_session *session;
+    if (edge_begin(model, &options, &session, NULL))
+        return;
+    static const edge_role roles[] = {EDGE_SYSTEM, EDGE_USER, EDGE_RAW};
+    for (int turn = 0; turn < 2; turn++) {
+        edge_append(session, roles[draw(3)], "Be kind. Hi!", 1 + draw(12), NULL);
+        edge_piece piece = {.size = sizeof piece};
+        while (!edge_next(session, &piece, NULL) && !piece.finish)
+            ;
+    }
+    edge_end(session);
+}
+#else
+static void converse(edge_model *model)
+{
+    (void)model;
+}
+#endif
+
 int main(int count, char **arguments)
 {
     FILE *file = count == 4 ? fopen(arguments[1], "rb") : NULL;
     if (!file || fseek(file, 0, SEEK_END))
-        return fprintf(stderr, "usage: fuzz_model FILE COUNT SEED\n"), 2;
+        return fprintf(stderr, "usage: model_fuzz FILE COUNT SEED\n"), 2;
     size = shown = (uint64_t)ftell(file);
     rewind(file);
     void *memory;
@@ -196,6 +221,8 @@ int main(int count, char **arguments)
         if (!status) {
             opened++;
             use(model);
+            if (!draw(8))
+                converse(model);
             edge_close(model, NULL);
         }
         put_back();
