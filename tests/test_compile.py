@@ -23,9 +23,12 @@ from edge.backends.tvm.compiler.export import FILES, target_of
 from edge.backends.tvm.cpu.elf import MACHINES, link
 from edge.backends.tvm.packing.layout import make_layout
 from edge.backends.tvm.packing.weights import open_weights
-from edge.backends.tvm.targets import TARGETS
+from edge.backends.tvm.targets import TARGETS, choose_target
+from edge.backends.tvm.tuning.lookup import find_tuned_for, make_subject
 from edge.devices.profiles import HOST, find_profile, profile_names
+from edge.devices.records import Record, record_name, write_record
 from edge.errors import InputError, UnsupportedError
+from edge.model.model import Model, open_model
 
 MODEL = Path(__file__).parent / "golden" / "llama-one-layer.gguf"
 
@@ -42,6 +45,18 @@ try:
 except SystemExit as left:
     status = left.code or 0
 print(json.dumps(status), file=output)
+"""
+
+
+# Such a device plans a run, and runs a token.
+PLANNING = """
+import json, sys
+sys.modules |= dict.fromkeys(("tvm", "tvm_ffi", "elftools"))
+import edge
+
+session = edge.load(sys.argv[1], backend="tvm", kv_policy="full")
+session.generate("Hi", max_tokens=1)
+print(json.dumps([session.plan.tuned, session.plan.config.tuning, session.plan.config.chunk]))
 """
 
 
@@ -244,6 +259,64 @@ def test_what_cannot_be_taken_over_is_refused(made: Path, tmp_path: Path, damage
     assert done.returncode == 2
     assert says.get(damage, "holds nothing that edge compile has made") in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def tuned_record(model: Model, values: dict[str, int], cpu: str = "") -> str:
+    """Write a record of this machine or of the device `cpu`; returns its name."""
+    subject = make_subject(model.spec, choose_target(), "f16")
+    if cpu:
+        subject = replace(subject, cpu=cpu, family=cpu, isa=find_profile(cpu).isa or "")
+    name = record_name(subject, "golden")
+    write_record(
+        Record(name, "host", subject, "golden", "a prompt", values, "tuned", 1.2, None, 5, 9.0, "2026-11-22", {})
+    )
+    return name
+
+
+@pytest.mark.slow
+def test_a_tuning_record_reaches_devices_without_a_compiler(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its image it is used; alone, what is compiled in is left out. The image that was added last counts."""
+
+    def plan() -> Any:
+        done = run_child(PLANNING, MODEL)
+        assert done.status == 0, done.errors
+        return done.output
+
+    monkeypatch.setenv("EDGE_TUNING", str(tmp_path / "records"))
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
+    name = tuned_record(open_model(MODEL), {"spins": 1000, "chunk": 32})
+    assert run_child(WITHOUT_TVM, "cache", "add", made).output == 0
+    tuned, values, chunk = plan()
+    assert (name in tuned, "without what is compiled in" in tuned, values, chunk) == (True, True, {}, 32)
+
+    about = compile_model(tmp_path / "tuned")
+    assert about["design"]["target"]["spins"] == 1000
+    for path in (tmp_path / "records").iterdir():
+        path.unlink()
+    assert run_child(WITHOUT_TVM, "cache", "add", tmp_path / "tuned").output == 0
+    tuned, values, chunk = plan()
+    assert (name in tuned, "compiled elsewhere" in tuned, values, chunk) == (True, True, {"spins": 1000}, 32)
+
+    assert run_child(WITHOUT_TVM, "cache", "add", made).output == 0
+    assert plan()[1] == {}
+
+    about["tuned"]["values"] = {"spins": 100_000}
+    (tmp_path / "tuned" / "design.json").write_text(json.dumps(about))
+    refused = edge("cache", "add", str(tmp_path / "tuned"))
+    assert (refused.returncode, "how its image was tuned" in refused.stderr) == (2, True)
+
+
+def test_records_of_another_device_are_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_TUNING", str(tmp_path))
+    model = open_model(MODEL)
+    name = tuned_record(model, {"step_block": 16, "threads": 4}, "raspberry-pi-5")
+    found = find_tuned_for(model.spec, "f16", "raspberry-pi-5", "dotprod")
+    assert found is not None
+    assert (name in found.about, found.values, found.threads) == (True, {"step_block": 16}, None)
+    for other in (("f16", "raspberry-pi-5", "neon"), ("int8", "raspberry-pi-5", "dotprod"), ("f16", "pixel-9", "i8mm")):
+        assert find_tuned_for(model.spec, *other) is None
 
 
 # The linker

@@ -60,10 +60,17 @@ def check_supported(file: GGUFFile, spec: ModelSpec) -> None:
     from edge.backends.tvm.compiler.compiled import is_compiled, is_installed
     from edge.backends.tvm.design import Design
     from edge.backends.tvm.packing.layout import make_layout
-    from edge.backends.tvm.targets import choose_target
+    from edge.backends.tvm.targets import choose_target, with_tuning
+    from edge.backends.tvm.tuning.lookup import find_tuned
 
-    target, layout = choose_target(), make_layout(file, spec)
-    if not is_installed() and not any(is_compiled(Design.of(layout, kv, target)) for kv in KV_DTYPES):
+    def is_there(kv_dtype: str) -> bool:
+        found = find_tuned(spec, kv_dtype)
+        target = with_tuning(choose_target(), found.values if found else {})
+        return is_compiled(Design.of(layout, kv_dtype, target))
+
+    layout = make_layout(file, spec)
+    choose_target()
+    if not is_installed() and not any(map(is_there, KV_DTYPES)):
         raise MissingExtraError("apache-tvm", "tvm")
 
 

@@ -25,6 +25,7 @@ from edge.backends.tvm.engine import NativeEngine
 from edge.backends.tvm.kv.row_formats import FORMATS
 from edge.backends.tvm.packing.layout import PackedLayout, make_layout
 from edge.backends.tvm.targets import choose_target
+from edge.backends.tvm.tuning.lookup import find_tuned_for
 from edge.devices.host import usable_cores
 from edge.devices.output import check_folder, new_folder
 from edge.devices.profile import DeviceProfile, Power
@@ -121,7 +122,9 @@ def prepare(model: Model, profile: DeviceProfile, options: Options, isas: Sequen
     tables = {Section.TOKENIZER: ids, Section.WORDS: words, Section.CHAT: chat_section(model)}
     plan, policy = plan_bundle(profile, model.spec, options, sum(map(len, tables.values())))
     machine = _MACHINES.get(profile.machine, profile.machine)
-    designs = embedded_designs(layout, plan.config.kv_dtype, machine, profile.system, _tuning(plan, profile), isas)
+    designs = embedded_designs(
+        layout, plan.config.kv_dtype, machine, profile.system, _tuning(plan, model, profile), isas
+    )
     return Bundle(model, profile, layout, plan, policy, designs, tables)
 
 
@@ -179,10 +182,16 @@ def describe(bundle: Bundle, sha256: str, folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _tuning(plan: Plan, profile: DeviceProfile) -> Callable[[str], dict[str, int]]:
-    """What was found on this device holds for its own instruction set."""
-    own = choose_target().name if plan.config.tuning and profile.name == HOST else None
-    return lambda isa: plan.config.tuning if isa == own else {}
+def _tuning(plan: Plan, model: Model, profile: DeviceProfile) -> Callable[[str], dict[str, int]]:
+    """What records say of the device, for the instruction set that it was tuned with."""
+
+    def values(isa: str) -> dict[str, int]:
+        if profile.name == HOST:
+            return plan.config.tuning if isa == choose_target().name else {}
+        tuned = find_tuned_for(model.spec, plan.config.kv_dtype, profile.name, isa)
+        return tuned.values if tuned else {}
+
+    return values
 
 
 def _normals(bundle: Bundle) -> FloatArray:

@@ -23,7 +23,10 @@ from edge.backends.tvm.design import Design
 from edge.backends.tvm.packing.layout import make_layout
 from edge.backends.tvm.packing.weights import pack_weights
 from edge.backends.tvm.sources import PASS, source_hash
-from edge.backends.tvm.targets import Target, choose_target, target_named
+from edge.backends.tvm.targets import Target, choose_target, target_named, with_tuning
+from edge.backends.tvm.tuning.added import Added, note_added
+from edge.backends.tvm.tuning.lookup import find_tuned_for, model_shape
+from edge.backends.tvm.tuning.space import allowed, compiled_values
 from edge.devices.profile import DeviceProfile
 from edge.errors import InputError
 from edge.formats.gguf import GGUFFile
@@ -37,21 +40,24 @@ def export(
     file: GGUFFile, spec: ModelSpec, profile: DeviceProfile, folder: Path, *, kv_dtype: str = KV_DTYPES[0],
     weights: bool = False, force: bool = False, progress: Callable[[float], None] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Make `folder` for a device; returns the content of design.json.
+    """Make `folder` for a device, tuned by the record of it if there is one; returns the content of design.json.
 
     Raises InputError if the folder holds other files (unless `force`) or cannot be written, MissingExtraError
     without TVM, EngineError if its compiler fails.
     """
     if kv_dtype not in KV_DTYPES:
         raise InputError(f"unknown KV dtype {kv_dtype!r} for the tvm engine: choose {', '.join(KV_DTYPES)}")
-    layout = make_layout(file, spec)
-    design = Design.of(layout, kv_dtype, target_of(profile))
+    layout, target = make_layout(file, spec), target_of(profile)
+    tuned = find_tuned_for(spec, kv_dtype, profile.name, target.name)
+    design = Design.of(layout, kv_dtype, with_tuning(target, tuned.values if tuned else {}))
     with appearing(folder, FILES, force=force) as made:
         compile_design(design, made / IMAGE, made / OBJECT, progress=progress)
         if weights:
             pack_weights(file, layout, made / WEIGHTS)
         about = {
             "model": spec.label,
+            "shape": model_shape(spec),
+            "tuned": asdict(Added(tuned.about, tuned.values, tuned.chunk)) if tuned else None,
             "file": file.path.name,
             "device": asdict(profile),
             "design": json.loads(design.to_json()),
@@ -75,6 +81,10 @@ def add(folder: Path) -> Design:
         design, source = Design.from_json(json.dumps(about["design"])), about["source"]
         if json.loads(design.to_json()) != about["design"] or type(design.target.name) is not str:
             raise ValueError(folder)
+        added = Added(**about["tuned"]) if about["tuned"] else Added("default", {}, None)
+        settings = added.values | ({} if added.chunk is None else {"chunk": added.chunk})
+        if type(added.about) is not str or type(about["model"]) is not str:
+            raise ValueError(folder)
         whole = about["files"][IMAGE] == {"bytes": len(image), "sha256": hashlib.sha256(image).hexdigest()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise InputError(f"{folder} holds nothing that edge compile has made") from None
@@ -86,9 +96,15 @@ def add(folder: Path) -> Design:
         raise InputError(f"{folder / IMAGE} is no compiled pass: {error}") from None
     if source != source_hash(*PASS):
         raise InputError(f"{folder} was compiled by another version of edge: compile it with this one")
-    # This device looks it up by the instruction set alone, not by the CPU that it was scheduled for.
-    design = replace(design, target=replace(design.target, llvm=choose_target(design.target.name).llvm))
+    # This device looks it up by the instruction set and the tuned values, not by the CPU that it was scheduled for.
+    usual = choose_target(design.target.name)
+    if not allowed(usual, settings) or compiled_values(design.target) != compiled_values(
+        with_tuning(usual, added.values)
+    ):
+        raise InputError(f"{folder / DESIGN} does not say how its image was tuned: compile it again")
+    design = replace(design, target=replace(design.target, llvm=usual.llvm))
     install(design, image)
+    note_added(about["model"], about["shape"], design.kv_dtype, design.target.name, added)
     return design
 
 

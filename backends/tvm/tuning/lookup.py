@@ -2,21 +2,49 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from edge.backends.base import Tuned
-from edge.backends.tvm.targets import Target, choose_target
+from edge.backends.tvm.compiler.compiled import is_installed
+from edge.backends.tvm.targets import Target, choose_target, target_named
+from edge.backends.tvm.tuning.added import find_added
 from edge.backends.tvm.tuning.space import allowed
 from edge.devices.host import processor, usable_cores
+from edge.devices.profiles import HOST
 from edge.devices.records import Record, Subject, nearest, read_records, set_aside, user_folder
 from edge.model.spec import ModelSpec
 
 
 def find_tuned(spec: ModelSpec, kv_dtype: str) -> Tuned | None:
-    """The values of the record of this device and model, or of the most similar one."""
+    """The values of the record of this device and model, or of the most similar one.
+
+    Without TVM, compiled values are those of the image that was added to the cache, and only the others a record's.
+    """
     record = find_record(spec, kv_dtype)
-    if record is None:
-        return None
+    found = None if record is None else _tuned(record)
+    if is_installed():
+        return found
+    added = find_added(spec.label, model_shape(spec), kv_dtype, choose_target().name)
+    threads, chunk = (found.threads, found.chunk) if found else (None, None)
+    if added is not None and added.values:
+        return Tuned(f"{added.about} (compiled elsewhere)", added.values, threads, added.chunk or chunk)
+    if found is not None and found.values:
+        return Tuned(f"{found.about}, without what is compiled in: TVM is not installed", {}, threads, chunk)
+    return found
+
+
+def find_tuned_for(spec: ModelSpec, kv_dtype: str, device: str, isa: str) -> Tuned | None:
+    """The same for a device by its name, to which code for `isa` goes: another one was measured through a tracker."""
+    if device == HOST:
+        return find_tuned(spec, kv_dtype) if isa == choose_target().name else None
+    target, shape = target_named(isa, f"isa {isa!r} is unknown"), model_shape(spec)
+    known = (record for record in read_records() if record.subject.cpu == device and _usable(record, target))
+    record = nearest(known, Subject(device, device, 0, isa, kv_dtype, shape))
+    return None if record is None else replace(_tuned(record), threads=None)
+
+
+def _tuned(record: Record) -> Tuned:
     if record.kept != "tuned":
         return Tuned(f"default (record {record.name})", {}, None, None)
     values = dict(record.values)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edge.backends.tuning import CHUNK, PARTS, STEP, Field, Values
-from edge.backends.tvm.targets import Target
+from edge.backends.tvm.targets import Target, target_named
 
 
 def make_space(target: Target, kv_dtype: str, cores: int, prompt: int) -> tuple[Field, ...]:
@@ -48,6 +48,13 @@ def _compiled(target: Target) -> list[Field]:
         ),
         field("spins", "pauses at a barrier before sleeping", (1, 1000, 10_000, 100_000), *PARTS),
     ]
+
+
+def compiled_values(target: Target) -> Values:
+    """The values of a target that are not its instruction set's defaults."""
+    usual = target_named(target.name, f"isa {target.name!r} is unknown")
+    fields = [field.name for field in _compiled(usual)]
+    return {name: getattr(target, name) for name in fields if getattr(target, name) != getattr(usual, name)}
 
 
 def allowed(target: Target, values: Values) -> bool:

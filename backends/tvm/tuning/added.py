@@ -1,0 +1,43 @@
+"""The tuned values of passes that were compiled elsewhere: a note in the cache beside each image that was added.
+
+A device without TVM runs the images that it was given and no others, whatever records of tuning it has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from edge.backends.tuning import Values
+from edge.backends.tvm.sources import PASS, source_hash
+from edge.storage import cache
+
+
+@dataclass(frozen=True)
+class Added:
+    """about: the record, as the compiling machine named it. values: compiled in. chunk: None where it is left open."""
+
+    about: str
+    values: Values
+    chunk: int | None
+
+
+def note_added(model: str, shape: dict[str, Any], kv_dtype: str, isa: str, added: Added) -> None:
+    """Note the values of an image for a model, by its label and its sizes (`lookup.model_shape`). Raises CacheError."""
+    with cache.create("kernels", _key(model, shape, kv_dtype, isa), ".json", f"tuning of {model}") as out:
+        out.write_text(json.dumps(vars(added)), encoding="utf-8")
+
+
+def find_added(model: str, shape: dict[str, Any], kv_dtype: str, isa: str) -> Added | None:
+    """The values of the image that was added last; None if there is none."""
+    path = cache.find("kernels", _key(model, shape, kv_dtype, isa), ".json")
+    try:
+        return Added(**json.loads(path.read_text(encoding="utf-8"))) if path else None
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _key(*subject: object) -> str:
+    return hashlib.sha256(json.dumps([*subject, source_hash(*PASS)], sort_keys=True).encode()).hexdigest()[:32]
