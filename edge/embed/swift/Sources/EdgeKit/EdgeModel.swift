@@ -1,0 +1,56 @@
+import CEdge
+import Foundation
+
+/// A model of a bundle that `edge export` made: model.edge, mapped into memory.
+///
+///     let session = try EdgeModel().session()
+///     for try await text in session.answer("Why is the sky blue?") { print(text, terminator: "") }
+///
+/// It is unmapped with the last of its sessions.
+public final class EdgeModel: @unchecked Sendable {
+    let handle: OpaquePointer
+    public let name, license, policy, isa: String
+    /// The most KV rows.
+    public let capacity: Int
+
+    /// The package's own model.
+    public convenience init() throws {
+        guard let path = Bundle.module.path(forResource: "model", ofType: "edge") else {
+            throw EdgeError(code: .badFile, message: "the package has no model.edge: copy the whole folder")
+        }
+        try self.init(path: path)
+    }
+
+    /// Throws `EdgeError` with `.badFile` if there is no model.edge of this version.
+    public init(path: String) throws {
+        var opened: OpaquePointer?
+        try path.withCString { path in
+            var source = edge_source()
+            source.size = UInt32(MemoryLayout<edge_source>.size)
+            source.path = path
+            source.fd = -1
+            try EdgeError.check { edge_open(&source, &opened, &$0) }
+        }
+        guard let opened else { throw EdgeError(code: .noMemory, message: "there is no memory for the model") }
+        handle = opened
+        var info = edge_model_info()
+        info.size = UInt32(MemoryLayout<edge_model_info>.size)
+        _ = edge_info(opened, &info, nil)
+        name = String(cString: info.name)
+        license = String(cString: info.license)
+        policy = String(cString: info.policy)
+        isa = String(cString: info.isa)
+        capacity = Int(info.capacity)
+    }
+
+    deinit {
+        _ = edge_close(handle, nil)
+    }
+
+    /// A conversation, whose memory is allocated now. `sensors` is called about twice a second while it generates.
+    public func session(
+        _ options: EdgeOptions = EdgeOptions(), sensors: (@Sendable () -> Readings)? = AppleSensors.read
+    ) throws -> EdgeSession {
+        try EdgeSession(self, options, sensors)
+    }
+}

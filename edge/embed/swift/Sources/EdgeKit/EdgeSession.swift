@@ -1,0 +1,226 @@
+import CEdge
+import Foundation
+
+/// A conversation with a model.
+///
+/// All functions may be called from any thread: they run one after another on the session's own queue, but for `cancel`.
+/// Those without `async` wait for the token that is being generated.
+public final class EdgeSession: @unchecked Sendable {
+    private let model: EdgeModel // stays mapped as long as the session
+    private let handle: OpaquePointer
+    private let sensors: (@Sendable () -> Readings)?
+    private let queue = DispatchQueue(label: "edge.session", qos: .userInitiated)
+    // These belong to the queue.
+    private var answers = 0
+    private var lastRead = Date.distantPast
+    private var ended: Finish?
+
+    init(_ model: EdgeModel, _ options: EdgeOptions, _ sensors: (@Sendable () -> Readings)?) throws {
+        var made: OpaquePointer?
+        try options.withNative { native in
+            try EdgeError.check { edge_begin(model.handle, &native, &made, &$0) }
+        }
+        guard let made else { throw EdgeError(code: .noMemory, message: "there is no memory for a session") }
+        self.model = model
+        self.handle = made
+        self.sensors = sensors
+    }
+
+    deinit {
+        edge_end(handle) // no call is running: each holds the session
+    }
+
+    /// Why the last answer ended; nil before the first, while one is generated, and after an error.
+    public var finish: Finish? { queue.sync { ended } }
+
+    /// Adds to the conversation; most of the work is done by the answer that follows.
+    public func append(_ role: Role, _ text: String) throws {
+        try queue.sync { try appendNow(role, text) }
+    }
+
+    /// The answer to a prompt as text, in whole characters.
+    ///
+    /// It is generated as it is read. If the task that reads it is cancelled, the answer ends before its next token; if
+    /// another question comes before its end, with that. `finish` says why an answer has ended.
+    public func answer(_ prompt: String) -> AsyncThrowingStream<String, Error> {
+        let question = Question()
+        return AsyncThrowingStream(unfolding: {
+            while true {
+                guard let piece = try await self.piece(of: question, prompt) else { return nil }
+                if !piece.text.isEmpty { return piece.text }
+                if piece.finish != .going { return nil }
+            }
+        })
+    }
+
+    /// From any thread: the answer ends before its next token, also while its prompt runs.
+    public func cancel() {
+        edge_cancel(handle)
+    }
+
+    /// Other options, from the next answer on.
+    public func set(_ options: EdgeOptions) throws {
+        try queue.sync {
+            try options.withNative { native in try EdgeError.check { edge_set(handle, &native, &$0) } }
+        }
+    }
+
+    /// Forgets the last turns, each a question with its answer; nil: all. Throws `.unsupported` where their rows cannot
+    /// be taken back, as after evictions: then forget all, and append the conversation again.
+    public func rewind(_ turns: UInt32?) throws {
+        try queue.sync {
+            answers += 1
+            try EdgeError.check { edge_rewind(handle, turns ?? UInt32.max, &$0) }
+        }
+    }
+
+    /// The conversation with its KV rows, for `load` in a session of the same bundle.
+    public func save() throws -> Data {
+        try queue.sync {
+            var stream = edge_stream()
+            stream.size = UInt32(MemoryLayout<edge_stream>.size)
+            stream.fd = -1
+            try EdgeError.check { edge_save(handle, &stream, &$0) }
+            var state = Data(count: Int(stream.length))
+            try state.withUnsafeMutableBytes { bytes in
+                stream.buffer = bytes.baseAddress
+                stream.capacity = UInt64(bytes.count)
+                try EdgeError.check { edge_save(handle, &stream, &$0) }
+            }
+            return state
+        }
+    }
+
+    public func load(_ state: Data) throws {
+        var copy = state
+        try queue.sync {
+            answers += 1
+            try copy.withUnsafeMutableBytes { bytes in
+                var stream = edge_stream()
+                stream.size = UInt32(MemoryLayout<edge_stream>.size)
+                stream.fd = -1
+                stream.buffer = bytes.baseAddress
+                stream.capacity = UInt64(bytes.count)
+                stream.length = UInt64(bytes.count)
+                try EdgeError.check { edge_load(handle, &stream, &$0) }
+            }
+        }
+    }
+
+    /// Memory is short: gives back what can be spared, for good. Throws while an answer is generated.
+    public func trim(_ level: Trim) throws {
+        try queue.sync { try EdgeError.check { edge_trim(handle, level.rawValue, &$0) } }
+    }
+
+    public func usage() -> Usage {
+        queue.sync {
+            var use = edge_usage()
+            use.size = UInt32(MemoryLayout<edge_usage>.size)
+            _ = edge_use(handle, &use, nil)
+            return Usage(
+                rows: Int(use.rows), capacity: Int(use.capacity), threads: Int(use.threads), weights: use.weights,
+                kv: use.kv, scratch: use.scratch, file: use.file, tokens: use.tokens, evicted: use.evicted,
+                joules: use.joules, seconds: use.seconds)
+        }
+    }
+
+    /// Token ids of a text. `special`: control tokens are recognized.
+    public func tokenize(_ text: String, special: Bool = false) throws -> [Int32] {
+        let bytes = Array(text.utf8)
+        return try queue.sync {
+            try bytes.withUnsafeBytes { utf8 in
+                let start = utf8.bindMemory(to: CChar.self).baseAddress
+                func call(_ ids: UnsafeMutablePointer<Int32>?, _ room: Int) throws -> Int {
+                    var count: Int64 = 0
+                    try EdgeError.check {
+                        count = edge_tokenize(handle, start, utf8.count, special ? 1 : 0, ids, room, &$0)
+                        return count < 0 ? Int32(count) : 0
+                    }
+                    return Int(count)
+                }
+                let count = try call(nil, 0)
+                var ids = [Int32](repeating: 0, count: count)
+                _ = try ids.withUnsafeMutableBufferPointer { try call($0.baseAddress, $0.count) }
+                return ids
+            }
+        }
+    }
+
+    // MARK: on the queue
+
+    /// The next piece of an answer, nil after its end. The first call asks.
+    private func piece(of question: Question, _ prompt: String) async throws -> Piece? {
+        try await withTaskCancellationHandler {
+            try await withCheckedThrowingContinuation { continuation in
+                queue.async {
+                    continuation.resume(with: Result { try self.pieceNow(of: question, prompt) })
+                }
+            }
+        } onCancel: {
+            question.cancelled.set()
+            self.cancel()
+        }
+    }
+
+    private func pieceNow(of question: Question, _ prompt: String) throws -> Piece? {
+        if question.number == nil {
+            try appendNow(.user, prompt)
+            question.number = answers
+        }
+        guard question.number == answers, ended == nil else { return nil } // ended, or followed by another question
+        if question.cancelled.isSet { cancel() } // perhaps before it was asked
+        return try nextPiece()
+    }
+
+    private func appendNow(_ role: Role, _ text: String) throws {
+        answers += 1 // ends an answer that is still read
+        ended = nil
+        let bytes = Array(text.utf8)
+        try EdgeError.check { edge_append(handle, role.rawValue, bytes, bytes.count, &$0) }
+    }
+
+    private func nextPiece() throws -> Piece {
+        if let sensors, -lastRead.timeIntervalSinceNow > 0.5 {
+            let now = sensors()
+            lastRead = Date()
+            var readings = edge_readings()
+            readings.size = UInt32(MemoryLayout<edge_readings>.size)
+            readings.joules = now.joules ?? -1
+            readings.celsius = now.celsius ?? -1
+            readings.headroom = now.headroom ?? -1
+            readings.available = now.available ?? -1
+            try EdgeError.check { edge_read(handle, &readings, &$0) }
+        }
+        var piece = edge_piece()
+        piece.size = UInt32(MemoryLayout<edge_piece>.size)
+        try EdgeError.check { edge_next(handle, &piece, &$0) }
+        let finish = Finish(rawValue: piece.finish) ?? .cancelled // a reason that a later runtime may add
+        ended = finish == .going ? nil : finish
+        let text = withUnsafeBytes(of: piece.text) { String(decoding: $0.prefix(Int(piece.length)), as: UTF8.self) }
+        return Piece(text: text, token: piece.token, finish: finish)
+    }
+}
+
+/// Which answer a stream reads. The number belongs to the session's queue: nil until the question was appended.
+private final class Question: @unchecked Sendable {
+    var number: Int?
+    let cancelled = Flag()
+}
+
+/// Set once, from any thread.
+private final class Flag: @unchecked Sendable {
+    private let lock = NSLock()
+    private var value = false
+
+    var isSet: Bool {
+        lock.lock()
+        defer { lock.unlock() }
+        return value
+    }
+
+    func set() {
+        lock.lock()
+        defer { lock.unlock() }
+        value = true
+    }
+}
