@@ -68,6 +68,7 @@ def run_kotlin(jar: Path, main: str, library: Path, *arguments: str) -> dict[str
         shutil.copy(library, folder / f"{os.getpid()}.so")
         (folder / f"{os.getpid()}.so").rename(name)
     command = ["java", "-Xcheck:jni", "-XX:+UseSerialGC", "-Dfile.encoding=UTF-8", "-Dstdout.encoding=UTF-8"]
+    command += ["--add-opens", "java.base/java.io=ALL-UNNAMED"]  # for the numbers of open files
     with TemporaryDirectory() as temporary:
         command += [f"-Djava.library.path={folder}", f"-Djava.io.tmpdir={temporary}"]
         command += ["-cp", classpath(jar, *LIBRARIES), main, *arguments]

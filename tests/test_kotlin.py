@@ -8,9 +8,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from bundles import Answer, bundle_of, pair_of
 from kotlin_programs import KOTLIN, PROGRAMS, build_jni, compile_kotlin, java_home, run_kotlin
 from runtime_library import RUNTIME, WARNINGS
 
+MODEL, ROWS = "llama-gqa-tied", {"max_kv_size": 128, "prefill_step_size": 16, "threads": 2, "kv_policy": "streaming"}
 BUSY = "the session is busy with an answer: cancel it or wait for its end"
 
 
@@ -125,6 +127,42 @@ def test_assets_are_copied_once_and_whole(phone: dict[str, list[str]]) -> None:
 
 def test_the_sample_activity_is_short() -> None:
     assert len((KOTLIN / "sample" / "ChatActivity.kt").read_text(encoding="utf-8").splitlines()) < 100
+
+
+def test_a_bundle_answers_in_kotlin_as_edge_does_in_python(tmp_path: Path) -> None:
+    """Token by token: greedy and drawn, follow-ups, saved states, rewound and cancelled answers."""
+    pytest.importorskip("tvm_ffi")
+    program, bundle = programs(), bundle_of(MODEL, **ROWS)
+    library = tmp_path / "bundle.so"
+    command = ["cc", "-std=c11", "-O1", *WARNINGS, "-shared", "-fPIC", f"-I{RUNTIME}"]
+    command += [str(KOTLIN / "jni" / "edge_jni.c"), str(bundle / "libedge.a"), "-lm", "-lpthread", "-o", str(library)]
+    subprocess.run(command, check=True)
+    said = run_kotlin(program, "edge.runtime.BundleKt", library, str(bundle / "model.edge"), str(tmp_path))
+    warm = {"temperature": 3.0, "top_k": 50, "top_p": 0.95, "min_p": 0.001, "repeat_penalty": 1.3}
+    greedy = {"temperature": 0, "max_tokens": 6, "ignore_eos": 1}
+    with pair_of(MODEL, **ROWS) as pair:
+        first = pair.ask("Hi", **greedy)
+        second = pair.ask("And?", seed=4, max_tokens=6, ignore_eos=1, **warm)
+        third = pair.ask("Go on", **greedy)
+        pair.forget()
+        system = pair.ask("Hi", system="Be brief.", **greedy)
+        ids = pair.python.model.tokenizer.encode("The 😀 fox").tolist()
+    assert said["first"] == [line(first)] * 3
+    assert said["second"] == [line(second)] * 2
+    assert said["third"] == [line(third)] * 2
+    assert said["system"] == [line(system)]
+    assert said["ids"] == [str(ids)]
+    assert said["rows"][0].endswith(" 128")
+    assert said["taken"] == ["CANCELLED"]
+    assert said["closed"] == ["true CANCELLED"]
+    assert said["busy"] == ["0 true"]
+    assert said["no model"] == ["BAD_FILE"]
+    assert "policy=streaming" in said["info"][0]
+
+
+def line(answer: Answer) -> str:
+    tokens, text, finish = answer
+    return f"{tokens} {finish.name} {text.encode().hex()}"
 
 
 def test_our_part_of_jni_is_that_of_the_jdk(tmp_path: Path) -> None:
