@@ -52,8 +52,8 @@ def write_golden(path: Path, name: str = "llama-one-layer", policy: str = "strea
     targets = [target for target in TARGETS if target.machine == "x86_64"]
     sections = {
         Section.CONFIG: m.config_section(
-            model, layout, config, rule, 8, chat=False, sampling=model.sampling(), power=Power(2.0, 1.0, 20.0), kv_bytes=1,
-            scratch_bytes=2, peak=3,
+            model, layout, config, rule, 8, chat=False, sampling=model.sampling(), power=Power(2.0, 1.0, 20.0),
+            kv_bytes=1, scratch_bytes=2, peak=3,
         ),
         Section.LAYERS: m.layers_section(layout),
         Section.DESIGNS: m.designs_section(layout, config, targets),

@@ -135,8 +135,8 @@ def make_sections(bundle: Bundle) -> dict[Section, bytes]:
     sections = bundle.tables | {
         Section.CONFIG: model_file.config_section(
             model, layout, config, bundle.policy, plan.evict_step, chat=bool(bundle.tables[Section.CHAT]),
-            sampling=model.sampling(), power=_power(bundle.profile), kv_bytes=plan.bytes.kv, scratch_bytes=plan.bytes.scratch,
-            peak=plan.predicted_peak,
+            sampling=model.sampling(), power=_power(bundle.profile), kv_bytes=plan.bytes.kv,
+            scratch_bytes=plan.bytes.scratch, peak=plan.predicted_peak,
         ),
         Section.LAYERS: model_file.layers_section(layout),
         Section.DESIGNS: model_file.designs_section(layout, config, [each.target for each in bundle.designs]),

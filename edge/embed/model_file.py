@@ -90,7 +90,10 @@ def config_section(
     model: Model, layout: PackedLayout, config: EngineConfig, policy: Policy, evict_step: int, *,
     chat: bool, sampling: SamplingParams, power: Power, kv_bytes: int, scratch_bytes: int, peak: int,
 ) -> bytes:  # fmt: skip
-    """Shape, plan and what the model recommends. chat: there is a section CHAT. Raises UnsupportedError for policies that C does not have."""
+    """Shape, plan and what the model recommends. chat: there is a section CHAT.
+
+    Raises UnsupportedError for policies that C does not have.
+    """
     if policy.name not in POLICIES:
         raise UnsupportedError(f"an exported model has no KV policy {policy.name}: choose {', '.join(POLICIES)}")
     spec, shape, recipe = model.spec, layout.shape, layout.recipe
