@@ -26,9 +26,9 @@ from edge.types import AnyArray, FloatArray, IntArray
 pytest.importorskip("tvm_ffi")
 
 from edge.backends.tvm import engine as engine_module
-from edge.backends.tvm.compiler.export import export
 from edge.backends.tvm.cpu.arguments import LINE, Job
 from edge.backends.tvm.design import Design
+from edge.backends.tvm.export import export
 
 QEMU, COMPILER = "qemu-aarch64-static", "aarch64-linux-gnu-gcc"
 for program, package in ((QEMU, "qemu-user-static"), (COMPILER, "gcc-aarch64-linux-gnu")):

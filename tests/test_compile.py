@@ -19,8 +19,8 @@ from test_cli import edge, edge_json
 pytest.importorskip("tvm_ffi")
 
 from edge.backends.tvm import sources, targets
-from edge.backends.tvm.compiler.export import FILES, target_of
 from edge.backends.tvm.cpu.elf import MACHINES, link
+from edge.backends.tvm.export import FILES, target_of
 from edge.backends.tvm.packing.layout import make_layout
 from edge.backends.tvm.packing.weights import open_weights
 from edge.backends.tvm.targets import TARGETS, choose_target

@@ -75,7 +75,7 @@ def check_supported(file: GGUFFile, spec: ModelSpec) -> None:
 
 
 def check_elsewhere(file: GGUFFile, spec: ModelSpec, system: str) -> None:
-    """The engine needs block types with kernels; `compiler/export.py` checks the device's CPU."""
+    """The engine needs block types with kernels; `export.py` checks the device's CPU."""
     from edge.backends.tvm.packing.layout import make_layout
 
     if system not in ("linux", "android"):

@@ -92,7 +92,7 @@ def add(
 
     They are machine code, and run as you from then on: add only what you made, or what comes from those you trust.
     """
-    from edge.backends.tvm.compiler.export import add as take
+    from edge.backends.tvm.export import add as take
     from edge.backends.tvm.targets import choose_target
 
     design, isa = take(folder), choose_target().name

@@ -58,7 +58,7 @@ def compile(
         names = ", ".join(isa_names(profile.machine)) or f"but none is known of {profile.machine}"
         raise InputError(f"the profile of {profile.name} does not say its isa: add one to it: {names}")
     find_backend("tvm", opened.file, opened.spec)
-    from edge.backends.tvm.compiler.export import export
+    from edge.backends.tvm.export import export
 
     with progress(enabled=not quiet) as shown:
         bar = shown.step(f"compiling for {profile.name}")

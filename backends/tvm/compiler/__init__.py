@@ -1,1 +1,1 @@
-"""Compiles designs in a child process, caches them, and exports them: the same for every kind of target."""
+"""Compiles designs in a child process and caches them: the same for every kind of target."""
