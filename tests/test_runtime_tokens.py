@@ -1,6 +1,6 @@
 """The C runtime's tokenizer: the ids and texts of edge.model.tokenizer.
 
-`python tests/test_runtime_tokens.py SEED COUNT` compares COUNT texts for each model, and for each pre-tokenizer.
+`python tests/test_runtime_tokens.py SEED COUNT` compares COUNT texts for each model, a tenth for each pre-tokenizer.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def random_text(rnd: random.Random) -> str:
 @pytest.mark.parametrize("model", MODELS)
 def test_ids_and_text_of_models(model: str) -> None:
     rnd = random.Random(3)
-    check(*both(model), TEXTS + SEPARATING + [random_text(rnd) for _ in range(examples(150))])
+    check(*both(model), TEXTS + SEPARATING + [random_text(rnd) for _ in range(examples(100))])
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -135,7 +135,8 @@ def test_words_of_every_rule(name: str) -> None:
     assert [text for text in rule_texts(examples(60)) if cut_words(section, text) != words_of(rule, text)] == []
 
 
-@pytest.mark.parametrize("name", [pytest.param("gpt-4o", marks=pytest.mark.exhaustive), "tekken"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", PUBLISHED_RULES)
 def test_words_of_published_rules(name: str) -> None:
     rule = PUBLISHED_RULES[name]
     section = words_section(rule)
@@ -155,11 +156,11 @@ def test_words_with_every_character(name: str) -> None:
             assert cut_words(section, text) == words_of(rule, text)
 
 
-def test_words_longer_than_blocks() -> None:
+def test_long_words() -> None:
     for name in FEW:
         section = words_section(PRE_TOKENIZERS[name])
         for char in " \na1'\u4f60":
-            text = char * 20_000 + "x"
+            text = char * 5_000 + "x"
             assert cut_words(section, text) == words_of(PRE_TOKENIZERS[name], text)
 
 
@@ -225,12 +226,12 @@ def test_composed_characters_are_refused(tmp_path: Path) -> None:
 def test_long_text_in_blocks(model: str) -> None:
     """Blocks with and without places to cut."""
     python, c = both(model)
-    for text in (MANUAL[:30_000], "\u4f60" * 9_000 + "a b" + MANUAL[:9_000], ("a" * 70_000 + " b c") * 2):
+    for text in (MANUAL[:20_000], "\u4f60" * 9_000 + "a b" + MANUAL[:9_000], "ab" * 35_000 + " b c"):
         assert c.encode(text) == python.encode(text).tolist()
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("char", ["a", " ", "\n", "1", "\u4f60", "👍", "\0"])
+@pytest.mark.parametrize("char", ["a", " ", "\n", "👍"])
 def test_a_million_times_one_character(model: str, char: str) -> None:
     """In linear time, and without recursion: these take a few tenths of a second."""
     _, c = both(model)
@@ -294,6 +295,7 @@ def compare_model(model: str, seed: int, count: int) -> list[str]:
 def main(seed: int, count: int) -> None:
     for model in MODELS:
         print(f"{model}: {count} texts, differing:", compare_model(model, seed, count) or "none", flush=True)
+    count //= 10
     for name, rule in [(name, PRE_TOKENIZERS[name]) for name in RULES.values()] + [*PUBLISHED_RULES.items()]:
         section = words_section(rule)
         wrong = [text for text in many(seed, count) if cut_words(section, text) != words_of(rule, text)]
