@@ -144,16 +144,15 @@ def test_words_of_published_rules(name: str) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", RULES.values())
+@pytest.mark.parametrize("name", ["bloom", "default", "deepseek-v3", "kimi-k2", "qwen35"])  # which name all properties
 def test_words_with_every_character(name: str) -> None:
     rule = PRE_TOKENIZERS[name]
     section = words_section(rule)
-    points = [point for point in range(0x110000) if not 0xD800 <= point < 0xE000]
-    for start in range(0, len(points), 1 << 16):
-        chars = [chr(point) for point in points[start : start + (1 << 16)]]
-        for form in ("a{0}b {0}", "'{0}1{0}{0}\n"):
-            text = " ".join(form.format(char) for char in chars)
-            assert cut_words(section, text) == words_of(rule, text)
+    points = [*range(0xD800), *range(0xE000, 0x34000), *range(0xDFF00, 0xE0200), 0xF0000, 0x10FFFF]
+    for start in range(0, len(points), 1 << 14):
+        chars = map(chr, points[start : start + (1 << 14)])
+        text = " ".join(f"a{char}b {char} '{char}1{char}{char}\n" for char in chars)
+        assert cut_words(section, text) == words_of(rule, text)
 
 
 def test_long_words() -> None:

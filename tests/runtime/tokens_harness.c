@@ -62,7 +62,9 @@ int64_t tokens_decode(opened *o, const int32_t *ids, int64_t count, char *out)
         const char *piece = tokenizer_piece(o->tokens, ids[i], &length);
         used += utf8_feed(&joiner, piece, length, out + used);
     }
-    return (int64_t)(used + utf8_rest(&joiner, out + used));
+    if (joiner.count)
+        used += utf8_write(UTF8_REPLACEMENT, (uint8_t *)out + used);
+    return (int64_t)used;
 }
 
 /* What the tokenizer says of a model: BOS or -1, then the counts of tokens that end a turn and are banned, then these. */

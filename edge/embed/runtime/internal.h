@@ -204,7 +204,6 @@ size_t utf8_write(uint32_t point, uint8_t *out); /* at most 4 bytes */
 /* Joins the bytes of tokens to whole characters (invalid bytes become U+FFFD). Returns the bytes written. */
 typedef struct { uint8_t held[4]; uint32_t count; } utf8_joiner;
 size_t utf8_feed(utf8_joiner *joiner, const char *bytes, size_t length, char *out); /* out: 3 * length + 12 bytes */
-size_t utf8_rest(utf8_joiner *joiner, char *out);
 
 /* ---- chat.c ------------------------------------------------------------------------------------------------------ */
 

@@ -66,10 +66,3 @@ size_t utf8_feed(utf8_joiner *joiner, const char *bytes, size_t length, char *ou
     }
     return used;
 }
-
-size_t utf8_rest(utf8_joiner *joiner, char *out)
-{
-    bool any = joiner->count;
-    joiner->count = 0;
-    return any ? utf8_write(UTF8_REPLACEMENT, (uint8_t *)out) : 0;
-}
