@@ -20,6 +20,7 @@ import edge
 KOTLIN = Path(edge.__file__).parent / "embed" / "kotlin"
 PROGRAMS = Path(__file__).parent / "kotlin"
 COMPILER = Path(__file__).parents[1] / "build" / "kotlin" / "node_modules" / "kotlin-compiler"  # where `make` puts it
+JAVA = ["java", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]  # a third less time for short runs
 LIBRARIES = [COMPILER / "lib" / f"{name}.jar" for name in ("kotlin-stdlib", "kotlinx-coroutines-core-jvm")]
 
 
@@ -45,8 +46,7 @@ def compile_kotlin(*sources: Path, warnings: Sequence[str] = ("-Werror",)) -> Pa
     if not jar.exists():
         jar.parent.mkdir(parents=True, exist_ok=True)
         made = jar.with_name(f"{os.getpid()}.{jar.name}")
-        java = ["java", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]  # a third less time for a short run
-        command = [*java, "-cp", str(COMPILER / "lib" / "kotlin-compiler.jar")]
+        command = [*JAVA, "-cp", str(COMPILER / "lib" / "kotlin-compiler.jar")]
         command += ["org.jetbrains.kotlin.cli.jvm.K2JVMCompiler", "-kotlin-home", str(COMPILER), "-no-reflect"]
         command += ["-jvm-target", "1.8", "-cp", classpath(*LIBRARIES), *warnings, "-d", str(made)]
         done = subprocess.run([*command, *map(str, files)], capture_output=True, text=True)
@@ -67,7 +67,7 @@ def run_kotlin(jar: Path, main: str, library: Path, *arguments: str) -> dict[str
     if not name.exists():
         shutil.copy(library, folder / f"{os.getpid()}.so")
         (folder / f"{os.getpid()}.so").rename(name)
-    command = ["java", "-Xcheck:jni", "-XX:+UseSerialGC", "-Dfile.encoding=UTF-8", "-Dstdout.encoding=UTF-8"]
+    command = [*JAVA, "-Xcheck:jni", "-Dfile.encoding=UTF-8", "-Dstdout.encoding=UTF-8"]
     command += ["--add-opens", "java.base/java.io=ALL-UNNAMED"]  # for the numbers of open files
     with TemporaryDirectory() as temporary:
         command += [f"-Djava.library.path={folder}", f"-Djava.io.tmpdir={temporary}"]

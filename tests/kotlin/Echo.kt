@@ -114,7 +114,7 @@ private suspend fun CoroutineScope.begin(session: EdgeSession): Deferred<Int> {
 
 /* Threads that answer, cancel, close, trim and look, at random; no call may come too late or at the same time. */
 private fun storm(model: EdgeModel) {
-    repeat(60) { round ->
+    repeat(25) { round ->
         val session = model.session()
         val threads = List(4) { i ->
             thread {

@@ -6,6 +6,8 @@ import android.os.Bundle
 import android.view.View
 
 open class Activity : Context() {
+    val isDestroyed = false
+
     open fun onCreate(savedInstanceState: Bundle?) = Unit
     open fun onDestroy() = Unit
     open fun setContentView(view: View?) = Unit

@@ -1,36 +1,25 @@
 package com.example.chat
 
 import android.app.Activity
+import android.content.Context
 import android.os.Bundle
 import android.widget.Button
 import android.widget.EditText
 import android.widget.LinearLayout
 import android.widget.ScrollView
 import android.widget.TextView
-import edge.runtime.AndroidSensors
-import edge.runtime.EdgeException
-import edge.runtime.EdgeModel
-import edge.runtime.EdgeOptions
-import edge.runtime.EdgeSession
-import edge.runtime.fromAssets
-import edge.runtime.trimInBackground
+import edge.runtime.*
 import java.io.Closeable
-import kotlinx.coroutines.CoroutineScope
-import kotlinx.coroutines.Dispatchers
-import kotlinx.coroutines.Job
-import kotlinx.coroutines.MainScope
-import kotlinx.coroutines.cancel
-import kotlinx.coroutines.launch
-import kotlinx.coroutines.withContext
+import java.io.IOException
+import kotlinx.coroutines.*
 
 /** A chat: answers appear as they are generated, the button cancels them, a line shows memory and energy. */
 class ChatActivity : Activity() {
-    private val scope: CoroutineScope = MainScope()
+    private val scope = MainScope()
     private lateinit var conversation: TextView
     private lateinit var status: TextView
     private lateinit var send: Button
-    private var model: EdgeModel? = null
-    private var session: EdgeSession? = null
+    @Volatile private var session: EdgeSession? = null
     private var trimming: Closeable? = null
     private var answer: Job? = null
 
@@ -41,8 +30,8 @@ class ChatActivity : Activity() {
         send = Button(this)
         val question = EditText(this)
         val column = LinearLayout(this).apply { orientation = LinearLayout.VERTICAL }
-        val scroll = ScrollView(this).apply { addView(conversation) }
-        column.addView(scroll, LinearLayout.LayoutParams(LinearLayout.LayoutParams.MATCH_PARENT, 0, 1f))
+        val rest = LinearLayout.LayoutParams(LinearLayout.LayoutParams.MATCH_PARENT, 0, 1f)
+        column.addView(ScrollView(this).apply { addView(conversation) }, rest)
         for (view in listOf(status, question, send)) column.addView(view)
         setContentView(column)
         send.text = "Loading"
@@ -57,15 +46,21 @@ class ChatActivity : Activity() {
         scope.launch { open() }
     }
 
-    private suspend fun open() {
+    private suspend fun open() = try {
         val sensors = AndroidSensors(this)
-        val opened = withContext(Dispatchers.IO) { EdgeModel.fromAssets(this@ChatActivity) }
-        model = opened
-        session = withContext(Dispatchers.IO) { opened.session(EdgeOptions(headroom = 0.9), sensors) }
-            .also { trimming = it.trimInBackground(this) }
+        val begun = withContext(Dispatchers.IO) {
+            model(applicationContext).session(EdgeOptions(headroom = 0.9), sensors).also {
+                session = it
+                if (isDestroyed) it.close()
+            }
+        }
+        trimming = begun.trimInBackground(this)
         send.text = "Send"
         send.isEnabled = true
-        status.text = "${opened.info.name}, ${opened.info.isa}"
+    } catch (failed: IOException) {
+        status.text = "${failed.message}"
+    } catch (failed: EdgeException) {
+        status.text = "${failed.message}"
     }
 
     private fun ask(question: String) {
@@ -82,16 +77,22 @@ class ChatActivity : Activity() {
                 send.text = "Send"
             }
             val use = session.usage()
-            val mebibytes = (use.weights + use.kv + use.scratch) shr 20
             val energy = "%.1f J %s".format(use.joules, if (use.measured) "measured" else "estimated")
-            status.text = "$mebibytes MiB, ${use.rows} of ${use.capacity} rows, $energy, ${session.finish}"
+            status.text = "${(use.weights + use.kv + use.scratch) shr 20} MiB, ${use.rows} KV rows, $energy"
         }
     }
 
     override fun onDestroy() {
         scope.cancel()
         trimming?.close()
-        model?.close() // its session, too: a running answer ends before its next token
+        session?.close() // a running answer ends before its next token
         super.onDestroy()
+    }
+
+    private companion object {
+        var opened: EdgeModel? = null // once for the app: activities come and go
+
+        @Synchronized
+        fun model(context: Context) = opened ?: EdgeModel.fromAssets(context).also { opened = it }
     }
 }
