@@ -16,6 +16,7 @@ from conftest import CACHE
 from runtime_library import build
 
 import edge
+from edge.storage.lock import file_lock
 
 KOTLIN = Path(edge.__file__).parent / "embed" / "kotlin"
 PROGRAMS = Path(__file__).parent / "kotlin"
@@ -43,8 +44,10 @@ def compile_kotlin(*sources: Path, warnings: Sequence[str] = ("-Werror",)) -> Pa
     for file in files:
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     jar = CACHE / "kotlin" / f"{digest.hexdigest()[:24]}.jar"
-    if not jar.exists():
-        jar.parent.mkdir(parents=True, exist_ok=True)
+    jar.parent.mkdir(parents=True, exist_ok=True)
+    with file_lock(jar.with_suffix(".lock")):  # other workers of pytest want it, too
+        if jar.exists():
+            return jar
         made = jar.with_name(f"{os.getpid()}.{jar.name}")
         command = [*JAVA, "-cp", str(COMPILER / "lib" / "kotlin-compiler.jar")]
         command += ["org.jetbrains.kotlin.cli.jvm.K2JVMCompiler", "-kotlin-home", str(COMPILER), "-no-reflect"]
