@@ -15,12 +15,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from edge.backends.tvm.compiler.compiled import Progress
 from edge.backends.tvm.compiler.embedded import embedded_objects, passes_source
 from edge.backends.tvm.design import Design
+from edge.devices.host import usable_cores
 from edge.devices.output import work_folder
 from edge.errors import EngineError, UnsupportedError
 from edge.storage import cache
@@ -44,7 +46,8 @@ LIBM = tuple(
 # Floating-point operations stay apart, as in NumPy. Tables of symbols and of frames would be of use to debuggers only.
 _COMPILE = (
     "-std=c11", "-Os", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections", "-ffp-contract=off",
-    "-fno-math-errno", "-fno-stack-protector", "-fno-asynchronous-unwind-tables", "-U_FORTIFY_SOURCE", "-w",
+    "-fno-math-errno", "-fno-builtin-bcmp", "-fno-stack-protector", "-fno-asynchronous-unwind-tables",
+    "-U_FORTIFY_SOURCE", "-w",
 )  # fmt: skip
 _MACHINE = {  # x18 belongs to Android; atomic operations without a library
     "aarch64": ("-ffixed-x18", "-mno-outline-atomics"),
@@ -52,9 +55,12 @@ _MACHINE = {  # x18 belongs to Android; atomic operations without a library
 }
 _LINK = (
     "-shared", "-nostartfiles", "-s", "-Wl,--gc-sections", "-Wl,--as-needed", "-Wl,--no-undefined",
-    "-Wl,--build-id=none", "-Wl,-z,noexecstack", "-Wl,-z,noseparate-code", "-Wl,-z,relro", "-Wl,-z,now",
+    "-Wl,--build-id=none", "-Wl,-z,noexecstack", "-Wl,-z,relro", "-Wl,-z,now",
     "-Wl,-z,max-page-size=16384", "-Wl,-z,common-page-size=16384",
 )  # fmt: skip
+
+
+_GNU_LINK = ("-Wl,-z,noseparate-code",)  # as LLVM's linker does anyway: fewer segments, and less padding between them
 
 
 @dataclass(frozen=True)
@@ -104,17 +110,17 @@ def make_library(
         (work / "map").write_text(
             f"{{ global: {' '.join(f'{each};' for each in (*exported(), *exports))} local: *; }};\n"
         )
-        parts = [_runtime_object(toolchain, machine, more), *(work / name for name in tables), *objects]
-        _run(toolchain, *_flags(machine), "-r", "-nostdlib", "-Wl,--strip-debug", *parts, "-o", work / "edge.o")
+        made = _compile(toolchain, machine, [work / name for name in tables], work)
+        _join(toolchain, [_runtime_object(toolchain, machine, more), *made, *objects], work / "edge.o")
         (folder / STATIC).write_bytes(archive("edge.o", (work / "edge.o").read_bytes(), [*exported(), *exports]))
-        libraries: list[str | Path] = ["-lm", "-pthread"]
+        link = [*_LINK, f"-Wl,-soname,{SHARED}", f"-Wl,--version-script={work / 'map'}", work / "edge.o"]
+        if "clang" not in toolchain.version:
+            link += _GNU_LINK
         if system == "android" and not toolchain.bionic:
-            builtins = _run(toolchain, "-print-libgcc-file-name").strip()
-            libraries = ["-nodefaultlibs", *_stubs(toolchain, work), builtins]
-        _run(
-            toolchain, *_LINK, f"-Wl,-soname,{SHARED}", f"-Wl,--version-script={work / 'map'}", work / "edge.o",
-            *libraries, "-o", folder / SHARED,
-        )  # fmt: skip
+            link += ["-nostdlib", *_stubs(toolchain, work)]
+        else:
+            link += ["-lm", "-pthread"]
+        _run(toolchain, *link, "-o", folder / SHARED)
 
 
 def exported() -> list[str]:
@@ -148,7 +154,7 @@ def _compilers(machine: str, system: str) -> Iterator[list[str]]:
         yield from (["cc"], ["gcc"], ["clang"])
     yield [f"{machine.replace('_', '-')}-linux-gnu-gcc"]
     yield [f"{machine}-linux-gnu-gcc"]
-    yield [sys.executable, "-m", "ziglang", "cc", "-target", f"{machine}-linux-gnu.2.28"]
+    yield [sys.executable, "-m", "ziglang", "cc", "-target", f"{machine}-linux-gnu"]
 
 
 def _ask(command: Sequence[str], machine: str, system: str) -> Toolchain | None:
@@ -166,8 +172,22 @@ def _ask(command: Sequence[str], machine: str, system: str) -> Toolchain | None:
     return Toolchain(tuple(command), version, bionic)
 
 
-def _flags(machine: str) -> tuple[str, ...]:
-    return *_COMPILE, *_MACHINE[machine], f"-I{RUNTIME}"
+def _compile(toolchain: Toolchain, machine: str, sources: Sequence[Path], folder: Path) -> list[Path]:
+    """Object files of C files, in `folder`."""
+
+    def compile_one(source: Path) -> Path:
+        out = folder / f"{source.stem}.o"
+        headers = [f"-I{RUNTIME}", f"-I{source.parent}"]
+        _run(toolchain, *_COMPILE, *_MACHINE[machine], *headers, "-c", source, "-o", out)
+        return out
+
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        return list(pool.map(compile_one, sources))
+
+
+def _join(toolchain: Toolchain, objects: Sequence[Path], out: Path) -> None:
+    """One object file of several."""
+    _run(toolchain, "-r", "-nostdlib", "-Wl,--strip-debug", *objects, "-o", out)
 
 
 def _runtime_object(toolchain: Toolchain, machine: str, more: Sequence[Path]) -> Path:
@@ -177,10 +197,10 @@ def _runtime_object(toolchain: Toolchain, machine: str, more: Sequence[Path]) ->
     digest = hashlib.sha256(repr((toolchain.version, toolchain.compiler[1:], _COMPILE, _MACHINE[machine])).encode())
     for path in (*headers, *sources):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    command: list[str | Path] = [*_flags(machine), *(f"-I{path.parent}" for path in more), "-r", "-nostdlib", *sources]
 
     def compile_runtime(out: Path) -> None:
-        _run(toolchain, *command, "-o", out)
+        with work_folder() as work:
+            _join(toolchain, _compile(toolchain, machine, sources, work), out)
 
     return cache.find_or_make("kernels", digest.hexdigest()[:32], ".o", compile_runtime, about=f"runtime, {machine}")
 

@@ -234,7 +234,7 @@ static void set_int4(const kv_rows *rows, uint32_t row, float *key)
         least = key[at] < least ? key[at] : least;
         most = key[at] > most ? key[at] : most;
     }
-    float scales[2] = {(most - least) * (float)(1.0 / INT4_STEPS), least};
+    float scales[2] = {(most - least) * (float)(1.0 / (double)INT4_STEPS), least};
     for (int each = 0; each < 2; each++) { /* as they will be read */
         float clipped = scales[each] > LARGEST_HALF ? LARGEST_HALF : scales[each];
         uint16_t half = to_half(clipped < -LARGEST_HALF ? -LARGEST_HALF : clipped);

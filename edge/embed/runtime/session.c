@@ -212,7 +212,7 @@ edge_status edge_trim(edge_session *s, edge_trim_level level, edge_error *error)
         return status;
     if (level < EDGE_TRIM_SOFT || level > EDGE_TRIM_ALL)
         return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "%d is no edge_trim_level", (int64_t)level));
-    context_give(s, rint((double)level / EDGE_TRIM_ALL * context_spare(s)));
+    context_give(s, rint((double)level / (double)EDGE_TRIM_ALL * context_spare(s)));
     return leave(s, EDGE_OK);
 }
 
