@@ -46,9 +46,9 @@ class CTokenizer:
         return found
 
     def decode(self, ids: list[int]) -> str:
-        tokens, out = np.array(ids, np.int32), ctypes.create_string_buffer(3 * 1024 * len(ids) + 16)
-        size = library().tokens_decode(self._handle, pointer(tokens), ctypes.c_int64(len(ids)), out)
-        return out.raw[:size].decode()
+        tokens, out = np.array(ids, np.int32), np.empty(3 * 1024 * len(ids) + 16, np.uint8)
+        size = library().tokens_decode(self._handle, pointer(tokens), ctypes.c_int64(len(ids)), pointer(out))
+        return out[:size].tobytes().decode()
 
     def about(self) -> tuple[int, list[int], list[int]]:
         """BOS or -1, the tokens that end a turn, those that are never generated."""

@@ -16,6 +16,7 @@ KINDS = ("gpt2", "llama", "gemma4")
 ADDS_SPACE, SPACE_FIRST, SPACE_ALWAYS, WHOLE_WORDS = 1, 2, 4, 8
 IS_CONTROL, ONLY_SPECIAL, SWALLOWS = 1, 2, 4
 LONGEST_PIECE, MOST_PROBES = 1024, 256
+TOKEN_BITS, RANK_BITS = 20, 24
 
 
 def tokenizer_sections(tokenizer: Tokenizer) -> tuple[bytes, bytes]:
@@ -29,14 +30,14 @@ def tokenizer_sections(tokenizer: Tokenizer) -> tuple[bytes, bytes]:
 
 
 def _tokens(tokenizer: Tokenizer) -> bytes:
-    vocabulary, size = tokenizer.vocabulary, tokenizer.size
+    size = tokenizer.size
     pieces = [tokenizer.piece(token) for token in range(size)]
     if (longest := max(map(len, pieces))) > LONGEST_PIECE:
         raise UnsupportedError(f"a token of {longest} bytes cannot be exported (at most {LONGEST_PIECE})")
     slots, probes = _slots(tokenizer, pieces)
     specials, special_starts, special_texts = _specials(tokenizer)
     characters = _characters(tokenizer)
-    firsts, merges = vocabulary.merge_table()
+    firsts, merges = _merges(tokenizer)
     ends, banned = sorted(tokenizer.end_ids), sorted(tokenizer.suppressed)
     bos = tokenizer.bos_id if tokenizer.add_bos and tokenizer.bos_id is not None else -1
     unknown = -1 if tokenizer.unknown_id is None else tokenizer.unknown_id
@@ -52,9 +53,9 @@ def _tokens(tokenizer: Tokenizer) -> bytes:
         [
             np.array(counts, "<u4").tobytes(),
             np.array([bos, unknown, *_byte_tokens(tokenizer)], "<i4").tobytes(),
-            special_starts.astype("<u4").tobytes(),
+            np.array([*special_starts, 0], "<u4").tobytes(),
+            merges.astype("<u8").tobytes(),
             firsts.astype("<u4").tobytes(),
-            merges.astype("<u4").tobytes(),
             characters.astype("<i4").tobytes(),
             slots.astype("<i4").tobytes(),
             np.cumsum([0, *map(len, pieces)]).astype("<u4").tobytes(),
@@ -64,6 +65,15 @@ def _tokens(tokenizer: Tokenizer) -> bytes:
             special_texts,
         ]
     )
+
+
+def _merges(tokenizer: Tokenizer) -> tuple[AnyArray, AnyArray]:
+    """Where the merges of each left token begin, and the merges, each in a number."""
+    firsts, table = tokenizer.vocabulary.merge_table()
+    right, rank, merged = table.astype(np.uint64).T
+    if tokenizer.size > 1 << TOKEN_BITS or len(table) > 1 << RANK_BITS:
+        raise UnsupportedError(f"a vocabulary of {tokenizer.size} tokens and {len(table)} merges cannot be exported")
+    return firsts, right << np.uint64(TOKEN_BITS + RANK_BITS) | rank << np.uint64(TOKEN_BITS) | merged
 
 
 def _byte_tokens(tokenizer: Tokenizer) -> list[int]:

@@ -1,8 +1,8 @@
 /* Text to token ids and back: a port of edge/model/tokenizer.py and of Vocabulary.merge (edge/model/vocabulary.py).
  * Section TOKENIZER, made by edge/embed/vocabulary.py, is a tokenizer_config and then, each without a gap:
  *
+ *     uint64 merges[…]                  right token << 44 | rank << 20 | result, ascending for each left token
  *     uint32 firsts[tokens + 1]         the merges whose left token is i are those from firsts[i] to firsts[i + 1]
- *     merge_rule merges[…]              by left, then right token
  *     character characters[…]           tokens of a single character, ascending; none for byte-level vocabularies
  *     int32  slots[…]                   hash table of tokens that are never merged, by their bytes; -1: free
  *     uint32 piece_starts[tokens + 1]   where the bytes that a token adds to a text begin in `pieces`
@@ -22,6 +22,7 @@ enum { WANTED = 8 << 10, LONGEST = 64 << 10 };      /* characters of a block; of
 enum { MOST_BYTES = 4 * LONGEST, MOST_SYMBOLS = MOST_BYTES + 16, LONGEST_PIECE = 1024, MOST_PROBES = 256 };
 enum { RELEASED = 4 << 10 };                        /* symbols of words whose memory is given back */
 enum { SPACE_SIGN = 0x2581 };                       /* SentencePiece's sign for a space */
+enum { TOKEN_BITS = 20, RANK_BITS = 24 };           /* of a merge */
 static const uint32_t NONE = UINT32_MAX;
 
 typedef struct {
@@ -29,15 +30,15 @@ typedef struct {
     int32_t bos, unknown;          /* or -1 */
     int32_t bytes[256];            /* the tokens of single bytes, or -1 */
     uint32_t special_starts[257];  /* the special tokens that begin with byte i */
+    uint32_t reserved;
 } tokenizer_config;
-typedef struct { uint32_t right, rank, merged; } merge_rule;
 typedef struct { uint32_t point; int32_t token; } character;
 typedef struct { uint32_t start, length, flags; int32_t token; } special_token;
 
 typedef struct {
     const tokenizer_config *config;
+    const uint64_t *merges;
     const uint32_t *firsts;
-    const merge_rule *merges;
     const character *characters;
     const int32_t *slots;
     const uint32_t *piece_starts;
@@ -75,7 +76,7 @@ static bool find_tables(const edge_model *model, tables *in)
         || c->unknown >= (int64_t)c->tokens)
         return false;
     uint64_t sizes[] = {
-        sizeof *c, 4 * ((uint64_t)c->tokens + 1), (uint64_t)c->merges * sizeof(merge_rule),
+        sizeof *c, 8 * (uint64_t)c->merges, 4 * ((uint64_t)c->tokens + 1),
         (uint64_t)c->characters * sizeof(character), 4 * (uint64_t)c->slots, 4 * ((uint64_t)c->tokens + 1),
         (uint64_t)c->specials * sizeof(special_token), 4 * (uint64_t)c->ends, 4 * (uint64_t)c->banned,
         c->piece_bytes, c->special_bytes,
@@ -89,7 +90,7 @@ static bool find_tables(const edge_model *model, tables *in)
         size -= sizes[i];
     }
     *in = (tables){
-        c, (const uint32_t *)starts[1], (const merge_rule *)starts[2], (const character *)starts[3],
+        c, (const uint64_t *)starts[1], (const uint32_t *)starts[2], (const character *)starts[3],
         (const int32_t *)starts[4], (const uint32_t *)starts[5], (const special_token *)starts[6],
         (const int32_t *)starts[7], (const int32_t *)starts[8], starts[9], starts[10],
     };
@@ -137,19 +138,21 @@ static int32_t find_character(const tables *in, uint32_t point)
 static uint32_t find_merge(const tables *in, int32_t left, int32_t right, uint32_t *merged)
 {
     uint32_t low = in->firsts[left], end = in->firsts[left + 1], high = end;
+    uint64_t wanted = (uint64_t)right << (TOKEN_BITS + RANK_BITS);
     if (end > in->config->merges)
         return NONE;
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
-        if (in->merges[middle].right < (uint32_t)right)
+        if (in->merges[middle] < wanted)
             low = middle + 1;
         else
             high = middle;
     }
-    if (low >= end || in->merges[low].right != (uint32_t)right || in->merges[low].merged >= in->config->tokens)
+    uint64_t found = low < end ? in->merges[low] - wanted : UINT64_MAX;
+    if (found >> (TOKEN_BITS + RANK_BITS)) /* another right token */
         return NONE;
-    *merged = in->merges[low].merged;
-    return in->merges[low].rank;
+    *merged = found & ((1u << TOKEN_BITS) - 1);
+    return *merged < in->config->tokens ? (uint32_t)(found >> TOKEN_BITS) : NONE;
 }
 
 static const uint8_t *piece_bytes(const tables *in, int32_t token, size_t *length)
