@@ -113,7 +113,12 @@ def make_library(
         made = _compile(toolchain, machine, [work / name for name in tables], work)
         _join(toolchain, [_runtime_object(toolchain, machine, more), *made, *objects], work / "edge.o")
         (folder / STATIC).write_bytes(archive("edge.o", (work / "edge.o").read_bytes(), [*exported(), *exports]))
-        link = [*_LINK, f"-Wl,-soname,{SHARED}", f"-Wl,--version-script={work / 'map'}", work / "edge.o"]
+        link: list[str | Path] = [
+            *_LINK,
+            f"-Wl,-soname,{SHARED}",
+            f"-Wl,--version-script={work / 'map'}",
+            work / "edge.o",
+        ]
         if "clang" not in toolchain.version:
             link += _GNU_LINK
         if system == "android" and not toolchain.bionic:
