@@ -65,18 +65,39 @@ def test_bindings_count_as_edge_h_does(name: str, prefix: str) -> None:
     ]
 
 
+ZIG = pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="no ziglang")
+
+
+def clang(folder: Path, *arguments: str | Path) -> None:
+    """As Apple's compiles a package: clang with the headers of macOS, which zig brings."""
+    caches = {f"ZIG_{each}_CACHE_DIR": str(folder / each) for each in ("GLOBAL", "LOCAL")}
+    command = [sys.executable, "-m", "ziglang", "cc", "-target", "aarch64-macos", "-std=c11", "-Os", *arguments]
+    subprocess.run(
+        command, check=True, stderr=subprocess.DEVNULL if "-S" in arguments else None, env=os.environ | caches
+    )
+
+
+@ZIG
 @pytest.mark.exhaustive
 def test_the_c_target_builds_for_apple_s_systems(tmp_path: Path) -> None:
-    """With clang and the headers of macOS, which zig brings: without warnings, and nothing is left undefined."""
-    if importlib.util.find_spec("ziglang") is None:
-        pytest.skip("no ziglang")
+    """Without warnings, and nothing is left undefined."""
     export(GOLDEN / "llama-gqa-tied.gguf", tmp_path / "kit", device="iphone-16", memory="200MiB", max_kv_size=64)
-    sources = tmp_path / "kit" / "Sources" / "CEdge"
-    clang = [sys.executable, "-m", "ziglang", "cc", "-target", "aarch64-macos"]
-    command = [*clang, "-std=c11", "-Os", "-Wall", "-Werror", f"-I{sources / 'include'}", "-shared"]
-    files = [str(path) for path in sorted(sources.iterdir()) if path.suffix in (".c", ".s")]
-    assert len([path for path in files if path.endswith(".s")]) == 3  # neon, dotprod, i8mm
-    caches = {f"ZIG_{each}_CACHE_DIR": str(tmp_path / each) for each in ("GLOBAL", "LOCAL")}
-    command += [*files, "-o", str(tmp_path / "libedge.dylib")]
-    subprocess.run(command, check=True, env=os.environ | caches)
-    assert (tmp_path / "libedge.dylib").read_bytes()[:8] == bytes.fromhex("cffaedfe0c000001")  # Mach-O, ARM64
+    sources, out = tmp_path / "kit" / "Sources" / "CEdge", tmp_path / "libedge.dylib"
+    files = [path for path in sorted(sources.iterdir()) if path.suffix in (".c", ".s")]
+    assert len([path for path in files if path.suffix == ".s"]) == 3  # neon, dotprod, i8mm
+    clang(tmp_path, "-Wall", "-Werror", f"-I{sources / 'include'}", "-shared", *files, "-o", out)
+    assert out.read_bytes()[:8] == bytes.fromhex("cffaedfe0c000001")  # Mach-O, ARM64
+
+
+@ZIG
+@pytest.mark.exhaustive
+def test_products_and_sums_round_apart_without_options(tmp_path: Path) -> None:
+    """A package cannot have unsafe options, and clang would fuse them: other numbers than Python's."""
+    fused, out = re.compile(r"\bf(n?m(add|sub)|ml[as])\b"), tmp_path / "out.s"
+    seen = 0
+    for source in sorted(RUNTIME.glob("*.c")):
+        clang(tmp_path, "-S", f"-I{RUNTIME}", source, "-o", out)
+        text = out.read_text()
+        assert not fused.search(text), source.name
+        seen += len(re.findall(r"\bfmul\b", text))
+    assert seen > 20

@@ -25,6 +25,10 @@
 
 #include "edge.h"
 
+#ifdef __clang__ /* in packages that others compile; GCC has -ffp-contract=off, and warns of this */
+#pragma STDC FP_CONTRACT OFF /* products and sums round apart, as NumPy's do */
+#endif
+
 #ifdef __SANITIZE_ADDRESS__
 void __asan_poison_memory_region(const volatile void *at, size_t size);
 void __asan_unpoison_memory_region(const volatile void *at, size_t size);
