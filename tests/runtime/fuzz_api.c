@@ -1,5 +1,6 @@
 /* Calls the functions of edge.h in any order, with right and wrong arguments, from two threads: `fuzz_api model.edge SEED
  * STEPS`. Whatever comes, calls return, say why, and keep their promises; sanitizers watch. */
+#define _GNU_SOURCE
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>

@@ -1,5 +1,6 @@
 /* Opens, answers, cancels and closes again and again: `soak model.edge TIMES`. Mappings, threads, files and resident memory
  * must stay as after the first ten times. */
+#define _GNU_SOURCE
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
