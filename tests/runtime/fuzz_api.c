@@ -126,8 +126,8 @@ static void call_set(run *r)
     options.celsius = rarely(c) ? some_number(c, 90) : 0;
     options.headroom = rarely(c) ? some_number(c, 0.9) : 0;
     options.size = rarely(c) ? below(c, 300) : options.size;
-    if (options.watts > 0 && options.watts < 1)
-        options.watts = 0; /* pauses of seconds */
+    if (options.watts != 0 || options.celsius != 0 || options.headroom != 0)
+        options.seconds = 0.05; /* or there are pauses of seconds */
     if (r->session) {
         hold(r, edge_set(r->session, rarely(c) ? NULL : &options, &error), &error);
     } else if (!hold(r, edge_begin(r->model, &options, &r->session, &error), &error)) {

@@ -193,6 +193,12 @@ void edge_end(edge_session *s)
 
 /* ---- between answers -------------------------------------------------------------------------------------------- */
 
+/* Less than 0 where it is no number of something. */
+static double reading_of(double value)
+{
+    return value >= 0 && value < 1e18 ? value : -1;
+}
+
 edge_status edge_read(edge_session *s, const edge_readings *readings, edge_error *error)
 {
     edge_status status = enter(s, error);
@@ -200,7 +206,10 @@ edge_status edge_read(edge_session *s, const edge_readings *readings, edge_error
         return status;
     if (!readings || readings->size < sizeof *readings)
         return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "edge_readings must begin with EDGE_READINGS"));
-    memcpy(&s->readings, readings, sizeof s->readings);
+    s->readings = (edge_readings){
+        sizeof s->readings, reading_of(readings->joules), reading_of(readings->celsius), reading_of(readings->headroom),
+        readings->available,
+    };
     watch_read(&s->watch, &s->readings, s->started);
     return leave(s, EDGE_OK);
 }
