@@ -300,7 +300,7 @@ def test_tokens_of_a_text() -> None:
 
 
 def test_calls_in_any_order_from_two_threads() -> None:
-    run_program("fuzz_api", "1", "1500")
+    run_program("fuzz_api", "1", "400")
 
 
 def test_nothing_is_left_of_sessions_that_have_ended() -> None:
