@@ -180,3 +180,19 @@ def test_machines_without_embedded_passes_are_refused(model: Model) -> None:
     for machine, system in (("riscv64", "linux"), ("x86_64", "ios")):
         with pytest.raises(UnsupportedError, match=f"no library is made for {system} on {machine}"):
             embedded_designs(layout, "f16", machine, system)
+
+
+def test_only_passes_that_divide_work_alike_share_code(model: Model) -> None:
+    layout = make_layout(model.file, model.spec)
+
+    def shared(**tuned: dict[str, int]) -> dict[str, set[str]]:
+        designs = embedded_designs(layout, "f16", "aarch64", "android", lambda isa: tuned.get(isa, {}))
+        return {each.target.name: set(each.shared.values()) for each in designs}
+
+    attention = {f"edge_{name}_neon" for name in ("step_attend", "chunk_attend", "chunk_embed")}
+    steps = {f"edge_step_{name}_dotprod" for name in ("qkv", "output", "gate_up", "down", "head")}
+    assert shared() == {"i8mm": attention | steps, "dotprod": attention, "neon": {"edge_chunk_embed_neon"}}
+    tuned = shared(i8mm={"step_block": 16})
+    assert tuned["i8mm"] == {"edge_chunk_embed_i8mm"}
+    assert tuned["dotprod"] == attention
+    assert shared(**{isa: {"step_block": 16} for isa in ("i8mm", "dotprod", "neon")}) == shared()
