@@ -27,8 +27,10 @@ from edge.backends.tvm.targets import TARGETS, choose_target
 from edge.backends.tvm.tuning.lookup import find_tuned_for, make_subject
 from edge.devices.profiles import HOST, find_profile, profile_names
 from edge.devices.records import Record, record_name, write_record
+from edge.embed.export import prepare
 from edge.errors import InputError, UnsupportedError
 from edge.model.model import Model, open_model
+from edge.options import Options
 
 MODEL = Path(__file__).parent / "golden" / "llama-one-layer.gguf"
 
@@ -315,6 +317,12 @@ def test_records_of_another_device_are_found_by_its_name(tmp_path: Path, monkeyp
     found = find_tuned_for(model.spec, "f16", "raspberry-pi-5", "dotprod")
     assert found is not None
     assert (name in found.about, found.values, found.threads) == (True, {"step_block": 16}, None)
+    bundle = prepare(model, find_profile("raspberry-pi-5"), Options())  # of edge export
+    assert {each.target.name: each.target.step_block for each in bundle.designs} == {
+        "i8mm": 8,
+        "dotprod": 16,
+        "neon": 8,
+    }
     for other in (("f16", "raspberry-pi-5", "neon"), ("int8", "raspberry-pi-5", "dotprod"), ("f16", "pixel-9", "i8mm")):
         assert find_tuned_for(model.spec, *other) is None
 

@@ -26,6 +26,7 @@ from edge.backends.tvm.kv.row_formats import FORMATS
 from edge.backends.tvm.packing.layout import PackedLayout, make_layout
 from edge.backends.tvm.targets import choose_target
 from edge.backends.tvm.tuning.lookup import find_tuned_for
+from edge.backends.tvm.tuning.space import compiled_values
 from edge.devices.host import usable_cores
 from edge.devices.output import check_folder, new_folder
 from edge.devices.profile import DeviceProfile, Power
@@ -169,7 +170,8 @@ def describe(bundle: Bundle, sha256: str, folder: Path) -> dict[str, Any]:
         "plan": {
             "kv_policy": plan.kv_policy, "sinks": plan.sinks, "kv_size": plan.config.capacity,
             "kv_dtype": plan.config.kv_dtype, "prefill_step_size": plan.config.chunk, "threads": plan.config.threads,
-            "evict_step": plan.evict_step, "tuned": plan.tuned, "tuning": plan.config.tuning,
+            "evict_step": plan.evict_step,
+            "tuning": {each.target.name: compiled_values(each.target) for each in bundle.designs},
             "bytes": {
                 "runtime": plan.bytes.interpreter, "weights": plan.bytes.weights, "kv": plan.bytes.kv,
                 "scratch": plan.bytes.scratch,
