@@ -116,7 +116,11 @@ def prepare(model: Model, profile: DeviceProfile, options: Options, isas: Sequen
     check_options(options)
     if model.file.folder is not None:
         raise UnsupportedError(f"{model.name} is a folder in ONNX: edge export reads GGUF files")
-    layout = make_layout(model.file, model.spec)
+    try:
+        layout = make_layout(model.file, model.spec)
+    except UnsupportedError as error:
+        why = str(error).partition(": use --backend")[0]
+        raise UnsupportedError(f"{model.name} cannot be exported: {why}") from None
     if not isinstance(model.tokenizer, Tokenizer):
         raise UnsupportedError(f"the tokenizer of {model.name} is known to llama.cpp alone, and cannot be exported")
     ids, words = tokenizer_sections(model.tokenizer)
