@@ -303,8 +303,9 @@ def test_calls_in_any_order_from_two_threads() -> None:
     run_program("fuzz_api", "1", "400")
 
 
-def test_nothing_is_left_of_sessions_that_have_ended() -> None:
-    run_program("soak", "60")
+@pytest.mark.parametrize("times", ["60", pytest.param("1000", marks=pytest.mark.exhaustive)])
+def test_nothing_is_left_of_sessions_that_have_ended(times: str) -> None:
+    run_program("soak", times)
 
 
 SANITIZERS = {
@@ -317,9 +318,10 @@ SANITIZERS = {
 @pytest.mark.parametrize("policy", ["streaming", "h2o", "full"])
 @pytest.mark.parametrize("sanitizer", SANITIZERS)
 def test_sanitizers_find_nothing(sanitizer: str, policy: str) -> None:
-    for seed in range(3):
-        run_program("fuzz_api", str(seed), "5000", sanitizer=sanitizer, kv_policy=policy)
-    run_program("soak", "1000", sanitizer=sanitizer, kv_policy=policy)
+    for seed in range(2):
+        run_program(
+            "fuzz_api", str(seed), "3000" if sanitizer == "address" else "800", sanitizer=sanitizer, kv_policy=policy
+        )
 
 
 def run_program(name: str, *arguments: str, sanitizer: str | None = None, kv_policy: str = "streaming") -> None:
