@@ -113,7 +113,7 @@ $(VENV)/.dev: $(VENV)/.run
 		|| echo "without oclgrind the tests that look for races in GPU kernels are skipped"
 	@command -v javac >/dev/null \
 		|| { command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] && apt-get update -qq \
-		&& apt-get install -qq -y --no-install-recommends openjdk-17-jdk-headless >/dev/null; } \
+		&& apt-get install -qq -y --no-install-recommends default-jdk-headless >/dev/null; } \
 		|| echo "without a JDK the tests of the Kotlin API are skipped"
 	@echo "building llama.cpp for the tests: 2 to 4 minutes, once"
 	$(PIP) -e '.[tvm,llamacpp,onnx,demo,tracker,dev]'
