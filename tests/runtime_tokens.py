@@ -27,13 +27,17 @@ def library() -> ctypes.CDLL:
 
 
 class CTokenizer:
-    """The tables of a tokenizer, opened in C."""
+    """The tables of a tokenizer, opened in C. file: write section TOKENIZER to it, and map it."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, file: Path | None = None) -> None:
         self.sections = tokenizer_sections(tokenizer)
-        self._aligned = [aligned(each) for each in self.sections]
-        places = [part for each in self._aligned for part in (pointer(each), ctypes.c_uint64(each.size))]
-        self._handle = ctypes.c_void_p(library().tokens_open(*places, tokenizer.size, None))
+        self._tables = [aligned(each) for each in self.sections]
+        if file:
+            file.write_bytes(self.sections[0])
+            self._tables[0] = np.memmap(file, np.uint8, "r")
+        places = [part for each in self._tables for part in (pointer(each), ctypes.c_uint64(each.size))]
+        mapped = ctypes.c_size_t(self._tables[0].size if file else 0)
+        self._handle = ctypes.c_void_p(library().tokens_open(*places, tokenizer.size, mapped, None))
         assert self._handle
 
     def encode(self, text: str | bytes, special: bool = False, start: bool = True) -> list[int]:

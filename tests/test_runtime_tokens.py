@@ -239,6 +239,18 @@ def test_a_million_times_one_character(model: str, char: str) -> None:
     assert time.process_time() - start < 10
 
 
+def test_merges_take_no_memory_once_a_text_is_encoded(tmp_path: Path) -> None:
+    python, _ = both("smollm2-135m")
+    c = CTokenizer(python, tmp_path / "tokens")
+    for text in (MANUAL[:5_000], MANUAL[5_000:6_000]):
+        assert c.encode(text) == python.encode(text).tolist()
+    maps = Path("/proc/self/smaps")
+    if maps.exists():
+        own = maps.read_text().partition(str(tmp_path / "tokens"))[2]
+        resident = int(own.partition("Rss:")[2].split()[0]) << 10
+        assert resident <= len(c.sections[0]) - 8 * len(python.vocabulary.merges())
+
+
 # Damaged tables
 
 

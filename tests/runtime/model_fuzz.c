@@ -37,7 +37,7 @@ edge_status map_file(const edge_source *source, mapping *file, edge_error *error
 {
     (void)source;
     (void)error;
-    *file = (mapping){copy, shown, copy, size};
+    *file = (mapping){copy, shown, NULL, 0};
     return EDGE_OK;
 }
 

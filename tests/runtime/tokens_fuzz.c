@@ -8,7 +8,7 @@
 
 typedef struct opened opened;
 opened *tokens_open(const uint8_t *tokens, uint64_t token_bytes, const uint8_t *rules, uint64_t rule_bytes,
-                    uint32_t vocab, edge_error *error);
+                    uint32_t vocab, size_t mapped, edge_error *error);
 void tokens_close(opened *o);
 int64_t tokens_encode(opened *o, const char *text, size_t length, int special, int start, int32_t *ids, int64_t most);
 int64_t tokens_decode(opened *o, const int32_t *ids, int64_t count, char *out);
@@ -77,7 +77,7 @@ int main(int count, char **arguments)
         for (uint32_t j = 0; j < made; j++)
             mutate(changes + j, rules.size && !below(3) ? &rules : &tokens);
         edge_error error = {.size = sizeof error};
-        opened *o = tokens_open(tokens.data, tokens.size, rules.data, rules.size, vocab, &error);
+        opened *o = tokens_open(tokens.data, tokens.size, rules.data, rules.size, vocab, 0, &error);
         if (o) {
             ran++;
             int64_t found = tokens_encode(o, (char *)text.data, text.size, below(2) != 0, below(2) != 0, ids, MOST_IDS);

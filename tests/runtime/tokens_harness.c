@@ -6,13 +6,14 @@
 typedef struct { edge_model model; edge_config config; tokenizer *tokens; void *memory; size_t size; } opened;
 typedef struct { int32_t *ids; int64_t count, most; } list;
 
-/* Of sections TOKENIZER and WORDS, which stay where they are. NULL: they are damaged. */
+/* Of sections TOKENIZER and WORDS, which stay where they are. mapped: they are part of a file. NULL: they are damaged. */
 opened *tokens_open(const uint8_t *tokens, uint64_t token_bytes, const uint8_t *rules, uint64_t rule_bytes,
-                    uint32_t vocab, edge_error *error)
+                    uint32_t vocab, size_t mapped, edge_error *error)
 {
     opened *o = calloc(1, sizeof *o);
     o->config.vocab = vocab;
     o->model.config = &o->config;
+    o->model.file.mapped = mapped;
     o->model.sections[SECTION_TOKENIZER] = tokens;
     o->model.sizes[SECTION_TOKENIZER] = token_bytes;
     o->model.sections[SECTION_WORDS] = rules;

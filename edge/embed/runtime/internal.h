@@ -52,6 +52,7 @@ void hash_end(hasher *h, uint8_t digest[32]);
 void *map_memory(size_t size);                    /* zeros, whose pages become resident when they are written; NULL */
 void unmap_memory(void *memory, size_t size);
 void release_memory(void *memory, size_t size);   /* whole pages become zeros and are given back */
+void forget_memory(const void *memory, size_t size); /* whole pages of a mapped file are given back until next read */
 typedef struct { const uint8_t *data; uint64_t size; void *base; size_t mapped; } mapping;
 edge_status map_file(const edge_source *source, mapping *file, edge_error *error);
 void unmap_file(mapping *file);

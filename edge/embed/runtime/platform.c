@@ -141,6 +141,14 @@ void release_memory(void *memory, size_t size)
 #endif
 }
 
+void forget_memory(const void *memory, size_t size)
+{
+    uint64_t page = page_size(), first = ((uint64_t)memory + page - 1) / page * page;
+    uint64_t end = ((uint64_t)memory + size) / page * page;
+    if (first < end)
+        madvise((void *)first, end - first, MADV_DONTNEED);
+}
+
 /* ---- files ------------------------------------------------------------------------------------------------------- */
 
 /* Bytes of an open file, whose position stays; -1 for what has none, such as a pipe. */

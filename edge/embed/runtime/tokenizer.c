@@ -60,6 +60,7 @@ struct tokenizer {
     words rules;
     int32_t ascii[128];  /* tokens of single characters */
     uint32_t count, most; /* symbols; of the longest word */
+    bool mapped;          /* the tables are part of a file */
     workspace *work;      /* most of which is never touched */
 };
 
@@ -478,6 +479,8 @@ edge_status tokenizer_encode(tokenizer *t, const char *text, size_t length, bool
     }
     if (t->most > RELEASED)
         release_memory(t->work, sizeof *t->work);
+    if (t->mapped) /* nothing else reads merges */
+        forget_memory(t->in.merges, (size_t)((const uint8_t *)t->in.characters - (const uint8_t *)t->in.merges));
     return EDGE_OK;
 }
 
@@ -490,6 +493,7 @@ tokenizer *tokenizer_layout(arena *from, const edge_model *model)
     if (!t)
         return NULL;
     t->work = work;
+    t->mapped = model->file.mapped;
     find_tables(model, &t->in); /* tokenizer_check has */
     words_find(model, &t->rules, NULL);
     for (uint32_t point = 0; point < 128; point++)
