@@ -21,7 +21,7 @@ from small_models import Small, write_small
 from edge.backends import find_backend
 from edge.backends.base import PHASES, EngineConfig, Operator
 from edge.backends.operators import Piece, by_name, pieces
-from edge.backends.tvm.compiler.compiled import _key
+from edge.backends.tvm.compiler.compiled import design_key
 from edge.backends.tvm.cpu.timing import CALLS, NANOSECONDS, read_counters
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.engine import NativeEngine
@@ -124,7 +124,7 @@ def test_a_timed_pass_gives_the_same_logits_and_lasts_no_less_than_its_phases(qu
         plain.close()
         timed.close()
     for each in (design, replace(design, timed=True)):
-        image = cache.find("kernels", _key(each), ".img")
+        image = cache.find("kernels", design_key(each), ".img")
         assert image is not None
         assert (b"clock_gettime" in image.read_bytes()) == each.timed
 
