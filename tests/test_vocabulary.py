@@ -79,7 +79,7 @@ def test_random_vocabularies_merge_as_in_the_library(
 
 
 def test_tokens_are_found_by_their_text() -> None:
-    vocabulary: Vocabulary = smollm2()._vocabulary
+    vocabulary: Vocabulary = smollm2().vocabulary
     assert [vocabulary.find(vocabulary.text(token)) for token in range(vocabulary.size)] == [*range(vocabulary.size)]
     assert vocabulary.find("no token of this name") is vocabulary.find("") is vocabulary.find("\0") is None
     assert vocabulary.find_plain("<|im_end|>") is None
