@@ -95,8 +95,8 @@ def write_model(path: Path, model: Model, case: Case, isa: str, most_threads: in
     """model.edge of this case for an instruction set, with memory for so many threads."""
     layout, config = make_layout(model.file, model.spec), replace(case.config, threads=most_threads)
     sections = {
+        Section.CONFIG: model_file.config_section(
             model, layout, config, make_policy(case.policy), 8, chat=False, sampling=model.sampling(),
-            model, layout, config, make_policy(case.policy), 8, sampling=model.sampling(),
             power=Power(2.0, 1.0, 20.0), kv_bytes=1, scratch_bytes=1, peak=1,
         ),
         Section.LAYERS: model_file.layers_section(layout),
