@@ -360,7 +360,7 @@ def test_the_host_is_predicted_once_it_is_known(tmp_path: Path) -> None:
     [
         (["--device", "toaster"], "unknown device"),
         (["--device", "pixel-9", "--backend", "warp"], "unknown backend"),
-        (["--device", "iphone-16"], "say --memory"),
+        (["--device", "galaxy-s24"], "say --memory"),
         (["--device", "macbook-air-m3", "--backend", "tvm"], "does not run on macos"),
         (["--max-kv-size", "64", "--at", "8,65"], "--at 65 is more than the 64 rows of the cache"),
         (["--prompt-tokens", "9" * 400], "Invalid value"),
