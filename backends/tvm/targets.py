@@ -106,9 +106,11 @@ def app_targets(machine: str, system: str) -> list[Target]:
     if not found or (system in ("ios", "macos") and machine != "aarch64"):
         raise UnsupportedError(f"no library is made for {system} on {machine}: choose a device with ARM64 or x86-64")
     apple = {"mtriple": "aarch64-apple-ios"} if system in ("ios", "macos") else {}
-    reserved = ["+reserve-x18"] if machine == "aarch64" else []
+    features = ["+reserve-x18"] if machine == "aarch64" else []
+    if apple:  # zeroes vectors as the first of Apple's 64-bit CPUs need it: Xcode's assembler warns of other ways
+        features.append("+zcz-fp-workaround")
     return [
-        replace(each, llvm=each.llvm | apple | {"mattr": [*each.llvm["mattr"], *reserved], "opt-level": 2})
+        replace(each, llvm=each.llvm | apple | {"mattr": [*each.llvm["mattr"], *features], "opt-level": 2})
         for each in found
     ]
 
