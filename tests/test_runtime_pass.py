@@ -231,14 +231,10 @@ def test_passes_run_under_sanitizers(tmp_path: Path, flags: tuple[str, ...]) -> 
     np.testing.assert_array_equal(found, run_engine(model, case).logits.reshape(-1))
 
 
+@pytest.mark.exhaustive  # make test has the compiled code on ARM (test_arm.py) and the waiting (test_platform.py)
 @pytest.mark.parametrize(
     ("device", "dtype"),
-    [
-        ("raspberry-pi-5", "int8"),
-        exhaustive("raspberry-pi-zero-2w", "int8"),
-        exhaustive("pixel-9", "int8"),
-        exhaustive("pixel-9", "f16"),
-    ],
+    [("raspberry-pi-5", "int8"), ("raspberry-pi-zero-2w", "int8"), ("pixel-9", "int8"), ("pixel-9", "f16")],
 )
 def test_passes_run_on_arm(tmp_path: Path, device: str, dtype: str) -> None:
     """Under QEMU, the logits of the engine's own code for ARM, which test_arm.py runs: an answer to a prompt."""
