@@ -199,6 +199,27 @@ def test_memory_that_is_given_back_is_that_of_the_python_session() -> None:
         assert after["kv"] < 0.6 * before["kv"]
 
 
+def test_a_question_that_no_longer_fits_ends_its_answer() -> None:
+    folder = bundle_of(MODEL, kv_policy="full", max_kv_size=500, prefill_step_size=16, threads=1)
+    with open_bundle(folder) as bundle, bundle.session(ignore_eos=1) as session:
+        session.append(Role.USER, TEXT * 8)
+        session.trim(Trim.ALL)  # rows that nothing has been written to, which the question waits for
+        piece = session.next()
+        assert (piece.token, piece.finish) == (None, Finish.MEMORY)
+        assert session.use()["seconds"] < 60
+
+
+def test_refused_options_change_nothing() -> None:
+    with open_bundle(bundle_of(MODEL, **STREAMING)) as bundle:
+        with bundle.session(temperature=0, ignore_eos=1, max_tokens=40) as session:
+            _, text, _ = session.answer("Hi")
+        stop = text[10:14]
+        with bundle.session(temperature=0, ignore_eos=1, max_tokens=40, stops=(stop,)) as session:
+            with pytest.raises(InputError, match="longer than 128 bytes"):
+                session.set(stops=("never", "x" * 129))
+            assert session.answer("Hi")[1:] == (text[: text.index(stop)], Finish.STOP)
+
+
 def test_budgets_end_answers() -> None:
     folder = bundle_of(MODEL, **STREAMING)
     with open_bundle(folder) as bundle, bundle.session(temperature=0, ignore_eos=1) as session:

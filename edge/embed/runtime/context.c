@@ -163,6 +163,8 @@ static edge_finish run_chunk(edge_session *s)
 
 edge_finish context_prompt(edge_session *s)
 {
+    if (!s->started) /* an answer that ends before its first pass takes time, too */
+        start(s);
     while (!s->stopped) {
         bool all = !s->waiting;
         s->stopped = run_chunk(s);

@@ -34,9 +34,9 @@ void __asan_poison_memory_region(const volatile void *at, size_t size);
 void __asan_unpoison_memory_region(const volatile void *at, size_t size);
 #endif
 
-/* ---- errors ---------------------------------------------------------------------------------------------------- */
+/* ---- error.c --------------------------------------------------------------------------------------------------- */
 
-/* In model.c. Sets *error (unless NULL), shortened to what fits, and returns code. Knows %s (const char *), %d (int64_t). */
+/* Sets *error (unless NULL), shortened to what fits, and returns code. Knows %s (const char *), %d (int64_t). */
 edge_status edge_fail(edge_error *error, edge_status code, const char *form, ...);
 
 /* ---- hash.c ---------------------------------------------------------------------------------------------------- */
@@ -241,6 +241,7 @@ int32_t sampler_next(sampler *s, float *logits);
 typedef struct stops stops;
 enum { MOST_STOPS = 16, LONGEST_STOP = 128 };
 stops *stops_layout(arena *from);
+/* Those of before stay if one of them is refused. */
 edge_status stops_set(stops *s, const char *const *texts, uint32_t count, edge_error *error);
 void stops_start(stops *s);
 /* The text that may be shown, in `out` (length + LONGEST_STOP bytes). *met: a stop string was found. */

@@ -75,19 +75,19 @@ static edge_status start_threads(edge_session *s, const edge_options *options, e
     return pass_start(s->pass, threads, options->cpu_mask, error);
 }
 
-/* For the next answer, but for threads, which change at once. */
+/* For the next answer, but for threads, which change at once. If it fails, threads may run, and nothing else changes. */
 static edge_status take_options(edge_session *s, const edge_options *options, edge_error *error)
 {
-    edge_status status = stops_set(s->next_stops, options->stops, options->stop_count, error);
-    s->new_stops = !status;
+    edge_status status = start_threads(s, options, error);
     if (!status)
-        status = start_threads(s, options, error);
-    if (!status) {
-        memcpy(&s->next_options, options, sizeof s->next_options);
-        s->next_options.stops = NULL; /* copied, and the app's own may go */
-        s->next_options.isa = NULL;
-    }
-    return status;
+        status = stops_set(s->next_stops, options->stops, options->stop_count, error);
+    if (status)
+        return status;
+    s->new_stops = true;
+    memcpy(&s->next_options, options, sizeof s->next_options);
+    s->next_options.stops = NULL; /* copied, and the app's own may go */
+    s->next_options.isa = NULL;
+    return EDGE_OK;
 }
 
 edge_status edge_set(edge_session *s, const edge_options *options, edge_error *error)
@@ -173,6 +173,7 @@ edge_status edge_begin(edge_model *model, const edge_options *options, edge_sess
     s->readings = (edge_readings)EDGE_READINGS;
     context_reset(s);
     if ((status = take_options(s, options, error))) {
+        pass_stop(s->pass);
         unmap_memory(s->memory, s->size);
         return status;
     }

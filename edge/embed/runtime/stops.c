@@ -40,19 +40,21 @@ static bool copy_stop(stop *to, const char *text)
 
 edge_status stops_set(stops *s, const char *const *texts, uint32_t count, edge_error *error)
 {
-    uint32_t taken = 0;
-    s->count = s->held_length = 0; /* also if one of them is refused */
+    stop read;
     if (count > MOST_STOPS)
         return edge_fail(error, EDGE_BAD_ARGUMENT, "at most %d stop strings", (int64_t)MOST_STOPS);
-    for (uint32_t i = 0; i < count; i++) {
+    for (uint32_t i = 0; i < count; i++) { /* all of them first: refused ones leave those of before */
         if (!texts[i])
             return edge_fail(error, EDGE_BAD_ARGUMENT, "stop string %d is NULL", (int64_t)i);
-        if (!copy_stop(&s->list[taken], texts[i]))
+        if (!copy_stop(&read, texts[i]))
             return edge_fail(error, EDGE_BAD_ARGUMENT, "stop string %d is longer than %d bytes", (int64_t)i,
                              (int64_t)LONGEST_STOP);
-        taken += s->list[taken].length > 0;
     }
-    s->count = taken;
+    s->count = s->held_length = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        copy_stop(&s->list[s->count], texts[i]);
+        s->count += s->list[s->count].length > 0;
+    }
     return EDGE_OK;
 }
 
