@@ -9,7 +9,6 @@ final class Chat: ObservableObject {
     @Published var answering = false
     private var session: EdgeSession?
     private var answer: Task<Void, Never>?
-    private var warnings: NSObjectProtocol?
 
     func open() async {
         guard session == nil else { return }
@@ -20,7 +19,7 @@ final class Chat: ObservableObject {
             session = opened
             status = "Ready"
             #if os(iOS)
-            warnings = opened.trimOnMemoryWarnings()
+            opened.trimOnMemoryWarnings()
             #endif
         } catch {
             status = error.localizedDescription
@@ -46,10 +45,6 @@ final class Chat: ObservableObject {
 
     func cancel() {
         answer?.cancel()
-    }
-
-    deinit {
-        if let warnings { NotificationCenter.default.removeObserver(warnings) }
     }
 }
 

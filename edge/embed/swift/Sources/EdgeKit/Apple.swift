@@ -29,13 +29,15 @@ public enum AppleSensors {
 
 #if os(iOS)
 extension EdgeSession {
-    /// Gives half of what can be spared back on each memory warning, unless an answer is generated. The result is for
-    /// `NotificationCenter.default.removeObserver`.
+    /// Gives half of what can be spared back on each memory warning, between two tokens if an answer is generated; until
+    /// the session ends, or the result goes to `NotificationCenter.default.removeObserver`.
+    @MainActor @discardableResult
     public func trimOnMemoryWarnings() -> NSObjectProtocol {
         NotificationCenter.default.addObserver(
             forName: UIApplication.didReceiveMemoryWarningNotification, object: nil, queue: nil
         ) { [weak self] _ in
-            DispatchQueue.global().async { try? self?.trim(.half) }
+            guard let self else { return }
+            DispatchQueue.global().async { try? self.trim(.half) }
         }
     }
 }

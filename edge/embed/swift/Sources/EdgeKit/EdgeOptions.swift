@@ -31,7 +31,7 @@ public struct EdgeOptions: Sendable {
 
     public init() {}
 
-    func withNative<Value>(_ body: (inout edge_options) throws -> Value) rethrows -> Value {
+    func withNative<Value>(_ body: (inout edge_options) throws -> Value) throws -> Value {
         let texts = stops.map { strdup($0) }
         let isaText = isa.flatMap { strdup($0) }
         defer {

@@ -107,7 +107,7 @@ public final class EdgeSession: @unchecked Sendable {
         }
     }
 
-    /// Memory is short: gives back what can be spared, for good. Throws while an answer is generated.
+    /// Memory is short: gives back what can be spared, for good, also between two tokens of an answer.
     public func trim(_ level: Trim) throws {
         try queue.sync { try EdgeError.check { edge_trim(handle, level.rawValue, &$0) } }
     }
