@@ -29,8 +29,8 @@ public enum AppleSensors {
 
 #if os(iOS)
 extension EdgeSession {
-    /// Gives half of what can be spared back on each memory warning, between two tokens if an answer is generated; until
-    /// the session ends, or the result goes to `NotificationCenter.default.removeObserver`.
+    /// Gives half of what can be spared back on each memory warning, between two tokens if an answer is generated;
+    /// until the session ends, or the result goes to `NotificationCenter.default.removeObserver`.
     @MainActor @discardableResult
     public func trimOnMemoryWarnings() -> NSObjectProtocol {
         NotificationCenter.default.addObserver(

@@ -3,7 +3,7 @@ import Foundation
 
 /// A conversation with a model.
 ///
-/// All functions may be called from any thread: they run one after another on the session's own queue, but for `cancel`.
+/// All functions may be called from any thread: they run one after another on the session's queue, but for `cancel`.
 /// Those without `async` wait for the token that is being generated.
 public final class EdgeSession: @unchecked Sendable {
     private let model: EdgeModel // stays mapped as long as the session
