@@ -260,6 +260,22 @@ def test_calls_out_of_order_are_refused_in_a_line() -> None:
             check_order(session)
 
 
+def test_a_system_text_that_does_not_fit_is_refused_whole() -> None:
+    """What follows the text may still fit behind its words that fit."""
+    with open_bundle(bundle_of(MODEL, **STREAMING)) as bundle, bundle.session() as session:
+        taken = [takes_system(session, "internationalization " * 5 + "x" * length) for length in range(100)]
+    assert taken == [True] * sum(taken) + [False] * (100 - sum(taken))
+    assert 0 < sum(taken) < 100
+
+
+def takes_system(session: BundleSession, text: str) -> bool:
+    session.rewind()
+    with suppress(InputError):
+        session.append(Role.SYSTEM, text)
+        return True
+    return False
+
+
 def check_order(session: BundleSession) -> None:
     with pytest.raises(InputError, match="edge_append first"):
         session.next()

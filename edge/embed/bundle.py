@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Iterator, Sequence
 from ctypes import byref, c_char, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p, sizeof
 from dataclasses import dataclass
@@ -113,7 +114,7 @@ class Bundle:
         """library: another one than the bundle's, such as one with sanitizers."""
         self.library = _load(Path(library or Path(folder) / LIBRARY))
         self._model = c_void_p()
-        path = str(Path(folder) / MODEL).encode()
+        path = os.fsencode(Path(folder) / MODEL)
         _check(self.library.edge_open, byref(_Source(path, -1)), byref(self._model))
 
     def __enter__(self) -> Bundle:

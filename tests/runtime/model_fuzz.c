@@ -151,7 +151,7 @@ static void use(edge_model *model)
         arena real = {work, 0};
         tokenizer *t = tokenizer_layout(&real, model);
         uint64_t ids = 0;
-        tokenizer_encode(t, text, sizeof text - 1, draw(2), draw(2), count_ids, &ids, NULL);
+        tokenizer_encode(t, text, sizeof text - 1, draw(2), draw(2), count_ids, &ids);
         for (int i = 0; i < 4; i++) {
             size_t length = 0;
             int32_t token = (int32_t)draw(model->config->vocab);

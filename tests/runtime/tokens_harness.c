@@ -49,7 +49,7 @@ static bool collect(void *to, const int32_t *ids, size_t count)
 int64_t tokens_encode(opened *o, const char *text, size_t length, int special, int start, int32_t *ids, int64_t most)
 {
     list all = {ids, 0, most};
-    tokenizer_encode(o->tokens, text, length, special, start, collect, &all, NULL);
+    tokenizer_encode(o->tokens, text, length, special, start, collect, &all);
     return all.count;
 }
 

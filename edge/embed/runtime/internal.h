@@ -174,10 +174,9 @@ typedef struct tokenizer tokenizer; /* tables in model.edge, and working memory 
 tokenizer *tokenizer_layout(arena *from, const edge_model *model);
 edge_status tokenizer_check(const edge_model *model, edge_error *error); /* at edge_open, in constant time */
 /* Encodes a text block by block, as Tokenizer.encode_blocks: ids go to `out` until it returns false. start: the text
- * opens a prompt. special: control tokens are recognized. */
+ * opens a prompt. special: control tokens are recognized. Returns false if `out` did. */
 typedef bool (*ids_out)(void *to, const int32_t *ids, size_t count);
-edge_status tokenizer_encode(tokenizer *t, const char *text, size_t length, bool special, bool start, ids_out out,
-                             void *to, edge_error *error);
+bool tokenizer_encode(tokenizer *t, const char *text, size_t length, bool special, bool start, ids_out out, void *to);
 /* The bytes that a token adds to a text, valid as long as the model. *length: at most 1024, may be 0. */
 const char *tokenizer_piece(const tokenizer *t, int32_t token, size_t *length);
 bool tokenizer_ends(const tokenizer *t, int32_t token); /* a turn */

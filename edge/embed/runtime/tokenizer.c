@@ -465,23 +465,20 @@ static size_t read_block(tokenizer *t, const uint8_t **from, const uint8_t *end)
     return used;
 }
 
-edge_status tokenizer_encode(tokenizer *t, const char *text, size_t length, bool special, bool start, ids_out out,
-                             void *to, edge_error *error)
+bool tokenizer_encode(tokenizer *t, const char *text, size_t length, bool special, bool start, ids_out out, void *to)
 {
     const uint8_t *at = (const uint8_t *)text, *end = at + length;
-    (void)error;
+    bool all = true;
     t->most = 0;
-    while (at < end) {
+    for (; all && at < end; start = false) {
         size_t count = read_block(t, &at, end);
-        if (!encode_block(t, count, special, start, out, to))
-            break;
-        start = false;
+        all = encode_block(t, count, special, start, out, to);
     }
     if (t->most > RELEASED)
         release_memory(t->work, sizeof *t->work);
     if (t->mapped) /* nothing else reads merges */
         forget_memory(t->in.merges, (size_t)((const uint8_t *)t->in.characters - (const uint8_t *)t->in.merges));
-    return EDGE_OK;
+    return all;
 }
 
 /* ---- a session's tokenizer ---------------------------------------------------------------------------------------- */

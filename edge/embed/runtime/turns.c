@@ -51,20 +51,16 @@ static edge_status append_system(edge_session *s, const char *text, size_t count
     appending to = {s, -1};
     s->system_count = 0;
     s->turn = TURN_NEW;
-    edge_status status = EDGE_OK;
-    bool fits = push_part(s, CHAT_SYSTEM, push_system);
-    if (fits)
-        status = tokenizer_encode(s->tokenizer, text, count, false, chat_starts(s->model, CHAT_SYSTEM), push_system,
-                                  &to, error);
-    fits = fits && push_part(s, CHAT_AFTER_SYSTEM, push_system);
-    if (!status && !fits)
-        status = edge_fail(error, EDGE_FULL, "the system's text has more tokens than the KV cache has rows (%d)",
-                           (int64_t)s->model->config->capacity);
-    if (status)
+    bool fits = push_part(s, CHAT_SYSTEM, push_system) &&
+                tokenizer_encode(s->tokenizer, text, count, false, chat_starts(s->model, CHAT_SYSTEM), push_system, &to) &&
+                push_part(s, CHAT_AFTER_SYSTEM, push_system);
+    if (!fits) {
         s->system_count = 0;
-    else
-        s->turn = TURN_SYSTEM;
-    return status;
+        return edge_fail(error, EDGE_FULL, "the system's text has more tokens than the KV cache has rows (%d)",
+                         (int64_t)s->model->config->capacity);
+    }
+    s->turn = TURN_SYSTEM;
+    return EDGE_OK;
 }
 
 static edge_status append_ids(edge_session *s, const int32_t *ids, size_t count, edge_error *error)
@@ -132,8 +128,7 @@ static edge_status append(edge_session *s, edge_role role, const void *text, siz
     if (role == EDGE_IDS)
         status = append_ids(s, text, count, error);
     else
-        status = tokenizer_encode(s->tokenizer, text, count, role == EDGE_RAW, starts_text(s, role), push_ids, &to,
-                                  error);
+        tokenizer_encode(s->tokenizer, text, count, role == EDGE_RAW, starts_text(s, role), push_ids, &to);
     if (!status && !s->full && to.bos >= 0)
         push_ids(&to, NULL, 0);
     s->reserved = 0;
