@@ -111,6 +111,7 @@ public struct Usage: Sendable {
     public let rows, capacity, threads: Int
     public let weights, kv, scratch, file, tokens, evicted: UInt64
     public let joules, seconds: Double
+    public let measured: Bool // the joules: by the app's sensors, or else estimated
 }
 
 /// Why a call failed. The message is one line that says what was wrong and what to do.

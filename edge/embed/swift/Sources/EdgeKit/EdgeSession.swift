@@ -120,7 +120,7 @@ public final class EdgeSession: @unchecked Sendable {
             return Usage(
                 rows: Int(use.rows), capacity: Int(use.capacity), threads: Int(use.threads), weights: use.weights,
                 kv: use.kv, scratch: use.scratch, file: use.file, tokens: use.tokens, evicted: use.evicted,
-                joules: use.joules, seconds: use.seconds)
+                joules: use.joules, seconds: use.seconds, measured: use.measured != 0)
         }
     }
 
