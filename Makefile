@@ -62,6 +62,7 @@ bench: $(VENV)/.dev
 		$$($(BIN)/python benchmarks/text.py secI8.html secJ3.html secI5.html secJ5.html | sed 's/^/--text /')
 	$(BIN)/python benchmarks/endless.py
 	$(BIN)/python benchmarks/eviction.py
+	$(BIN)/python benchmarks/embed.py
 	$(BIN)/edge bench smollm2-135m -p 512 -n 128 -d 0,4096 -r 5
 
 # The golden files come from transformers, which stays out of `make test`: make golden GOLDEN_PYTHON=…/python
