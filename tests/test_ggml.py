@@ -189,7 +189,10 @@ def importance(floats: Path) -> dict[str, FloatArray]:
     return column_importance(model.file, model.spec, np.arange(3, 259, dtype=np.int32))
 
 
-@pytest.mark.parametrize("kind", ["IQ1_S", "IQ2_XXS", "IQ3_XXS", "Q2_K_S"])  # one of each kind that needs one
+@pytest.mark.parametrize(  # one of each kind that needs one
+    "kind",
+    ["IQ2_XXS", "Q2_K_S", *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in ("IQ1_S", "IQ3_XXS"))],
+)
 def test_a_calibration_text_serves_types_that_need_it(
     kind: str, floats: Path, importance: dict[str, FloatArray], tmp_path: Path
 ) -> None:

@@ -701,7 +701,7 @@ print('"done"')
 
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [(1, 3), pytest.param((2, 5), marks=pytest.mark.exhaustive)], ids=str)
-@pytest.mark.parametrize("side", ["start", "end"])
+@pytest.mark.parametrize("side", [pytest.param("start", marks=pytest.mark.exhaustive), "end"])
 @pytest.mark.parametrize(
     ("small", "kv_dtype"),
     [
