@@ -252,6 +252,7 @@ def store_rows(name: str, heads: Heads, *, tokens: int, observes: bool) -> Built
         make_ready(scope, heads, 1, lambda _: slot, token, raw, ready, factors)
         with when(T.And(exists, heads.is_query(slot))), strided(scope, shape.head) as index:
             store(scope.qkv, (token * heads.slots + slot) * shape.head + index, ready[index])
+        barrier()  # `write_row` changes `ready`
         kv_head = remainder(T.max(slot - shape.heads, i32(0)), shape.kv_heads)
         row = let(new_row(scope, heads.tables, let(scope.layer * shape.kv_heads + kv_head)) + token)
         is_row = T.And(exists, T.Not(heads.is_query(slot)))
