@@ -1,0 +1,67 @@
+/* What JavaScript calls of a module for web pages: numbers in, numbers out. A module has one model and one session.
+ *
+ * The module imports its memory, which threads share ("env" "memory"), and what only the host knows:
+ *
+ *     env.now()     f64, seconds of a monotonic clock
+ *     env.random()  i32, 32 random bits
+ *
+ * Every thread is an instance of its own with the same memory. Before anything else, a thread's instance sets its
+ * `__stack_pointer` to web_stack(number), then it calls web_thread(number), which returns when the session has ended. Texts,
+ * numbers and states travel through memory at addresses that these functions return. Functions that return int32_t are
+ * 0 or more, or an edge_status, whose message is at web_message().
+ */
+#ifndef EDGE_WEB_H
+#define EDGE_WEB_H
+
+#include <stdint.h>
+
+#include "edge.h"
+
+#define WEB_API(name) __attribute__((export_name(#name)))
+
+enum { WEB_MOST_THREADS = 16 };
+
+WEB_API(web_message) const char *web_message(void);      /* UTF-8, ends with \0 */
+/* Memory for something of so many bytes that JavaScript will write: model.edge, a text, a state. 0: no memory is left. */
+WEB_API(web_take) void *web_take(uint32_t bytes);
+WEB_API(web_give) void web_give(void *memory, uint32_t bytes);
+
+WEB_API(web_open) int32_t web_open(const void *file, uint32_t bytes);  /* model.edge; stays where it is until web_close */
+WEB_API(web_close) int32_t web_close(void);
+/* JSON: name, license, policy, kv_dtype, isa, vocab, context, capacity, threads, chat, weights, kv, scratch. */
+WEB_API(web_info) const char *web_info(void);
+
+WEB_API(web_stack) uint32_t web_stack(uint32_t number);  /* the end of the stack of thread 1 … */
+WEB_API(web_thread) void web_thread(uint32_t number);
+WEB_API(web_threads) uint32_t web_threads(void);         /* how many have called web_thread and wait there */
+
+/* Options of edge_begin and edge_set: doubles in the order of WEB_OPTIONS, at this address; they stay between calls. */
+enum web_option {
+    WEB_THREADS, WEB_TEMPERATURE, WEB_TOP_P, WEB_MIN_P, WEB_REPEAT_PENALTY, WEB_TOP_K, WEB_SEEDED, WEB_SEED_LOW,
+    WEB_SEED_HIGH, WEB_MAX_TOKENS, WEB_IGNORE_EOS, WEB_SECONDS, WEB_JOULES, WEB_WATTS, WEB_OPTIONS
+};
+WEB_API(web_options) double *web_options(void);
+/* stops: texts, each ends with \0. */
+WEB_API(web_begin) int32_t web_begin(const char *stops, uint32_t stop_count);
+WEB_API(web_set) int32_t web_set(const char *stops, uint32_t stop_count);
+WEB_API(web_end) void web_end(void);
+
+WEB_API(web_append) int32_t web_append(int32_t role, const void *text, uint32_t count);
+/* One piece of the answer: returns its finish. */
+WEB_API(web_next) int32_t web_next(void);
+WEB_API(web_piece) const char *web_piece(void);          /* its text, without \0 */
+WEB_API(web_piece_length) uint32_t web_piece_length(void);
+WEB_API(web_piece_token) int32_t web_piece_token(void);
+/* Not 0 in this int32 cancels the answer, from any thread; web_append sets it to 0. */
+WEB_API(web_cancelled) int32_t *web_cancelled(void);
+WEB_API(web_rewind) int32_t web_rewind(uint32_t turns);
+/* Bytes of a state, which is written if there is room for it. */
+WEB_API(web_save) int64_t web_save(void *memory, uint32_t room);
+WEB_API(web_load) int32_t web_load(const void *memory, uint32_t bytes);
+/* JSON: rows, capacity, threads, weights, kv, scratch, memory (bytes of the module's memory), tokens, evicted, joules,
+ * seconds, measured. */
+WEB_API(web_use) const char *web_use(void);
+WEB_API(web_tokenize) int32_t web_tokenize(const char *text, uint32_t bytes, uint32_t special, int32_t *ids,
+                                           uint32_t room);
+
+#endif
