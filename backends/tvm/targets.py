@@ -40,8 +40,14 @@ class Target:
 
     @property
     def machine(self) -> str:
-        """x86_64 or aarch64."""
+        """x86_64, aarch64 or wasm32."""
         return str(self.llvm["mtriple"]).partition("-")[0]
+
+    @property
+    def returns(self) -> bool:
+        """Threads leave the compiled code after every job, and not only when they end: WebAssembly's engines cannot
+        replace a function that runs by a faster version of it."""
+        return self.machine == "wasm32"
 
     @property
     def is_apple(self) -> bool:
@@ -54,6 +60,14 @@ def _x86(cpu: str, *features: str) -> dict[str, Any]:
 
 def _arm(*features: str) -> dict[str, Any]:
     return {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "generic", "mattr": list(features), "num-cores": 2}
+
+
+def _wasm(*features: str) -> dict[str, Any]:
+    always = ["+simd128", "+atomics", "+bulk-memory", "+nontrapping-fptoint", "+sign-ext"]
+    return {
+        "kind": "llvm", "mtriple": "wasm32-unknown-unknown", "mcpu": "generic", "mattr": [*always, *features],
+        "num-cores": 2, "vector-width": 128,
+    }  # fmt: skip
 
 
 TARGETS = (
@@ -73,6 +87,10 @@ TARGETS = (
     Target("i8mm", _arm("+i8mm", "+dotprod"), frozenset({"i8mm", "asimddp"})),
     Target("dotprod", _arm("+dotprod"), frozenset({"asimddp"})),
     Target("neon", _arm(), gemm_tokens=2),
+    # A module for web pages has one of them.
+    Target("relaxed", _wasm("+relaxed-simd"), fetch_ahead=0),
+    Target("relaxed16", _wasm("+relaxed-simd"), fetch_ahead=0),
+    Target("simd", _wasm(), gemm_tokens=2, fetch_ahead=0),
 )
 
 

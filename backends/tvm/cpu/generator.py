@@ -13,7 +13,7 @@ from typing import Any
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
-from edge.backends.tvm.cpu.arguments import Job
+from edge.backends.tvm.cpu.arguments import LINE, Job
 from edge.backends.tvm.cpu.kernels import timing
 from edge.backends.tvm.cpu.kernels.cache import move_rows
 from edge.backends.tvm.cpu.kernels.row_formats import memory_types
@@ -78,7 +78,8 @@ def build(design: Design) -> Program:
 
 
 def run(design: Design) -> Any:
-    """The function that every thread calls: thread 0 once per job, waking the others; these once for all jobs."""
+    """The function that every thread calls: thread 0 once per job, waking the others; these once for all jobs, or where
+    the target `returns` once per job, too."""
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         pointers, thread, _ = _declare(design, design.symbol("run") if design.embedded else "run", layered=False)
         with _environment(design):
@@ -145,7 +146,8 @@ def _work(design: Design, pointers: dict[str, Any], thread: Value) -> None:
     job, lines = (T.decl_buffer((1 << 48,), POINTERS[name], data=pointers[name]) for name in ("job", "lines"))
     threads = let(job[Job.slot("threads")])
     seen, busy = Register("int32", lanes=1), Register("int32", lanes=1)
-    seen.value, busy.value = T.int32(0), T.int32(1)
+    counted = thread * LINE + 2  # behind the words of `threads.py`
+    seen.value, busy.value = lines[counted] if design.target.returns else T.int32(0), T.int32(1)
     with T.While(busy.value == 1):
         with when(thread == 0):
             T.evaluate(arrive(lines, threads))
@@ -153,6 +155,9 @@ def _work(design: Design, pointers: dict[str, Any], thread: Value) -> None:
         with when(thread > 0):
             seen.value = seen.value + 1
             wait(lines, threads, seen.value)
+            if design.target.returns:
+                T.buffer_store(lines, seen.value, [counted])
+                busy.value = T.int32(0)
         kind = let(job[Job.slot("kind")])
         with when(kind == Job.QUIT):
             busy.value = T.int32(0)

@@ -286,7 +286,107 @@ def _joined(quarters: Sequence[Value]) -> Value:
     return let(T.vectorcombine("int32x16", a, b))
 
 
+class Simd128(Generic):
+    """WebAssembly: registers of 128 bits, no dot product of bytes. Products of signed bytes are added in 16 bits while
+    they fit."""
+
+    def dot(self, sums: Value, weights: Sequence[Value], x: Sequence[Value], largest: int | None) -> Value:
+        (result,) = self.dots([sums], weights, [x], largest)
+        return result
+
+    def dots(
+        self, starts: Sequence[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], largest: int | None
+    ) -> Iterator[Value]:
+        sums = [_quarters(start) for start in starts]
+        room = ((1 << 15) - 1) // (127 * (128 if largest is None else largest))
+        for first in range(0, len(weights), room):
+            group = [_quarters(register) for register in weights[first : first + room]]
+            for token, words in zip(sums, x, strict=True):
+                scalars = [let(_wide(T.reinterpret("int8x8", spread(word, 2)))) for word in words[first : first + room]]
+                for quarter in range(4):
+                    parts = [
+                        self._pairs(functools.reduce(_add, [
+                            let(_wide(half(_bytes(each[quarter]), which, "int8x8")) * scalar)
+                            for each, scalar in zip(group, scalars, strict=True)
+                        ])) for which in (0, 1)
+                    ]  # fmt: skip
+                    pairs = [let(T.Shuffle(parts, [lane + which for lane in (0, 2, 4, 6)])) for which in (0, 1)]
+                    token[quarter] = let(token[quarter] + pairs[0] + pairs[1])
+        return map(_joined, sums)
+
+    def lookup(self, table: Sequence[int], indices: Value) -> Value:
+        entries = _bytes(_repeated(table, 4))
+        found = [pure("int8x16", self._swizzle, entries, _bytes(each)) for each in _quarters(indices)]
+        return _joined([T.reinterpret("int32x4", each) for each in found])
+
+    def from_f16(self, stored: Value) -> Value:
+        """Exponent and fraction, read as those of a float32, are too small by 2^112. Infinities become 65536."""
+        bits = T.cast(T.reinterpret("int16x16", stored), "int32x16") << ints(13)
+        return T.reinterpret("float32x16", bits & ints(-0x70002000)) * floats(2.0**112)  # 0x8FFFE000
+
+    _swizzle = "llvm.wasm.swizzle"
+
+    def _pairs(self, products: Value) -> Value:
+        """int32x4 sums of two neighbours of int16x8."""
+        return let(pure("int32x4", "llvm.wasm.dot", products, spread(T.int16(1), 8)))
+
+
+class Relaxed16(Simd128):
+    """i16x8.relaxed_dot_i8x16_i7x16_s adds two products of a signed byte and a weight of 7 bits in 16 bits: on x86
+    vpmaddubsw. Signed weights are multiplied in two planes."""
+
+    _swizzle = "llvm.wasm.relaxed.swizzle"
+
+    def dots(
+        self, starts: Sequence[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], largest: int | None
+    ) -> Iterator[Value]:
+        sums = [_quarters(start) for start in starts]
+        registers = [_quarters(register) for register in weights]
+        words_of_x = [[_bytes(let(spread(word, 4))) for word in words] for words in x]
+        for quarter in range(4):
+            mine = [each[quarter] for each in registers]
+            planes = [(mine, 1, largest)] if largest is not None else _planes(mine)
+            for token, words in zip(sums, words_of_x, strict=True):
+                for plane, factor, most in planes:
+                    added = self._added(plane, words, most)
+                    token[quarter] = let(token[quarter] + (added if factor == 1 else added * ints(factor, 4)))
+        return map(_joined, sums)
+
+    def _added(self, weights: Sequence[Value], x: Sequence[Value], largest: int) -> Value:
+        """int32x4: Σ weights · x of 4 neighbours each."""
+        pairs = [
+            let(pure("int16x8", "llvm.wasm.relaxed.dot.i8x16.i7x16.signed", word, _bytes(weight)))
+            for weight, word in zip(weights, x, strict=True)
+        ]
+        fit = ((1 << 15) - 1) // (2 * largest * 127)
+        return functools.reduce(
+            _add, [self._pairs(functools.reduce(_add, pairs[at : at + fit])) for at in range(0, len(pairs), fit)]
+        )
+
+
+class Relaxed(Relaxed16):
+    """i32x4.relaxed_dot_i8x16_i7x16_add_s adds 4 products in 32 bits: where the browser has vpdpbusd or sdot for it."""
+
+    def _added(self, weights: Sequence[Value], x: Sequence[Value], largest: int) -> Value:
+        total = ints(0, 4)
+        for weight, word in zip(weights, x, strict=True):
+            total = let(pure("int32x4", "llvm.wasm.relaxed.dot.i8x16.i7x16.add.signed", word, _bytes(weight), total))
+        return total
+
+
+def _planes(weights: Sequence[Value]) -> list[tuple[list[Value], int, int]]:
+    """Signed bytes as 7 bits minus 128 times the sign: registers, the factor of their products, and the largest."""
+    low = [let(each & ints(0x7F7F7F7F, 4)) for each in weights]
+    signs = [let((each >> ints(7, 4)) & ints(0x01010101, 4)) for each in weights]
+    return [(low, 1, 127), (signs, -128, 1)]
+
+
+def _wide(eight: Value) -> Value:
+    return T.cast(eight, "int16x8")
+
+
 ISAS: dict[str, Isa] = {
     "generic": Generic(), "avx2": Avx2(), "avxvnni": AvxVnni(), "avx512vnni": Avx512Vnni(),
     "neon": Neon(), "dotprod": DotProd(), "i8mm": I8mm(),
+    "relaxed": Relaxed(), "relaxed16": Relaxed16(), "simd": Simd128(),
 }  # fmt: skip

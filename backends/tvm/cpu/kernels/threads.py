@@ -72,6 +72,7 @@ done:
 _MACHINES = {  # the number of the futex system call, and the declaration and the call of a pause
     "x86_64": ("202", "llvm.x86.sse2.pause()", "llvm.x86.sse2.pause()"),
     "aarch64": ("98", "llvm.aarch64.hint(i32)", "llvm.aarch64.hint(i32 1)"),
+    "wasm32": ("", "llvm.donothing()", "llvm.donothing()"),  # has neither
 }
 _FUTEX = {  # futex(line, FUTEX_WAKE_PRIVATE, all), futex(line, FUTEX_WAIT_PRIVATE, found, forever)
     "DECLARED": "declare i64 @syscall(i64, ...)",
