@@ -6,7 +6,8 @@ from edge.devices.profile import DeviceProfile
 from edge.errors import InputError, UnsupportedError
 
 _MACHINES = {  # the systems' names, and the compilers'; None: no code is generated for it
-    "x86_64": "x86_64", "AMD64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64", "wasm32": "wasm32", "armv7l": None, "riscv64": None,
+    "x86_64": "x86_64", "AMD64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64", "wasm32": "wasm32",
+    "armv7l": None, "riscv64": None,
 }  # fmt: skip
 
 
