@@ -71,10 +71,12 @@ class Pair:
     recorded: list[int]
     begun: bool = field(default=False)
 
-    def ask(self, text: Text, *, raw: bool = False, system: str | None = None, **options: Any) -> Answer:
-        """options: fields of edge_options."""
+    def ask(
+        self, text: Text, *, raw: bool = False, system: str | None = None, told: bool = False, **options: Any
+    ) -> Answer:
+        """told: the embedded session has the system's text already. options: fields of edge_options."""
         self.embedded.set(**options)
-        if system is not None:
+        if system is not None and not told:
             self.embedded.append(Role.SYSTEM, system)
         role = Role.RAW if raw else Role.USER if isinstance(text, str) else Role.IDS
         found = self.embedded.answer(text, role)
@@ -116,8 +118,9 @@ class Pair:
 
 
 @contextmanager
-def pair_of(name: str, **options: Any) -> Iterator[Pair]:
-    """options: of the plan, for both."""
+def pair_of(name: str, *, pinned: int | None = None, **options: Any) -> Iterator[Pair]:
+    """options: of the plan, for both. pinned: rows that the Python session is told to keep, and the bundle is not."""
+    kept = options if pinned is None else options | {"keep": pinned}
     recorded: list[int] = []
     following = Picker.next
 
@@ -128,7 +131,7 @@ def pair_of(name: str, **options: Any) -> Iterator[Pair]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Picker, "next", record)
         with (
-            edge.load(model_of(name), backend="tvm", **options) as python,
+            edge.load(model_of(name), backend="tvm", **kept) as python,
             open_bundle(bundle_of(name, **options)) as bundle,
             bundle.session() as embedded,
         ):

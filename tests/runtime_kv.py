@@ -29,6 +29,7 @@ from edge.model.architectures.angles import Angles
 from edge.run.context import Context
 from edge.types import AnyArray, FloatArray, IntArray
 
+SINKS = 4  # of the plan; others are pinned in the session
 HARNESS = Path(__file__).parent / "runtime" / "kv_harness.c"
 SOURCES = ("rows.c", "kv.c", "kv_keys.c", "kv_state.c", "policy.c", "model.c", "error.c", "platform.c")
 
@@ -135,6 +136,7 @@ def library() -> Any:
         ("kv_keep", None, [pointer, pointer, u32]),
         ("kv_keep_heads", None, [pointer, u32, CHOICE, pointer, pointer]),
         ("kv_attention", None, [pointer, u32, pointer, pointer]),
+        ("policy_pin", None, [pointer, u32, u32]),
         ("policy_shrink", u32, [pointer, pointer, u32]),
         ("policy_make_room", ctypes.c_bool, [pointer, pointer, u32, ctypes.POINTER(u64)]),
         *((f"kv_{each}", u32, [pointer]) for each in ("length", "free", "capacity", "heads")),
@@ -155,12 +157,13 @@ class InC:
     evicted: ctypes.c_uint64 = field(default_factory=ctypes.c_uint64)
 
     def __post_init__(self) -> None:
-        case, self.c = self.case, library()
+        case, self.c, pinned = self.case, library(), pinned_rows(self.case.rule)
         config, kinds, rule = np.zeros(1, CONFIG), LayerKinds.of(case.windows), case.rule
         for name, value in {
             "layers": len(case.windows), "kv_heads": case.kv_heads, "head": case.head, "context": case.context,
             "capacity": case.capacity, "chunk": case.chunk, "evict_step": case.evict_step,
-            "sinks": pinned_rows(rule), "policy": POLICIES.index(rule.name), "kv_dtype": KV_DTYPES.index(case.dtype),
+            "sinks": min(SINKS, pinned), "pinned": pinned, "policy": POLICIES.index(rule.name),
+            "kv_dtype": KV_DTYPES.index(case.dtype),
             "whole": len(kinds.whole), "ringed": len(kinds.ringed),
             "ring_rows": kinds.ring_rows(case.capacity, case.chunk), "ring_window": kinds.window,
             "windowed": any(case.windows), "rope_kinds": max(case.kinds) + 1, "long_from": case.long_from,
@@ -173,6 +176,7 @@ class InC:
         self._kept = [config, layers, np.frombuffer(_angles(case), np.uint8), self.normals]
         self.session = self.c.make_session(*(each.ctypes.data for each in self._kept))
         self.kv, self.policy = self.c.session_kv(self.session), self.c.session_policy(self.session)
+        self.c.policy_pin(self.policy, pinned, case.capacity)
 
     def close(self) -> None:
         self.c.free_session(self.session)

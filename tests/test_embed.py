@@ -27,6 +27,7 @@ MODEL = "llama-gqa-tied"
 ROWS = {"max_kv_size": 128, "prefill_step_size": 16, "threads": 2}
 STREAMING = {"kv_policy": "streaming", **ROWS}
 WARM = {"temperature": 3.0, "top_k": 50, "top_p": 0.95, "min_p": 0.001, "repeat_penalty": 1.3}
+SYSTEM = "Be brief."
 TEXT = "The quick brown fox jumps over the lazy dog. "
 
 
@@ -60,6 +61,47 @@ def test_answers_are_those_of_the_python_session(policy: str) -> None:
             pair.ask(ids(400), max_tokens=30, temperature=0, ignore_eos=1)
             pair.ask(TEXT * 20, max_tokens=40, ignore_eos=1, seed=5, **WARM)
             assert pair.embedded.use()["evicted"] > 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "dtype"),
+    [
+        ("streaming", "f16"), ("h2o", "f16"), pytest.param("streaming", "int8", marks=pytest.mark.exhaustive),
+        pytest.param("h2o", "int8", marks=pytest.mark.exhaustive),
+    ],
+)  # fmt: skip
+def test_the_rows_of_a_system_prompt_stay(policy: str, dtype: str) -> None:
+    with pair_of(MODEL, pinned=24, kv_policy=policy, kv_dtype=dtype, **ROWS) as pair:
+        bundled, python = pair.embedded, pair.python
+        assert python.model.system_rows(SYSTEM) == 24
+        pair.ask(TEXT, system=SYSTEM, max_tokens=150, temperature=0, ignore_eos=1)
+        pair.ask(TEXT * 4, max_tokens=60, ignore_eos=1, seed=5, **WARM)
+        assert bundled.use()["evicted"] > 200
+        state = bundled.save()
+        expected = pair.ask("And?", max_tokens=60, temperature=0, ignore_eos=1)
+        bundled.rewind()
+        bundled.load(state)
+        assert bundled.answer("And?") == expected
+        bundled.rewind(100)  # the system's text stays
+        pair.begun = False
+        pair.ask(TEXT * 4, max_tokens=60, temperature=0, ignore_eos=1, system=SYSTEM, told=True)
+        bundled.trim(Trim.ALL)
+        python.trim(1.0)
+        pair.check_rows()
+        pair.ask(TEXT * 4, max_tokens=60, temperature=0, ignore_eos=1)
+
+
+def test_less_than_half_of_the_rows_are_a_system_prompts() -> None:
+    with pair_of(MODEL, pinned=(128 - 8) // 2, **STREAMING) as pair:
+        pair.ask(TEXT * 6, system=SYSTEM * 9, max_tokens=60, temperature=0, ignore_eos=1)
+        pair.ask(TEXT, max_tokens=60, temperature=0, ignore_eos=1)
+
+
+@pytest.mark.parametrize("options", [{"keep": 9}, {"sinks": 0}])
+def test_what_was_said_of_pinned_rows_holds(options: dict[str, int]) -> None:
+    with pair_of(MODEL, **options, **STREAMING) as pair:
+        pair.ask(TEXT * 6, system=SYSTEM, max_tokens=60, temperature=0, ignore_eos=1)
+        pair.ask(TEXT, max_tokens=60, temperature=0, ignore_eos=1)
 
 
 @pytest.mark.exhaustive

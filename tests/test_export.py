@@ -10,14 +10,19 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import GOLDEN
 from test_cli import edge, edge_json
 
 from edge import export, load
 from edge.backends.tvm.targets import choose_target
-from edge.embed.export import MANIFEST, MODEL
+from edge.devices.profiles import HOST, find_profile
+from edge.embed.export import MANIFEST, MODEL, make_sections, prepare
+from edge.embed.model_file import CONFIG, Section
 from edge.errors import BudgetError, EdgeError, InputError, UnsupportedError
+from edge.model.model import open_model
+from edge.options import Options
 
 pytest.importorskip("tvm_ffi")
 if shutil.which("cc") is None:
@@ -52,6 +57,19 @@ def test_the_same_inputs_give_the_same_bytes(made: tuple[Path, dict[str, Any]], 
     folder, _ = made
     again = export(GGUF, tmp_path / "again", max_kv_size=64, isas=[ISA])
     assert again == json.loads((folder / MANIFEST).read_text())
+
+
+def test_the_plan_has_memory_for_the_keys_of_a_system_prompt() -> None:
+    model = open_model(GGUF)
+    plans = [
+        prepare(model, find_profile(HOST), Options().updated(max_kv_size=64, keep=keep), [ISA]) for keep in (None, 9)
+    ]
+    assert [plan.prompt_rows for plan in plans] == [28, 0]
+    config = make_sections(plans[0])[Section.CONFIG]
+    assert np.frombuffer(config, CONFIG)[0][["sinks", "pinned"]].tolist() == (4, 28)
+    layers, heads, head = (int(np.frombuffer(config, CONFIG)[name][0]) for name in ("layers", "kv_heads", "head"))
+    scratch = [plan.plan.bytes.scratch for plan in plans]
+    assert scratch[0] - scratch[1] == (28 - 9) * layers * heads * head * np.dtype(np.float32).itemsize
 
 
 @pytest.mark.parametrize("static", [True, False], ids=["static", "shared"])

@@ -119,7 +119,7 @@ def set_field(data: bytearray, section: Section, struct: Any, field: str, value:
     [
         ("layers", 0), ("layers", 3), ("kv_heads", 0), ("heads", 1 << 31), ("head", 17), ("padded_vocab", 1 << 30),
         ("capacity", 0), ("capacity", 1 << 31), ("chunk", 65), ("threads", 0), ("threads", 1 << 20), ("evict_step", 65),
-        ("sinks", 64), ("policy", 4), ("kv_dtype", 4), ("kv_dtype", 3), ("whole", 2), ("ring_rows", 8),
+        ("pinned", 64), ("sinks", 5), ("policy", 4), ("kv_dtype", 4), ("kv_dtype", 3), ("whole", 2), ("ring_rows", 8),
         ("rope_kinds", 0), ("rope_kinds", 2), ("long_from", 9), ("tempered", 1), ("temperature", float("nan")),
         ("top_p", float("inf")), ("core_watts", -1.0), ("policy", 3),
     ],

@@ -34,7 +34,7 @@ from edge.devices.profiles import HOST, find_profile, host_power
 from edge.embed import model_file
 from edge.embed.chat import chat_section
 from edge.embed.model_file import Section, trusted_source, write_model
-from edge.embed.planning import check_options, plan_bundle
+from edge.embed.planning import check_options, plan_bundle, prompt_rows
 from edge.embed.platforms import write_platform
 from edge.embed.vocabulary import tokenizer_sections
 from edge.errors import UnsupportedError
@@ -57,13 +57,15 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True)
 class Bundle:
-    """What a bundle is made from. tables: the sections of model.edge that hold texts: tokenizer, words, chat."""
+    """What a bundle is made from. prompt_rows: most rows of a system prompt that stay. tables: the sections of
+    model.edge that hold texts: tokenizer, words, chat."""
 
     model: Model
     profile: DeviceProfile
     layout: PackedLayout
     plan: Plan
     policy: Policy
+    prompt_rows: int
     designs: list[Design]
     tables: dict[Section, bytes]
 
@@ -130,7 +132,8 @@ def prepare(model: Model, profile: DeviceProfile, options: Options, isas: Sequen
     designs = embedded_designs(
         layout, plan.config.kv_dtype, machine, profile.system, _tuning(plan, model, profile), isas
     )
-    return Bundle(model, profile, layout, plan, policy, designs, tables)
+    pinned = prompt_rows(options, plan.sinks, plan.config.capacity)
+    return Bundle(model, profile, layout, plan, policy, pinned, designs, tables)
 
 
 def make_sections(bundle: Bundle) -> dict[Section, bytes]:
@@ -141,7 +144,7 @@ def make_sections(bundle: Bundle) -> dict[Section, bytes]:
         Section.CONFIG: model_file.config_section(
             model, layout, config, bundle.policy, plan.evict_step, chat=bool(bundle.tables[Section.CHAT]),
             sampling=model.sampling(), power=_power(bundle.profile), kv_bytes=plan.bytes.kv,
-            scratch_bytes=plan.bytes.scratch, peak=plan.predicted_peak,
+            scratch_bytes=plan.bytes.scratch, peak=plan.predicted_peak, pinned=bundle.prompt_rows,
         ),
         Section.LAYERS: model_file.layers_section(layout),
         Section.DESIGNS: model_file.designs_section(layout, config, [each.target for each in bundle.designs]),
@@ -172,9 +175,9 @@ def describe(bundle: Bundle, sha256: str, folder: Path) -> dict[str, Any]:
         "device": {"name": bundle.profile.name, "machine": bundle.profile.machine, "system": bundle.profile.system},
         "isas": [each.target.name for each in bundle.designs],
         "plan": {
-            "kv_policy": plan.kv_policy, "sinks": plan.sinks, "kv_size": plan.config.capacity,
-            "kv_dtype": plan.config.kv_dtype, "prefill_step_size": plan.config.chunk, "threads": plan.config.threads,
-            "evict_step": plan.evict_step,
+            "kv_policy": plan.kv_policy, "sinks": plan.sinks, "prompt_rows": bundle.prompt_rows,
+            "kv_size": plan.config.capacity, "kv_dtype": plan.config.kv_dtype,
+            "prefill_step_size": plan.config.chunk, "threads": plan.config.threads, "evict_step": plan.evict_step,
             "tuning": {each.target.name: compiled_values(each.target) for each in bundle.designs},
             "bytes": {
                 "runtime": plan.bytes.interpreter, "weights": plan.bytes.weights, "kv": plan.bytes.kv,

@@ -62,7 +62,7 @@ CONFIG = _struct(
     **dict.fromkeys(
         (
             "layers", "kv_heads", "heads", "hidden", "head", "vocab", "padded_vocab", "context",
-            "capacity", "chunk", "threads", "evict_step", "sinks", "policy", "kv_dtype",
+            "capacity", "chunk", "threads", "evict_step", "sinks", "pinned", "policy", "kv_dtype",
             "whole", "ringed", "ring_rows", "ring_window", "windowed", "rope_kinds", "long_from",
             "tempered", "temper_period",
         ),
@@ -88,9 +88,10 @@ STRUCTS = {  # by their names in C
 
 def config_section(
     model: Model, layout: PackedLayout, config: EngineConfig, policy: Policy, evict_step: int, *,
-    chat: bool, sampling: SamplingParams, power: Power, kv_bytes: int, scratch_bytes: int, peak: int,
+    chat: bool, sampling: SamplingParams, power: Power, kv_bytes: int, scratch_bytes: int, peak: int, pinned: int = 0,
 ) -> bytes:  # fmt: skip
-    """Shape, plan and what the model recommends. chat: there is a section CHAT.
+    """Shape, plan and what the model recommends. chat: there is a section CHAT. pinned: rows of a system prompt that
+    stay, at most.
 
     Raises UnsupportedError for policies that C does not have.
     """
@@ -99,12 +100,12 @@ def config_section(
     spec, shape, recipe = model.spec, layout.shape, layout.recipe
     kinds = LayerKinds.of(recipe.windows)
     heavy = policy if isinstance(policy, H2O) else H2O()
-    temper = recipe.temperature
+    temper, sinks = recipe.temperature, getattr(policy, "sinks", 0)
     values = {
         "layers": shape.layers, "kv_heads": shape.kv_heads, "heads": shape.heads, "hidden": shape.hidden,
         "head": shape.padded_head, "vocab": shape.vocab, "padded_vocab": shape.padded_vocab, "context": spec.context,
         "capacity": config.capacity, "chunk": config.chunk, "threads": config.threads, "evict_step": evict_step,
-        "sinks": getattr(policy, "sinks", 0), "policy": POLICIES.index(policy.name),
+        "sinks": sinks, "pinned": max(sinks, pinned), "policy": POLICIES.index(policy.name),
         "kv_dtype": KV_DTYPES.index(config.kv_dtype),
         "whole": len(kinds.whole), "ringed": len(kinds.ringed),
         "ring_rows": kinds.ring_rows(config.capacity, config.chunk), "ring_window": kinds.window,

@@ -16,10 +16,14 @@ from edge.kv import make_policy
 from edge.kv.policy import Policy
 from edge.model.spec import ModelSpec
 from edge.options import AUTO, Options
+from edge.plan.checks import least_rows
 from edge.plan.device import for_device
 from edge.plan.plan import Plan, make_plan
 
 RUNTIME_BYTES = 3 << 20  # measured: a C program with the library, its code, stacks and working memory
+
+
+_PROMPT_ROWS = 256  # pinned at most: in f16, each key takes as much as its row, since it is kept in float32, too
 
 
 def plan_bundle(profile: DeviceProfile, spec: ModelSpec, options: Options, tables: int) -> tuple[Plan, Policy]:
@@ -28,13 +32,20 @@ def plan_bundle(profile: DeviceProfile, spec: ModelSpec, options: Options, table
     Raises BudgetError if nothing fits, UnsupportedError for what the C runtime lacks, and InputError.
     """
     options = replace(options, backend=tvm.NAME)
-    engine, process = cast(Backend, SimpleNamespace(**vars(tvm) | {"footprint": _footprint})), RUNTIME_BYTES + tables
+    engine, process = _engine(options), RUNTIME_BYTES + tables
     if profile.name == HOST:
         plan = make_plan(spec, engine, options, process=process)
     else:
         options, limit = for_device(profile, options)
         plan = make_plan(spec, engine, options, elsewhere=limit, process=process)
     return plan, make_policy(plan.kv_policy, options.sinks, options.keep or 0)
+
+
+def prompt_rows(options: Options, sinks: int, capacity: int) -> int:
+    """Most rows of a system prompt that are pinned: 0 by a policy without sinks, and where --keep says which are."""
+    if options.keep is not None or not sinks:
+        return 0
+    return max(0, min(_PROMPT_ROWS, (capacity - least_rows(0)) // 2))
 
 
 def check_options(options: Options) -> None:
@@ -53,6 +64,13 @@ def check_options(options: Options) -> None:
             raise UnsupportedError(f"an exported model cannot have {flag}: leave it out")
 
 
-def _footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
-    """The weights are mapped, and never streamed: on other devices the system pages them as it likes."""
-    return replace(tvm.footprint(spec, config), runtime=0, streamed=0, least_weights=None)
+def _engine(options: Options) -> Backend:
+    """The native engine, but for what it takes. The weights are mapped, and never streamed: on other devices the system
+    pages them as it likes. Room is kept for the keys of a system prompt."""
+
+    def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
+        pinned = max(config.pinned, prompt_rows(options, config.pinned, config.capacity))
+        need = tvm.footprint(spec, replace(config, pinned=pinned))
+        return replace(need, runtime=0, streamed=0, least_weights=None)
+
+    return cast(Backend, SimpleNamespace(**(vars(tvm) | {"footprint": footprint})))

@@ -9,6 +9,7 @@ enum { SMALLEST_ROWS = 256, ROWS_STEP = 64, SMALLEST_CHUNK = 16 };
 void context_reset(edge_session *s)
 {
     kv_clear(s->rows);
+    policy_pin(s->policy, 0, kv_capacity(s->rows));
     s->first = s->waiting = s->turns = 0;
     s->evicted = 0;
     context_settle(s);
@@ -33,7 +34,7 @@ static bool make_room(edge_session *s, uint32_t count)
 
 static uint32_t fewest_rows(const edge_session *s)
 {
-    uint32_t capacity = kv_capacity(s->rows), least = 2 * s->model->config->sinks + 8;
+    uint32_t capacity = kv_capacity(s->rows), least = least_rows(policy_pinned(s->policy));
     if (least < SMALLEST_ROWS)
         least = SMALLEST_ROWS;
     uint32_t used = capacity - kv_free(s->rows);

@@ -100,7 +100,7 @@ typedef struct { /* what the app measures; less than 0: not read */
 
 typedef int32_t edge_role;
 enum {
-    EDGE_SYSTEM,    /* before the first turn */
+    EDGE_SYSTEM,    /* before the first turn. Its KV rows stay when others are evicted, as far as the plan has room */
     EDGE_USER,      /* a turn; never becomes a control token */
     EDGE_ASSISTANT, /* an answer from an earlier conversation */
     EDGE_RAW,       /* text without the chat template, in which control tokens are recognized */

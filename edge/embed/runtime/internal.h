@@ -112,7 +112,8 @@ typedef struct { uint32_t kind, crc; uint64_t offset, size; } file_section; /* C
 
 typedef struct { /* section CONFIG */
     uint32_t layers, kv_heads, heads, hidden, head, vocab, padded_vocab, context; /* head: padded to 16 values */
-    uint32_t capacity, chunk, threads, evict_step, sinks; /* of the plan; threads: the most */
+    uint32_t capacity, chunk, threads, evict_step; /* of the plan; threads: the most */
+    uint32_t sinks, pinned;                               /* first rows that stay; with a system prompt, at most */
     uint32_t policy, kv_dtype;                            /* POLICY_FULL …, KV_F32 … */
     uint32_t whole, ringed, ring_rows, ring_window;       /* layers without and with a ring; rows of each of its heads */
     uint32_t windowed;                                    /* the pass reads positions */
@@ -351,6 +352,11 @@ typedef struct policy policy;
 policy *policy_layout(arena *from, const edge_model *model);
 bool policy_evicts(const policy *p);
 bool policy_observes(const policy *p); /* every query: h2o */
+/* Pins the first `count` rows of a conversation, as far as the plan and a cache of `capacity` rows have room for them, and
+ * at least the sinks. */
+void policy_pin(policy *p, uint32_t count, uint32_t capacity);
+uint32_t policy_pinned(const policy *p);
+uint32_t least_rows(uint32_t pinned); /* of a cache: the pinned ones, as many recent ones, and a few to write to */
 /* Evicts until no more than `budget` rows are left. Returns how many went. */
 uint32_t policy_shrink(policy *p, kv *k, uint32_t budget);
 /* Evicts until `count` more fit, as Context.make_room. False if it may not evict and they do not fit. */

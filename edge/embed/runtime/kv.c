@@ -53,7 +53,7 @@ kv *kv_layout(arena *from, const edge_model *model)
     k->lengths = take(from, sizeof(int32_t) * heads);
     k->positions = take(from, config->windowed ? sizeof(int32_t) * (rows + 4 * TILE) : 0);
     k->paid = take(from, observed ? sizeof(float) * (rows + 4 * TILE) : 0);
-    k->pinned = config->policy == POLICY_STREAMING || config->policy == POLICY_WINDOW ? config->sinks : 0;
+    k->pinned = config->policy == POLICY_STREAMING || config->policy == POLICY_WINDOW ? config->pinned : 0;
     k->pinned_keys = take(from, sizeof(float) * k->whole.heads * k->pinned * config->head);
     k->pinned_positions = take(from, sizeof(int64_t) * k->pinned);
     k->angles = take(from, sizeof(float) * config->rope_kinds * config->head);

@@ -83,7 +83,8 @@ static bool config_is_possible(const edge_config *c)
         && within(c->head, 16, MOST_HEAD) && c->head % 16 == 0 && within(c->vocab, 1, MOST_VOCAB)
         && c->padded_vocab == (c->vocab + 15) / 16 * 16 && within(c->context, 1, 1 << 30);
     bool plan = within(c->capacity, 1, MOST_ROWS) && within(c->chunk, 1, MOST_TOKENS) && c->chunk <= c->capacity
-        && within(c->threads, 1, MOST_THREADS) && within(c->evict_step, 1, c->capacity) && c->sinks < c->capacity
+        && within(c->threads, 1, MOST_THREADS) && within(c->evict_step, 1, c->capacity) && c->pinned < c->capacity
+        && c->sinks <= c->pinned
         && c->policy <= POLICY_H2O && c->kv_dtype <= KV_INT4;
     bool rings = within(c->whole, 1, c->layers) && c->ringed == c->layers - c->whole && c->windowed <= 1
         && (c->ringed ? c->windowed && within(c->ring_rows, 1, c->capacity) && within(c->ring_window, 1, 1 << 30)

@@ -10,7 +10,7 @@ struct policy {
     const edge_config *config;
     int32_t *rows, *ages; /* [capacity] */
     float *paid;
-    uint32_t *ranks;
+    uint32_t *ranks, pinned;
 };
 
 typedef struct { policy *policy; const kv *cache; uint32_t length, budget; } eviction;
@@ -25,13 +25,24 @@ policy *policy_layout(arena *from, const edge_model *model)
     p->ages = take(from, sizeof *p->ages * observed);
     p->paid = take(from, sizeof *p->paid * observed);
     p->ranks = take(from, sizeof *p->ranks * observed);
+    p->pinned = config->sinks;
     return taken;
 }
+
+static uint32_t smaller(uint32_t one, uint32_t other) { return one < other ? one : other; }
 
 bool policy_evicts(const policy *p) { return p->config->policy != POLICY_FULL; }
 bool policy_observes(const policy *p) { return p->config->policy == POLICY_H2O; }
 
-static uint32_t smaller(uint32_t one, uint32_t other) { return one < other ? one : other; }
+uint32_t policy_pinned(const policy *p) { return p->pinned; }
+uint32_t least_rows(uint32_t pinned) { return 2 * pinned + 8; }
+
+void policy_pin(policy *p, uint32_t count, uint32_t capacity)
+{
+    uint32_t most = capacity > least_rows(0) ? (capacity - least_rows(0)) / 2 : 0;
+    count = smaller(count, smaller(most, p->config->pinned));
+    p->pinned = count > p->config->sinks ? count : p->config->sinks;
+}
 
 /* A score as a number that is smaller for better rows. */
 static uint32_t rank(float score)
@@ -59,13 +70,13 @@ static uint32_t rank_at(const uint32_t *ranks, uint32_t length, uint32_t count, 
     return found;
 }
 
-/* The first rows (`sinks`), the last ones, and of the rest those with the most attention for their age; of equal ones
+/* The pinned rows, the last ones, and of the rest those with the most attention for their age; of equal ones
  * the oldest. */
 static void choose_heavy(void *from, uint32_t head, int32_t *rows)
 {
     const eviction *e = from;
     policy *p = e->policy;
-    uint32_t first = smaller(p->config->sinks, e->budget), below, kept = 0;
+    uint32_t first = smaller(p->pinned, e->budget), below, kept = 0;
     uint32_t last = smaller((uint32_t)(p->config->recent * e->budget), e->budget - first);
     float aging = (float)p->config->aging;
     kv_attention(e->cache, head, p->paid, p->ages);
@@ -86,7 +97,7 @@ static void choose_heavy(void *from, uint32_t head, int32_t *rows)
 
 uint32_t policy_shrink(policy *p, kv *k, uint32_t budget)
 {
-    uint32_t length = kv_length(k), sinks = smaller(p->config->sinks, budget);
+    uint32_t length = kv_length(k), pinned = smaller(p->pinned, budget);
     if (length <= budget || !policy_evicts(p))
         return 0;
     if (policy_observes(p)) {
@@ -96,7 +107,7 @@ uint32_t policy_shrink(policy *p, kv *k, uint32_t budget)
             kv_renumber(k);
     } else {
         for (uint32_t row = 0; row < budget; row++)
-            p->rows[row] = (int32_t)(row < sinks ? row : row + length - budget);
+            p->rows[row] = (int32_t)(row < pinned ? row : row + length - budget);
         kv_keep(k, p->rows, budget);
     }
     return length - kv_length(k);

@@ -4,11 +4,11 @@
 
 #include "session.h"
 
-enum { STATE_VERSION = 1 };
+enum { STATE_VERSION = 2 };
 
 typedef struct {
     char magic[8]; /* "EDGESTA1" */
-    uint32_t version, reserved;
+    uint32_t version, pinned;
     uint8_t model[32], bundle[32]; /* hashes: of the weights' file, of the sections that the library trusts */
     uint64_t length, evicted;
     uint32_t turn, turns, waiting, system;
@@ -61,6 +61,7 @@ static state_header header_of(const edge_session *s)
     state_header header = {
         .magic = {'E', 'D', 'G', 'E', 'S', 'T', 'A', '1'},
         .version = STATE_VERSION,
+        .pinned = policy_pinned(s->policy),
         .length = sizeof header + (s->waiting + (uint64_t)s->system_count) * sizeof(int32_t) +
                   held_marks(s) * sizeof(turn_mark) + kv_saved_bytes(s->rows) + DIGEST,
         .evicted = s->evicted,
@@ -146,6 +147,7 @@ static edge_status load(edge_session *s, const edge_stream *stream, edge_error *
     hash_end(&from.sum, digest);
     if (!right || !get(&from, stored, sizeof stored) || memcmp(stored, digest, sizeof digest) || from.at != header.length)
         return edge_fail(error, EDGE_BAD_FILE, "the saved state is damaged");
+    policy_pin(s->policy, header.pinned, kv_capacity(s->rows));
     s->waiting = header.waiting;
     s->system_count = header.system;
     s->evicted = header.evicted;

@@ -94,10 +94,12 @@ static edge_status before_text(edge_session *s, edge_role role, edge_error *erro
         push_part(s, CHAT_PAST, push_ids);
     } else if (role == EDGE_USER) {
         appending to = {s, -1};
-        if (s->turn == TURN_SYSTEM)
+        if (s->turn == TURN_SYSTEM) {
+            policy_pin(s->policy, s->system_count, kv_capacity(s->rows));
             push_ids(&to, s->system, s->system_count);
-        else
+        } else {
             push_part(s, s->turn == TURN_NEW ? CHAT_FIRST : CHAT_NEXT, push_ids);
+        }
         chat_ids(s->model, CHAT_OPENING, &s->reserved);
     } else if (asked) { /* the beginning of the answer */
         push_part(s, CHAT_OPENING, push_ids);
