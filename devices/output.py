@@ -92,15 +92,16 @@ def new_file(path: Path, *, private: bool = False) -> Iterator[Path]:
 def new_folder(folder: Path) -> Iterator[Path]:
     """An empty folder beside `folder`, which takes its place if the block ends well. Raises InputError.
 
-    One that is there is exchanged for it, so that there is always one of the two.
+    One that is there is exchanged for it, so that there is always one of the two. One that comes meanwhile stays.
     """
     folder = folder.absolute()
+    replaces = folder.is_dir()
     with _explained(folder), _temporary(folder, folder=True) as temporary:
         yield temporary
         for path in temporary.rglob("*"):
             if path.is_file():
                 _sync(path)
-        if not folder.is_dir():
+        if not (replaces and folder.is_dir()):
             os.replace(temporary, folder)
         elif not _exchange(temporary, folder):
             _replace_folder(temporary, folder)

@@ -93,9 +93,46 @@ def test_an_older_bundle_is_replaced_by_force_alone(made: tuple[Path, dict[str, 
     assert (folder / MODEL).read_bytes() == before
     export(GGUF, folder, max_kv_size=48, isas=[ISA], force=True)
     assert (folder / MODEL).read_bytes() != before
-    (folder / MANIFEST).unlink()
-    with pytest.raises(InputError, match="holds other files"):
-        export(GGUF, folder, isas=[ISA], force=True)
+    for damaged in ("", "[]", '{"files": 3}', None):
+        (folder / MANIFEST).unlink() if damaged is None else (folder / MANIFEST).write_text(damaged)
+        with pytest.raises(InputError, match="holds other files"):
+            export(GGUF, folder, isas=[ISA], force=True)
+
+
+def test_files_that_were_added_to_a_bundle_are_not_lost(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    folder = tmp_path / "chat"
+    shutil.copytree(made[0], folder)
+    (folder / "src").mkdir()
+    for name in ("main.c", "src/a.c", "src/b.c", "src/c.c"):
+        (folder / name).write_text("mine")
+    before = {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+    with pytest.raises(InputError, match=r"chat holds files of others \(main\.c, src/a\.c, src/b\.c, …\): move them"):
+        export(GGUF, folder, max_kv_size=48, isas=[ISA], force=True)
+    assert {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")} == before
+    shutil.rmtree(folder / "src")
+    (folder / "main.c").rename(tmp_path / "main.c")
+
+    def add(step: str, part: float) -> None:
+        (folder / "main.c").write_text("mine")
+
+    with pytest.raises(InputError, match=r"\(main\.c\)"):  # while the new bundle was made
+        export(GGUF, folder, max_kv_size=48, isas=[ISA], force=True, progress=add)
+    assert (folder / MODEL).read_bytes() == (made[0] / MODEL).read_bytes()
+    assert {path.name for path in tmp_path.iterdir()} == {"chat", "main.c"}
+
+
+def test_of_two_exports_into_a_new_folder_one_is_refused(tmp_path: Path) -> None:
+    """The other comes first when the bundle is about to take its place."""
+    folder = tmp_path / "chat"
+
+    def come_first(step: str, part: float) -> None:
+        if not folder.exists():
+            folder.mkdir()
+            (folder / "theirs").touch()
+
+    with pytest.raises(InputError, match="chat"):
+        export(GGUF, folder, max_kv_size=64, isas=[ISA], progress=come_first)
+    assert [path.name for path in folder.iterdir()] == ["theirs"]
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,19 @@ def test_a_folder_is_replaced(place: Path) -> None:
     assert (names(place), names(place / "folder")) == (["folder"], ["file"])
 
 
+@pytest.mark.usefixtures("way")
+def test_a_folder_that_came_meanwhile_is_not_replaced(place: Path) -> None:
+    def race() -> None:
+        with new_folder(place / "folder") as made:
+            (made / "file").write_text("late")
+            fill(place / "folder", "first")
+
+    with pytest.raises(InputError, match="folder cannot be written"):
+        race()
+    assert (place / "folder" / "file").read_text() == "first"
+    assert names(place) == ["folder"]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere folders are not exchanged")
 def test_a_folder_that_is_replaced_is_always_there(place: Path) -> None:
     file, missing, done = fill(place / "folder", "0"), list[int](), threading.Event()

@@ -30,7 +30,7 @@ def export(
         str | None,
         o.flag("--isa", help="Instruction sets in the library, such as avx2,avxvnni (default: all of the machine)."),
     ] = None,
-    force: Annotated[bool, o.flag("--force", help="Replace an older bundle.")] = False,
+    force: Annotated[bool, o.flag("--force", help="Replace an older bundle that nothing was added to.")] = False,
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:  # fmt: skip

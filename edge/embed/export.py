@@ -37,7 +37,7 @@ from edge.embed.model_file import Section, trusted_source, write_model
 from edge.embed.planning import check_options, plan_bundle, prompt_rows
 from edge.embed.platforms import write_platform
 from edge.embed.vocabulary import tokenizer_sections
-from edge.errors import UnsupportedError
+from edge.errors import InputError, UnsupportedError
 from edge.kv.policy import Policy
 from edge.model.model import Model, open_model
 from edge.model.tokenizer import Tokenizer
@@ -85,8 +85,8 @@ def export(
     """Make `folder` for apps on a device; returns the content of manifest.json.
 
     device: its name in `edge devices list`. isas: instruction sets in the library (default: all of the machine that the
-    engine has code for). force: an older bundle may be replaced. The keywords are options of the plan, as people write
-    them, and go before those of `options`:
+    engine has code for). force: an older bundle may be replaced, if nothing was added to it. The keywords are options of
+    the plan, as people write them, and go before those of `options`:
 
     OPTIONS
 
@@ -95,7 +95,7 @@ def export(
     """
     options, target = (options or Options()).updated(**keywords), Path(folder)
     profile = find_profile(device)
-    check_folder(target, _is_bundle, force=force)
+    _check_target(target, force=force)
     bundle = prepare(model if isinstance(model, Model) else open_model(model), profile, options, isas)
     tell, file = progress or (lambda _step, _part: None), bundle.model.file
     found, sections = fingerprint(file.path), make_sections(bundle)
@@ -110,6 +110,7 @@ def export(
         found.check()
         manifest = describe(bundle, found.sha256, made)
         (made / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        _check_target(target, force=force)  # which may have changed
     return manifest
 
 
@@ -222,5 +223,23 @@ def _license(model: Model) -> str:
     return found if isinstance(found, str) else ""
 
 
-def _is_bundle(folder: Path) -> bool:
-    return (folder / MANIFEST).is_file() and any(folder.rglob(MODEL))
+def _check_target(folder: Path, *, force: bool) -> None:
+    """Raises InputError if the folder is in the way. force: a bundle may be replaced, if nothing was added to it."""
+    check_folder(folder, lambda each: _listed(each) is not None, force=force)
+    listed = _listed(folder) or set()
+    added = sorted(
+        name for path in folder.rglob("*")
+        if (path.is_symlink() or not path.is_dir()) and (name := path.relative_to(folder).as_posix()) not in listed
+    )  # fmt: skip
+    if added:
+        named = ", ".join(added[:3]) + (", …" if len(added) > 3 else "")
+        raise InputError(f"{folder} holds files of others ({named}): move them, or choose a new folder")
+
+
+def _listed(folder: Path) -> set[str] | None:
+    """The files of an older bundle by its manifest; None if it has none."""
+    try:
+        files = json.loads((folder / MANIFEST).read_bytes())["files"]
+        return {MANIFEST, *files} if any(Path(name).name == MODEL for name in files) else None
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
