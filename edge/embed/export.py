@@ -85,8 +85,8 @@ def export(
     """Make `folder` for apps on a device; returns the content of manifest.json.
 
     device: its name in `edge devices list`. isas: instruction sets in the library (default: all of the machine that the
-    engine has code for). force: an older bundle may be replaced, if nothing was added to it. The keywords are options of
-    the plan, as people write them, and go before those of `options`:
+    engine has code for). force: a bundle that nothing was added to may be replaced. The keywords are options of the
+    plan, as people write them, and go before those of `options`:
 
     OPTIONS
 
