@@ -18,7 +18,7 @@ pytest.importorskip("tvm_ffi")
 from edge.backends.tvm.compiler.embedded import embedded_designs, embedded_objects, passes_source
 from edge.backends.tvm.packing.layout import make_layout
 from edge.embed.library import LIBC, LIBM, SHARED, STATIC, archive, exported, find_toolchain, make_library
-from edge.errors import EngineError, UnsupportedError
+from edge.errors import EngineError, InputError, UnsupportedError
 from edge.model.model import Model, open_model
 
 TABLES = {"trusted.c": '#include "internal.h"\nconst uint8_t EDGE_TRUSTED[32] = {0};\n'}
@@ -183,6 +183,24 @@ def test_a_compiler_for_another_machine_is_not_taken(monkeypatch: pytest.MonkeyP
         find_toolchain(other, "android")
     with pytest.raises(UnsupportedError, match="a library for ios is built there"):
         find_toolchain("aarch64", "ios")
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("no-such-compiler -O2", "CC names the compiler no-such-compiler, which is not there: correct it, or unset CC"),
+        ("/", "CC names the compiler /, which is not there"), ("'", "CC is not understood: No closing quotation"),
+        ("true", "CC names true, which does not answer"),
+        ("false", "CC names false, which does not answer as C compilers do (-dumpmachine): correct it, or unset CC"),
+    ],
+)  # fmt: skip
+def test_a_compiler_that_is_named_must_be_one(command: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", command)
+    with pytest.raises(InputError) as raised:
+        find_toolchain(platform.machine(), "linux")
+    assert says in str(raised.value)
+    monkeypatch.setenv("CC", " ")
+    find_toolchain(platform.machine(), "linux")
 
 
 @pytest.mark.slow

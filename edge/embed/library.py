@@ -24,7 +24,7 @@ from edge.backends.tvm.compiler.embedded import embedded_objects, passes_source
 from edge.backends.tvm.design import Design
 from edge.devices.host import usable_cores
 from edge.devices.output import work_folder
-from edge.errors import EngineError, UnsupportedError
+from edge.errors import EngineError, InputError, UnsupportedError
 from edge.storage import cache
 
 STATIC, SHARED = "libedge.a", "libedge.so"
@@ -65,23 +65,31 @@ _GNU_LINK = ("-Wl,-z,noseparate-code",)  # as LLVM's linker does anyway: fewer s
 
 @dataclass(frozen=True)
 class Toolchain:
-    """compiler: of C, with what makes it choose the machine. version: what it says of itself. bionic: it has Android's
-    own C library."""
+    """compiler: of C, with what makes it choose the machine. target, version: what it says of itself."""
 
     compiler: tuple[str, ...]
+    target: str
     version: str
-    bionic: bool
+
+    @property
+    def bionic(self) -> bool:
+        """Whether it has Android's own C library."""
+        return "android" in self.target
+
+    def compiles_for(self, machine: str, system: str) -> bool:
+        return self.target.startswith(machine) and "linux" in self.target and (system == "android" or not self.bionic)
 
 
 def find_toolchain(machine: str, system: str) -> Toolchain:
     """A C compiler for Linux or Android on x86_64 or aarch64: $CC, the NDK's, this machine's, a cross compiler, or zig.
 
-    Raises UnsupportedError if none is found, with what to install.
+    Raises UnsupportedError if none is found, with what to install, and InputError if $CC names none.
     """
     if system not in ("linux", "android"):
         raise UnsupportedError(f"a library for {system} is built there, from the sources in the bundle")
     for command in _compilers(machine, system):
-        if shutil.which(command[0]) and (toolchain := _ask(command, machine, system)):
+        toolchain = _ask(command) if shutil.which(command[0]) else None
+        if toolchain is not None and toolchain.compiles_for(machine, system):
             return toolchain
     raise UnsupportedError(
         f"no C compiler for {machine}: apt-get install gcc-{machine.replace('_', '-')}-linux-gnu, "
@@ -149,8 +157,8 @@ def archive(name: str, member: bytes, symbols: Sequence[str]) -> bytes:
 
 
 def _compilers(machine: str, system: str) -> Iterator[list[str]]:
-    if os.environ.get("CC"):
-        yield shlex.split(os.environ["CC"])
+    if own := os.environ.get("CC", "").strip():
+        yield _named(own)
     ndk = os.environ.get("ANDROID_NDK_HOME")
     if ndk and system == "android":
         for host in sorted(Path(ndk, "toolchains", "llvm", "prebuilt").glob("*")):
@@ -162,8 +170,23 @@ def _compilers(machine: str, system: str) -> Iterator[list[str]]:
     yield [sys.executable, "-m", "ziglang", "cc", "-target", f"{machine}-linux-gnu"]
 
 
-def _ask(command: Sequence[str], machine: str, system: str) -> Toolchain | None:
-    """None if it does not work, or compiles for another machine or system."""
+def _named(command: str) -> list[str]:
+    """$CC in words. Raises InputError if it names no compiler."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise InputError(f"CC is not understood: {error}") from None
+    if not shutil.which(words[0]):
+        raise InputError(f"CC names the compiler {words[0]}, which is not there: correct it, or unset CC")
+    if _ask(words) is None:
+        raise InputError(
+            f"CC names {words[0]}, which does not answer as C compilers do (-dumpmachine): correct it, or unset CC"
+        )
+    return words
+
+
+def _ask(command: Sequence[str]) -> Toolchain | None:
+    """None if it does not answer."""
     try:
         target, version = (
             subprocess.run([*command, option], capture_output=True, text=True, timeout=60, check=True).stdout
@@ -171,10 +194,7 @@ def _ask(command: Sequence[str], machine: str, system: str) -> Toolchain | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    bionic = "android" in target
-    if not target.startswith(machine) or "linux" not in target or (bionic and system != "android"):
-        return None
-    return Toolchain(tuple(command), version, bionic)
+    return Toolchain(tuple(command), target, version) if target.strip() else None
 
 
 def _compile(toolchain: Toolchain, machine: str, sources: Sequence[Path], folder: Path) -> list[Path]:
