@@ -144,7 +144,10 @@ def test_of_two_exports_into_a_new_folder_one_is_refused(tmp_path: Path) -> None
         ({"prompt_cache": Path("x")}, UnsupportedError, "--prompt-cache"),
         ({"memory": "2MiB"}, BudgetError, "the smallest that fits is --memory 11MiB"),
         ({"isas": ["avx2", "neon"], "device": "raspberry-pi-5", "memory": "1GiB", "threads": 9}, InputError, "4 cores"),
-        ({"isas": ["sse"]}, UnsupportedError, "x86_64 has none of the instruction sets sse"),
+        ({"isas": "sse"}, UnsupportedError, "x86_64 has no instruction set 'sse': choose avx"),
+        ({"isas": f"{ISA},sse9"}, UnsupportedError, "x86_64 has no instruction set 'sse9': choose avx"),
+        ({"isas": [ISA, ""]}, UnsupportedError, "x86_64 has no instruction set '': choose avx"),
+        ({"isas": []}, UnsupportedError, "x86_64 has no instruction set '': choose avx"),
         ({"device": "toaster"}, InputError, "unknown device 'toaster'"),
     ],
 )

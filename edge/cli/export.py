@@ -42,7 +42,7 @@ def export(
 
     with progress(enabled=not quiet) as shown:
         manifest = make(
-            model, output, options, device=device, isas=None if isa is None else isa.split(","), force=force,
+            model, output, options, device=device, isas=isa, force=force,
             progress=lambda step, part: shown.step(step)(part, 1.0),
         )  # fmt: skip
     if json:

@@ -77,16 +77,16 @@ def export(
     options: Options | None = None,
     *,
     device: str = HOST,
-    isas: Sequence[str] | None = None,
+    isas: str | Sequence[str] | None = None,
     force: bool = False,
     progress: Progress | None = None,
     **keywords: Any,
 ) -> dict[str, Any]:
     """Make `folder` for apps on a device; returns the content of manifest.json.
 
-    device: its name in `edge devices list`. isas: instruction sets in the library (default: all of the machine that the
-    engine has code for). force: a bundle that nothing was added to may be replaced. The keywords are options of the
-    plan, as people write them, and go before those of `options`:
+    device: its name in `edge devices list`. isas: instruction sets in the library, or their names with commas between
+    them (default: all of the machine that the engine has code for). force: a bundle that nothing was added to may be
+    replaced. The keywords are options of the plan, as people write them, and go before those of `options`:
 
     OPTIONS
 
@@ -96,6 +96,8 @@ def export(
     options, target = (options or Options()).updated(**keywords), Path(folder)
     profile = find_profile(device)
     _check_target(target, force=force)
+    if isinstance(isas, str):
+        isas = [name.strip() for name in isas.split(",")]
     bundle = prepare(model if isinstance(model, Model) else open_model(model), profile, options, isas)
     tell, file = progress or (lambda _step, _part: None), bundle.model.file
     found, sections = fingerprint(file.path), make_sections(bundle)

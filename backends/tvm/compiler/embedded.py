@@ -27,11 +27,15 @@ def embedded_designs(
     """The designs of a model for all instruction sets of a machine, or for `isas` of them, the best first.
 
     tuning: values that `edge tune` found for an instruction set. Raises UnsupportedError if the machine or the system
-    has none of them.
+    lacks one of them.
     """
-    targets = [each for each in app_targets(machine, system) if isas is None or each.name in isas]
-    if not targets:
-        raise UnsupportedError(f"{machine} has none of the instruction sets {', '.join(isas or ())}")
+    targets = app_targets(machine, system)
+    if isas is not None:
+        known = [each.name for each in targets]
+        for name in isas or [""]:
+            if name not in known:
+                raise UnsupportedError(f"{machine} has no instruction set {name!r}: choose {', '.join(known)}")
+        targets = [each for each in targets if each.name in isas]
     if tuning is not None:
         targets = [with_tuning(each, tuning(each.name)) for each in targets]
     designs = list[Design]()
