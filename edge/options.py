@@ -120,6 +120,13 @@ class Options:
         """Options as people write them. Raises InputError for unknown names and impossible values, numbers too."""
         return cls().updated(**values)
 
+    @staticmethod
+    def of(options: Options | None, **values: object) -> Options:
+        """`options`, or the default ones, with others in place of some. Raises InputError."""
+        if options is not None and not isinstance(options, Options):
+            raise InputError(f"options must be edge.Options, not {options!r:.60}: give single options by name")
+        return (options or Options()).updated(**values)
+
     def updated(self, **values: object) -> Options:
         """These options with others in place of some, as people write them. Raises InputError."""
         known = flags_of(self)

@@ -81,7 +81,7 @@ def pull(
 
     Raises BudgetError before the download if nothing fits, DownloadError, CacheError, InputError, UnsupportedError.
     """
-    options = (options or Options()).updated(**keywords)
+    options = Options.of(options, **keywords)
     return take(offer(model, options, quant=quant, device=device), progress=progress, notice=notice)
 
 

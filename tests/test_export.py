@@ -148,6 +148,16 @@ def test_of_two_exports_into_a_new_folder_one_is_refused(tmp_path: Path) -> None
         ({"isas": f"{ISA},sse9"}, UnsupportedError, "x86_64 has no instruction set 'sse9': choose avx"),
         ({"isas": [ISA, ""]}, UnsupportedError, "x86_64 has no instruction set '': choose avx"),
         ({"isas": []}, UnsupportedError, "x86_64 has no instruction set '': choose avx"),
+        *(
+            ({name: value}, InputError, f"a bundle has no --{flag}: an app states it for each answer, in edge_options")
+            for name, flag, value in (
+                ("time", "time", "3s"),
+                ("energy", "energy", "5J"),
+                ("power", "power", "2W"),
+                ("max_temp", "max-temp", "70C"),
+            )
+        ),
+        ({"options": 3}, InputError, "options must be edge.Options, not 3: give single options by name"),
         ({"device": "toaster"}, InputError, "unknown device 'toaster'"),
     ],
 )

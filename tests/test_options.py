@@ -115,6 +115,11 @@ def test_options_are_parsed_once() -> None:
         Options.parse(kv_polity="full")
     with pytest.raises(InputError, match="--kv-memory 'lots' is not understood"):
         Options.parse(kv_memory="lots")
+    assert Options.of(None, threads=2) == Options(threads=2)
+    assert Options.of(Options(threads=2), memory="1kB") == Options(threads=2, memory=1000)
+    for wrong in (3, "256MiB", {"memory": 1}):
+        with pytest.raises(InputError, match=r"options must be edge\.Options, not "):
+            Options.of(wrong)  # type: ignore[arg-type]
 
 
 @given(st.integers(0, 64), st.none() | st.integers(0, 64))

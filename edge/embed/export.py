@@ -93,7 +93,7 @@ def export(
     Raises BudgetError if nothing fits, UnsupportedError for what the C runtime lacks, InputError if the folder cannot
     be written, MissingExtraError without TVM, EngineError if a compiler fails, and the errors of `open_model`.
     """
-    options, target = (options or Options()).updated(**keywords), Path(folder)
+    options, target = Options.of(options, **keywords), Path(folder)
     profile = find_profile(device)
     _check_target(target, force=force)
     if isinstance(isas, str):

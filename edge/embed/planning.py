@@ -56,6 +56,10 @@ def check_options(options: Options) -> None:
     if name not in (AUTO, *POLICIES):
         make_policy(options.kv_policy)  # an unknown name is another error
         raise UnsupportedError(f"an exported model has no KV policy {name}: choose auto, {', '.join(POLICIES)}")
+    for name in ("time", "energy", "power", "max_temp"):
+        if getattr(options, name) is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise InputError(f"a bundle has no {flag}: an app states it for each answer, in edge_options")
     for flag, value in (
         ("--lora", options.lora), ("--provider", options.provider), ("--gpu-layers", options.gpu_layers),
         ("--gpu-memory", options.gpu_memory), ("--prompt-cache", options.prompt_cache),

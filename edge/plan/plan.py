@@ -101,7 +101,7 @@ def make_plan(
     Raises BudgetError, naming the smallest budget that would do; InputError for impossible options;
     UnsupportedError for what the engine lacks.
     """
-    options = options or Options()
+    options = Options.of(options)
     choices = find_choices(spec, backend, options, elsewhere=elsewhere is not None)
     if choices[0].forced:
         _log.warning("KV policy full, which stops where the cache is full: %s", choices[0].forced)

@@ -102,7 +102,7 @@ def fits(
 
     Raises InputError for impossible options, unknown devices and names.
     """
-    options = (options or Options()).updated(**keywords)
+    options = Options.of(options, **keywords)
     options = options if options.expected_tokens else options.updated(expected_tokens=TOKENS)
     profile, table = find_profile(device), known_models()
     if unknown := sorted(set(names or ()) - set(table)):

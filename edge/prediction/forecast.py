@@ -69,7 +69,7 @@ def forecast(
 
     Raises BudgetError if nothing fits, InputError for contexts beyond the cache, and the errors of `open_model`.
     """
-    options, profile = (options or Options()).updated(**keywords), find_profile(device)
+    options, profile = Options.of(options, **keywords), find_profile(device)
     began = time.process_time()
     opened = model if isinstance(model, Model) else _open(model, options, device)
     found = look_ahead(opened.file, opened.spec, profile, options, prompt=prompt, contexts=contexts, began=began)

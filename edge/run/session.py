@@ -77,7 +77,7 @@ def load(
     Raises BudgetError if nothing fits, UnsupportedError for a temperature that nothing here measures, and the errors of
     `open_model`.
     """
-    options = (options or Options()).updated(**keywords)
+    options = Options.of(options, **keywords)
     cache = options.prompt_cache
     if cache is not None and not isinstance(cache, PromptCache):
         options = replace(options, prompt_cache=PromptCache(cache, size=f"{options.prompt_cache_size}B"))
