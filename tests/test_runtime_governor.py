@@ -321,6 +321,19 @@ def test_joules_that_were_read_long_before_an_answer_do_not_count() -> None:
     assert app.lib.watch_joules(app.c) == pytest.approx(0.0)
 
 
+def test_a_meter_that_begins_anew_takes_nothing_back() -> None:
+    app = App({"joules": 30.0}, True, Power(3.0, 0.5, 200.0))
+    app.start()
+    app.joules += 10.0
+    app.lib.watch_read(app.c, ctypes.byref(app.readings()), True)
+    app.joules = 2.0
+    app.lib.watch_read(app.c, ctypes.byref(app.readings()), True)
+    assert app.lib.watch_joules(app.c) == pytest.approx(10.0)
+    app.joules += 5.0
+    app.lib.watch_read(app.c, ctypes.byref(app.readings()), True)
+    assert app.lib.watch_joules(app.c) == pytest.approx(15.0)
+
+
 @pytest.mark.parametrize("spare", [0, 3 * MIB, 50 * MIB])
 def test_memory_is_returned_until_nothing_is_left(spare: int) -> None:
     """Two consecutive readings of less than 6 MiB; 0 is what iOS says where there is no limit."""

@@ -22,10 +22,11 @@ static double estimate(const watch *w)
            w->bytes * w->config->joules_per_byte;
 }
 
-/* Joules by the app. The first reading counts from here on if it comes while the answer is under way. */
+/* Joules by the app. The first reading counts from here on if it comes while the answer is under way, as does that of a
+ * meter that began anew: it shows less than before. */
 static void take_joules(watch *w, double joules)
 {
-    if (!w->measured)
+    if (!w->measured || joules - w->first_joules < w->joules)
         w->first_joules = joules - watch_joules(w);
     w->measured = true;
     w->joules = joules - w->first_joules;
