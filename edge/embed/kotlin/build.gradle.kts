@@ -1,5 +1,7 @@
 // A library module: copy this folder into an Android project, and add include(":edge") to its settings.gradle.kts and
 // implementation(project(":edge")) to the app's dependencies.
+import org.jetbrains.kotlin.gradle.dsl.JvmTarget
+
 plugins {
     id("com.android.library")
     id("org.jetbrains.kotlin.android") // leave it out from version 9 of the Android plugin on
@@ -19,7 +21,9 @@ android {
 }
 
 kotlin {
-    jvmToolchain(17)
+    compilerOptions { // no jvmToolchain, which would want a JDK 17 beside Android Studio's own
+        jvmTarget.set(JvmTarget.JVM_17)
+    }
 }
 
 dependencies {
