@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from contextlib import suppress
+from ctypes import byref, c_size_t, c_void_p
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ import pytest
 from bundles import bundle_of, bundle_sources, pair_of
 from runtime_library import RUNTIME, build
 
-from edge.embed.bundle import BundleSession, Finish, Role, Trim, open_bundle
+from edge.embed.bundle import BundleSession, Finish, Role, Trim, _check, _Info, _Source, open_bundle
 from edge.errors import BusyError, InputError, ModelFormatError, UnsupportedError
 
 pytest.importorskip("tvm_ffi")
@@ -290,16 +291,34 @@ def test_calls_out_of_order_are_refused_in_a_line() -> None:
     folder = bundle_of(MODEL, **(ROWS | {"kv_policy": "full"}))
     with open_bundle(folder) as bundle:
         assert bundle.info()["policy"] == "full"
-        with pytest.raises(InputError, match="temperature must be at most 100"):
+        with pytest.raises(InputError, match="temperature must be from 0 to 100"):
             bundle.session(temperature=float("nan"))
+        with pytest.raises(InputError, match=r"repeat_penalty must be from 0\.01 to 100, or less than 0"):
+            bundle.session(repeat_penalty=0)
         with pytest.raises(UnsupportedError, match="sse9"):
             bundle.session(isa="sse9")
         with pytest.raises(InputError, match="threads must be at most 2"):
             bundle.session(threads=3)
         with bundle.session(ignore_eos=1, max_tokens=3) as session:
-            with pytest.raises(BusyError, match="end them first"):
+            with pytest.raises(BusyError, match=r"the model has open sessions \(1\): end them first"):
                 bundle.close()
             check_order(session)
+
+
+def test_what_cannot_be_opened_is_said_in_a_line(tmp_path: Path) -> None:
+    folder = bundle_of(MODEL, **STREAMING)
+    size, longer = (folder / "model.edge").stat().st_size, tmp_path / "model.edge"
+    longer.write_bytes((folder / "model.edge").read_bytes() + b"12345")
+    with pytest.raises(ModelFormatError, match=f"has {size + 5} bytes and should have {size}: copy it again"):
+        open_bundle(tmp_path, folder / "libedge.so")
+    with open_bundle(folder) as bundle:
+        for path in (b"", None):
+            with pytest.raises(InputError, match="edge_open needs a path or an open file"):
+                _check(bundle.library.edge_open, byref(_Source(path, -1)), byref(c_void_p()))
+        info = _Info()
+        info.size -= 8
+        with pytest.raises(InputError, match="an edge_model_info whose size is set"):
+            _check(bundle.library.edge_info, bundle._model, byref(info))
 
 
 def test_a_system_text_that_does_not_fit_is_refused_whole() -> None:
@@ -334,6 +353,10 @@ def check_order(session: BundleSession) -> None:
     assert [piece.finish for piece in session.pieces()][-1] == Finish.LENGTH
     with pytest.raises(InputError, match="edge_append first"):
         session.next()
+    with pytest.raises(InputError, match="more bytes than there can be"):
+        session._call("edge_append", Role.USER, b"Hi", c_size_t(-1))
+    with pytest.raises(InputError, match="more bytes than there can be"):
+        session._call("edge_tokenize", b"Hi", c_size_t(-1), 0, None, c_size_t(0))
     with pytest.raises(InputError, match="is no token"):
         session.append(Role.IDS, [5, 99999])
     with pytest.raises(InputError, match="empty"):

@@ -105,8 +105,11 @@ def test_files_that_cannot_be_mapped_are_refused(system: Any, tmp_path: Path) ->
     assert map_file(system, Source(path=bytes(path))) == "model.edge is empty: copy it again"
     path.write_bytes(b"x" * 100)
     for offset, length in ((101, 0), (0, 101), (50, 51), (2**64 - 1, 2), (1, 2**64 - 1)):
-        assert "but its file ends after 100" in map_file(system, Source(path=bytes(path), offset=offset, length=length))
+        said = map_file(system, Source(path=bytes(path), offset=offset, length=length))
+        assert said == "offset and length of model.edge reach beyond its file, which has 100 bytes"
     assert "must be a file on a disk" in map_file(system, Source(path=bytes(tmp_path)))
+    os.mkfifo(tmp_path / "pipe")
+    assert "must be a file on a disk" in map_file(system, Source(path=bytes(tmp_path / "pipe")))
     ends = os.pipe()
     assert "must be a file on a disk" in map_file(system, Source(fd=ends[0]))
     assert "must be a file on a disk" in map_file(system, Source(fd=9999))

@@ -56,7 +56,7 @@ static edge_status find_sections(edge_model *model, edge_error *error)
         return edge_fail(error, EDGE_BAD_FILE, "model.edge has version %d, this library reads %d: export both together",
                          (int64_t)header->version, (int64_t)MODEL_VERSION);
     if (header->size != size)
-        return edge_fail(error, EDGE_BAD_FILE, "model.edge has %d of %d bytes: copy it again", (int64_t)size,
+        return edge_fail(error, EDGE_BAD_FILE, "model.edge has %d bytes and should have %d: copy it again", (int64_t)size,
                          (int64_t)header->size);
     if (header->sections >= 2 * SECTIONS || size < sizeof *header + header->sections * sizeof(file_section))
         return damaged(error, "its table of sections");

@@ -26,7 +26,7 @@ edge_status edge_open(const edge_source *source, edge_model **model, edge_error 
         return edge_fail(error, EDGE_BAD_ARGUMENT, "edge_open needs an edge_source with its size, and a place for the "
                          "model");
     *model = NULL;
-    if (!source->path && source->fd < 0)
+    if (source->path ? !*source->path : source->fd < 0)
         return edge_fail(error, EDGE_BAD_ARGUMENT, "edge_open needs a path or an open file");
     edge_model *made = map_memory(sizeof *made);
     if (!made)
@@ -55,7 +55,7 @@ edge_status edge_close(edge_model *model, edge_error *error)
         return EDGE_OK;
     int32_t open = __atomic_load_n(&model->sessions, __ATOMIC_ACQUIRE);
     if (open)
-        return edge_fail(error, EDGE_BUSY, "%d sessions of the model are open: end them first", (int64_t)open);
+        return edge_fail(error, EDGE_BUSY, "the model has open sessions (%d): end them first", (int64_t)open);
     unmap_file(&model->file);
     unmap_memory(model, sizeof *model);
     return EDGE_OK;
@@ -74,15 +74,14 @@ static const char *best_isa(const edge_model *model)
 
 edge_status edge_info(const edge_model *model, edge_model_info *info, edge_error *error)
 {
-    if (!model || !info || info->size < 2 * sizeof(uint32_t))
-        return edge_fail(error, EDGE_BAD_ARGUMENT, "edge_info needs a model, and an edge_model_info with its size");
+    if (!model || !info || info->size < sizeof *info)
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "edge_info needs a model, and an edge_model_info whose size is set");
     const edge_config *c = model->config;
-    edge_model_info found = {
+    *info = (edge_model_info){
         .size = info->size, .abi = EDGE_ABI, .name = model->name, .license = model->license, .policy = model->policy,
         .kv_dtype = model->kv_dtype, .isa = best_isa(model), .vocab = c->vocab, .context = c->context,
         .capacity = c->capacity, .threads = c->threads, .chat = c->chat, .weights = model->sizes[SECTION_WEIGHTS],
         .kv = c->kv_bytes, .scratch = c->scratch_bytes,
     };
-    memcpy(info, &found, info->size < sizeof found ? info->size : sizeof found);
     return EDGE_OK;
 }

@@ -175,8 +175,8 @@ static edge_status map_open_file(int fd, const edge_source *source, mapping *fil
         return cannot_map(error);
     uint64_t size = (uint64_t)found, offset = source->offset;
     if (offset > size || source->length > size - offset)
-        return edge_fail(error, EDGE_BAD_FILE, "model.edge would begin at byte %d and have %d bytes, but its file ends "
-                         "after %d", (int64_t)offset, (int64_t)source->length, found);
+        return edge_fail(error, EDGE_BAD_FILE, "offset and length of model.edge reach beyond its file, which has %d "
+                         "bytes", found);
     uint64_t length = source->length ? source->length : size - offset, before = offset % page_size();
     if (!length)
         return edge_fail(error, EDGE_BAD_FILE, "model.edge is empty: copy it again");
@@ -192,7 +192,7 @@ edge_status map_file(const edge_source *source, mapping *file, edge_error *error
     memset(file, 0, sizeof *file);
     if (!source->path)
         return map_open_file(source->fd, source, file, error);
-    int fd = open(source->path, O_RDONLY | O_CLOEXEC);
+    int fd = open(source->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* which does not wait for a pipe's writer */
     if (fd < 0)
         return edge_fail(error, EDGE_BAD_FILE, "cannot open %s: check that it is there and may be read", source->path);
     edge_status status = map_open_file(fd, source, file, error);

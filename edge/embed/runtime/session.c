@@ -23,12 +23,13 @@ edge_status leave(edge_session *s, edge_status status)
 
 /* ---- options ---------------------------------------------------------------------------------------------------- */
 
-static edge_status check_range(const char *name, double value, double low, double high, edge_error *error)
+/* range: from `low` to `high`, in words. */
+static edge_status check_range(const char *name, double value, double low, double high, const char *range,
+                               edge_error *error)
 {
     if (value < 0 || (value >= low && value <= high)) /* which NaN is not */
         return EDGE_OK;
-    return edge_fail(error, EDGE_BAD_ARGUMENT, "%s must be at most %d, or less than 0 for the model's own", name,
-                     (int64_t)high);
+    return edge_fail(error, EDGE_BAD_ARGUMENT, "%s must be %s, or less than 0 for the model's own", name, range);
 }
 
 static edge_status check_limit(const char *name, double value, edge_error *error)
@@ -47,10 +48,10 @@ static edge_status check_options(const edge_model *model, const edge_options *op
     if (options->threads > model->config->threads)
         return edge_fail(error, EDGE_BAD_ARGUMENT, "threads must be at most %d, for which the model was exported",
                          (int64_t)model->config->threads);
-    if ((status = check_range("temperature", options->temperature, 0, 100, error)) ||
-        (status = check_range("top_p", options->top_p, 0, 1, error)) ||
-        (status = check_range("min_p", options->min_p, 0, 1, error)) ||
-        (status = check_range("repeat_penalty", options->repeat_penalty, 0.01, 100, error)))
+    if ((status = check_range("temperature", options->temperature, 0, 100, "from 0 to 100", error)) ||
+        (status = check_range("top_p", options->top_p, 0, 1, "from 0 to 1", error)) ||
+        (status = check_range("min_p", options->min_p, 0, 1, "from 0 to 1", error)) ||
+        (status = check_range("repeat_penalty", options->repeat_penalty, 0.01, 100, "from 0.01 to 100", error)))
         return status;
     const double limits[] = {options->seconds, options->joules, options->watts, options->celsius, options->headroom};
     const char *const names[] = {"seconds", "joules", "watts", "celsius", "headroom"};
@@ -252,6 +253,13 @@ edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error 
     return leave(s, EDGE_OK);
 }
 
+edge_status check_length(size_t count, size_t size, edge_error *error)
+{
+    if (count <= PTRDIFF_MAX / size)
+        return EDGE_OK;
+    return edge_fail(error, EDGE_BAD_ARGUMENT, "the text has more bytes than there can be: check its length");
+}
+
 typedef struct { int32_t *ids; size_t capacity, count; } id_list;
 
 static bool list_ids(void *to, const int32_t *ids, size_t count)
@@ -273,6 +281,8 @@ int64_t edge_tokenize(edge_session *s, const char *text, size_t length, uint32_t
         return status;
     if ((length && !text) || (capacity && !ids))
         return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "edge_tokenize needs a text, and room for ids"));
+    if ((status = check_length(length, 1, error)))
+        return leave(s, status);
     id_list list = {ids, capacity, 0};
     if (length)
         tokenizer_encode(s->tokenizer, text, length, special != 0, true, list_ids, &list);

@@ -73,6 +73,8 @@ struct edge_session {
 /* A call begins, unless another thread is in one; and ends, with `status`. */
 edge_status enter(edge_session *s, edge_error *error);
 edge_status leave(edge_session *s, edge_status status);
+/* Refuses lengths that no text has, such as (size_t)-1. size: of one of `count`, in bytes. */
+edge_status check_length(size_t count, size_t size, edge_error *error);
 
 /* ---- context.c -------------------------------------------------------------------------------------------------- */
 

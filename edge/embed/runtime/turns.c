@@ -166,6 +166,8 @@ edge_status edge_append(edge_session *s, edge_role role, const void *text, size_
         return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "%d is no edge_role", (int64_t)role));
     if ((count && !text) || (!count && role != EDGE_SYSTEM && role != EDGE_ASSISTANT))
         return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "the text is empty"));
+    if ((status = check_length(count, role == EDGE_IDS ? sizeof(int32_t) : 1, error)))
+        return leave(s, status);
     if (s->turn == TURN_ANSWERING) /* the app has broken it off */
         end_answer(s);
     if (!s->started)
