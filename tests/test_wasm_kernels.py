@@ -58,7 +58,7 @@ def functions(name: str) -> dict[str, Any]:
     from tvm.tirx.script.builder import ir as T  # noqa: N812
 
     from edge.backends.tvm.cpu.kernels.isa import ISAS
-    from edge.backends.tvm.cpu.kernels.vectors import i64, ints, let, load, store
+    from edge.backends.tvm.cpu.kernels.vectors import LANES, i64, ints, let, load, store
 
     isa, made = ISAS[name], dict[str, Any]()
 
@@ -73,10 +73,12 @@ def functions(name: str) -> dict[str, Any]:
 
     def dot(largest: int | None) -> Callable[..., None]:
         def emit(weights: Any, x: Any, out: Any) -> None:
-            registers = [let(load(weights, i64(16 * at))) for at in range(REGISTERS)]
             words = [[let(x[i64(REGISTERS * token + at)]) for at in range(REGISTERS)] for token in (0, 1)]
-            for token, sums in enumerate(isa.dots([ints(0), ints(5)], registers, words, largest)):
-                store(out, i64(16 * token), sums)
+            for lane in range(0, LANES, isa.width):
+                registers = [let(load(weights, i64(16 * at + lane), isa.width)) for at in range(REGISTERS)]
+                starts = [ints(start, isa.width) for start in (0, 5)]
+                for token, sums in enumerate(isa.dots(starts, registers, words, largest)):
+                    store(out, i64(16 * token + lane), sums, isa.width)
 
         return emit
 

@@ -9,34 +9,32 @@ from typing import Protocol
 import numpy as np
 from tvm.tirx.script.builder import ir as T
 
-from edge.backends.tvm.cpu.kernels.vectors import Value, floats, half, ints, let, pure, spread
+from edge.backends.tvm.cpu.kernels.vectors import LANES, Value, floats, half, ints, lanes_of, let, pure, spread
 
 
 class Isa(Protocol):
-    """16 int32 lanes hold 4 weights each; a word of x is one int32 of 4 signed bytes, the same for all lanes."""
+    """An int32 lane holds 4 weights of a row; a word of x is one int32 of 4 signed bytes, the same for all lanes."""
 
+    width: int  # lanes of the vectors of `dots`: 16, or fewer, which `lookup` and `from_f16` then take, too
     signed_offset: int  # added by `dot` to every signed weight; the caller subtracts its product with the sum of x
 
-    def dot(self, sums: Value, weights: Sequence[Value], x: Sequence[Value], largest: int | None) -> Value:
-        """sums + Σ weights · x, over the 4 bytes of each lane and over the pairs of weights and words of x.
+    def dots(
+        self, starts: Sequence[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], largest: int | None
+    ) -> Iterator[Value]:
+        """start + Σ weights · x, over the 4 bytes of each lane and over the pairs of weights and words of x, for each
+        token's start and words of x, in order; each token's code is emitted on demand.
 
         largest: the largest weight, if weights are unsigned and below 128. None: they are signed, and the result is
         too large by signed_offset · Σ x.
         """
         ...
 
-    def dots(
-        self, starts: Sequence[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], largest: int | None
-    ) -> Iterator[Value]:
-        """`dot` for each token's sums and words of x, in order; each token's code is emitted on demand."""
-        ...
-
     def lookup(self, table: Sequence[int], indices: Value) -> Value:
-        """table[byte], signed, for each of the 4 bytes (0 … 15) of 16 int32 lanes."""
+        """table[byte], signed, for each of the 4 bytes (0 … 15) of int32 lanes."""
         ...
 
     def from_f16(self, stored: Value) -> Value:
-        """16 lanes of uint16 that hold float16, as float32."""
+        """Lanes of uint16 that hold float16, as float32."""
         ...
 
     def to_f16(self, values: Value) -> Value:
@@ -47,6 +45,7 @@ class Isa(Protocol):
 class Generic:
     """Plain vector arithmetic, which LLVM compiles for every CPU."""
 
+    width = LANES
     signed_offset = 0
 
     def dot(self, sums: Value, weights: Sequence[Value], x: Sequence[Value], largest: int | None) -> Value:
@@ -184,10 +183,6 @@ def _unsigned(weights: Value, largest: int | None) -> Value:
 class Neon(_Float16Instructions):
     """ARM64: 32 registers of 128 bits, which a block's weights would fill. So each serves every token in turn."""
 
-    def dot(self, sums: Value, weights: Sequence[Value], x: Sequence[Value], largest: int | None) -> Value:
-        (result,) = self.dots([sums], weights, [x], largest)
-        return result
-
     def dots(
         self, starts: Sequence[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], largest: int | None
     ) -> Iterator[Value]:
@@ -290,45 +285,38 @@ class Simd128(Generic):
     """WebAssembly: registers of 128 bits, no dot product of bytes. Products of signed bytes are added in 16 bits while
     they fit."""
 
-    def dot(self, sums: Value, weights: Sequence[Value], x: Sequence[Value], largest: int | None) -> Value:
-        (result,) = self.dots([sums], weights, [x], largest)
-        return result
+    width = 4
 
     def dots(
         self, starts: Sequence[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], largest: int | None
     ) -> Iterator[Value]:
-        sums = [_quarters(start) for start in starts]
         room = ((1 << 15) - 1) // (127 * (128 if largest is None else largest))
-        for first in range(0, len(weights), room):
-            group = [_quarters(register) for register in weights[first : first + room]]
-            for token, words in zip(sums, x, strict=True):
-                scalars = [let(_wide(T.reinterpret("int8x8", spread(word, 2)))) for word in words[first : first + room]]
-                for quarter in range(4):
-                    parts = [
-                        self._pairs(functools.reduce(_add, [
-                            let(_wide(half(_bytes(each[quarter]), which, "int8x8")) * scalar)
-                            for each, scalar in zip(group, scalars, strict=True)
-                        ])) for which in (0, 1)
-                    ]  # fmt: skip
-                    pairs = [let(T.Shuffle(parts, [lane + which for lane in (0, 2, 4, 6)])) for which in (0, 1)]
-                    token[quarter] = let(token[quarter] + pairs[0] + pairs[1])
-        return map(_joined, sums)
+        halves = [[let(_wide(half(_bytes(each), which, "int8x8"))) for which in (0, 1)] for each in weights]
+        for start, words in zip(starts, x, strict=True):
+            result, scalars = start, [let(_wide(T.reinterpret("int8x8", spread(word, 2)))) for word in words]
+            for first in range(0, len(weights), room):
+                group = list(zip(halves, scalars, strict=True))[first : first + room]
+                pairs = [
+                    _pairs(functools.reduce(_add, [let(each[which] * scalar) for each, scalar in group]))
+                    for which in (0, 1)
+                ]
+                even, odd = (T.Shuffle(pairs, [lane + which for lane in (0, 2, 4, 6)]) for which in (0, 1))
+                result = let(result + even + odd)
+            yield result
 
     def lookup(self, table: Sequence[int], indices: Value) -> Value:
+        if lanes_of(indices) == LANES:
+            return _joined([self.lookup(table, each) for each in _quarters(indices)])
         entries = _bytes(_repeated(table, 4))
-        found = [pure("int8x16", self._swizzle, entries, _bytes(each)) for each in _quarters(indices)]
-        return _joined([T.reinterpret("int32x4", each) for each in found])
+        return T.reinterpret("int32x4", pure("int8x16", self._swizzle, entries, _bytes(indices)))
 
     def from_f16(self, stored: Value) -> Value:
         """Exponent and fraction, read as those of a float32, are too small by 2^112. Infinities become 65536."""
-        bits = T.cast(T.reinterpret("int16x16", stored), "int32x16") << ints(13)
-        return T.reinterpret("float32x16", bits & ints(-0x70002000)) * floats(2.0**112)  # 0x8FFFE000
+        lanes = lanes_of(stored)
+        bits = T.cast(T.reinterpret(f"int16x{lanes}", stored), f"int32x{lanes}") << ints(13, lanes)
+        return T.reinterpret(f"float32x{lanes}", bits & ints(-0x70002000, lanes)) * floats(2.0**112, lanes)
 
     _swizzle = "llvm.wasm.swizzle"
-
-    def _pairs(self, products: Value) -> Value:
-        """int32x4 sums of two neighbours of int16x8."""
-        return let(pure("int32x4", "llvm.wasm.dot", products, spread(T.int16(1), 8)))
 
 
 class Relaxed16(Simd128):
@@ -340,17 +328,13 @@ class Relaxed16(Simd128):
     def dots(
         self, starts: Sequence[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], largest: int | None
     ) -> Iterator[Value]:
-        sums = [_quarters(start) for start in starts]
-        registers = [_quarters(register) for register in weights]
-        words_of_x = [[_bytes(let(spread(word, 4))) for word in words] for words in x]
-        for quarter in range(4):
-            mine = [each[quarter] for each in registers]
-            planes = [(mine, 1, largest)] if largest is not None else _planes(mine)
-            for token, words in zip(sums, words_of_x, strict=True):
-                for plane, factor, most in planes:
-                    added = self._added(plane, words, most)
-                    token[quarter] = let(token[quarter] + (added if factor == 1 else added * ints(factor, 4)))
-        return map(_joined, sums)
+        planes = [(weights, 1, largest)] if largest is not None else _planes(weights)
+        for start, words in zip(starts, x, strict=True):
+            result, registers = start, [_bytes(let(spread(word, 4))) for word in words]
+            for plane, factor, most in planes:
+                added = self._added(plane, registers, most)
+                result = let(result + (added if factor == 1 else added * ints(factor, 4)))
+            yield result
 
     def _added(self, weights: Sequence[Value], x: Sequence[Value], largest: int) -> Value:
         """int32x4: Σ weights · x of 4 neighbours each."""
@@ -360,7 +344,7 @@ class Relaxed16(Simd128):
         ]
         fit = ((1 << 15) - 1) // (2 * largest * 127)
         return functools.reduce(
-            _add, [self._pairs(functools.reduce(_add, pairs[at : at + fit])) for at in range(0, len(pairs), fit)]
+            _add, [_pairs(functools.reduce(_add, pairs[at : at + fit])) for at in range(0, len(pairs), fit)]
         )
 
 
@@ -374,11 +358,16 @@ class Relaxed(Relaxed16):
         return total
 
 
-def _planes(weights: Sequence[Value]) -> list[tuple[list[Value], int, int]]:
+def _planes(weights: Sequence[Value]) -> list[tuple[Sequence[Value], int, int]]:
     """Signed bytes as 7 bits minus 128 times the sign: registers, the factor of their products, and the largest."""
     low = [let(each & ints(0x7F7F7F7F, 4)) for each in weights]
     signs = [let((each >> ints(7, 4)) & ints(0x01010101, 4)) for each in weights]
     return [(low, 1, 127), (signs, -128, 1)]
+
+
+def _pairs(products: Value) -> Value:
+    """int32x4 sums of two neighbours of int16x8."""
+    return let(pure("int32x4", "llvm.wasm.dot", products, spread(T.int16(1), 8)))
 
 
 def _wide(eight: Value) -> Value:

@@ -15,6 +15,7 @@ from tvm.tirx.script.builder import ir as T
 from edge.backends.tvm.cpu.kernels.activations import CENTER, Quantized
 from edge.backends.tvm.cpu.kernels.isa import Isa
 from edge.backends.tvm.cpu.kernels.vectors import (
+    LANES,
     Buffer,
     Register,
     Value,
@@ -105,31 +106,33 @@ def _integers(
     x_words = [let(x.words_at(row)) for row in rows]
     x_blocks = [let(x.blocks_at(row)) for row in rows]
     center = block.center + (isa.signed_offset if block.signed else 0)
+    width, firsts = isa.width, range(0, LANES, isa.width)
     with loop(*span) as at:
         first = let(first_part + at * (block.part_bytes // 4))
         if ahead:
             for line in range(0, block.part_bytes, 64):
                 prefetch(weights.words, first + (ahead + line) // 4)
-        groups = _read_part(isa, weights, block, first, first_scales, at)
-        x_sums, products = x.sums[block.group_size], []
-        for number, group in enumerate(groups):
-            starts, words_of_x = [], []
-            for x_at, block_at in zip(x_words, x_blocks, strict=True):
-                sum_at = (block_at + at) * len(groups) + number
-                correction = x.integers[x_sums.corrections + sum_at] * T.int32(center // CENTER[block.group_size])
-                starts.append(spread(correction) if center else ints(0))
-                word = x_at + at * (PART // 4) + number * len(group.registers)
-                words_of_x.append([x.integers[word + index] for index in range(len(group.registers))])
-            products.append(isa.dots(starts, group.registers, words_of_x, block.largest))
-        for each, block_at, *dots in zip(sums, x_blocks, *products, strict=True):
-            result = each.value
-            for number, (group, dot) in enumerate(zip(groups, dots, strict=True)):
-                factor = group.scale * spread(x.numbers[x.scales + block_at + at])
-                result = result + T.cast(dot, "float32x16") * factor
-                if group.minimum is not None:
+        for lane in firsts:  # of the registers that `dots` takes at once
+            groups = _read_part(isa, weights, block, first, first_scales, at, lane, width)
+            x_sums, products = x.sums[block.group_size], []
+            for number, group in enumerate(groups):
+                starts, words_of_x = [], []
+                for x_at, block_at in zip(x_words, x_blocks, strict=True):
                     sum_at = (block_at + at) * len(groups) + number
-                    result = result + group.minimum * spread(x.numbers[x_sums.sums + sum_at])
-            each.value = result
+                    correction = x.integers[x_sums.corrections + sum_at] * T.int32(center // CENTER[block.group_size])
+                    starts.append(spread(correction, width) if center else ints(0, width))
+                    word = x_at + at * (PART // 4) + number * len(group.registers)
+                    words_of_x.append([x.integers[word + index] for index in range(len(group.registers))])
+                products.append(isa.dots(starts, group.registers, words_of_x, block.largest))
+            for each, block_at, *dots in zip(sums, x_blocks, *products, strict=True):
+                result = each.part(lane, width)
+                for number, (group, dot) in enumerate(zip(groups, dots, strict=True)):
+                    factor = group.scale * spread(x.numbers[x.scales + block_at + at], width)
+                    result = result + T.cast(dot, f"float32x{width}") * factor
+                    if group.minimum is not None:
+                        sum_at = (block_at + at) * len(groups) + number
+                        result = result + group.minimum * spread(x.numbers[x_sums.sums + sum_at], width)
+                each.set_part(lane, result, width)
 
 
 def _exact(
@@ -149,7 +152,7 @@ def _exact(
 
 @dataclass(frozen=True)
 class _Group:
-    """Neighbouring values of 16 rows, 4 in each register, with a common scale and minimum."""
+    """Neighbouring values of some rows, 4 in each register, with a common scale and minimum."""
 
     registers: Sequence[Value]
     scale: Value
@@ -164,24 +167,30 @@ def _tile(matrix: Matrix, block: IntegerBlock, tile: Value) -> tuple[Value, Valu
 
 
 def _read_part(
-    isa: Isa, weights: Weights, block: IntegerBlock, first: Value, first_scales: Value, at: Value
-) -> list[_Group]:
-    """Part `at` of a tile, whose quants are at word `first` and whose scales begin at half `first_scales`."""
+    isa: Isa, weights: Weights, block: IntegerBlock, first: Value, first_scales: Value, at: Value,
+    lane: int = 0, lanes: int = LANES,
+) -> list[_Group]:  # fmt: skip
+    """Part `at` of a tile, whose quants are at word `first` and whose scales begin at half `first_scales`: `lanes` of
+    its rows, from `lane` on."""
     first = let(first)
-    registers = _read_registers(block, isa, lambda index: load(weights.words, first + index * 16))
+    registers = _read_registers(block, isa, lambda index: load(weights.words, first + (index * 16 + lane), lanes))
     scales = let(first_scales + quotient(at, block.parts) * (block.scale_bytes // 2))
-    numbers = [let(isa.from_f16(load(weights.halves, scales + index * 16))) for index in range(block.numbers)]
+    numbers = [
+        let(isa.from_f16(load(weights.halves, scales + (index * 16 + lane), lanes))) for index in range(block.numbers)
+    ]
     if block.parts == 1:
         return [_Group(registers, *numbers)]
     factors_at = let((scales + block.numbers * 16) * 2 + remainder(at, block.parts) * PART)
-    stored = [let(T.cast(load(weights.bytes, factors_at + index * 16), "int32x16")) for index in (0, 1)]
+    stored = [
+        let(T.cast(load(weights.bytes, factors_at + (index * 16 + lane), lanes), f"int32x{lanes}")) for index in (0, 1)
+    ]
     if block.group_size == PART:
         factors = [stored]
     elif block.has_minimum:
-        factors = [[each & ints(15), (each >> ints(4)) & ints(15)] for each in stored]
+        factors = [[each & ints(15, lanes), (each >> ints(4, lanes)) & ints(15, lanes)] for each in stored]
     else:
         factors = [[each] for each in stored]
-    scaled = [[let(d * T.cast(f, "float32x16")) for d, f in zip(numbers, each, strict=True)] for each in factors]
+    scaled = [[let(d * T.cast(f, f"float32x{lanes}")) for d, f in zip(numbers, each, strict=True)] for each in factors]
     count = len(registers) // len(scaled)
     return [_Group(registers[index * count : (index + 1) * count], *each) for index, each in enumerate(scaled)]
 
@@ -189,7 +198,7 @@ def _read_part(
 def _read_registers(block: IntegerBlock, isa: Isa, read: Callable[[int], Value]) -> list[Value]:
     """The values 4i … 4i+3 of a part as the 4 bytes of each lane, for every i.
 
-    read: returns the i-th 64 bytes of a packed part as 16 int32 lanes.
+    read: returns the i-th 64 bytes of a packed part as 16 int32 lanes, or some of these.
     """
     found: list[Value] = []
     for bits, first in zip(block.planes, accumulate(block.planes, initial=0), strict=False):

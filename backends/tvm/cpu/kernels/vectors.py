@@ -6,7 +6,7 @@ kernel is built, and so unrolls; `loop` and `when` are control flow of the kerne
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,10 @@ Buffer = Any  # memory of one element type
 
 def i64(value: int) -> Value:
     return T.int64(value)
+
+
+def lanes_of(vector: Value) -> int:
+    return int(str(vector.ty).rpartition("x")[2])
 
 
 def spread(value: Value, lanes: int = LANES) -> Value:
@@ -109,6 +113,13 @@ class Register:
     def lane(self, index: Value) -> Value:
         return self._buffer[index]
 
+    def part(self, first: int, lanes: int) -> Value:
+        """Some lanes, from `first` on."""
+        return load(self._buffer, i64(first), lanes)
+
+    def set_part(self, first: int, value: Value, lanes: int) -> None:
+        store(self._buffer, i64(first), value, lanes)
+
 
 class Strip:
     """`count` vectors of 16 lanes side by side on the stack, indexed while the kernel runs."""
@@ -138,16 +149,20 @@ def total(vector: Value) -> Value:
 
 def largest(vector: Value) -> Value:
     """The greatest of 16 float lanes."""
-    eight = let(T.max(half(vector, 0, "float32x8"), half(vector, 1, "float32x8")))
-    four = let(T.max(half(eight, 0, "float32x4"), half(eight, 1, "float32x4")))
-    return pure("float32", "llvm.vector.reduce.fmax", four)
+    return _folded(vector, T.max)
 
 
 def smallest(vector: Value) -> Value:
     """The least of 16 float lanes."""
-    eight = let(T.min(half(vector, 0, "float32x8"), half(vector, 1, "float32x8")))
-    four = let(T.min(half(eight, 0, "float32x4"), half(eight, 1, "float32x4")))
-    return pure("float32", "llvm.vector.reduce.fmin", four)
+    return _folded(vector, T.min)
+
+
+def _folded(vector: Value, choose: Callable[[Value, Value], Value]) -> Value:
+    """LLVM's own reductions treat NaN in a way for which WebAssembly would call a library."""
+    eight = let(choose(half(vector, 0, "float32x8"), half(vector, 1, "float32x8")))
+    four = let(choose(half(eight, 0, "float32x4"), half(eight, 1, "float32x4")))
+    two = let(choose(T.Shuffle([four], [0, 1]), T.Shuffle([four], [2, 3])))
+    return choose(T.Shuffle([two], [0]), T.Shuffle([two], [1]))
 
 
 def swap_pairs(vector: Value) -> Value:
@@ -179,11 +194,12 @@ def move_bits(words: Value, bits: int, at: int, to: int) -> Value:
     """`bits` bits from bit `at` of each of a lane's 4 bytes, moved to bit `to`, other bits 0. 8 bits do not move."""
     if bits == 8:
         return words
+    lanes = lanes_of(words)
     if at > to:
-        words = T.shift_right(words, ints(at - to))
+        words = T.shift_right(words, ints(at - to, lanes))
     elif at < to:
-        words = T.shift_left(words, ints(to - at))
-    return T.bitwise_and(words, ints(((1 << bits) - 1 << to) * 0x01010101))
+        words = T.shift_left(words, ints(to - at, lanes))
+    return T.bitwise_and(words, ints(((1 << bits) - 1 << to) * 0x01010101, lanes))
 
 
 def shift_to_float(stored: Value, bits: int) -> Value:
