@@ -53,6 +53,16 @@ def test_the_folder_says_what_it_holds(made: tuple[Path, dict[str, Any]]) -> Non
     assert [path.name for path in folder.parent.iterdir()] == ["chat"]  # nothing temporary is left
 
 
+def test_the_command_shows_all_files_unless_it_is_told_to_be_quiet(tmp_path: Path) -> None:
+    folder = tmp_path / "chat"
+    arguments = (str(GGUF), "--max-kv-size", "64", "--isa", ISA, "--force", "-o", str(folder))
+    shown = edge("export", *arguments).stdout
+    assert {line.split()[1] for line in shown.splitlines()[2:-2]} == {path.name for path in folder.iterdir()}
+    assert "(estimated)" in shown.splitlines()[-1]
+    quiet = edge("export", *arguments, "--quiet")
+    assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
+
+
 def test_the_same_inputs_give_the_same_bytes(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     folder, _ = made
     again = export(GGUF, tmp_path / "again", max_kv_size=64, isas=[ISA])

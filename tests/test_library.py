@@ -181,6 +181,9 @@ def test_a_compiler_for_another_machine_is_not_taken(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("CC", own.compiler[0] if own.compiler[0].startswith("/") else "/usr/bin/" + own.compiler[0])
     with pytest.raises(UnsupportedError, match=f"no C compiler for {other}: apt-get install gcc-.*ziglang.*NDK_HOME"):
         find_toolchain(other, "android")
+    monkeypatch.delenv("CC")
+    with pytest.raises(UnsupportedError, match=r"apt-get install gcc, pip install ziglang, or set CC$"):
+        find_toolchain(platform.machine(), "linux")
     with pytest.raises(UnsupportedError, match="a library for ios is built there"):
         find_toolchain("aarch64", "ios")
 

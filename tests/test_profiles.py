@@ -431,7 +431,9 @@ def test_no_code_is_made_by_a_guess_of_the_isa(tmp_path: Path) -> None:
     model = str(GOLDEN / "llama-gqa-tied.gguf")
     done = run.invoke(app, ["compile", model, "--device", "my-board", "-o", str(tmp_path / "x")])
     assert "does not say its isa" in str(done.exception)
-    assert "nothing: its profile says no isa" in run.invoke(app, ["devices", "list"]).output
+    listed = run.invoke(app, ["devices", "list"]).output
+    assert "nothing: its profile says no isa" in listed
+    assert "edge export only: edge compile is for Linux and Android" in listed
 
 
 @pytest.mark.parametrize(

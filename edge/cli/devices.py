@@ -274,7 +274,7 @@ def _own_code(profile: DeviceProfile) -> str:
     from edge.devices.profiles import HOST
 
     if profile.system not in ("linux", "android"):
-        return "nothing: edge compile is for Linux and Android"
+        return "edge export only: edge compile is for Linux and Android"
     return "the best that this processor has" if profile.name == HOST else "nothing: its profile says no isa"
 
 

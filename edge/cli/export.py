@@ -36,8 +36,10 @@ def export(
 ) -> None:  # fmt: skip
     """Export a model for apps: a C library without Python, the model as one mapped file, an example, and a README.
 
-    For Android the folder is a library module in Kotlin, for iOS a Swift package, else it is for C and C++.
+    For Android the folder is a library module in Kotlin, for iOS a Swift package, else it is for C and C++. Of the KV
+    policies, apps have streaming, window, full and h2o.
     """
+    from edge.embed.export import MANIFEST
     from edge.embed.export import export as make
 
     with progress(enabled=not quiet) as shown:
@@ -47,9 +49,11 @@ def export(
         )  # fmt: skip
     if json:
         print_json({"folder": str(output), **manifest})
+    if json or quiet:
         return
-    rows = [[name, format_bytes(each["bytes"])] for name, each in manifest["files"].items()]
-    print(table([str(output), "size"], rows))
+    sizes = {name: each["bytes"] for name, each in manifest["files"].items()}
+    sizes[MANIFEST] = (output / MANIFEST).stat().st_size
+    print(table([str(output), "size"], [[name, format_bytes(size)] for name, size in sizes.items()]))
     plan = manifest["plan"]
     print(
         f"\n{manifest['model']['label']} for {manifest['device']['name']} ({', '.join(manifest['isas'])}): "

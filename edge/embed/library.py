@@ -91,9 +91,10 @@ def find_toolchain(machine: str, system: str) -> Toolchain:
         toolchain = _ask(command) if shutil.which(command[0]) else None
         if toolchain is not None and toolchain.compiles_for(machine, system):
             return toolchain
+    package = "gcc" if machine == platform.machine() else f"gcc-{machine.replace('_', '-')}-linux-gnu"
     raise UnsupportedError(
-        f"no C compiler for {machine}: apt-get install gcc-{machine.replace('_', '-')}-linux-gnu, "
-        f"pip install ziglang, or set CC" + (" or ANDROID_NDK_HOME" if system == "android" else "")
+        f"no C compiler for {machine}: apt-get install {package}, pip install ziglang, or set CC"
+        + (" or ANDROID_NDK_HOME" if system == "android" else "")
     )
 
 
