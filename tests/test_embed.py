@@ -357,7 +357,7 @@ def check_order(session: BundleSession) -> None:
         session._call("edge_append", Role.USER, b"Hi", c_size_t(-1))
     with pytest.raises(InputError, match="more bytes than there can be"):
         session._call("edge_tokenize", b"Hi", c_size_t(-1), 0, None, c_size_t(0))
-    with pytest.raises(InputError, match="is no token"):
+    with pytest.raises(InputError, match="is not a token"):
         session.append(Role.IDS, [5, 99999])
     with pytest.raises(InputError, match="empty"):
         session.append(Role.RAW, "")

@@ -94,6 +94,56 @@ def test_the_example_answers_as_the_session_does(static: bool, made: tuple[Path,
     (folder / "chat").unlink()
 
 
+MAIN = """
+#include <cstdio>
+int main(int, char **words)
+{
+    edge_source source = {sizeof source, words[1], -1, 0, 0};
+    edge_model *model = nullptr;
+    if (edge_open(&source, &model, nullptr))
+        return 1;
+    edge_usage use = {};
+    use.size = sizeof use;
+    edge_use(begin(model, 1).get(), &use, nullptr);
+    std::printf("%u", use.capacity);
+    return edge_close(model, nullptr);
+}
+"""
+
+
+@pytest.mark.parametrize("way", ["pkg-config", pytest.param("cmake", marks=pytest.mark.exhaustive)])
+def test_a_program_in_cpp_is_built_as_the_readme_says(
+    way: str, made: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    if shutil.which(way) is None or shutil.which("c++") is None:
+        pytest.skip(f"no {way}, or no C++ compiler")
+    folder = tmp_path / "chat"
+    folder.symlink_to(made[0])
+    blocks = dict(re.findall(r"^```(\w*)\n(.*?)^```$", (folder / "README.md").read_text(), re.MULTILINE | re.DOTALL))
+    (tmp_path / "app.cpp").write_text(blocks["cpp"] + MAIN)
+    if way == "cmake":
+        project = "cmake_minimum_required(VERSION 3.10)\nproject(app CXX)\nadd_executable(app app.cpp)\n"
+        (tmp_path / "CMakeLists.txt").write_text(project + blocks["cmake"])
+        command = "cmake -B build . && cmake --build build && mv build/app ."
+    else:
+        (tmp_path / "edge.pc").write_text(blocks[""].replace("/opt/chat", str(folder)))
+        command = (
+            "PKG_CONFIG_PATH=. sh -c 'c++ -Wall -Wextra -Werror app.cpp $(pkg-config --cflags --libs edge) -o app'"
+        )
+    subprocess.run(command, shell=True, cwd=tmp_path, check=True, capture_output=True)
+    environment = {"LD_LIBRARY_PATH": str(folder)}
+    said = subprocess.run([tmp_path / "app", folder / MODEL], env=environment, capture_output=True, check=True).stdout
+    assert said == b"64"
+
+
+def test_files_are_compared_with_the_manifest_as_the_readme_says(made: tuple[Path, dict[str, Any]]) -> None:
+    if shutil.which("jq") is None:
+        pytest.skip("no jq")
+    command = re.findall(r"^jq .*$", (made[0] / "README.md").read_text(), re.MULTILINE)[0]
+    said = subprocess.run(command, shell=True, cwd=made[0], capture_output=True, text=True, check=True).stdout
+    assert sorted(said.split()[::2]) == sorted(f"{name}:" for name in made[1]["files"])
+
+
 def test_an_older_bundle_is_replaced_by_force_alone(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     folder = tmp_path / "chat"
     shutil.copytree(made[0], folder)

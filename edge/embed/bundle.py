@@ -242,7 +242,7 @@ def _load(path: Path) -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(str(path.absolute()))
     except OSError as error:
-        raise ModelFormatError(f"{path} is no library for this machine: {error}") from None
+        raise ModelFormatError(f"{path} is not a library for this machine: {error}") from None
     for name in ("edge_end", "edge_cancel"):
         getattr(library, name).restype = None
         getattr(library, name).argtypes = [c_void_p]

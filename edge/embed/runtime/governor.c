@@ -96,7 +96,7 @@ static bool is_about_to_be_killed(const memory_reading *memory, int32_t shorts)
 
 static edge_finish find_stop(const run_limits *limits, const governor_state *state, const sample *now, double pause)
 {
-    if (now->time + pause >= limits->deadline) /* comparisons with NAN, which is no limit, are false */
+    if (now->time + pause >= limits->deadline) /* comparisons with NAN, which stands for no limit, are false */
         return EDGE_TIME;
     if (now->has_memory && is_about_to_be_killed(&now->memory, state->shorts))
         return EDGE_MEMORY;

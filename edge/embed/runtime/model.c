@@ -48,7 +48,7 @@ static edge_status find_sections(edge_model *model, edge_error *error)
     uint64_t size = model->file.size;
     const file_header *header = (const file_header *)data;
     if (size < sizeof *header || memcmp(header->magic, "EDGEMDL1", sizeof header->magic))
-        return edge_fail(error, EDGE_BAD_FILE, "this is no model.edge: edge export makes one");
+        return edge_fail(error, EDGE_BAD_FILE, "this is not a model.edge: edge export makes one");
     if ((uintptr_t)data % SECTION_ALIGNMENT)
         return edge_fail(error, EDGE_BAD_FILE, "model.edge begins in the middle of a file, at no multiple of %d bytes: "
                          "give it a file of its own", (int64_t)SECTION_ALIGNMENT);

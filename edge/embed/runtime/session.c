@@ -195,7 +195,7 @@ void edge_end(edge_session *s)
 
 /* ---- between answers -------------------------------------------------------------------------------------------- */
 
-/* Less than 0 where it is no number of something. */
+/* Less than 0 if it is not a quantity. */
 static double reading_of(double value)
 {
     return value >= 0 && value < 1e18 ? value : -1;
@@ -222,7 +222,7 @@ edge_status edge_trim(edge_session *s, edge_trim_level level, edge_error *error)
     if (status)
         return status;
     if (level < EDGE_TRIM_SOFT || level > EDGE_TRIM_ALL)
-        return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "%d is no edge_trim_level", (int64_t)level));
+        return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "%d is not an edge_trim_level", (int64_t)level));
     context_give(s, rint((double)level / (double)EDGE_TRIM_ALL * context_spare(s)));
     return leave(s, EDGE_OK);
 }

@@ -127,7 +127,7 @@ static edge_status load(edge_session *s, const edge_stream *stream, edge_error *
     hash_start(&from.sum);
     state_header header, ours = header_of(s);
     if (!get(&from, &header, sizeof header) || memcmp(header.magic, ours.magic, sizeof header.magic))
-        return edge_fail(error, EDGE_BAD_FILE, "this is no saved state");
+        return edge_fail(error, EDGE_BAD_FILE, "this is not a saved state");
     if (header.version != ours.version || memcmp(header.model, ours.model, sizeof header.model) ||
         memcmp(header.bundle, ours.bundle, sizeof header.bundle))
         return edge_fail(error, EDGE_BAD_FILE, "the state was saved with another bundle or version of it");

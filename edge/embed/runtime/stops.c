@@ -17,7 +17,7 @@ stops *stops_layout(arena *from)
     return take(from, sizeof(stops));
 }
 
-/* Copies a text; bytes that are no UTF-8 become U+FFFD, as in the texts that are searched. False: it is too long. */
+/* Copies a text; bytes that are not UTF-8 become U+FFFD, as in the texts that are searched. False: it is too long. */
 static bool copy_stop(stop *to, const char *text)
 {
     size_t length = 0;

@@ -67,7 +67,7 @@ static edge_status append_ids(edge_session *s, const int32_t *ids, size_t count,
 {
     for (size_t i = 0; i < count; i++)
         if (ids[i] < 0 || (uint32_t)ids[i] >= s->model->config->vocab)
-            return edge_fail(error, EDGE_BAD_ARGUMENT, "%d is no token: the model has %d", (int64_t)ids[i],
+            return edge_fail(error, EDGE_BAD_ARGUMENT, "%d is not a token: the model has %d", (int64_t)ids[i],
                              (int64_t)s->model->config->vocab);
     context_push(s, ids, count);
     return EDGE_OK;
@@ -163,7 +163,7 @@ edge_status edge_append(edge_session *s, edge_role role, const void *text, size_
     if (status)
         return status;
     if (role < EDGE_SYSTEM || role > EDGE_IDS)
-        return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "%d is no edge_role", (int64_t)role));
+        return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "%d is not an edge_role", (int64_t)role));
     if ((count && !text) || (!count && role != EDGE_SYSTEM && role != EDGE_ASSISTANT))
         return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "the text is empty"));
     if ((status = check_length(count, role == EDGE_IDS ? sizeof(int32_t) : 1, error)))

@@ -41,7 +41,7 @@ class EdgeModel private constructor(private var handle: Long) : Closeable {
     }
 
     companion object {
-        /** Throws [EdgeException] with [Status.BAD_FILE] if [path] is no model.edge of this version. */
+        /** Throws [EdgeException] with [Status.BAD_FILE] if [path] is not a model.edge of this version. */
         @JvmStatic
         fun open(path: String): EdgeModel {
             require('\u0000' !in path) { "the path contains the character U+0000" }
