@@ -144,7 +144,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("damage", "says"),
     [
         (lambda data: b"", "is empty: copy it again"),
-        (lambda data: b"GGUF" + data[4:], "no model.edge"),
+        (lambda data: b"GGUF" + data[4:], "not a model.edge"),
         (lambda data: data[:-1], "copy it again"),
         (lambda data: data + b"x", "copy it again"),
         (lambda data: data[:8] + b"\2" + data[9:], "version 2, this library reads 1: export both together"),
