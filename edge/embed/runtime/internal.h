@@ -49,8 +49,8 @@ void hash_end(hasher *h, uint8_t digest[32]);
 /* ---- platform.c ------------------------------------------------------------------------------------------------ */
 
 /* Without malloc, stdio, errno and thread-local variables, whose ABIs differ between C libraries. */
-void *map_memory(size_t size);                    /* zeros, whose pages become resident when they are written; NULL */
-void unmap_memory(void *memory, size_t size);
+void *map_memory(uint64_t size);                   /* zeros, whose pages become resident when they are written; NULL */
+void unmap_memory(void *memory, uint64_t size);
 void release_memory(void *memory, size_t size);   /* whole pages become zeros and are given back */
 void forget_memory(const void *memory, size_t size); /* whole pages of a mapped file are given back until next read */
 typedef struct { const uint8_t *data; uint64_t size; void *base; size_t mapped; } mapping;
@@ -83,11 +83,11 @@ bool runs_isa(const char *name);                  /* avx512vnni, avxvnni, avx2, 
 
 /* ---- an arena --------------------------------------------------------------------------------------------------- */
 
-typedef struct { uint8_t *memory; size_t used; } arena; /* memory NULL: only counts */
+typedef struct { uint8_t *memory; uint64_t used; } arena; /* memory NULL: only counts, also what no memory could hold */
 /* 64-byte aligned zeros; NULL while counting. Sanitizers see what lies between two parts as out of bounds. */
-static inline void *take(arena *from, size_t size)
+static inline void *take(arena *from, uint64_t size)
 {
-    size_t at = (from->used + 63) / 64 * 64;
+    uint64_t at = (from->used + 63) / 64 * 64;
     from->used = at + size;
 #ifdef __SANITIZE_ADDRESS__
     from->used += 64;
@@ -379,8 +379,9 @@ float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observe
 bool pass_reaches(const pass *p, uint32_t count); /* false: the model has learned fewer positions */
 uint64_t pass_bytes(const pass *p); /* scratch */
 
-/* The compiled pass of an instruction set (backends/tvm/cpu/generator.py). Thread 0 calls it once for every job, and the
- * function returns when the job is done; the other threads call it once, and it returns after the job QUIT. */
+/* The compiled pass of an instruction set (backends/tvm/cpu/generator.py). Every thread calls it until it has done the job
+ * QUIT. It returns to thread 0 after each job; to the others after QUIT, or in WebAssembly, where a function that runs is
+ * not replaced by a faster version of it, after each job, too. */
 typedef void compiled_run(int64_t *job, int32_t *lines, const uint8_t *weights, const int64_t *table, float *floats,
                           int32_t *integers, void *keys, void *values, void *key_scales, void *value_scales,
                           const int32_t *lengths, const int32_t *positions, const int32_t *tokens, float *logits,

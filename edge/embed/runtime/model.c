@@ -4,7 +4,7 @@
 
 #include "internal.h"
 
-_Static_assert(sizeof(void *) == 8 && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "64 bits, little-endian");
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "what is in the file is used as it is");
 
 enum { SECTION_ALIGNMENT = 64, WEIGHT_ALIGNMENT = 16384, ROPE_AHEAD = 64 };
 enum { MOST_LAYERS = 1024, MOST_HEADS = 1024, MOST_HEAD = 1024, MOST_ROWS = 1 << 24, MOST_TOKENS = 8192,

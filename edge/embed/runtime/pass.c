@@ -44,7 +44,7 @@ pass *pass_layout(arena *from, const edge_model *model, const design_config *des
 {
     const edge_config *c = model->config;
     pass *p = take(from, sizeof *p);
-    size_t before = from->used;
+    uint64_t before = from->used;
     pass_job *job = take(from, sizeof *job);
     int32_t *lines = take(from, (c->threads + 1) * LINE * sizeof *lines);
     float *floats = take(from, design->floats * sizeof *floats);
@@ -84,6 +84,10 @@ static void *work(void *argument)
 {
     const member *own = argument;
     run_compiled(own->pass, own->number);
+#ifdef __wasm__ /* where it returns after every job */
+    while (__atomic_load_n(&own->pass->job->kind, __ATOMIC_RELAXED) != QUIT)
+        run_compiled(own->pass, own->number);
+#endif
     return NULL;
 }
 

@@ -113,13 +113,13 @@ static uint64_t page_size(void)
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-void *map_memory(size_t size)
+void *map_memory(uint64_t size)
 {
     void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     return memory == MAP_FAILED ? NULL : memory;
 }
 
-void unmap_memory(void *memory, size_t size)
+void unmap_memory(void *memory, uint64_t size)
 {
 #ifdef __SANITIZE_ADDRESS__ /* what `take` left between two parts */
     __asan_unpoison_memory_region(memory, size);

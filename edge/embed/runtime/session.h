@@ -27,7 +27,7 @@ typedef struct { uint64_t evicted; uint32_t rows, count; int32_t left[MOST_LEFT]
 struct edge_session {
     edge_model *model;
     void *memory;
-    size_t size;
+    uint64_t size;
     volatile int32_t busy, cancelled;
 
     tokenizer *tokenizer;
