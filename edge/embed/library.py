@@ -119,7 +119,7 @@ def make_library(
         (work / "map").write_text(
             f"{{ global: {' '.join(f'{each};' for each in (*exported(), *exports))} local: *; }};\n"
         )
-        made = _compile(toolchain, machine, [work / name for name in tables], work)
+        made = compile_sources(toolchain, (*_COMPILE, *_MACHINE[machine]), [work / name for name in tables], work)
         _join(toolchain, [_runtime_object(toolchain, machine, more), *made, *objects], work / "edge.o")
         (folder / STATIC).write_bytes(archive("edge.o", (work / "edge.o").read_bytes(), [*exported(), *exports]))
         link: list[str | Path] = [
@@ -134,7 +134,7 @@ def make_library(
             link += ["-nostdlib", *_stubs(toolchain, work)]
         else:
             link += ["-lm", "-pthread"]
-        _run(toolchain, *link, "-o", folder / SHARED)
+        run_compiler(toolchain, *link, "-o", folder / SHARED)
 
 
 def exported() -> list[str]:
@@ -198,13 +198,12 @@ def _ask(command: Sequence[str]) -> Toolchain | None:
     return Toolchain(tuple(command), target, version) if target.strip() else None
 
 
-def _compile(toolchain: Toolchain, machine: str, sources: Sequence[Path], folder: Path) -> list[Path]:
-    """Object files of C files, in `folder`."""
+def compile_sources(toolchain: Toolchain, flags: Sequence[str], sources: Sequence[Path], folder: Path) -> list[Path]:
+    """Object files of C files, in `folder`. Raises EngineError if the compiler fails."""
 
     def compile_one(source: Path) -> Path:
         out = folder / f"{source.stem}.o"
-        headers = [f"-I{RUNTIME}", f"-I{source.parent}"]
-        _run(toolchain, *_COMPILE, *_MACHINE[machine], *headers, "-c", source, "-o", out)
+        run_compiler(toolchain, *flags, f"-I{RUNTIME}", f"-I{source.parent}", "-c", source, "-o", out)
         return out
 
     with ThreadPoolExecutor(usable_cores()) as pool:
@@ -213,20 +212,21 @@ def _compile(toolchain: Toolchain, machine: str, sources: Sequence[Path], folder
 
 def _join(toolchain: Toolchain, objects: Sequence[Path], out: Path) -> None:
     """One object file of several."""
-    _run(toolchain, "-r", "-nostdlib", "-Wl,--strip-debug", *objects, "-o", out)
+    run_compiler(toolchain, "-r", "-nostdlib", "-Wl,--strip-debug", *objects, "-o", out)
 
 
 def _runtime_object(toolchain: Toolchain, machine: str, more: Sequence[Path]) -> Path:
     """All of the runtime but the tables as one object file, from the cache."""
     headers = sorted({header for folder in {RUNTIME, *(path.parent for path in more)} for header in folder.glob("*.h")})
     sources = [*sorted(RUNTIME.glob("*.c")), *more]
-    digest = hashlib.sha256(repr((toolchain.version, toolchain.compiler[1:], _COMPILE, _MACHINE[machine])).encode())
+    flags = (*_COMPILE, *_MACHINE[machine])
+    digest = hashlib.sha256(repr((toolchain.version, toolchain.compiler[1:], flags)).encode())
     for path in (*headers, *sources):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
 
     def compile_runtime(out: Path) -> None:
         with work_folder() as work:
-            _join(toolchain, _compile(toolchain, machine, sources, work), out)
+            _join(toolchain, compile_sources(toolchain, flags, sources, work), out)
 
     return cache.find_or_make("kernels", digest.hexdigest()[:32], ".o", compile_runtime, about=f"runtime, {machine}")
 
@@ -237,12 +237,12 @@ def _stubs(toolchain: Toolchain, folder: Path) -> list[Path]:
     for name, functions in (("libc.so", LIBC), ("libm.so", LIBM)):
         source = folder / f"{name}.s"
         source.write_text("".join(f".globl {each}\n.type {each}, %function\n{each}:\n" for each in functions))
-        _run(toolchain, "-shared", "-nostdlib", f"-Wl,-soname,{name}", source, "-o", folder / name)
+        run_compiler(toolchain, "-shared", "-nostdlib", f"-Wl,-soname,{name}", source, "-o", folder / name)
         made.append(folder / name)
     return made
 
 
-def _run(toolchain: Toolchain, *arguments: str | Path) -> str:
+def run_compiler(toolchain: Toolchain, *arguments: str | Path) -> str:
     """What the compiler says. Raises EngineError if it fails."""
     command = [*toolchain.compiler, *map(str, arguments)]
     try:
