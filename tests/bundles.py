@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ import edge
 from edge.backends.tvm.compiler.embedded import embedded_objects, passes_source
 from edge.backends.tvm.targets import choose_target
 from edge.devices.profiles import HOST, find_profile
-from edge.embed.bundle import MODEL, BundleSession, Finish, Role, open_bundle
+from edge.embed.bundle import MODEL, Finish, Role, open_bundle
 from edge.embed.chat import exported_think
 from edge.embed.export import export, make_sections, prepare
 from edge.embed.model_file import trusted_source
@@ -62,12 +62,22 @@ def bundle_sources(name: str, **options: Any) -> tuple[Path, list[Path]]:
     return folder / MODEL, [*(folder / title for title in tables), *embedded_objects(bundle.designs)]
 
 
+class Embedded(Protocol):
+    """A session in another process or library, as `BundleSession`."""
+
+    def set(self, **options: Any) -> None: ...
+    def append(self, role: Role, text: Text) -> None: ...
+    def answer(self, text: Text, role: Role = ...) -> Answer: ...
+    def rewind(self, turns: int | None = None) -> None: ...
+    def use(self) -> dict[str, Any]: ...
+
+
 @dataclass
 class Pair:
     """One conversation twice. Every call makes sure that both say the same."""
 
     python: Session
-    embedded: BundleSession
+    embedded: Embedded
     recorded: list[int]
     begun: bool = field(default=False)
 
@@ -121,6 +131,17 @@ class Pair:
 def pair_of(name: str, *, pinned: int | None = None, **options: Any) -> Iterator[Pair]:
     """options: of the plan, for both. pinned: rows that the Python session is told to keep, and the bundle is not."""
     kept = options if pinned is None else options | {"keep": pinned}
+    with (
+        recorded_session(name, **kept) as (python, recorded),
+        open_bundle(bundle_of(name, **options)) as bundle,
+        bundle.session() as embedded,
+    ):
+        yield Pair(python, embedded, recorded)
+
+
+@contextmanager
+def recorded_session(name: str, **options: Any) -> Iterator[tuple[Session, list[int]]]:
+    """edge's own session, and a list to which it adds the tokens that it generates."""
     recorded: list[int] = []
     following = Picker.next
 
@@ -130,9 +151,5 @@ def pair_of(name: str, *, pinned: int | None = None, **options: Any) -> Iterator
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Picker, "next", record)
-        with (
-            edge.load(model_of(name), backend="tvm", **kept) as python,
-            open_bundle(bundle_of(name, **options)) as bundle,
-            bundle.session() as embedded,
-        ):
-            yield Pair(python, embedded, recorded)
+        with edge.load(model_of(name), backend="tvm", **options) as python:
+            yield python, recorded
