@@ -5,10 +5,11 @@
  *     env.now()     f64, seconds of a monotonic clock
  *     env.random()  i32, 32 random bits
  *
- * Every thread is an instance of its own with the same memory. Before anything else, a thread's instance sets its
- * `__stack_pointer` to web_stack(number), then it calls web_thread(number), which returns when the session has ended. Texts,
- * numbers and states travel through memory at addresses that these functions return. Functions that return int32_t are
- * 0 or more, or an edge_status, whose message is at web_message().
+ * Every thread is an instance of its own with the same memory. The first thread, which makes all other calls, asks for the
+ * stack of another, web_stack(number). Before anything else, that thread's instance sets its `__stack_pointer` to it, then
+ * it calls web_thread(number), which works for all sessions and returns after web_close. Texts, numbers and states travel
+ * through memory at addresses that these functions return. Functions that return int32_t are 0 or more, or an edge_status,
+ * whose message is at web_message().
  */
 #ifndef EDGE_WEB_H
 #define EDGE_WEB_H
@@ -31,7 +32,8 @@ WEB_API(web_close) int32_t web_close(void);
 /* JSON: name, license, policy, kv_dtype, isa, vocab, context, capacity, threads, chat, weights, kv, scratch. */
 WEB_API(web_info) const char *web_info(void);
 
-WEB_API(web_stack) uint32_t web_stack(uint32_t number);  /* the end of the stack of thread 1 … */
+/* The end of the stack of thread 1 …; 0: no memory is left. The first thread asks, before it starts the other. */
+WEB_API(web_stack) void *web_stack(uint32_t number);
 WEB_API(web_thread) void web_thread(uint32_t number);
 WEB_API(web_threads) uint32_t web_threads(void);         /* how many have called web_thread and wait there */
 
@@ -52,7 +54,7 @@ WEB_API(web_next) int32_t web_next(void);
 WEB_API(web_piece) const char *web_piece(void);          /* its text, without \0 */
 WEB_API(web_piece_length) uint32_t web_piece_length(void);
 WEB_API(web_piece_token) int32_t web_piece_token(void);
-/* Not 0 in this int32 cancels the answer, from any thread; web_append sets it to 0. */
+/* Not 0 in this int32 cancels the answer, from any thread; web_append sets it to 0. It is the session's. */
 WEB_API(web_cancelled) int32_t *web_cancelled(void);
 WEB_API(web_rewind) int32_t web_rewind(uint32_t turns);
 /* Bytes of a state, which is written if there is room for it. */

@@ -1,0 +1,211 @@
+// Runs a module of a site in Node, as tests ask on stdin: a line of JSON for every call, and one for its answer.
+//
+//     node --experimental-wasm-relaxed-simd node_session.mjs MODULE MODEL INITIAL MAXIMUM THREADS
+//
+// INITIAL, MAXIMUM: pages of memory. THREADS: workers to start beside this thread.
+import fs from 'node:fs';
+import readline from 'node:readline';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { isMainThread, Worker, workerData } from 'node:worker_threads';
+import { fileURLToPath } from 'node:url';
+
+const OPTIONS = ['threads', 'temperature', 'top_p', 'min_p', 'repeat_penalty', 'top_k', 'seeded', 'seed_low', 'seed_high',
+                 'max_tokens', 'ignore_eos', 'seconds', 'joules', 'watts'];
+const DEFAULTS = { temperature: -1, top_p: -1, min_p: -1, repeat_penalty: -1, top_k: -1 };
+
+function instantiate(module, memory) {
+  const env = {
+    memory,
+    now: () => performance.now() / 1000,
+    random: () => crypto.getRandomValues(new Int32Array(1))[0],
+  };
+  return new WebAssembly.Instance(module, { env }).exports;
+}
+
+class Session {
+  constructor(module, memory) {
+    this.module = module;
+    this.memory = memory;
+    this.engine = instantiate(module, memory);
+    this.workers = [];
+  }
+
+  bytes(address, count) {
+    return new Uint8Array(this.memory.buffer, address >>> 0, count);
+  }
+
+  text(address) {
+    const from = address >>> 0, all = new Uint8Array(this.memory.buffer);
+    return new TextDecoder().decode(all.slice(from, all.indexOf(0, from)));
+  }
+
+  check(status) {
+    if (status < 0) throw { status: Number(status), message: this.text(this.engine.web_message()) };
+    return Number(status);
+  }
+
+  // Calls `work` with the address of these bytes.
+  with(bytes, work) {
+    const address = this.engine.web_take(bytes.length || 1) >>> 0;
+    if (!address) throw { status: -4, message: 'web_take found no memory' };
+    this.bytes(address, bytes.length).set(bytes);
+    try {
+      return work(address, bytes.length);
+    } finally {
+      this.engine.web_give(address, bytes.length || 1);
+    }
+  }
+
+  async threads(count) {
+    for (let number = 1; number <= count; number++) {
+      const stack = this.engine.web_stack(number);
+      if (!stack) throw { status: -4, message: 'web_stack found no memory' };
+      const data = { module: this.module, memory: this.memory, number, stack };
+      this.workers.push(new Worker(fileURLToPath(import.meta.url), { workerData: data }));
+    }
+    while (this.engine.web_threads() < count) await sleep(1);
+    return count;
+  }
+
+  open(path) {
+    const file = fs.readFileSync(path), address = this.engine.web_take(file.length) >>> 0;
+    if (!address) throw { status: -4, message: 'web_take found no memory for model.edge' };
+    this.bytes(address, file.length).set(file);
+    const status = this.engine.web_open(address, file.length);
+    if (status) this.engine.web_give(address, file.length);
+    else this.file = [address, file.length];
+    return this.check(status);
+  }
+
+  close() {
+    const status = this.check(this.engine.web_close());
+    this.engine.web_give(...this.file);
+    return status;
+  }
+
+  info() {
+    return JSON.parse(this.text(this.engine.web_info()));
+  }
+
+  use() {
+    return JSON.parse(this.text(this.engine.web_use()));
+  }
+
+  options(values) {
+    const all = { ...DEFAULTS, ...values };
+    if ('seed' in all) {
+      const seed = BigInt(all.seed);
+      Object.assign(all, { seeded: 1, seed_low: Number(seed & 0xffffffffn), seed_high: Number(seed >> 32n) });
+    }
+    const at = this.engine.web_options() >>> 0;
+    OPTIONS.forEach((name, i) => new Float64Array(this.memory.buffer, at, OPTIONS.length)[i] = Number(all[name] ?? 0));
+    const stops = all.stops ?? [];
+    return [new TextEncoder().encode(stops.map((each) => each + '\0').join('')), stops.length];
+  }
+
+  begin(values) {
+    const [stops, count] = this.options(values);
+    return this.with(stops, (at) => this.check(this.engine.web_begin(at, count)));
+  }
+
+  set(values) {
+    const [stops, count] = this.options(values);
+    return this.with(stops, (at) => this.check(this.engine.web_set(at, count)));
+  }
+
+  end() {
+    this.engine.web_end();
+  }
+
+  append(role, text) { // text: base64, or ids
+    const bytes = typeof text === 'string' ? Buffer.from(text, 'base64') : new Uint8Array(Int32Array.from(text).buffer);
+    const count = typeof text === 'string' ? bytes.length : text.length;
+    return this.with(bytes, (at) => this.check(this.engine.web_append(role, at, count)));
+  }
+
+  next() {
+    const finish = this.check(this.engine.web_next());
+    const bytes = this.bytes(this.engine.web_piece(), this.engine.web_piece_length());
+    return { token: this.engine.web_piece_token(), text: Buffer.from(bytes).toString('base64'), finish };
+  }
+
+  // Up to `count` pieces, or to the end of the answer.
+  pieces(count) {
+    const found = [];
+    while (found.length < count) {
+      found.push(this.next());
+      if (found.at(-1).finish) break;
+    }
+    return found;
+  }
+
+  // After so many seconds, from another thread, whatever this one does by then.
+  cancel(seconds) {
+    const at = this.engine.web_cancelled() >>> 0;
+    if (!seconds) return Atomics.store(new Int32Array(this.memory.buffer), at / 4, 1);
+    const data = { memory: this.memory, at, seconds };
+    return new Promise((resolve) => new Worker(fileURLToPath(import.meta.url), { workerData: data })
+      .on('message', () => resolve(0)));
+  }
+
+  rewind(turns) {
+    return this.check(this.engine.web_rewind(turns));
+  }
+
+  save() {
+    const size = this.check(this.engine.web_save(0, 0));
+    return this.with(new Uint8Array(size), (at) => {
+      this.check(this.engine.web_save(at, size));
+      return Buffer.from(this.bytes(at, size)).toString('base64');
+    });
+  }
+
+  load(state) {
+    return this.with(Buffer.from(state, 'base64'), (at, size) => this.check(this.engine.web_load(at, size)));
+  }
+
+  tokenize(text, special) {
+    return this.with(Buffer.from(text, 'base64'), (at, size) => this.with(new Uint8Array(4 * (size + 8)), (ids) => {
+      const count = this.check(this.engine.web_tokenize(at, size, special, ids, size + 8));
+      return [...new Int32Array(this.memory.buffer, ids, count)];
+    }));
+  }
+
+  memory_bytes() {
+    return this.memory.buffer.byteLength;
+  }
+
+  // Calls of other functions, by their names in web.h.
+  raw(name, ...numbers) {
+    return Number(this.engine[name](...numbers));
+  }
+}
+
+async function serve([path, initial, maximum]) {
+  const memory = new WebAssembly.Memory({ initial: Number(initial), maximum: Number(maximum), shared: true });
+  const session = new Session(new WebAssembly.Module(fs.readFileSync(path)), memory);
+  for await (const line of readline.createInterface({ input: process.stdin })) {
+    const [name, ...values] = JSON.parse(line);
+    let answer;
+    try {
+      answer = { result: (await session[name](...values)) ?? null };
+    } catch (error) {
+      answer = { error: error.message ?? String(error), status: error.status ?? null };
+    }
+    fs.writeSync(1, JSON.stringify(answer) + '\n');
+  }
+  process.exit(0);
+}
+
+if (isMainThread) {
+  serve(process.argv.slice(2));
+} else if ('module' in workerData) {
+  const engine = instantiate(workerData.module, workerData.memory);
+  engine.__stack_pointer.value = workerData.stack;
+  engine.web_thread(workerData.number);
+} else {
+  const { parentPort } = await import('node:worker_threads');
+  parentPort.postMessage('ready');
+  Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, workerData.seconds * 1000);
+  Atomics.store(new Int32Array(workerData.memory.buffer), workerData.at / 4, 1);
+}

@@ -1,0 +1,154 @@
+"""Modules of a site in Node, with the same conversations as edge itself."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import Any
+
+import pytest
+from bundles import Pair, model_of, recorded_session
+
+from edge.backends.tvm.compiler.embedded import embedded_designs
+from edge.devices.profiles import HOST, find_profile
+from edge.embed.bundle import _ERRORS, MODEL, Finish, Piece, Role
+from edge.embed.export import make_sections, prepare
+from edge.embed.model_file import trusted_source, write_model
+from edge.embed.module import MOST_PAGES, PAGE, initial_pages, make_modules
+from edge.errors import EngineError
+from edge.options import Options
+
+NODE = Path(__file__).with_name("node_session.mjs")
+
+
+_kept = TemporaryDirectory(prefix="edge-modules-")
+
+
+@lru_cache
+def modules_of(name: str, *isas: str, **options: Any) -> Path:
+    """A folder with model.edge and its modules, as in a site."""
+    model, folder = model_of(name), Path(_kept.name) / str(len(list(Path(_kept.name).iterdir())))
+    bundle = prepare(model, find_profile(HOST), Options().updated(**options))
+    designs = embedded_designs(bundle.layout, bundle.plan.config.kv_dtype, "wasm32", "web", isas=isas)
+    sections = make_sections(replace(bundle, designs=designs))
+    folder.mkdir()
+    make_modules(designs, folder, tables={"trusted.c": trusted_source(sections)})
+    write_model(folder / MODEL, sections, bytes(32), bundle.model.file, bundle.layout)
+    return folder
+
+
+@contextmanager
+def web_pair(folder: Path, name: str, isa: str, threads: int, /, **options: Any) -> Iterator[Pair]:
+    """One conversation with edge and with a module of `modules_of`. options: of the plan."""
+    with (
+        recorded_session(name, **options) as (python, recorded),
+        opened(folder, isa, workers=threads - 1, threads=threads) as module,
+    ):
+        yield Pair(python, module, recorded)
+
+
+class NodeModule:
+    """A module in a process of Node, with the methods of `Bundle` and `BundleSession`. A context manager."""
+
+    def __init__(self, module: Path, *, workers: int = 0, maximum: int = MOST_PAGES * PAGE) -> None:
+        """workers: threads to start beside the first. maximum: bytes of memory."""
+        if shutil.which("node") is None:
+            pytest.skip("no Node")
+        pages = map(str, (initial_pages(module.read_bytes()), maximum // PAGE))
+        command = ["node", "--experimental-wasm-relaxed-simd", str(NODE), str(module), *pages]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        if workers:
+            self.call("threads", workers)
+
+    def __enter__(self) -> NodeModule:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def call(self, name: str, *values: Any) -> Any:
+        """A method of node_session.mjs. Raises the errors of edge.errors."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([name, *values]) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        assert line, f"Node ended with {self._process.wait()}"
+        answer = json.loads(line)
+        if "error" in answer:
+            raise _ERRORS.get(answer["status"], EngineError)(answer["error"])
+        return answer["result"]
+
+    def open(self, model: Path) -> None:
+        self.call("open", str(model))
+
+    def begin(self, **options: Any) -> None:
+        self._threads = options.get("threads", 0)
+        self.call("begin", options)
+
+    def set(self, **options: Any) -> None:
+        self.call("set", {"threads": self._threads} | options)
+
+    def append(self, role: Role, text: str | bytes | Sequence[int]) -> None:
+        self.call("append", int(role), _encoded(text) if isinstance(text, str | bytes) else list(text))
+
+    def pieces(self, count: int = 1 << 30) -> list[Piece]:
+        """Of the answer, up to its end."""
+        return [_piece(**each) for each in self.call("pieces", count)]
+
+    def answer(self, text: str | Sequence[int], role: Role = Role.USER) -> tuple[list[int], str, Finish]:
+        """Append, and the whole answer: tokens, text, and why it ended."""
+        self.append(role, text)
+        pieces = self.pieces()
+        tokens = [piece.token for piece in pieces if piece.token is not None]
+        return tokens, "".join(piece.text for piece in pieces), pieces[-1].finish
+
+    def cancel(self, seconds: float = 0) -> None:
+        """After so many seconds, from another thread."""
+        self.call("cancel", seconds)
+
+    def rewind(self, turns: int | None = None) -> None:
+        """None: all."""
+        self.call("rewind", 0xFFFFFFFF if turns is None else turns)
+
+    def save(self) -> bytes:
+        return base64.b64decode(self.call("save"))
+
+    def load(self, state: bytes) -> None:
+        self.call("load", _encoded(state))
+
+    def use(self) -> dict[str, Any]:
+        return dict(self.call("use"))
+
+    def info(self) -> dict[str, Any]:
+        return dict(self.call("info"))
+
+    def tokenize(self, text: str | bytes, special: bool = False) -> list[int]:
+        return list(self.call("tokenize", _encoded(text), special))
+
+
+@contextmanager
+def opened(folder: Path, isa: str, *, workers: int = 0, **options: Any) -> Iterator[NodeModule]:
+    """A session with this module and model.edge of a folder."""
+    with NodeModule(folder / f"edge-{isa}.wasm", workers=workers) as module:
+        module.open(folder / MODEL)
+        module.begin(**options)
+        yield module
+
+
+def _piece(token: int, text: str, finish: int) -> Piece:
+    return Piece(None if token < 0 else token, base64.b64decode(text).decode(), Finish(finish))
+
+
+def _encoded(text: str | bytes) -> str:
+    return base64.b64encode(text.encode() if isinstance(text, str) else text).decode()
