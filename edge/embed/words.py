@@ -11,7 +11,7 @@ The `tokenizers` library says which characters a property has, so both agree on 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from operator import and_, or_
@@ -341,17 +341,7 @@ def _compile(program: list[_Step], node: Node, after: int) -> int:
 def _settled(program: list[_Step], threads: Iterable[int]) -> tuple[int, ...]:
     """Threads that read, look ahead or match, each once, in their order; none behind a match."""
     found: list[int] = []
-    seen = set()
-    waiting = list(threads)[::-1]
-    while waiting:
-        thread = waiting.pop()
-        if thread in seen:
-            continue
-        seen.add(thread)
-        step = program[thread]
-        if isinstance(step, _Fork):
-            waiting += step.ways[::-1]
-            continue
+    for thread, step in _reached(program, threads, lambda _: False):
         found.append(thread)
         if step is None:
             break
@@ -362,21 +352,30 @@ def _advance(program: list[_Step], threads: Sequence[int], having: Set | None) -
     """The threads after a character, whose class `having` tells by sets (None: the text ends), and whether a match ends
     before it."""
     found: list[int] = []
-    waiting = list(threads)[::-1]
+    for _, step in _reached(program, threads, lambda step: having is None or not having[step.set]):
+        if step is None:
+            return _settled(program, found), True
+        if not step.ahead and having is not None and having[step.set]:
+            found.append(step.after)
+    return _settled(program, found), False
+
+
+def _reached(
+    program: list[_Step], threads: Iterable[int], passes: Callable[[_Read], bool]
+) -> Iterator[tuple[int, _Read | None]]:
+    """Threads with their steps, each once, in their order: behind forks, and behind steps that look ahead and that
+    `passes` lets through."""
     seen = set()
+    waiting = list(threads)[::-1]
     while waiting:
         thread = waiting.pop()
         if thread in seen:
             continue
         seen.add(thread)
         step = program[thread]
-        if step is None:
-            return _settled(program, found), True
         if isinstance(step, _Fork):
             waiting += step.ways[::-1]
-        elif step.ahead:
-            if having is None or not having[step.set]:
-                waiting.append(step.after)
-        elif having is not None and having[step.set]:
-            found.append(step.after)
-    return _settled(program, found), False
+        elif step is not None and step.ahead and passes(step):
+            waiting.append(step.after)
+        else:
+            yield thread, step
