@@ -78,7 +78,7 @@ def check_elsewhere(file: GGUFFile, spec: ModelSpec, system: str) -> None:
     """The engine needs block types with kernels; `export.py` checks the device's CPU."""
     from edge.backends.tvm.packing.layout import make_layout
 
-    if system not in ("linux", "android"):
+    if system not in ("linux", "android", "web"):
         raise UnsupportedError(f"the tvm engine does not run on {system} yet: use --backend llamacpp")
     make_layout(file, spec)
 

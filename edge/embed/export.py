@@ -36,6 +36,7 @@ from edge.embed.chat import chat_section
 from edge.embed.model_file import Section, trusted_source, write_model
 from edge.embed.planning import check_options, plan_bundle, prompt_rows
 from edge.embed.platforms import write_platform
+from edge.embed.site import describe_site
 from edge.embed.vocabulary import tokenizer_sections
 from edge.errors import InputError, UnsupportedError
 from edge.kv.policy import Policy
@@ -170,6 +171,9 @@ def describe(bundle: Bundle, sha256: str, folder: Path) -> dict[str, Any]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != MANIFEST
     }
+    web = {}
+    if bundle.profile.system == "web":
+        web["web"] = describe_site(folder, folder / MODEL, [each.target.name for each in bundle.designs], plan)
     return {
         "model": {
             "name": model.spec.name, "label": model.spec.label, "file": model.file.path.name,
@@ -189,6 +193,7 @@ def describe(bundle: Bundle, sha256: str, folder: Path) -> dict[str, Any]:
             "peak": plan.predicted_peak,
         },
         "licenses": {"model": _license(model), "runtime": "Apache-2.0"},
+        **web,
         "versions": own_versions() | tvm.versions(),
         "files": files,
     }  # fmt: skip

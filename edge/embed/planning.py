@@ -20,7 +20,8 @@ from edge.plan.checks import least_rows
 from edge.plan.device import for_device
 from edge.plan.plan import Plan, make_plan
 
-RUNTIME_BYTES = 3 << 20  # measured: a C program with the library, its code, stacks and working memory
+# Measured: a C program with the library, its code, stacks and working memory; of a page, the module's own memory.
+RUNTIME_BYTES, MODULE_BYTES = 3 << 20, 2 << 20
 
 
 _PROMPT_ROWS = 256  # pinned at most: in f16, each key takes as much as its row, since it is kept in float32, too
@@ -32,7 +33,7 @@ def plan_bundle(profile: DeviceProfile, spec: ModelSpec, options: Options, table
     Raises BudgetError if nothing fits, UnsupportedError for what the C runtime lacks, and InputError.
     """
     options = replace(options, backend=tvm.NAME)
-    engine, process = _engine(options), RUNTIME_BYTES + tables
+    engine, process = _engine(options), (MODULE_BYTES if profile.system == "web" else RUNTIME_BYTES) + tables
     if profile.name == HOST:
         plan = make_plan(spec, engine, options, process=process)
     else:

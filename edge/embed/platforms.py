@@ -9,6 +9,7 @@ from pathlib import Path
 from edge.backends.tvm.compiler.embedded import embedded_objects, passes_source
 from edge.backends.tvm.design import Design
 from edge.embed.library import SHARED, make_library
+from edge.embed.site import write_site
 
 _HERE = Path(__file__).parent
 _RUNTIME = _HERE / "runtime"
@@ -23,6 +24,8 @@ def write_platform(designs: Sequence[Design], system: str, trusted: str, folder:
     trusted: trusted.c. tell: is called with the share that is done.
     Raises EngineError if a compiler fails, MissingExtraError without TVM, UnsupportedError without a C compiler.
     """
+    if system == "web":
+        return write_site(designs, trusted, folder, tell)
     write = {"android": _write_android, "ios": _write_apple, "macos": _write_apple}.get(system, _write_c)
     return write(designs, {"trusted.c": trusted}, folder, tell)
 
