@@ -1,9 +1,9 @@
 """A bundle for web pages: a static folder with a chat page, a JavaScript package, and WebAssembly modules.
 
-    index.html page.js page.css sw.js …   the page
-    edge/                                 the package, and a module for each instruction set
-    model.edge                            weights, tokenizer, chat template and plan
-    manifest.json                         with "web": see `describe_site`
+index.html page.js page.css sw.js …   the page
+edge/                                 the package, and a module for each instruction set
+model.edge                            weights, tokenizer, chat template and plan
+manifest.json                         with "web": see `describe_site`
 """
 
 from __future__ import annotations

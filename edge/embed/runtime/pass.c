@@ -220,10 +220,13 @@ float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observe
     int64_t position = kv_next_position(p->rows);
     fill_temperatures(p, position, count);
     uint32_t seen = observed < count ? observed : count;
-    *p->job = (pass_job){
-        .kind = count == 1 ? STEP : CHUNK, .threads = p->threads, .count = count, .position = position,
-        .angle = angle_row(p, count), .wanted = 1, .observed = p->design->observed ? seen : 0,
-    };
+    pass_job *job = p->job; /* kind and threads are read between jobs, too: they are never QUIT and 0 for a moment */
+    job->kind = count == 1 ? STEP : CHUNK;
+    job->count = count;
+    job->position = position;
+    job->angle = angle_row(p, count);
+    job->wanted = 1;
+    job->observed = p->design->observed ? seen : 0;
     cpu_binding before;
     bool bound = bind_thread(p->cpu_mask, &before);
     run_compiled(p, 0);
