@@ -173,32 +173,31 @@ static void end_session(JNIEnv *env, jclass class, jlong session)
     edge_end(session_of(session));
 }
 
+static void append(JNIEnv *env, jlong session, jint role, const void *text, jsize count)
+{
+    edge_error error = {.size = sizeof error};
+    if (edge_append(session_of(session), role, text, (size_t)count, &error) < 0)
+        raise_error(env, &error);
+}
+
 static void append_text(JNIEnv *env, jclass class, jlong session, jint role, jbyteArray text)
 {
     (void)class;
-    edge_error error = {.size = sizeof error};
     jbyte *bytes = (*env)->GetByteArrayElements(env, text, NULL);
     if (!bytes)
         return;
-    edge_status status =
-        edge_append(session_of(session), role, bytes, (size_t)(*env)->GetArrayLength(env, text), &error);
+    append(env, session, role, bytes, (*env)->GetArrayLength(env, text));
     (*env)->ReleaseByteArrayElements(env, text, bytes, JNI_ABORT);
-    if (status < 0)
-        raise_error(env, &error);
 }
 
 static void append_ids(JNIEnv *env, jclass class, jlong session, jintArray ids)
 {
     (void)class;
-    edge_error error = {.size = sizeof error};
     jint *values = (*env)->GetIntArrayElements(env, ids, NULL);
     if (!values)
         return;
-    edge_status status =
-        edge_append(session_of(session), EDGE_IDS, values, (size_t)(*env)->GetArrayLength(env, ids), &error);
+    append(env, session, EDGE_IDS, values, (*env)->GetArrayLength(env, ids));
     (*env)->ReleaseIntArrayElements(env, ids, values, JNI_ABORT);
-    if (status < 0)
-        raise_error(env, &error);
 }
 
 /* Writes the text, and returns the token, the finish reason and the length in bits 32 to 63, 16 to 31 and 0 to 15. */
