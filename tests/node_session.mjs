@@ -13,9 +13,18 @@ const OPTIONS = ['threads', 'temperature', 'top_p', 'min_p', 'repeat_penalty', '
                  'max_tokens', 'ignore_eos', 'seconds', 'joules', 'watts'];
 const DEFAULTS = { temperature: -1, top_p: -1, min_p: -1, repeat_penalty: -1, top_k: -1 };
 
+const state = { saved: [], loaded: new Uint8Array() };
+
 function instantiate(module, memory) {
   const env = {
     memory,
+    write: (from, size) => state.saved.push(new Uint8Array(memory.buffer).slice(from >>> 0, (from >>> 0) + size)),
+    read: (to, size) => {
+      const bytes = state.loaded.subarray(0, size);
+      new Uint8Array(memory.buffer).set(bytes, to >>> 0);
+      state.loaded = state.loaded.subarray(size);
+      return bytes.length;
+    },
     now: () => performance.now() / 1000,
     random: () => crypto.getRandomValues(new Int32Array(1))[0],
   };
@@ -68,11 +77,11 @@ class Session {
   }
 
   open(path) {
-    const file = fs.readFileSync(path), address = this.engine.web_take(file.length) >>> 0;
+    const file = fs.readFileSync(path), address = this.engine.web_take(file.length || 1) >>> 0;
     if (!address) throw { status: -4, message: 'web_take found no memory for model.edge' };
     this.bytes(address, file.length).set(file);
     const status = this.engine.web_open(address, file.length);
-    if (status) this.engine.web_give(address, file.length);
+    if (status) this.engine.web_give(address, file.length || 1);
     else this.file = [address, file.length];
     return this.check(status);
   }
@@ -153,15 +162,17 @@ class Session {
   }
 
   save() {
-    const size = this.check(this.engine.web_save(0, 0));
-    return this.with(new Uint8Array(size), (at) => {
-      this.check(this.engine.web_save(at, size));
-      return Buffer.from(this.bytes(at, size)).toString('base64');
-    });
+    const size = this.check(this.engine.web_state());
+    state.saved = [];
+    this.check(this.engine.web_save());
+    const bytes = Buffer.concat(state.saved);
+    if (bytes.length !== size) throw { message: `${bytes.length} bytes were written, not ${size}` };
+    return bytes.toString('base64');
   }
 
-  load(state) {
-    return this.with(Buffer.from(state, 'base64'), (at, size) => this.check(this.engine.web_load(at, size)));
+  load(bytes) {
+    state.loaded = Buffer.from(bytes, 'base64');
+    return this.check(this.engine.web_load());
   }
 
   tokenize(text, special) {

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-from web_module import modules_of, web_pair
+from web_module import NodeModule, modules_of, opened, web_pair
+
+from edge.embed.bundle import MODEL, Finish, Role
+from edge.embed.module import PAGE, initial_pages
+from edge.errors import BudgetError, BusyError, InputError, ModelFormatError
 
 pytestmark = [
     pytest.mark.slow,
@@ -15,13 +24,204 @@ pytestmark = [
 ]
 
 ISAS = ("relaxed16", "simd")  # of which Node 20 computes the products rightly
+NAME = "llama-gqa-tied"
+OPTIONS: dict[str, Any] = {
+    "kv_policy": "streaming", "max_kv_size": 48, "prefill_step_size": 16, "kv_dtype": "f16", "threads": 2,
+}  # fmt: skip
+LONG = "The sky is blue, because light of short waves is scattered by the air more than light of long waves. " * 3
+
+
+def folder_of(name: str = NAME, **options: Any) -> Path:
+    return modules_of(name, *ISAS, **(OPTIONS | options))
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_answers_are_those_of_edge(isa: str, threads: int) -> None:
-    options = {"kv_policy": "streaming", "max_kv_size": 48, "prefill_step_size": 16, "kv_dtype": "f16", "threads": 2}
-    folder = modules_of("llama-gqa-tied", *ISAS, **options)
-    with web_pair(folder, "llama-gqa-tied", isa, threads, **options) as pair:
-        pair.ask("The sky is blue, because", temperature=0, max_tokens=40)
-        pair.ask("And the sea?", temperature=0.8, seed=7, max_tokens=40, ignore_eos=True)
+    with web_pair(folder_of(), NAME, isa, threads, **OPTIONS) as pair:
+        check_conversation(pair)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("policy", "dtype"), list(product(("full", "streaming", "window:4", "h2o"), ("f32", "f16", "int8", "int4")))
+)
+@pytest.mark.parametrize("name", [NAME, "gemma3", "qwen3", "phi3-longrope"])
+def test_policies_and_dtypes(name: str, policy: str, dtype: str) -> None:
+    options = OPTIONS | {"kv_policy": policy, "kv_dtype": dtype, "max_kv_size": 320 if policy == "full" else 48}
+    for isa, threads in product(ISAS, (1, 2)):
+        with web_pair(folder_of(name, **options), name, isa, threads, **options) as pair:
+            check_conversation(pair)
+
+
+def check_conversation(pair: Any) -> None:
+    pair.ask("The sky is blue, because", temperature=0, max_tokens=40, ignore_eos=True)
+    pair.ask("And the sea?", temperature=0.8, seed=7, max_tokens=40, ignore_eos=True)
+    pair.forget()
+    pair.ask(LONG, raw=True, temperature=0.5, top_k=20, seed=2**63 + 5, max_tokens=20, stops=["e"])
+
+
+@pytest.fixture(scope="module")
+def module() -> Iterator[NodeModule]:
+    with opened(folder_of(), "simd", workers=1, temperature=0, max_tokens=12, ignore_eos=1, threads=2) as module:
+        yield module
+
+
+class TestSession:
+    @pytest.fixture(autouse=True)
+    def _afresh(self, module: NodeModule) -> None:
+        module.set(temperature=0, max_tokens=12, ignore_eos=1)
+        module.rewind()
+
+    def test_says_what_it_is(self, module: NodeModule) -> None:
+        info = module.info()
+        expected = {"name": NAME, "isa": "simd", "policy": "streaming", "kv_dtype": "f16", "capacity": 48, "threads": 2}
+        assert expected.items() <= info.items()
+        use = module.use()
+        assert use["threads"] == 2
+        assert use["memory"] == module.call("memory_bytes")
+        assert not use["measured"]
+
+    def test_budgets_end_answers(self, module: NodeModule) -> None:
+        module.set(temperature=0, ignore_eos=1, seconds=0.2)
+        *_, finish = module.answer("The sky", Role.RAW)
+        assert finish is Finish.TIME
+        assert 0.1 < module.use()["seconds"] < 2
+        module.set(temperature=0, ignore_eos=1, joules=module.use()["joules"] / 2)
+        *_, finish = module.answer("The sea", Role.RAW)
+        assert finish is Finish.ENERGY
+
+    def test_is_cancelled_by_another_thread(self, module: NodeModule) -> None:
+        module.set(temperature=0, ignore_eos=1)
+        module.append(Role.RAW, "The sky")
+        module.cancel(0.1)
+        pieces = module.pieces()
+        assert pieces[-1].finish is Finish.CANCELLED
+        module.set(temperature=0, ignore_eos=1, max_tokens=3)
+        assert module.answer("And", Role.RAW)[2] is Finish.LENGTH
+
+    def test_saves_and_loads_a_conversation(self, module: NodeModule) -> None:
+        module.answer("The sky is blue")
+        state, memory = module.save(), module.use()["memory"]
+        expected = module.answer("And the sea?")
+        module.rewind()
+        module.load(state)
+        assert module.answer("And the sea?") == expected
+        assert module.use()["memory"] == memory  # states need none
+        with pytest.raises(ModelFormatError, match="damaged"):
+            module.load(state[:-1] + bytes([state[-1] ^ 1]))
+        with pytest.raises(ModelFormatError):
+            module.load(state[: len(state) // 2])
+        module.load(state)
+        assert module.answer("And the sea?") == expected
+
+    def test_takes_turns_back(self, module: NodeModule) -> None:
+        first = module.answer("The sky", Role.RAW)
+        second = module.answer(" and", Role.RAW)
+        module.rewind(1)
+        assert module.answer(" and", Role.RAW) == second
+        module.rewind()
+        assert module.answer("The sky", Role.RAW) == first
+
+    def test_refuses_what_is_wrong(self, module: NodeModule) -> None:
+        with pytest.raises(InputError, match="text is empty"):
+            module.append(Role.USER, "")
+        with pytest.raises(InputError, match="is not a token"):
+            module.append(Role.IDS, [10**6])
+        for wrong in ({"temperature": 101}, {"threads": 3}, {"max_tokens": -1, "seconds": -1}, {"stops": ["x" * 200]}):
+            with pytest.raises(InputError):
+                module.set(**wrong)
+        with pytest.raises(BusyError):
+            module.call("begin", {})
+        with pytest.raises(BusyError):
+            module.call("close")
+        assert module.answer("The sky", Role.RAW)[2] is Finish.LENGTH
+
+    def test_texts_are_cut_as_by_edge(self, module: NodeModule) -> None:
+        from bundles import model_of
+
+        tokenizer = model_of(NAME).tokenizer
+        for text in ("The sky is blue.", "naïve \U0001f600\t\n  x", LONG):
+            assert module.tokenize(text) == list(tokenizer.encode(text))
+
+
+def test_memory_stays_where_it_is() -> None:
+    """Over long answers, sessions that begin and end, and another number of threads."""
+    with opened(folder_of(), "simd", workers=1, threads=2, temperature=0, ignore_eos=1, max_tokens=1500) as module:
+        module.answer("The sky", Role.RAW)
+        memory = module.use()["memory"]
+        module.answer("The sky", Role.RAW)
+        assert module.use()["evicted"] > 2000
+        for count in range(100):
+            module.call("end")
+            module.begin(threads=1 + count % 2, temperature=0, ignore_eos=1, max_tokens=2)
+            assert module.answer("The sky", Role.RAW)[2] is Finish.LENGTH
+        assert module.use()["memory"] == memory
+        module.call("end")
+        module.call("close")
+        module.open(folder_of() / MODEL)
+        module.begin(threads=1)
+        assert module.use()["memory"] == memory
+
+
+def test_fewer_threads_wait_than_are_asked_for() -> None:
+    with NodeModule(folder_of() / "edge-simd.wasm") as module:
+        module.open(folder_of() / MODEL)
+        with pytest.raises(BudgetError, match="starts only 1 of 2 threads"):
+            module.begin(threads=2)
+        module.begin(temperature=0, max_tokens=2)
+        assert module.use()["threads"] == 1
+
+
+def test_keeps_within_its_memory() -> None:
+    """Whatever the bound is, there is an answer or an error, and never more memory."""
+    path = folder_of() / "edge-simd.wasm"
+    first = initial_pages(path.read_bytes())
+    with opened(folder_of(), "simd") as module:
+        needed = module.call("memory_bytes") // PAGE
+    answered = []
+    for pages in (first, first + 1, first + 2, (first + needed) // 2, needed - 1, needed):
+        with NodeModule(path, maximum=pages * PAGE) as module:
+            try:
+                module.open(folder_of() / MODEL)
+                module.begin(temperature=0, max_tokens=2, ignore_eos=1)
+                answered.append(module.answer("The sky", Role.RAW)[2] is Finish.LENGTH)
+            except BudgetError:
+                answered.append(False)
+            assert module.call("memory_bytes") <= pages * PAGE
+    assert answered == [False] * 5 + [True]
+
+
+def test_damaged_models_are_refused(tmp_path: Path) -> None:
+    """model.edge with one byte changed, cut off, or of another library."""
+    right, random = (folder_of() / MODEL).read_bytes(), np.random.default_rng(0)
+    changed = tmp_path / MODEL
+    with NodeModule(folder_of() / "edge-simd.wasm") as module:
+        for at in (0, 8, 12, 16, *random.integers(24, 4096, 20)):
+            changed.write_bytes(right[:at] + bytes([right[at] ^ 1]) + right[at + 1 :])
+            try:
+                module.open(changed)
+            except ModelFormatError:
+                continue
+            module.call("close")  # the byte is of no meaning: a hash, a gap between two sections
+        for size in (0, 1, 40, 4096, len(right) - 1):
+            changed.write_bytes(right[:size])
+            with pytest.raises(ModelFormatError):
+                module.open(changed)
+        with pytest.raises(InputError):
+            module.begin()
+        module.open(folder_of() / MODEL)
+        module.begin(temperature=0, max_tokens=2)
+
+
+def test_imports_nothing_else() -> None:
+    import subprocess
+
+    script = (
+        "const m = new WebAssembly.Module(require('fs').readFileSync(process.argv[1]));"
+        "console.log(WebAssembly.Module.imports(m).map((each) => `${each.module}.${each.name}`).sort().join(' '))"
+    )
+    for isa in ISAS:
+        command = ["node", "--experimental-wasm-relaxed-simd", "-e", script, str(folder_of() / f"edge-{isa}.wasm")]
+        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+        assert found == ["env.memory", "env.now", "env.random", "env.read", "env.write"]

@@ -94,10 +94,10 @@ class NodeModule:
 
     def begin(self, **options: Any) -> None:
         self._threads = options.get("threads", 0)
-        self.call("begin", options)
+        self.call("begin", _options(options))
 
     def set(self, **options: Any) -> None:
-        self.call("set", {"threads": self._threads} | options)
+        self.call("set", _options({"threads": self._threads} | options))
 
     def append(self, role: Role, text: str | bytes | Sequence[int]) -> None:
         self.call("append", int(role), _encoded(text) if isinstance(text, str | bytes) else list(text))
@@ -148,6 +148,11 @@ def opened(folder: Path, isa: str, *, workers: int = 0, **options: Any) -> Itera
 
 def _piece(token: int, text: str, finish: int) -> Piece:
     return Piece(None if token < 0 else token, base64.b64decode(text).decode(), Finish(finish))
+
+
+def _options(chosen: dict[str, Any]) -> dict[str, Any]:
+    """As JSON has no whole numbers of 64 bits."""
+    return chosen | ({"seed": str(chosen["seed"])} if "seed" in chosen else {})
 
 
 def _encoded(text: str | bytes) -> str:

@@ -1,8 +1,8 @@
 /* Memory, clocks and threads of a WebAssembly module, in place of runtime/platform.c and cpu.c.
  *
  * Memory only grows, up to the bound that the host gave it, so freed blocks are kept and used again. Threads are workers
- * of the host, which park in web_thread until start_worker has work for one of them. There are no files: what map_file
- * maps lies in memory already.
+ * of the host, which park in web_thread until start_worker has work for one of them. What map_file maps lies in memory
+ * already; any file is a state that the host writes or reads.
  */
 #include <string.h>
 
@@ -10,6 +10,8 @@
 
 __attribute__((import_module("env"), import_name("now"))) double host_now(void);
 __attribute__((import_module("env"), import_name("random"))) int32_t host_random(void);
+__attribute__((import_module("env"), import_name("write"))) int32_t host_write(const void *from, uint32_t size);
+__attribute__((import_module("env"), import_name("read"))) int32_t host_read(void *to, uint32_t size);
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
@@ -131,14 +133,14 @@ void unmap_file(mapping *file)
 
 int64_t read_fd(int32_t fd, void *to, uint64_t size)
 {
-    (void)fd, (void)to, (void)size;
-    return -1;
+    (void)fd;
+    return host_read(to, (uint32_t)size);
 }
 
 int64_t write_fd(int32_t fd, const void *from, uint64_t size)
 {
-    (void)fd, (void)from, (void)size;
-    return -1;
+    (void)fd;
+    return host_write(from, (uint32_t)size) < 0 ? -1 : (int64_t)size;
 }
 
 /* ---- waiting ------------------------------------------------------------------------------------------------------ */

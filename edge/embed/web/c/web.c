@@ -205,21 +205,24 @@ int32_t web_rewind(uint32_t turns)
     return edge_rewind(session, turns, &failure);
 }
 
-int64_t web_save(void *memory, uint32_t room)
+enum { HOST = 0 }; /* what platform.c calls a file that the host writes or reads */
+
+int64_t web_state(void)
 {
     edge_stream stream = {sizeof stream, -1, NULL, 0, 0};
-    edge_status status = edge_save(session, &stream, &failure); /* its length */
-    if (!status && memory && room >= stream.length) {
-        stream.buffer = memory;
-        stream.capacity = room;
-        status = edge_save(session, &stream, &failure);
-    }
+    edge_status status = edge_save(session, &stream, &failure);
     return status ? status : (int64_t)stream.length;
 }
 
-int32_t web_load(const void *memory, uint32_t bytes)
+int32_t web_save(void)
 {
-    edge_stream stream = {sizeof stream, -1, (void *)memory, bytes, 0};
+    edge_stream stream = {sizeof stream, HOST, NULL, 0, 0};
+    return edge_save(session, &stream, &failure);
+}
+
+int32_t web_load(void)
+{
+    edge_stream stream = {sizeof stream, HOST, NULL, 0, 0};
     return edge_load(session, &stream, &failure);
 }
 

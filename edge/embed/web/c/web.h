@@ -2,12 +2,16 @@
  *
  * The module imports its memory, which threads share ("env" "memory"), and what only the host knows:
  *
- *     env.now()     f64, seconds of a monotonic clock
- *     env.random()  i32, 32 random bits
+ *     env.now()             f64, seconds of a monotonic clock
+ *     env.random()          i32, 32 random bits
+ *     env.write(from, size) i32, takes the next bytes of a state that is being saved; less than 0: it cannot
+ *     env.read(to, size)    i32, gives the next bytes of a state that is being loaded; how many, fewer at its end
+ *
+ * so that a state needs no memory of the module. None of them may throw.
  *
  * Every thread is an instance of its own with the same memory. The first thread, which makes all other calls, asks for the
  * stack of another, web_stack(number). Before anything else, that thread's instance sets its `__stack_pointer` to it, then
- * it calls web_thread(number), which works for all sessions and returns after web_close. Texts, numbers and states travel
+ * it calls web_thread(number), which works for all sessions and returns after web_close. Texts and numbers travel
  * through memory at addresses that these functions return. Functions that return int32_t are 0 or more, or an edge_status,
  * whose message is at web_message().
  */
@@ -23,7 +27,7 @@
 enum { WEB_MOST_THREADS = 16 };
 
 WEB_API(web_message) const char *web_message(void);      /* UTF-8, ends with \0 */
-/* Memory for something of so many bytes that JavaScript will write: model.edge, a text, a state. 0: no memory is left. */
+/* Memory for something of so many bytes that JavaScript will write: model.edge, a text. 0: no memory is left. */
 WEB_API(web_take) void *web_take(uint32_t bytes);
 WEB_API(web_give) void web_give(void *memory, uint32_t bytes);
 
@@ -57,9 +61,9 @@ WEB_API(web_piece_token) int32_t web_piece_token(void);
 /* Not 0 in this int32 cancels the answer, from any thread; web_append sets it to 0. It is the session's. */
 WEB_API(web_cancelled) int32_t *web_cancelled(void);
 WEB_API(web_rewind) int32_t web_rewind(uint32_t turns);
-/* Bytes of a state, which is written if there is room for it. */
-WEB_API(web_save) int64_t web_save(void *memory, uint32_t room);
-WEB_API(web_load) int32_t web_load(const void *memory, uint32_t bytes);
+WEB_API(web_state) int64_t web_state(void);              /* bytes that web_save would write; or an edge_status */
+WEB_API(web_save) int32_t web_save(void);                /* to env.write */
+WEB_API(web_load) int32_t web_load(void);                /* from env.read */
 /* JSON: rows, capacity, threads, weights, kv, scratch, memory (bytes of the module's memory), tokens, evicted, joules,
  * seconds, measured. */
 WEB_API(web_use) const char *web_use(void);
