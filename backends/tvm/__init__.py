@@ -63,13 +63,12 @@ def check_supported(file: GGUFFile, spec: ModelSpec) -> None:
     from edge.backends.tvm.targets import choose_target, with_tuning
     from edge.backends.tvm.tuning.lookup import find_tuned
 
+    layout, target = make_layout(file, spec), choose_target()
+
     def is_there(kv_dtype: str) -> bool:
         found = find_tuned(spec, kv_dtype)
-        target = with_tuning(choose_target(), found.values if found else {})
-        return is_compiled(Design.of(layout, kv_dtype, target))
+        return is_compiled(Design.of(layout, kv_dtype, with_tuning(target, found.values if found else {})))
 
-    layout = make_layout(file, spec)
-    choose_target()
     if not is_installed() and not any(map(is_there, KV_DTYPES)):
         raise MissingExtraError("apache-tvm", "tvm")
 
