@@ -17,8 +17,8 @@
 
 /* ---- instruction sets -------------------------------------------------------------------------------------------- */
 
-static const char *const ISA_NAMES[] = {"avx512vnni", "avxvnni", "avx2", "generic", "i8mm", "dotprod", "neon"};
-enum { AVX512VNNI, AVXVNNI, AVX2, GENERIC, I8MM, DOTPROD, NEON, ISAS };
+static const char *const ISA_NAMES[] = {"avx512vnni", "avxvnni", "avx2", "i8mm", "dotprod", "neon"};
+enum { AVX512VNNI, AVXVNNI, AVX2, I8MM, DOTPROD, NEON, ISAS };
 
 #if defined(__x86_64__)
 
@@ -53,7 +53,7 @@ static uint64_t isa_features(void)
            AVX512CD = 1u << 28 };
     const uint32_t AVX512BW = 1u << 30, AVX512VL = 1u << 31, VNNI512 = 1u << 11, VNNI = 1u << 4, LZCNT = 1u << 5;
     const uint32_t YMM = 0x6, ZMM = 0xE6;
-    uint64_t found = 1u << GENERIC;
+    uint64_t found = 0;
     registers basic = ask_cpu(1, 0), more = ask_cpu(7, 0), newer = ask_cpu(7, 1), extended = ask_cpu(0x80000001, 0);
     if (!has_all(basic.ecx, FMA | SSE42 | MOVBE | POPCNT | OSXSAVE | AVX | F16C) || !has_all(saved_registers(), YMM)
         || !has_all(more.ebx, BMI1 | AVX2_ | BMI2) || !has_all(extended.ecx, LZCNT))

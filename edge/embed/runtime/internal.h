@@ -79,7 +79,7 @@ int32_t edge_wake(int32_t *word);
 /* ---- cpu.c ------------------------------------------------------------------------------------------------------ */
 
 uint32_t fastest_cores(void);                     /* of the cluster of the highest clock, at least 1 */
-bool runs_isa(const char *name);                  /* avx512vnni, avxvnni, avx2, generic, i8mm, dotprod, neon */
+bool runs_isa(const char *name);                  /* avx512vnni, avxvnni, avx2, i8mm, dotprod, neon */
 
 /* ---- an arena --------------------------------------------------------------------------------------------------- */
 
