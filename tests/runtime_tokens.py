@@ -14,7 +14,7 @@ from edge.model.tokenizer import Tokenizer
 from edge.types import AnyArray
 
 HARNESS = Path(__file__).parent / "runtime" / "tokens_harness.c"
-SOURCES = (HARNESS, "tokenizer.c", "words.c", "utf8.c", "error.c", "platform.c")
+SOURCES = (HARNESS, "tokenizer.c", "vocabulary.c", "words.c", "utf8.c", "error.c", "platform.c")
 
 
 @lru_cache

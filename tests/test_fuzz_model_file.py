@@ -16,7 +16,9 @@ from runtime_library import RUNTIME, build
 
 PROGRAM = Path(__file__).parent / "runtime" / "model_fuzz.c"
 CHECKED = ("-D_GNU_SOURCE=", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-OPENING = ("error.c", "model.c", "open.c", "hash.c", "chat.c", "tokenizer.c", "words.c", "utf8.c", "cpu.c")
+OPENING = (
+    "error.c", "model.c", "open.c", "hash.c", "chat.c", "vocabulary.c", "tokenizer.c", "words.c", "utf8.c", "cpu.c",
+)  # fmt: skip
 MODELS = ("llama-gqa-tied", "spm")  # byte-level words with a chat template, and SentencePiece
 
 

@@ -4,7 +4,8 @@
  *     error.c                        messages
  *     model.c      hash.c            model.edge: sections, checked once
  *     utf8.c       words.c           characters; words, as pre-tokenizers cut them
- *     tokenizer.c  chat.c            text to ids and back; the chat template as data
+ *     vocabulary.c  tokenizer.c      tables of tokens; text to ids and back
+ *     chat.c                         the chat template as data
  *     sampler.c    stops.c           ids from logits; stop strings
  *     governor.c   watch.c           budgets: the decisions of edge/run/governor.py, and its readings
  *     rows.c  kv.c  policy.c         what a KV row looks like; which rows there are; which stay

@@ -1,51 +1,12 @@
-/* Text to token ids and back: a port of edge/model/tokenizer.py and of Vocabulary.merge (edge/model/vocabulary.py).
- * Section TOKENIZER, made by edge/embed/vocabulary.py, is a tokenizer_config and then, each without a gap:
- *
- *     uint64 merges[…]                  right token << 44 | rank << 20 | result, ascending for each left token
- *     uint32 firsts[tokens + 1]         the merges whose left token is i are those from firsts[i] to firsts[i + 1]
- *     character characters[…]           tokens of a single character, ascending; none for byte-level vocabularies
- *     int32  slots[…]                   hash table of tokens that are never merged, by their bytes; -1: free
- *     uint32 piece_starts[tokens + 1]   where the bytes that a token adds to a text begin in `pieces`
- *     special_token specials[…]         tokens that match whole, before any merging, ascending by their bytes
- *     int32  ends[…], banned[…]         tokens that end a turn; that are never generated
- *     uint8  pieces[…], special_texts[…]
- *
- * The section has no checksum, since a start should not read all of it: every number is checked where it is used. */
+/* Text to token ids and back: a port of edge/model/tokenizer.py and of Vocabulary.merge (edge/model/vocabulary.py). */
 #include <string.h>
 
-#include "internal.h"
+#include "vocabulary.h"
 
-enum { BYTE_LEVEL, SENTENCEPIECE, GEMMA4 };
-enum { ADDS_SPACE = 1, SPACE_FIRST = 2, SPACE_ALWAYS = 4, WHOLE_WORDS = 8 };
-enum { IS_CONTROL = 1, ONLY_SPECIAL = 2, SWALLOWS = 4 };
 enum { WANTED = 8 << 10, LONGEST = 64 << 10 };      /* characters of a block; of one without a safe place to cut */
-enum { MOST_BYTES = 4 * LONGEST, MOST_SYMBOLS = MOST_BYTES + 16, LONGEST_PIECE = 1024, MOST_PROBES = 256 };
+enum { MOST_BYTES = 4 * LONGEST, MOST_SYMBOLS = MOST_BYTES + 16 };
 enum { RELEASED = 4 << 10 };                        /* symbols of words whose memory is given back */
 enum { SPACE_SIGN = 0x2581 };                       /* SentencePiece's sign for a space */
-enum { TOKEN_BITS = 20, RANK_BITS = 24 };           /* of a merge */
-static const uint32_t NONE = UINT32_MAX;
-
-typedef struct {
-    uint32_t kind, flags, tokens, merges, characters, slots, probes, specials, ends, banned, piece_bytes, special_bytes;
-    int32_t bos, unknown;          /* or -1 */
-    int32_t bytes[256];            /* the tokens of single bytes, or -1 */
-    uint32_t special_starts[257];  /* the special tokens that begin with byte i */
-    uint32_t reserved;
-} tokenizer_config;
-typedef struct { uint32_t point; int32_t token; } character;
-typedef struct { uint32_t start, length, flags; int32_t token; } special_token;
-
-typedef struct {
-    const tokenizer_config *config;
-    const uint64_t *merges;
-    const uint32_t *firsts;
-    const character *characters;
-    const int32_t *slots;
-    const uint32_t *piece_starts;
-    const special_token *specials;
-    const int32_t *ends, *banned;
-    const uint8_t *pieces, *special_texts;
-} tables;
 
 /* A block, and a list of the symbols of a word. Each makes a pair with the next one, which becomes `merged`. */
 typedef struct {
@@ -56,133 +17,13 @@ typedef struct {
 } workspace;
 
 struct tokenizer {
-    tables in;
+    vocabulary in;
     words rules;
     int32_t ascii[128];  /* tokens of single characters */
     uint32_t count, most; /* symbols; of the longest word */
     bool mapped;          /* the tables are part of a file */
     workspace *work;      /* most of which is never touched */
 };
-
-/* ---- tables ------------------------------------------------------------------------------------------------------- */
-
-static bool find_tables(const edge_model *model, tables *in)
-{
-    const uint8_t *at = model->sections[SECTION_TOKENIZER];
-    uint64_t size = model->sizes[SECTION_TOKENIZER];
-    const tokenizer_config *c = (const tokenizer_config *)at;
-    memset(in, 0, sizeof *in);
-    if (size < sizeof *c || c->kind > GEMMA4 || c->tokens != model->config->vocab || !c->tokens
-        || (c->slots & (c->slots - 1)) || c->probes > MOST_PROBES || c->bos >= (int64_t)c->tokens
-        || c->unknown >= (int64_t)c->tokens)
-        return false;
-    uint64_t sizes[] = {
-        sizeof *c, 8 * (uint64_t)c->merges, 4 * ((uint64_t)c->tokens + 1),
-        (uint64_t)c->characters * sizeof(character), 4 * (uint64_t)c->slots, 4 * ((uint64_t)c->tokens + 1),
-        (uint64_t)c->specials * sizeof(special_token), 4 * (uint64_t)c->ends, 4 * (uint64_t)c->banned,
-        c->piece_bytes, c->special_bytes,
-    };
-    const uint8_t *starts[sizeof sizes / sizeof *sizes];
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        if (sizes[i] > size)
-            return false;
-        starts[i] = at;
-        at += sizes[i];
-        size -= sizes[i];
-    }
-    *in = (tables){
-        c, (const uint64_t *)starts[1], (const uint32_t *)starts[2], (const character *)starts[3],
-        (const int32_t *)starts[4], (const uint32_t *)starts[5], (const special_token *)starts[6],
-        (const int32_t *)starts[7], (const int32_t *)starts[8], starts[9], starts[10],
-    };
-    return !size;
-}
-
-static bool ids_are_known(const int32_t *ids, uint32_t count, uint32_t tokens)
-{
-    for (uint32_t i = 0; i < count; i++)
-        if (ids[i] < 0 || (uint32_t)ids[i] >= tokens)
-            return false;
-    return true;
-}
-
-edge_status tokenizer_check(const edge_model *model, edge_error *error)
-{
-    tables in;
-    words rules;
-    if (!find_tables(model, &in) || !ids_are_known(in.ends, in.config->ends, in.config->tokens)
-        || !ids_are_known(in.banned, in.config->banned, in.config->tokens))
-        return edge_fail(error, EDGE_BAD_FILE, "model.edge is damaged (its tokens): copy or export it again");
-    return in.config->kind == BYTE_LEVEL ? words_find(model, &rules, error) : EDGE_OK;
-}
-
-static int32_t known(const tables *in, int64_t token)
-{
-    return token >= 0 && token < in->config->tokens ? (int32_t)token : -1;
-}
-
-static int32_t find_character(const tables *in, uint32_t point)
-{
-    uint32_t low = 0, high = in->config->characters;
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        if (in->characters[middle].point < point)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    bool found = low < in->config->characters && in->characters[low].point == point;
-    return found ? known(in, in->characters[low].token) : -1;
-}
-
-/* The rank of a merge, or NONE. */
-static uint32_t find_merge(const tables *in, int32_t left, int32_t right, uint32_t *merged)
-{
-    uint32_t low = in->firsts[left], end = in->firsts[left + 1], high = end;
-    uint64_t wanted = (uint64_t)right << (TOKEN_BITS + RANK_BITS);
-    if (end > in->config->merges)
-        return NONE;
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        if (in->merges[middle] < wanted)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    uint64_t found = low < end ? in->merges[low] - wanted : UINT64_MAX;
-    if (found >> (TOKEN_BITS + RANK_BITS)) /* another right token */
-        return NONE;
-    *merged = found & ((1u << TOKEN_BITS) - 1);
-    return *merged < in->config->tokens ? (uint32_t)(found >> TOKEN_BITS) : NONE;
-}
-
-static const uint8_t *piece_bytes(const tables *in, int32_t token, size_t *length)
-{
-    uint32_t start = in->piece_starts[token], end = in->piece_starts[token + 1];
-    bool possible = start <= end && end <= in->config->piece_bytes && end - start <= LONGEST_PIECE;
-    *length = possible ? end - start : 0;
-    return in->pieces + (possible ? start : 0);
-}
-
-/* A token with these bytes that is not merged of others, or -1. */
-static int32_t find_whole(const tables *in, const uint8_t *word, size_t count)
-{
-    if (!in->config->slots || count > LONGEST_PIECE)
-        return -1;
-    uint32_t hash = 2166136261u; /* FNV-1a */
-    for (size_t i = 0; i < count; i++)
-        hash = (hash ^ word[i]) * 16777619u;
-    for (uint32_t probe = 0; probe < in->config->probes; probe++) {
-        int32_t token = known(in, in->slots[(hash + probe) & (in->config->slots - 1)]);
-        if (token < 0)
-            return -1;
-        size_t length;
-        const uint8_t *bytes = piece_bytes(in, token, &length);
-        if (length == count && !memcmp(bytes, word, count))
-            return token;
-    }
-    return -1;
-}
 
 /* ---- merging ------------------------------------------------------------------------------------------------------ */
 
@@ -201,7 +42,9 @@ static void set_rank(tokenizer *t, uint32_t leaves, uint32_t place, uint32_t ran
 static uint32_t pair_rank(tokenizer *t, uint32_t place)
 {
     uint32_t next = t->work->following[place];
-    return next < t->count ? find_merge(&t->in, t->work->ids[place], t->work->ids[next], &t->work->merged[place]) : NONE;
+    if (next >= t->count)
+        return NONE;
+    return vocabulary_merge(&t->in, t->work->ids[place], t->work->ids[next], &t->work->merged[place]);
 }
 
 /* Byte pair encoding: the best merge first, of equal ones the leftmost, until none is left. */
@@ -253,11 +96,11 @@ static void add_symbol(tokenizer *t, int32_t token)
 static void add_character(tokenizer *t, uint32_t point)
 {
     const tokenizer_config *c = t->in.config;
-    int32_t own = point < 128 ? t->ascii[point] : find_character(&t->in, point);
+    int32_t own = point < 128 ? t->ascii[point] : vocabulary_character(&t->in, point);
     if (own < 0) {
         uint8_t bytes[4];
         size_t count = utf8_write(point, bytes), found = 0;
-        while (found < count && known(&t->in, c->bytes[bytes[found]]) >= 0)
+        while (found < count && known_token(&t->in, c->bytes[bytes[found]]) >= 0)
             found++;
         if (found == count) {
             for (size_t i = 0; i < count; i++)
@@ -284,13 +127,13 @@ static bool encode_word(tokenizer *t, const uint8_t *word, size_t count, bool sp
 {
     const tokenizer_config *c = t->in.config;
     bool whole = c->kind == BYTE_LEVEL ? (c->flags & WHOLE_WORDS) != 0 : c->kind == GEMMA4 && word[0] == '\n';
-    int32_t found = whole && !spaced ? find_whole(&t->in, word, count) : -1;
+    int32_t found = whole && !spaced ? vocabulary_whole(&t->in, word, count) : -1;
     if (found >= 0)
         return out(to, &found, 1);
     t->count = 0;
     if (c->kind == BYTE_LEVEL) {
         for (size_t i = 0; i < count; i++)
-            add_symbol(t, known(&t->in, c->bytes[word[i]]));
+            add_symbol(t, known_token(&t->in, c->bytes[word[i]]));
     } else {
         if (spaced)
             add_character(t, SPACE_SIGN);
@@ -352,48 +195,6 @@ static bool encode_plain(tokenizer *t, const uint8_t *text, size_t count, bool s
 
 /* ---- blocks ------------------------------------------------------------------------------------------------------- */
 
-/* The byte of a special token at `depth`; -1 at its end. */
-static int special_byte(const tables *in, uint32_t index, size_t depth)
-{
-    const special_token *token = in->specials + index;
-    uint64_t at = (uint64_t)token->start + depth;
-    return depth < token->length && at < in->config->special_bytes ? in->special_texts[at] : -1;
-}
-
-/* The longest special token that the text begins with, or NULL. */
-static const special_token *find_special(const tables *in, const uint8_t *text, size_t count, bool special)
-{
-    const special_token *longest = NULL;
-    uint32_t low = in->config->special_starts[text[0]], high = in->config->special_starts[text[0] + 1];
-    if (high > in->config->specials)
-        return NULL;
-    for (size_t depth = 1; low < high; depth++) {
-        if (special_byte(in, low, depth) < 0) { /* ends here, as the only one */
-            if (special || !(in->specials[low].flags & ONLY_SPECIAL))
-                longest = in->specials + low;
-            low++;
-        }
-        if (depth == count)
-            break;
-        int wanted[] = {text[depth], text[depth] + 1};
-        uint32_t bounds[2];
-        for (int i = 0; i < 2; i++) {
-            uint32_t from = low, end = high;
-            while (from < end) {
-                uint32_t middle = from + (end - from) / 2;
-                if (special_byte(in, middle, depth) < wanted[i])
-                    from = middle + 1;
-                else
-                    end = middle;
-            }
-            bounds[i] = from;
-        }
-        low = bounds[0];
-        high = bounds[1];
-    }
-    return longest && longest->length && known(in, longest->token) >= 0 ? longest : NULL;
-}
-
 /* Whether a space goes before text that opens a prompt (`first`) or follows a control token. */
 static bool wants_space(uint32_t flags, const uint8_t *text, size_t count, bool first)
 {
@@ -419,7 +220,7 @@ static bool encode_block(tokenizer *t, size_t count, bool special, bool start, i
     for (size_t from = 0;; first = false) {
         const special_token *next = NULL;
         size_t at = from;
-        while (at < count && !(next = find_special(&t->in, text + at, count - at, special)))
+        while (at < count && !(next = vocabulary_special(&t->in, text + at, count - at, special)))
             at++;
         if (swallow)
             from += count_blanks(text + from, at - from);
@@ -483,6 +284,24 @@ bool tokenizer_encode(tokenizer *t, const char *text, size_t length, bool specia
 
 /* ---- a session's tokenizer ---------------------------------------------------------------------------------------- */
 
+static bool ids_are_known(const int32_t *ids, uint32_t count, uint32_t tokens)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (ids[i] < 0 || (uint32_t)ids[i] >= tokens)
+            return false;
+    return true;
+}
+
+edge_status tokenizer_check(const edge_model *model, edge_error *error)
+{
+    vocabulary in;
+    words rules;
+    if (!vocabulary_find(model, &in) || !ids_are_known(in.ends, in.config->ends, in.config->tokens)
+        || !ids_are_known(in.banned, in.config->banned, in.config->tokens))
+        return edge_fail(error, EDGE_BAD_FILE, "model.edge is damaged (its tokens): copy or export it again");
+    return in.config->kind == BYTE_LEVEL ? words_find(model, &rules, error) : EDGE_OK;
+}
+
 tokenizer *tokenizer_layout(arena *from, const edge_model *model)
 {
     tokenizer *t = take(from, sizeof *t);
@@ -491,17 +310,17 @@ tokenizer *tokenizer_layout(arena *from, const edge_model *model)
         return NULL;
     t->work = work;
     t->mapped = model->file.mapped;
-    find_tables(model, &t->in); /* tokenizer_check has */
+    vocabulary_find(model, &t->in); /* tokenizer_check has */
     words_find(model, &t->rules, NULL);
     for (uint32_t point = 0; point < 128; point++)
-        t->ascii[point] = find_character(&t->in, point);
+        t->ascii[point] = vocabulary_character(&t->in, point);
     return t;
 }
 
 const char *tokenizer_piece(const tokenizer *t, int32_t token, size_t *length)
 {
     *length = 0;
-    return known(&t->in, token) < 0 ? "" : (const char *)piece_bytes(&t->in, token, length);
+    return known_token(&t->in, token) < 0 ? "" : (const char *)vocabulary_piece(&t->in, token, length);
 }
 
 bool tokenizer_ends(const tokenizer *t, int32_t token)
