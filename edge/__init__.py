@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from edge.embed.export import export
+    from edge.embed.serve import serve_site
     from edge.errors import (
         BudgetError,
         BusyError,
@@ -53,13 +54,14 @@ _HOMES = {
     "divergence": "quality.windows", "export": "embed.export", "fits": "prediction.fits",
     "forecast": "prediction.forecast", "load": "run.session", "make_plan": "plan.plan", "models": "inventory",
     "open_model": "run.opening", "perplexity": "quality.perplexity", "pull": "pulling",
+    "serve_site": "embed.serve",
 }  # fmt: skip
 
 __all__ = [
     "BudgetError", "BusyError", "Conversation", "DownloadError", "EdgeError", "InputError", "MissingExtraError",
     "Model", "ModelFormatError", "Options", "Plan", "PromptCache", "RunReport", "SamplingParams", "Session",
     "UnsupportedError", "divergence", "export", "fits", "forecast", "load", "make_plan", "models", "open_model",
-    "perplexity", "pull",
+    "perplexity", "pull", "serve_site",
 ]  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from edge.cli.profile import profile
 from edge.cli.pull import pull
 from edge.cli.quantize import quantize
 from edge.cli.run import run
+from edge.cli.serve_site import serve_site
 from edge.cli.tune import tune
 
 app = typer.Typer(
@@ -32,7 +33,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: half the start-up time
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, chat, pull, plan, bench, tune, compile, export, convert, quantize, inspect, help):
+for command in (run, chat, pull, plan, bench, tune, compile, export, serve_site, convert, quantize, inspect, help):
     app.command(cls=Command)(command)
 app.add_typer(evaluate, name="eval")
 app.add_typer(profile, name="profile")

@@ -20,8 +20,10 @@ from edge.plan.checks import least_rows
 from edge.plan.device import for_device
 from edge.plan.plan import Plan, make_plan
 
-# Measured: a C program with the library, its code, stacks and working memory; of a page, the module's own memory.
-RUNTIME_BYTES, MODULE_BYTES = 3 << 20, 2 << 20
+RUNTIME_BYTES = 3 << 20  # measured: a C program with the library, its code, stacks and working memory
+# Of a WebAssembly module, whose memory counts whether it is used or not: stacks, and the tokenizer's room for long words
+# (LONGEST in tokenizer.c); and what the sampler has for each token of the vocabulary.
+MODULE_BYTES, _SAMPLER_BYTES = 10 << 20, 12
 
 
 _PROMPT_ROWS = 256  # pinned at most: in f16, each key takes as much as its row, since it is kept in float32, too
@@ -33,13 +35,17 @@ def plan_bundle(profile: DeviceProfile, spec: ModelSpec, options: Options, table
     Raises BudgetError if nothing fits, UnsupportedError for what the C runtime lacks, and InputError.
     """
     options = replace(options, backend=tvm.NAME)
-    engine, process = _engine(options), (MODULE_BYTES if profile.system == "web" else RUNTIME_BYTES) + tables
+    engine, process = _engine(options), _own_bytes(profile, spec) + tables
     if profile.name == HOST:
         plan = make_plan(spec, engine, options, process=process)
     else:
         options, limit = for_device(profile, options)
         plan = make_plan(spec, engine, options, elsewhere=limit, process=process)
     return plan, make_policy(plan.kv_policy, options.sinks, options.keep or 0)
+
+
+def _own_bytes(profile: DeviceProfile, spec: ModelSpec) -> int:
+    return MODULE_BYTES + _SAMPLER_BYTES * spec.vocab if profile.system == "web" else RUNTIME_BYTES
 
 
 def prompt_rows(options: Options, sinks: int, capacity: int) -> int:

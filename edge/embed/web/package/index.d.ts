@@ -53,6 +53,8 @@ export interface Info {
   capacity: number;
   threads: number;
   chat: boolean;
+  /** Whether the model is in this device's storage, for the next visit. */
+  stored: boolean;
   /** Whether the page may use threads: it is cross-origin isolated. */
   isolated: boolean;
   /** Bytes: of the plan; bound: the most that the engine's memory can become. */
@@ -77,7 +79,7 @@ export interface Report {
 }
 
 export class EdgeError extends Error {
-  /** bad-argument, bad-file, unsupported, no-memory, busy, full, failed, network, storage, closed. */
+  /** bad-argument, bad-file, unsupported, no-memory, busy, full, failed, network, missing, cancelled, closed. */
   readonly code: string;
 }
 
