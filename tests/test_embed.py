@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bundles import bundle_of, bundle_sources, pair_of
+from bundles import bundle_of, bundle_sources, model_of, pair_of
 from runtime_library import RUNTIME, build
 
 from edge.embed.bundle import BundleSession, Finish, Role, Trim, _check, _Info, _Source, open_bundle
@@ -26,6 +26,7 @@ if shutil.which("cc") is None:
 
 MODEL = "llama-gqa-tied"
 ROWS = {"max_kv_size": 128, "prefill_step_size": 16, "threads": 2}
+FEW = ROWS | {"max_kv_size": 64}
 STREAMING = {"kv_policy": "streaming", **ROWS}
 WARM = {"temperature": 3.0, "top_k": 50, "top_p": 0.95, "min_p": 0.001, "repeat_penalty": 1.3}
 SYSTEM = "Be brief."
@@ -72,37 +73,42 @@ def test_answers_are_those_of_the_python_session(policy: str) -> None:
     ],
 )  # fmt: skip
 def test_the_rows_of_a_system_prompt_stay(policy: str, dtype: str) -> None:
-    with pair_of(MODEL, pinned=24, kv_policy=policy, kv_dtype=dtype, **ROWS) as pair:
-        bundled, python = pair.embedded, pair.python
-        assert python.model.system_rows(SYSTEM) == 24
-        pair.ask(TEXT, system=SYSTEM, max_tokens=150, temperature=0, ignore_eos=1)
-        pair.ask(TEXT * 4, max_tokens=60, ignore_eos=1, seed=5, **WARM)
-        assert bundled.use()["evicted"] > 200
+    with pair_of(MODEL, pinned=24, kv_policy=policy, kv_dtype=dtype, **FEW) as pair:
+        bundled = pair.embedded
+        assert pair.python.model.system_rows(SYSTEM) == 24
+        pair.ask(TEXT * 2, system=SYSTEM, max_tokens=40, temperature=0, ignore_eos=1)
+        pair.ask(TEXT * 2, max_tokens=20, ignore_eos=1, seed=5, **WARM)
+        assert bundled.use()["evicted"] > 100
         state = bundled.save()
-        expected = pair.ask("And?", max_tokens=60, temperature=0, ignore_eos=1)
+        expected = pair.ask("And?", max_tokens=20, temperature=0, ignore_eos=1)
         bundled.rewind()
         bundled.load(state)
         assert bundled.answer("And?") == expected
         bundled.rewind(100)  # the system's text stays
         pair.begun = False
-        pair.ask(TEXT * 4, max_tokens=60, temperature=0, ignore_eos=1, system=SYSTEM, told=True)
-        bundled.trim(Trim.ALL)
-        python.trim(1.0)
-        pair.check_rows()
-        pair.ask(TEXT * 4, max_tokens=60, temperature=0, ignore_eos=1)
+        pair.ask(TEXT * 3, max_tokens=20, temperature=0, ignore_eos=1, system=SYSTEM, told=True)
 
 
 def test_less_than_half_of_the_rows_are_a_system_prompts() -> None:
-    with pair_of(MODEL, pinned=(128 - 8) // 2, **STREAMING) as pair:
-        pair.ask(TEXT * 6, system=SYSTEM * 9, max_tokens=60, temperature=0, ignore_eos=1)
-        pair.ask(TEXT, max_tokens=60, temperature=0, ignore_eos=1)
+    with pair_of(MODEL, pinned=(64 - 8) // 2, kv_policy="streaming", **FEW) as pair:
+        pair.ask(TEXT * 3, system=SYSTEM * 3, max_tokens=20, temperature=0, ignore_eos=1)
 
 
-@pytest.mark.parametrize("options", [{"keep": 9}, {"sinks": 0}])
+def test_a_trim_leaves_room_behind_a_system_prompt() -> None:
+    text = SYSTEM * 14
+    rows = model_of(MODEL).system_rows(text)
+    with pair_of(MODEL, pinned=rows, kv_policy="streaming", **(ROWS | {"max_kv_size": 300})) as pair:
+        pair.ask(TEXT * 4, system=text, max_tokens=5, temperature=0, ignore_eos=1)
+        pair.embedded.trim(Trim.ALL)
+        pair.python.trim(1.0)
+        assert pair.embedded.use()["capacity"] == 2 * rows + 8 < 300
+        pair.ask(TEXT * 2, max_tokens=5, temperature=0, ignore_eos=1)
+
+
+@pytest.mark.parametrize("options", [{"keep": 9}, pytest.param({"sinks": 0}, marks=pytest.mark.exhaustive)])
 def test_what_was_said_of_pinned_rows_holds(options: dict[str, int]) -> None:
-    with pair_of(MODEL, **options, **STREAMING) as pair:
-        pair.ask(TEXT * 6, system=SYSTEM, max_tokens=60, temperature=0, ignore_eos=1)
-        pair.ask(TEXT, max_tokens=60, temperature=0, ignore_eos=1)
+    with pair_of(MODEL, kv_policy="streaming", **options, **FEW) as pair:
+        pair.ask(TEXT * 3, system=SYSTEM, max_tokens=20, temperature=0, ignore_eos=1)
 
 
 @pytest.mark.exhaustive

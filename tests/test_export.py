@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 from conftest import GOLDEN
 from test_cli import edge, edge_json
+from typer.testing import CliRunner
 
 from edge import export, load
 from edge.backends.tvm.targets import choose_target
+from edge.cli.commands import app
 from edge.devices.profiles import HOST, find_profile
 from edge.embed.export import MANIFEST, MODEL, make_sections, prepare
 from edge.embed.model_file import CONFIG, Section
@@ -55,12 +57,12 @@ def test_the_folder_says_what_it_holds(made: tuple[Path, dict[str, Any]]) -> Non
 
 def test_the_command_shows_all_files_unless_it_is_told_to_be_quiet(tmp_path: Path) -> None:
     folder = tmp_path / "chat"
-    arguments = (str(GGUF), "--max-kv-size", "64", "--isa", ISA, "--force", "-o", str(folder))
-    shown = edge("export", *arguments).stdout
+    arguments = ["export", str(GGUF), "--max-kv-size", "64", "--isa", ISA, "--force", "-o", str(folder)]
+    shown = CliRunner().invoke(app, arguments).stdout
     assert {line.split()[1] for line in shown.splitlines()[2:-2]} == {path.name for path in folder.iterdir()}
     assert "(estimated)" in shown.splitlines()[-1]
-    quiet = edge("export", *arguments, "--quiet")
-    assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
+    quiet = CliRunner().invoke(app, [*arguments, "--quiet"])
+    assert (quiet.exit_code, quiet.output) == (0, "")
 
 
 def test_the_same_inputs_give_the_same_bytes(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
