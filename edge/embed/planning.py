@@ -21,10 +21,9 @@ from edge.plan.device import for_device
 from edge.plan.plan import Plan, make_plan
 
 RUNTIME_BYTES = 3 << 20  # measured: a C program with the library, its code, stacks and working memory
-# Of a WebAssembly module, whose memory counts whether it is used or not: stacks, and the tokenizer's room for long words
-# (LONGEST in tokenizer.c); and what the sampler has for each token of the vocabulary.
+# Of a WebAssembly module, whose memory counts whether it is used or not: stacks, and the tokenizer's room for long
+# words (LONGEST in tokenizer.c); and what the sampler has for each token of the vocabulary.
 MODULE_BYTES, _SAMPLER_BYTES = 10 << 20, 12
-
 
 _PROMPT_ROWS = 256  # pinned at most: in f16, each key takes as much as its row, since it is kept in float32, too
 

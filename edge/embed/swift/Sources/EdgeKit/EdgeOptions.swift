@@ -66,7 +66,7 @@ public struct EdgeOptions: Sendable {
 
 /// Who speaks.
 public enum Role: Int32, Sendable {
-    /// Before the first turn.
+    /// Before the first turn. Its KV rows stay when others are evicted, as far as the plan has room.
     case system
     /// A turn. Its text never becomes a control token.
     case user

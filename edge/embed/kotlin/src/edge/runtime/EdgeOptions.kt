@@ -57,7 +57,7 @@ data class EdgeOptions(
 
 /** Who speaks. */
 enum class Role {
-    /** Before the first turn. */
+    /** Before the first turn. Its KV rows stay when others are evicted, as far as the plan has room. */
     SYSTEM,
     /** A turn. Its text never becomes a control token. */
     USER,
