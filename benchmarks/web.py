@@ -1,0 +1,289 @@
+"""edge in a web page beside peers: speed, start, memory and size, in one Chromium, and the native engine's speed.
+
+    python benchmarks/web.py             about 8 minutes
+    python benchmarks/web.py --quick     a test that everything runs, in about 2
+
+Needs Chromium and npm, from which the peers come: wllama (llama.cpp in WebAssembly) and onnxruntime-web, on the CPU.
+All run SmolLM2 in Q4_0; onnxruntime-web, which has no loop of its own, a graph of `edge convert --to onnx`.
+
+- speed: the engines are open in one page and take turns A B C A B C, one alone at a time; medians. Decoding and the
+  first token as the page sees them, the prompt's speed from the call to the first token. The native engine, with all
+  instruction sets of this CPU and with AVX2, takes turns with them, in processes of their own.
+- start and memory: each engine alone in a fresh browser, files from loopback: until it can answer, the first time and
+  again after a reload, and then the first token. Resident bytes of the page's process before the reload, beyond those
+  of an empty page.
+- endless: one answer in 512 KV rows, with the page's process sampled while it runs.
+- sizes: what a visitor loads besides the weights, compressed by gzip.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from machine import machine, say
+from model_files import WORKERS, pure_file
+from text import long_text
+from turns import Worker, wait_until_quiet
+from web_page import PACKAGES, Tab, install, open_tab, renderer_memory, serve
+
+import edge
+from edge.cli.show import table
+from edge.converters.convert import Conversion, convert
+
+HERE = Path(__file__).parent
+EDGE, WLLAMA, ONNX = "edge", "wllama", "onnx"
+NATIVE, AVX2 = "native", "native, AVX2"
+LABELS = {WLLAMA: f"wllama {PACKAGES['@wllama/wllama']}", ONNX: f"onnxruntime-web {PACKAGES['onnxruntime-web']}"}
+ROWS, ENDLESS_ROWS = 1024, 512
+SHORT, LONG = 16, 512  # tokens of prompts
+WARM = 8  # tokens of peers' first answers; edge's are as long as all
+PAUSE_S = 0.3  # between two turns: threads of some engines spin after their work
+GZIP = 9
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Tokens of answers, rounds, and tokens of the endless answer."""
+
+    steps: int = 128
+    peer_steps: int = 64  # they are slow
+    rounds: int = 3
+    fast_rounds: int = 9  # of edge and the native engine
+    endless: int = 20_000
+
+
+QUICK = Sizes(steps=32, peer_steps=8, rounds=1, fast_rounds=2, endless=2_000)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The model in the forms that engines take, as paths below `cache`, and how engines open them."""
+
+    cache: Path
+    model: edge.Model
+    threads: int
+
+    @property
+    def peers(self) -> dict[str, dict[str, Any]]:
+        spec = self.model.spec
+        shape = {"layers": spec.layers, "kvHeads": spec.kv_heads, "head": spec.head_dim, "base": spec.rope_base}
+        return {
+            WLLAMA: {"model": f"/cache/{self.model.path.name}", "threads": self.threads, "rows": ROWS},
+            ONNX: {"model": "/cache/onnx", "threads": self.threads, **shape},
+        }
+
+    def edge(self, site: str = "site", **options: Any) -> dict[str, Any]:
+        return {"site": f"/cache/{site}/", "threads": self.threads, **options}
+
+    @property
+    def engines(self) -> dict[str, dict[str, Any]]:
+        return {EDGE: self.edge(), **self.peers}
+
+
+def prepare(cache: Path, source: str, threads: int) -> Setting:
+    """Write the model in all forms, once."""
+    cache.mkdir(parents=True, exist_ok=True)
+    install(cache)
+    model = edge.open_model(pure_file(cache, edge.open_model(source).path.absolute()))
+    if not (cache / "onnx" / "model.onnx").exists():
+        say("converting to ONNX ...")
+        convert(model.path, cache / "onnx", Conversion("onnx"), force=True)
+    for name, rows in (("site", ROWS), ("endless", ENDLESS_ROWS)):
+        say(f"exporting {name} ...")
+        options = {"max_kv_size": rows, "kv_policy": "streaming", "kv_dtype": "f16", "threads": threads}
+        edge.export(model, cache / name, device="web", force=True, expected_tokens=20_000, **options)
+    return Setting(cache, model, threads)
+
+
+def prompts(model: edge.Model, count: int, length: int) -> list[dict[str, Any]]:
+    """Different texts of exactly so many tokens, with their ids."""
+    ids, start, found = model.encode_prompt(long_text("secI8.html").read_text(encoding="utf-8"), raw=True), 0, []
+    while len(found) < count:
+        part = ids[start : start + length].tolist()
+        assert len(part) == length
+        text = model.tokenizer.decode(part)
+        start += 1
+        if model.encode_prompt(text, raw=True).tolist() == part:
+            found.append({"text": text, "ids": part})
+            start += length
+    return found
+
+
+@contextmanager
+def native_workers(setting: Setting) -> Iterator[list[Worker]]:
+    """The native engine with what this CPU has, and with AVX2 if that is less."""
+    program, path = WORKERS / "edge_worker.py", setting.model.path
+    command = [sys.executable, program, "serve", path, "tvm:f16", setting.threads, ROWS]
+    workers, plain = list[Worker](), {"EDGE_ISA": "avx2"} if platform.machine() == "x86_64" else {}
+    try:
+        for name, isa in ((NATIVE, {}), (AVX2, plain))[: 2 if plain else 1]:
+            workers.append(Worker(name, [str(word) for word in command], {**os.environ, **isa, "EDGE_HISTORY": "0"}))
+        yield workers
+    finally:
+        for worker in workers:
+            worker.close()
+
+
+def speeds(tab: Tab, setting: Setting, sizes: Sizes) -> dict[str, dict[str, list[float]]]:
+    """Figures of every engine: its runs of decode (tok/s), prefill (tok/s) and first (seconds of a short prompt)."""
+    versions = {name: tab.open(name, settings)["version"] for name, settings in setting.engines.items()}
+    say(f"versions: {versions}")
+    short, long = (prompts(setting.model, sizes.fast_rounds + 1, length) for length in (SHORT, LONG))
+    figures: dict[str, dict[str, list[float]]] = {}
+    with native_workers(setting) as workers:
+        for number in range(sizes.fast_rounds + 1):
+            say(f"round {number} of {sizes.fast_rounds} ...")
+            for name in setting.engines if number <= sizes.rounds else [EDGE]:
+                steps = sizes.steps if name == EDGE else sizes.peer_steps if number else WARM
+                wait_until_quiet(workers)
+                time.sleep(PAUSE_S)
+                answer = tab.run(name, short[number], steps)
+                assert answer["tokens"] == steps
+                found = {"decode": answer["decode"], "first": answer["first"]}
+                if number or name == EDGE:  # edge's first long prompt warms it up, peers' would take half a minute
+                    time.sleep(PAUSE_S)
+                    found["prefill"] = LONG / tab.run(name, long[number], 1)["first"]
+                keep(figures, name, found, number)
+            for worker in workers:
+                wait_until_quiet(workers)
+                decode = sizes.steps / worker.seconds(op="decode", depth=SHORT, n=sizes.steps, seed=number)
+                prefill = LONG / worker.seconds(op="prefill", n=LONG, seed=number)
+                keep(figures, worker.engine, {"decode": decode, "prefill": prefill}, number)
+    for name in setting.engines:
+        tab.close(name)
+    return figures
+
+
+def keep(figures: dict[str, dict[str, list[float]]], name: str, found: dict[str, float], number: int) -> None:
+    """Add a round's figures, unless it was the one that warms up."""
+    for what, figure in found.items() if number else ():
+        figures.setdefault(name, {}).setdefault(what, []).append(figure)
+
+
+def speed_lines(figures: dict[str, dict[str, list[float]]]) -> list[list[str]]:
+    """Medians, the best run, and how much faster edge's median is."""
+    lines = []
+    for name, runs in figures.items():
+        line = [LABELS.get(name, name)]
+        for what in ("decode", "prefill"):
+            middle = statistics.median(runs[what])
+            ratio = statistics.median(figures[EDGE][what]) / middle
+            line += [f"{middle:,.1f}", f"{max(runs[what]):,.1f}", f"{ratio:.2f}"]
+        first = runs.get("first")
+        lines.append([*line, f"{statistics.median(first) * 1e3:,.0f}" if first else "–"])
+    return lines
+
+
+def starts(address: str, setting: Setting, name: str, prompt: dict[str, Any]) -> list[str]:
+    """A line of the table of start and memory: seconds, and MiB."""
+    say(f"start of {name} ...")
+    with open_tab(address) as tab:
+        empty = renderer_memory()[0]
+        settings = setting.engines[name]
+        first = tab.open(name, settings)["seconds"]
+        answer = tab.run(name, prompt, WARM)["first"]
+        now, most = renderer_memory()
+        tab.load()
+        again = tab.open(name, settings)["seconds"]
+        answer_again = tab.run(name, prompt, WARM)["first"]
+    seconds = [f"{each:.2f}" for each in (first, answer, again, answer_again)]
+    return [LABELS.get(name, name), *seconds, *(f"{(each - empty) / 2**20:,.0f}" for each in (now, most))]
+
+
+def endless(address: str, setting: Setting, tokens: int) -> list[list[str]]:
+    """One long answer in few rows: memory and speed at its beginning and at its end."""
+    say(f"{tokens} tokens in {ENDLESS_ROWS} rows ...")
+    slice_ = tokens // 10
+    with open_tab(address) as tab:
+        tab.open(EDGE, setting.edge("endless"))
+        prompt = json.dumps(prompts(setting.model, 1, SHORT)[0])
+        tab.page.value(f"void (globalThis.answer = bench.run('{EDGE}', {prompt}, {tokens}))")
+        samples: list[tuple[int, int]] = []  # pieces, resident bytes
+        while (pieces := int(tab.page.value("bench.progress()"))) < 0.98 * tokens:
+            samples.append((pieces, renderer_memory()[0]))
+            done = tab.page.value("Promise.race([answer, new Promise(done => setTimeout(done, 1000, null))])")
+            if done is not None:
+                break
+        answer = tab.page.value("answer")
+        pieces = int(tab.page.value("bench.progress()"))
+        parts = [(slice_, 2 * slice_), (pieces - slice_, pieces)]
+        early, late = (float(tab.page.value(f"bench.speed({first}, {end})")) for first, end in parts)
+    resident = [size / 2**20 for at, size in samples if at > slice_ // 2]
+    report = answer["report"]
+    assert report["tokens"] == tokens
+    return [
+        ["tokens, KV rows, rows evicted", f"{tokens:,}, {report['rows']}, {report['evicted']:,}"],
+        ["engine's memory and its bound, MiB", " of ".join(mib(report["memory"][key]) for key in ("bytes", "bound"))],
+        [f"page's process, MiB, {len(resident)} samples: first, least, most, last",
+         ", ".join(f"{each:,.1f}" for each in (resident[0], min(resident), max(resident), resident[-1]))],
+        ["tok/s, second tenth and last", f"{early:.0f}, {late:.0f}"],
+    ]  # fmt: skip
+
+
+def mib(size: float) -> str:
+    return f"{size / 2**20:,.1f}"
+
+
+def sizes_lines(cache: Path) -> list[list[str]]:
+    """What a visitor loads besides weights: scripts and one module."""
+    npm, package = cache / "node_modules", cache / "site" / "edge"
+    scripts = sorted(package.glob("*.js"))
+    onnx = npm / "onnxruntime-web" / "dist"
+    loaded: dict[str, Sequence[Path]] = {
+        **{f"edge, {module.stem}": [*scripts, module] for module in sorted(package.glob("*.wasm"))},
+        LABELS[WLLAMA]: [npm / "@wllama/wllama/esm/index.min.js", npm / "@wllama/wllama/esm/wasm/wllama.wasm"],
+        LABELS[ONNX]: [onnx / f"{name}" for name in (
+            "ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")],
+    }  # fmt: skip
+    return [
+        [name, *(f"{total / 1e3:,.0f}" for total in (
+            sum(path.stat().st_size for path in paths),
+            sum(len(gzip.compress(path.read_bytes(), GZIP)) for path in paths)))]
+        for name, paths in loaded.items()
+    ]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--quick", action="store_true", help="few tokens and rounds")
+    parser.add_argument("--cache", type=Path, default=HERE.parent / "build" / "web")
+    asked = parser.parse_args()
+    sizes = QUICK if asked.quick else Sizes()
+    setting = prepare(asked.cache.absolute(), asked.model, asked.threads)
+    places = {"bench": HERE / "web", "npm": setting.cache / "node_modules", "cache": setting.cache}
+    with serve(places) as address:
+        with open_tab(address) as tab:
+            browser = tab.page.value("navigator.userAgent").rpartition("Chrome/")[2].split()[0]
+            figures = speeds(tab, setting, sizes)
+        (prompt,) = prompts(setting.model, 1, SHORT)
+        start_lines = [starts(address, setting, name, prompt) for name in setting.engines]
+        endless_lines = endless(address, setting, sizes.endless)
+    cpu = subprocess.run(["lscpu"], capture_output=True, text=True).stdout
+    name = next((line.partition(":")[2].strip() for line in cpu.splitlines() if line.startswith("Model name")), "?")
+    print(f"\n## {asked.model} in Q4_0 in Chromium {browser}, {asked.threads} threads; lscpu: {name}\n")
+    print(", ".join(f"{key} {value}" for key, value in machine().items()) + ".\n")
+    head = ["", "decode tok/s", "best", "edge ×", f"prefill {LONG} tok/s", "best", "edge ×", f"first of {SHORT}, ms"]
+    print(table(head, speed_lines(figures)), end="\n\n")
+    head = ["start, s", "open", "first token", "open again", "first token", "page, MiB", "peak"]
+    print(table(head, start_lines), end="\n\n")
+    print(table(["endless", ""], endless_lines), end="\n\n")
+    print(table(["a visitor loads, kB", "size", "gzip"], sizes_lines(setting.cache)))
+
+
+if __name__ == "__main__":
+    main()
