@@ -4,6 +4,7 @@ import { Edge } from "./edge/index.js";
 const find = (/** @type {string} */ id) => /** @type {any} */ (document.getElementById(id));
 const [turns, status, progress, text, send, anew] = ["turns", "status", "progress", "text", "send", "new"].map(find);
 const SAMPLES = 120; // of the memory's line
+const READY_WAIT = 3000; // ms, for the service worker
 
 /** @type {import("./edge/index.js").Session | null} */
 let session = null;
@@ -172,11 +173,11 @@ function said_of(error) {
 
 /** The service worker keeps the page for visits offline, and sets the headers that a server may not set. */
 async function register() {
-  if (!navigator.serviceWorker) return;
-  await navigator.serviceWorker.register("sw.js").catch(() => null);
-  if (crossOriginIsolated || sessionStorage.getItem("reloaded")) return;
+  const registration = await navigator.serviceWorker?.register("sw.js").catch(() => null);
+  if (!registration || crossOriginIsolated || sessionStorage.getItem("reloaded")) return;
+  const late = new Promise((done) => setTimeout(done, READY_WAIT, null));
+  if (!(await Promise.race([navigator.serviceWorker.ready, late]))) return; // one thread, until the next visit
   sessionStorage.setItem("reloaded", "1");
-  await navigator.serviceWorker.ready;
   location.reload();
   await new Promise(() => {});
 }
