@@ -5,6 +5,7 @@ from __future__ import annotations
 import email.utils
 import os
 import re
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -40,6 +41,7 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], root: Path, *, isolated: bool) -> None:
         self.root = root
         self.headers = HEADERS if isolated else {name: HEADERS[name] for name in HEADERS if "Cross" not in name}
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, _Handler)
 
     def handle_error(self, request: object, client_address: object) -> None:
@@ -82,12 +84,12 @@ class _Handler(BaseHTTPRequestHandler):
                 "ETag": tag, "Accept-Ranges": "bytes",
                 "Last-Modified": email.utils.formatdate(status.st_mtime, usegmt=True),
             }  # fmt: skip
-            wanted = self.headers.get("Range")
-            if wanted is None or self.headers.get("If-Range", tag) != tag:
+            fits = self.headers.get("If-Range", tag) == tag
+            span = find_range(self.headers.get("Range", ""), status.st_size) if fits else None
+            if span is None:
                 span = range(status.st_size)
                 self._begin(HTTPStatus.OK, {**known, "Content-Length": str(len(span))})
-            elif (found := find_range(wanted, status.st_size)) is not None:
-                span = found
+            elif span:
                 told = f"bytes {span.start}-{span.stop - 1}/{status.st_size}"
                 self._begin(
                     HTTPStatus.PARTIAL_CONTENT, {**known, "Content-Range": told, "Content-Length": str(len(span))}
@@ -141,16 +143,15 @@ def find_file(root: Path, target: str) -> Path | None:
 
 
 def find_range(header: str, size: int) -> range | None:
-    """The bytes of a header such as `bytes=0-99`, `bytes=100-` or `bytes=-100`; None if it has none of the file."""
-    match = re.fullmatch(r"bytes=(\d{0,18})-(\d{0,18})", header.strip())
-    if match is None or match.group(0) == "bytes=-":
-        return None
-    first, last = match.groups()
+    """The bytes of a header such as `bytes=0-99`, `bytes=100-` or `bytes=-100`, empty if the file has none of them;
+    None for other headers, such as several ranges, which may be ignored (RFC 9110, section 14.2)."""
+    match = re.fullmatch(r"bytes=(\d{0,18})-(\d{0,18})", header.strip(), re.ASCII)
+    first, last = match.groups() if match else ("", "")
     if not first:
-        span = range(max(0, size - int(last)), size)
-    else:
-        span = range(int(first), min(size, int(last) + 1) if last else size)
-    return span if len(span) else None
+        return range(max(0, size - int(last)), size) if last else None
+    if last and int(last) < int(first):
+        return None
+    return range(int(first), min(size, int(last) + 1) if last else size)
 
 
 @contextmanager
@@ -166,8 +167,9 @@ def serving(folder: Path, host: str = HOST, port: int = PORT, *, isolated: bool 
         raise InputError(f"--port {port}: choose a number from 0 to 65535")
     try:
         server = _Server((host, port), folder, isolated=isolated)
-    except OSError as error:
-        raise InputError(f"{host}:{port} cannot be used ({error.strerror or error}): choose another --port") from None
+    except (OSError, UnicodeError) as error:  # of a name that none can have
+        why = getattr(error, "strerror", None) or error
+        raise InputError(f"{host}:{port} cannot be used ({why}): choose another --host or --port") from None
     with server:
         yield server
 

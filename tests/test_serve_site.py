@@ -1,0 +1,230 @@
+"""`edge serve-site`: the files of a site and nothing else, with the headers that threads of a page need."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_cli import edge
+
+import edge as library
+from edge.embed.serve import HEADERS, find_file, serving
+from edge.errors import InputError
+
+SECRET = b"nobody asks for this"
+MODEL = bytes(range(256)) * 40
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files as a site has them, beside one that is not in it, and links that lead out."""
+    around = tmp_path_factory.mktemp("around")
+    folder = around / "site"
+    (folder / "edge").mkdir(parents=True)
+    for name in ("index.html", "page.css", "manifest.json", "edge/index.js", "edge/edge-simd.wasm", "two words.svg"):
+        (folder / name).write_bytes(name.encode())
+    (folder / "model.edge").write_bytes(MODEL)
+    (folder / "empty").touch()
+    (folder / ".hidden").write_bytes(SECRET)
+    (around / "secret").write_bytes(SECRET)
+    (around / "site-secret").write_bytes(SECRET)
+    (folder / "out").symlink_to(around / "secret")
+    (folder / "above").symlink_to(around)
+    (folder / "circle").symlink_to(folder / "circle")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def port(site: Path) -> Iterator[int]:
+    with serving(site, port=0) as server:
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join()
+
+
+def request(port: int, path: str, method: str = "GET", **headers: str) -> tuple[HTTPResponse, bytes]:
+    with closing(HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
+        connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
+        for name, value in headers.items():
+            connection.putheader(name.replace("_", "-"), value)
+        connection.endheaders()
+        response = connection.getresponse()
+        return response, response.read()
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "kind"),
+    [
+        ("/", "index.html", "text/html; charset=utf-8"),
+        ("/?a=b", "index.html", "text/html; charset=utf-8"),
+        ("/page.css", "page.css", "text/css; charset=utf-8"),
+        ("/edge/index.js", "edge/index.js", "text/javascript; charset=utf-8"),
+        ("/edge/edge-simd.wasm", "edge/edge-simd.wasm", "application/wasm"),
+        ("/manifest.json", "manifest.json", "application/json"),
+        ("/two%20words.svg", "two words.svg", "image/svg+xml"),
+        ("/model.edge", "model.edge", "application/octet-stream"),
+        ("/empty", "empty", "application/octet-stream"),
+    ],
+)
+def test_files_come_with_their_type_and_the_headers_of_isolation(
+    path: str, name: str, kind: str, site: Path, port: int
+) -> None:
+    response, body = request(port, path)
+    assert (response.status, body) == (200, (site / name).read_bytes())
+    assert (response.headers["Content-Type"], response.headers["Accept-Ranges"]) == (kind, "bytes")
+    assert HEADERS.items() <= dict(response.headers).items()
+    head, nothing = request(port, path, "HEAD")
+    assert (head.status, nothing, head.headers["Content-Length"]) == (200, b"", str(len(body)))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/none", "/edge", "/edge/", "/page.css/", "/../secret", "/%2e%2e/secret", "/edge/../../secret", "/..%2fsecret",
+        "/edge/..%2f..%2fsecret", "/..%5csecret", "/../site-secret", "/out", "/above/secret", "/circle", "/.hidden",
+        "/%00", "/model.edge%00.js", "/%ff%fe", "/" + "a/" * 3000, "/" + "b" * 5000, "http://[::1/secret", "/x\\..\\y",
+    ],
+)  # fmt: skip
+def test_there_is_nothing_else(path: str, port: int) -> None:
+    response, body = request(port, path)
+    assert (response.status, body) == (404, b"404 Not Found\n")
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE"])
+def test_other_methods_are_refused(method: str, port: int) -> None:
+    assert request(port, "/model.edge", method)[0].status == 501
+
+
+@pytest.mark.parametrize(
+    ("wanted", "start", "stop"),
+    [
+        ("bytes=0-99", 0, 100), ("bytes=100-", 100, 10240), ("bytes=-100", 10140, 10240), ("bytes=-99999", 0, 10240),
+        ("bytes=10239-10239", 10239, 10240), ("bytes=5000-999999999", 5000, 10240),
+    ],
+)  # fmt: skip
+def test_ranges(wanted: str, start: int, stop: int, port: int) -> None:
+    response, body = request(port, "/model.edge", Range=wanted)
+    assert (response.status, body) == (206, MODEL[start:stop])
+    assert response.headers["Content-Range"] == f"bytes {start}-{stop - 1}/10240"
+    assert HEADERS.items() <= dict(response.headers).items()
+
+
+@pytest.mark.parametrize("wanted", ["bytes=10240-", "bytes=99999999-999999999", "bytes=-0"])
+def test_ranges_that_the_file_does_not_have(wanted: str, port: int) -> None:
+    response, _ = request(port, "/model.edge", Range=wanted)
+    assert (response.status, response.headers["Content-Range"]) == (416, "bytes */10240")
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    ["bytes=0-1,5-6", "bytes=", "bytes=-", "lines=0-9", "bytes=9-3", "bytes=٣-٤", "bytes=a-b", "0-9", "=" * 99],
+)
+def test_other_ranges_are_ignored(wanted: str, port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        connection.sendall(f"GET /model.edge HTTP/1.1\r\nRange: {wanted}\r\nConnection: close\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert answer.endswith(b"\r\n\r\n" + MODEL)
+
+
+def test_a_file_that_has_not_changed_is_not_sent_again(port: int) -> None:
+    tag = request(port, "/model.edge")[0].headers["ETag"]
+    same, nothing = request(port, "/model.edge", If_None_Match=tag)
+    assert (same.status, nothing, same.headers["ETag"]) == (304, b"", tag)
+    assert request(port, "/model.edge", If_None_Match='"another"')[0].status == 200
+    assert request(port, "/model.edge", Range="bytes=0-9", If_Range=tag)[0].status == 206
+    assert request(port, "/model.edge", Range="bytes=0-9", If_Range='"another"')[1] == MODEL
+
+
+def test_a_file_that_becomes_another_has_another_tag(site: Path, port: int) -> None:
+    tag = request(port, "/page.css")[0].headers["ETag"]
+    before = (site / "page.css").stat().st_mtime_ns
+    os.utime(site / "page.css", ns=(before, before + 10**9))
+    assert request(port, "/page.css", If_None_Match=tag)[0].status == 200
+
+
+def test_a_connection_serves_several_requests(port: int) -> None:
+    with closing(HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
+        for path, status in (("/", 200), ("/none", 404), ("/model.edge", 200), ("/page.css", 200)):
+            connection.request("GET", path)
+            response = connection.getresponse()
+            response.read()
+            assert response.status == status
+
+
+@given(
+    st.lists(
+        st.sampled_from(["..", ".", "/", "%2e", "%2f", "%5c", "\\", "secret", "site", "edge", "above", "%00", "~"])
+    )
+)
+def test_no_path_leads_out(site: Path, parts: list[str]) -> None:
+    found = find_file(site, "/" + "".join(parts))
+    assert found is None or (found.resolve().is_relative_to(site) and SECRET not in found.read_bytes())
+
+
+@given(path=st.text(max_size=40))
+def test_no_path_fails(site: Path, path: str) -> None:
+    find_file(site, path)
+
+
+def test_without_the_headers_of_isolation(site: Path) -> None:
+    """As tests of the page want it: many hosts set none."""
+    with serving(site, port=0, isolated=False) as server:
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        headers = request(server.server_address[1], "/")[0].headers
+        server.shutdown()
+        thread.join()
+    assert headers["Cache-Control"] == "no-cache"
+    assert not [name for name in headers if name.startswith("Cross-Origin")]
+
+
+def test_the_command_serves_until_it_is_interrupted(site: Path) -> None:
+    command = [sys.executable, "-m", "edge", "serve-site", str(site), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        said = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/ .*\n", child.stdout.readline())
+        assert said is not None
+        assert request(int(said[1]), "/model.edge")[1] == MODEL
+        child.send_signal(signal.SIGINT)
+        _, errors = child.communicate(timeout=20)
+    assert (child.returncode, errors) == (130, "")
+
+
+def test_refusals(site: Path, tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "none", site / "index.html"):
+        said = edge("serve-site", str(folder))
+        assert said.returncode == 2
+        assert said.stderr == f"edge: {folder} is not a site: edge export MODEL --device web -o {folder} makes one\n"
+    with pytest.raises(InputError, match=r"--port 65536: choose a number from 0 to 65535"):
+        library.serve_site(site, port=65536)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        with pytest.raises(InputError, match=rf"^127\.0\.0\.1:{number} cannot be used \(Address already in use\)"):
+            library.serve_site(site, port=number)
+    for host in ("256.1.1.1", "..", "a" * 100, "192.0.2.1"):
+        with pytest.raises(InputError, match="cannot be used"):
+            library.serve_site(site, host, 0)
+
+
+def test_ipv6(site: Path) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6")
+    with serving(site, "::1", 0) as server:
+        assert server.server_address[0] == "::1"
