@@ -26,23 +26,27 @@ MOST_PAGES = 65535  # whose size in bytes is a number of 32 bits
 _SOURCES = Path(__file__).parent / "web" / "c"
 _NATIVE = ("platform.c", "cpu.c")  # of the runtime; _SOURCES has its own platform.c
 
-_TARGET = ("-target", "wasm32-wasi", "-mcpu=generic+simd128+atomics+bulk_memory+nontrapping_fptoint+sign_ext")
-# Floating-point operations stay apart, as in NumPy.
-_COMPILE = (*_TARGET, "-std=c11", "-O2", "-ffp-contract=off", "-fno-math-errno", "-fno-builtin-bcmp", "-w")
+_FEATURES = "-mcpu=generic+simd128+atomics+bulk_memory+nontrapping_fptoint+sign_ext"
+# WASI for its headers alone. Floating-point operations stay apart, as in NumPy.
+_COMPILE = (
+    "-target", "wasm32-wasi", _FEATURES, "-std=c11", "-O2", "-ffp-contract=off", "-fno-math-errno",
+    "-fno-builtin-bcmp", "-fno-sanitize=all", "-w",
+)  # fmt: skip
 _LINK = (
-    *_TARGET, "-mexec-model=reactor", "-Wl,--no-entry", "-Wl,--import-memory", "-Wl,--shared-memory",
-    f"-Wl,--max-memory={MOST_PAGES * PAGE}", "-Wl,--export=__stack_pointer", "-Wl,-s", f"-Wl,-z,stack-size={1 << 17}",
+    "-target", "wasm32-freestanding", _FEATURES, "-O2", "-fno-sanitize=all", "-Wl,--no-entry", "-Wl,--import-memory",
+    "-Wl,--shared-memory", f"-Wl,--max-memory={MOST_PAGES * PAGE}", "-Wl,--export=__stack_pointer", "-Wl,-s",
+    f"-Wl,-z,stack-size={1 << 17}",
 )  # fmt: skip
 
 
 def find_zig() -> Toolchain:
-    """Raises UnsupportedError without zig, which has the C library and the linker."""
+    """Raises UnsupportedError without zig, which has a C compiler and a linker for WebAssembly."""
     command = (sys.executable, "-m", "ziglang")
     try:
         version = subprocess.run([*command, "version"], capture_output=True, text=True, timeout=60, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         raise UnsupportedError("no linker for WebAssembly: pip install ziglang") from None
-    return Toolchain((*command, "cc"), "wasm32-wasi", version.strip())
+    return Toolchain((*command, "cc"), "wasm32", version.strip())
 
 
 def make_modules(
@@ -65,6 +69,7 @@ def make_modules(
                 sources[-1].write_text(text, encoding="utf-8")
             out = folder / f"edge-{design.target.name}.wasm"
             run_compiler(zig, *_LINK, *runtime, *compile_sources(zig, _COMPILE, sources, work), compiled, "-o", out)
+            out.chmod(0o644)  # the linker takes it for a program
             made.append(out)
     return made
 
