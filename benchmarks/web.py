@@ -12,6 +12,8 @@ All run SmolLM2 in Q4_0; onnxruntime-web, which has no loop of its own, a graph 
 - start and memory: each engine alone in a fresh browser, files from loopback: until it can answer, the first time and
   again after a reload, and then the first token. Resident bytes of the page's process before the reload, beyond those
   of an empty page.
+- offline: the site's own page, whose server has ended after the first visit: from the navigation to the first token of
+  an answer that is asked for at once.
 - endless: one answer in 512 KV rows, with the page's process sampled while it runs.
 - sizes: what a visitor loads besides the weights, compressed by gzip.
 """
@@ -26,6 +28,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -42,6 +45,7 @@ from web_page import PACKAGES, Tab, install, open_tab, renderer_memory, serve
 import edge
 from edge.cli.show import table
 from edge.converters.convert import Conversion, convert
+from edge.embed.serve import serving
 
 HERE = Path(__file__).parent
 EDGE, WLLAMA, ONNX = "edge", "wllama", "onnx"
@@ -63,9 +67,10 @@ class Sizes:
     rounds: int = 3
     fast_rounds: int = 9  # of edge and the native engine
     endless: int = 20_000
+    visits: int = 5
 
 
-QUICK = Sizes(steps=32, peer_steps=8, rounds=1, fast_rounds=2, endless=2_000)
+QUICK = Sizes(steps=32, peer_steps=8, rounds=1, fast_rounds=2, endless=2_000, visits=2)
 
 
 @dataclass(frozen=True)
@@ -203,6 +208,49 @@ def starts(address: str, setting: Setting, name: str, prompt: dict[str, Any]) ->
     return [LABELS.get(name, name), *seconds, *(f"{(each - empty) / 2**20:,.0f}" for each in (now, most))]
 
 
+# In the page before its own scripts: asks at once, notes when the first token of the answer is there, and stops then.
+_ASK = """
+addEventListener("DOMContentLoaded", () => {
+  const first = () => {
+    const answer = document.querySelector('.theirs[aria-busy="true"]');
+    if (!answer?.textContent || globalThis.edgeFirst) return;
+    globalThis.edgeFirst = performance.now() / 1e3;
+    document.getElementById("send").click();
+  };
+  new MutationObserver(first).observe(document.getElementById("turns"), { childList: true, subtree: true });
+  document.getElementById("text").value = "Why is the sky blue?";
+  document.getElementById("ask").requestSubmit();
+});
+"""
+_ANSWERED = """new Promise((done, failed) => {
+  const end = performance.now() + 60_000;
+  const look = () => {
+    if (globalThis.edgeFirst && !document.querySelector('[aria-busy="true"]')) done(globalThis.edgeFirst);
+    else if (performance.now() > end) failed(new Error(document.body.innerText.slice(-300)));
+    else setTimeout(look, 50);
+  };
+  look();
+})"""
+
+
+def offline(setting: Setting, visits: int) -> list[str]:
+    """A line: seconds of the first visit, of the fastest offline, and of all."""
+    say("visits offline ...")
+    with serving(setting.cache / "site", "127.0.0.1", 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with open_tab(f"http://127.0.0.1:{server.server_address[1]}", "/") as tab:
+            tab.page.ask("Page.addScriptToEvaluateOnNewDocument", source=_ASK)
+            tab.load("/")
+            first = float(tab.page.value(_ANSWERED))
+            server.shutdown()
+            server.server_close()
+            times = []
+            for _ in range(visits):
+                tab.load("/")
+                times.append(float(tab.page.value(_ANSWERED)))
+    return [f"{each:.2f}" for each in (first, min(times), statistics.median(times), max(times))]
+
+
 def endless(address: str, setting: Setting, tokens: int) -> list[list[str]]:
     """One long answer in few rows: memory and speed at its beginning and at its end."""
     say(f"{tokens} tokens in {ENDLESS_ROWS} rows ...")
@@ -272,6 +320,7 @@ def main() -> None:
             figures = speeds(tab, setting, sizes)
         (prompt,) = prompts(setting.model, 1, SHORT)
         start_lines = [starts(address, setting, name, prompt) for name in setting.engines]
+        offline_line = offline(setting, sizes.visits)
         endless_lines = endless(address, setting, sizes.endless)
     cpu = subprocess.run(["lscpu"], capture_output=True, text=True).stdout
     name = next((line.partition(":")[2].strip() for line in cpu.splitlines() if line.startswith("Model name")), "?")
@@ -281,6 +330,8 @@ def main() -> None:
     print(table(head, speed_lines(figures)), end="\n\n")
     head = ["start, s", "open", "first token", "open again", "first token", "page, MiB", "peak"]
     print(table(head, start_lines), end="\n\n")
+    head = ["navigation to first token, s", "first visit", "offline: least", "median", "most"]
+    print(table(head, [["edge's page", *offline_line]]), end="\n\n")
     print(table(["endless", ""], endless_lines), end="\n\n")
     print(table(["a visitor loads, kB", "size", "gzip"], sizes_lines(setting.cache)))
 

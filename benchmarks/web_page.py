@@ -19,6 +19,7 @@ from machine import say
 
 HERE = Path(__file__).parent
 PACKAGES = {"@wllama/wllama": "3.8.1", "onnxruntime-web": "1.30.0"}
+PAGE = "/bench/page.html"
 _TYPES = {".mjs": "text/javascript", ".js": "text/javascript", ".wasm": "application/wasm"}
 
 sys.path.insert(0, str(HERE.parent / "tests"))
@@ -87,9 +88,8 @@ class Tab:
 
     def __init__(self, page: Page, address: str) -> None:
         self.page, self._address = page, address
-        self.load()
 
-    def load(self, path: str = "/bench/page.html") -> None:
+    def load(self, path: str = PAGE) -> None:
         self.page.events.clear()
         self.page.ask("Page.navigate", url=self._address + path)
         self.page.wait("Page.loadEventFired")
@@ -110,14 +110,16 @@ class Tab:
 
 
 @contextmanager
-def open_tab(address: str) -> Iterator[Tab]:
+def open_tab(address: str, path: str = PAGE) -> Iterator[Tab]:
     chromium = find_chromium()
     if chromium is None:
         sys.exit("web.py needs Chromium: apt-get install chromium")
     folder = Path(tempfile.mkdtemp(prefix="edge-web-"))
     try:
         with browser(chromium, folder) as page:
-            yield Tab(page, address)
+            tab = Tab(page, address)
+            tab.load(path)
+            yield tab
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
