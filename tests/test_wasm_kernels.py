@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def functions(name: str) -> dict[str, Any]:
     from tvm.tirx.script.builder import ir as T  # noqa: N812
 
     from edge.backends.tvm.cpu.kernels.isa import ISAS
-    from edge.backends.tvm.cpu.kernels.vectors import LANES, i64, ints, let, load, store
+    from edge.backends.tvm.cpu.kernels.vectors import LANES, PINS, i64, let, load, store
 
     isa, made = ISAS[name], dict[str, Any]()
 
@@ -67,18 +68,20 @@ def functions(name: str) -> dict[str, Any]:
             T.func_name(symbol)
             T.func_attr({"global_symbol": symbol, "tirx.noalias": True})
             arguments = [T.arg(f"argument{at}", T.ptr(each)) for at, each in enumerate(types)]
-            with T.attr(0, "device_id", 0), T.attr(0, "device_type", 1):
+            with T.attr(0, "device_id", 0), T.attr(0, "device_type", 1), T.attr(0, "pragma_import_llvm", PINS):
                 emit(*(T.decl_buffer((1 << 20,), each, data=at) for each, at in zip(types, arguments, strict=True)))
         made[symbol] = builder.get()
 
     def dot(largest: int | None) -> Callable[..., None]:
         def emit(weights: Any, x: Any, out: Any) -> None:
-            words = [[let(x[i64(REGISTERS * token + at)]) for at in range(REGISTERS)] for token in (0, 1)]
-            for lane in range(0, LANES, isa.width):
-                registers = [let(load(weights, i64(16 * at + lane), isa.width)) for at in range(REGISTERS)]
-                starts = [ints(start, isa.width) for start in (0, 5)]
-                for token, sums in enumerate(isa.dots(starts, registers, words, largest)):
-                    store(out, i64(16 * token + lane), sums, isa.width)
+            for token, lane in product((0, 1), range(0, LANES, 4)):
+                sums = isa.sums(largest)
+                for at in range(REGISTERS):
+                    word = isa.operand(x[i64(REGISTERS * token + at)], largest)
+                    sums.add(let(load(weights, i64(16 * at + lane), 4)), word)
+                    if at % 3 == 2:
+                        sums.pin()
+                store(out, i64(16 * token + lane), sums.total(), 4)
 
         return emit
 
@@ -175,7 +178,7 @@ def test_dot_products_are_exact(name: str, numbers: dict[str, dict[str, bytes]])
     for label, largest in CASES.items():
         for seed in range(4):
             weights, x = (each.astype(np.int32) for each in dot_inputs(largest, seed))
-            expected = np.einsum("rnb,trb->tn", weights, x) + np.array([[0], [5]])
+            expected = np.einsum("rnb,trb->tn", weights, x)
             found = np.frombuffer(numbers[name][f"{label} {seed}"], np.int32).reshape(2, 16)
             np.testing.assert_array_equal(found, expected, err_msg=f"{label} {seed}")
 

@@ -18,7 +18,7 @@ from edge.backends.tvm.cpu.kernels import timing
 from edge.backends.tvm.cpu.kernels.cache import move_rows
 from edge.backends.tvm.cpu.kernels.row_formats import memory_types
 from edge.backends.tvm.cpu.kernels.threads import arrive, imports, wait
-from edge.backends.tvm.cpu.kernels.vectors import Register, Value, i64, let, loop, when
+from edge.backends.tvm.cpu.kernels.vectors import PINS, Register, Value, i64, let, loop, when
 from edge.backends.tvm.cpu.phases.adapt import adapt
 from edge.backends.tvm.cpu.phases.attend import attend_chunk, attend_step, merge_parts, observe_last
 from edge.backends.tvm.cpu.phases.builder import PassBuilder
@@ -115,6 +115,7 @@ def _environment(design: Design) -> Iterator[None]:
     """Attributes that TVM's lowering needs: the device of raw pointers, and the functions that are LLVM IR."""
     functions = imports(design.target.machine, design.target.spins, embedded=design.embedded)
     functions += timing.FUNCTIONS if design.timed else ""
+    functions += PINS if design.target.machine == "wasm32" else ""
     with T.attr(0, "device_id", 0), T.attr(0, "device_type", 1), T.attr(0, "pragma_import_llvm", functions):
         yield
 

@@ -9,13 +9,23 @@ from typing import Protocol
 import numpy as np
 from tvm.tirx.script.builder import ir as T
 
-from edge.backends.tvm.cpu.kernels.vectors import LANES, Value, floats, half, ints, lanes_of, let, pure, spread
+from edge.backends.tvm.cpu.kernels.vectors import (
+    LANES,
+    Value,
+    floats,
+    half,
+    ints,
+    lanes_of,
+    let,
+    pinned,
+    pure,
+    spread,
+)
 
 
 class Isa(Protocol):
-    """An int32 lane holds 4 weights of a row; a word of x is one int32 of 4 signed bytes, the same for all lanes."""
+    """16 int32 lanes hold 4 weights each; a word of x is one int32 of 4 signed bytes, the same for all lanes."""
 
-    width: int  # lanes of the vectors of `dots`: 16, or fewer, which `lookup` and `from_f16` then take, too
     signed_offset: int  # added by `dot` to every signed weight; the caller subtracts its product with the sum of x
 
     def dots(
@@ -45,7 +55,6 @@ class Isa(Protocol):
 class Generic:
     """Plain vector arithmetic, which LLVM compiles for every CPU."""
 
-    width = LANES
     signed_offset = 0
 
     def dot(self, sums: Value, weights: Sequence[Value], x: Sequence[Value], largest: int | None) -> Value:
@@ -281,28 +290,38 @@ def _joined(quarters: Sequence[Value]) -> Value:
     return let(T.vectorcombine("int32x16", a, b))
 
 
+class Dots(Protocol):
+    """Sums of dot products of 4 rows while they grow, in registers of 128 bits."""
+
+    def add(self, weights: Value, x: Value) -> None:
+        """weights: int32x4, each lane 4 weights of a row; x: of `Simd128.operand`."""
+        ...
+
+    def pin(self) -> None:
+        """Compute all of the sums here, before what follows."""
+        ...
+
+    def total(self) -> Value:
+        """int32x4. Nothing is added afterwards."""
+        ...
+
+
 class Simd128(Generic):
-    """WebAssembly: registers of 128 bits, no dot product of bytes. Products of signed bytes are added in 16 bits while
-    they fit."""
+    """WebAssembly: registers of 128 bits, and no dot product of bytes but of 16 bits.
 
-    width = 4
+    `matmul.py` has loops of its own for these: engines of browsers keep values in registers only if code uses them
+    soon.
+    """
 
-    def dots(
-        self, starts: Sequence[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], largest: int | None
-    ) -> Iterator[Value]:
-        room = ((1 << 15) - 1) // (127 * (128 if largest is None else largest))
-        halves = [[let(_wide(half(_bytes(each), which, "int8x8"))) for which in (0, 1)] for each in weights]
-        for start, words in zip(starts, x, strict=True):
-            result, scalars = start, [let(_wide(T.reinterpret("int8x8", spread(word, 2)))) for word in words]
-            for first in range(0, len(weights), room):
-                group = list(zip(halves, scalars, strict=True))[first : first + room]
-                pairs = [
-                    _pairs(functools.reduce(_add, [let(each[which] * scalar) for each, scalar in group]))
-                    for which in (0, 1)
-                ]
-                even, odd = (T.Shuffle(pairs, [lane + which for lane in (0, 2, 4, 6)]) for which in (0, 1))
-                result = let(result + even + odd)
-            yield result
+    _swizzle = "llvm.wasm.swizzle"
+
+    def operand(self, word: Value, largest: int | None) -> Value:
+        """A word of x, for every row."""
+        return let(_wide(T.reinterpret("int8x8", spread(word, 2))))
+
+    def sums(self, largest: int | None) -> Dots:
+        """largest: as in `Isa.dots`; signed weights have no offset."""
+        return _WideDots()
 
     def lookup(self, table: Sequence[int], indices: Value) -> Value:
         if lanes_of(indices) == LANES:
@@ -316,58 +335,111 @@ class Simd128(Generic):
         bits = T.cast(T.reinterpret(f"int16x{lanes}", stored), f"int32x{lanes}") << ints(13, lanes)
         return T.reinterpret(f"float32x{lanes}", bits & ints(-0x70002000, lanes)) * floats(2.0**112, lanes)
 
-    _swizzle = "llvm.wasm.swizzle"
-
 
 class Relaxed16(Simd128):
     """i16x8.relaxed_dot_i8x16_i7x16_s adds two products of a signed byte and a weight of 7 bits in 16 bits: on x86
-    vpmaddubsw. Signed weights are multiplied in two planes."""
+    vpmaddubsw."""
 
     _swizzle = "llvm.wasm.relaxed.swizzle"
 
-    def dots(
-        self, starts: Sequence[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], largest: int | None
-    ) -> Iterator[Value]:
-        planes = [(weights, 1, largest)] if largest is not None else _planes(weights)
-        for start, words in zip(starts, x, strict=True):
-            result, registers = start, [_bytes(let(spread(word, 4))) for word in words]
-            for plane, factor, most in planes:
-                added = self._added(plane, registers, most)
-                result = let(result + (added if factor == 1 else added * ints(factor, 4)))
-            yield result
+    def operand(self, word: Value, largest: int | None) -> Value:
+        return super().operand(word, largest) if largest is None else _bytes(let(spread(word, 4)))
 
-    def _added(self, weights: Sequence[Value], x: Sequence[Value], largest: int) -> Value:
-        """int32x4: Σ weights · x of 4 neighbours each."""
-        pairs = [
-            let(pure("int16x8", "llvm.wasm.relaxed.dot.i8x16.i7x16.signed", word, _bytes(weight)))
-            for weight, word in zip(weights, x, strict=True)
-        ]
-        fit = ((1 << 15) - 1) // (2 * largest * 127)
-        return functools.reduce(
-            _add, [_pairs(functools.reduce(_add, pairs[at : at + fit])) for at in range(0, len(pairs), fit)]
-        )
+    def sums(self, largest: int | None) -> Dots:
+        return _WideDots() if largest is None else _PairDots(largest)
 
 
 class Relaxed(Relaxed16):
-    """i32x4.relaxed_dot_i8x16_i7x16_add_s adds 4 products in 32 bits: where the browser has vpdpbusd or sdot for it."""
+    """i32x4.relaxed_dot_i8x16_i7x16_add_s adds 4 products in 32 bits: where the browser has vpdpbusd or sdot for it.
+    Signed weights are multiplied in two planes."""
 
-    def _added(self, weights: Sequence[Value], x: Sequence[Value], largest: int) -> Value:
-        total = ints(0, 4)
-        for weight, word in zip(weights, x, strict=True):
-            total = let(pure("int32x4", "llvm.wasm.relaxed.dot.i8x16.i7x16.add.signed", word, _bytes(weight), total))
-        return total
+    def operand(self, word: Value, largest: int | None) -> Value:
+        return _bytes(let(spread(word, 4)))
 
-
-def _planes(weights: Sequence[Value]) -> list[tuple[Sequence[Value], int, int]]:
-    """Signed bytes as 7 bits minus 128 times the sign: registers, the factor of their products, and the largest."""
-    low = [let(each & ints(0x7F7F7F7F, 4)) for each in weights]
-    signs = [let((each >> ints(7, 4)) & ints(0x01010101, 4)) for each in weights]
-    return [(low, 1, 127), (signs, -128, 1)]
+    def sums(self, largest: int | None) -> Dots:
+        return _PlaneDots() if largest is None else _QuadDots()
 
 
-def _pairs(products: Value) -> Value:
-    """int32x4 sums of two neighbours of int16x8."""
-    return let(pure("int32x4", "llvm.wasm.dot", products, spread(T.int16(1), 8)))
+class _WideDots:
+    """Bytes are widened to 16 bits: sums of two products, for the rows' halves."""
+
+    def __init__(self) -> None:
+        self._halves = [ints(0, 4), ints(0, 4)]
+
+    def add(self, weights: Value, x: Value) -> None:
+        for which in (0, 1):
+            wide = _wide(half(_bytes(weights), which, "int8x8"))
+            self._halves[which] = let(self._halves[which] + pure("int32x4", "llvm.wasm.dot", wide, x))
+
+    def pin(self) -> None:
+        self._halves = [pinned(each) for each in self._halves]
+
+    def total(self) -> Value:
+        even, odd = (T.Shuffle(self._halves, [lane + which for lane in (0, 2, 4, 6)]) for which in (0, 1))
+        return let(even + odd)
+
+
+class _PairDots:
+    """Sums of two products in 16 bits, which are widened before they could overflow."""
+
+    def __init__(self, largest: int) -> None:
+        self._fit = ((1 << 15) - 1) // (2 * largest * 127)
+        self._pairs: list[Value] = []  # at most `_fit` products, and their sum once it is pinned
+        self._count, self._wide = 0, list[Value]()
+
+    def add(self, weights: Value, x: Value) -> None:
+        if self._count == self._fit:
+            self._widen()
+        products = let(pure("int16x8", "llvm.wasm.relaxed.dot.i8x16.i7x16.signed", x, _bytes(weights)))
+        self._pairs, self._count = [functools.reduce(_add, [*self._pairs, products])], self._count + 1
+
+    def pin(self) -> None:
+        if self._count == self._fit:
+            self._widen()
+        self._pairs, self._wide = ([pinned(each) for each in some] for some in (self._pairs, self._wide))
+
+    def total(self) -> Value:
+        self._widen()
+        return functools.reduce(_add, self._wide)
+
+    def _widen(self) -> None:
+        sums = [pure("int32x4", "llvm.wasm.dot", each, spread(T.int16(1), 8)) for each in self._pairs]
+        self._wide, self._pairs, self._count = [functools.reduce(_add, [*self._wide, *sums])], [], 0
+
+
+class _QuadDots:
+    """Sums of four products in 32 bits."""
+
+    def __init__(self) -> None:
+        self._sums = ints(0, 4)
+
+    def add(self, weights: Value, x: Value) -> None:
+        arguments = x, _bytes(weights), self._sums
+        self._sums = let(pure("int32x4", "llvm.wasm.relaxed.dot.i8x16.i7x16.add.signed", *arguments))
+
+    def pin(self) -> None:
+        self._sums = pinned(self._sums)
+
+    def total(self) -> Value:
+        return self._sums
+
+
+class _PlaneDots:
+    """Signed bytes as 7 bits minus 128 times the sign."""
+
+    def __init__(self) -> None:
+        self._low, self._signs = _QuadDots(), _QuadDots()
+
+    def add(self, weights: Value, x: Value) -> None:
+        self._low.add(let(weights & ints(0x7F7F7F7F, 4)), x)
+        self._signs.add(let((weights >> ints(7, 4)) & ints(0x01010101, 4)), x)
+
+    def pin(self) -> None:
+        self._low.pin()
+        self._signs.pin()
+
+    def total(self) -> Value:
+        return let(self._low.total() - self._signs.total() * ints(128, 4))
 
 
 def _wide(eight: Value) -> Value:

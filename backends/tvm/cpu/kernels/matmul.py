@@ -13,7 +13,7 @@ from itertools import accumulate
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.cpu.kernels.activations import CENTER, Quantized
-from edge.backends.tvm.cpu.kernels.isa import Isa
+from edge.backends.tvm.cpu.kernels.isa import Isa, Simd128
 from edge.backends.tvm.cpu.kernels.vectors import (
     LANES,
     Buffer,
@@ -26,6 +26,7 @@ from edge.backends.tvm.cpu.kernels.vectors import (
     load,
     loop,
     move_bits,
+    pinned,
     prefetch,
     quotient,
     remainder,
@@ -92,6 +93,8 @@ def multiply(
         _float_weights(isa, weights, matrix, matrix.block, tile, inputs, rows, sums, span)
     elif inputs.quantized is None:
         _exact(isa, weights, matrix, matrix.block, tile, inputs, rows, sums, span)
+    elif isinstance(isa, Simd128):
+        _narrow(isa, weights, matrix, matrix.block, tile, inputs.quantized, rows, sums, span)
     else:
         _integers(isa, weights, matrix, matrix.block, tile, inputs.quantized, rows, sums, ahead, span)
     return sums
@@ -106,33 +109,87 @@ def _integers(
     x_words = [let(x.words_at(row)) for row in rows]
     x_blocks = [let(x.blocks_at(row)) for row in rows]
     center = block.center + (isa.signed_offset if block.signed else 0)
-    width, firsts = isa.width, range(0, LANES, isa.width)
     with loop(*span) as at:
         first = let(first_part + at * (block.part_bytes // 4))
         if ahead:
             for line in range(0, block.part_bytes, 64):
                 prefetch(weights.words, first + (ahead + line) // 4)
-        for lane in firsts:  # of the registers that `dots` takes at once
-            groups = _read_part(isa, weights, block, first, first_scales, at, lane, width)
-            x_sums, products = x.sums[block.group_size], []
-            for number, group in enumerate(groups):
-                starts, words_of_x = [], []
-                for x_at, block_at in zip(x_words, x_blocks, strict=True):
+        groups = _read_part(isa, weights, block, first, first_scales, at)
+        x_sums, products = x.sums[block.group_size], []
+        for number, group in enumerate(groups):
+            starts, words_of_x = [], []
+            for x_at, block_at in zip(x_words, x_blocks, strict=True):
+                sum_at = (block_at + at) * len(groups) + number
+                correction = x.integers[x_sums.corrections + sum_at] * T.int32(center // CENTER[block.group_size])
+                starts.append(spread(correction) if center else ints(0))
+                word = x_at + at * (PART // 4) + number * len(group.registers)
+                words_of_x.append([x.integers[word + index] for index in range(len(group.registers))])
+            products.append(isa.dots(starts, group.registers, words_of_x, block.largest))
+        for each, block_at, *dots in zip(sums, x_blocks, *products, strict=True):
+            result = each.value
+            for number, (group, dot) in enumerate(zip(groups, dots, strict=True)):
+                factor = group.scale * spread(x.numbers[x.scales + block_at + at])
+                result = result + T.cast(dot, "float32x16") * factor
+                if group.minimum is not None:
                     sum_at = (block_at + at) * len(groups) + number
-                    correction = x.integers[x_sums.corrections + sum_at] * T.int32(center // CENTER[block.group_size])
-                    starts.append(spread(correction, width) if center else ints(0, width))
-                    word = x_at + at * (PART // 4) + number * len(group.registers)
-                    words_of_x.append([x.integers[word + index] for index in range(len(group.registers))])
-                products.append(isa.dots(starts, group.registers, words_of_x, block.largest))
-            for each, block_at, *dots in zip(sums, x_blocks, *products, strict=True):
-                result = each.part(lane, width)
-                for number, (group, dot) in enumerate(zip(groups, dots, strict=True)):
-                    factor = group.scale * spread(x.numbers[x.scales + block_at + at], width)
-                    result = result + T.cast(dot, f"float32x{width}") * factor
-                    if group.minimum is not None:
-                        sum_at = (block_at + at) * len(groups) + number
-                        result = result + group.minimum * spread(x.numbers[x_sums.sums + sum_at], width)
-                each.set_part(lane, result, width)
+                    result = result + group.minimum * spread(x.numbers[x_sums.sums + sum_at])
+            each.value = result
+
+
+def _narrow(
+    isa: Simd128, weights: Weights, matrix: Matrix, block: IntegerBlock, tile: Value, x: Quantized,
+    rows: Sequence[Value], sums: list[Register], span: Span,
+) -> None:  # fmt: skip
+    """The same in registers of 4 lanes. Each word of weights is used at once for all its fields and for all rows of x,
+    and each word of x for all 16 rows of weights."""
+    first_part, first_scales = _tile(matrix, block, tile)
+    x_words = [let(x.words_at(row)) for row in rows]
+    x_blocks = [let(x.blocks_at(row)) for row in rows]
+    x_sums, groups, lanes = x.sums[block.group_size], PART // block.group_size, range(0, LANES, 4)
+    with loop(*span) as at:
+        first = let(first_part + at * (block.part_bytes // 4))
+        for group in range(groups):
+            dots = [[isa.sums(block.largest) for _ in lanes] for _ in rows]
+            for fields in _fields(block, group):
+                for index in fields:
+                    numbers = [x.integers[first_word + at * (PART // 4) + index] for first_word in x_words]
+                    words = [isa.operand(each, block.largest) for each in numbers]
+                    for quarter, lane in enumerate(lanes):
+                        weight = let(_read_register(isa, weights, block, first, index, lane))
+                        for line, word in zip(dots, words, strict=True):
+                            line[quarter].add(weight, word)
+                for line in dots:
+                    for some in line:
+                        some.pin()
+            for quarter, lane in enumerate(lanes):
+                scale, *minimum = _read_scale(isa, weights, block, first_scales, at, group, lane, 4)
+                for each, line, block_at in zip(sums, dots, x_blocks, strict=True):
+                    dot, sum_at = line[quarter].total(), (block_at + at) * groups + group
+                    if block.center:
+                        correction = x.integers[x_sums.corrections + sum_at]
+                        dot = dot + spread(correction * T.int32(block.center // CENTER[block.group_size]), 4)
+                    factor, result = scale * spread(x.numbers[x.scales + block_at + at], 4), each.part(lane, 4)
+                    result = result + pinned(T.cast(dot, "float32x4") * factor)  # pinned: no relaxed_madd
+                    for least in minimum:
+                        result = result + pinned(least * spread(x.numbers[x_sums.sums + sum_at], 4))
+                    each.set_part(lane, pinned(result), 4)
+
+
+def _fields(block: IntegerBlock, group: int) -> list[list[int]]:
+    """The registers of a group, those together whose lowest bits are in the same word."""
+    count, words = block.group_size // 4, block.planes[0]
+    indices = range(group * count, (group + 1) * count)
+    return [found for word in range(words) if (found := [index for index in indices if index % words == word])]
+
+
+def _read_register(isa: Isa, weights: Weights, block: IntegerBlock, first: Value, index: int, lane: int) -> Value:
+    """One of `_read_registers`, 4 lanes from `lane` on, of the part at word `first`."""
+    found, plane = None, 0  # plane: bits of the planes below
+    for bits in block.planes:
+        stored = load(weights.words, first + ((plane + index % bits) * 16 + lane), 4)
+        field = move_bits(stored, bits, index // bits * bits, plane)
+        found, plane = field if found is None else found | field, plane + bits
+    return isa.lookup(block.codebook, found) if block.codebook else found
 
 
 def _exact(
@@ -152,7 +209,7 @@ def _exact(
 
 @dataclass(frozen=True)
 class _Group:
-    """Neighbouring values of some rows, 4 in each register, with a common scale and minimum."""
+    """Neighbouring values of 16 rows, 4 in each register, with a common scale and minimum."""
 
     registers: Sequence[Value]
     scale: Value
@@ -167,38 +224,46 @@ def _tile(matrix: Matrix, block: IntegerBlock, tile: Value) -> tuple[Value, Valu
 
 
 def _read_part(
-    isa: Isa, weights: Weights, block: IntegerBlock, first: Value, first_scales: Value, at: Value,
-    lane: int = 0, lanes: int = LANES,
-) -> list[_Group]:  # fmt: skip
-    """Part `at` of a tile, whose quants are at word `first` and whose scales begin at half `first_scales`: `lanes` of
-    its rows, from `lane` on."""
+    isa: Isa, weights: Weights, block: IntegerBlock, first: Value, first_scales: Value, at: Value
+) -> list[_Group]:
+    """Part `at` of a tile, whose quants are at word `first` and whose scales begin at half `first_scales`."""
     first = let(first)
-    registers = _read_registers(block, isa, lambda index: load(weights.words, first + (index * 16 + lane), lanes))
+    registers = _read_registers(block, isa, lambda index: load(weights.words, first + index * 16))
+    scales = [_read_scale(isa, weights, block, first_scales, at, group) for group in range(PART // block.group_size)]
+    count = len(registers) // len(scales)
+    return [_Group(registers[index * count : (index + 1) * count], *each) for index, each in enumerate(scales)]
+
+
+def _read_scale(
+    isa: Isa, weights: Weights, block: IntegerBlock, first_scales: Value, at: Value, group: int, lane: int = 0,
+    lanes: int = LANES,
+) -> list[Value]:  # fmt: skip
+    """The scale of a group in part `at` of a tile, and its minimum, if it has one: of `lanes` rows, from `lane` on."""
     scales = let(first_scales + quotient(at, block.parts) * (block.scale_bytes // 2))
     numbers = [
         let(isa.from_f16(load(weights.halves, scales + (index * 16 + lane), lanes))) for index in range(block.numbers)
     ]
     if block.parts == 1:
-        return [_Group(registers, *numbers)]
+        return numbers
     factors_at = let((scales + block.numbers * 16) * 2 + remainder(at, block.parts) * PART)
-    stored = [
-        let(T.cast(load(weights.bytes, factors_at + (index * 16 + lane), lanes), f"int32x{lanes}")) for index in (0, 1)
-    ]
+
+    def read(index: int) -> Value:
+        return let(T.cast(load(weights.bytes, factors_at + (index * 16 + lane), lanes), f"int32x{lanes}"))
+
     if block.group_size == PART:
-        factors = [stored]
+        factors = [read(index) for index in range(block.numbers)]
     elif block.has_minimum:
-        factors = [[each & ints(15, lanes), (each >> ints(4, lanes)) & ints(15, lanes)] for each in stored]
+        stored = read(group)
+        factors = [stored & ints(15, lanes), (stored >> ints(4, lanes)) & ints(15, lanes)]
     else:
-        factors = [[each] for each in stored]
-    scaled = [[let(d * T.cast(f, f"float32x{lanes}")) for d, f in zip(numbers, each, strict=True)] for each in factors]
-    count = len(registers) // len(scaled)
-    return [_Group(registers[index * count : (index + 1) * count], *each) for index, each in enumerate(scaled)]
+        factors = [read(group)]
+    return [let(d * T.cast(f, f"float32x{lanes}")) for d, f in zip(numbers, factors, strict=True)]
 
 
 def _read_registers(block: IntegerBlock, isa: Isa, read: Callable[[int], Value]) -> list[Value]:
     """The values 4i … 4i+3 of a part as the 4 bytes of each lane, for every i.
 
-    read: returns the i-th 64 bytes of a packed part as 16 int32 lanes, or some of these.
+    read: returns the i-th 64 bytes of a packed part as 16 int32 lanes.
     """
     found: list[Value] = []
     for bits, first in zip(block.planes, accumulate(block.planes, initial=0), strict=False):

@@ -76,6 +76,24 @@ def pure(dtype: str, intrinsic: str, *arguments: Value) -> Value:
     return T.call_llvm_pure_intrin(dtype, intrinsic, *arguments)
 
 
+# LLVM orders instructions so that engines of WebAssembly run out of registers. An empty piece of assembly keeps its
+# place, and the value that it returns is not fused with what follows.
+_PIN = """
+define <TYPE> @edge_pin_NAME(<TYPE> %value) {
+  %same = call <TYPE> asm sideeffect "", "=r,0"(<TYPE> %value)
+  ret <TYPE> %same
+}
+"""
+_PINNED = {"int16x8": "8 x i16", "int32x4": "4 x i32", "float32x4": "4 x float"}
+PINS = "".join(_PIN.replace("TYPE", of).replace("NAME", name) for name, of in _PINNED.items())  # LLVM IR
+
+
+def pinned(value: Value) -> Value:
+    """The same 128 bits, computed before what follows. For WebAssembly."""
+    dtype = str(value.ty)
+    return let(T.call_extern(dtype, f"edge_pin_{dtype}", value))
+
+
 def prefetch(buffer: Buffer, at: Value) -> None:
     """Prefetch the cache line of buffer[at] into the second-level cache. The address need not be valid."""
     address = T.address_of(buffer[at])
