@@ -80,6 +80,12 @@ class Page:
         requests = [what["request"]["url"] for method, what in found if method == "Network.requestWillBeSent"]
         return Opened(self, complaints, requests)
 
+    def visit(self, url: str) -> None:
+        """Go to an address, until its page has been loaded."""
+        self.events.clear()
+        self.ask("Page.navigate", url=url)
+        self.wait("Page.loadEventFired")
+
     def value(self, script: str) -> Any:
         """Of an expression of JavaScript, awaited."""
         done = self.ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)

@@ -9,7 +9,7 @@ import { EdgeError } from "./module.js";
 
 const FOLDER = "edge";
 const TRIES = 5; // of a piece, or without any progress
-const WAIT = 400; // ms before the second try; doubled each time
+const WAIT = 250; // ms before the second try; doubled each time
 
 /**
  * @typedef {{url: string, sha256: string, bytes: number, piece: number, pieces: string[]}} Source

@@ -1,0 +1,276 @@
+"""The JavaScript package in Chromium: downloads that break, damaged pieces, several sessions, cancelling, and the same
+answers as edge's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import Page, browser, find_chromium
+from bundles import model_of
+from web_site import NAME, PIECE, ROWS, Sent, served, site_of
+
+import edge
+from edge.embed.export import MODEL
+from edge.sampling import SamplingParams
+
+CHROMIUM = find_chromium()
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not find_spec("tvm") or not find_spec("ziglang"), reason="no TVM, or no linker for WebAssembly"),
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium"),
+]
+
+# Errors come back as {code, message}.
+HEAD = """
+  const { Edge } = await import(document.baseURI + 'edge/index.js');
+  const steps = [];
+  let pieces = 0;
+  const onProgress = (each) => {
+    steps.push(each);
+    for (; each.step === 'download' && pieces < Math.floor(each.loaded / PIECE); pieces++) fetch('/loaded');
+  };
+  const options = { onProgress };
+"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    assert CHROMIUM is not None
+    with browser(CHROMIUM, tmp_path_factory.mktemp("browser")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return site_of()
+
+
+@pytest.fixture
+def site(page: Page, folder: Path) -> Iterator[Sent]:
+    """The page is at a new copy of the site, whose storage is empty."""
+    with served(folder) as (url, sent):
+        page.visit(f"{url}edge/package.json")
+        page.value(f"document.head.append(Object.assign(document.createElement('base'), {{href: {url!r}}}))")
+        yield sent
+
+
+def run(page: Page, script: str) -> Any:
+    """What a script returns, or its error's code and message."""
+    return page.value(
+        f"(async () => {{ try {{ const PIECE = {PIECE}; {HEAD} {script} }} catch (error) "
+        "{ return { code: error.code ?? error.name, message: error.message }; } })()"
+    )
+
+
+@lru_cache
+def expected(prompt: str, count: int) -> str:
+    with edge.load(model_of(NAME), backend="tvm", threads=2, max_kv_size=ROWS) as session:
+        greedy = SamplingParams(temperature=0)
+        return "".join(session.stream(prompt, max_tokens=count, sampling=greedy, ignore_eos=True))
+
+
+ASK = "await session.ask('abc', { temperature: 0, maxTokens: 24, ignoreEos: true })"
+
+
+def test_answers_are_those_of_edge(page: Page, site: Sent, folder: Path) -> None:
+    found = run(page, f"""
+      const session = await Edge.open('./', options);
+      const first = {ASK};
+      const report = session.report;
+      await session.rewind();
+      return {{ first, again: {ASK}, report, info: session.info, steps, ids: [...await session.tokenize('abc')] }};
+    """)  # fmt: skip
+    assert found["first"] == found["again"] == expected("abc", 24)
+    size = (folder / MODEL).stat().st_size
+    assert found["steps"][-1] == {"step": "ready", "loaded": size, "total": size}
+    assert [each["step"] for each in found["steps"][:-1]] == ["download"] * (len(found["steps"]) - 1)
+    assert (site.bytes, len(site.spans)) == (size, 1)
+    info, report = found["info"], found["report"]
+    assert (info["isolated"], info["stored"], info["capacity"]) == (True, True, ROWS)
+    assert info["threads"] >= 1
+    assert report["finish"] == "length"
+    assert report["tokens"] == 24
+    assert report["promptTokens"] > len(found["ids"])  # the template's are among them
+    assert report["memory"]["bytes"] <= report["memory"]["bound"] == info["bytes"]["bound"] <= 64 << 20
+    assert report["measured"] is False
+
+
+def test_a_second_visit_downloads_nothing(page: Page, site: Sent) -> None:
+    found = run(page, """
+      await (await Edge.open('./')).close();
+      const stored = await Edge.stored('./');
+      const session = await Edge.open('./', options);
+      await session.close();
+      await Edge.forget('./');
+      const after = await session.ask('a').catch((error) => error.code);
+      return { stored, steps, left: await Edge.stored('./'), after };
+    """)  # fmt: skip
+    assert site.bytes == found["stored"] == found["steps"][-1]["total"]
+    assert {each["step"] for each in found["steps"]} == {"load", "ready"}
+    assert (found["left"], found["after"]) == (0, "closed")
+
+
+def test_a_broken_download_goes_on_where_it_stopped(page: Page, site: Sent, folder: Path) -> None:
+    site.cut = [3 * PIECE + 100, 5]
+    found = run(page, f"const session = await Edge.open('./', options); return {ASK};")
+    assert found == expected("abc", 24)
+    assert [span.start for span in site.spans] == [0, 3 * PIECE, 3 * PIECE]
+    assert site.bytes == (folder / MODEL).stat().st_size + 105
+
+
+def test_an_aborted_download_goes_on_at_the_next_visit(page: Page, site: Sent) -> None:
+    site.cut = [2 * PIECE]
+    found = run(page, """
+      const abort = new AbortController();
+      const first = await Edge.open('./', {
+        onProgress: ({ loaded }) => loaded >= PIECE && abort.abort(), signal: abort.signal,
+      }).catch((error) => error.name);
+      await (await Edge.open('./', options)).close();
+      return { first, step: steps[0].step };
+    """)  # fmt: skip
+    assert found == {"first": "AbortError", "step": "load"}
+
+
+def test_damaged_pieces_are_fetched_again(page: Page, site: Sent) -> None:
+    site.flip = [PIECE + 7, PIECE + 8]
+    found = run(page, f"const session = await Edge.open('./'); return {ASK};")
+    assert found == expected("abc", 24)
+    assert [span.start for span in site.spans[:2]] == [0, PIECE]
+
+
+def test_a_site_that_stays_damaged_is_an_error(page: Page, site: Sent) -> None:
+    site.flip = [PIECE] * 9
+    found = run(page, "await Edge.open('./');")
+    assert found["code"] == "bad-file"
+    assert f"is damaged at byte {PIECE}: upload the site again" in found["message"]
+
+
+def test_damage_in_storage_is_repaired(page: Page, site: Sent) -> None:
+    found = run(page, f"""
+      await (await Edge.open('./')).close();
+      const folder = await (await navigator.storage.getDirectory()).getDirectoryHandle('edge');
+      for await (const [name, file] of folder) {{
+        const stream = await file.createWritable({{ keepExistingData: true }});
+        await stream.write({{ type: 'write', position: {2 * PIECE + 9}, data: new Uint8Array([1, 2, 3, 4]) }});
+        await stream.close();
+      }}
+      const session = await Edge.open('./', options);
+      return {ASK};
+    """)  # fmt: skip
+    assert found == expected("abc", 24)
+    assert site.spans[1:] == [range(2 * PIECE, 3 * PIECE)]
+
+
+def test_servers_without_ranges_are_enough(page: Page, site: Sent) -> None:
+    site.ranges, site.cut = False, [2 * PIECE + 1]
+    assert run(page, f"const session = await Edge.open('./', options); return {ASK};") == expected("abc", 24)
+
+
+def test_two_sessions_download_once(page: Page, site: Sent) -> None:
+    found = run(page, f"""
+      const sessions = await Promise.all([Edge.open('./'), Edge.open('./')]);
+      return Promise.all(sessions.map(async (session) => {ASK}));
+    """)  # fmt: skip
+    assert found == [expected("abc", 24)] * 2
+    assert site.bytes == found_size(site)
+
+
+def found_size(site: Sent) -> int:
+    return max(span.stop for span in site.spans)
+
+
+CANCEL = (
+    """
+  const endless = { maxTokens: 100000, ignoreEos: true };
+  const session = await Edge.open('./');
+  const finishes = [];
+  let count = 0;
+  for await (const piece of session.stream('abc', endless)) if (++count === 5) break;
+  finishes.push(session.report.finish);
+  const abort = new AbortController();
+  const busy = [];
+  for await (const piece of session.stream('abc', { ...endless, signal: abort.signal })) {
+    if (!busy.length) busy.push(await session.rewind().catch((error) => error.code));
+    abort.abort();
+  }
+  finishes.push(session.report.finish);
+  for await (const piece of session.stream('abc', { ...endless, signal: AbortSignal.abort() })) count++;
+  finishes.push(session.report.finish);
+  await session.rewind();
+  const { threads, isolated } = session.info;
+  return { finishes, busy, threads, isolated, answer: """
+    + ASK
+    + " };"
+)
+
+
+def test_answers_can_be_cancelled(page: Page, site: Sent) -> None:
+    found = run(page, CANCEL)
+    assert found["finishes"] == ["cancelled"] * 3
+    assert found["busy"] == ["busy"]
+    assert found["answer"] == expected("abc", 24)
+
+
+def test_pages_that_are_not_isolated_have_one_thread(page: Page, folder: Path) -> None:
+    with served(folder, isolated=False) as (url, _):
+        page.visit(f"{url}edge/package.json")
+        page.value(f"document.head.append(Object.assign(document.createElement('base'), {{href: {url!r}}}))")
+        found = run(page, CANCEL)
+    assert (found["threads"], found["isolated"]) == (1, False)
+    assert found["finishes"] == ["cancelled"] * 3
+    assert found["answer"] == expected("abc", 24)
+
+
+def test_conversations_are_saved_and_restored(page: Page, site: Sent) -> None:
+    found = run(page, """
+      const session = await Edge.open('./');
+      const greedy = { temperature: 0, maxTokens: 8, ignoreEos: true };
+      await session.ask('abc', greedy);
+      const state = await session.save();
+      const next = await session.ask('def', greedy);
+      await session.rewind();
+      await session.load(state);
+      const again = await session.ask('def', greedy);
+      const damaged = state.slice();
+      damaged[damaged.length - 1] ^= 1;
+      const errors = [];
+      for (const bytes of [damaged, state.slice(0, 50), new Uint8Array(0)]) {
+        errors.push(await session.load(bytes).catch((error) => error.code));
+      }
+      return { next, again, errors };
+    """)  # fmt: skip
+    assert found["next"] == found["again"]
+    assert found["errors"] == ["bad-file"] * 3
+
+
+@pytest.mark.parametrize(("options", "code", "words"), [
+    ("{ memory: '1MiB' }", "no-memory", "needs 1"),
+    ("{ memory: 'much' }", "bad-argument", 'memory much: give bytes, or a text such as "256MiB"'),
+    ("{ isa: 'sse9' }", "bad-argument", "isa sse9: choose relaxed"),
+])  # fmt: skip
+def test_wrong_options_are_errors(page: Page, site: Sent, options: str, code: str, words: str) -> None:
+    found = run(page, f"await Edge.open('./', {options});")
+    assert found["code"] == code
+    assert words in found["message"]
+
+
+def test_other_folders_are_errors(page: Page, site: Sent) -> None:
+    found = run(page, "await Edge.open('./edge/');")
+    assert (found["code"], "the server says 404" in found["message"]) == ("network", True)
+
+
+@pytest.mark.parametrize("isa", ["relaxed", "relaxed16", "simd"])
+def test_every_module_answers(page: Page, site: Sent, isa: str) -> None:
+    """They may round otherwise, but not in the first tokens."""
+    found = run(page, f"""
+      const session = await Edge.open('./', {{ isa: {json.dumps(isa)} }});
+      return [session.info.isa, await session.ask('abc', {{ temperature: 0, maxTokens: 8, ignoreEos: true }})];
+    """)  # fmt: skip
+    assert found == [isa, expected("abc", 8)]
