@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from itertools import product
@@ -11,11 +14,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bundles import model_of
+from runtime_library import RUNTIME, WARNINGS
 from web_module import NodeModule, modules_of, opened, web_pair
 
+from edge.devices.profiles import find_profile
 from edge.embed.bundle import MODEL, Finish, Role
-from edge.embed.module import PAGE, initial_pages
-from edge.errors import BudgetError, BusyError, InputError, ModelFormatError
+from edge.embed.export import make_sections, prepare
+from edge.embed.library import compile_sources
+from edge.embed.model_file import trusted_source
+from edge.embed.module import PAGE, find_zig, initial_pages, make_modules
+from edge.errors import BudgetError, BusyError, InputError, ModelFormatError, UnsupportedError
+from edge.options import Options
 
 pytestmark = [
     pytest.mark.slow,
@@ -141,8 +151,6 @@ class TestSession:
         assert module.answer("The sky", Role.RAW)[2] is Finish.LENGTH
 
     def test_texts_are_cut_as_by_edge(self, module: NodeModule) -> None:
-        from bundles import model_of
-
         tokenizer = model_of(NAME).tokenizer
         for text in ("The sky is blue.", "naïve \U0001f600\t\n  x", LONG):
             assert module.tokenize(text) == list(tokenizer.encode(text))
@@ -217,9 +225,33 @@ def test_damaged_models_are_refused(tmp_path: Path) -> None:
         module.begin(temperature=0, max_tokens=2)
 
 
-def test_imports_nothing_else() -> None:
-    import subprocess
+def test_the_same_inputs_give_the_same_bytes(tmp_path: Path) -> None:
+    bundle = prepare(model_of(NAME), find_profile("web"), Options().updated(**OPTIONS), ISAS)
+    again = make_modules(bundle.designs, tmp_path, tables={"trusted.c": trusted_source(make_sections(bundle))})
+    assert [each.name for each in again] == [f"edge-{isa}.wasm" for isa in ISAS]
+    for path in again:
+        assert path.read_bytes() == (folder_of() / path.name).read_bytes()
 
+
+def test_what_a_visitor_fetches_is_small() -> None:
+    for isa in ISAS:
+        assert len(gzip.compress((folder_of() / f"edge-{isa}.wasm").read_bytes(), 9)) < 100_000
+
+
+def test_without_zig_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    with pytest.raises(UnsupportedError, match="pip install ziglang"):
+        find_zig()
+
+
+def test_the_runtime_compiles_for_32_bits_without_warnings(tmp_path: Path) -> None:
+    web = RUNTIME.parent / "web" / "c"
+    sources = [each for each in RUNTIME.glob("*.c") if each.name not in ("platform.c", "cpu.c")]
+    target = ("-target", "wasm32-wasi", "-mcpu=generic+simd128+atomics+bulk_memory", "-std=c11", *WARNINGS)
+    compile_sources(find_zig(), target, [*sources, *web.glob("*.c")], tmp_path)  # a warning is an error
+
+
+def test_imports_nothing_else() -> None:
     script = (
         "const m = new WebAssembly.Module(require('fs').readFileSync(process.argv[1]));"
         "console.log(WebAssembly.Module.imports(m).map((each) => `${each.module}.${each.name}`).sort().join(' '))"

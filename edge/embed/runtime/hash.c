@@ -56,7 +56,7 @@ void hash_add(hasher *h, const void *data, uint64_t size)
     const uint8_t *from = data;
     while (size) {
         uint64_t at = h->length % 64, part = size < 64 - at ? size : 64 - at;
-        memcpy(h->block + at, from, part);
+        memcpy(h->block + at, from, (size_t)part);
         h->length += part;
         from += part;
         size -= part;

@@ -27,7 +27,7 @@ static void lay_out(arena *from, kv *k, kv_part *p, bool ringed, uint32_t capaci
         for (uint32_t head = 0; head < config->kv_heads && (k->model->layers[layer].ringed != 0) == ringed; head++, p->heads++)
             if (of)
                 of[p->heads] = layer * config->kv_heads + head;
-    size_t count = p->heads ? (size_t)(lists ? lists : p->heads) * capacity : 0;
+    uint64_t count = p->heads ? (uint64_t)(lists ? lists : p->heads) * capacity : 0;
     p->physical = take(from, sizeof(int32_t) * count);
     p->positions = take(from, sizeof(int32_t) * count);
     p->of = of;
@@ -51,10 +51,10 @@ kv *kv_layout(arena *from, const edge_model *model)
     rows_layout(from, &k->rows, model, rows);
     k->starts = take(from, sizeof(int32_t) * heads);
     k->lengths = take(from, sizeof(int32_t) * heads);
-    k->positions = take(from, config->windowed ? sizeof(int32_t) * (rows + 4 * TILE) : 0);
-    k->paid = take(from, observed ? sizeof(float) * (rows + 4 * TILE) : 0);
+    k->positions = take(from, config->windowed ? sizeof(int32_t) * (rows + 4ull * TILE) : 0);
+    k->paid = take(from, observed ? sizeof(float) * (rows + 4ull * TILE) : 0);
     k->pinned = config->policy == POLICY_STREAMING || config->policy == POLICY_WINDOW ? config->pinned : 0;
-    k->pinned_keys = take(from, sizeof(float) * k->whole.heads * k->pinned * config->head);
+    k->pinned_keys = take(from, (uint64_t)sizeof(float) * k->whole.heads * k->pinned * config->head);
     k->pinned_positions = take(from, sizeof(int64_t) * k->pinned);
     k->angles = take(from, sizeof(float) * config->rope_kinds * config->head);
     k->key = take(from, sizeof(float) * config->head);

@@ -51,7 +51,7 @@ pass *pass_layout(arena *from, const edge_model *model, const design_config *des
     int32_t *integers = take(from, design->integers * sizeof *integers);
     int32_t *tokens = take(from, design->tokens * sizeof *tokens);
     float *logits = take(from, c->padded_vocab * sizeof *logits);
-    float *rope = take(from, (size_t)c->rope_kinds * design->rope_size * sizeof *rope);
+    float *rope = take(from, (uint64_t)c->rope_kinds * design->rope_size * sizeof *rope);
     member *members = take(from, c->threads * sizeof *members);
     if (!from->memory)
         return NULL;
@@ -60,7 +60,8 @@ pass *pass_layout(arena *from, const edge_model *model, const design_config *des
                 .cache = kv_arguments(rows), .bytes = from->used - before,
                 .learned = has_learned_positions(model)};
     if (model->sizes[SECTION_NORMALS])
-        memcpy(floats + design->normals, model->sections[SECTION_NORMALS], model->sizes[SECTION_NORMALS]);
+        memcpy(floats + design->normals, model->sections[SECTION_NORMALS],
+               (size_t)model->sizes[SECTION_NORMALS]);
     return p;
 }
 

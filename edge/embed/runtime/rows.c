@@ -47,8 +47,8 @@ void rows_layout(arena *from, kv_rows *rows, const edge_model *model, uint32_t c
         bool scaled = array >= KEY_SCALES;
         rows->widths[array] = scaled ? scales[dtype] : width;
         rows->item[array] = !scaled ? sizes[dtype] : dtype == KV_INT4 ? 2 : 4;
-        size_t bytes = (size_t)rows->widths[array] * rows->item[array];
-        rows->arrays[array] = take(from, (count + (size_t)SPARE_ROWS) * bytes);
+        uint64_t bytes = (uint64_t)rows->widths[array] * rows->item[array];
+        rows->arrays[array] = take(from, (count + (uint64_t)SPARE_ROWS) * bytes);
     }
     rows->normals = dtype == KV_INT4 ? (const float *)model->sections[SECTION_NORMALS] : NULL;
     rows->work = take(from, sizeof(float) * config->head);
