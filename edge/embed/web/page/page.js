@@ -3,6 +3,7 @@ import { Edge } from "./edge/index.js";
 
 const find = (/** @type {string} */ id) => /** @type {any} */ (document.getElementById(id));
 const [turns, status, progress, text, send, anew] = ["turns", "status", "progress", "text", "send", "new"].map(find);
+const MOST_TOKENS = 1000; // of an answer
 const SAMPLES = 120; // of the memory's line
 const READY_WAIT = 3000; // ms, for the service worker
 
@@ -76,14 +77,22 @@ async function answer(session, mine) {
   anew.disabled = false;
   let said = "";
   try {
-    for await (const piece of session.stream(mine, { signal: answering.signal })) {
+    let drawn = 0;
+    const draw = () => {
+      drawn = 0;
       const follows = turns.scrollHeight - turns.scrollTop - turns.clientHeight < 40;
-      write(item, (said += piece));
+      write(item, said);
       if (follows) turns.scrollTop = turns.scrollHeight;
       meter(session.report);
+    };
+    for await (const piece of session.stream(mine, { signal: answering.signal, maxTokens: MOST_TOKENS })) {
+      said += piece;
+      drawn ||= requestAnimationFrame(draw); // several tokens at once
     }
-    meter(session.report);
-    if (!said) show("note", session.report?.finish === "cancelled" ? "Stopped" : "No answer");
+    cancelAnimationFrame(drawn);
+    draw();
+    const { finish } = session.report;
+    if (finish !== "eos") show("note", finish === "length" ? `Stopped after ${MOST_TOKENS} tokens` : `Stopped: ${finish}`);
     chat.push({ mine, answer: said });
     item.ariaBusy = "false";
     await remember(session);

@@ -1,0 +1,173 @@
+"""The chat page in Chromium: typed before the download ends, cancelled, restored, offline; on a phone and on a desk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import Page, browser, find_chromium
+from web_site import served, site_of
+
+CHROMIUM = find_chromium()
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not find_spec("tvm") or not find_spec("ziglang"), reason="no TVM, or no linker for WebAssembly"),
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium"),
+]
+
+_PATIENCE = 60.0  # seconds until something is there
+
+LAST = "[...document.querySelectorAll('#turns .theirs')].at(-1)"
+READY = "document.getElementById('status')?.textContent.startsWith('On this device')"
+# Relative luminance and contrast as WCAG 2.2 has them, of every element with text of its own.
+CONTRAST = """(() => {
+  const light = (color) => {
+    const parts = color.match(/[\\d.]+/g).slice(0, 3).map((each) => each / 255);
+    const [r, g, b] = parts.map((each) => (each <= 0.04045 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ground = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      const color = getComputedStyle(at).backgroundColor;
+      if (!/, 0\\)$|transparent/.test(color)) return color;
+    }
+    return 'rgb(255, 255, 255)';
+  };
+  return [...document.querySelectorAll('body *')]
+    .filter((each) => [...each.childNodes].some((node) => node.nodeType === 3 && node.data.trim()) && !each.disabled)
+    .map((each) => {
+      const [a, b] = [light(getComputedStyle(each).color), light(ground(each))].sort((x, y) => y - x);
+      return [(a + 0.05) / (b + 0.05), each.id || each.className || each.tagName];
+    });
+})()"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    assert CHROMIUM is not None
+    with browser(CHROMIUM, tmp_path_factory.mktemp("browser")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return site_of()
+
+
+def show(page: Page, url: str, width: int, *, dark: bool = False) -> None:
+    page.ask("Emulation.setDeviceMetricsOverride", width=width, height=844, deviceScaleFactor=1, mobile=width < 600)
+    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+    page.ask("Emulation.setEmulatedMedia", features=[scheme])
+    page.visit(url)
+
+
+def until(page: Page, condition: str) -> None:
+    end = time.monotonic() + _PATIENCE
+    while not page.value(f"Boolean({condition})"):
+        assert time.monotonic() < end, (condition, page.value("document.body.innerText"))
+        time.sleep(0.05)
+
+
+def type_in(page: Page, text: str) -> None:
+    """With the keyboard, as people do: the field has the focus."""
+    page.ask("Input.insertText", text=text)
+    for kind in ("keyDown", "keyUp"):
+        page.ask("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13)
+
+
+def turns(page: Page) -> list[str]:
+    """What was said, without the notes between."""
+    said: list[str] = page.value(
+        "[...document.querySelectorAll('#turns li:not(.note)')].map((each) => each.textContent)"
+    )
+    return said
+
+
+def complaints(page: Page) -> list[Any]:
+    bad = "Runtime.exceptionThrown", "Log.entryAdded"
+    return [each["params"] for each in page.events if each["method"] in bad]
+
+
+def test_a_chat_on_a_phone(page: Page, folder: Path) -> None:
+    with served(folder) as (url, sent):
+        sent.cut = [100]  # the download pauses, so that the question comes before its end
+        show(page, url, 390)
+        until(page, "document.getElementById('ask')")
+        assert page.value("document.activeElement.id") == "text"
+        type_in(page, "hello")
+        assert turns(page) == ["hello"]
+        until(page, f"{LAST}?.ariaBusy === 'false' && {READY}")
+        said = turns(page)
+        assert (said[0], len(said)) == ("hello", 2)
+        assert said[1]
+        until(page, "/^\\d+ of \\d+$/.test(document.getElementById('memory').textContent)")
+        assert page.value("document.getElementById('line').firstElementChild.getAttribute('d').length") > 5
+        assert page.value("document.documentElement.scrollWidth") <= 390
+        assert min(page.value(CONTRAST))[0] >= 4.5
+        outside = [
+            each["params"]["request"]["url"] for each in page.events if each["method"] == "Network.requestWillBeSent"
+        ]
+        assert {each for each in outside if not each.startswith(("blob:", "data:"))} <= {
+            each for each in outside if each.startswith(url)
+        }
+        page.value("navigator.serviceWorker.ready.then(() => 1)")
+        until(page, f"indexedDB.databases().then((found) => found.length) && {READY}")
+    # The server is gone: the page, the model and the chat are still there.
+    page.visit(url)
+    until(page, READY)
+    assert turns(page) == said
+    type_in(page, "more")
+    until(page, f"document.querySelectorAll('#turns li:not(.note)').length === 4 && {LAST}.ariaBusy === 'false'")
+    page.value("document.getElementById('new').click()")
+    until(page, "!document.querySelectorAll('#turns li').length")
+    page.visit(url)
+    until(page, READY)
+    assert turns(page) == []
+
+
+def test_an_answer_is_stopped_on_a_desk_in_the_dark(page: Page, folder: Path) -> None:
+    with served(folder) as (url, _):
+        show(page, url, 1280, dark=True)
+        until(page, READY)
+        type_in(page, "count")
+        until(page, "document.getElementById('send').ariaLabel === 'Stop'")
+        page.ask("Input.dispatchKeyEvent", type="keyDown", key="Escape", code="Escape", windowsVirtualKeyCode=27)
+        until(page, "document.getElementById('send').ariaLabel === 'Send'")
+        assert min(page.value(CONTRAST))[0] >= 4.5
+        assert page.value("document.querySelector('main').getBoundingClientRect().width") <= 480
+        assert complaints(page) == []
+
+
+def test_every_control_has_a_name(page: Page, folder: Path) -> None:
+    with served(folder) as (url, _):
+        show(page, url, 390)
+        until(page, READY)
+        tree = page.ask("Accessibility.getFullAXTree")["nodes"]
+        roles = {"button", "textbox", "log", "heading", "progressbar", "status"}
+        named = {each["role"]["value"]: each.get("name", {}).get("value") for each in tree if not each["ignored"]}
+        assert {"button", "textbox", "log", "heading"} <= named.keys()
+        assert all(named[role] for role in roles & named.keys() - {"status"}), named
+
+
+def test_the_service_worker_isolates_a_page(page: Page, folder: Path) -> None:
+    """Where the server does not: after one reload."""
+    with served(folder, isolated=False) as (url, _):
+        page.visit(url)
+        until(page, f"crossOriginIsolated && {READY}")
+        assert page.value("sessionStorage.getItem('reloaded')") == "1"
+
+
+def test_errors_are_shown_and_tried_again(page: Page, folder: Path) -> None:
+    with served(folder) as (url, sent):
+        sent.flip = [0] * 5
+        show(page, url, 390)
+        until(page, "document.getElementById('status')?.className === 'bad'")
+        assert "damaged at byte 0: upload the site again" in page.value("document.getElementById('status').textContent")
+        assert min(page.value(CONTRAST))[0] >= 4.5
+        page.value("document.querySelector('.again').click()")
+        until(page, READY)
