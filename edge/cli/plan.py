@@ -49,6 +49,7 @@ def plan(
 
     Of a model on the Hub that is not here, only the header is read.
     """
+    from edge.devices.profiles import find_profile
     from edge.model.catalog import find_local
     from edge.model.model import Model
     from edge.prediction.forecast import forecast
@@ -71,7 +72,7 @@ def plan(
         return
     if offered is not None:
         print(f"not here yet: {offered}\n")
-    print(_bytes(made))
+    print(_bytes(made, web=find_profile(device).system == "web"))
     print(
         f"\n{spec.label} on {made.backend}, {_processor(made)}, KV policy {made.kv_policy}"
         + (f" with {made.sinks} sinks" if made.sinks else "")
@@ -90,11 +91,16 @@ def _processor(made: Plan) -> str:
     return made.config.adapter or f"{made.config.threads} threads"
 
 
-def _bytes(made: Plan) -> str:
+def _bytes(made: Plan, *, web: bool) -> str:
     count, config = made.bytes, made.config
+    own = (
+        ("module", "stacks, tokenizer and sampler")
+        if web
+        else ("interpreter", "this process and the engine's libraries")
+    )
     rows: list[tuple[str, str, int]] = [
-        ("interpreter", "this process and the engine's libraries", count.interpreter),
-        ("weights", _weights(made), count.weights),
+        (*own, count.interpreter),
+        ("weights", "in the module's memory" if web else _weights(made), count.weights),
         ("KV cache", f"{config.capacity} rows{_fixed(count.fixed_kv)}, {config.kv_dtype}", count.kv),
         ("scratch", f"prefill chunk of {config.chunk} tokens", count.scratch),
         *([("adapters", f"rank {config.lora_rank}", count.lora)] if count.lora else []),

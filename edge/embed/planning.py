@@ -6,24 +6,28 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
-from edge.backends import tvm
+from edge.backends import backend_elsewhere, tvm
 from edge.backends.base import Backend, EngineConfig, Footprint
+from edge.budget import format_bytes
 from edge.devices.profile import DeviceProfile
 from edge.devices.profiles import HOST
 from edge.embed.model_file import POLICIES
-from edge.errors import InputError, UnsupportedError
+from edge.errors import BudgetError, InputError, UnsupportedError
+from edge.formats.gguf import GGUFFile
 from edge.kv import make_policy
 from edge.kv.policy import Policy
 from edge.model.spec import ModelSpec
 from edge.options import AUTO, Options
 from edge.plan.checks import least_rows
-from edge.plan.device import for_device
+from edge.plan.device import MODULE_MOST, for_device
 from edge.plan.plan import Plan, make_plan
 
 RUNTIME_BYTES = 3 << 20  # measured: a C program with the library, its code, stacks and working memory
 # Of a WebAssembly module, whose memory counts whether it is used or not: stacks, and the tokenizer's room for long
 # words (LONGEST in tokenizer.c); and what the sampler has for each token of the vocabulary.
 MODULE_BYTES, _SAMPLER_BYTES = 10 << 20, 12
+
+_TABLES, _TABLES_BYTES = 33, 64 << 10  # of a token of the vocabulary; measured: 23 of SmolLM2, 33 of Gemma 3; the rest
 
 _PROMPT_ROWS = 256  # pinned at most: in f16, each key takes as much as its row, since it is kept in float32, too
 
@@ -33,6 +37,25 @@ def plan_bundle(profile: DeviceProfile, spec: ModelSpec, options: Options, table
 
     Raises BudgetError if nothing fits, UnsupportedError for what the C runtime lacks, and InputError.
     """
+    try:
+        return _plan_bundle(profile, spec, options, tables)
+    except BudgetError as error:
+        if profile.system != "web" or error.smallest is None or error.smallest <= MODULE_MOST:
+            raise
+        raise BudgetError(
+            f"needs {format_bytes(error.smallest)}, and a WebAssembly module has less than 4 GiB: take a smaller "
+            "model, or fewer KV rows with --max-kv-size"
+        ) from None
+
+
+def plan_page(profile: DeviceProfile, file: GGUFFile, spec: ModelSpec, options: Options) -> Plan:
+    """As `plan_bundle`, of a model whose tokenizer has no tables yet: they are estimated."""
+    check_engine(options)
+    backend_elsewhere(tvm.NAME, file, spec, profile.system)
+    return plan_bundle(profile, spec, options, _TABLES * spec.vocab + _TABLES_BYTES)[0]
+
+
+def _plan_bundle(profile: DeviceProfile, spec: ModelSpec, options: Options, tables: int) -> tuple[Plan, Policy]:
     options = replace(options, backend=tvm.NAME)
     engine, process = _engine(options), _own_bytes(profile, spec) + tables
     if profile.name == HOST:
@@ -56,8 +79,7 @@ def prompt_rows(options: Options, sinks: int, capacity: int) -> int:
 
 def check_options(options: Options) -> None:
     """Raises UnsupportedError and InputError for options that no bundle can have."""
-    if options.backend not in (AUTO, tvm.NAME):
-        raise InputError(f"--backend {options.backend}: edge export compiles with the {tvm.NAME} engine")
+    check_engine(options)
     name = options.kv_policy.partition(":")[0]
     if name not in (AUTO, *POLICIES):
         make_policy(options.kv_policy)  # an unknown name is another error
@@ -72,6 +94,12 @@ def check_options(options: Options) -> None:
     ):  # fmt: skip
         if value is not None:
             raise UnsupportedError(f"an exported model cannot have {flag}: leave it out")
+
+
+def check_engine(options: Options) -> None:
+    """Raises InputError for another engine than a bundle has."""
+    if options.backend not in (AUTO, tvm.NAME):
+        raise InputError(f"--backend {options.backend}: edge export compiles with the {tvm.NAME} engine")
 
 
 def _engine(options: Options) -> Backend:

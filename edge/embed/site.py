@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.backends.tvm.design import Design
-from edge.embed.module import MOST_PAGES, PAGE, initial_pages, make_modules
-from edge.errors import BudgetError
+from edge.embed.module import PAGE, initial_pages, make_modules
 from edge.plan.plan import Plan
 
 _WEB = Path(__file__).parent / "web"
@@ -39,14 +38,10 @@ def write_site(designs: Sequence[Design], trusted: str, folder: Path, tell: Call
 def describe_site(folder: Path, model: Path, isas: Sequence[str], plan: Plan) -> dict[str, Any]:
     """What the package reads of the manifest: the model's file, its bytes, and SHA-256 of its pieces of `piece` bytes;
     the module of each instruction set, the best first; and the engine's memory in pages of 64 KiB.
-
-    Raises BudgetError if no module of 32 bits has room for the plan.
     """
     modules = {isa: f"{_PACKAGE}/{_MODULE.format(isa)}" for isa in isas}
     with model.open("rb") as file:
         pieces = [hashlib.sha256(piece).hexdigest() for piece in iter(lambda: file.read(PIECE), b"")]
-    bound = plan.bytes.total + plan.bytes.reserve
-    check_bound(bound)
     return {
         "model": model.relative_to(folder).as_posix(),
         "bytes": model.stat().st_size,
@@ -55,15 +50,6 @@ def describe_site(folder: Path, model: Path, isas: Sequence[str], plan: Plan) ->
         "modules": modules,
         "memory": {
             "initial": max(initial_pages((folder / path).read_bytes()) for path in modules.values()),
-            "maximum": bound // PAGE,
+            "maximum": (plan.bytes.total + plan.bytes.reserve) // PAGE,
         },
     }
-
-
-def check_bound(nbytes: int) -> None:
-    """Raises BudgetError for more than a module of 32 bits can have."""
-    if nbytes > MOST_PAGES * PAGE:
-        raise BudgetError(
-            f"needs {nbytes / 2**30:.1f} GiB, and a page's WebAssembly module has 4 GiB at most: take a smaller model, "
-            "or fewer KV rows with --max-kv-size"
-        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edge.backends import backend_elsewhere
+from edge.budget import format_bytes
 from edge.devices.memory import MemoryLimit
 from edge.devices.profile import DeviceProfile
 from edge.devices.profiles import HOST
@@ -15,6 +16,7 @@ from edge.options import Options
 from edge.plan.engines import plan_here
 from edge.plan.plan import Plan, make_plan
 
+MODULE_MOST = 65535 << 16  # bytes of a WebAssembly module's memory, which has whole pages and addresses of 32 bits
 TOKENIZER_BYTES = 82  # of a token of the vocabulary; measured: 68 of SmolLM2, 82 of Gemma 3
 _CORES = 4  # of a device whose profile does not say
 
@@ -32,14 +34,21 @@ def plan_for(profile: DeviceProfile, file: GGUFFile, spec: ModelSpec, options: O
 
 
 def for_device(profile: DeviceProfile, options: Options) -> tuple[Options, MemoryLimit]:
-    """The options with the threads of another device, and its memory. Raises InputError."""
+    """The options with the threads of another device, and its memory. Raises InputError.
+
+    A page may have more memory than its profile says, which is what phones grant.
+    """
+    web = profile.system == "web"
+    if web and options.memory is not None and options.memory > MODULE_MOST:
+        raise InputError(f"--memory {format_bytes(options.memory)}: a WebAssembly module has less than 4 GiB")
     if profile.memory is None and options.memory is None:
         raise InputError(
             f"the profile of {profile.name} does not say how much memory it has: say --memory, such as --memory 4GiB"
         )
     if options.threads and profile.cores and options.threads > profile.cores:
         raise InputError(f"--threads {options.threads} is more than the {profile.cores} cores of {profile.name}")
-    most = min(profile.memory or options.memory or 0, options.memory or profile.memory or 0)
+    has = options.memory if web and options.memory else profile.memory
+    most = min(has or options.memory or 0, options.memory or has or 0)
     limit = MemoryLimit(most, "budget" if most == options.memory else profile.name)
     threads = options.threads or profile.cores or _CORES
     return replace(options, threads=threads, memory=None), limit

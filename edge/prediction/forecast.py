@@ -12,6 +12,7 @@ from edge.devices.memory import memory_limit
 from edge.devices.power import find_meter, memory_root
 from edge.devices.profile import DeviceProfile
 from edge.devices.profiles import HOST, find_profile, host_power
+from edge.embed.planning import plan_page
 from edge.errors import InputError
 from edge.formats.gguf import GGUFFile
 from edge.model.catalog import find_local
@@ -83,7 +84,10 @@ def look_ahead(
     """As `forecast`. began: process time at which preparations began. outline: `file` has a model's header, but no
     vocabulary and no weights: its tokenizer is estimated, and what streaming costs remains unknown."""
     open_lora(options.lora or (), file, spec)  # checks them
-    plan = plan_for(profile, file, spec, options, TOKENIZER_BYTES * spec.vocab if outline else 0)
+    if profile.system == "web":
+        plan = plan_page(profile, file, spec, options)
+    else:
+        plan = plan_for(profile, file, spec, options, TOKENIZER_BYTES * spec.vocab if outline else 0)
     # Core-seconds that a run takes, too, before it starts.
     prepared = 0.0 if began is None else time.process_time() - began
     capacity, here = plan.config.capacity, profile.name == HOST
