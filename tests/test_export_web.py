@@ -1,0 +1,185 @@
+"""`edge export --device web`: what a site holds and says of itself, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+from dataclasses import replace
+from http.client import HTTPConnection
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from bundles import model_of
+from conftest import GOLDEN
+from test_cli import edge, edge_json
+from web_site import NAME, PIECE, ROWS, served, site_of
+
+from edge.backends.tvm.targets import choose_target
+from edge.devices.profiles import find_profile
+from edge.embed import module
+from edge.embed.export import MANIFEST, MODEL, export, prepare
+from edge.embed.module import PAGE, initial_pages
+from edge.embed.planning import plan_bundle
+from edge.embed.serve import HEADERS
+from edge.errors import BudgetError, InputError, UnsupportedError
+from edge.options import Options
+from edge.prediction.forecast import forecast
+
+GGUF = GOLDEN / f"{NAME}.gguf"
+MOST = 65535 * 65536  # bytes: addresses have 32 bits, and memory whole pages
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not find_spec("tvm") or not find_spec("ziglang"), reason="no TVM, or no linker for WebAssembly"),
+]
+
+
+@pytest.fixture(scope="module")
+def site() -> Path:
+    return site_of()
+
+
+def test_every_file_is_in_the_manifest(site: Path) -> None:
+    manifest = json.loads((site / MANIFEST).read_text())
+    files = {path.relative_to(site).as_posix(): path.read_bytes() for path in site.rglob("*") if path.is_file()}
+    del files[MANIFEST]
+    described = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()}
+    assert manifest["files"] == described
+    assert {"index.html", "page.js", "page.css", "sw.js", "README.md", "_headers", MODEL} <= files.keys()
+    assert {"edge/index.js", "edge/index.d.ts", "edge/package.json", "edge/worker.js"} <= files.keys()
+    assert manifest["device"] == {"name": "web", "machine": "wasm32", "system": "web"}
+
+
+def test_pieces_are_those_of_the_model(site: Path) -> None:
+    web = json.loads((site / MANIFEST).read_text())["web"]
+    data = (site / web["model"]).read_bytes()
+    assert (web["bytes"], web["piece"]) == (len(data), PIECE)
+    pieces = [data[at : at + PIECE] for at in range(0, len(data), PIECE)]
+    assert web["pieces"] == [hashlib.sha256(piece).hexdigest() for piece in pieces]
+    assert len(pieces) > 2
+
+
+def test_memory_is_that_of_the_plan(site: Path) -> None:
+    manifest = json.loads((site / MANIFEST).read_text())
+    web, plan = manifest["web"], manifest["plan"]
+    assert plan["peak"] == sum(plan["bytes"].values())
+    assert plan["peak"] < web["memory"]["maximum"] * PAGE < plan["peak"] + (9 << 20)
+    modules = [(site / path).read_bytes() for path in web["modules"].values()]
+    assert web["memory"]["initial"] == max(map(initial_pages, modules)) < web["memory"]["maximum"]
+
+
+def test_modules_are_webassembly_in_the_order_of_speed(site: Path) -> None:
+    """And import nothing but what web.h says."""
+    manifest = json.loads((site / MANIFEST).read_text())
+    assert list(manifest["web"]["modules"]) == manifest["isas"] == ["relaxed", "relaxed16", "simd"]
+    if shutil.which("node") is None:
+        pytest.skip("no Node")
+    script = """
+        const {readFileSync} = require("fs");
+        const imports = process.argv.slice(1).map((path) =>
+            WebAssembly.Module.imports(new WebAssembly.Module(readFileSync(path))).map((each) => each.name).sort());
+        console.log(JSON.stringify(imports));
+    """
+    paths = [str(site / path) for path in manifest["web"]["modules"].values()]
+    command = ["node", "--experimental-wasm-relaxed-simd", "-e", script, *paths]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert json.loads(said) == [["memory", "now", "random", "read", "write"]] * 3
+
+
+def test_the_same_inputs_give_the_same_bytes(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge.embed.site.PIECE", PIECE)
+    again = export(GGUF, tmp_path / "again", device="web", max_kv_size=ROWS, memory="64MiB")
+    assert again == json.loads((site / MANIFEST).read_text())
+
+
+def test_the_readme_names_all_files(site: Path) -> None:
+    """Of this folder; a browser asks for the rest by the names of browsers: icon.svg, site.webmanifest."""
+    text = (site / "README.md").read_text()
+    names = {path.name for path in site.iterdir()} - {"README.md", "icon.svg", "site.webmanifest"}
+    assert [name for name in sorted(names) if f"`{name}" not in text] == []
+
+
+def test_hosts_are_told_the_headers_that_serve_site_sends(site: Path) -> None:
+    told = dict(line.strip().split(": ") for line in (site / "_headers").read_text().splitlines()[1:] if ": " in line)
+    assert {name: value for name, value in HEADERS.items() if name.startswith("Cross-Origin")}.items() <= told.items()
+
+
+def test_a_site_is_served_whole(site: Path) -> None:
+    manifest = json.loads((site / MANIFEST).read_text())
+    with served(site) as (address, _):
+        connection = HTTPConnection(urlsplit(address).netloc, timeout=20)
+        for name, each in manifest["files"].items():
+            connection.request("GET", f"/{name}")
+            assert hashlib.sha256(connection.getresponse().read()).hexdigest() == each["sha256"], name
+        connection.close()
+
+
+def test_a_changed_site_is_replaced_by_force_alone(site: Path, tmp_path: Path) -> None:
+    """And not if it holds files of others."""
+    folder = tmp_path / "site"
+    shutil.copytree(site, folder)
+    with pytest.raises(InputError, match="--force"):
+        export(GGUF, folder, device="web", max_kv_size=ROWS)
+    (folder / "edge" / "mine.js").touch()
+    with pytest.raises(InputError, match=r"holds files of others \(edge/mine.js\)"):
+        export(GGUF, folder, device="web", max_kv_size=ROWS, force=True)
+
+
+def test_instruction_sets_are_those_of_pages(tmp_path: Path) -> None:
+    refused = edge("export", str(GGUF), "--device", "web", "--isa", choose_target().name, "-o", str(tmp_path / "site"))
+    assert refused.returncode == 2
+    assert refused.stderr.endswith("choose relaxed, relaxed16, simd\n")
+    assert not list(tmp_path.iterdir())
+    chosen = prepare(model_of(NAME), find_profile("web"), Options().updated(max_kv_size=ROWS), ["simd"])
+    assert [each.target.name for each in chosen.designs] == ["simd"]
+
+
+def test_without_a_linker_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.sys, "executable", shutil.which("false"))
+    with pytest.raises(UnsupportedError, match=r"^no linker for WebAssembly: pip install ziglang$"):
+        export(GGUF, tmp_path / "site", device="web", max_kv_size=ROWS)
+    assert not list(tmp_path.iterdir())
+
+
+def test_memory_is_512_mib_unless_it_is_stated() -> None:
+    """Phones grant that much; 4 GiB are the end of addresses."""
+    web, model = find_profile("web"), model_of(NAME)
+    assert plan_bundle(web, model.spec, Options(), 0)[0].limit == 512 << 20
+    assert plan_bundle(web, model.spec, Options(memory=3 << 30), 0)[0].limit == 3 << 30
+    assert plan_bundle(web, model.spec, Options(memory=MOST), 0)[0].limit == MOST
+    with pytest.raises(InputError, match=r"^--memory 4\.0 GiB: a WebAssembly module has less than 4 GiB$"):
+        plan_bundle(web, model.spec, Options(memory=1 << 32), 0)
+    with pytest.raises(BudgetError, match=r"the memory budget is 8\.0 MiB: the smallest that fits is --memory \d+MiB"):
+        plan_bundle(web, model.spec, Options(memory=8 << 20), 0)
+
+
+@pytest.mark.parametrize("memory", [None, 2 << 30, MOST])
+def test_a_model_that_no_page_has_room_for(memory: int | None) -> None:
+    """Nobody is sent after a --memory that is refused then."""
+    spec = replace(model_of(NAME).spec, vocab=1 << 28)
+    with pytest.raises(
+        BudgetError, match=r"^needs [\d.]+ GiB, and a WebAssembly module has less than 4 GiB: take a sm"
+    ):
+        plan_bundle(find_profile("web"), spec, Options(memory=memory), 0)
+
+
+@pytest.mark.parametrize("options", [{}, {"kv_policy": "h2o", "kv_dtype": "int8", "max_kv_size": 512}])
+def test_edge_plan_foretells_the_plan_of_a_site(options: dict[str, object]) -> None:
+    chosen = Options().updated(**options)
+    expected = prepare(model_of("smollm2-135m"), find_profile("web"), chosen).plan
+    plan = forecast("smollm2-135m", chosen, device="web").plan
+    assert replace(plan, bytes=expected.bytes, predicted_peak=0) == replace(expected, predicted_peak=0)
+    assert expected.bytes.total <= plan.bytes.total < 1.02 * expected.bytes.total
+
+
+def test_edge_plan_shows_a_module() -> None:
+    shown = edge("plan", str(GGUF), "--device", "web")
+    assert shown.stdout.splitlines()[2].startswith("| module ")
+    assert "interpreter" not in shown.stdout
+    assert edge_json("plan", str(GGUF), "--device", "web", "--json")["limit"] == 512 << 20
+    refused = edge("plan", str(GGUF), "--device", "web", "--backend", "llamacpp")
+    assert (refused.returncode, "--backend llamacpp" in refused.stderr) == (2, True)
