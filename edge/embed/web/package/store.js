@@ -91,11 +91,12 @@ async function openFile(source) {
  */
 async function loadStored(source, target, file, tell, signal) {
   const missing = [];
+  const buffer = new Uint8Array(source.piece); // for all pieces: a browser may be late to free what each would leave
   let loaded = 0;
   for (let number = 0; number < source.pieces.length; number++) {
     signal.throwIfAborted();
     const [start, end] = bounds(source, number);
-    const bytes = new Uint8Array(end - start);
+    const bytes = buffer.subarray(0, end - start);
     if (file.size >= end && file.read(bytes, start) === bytes.length && (await digest(bytes)) === source.pieces[number]) {
       target.set(bytes, start);
       loaded += bytes.length;
@@ -149,7 +150,7 @@ async function download(source, target, file, missing, tell, signal) {
 }
 
 /**
- * Whole pieces from number `first` on, up to `last`, as they come.
+ * Whole pieces from number `first` on, up to `last`, as they come. Each is valid until the next one.
  *
  * @param {Source} source
  * @param {number} first
@@ -168,13 +169,8 @@ async function* fetchPieces(source, first, last, signal, tell) {
   }
   let skip = response.status === 206 ? 0 : from; // servers without ranges send everything
   let number = first;
-  let piece = new Uint8Array(0);
+  const buffer = new Uint8Array(source.piece);
   let filled = 0;
-  const start = () => {
-    if (number < last) piece = new Uint8Array(bounds(source, number)[1] - bounds(source, number)[0]);
-    filled = 0;
-  };
-  start();
   const reader = response.body.getReader();
   try {
     while (number < last) {
@@ -185,14 +181,15 @@ async function* fetchPieces(source, first, last, signal, tell) {
       skip -= skipped;
       chunk = chunk.subarray(skipped);
       while (chunk.length && number < last) {
-        const count = Math.min(chunk.length, piece.length - filled);
-        piece.set(chunk.subarray(0, count), filled);
+        const [start, end] = bounds(source, number);
+        const count = Math.min(chunk.length, end - start - filled);
+        buffer.set(chunk.subarray(0, count), filled);
         filled += count;
         chunk = chunk.subarray(count);
-        if (filled < piece.length) continue;
-        yield piece;
+        if (filled < end - start) continue;
+        yield buffer.subarray(0, filled);
         number++;
-        start();
+        filled = 0;
       }
       tell(filled);
     }
