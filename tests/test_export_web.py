@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
+import time
 from dataclasses import replace
 from http.client import HTTPConnection
 from importlib.util import find_spec
@@ -13,11 +15,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from browser import browser, find_chromium
 from bundles import model_of
 from conftest import GOLDEN
 from test_cli import edge, edge_json
 from web_site import NAME, PIECE, ROWS, served, site_of
 
+from edge import load
 from edge.backends.tvm.targets import choose_target
 from edge.devices.profiles import find_profile
 from edge.embed import module
@@ -28,6 +32,7 @@ from edge.embed.serve import HEADERS
 from edge.errors import BudgetError, InputError, UnsupportedError
 from edge.options import Options
 from edge.prediction.forecast import forecast
+from edge.sampling import SamplingParams
 
 GGUF = GOLDEN / f"{NAME}.gguf"
 MOST = 65535 * 65536  # bytes: addresses have 32 bits, and memory whole pages
@@ -101,6 +106,29 @@ def test_the_readme_names_all_files(site: Path) -> None:
     text = (site / "README.md").read_text()
     names = {path.name for path in site.iterdir()} - {"README.md", "icon.svg", "site.webmanifest"}
     assert [name for name in sorted(names) if f"`{name}" not in text] == []
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(find_chromium() is None, reason="no Chromium")
+def test_a_page_of_ones_own_answers_as_the_readme_says(site: Path, tmp_path: Path) -> None:
+    """As the session does."""
+    folder = tmp_path / "site"
+    shutil.copytree(site, folder)
+    (code,) = re.findall(r"^```js\n(.*?)^```$", (site / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    code = code.replace("maxTokens: 200", "maxTokens: 12, temperature: 0")
+    (folder / "own.html").write_text(
+        f'<meta charset="utf-8"><body><script type="module">{code}document.title = 1</script>'
+    )
+    with served(folder) as (address, _), browser(find_chromium() or "", tmp_path / "browser") as page:
+        page.visit(f"{address}own.html")
+        end = time.monotonic() + 60
+        while page.value("document.title") != "1":
+            assert time.monotonic() < end, page.events
+            time.sleep(0.1)
+        said = page.value("document.querySelector('script').remove(), document.body.textContent")
+    with load(GGUF, max_kv_size=ROWS, backend="tvm") as session:
+        expected = session.generate("Why is the sky blue?", max_tokens=12, sampling=SamplingParams(temperature=0))
+    assert said == expected
 
 
 def test_hosts_are_told_the_headers_that_serve_site_sends(site: Path) -> None:

@@ -36,8 +36,8 @@ def export(
 ) -> None:  # fmt: skip
     """Export a model for apps: a C library without Python, the model as one mapped file, an example, and a README.
 
-    For Android the folder is a library module in Kotlin, for iOS a Swift package, else it is for C and C++. Of the KV
-    policies, apps have streaming, window, full and h2o.
+    For Android the folder is a library module in Kotlin, for iOS a Swift package, for web a site with a chat page and a
+    JavaScript package, else it is for C and C++. Of the KV policies, apps have streaming, window, full and h2o.
     """
     from edge.embed.export import MANIFEST
     from edge.embed.export import export as make
