@@ -4,6 +4,7 @@ answers as edge's own."""
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from functools import lru_cache
 from importlib.util import find_spec
@@ -56,9 +57,14 @@ def folder() -> Path:
 def site(page: Page, folder: Path) -> Iterator[Sent]:
     """The page is at a new copy of the site, whose storage is empty."""
     with served(folder) as (url, sent):
-        page.visit(f"{url}edge/package.json")
-        page.value(f"document.head.append(Object.assign(document.createElement('base'), {{href: {url!r}}}))")
+        at(page, url)
         yield sent
+
+
+def at(page: Page, url: str) -> None:
+    """A page without scripts of its own, at a site's address."""
+    page.visit(f"{url}edge/package.json")
+    page.value(f"document.head.append(Object.assign(document.createElement('base'), {{href: {url!r}}}))")
 
 
 def run(page: Page, script: str) -> Any:
@@ -220,8 +226,7 @@ def test_answers_can_be_cancelled(page: Page, site: Sent) -> None:
 
 def test_pages_that_are_not_isolated_have_one_thread(page: Page, folder: Path) -> None:
     with served(folder, isolated=False) as (url, _):
-        page.visit(f"{url}edge/package.json")
-        page.value(f"document.head.append(Object.assign(document.createElement('base'), {{href: {url!r}}}))")
+        at(page, url)
         found = run(page, CANCEL)
     assert (found["threads"], found["isolated"]) == (1, False)
     assert found["finishes"] == ["cancelled"] * 3
@@ -264,6 +269,43 @@ def test_wrong_options_are_errors(page: Page, site: Sent, options: str, code: st
 def test_other_folders_are_errors(page: Page, site: Sent) -> None:
     found = run(page, "await Edge.open('./edge/');")
     assert (found["code"], "the server says 404" in found["message"]) == ("network", True)
+
+
+def test_sites_of_one_host_keep_their_models(page: Page, folder: Path, tmp_path: Path) -> None:
+    """And a site's new model replaces its old one."""
+    both = tmp_path / "site"
+    for each in (both, both / "other"):
+        shutil.copytree(folder, each)
+    rename_model(both / "other", "0")
+    with served(both) as (url, sent):
+        at(page, url)
+        sizes = "await Promise.all(['./', './other/'].map((each) => Edge.stored(each)))"
+        opened = f"await (await Edge.open('./other/')).close(); return {sizes};"
+        assert run(page, f"await (await Edge.open('./')).close(); {opened}") == [found_size(sent)] * 2
+        rename_model(both / "other", "1")
+        assert run(page, opened) == [found_size(sent)] * 2
+        names = run(page, """
+          const folder = await (await navigator.storage.getDirectory()).getDirectoryHandle('edge');
+          return Array.fromAsync(folder.keys());
+        """)  # fmt: skip
+    assert sorted(name.endswith("-" + 64 * "1") for name in names) == [False, True]
+
+
+def rename_model(folder: Path, digit: str) -> None:
+    """The manifest says that the model's hash is another one."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"][MODEL]["sha256"] = 64 * digit
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_addresses_without_https_are_an_error(page: Page, folder: Path) -> None:
+    """0.0.0.0 is this machine, but for a browser no secure address, as those of other machines."""
+    with served(folder) as (url, _):
+        at(page, url.replace("127.0.0.1", "0.0.0.0"))
+        found = run(page, "await Edge.open('./');")
+        stored = run(page, "await Edge.stored('./');")
+    message = "browsers check and store a model on secure pages only: use https, or localhost"
+    assert found == stored == {"code": "unsupported", "message": message}
 
 
 @pytest.mark.parametrize("isa", ["relaxed", "relaxed16", "simd"])

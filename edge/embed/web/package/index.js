@@ -7,7 +7,7 @@
  * The types, with their documentation, are in index.d.ts.
  */
 import { EdgeError } from "./module.js";
-import { forget, storedBytes } from "./store.js";
+import { forget, storageName, storedBytes } from "./store.js";
 
 export { EdgeError };
 
@@ -212,10 +212,10 @@ function folder(url) {
   return href.endsWith("/") ? href : `${href}/`;
 }
 
-/** @param {string | URL} url */
+/** Its name in storage. @param {string | URL} url */
 async function modelOf(url) {
-  const manifest = await (await fetch(new URL("manifest.json", folder(url)))).json();
-  return manifest.files[manifest.web.model].sha256;
+  const { files, web } = await (await fetch(new URL("manifest.json", folder(url)))).json();
+  return storageName(new URL(web.model, folder(url)).href, files[web.model].sha256);
 }
 
 /** @param {number | string | undefined} memory */

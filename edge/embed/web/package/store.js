@@ -12,9 +12,23 @@ const TRIES = 5; // of a piece, or without any progress
 const WAIT = 250; // ms before the second try; doubled each time
 
 /**
- * @typedef {{url: string, sha256: string, bytes: number, piece: number, pieces: string[]}} Source
- * url: of model.edge. sha256: of all of it, under which it is stored. pieces: SHA-256 of its pieces of `piece` bytes.
+ * @typedef {{url: string, name: string, bytes: number, piece: number, pieces: string[]}} Source
+ * url: of model.edge. name: under which it is stored. pieces: SHA-256 of its pieces of `piece` bytes.
  */
+
+/**
+ * A model's name in storage, which all sites of a host share: its address's, and its own.
+ *
+ * @param {string} url
+ * @param {string} sha256
+ */
+export async function storageName(url, sha256) {
+  if (!globalThis.crypto?.subtle) {
+    throw new EdgeError("unsupported", "browsers check and store a model on secure pages only: use https, or localhost");
+  }
+  const site = (await digest(new TextEncoder().encode(url))).slice(0, 16);
+  return `${site}-${sha256}`;
+}
 
 /**
  * Writes the model to `target`, from storage or from the network.
@@ -37,7 +51,7 @@ export async function loadModel(source, target, tell, signal) {
     }
   };
   if (!navigator.locks) return work();
-  return navigator.locks.request(`edge ${source.sha256}`, { signal }, work);
+  return navigator.locks.request(`edge ${source.name}`, { signal }, work);
 }
 
 /**
@@ -50,7 +64,7 @@ async function openFile(source) {
   let handle = null;
   try {
     const folder = await (await navigator.storage.getDirectory()).getDirectoryHandle(FOLDER, { create: true });
-    handle = await (await folder.getFileHandle(source.sha256, { create: true })).createSyncAccessHandle();
+    handle = await (await folder.getFileHandle(source.name, { create: true })).createSyncAccessHandle();
   } catch {
     handle = null;
   }
@@ -198,22 +212,23 @@ async function* fetchPieces(source, first, last, signal, tell) {
   }
 }
 
-/** Bytes of this model in storage. @param {string} sha256 */
-export async function storedBytes(sha256) {
+/** Bytes of this model in storage. @param {string} name */
+export async function storedBytes(name) {
   try {
     const folder = await (await navigator.storage.getDirectory()).getDirectoryHandle(FOLDER);
-    return (await (await folder.getFileHandle(sha256)).getFile()).size;
+    return (await (await folder.getFileHandle(name)).getFile()).size;
   } catch {
     return 0;
   }
 }
 
-/** Deletes this model, or all but it. @param {string} sha256 @param {{others?: boolean}} [which] */
-export async function forget(sha256, { others = false } = {}) {
+/** Deletes this model, or the others of its site. @param {string} name @param {{others?: boolean}} [which] */
+export async function forget(name, { others = false } = {}) {
+  const [site] = name.split("-");
   try {
     const folder = /** @type {any} */ (await (await navigator.storage.getDirectory()).getDirectoryHandle(FOLDER));
-    for await (const name of folder.keys()) {
-      if ((name === sha256) !== others) await folder.removeEntry(name);
+    for await (const each of folder.keys()) {
+      if (others ? each !== name && each.startsWith(`${site}-`) : each === name) await folder.removeEntry(each);
     }
   } catch {
     // there is none, or another tab uses it

@@ -4,7 +4,7 @@
  * Messages to it: {id, call, values}; from it: {id, result} or {id, error}, and {id, event} meanwhile.
  */
 import { chooseIsa, EdgeError, Engine, FINISHES } from "./module.js";
-import { forget, loadModel } from "./store.js";
+import { forget, loadModel, storageName } from "./store.js";
 
 const PAGE = 65536;
 const THREADS_WAIT = 5000; // ms
@@ -32,20 +32,20 @@ const calls = {
       const mib = (/** @type {number} */ bytes) => `${Math.ceil(bytes / 2 ** 20)} MiB`;
       throw new EdgeError("no-memory", `needs ${mib(bound)}, memory is ${mib(options.memory)}: export with --memory`);
     }
+    const file = new URL(web.model, url).href;
+    const source = { ...web, url: file, name: await storageName(file, manifest.files[web.model].sha256) };
     const memory = makeMemory(web.memory);
     const module = await compile(new URL(web.modules[isa], url).href, opening.signal);
     engine = await Engine.make(module, memory);
     const isolated = globalThis.crossOriginIsolated === true;
     const count = Math.min(options.threads ?? navigator.hardwareConcurrency ?? 1, manifest.plan.threads);
     const threads = isolated ? await startThreads(Math.max(1, count)) : 1;
-    const sha256 = manifest.files[web.model].sha256;
-    const source = { ...web, url: new URL(web.model, url).href, sha256 };
     const address = engine.reserve(web.bytes);
     const stored = await loadModel(
       source, new Uint8Array(memory.buffer, address, web.bytes),
       (step, loaded) => tell({ step, loaded, total: web.bytes }), opening.signal,
     );
-    if (stored) await forget(sha256, { others: true });
+    if (stored) await forget(source.name, { others: true });
     engine.open();
     engine.begin({ threads });
     tell({ step: "ready", loaded: web.bytes, total: web.bytes });
