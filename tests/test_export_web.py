@@ -29,7 +29,7 @@ from edge.embed.export import MANIFEST, MODEL, export, prepare
 from edge.embed.module import PAGE, initial_pages
 from edge.embed.planning import plan_bundle
 from edge.embed.serve import HEADERS
-from edge.errors import BudgetError, InputError, UnsupportedError
+from edge.errors import BudgetError, InputError, MissingExtraError
 from edge.options import Options
 from edge.prediction.forecast import forecast
 from edge.sampling import SamplingParams
@@ -168,7 +168,7 @@ def test_instruction_sets_are_those_of_pages(tmp_path: Path) -> None:
 
 def test_without_a_linker_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.sys, "executable", shutil.which("false"))
-    with pytest.raises(UnsupportedError, match=r"^no linker for WebAssembly: pip install ziglang$"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'edge-runtime\[web\]'$"):
         export(GGUF, tmp_path / "site", device="web", max_kv_size=ROWS)
     assert not list(tmp_path.iterdir())
 

@@ -24,7 +24,7 @@ from edge.embed.export import make_sections, prepare
 from edge.embed.library import compile_sources
 from edge.embed.model_file import trusted_source
 from edge.embed.module import PAGE, find_zig, initial_pages, make_modules
-from edge.errors import BudgetError, BusyError, InputError, ModelFormatError, UnsupportedError
+from edge.errors import BudgetError, BusyError, InputError, MissingExtraError, ModelFormatError
 from edge.options import Options
 
 pytestmark = [
@@ -240,7 +240,7 @@ def test_what_a_visitor_fetches_is_small() -> None:
 
 def test_without_zig_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
-    with pytest.raises(UnsupportedError, match="pip install ziglang"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'edge-runtime\[web\]'"):
         find_zig()
 
 

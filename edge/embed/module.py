@@ -17,7 +17,7 @@ from edge.backends.tvm.compiler.embedded import embedded_objects, passes_source
 from edge.backends.tvm.design import Design
 from edge.devices.output import work_folder
 from edge.embed.library import RUNTIME, Toolchain, compile_sources, run_compiler
-from edge.errors import UnsupportedError
+from edge.errors import MissingExtraError
 from edge.storage import cache
 
 PAGE = 65536  # bytes, in which WebAssembly counts memory
@@ -40,12 +40,12 @@ _LINK = (
 
 
 def find_zig() -> Toolchain:
-    """Raises UnsupportedError without zig, which has a C compiler and a linker for WebAssembly."""
+    """Raises MissingExtraError without zig, which has a C compiler and a linker for WebAssembly."""
     command = (sys.executable, "-m", "ziglang")
     try:
         version = subprocess.run([*command, "version"], capture_output=True, text=True, timeout=60, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        raise UnsupportedError("no linker for WebAssembly: pip install ziglang") from None
+        raise MissingExtraError("ziglang", "web") from None
     return Toolchain((*command, "cc"), "wasm32", version.strip())
 
 
@@ -55,7 +55,7 @@ def make_modules(
     """Write edge-<instruction set>.wasm for every design; returns the files.
 
     tables: names and texts of C files that belong to this bundle, such as trusted.c.
-    Raises UnsupportedError without zig, EngineError if it or TVM's compiler fails, and MissingExtraError without TVM.
+    Raises MissingExtraError without zig or TVM, and EngineError if one of their compilers fails.
     """
     zig = find_zig()
     passes = embedded_objects(designs, progress)

@@ -26,7 +26,7 @@ PIECE = 4 << 20  # bytes of model.edge that are fetched and checked at once
 def write_site(designs: Sequence[Design], trusted: str, folder: Path, tell: Callable[[float], None]) -> Path:
     """Write all files but model.edge and manifest.json. Returns the folder where model.edge belongs.
 
-    Raises EngineError if a compiler fails, MissingExtraError without TVM, UnsupportedError without a linker.
+    Raises EngineError if a compiler fails, MissingExtraError without TVM or a linker.
     """
     shutil.copytree(_WEB / "page", folder, dirs_exist_ok=True)
     package = folder / _PACKAGE
