@@ -88,9 +88,9 @@ TARGETS = (
     Target("dotprod", _arm("+dotprod"), frozenset({"asimddp"})),
     Target("neon", _arm(), gemm_tokens=2),
     # A module for web pages has one of them.
-    Target("relaxed", _wasm("+relaxed-simd"), fetch_ahead=0),
-    Target("relaxed16", _wasm("+relaxed-simd"), fetch_ahead=0),
-    Target("simd", _wasm(), gemm_tokens=2, fetch_ahead=0),
+    Target("relaxed", _wasm("+relaxed-simd"), fetch_ahead=0, mix_registers=16),
+    Target("relaxed16", _wasm("+relaxed-simd"), fetch_ahead=0, mix_registers=16),
+    Target("simd", _wasm(), gemm_tokens=2, fetch_ahead=0, mix_registers=16),
 )
 
 

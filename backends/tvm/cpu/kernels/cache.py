@@ -67,6 +67,16 @@ class Cache:
         """The dimensions of the index-th element of 16 rows, float32, not yet scaled."""
         return self._decode(load(self.keys, (first_row + tile * 16) * self.width + index * 16))
 
+    def load_some_keys(self, first_row: Value, tile: Value, index: Value, lane: Value) -> Value:
+        """The index-th element of 4 rows of a tile, from `lane` on; not of packed formats."""
+        (keys,) = self._decode(load(self.keys, (first_row + tile * 16) * self.width + index * 16 + lane, 4))
+        return keys
+
+    def load_some_values(self, first_row: Value, row: Value, dimension: Value) -> Value:
+        """4 dimensions of a row, from `dimension` on; not of packed formats."""
+        (values,) = self._decode(load(self.values, (first_row + row) * self.width + dimension, 4))
+        return values
+
     def load_values(self, first_row: Value, row: Value, parts: Sequence[int]) -> dict[int, Value]:
         """Parts of 16 dimensions of one row, float32, not yet scaled."""
         at, packed = (first_row + row) * self.width, self.form.packed

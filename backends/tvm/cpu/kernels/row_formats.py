@@ -18,6 +18,7 @@ from edge.backends.tvm.cpu.kernels.vectors import (
     half,
     i64,
     ints,
+    lanes_of,
     largest,
     let,
     pure,
@@ -85,7 +86,8 @@ def _encode_int4(isa: Isa, vectors: Sequence[Value]) -> tuple[list[Value], list[
 
 
 def decode(isa: Isa, dtype: str, elements: Value) -> list[Value]:
-    """16 elements as float32, not yet scaled or transformed; int4: the low halves of the bytes, then the high ones."""
+    """16 elements as float32, not yet scaled or transformed; int4: the low halves of the bytes, then the high ones.
+    Of formats with a byte or more for a value, also any other number of elements."""
     if dtype == "f32":
         return [elements]
     if dtype == "f16":
@@ -123,7 +125,8 @@ def _rounded(x: Value) -> Value:
 
 
 def _float(elements: Value) -> Value:
-    return let(T.cast(T.cast(elements, "int32x16"), "float32x16"))
+    lanes = lanes_of(elements)
+    return let(T.cast(T.cast(elements, f"int32x{lanes}"), f"float32x{lanes}"))
 
 
 def hadamard(vectors: Sequence[Value]) -> list[Value]:
