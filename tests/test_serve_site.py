@@ -141,6 +141,16 @@ def test_other_ranges_are_ignored(wanted: str, port: int) -> None:
     assert answer.endswith(b"\r\n\r\n" + MODEL)
 
 
+@pytest.mark.parametrize("header", ["Content-Length: 30", "Transfer-Encoding: chunked"])
+def test_the_content_of_a_request_is_not_another_request(header: str, port: int) -> None:
+    """Else a proxy in front could take the second answer for that of another client."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        connection.sendall(f"GET / HTTP/1.1\r\n{header}\r\n\r\nGET /page.css HTTP/1.1\r\n\r\n".encode())
+        connection.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    assert (answer.count(b"HTTP/1.1 "), answer.endswith(b"\r\n\r\nindex.html")) == (1, True)
+
+
 def test_a_file_that_has_not_changed_is_not_sent_again(port: int) -> None:
     tag = request(port, "/model.edge")[0].headers["ETag"]
     same, nothing = request(port, "/model.edge", If_None_Match=tag)

@@ -120,6 +120,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in {**headers, **self.server.headers}.items():
             self.send_header(name, value)
+        if "Content-Length" in self.headers or "Transfer-Encoding" in self.headers:
+            self.send_header("Connection", "close")  # what follows is no request, but this one's content
         self.end_headers()
 
 
