@@ -51,7 +51,7 @@ def compile(
     profile = find_profile(device)
     if profile.system not in ("linux", "android"):
         raise UnsupportedError(
-            f"edge compile makes code for Linux and Android, and {profile.name} runs {profile.system}"
+            f"edge compile makes code for Linux and Android: use edge export --device {profile.name}"
         )
     check_processor(profile)
     if profile.isa is None and profile.name != HOST:
