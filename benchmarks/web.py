@@ -257,6 +257,8 @@ def endless(address: str, setting: Setting, tokens: int) -> list[list[str]]:
     slice_ = tokens // 10
     with open_tab(address) as tab:
         tab.open(EDGE, setting.edge("endless"))
+        tab.run(EDGE, prompts(setting.model, 1, LONG)[0], ENDLESS_ROWS)  # touches all rows
+        before = settled(tab)
         prompt = json.dumps(prompts(setting.model, 1, SHORT)[0])
         tab.page.value(f"void (globalThis.answer = bench.run('{EDGE}', {prompt}, {tokens}))")
         samples: list[tuple[int, int]] = []  # pieces, resident bytes
@@ -266,6 +268,7 @@ def endless(address: str, setting: Setting, tokens: int) -> list[list[str]]:
             if done is not None:
                 break
         answer = tab.page.value("answer")
+        after = settled(tab)
         pieces = int(tab.page.value("bench.progress()"))
         parts = [(slice_, 2 * slice_), (pieces - slice_, pieces)]
         early, late = (float(tab.page.value(f"bench.speed({first}, {end})")) for first, end in parts)
@@ -277,8 +280,16 @@ def endless(address: str, setting: Setting, tokens: int) -> list[list[str]]:
         ["engine's memory and its bound, MiB", " of ".join(mib(report["memory"][key]) for key in ("bytes", "bound"))],
         [f"page's process, MiB, {len(resident)} samples: first, least, most, last",
          ", ".join(f"{each:,.1f}" for each in (resident[0], min(resident), max(resident), resident[-1]))],
+        ["the same before and after, without garbage", f"{mib(before)}, {mib(after)}"],
         ["tok/s, second tenth and last", f"{early:.0f}, {late:.0f}"],
     ]  # fmt: skip
+
+
+def settled(tab: Tab) -> int:
+    """Resident bytes of the page's process, once JavaScript's garbage has been collected."""
+    tab.collect_garbage()
+    time.sleep(1)  # V8 returns pages to the system a little later
+    return renderer_memory()[0]
 
 
 def mib(size: float) -> str:

@@ -43,12 +43,12 @@ class Page:
 
     _session = None
 
-    def ask(self, method: str, **parameters: Any) -> Any:
-        """The answer to a command; events that come before it are kept."""
+    def ask(self, method: str, *, session: str | None = None, **parameters: Any) -> Any:
+        """The answer to a command; events that come before it are kept. session: of another target than the tab."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
-        if self._session:
-            message["sessionId"] = self._session
+        if session := session or self._session:
+            message["sessionId"] = session
         self._out.write(json.dumps(message).encode() + b"\0")
         self._out.flush()
         while True:
