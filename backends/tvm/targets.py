@@ -90,7 +90,7 @@ TARGETS = (
     # A module for web pages has one of them.
     Target("relaxed", _wasm("+relaxed-simd"), fetch_ahead=0, mix_registers=16),
     Target("relaxed16", _wasm("+relaxed-simd"), fetch_ahead=0, mix_registers=16),
-    Target("simd", _wasm(), gemm_tokens=2, fetch_ahead=0, mix_registers=16),
+    Target("simd", _wasm(), fetch_ahead=0, mix_registers=16),
 )
 
 
