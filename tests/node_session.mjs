@@ -203,7 +203,7 @@ async function serve([path, initial, maximum]) {
     } catch (error) {
       answer = { error: error.message ?? String(error), status: error.status ?? null };
     }
-    fs.writeSync(1, JSON.stringify(answer) + '\n');
+    await new Promise((done) => process.stdout.write(JSON.stringify(answer) + '\n', done)); // a pipe takes parts of it
   }
   process.exit(0);
 }
