@@ -182,10 +182,14 @@ function said_of(error) {
 
 /** The service worker keeps the page for visits offline, and sets the headers that a server may not set. */
 async function register() {
-  const registration = await navigator.serviceWorker?.register("sw.js").catch(() => null);
-  if (!registration || crossOriginIsolated || sessionStorage.getItem("reloaded")) return;
-  const late = new Promise((done) => setTimeout(done, READY_WAIT, null));
-  if (!(await Promise.race([navigator.serviceWorker.ready, late]))) return; // one thread, until the next visit
+  const workers = navigator.serviceWorker;
+  const late = new Promise((done) => setTimeout(done, READY_WAIT));
+  const claimed = new Promise((done) => workers?.addEventListener("controllerchange", done, { once: true }));
+  const registration = await workers?.register("sw.js").catch(() => null);
+  if (!registration) return;
+  // At the first visit it is there before the engine is fetched, which it keeps for visits without a network.
+  if (!workers.controller && !registration.active) await Promise.race([claimed, late]);
+  if (crossOriginIsolated || !workers.controller || sessionStorage.getItem("reloaded")) return;
   sessionStorage.setItem("reloaded", "1");
   location.reload();
   await new Promise(() => {});
