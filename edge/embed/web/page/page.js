@@ -92,7 +92,8 @@ async function answer(session, mine) {
     cancelAnimationFrame(drawn);
     draw();
     const { finish } = session.report;
-    if (finish !== "eos") show("note", finish === "length" ? `Stopped after ${MOST_TOKENS} tokens` : `Stopped: ${finish}`);
+    if (!said && finish === "eos") show("note", "No answer");
+    else if (finish !== "eos") show("note", finish === "length" ? `Stopped after ${MOST_TOKENS} tokens` : `Stopped: ${finish}`);
     chat.push({ mine, answer: said });
     item.ariaBusy = "false";
     await remember(session);
