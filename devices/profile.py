@@ -23,7 +23,9 @@ FIGURES = {
     "f32_flops": "op/s",  # with all cores
     "int8_ops": "op/s",  # with all cores, multiplying matrices of bytes
     "gpu_read_bandwidth": "B/s",  # of the GPU from the memory that its buffers are in
-    "npu_ops": "op/s",  # of a processor apart, which no engine uses
+    "npu_int8_ops": "op/s",  # of the NPU, multiplying matrices: weights of 8 bits
+    "npu_int4_ops": "op/s",  # likewise, weights of 4 bits
+    "npu_context": "bytes",  # the most that one compiled context of the NPU may have
     "throttle_celsius": "°C",  # from here on it slows itself down
     "core_watts": "W",  # of a busy core, above idling
     "idle_watts": "W",  # of the whole device
@@ -69,6 +71,26 @@ class Cluster:
 
 
 @dataclass(frozen=True)
+class Npu:
+    """A processor of neural networks. vendor: "Qualcomm". name: "Hexagon". source: where the numbers stand.
+
+    provider: the execution provider of ONNX Runtime that runs on it, as --provider names it; None if edge knows none.
+    soc: the vendor's number of the chip (soc_model of QNN). arch: its instruction set (htp_arch of QNN), such as "75".
+    """
+
+    vendor: Text
+    name: Text
+    source: Text
+    provider: Text | None = None
+    soc: Count | None = None
+    arch: Text | None = None
+
+    def __str__(self) -> str:
+        """Such as `Qualcomm Hexagon v75`."""
+        return f"{self.vendor} {self.name}" + (f" v{self.arch}" if self.arch else "")
+
+
+@dataclass(frozen=True)
 class Power:
     """What work costs, for the estimate. core_watts: of a busy core, above idling. idle_watts: of the device, whatever
     it does. dram_pj_per_byte: of a byte read from memory. 0: unknown. profile: whose figures these are."""
@@ -105,7 +127,7 @@ class DeviceProfile:
     clusters: tuple[Cluster, ...] = ()
     instruction_sets: tuple[Text, ...] = ()
     gpu: Text | None = None
-    npu: Text | None = None
+    npu: Npu | None = None
     sensors: tuple[Text, ...] = ()
     figures: dict[FigureName, Figure] = field(default_factory=dict)
     sources: tuple[Text, ...] = ()

@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from edge.devices.output import new_file
-from edge.devices.profile import Cluster, DeviceProfile, Figure
+from edge.devices.profile import Cluster, DeviceProfile, Figure, Npu
 from edge.devices.regular import read_regular
 from edge.errors import InputError
 from edge.values import parse
@@ -19,7 +19,7 @@ else:
     import tomli as tomllib
 
 _MOST_BYTES = 1 << 18  # no profile is longer
-_TEXTS = ("name", "description", "machine", "isa", "cpu", "system", "gpu", "npu")
+_TEXTS = ("name", "description", "machine", "isa", "cpu", "system", "gpu")
 _LISTS = ("instruction_sets", "sensors", "sources")
 
 
@@ -51,6 +51,8 @@ def to_toml(profile: DeviceProfile) -> str:
     """What read_profile reads back."""
     lines = [f"{name} = {_toml(getattr(profile, name))}" for name in _TEXTS if getattr(profile, name) is not None]
     lines += [f"{name} = {_toml(list(getattr(profile, name)))}" for name in _LISTS if getattr(profile, name)]
+    if profile.npu is not None:
+        lines += ["", "[npu]", *_pairs(profile.npu)]
     for cluster in profile.clusters:
         lines += ["", "[[clusters]]", *_pairs(cluster)]
     for name, figure in profile.figures.items():
@@ -58,7 +60,7 @@ def to_toml(profile: DeviceProfile) -> str:
     return "\n".join([*lines, ""])
 
 
-def _pairs(part: Cluster | Figure) -> list[str]:
+def _pairs(part: Npu | Cluster | Figure) -> list[str]:
     values = [(each.name, getattr(part, each.name)) for each in fields(part)]
     return [f"{name} = {_toml(value)}" for name, value in values if value not in (None, "")]
 

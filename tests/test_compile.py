@@ -98,7 +98,7 @@ def test_every_device_is_one_that_code_can_be_made_for(name: str) -> None:
 
     profile = find_profile(name)
     assert (profile.name, bool(profile.description)) == (name, True)
-    if profile.system in ("ios", "macos", "web"):
+    if profile.system in ("ios", "macos", "web", "windows"):
         assert (profile.isa, profile.cpu) == (None, None)
     elif name != HOST:
         target = next(target for target in TARGETS if target.name == profile.isa)

@@ -27,15 +27,15 @@ from edge.devices.integer_products import missing
 from edge.devices.output import check_file, check_writable, write_whole
 from edge.devices.power.estimate import Estimate
 from edge.devices.probe import best_rate, probe_profile
-from edge.devices.profile import BUS_SHARE, FIGURE_KINDS, FIGURES, Cluster, DeviceProfile, Figure
+from edge.devices.profile import BUS_SHARE, FIGURE_KINDS, FIGURES, Cluster, DeviceProfile, Figure, Npu
 from edge.devices.profile_file import read_profile, to_toml, write_profile
 from edge.devices.profiles import HOST, add_profile, find_profile, host_power, own_folder, profile_names
 from edge.errors import InputError
 
 SHIPPED = [name for name in profile_names() if name != HOST]
 WANTED = {
-    "raspberry-pi-5", "raspberry-pi-zero-2w", "jetson-orin-nano", "pixel-9", "galaxy-s24", "iphone-16",
-    "macbook-air-m3", "intel-n100", "steam-deck", "generic-x86", "generic-arm64",
+    "raspberry-pi-5", "raspberry-pi-zero-2w", "jetson-orin-nano", "pixel-9", "galaxy-s24", "galaxy-s25", "iphone-16",
+    "macbook-air-m3", "snapdragon-x-elite", "intel-n100", "steam-deck", "generic-x86", "generic-arm64",
 }  # fmt: skip
 
 
@@ -57,7 +57,7 @@ def test_all_that_were_promised_are_there() -> None:
 def test_every_figure_has_a_source(name: str) -> None:
     profile = find_profile(name)
     assert profile.sources
-    for each in [*profile.figures.values(), *profile.clusters]:
+    for each in [*profile.figures.values(), *profile.clusters, *([profile.npu] if profile.npu else [])]:
         said_so = each.source == "edge" and isinstance(each, Figure) and each.kind == "assumed" and each.note
         assert each.source.startswith("https://") or said_so
     assert all(figure.kind in FIGURE_KINDS for figure in profile.figures.values())
@@ -68,11 +68,25 @@ def test_figures_are_what_devices_can_have(name: str) -> None:
     profile, value = find_profile(name), find_profile(name).value
     bounds = {"read_bandwidth_one_core": (1e9, 1e11), "bus_bandwidth": (1e9, 2e11), "f32_flops": (1e9, 2e12),
               "core_watts": (0.1, 20), "idle_watts": (0.1, 20), "throttle_celsius": (50, 110),
-              "memory": (1 << 28, 1 << 36)}  # fmt: skip
+              "memory": (1 << 28, 1 << 36), "npu_int8_ops": (1e12, 1e14), "npu_int4_ops": (1e12, 1e14),
+              "npu_context": (1 << 30, 1 << 32)}  # fmt: skip
     for figure, (low, high) in bounds.items():
         assert (value(figure) or low) >= low
         assert (value(figure) or high) <= high
     assert profile.cores is None or 1 <= profile.cores <= 16
+
+
+@pytest.mark.parametrize(
+    ("name", "soc", "arch"), [("galaxy-s24", 57, "75"), ("galaxy-s25", 69, "79"), ("snapdragon-x-elite", 60, "73")]
+)
+def test_chips_of_qualcomm_have_the_numbers_that_its_compiler_takes(name: str, soc: int, arch: str) -> None:
+    """As in LiteRT's and ExecuTorch's tables of chips."""
+    profile = find_profile(name)
+    assert profile.npu is not None
+    assert (profile.npu.provider, profile.npu.soc, profile.npu.arch) == ("qnn", soc, arch)
+    assert "[npu]" in to_toml(profile)
+    shown = " ".join(run.invoke(app, ["devices", "show", name]).output.split())
+    assert f"Qualcomm Hexagon v{arch}, chip {soc}: --provider qnn" in shown
 
 
 # What follows from figures
@@ -117,7 +131,7 @@ def test_arithmetic_is_shared_among_cores() -> None:
 
 
 def test_what_a_maker_says_of_bytes_is_not_what_cores_were_measured_to_do() -> None:
-    profile = with_figures(f32_flops=40e9, npu_ops=4e12)
+    profile = with_figures(f32_flops=40e9, npu_int8_ops=4e12)
     assert profile.int8_ops(4) is None
     said = replace(profile, figures={"int8_ops": Figure(8e12, "datasheet", "test")})
     assert said.int8_ops(4) is None
@@ -140,6 +154,8 @@ profile_values = st.builds(
     description=words,
     machine=words,
     isa=st.none() | words,
+    npu=st.none()
+    | st.builds(Npu, words, words, words, st.none() | words, st.none() | st.integers(1, 4096), st.none() | words),
     clusters=st.lists(st.builds(Cluster, words, st.integers(1, 64), words, st.none() | st.floats(0.1, 9))).map(tuple),
     instruction_sets=st.lists(words).map(tuple),
     figures=st.dictionaries(st.sampled_from(list(FIGURES)), figures),
@@ -156,7 +172,7 @@ def test_what_is_written_is_read_back(tmp_path: Path, profile: DeviceProfile) ->
 
 GOOD = to_toml(
     DeviceProfile("my-phone", "mine", "aarch64", figures={"core_watts": Figure(2.5, "measured", "a meter")},
-            clusters=(Cluster("A", 4, "a meter"),))
+            clusters=(Cluster("A", 4, "a meter"),), npu=Npu("Maker", "NPU", "a book", "qnn", 57, "75"))
 )  # fmt: skip
 
 
@@ -184,6 +200,10 @@ GOOD = to_toml(
         ("[[clusters]]", "[clusters]", "clusters must be a list"),
         ("[figures.core_watts]", "[figures]\ncore_watts = 3\n[other]", "has no 'other'"),
         ("value", "value = = ", "is no TOML"),
+        ('vendor = "Maker"\n', "", "npu.vendor is missing"),
+        ("soc = 57", 'soc = "SM8650"', "npu.soc must be a whole number from 1 to 4096, not 'SM8650'"),
+        ('arch = "75"', "arch = 75", "npu.arch must be a line of text"),
+        ("[npu]", "[[npu]]", "npu must be a table"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said_in_one_line(tmp_path: Path, old: str, new: str, said: str) -> None:

@@ -15,7 +15,7 @@ from edge.cli.show import note, print_json, progress, table
 
 if TYPE_CHECKING:
     from edge.backends.tvm.gpu.hosts import Adapter
-    from edge.devices.profile import DeviceProfile
+    from edge.devices.profile import DeviceProfile, Npu
 
 devices = typer.Typer(help="This device, its sensors, and the devices known by name.")
 
@@ -101,10 +101,11 @@ def show(name: _Name, json: o.Json = False) -> None:
     for what, words in (
         ("instruction sets", " ".join(profile.instruction_sets)),
         ("GPU", profile.gpu),
-        ("NPU (not used)", profile.npu),
         ("sensors", ", ".join(profile.sensors)),
     ):
         rows += [[what, words, ""]] if words else []
+    if (npu := profile.npu) is not None:
+        rows.append(["NPU", _npu(npu), numbered(npu.source)])
     for each, figure in profile.figures.items():
         note_on_it = f": {figure.note}" if figure.note else ""
         rows.append([_words(each), _value(each, figure.value), f"{figure.kind} {numbered(figure.source)}{note_on_it}"])
@@ -265,6 +266,11 @@ def _gpu_as_json(adapter: Adapter, chosen: Adapter | None) -> dict[str, object]:
     return found | asdict(adapter) | {"features": sorted(adapter.features)}
 
 
+def _npu(npu: Npu) -> str:
+    chip = f", chip {npu.soc}" if npu.soc else ""
+    return f"{npu}{chip}: " + (f"--provider {npu.provider}" if npu.provider else "edge cannot use it yet")
+
+
 def _as_json(profile: DeviceProfile) -> dict[str, object]:
     return asdict(profile) | {"cores": profile.cores, "memory": profile.memory}
 
@@ -286,7 +292,8 @@ def _for_the_estimate(name: str) -> str:
 
 _LABELS = {
     "l1d": "L1d cache", "l2": "L2 cache", "l3": "L3 cache", "f32_flops": "float32 arithmetic",
-    "int8_ops": "int8 arithmetic", "npu_ops": "NPU", "bus_bandwidth": "memory bus, in theory",
+    "int8_ops": "int8 arithmetic", "npu_int8_ops": "NPU, int8 arithmetic",
+    "npu_int4_ops": "NPU, int4 arithmetic", "npu_context": "NPU, one context", "bus_bandwidth": "memory bus, in theory",
     "gpu_read_bandwidth": "reading memory, GPU",
     "read_bandwidth": "reading memory", "read_bandwidth_one_core": "reading memory, one core",
     "throttle_celsius": "slows itself down at", "core_watts": "a busy core", "idle_watts": "idle, the whole device",
