@@ -25,7 +25,10 @@ FIGURES = {
     "gpu_read_bandwidth": "B/s",  # of the GPU from the memory that its buffers are in
     "npu_int8_ops": "op/s",  # of the NPU, multiplying matrices: weights of 8 bits
     "npu_int4_ops": "op/s",  # likewise, weights of 4 bits
+    "npu_f16_flops": "op/s",  # likewise, inputs in float16, whatever the weights
+    "npu_read_bandwidth": "B/s",  # of the NPU from main memory
     "npu_context": "bytes",  # the most that one compiled context of the NPU may have
+    "npu_watts": "W",  # of the whole device, while its NPU decodes
     "throttle_celsius": "°C",  # from here on it slows itself down
     "core_watts": "W",  # of a busy core, above idling
     "idle_watts": "W",  # of the whole device
@@ -36,6 +39,7 @@ FIGURES = {
 # What cores get of a bus's theoretical bandwidth, where it was not measured: an assumption. The Raspberry Pi 5, of
 # which both are known, has 0.82 for one core that only reads.
 BUS_SHARE = 0.6
+F16_SHARE = 0.25  # of an NPU's rate for bytes, in float16: an assumption, true of Hexagon v75 if it has 48 TOPS
 
 
 Text = Annotated[str, Rule("a line of text", lambda text: text.strip() and len(text) <= 2000 and text.isprintable())]
@@ -76,6 +80,7 @@ class Npu:
 
     provider: the execution provider of ONNX Runtime that runs on it, as --provider names it; None if edge knows none.
     soc: the vendor's number of the chip (soc_model of QNN). arch: its instruction set (htp_arch of QNN), such as "75".
+    note: what it is not true of.
     """
 
     vendor: Text
@@ -84,6 +89,7 @@ class Npu:
     provider: Text | None = None
     soc: Count | None = None
     arch: Text | None = None
+    note: Text = ""
 
     def __str__(self) -> str:
         """Such as `Qualcomm Hexagon v75`."""
@@ -181,6 +187,16 @@ class DeviceProfile:
         processor's."""
         figure = self.figures.get("int8_ops")
         return self._shared("int8_ops", threads) if figure and figure.kind == "measured" else None
+
+    def npu_named(self, provider: str) -> Npu | None:
+        """The NPU, if this is the execution provider that runs on it."""
+        return self.npu if self.npu is not None and self.npu.provider == provider.lower() else None
+
+    @property
+    def npu_flops(self) -> float | None:
+        """Operations per second of the NPU, with inputs in float16; None if unknown."""
+        int8_ops = self.value("npu_int8_ops")
+        return self.value("npu_f16_flops") or (None if int8_ops is None else int8_ops * F16_SHARE)
 
     def _shared(self, name: str, threads: int) -> float | None:
         figure = self.figures.get(name)

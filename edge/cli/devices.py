@@ -105,7 +105,7 @@ def show(name: _Name, json: o.Json = False) -> None:
     ):
         rows += [[what, words, ""]] if words else []
     if (npu := profile.npu) is not None:
-        rows.append(["NPU", _npu(npu), numbered(npu.source)])
+        rows.append(["NPU", _npu(npu), numbered(npu.source) + (f": {npu.note}" if npu.note else "")])
     for each, figure in profile.figures.items():
         note_on_it = f": {figure.note}" if figure.note else ""
         rows.append([_words(each), _value(each, figure.value), f"{figure.kind} {numbered(figure.source)}{note_on_it}"])
@@ -293,8 +293,9 @@ def _for_the_estimate(name: str) -> str:
 _LABELS = {
     "l1d": "L1d cache", "l2": "L2 cache", "l3": "L3 cache", "f32_flops": "float32 arithmetic",
     "int8_ops": "int8 arithmetic", "npu_int8_ops": "NPU, int8 arithmetic",
-    "npu_int4_ops": "NPU, int4 arithmetic", "npu_context": "NPU, one context", "bus_bandwidth": "memory bus, in theory",
-    "gpu_read_bandwidth": "reading memory, GPU",
+    "npu_int4_ops": "NPU, int4 arithmetic", "npu_f16_flops": "NPU, float16 arithmetic", "npu_watts": "NPU at work",
+    "npu_read_bandwidth": "reading memory, NPU", "npu_context": "NPU, one context",
+    "gpu_read_bandwidth": "reading memory, GPU", "bus_bandwidth": "memory bus, in theory",
     "read_bandwidth": "reading memory", "read_bandwidth_one_core": "reading memory, one core",
     "throttle_celsius": "slows itself down at", "core_watts": "a busy core", "idle_watts": "idle, the whole device",
     "dram_pj_per_byte": "memory traffic",

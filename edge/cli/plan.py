@@ -12,6 +12,7 @@ from edge.cli.show import print_json, table
 from edge.options import Options
 
 if TYPE_CHECKING:
+    from edge.plan.npu import NpuUse
     from edge.plan.plan import Plan
     from edge.prediction.predict import Guess, Prediction
     from edge.prediction.work import Streaming
@@ -26,7 +27,7 @@ def plan(
         str, o.flag("--device", help="The device to plan for, by its name in edge devices list (default: this one).")
     ] = "host",
     *,
-    options: Annotated[Options, o.without("max_temp", "keep", "prompt_cache", "prompt_cache_size", "provider")],
+    options: Annotated[Options, o.without("max_temp", "keep", "prompt_cache", "prompt_cache_size")],
     tokens: Annotated[
         int | None,
         o.flag("--tokens", min=1, max=_MOST, help="Prompt and answer together, if you know (default: no end)."),
@@ -68,17 +69,20 @@ def plan(
         where = {"path": str(found.model.path)} if offered is None else {"download": offered.about()}
         predicted = {"model": spec.label, **where, **made.to_dict()}
         streamed = streaming and asdict(streaming)
-        print_json(predicted | {"streaming": streamed, "prediction": asdict(prediction)})
+        compiled = found.npu and asdict(found.npu)
+        print_json(predicted | {"streaming": streamed, "npu": compiled, "prediction": asdict(prediction)})
         return
     if offered is not None:
         print(f"not here yet: {offered}\n")
     print(_bytes(made, web=find_profile(device).system == "web"))
     print(
-        f"\n{spec.label} on {made.backend}, {_processor(made)}, KV policy {made.kv_policy}"
+        f"\n{spec.label} on {made.backend}, {_processor(made, found.npu)}, KV policy {made.kv_policy}"
         + (f" with {made.sinks} sinks" if made.sinks else "")
         + (f"\nengine: {made.chosen}" if made.chosen else "")
         + f"\ntuned: {made.tuned}\n"
     )
+    if found.npu:
+        print(f"compiled for this NPU: {_contexts(found.npu)} (estimated)\n")
     if streaming:
         print(_slower(streaming, made.bytes.weights, spec.weight_bytes) + "\n")
     if rows := _rows(prediction, options):
@@ -87,8 +91,13 @@ def plan(
         print(line)
 
 
-def _processor(made: Plan) -> str:
-    return made.config.adapter or f"{made.config.threads} threads"
+def _processor(made: Plan, npu: NpuUse | None) -> str:
+    return str(npu.npu) if npu else made.config.adapter or f"{made.config.threads} threads"
+
+
+def _contexts(npu: NpuUse) -> str:
+    head = ", the head on the host" if npu.head == "host" else ""
+    return f"{npu.shards} {'context' if npu.shards == 1 else 'contexts'}, {format_bytes(npu.context)}{head}"
 
 
 def _bytes(made: Plan, *, web: bool) -> str:

@@ -13,7 +13,8 @@ from edge.errors import InputError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
 from edge.options import Options
-from edge.plan.engines import plan_here
+from edge.plan.engines import plan_here, with_engine
+from edge.plan.npu import check_npu, fixed_options
 from edge.plan.plan import Plan, make_plan
 
 MODULE_MOST = 65535 << 16  # bytes of a WebAssembly module's memory, which has whole pages and addresses of 32 bits
@@ -24,11 +25,17 @@ _CORES = 4  # of a device whose profile does not say
 def plan_for(profile: DeviceProfile, file: GGUFFile, spec: ModelSpec, options: Options, more: int = 0) -> Plan:
     """As `make_plan`, with the engine that the device would have. more: bytes of a tokenizer that is not made yet.
 
+    An execution provider other than `cpu` stands for the device's NPU, and the sizes of its graphs are fixed.
+
     Raises what `make_plan` raises, and InputError.
     """
     if profile.name == HOST:
         return plan_here(file, spec, options, more)[1]
+    options = with_engine(options)
     engine = backend_elsewhere(options.backend, file, spec, profile.system)
+    if options.provider is not None and options.provider.lower() != "cpu" and engine.CAPABILITIES.providers:
+        check_npu(file, spec, profile, options.provider)
+        options = fixed_options(options, spec)
     options, limit = for_device(profile, options)
     return make_plan(spec, engine, options, elsewhere=limit, more=more)
 

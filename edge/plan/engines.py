@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import cast
 
-from edge.backends import engine_named, find_backend
+from edge.backends import engine_named, engines_with, find_backend
 from edge.backends.base import Backend, GPUBackend
 from edge.devices.graphics import VARIABLE, is_off, seen_gpus
 from edge.devices.host import processor, usable_cores
@@ -70,6 +70,7 @@ def plan_here(file: GGUFFile, spec: ModelSpec, options: Options, more: int = 0) 
 
     Raises what `find_backend` and `make_plan` raise.
     """
+    options = with_engine(options)
     may, race = may_use_gpu(file, options), None
     if may and (race := find_race(spec)) and race.is_gpu_faster and (rival := gpu_rival(file, spec, options)):
         with suppress(BudgetError, UnsupportedError, InputError):
@@ -79,6 +80,13 @@ def plan_here(file: GGUFFile, spec: ModelSpec, options: Options, more: int = 0) 
     backend = find_backend(options.backend, file, spec, options.kv_dtype)
     plan = make_plan(spec, backend, options, more=more)
     return backend, replace(plan, chosen=(race.about() if race else _NOT_TIMED) if may else "")
+
+
+def with_engine(options: Options) -> Options:
+    """`auto` with an execution provider is the engine that has them."""
+    if options.backend != AUTO or options.provider is None:
+        return options
+    return replace(options, backend=engines_with("providers")[0])
 
 
 def may_use_gpu(file: GGUFFile, options: Options) -> bool:

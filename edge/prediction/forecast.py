@@ -21,7 +21,9 @@ from edge.model.model import Model
 from edge.model.spec import ModelSpec
 from edge.options import Options, takes_options
 from edge.plan.device import TOKENIZER_BYTES, plan_for
+from edge.plan.npu import NpuUse, npu_use
 from edge.plan.plan import Plan
+from edge.prediction.npu import is_on_npu
 from edge.prediction.predict import Prediction, Wanted, predict
 from edge.prediction.work import Streaming, streaming_cost
 from edge.run.history import Setting, earlier_runs
@@ -33,21 +35,24 @@ _CONTEXTS = (128, 1024, 4096)  # at which decoding is predicted, and at the full
 
 @dataclass(frozen=True)
 class Forecast:
-    """streaming: what weights that are read anew by every pass cost; None where all stay in memory."""
+    """streaming: what weights that are read anew by every pass cost; None where all stay in memory. npu: what is
+    compiled, for a plan that is for an NPU."""
 
     model: Model
     plan: Plan
     streaming: Streaming | None
     prediction: Prediction
+    npu: NpuUse | None = None
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """What a plan of a model leads one to expect. streaming: as in `Forecast`."""
+    """What a plan of a model leads one to expect. streaming, npu: as in `Forecast`."""
 
     plan: Plan
     streaming: Streaming | None
     prediction: Prediction
+    npu: NpuUse | None = None
 
 
 @takes_options
@@ -74,7 +79,7 @@ def forecast(
     began = time.process_time()
     opened = model if isinstance(model, Model) else _open(model, options, device)
     found = look_ahead(opened.file, opened.spec, profile, options, prompt=prompt, contexts=contexts, began=began)
-    return Forecast(opened, found.plan, found.streaming, found.prediction)
+    return Forecast(opened, found.plan, found.streaming, found.prediction, found.npu)
 
 
 def look_ahead(
@@ -91,7 +96,10 @@ def look_ahead(
     # Core-seconds that a run takes, too, before it starts.
     prepared = 0.0 if began is None else time.process_time() - began
     capacity, here = plan.config.capacity, profile.name == HOST
-    if contexts is None:
+    use = npu_use(file, spec, profile) if is_on_npu(plan, profile) else None
+    if contexts is None and use is not None:
+        contexts = [capacity]  # a compiled pass reads all rows, however many are in use
+    elif contexts is None:
         contexts = [*(each for each in _CONTEXTS if each < capacity), capacity]
     if max(contexts) > capacity:
         raise InputError(f"--at {max(contexts)} is more than the {capacity} rows of the cache: see --max-kv-size")
@@ -102,7 +110,7 @@ def look_ahead(
         plan.bytes.streamed, plan.config.threads, file.path.name, room=room, here=here and not outline
     )
     added = streaming.added_s if streaming else 0.0
-    return Outlook(plan, streaming, _predict(spec, plan, profile, wanted, prepared, added))
+    return Outlook(plan, streaming, _predict(spec, plan, profile, wanted, prepared, added), use)
 
 
 def _open(model: str | Path, options: Options, device: str) -> Model:

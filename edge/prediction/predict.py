@@ -20,6 +20,7 @@ from edge.devices.profile import DeviceProfile, Power
 from edge.devices.profiles import HOST
 from edge.model.spec import ModelSpec
 from edge.plan.plan import Plan
+from edge.prediction import npu
 from edge.prediction.efficiency import efficiency_of, weight_shares
 from edge.prediction.work import Work, work_of
 from edge.run.history import Phase, Run
@@ -107,8 +108,8 @@ def predict(
     if streaming_s is None:
         line = prefill = None
     metered = [run for run in runs if run.energy_source == meter]
-    decode_watts, prompt_watts = (_watts(metered, phase) for phase in ("decode", "prefill"))
-    power = None if is_on_gpu(plan) else power or device.power
+    decode_watts, prompt_watts = (_watts(metered, phase) or roof.watts for phase in ("decode", "prefill"))
+    power = power or device.power if is_on_cpu(plan) else None
     cost = None if line is None else _token_cost(roof, line, decode_watts, power)
     capacity = plan.config.capacity
 
@@ -129,20 +130,22 @@ def predict(
         energy_tokens=_bought(wanted, cost, prompt_joules, capacity),
         time_tokens=_in_time(wanted, line, prefill, capacity),
         limited_tok_s=_limited(wanted, points, power),
-        basis=tuple(_basis(device, plan.config.threads, [line, prefill])),
+        basis=tuple(_basis(device, plan, [line, prefill])),
         unknown=tuple(_unknown(device, plan, line, prefill, cost, streams=streaming_s is None)),
     )
 
 
-def is_on_gpu(plan: Plan) -> bool:
-    """No share of a GPU's ceilings was measured, so that only earlier runs tell how fast its engine is."""
-    return engine_named(plan.backend).CAPABILITIES.gpu
+def is_on_cpu(plan: Plan) -> bool:
+    """Of a GPU's ceilings, and of what execution providers make of a device, no share was measured, so that only
+    earlier runs tell how fast they are. NPUs have estimates of their own."""
+    return plan.config.provider.lower() == "cpu" and not engine_named(plan.backend).CAPABILITIES.gpu
 
 
 @dataclass(frozen=True)
 class _Roof:
-    """What memory and cores of the device give this engine. bandwidth, flops, int8_ops: None if unknown. shares: of
-    kinds of weights."""
+    """What memory and cores of the device, or its NPU, give this engine. bandwidth, flops, int8_ops: None if unknown.
+    shares: of kinds of weights. watts: drawn at work, if known. static: a pass has as many tokens, and reads as many
+    rows, as there is room for."""
 
     spec: ModelSpec
     plan: Plan
@@ -153,21 +156,32 @@ class _Roof:
     int8_ops: float | None
     source: str
     streaming_s: float
+    watts: Guess | None = None
+    static: bool = False
 
     @classmethod
     def of(cls, spec: ModelSpec, plan: Plan, device: DeviceProfile, streaming_s: float) -> _Roof:
-        threads = plan.config.threads
-        bandwidth = None if is_on_gpu(plan) else device.bandwidth(threads)
+        threads, shares = plan.config.threads, weight_shares(spec, plan.backend, plan.config)
         here = device.name == HOST
         source = "estimated from measured ceilings" if here else f"estimated from the profile of {device.name}"
+        if npu.is_on_npu(plan, device):
+            rate, watts = device.value("npu_read_bandwidth"), device.value("npu_watts")
+            drawn = None if watts is None else Guess(watts, f"estimated by {device.name}")
+            return cls(
+                spec, plan, npu.EFFICIENCY, shares, rate, device.npu_flops, None, source, streaming_s, drawn, True
+            )
+        reach, on_cpu = efficiency_of(plan.backend, device.isa), is_on_cpu(plan)
+        bandwidth = device.bandwidth(threads) if on_cpu else None
         rate = None if bandwidth is None else bandwidth.bytes_per_s
-        reach, shares = efficiency_of(plan.backend, device.isa), weight_shares(spec, plan.backend, plan.config)
-        flops, int8_ops = (None, None) if is_on_gpu(plan) else (device.flops(threads), device.int8_ops(threads))
+        flops, int8_ops = (device.flops(threads), device.int8_ops(threads)) if on_cpu else (None, None)
         return cls(spec, plan, reach, shares, rate, flops, int8_ops, source, streaming_s)
 
     def work(self, tokens: int, context: int) -> Work:
+        if self.static:
+            context = self.plan.config.capacity
         count = self.plan.bytes
-        weights = self.spec.weight_bytes if count.streamed else count.weights
+        # What a compiler makes of blocks is as large as in the model's file; what the host looks up is not read.
+        weights = self.spec.weight_bytes if count.streamed or self.static else count.weights
         footprint = Footprint(weights=weights, kv=count.kv, scratch=count.scratch, runtime=0, fixed_kv=count.fixed_kv)
         return work_of(self.spec, self.plan.config, footprint, tokens, context)
 
@@ -198,6 +212,8 @@ class _Roof:
     def prompt_seconds(self, prompt: int, start: int, bandwidth: float, flops: float) -> float:
         """Chunk by chunk, behind `start` rows."""
         chunk, last = self.plan.config.chunk, max(0, self.plan.config.capacity - self.plan.config.chunk)
+        if self.static:
+            return math.ceil(prompt / chunk) * self.seconds(chunk, last, bandwidth, flops)
         total, done = 0.0, 0
         while done < prompt:
             context, tokens = min(start + done, last), min(chunk, prompt - done)
@@ -352,10 +368,15 @@ def _limited(wanted: Wanted, points: Sequence[Decode], power: Power | None) -> G
     return Guess(points[0].tok_s.value * max(0.0, share), drawn.source)  # 0: it draws more even while it waits
 
 
-def _basis(device: DeviceProfile, threads: int, predicted: Sequence[_Line | Guess | None]) -> list[str]:
+def _basis(device: DeviceProfile, plan: Plan, predicted: Sequence[_Line | Guess | None]) -> list[str]:
     """Nothing, where all was measured earlier."""
+    threads = plan.config.threads
     bandwidth, flops = device.bandwidth(threads), device.figures.get("f32_flops")
-    if not any(each and each.source.startswith("estimated") for each in predicted) or bandwidth is None:
+    if not any(each and each.source.startswith("estimated") for each in predicted):
+        return []
+    if npu.is_on_npu(plan, device):
+        return npu.npu_basis(device)
+    if bandwidth is None:
         return []
     said = [f"memory gives {bandwidth.bytes_per_s / 1e9:.3g} GB/s ({bandwidth.kind}: {bandwidth.about})"]
     said += [f"cores do {flops.value / 1e9:.3g} GFLOP/s ({flops.kind})"] if flops else []
@@ -375,8 +396,11 @@ def _unknown(
             f"weights are read anew for every token, and how fast {name} does that is unknown, so nothing is "
             "said of its speed"
         )
-    elif is_on_gpu(plan) and (line is None or prefill is None):
-        missing.append("how fast a GPU is shows in its first runs, so nothing is said of what none of them measured")
+    elif npu.is_on_npu(plan, device):
+        missing += _unknown_of_npu(name, line, prefill)
+    elif not is_on_cpu(plan) and (line is None or prefill is None):
+        what = "a GPU" if plan.config.provider.lower() == "cpu" else f"--provider {plan.config.provider}"
+        missing.append(f"how fast {what} is shows in its first runs, so nothing is said of what none of them measured")
     elif line is None:
         missing.append(f"how fast {name} reads memory is unknown, so nothing is said of its speed{todo}")
     elif prefill is None:
@@ -386,7 +410,15 @@ def _unknown(
         )
     if line is not None and cost is None:
         why = (
-            "no earlier run was metered by this device's sensor" if here else f"core_watts of {device.name} is unknown"
+            "no earlier run was metered by this device's sensor"
+            if here
+            else f"{'npu_watts' if npu.is_on_npu(plan, device) else 'core_watts'} of {device.name} is unknown"
         )
         missing.append(f"{why}, so nothing is said of joules")
     return missing
+
+
+def _unknown_of_npu(name: str, line: _Line | None, prefill: Guess | None) -> list[str]:
+    if line is None:
+        return [f"how fast the NPU of {name} reads memory is unknown, so nothing is said of its speed"]
+    return [] if prefill else [f"how fast the NPU of {name} multiplies is unknown, so nothing is said of prompts"]

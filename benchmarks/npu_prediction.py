@@ -1,0 +1,115 @@
+"""Predictions for NPUs, compared with speeds that others published: nothing is measured here.
+
+Every line is a run of another program on a phone or laptop with a Hexagon NPU. `edge plan --provider qnn` predicts it
+from the figures of the device's profile, with the same sizes of graphs: rows of the cache, tokens of a chunk. What the
+programs do differs: w4a16 has blocks of 4 bits or columns of 4 bits and inputs of 16 bits, 16a8w weights of 8 bits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import geometric_mean
+
+from edge.backends import engine_named
+from edge.cli.show import table
+from edge.devices.memory import MemoryLimit
+from edge.devices.output import work_folder
+from edge.devices.profiles import find_profile
+from edge.model.known import KnownModel, known_models, outline_model
+from edge.model.reader import read_spec
+from edge.options import Options
+from edge.plan.plan import make_plan
+from edge.prediction.predict import Prediction, Wanted, predict
+
+EXECUTORCH = "https://github.com/pytorch/executorch/pull/20587"
+MLLM = "https://github.com/UbiquitousLearning/mllm/pull/624"
+AI_HUB = "https://huggingface.co/qualcomm/Llama-SEA-LION-v3.5-8B-R"
+MISTRAL = "https://huggingface.co/qualcomm/Mistral-7B-Instruct-v0_3"
+
+
+def _model(name: str, architecture: str, *shape: int, untied: bool = False) -> KnownModel:
+    """As its config.json on the Hub has it. shape: layers, width, FFN, heads, KV heads, vocabulary."""
+    keys = ("block_count", "embedding_length", "feed_forward_length", "attention.head_count",
+            "attention.head_count_kv", "vocab_size")  # fmt: skip
+    figures = {**dict(zip(keys, shape, strict=True)), "context_length": 32768}
+    return KnownModel(name, "", "", 0, "", architecture, figures, untied=untied)
+
+
+MODELS = known_models() | {
+    model.name: model
+    for model in (
+        _model("qwen2.5:0.5b", "qwen2", 24, 896, 4864, 14, 2, 151936),
+        _model("qwen2.5:3b", "qwen2", 36, 2048, 11008, 16, 2, 151936),
+        _model("llama3.1:8b", "llama", 32, 4096, 14336, 32, 8, 128256, untied=True),
+        _model("mistral:7b", "llama", 32, 4096, 14336, 32, 8, 32768, untied=True),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Published:
+    """decode, prefill: tok/s. type: of the weights, the nearest that GGUF has."""
+
+    device: str
+    model: str
+    type: str
+    rows: int
+    chunk: int
+    prompt: int
+    decode: float
+    prefill: float | None
+    source: str
+
+
+PUBLISHED = (
+    Published("galaxy-s24", "qwen3:1.7b", "Q4_0", 1024, 32, 640, 25.84, 758.28, MLLM),
+    Published("galaxy-s24", "qwen2.5:3b", "Q4_0", 1024, 32, 512, 18.11, 545.62, MLLM),
+    Published("galaxy-s25", "smollm2:135m", "Q8_0", 128, 32, 32, 254, None, EXECUTORCH),
+    Published("galaxy-s25", "qwen2.5:0.5b", "Q8_0", 128, 32, 32, 130, None, EXECUTORCH),
+    Published("galaxy-s25", "qwen3:0.6b", "Q8_0", 128, 32, 32, 70, None, EXECUTORCH),
+    Published("galaxy-s25", "llama3.2:1b", "Q8_0", 128, 32, 32, 29, None, EXECUTORCH),
+    Published("galaxy-s25", "mistral:7b", "Q4_0", 4096, 128, 128, 10.73, 128 / 0.18, MISTRAL),
+    Published("galaxy-s25", "llama3.1:8b", "Q4_0", 4096, 128, 128, 12.9262, 128 / 0.159383, AI_HUB),
+    Published("snapdragon-x-elite", "llama3.1:8b", "Q4_0", 4096, 128, 128, 10.0367, 128 / 0.211644, AI_HUB),
+)
+
+
+def predicted(run: Published) -> Prediction:
+    with work_folder() as folder:
+        spec = read_spec(outline_model(MODELS[run.model], run.type, folder / "outline.gguf"))
+    options = Options.parse(provider="qnn", max_kv_size=run.rows, prefill_step_size=run.chunk, kv_dtype="f16")
+    plan = make_plan(spec, engine_named("onnx"), options, elsewhere=MemoryLimit(1 << 36, run.device))
+    return predict(spec, plan, find_profile(run.device), Wanted(run.prompt, (run.rows,)))
+
+
+def comparisons() -> Iterator[tuple[Published, str, float, float]]:
+    """Each run with a name of a figure, its prediction and the published value, tok/s."""
+    for run in PUBLISHED:
+        found = predicted(run)
+        yield run, "decode", found.decode[0].tok_s.value, run.decode
+        if run.prefill is not None and found.prefill_tok_s is not None:
+            yield run, f"prompt of {run.prompt}", found.prefill_tok_s.value, run.prefill
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    rows, ratios = [], dict[str, list[float]]()
+    for run, what, guess, value in comparisons():
+        rows.append([run.device, run.model, run.type, what, guess, value, value / guess, run.source])
+        ratios.setdefault(what.split()[0], []).append(value / guess)
+    if parser.parse_args().json:
+        print(json.dumps(rows))
+        return
+    shown = [[*each[:4], f"{each[4]:.4g}", f"{each[5]:.4g}", f"{each[6]:.2f}", each[7]] for each in rows]
+    headings = ["device", "model", "weights", "tok/s", "predicted", "published", "published / predicted", "source"]
+    print(table(headings, shown, left=4))
+    for what, all_of in ratios.items():
+        print(f"{what}: {min(all_of):.2f} to {max(all_of):.2f}, mean {geometric_mean(all_of):.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""Whether a device's NPU can run a model: before anything is compiled, from the header of the model's file.
+
+Compilers of NPUs want fixed sizes, blocks of 4 bits or floats, and contexts no larger than the NPU can address: models
+that are larger are cut into shards of some layers each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from edge.budget import format_bytes
+from edge.devices.profile import DeviceProfile, Npu
+from edge.errors import InputError, MissingExtraError, UnsupportedError
+from edge.formats.blocks import BLOCK
+from edge.formats.gguf import GGUFFile
+from edge.model.spec import ModelSpec
+from edge.options import Options
+
+if TYPE_CHECKING:
+    from edge.backends.onnx.graph.layout import Layout, Matrix
+
+ROWS, CHUNK = 512, 32  # of compiled graphs, unless options say: every pass reads all rows
+KV_DTYPES = ("f16", "f32")
+_BITS = 4  # of the widest blocks that NPUs multiply
+_HEADS = ("output", "token_embd")
+
+
+@dataclass(frozen=True)
+class NpuUse:
+    """device: the profile's name. npu: None if the device has none. context: bytes of compiled weights, estimated; 0:
+    unknown. shards: contexts that they are cut into. head: what multiplies by the last matrix, "npu" or "host".
+    reasons: why the NPU does not run the model; empty: it does."""
+
+    device: str
+    npu: Npu | None
+    context: int = 0
+    shards: int = 1
+    head: str = "npu"
+    reasons: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.reasons:
+            return "no: " + "; ".join(self.reasons)
+        parts = "a context" if self.shards == 1 else f"{self.shards} contexts, together"
+        head = ", the head on the host" if self.head == "host" else ""
+        return f"yes, with {parts} of about {format_bytes(self.context)}{head}"
+
+
+def npu_use(file: GGUFFile, spec: ModelSpec, profile: DeviceProfile) -> NpuUse:
+    """Of a model that is not loaded."""
+    from edge.backends.onnx.graph.layout import make_layout  # here: most plans are for other processors
+
+    if profile.npu is None:
+        return NpuUse(profile.name, None, reasons=("its profile names no NPU",))
+    whose = _no_compiler(profile.npu)
+    try:
+        layout = make_layout(file, spec)
+    except (UnsupportedError, MissingExtraError) as error:
+        why = str(error).removeprefix(f"{file.folder or file.path}: ").removesuffix(": use --backend tvm")
+        return NpuUse(profile.name, profile.npu, reasons=(*whose, f"it has no graph for an ONNX engine ({why})"))
+    layers, head = _layers(layout), layout.matrices[_HEADS[spec.tied_head]]
+    reasons, on_host = [*whose, *_wide(layers)], not _fits(head)
+    context = sum(map(_nbytes, layers)) + (0 if on_host else _nbytes(head)) + _vectors(layout)
+    shards, limit = 1, profile.value("npu_context")
+    if limit is not None and context > limit:
+        # The layers are as equal as they can be, and the head goes with the last ones.
+        least = max(sum(map(_nbytes, layers)) / spec.layers, 0 if on_host else _nbytes(head))
+        shards = next((n for n in range(2, spec.layers + 1) if context / n + least <= limit), 0)
+        if not shards:
+            reasons.append(f"one of its parts is larger than a context of {format_bytes(limit)}")
+    return NpuUse(profile.name, profile.npu, context, shards or 1, "host" if on_host else "npu", tuple(reasons))
+
+
+def check_npu(file: GGUFFile, spec: ModelSpec, profile: DeviceProfile, provider: str) -> NpuUse:
+    """Raises InputError if the provider does not run on the device's NPU, UnsupportedError if that cannot run the
+    model."""
+    if profile.npu_named(provider) is None:
+        found = f"its NPU is {profile.npu}" if profile.npu else "its profile names no NPU"
+        other = f": use --provider {profile.npu.provider}" if profile.npu and profile.npu.provider else ""
+        raise InputError(f"--provider {provider} does not run on {profile.name}, {found}{other}")
+    use = npu_use(file, spec, profile)
+    if use.reasons:
+        raise UnsupportedError(f"the NPU of {profile.name} cannot run this model: {use.reasons[0]}")
+    return use
+
+
+def fixed_options(options: Options, spec: ModelSpec) -> Options:
+    """Those of compiled graphs, where the user left them open. Raises UnsupportedError for rows that NPUs do not
+    read."""
+    if options.kv_dtype not in (None, *KV_DTYPES):
+        raise UnsupportedError(f"NPUs have no KV dtype {options.kv_dtype!r}: choose {', '.join(KV_DTYPES)}")
+    rows = options.max_kv_size
+    if rows is None and options.kv_memory is None:
+        rows = min(spec.context, max(ROWS, options.expected_tokens or 0))
+    return replace(
+        options,
+        kv_dtype=options.kv_dtype or KV_DTYPES[0],
+        max_kv_size=rows,
+        prefill_step_size=options.prefill_step_size or min(CHUNK, max(1, (rows or ROWS) // 2)),
+    )
+
+
+def _no_compiler(npu: Npu) -> list[str]:
+    if npu.provider is not None:
+        return []
+    if npu.vendor == "Apple":
+        return ["ONNX Runtime is not edge's way to it: edge convert --to coreml makes what Core ML runs"]
+    return [f"edge knows no compiler for NPUs of {npu.vendor}"]
+
+
+def _layers(layout: Layout) -> list[Matrix]:
+    return [matrix for name, matrix in layout.matrices.items() if name not in _HEADS]
+
+
+def _fits(matrix: Matrix) -> bool:
+    from edge.backends.onnx.graph.forms import Blocks, Floats
+
+    return isinstance(matrix.form, Floats) or (isinstance(matrix.form, Blocks) and matrix.form.bits <= _BITS)
+
+
+def _wide(matrices: list[Matrix]) -> list[str]:
+    """That some matrices are in a form which NPUs do not multiply."""
+    wide = [matrix for matrix in matrices if not _fits(matrix)]
+    if not wide:
+        return []
+    return [
+        f"{len(wide)} of its {len(matrices)} matrices are neither floats nor blocks of {_BITS} bits: convert it with "
+        "--type q4_0"
+    ]
+
+
+def _nbytes(matrix: Matrix) -> int:
+    """Compiled: scales, and values that were floats, in float16."""
+    from edge.backends.onnx.graph.forms import Blocks
+
+    values = matrix.rows * matrix.columns
+    if isinstance(matrix.form, Blocks):
+        return values * matrix.form.bits // 8 + values // BLOCK * (2 + matrix.form.minima)
+    return 2 * values
+
+
+def _vectors(layout: Layout) -> int:
+    return sum(2 * part.source.rows for parts in layout.vectors.values() for part in parts)

@@ -1,0 +1,41 @@
+"""What a model makes of an NPU's ceilings: shares that follow from speeds which others published.
+
+Nothing of ours has run on an NPU. `benchmarks/npu_prediction.py` predicts published speeds of other programs on
+Hexagon and shows how far each is from its prediction: these shares put the predictions of decoding in their middle.
+Prompts of programs with integer inputs are faster than predicted, since ours are in float16.
+"""
+
+from __future__ import annotations
+
+from edge.backends.efficiency import Efficiency, Rows, Weights
+from edge.devices.profile import DeviceProfile
+from edge.plan.plan import Plan
+
+_WEIGHTS = Weights(reading=0.7, float32=0.9)
+EFFICIENCY = Efficiency(
+    {"integers": _WEIGHTS, "others": _WEIGHTS, "floats": _WEIGHTS},
+    {"f16": Rows(reading=0.7, float32=0.4)},
+    step_s=300e-6,  # a call of the driver, the embedding before it and the new rows behind it: an assumption
+)
+SPREAD = (0.7, 2.1)  # published speeds, as multiples of their predictions
+HEDGE = (
+    f"no run on an NPU was measured: speeds that others published are {SPREAD[0]:g} to {SPREAD[1]:g} times what such "
+    "estimates say of them"
+)
+
+
+def is_on_npu(plan: Plan, device: DeviceProfile) -> bool:
+    """Whether the plan's execution provider runs on the device's NPU."""
+    return device.npu_named(plan.config.provider) is not None
+
+
+def npu_basis(device: DeviceProfile) -> list[str]:
+    """The figures of the NPU that estimates follow from, in words."""
+    bandwidth, rate, watts = (device.figures.get(f"npu_{name}") for name in ("read_bandwidth", "f16_flops", "watts"))
+    said = [f"the NPU reads {bandwidth.value / 1e9:.3g} GB/s of memory ({bandwidth.kind})"] if bandwidth else []
+    if device.npu_flops:
+        kind = rate.kind if rate else "assumed: a quarter of its rate for bytes"
+        said.append(f"it does {device.npu_flops / 1e12:.3g} TFLOP/s in float16 ({kind})")
+    if watts:
+        said.append(f"the device draws {watts.value:g} W while it decodes ({watts.kind})")
+    return [*said, HEDGE, *([device.npu.note] if device.npu and device.npu.note else [])]

@@ -1,0 +1,220 @@
+"""Plans for NPUs: which models can be compiled, and predictions compared with speeds that others published."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+import pytest
+from conftest import GOLDEN
+from typer.testing import CliRunner
+
+from edge.cli.commands import app
+from edge.devices.profile import Figure, Npu
+from edge.devices.profiles import find_profile
+from edge.errors import InputError, UnsupportedError
+from edge.model.known import known_models, outline_model
+from edge.model.reader import read_spec
+from edge.options import Options
+from edge.plan.npu import CHUNK, ROWS, NpuUse, npu_use
+from edge.prediction.forecast import Outlook, look_ahead
+from edge.prediction.npu import EFFICIENCY, SPREAD
+
+MODEL = str(GOLDEN / "llama-gqa-tied.gguf")
+S24 = find_profile("galaxy-s24")
+run = CliRunner()
+
+
+def outlined(tmp_path: Path, name: str, mixture: str) -> Any:
+    file = outline_model(known_models()[name], mixture, tmp_path / "outline.gguf")
+    return file, read_spec(file)
+
+
+def use_of(tmp_path: Path, name: str, mixture: str = "Q4_0", device: str = "galaxy-s24") -> NpuUse:
+    return npu_use(*outlined(tmp_path, name, mixture), find_profile(device))
+
+
+def outlook(tmp_path: Path, name: str = "smollm2:135m", device: str = "galaxy-s24", **options: Any) -> Outlook:
+    file, spec = outlined(tmp_path, name, "Q4_0")
+    chosen = Options.parse(**({"provider": "qnn", "memory": "4GiB"} | options))
+    return look_ahead(file, spec, find_profile(device), chosen, outline=True)
+
+
+# Which models
+
+
+def test_a_context_is_as_large_as_the_vendors_compiler_made_it(tmp_path: Path) -> None:
+    """SmolLM2 in blocks of 4 bits, compiled by QNN for this chip: 77 MB."""
+    file, spec = outlined(tmp_path, "smollm2:135m", "Q4_0")
+    use = npu_use(file, spec, S24)
+    assert (use.reasons, use.shards, use.head) == ((), 1, "host")  # whose head has more bits
+    file.tensors["token_embd.weight"] = replace(file.tensors["token_embd.weight"], type="Q4_0")
+    whole = npu_use(file, spec, S24)
+    assert (whole.reasons, whole.shards, whole.head) == ((), 1, "npu")
+    assert whole.context == pytest.approx(77e6, rel=0.05)
+
+
+def test_what_is_too_large_for_one_context_is_cut(tmp_path: Path) -> None:
+    use = use_of(tmp_path, "qwen3:8b")
+    assert use.reasons == ()
+    assert use.shards == 2
+    assert use.context > (S24.value("npu_context") or 0) > use.context / 2
+    narrow = replace(S24, figures=S24.figures | {"npu_context": Figure(1e8, "assumed", "test")})
+    assert "larger than a context of" in npu_use(*outlined(tmp_path, "qwen3:8b", "Q4_0"), narrow).reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "mixture", "device", "said"),
+    [
+        ("smollm2:135m", "Q8_0", "galaxy-s24", "150 of its 150 matrices are neither floats nor blocks of 4 bits"),
+        ("smollm2:135m", "Q4_K_M", "galaxy-s24", "convert it with --type q4_0"),
+        ("lfm2.5:350m", "Q4_0", "galaxy-s24", "no graph for an ONNX engine"),
+        ("smollm2:135m", "Q4_0", "pixel-9", "edge knows no compiler for NPUs of Google"),
+        ("smollm2:135m", "Q4_0", "iphone-16", "edge convert --to coreml"),
+        ("smollm2:135m", "Q4_0", "raspberry-pi-5", "its profile names no NPU"),
+    ],
+)
+def test_what_cannot_be_compiled_has_a_reason(tmp_path: Path, name: str, mixture: str, device: str, said: str) -> None:
+    reasons = use_of(tmp_path, name, mixture, device).reasons
+    assert said in reasons[0]
+    assert "\n" not in reasons[0]
+
+
+def test_floats_can_be_compiled(tmp_path: Path) -> None:
+    file, spec = outlined(tmp_path, "smollm2:135m", "F16")
+    use = npu_use(file, spec, S24)
+    assert use.reasons == ()
+    assert use.context == pytest.approx(2 * spec.parameters, rel=0.01)
+
+
+# Predictions
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(Path(__file__).parent.parent / "benchmarks")
+    return import_module("npu_prediction")
+
+
+def test_published_speeds_are_near_their_predictions(benchmark: Any) -> None:
+    found = list(benchmark.comparisons())
+    ratios = [value / guess for _, _, guess, value in found]
+    assert len(ratios) > 12
+    assert SPREAD[0] < min(ratios) < SPREAD[0] + 0.1  # the spread that predictions name is no wider than it must be
+    assert SPREAD[1] - 0.1 < max(ratios) < SPREAD[1]
+    assert geometric_mean(value / guess for _, what, guess, value in found if what == "decode") == pytest.approx(
+        1, abs=0.05
+    )
+
+
+def test_an_npu_reads_all_rows_for_every_token(tmp_path: Path) -> None:
+    few, many = (outlook(tmp_path, max_kv_size=rows) for rows in (256, 2048))
+    rate = 60e9 * EFFICIENCY.weights["integers"].reading
+    row_bytes = 30 * 2 * 3 * 64 * 2  # layers, keys and values, KV heads, values, float16
+    spec = outlined(tmp_path, "smollm2:135m", "Q4_0")[1]
+    for found, rows in ((few, 256), (many, 2048)):
+        (point,) = found.prediction.decode
+        assert point.context == rows
+        seconds = (spec.weight_bytes + (rows + 1) * row_bytes) / rate + EFFICIENCY.step_s
+        assert 1 / point.tok_s.value == pytest.approx(seconds, rel=0.01)
+        assert point.joules is not None
+        assert point.joules.value == pytest.approx(4.3 / point.tok_s.value)
+        assert "estimated" in point.tok_s.source
+
+
+def test_a_prompt_takes_whole_chunks(tmp_path: Path) -> None:
+    file, spec = outlined(tmp_path, "smollm2:135m", "Q4_0")
+    chosen = Options.parse(provider="qnn", memory="4GiB")
+    times = []
+    for prompt in (1, CHUNK, CHUNK + 1, 10 * CHUNK):
+        found = look_ahead(file, spec, S24, chosen, prompt=prompt, outline=True).prediction.ttft_s
+        assert found is not None
+        times.append(found.value)
+    assert times == pytest.approx([times[0] * n for n in (1, 1, 2, 10)])
+
+
+def test_sizes_are_fixed_unless_they_are_stated(tmp_path: Path) -> None:
+    plan = outlook(tmp_path).plan
+    assert (plan.backend, plan.config.capacity, plan.config.chunk, plan.config.kv_dtype) == ("onnx", ROWS, CHUNK, "f16")
+    stated = outlook(tmp_path, max_kv_size=64, prefill_step_size=16, kv_dtype="f32").plan.config
+    assert (stated.capacity, stated.chunk, stated.kv_dtype) == (64, 16, "f32")
+    assert outlook(tmp_path, expected_tokens=900).plan.config.capacity >= 900
+
+
+def test_unknown_figures_leave_speeds_unknown(tmp_path: Path) -> None:
+    file, spec = outlined(tmp_path, "smollm2:135m", "Q4_0")
+    chosen = Options.parse(provider="qnn", memory="4GiB")
+    none = replace(S24, figures={})
+    found = look_ahead(file, spec, none, chosen, outline=True).prediction
+    assert (found.decode, found.ttft_s) == ((), None)
+    assert found.unknown == ("how fast the NPU of galaxy-s24 reads memory is unknown, so nothing is said of its speed",)
+    only_reads = replace(S24, figures={"npu_read_bandwidth": S24.figures["npu_read_bandwidth"]})
+    found = look_ahead(file, spec, only_reads, chosen, outline=True).prediction
+    assert found.decode
+    assert "multiplies is unknown" in found.unknown[0]
+    assert "npu_watts of galaxy-s24 is unknown" in found.unknown[1]
+
+
+def test_the_rate_of_bytes_says_something_of_floats() -> None:
+    assert find_profile("snapdragon-x-elite").npu_flops == pytest.approx(45e12 / 4)
+    assert S24.npu_flops == 12.03e12
+    assert replace(S24, figures={}).npu_flops is None
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "error", "said"),
+    [
+        ("pixel-9", {}, InputError, "--provider qnn does not run on pixel-9, its NPU is Google Tensor Processing Unit"),
+        ("raspberry-pi-5", {}, InputError, "its profile names no NPU"),
+        ("galaxy-s24", {"provider": "cuda"}, InputError, "Qualcomm Hexagon v75: use --provider qnn"),
+        ("galaxy-s24", {"kv_dtype": "int8"}, UnsupportedError, "NPUs have no KV dtype 'int8': choose f16, f32"),
+        ("galaxy-s24", {"backend": "tvm"}, UnsupportedError, "--provider is for the onnx engine"),
+        ("web", {"memory": "1GiB"}, UnsupportedError, "--provider"),
+    ],
+)
+def test_bad_requests_are_refused(
+    tmp_path: Path, device: str, options: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        outlook(tmp_path, device=device, **options)
+
+
+def test_the_command_shows_the_npu_and_that_it_estimates() -> None:
+    flags = [
+        "plan",
+        "smollm2-135m",
+        "--device",
+        "galaxy-s24",
+        "--provider",
+        "QNN",
+        "--memory",
+        "2GiB",
+        "--energy",
+        "9J",
+    ]
+    shown = " ".join(run.invoke(app, flags).output.split())
+    assert "on onnx, Qualcomm Hexagon v75" in shown
+    assert "compiled for this NPU: 1 context" in shown
+    assert "no run on an NPU was measured" in shown
+    assert "Exynos 2400" in shown
+    answer = json.loads(run.invoke(app, [*flags, "--json"]).output)
+    assert answer["npu"]["npu"]["soc"] == 57
+    assert answer["prediction"]["energy_tokens"]["source"] == "estimated by galaxy-s24"
+    plain = json.loads(run.invoke(app, ["plan", MODEL, "--device", "galaxy-s24", "--memory", "2GiB", "--json"]).output)
+    assert plain["npu"] is None
+
+
+def test_what_a_provider_makes_of_this_device_is_unknown() -> None:
+    found = json.loads(run.invoke(app, ["plan", MODEL, "--provider", "qnn", "--json"]).output)
+    assert found["backend"] == "onnx"
+    assert found["prediction"]["decode"] == []
+    assert found["prediction"]["unknown"][0].startswith("how fast --provider qnn is shows in its first runs")
+
+
+def test_npus_are_called_by_maker_and_instruction_set() -> None:
+    assert str(Npu("Qualcomm", "Hexagon", "x", arch="75")) == "Qualcomm Hexagon v75"
+    assert str(Npu("Apple", "Neural Engine", "x")) == "Apple Neural Engine"
