@@ -80,7 +80,7 @@ class Npu:
 
     provider: the execution provider of ONNX Runtime that runs on it, as --provider names it; None if edge knows none.
     soc: the vendor's number of the chip (soc_model of QNN). arch: its instruction set (htp_arch of QNN), such as "75".
-    note: what it is not true of.
+    chip: as the device tree of boards with this NPU names it, such as "qcom,sm8650". note: what it is not true of.
     """
 
     vendor: Text
@@ -89,6 +89,7 @@ class Npu:
     provider: Text | None = None
     soc: Count | None = None
     arch: Text | None = None
+    chip: Text | None = None
     note: Text = ""
 
     def __str__(self) -> str:

@@ -10,10 +10,12 @@ import logging
 import os
 import platform
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 from edge.devices.host import processor
+from edge.devices.npus import SeenNpu, chips, seen_npus, with_numbers
 from edge.devices.private import distrust, make_private_folder
 from edge.devices.profile import Cluster, DeviceProfile, Figure, Power
 from edge.devices.profile_file import read_profile, write_profile
@@ -90,8 +92,19 @@ def describe_host() -> DeviceProfile:
         system=host.system.partition(" ")[0].lower(),
         clusters=(Cluster(host.processor, host.physical_cores, _SYSTEM_SAYS),),
         instruction_sets=host.instruction_sets,
+        npu=next((seen.npu for seen in host_npus()), None),
         figures={name: Figure(size, "measured", _SYSTEM_SAYS) for name, size in sizes.items()},
     )
+
+
+def host_npus(root: Path = Path("/")) -> list[SeenNpu]:
+    """The NPUs of this device, with the vendor's numbers if a profile that comes with edge has the same chip."""
+    found, names = seen_npus(root), chips(root)
+    if not found or not names:
+        return found
+    profiles = [read_profile(_FOLDER / f"{name}.toml") for name in sorted(_names(_FOLDER))]
+    known = [profile.npu for profile in profiles if profile.npu is not None]
+    return [replace(each, npu=with_numbers(each.npu, names, known)) for each in found]
 
 
 def host_power() -> Power:

@@ -12,6 +12,8 @@ from edge.backends import backend_names, find_backend
 from edge.backends.base import Backend, EngineConfig, Footprint
 from edge.converters.huggingface.reader import is_folder, outline_folder
 from edge.devices.output import work_folder
+from edge.devices.profile import DeviceProfile
+from edge.devices.profiles import find_profile
 from edge.errors import EdgeError, MissingExtraError, UnsupportedError
 from edge.formats.gguf import ArrayRef, GGUFFile, TensorInfo, read_gguf
 from edge.formats.onnx_folder import read_folder, read_manifest
@@ -21,6 +23,7 @@ from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec
 from edge.model.thinking import find_family
 from edge.model.tokenizer import check_known
+from edge.plan.npu import NpuUse, npu_use
 from edge.storage.fingerprint import hash_file
 
 _ENDS = ("bos", "eos", "eot", "eom", "unknown", "padding")
@@ -81,7 +84,8 @@ class Inspection:
     """bits_per_weight: of all tensors; body_bits: of matrices other than the embedding and the head; None if there are
     none. stamp: of the header and a few bytes of every tensor, or of every MiB of a folder. sha256: of every file, if
     requested. spec: None, with a reason, for a model that no engine of edge runs. template: the file's, untrusted.
-    thinks: whether it has marks of thoughts (`--think`). adapter: of a LoRA adapter, which is no model.
+    thinks: whether it has marks of thoughts (`--think`). adapter: of a LoRA adapter, which is no model. npu: of the
+    device that was asked about.
     """
 
     path: Path
@@ -102,28 +106,31 @@ class Inspection:
     engines: list[EngineUse]
     adapter: AdapterInfo | None = None
     thinks: bool = False
+    npu: NpuUse | None = None
 
 
 def inspect_model(
-    model: str | Path, *, sha256: bool = False, progress: Callable[[float], None] | None = None
-) -> Inspection:
+    model: str | Path, *, device: str | None = None, sha256: bool = False,
+    progress: Callable[[float], None] | None = None,
+) -> Inspection:  # fmt: skip
     """Read a model's header, with all checks. sha256: hash whole files, which takes a second per GB or two.
 
     model: as in `open_model`, or a Hugging Face folder, which is shown as the GGUF file that edge convert would write.
-    Raises InputError, ModelFormatError, UnsupportedError. GGUF files of architectures that edge does not run can be
+    device: its name in `edge devices list`; whether its NPU runs the model. Raises InputError, ModelFormatError, UnsupportedError. GGUF files of architectures that edge does not run can be
     inspected, too.
     """
+    profile = None if device is None else find_profile(device)
     if is_folder(Path(model)):
         path = Path(model)
         with work_folder() as folder:
             file = outline_folder(path, folder / "outline.gguf")
-            return _inspect(path, file, "Hugging Face folder", _checkpoint(path), sha256, progress)
+            return _inspect(path, file, "Hugging Face folder", _checkpoint(path), profile, sha256, progress)
     path = find_model(model)
     if path.is_dir():
         files = [path / name for name in read_manifest(path).files]
-        return _inspect(path, read_folder(path), "ONNX folder of edge", files, sha256, progress)
+        return _inspect(path, read_folder(path), "ONNX folder of edge", files, profile, sha256, progress)
     file = read_gguf(path)
-    return _inspect(path, file, f"GGUF {file.version}", [path], sha256, progress)
+    return _inspect(path, file, f"GGUF {file.version}", [path], profile, sha256, progress)
 
 
 def engine_use(name: str, file: GGUFFile, spec: ModelSpec) -> EngineUse:
@@ -141,8 +148,9 @@ def engine_use(name: str, file: GGUFFile, spec: ModelSpec) -> EngineUse:
 
 
 def _inspect(
-    path: Path, file: GGUFFile, format: str, files: list[Path], sha256: bool, progress: Callable[[float], None] | None
-) -> Inspection:
+    path: Path, file: GGUFFile, format: str, files: list[Path], profile: DeviceProfile | None, sha256: bool,
+    progress: Callable[[float], None] | None,
+) -> Inspection:  # fmt: skip
     tensors = list(file.tensors.values())
     body = [info for info in tensors if len(info.shape) > 1 and info.name not in _VOCABULARY]
     spec, reason = _spec(file)
@@ -166,6 +174,7 @@ def _inspect(
         reason=reason,
         adapter=_adapter(file),
         engines=[] if spec is None else [engine_use(name, file, spec) for name in backend_names()],
+        npu=None if spec is None or profile is None else npu_use(file, spec, profile),
     )
 
 

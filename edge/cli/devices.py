@@ -11,10 +11,11 @@ import typer
 
 from edge.budget import format_bytes
 from edge.cli import options as o
-from edge.cli.show import note, print_json, progress, table
+from edge.cli.show import note, print_json, printable, progress, table
 
 if TYPE_CHECKING:
     from edge.backends.tvm.gpu.hosts import Adapter
+    from edge.devices.npus import SeenNpu
     from edge.devices.profile import DeviceProfile, Npu
 
 devices = typer.Typer(help="This device, its sensors, and the devices known by name.")
@@ -24,7 +25,7 @@ _Name = Annotated[str, typer.Argument(metavar="DEVICE", help="A name of edge dev
 
 @devices.callback(invoke_without_command=True)
 def here(context: typer.Context, json: o.Json = False) -> None:
-    """Show this device: processor, cores, instruction sets, caches, memory and GPUs; or run one of the commands."""
+    """Show this device: processor, cores, instruction sets, caches, memory, GPUs and NPUs; or run one of the commands."""
     if context.invoked_subcommand is not None:
         return
     from dataclasses import replace
@@ -32,17 +33,20 @@ def here(context: typer.Context, json: o.Json = False) -> None:
     from edge.backends.tvm.gpu.hosts import all_adapters, what_is_missing
     from edge.devices.host import probe_host
     from edge.devices.memory import memory_limit
-    from edge.devices.power import memory_root
+    from edge.devices.npus import board
+    from edge.devices.power import memory_root, sensors_root
+    from edge.devices.profiles import host_npus
 
-    host = replace(probe_host(), limit=memory_limit(memory_root()))
-    gpus, (chosen, no_gpu) = all_adapters(), _chosen_gpu()
+    host, model = replace(probe_host(), limit=memory_limit(memory_root())), board(sensors_root())
+    gpus, (chosen, no_gpu), npus = all_adapters(), _chosen_gpu(), host_npus(sensors_root())
     if json:
         listed = [_gpu_as_json(each, chosen) for each in gpus]
         drivers = {"gpus": listed, "no_gpu": no_gpu, "missing_gpu_drivers": what_is_missing()}
-        print_json({"host": asdict(host)} | drivers)
+        print_json({"host": asdict(host), "board": model} | drivers | {"npus": [asdict(each) for each in npus]})
         return
     rows = [
         ["system", f"{host.system} ({host.machine})"],
+        *([["board", printable(model)]] if model else []),
         ["processor", host.processor],
         ["cores", f"{host.physical_cores} physical, {host.logical_cores} logical, {host.usable_cores} used by default"],
         ["instruction sets", " ".join(host.instruction_sets) or "none of note"],
@@ -54,6 +58,11 @@ def here(context: typer.Context, json: o.Json = False) -> None:
     if gpus:
         print("\n" + table(["GPU", "name", "driver", "memory", "limits", "features"], [_gpu(each) for each in gpus], 6))
     print("\n" + (f"--backend gpu runs on {chosen.place}; EDGE_GPU chooses another" if chosen else no_gpu or ""))
+    if npus:
+        seen = [[str(each.npu), printable(each.driver), each.place, _use(each)] for each in npus]
+        print("\n" + table(["NPU", "driver", "device", "use"], seen, left=4))
+    else:
+        print("\nno NPU was found")
 
 
 @devices.command("list")
@@ -264,6 +273,12 @@ def _gpu_as_json(adapter: Adapter, chosen: Adapter | None) -> dict[str, object]:
     """chosen: whether `--backend gpu` runs on it."""
     found = {"place": adapter.place, "chosen": adapter == chosen}
     return found | asdict(adapter) | {"features": sorted(adapter.features)}
+
+
+def _use(seen: SeenNpu) -> str:
+    if seen.npu.provider is None:
+        return "none: edge knows no compiler for it"
+    return f"--provider {seen.npu.provider}" + ("" if seen.allowed else ", but this user may not open the device")
 
 
 def _npu(npu: Npu) -> str:

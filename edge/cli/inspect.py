@@ -26,6 +26,9 @@ def inspect(
     tensors: Annotated[bool, o.flag("--tensors", help="List all tensors.")] = False,
     template: Annotated[bool, o.flag("--template", help="Print the whole chat template.")] = False,
     hash: Annotated[bool, o.flag("--hash", help="SHA-256 of the file, which is read whole for it.")] = False,
+    device: Annotated[
+        str | None, o.flag("--device", help="Whether the NPU of this device, of edge devices list, runs it, too.")
+    ] = None,
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
@@ -34,7 +37,7 @@ def inspect(
 
     with progress(enabled=not quiet) as shown:
         bar = shown.step("hashing")
-        found = inspect_model(model, sha256=hash, progress=lambda part: bar(part, 1.0))
+        found = inspect_model(model, device=device, sha256=hash, progress=lambda part: bar(part, 1.0))
     if json:
         print_json(_record(found, tensors=tensors))
         return
@@ -57,6 +60,10 @@ def inspect(
             headings.append("of fixed size")
             runs = [[*run, _by_dtype(each.window_bytes)] for run, each in zip(runs, found.engines, strict=True)]
         print("\n" + table(headings, runs, left=4))
+    if found.npu is not None:
+        npu = str(found.npu.npu) if found.npu.npu else "none"
+        noted = [["", found.npu.npu.note]] if found.npu.npu and found.npu.npu.note else []
+        print("\n" + table([f"NPU of {found.npu.device}", npu], [["runs it", str(found.npu)], *noted], left=2))
     if found.template is not None:
         text = printable(found.template)
         thinks = ", of a model that thinks (--think)" if found.thinks else ""

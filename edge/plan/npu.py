@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from edge.budget import format_bytes
 from edge.devices.profile import DeviceProfile, Npu
-from edge.errors import InputError, MissingExtraError, UnsupportedError
+from edge.devices.profiles import HOST
+from edge.errors import EdgeError, InputError, UnsupportedError
 from edge.formats.blocks import BLOCK
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
@@ -52,11 +53,11 @@ def npu_use(file: GGUFFile, spec: ModelSpec, profile: DeviceProfile) -> NpuUse:
     from edge.backends.onnx.graph.layout import make_layout  # here: most plans are for other processors
 
     if profile.npu is None:
-        return NpuUse(profile.name, None, reasons=("its profile names no NPU",))
+        return NpuUse(profile.name, None, reasons=(_no_npu(profile),))
     whose = _no_compiler(profile.npu)
     try:
         layout = make_layout(file, spec)
-    except (UnsupportedError, MissingExtraError) as error:
+    except EdgeError as error:
         why = str(error).removeprefix(f"{file.folder or file.path}: ").removesuffix(": use --backend tvm")
         return NpuUse(profile.name, profile.npu, reasons=(*whose, f"it has no graph for an ONNX engine ({why})"))
     layers, head = _layers(layout), layout.matrices[_HEADS[spec.tied_head]]
@@ -76,7 +77,7 @@ def check_npu(file: GGUFFile, spec: ModelSpec, profile: DeviceProfile, provider:
     """Raises InputError if the provider does not run on the device's NPU, UnsupportedError if that cannot run the
     model."""
     if profile.npu_named(provider) is None:
-        found = f"its NPU is {profile.npu}" if profile.npu else "its profile names no NPU"
+        found = f"its NPU is {profile.npu}" if profile.npu else _no_npu(profile)
         other = f": use --provider {profile.npu.provider}" if profile.npu and profile.npu.provider else ""
         raise InputError(f"--provider {provider} does not run on {profile.name}, {found}{other}")
     use = npu_use(file, spec, profile)
@@ -99,6 +100,10 @@ def fixed_options(options: Options, spec: ModelSpec) -> Options:
         max_kv_size=rows,
         prefill_step_size=options.prefill_step_size or min(CHUNK, max(1, (rows or ROWS) // 2)),
     )
+
+
+def _no_npu(profile: DeviceProfile) -> str:
+    return "the system shows no NPU" if profile.name == HOST else "its profile names no NPU"
 
 
 def _no_compiler(npu: Npu) -> list[str]:
