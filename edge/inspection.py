@@ -116,7 +116,8 @@ def inspect_model(
     """Read a model's header, with all checks. sha256: hash whole files, which takes a second per GB or two.
 
     model: as in `open_model`, or a Hugging Face folder, which is shown as the GGUF file that edge convert would write.
-    device: its name in `edge devices list`; whether its NPU runs the model. Raises InputError, ModelFormatError, UnsupportedError. GGUF files of architectures that edge does not run can be
+    device: its name in `edge devices list`; whether its NPU runs the model.
+    Raises InputError, ModelFormatError, UnsupportedError. GGUF files of architectures that edge does not run can be
     inspected, too.
     """
     profile = None if device is None else find_profile(device)

@@ -25,7 +25,7 @@ _Name = Annotated[str, typer.Argument(metavar="DEVICE", help="A name of edge dev
 
 @devices.callback(invoke_without_command=True)
 def here(context: typer.Context, json: o.Json = False) -> None:
-    """Show this device: processor, cores, instruction sets, caches, memory, GPUs and NPUs; or run one of the commands."""
+    """Show this device: processor, cores, instruction sets, caches, memory, GPUs, NPUs; or run one of the commands."""
     if context.invoked_subcommand is not None:
         return
     from dataclasses import replace
