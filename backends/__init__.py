@@ -82,8 +82,8 @@ def backend_elsewhere(name: str, file: GGUFFile, spec: ModelSpec, system: str) -
             _check_tokenizer(each, file)
             engine_named(each).check_elsewhere(file, spec, system)
             return engine_named(each)
-    _check_tokenizer(last, file)
     engine_named(last).check_elsewhere(file, spec, system)
+    _check_tokenizer(last, file)
     return engine_named(last)
 
 

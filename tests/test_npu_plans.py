@@ -21,6 +21,7 @@ from edge.model.known import known_models, outline_model
 from edge.model.reader import read_spec
 from edge.options import Options
 from edge.plan.npu import CHUNK, ROWS, NpuUse, npu_use
+from edge.prediction.fits import fits
 from edge.prediction.forecast import Outlook, look_ahead
 from edge.prediction.npu import EFFICIENCY, SPREAD
 
@@ -70,8 +71,8 @@ def test_what_is_too_large_for_one_context_is_cut(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "mixture", "device", "said"),
     [
-        ("smollm2:135m", "Q8_0", "galaxy-s24", "150 of its 150 matrices are neither floats nor blocks of 4 bits"),
-        ("smollm2:135m", "Q4_K_M", "galaxy-s24", "convert it with --type q4_0"),
+        ("smollm2:135m", "Q8_0", "galaxy-s24", "150 of its 150 matrices have blocks of more than 4 bits"),
+        ("smollm2:135m", "Q4_K_M", "galaxy-s24", "use --type q4_0"),
         ("lfm2.5:350m", "Q4_0", "galaxy-s24", "no graph for an ONNX engine"),
         ("smollm2:135m", "Q4_0", "pixel-9", "edge knows no compiler for NPUs of Google"),
         ("smollm2:135m", "Q4_0", "iphone-16", "edge convert --to coreml"),
@@ -206,6 +207,16 @@ def test_the_command_shows_the_npu_and_that_it_estimates() -> None:
     assert answer["prediction"]["energy_tokens"]["source"] == "estimated by galaxy-s24"
     plain = json.loads(run.invoke(app, ["plan", MODEL, "--device", "galaxy-s24", "--memory", "2GiB", "--json"]).output)
     assert plain["npu"] is None
+
+
+def test_models_are_judged_for_an_npu() -> None:
+    large, other = fits(device="galaxy-s25", provider="qnn", names=["llama3.2:1b", "lfm2.5:350m"])
+    assert (large.name, large.best and large.best.type) == ("llama3.2:1b", "Q4_0")
+    assert large.best is not None
+    assert large.best.tok_s is not None
+    assert "not for the NPU of galaxy-s25: " in (large.why or "")
+    assert other.best is None
+    assert "run on llama.cpp only" in (other.reason or "")
 
 
 def test_what_a_provider_makes_of_this_device_is_unknown() -> None:

@@ -42,7 +42,7 @@ def show(
     tokens: Annotated[
         int | None, o.flag("--tokens", min=1, max=1 << 40, help="With --fits: of prompt and answer (default: 4096).")
     ] = None,
-    options: Annotated[Options, o.only("memory", "energy", "backend", "threads")],
+    options: Annotated[Options, o.only("memory", "energy", "backend", "provider", "threads")],
     json: o.Json = False,
 ) -> None:
     """List the models on this device, remove one, or say which of today's would run on a device."""

@@ -82,7 +82,7 @@ def check_npu(file: GGUFFile, spec: ModelSpec, profile: DeviceProfile, provider:
         raise InputError(f"--provider {provider} does not run on {profile.name}, {found}{other}")
     use = npu_use(file, spec, profile)
     if use.reasons:
-        raise UnsupportedError(f"the NPU of {profile.name} cannot run this model: {use.reasons[0]}")
+        raise UnsupportedError(f"not for the NPU of {profile.name}: {use.reasons[0]}")
     return use
 
 
@@ -129,10 +129,7 @@ def _wide(matrices: list[Matrix]) -> list[str]:
     wide = [matrix for matrix in matrices if not _fits(matrix)]
     if not wide:
         return []
-    return [
-        f"{len(wide)} of its {len(matrices)} matrices are neither floats nor blocks of {_BITS} bits: convert it with "
-        "--type q4_0"
-    ]
+    return [f"{len(wide)} of its {len(matrices)} matrices have blocks of more than {_BITS} bits: use --type q4_0"]
 
 
 def _nbytes(matrix: Matrix) -> int:

@@ -168,7 +168,8 @@ def _room(profile: DeviceProfile, options: Options) -> int | None:
 
 def _try(mixture: str, weights: int, found: Outlook) -> Try:
     plan, prediction = found.plan, found.prediction
-    point = next((each for each in reversed(prediction.decode) if each.context <= _CONTEXT), None)
+    below = [each for each in prediction.decode if each.context <= _CONTEXT]
+    point = next(iter([*reversed(below), *prediction.decode]), None)  # compiled graphs have one number of rows
     return Try(
         type=mixture,
         weights=weights,
