@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from edge.devices.profile import Npu
@@ -57,12 +57,6 @@ def board(root: Path = Path("/")) -> str:
 def chips(root: Path = Path("/")) -> list[str]:
     """The device tree's names of board and chip, such as qcom,sm8650."""
     return [name for name in _text(root / "proc/device-tree/compatible").split("\0") if name]
-
-
-def with_numbers(npu: Npu, names: list[str], known: list[Npu]) -> Npu:
-    """With the numbers of a known one whose chip is among `names`."""
-    same = next((each for each in known if each.vendor == npu.vendor and each.chip and each.chip in names), None)
-    return npu if same is None else replace(npu, soc=same.soc, arch=same.arch, chip=same.chip, source=same.source)
 
 
 def _seen(npu: Npu, root: Path, node: str, driver: str) -> SeenNpu:

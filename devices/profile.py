@@ -39,7 +39,9 @@ FIGURES = {
 # What cores get of a bus's theoretical bandwidth, where it was not measured: an assumption. The Raspberry Pi 5, of
 # which both are known, has 0.82 for one core that only reads.
 BUS_SHARE = 0.6
-F16_SHARE = 0.25  # of an NPU's rate for bytes, in float16: an assumption, true of Hexagon v75 if it has 48 TOPS
+# Of an NPU's rate for bytes, what it does in float16, where that was not measured: an assumption, since products of
+# floats take about four times the transistors.
+F16_SHARE = 0.25
 
 
 Text = Annotated[str, Rule("a line of text", lambda text: text.strip() and len(text) <= 2000 and text.isprintable())]

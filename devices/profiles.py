@@ -15,9 +15,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from edge.devices.host import processor
-from edge.devices.npus import SeenNpu, chips, seen_npus, with_numbers
+from edge.devices.npus import SeenNpu, chips, seen_npus
 from edge.devices.private import distrust, make_private_folder
-from edge.devices.profile import Cluster, DeviceProfile, Figure, Power
+from edge.devices.profile import Cluster, DeviceProfile, Figure, Npu, Power
 from edge.devices.profile_file import read_profile, write_profile
 from edge.errors import InputError
 
@@ -85,6 +85,7 @@ def describe_host() -> DeviceProfile:
     sizes = {"memory": host.memory} | {
         name: host.caches[level] for name, level in (("l1d", "L1d"), ("l2", "L2"), ("l3", "L3")) if level in host.caches
     }
+    npu = next((seen.npu for seen in host_npus()), None)
     return DeviceProfile(
         name=HOST,
         description=processor().name,
@@ -92,19 +93,35 @@ def describe_host() -> DeviceProfile:
         system=host.system.partition(" ")[0].lower(),
         clusters=(Cluster(host.processor, host.physical_cores, _SYSTEM_SAYS),),
         instruction_sets=host.instruction_sets,
-        npu=next((seen.npu for seen in host_npus()), None),
-        figures={name: Figure(size, "measured", _SYSTEM_SAYS) for name, size in sizes.items()},
+        npu=npu,
+        figures={name: Figure(size, "measured", _SYSTEM_SAYS) for name, size in sizes.items()} | _npu_figures(npu),
     )
 
 
 def host_npus(root: Path = Path("/")) -> list[SeenNpu]:
     """The NPUs of this device, with the vendor's numbers if a profile that comes with edge has the same chip."""
-    found, names = seen_npus(root), chips(root)
-    if not found or not names:
+    found = seen_npus(root)
+    alike = _with_chip(chips(root)) if found else None
+    if alike is None or alike.npu is None:
         return found
-    profiles = [read_profile(_FOLDER / f"{name}.toml") for name in sorted(_names(_FOLDER))]
-    known = [profile.npu for profile in profiles if profile.npu is not None]
-    return [replace(each, npu=with_numbers(each.npu, names, known)) for each in found]
+    known = replace(alike.npu, note="")  # it holds for boards whose chip is not known
+    return [replace(each, npu=known) if _is_kind(each.npu, known) else each for each in found]
+
+
+def _npu_figures(npu: Npu | None) -> dict[str, Figure]:
+    """Those of a device with the same chip."""
+    alike = None if npu is None or npu.chip is None else _with_chip([npu.chip])
+    return {name: figure for name, figure in alike.figures.items() if name.startswith("npu_")} if alike else {}
+
+
+def _with_chip(names: list[str]) -> DeviceProfile | None:
+    """Of the profiles that come with edge, the one whose NPU is on a chip of these."""
+    profiles = (read_profile(_FOLDER / f"{name}.toml") for name in sorted(_names(_FOLDER)))
+    return next((each for each in profiles if each.npu and each.npu.chip in names), None) if names else None
+
+
+def _is_kind(one: Npu, other: Npu) -> bool:
+    return (one.vendor, one.name) == (other.vendor, other.name)
 
 
 def host_power() -> Power:

@@ -90,6 +90,8 @@ def test_a_profile_of_this_device_has_its_npu(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "host.toml").write_text(to_toml(host))
     assert host.npu is not None
     assert host.npu.soc == 69
+    assert host.value("npu_read_bandwidth") == find_profile("galaxy-s25").value("npu_read_bandwidth")
+    assert host.value("bus_bandwidth") is None
     assert read_profile(tmp_path / "host.toml").npu == host.npu
 
 
