@@ -44,6 +44,7 @@ class EngineConfig:
 
     repack: bool = False  # weights repacked in private memory (faster), not mapped (reclaimable): `Backend.can_repack`
     provider: str = "cpu"  # onnx: the execution provider of ONNX Runtime
+    emulated: bool = False  # onnx: on the CPU, which computes what an NPU would
     gpu_layers: int = 0  # llamacpp: layers whose weights are on a GPU
     adapter: str = ""  # gpu: the one that the plan is for (`GPUMemory.adapter`); empty: the engine's own choice
     resident: int = 0  # bytes of weights in memory at a time, the rest is streamed (`Footprint.least_weights`); 0: all
@@ -102,6 +103,19 @@ class MostRows:
 
     rows: int
     why: str
+
+
+@dataclass(frozen=True)
+class FixedSizes:
+    """What graphs of fixed sizes, as NPUs want them, say of a plan. rows, chunk: the default KV rows and tokens in
+    prefill; the most, if compiled: those that the model was compiled for. kv_dtypes: the first is the default.
+    emulated: `EngineConfig.emulated`."""
+
+    rows: int
+    chunk: int
+    kv_dtypes: tuple[str, ...]
+    compiled: bool
+    emulated: bool
 
 
 # What a pass is made of, in its order; engines name their operators as they like, but put each into one of these.
@@ -482,6 +496,18 @@ class GPUBackend(Backend, Protocol):
 
     def used_memory(self, adapter: str) -> int | None:
         """Bytes that the system says this process holds on that GPU; None if it does not tell."""
+        ...
+
+
+class ProviderBackend(Backend, Protocol):
+    """The module of an engine with `Capabilities.providers`."""
+
+    def fixed_sizes(self, spec: ModelSpec, provider: str | None, *, elsewhere: bool) -> FixedSizes | None:
+        """None for providers that run graphs of any size. elsewhere: on another device.
+
+        Raises InputError for unknown providers, MissingExtraError for one that is not installed, UnsupportedError if
+        the model was compiled for another.
+        """
         ...
 
 

@@ -86,13 +86,15 @@ def load_engine(
     logits_rows: int = 8,
     observes: bool = False,
 ) -> Engine:
-    """An engine on one thread, without a plan or a session around it. backend: such as `tvm` or `gpu@wgpu:0`."""
+    """An engine on one thread, without a plan or a session around it. backend: such as `tvm`, `gpu@wgpu:0` or
+    `onnx@qnn`, a provider."""
     name, _, place = backend.partition("@")
-    with on_gpu(place) if place else nullcontext():
+    with on_gpu(place) if name == "gpu" and place else nullcontext():
         module = find_backend(name, model.file, model.spec)
         config = EngineConfig(
-            capacity, chunk, kv_dtype, threads=1, logits_rows=min(logits_rows, chunk), observes=observes
-        )
+            capacity, chunk, kv_dtype, threads=1, logits_rows=min(logits_rows, chunk), observes=observes,
+            provider=place if name == "onnx" and place else "cpu",
+        )  # fmt: skip
         return module.load(model.file, model.spec, config)
 
 

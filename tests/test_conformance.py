@@ -79,7 +79,11 @@ if find_spec("onnxruntime"):  # which Python 3.10 cannot have
         Row("onnx", "f16", tolerance=8e-2),
         Row("onnx", "int8", tolerance=1.2),
         Row("onnx", "int4", correlation=0.65),
+        Row("onnx@cpu-static", "f32", tolerance=1e-4),
+        Row("onnx@cpu-static", "f16", tolerance=8e-2),
     )
+if find_spec("onnxruntime_qnn"):  # whose emulator computes in float16
+    ENGINES += (Row("onnx@qnn", "f16", tolerance=2e-1),)
 
 
 class OpenEngine(Protocol):
@@ -153,7 +157,7 @@ def settings_of(row: Row) -> list[Any]:
     often: tuple[str, ...] = ("llama-gqa-tied", "llama-one-layer")
     if row.kv_dtype == "f32":
         often = (*GOLDEN_MODELS, *ODD_POSITIONS)
-    if row.backend.startswith("gpu"):  # which shares its bookkeeping with tvm
+    if "@" in row.backend:  # a GPU shares its bookkeeping with tvm, an NPU with onnx
         often = ("llama-gqa-tied",) if row.kv_dtype == "f32" else ()
     odd = [name for name in ODD_POSITIONS if row.kv_dtype != "int4" and (row.backend, name) != ("llamacpp", "smollm3")]
     return [
@@ -487,9 +491,9 @@ def test_saving_changes_nothing(
 @pytest.mark.parametrize("capacity", [20, 300])
 @pytest.mark.parametrize("cuts", [[1, 19], [7], [16], [4, 8, 13]], ids=str)
 def test_rows_saved_in_parts_come_back_one_behind_the_other(
-    open_engine: OpenEngine, golden: Golden, cuts: list[int], capacity: int
+    open_engine: OpenEngine, golden: Golden, close_to: CloseTo, row: Row, cuts: list[int], capacity: int
 ) -> None:
-    """Into a cache of another capacity, too, and the next logits are the very same."""
+    """Into a cache of another capacity, too, and the next logits are the very same, unless graphs differ with it."""
     engine, other, tokens = open_engine(), open_engine(capacity=capacity), golden.tokens
     engine.forward(tokens[:19])
     for first, last in pairwise([0, *cuts, 19]):
@@ -497,7 +501,8 @@ def test_rows_saved_in_parts_come_back_one_behind_the_other(
         assert (state.positions.size, state.next_position) == (last - first, last)
         other.kv.append(state)
         np.testing.assert_array_equal(other.kv.positions, np.arange(last))
-    np.testing.assert_array_equal(other.forward(tokens[19:20]), engine.forward(tokens[19:20]))
+    same = close_to if "@cpu-static" in row.backend or "@qnn" in row.backend else np.testing.assert_array_equal
+    same(other.forward(tokens[19:20]), engine.forward(tokens[19:20]))
 
 
 def test_part_of_what_was_appended_can_be_cut_off_again(

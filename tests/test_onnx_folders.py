@@ -26,6 +26,7 @@ from edge.backends.onnx.folders import folder_key
 from edge.backends.onnx.graph.builder import KV_TYPES, make_graph
 from edge.backends.onnx.graph.forms import Int8
 from edge.backends.onnx.graph.layout import Method, make_layout
+from edge.backends.onnx.providers import CPU
 from edge.backends.onnx.session import open_session
 from edge.converters.onnx import write_onnx
 from edge.errors import EdgeError, EngineError
@@ -91,7 +92,7 @@ def test_a_folder_runs_without_the_onnx_package(
 
 def test_what_onnx_runtime_refuses_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="ONNX Runtime cannot load it"):
-        open_session(bytes(100), tmp_path, "CPUExecutionProvider", 1)
+        open_session(bytes(100), tmp_path, CPU, 1)
 
 
 def test_a_folder_whose_name_is_not_unicode(folder: Path) -> None:

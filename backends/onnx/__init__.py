@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from edge.backends.base import Capabilities, EngineConfig, Footprint, MostRows, Operator, Tuned, all_positions
+from edge.backends.base import (
+    Capabilities,
+    EngineConfig,
+    FixedSizes,
+    Footprint,
+    MostRows,
+    Operator,
+    Tuned,
+    all_positions,
+)
 from edge.backends.efficiency import FLOATS, Efficiency, Kind, Rows, Weights
 from edge.errors import MissingExtraError
 from edge.formats.gguf import GGUFFile
@@ -60,6 +69,12 @@ def keeps_all(spec: ModelSpec) -> str | None:
 
 def can_repack(spec: ModelSpec) -> bool:
     return False
+
+
+def fixed_sizes(spec: ModelSpec, provider: str | None, *, elsewhere: bool) -> FixedSizes | None:
+    from edge.backends.onnx.npu.form import find_sizes
+
+    return find_sizes(spec, provider, elsewhere=elsewhere)
 
 
 def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:

@@ -36,11 +36,11 @@ def check_folder(file: GGUFFile, spec: ModelSpec) -> Layout:
     return layout
 
 
-def folder_graph(file: GGUFFile, spec: ModelSpec, kv_dtype: str, observed: bool) -> bytes:
-    """The graph for these rows, made here and compared with the folder's. Raises as `check_folder` does, and
-    UnsupportedError if the folder has none."""
+def folder_graph(file: GGUFFile, spec: ModelSpec, layout: Layout, kv_dtype: str, observed: bool) -> bytes:
+    """The graph for these rows, made here from the folder's layout and compared with the folder's. Raises
+    ModelFormatError, and UnsupportedError if the folder has none."""
     folder, manifest = _opened(file)
-    graph = make_graph(check_folder(file, spec), spec, find_recipe(spec), kv_dtype, observed, WEIGHTS)
+    graph = make_graph(layout, spec, find_recipe(spec), kv_dtype, observed, WEIGHTS)
     name = manifest.graph(kv_dtype, observed)
     try:
         with open(folder / name, "rb") as there:

@@ -28,17 +28,19 @@ class OnnxStore:
 
     array: keys and values, [2, own layers, KV heads, capacity, stored values]. scales: of int8 and int4 rows of all
     layers, float32 [2, layers, KV heads, 1, head]. paid: attention by physical row, float32 [own layers, KV heads,
-    capacity or 0].
+    capacity or 0]. rows: that lie in memory where a graph says how many, whatever the capacity is; None: as many.
     """
 
     level = True
 
     def __init__(
-        self, spec: ModelSpec, dtype: str, capacity: int, layers: Sequence[int], scales: FloatArray, *, observes: bool
-    ) -> None:
+        self, spec: ModelSpec, dtype: str, capacity: int, layers: Sequence[int], scales: FloatArray, *, observes: bool,
+        rows: int | None = None,
+    ) -> None:  # fmt: skip
+        self.fixed = rows is not None
         self.dtype, self.capacity, self.head, self.observes = dtype, capacity, spec.head_dim, observes
         self.row_bytes = row_bytes(spec, dtype) * len(layers)
-        shape = (2, len(layers), spec.kv_heads, capacity, row_values(spec.head_dim, dtype))
+        shape = (2, len(layers), spec.kv_heads, rows or capacity, row_values(spec.head_dim, dtype))
         self.array: AnyArray = np.zeros(shape, NUMPY_TYPE[dtype])
         self.layers, self.scales = list(layers), scales
         self.paid = np.zeros((len(layers), spec.kv_heads, capacity if observes else 0), np.float32)
@@ -85,6 +87,9 @@ class OnnxStore:
 
     def shrink(self, capacity: int) -> None:
         """The same memory with fewer rows per head; the pages behind them return to the system."""
+        if self.fixed:
+            self.paid, self.capacity = self.paid[:, :, :capacity].copy(), capacity
+            return
         length, before = int(self.lengths[0]), self.array
         shape, flat = (*before.shape[:3], capacity, before.shape[4]), before.reshape(-1)
         self.array = flat[: math.prod(shape)].reshape(shape)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from edge.backends.base import EngineConfig, Footprint
 from edge.backends.onnx.graph.matmul_nbits import bits_of, has_minimum
 from edge.backends.onnx.kv import row_bytes
+from edge.backends.onnx.npu.form import find_form
+from edge.backends.onnx.providers import is_static
 from edge.backends.onnx.rows import LARGEST
 from edge.backends.ring import LayerKinds
 from edge.backends.row_lists import pinned_bytes
 from edge.formats.blocks import BLOCK, BLOCK_TYPES
+from edge.formats.compiled import StaticForm
 from edge.formats.onnx_folder import FORM_TYPES
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_recipe
@@ -26,7 +29,14 @@ _BOOKKEEPING = 12 + 36
 _KEY_BYTES = 24  # for each value of a layer's keys while they are read or rotated
 
 
+# What QNN's emulator keeps, measured with onnxruntime-qnn 2.7: the plugin and its compiler, and of each of the two
+# graphs prepared copies of all weights.
+_EMULATOR_BYTES, _EMULATED_COPIES = 176 << 20, 9
+
+
 def count_footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
+    if is_static(config.provider):
+        return _count_static(spec, config, find_form(spec, config))
     kinds, float_bytes = LayerKinds.of(find_recipe(spec).windows), 4
     rows, ring_rows = config.capacity, kinds.ring_rows(config.capacity, config.chunk)
     heads, fixed = len(kinds.whole) * spec.kv_heads, row_bytes(spec, config.kv_dtype) * len(kinds.ringed) * ring_rows
@@ -48,6 +58,29 @@ def count_footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
         kv=row_bytes(spec, config.kv_dtype) * len(kinds.whole) * rows + attention + fixed,
         scratch=float_bytes * numbers + by_head + pinned_bytes(heads, spec.head_dim, config.pinned),
         runtime=_LIBRARY_BYTES + _LAYER_BYTES * spec.layers,
+        fixed_kv=fixed,
+    )
+
+
+def _count_static(spec: ModelSpec, config: EngineConfig, form: StaticForm) -> Footprint:
+    """Of the host's process. An NPU's driver keeps the context, which is as large as the weights; it is counted here,
+    since on these devices both share one memory."""
+    kinds, float_bytes = LayerKinds.of(find_recipe(spec).windows), 4
+    heads, fixed = len(kinds.whole) * spec.kv_heads, row_bytes(spec, form.kv_dtype) * len(kinds.ringed) * form.ring_rows
+    kv = row_bytes(spec, form.kv_dtype) * len(kinds.whole) * form.rows + fixed
+    attention = float_bytes * heads * config.capacity if config.observes else 0
+    masks = len(set(find_recipe(spec).windows)) * (form.rows + form.chunk)
+    per_token = spec.hidden + masks + spec.layers * (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+    numbers = 2 * form.chunk * per_token + 2 * spec.vocab
+    numbers += spec.layers * MOST_OBSERVED * spec.heads * spec.head_dim if config.observes else 0
+    per_row = heads * _BOOKKEEPING + spec.kv_heads * spec.head_dim * _KEY_BYTES
+    scratch = float_bytes * numbers + (form.rows * per_row if config.per_head else 0)
+    weights = _weights(spec) - (spec.largest_tensor if spec.tied_head else 0)
+    return Footprint(
+        weights=weights * (_EMULATED_COPIES if config.emulated else 1),
+        kv=kv + attention,
+        scratch=scratch + pinned_bytes(heads, spec.head_dim, config.pinned),
+        runtime=_EMULATOR_BYTES if config.emulated else _LIBRARY_BYTES,
         fixed_kv=fixed,
     )
 

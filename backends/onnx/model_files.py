@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge.backends.onnx.folders import folder_graph, folder_key
+from edge.backends.onnx.folders import check_folder, folder_graph, folder_key
 from edge.backends.onnx.graph.builder import make_graph
-from edge.backends.onnx.graph.layout import make_layout
+from edge.backends.onnx.graph.layout import Layout, make_layout
 from edge.backends.onnx.graph.weights import write_weights
 from edge.formats import blocks
 from edge.formats.gguf import GGUFFile
+from edge.formats.onnx_folder import WEIGHTS
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_recipe
 from edge.storage import cache
@@ -24,21 +25,19 @@ _WEIGHTS_SUFFIX = ".onnx.data"
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """graph: a serialized model, whose weights lie in a file of `folder`. key: what a saved KV state depends on."""
+    """Weights: the file `data` of `folder`, as `layout` says. key: what a saved KV state depends on."""
 
-    graph: bytes
+    layout: Layout
     folder: Path
+    data: str
     key: str
 
 
-def find_model_files(
-    file: GGUFFile, spec: ModelSpec, kv_dtype: str, observed: bool, progress: Callable[[float], None] | None = None
-) -> ModelFiles:
+def find_model_files(file: GGUFFile, spec: ModelSpec, progress: Callable[[float], None] | None = None) -> ModelFiles:
     """Raises CacheError if the cache folder cannot be written, ModelFormatError if weights are not numbers or a folder
-    is not edge's, UnsupportedError for a folder without such a graph."""
+    is not edge's, UnsupportedError for models that the graph cannot express."""
     if file.folder is not None:
-        graph = folder_graph(file, spec, kv_dtype, observed)
-        return ModelFiles(graph, file.folder, folder_key(file, progress))
+        return ModelFiles(check_folder(file, spec), file.folder, WEIGHTS, folder_key(file, progress))
     layout, found = make_layout(file, spec), fingerprint(file.path)
 
     def write(target: Path) -> None:
@@ -47,8 +46,15 @@ def find_model_files(
 
     key = _key(file, found)
     data = cache.find_or_make("weights", key, _WEIGHTS_SUFFIX, write, about=file.path.name, expected=layout.nbytes)
-    graph = make_graph(layout, spec, find_recipe(spec), kv_dtype, observed, data.name)
-    return ModelFiles(graph, data.parent, key)
+    return ModelFiles(layout, data.parent, data.name, key)
+
+
+def find_graph(file: GGUFFile, spec: ModelSpec, files: ModelFiles, kv_dtype: str, observed: bool) -> bytes:
+    """The graph for these rows. Raises UnsupportedError for a folder without it, ModelFormatError for a folder that has
+    another one."""
+    if file.folder is not None:
+        return folder_graph(file, spec, files.layout, kv_dtype, observed)
+    return make_graph(files.layout, spec, find_recipe(spec), kv_dtype, observed, files.data)
 
 
 def _key(file: GGUFFile, found: Fingerprint) -> str:

@@ -9,8 +9,8 @@ import numpy as np
 
 from edge.backends.head_kv import HeadKV
 from edge.backends.onnx.attention import attention_to
+from edge.backends.onnx.inputs import Windows
 from edge.backends.onnx.kv import OnnxStore
-from edge.backends.onnx.windows import Windows
 from edge.backends.rope import rotate
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_recipe

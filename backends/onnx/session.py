@@ -1,32 +1,27 @@
-"""ONNX Runtime's sessions: options for speed and size, memory bound by pointer, errors in one line."""
+"""ONNX Runtime's sessions: options for speed and size, memory bound by pointer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ctypes
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from edge.errors import EngineError, InputError
+from edge.backends.onnx.providers import Provider, explained
+from edge.errors import EngineError
 from edge.model.text import utf8_path
 from edge.types import AnyArray
 
-_PROVIDER = "ExecutionProvider"
 
-
-def find_provider(name: str) -> str:
-    """ONNX Runtime's name of an execution provider: `cpu` is CPUExecutionProvider. Raises InputError."""
-    import onnxruntime
-
-    available = {each.removesuffix(_PROVIDER).lower(): each for each in onnxruntime.get_available_providers()}
-    if name.lower() not in available:
-        raise InputError(f"--provider {name!r} is not available: choose {', '.join(sorted(available))}")
-    return str(available[name.lower()])
-
-
-def open_session(graph: bytes, folder: Path, provider: str, threads: int, trace: Path | None = None) -> Any:
-    """graph: a serialized model, whose weights lie in files of `folder`. trace: the beginning of the names of the files
-    into which ONNX Runtime writes the times of nodes.
+def open_session(
+    graph: bytes | Path, folder: Path | None, provider: Provider, threads: int, *, trace: Path | None = None,
+    entries: Mapping[str, str] | None = None,
+) -> Any:  # fmt: skip
+    """graph: a serialized model, whose weights lie in files of `folder`, or its file, beside which they lie. trace: the
+    beginning of the names of the files into which ONNX Runtime writes the times of nodes. entries: of the session's
+    configuration.
 
     Raises EngineError if it cannot load the model, InputError if the folder's path is not Unicode.
     """
@@ -38,22 +33,40 @@ def open_session(graph: bytes, folder: Path, provider: str, threads: int, trace:
     options.log_severity_level = 4
     # Where products of unsigned inputs and signed weights saturate (x86 without VNNI), slower ones that do not.
     options.add_session_config_entry("session.x64quantprecision", "1")
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", utf8_path(folder))
+    if folder:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", utf8_path(folder))
+    for name, value in (entries or {}).items():
+        options.add_session_config_entry(name, value)
     if trace:
         options.enable_profiling, options.profile_file_prefix = True, str(trace)
-    with explained(f"{folder}: ONNX Runtime cannot load it"):
-        return onnxruntime.InferenceSession(graph, options, providers=[provider])
+    given = utf8_path(graph) if isinstance(graph, Path) else graph
+    with explained(f"{folder or provider.name}: ONNX Runtime cannot load it"), _without_output(provider):
+        if provider.devices:
+            options.add_provider_for_devices(list(provider.devices), dict(provider.options))
+            session = onnxruntime.InferenceSession(given, options)
+        else:
+            session = onnxruntime.InferenceSession(given, options, providers=[provider.ort_name])
+    if session.get_providers()[0] != provider.ort_name:  # ONNX Runtime takes the CPU, then, and says nothing
+        raise EngineError(f"--provider {provider.name}: ONNX Runtime cannot use it here")
+    return session
 
 
 @contextmanager
-def explained(what: str) -> Iterator[None]:
-    """Raise ONNX Runtime's exceptions as EngineErrors."""
-    try:
+def _without_output(provider: Provider) -> Iterator[None]:
+    """QNN's emulator writes a line to standard output when it is first used."""
+    if not provider.emulated:
         yield
-    except Exception as error:  # some of its errors are RuntimeErrors, the others share no base class
-        if not (type(error) is RuntimeError or type(error).__module__.startswith("onnxruntime")):
-            raise
-        raise EngineError(f"{what} ({' '.join(str(error).split())[:300]})") from None
+        return
+    libc, kept = ctypes.CDLL(None), os.dup(1)
+    libc.fflush(None)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+        yield
+        libc.fflush(None)
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def bind(

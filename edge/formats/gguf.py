@@ -26,6 +26,7 @@ from edge.devices.output import work_folder
 from edge.devices.regular import open_regular
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.blocks import BLOCK_TYPES
+from edge.formats.compiled import Compiled
 
 MAX_HEADER = 48 << 20  # bytes; the largest real vocabularies (262k tokens with merges) need about 16 MiB
 MAX_STRING = 1 << 20  # bytes; chat templates are the longest honest strings, a few tens of KiB
@@ -186,6 +187,7 @@ class GGUFFile:
     data_offset: int
     spans: dict[str, tuple[int, int]]  # where a key's type and value lie in the file
     folder: Path | None = None  # of an ONNX model, which holds the weights instead
+    compiled: Compiled | None = None  # the context binaries of that folder
 
     def count(self, key: str) -> int:
         """Items of an array. Raises ModelFormatError if there is none."""

@@ -17,8 +17,10 @@ from typing import Any
 from edge.devices.regular import read_regular
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.blocks import BLOCK_TYPES
+from edge.formats.compiled import Compiled
 from edge.formats.gguf import MAX_COUNT, MAX_NAME, GGUFFile, TensorInfo, read_gguf
 from edge.storage.fingerprint import fingerprint
+from edge.values import parse
 
 FORMAT = 1
 MANIFEST, METADATA, WEIGHTS = "edge.json", "metadata.gguf", "model.onnx.data"
@@ -46,13 +48,15 @@ class Manifest:
     """The content of `edge.json`.
 
     tensors: by their names, without their bytes; a type is the source's, unless a method gave it another. outliers: the
-    input channels of matrices that LLM.int8() keeps in float32, by the names of `find_tensors`.
+    input channels of matrices that LLM.int8() keeps in float32, by the names of `find_tensors`. npu: the context
+    binaries, if the folder has any.
     """
 
     files: dict[str, FileRecord]
     tensors: dict[str, TensorInfo]
     outliers: dict[str, tuple[int, ...]]
     source: str
+    npu: Compiled | None = None
 
     def graph(self, kv_dtype: str, observed: bool) -> str:
         """The file for these rows. Raises UnsupportedError if the folder has none."""
@@ -110,7 +114,7 @@ def read_folder(folder: Path) -> GGUFFile:
         known = manifest.tensors.get(name)
         if not name.startswith(FACTORS) or known is None or (known.shape, known.type) != (info.shape, info.type):
             raise ModelFormatError(f"{file.path}: has a tensor {name!r} that {MANIFEST} does not: the file is damaged")
-    return replace(file, tensors=manifest.tensors | file.tensors, folder=folder)
+    return replace(file, tensors=manifest.tensors | file.tensors, folder=folder, compiled=manifest.npu)
 
 
 class _DamagedError(ValueError):
@@ -141,7 +145,10 @@ def _parsed(data: bytes) -> Manifest:
         tensors={info.name: info for info in map(_tensor, tensors)},
         outliers=_outliers(said.get("outliers", {})),
         source="".join(filter(str.isprintable, source[:255])),
+        npu=None if said.get("npu") is None else parse(Compiled, said["npu"], "npu", strict=True),
     )
+    if manifest.npu and (missing := set(manifest.npu.contexts) - set(manifest.files)):
+        raise _DamagedError(f"no {min(missing)}")
     if len(manifest.tensors) != len(tensors):
         raise _DamagedError("a tensor appears twice")
     if missing := {METADATA, WEIGHTS} - set(manifest.files):

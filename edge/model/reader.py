@@ -111,6 +111,7 @@ def read_spec(file: GGUFFile) -> ModelSpec:
         rope_dim=rope_dim,
         window=header.count("attention.sliding_window", "context") if header.value("attention.sliding_window") else 0,
         rope_scaled=scaling not in ("none", "") or "rope_freqs.weight" in file.tensors,
+        compiled=file.compiled,
         **count_tensors(file),
     )
     return replace(spec, recipe=find_recipe(header, spec))

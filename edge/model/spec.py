@@ -10,6 +10,8 @@ import hashlib
 from dataclasses import dataclass
 from typing import Literal
 
+from edge.formats.compiled import Compiled
+
 
 @dataclass(frozen=True)
 class Rope:
@@ -127,6 +129,7 @@ class ModelSpec:
     expert_bytes: int = 0
     table_parameters: int = 0  # of tables besides the token embedding, of which a pass reads a row for each token
     table_bytes: int = 0
+    compiled: Compiled | None = None  # the context binaries that the model's folder has
 
     @property
     def kv_values_per_row(self) -> int:

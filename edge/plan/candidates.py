@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import cast
 
-from edge.backends.base import Backend, EngineConfig, GPUBackend, GPUMemory, Tuned
+from edge.backends.base import Backend, EngineConfig, GPUBackend, GPUMemory, ProviderBackend, Tuned
 from edge.budget import format_bytes
 from edge.devices.host import usable_cores
 from edge.errors import InputError, UnsupportedError
 from edge.kv import pinned_rows
 from edge.model.spec import ModelSpec
 from edge.options import AUTO, Options
-from edge.plan.checks import SMALLEST_ROWS, check_request, least_rows, pinned
+from edge.plan.checks import SMALLEST_ROWS, check_request, least_rows, pinned, with_fixed_sizes
 
 EVICTED_SHARE = 8  # when the cache is full, 1/8 of it is freed at once: evictions cost, and are rare this way
 _CHUNKS = (512, 256, 128, 64, 32, 16)  # prefill steps, best first; llama.cpp gains nothing beyond 512
@@ -36,7 +36,7 @@ class Choice:
 
     tuned: what was found for this device. whole: only with all rows that the run is known to need, and all weights, in
     memory. forced: why the policy is `full` without having been asked for: the engine can evict no rows of this model.
-    gpu: that the engine would use here.
+    gpu: that the engine would use here. emulated: `EngineConfig.emulated`.
     """
 
     spec: ModelSpec
@@ -46,6 +46,7 @@ class Choice:
     whole: bool = False
     forced: str | None = None
     gpu: GPUMemory | None = None
+    emulated: bool = False
 
     @property
     def fits(self) -> bool:
@@ -67,6 +68,7 @@ class Choice:
             uneven=policy.needs.uneven != "token",
             pinned=pinned_rows(policy) if policy.close_gaps else 0,
             provider=options.provider or "cpu",
+            emulated=self.emulated,
             gpu_layers=options.gpu_layers or 0,
             adapter=self.gpu.adapter if self.gpu else "",
             lora_rank=options.lora_size.rank,
@@ -79,12 +81,15 @@ def find_choices(spec: ModelSpec, backend: Backend, options: Options, *, elsewhe
 
     Raises InputError for impossible options, UnsupportedError for what the engine lacks.
     """
-    choices = []
+    choices, fixed = [], None
+    if backend.CAPABILITIES.providers:
+        fixed = cast(ProviderBackend, backend).fixed_sizes(spec, options.provider, elsewhere=elsewhere)
+    options = with_fixed_sizes(options, fixed) if fixed else options
     on_gpu = backend.CAPABILITIES.gpu and not elsewhere
     gpu = cast(GPUBackend, backend).gpu_memory() if on_gpu else None
     for choice in _alternatives(spec, backend, options):
         check_request(spec, backend, choice.options, elsewhere=elsewhere)
-        choice = replace(choice, options=_rows_for_bytes(choice), gpu=gpu)
+        choice = replace(choice, options=_rows_for_bytes(choice), gpu=gpu, emulated=bool(fixed and fixed.emulated))
         kv_dtype = choice.options.kv_dtype or backend.CAPABILITIES.kv_dtypes[0]
         choices.append(replace(choice, tuned=None if elsewhere else backend.tuned(spec, kv_dtype)))
     return choices

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from reprlib import repr as brief
 
 import numpy as np
 
 from edge.backends import engines_with
-from edge.backends.base import Backend, Capabilities
+from edge.backends.base import Backend, Capabilities, FixedSizes
 from edge.devices.host import logical_cores
 from edge.errors import InputError, UnsupportedError
 from edge.kv import DEFAULT_SINKS, Needs, pinned_rows
@@ -61,6 +62,32 @@ def check_request(spec: ModelSpec, backend: Backend, options: Options, *, elsewh
             f"--kv-policy {options.kv_policy} may evict the newest row, from which positions go on in {backend.NAME}: "
             "give recent a larger share"
         )
+
+
+def with_fixed_sizes(options: Options, fixed: FixedSizes) -> Options:
+    """The options of a run whose graphs have fixed sizes. Raises InputError for more than they have, UnsupportedError
+    for KV rows of another type."""
+    if options.kv_memory is not None:
+        raise InputError("--kv-memory: an NPU's graphs have a number of KV rows: state --max-kv-size instead")
+    stated = {"--max-kv-size": options.max_kv_size, "--prefill-step-size": options.prefill_step_size}
+    for (flag, value), most in zip(stated.items(), (fixed.rows, fixed.chunk), strict=True):
+        if fixed.compiled and value is not None and value > most:
+            raise InputError(
+                f"{flag} {value} is more than the {most} that the model was compiled for: convert it again with "
+                f"{flag} {value}"
+            )
+    if options.kv_dtype not in (None, *fixed.kv_dtypes):
+        there = "compiled for" if fixed.compiled else "run with"
+        raise UnsupportedError(
+            f"--kv-dtype {options.kv_dtype}: on an NPU this model is {there} {' or '.join(fixed.kv_dtypes)}"
+        )
+    rows = options.max_kv_size or fixed.rows
+    return replace(
+        options,
+        max_kv_size=rows,
+        prefill_step_size=options.prefill_step_size or max(1, min(fixed.chunk, rows // 2)),
+        kv_dtype=options.kv_dtype or fixed.kv_dtypes[0],
+    )
 
 
 def check_count(name: str, value: object, low: int = 1, high: int | None = None, why: str = "") -> None:

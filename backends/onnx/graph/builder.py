@@ -38,11 +38,11 @@ def make_graph(layout: Layout, spec: ModelSpec, recipe: Recipe, kv_dtype: str, o
 
     observed: with `observed` and qkv.N, which int8 and int4 rows always have: their scales are found by them.
     """
-    return _Builder(layout, spec, recipe, kv_dtype, observed, data).build()
+    return Builder(layout, spec, recipe, kv_dtype, observed, data).build()
 
 
-class _Builder(Nodes):
-    """The parts of a model, one method each; names of values are returned."""
+class Builder(Nodes):
+    """The parts of a model, one method each; names of values are returned. `static.py` has other parts."""
 
     def __init__(
         self, layout: Layout, spec: ModelSpec, recipe: Recipe, kv_dtype: str, observed: bool, data: str
@@ -77,8 +77,12 @@ class _Builder(Nodes):
             residual, mixed = self.layer(layer, residual, mixed)
         self.begin("norm")
         _, x = self.add_and_norm(residual, mixed, "output_norm", keep=False)
+        self.head(x)
+        return self.serialized()
+
+    def head(self, x: str) -> None:
         self.begin("head")
-        head, cap = "token_embd" if spec.tied_head else "output", self.recipe.logit_cap
+        head, cap = "token_embd" if self.spec.tied_head else "output", self.recipe.logit_cap
         by = self.recipe.logit_scale
         if not cap and by == 1:
             self.multiply(head, x, "logits")
@@ -87,7 +91,6 @@ class _Builder(Nodes):
         else:
             bounded = self.node("Tanh", self.node("Div", self.scaled(self.multiply(head, x), by), self.number(cap)))
             self.node("Mul", bounded, self.number(cap), output="logits")
-        return self.serialized()
 
     def scaled(self, x: str, by: float) -> str:
         return x if by == 1 else self.node("Mul", x, self.number(by))
@@ -128,8 +131,9 @@ class _Builder(Nodes):
             return self.node("Gelu", x, approximate="tanh")
         return self.node("QuickGelu", x, domain=MS, alpha=1.0)  # x · sigmoid(x): SiLU
 
-    def attention(self, layer: int, x: str) -> str:
-        spec, at = self.spec, f"blk.{layer}."
+    def project(self, layer: int, x: str) -> str:
+        """Queries, keys and values before RoPE, one behind the other."""
+        at = f"blk.{layer}."
         self.begin("qkv", layer)
         qkv = self.multiply(f"{at}qkv", x)
         if f"{at}attn_q_norm" in self.layout.vectors:
@@ -137,6 +141,10 @@ class _Builder(Nodes):
         if self.recipe.temperature:
             queries, *others = self.split_heads(qkv)
             qkv = self.node("Concat", self.node("Mul", queries, "temperatures"), *others, axis=-1)
+        return qkv
+
+    def attention(self, layer: int, x: str) -> str:
+        spec, at, qkv = self.spec, f"blk.{layer}.", self.project(layer, x)
         if self.observed:
             width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
             self.output(f"qkv.{layer}", Type.FLOAT, 1, "k", width)

@@ -28,16 +28,16 @@ class Nodes:
     def __init__(self, layout: Layout, data: str) -> None:
         self.layout, self.data = layout, data
         self.nodes: list[bytes] = []
-        self.inputs: list[bytes] = []
-        self.outputs: list[bytes] = []
+        self.inputs: dict[str, bytes] = {}
+        self.outputs: dict[str, bytes] = {}
         self.initializers: dict[str, bytes] = {}
         self.part = ""  # phase and layer of the next nodes
         self.made: dict[tuple[str, str], str] = {}  # derived values that several products share
 
-    def serialized(self) -> bytes:
+    def serialized(self, name: str = "edge") -> bytes:
         return proto.model(
-            self.nodes, self.inputs, self.outputs, self.initializers.values(),
-            opsets={"": OPSET, MS: 1}, ir_version=IR_VERSION,
+            self.nodes, self.inputs.values(), self.outputs.values(), self.initializers.values(),
+            opsets={"": OPSET, MS: 1}, ir_version=IR_VERSION, name=name,
         )  # fmt: skip
 
     # Products with matrices, one method for each form
@@ -57,7 +57,7 @@ class Nodes:
         return self.node("Add", product, self.weight(bias), output=output) if bias else product
 
     def _by_blocks(self, name: str, matrix: Matrix, form: Blocks, x: str, bias: str, output: str) -> str:
-        inputs = [self._with_means(x) if form.minima else x]
+        inputs = [self.with_means(x) if form.minima else x]
         inputs += [self.weight(f"{name}.quants"), self.weight(f"{name}.scales")]
         if form.minima or bias:
             inputs.append(self.weight(f"{name}.zeros") if form.minima else "")
@@ -68,7 +68,7 @@ class Nodes:
         how = {**sizes, "accuracy_level": _INT8_ACTIVATIONS}
         return self.node("MatMulNBits", *inputs, domain=MS, output=output, **how)
 
-    def _with_means(self, x: str) -> str:
+    def with_means(self, x: str) -> str:
         """Behind the inputs, the mean of each block of them."""
         if ("means", x) not in self.made:
             means = self.node("AveragePool", x, kernel_shape=[BLOCK], strides=[BLOCK])
@@ -152,10 +152,10 @@ class Nodes:
         self.nodes.append(proto.node(op, named, outputs, name, domain, attributes))
 
     def input(self, name: str, kind: Type, *shape: int | str) -> None:
-        self.inputs.append(proto.value(name, kind, shape))
+        self.inputs[name] = proto.value(name, kind, shape)
 
     def output(self, name: str, kind: Type, *shape: int | str) -> None:
-        self.outputs.append(proto.value(name, kind, shape))
+        self.outputs[name] = proto.value(name, kind, shape)
 
     def constant(self, name: str, values: list[int]) -> str:
         self.initializers[name] = proto.tensor(name, Type.INT64, [len(values)], values)

@@ -33,10 +33,10 @@ _EXTERNAL = 1
 
 def model(
     nodes: Iterable[bytes], inputs: Iterable[bytes], outputs: Iterable[bytes], initializers: Iterable[bytes],
-    *, opsets: Mapping[str, int], ir_version: int,
+    *, opsets: Mapping[str, int], ir_version: int, name: str = "edge",
 ) -> bytes:  # fmt: skip
     """A whole file. opsets: versions of domains."""
-    graph = [*(_field(1, each) for each in nodes), _field(2, "edge"), *(_field(5, each) for each in initializers)]
+    graph = [*(_field(1, each) for each in nodes), _field(2, name), *(_field(5, each) for each in initializers)]
     graph += [*(_field(11, each) for each in inputs), *(_field(12, each) for each in outputs)]
     imports = (_field(8, _field(1, domain) + _field(2, version)) for domain, version in opsets.items())
     return b"".join((_field(1, ir_version), _field(2, "edge"), _field(7, b"".join(graph)), *imports))

@@ -1,4 +1,4 @@
-"""Sliding windows: masks of the rows that a token does not see, by their positions.
+"""What a pass is given beside tokens and rows: rotary angles of the positions, masks of sliding windows.
 
 ONNX Runtime's own windows count rows, but ours lie in any order, with gaps. So a pass adds a mask of 0 and −inf to
 each token's scores.
@@ -10,8 +10,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from edge.backends.head_kv import HeadKV
+from edge.backends.onnx.kv import OnnxStore
+from edge.model.spec import Recipe
 from edge.types import AnyArray, FloatArray
 
+ANGLES_AHEAD = 64  # decode steps whose angles are computed at once
 _HIDDEN = np.float32(-np.inf)
 
 
@@ -41,3 +45,27 @@ class Windows:
             return {layer: by_size[self._sizes[layer]] for layer in self.layers}
         by_layer = positions.reshape(-1, self._kv_heads, positions.shape[-1])
         return {layer: np.repeat(hide(by_layer[layer], self._sizes[layer]), self._group, 1) for layer in self.layers}
+
+
+class AngleTables:
+    """Cosines and sines of the next positions, computed for many steps at once.
+
+    tables: for each kind of RoPE, [2, rows, head / 2]. rows: at least ANGLES_AHEAD and the longest pass.
+    """
+
+    def __init__(self, kv: HeadKV[OnnxStore], recipe: Recipe, rows: int, head: int, dtype: str) -> None:
+        self.tables = [np.zeros((2, rows, head // 2), dtype) for _ in recipe.ropes]
+        self._kv, self._rotation = kv, kv.rope.rotation  # that the tables were made by
+        self._from = self._known = 0
+
+    def row(self, count: int) -> int:
+        """The row at which the tables have the next `count` positions."""
+        first = self._kv.next_rope_position
+        if self._rotation is not self._kv.rope.rotation:
+            self._rotation, self._known = self._kv.rope.rotation, 0
+        if not self._from <= first <= first + count <= self._from + self._known:
+            self._from, self._known = first, max(count, ANGLES_AHEAD)
+            positions = np.arange(first, first + self._known)
+            for kind, table in enumerate(self.tables):
+                table[:, : positions.size] = self._rotation.tables(kind, positions)
+        return first - self._from

@@ -1,0 +1,124 @@
+"""Passes of the graph of `graph/builder.py`, whose sizes are free: all arrays lie in our memory, bound by pointer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge.backends.base import EngineConfig
+from edge.backends.head_kv import HeadKV
+from edge.backends.onnx.graph.builder import table_names
+from edge.backends.onnx.inputs import ANGLES_AHEAD, AngleTables, Windows
+from edge.backends.onnx.kv import OnnxStore
+from edge.backends.onnx.memory import MOST_AT_ONCE, MOST_OBSERVED
+from edge.backends.onnx.providers import explained
+from edge.backends.onnx.rows import LARGEST
+from edge.backends.onnx.session import bind
+from edge.model.architectures.angles import temperatures
+from edge.model.spec import ModelSpec, Recipe
+from edge.types import FloatArray, IntArray
+
+
+class DynamicPasses:
+    """Passes protocol over one session, which `open` gives it."""
+
+    def __init__(
+        self, spec: ModelSpec, recipe: Recipe, config: EngineConfig, kv: HeadKV[OnnxStore], windows: Windows
+    ) -> None:
+        self.spec, self._recipe, self._kv, self._windows = spec, recipe, kv, windows
+        self.most, self.most_logits = MOST_AT_ONCE, config.logits_rows
+        self.logits = np.zeros((max(config.logits_rows, 1), spec.vocab), np.float32)
+        self._shows = config.observes or config.kv_dtype in LARGEST  # the graph has `observed`
+        self._hidden: dict[int, FloatArray] = {}  # masks of sliding windows for the pass in progress
+        self._float_type = "float16" if config.kv_dtype == "f16" else "float32"  # of tables, and of windows' masks
+        table_rows = max(config.capacity, config.chunk, ANGLES_AHEAD)  # ONNX Runtime requires one for each row
+        self._angles = AngleTables(kv, recipe, table_rows, spec.head_dim, self._float_type)
+        self._temperatures = np.zeros((1, config.chunk if recipe.temperature else 0, 1), np.float32)
+        self._tokens = np.zeros((1, config.chunk), np.int64)
+        self._positions, self._counting = np.zeros((1, config.chunk), np.int64), np.arange(config.chunk)
+        self._wanted = np.zeros(max(config.logits_rows, 1), np.int64)
+        self._last, self._rows = np.zeros(1, np.int32), np.zeros((), np.int32)
+        self._ring_last, self._ring_rows = np.zeros(1, np.int32), np.zeros((), np.int32)
+        self._which = np.zeros(MOST_OBSERVED, np.int64)
+        width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+        self._qkv = np.zeros((spec.layers, MOST_OBSERVED if self._shows else 0, width), np.float32)
+        self._step_binding: tuple[tuple[int, int, int, int], Any] = ((0, 0, 0, 0), None)
+        self._session: Any = None
+
+    def open(self, session: Any) -> None:
+        self._session = session
+
+    def run(self, tokens: IntArray, wanted: int, shown: int) -> None:
+        kv, count = self._kv, tokens.size
+        self._tokens[0, :count] = tokens
+        first = kv.next_position if self._recipe.learned_positions else self._angles.row(count)
+        self._positions[0, :count] = first + self._counting[:count]
+        if self._recipe.temperature:
+            factors = temperatures(self._recipe.temperature, kv.next_position + self._counting[:count])
+            self._temperatures[0, :count, 0] = factors
+        self._wanted[:wanted] = self._counting[count - wanted : count]
+        self._which[:shown] = self._counting[count - shown : count]
+        self._rows[()], self._last[0] = kv.length + count, kv.length + count - 1
+        if kv.ring:
+            self._ring_rows[()], self._ring_last[0] = kv.ring.length + count, kv.ring.length + count - 1
+        if self._windows.layers:
+            self._hidden = self._windows.added(kv.window_positions(count), count, self._float_type)
+        with explained("ONNX Runtime failed"):
+            self._session.run_with_iobinding(self._binding(count, wanted, shown))
+
+    def queries(self, count: int) -> FloatArray:
+        return self._qkv[:, :count, : self.spec.heads * self.spec.head_dim]
+
+    def shown(self, count: int) -> FloatArray:
+        """Queries, keys and values before RoPE of the last pass, float32 [layers, count, all heads]."""
+        return self._qkv[:, :count]
+
+    def end_trace(self) -> Path:
+        return Path(self._session.end_profiling())
+
+    def close(self) -> None:
+        self._session, self._step_binding = None, ((0, 0, 0, 0), None)
+
+    def _binding(self, count: int, wanted: int, shown: int) -> Any:
+        """The binding of a pass's arrays. The last one is kept: in decode, the shape is always the same."""
+        shape = (count, wanted, shown)
+        if self._step_binding[0] != (*shape, self._kv.capacity):
+            self._step_binding = ((*shape, self._kv.capacity), self._make_binding(*shape))
+        binding = self._step_binding[1]
+        for layer, hidden in self._hidden.items():
+            bind(binding, f"window.{layer}", hidden)
+        return binding
+
+    def _make_binding(self, count: int, wanted: int, shown: int) -> Any:
+        binding = self._session.io_binding()
+        bind(binding, "tokens", self._tokens, shape=(1, count))
+        bind(binding, "positions", self._positions, shape=(1, count))
+        bind(binding, "wanted", self._wanted, shape=(wanted,))
+        bind(binding, "last", self._last)
+        bind(binding, "rows", self._rows)
+        if self._kv.ring:
+            bind(binding, "ring_last", self._ring_last)
+            bind(binding, "ring_rows", self._ring_rows)
+        for kind, tables in enumerate(self._angles.tables):
+            for name, table in zip(table_names(kind), tables, strict=True):
+                if self._recipe.ropes[kind].dim:
+                    bind(binding, name, table)
+        if self._recipe.temperature:
+            bind(binding, "temperatures", self._temperatures, shape=(1, count, 1))
+        bind(binding, "logits", self.logits, output=True, shape=(1, wanted, self.spec.vocab))
+        if self._shows:
+            bind(binding, "observed", self._which, shape=(shown,))
+        places = ((store, own, layer) for store in self._kv.stores for own, layer in enumerate(store.layers))
+        for store, own, layer in places:
+            for index, name in enumerate(("key", "value")):
+                stored = store.array[index, own]
+                bind(binding, f"past_{name}.{layer}", stored, shape=(1, *stored.shape))
+                bind(binding, f"{name}.{layer}", stored, shape=(1, *stored.shape), output=True)
+                if store.dtype in LARGEST:
+                    scales = store.scales[index, layer]
+                    bind(binding, f"{name}_scales.{layer}", scales, shape=(1, *scales.shape))
+            if self._shows:
+                bind(binding, f"qkv.{layer}", self._qkv[layer], shape=(1, shown, self._qkv.shape[-1]), output=True)
+        return binding

@@ -1,0 +1,231 @@
+"""The static form of a model's graph: every size is fixed, as compilers of NPUs want it.
+
+A `StaticForm` says the sizes. It has two graphs over the same weights, a chunk of tokens and a step of one token; long
+models are cut into shards of some layers each, and the head may be a graph of its own, for the host. A chunk that has
+fewer tokens than the graph is filled up in front, so that the newest token is always the last.
+
+Inputs of a shard of n tokens:
+  x               float32 [1, n, hidden]: the tokens' embeddings, which the host looks up, or what the shard before gave
+  cos, sin        float32 [1, n, head / 2], of the tokens' positions; for each kind of RoPE, as in `builder.py`
+  temperatures    float32 [1, n, 1], for models that have `Recipe.temperature`
+  mask, mask.W    float32 [1, 1, n, rows + n]: 0 for rows and tokens that a token sees, HIDDEN for others; mask.W is for
+                  layers with a sliding window of W, whose rows are those of the ring where there is one
+  past_key.N, past_value.N  f32 or f16 [1, KV heads, rows, head]: layer N's rows, their keys rotated, in any order
+Outputs:
+  key.N, value.N  [1, KV heads, n, head]: the new rows alone, which the host writes where it likes. Eviction is writing
+                  over rows, and rotating pinned ones anew, on the host: the graph has no state.
+  queries         float32 [1, layers of the shard, n, heads · head], before RoPE: by them the host computes attention
+                  for policies that go by it
+  y               float32 [1, n, hidden], for the next shard; behind the last layer [1, 1, hidden], normed, for the head
+  logits          float32 [1, 1, vocabulary] instead, where the head is in the last shard
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from edge.backends.onnx.graph.builder import KV_TYPES, Builder, table_names
+from edge.backends.onnx.graph.forms import Blocks, Floats
+from edge.backends.onnx.graph.layout import Layout, Matrix
+from edge.backends.onnx.graph.nodes import MS
+from edge.backends.onnx.graph.proto import Attribute, Type
+from edge.backends.ring import LayerKinds
+from edge.errors import UnsupportedError
+from edge.formats.blocks import BLOCK
+from edge.formats.compiled import StaticForm
+from edge.model.spec import ModelSpec, Recipe
+
+HIDDEN = -10000.0  # of the scores' additive mask: far below any score, and within float16
+
+
+@dataclass(frozen=True)
+class Part:
+    """One graph of a form. layers: of the shard, none of the head's graph. tokens: that run at once."""
+
+    layers: range
+    tokens: int
+    last: bool = False
+
+    @property
+    def is_head(self) -> bool:
+        return not self.layers
+
+
+def parts_of(spec: ModelSpec, form: StaticForm, tokens: int) -> list[Part]:
+    """The graphs through which so many tokens go, one for each shard, which are as equal as they can be."""
+    ends = [spec.layers * index // form.shards for index in range(form.shards + 1)]
+    return [Part(range(first, last), tokens, last == spec.layers) for first, last in pairwise(ends)]
+
+
+HEAD = Part(range(0), 1, True)
+
+
+def mask_name(window: int) -> str:
+    return f"mask.{window}" if window else "mask"
+
+
+def make_static_graph(
+    layout: Layout, spec: ModelSpec, recipe: Recipe, form: StaticForm, part: Part, data: str
+) -> bytes:
+    """A serialized model whose weights lie in the file `data` beside it.
+
+    Raises UnsupportedError for weights in a form that NPUs do not multiply.
+    """
+    return _Static(layout, spec, recipe, form, part, data).build()
+
+
+def make_context_graph(
+    layout: Layout, spec: ModelSpec, recipe: Recipe, form: StaticForm, part: Part,
+    *, context: str, name: str, compiler: str,
+) -> bytes:  # fmt: skip
+    """A graph of the same inputs and outputs whose only node runs the graph `name` of a context binary, a file.
+
+    Format: https://onnxruntime.ai/docs/execution-providers/EP-Context-Design.html
+    """
+    graph = _Static(layout, spec, recipe, form, part, "")
+    graph.compose()
+    graph.nodes.clear()
+    graph.initializers.clear()
+    attributes: dict[str, Attribute] = {
+        "main_context": 1, "embed_mode": 0, "ep_cache_context": context, "partition_name": name,
+        "source": "QNNExecutionProvider", "ep_sdk_version": compiler, "max_size": 0,
+    }  # fmt: skip
+    graph.emit("EPContext", list(graph.inputs), list(graph.outputs), MS, **attributes)
+    return graph.serialized()
+
+
+class _Static(Builder):
+    def __init__(
+        self, layout: Layout, spec: ModelSpec, recipe: Recipe, form: StaticForm, part: Part, data: str
+    ) -> None:
+        super().__init__(layout, spec, recipe, form.kv_dtype, True, data)
+        self.form, self.at = form, part
+        self.rows_type = KV_TYPES[form.kv_dtype]
+        self.queries: list[str] = []
+
+    def build(self) -> bytes:
+        self.compose()
+        # In a context, the graphs that share weights are told apart by names that follow from this one.
+        return self.serialized(f"edge.{self.at.layers.start}.{self.at.tokens}")
+
+    def compose(self) -> None:
+        spec, tokens = self.spec, self.at.tokens
+        self.input("x", Type.FLOAT, 1, tokens, spec.hidden)
+        if self.at.is_head:
+            self.output("logits", Type.FLOAT, 1, 1, spec.vocab)
+            self.head("x")
+            return
+        for kind in sorted({self.recipe.rope_of(layer) for layer in self.at.layers if self.recipe.rotates(layer)}):
+            for name in table_names(kind):
+                self.input(name, Type.FLOAT, 1, tokens, spec.head_dim // 2)
+        if self.recipe.temperature:
+            self.input("temperatures", Type.FLOAT, 1, tokens, 1)
+        for window in sorted({self.recipe.windows[layer] for layer in self.at.layers}):
+            self.input(mask_name(window), Type.FLOAT, 1, 1, tokens, self.rows_of(window) + tokens)
+        residual, mixed = "x", ""
+        for layer in self.at.layers:
+            residual, mixed = self.layer(layer, residual, mixed)
+        self.output("queries", Type.FLOAT, 1, len(self.queries), tokens, spec.heads * spec.head_dim)
+        if len(self.queries) > 1:
+            self.node("Concat", *self.queries, output="queries", axis=1)
+        else:
+            self.node("Identity", *self.queries, output="queries")
+        if not self.at.last:
+            self.output("y", Type.FLOAT, 1, tokens, spec.hidden)
+            self.node("Add", residual, mixed, output="y")
+            return
+        self.begin("norm")
+        x = self.norm(self.node("Add", residual, mixed), "output_norm")
+        if self.form.head == "npu":
+            self.output("logits", Type.FLOAT, 1, 1, spec.vocab)
+            self.head(x)
+        else:
+            self.output("y", Type.FLOAT, 1, 1, spec.hidden)
+            self.node("Identity", x, output="y")
+
+    def rows_of(self, window: int) -> int:
+        return self.form.ring_rows if window and LayerKinds.of(self.recipe.windows).ringed else self.form.rows
+
+    def pick(self, layer: int, x: str) -> str:
+        """Behind the last attention only the newest token goes on."""
+        if layer < self.spec.layers - 1 or self.at.tokens == 1:
+            return x
+        return self.node("Gather", x, self.constant("newest", [self.at.tokens - 1]), axis=1)
+
+    def attention(self, layer: int, x: str) -> str:
+        spec, qkv = self.spec, self.project(layer, x)
+        queries, keys, values = self.split_heads(qkv)
+        apart = self.constant("layers_apart", [1, 1, self.at.tokens, spec.heads * spec.head_dim])
+        self.queries.append(self.node("Reshape", queries, apart))
+        if self.recipe.rotates(layer):
+            tables = table_names(self.recipe.rope_of(layer))
+            queries, keys = (
+                self.node("RotaryEmbedding", each, *tables, num_heads=heads)
+                for each, heads in ((queries, spec.heads), (keys, spec.kv_heads))
+            )
+        self.begin("attend", layer)
+        window = self.recipe.windows[layer]
+        new = [self.by_head(each, spec.kv_heads) for each in (keys, values)]
+        rows = [
+            self.behind_past(f"{name}.{layer}", each, window) for name, each in zip(("key", "value"), new, strict=True)
+        ]
+        how: dict[str, Any] = {"scale": self.recipe.query_scale}
+        if self.recipe.score_cap:
+            how["softcap"] = self.recipe.score_cap
+        mixed = self.node("Attention", self.by_head(queries, spec.heads), *rows, mask_name(window), **how)
+        together = self.constant("heads_together", [1, self.at.tokens, spec.heads * spec.head_dim])
+        return self.node("Reshape", self.node("Transpose", mixed, perm=[0, 2, 1, 3]), together)
+
+    def by_head(self, x: str, heads: int) -> str:
+        """[1, n, heads · head] as [1, heads, n, head]."""
+        shape = self.constant(f"{heads} heads", [1, self.at.tokens, heads, self.spec.head_dim])
+        return self.node("Transpose", self.node("Reshape", x, shape), perm=[0, 2, 1, 3])
+
+    def behind_past(self, name: str, new: str, window: int) -> str:
+        """The rows of the cache, then the new ones, which are an output, too."""
+        heads, size = self.spec.kv_heads, self.spec.head_dim
+        self.input(f"past_{name}", self.rows_type, 1, heads, self.rows_of(window), size)
+        self.output(name, self.rows_type, 1, heads, self.at.tokens, size)
+        self.node("Cast", new, to=self.rows_type, output=name)
+        past = f"past_{name}"
+        if self.rows_type != Type.FLOAT:
+            past = self.node("Cast", past, to=Type.FLOAT)
+        return self.node("Concat", past, new, axis=2)
+
+    def add_and_norm(self, residual: str, added: str, name: str, keep: bool = True) -> tuple[str, str]:
+        total = self.node("Add", residual, added) if added else residual
+        return total, self.norm(total, name)
+
+    def multiply(self, name: str, x: str, output: str = "") -> str:
+        """The operators of `Nodes.multiply` that NPUs have: MatMulNBits with whole blocks, a bias apart; MatMul."""
+        matrix = self.layout.matrices[name]
+        bias = f"{name}.bias" if f"{name}.bias" in self.layout.vectors else ""
+        if isinstance(matrix.form, Blocks):
+            product = self._whole_blocks(name, matrix, matrix.form, x, "" if bias else output)
+        elif isinstance(matrix.form, Floats):
+            columns = self.node("Transpose", self.floats(name), perm=[1, 0])  # once, when the model is compiled
+            product = self.node("MatMul", x, columns, output="" if bias else output)
+        else:
+            raise UnsupportedError(
+                "NPUs multiply blocks of 4 or 8 bits: convert the model without --method nf4 or w8a8"
+            )
+        return self.node("Add", product, self.weight(bias), output=output) if bias else product
+
+    def _whole_blocks(self, name: str, matrix: Matrix, form: Blocks, x: str, output: str) -> str:
+        columns = matrix.columns + form.means(matrix.columns)
+        inputs = [self._means_and_zeros(x, -columns % BLOCK) if form.minima else x]
+        inputs += [self.weight(f"{name}.quants"), self.weight(f"{name}.scales")]
+        inputs += [self.weight(f"{name}.zeros")] if form.minima else []
+        sizes = {"K": columns + -columns % BLOCK, "N": matrix.rows, "bits": form.bits, "block_size": BLOCK}
+        return self.node("MatMulNBits", *inputs, domain=MS, output=output, **sizes)
+
+    def _means_and_zeros(self, x: str, zeros: int) -> str:
+        """Behind the inputs, the mean of each block of them, and zeros that fill the last block."""
+        if not zeros:
+            return self.with_means(x)
+        if ("whole", x) not in self.made:
+            ends = self.constant(f"{zeros} columns more", [0, 0, 0, 0, 0, zeros])
+            self.made["whole", x] = self.node("Pad", self.with_means(x), ends)
+        return self.made["whole", x]

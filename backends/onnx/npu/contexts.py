@@ -1,0 +1,122 @@
+"""Context binaries: what a vendor's compiler makes of static graphs for one chip.
+
+The graphs of a shard, a chunk's and a step's, are compiled into one context and share their weights. ONNX Runtime runs
+a context by a small graph that names its file and the graph in it. We write that one anew whenever it is needed, so
+that a folder holds the contexts alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from edge.backends.onnx.graph.static import HEAD, Part, make_context_graph, make_static_graph, parts_of
+from edge.backends.onnx.model_files import ModelFiles
+from edge.backends.onnx.providers import CPU, Provider
+from edge.backends.onnx.session import open_session
+from edge.formats.compiled import StaticForm
+from edge.model.spec import ModelSpec
+from edge.model.tensors import find_recipe
+
+Progress = Callable[[float], None]
+
+# Nothing may run elsewhere unseen: a graph with a node that the provider does not have is refused.
+_NO_FALLBACK = {"session.disable_cpu_ep_fallback": "1"}
+_SHARED = {"ep.share_ep_contexts": "1"}
+
+
+@dataclass(frozen=True)
+class Contexts:
+    """What the compiler made. files, graphs: as `contexts` and `graphs` of `edge.formats.compiled.Compiled`. sizes:
+    bytes of the files. seconds: of compiling."""
+
+    files: tuple[str, ...]
+    graphs: tuple[tuple[str, str], ...]
+    compiler: str
+    sizes: tuple[int, ...]
+    seconds: float
+
+
+def open_parts(
+    spec: ModelSpec, files: ModelFiles, form: StaticForm, provider: Provider, threads: int,
+    progress: Progress | None = None,
+) -> dict[Part, Any]:  # fmt: skip
+    """Sessions of all parts of a form: of the folder's contexts, where it has them for this provider and there is an
+    NPU; otherwise compiled now. Raises EngineError if they cannot be, UnsupportedError for weights that NPUs do not
+    multiply."""
+    sessions: dict[Part, Any] = {}
+    compiled = spec.compiled if spec.compiled and spec.compiled.provider == provider.name else None
+    compiled = None if provider.emulated else compiled
+    entries = {} if provider.ort_name == CPU.ort_name else _NO_FALLBACK
+    parts = _parts(spec, form)
+    for done, (part, shard, graph) in enumerate(parts, start=1):
+        if compiled:
+            context, name = compiled.contexts[shard], compiled.graphs[shard][graph]
+            recipe = find_recipe(spec)
+            content = make_context_graph(
+                files.layout, spec, recipe, form, part, context=context, name=name, compiler=compiled.compiler
+            )
+            place = {"ep.context_file_path": str(files.folder / "npu.onnx")}  # contexts lie beside it
+            sessions[part] = open_session(content, None, provider, threads, entries=entries | _SHARED | place)
+        else:
+            content = _make(spec, files, form, part)
+            sessions[part] = open_session(content, files.folder, provider, threads, entries=entries)
+        if progress:
+            progress(done / len(parts))
+    if form.head == "host":
+        sessions[HEAD] = open_session(_make(spec, files, form, HEAD), files.folder, CPU, threads)
+    return sessions
+
+
+def compile_contexts(
+    spec: ModelSpec, files: ModelFiles, form: StaticForm, provider: Provider, progress: Progress | None = None
+) -> Contexts:
+    """Compile all shards, each into a file `npu.N.bin` beside the weights.
+
+    The graphs lie there, too, while they are compiled: by their paths ONNX Runtime tells the graphs of a context apart.
+    Raises EngineError if the compiler refuses a graph, UnsupportedError for weights that NPUs do not multiply, OSError.
+    """
+    import onnx
+
+    made, names, sizes, started = [], [], [], time.monotonic()
+    compiler, parts, kept = "", _parts(spec, form), []  # sessions of a context live until it is written
+    for done, (part, shard, graph) in enumerate(parts, start=1):
+        plain = files.folder / f"npu.{shard}.{graph}.onnx"
+        wrapper = plain.with_suffix(".context.onnx")
+        plain.write_bytes(_make(spec, files, form, part))
+        entries = {"ep.context_enable": "1", "ep.context_embed_mode": "0", "ep.context_file_path": str(wrapper)}
+        last = {"ep.stop_share_ep_contexts": "1"} if graph else {}
+        kept.append(open_session(plain, None, provider, 1, entries=_NO_FALLBACK | _SHARED | entries | last))
+        (node,) = onnx.load(wrapper, load_external_data=False).graph.node
+        said = {each.name: each.s.decode() for each in node.attribute}
+        names.append(said["partition_name"])
+        compiler = said["ep_sdk_version"]
+        plain.unlink()
+        wrapper.unlink()
+        if graph:
+            context = files.folder / f"npu.{shard}.bin"
+            (files.folder / said["ep_cache_context"]).rename(context)
+            made.append(context.name)
+            sizes.append(context.stat().st_size)
+            kept.clear()
+        if progress:
+            progress(done / len(parts))
+    graphs = tuple(zip(names[::2], names[1::2], strict=True))
+    return Contexts(tuple(made), graphs, compiler, tuple(sizes), time.monotonic() - started)
+
+
+def _parts(spec: ModelSpec, form: StaticForm) -> list[tuple[Part, int, int]]:
+    """All parts of the layers, with the index of their shard, and of their graph in it: 0 for the chunk, 1 for the
+    step."""
+    by_graph = (parts_of(spec, form, tokens) for tokens in (form.chunk, 1))
+    return [
+        (part, shard, graph)
+        for shard, pair in enumerate(zip(*by_graph, strict=True))
+        for graph, part in enumerate(pair)
+    ]
+
+
+def _make(spec: ModelSpec, files: ModelFiles, form: StaticForm, part: Part) -> bytes:
+    return make_static_graph(files.layout, spec, find_recipe(spec), form, part, files.data)

@@ -1,0 +1,49 @@
+"""The sizes of static graphs: those that a folder was compiled with, or those of the plan."""
+
+from __future__ import annotations
+
+import platform
+
+from edge.backends.base import EngineConfig, FixedSizes
+from edge.backends.onnx.providers import is_static
+from edge.backends.ring import LayerKinds
+from edge.devices.profile import Npu
+from edge.formats.compiled import Place, StaticForm
+from edge.model.spec import ModelSpec
+from edge.model.tensors import find_recipe
+
+KV_DTYPES = ("f16", "f32")
+_ROWS, _CHUNK = 512, 32  # unless the user says otherwise
+_HAVE_NO_NPU = ("x86_64", "AMD64")  # machines on which QNN emulates
+
+
+def find_sizes(spec: ModelSpec, provider: str | None, *, elsewhere: bool) -> FixedSizes | None:
+    """See `ProviderBackend.fixed_sizes`."""
+    if provider is None or not is_static(provider):
+        return None
+    emulated = not elsewhere and provider.lower() == "qnn" and platform.machine() in _HAVE_NO_NPU
+    if (compiled := spec.compiled) is None:
+        return FixedSizes(min(_ROWS, spec.context), min(_CHUNK, spec.context), KV_DTYPES, False, emulated)
+    form = compiled.form
+    return FixedSizes(min(form.rows, spec.context), form.chunk, (form.kv_dtype,), True, emulated)
+
+
+def find_form(spec: ModelSpec, config: EngineConfig) -> StaticForm:
+    """What `config` runs on a provider that is static."""
+    if spec.compiled:
+        return spec.compiled.form
+    return make_form(spec, config.capacity, config.chunk, config.kv_dtype)
+
+
+def make_form(
+    spec: ModelSpec, rows: int, chunk: int, kv_dtype: str, *, shards: int = 1, head: Place = "npu"
+) -> StaticForm:
+    ring_rows = LayerKinds.of(find_recipe(spec).windows).ring_rows(rows, chunk)
+    return StaticForm(rows, ring_rows, chunk, "f32" if kv_dtype == "f32" else "f16", shards, head)
+
+
+def chip_of(spec: ModelSpec) -> Npu | None:
+    """The chip that the model was compiled for; None: whatever is here."""
+    if not (found := spec.compiled):
+        return None
+    return Npu(found.device, found.provider, "edge.json", found.provider, found.soc, found.arch)

@@ -1,0 +1,191 @@
+"""Passes of static graphs: the rows lie in our memory, the graphs read them and give the new ones, which are copied in.
+
+What differs from `dynamic.py` follows from fixed sizes. A pass has as many tokens as a graph: shorter chunks are filled
+up in front with tokens that the masks hide. Rows that are not in use are hidden likewise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge.backends.head_kv import HeadKV
+from edge.backends.onnx.graph.builder import table_names
+from edge.backends.onnx.graph.static import HIDDEN, Part, mask_name, parts_of
+from edge.backends.onnx.inputs import ANGLES_AHEAD, AngleTables
+from edge.backends.onnx.kv import OnnxStore
+from edge.backends.onnx.model_files import ModelFiles
+from edge.backends.onnx.providers import explained
+from edge.backends.onnx.rows import NUMPY_TYPE
+from edge.backends.onnx.session import bind
+from edge.errors import EngineError
+from edge.formats.compiled import StaticForm
+from edge.formats.gguf import GGUFFile
+from edge.model.architectures.angles import temperatures
+from edge.model.spec import ModelSpec, Recipe
+from edge.types import AnyArray, FloatArray, IntArray
+
+
+class StaticPasses:
+    """Passes protocol over the sessions of a form, which `open` gives it: of each part, and of the head for the host.
+
+    Two sets of arrays, for a chunk and for a step, hold what goes in and out.
+    """
+
+    most_logits = 1  # a graph has no others
+
+    def __init__(
+        self, file: GGUFFile, spec: ModelSpec, recipe: Recipe, form: StaticForm, kv: HeadKV[OnnxStore],
+        files: ModelFiles,
+    ) -> None:  # fmt: skip
+        self.most = form.chunk
+        self.logits = np.zeros((1, spec.vocab), np.float32)
+        self._spec, self._recipe, self._form, self._kv = spec, recipe, form, kv
+        self._embedding = Embedding(file, spec, recipe, files)
+        self._angles = AngleTables(kv, recipe, max(form.chunk, ANGLES_AHEAD), spec.head_dim, "float32")
+        self._sizes = {tokens: _Arrays(spec, recipe, form, tokens) for tokens in (form.chunk, 1)}
+        self._last = self._sizes[1]
+        self._sessions: Mapping[Part, Any] = {}
+        self._bindings: dict[int, list[tuple[Any, Any]]] = {}
+
+    def open(self, sessions: Mapping[Part, Any]) -> None:
+        """sessions: by the parts of `parts_of`, and HEAD's where the head is the host's."""
+        self._sessions = sessions
+        for tokens, arrays in self._sizes.items():
+            steps = [(sessions[part], self._binding(part, arrays)) for part in parts_of(self._spec, self._form, tokens)]
+            if (head := next((each for each in sessions if each.is_head), None)) is not None:
+                binding = sessions[head].io_binding()
+                bind(binding, "x", arrays.y)
+                bind(binding, "logits", self.logits, output=True, shape=(1, *self.logits.shape))
+                steps.append((sessions[head], binding))
+            self._bindings[tokens] = steps
+
+    def run(self, tokens: IntArray, wanted: int, shown: int) -> None:
+        """wanted and shown: 1 is all that there can be, and any number."""
+        kv, count = self._kv, tokens.size
+        arrays = self._last = self._sizes[1 if count == 1 else self._form.chunk]
+        new = slice(arrays.tokens - count, None)
+        arrays.x[0, new] = self._embedding.look_up(tokens, kv.next_position)
+        if not self._recipe.learned_positions:
+            first = self._angles.row(count)
+            for inputs, tables in zip(arrays.angles, self._angles.tables, strict=True):
+                inputs[:, 0, new] = tables[:, first : first + count]
+        if self._recipe.temperature:
+            positions = np.arange(kv.next_position, kv.next_position + count)
+            arrays.temperatures[0, new, 0] = temperatures(self._recipe.temperature, positions)
+        for window, mask in arrays.masks.items():
+            length = kv.ring.length if window and kv.ring else kv.length
+            fill_mask(mask[0, 0], length, count, window, kv.window_positions(count)[0] if window else None)
+        with explained("ONNX Runtime failed"):
+            for session, binding in self._bindings[arrays.tokens]:
+                session.run_with_iobinding(binding)
+        for store in kv.stores:
+            length = int(store.lengths[0])
+            for own, layer in enumerate(store.layers):
+                store.array[:, own, :, length : length + count] = arrays.rows[layer, :, :, new]
+
+    def queries(self, count: int) -> FloatArray:
+        return self._last.queries[:, self._last.tokens - count :]
+
+    def end_trace(self) -> Path:
+        raise EngineError("compiled graphs have no times of nodes")
+
+    def close(self) -> None:
+        self._sessions, self._bindings = {}, {}
+        self._embedding.close()
+
+    def _binding(self, part: Part, arrays: _Arrays) -> Any:
+        session, kinds = self._sessions[part], self._recipe
+        binding = session.io_binding()
+        bind(binding, "x", arrays.x)
+        for kind in {kinds.rope_of(layer) for layer in part.layers if kinds.rotates(layer)}:
+            for name, table in zip(table_names(kind), arrays.angles[kind], strict=True):
+                bind(binding, name, table)
+        if kinds.temperature:
+            bind(binding, "temperatures", arrays.temperatures)
+        for window in {kinds.windows[layer] for layer in part.layers}:
+            bind(binding, mask_name(window), arrays.masks[window])
+        for store in self._kv.stores:
+            for own, layer in enumerate(store.layers):
+                for index, name in enumerate(("key", "value")):
+                    if layer in part.layers:
+                        past, new = store.array[index, own], arrays.rows[layer, index]
+                        bind(binding, f"past_{name}.{layer}", past, shape=(1, *past.shape))
+                        bind(binding, f"{name}.{layer}", new, output=True, shape=(1, *new.shape))
+        queries = arrays.queries[part.layers.start : part.layers.stop]
+        bind(binding, "queries", queries, output=True, shape=(1, *queries.shape))
+        if not part.last:
+            bind(binding, "y", arrays.x, output=True)
+        elif self._form.head == "host":
+            bind(binding, "y", arrays.y, output=True)
+        else:
+            bind(binding, "logits", self.logits, output=True, shape=(1, *self.logits.shape))
+        return binding
+
+
+class _Arrays:
+    """What goes into the graphs of so many tokens, and comes out. rows: new ones, [layers, 2, KV heads, n, head]."""
+
+    def __init__(self, spec: ModelSpec, recipe: Recipe, form: StaticForm, tokens: int) -> None:
+        self.tokens = tokens
+        self.x, self.y = np.zeros((1, tokens, spec.hidden), np.float32), np.zeros((1, 1, spec.hidden), np.float32)
+        self.angles = [np.zeros((2, 1, tokens, spec.head_dim // 2), np.float32) for _ in recipe.ropes]
+        self.temperatures = np.ones((1, tokens, 1), np.float32)
+        rows = {window: form.ring_rows if window and form.ring_rows else form.rows for window in set(recipe.windows)}
+        self.masks = {each: np.full((1, 1, tokens, count + tokens), HIDDEN, np.float32) for each, count in rows.items()}
+        shape = (spec.layers, 2, spec.kv_heads, tokens, spec.head_dim)
+        self.rows: AnyArray = np.zeros(shape, NUMPY_TYPE[form.kv_dtype])
+        self.queries = np.zeros((spec.layers, tokens, spec.heads * spec.head_dim), np.float32)
+
+
+def fill_mask(mask: FloatArray, length: int, count: int, window: int, positions: AnyArray | None) -> None:
+    """What the last `count` tokens of a graph see of `length` rows in use, and of each other; the tokens before them
+    fill the graph up, and see themselves.
+
+    mask: float32 [n, rows + n], written. window: positions that a token sees, 0: all; positions: of the rows in use,
+    then of the tokens.
+    """
+    tokens = len(mask)
+    rows, filled = mask.shape[1] - tokens, tokens - count
+    mask[:] = HIDDEN
+    mask[range(filled), range(rows, rows + filled)] = 0
+    own = np.arange(count)
+    seen = own[:, None] >= own
+    if positions is not None and window:
+        near = positions[length:, None] - positions < window
+        mask[filled:, :length][near[:, :length]] = 0
+        seen &= near[:, length:]
+    else:
+        mask[filled:, :length] = 0
+    mask[filled:, rows + filled :][seen] = 0
+
+
+class Embedding:
+    """The tokens' embeddings, and learned positions', from the mapped file of weights."""
+
+    def __init__(self, file: GGUFFile, spec: ModelSpec, recipe: Recipe, files: ModelFiles) -> None:
+        path, layout = files.folder / files.data, files.layout
+        self._matrix, self._scale = layout.matrices["token_embd"], recipe.embedding_scale
+        names = self._matrix.form.arrays(self._matrix.rows, self._matrix.columns)
+        self._arrays = {name: _mapped(path, layout.places[f"token_embd.{name}"]) for name in names}
+        self._kind = file.tensors[self._matrix.parts[0].source.tensor].type
+        self._positions = _mapped(path, layout.places["position_embd"]) if recipe.learned_positions else None
+
+    def look_up(self, tokens: IntArray, position: int) -> FloatArray:
+        """float32 [n, hidden], of tokens from this position on."""
+        stored = {name: np.array(array[tokens]) for name, array in self._arrays.items()}
+        found, _ = self._matrix.form.restored(stored, self._kind)
+        found = np.asarray(found * np.float32(self._scale))
+        if self._positions is not None:
+            found += self._positions[position : position + tokens.size]
+        return found
+
+    def close(self) -> None:
+        self._arrays, self._positions = {}, None
+
+
+def _mapped(path: Path, place: Any) -> AnyArray:
+    return np.memmap(path, place.array.numpy, "r", place.offset, place.array.shape)

@@ -1,0 +1,133 @@
+"""Execution providers: what ONNX Runtime runs a graph on.
+
+Some are built into it. Others are plugins, in packages of their own (`onnxruntime_qnn`, …), which say where their
+library lies and what their providers are called; they are registered when one is asked for.
+
+NPUs are static: a compiler of the vendor's makes a context of a graph, and wants every size fixed (graph/static.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from edge.devices.profile import Npu
+from edge.errors import EngineError, InputError, MissingExtraError
+
+_SUFFIX = "ExecutionProvider"
+_PLUGINS = {"qnn": "onnxruntime_qnn"}  # packages that `--provider` may name before they are installed; extras likewise
+_STATIC = {"qnn", "cpu-static"}  # also where there is no NPU: QNN's compiler then emulates one
+_EMULATED = (57, "75")  # soc_model and htp_arch of the Snapdragon 8 Gen 3, unless another is asked for
+
+
+@dataclass(frozen=True)
+class Provider:
+    """name: as `--provider` says it. ort_name: ONNX Runtime's. devices: of a plugin, `OrtEpDevice`s. options: of these
+    devices. static: it runs graphs of fixed sizes. emulated: it computes on the CPU what an NPU would."""
+
+    name: str
+    ort_name: str
+    devices: tuple[Any, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+    static: bool = False
+    emulated: bool = False
+
+    def compiling_for(self, npu: Npu | None) -> Provider:
+        """With the options by which a compiler knows the chip; None: this device's own, or the one to emulate."""
+        if self.name != "qnn" or (npu is None and not self.emulated):
+            return self
+        soc, arch = (npu.soc, npu.arch) if npu else _EMULATED
+        said = {"soc_model": soc, "htp_arch": arch}
+        return replace(self, options={**self.options, **{name: str(value) for name, value in said.items() if value}})
+
+
+CPU = Provider("cpu", f"CPU{_SUFFIX}")
+# The graphs of NPUs on the CPU: to compare with, and to see what a folder was compiled from.
+STATIC_CPU = Provider("cpu-static", CPU.ort_name, static=True)
+
+
+def is_static(name: str | None) -> bool:
+    """Whether this provider runs graphs of fixed sizes. Raises as `find_provider` does, but for names of providers that
+    are known to be: these need not be installed."""
+    if name is None or name.lower() == CPU.name:
+        return False
+    return name.lower() in _STATIC or find_provider(name).static
+
+
+def find_provider(name: str) -> Provider:
+    """The execution provider that `--provider` calls so. Raises InputError, MissingExtraError, EngineError if a plugin
+    cannot be loaded."""
+    import onnxruntime
+
+    if (name := name.lower()) == STATIC_CPU.name:
+        return STATIC_CPU
+    if name in _PLUGINS and find_spec(_PLUGINS[name]) is None:
+        raise MissingExtraError(_PLUGINS[name].replace("_", "-"), name)
+    if module := _plugin_names().get(name):
+        return _plugin(module, name)  # also where it was registered before, and so is among those below
+    built_in = {_short(each): each for each in onnxruntime.get_available_providers()}
+    if name not in built_in:
+        raise InputError(f"--provider {name!r} is not available: choose {', '.join(provider_names())}")
+    return Provider(name, str(built_in[name]))
+
+
+def provider_names() -> list[str]:
+    """All that can be asked for here."""
+    import onnxruntime
+
+    return sorted({*map(_short, onnxruntime.get_available_providers()), STATIC_CPU.name, *_plugin_names()})
+
+
+def _short(ort_name: str) -> str:
+    return ort_name.removesuffix(_SUFFIX).lower()
+
+
+@cache
+def _plugin_names() -> dict[str, str]:
+    """Providers of the installed plugins, and the modules of these."""
+    from importlib.metadata import packages_distributions
+
+    found = {}
+    for module in packages_distributions():
+        if module.startswith("onnxruntime_"):
+            for each in getattr(import_module(module), "get_ep_names", list)():
+                found[_short(each)] = module
+    return found
+
+
+@cache
+def _plugin(module: str, name: str) -> Provider:
+    """Registered, with its devices: NPUs if there are any, else all."""
+    import onnxruntime
+
+    package = import_module(module)
+    ort_name = next(each for each in package.get_ep_names() if _short(each) == name)
+    with explained(f"--provider {name}: ONNX Runtime cannot load the plugin"):
+        onnxruntime.register_execution_provider_library(ort_name, package.get_library_path())
+    devices = [each for each in onnxruntime.get_ep_devices() if each.ep_name == ort_name]
+    if not devices:
+        raise EngineError(f"--provider {name}: {module} finds no device here that it could run on")
+    kinds = onnxruntime.OrtHardwareDeviceType
+    npus = [each for each in devices if each.device.type == kinds.NPU]
+    options = {}
+    if name == "qnn":
+        # Rows of float16 stay as they are on their way: without this, the CPU would convert them.
+        options = {"backend_path": package.get_qnn_htp_path(), "offload_graph_io_quantization": "0"}
+    emulated = name == "qnn" and not npus
+    return Provider(name, ort_name, tuple(npus or devices[:1]), options, bool(npus) or name in _STATIC, emulated)
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Raise ONNX Runtime's exceptions as EngineErrors."""
+    try:
+        yield
+    except Exception as error:  # some of its errors are RuntimeErrors, the others share no base class
+        if not (type(error) is RuntimeError or type(error).__module__.startswith("onnxruntime")):
+            raise
+        raise EngineError(f"{what} ({' '.join(str(error).split())[:300]})") from None
