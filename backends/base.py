@@ -108,11 +108,12 @@ class MostRows:
 @dataclass(frozen=True)
 class FixedSizes:
     """What graphs of fixed sizes, as NPUs want them, say of a plan. rows, chunk: the default KV rows and tokens in
-    prefill; the most, if compiled: those that the model was compiled for. kv_dtypes: the first is the default.
-    emulated: `EngineConfig.emulated`."""
+    prefill; the most, if compiled: those that the model was compiled for. context: the most rows otherwise. kv_dtypes:
+    the first is the default. emulated: `EngineConfig.emulated`."""
 
     rows: int
     chunk: int
+    context: int
     kv_dtypes: tuple[str, ...]
     compiled: bool
     emulated: bool

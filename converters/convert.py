@@ -21,6 +21,7 @@ from edge.converters.huggingface import writer as hf
 from edge.converters.huggingface.adapter import is_adapter_folder
 from edge.converters.huggingface.reader import convert_folder, is_folder, outline_folder
 from edge.converters.merge import merge_gguf, plan_merge
+from edge.converters.npu import NpuTarget, check_target, plan_form
 from edge.converters.onnx import planned_files, rounded_types, write_onnx
 from edge.converters.onnx_methods import NEED_STATISTICS, find_method, planning_method
 from edge.converters.plain import fields_as
@@ -58,7 +59,8 @@ Tokens = Callable[[Tokenizer], IntArray]
 class Conversion:
     """to: one of FORMATS. repair: steps of distillation after pruning. settings: how weights are quantized; None: they
     stay. size, kl: types are mixed so that the GGUF file has at most this many bytes, or loses at most this many
-    nats. onnx_method: a form of weights that only ONNX has. lora: adapters that are merged first."""
+    nats. onnx_method: a form of weights that only ONNX has. lora: adapters that are merged first. npu: a folder in ONNX
+    is compiled for the NPU of a device, too."""
 
     to: str
     pruning: Pruning | None = None
@@ -68,6 +70,7 @@ class Conversion:
     kl: float | None = None
     onnx_method: str | None = None
     lora: tuple[LoraFile, ...] = ()
+    npu: NpuTarget | None = None
 
     @property
     def keeps_blocks(self) -> bool:
@@ -189,7 +192,11 @@ def preview(source: str | Path, target: Path, wanted: Conversion) -> tuple[dict[
         planned = planned_as(file.tensors.values())
         if wanted.to == "onnx":
             method = planning_method(wanted.onnx_method, file, read_spec(file))
-            return planned_files(file, read_spec(file), method), planned
+            contexts = {}
+            if wanted.npu:
+                form = plan_form(file, read_spec(file), wanted.npu)
+                contexts = {f"npu.{shard}.bin": None for shard in range(form.shards)}
+            return planned_files(file, read_spec(file), method) | contexts, planned
         return {target.name: file.size if wanted.to == "gguf" else None}, planned
 
 
@@ -203,6 +210,10 @@ def _check(path: Path, target: Path, wanted: Conversion, tokens: Tokens | None, 
         check_folder(target, is_model_folder if wanted.to == "onnx" else hf.is_ours, force=force)
     if wanted.onnx_method and wanted.to != "onnx":
         raise InputError(f"--method {wanted.onnx_method} is a way to store weights in ONNX: use --to onnx")
+    if wanted.npu:
+        if wanted.to != "onnx":
+            raise InputError(f"--npu compiles a folder in ONNX, not {wanted.to}: use --to onnx")
+        check_target(wanted.npu)
     if tokens is None and wanted.calibrated:
         raise InputError(
             f"{wanted.calibrated} goes by what a text makes of the model: state one with --calibration FILE"
@@ -260,7 +271,7 @@ def _write(
     with _timed(report, "writing", steps) as progress:
         if wanted.to == "onnx":
             method = find_method(wanted.onnx_method, file, spec, statistics)
-            write_onnx(file, spec, target, method=method, force=force, progress=progress)
+            write_onnx(file, spec, target, method=method, npu=wanted.npu, force=force, progress=progress)
             report.rounded = [] if wanted.onnx_method else rounded_types(file, spec)
         elif wanted.to == "hf":
             hf.write_folder(file, spec, target, force=force, progress=progress)

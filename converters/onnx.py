@@ -2,6 +2,7 @@
 
 model.onnx, model.KV.onnx, model[.KV].observed.onnx    graphs, see graph/builder.py; KV is the type of the KV rows
 model.onnx.data                                        weights, which they share
+npu.N.bin                                              context binaries, with --npu (npu.py)
 metadata.gguf, tokenizer.json, edge.json               see model_folder.py
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,11 @@ from edge.backends.onnx.graph.builder import KV_TYPES, make_graph
 from edge.backends.onnx.graph.check import check_graphs, check_weights
 from edge.backends.onnx.graph.layout import AS_IT_IS, Layout, Method, make_layout
 from edge.backends.onnx.graph.weights import write_weights
+from edge.converters.npu import NpuTarget, compile_npu, plan_form
 from edge.converters.tokenizer_file import write_tokenizer
 from edge.devices.output import check_folder, new_folder
 from edge.errors import InputError, MissingExtraError
+from edge.formats.compiled import Compiled
 from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_writer import copy_gguf
 from edge.formats.onnx_folder import (
@@ -41,6 +45,7 @@ from edge.storage.fingerprint import hash_file
 
 _TOKENIZER = "tokenizer.json"
 _WEIGHTS_SHARE = 0.9  # of the time
+_COMPILED_SHARE = 0.2  # of the time until there is something to compile
 
 Progress = Callable[[float], None]
 
@@ -58,14 +63,15 @@ def write_onnx(
     folder: Path,
     *,
     method: Method = AS_IT_IS,
+    npu: NpuTarget | None = None,
     force: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, int]:
     """Write the folder, whole or not at all; names and bytes of its files.
 
-    method: from `find_method`. force: a folder that edge wrote before may be replaced. Raises InputError if `folder` is
-    in the way or cannot be written, UnsupportedError for models that have no graph, ModelFormatError for weights that
-    are not finite.
+    method: from `find_method`. npu: compile for the NPU of a device, too. force: a folder that edge wrote before may be
+    replaced. Raises InputError if `folder` is in the way or cannot be written, UnsupportedError for models that have no
+    graph, ModelFormatError for weights that are not finite, and what `compile_npu` raises.
     """
     if file.folder is not None:
         raise InputError(f"{file.folder} is a model in ONNX already")
@@ -73,13 +79,21 @@ def write_onnx(
         raise MissingExtraError("onnx", "onnx")
     layout = make_layout(file, spec, method)
     check_folder(folder, is_model_folder, force=force)
+    if npu:
+        plan_form(file, spec, npu)
+    share = _COMPILED_SHARE if npu else 1.0
     utf8_path(folder)  # ONNX Runtime and the checker need one
     with new_folder(folder) as target:
-        write_weights(file, layout, target / WEIGHTS, progress and (lambda part: progress(part * _WEIGHTS_SHARE)))
+        weights_share = _WEIGHTS_SHARE * share
+        write_weights(file, layout, target / WEIGHTS, progress and (lambda part: progress(part * weights_share)))
         _write_graphs(layout, spec, target)
         _write_metadata(file, target / METADATA)
         write_tokenizer(Tokenizer(file), target / _TOKENIZER)
-        sizes = _write_manifest(file, layout, target)
+        compiled = None
+        if npu:
+            rest = progress and (lambda part: progress(share + part * (1 - share)))
+            compiled = compile_npu(file, spec, layout, target, npu, rest)
+        sizes = _write_manifest(file, layout, compiled, target)
         read_spec(read_folder(target))
         check_graphs(target / graph_name(*each) for each in _graphs())
         check_weights(file, layout, target / WEIGHTS)
@@ -108,7 +122,7 @@ def _write_metadata(file: GGUFFile, target: Path) -> None:
     copy_gguf(file, target, (info for name, info in file.tensors.items() if name.startswith(FACTORS)))
 
 
-def _write_manifest(file: GGUFFile, layout: Layout, target: Path) -> dict[str, int]:
+def _write_manifest(file: GGUFFile, layout: Layout, compiled: Compiled | None, target: Path) -> dict[str, int]:
     sizes = {path.name: path.stat().st_size for path in sorted(target.iterdir())}
     types = layout.types
     said: dict[str, Any] = {
@@ -122,6 +136,6 @@ def _write_manifest(file: GGUFFile, layout: Layout, target: Path) -> dict[str, i
         "files": {name: {"bytes": size, "sha256": hash_file(target / name)} for name, size in sizes.items()},
         "tensors": [[info.name, types.get(info.name, info.type), list(info.shape)] for info in file.tensors.values()],
         "outliers": layout.outliers,
-    }
+    } | ({"npu": asdict(compiled)} if compiled else {})
     (target / MANIFEST).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
     return sizes | {MANIFEST: (target / MANIFEST).stat().st_size}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,6 +33,8 @@ from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_recipe
 from edge.types import FloatArray, IntArray
+
+_log = logging.getLogger("edge")
 
 
 class OnnxEngine:
@@ -69,6 +72,8 @@ class OnnxEngine:
             self._observer = Observer(spec, self._kv, self._windows, MOST_OBSERVED)
             self._kv.settle = self._observer.settle
         self._passes: DynamicPasses | StaticPasses
+        if provider.emulated:
+            _log.warning("no NPU here: --provider %s emulates one, at a small part of its speed", provider.name)
         if form:
             if self._windows.layers and config.per_head and not ring:
                 raise UnsupportedError(

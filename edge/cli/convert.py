@@ -16,6 +16,7 @@ from edge.errors import InputError
 
 if TYPE_CHECKING:
     from edge.converters.convert import Report
+    from edge.converters.npu import NpuTarget
     from edge.converters.quantize import Settings
     from edge.formats.gguf_writer import Planned
 
@@ -67,6 +68,18 @@ def convert(
         str | None,
         o.flag("--base", metavar="MODEL", help="SRC is a folder of a PEFT adapter of this model in GGUF."),
     ] = None,
+    npu: Annotated[
+        bool, o.flag("--npu", help="Compile for the NPU of --device, too, by the vendor's compiler (--to onnx).")
+    ] = False,
+    device: Annotated[
+        str | None, o.flag("--device", metavar="NAME", help="The device to compile for (edge devices list).")
+    ] = None,
+    max_kv_size: Annotated[
+        int | None, o.flag("--max-kv-size", help="KV rows of the compiled graphs (default: 512).")
+    ] = None,
+    prefill_step_size: Annotated[
+        int | None, o.flag("--prefill-step-size", help="Prompt tokens that they run at once (default: 32).")
+    ] = None,
     prune_layers: Annotated[int, o.flag("--prune-layers", min=0, help="Number of layers to drop.")] = 0,
     prune_ffn: Annotated[
         float, o.flag("--prune-ffn", help="Share of feed-forward channels to drop, such as 0.1.")
@@ -103,6 +116,7 @@ def convert(
         kl=target_kl,
         onnx_method=onnx_method,
         lora=() if lora is None else parse_lora(lora),
+        npu=_npu(device, max_kv_size, prefill_step_size, wanted=npu),
     )
     if target_kl is not None and not target_kl > 0:
         raise InputError(f"--target-kl {target_kl:g}: state more than 0 nats")
@@ -149,6 +163,19 @@ def _convert_adapter(folder: Path, base: str, target: Path, *, force: bool, json
         print_json({"target": str(target), "files": {target.name: size}, "written": True})
     else:
         print(table([str(target), "size"], [[target.name, format_bytes(size)]]))
+
+
+def _npu(device: str | None, rows: int | None, chunk: int | None, *, wanted: bool) -> NpuTarget | None:
+    from edge.converters.npu import NpuTarget
+
+    stated = {"--device": device, "--max-kv-size": rows, "--prefill-step-size": chunk}
+    if not wanted:
+        if flag := next((flag for flag, value in stated.items() if value is not None), None):
+            raise InputError(f"{flag} is for what an NPU runs: state --npu, too")
+        return None
+    if device is None:
+        raise InputError("--npu compiles for one device: state it with --device, such as --device galaxy-s24")
+    return NpuTarget(device, rows, chunk)
 
 
 def _settings(kind: str | None, method: str | None, group_size: int, embedding: str, has_text: bool) -> Settings | None:

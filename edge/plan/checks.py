@@ -67,8 +67,8 @@ def check_request(spec: ModelSpec, backend: Backend, options: Options, *, elsewh
 def with_fixed_sizes(options: Options, fixed: FixedSizes) -> Options:
     """The options of a run whose graphs have fixed sizes. Raises InputError for more than they have, UnsupportedError
     for KV rows of another type."""
-    if options.kv_memory is not None:
-        raise InputError("--kv-memory: an NPU's graphs have a number of KV rows: state --max-kv-size instead")
+    if fixed.compiled and options.kv_memory is not None:
+        raise InputError(f"--kv-memory: the model was compiled for {fixed.rows} KV rows: leave it out")
     stated = {"--max-kv-size": options.max_kv_size, "--prefill-step-size": options.prefill_step_size}
     for (flag, value), most in zip(stated.items(), (fixed.rows, fixed.chunk), strict=True):
         if fixed.compiled and value is not None and value > most:
@@ -81,11 +81,13 @@ def with_fixed_sizes(options: Options, fixed: FixedSizes) -> Options:
         raise UnsupportedError(
             f"--kv-dtype {options.kv_dtype}: on an NPU this model is {there} {' or '.join(fixed.kv_dtypes)}"
         )
-    rows = options.max_kv_size or fixed.rows
+    rows = options.max_kv_size
+    if rows is None and options.kv_memory is None:
+        rows = fixed.rows if fixed.compiled else max(fixed.rows, min(options.expected_tokens or 0, fixed.context))
     return replace(
         options,
         max_kv_size=rows,
-        prefill_step_size=options.prefill_step_size or max(1, min(fixed.chunk, rows // 2)),
+        prefill_step_size=options.prefill_step_size or max(1, min(fixed.chunk, (rows or fixed.rows) // 2)),
         kv_dtype=options.kv_dtype or fixed.kv_dtypes[0],
     )
 

@@ -14,7 +14,7 @@ from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
 from edge.options import Options
 from edge.plan.engines import plan_here, with_engine
-from edge.plan.npu import check_npu, fixed_options
+from edge.plan.npu import check_npu
 from edge.plan.plan import Plan, make_plan
 
 MODULE_MOST = 65535 << 16  # bytes of a WebAssembly module's memory, which has whole pages and addresses of 32 bits
@@ -35,7 +35,6 @@ def plan_for(profile: DeviceProfile, file: GGUFFile, spec: ModelSpec, options: O
     engine = backend_elsewhere(options.backend, file, spec, profile.system)
     if options.provider is not None and options.provider.lower() != "cpu" and engine.CAPABILITIES.providers:
         check_npu(file, spec, profile, options.provider)
-        options = fixed_options(options, spec)
     options, limit = for_device(profile, options)
     return make_plan(spec, engine, options, elsewhere=limit, more=more)
 

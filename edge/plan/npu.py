@@ -1,12 +1,12 @@
 """Whether a device's NPU can run a model: before anything is compiled, from the header of the model's file.
 
-Compilers of NPUs want fixed sizes, blocks of 4 bits or floats, and contexts no larger than the NPU can address: models
-that are larger are cut into shards of some layers each.
+Compilers of NPUs want fixed sizes, blocks of 4 or 8 bits or floats, and contexts no larger than the NPU can address:
+models that are larger are cut into shards of some layers each.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edge.budget import format_bytes
@@ -16,14 +16,11 @@ from edge.errors import EdgeError, InputError, UnsupportedError
 from edge.formats.blocks import BLOCK
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
-from edge.options import Options
 
 if TYPE_CHECKING:
     from edge.backends.onnx.graph.layout import Layout, Matrix
 
-ROWS, CHUNK = 512, 32  # of compiled graphs, unless options say: every pass reads all rows
-KV_DTYPES = ("f16", "f32")
-_BITS = 4  # of the widest blocks that NPUs multiply
+_BITS = 8  # of the widest blocks that NPUs multiply
 _HEADS = ("output", "token_embd")
 
 
@@ -84,22 +81,6 @@ def check_npu(file: GGUFFile, spec: ModelSpec, profile: DeviceProfile, provider:
     if use.reasons:
         raise UnsupportedError(f"not for the NPU of {profile.name}: {use.reasons[0]}")
     return use
-
-
-def fixed_options(options: Options, spec: ModelSpec) -> Options:
-    """Those of compiled graphs, where the user left them open. Raises UnsupportedError for rows that NPUs do not
-    read."""
-    if options.kv_dtype not in (None, *KV_DTYPES):
-        raise UnsupportedError(f"NPUs have no KV dtype {options.kv_dtype!r}: choose {', '.join(KV_DTYPES)}")
-    rows = options.max_kv_size
-    if rows is None and options.kv_memory is None:
-        rows = min(spec.context, max(ROWS, options.expected_tokens or 0))
-    return replace(
-        options,
-        kv_dtype=options.kv_dtype or KV_DTYPES[0],
-        max_kv_size=rows,
-        prefill_step_size=options.prefill_step_size or min(CHUNK, max(1, (rows or ROWS) // 2)),
-    )
 
 
 def _no_npu(profile: DeviceProfile) -> str:

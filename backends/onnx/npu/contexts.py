@@ -7,6 +7,7 @@ that a folder holds the contexts alone.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,11 +15,15 @@ from typing import Any
 
 from edge.backends.onnx.graph.static import HEAD, Part, make_context_graph, make_static_graph, parts_of
 from edge.backends.onnx.model_files import ModelFiles
+from edge.backends.onnx.npu.form import make_form
 from edge.backends.onnx.providers import CPU, Provider
 from edge.backends.onnx.session import open_session
-from edge.formats.compiled import StaticForm
+from edge.errors import EngineError, ModelFormatError
+from edge.formats.compiled import Compiled, StaticForm
+from edge.formats.onnx_folder import MANIFEST, check_content, read_manifest
 from edge.model.spec import ModelSpec
 from edge.model.tensors import find_recipe
+from edge.storage.fingerprint import fingerprint
 
 Progress = Callable[[float], None]
 
@@ -45,10 +50,12 @@ def open_parts(
 ) -> dict[Part, Any]:  # fmt: skip
     """Sessions of all parts of a form: of the folder's contexts, where it has them for this provider and there is an
     NPU; otherwise compiled now. Raises EngineError if they cannot be, UnsupportedError for weights that NPUs do not
-    multiply."""
+    multiply, ModelFormatError for contexts that are not the model's."""
     sessions: dict[Part, Any] = {}
-    compiled = spec.compiled if spec.compiled and spec.compiled.provider == provider.name else None
-    compiled = None if provider.emulated else compiled
+    if compiled := spec.compiled:
+        _check(spec, files, compiled)
+    if compiled and (provider.emulated or compiled.provider != provider.name):
+        compiled = None
     entries = {} if provider.ort_name == CPU.ort_name else _NO_FALLBACK
     parts = _parts(spec, form)
     for done, (part, shard, graph) in enumerate(parts, start=1):
@@ -59,7 +66,11 @@ def open_parts(
                 files.layout, spec, recipe, form, part, context=context, name=name, compiler=compiled.compiler
             )
             place = {"ep.context_file_path": str(files.folder / "npu.onnx")}  # contexts lie beside it
-            sessions[part] = open_session(content, None, provider, threads, entries=entries | _SHARED | place)
+            try:
+                sessions[part] = open_session(content, None, provider, threads, entries=entries | _SHARED | place)
+            except EngineError as error:
+                made = f"made for {compiled.device} by the compiler of version {compiled.compiler}"
+                raise EngineError(f"{files.folder / context} was {made}, and cannot be loaded here: {error}") from None
         else:
             content = _make(spec, files, form, part)
             sessions[part] = open_session(content, files.folder, provider, threads, entries=entries)
@@ -105,6 +116,30 @@ def compile_contexts(
             progress(done / len(parts))
     graphs = tuple(zip(names[::2], names[1::2], strict=True))
     return Contexts(tuple(made), graphs, compiler, tuple(sizes), time.monotonic() - started)
+
+
+def _check(spec: ModelSpec, files: ModelFiles, compiled: Compiled) -> None:
+    """Raises ModelFormatError if these contexts do not belong to the model's graphs, as this version of edge makes
+    them, or are not the files that were written."""
+    form, manifest = compiled.form, read_manifest(files.folder)
+    sizes = make_form(spec, form.rows, form.chunk, form.kv_dtype, shards=form.shards, head=form.head)
+    counts = {form.shards, len(compiled.contexts), len(compiled.graphs)}
+    if form != sizes or len(counts) > 1 or form.shards > spec.layers or not form.chunk < form.rows <= spec.context:
+        raise ModelFormatError(f"{files.folder / MANIFEST}: the sizes of npu do not fit the model: convert it again")
+    if source_of(spec, files, form) != compiled.source:
+        raise ModelFormatError(
+            f"{files.folder}: its context binaries are of another model or another version of edge: convert it again"
+        )
+    for name in compiled.contexts:
+        check_content(files.folder, manifest, name, fingerprint(files.folder / name).sha256)
+
+
+def source_of(spec: ModelSpec, files: ModelFiles, form: StaticForm) -> str:
+    """`Compiled.source`: a hash of all graphs of the layers."""
+    digest = hashlib.sha256()
+    for part, *_ in _parts(spec, form):
+        digest.update(_make(spec, files, form, part))
+    return digest.hexdigest()
 
 
 def _parts(spec: ModelSpec, form: StaticForm) -> list[tuple[Part, int, int]]:

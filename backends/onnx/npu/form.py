@@ -13,7 +13,7 @@ from edge.model.spec import ModelSpec
 from edge.model.tensors import find_recipe
 
 KV_DTYPES = ("f16", "f32")
-_ROWS, _CHUNK = 512, 32  # unless the user says otherwise
+ROWS, CHUNK = 512, 32  # unless the user says otherwise: every pass reads all rows
 _HAVE_NO_NPU = ("x86_64", "AMD64")  # machines on which QNN emulates
 
 
@@ -23,9 +23,9 @@ def find_sizes(spec: ModelSpec, provider: str | None, *, elsewhere: bool) -> Fix
         return None
     emulated = not elsewhere and provider.lower() == "qnn" and platform.machine() in _HAVE_NO_NPU
     if (compiled := spec.compiled) is None:
-        return FixedSizes(min(_ROWS, spec.context), min(_CHUNK, spec.context), KV_DTYPES, False, emulated)
+        return FixedSizes(min(ROWS, spec.context), CHUNK, spec.context, KV_DTYPES, False, emulated)
     form = compiled.form
-    return FixedSizes(min(form.rows, spec.context), form.chunk, (form.kv_dtype,), True, emulated)
+    return FixedSizes(form.rows, form.chunk, spec.context, (form.kv_dtype,), True, emulated)
 
 
 def find_form(spec: ModelSpec, config: EngineConfig) -> StaticForm:

@@ -1,0 +1,98 @@
+"""Context binaries for the NPU of a device, made by its vendor's compiler on this machine (backends/onnx/npu)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge.backends.onnx.graph.layout import Layout
+from edge.backends.onnx.model_files import ModelFiles
+from edge.backends.onnx.npu.contexts import compile_contexts, source_of
+from edge.backends.onnx.npu.form import find_sizes, make_form
+from edge.backends.onnx.providers import find_provider
+from edge.budget import format_bytes
+from edge.devices.profile import DeviceProfile, Npu
+from edge.devices.profiles import find_profile, profile_names
+from edge.errors import InputError, UnsupportedError
+from edge.formats.compiled import Compiled, Place, StaticForm
+from edge.formats.gguf import GGUFFile
+from edge.formats.onnx_folder import WEIGHTS
+from edge.model.spec import ModelSpec
+from edge.options import Options
+from edge.plan.checks import check_count, least_rows, with_fixed_sizes
+from edge.plan.npu import npu_use
+
+Progress = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class NpuTarget:
+    """device: a profile's name. rows, chunk: KV rows and tokens in prefill; None: the usual ones."""
+
+    device: str
+    rows: int | None = None
+    chunk: int | None = None
+
+
+def check_target(target: NpuTarget) -> tuple[DeviceProfile, Npu]:
+    """Raises InputError for devices without an NPU that something here compiles for, MissingExtraError without its
+    compiler."""
+    profile = find_profile(target.device)
+    npu = profile.npu
+    if npu is None or npu.provider is None:
+        found = f"whose NPU ({npu}) edge knows no compiler for" if npu else "which has no NPU that edge knows of"
+        raise InputError(f"--device {profile.name}, {found}: choose {', '.join(_devices())}")
+    if npu.provider == "qnn" and not (npu.soc and npu.arch):
+        raise InputError(f"the profile of {profile.name} does not say which chip it has: state soc and arch in [npu]")
+    find_provider(npu.provider)
+    return profile, npu
+
+
+def plan_form(file: GGUFFile, spec: ModelSpec, target: NpuTarget) -> StaticForm:
+    """What would be compiled. Raises what `check_target` raises, InputError for impossible sizes, UnsupportedError for
+    models that the NPU does not run."""
+    profile, npu = check_target(target)
+    if (use := npu_use(file, spec, profile)).reasons:
+        raise UnsupportedError(f"not for the NPU of {profile.name}: {use.reasons[0]}")
+    check_count(
+        "--max-kv-size", target.rows, least_rows(0), spec.context, f" ({spec.context} positions is all it knows)"
+    )
+    check_count("--prefill-step-size", target.chunk, 2, (target.rows or spec.context) // 2, " (half of the KV rows)")
+    sizes = find_sizes(spec, npu.provider, elsewhere=True)
+    assert sizes is not None
+    options = with_fixed_sizes(Options(max_kv_size=target.rows, prefill_step_size=target.chunk), sizes)
+    rows, chunk = options.max_kv_size or sizes.rows, options.prefill_step_size or sizes.chunk
+    head: Place = "host" if use.head == "host" else "npu"
+    return make_form(spec, rows, chunk, sizes.kv_dtypes[0], shards=use.shards, head=head)
+
+
+def compile_npu(
+    file: GGUFFile, spec: ModelSpec, layout: Layout, folder: Path, target: NpuTarget, progress: Progress | None = None
+) -> Compiled:
+    """Compile the model whose weights lie in `folder` into context binaries beside them.
+
+    Raises what `plan_form` raises; EngineError if the compiler refuses the model, UnsupportedError if what it made is
+    more than the NPU can address.
+    """
+    profile, npu = check_target(target)
+    assert npu.provider is not None
+    form, files = plan_form(file, spec, target), ModelFiles(layout, folder, WEIGHTS, "")
+    provider = find_provider(npu.provider).compiling_for(npu)
+    made = compile_contexts(spec, files, form, provider, progress)
+    most = profile.value("npu_context")
+    if most is not None and max(made.sizes) > most:
+        raise UnsupportedError(
+            f"a context of {format_bytes(max(made.sizes))} is more than the {format_bytes(most)} that the NPU of "
+            f"{profile.name} addresses: lower --max-kv-size {form.rows} or --prefill-step-size {form.chunk}"
+        )
+    return Compiled(
+        form, npu.provider, profile.name, npu.soc, npu.arch, made.compiler, made.files, made.graphs,
+        source_of(spec, files, form),
+    )  # fmt: skip
+
+
+def _devices() -> list[str]:
+    """Those with an NPU that something compiles for."""
+    profiles = (find_profile(name) for name in profile_names())
+    return [each.name for each in profiles if each.npu and each.npu.provider]
