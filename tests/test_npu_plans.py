@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from statistics import geometric_mean
@@ -13,16 +14,19 @@ import pytest
 from conftest import GOLDEN
 from typer.testing import CliRunner
 
+from edge.backends.onnx.graph import layout
+from edge.backends.onnx.graph.forms import NormalFloats
 from edge.backends.onnx.npu.form import CHUNK, ROWS
 from edge.cli.commands import app
 from edge.devices.profile import Figure, Npu
 from edge.devices.profiles import find_profile
-from edge.errors import InputError, UnsupportedError
+from edge.errors import InputError, ModelFormatError, UnsupportedError
+from edge.formats.compiled import Compiled, StaticForm
 from edge.model.known import known_models, outline_model
 from edge.model.model import open_model
 from edge.model.reader import read_spec
 from edge.options import Options
-from edge.plan.npu import NpuUse, npu_use
+from edge.plan.npu import NpuUse, check_npu, npu_use
 from edge.prediction.fits import fits
 from edge.prediction.forecast import Outlook, look_ahead
 from edge.prediction.npu import EFFICIENCY, SPREAD
@@ -87,6 +91,34 @@ def test_what_cannot_be_compiled_has_a_reason(tmp_path: Path, name: str, mixture
     assert "\n" not in reasons[0]
 
 
+def test_contexts_serve_the_chip_that_they_were_made_for(tmp_path: Path) -> None:
+    file, spec = outlined(tmp_path, "smollm2:135m", "Q4_0")
+    made = Compiled(
+        StaticForm(512, 0, 32, shards=2), "qnn", "galaxy-s25", 69, "79", "2.37", ("npu.0.bin", "npu.1.bin"),
+        (("a", "b"), ("c", "d")), "0" * 64,
+    )  # fmt: skip
+    file, spec = replace(file, folder=tmp_path), replace(spec, compiled=made)
+    with pytest.raises(ModelFormatError, match="a context cannot be read"):
+        npu_use(file, spec, S24)
+    for name in made.contexts:
+        (tmp_path / name).write_bytes(bytes(1 << 20))
+    use = npu_use(file, spec, find_profile("galaxy-s25"))
+    assert (use.reasons, use.context, use.contexts) == ((), 2 << 20, "2 contexts, 2.0 MiB (compiled)")
+    said = "it was compiled for galaxy-s25 (qnn v79): convert it again with --npu --device galaxy-s24"
+    assert npu_use(file, spec, S24).reasons == (said,)
+    with pytest.raises(UnsupportedError, match="not for the NPU of galaxy-s24: it was compiled for galaxy-s25"):
+        check_npu(file, spec, S24, "qnn")
+    assert "edge convert --to coreml" in npu_use(file, spec, find_profile("iphone-16")).reasons[0]
+    unnumbered = replace(S24, npu=Npu("Qualcomm", "Hexagon", "the operating system", provider="qnn"))
+    assert npu_use(file, spec, unnumbered).reasons == ()  # nothing is known that contradicts
+
+
+def test_other_forms_of_weights_cannot_be_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, spec = outlined(tmp_path, "smollm2:135m", "Q4_0")
+    monkeypatch.setattr(layout, "make_layout", partial(layout.make_layout, method=layout.Method("nf4", NormalFloats())))
+    assert npu_use(file, spec, S24).reasons[0].startswith("150 of its 150 matrices are neither floats nor blocks")
+
+
 def test_floats_can_be_compiled(tmp_path: Path) -> None:
     file, spec = outlined(tmp_path, "smollm2:135m", "F16")
     use = npu_use(file, spec, S24)
@@ -118,11 +150,10 @@ def test_an_npu_reads_all_rows_for_every_token(tmp_path: Path) -> None:
     few, many = (outlook(tmp_path, max_kv_size=rows) for rows in (256, 2048))
     rate = 60e9 * EFFICIENCY.weights["integers"].reading
     row_bytes = 30 * 2 * 3 * 64 * 2  # layers, keys and values, KV heads, values, float16
-    spec = outlined(tmp_path, "smollm2:135m", "Q4_0")[1]
     for found, rows in ((few, 256), (many, 2048)):
         (point,) = found.prediction.decode
         assert point.context == rows
-        seconds = (spec.weight_bytes + (rows + 1) * row_bytes) / rate + EFFICIENCY.step_s
+        seconds = (found.plan.bytes.weights + (rows + 1) * row_bytes) / rate + EFFICIENCY.step_s
         assert 1 / point.tok_s.value == pytest.approx(seconds, rel=0.01)
         assert point.joules is not None
         assert point.joules.value == pytest.approx(4.3 / point.tok_s.value)
@@ -201,7 +232,7 @@ def test_the_command_shows_the_npu_and_that_it_estimates() -> None:
     ]
     shown = " ".join(run.invoke(app, flags).output.split())
     assert "on onnx, Qualcomm Hexagon v75" in shown
-    assert "compiled for this NPU: 1 context" in shown
+    assert "for this NPU: 1 context, 89 MiB (estimated)" in shown
     assert "no run on an NPU was measured" in shown
     assert "Exynos 2400" in shown
     answer = json.loads(run.invoke(app, [*flags, "--json"]).output)

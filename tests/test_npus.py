@@ -78,6 +78,7 @@ def test_the_command_lists_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "\x1b" not in shown
     found = json.loads(run.invoke(app, ["devices", "--json"]).output)
     assert [each["npu"]["soc"] for each in found["npus"]] == [None, 57]
+    assert {"cpu", "cpu-static"} <= set(found["providers"])
     monkeypatch.setenv("EDGE_SENSORS", str(tree(tmp_path / "none")))
     assert "no NPU was found" in run.invoke(app, ["devices"]).output
 
@@ -112,7 +113,7 @@ def test_a_model_is_inspected_for_a_device() -> None:
 @pytest.mark.parametrize(
     ("device", "said"),
     [
-        ("galaxy-s24", ["Qualcomm Hexagon v75", "yes, with a context of about", "Exynos 2400"]),
+        ("galaxy-s24", ["Qualcomm Hexagon v75", "yes: 1 context, 89 MiB (estimated)", "Exynos 2400"]),
         ("pixel-9", ["Google Tensor Processing Unit", "no: edge knows no compiler for NPUs of Google"]),
         ("raspberry-pi-5", ["no: its profile names no NPU"]),
     ],

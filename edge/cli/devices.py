@@ -39,10 +39,12 @@ def here(context: typer.Context, json: o.Json = False) -> None:
 
     host, model = replace(probe_host(), limit=memory_limit(memory_root())), board(sensors_root())
     gpus, (chosen, no_gpu), npus = all_adapters(), _chosen_gpu(), host_npus(sensors_root())
+    providers = _providers()
     if json:
         listed = [_gpu_as_json(each, chosen) for each in gpus]
         drivers = {"gpus": listed, "no_gpu": no_gpu, "missing_gpu_drivers": what_is_missing()}
-        print_json({"host": asdict(host), "board": model} | drivers | {"npus": [asdict(each) for each in npus]})
+        engines = {"npus": [asdict(each) for each in npus], "providers": providers}
+        print_json({"host": asdict(host), "board": model} | drivers | engines)
         return
     rows = [
         ["system", f"{host.system} ({host.machine})"],
@@ -63,6 +65,12 @@ def here(context: typer.Context, json: o.Json = False) -> None:
         print("\n" + table(["NPU", "driver", "device", "use"], seen, left=4))
     else:
         print("\nno NPU was found")
+    if providers:
+        has = {each.npu.provider for each in npus}
+        shown = [
+            f"{each} (without its NPU: emulated)" if each == "qnn" and each not in has else each for each in providers
+        ]
+        print(f"--provider may be {', '.join(shown)}")
 
 
 @devices.command("list")
@@ -273,6 +281,20 @@ def _gpu_as_json(adapter: Adapter, chosen: Adapter | None) -> dict[str, object]:
     """chosen: whether `--backend gpu` runs on it."""
     found = {"place": adapter.place, "chosen": adapter == chosen}
     return found | asdict(adapter) | {"features": sorted(adapter.features)}
+
+
+def _providers() -> list[str]:
+    """What --provider may be here."""
+    from edge.backends import onnx
+    from edge.errors import MissingExtraError
+
+    try:
+        onnx.check_installed()
+    except MissingExtraError:
+        return []
+    from edge.backends.onnx.providers import provider_names
+
+    return provider_names()
 
 
 def _use(seen: SeenNpu) -> str:

@@ -74,7 +74,7 @@ def plan(
         return
     if offered is not None:
         print(f"not here yet: {offered}\n")
-    print(_bytes(made, web=find_profile(device).system == "web"))
+    print(_bytes(made, web=find_profile(device).system == "web", npu=found.npu is not None))
     print(
         f"\n{spec.label} on {made.backend}, {_processor(made, found.npu)}, KV policy {made.kv_policy}"
         + (f" with {made.sinks} sinks" if made.sinks else "")
@@ -82,7 +82,7 @@ def plan(
         + f"\ntuned: {made.tuned}\n"
     )
     if found.npu:
-        print(f"compiled for this NPU: {_contexts(found.npu)} (estimated)\n")
+        print(f"for this NPU: {found.npu.contexts}\n")
     if streaming:
         print(_slower(streaming, made.bytes.weights, spec.weight_bytes) + "\n")
     if rows := _rows(prediction, options):
@@ -95,12 +95,7 @@ def _processor(made: Plan, npu: NpuUse | None) -> str:
     return str(npu.npu) if npu else made.config.adapter or f"{made.config.threads} threads"
 
 
-def _contexts(npu: NpuUse) -> str:
-    head = ", the head on the host" if npu.head == "host" else ""
-    return f"{npu.shards} {'context' if npu.shards == 1 else 'contexts'}, {format_bytes(npu.context)}{head}"
-
-
-def _bytes(made: Plan, *, web: bool) -> str:
+def _bytes(made: Plan, *, web: bool, npu: bool) -> str:
     count, config = made.bytes, made.config
     own = (
         ("module", "stacks, tokenizer and sampler")
@@ -109,7 +104,7 @@ def _bytes(made: Plan, *, web: bool) -> str:
     )
     rows: list[tuple[str, str, int]] = [
         (*own, count.interpreter),
-        ("weights", "in the module's memory" if web else _weights(made), count.weights),
+        ("weights", "in the module's memory" if web else "for the NPU" if npu else _weights(made), count.weights),
         ("KV cache", f"{config.capacity} rows{_fixed(count.fixed_kv)}, {config.kv_dtype}", count.kv),
         ("scratch", f"prefill chunk of {config.chunk} tokens", count.scratch),
         *([("adapters", f"rank {config.lora_rank}", count.lora)] if count.lora else []),

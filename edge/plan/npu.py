@@ -7,13 +7,15 @@ models that are larger are cut into shards of some layers each.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge.budget import format_bytes
 from edge.devices.profile import DeviceProfile, Npu
 from edge.devices.profiles import HOST
-from edge.errors import EdgeError, InputError, UnsupportedError
+from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
 from edge.formats.blocks import BLOCK
+from edge.formats.compiled import Compiled
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
 
@@ -26,34 +28,42 @@ _HEADS = ("output", "token_embd")
 
 @dataclass(frozen=True)
 class NpuUse:
-    """device: the profile's name. npu: None if the device has none. context: bytes of compiled weights, estimated; 0:
-    unknown. shards: contexts that they are cut into. head: what multiplies by the last matrix, "npu" or "host".
-    reasons: why the NPU does not run the model; empty: it does."""
+    """device: the profile's name. npu: None if the device has none. context: bytes of compiled weights; 0: unknown.
+    shards: contexts that they are cut into. head: what multiplies by the last matrix, "npu" or "host". compiled: the
+    model's folder has the contexts; otherwise their size is estimated. reasons: why the NPU does not run the model;
+    empty: it does."""
 
     device: str
     npu: Npu | None
     context: int = 0
     shards: int = 1
     head: str = "npu"
+    compiled: bool = False
     reasons: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        if self.reasons:
-            return "no: " + "; ".join(self.reasons)
-        parts = "a context" if self.shards == 1 else f"{self.shards} contexts, together"
-        head = ", the head on the host" if self.head == "host" else ""
-        return f"yes, with {parts} of about {format_bytes(self.context)}{head}"
+        return "no: " + "; ".join(self.reasons) if self.reasons else f"yes: {self.contexts}"
+
+    @property
+    def contexts(self) -> str:
+        """In words."""
+        parts = "1 context" if self.shards == 1 else f"{self.shards} contexts"
+        size = format_bytes(self.context) + (" (compiled)" if self.compiled else " (estimated)")
+        return f"{parts}, {size}" + (", the head on the host" if self.head == "host" else "")
 
 
 def npu_use(file: GGUFFile, spec: ModelSpec, profile: DeviceProfile) -> NpuUse:
-    """Of a model that is not loaded."""
-    from edge.backends.onnx.graph.layout import make_layout  # here: most plans are for other processors
+    """Of a model that is not loaded. Raises ModelFormatError for a folder that lacks its contexts."""
+    from edge.backends.onnx.folders import check_folder  # here: most plans are for other processors
+    from edge.backends.onnx.graph.layout import make_layout
 
     if profile.npu is None:
         return NpuUse(profile.name, None, reasons=(_no_npu(profile),))
     whose = _no_compiler(profile.npu)
+    if spec.compiled and file.folder and not whose:
+        return _compiled(file.folder, spec.compiled, profile.name, profile.npu)
     try:
-        layout = make_layout(file, spec)
+        layout = make_layout(file, spec) if file.folder is None else check_folder(file, spec)
     except EdgeError as error:
         why = str(error).removeprefix(f"{file.folder or file.path}: ").removesuffix(": use --backend tvm")
         return NpuUse(profile.name, profile.npu, reasons=(*whose, f"it has no graph for an ONNX engine ({why})"))
@@ -67,7 +77,8 @@ def npu_use(file: GGUFFile, spec: ModelSpec, profile: DeviceProfile) -> NpuUse:
         shards = next((n for n in range(2, spec.layers + 1) if context / n + least <= limit), 0)
         if not shards:
             reasons.append(f"one of its parts is larger than a context of {format_bytes(limit)}")
-    return NpuUse(profile.name, profile.npu, context, shards or 1, "host" if on_host else "npu", tuple(reasons))
+    head_at = "host" if on_host else "npu"
+    return NpuUse(profile.name, profile.npu, context, shards or 1, head_at, reasons=tuple(reasons))
 
 
 def check_npu(file: GGUFFile, spec: ModelSpec, profile: DeviceProfile, provider: str) -> NpuUse:
@@ -81,6 +92,21 @@ def check_npu(file: GGUFFile, spec: ModelSpec, profile: DeviceProfile, provider:
     if use.reasons:
         raise UnsupportedError(f"not for the NPU of {profile.name}: {use.reasons[0]}")
     return use
+
+
+def _compiled(folder: Path, found: Compiled, device: str, npu: Npu) -> NpuUse:
+    try:
+        size = sum((folder / name).stat().st_size for name in found.contexts)
+    except OSError as error:
+        raise ModelFormatError(
+            f"{folder}: a context cannot be read ({error.strerror}): convert the model again"
+        ) from None
+    own, its = (npu.provider, npu.soc, npu.arch), (found.provider, found.soc, found.arch)
+    reasons = []
+    if any(a != b for a, b in zip(own, its, strict=True) if a and b):
+        chip = f"{found.device} ({found.provider} v{found.arch})" if found.arch else found.device
+        reasons.append(f"it was compiled for {chip}: convert it again with --npu --device {device}")
+    return NpuUse(device, npu, size, found.form.shards, found.form.head, True, tuple(reasons))
 
 
 def _no_npu(profile: DeviceProfile) -> str:
@@ -110,7 +136,10 @@ def _wide(matrices: list[Matrix]) -> list[str]:
     wide = [matrix for matrix in matrices if not _fits(matrix)]
     if not wide:
         return []
-    return [f"{len(wide)} of its {len(matrices)} matrices have blocks of more than {_BITS} bits: use --type q4_0"]
+    return [
+        f"{len(wide)} of its {len(matrices)} matrices are neither floats nor blocks of 4 or 8 bits: convert it without "
+        "--method"
+    ]
 
 
 def _nbytes(matrix: Matrix) -> int:

@@ -180,8 +180,7 @@ class _Roof:
         if self.static:
             context = self.plan.config.capacity
         count = self.plan.bytes
-        # What a compiler makes of blocks is as large as in the model's file; what the host looks up is not read.
-        weights = self.spec.weight_bytes if count.streamed or self.static else count.weights
+        weights = self.spec.weight_bytes if count.streamed else count.weights
         footprint = Footprint(weights=weights, kv=count.kv, scratch=count.scratch, runtime=0, fixed_kv=count.fixed_kv)
         return work_of(self.spec, self.plan.config, footprint, tokens, context)
 
