@@ -74,7 +74,7 @@ def test_the_command_lists_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("EDGE_SENSORS", str(tree(tmp_path, **nodes, **names)))
     shown = " ".join(run.invoke(app, ["devices"]).output.split())
     assert "Qualcomm Hexagon v75 | fastrpc | /dev/fastrpc-cdsp-secure | --provider qnn |" in shown
-    assert "AMD XDNA | amdxdna | /dev/accel/accel0 | none: edge knows no compiler for it" in shown
+    assert "AMD XDNA | amdxdna | /dev/accel/accel0 | none: edge knows no compiler for NPUs of AMD" in shown
     assert "\x1b" not in shown
     found = json.loads(run.invoke(app, ["devices", "--json"]).output)
     assert [each["npu"]["soc"] for each in found["npus"]] == [None, 57]
@@ -94,6 +94,15 @@ def test_a_profile_of_this_device_has_its_npu(tmp_path: Path, monkeypatch: pytes
     assert host.value("npu_read_bandwidth") == find_profile("galaxy-s25").value("npu_read_bandwidth")
     assert host.value("bus_bandwidth") is None
     assert read_profile(tmp_path / "host.toml").npu == host.npu
+
+
+def test_figures_of_an_npu_are_shown_with_their_sources() -> None:
+    shown = " ".join(run.invoke(app, ["devices", "show", "galaxy-s24"]).output.split())
+    assert "NPU, float16 arithmetic | 12 Top/s | measured" in shown
+    assert "joules of its NPU alone can be estimated" in shown
+    shown = " ".join(run.invoke(app, ["devices", "show", "iphone-16"]).output.split())
+    assert "ONNX Runtime does not run on it: edge convert --to coreml" in shown
+    assert "joules cannot be estimated" in shown
 
 
 # edge inspect --device

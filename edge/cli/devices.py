@@ -132,7 +132,7 @@ def show(name: _Name, json: o.Json = False) -> None:
     if name == HOST and profile.value("read_bandwidth") is None:
         note("\nNothing here was measured yet: edge devices probe")
     if profile.power is None:
-        note(f"\nWhat a busy core takes is unknown{_for_the_estimate(name)}.")
+        note(f"\nWhat a busy core takes is unknown{_for_the_estimate(profile)}.")
 
 
 @devices.command()
@@ -298,14 +298,18 @@ def _providers() -> list[str]:
 
 
 def _use(seen: SeenNpu) -> str:
-    if seen.npu.provider is None:
-        return "none: edge knows no compiler for it"
+    from edge.plan.npu import no_provider
+
+    if why := no_provider(seen.npu):
+        return f"none: {why}"
     return f"--provider {seen.npu.provider}" + ("" if seen.allowed else ", but this user may not open the device")
 
 
 def _npu(npu: Npu) -> str:
+    from edge.plan.npu import no_provider
+
     chip = f", chip {npu.soc}" if npu.soc else ""
-    return f"{npu}{chip}: " + (f"--provider {npu.provider}" if npu.provider else "edge cannot use it yet")
+    return f"{npu}{chip}: " + (no_provider(npu) or f"--provider {npu.provider}")
 
 
 def _as_json(profile: DeviceProfile) -> dict[str, object]:
@@ -321,10 +325,12 @@ def _own_code(profile: DeviceProfile) -> str:
     return "the best that this processor has" if profile.name == HOST else "nothing: its profile says no isa"
 
 
-def _for_the_estimate(name: str) -> str:
+def _for_the_estimate(profile: DeviceProfile) -> str:
     from edge.devices.profiles import HOST, host_power
 
-    return f": joules are estimated by {host_power().profile}" if name == HOST else ": joules cannot be estimated"
+    if profile.name == HOST:
+        return f": joules are estimated by {host_power().profile}"
+    return f": joules {'of its NPU alone can' if profile.value('npu_watts') else 'cannot'} be estimated"
 
 
 _LABELS = {
@@ -352,5 +358,5 @@ def _value(name: str, value: float | None) -> str:
     if unit == "bytes":
         return format_bytes(value)
     if unit.endswith("/s"):
-        return f"{value / 1e9:.3g} G{unit}"
+        return f"{value / 1e9:.3g} G{unit}" if value < 1e12 else f"{value / 1e12:.3g} T{unit}"
     return f"{value:g} {unit}".strip()

@@ -59,7 +59,7 @@ def npu_use(file: GGUFFile, spec: ModelSpec, profile: DeviceProfile) -> NpuUse:
 
     if profile.npu is None:
         return NpuUse(profile.name, None, reasons=(_no_npu(profile),))
-    whose = _no_compiler(profile.npu)
+    whose = [why] if (why := no_provider(profile.npu)) else []
     if spec.compiled and file.folder and not whose:
         return _compiled(file.folder, spec.compiled, profile.name, profile.npu)
     try:
@@ -79,6 +79,15 @@ def npu_use(file: GGUFFile, spec: ModelSpec, profile: DeviceProfile) -> NpuUse:
             reasons.append(f"one of its parts is larger than a context of {format_bytes(limit)}")
     head_at = "host" if on_host else "npu"
     return NpuUse(profile.name, profile.npu, context, shards or 1, head_at, reasons=tuple(reasons))
+
+
+def no_provider(npu: Npu) -> str:
+    """Why nothing of ONNX Runtime runs on it, or what does instead; empty: something does."""
+    if npu.provider is not None:
+        return ""
+    if npu.vendor == "Apple":
+        return "ONNX Runtime does not run on it: edge convert --to coreml writes packages for Core ML"
+    return f"edge knows no compiler for NPUs of {npu.vendor}"
 
 
 def check_npu(file: GGUFFile, spec: ModelSpec, profile: DeviceProfile, provider: str) -> NpuUse:
@@ -111,14 +120,6 @@ def _compiled(folder: Path, found: Compiled, device: str, npu: Npu) -> NpuUse:
 
 def _no_npu(profile: DeviceProfile) -> str:
     return "the system shows no NPU" if profile.name == HOST else "its profile names no NPU"
-
-
-def _no_compiler(npu: Npu) -> list[str]:
-    if npu.provider is not None:
-        return []
-    if npu.vendor == "Apple":
-        return ["ONNX Runtime is not edge's way to it: edge convert --to coreml makes what Core ML runs"]
-    return [f"edge knows no compiler for NPUs of {npu.vendor}"]
 
 
 def _layers(layout: Layout) -> list[Matrix]:
