@@ -109,9 +109,10 @@ def host_npus(root: Path = Path("/")) -> list[SeenNpu]:
 
 
 def _npu_figures(npu: Npu | None) -> dict[str, Figure]:
-    """Those of a device with the same chip."""
+    """Those of a device with the same chip, but for the watts, which are of that device as a whole."""
     alike = None if npu is None or npu.chip is None else _with_chip([npu.chip])
-    return {name: figure for name, figure in alike.figures.items() if name.startswith("npu_")} if alike else {}
+    found = {} if alike is None else alike.figures
+    return {name: found[name] for name in found if name.startswith("npu_") and name != "npu_watts"}
 
 
 def _with_chip(names: list[str]) -> DeviceProfile | None:

@@ -19,7 +19,7 @@ from edge.backends.onnx.graph.forms import NormalFloats
 from edge.backends.onnx.npu.form import CHUNK, ROWS
 from edge.cli.commands import app
 from edge.devices.profile import Figure, Npu
-from edge.devices.profiles import find_profile
+from edge.devices.profiles import HOST, find_profile
 from edge.errors import InputError, ModelFormatError, UnsupportedError
 from edge.formats.compiled import Compiled, StaticForm
 from edge.model.known import known_models, outline_model
@@ -30,6 +30,7 @@ from edge.plan.npu import NpuUse, check_npu, npu_use
 from edge.prediction.fits import fits
 from edge.prediction.forecast import Outlook, look_ahead
 from edge.prediction.npu import EFFICIENCY, SPREAD
+from edge.prediction.predict import Wanted, predict
 
 MODEL = str(GOLDEN / "llama-gqa-tied.gguf")
 S24 = find_profile("galaxy-s24")
@@ -256,6 +257,15 @@ def test_what_a_provider_makes_of_this_device_is_unknown() -> None:
     assert found["backend"] == "onnx"
     assert found["prediction"]["decode"] == []
     assert found["prediction"]["unknown"][0].startswith("how fast --provider qnn is shows in its first runs")
+
+
+def test_a_plan_here_goes_by_the_figures_of_the_npu_that_is_here(tmp_path: Path) -> None:
+    plan, spec = outlook(tmp_path).plan, outlined(tmp_path, "smollm2:135m", "Q4_0")[1]
+    here = replace(S24, name=HOST, figures={k: v for k, v in S24.figures.items() if k != "npu_watts"})
+    found = predict(spec, plan, here, Wanted())
+    assert found.decode[0].tok_s.source == "estimated from figures of its NPU"
+    assert found.decode[0].joules is None
+    assert found.unknown == ("no earlier run was metered by this device's sensor, so nothing is said of joules",)
 
 
 def test_npus_are_called_by_maker_and_instruction_set() -> None:

@@ -93,6 +93,11 @@ def test_a_profile_of_this_device_has_its_npu(tmp_path: Path, monkeypatch: pytes
     assert host.npu.soc == 69
     assert host.value("npu_read_bandwidth") == find_profile("galaxy-s25").value("npu_read_bandwidth")
     assert host.value("bus_bandwidth") is None
+    phone = host_npus(tree(tmp_path, **{"proc__device-tree__compatible": "qcom,sm8650\0"}))
+    monkeypatch.setattr("edge.devices.profiles.host_npus", lambda: phone)
+    found = describe_host()
+    assert found.value("npu_f16_flops") == 12.03e12
+    assert found.value("npu_watts") is None  # another device draws something else
     assert read_profile(tmp_path / "host.toml").npu == host.npu
 
 

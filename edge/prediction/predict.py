@@ -167,6 +167,7 @@ class _Roof:
         if npu.is_on_npu(plan, device):
             rate, watts = device.value("npu_read_bandwidth"), device.value("npu_watts")
             drawn = None if watts is None else Guess(watts, f"estimated by {device.name}")
+            source = "estimated from figures of its NPU" if here else source
             return cls(
                 spec, plan, npu.EFFICIENCY, shares, rate, device.npu_flops, None, source, streaming_s, drawn, True
             )
