@@ -118,7 +118,7 @@ $(VENV)/.dev: $(VENV)/.run
 		&& apt-get install -qq -y --no-install-recommends default-jdk-headless >/dev/null; } \
 		|| echo "without a JDK the tests of the Kotlin API are skipped"
 	@echo "building llama.cpp for the tests: 2 to 4 minutes, once"
-	$(PIP) -e '.[tvm,llamacpp,onnx,demo,tracker,dev]'
+	$(PIP) -e '.[tvm,llamacpp,onnx,coreml,demo,tracker,dev]'
 	@$(PIP) -e '.[demo-gemma]' || echo "without gemma3-270m (240 MB) the tests of a second real model are skipped"
 	@$(PIP) -e '.[gpu,opencl]' || echo "without wgpu and pyopencl the tests of the GPU engine are skipped"
 	@$(PIP) -e '.[qnn]' || echo "without onnxruntime-qnn (250 MB) the tests that compile for an NPU and emulate it are skipped"

@@ -17,6 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from edge.converters.calibrate import collect
+from edge.converters.coreml import writer as coreml
+from edge.converters.coreml.sizes import USUAL, Sizes
 from edge.converters.huggingface import writer as hf
 from edge.converters.huggingface.adapter import is_adapter_folder
 from edge.converters.huggingface.reader import convert_folder, is_folder, outline_folder
@@ -43,9 +45,11 @@ from edge.model.reader import read_spec
 from edge.model.tokenizer import Tokenizer
 from edge.types import IntArray
 
-FORMATS = ("gguf", "onnx", "hf")
-_IN_ONNX = ("Q4_0", "Q4_1", "Q8_0")  # types that ONNX Runtime's blocks hold without rounding again
+FORMATS = ("gguf", "onnx", "coreml", "hf")
+_IN_BLOCKS = ("Q4_0", "Q4_1", "Q8_0")  # types that blocks of ONNX Runtime and Core ML hold without rounding again
 _HELD = 8  # of the calibration text, so much is kept to measure what pruning did
+
+_OURS = {"onnx": is_model_folder, "coreml": coreml.is_coreml_folder, "hf": hf.is_ours}
 
 Progress = Callable[[float], None]
 Steps = Callable[[str], Progress]
@@ -60,7 +64,7 @@ class Conversion:
     """to: one of FORMATS. repair: steps of distillation after pruning. settings: how weights are quantized; None: they
     stay. size, kl: types are mixed so that the GGUF file has at most this many bytes, or loses at most this many
     nats. onnx_method: a form of weights that only ONNX has. lora: adapters that are merged first. npu: a folder in ONNX
-    is compiled for the NPU of a device, too."""
+    is compiled for the NPU of a device, too. sizes: of the program in a folder for Core ML."""
 
     to: str
     pruning: Pruning | None = None
@@ -71,6 +75,7 @@ class Conversion:
     onnx_method: str | None = None
     lora: tuple[LoraFile, ...] = ()
     npu: NpuTarget | None = None
+    sizes: Sizes = USUAL
 
     @property
     def keeps_blocks(self) -> bool:
@@ -98,7 +103,7 @@ class Report:
     """files: bytes by name. seconds: by step. peak: the process's largest resident set, bytes (measured).
 
     perplexity: around pruning, on the last eighth of the calibration text, which nothing else has seen (measured).
-    rounded: block types that ONNX Runtime has no grid for, rounded to 8 bits.
+    rounded: block types that the format has no grid for, rounded to 8 bits.
     """
 
     target: Path
@@ -167,7 +172,7 @@ def convert(
                 report.quantized = quantize_gguf(file, read_spec(file), made, settings, ids, progress)
             file = read_gguf(made)
         _write(file, work, wanted, ids, force, report, steps)
-    report.files = {each.name: each.stat().st_size for each in ([target] if target.is_file() else target.iterdir())}
+    report.files = {target.name: target.stat().st_size} if target.is_file() else coreml.file_sizes(target)
     report.peak = memory_use().peak
     return report
 
@@ -197,6 +202,9 @@ def preview(source: str | Path, target: Path, wanted: Conversion) -> tuple[dict[
                 form = plan_form(file, read_spec(file), wanted.npu)
                 contexts = {f"npu.{shard}.bin": None for shard in range(form.shards)}
             return planned_files(file, read_spec(file), method) | contexts, planned
+        if wanted.to == "coreml":
+            wanted.sizes.fitted(read_spec(file))
+            return coreml.planned_files(file, read_spec(file)), planned
         return {target.name: file.size if wanted.to == "gguf" else None}, planned
 
 
@@ -207,7 +215,9 @@ def _check(path: Path, target: Path, wanted: Conversion, tokens: Tokens | None, 
     if wanted.to == "gguf":
         check_file(target, force=force)
     else:
-        check_folder(target, is_model_folder if wanted.to == "onnx" else hf.is_ours, force=force)
+        check_folder(target, _OURS[wanted.to], force=force)
+    if wanted.to == "coreml":
+        coreml.check_target(target)
     if wanted.onnx_method and wanted.to != "onnx":
         raise InputError(f"--method {wanted.onnx_method} is a way to store weights in ONNX: use --to onnx")
     if wanted.npu:
@@ -255,7 +265,7 @@ def _mixed(
     with _timed(report, "measuring", steps) as progress:
         settings, report.mixture = mix_types(
             file, read_spec(file), settings, ids, nbytes=wanted.size, kl=wanted.kl, progress=progress,
-            kinds=_IN_ONNX if wanted.to == "onnx" else TYPES,
+            kinds=_IN_BLOCKS if wanted.to in ("onnx", "coreml") else TYPES,
         )  # fmt: skip
     return settings
 
@@ -273,6 +283,9 @@ def _write(
             method = find_method(wanted.onnx_method, file, spec, statistics)
             write_onnx(file, spec, target, method=method, npu=wanted.npu, force=force, progress=progress)
             report.rounded = [] if wanted.onnx_method else rounded_types(file, spec)
+        elif wanted.to == "coreml":
+            coreml.write_coreml(file, spec, target, wanted.sizes.fitted(spec), force=force, progress=progress)
+            report.rounded = rounded_types(file, spec)
         elif wanted.to == "hf":
             hf.write_folder(file, spec, target, force=force, progress=progress)
         elif file.path.parent == work:

@@ -87,7 +87,7 @@ def write_onnx(
         weights_share = _WEIGHTS_SHARE * share
         write_weights(file, layout, target / WEIGHTS, progress and (lambda part: progress(part * weights_share)))
         _write_graphs(layout, spec, target)
-        _write_metadata(file, target / METADATA)
+        write_metadata(file, target / METADATA)
         write_tokenizer(Tokenizer(file), target / _TOKENIZER)
         compiled = None
         if npu:
@@ -117,7 +117,7 @@ def _write_graphs(layout: Layout, spec: ModelSpec, target: Path) -> None:
         (target / graph_name(kv_dtype, observed)).write_bytes(graph)
 
 
-def _write_metadata(file: GGUFFile, target: Path) -> None:
+def write_metadata(file: GGUFFile, target: Path) -> None:
     """A GGUF file without weights: the header's metadata as it is, and RoPE's factors. Raises InputError."""
     copy_gguf(file, target, (info for name, info in file.tensors.items() if name.startswith(FACTORS)))
 

@@ -138,7 +138,7 @@ def test_a_dry_run_of_pruning_knows_the_shapes(tmp_path: Path, text: Path) -> No
     [
         (("none.gguf", "t.gguf"), "no such model file"),
         (("{empty}", "t.gguf"), "has no config.json"),
-        (("{source}", "t.gguf", "--to", "mlx"), "choose gguf, onnx, hf"),
+        (("{source}", "t.gguf", "--to", "mlx"), "choose gguf, onnx, coreml, hf"),
         (("{source}", "{source}"), "is the model to convert"),
         (("{source}", "{there}", "--to", "gguf"), "is there already: --force"),
         (("{source}", "{empty}", "--to", "gguf"), "is a folder"),
@@ -190,6 +190,7 @@ def test_an_onnx_folder_is_no_source(tmp_path: Path) -> None:
 STEPS = {
     "gguf": Conversion("gguf", settings=Settings("Q4_0", "rtn")),
     "onnx": Conversion("onnx", settings=Settings("Q4_0", "rtn")),
+    "coreml": Conversion("coreml"),
     "hf": Conversion("hf"),
 }
 

@@ -26,7 +26,9 @@ def convert(
         str, typer.Argument(metavar="SRC", help="A Hugging Face folder, a GGUF file, or an installed model.")
     ],
     target: Annotated[Path, typer.Argument(metavar="DST", help="The GGUF file, or the folder, to make.")],
-    to: Annotated[str | None, o.flag("--to", help="gguf, onnx or hf (default: gguf for *.gguf, else onnx).")] = None,
+    to: Annotated[
+        str | None, o.flag("--to", help="gguf, onnx, coreml or hf (default: gguf for *.gguf, else onnx).")
+    ] = None,
     type: Annotated[
         str | None,
         o.flag("--type", help="Type of the matrices: q4_0, q4_1, iq4_nl, q5_0, q8_0, f16 … (default: unchanged)."),
@@ -75,10 +77,11 @@ def convert(
         str | None, o.flag("--device", metavar="NAME", help="The device to compile for (edge devices list).")
     ] = None,
     max_kv_size: Annotated[
-        int | None, o.flag("--max-kv-size", help="KV rows of the compiled graphs (default: 512).")
+        int | None, o.flag("--max-kv-size", help="With --npu or --to coreml: KV rows (default: 512).")
     ] = None,
     prefill_step_size: Annotated[
-        int | None, o.flag("--prefill-step-size", help="Prompt tokens that they run at once (default: 32).")
+        int | None,
+        o.flag("--prefill-step-size", help="With --npu or --to coreml: prompt tokens run at once (default: 32)."),
     ] = None,
     prune_layers: Annotated[int, o.flag("--prune-layers", min=0, help="Number of layers to drop.")] = 0,
     prune_ffn: Annotated[
@@ -92,11 +95,12 @@ def convert(
     json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Convert a model: Hugging Face folder or GGUF in; GGUF, ONNX or Hugging Face folder out."""
+    """Convert a model: Hugging Face folder or GGUF in; GGUF, ONNX, Core ML or Hugging Face folder out."""
     from edge.budget import parse_bytes
     from edge.converters import convert as c
     from edge.converters.calibrate import calibration_tokens as read_tokens
     from edge.converters.calibrate import check_texts
+    from edge.converters.coreml.sizes import USUAL, Sizes
     from edge.converters.onnx_methods import METHODS as ONNX_METHODS
     from edge.converters.prune import Pruning
     from edge.model.lora_file import parse_lora
@@ -107,8 +111,10 @@ def convert(
     onnx_method = method if method in ONNX_METHODS else None
     if type is None and (target_size is not None or target_kl is not None):
         type = "q4_0"  # for tensors that cannot be mixed
+    to, sizes = c.find_format(to, target), (max_kv_size, prefill_step_size)
+    coreml = to == "coreml"
     wanted = c.Conversion(
-        to=c.find_format(to, target),
+        to=to,
         pruning=Pruning(prune_layers, prune_ffn) if prune_layers or prune_ffn else None,
         repair=repair,
         settings=None if onnx_method else _settings(type, method, group_size, embedding_type, bool(calibration)),
@@ -116,7 +122,8 @@ def convert(
         kl=target_kl,
         onnx_method=onnx_method,
         lora=() if lora is None else parse_lora(lora),
-        npu=_npu(device, max_kv_size, prefill_step_size, wanted=npu),
+        npu=_npu(device, *((None, None) if coreml else sizes), wanted=npu),
+        sizes=Sizes(*sizes) if coreml else USUAL,
     )
     if target_kl is not None and not target_kl > 0:
         raise InputError(f"--target-kl {target_kl:g}: state more than 0 nats")
@@ -214,7 +221,7 @@ def _show(report: Report, *, quiet: bool) -> None:
     if made := report.quantized:
         note(f"{made.bits_per_weight:.2f} bits per weight" + "".join(f"\n{line}" for line in made.notes))
     if report.rounded:
-        note(f"{', '.join(report.rounded)} weights were rounded once more, to 8 bits: ONNX Runtime has no such grid")
+        note(f"{', '.join(report.rounded)} weights were rounded once more, to 8 bits: the format has no such grid")
     if mix := report.mixture:
         counts = Counter(mix.types.values())
         said = ", ".join(f"{count} × {kind}" for kind, count in counts.most_common())

@@ -31,7 +31,7 @@ def write_weights(file: GGUFFile, layout: Layout, target: Path, progress: Progre
         for name, parts in layout.vectors.items():
             first = 0
             for part in parts:
-                for rows in _slices(file, source, layout, part):
+                for rows in slices(file, source, layout, part):
                     values = rows.values()
                     _put(out, layout.places[name], first, values.reshape(-1, *layout.places[name].array.shape[1:]))
                     first += len(rows.raw)
@@ -57,7 +57,8 @@ def read_rows(file: GGUFFile, source: BinaryIO, layout: Layout, part: Part, firs
     )  # fmt: skip
 
 
-def _slices(file: GGUFFile, source: BinaryIO, layout: Layout, part: Part) -> Iterator[Rows]:
+def slices(file: GGUFFile, source: BinaryIO, layout: Layout, part: Part) -> Iterator[Rows]:
+    """All rows of a part, in slices that take little memory. Raises as `read_rows`."""
     info, head = file.tensors[part.source.tensor], len(part.order) or 1
     step = max(1, _SLICE // (head * (info.elements // info.shape[-1]))) * head
     for first in range(0, part.source.rows, step):
@@ -67,7 +68,7 @@ def _slices(file: GGUFFile, source: BinaryIO, layout: Layout, part: Part) -> Ite
 def _write_matrix(file: GGUFFile, source: BinaryIO, layout: Layout, name: str, matrix: Matrix, out: BinaryIO) -> None:
     first = 0
     for part in matrix.parts:
-        for rows in _slices(file, source, layout, part):
+        for rows in slices(file, source, layout, part):
             for suffix, array in matrix.form.stored(rows).items():
                 _put(out, layout.places[f"{name}.{suffix}"], first, array)
             first += len(rows.raw)

@@ -1,0 +1,1 @@
+"""A model as a Core ML package: its weights, its program, and the files beside it."""

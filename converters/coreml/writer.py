@@ -1,0 +1,187 @@
+"""A model for Core ML: a folder for apps on Apple's devices.
+
+model.mlpackage                 the program (see program.py); Xcode compiles it, and so does `MLModel.compileModel`
+embeddings.bin                  float16 [vocabulary, hidden]: rows of `x`, already scaled, to be mapped into memory
+positions.bin                   float16 [context, hidden], of models with learned positions: to be added to them
+metadata.gguf, tokenizer.json   as beside a model in ONNX
+coreml.json                     what the app that owns the cache must know: sizes, windows, the frequencies of RoPE; and
+                                the names and hashes of all files
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from edge.backends.onnx.graph.layout import Layout, make_layout
+from edge.converters.coreml.sizes import FixedSizes
+from edge.converters.coreml.weights import Constants, to_float16
+from edge.converters.onnx import write_metadata
+from edge.converters.tokenizer_file import write_tokenizer
+from edge.devices.output import check_folder, new_folder
+from edge.errors import InputError, MissingExtraError
+from edge.formats.gguf import GGUFFile
+from edge.formats.onnx_folder import METADATA
+from edge.model.architectures.angles import find_angles
+from edge.model.spec import ModelSpec
+from edge.model.tensors import find_recipe
+from edge.model.tokenizer import Tokenizer
+from edge.storage.fingerprint import hash_file
+
+FORMAT = 1
+PACKAGE, MANIFEST, TOKENIZER = "model.mlpackage", "coreml.json", "tokenizer.json"
+EMBEDDINGS, POSITIONS = "embeddings.bin", "positions.bin"
+_SPECIFICATION = 9  # of iOS 18 and macOS 15, the first with int4 blocks and several functions
+
+Progress = Callable[[float], None]
+
+
+def check_target(folder: Path) -> None:
+    """Raises InputError for the name of a package, which would hide the files beside it."""
+    if folder.suffix == ".mlpackage":
+        raise InputError(f"{folder} becomes a folder that holds {PACKAGE}: state a name without .mlpackage")
+
+
+def is_coreml_folder(path: Path) -> bool:
+    return (path / MANIFEST).is_file()
+
+
+def planned_files(file: GGUFFile, spec: ModelSpec) -> dict[str, int | None]:
+    """Names and bytes of what would be written, None where only writing tells. Raises UnsupportedError."""
+    make_layout(file, spec)
+    found: dict[str, int | None] = {PACKAGE: None, EMBEDDINGS: spec.vocab * spec.hidden * 2}
+    if find_recipe(spec).learned_positions:
+        found[POSITIONS] = spec.context * spec.hidden * 2
+    return found | dict.fromkeys((METADATA, TOKENIZER, MANIFEST))
+
+
+def write_coreml(
+    file: GGUFFile,
+    spec: ModelSpec,
+    folder: Path,
+    sizes: FixedSizes,
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, int]:
+    """Write the folder, whole or not at all; names and bytes of its files.
+
+    force: a folder that edge wrote before may be replaced. Raises InputError if `folder` is in the way,
+    MissingExtraError without coremltools, UnsupportedError for models whose program is not known,
+    ModelFormatError for weights that are not finite in float16.
+    """
+    if find_spec("coremltools") is None:
+        raise MissingExtraError("coremltools", "coreml")
+    if file.folder is not None:
+        raise InputError(f"{file.folder} is a model in ONNX already: convert what it was made of")
+    layout = make_layout(file, spec)
+    check_folder(folder, is_coreml_folder, force=force)
+    report = progress or (lambda part: None)
+    with new_folder(folder) as target, open(file.path, "rb") as source, _quiet():
+        constants = Constants(file, source, layout)
+        _write_package(constants, layout, spec, sizes, target / PACKAGE, report)
+        _write_tables(constants, spec, target)
+        write_metadata(file, target / METADATA)
+        write_tokenizer(Tokenizer(file), target / TOKENIZER)
+        (target / MANIFEST).write_text(
+            json.dumps(_manifest(file, spec, sizes, target), indent=1) + "\n", encoding="utf-8"
+        )
+        report(1.0)
+        return file_sizes(target)
+
+
+def file_sizes(folder: Path) -> dict[str, int]:
+    """Bytes of all files, by their paths within the folder."""
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in _files(folder)}
+
+
+def _write_package(
+    constants: Constants, layout: Layout, spec: ModelSpec, sizes: FixedSizes, package: Path, report: Progress
+) -> None:
+    from coremltools.converters.mil.backend.mil.load import load
+    from coremltools.models.utils import save_spec
+
+    from edge.converters.coreml.check import check_package
+    from edge.converters.coreml.program import make_program
+    from edge.devices.output import work_folder
+
+    recipe = find_recipe(spec)
+    program = make_program(constants, layout, spec, recipe, sizes)
+    report(0.3)
+    with work_folder(package) as weights:
+        program._check_early_error_out_for_invalid_program()
+        model = load(program, str(weights), specification_version=_SPECIFICATION)
+        del program
+        report(0.6)
+        save_spec(model, str(package), weights_dir=str(weights))
+    for path in _files(package):
+        path.chmod(0o666 & package.stat().st_mode)  # some were private, as temporary files are
+    report(0.7)
+    check_package(constants, layout, package)
+
+
+def _write_tables(constants: Constants, spec: ModelSpec, target: Path) -> None:
+    recipe = find_recipe(spec)
+    with open(target / EMBEDDINGS, "wb") as out:
+        for values in constants.table("token_embd"):
+            out.write(to_float16(values * recipe.embedding_scale, "token_embd").tobytes())
+    if recipe.learned_positions:
+        with open(target / POSITIONS, "wb") as out:
+            for values in constants.table("position_embd"):
+                out.write(to_float16(values, "position_embd").tobytes())
+
+
+def _manifest(file: GGUFFile, spec: ModelSpec, sizes: FixedSizes, target: Path) -> dict[str, Any]:
+    from edge.converters.coreml.program import MASKED
+
+    recipe = find_recipe(spec)
+    ropes = []
+    for rope in recipe.ropes:
+        short = find_angles(file, rope)
+        said: dict[str, Any] = {"frequencies": short.radians.tolist(), "magnitude": short.magnitude}
+        if rope.has_long:
+            said["long_frequencies"] = find_angles(file, rope, long=True).radians.tolist()
+            said["original_context"] = rope.original_context
+        ropes.append(said)
+    heat = recipe.temperature
+    return {
+        "format": FORMAT,
+        "source": file.path.name,
+        "rows": sizes.rows,
+        "chunk": sizes.chunk,
+        "layers": spec.layers,
+        "kv_heads": spec.kv_heads,
+        "head": spec.head_dim,
+        "hidden": spec.hidden,
+        "vocabulary": spec.vocab,
+        "masked": MASKED,
+        "windows": list(recipe.windows),
+        "ropes": ropes,
+        "layer_ropes": [recipe.rope_of(layer) for layer in range(spec.layers)] if ropes else [],
+        "temperature": {"slope": heat.slope, "period": heat.period} if heat else None,
+        "files": {
+            path.relative_to(target).as_posix(): {"bytes": path.stat().st_size, "sha256": hash_file(path)}
+            for path in _files(target)
+        },
+    }
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without coremltools' warnings that this machine is no Mac."""
+    logger = logging.getLogger("coremltools")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

@@ -1,0 +1,204 @@
+"""Packages for Core ML: they mean what the GGUF file means, as far as that shows without a Mac."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+from conftest import GOLDEN, open_golden
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
+from small_models import Small, random_quants, write_small
+from test_architectures import NAMES, PROMPT, open_family
+from test_cli import edge_json
+from typer.testing import CliRunner
+
+from edge.backends.onnx.graph.forms import Blocks, Rows
+from edge.cli.commands import app
+from edge.converters.coreml.sizes import FixedSizes
+from edge.converters.coreml.weights import constant_of
+from edge.converters.coreml.writer import write_coreml
+from edge.formats.blocks import BLOCK
+from edge.model.architectures.angles import temperatures
+from edge.model.model import Model, open_model
+from edge.types import AnyArray, FloatArray, IntArray
+
+pytest.importorskip("coremltools")
+from coreml_program import Package
+from coremltools.converters.mil.mil import types
+
+from edge.converters.coreml.check import read_functions
+
+ROWS, CHUNK = 64, 16
+TOLERANCE = 8e-2  # of float16, where the standard deviation of logits is 3; as for llama.cpp with float16 rows
+IN_MAKE_TEST = ("gemma3", "gpt2", "mistral3")
+
+
+class App:
+    """What an app does: it owns the rows, and feeds chunks and steps."""
+
+    def __init__(self, model: Model, folder: Path) -> None:
+        self.package, self.spec = Package(folder / "model.mlpackage"), model.spec
+        said = self.said = json.loads((folder / "coreml.json").read_text())
+        assert self.spec.recipe
+        self.recipe = self.spec.recipe
+        self.embeddings = np.fromfile(folder / "embeddings.bin", np.float16).reshape(-1, said["hidden"])
+        self.learned = None
+        if self.recipe.learned_positions:
+            self.learned = np.fromfile(folder / "positions.bin", np.float16).reshape(-1, said["hidden"])
+        shape = (said["layers"], 1, said["kv_heads"], said["rows"], said["head"])
+        self.keys, self.values = np.zeros(shape, np.float16), np.zeros(shape, np.float16)
+        self.positions = np.full(said["rows"], -1)  # of cached rows
+
+    def run(self, tokens: IntArray, first: int, slots: IntArray) -> FloatArray:
+        """Logits of the last of these tokens, whose new rows take `slots`."""
+        name, count = ("step", 1) if tokens.size == 1 else ("chunk", self.said["chunk"])
+        padding = count - tokens.size
+        positions = np.concatenate([np.full(padding, -1), first + np.arange(tokens.size)])
+        x = np.zeros((1, count, self.said["hidden"]), np.float16)
+        x[0, padding:] = self.embeddings[tokens]
+        if self.learned is not None:
+            x[0, padding:] += self.learned[positions[padding:]]
+        inputs: dict[str, AnyArray] = {"x": x}
+        for kind, rope in enumerate(self.said["ropes"]):
+            if rope["frequencies"]:
+                angles = np.maximum(positions, 0)[:, None] * np.array(rope["frequencies"])
+                for part, table in (("cos", np.cos(angles)), ("sin", np.sin(angles))):
+                    full = np.full((1, count, self.said["head"] // 2), float(part == "cos"))
+                    full[0, :, : table.shape[1]] = rope["magnitude"] * table
+                    inputs[part + (f"_{kind}" if kind else "")] = full
+        for window in set(self.said["windows"]):
+            distance = positions[:, None] - np.concatenate([self.positions, positions])
+            seen = (np.concatenate([self.positions, positions]) >= 0) & (distance >= 0)
+            seen &= distance < (window or np.inf)
+            inputs["window_mask" if window else "mask"] = np.where(seen, 0, self.said["masked"])[None, None]
+        if self.said["temperature"]:
+            assert self.recipe.temperature
+            inputs["temperature"] = temperatures(self.recipe.temperature, np.maximum(positions, 0))[None, :, None]
+        for layer in range(self.said["layers"]):
+            inputs[f"past_key_{layer}"], inputs[f"past_value_{layer}"] = self.keys[layer], self.values[layer]
+        outputs = self.package.run(name, inputs)
+        for layer in range(self.said["layers"]):
+            self.keys[layer][:, :, slots] = outputs[f"key_{layer}"][:, :, padding:]
+            self.values[layer][:, :, slots] = outputs[f"value_{layer}"][:, :, padding:]
+        self.positions[slots] = positions[padding:]
+        return outputs["logits"][0].astype(np.float32)
+
+
+def app_of(model: Model, folder: Path) -> App:
+    write_coreml(model.file, model.spec, folder, FixedSizes(ROWS, CHUNK))
+    return App(model, folder)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gemma3",  # windows, two kinds of RoPE, norms of heads and behind layers
+        "gpt2",  # learned positions, layer norms, biases
+        "mistral3",  # temperatures
+        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in NAMES if name not in IN_MAKE_TEST),
+    ],
+)
+def test_chunks_steps_and_eviction_give_transformers_logits(tmp_path: Path, name: str) -> None:
+    family = open_family(name)
+    tokens, kept = family.tokens, family.arrays["keep_rows"]
+    phone = app_of(family.model, tmp_path / "app")
+    slots = np.random.default_rng(0).permutation(ROWS)  # their order is free
+    for at in range(0, PROMPT, CHUNK):  # the last one does not fill its chunk
+        piece = slice(at, min(at + CHUNK, PROMPT))
+        phone.run(tokens[piece], at, slots[piece])
+    before = phone.positions.copy()
+    for at, size in ((PROMPT, CHUNK), (PROMPT + CHUNK, 1)):
+        ours = phone.run(tokens[at : at + size], at, slots[at : at + size])
+        expected = family.expected[at + size - 1 - (tokens.size - len(family.expected))]
+        np.testing.assert_allclose(ours, expected, rtol=0, atol=TOLERANCE)
+    phone.positions = np.where(np.isin(before, kept), before, -1)
+    for at, size in ((PROMPT, 2), (PROMPT + 2, 1)):
+        free = np.flatnonzero(phone.positions < 0)[:size]  # new rows overwrite evicted ones
+        ours = phone.run(tokens[at : at + size], at, free)
+        np.testing.assert_allclose(ours, family.arrays["keep_logits"][at + size - 1 - PROMPT], rtol=0, atol=TOLERANCE)
+
+
+def test_the_package_has_the_weights_that_gguf_dequantizes(tmp_path: Path) -> None:
+    """All of them, as coremltools decompresses them; those of types without a grid of their own within half a step."""
+    kinds = {
+        "": "F32", "token_embd": "Q8_0", "blk.0.attn_output": "Q4_0", "blk.0.ffn_gate": "Q4_1", "blk.0.ffn_up": "Q4_K",
+        "blk.0.ffn_down": "Q6_K", "blk.1.attn_output": "Q5_0", "blk.1.ffn_gate": "IQ4_NL", "blk.1.ffn_up": "F16",
+    }  # fmt: skip
+    small = Small(layers=2, hidden=256, heads=4, head=64, ffn=256, types=kinds)
+    raw = {
+        name: random_quants(kind, 272 if name == "token_embd" else 256, 256, 0.1, seed=3)
+        for name, kind in kinds.items() if kind[0] in "QI"
+    }  # fmt: skip
+    model = open_model(write_small(tmp_path / "small.gguf", small, raw=raw))
+    write_coreml(model.file, model.spec, tmp_path / "app", FixedSizes(ROWS, CHUNK))
+    read = read_functions(tmp_path / "app" / "model.mlpackage", "step")["step"]
+    written = {op.name: op for op in read.operations}
+    for name, kind in kinds.items():
+        if name:
+            op = written[name.replace(".", "_")]
+            ours = op.outputs[0].val if op.op_type == "const" else op.materialized_val_inference()
+            info = model.file.tensors[f"{name}.weight"]
+            expected = dequantize(model.file.tensor_bytes(info).reshape(len(ours), -1), GGMLQuantizationType[kind])
+            steps = np.abs(expected).reshape(-1, BLOCK).max(axis=1) / 127 * 0.51 if kind == "Q6_K" else np.zeros(1)
+            error = np.abs(ours.astype(np.float32) - expected).reshape(-1, BLOCK)
+            assert (error <= steps[:, None] + 2e-3 * np.abs(expected).max()).all(), name
+            assert (op.op_type == "const") == (kind == "F16")
+            if kind in ("Q4_0", "Q4_1", "Q4_K"):
+                assert types.builtin_to_string(op.data.dtype) == ("int4" if kind == "Q4_0" else "uint4")
+
+
+def test_a_block_whose_weights_are_all_the_same_keeps_them(tmp_path: Path) -> None:
+    """Q4_1 with a scale of 0, or far smaller than the minimum: an offset in steps would be infinite."""
+    raw = np.zeros((1, 3 * 20), np.uint8)
+    for block, (scale, minimum) in enumerate(((0, 0.25), (6e-8, -3.0), (0.5, 0.5))):
+        raw[0, block * 20 : block * 20 + 4] = np.array([scale, minimum], np.float16).view(np.uint8)
+        raw[0, block * 20 + 4 : block * 20 + 20] = 0x93
+    constant = constant_of([Rows("x", raw, "Q4_1")], (1, 96), Blocks(4, True))
+    np.testing.assert_allclose(constant.values(), dequantize(raw, GGMLQuantizationType["Q4_1"]), rtol=2e-3)
+
+
+def test_the_command_writes_a_folder_of_known_files(tmp_path: Path) -> None:
+    source, folder = str(GOLDEN / "llama-gqa-untied.gguf"), tmp_path / "phone"
+    sizes = ("--max-kv-size", "64", "--prefill-step-size", "16")
+    given = ["convert", source, str(folder), "--to", "coreml", *sizes]
+    planned = json.loads(CliRunner().invoke(app, [*given, "--dry-run", "--json"]).stdout)
+    said = edge_json(*given, "--json")
+    assert "--force replaces it" in str(CliRunner().invoke(app, given).exception)
+    assert planned["files"].keys() - said["files"].keys() == {"model.mlpackage"}
+    assert planned["files"]["embeddings.bin"] == said["files"]["embeddings.bin"]
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    assert said["files"] == {name: path.stat().st_size for name, path in files.items()}
+    manifest = json.loads((folder / "coreml.json").read_text())
+    assert {name: sha256(path.read_bytes()).hexdigest() for name, path in files.items() if name != "coreml.json"} == {
+        name: each["sha256"] for name, each in manifest["files"].items()
+    }
+    assert tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size() == manifest["vocabulary"]
+    source_bytes = open_golden("llama-gqa-untied").model.spec.weight_bytes
+    assert files["model.mlpackage/Data/com.apple.CoreML/weights/weight.bin"].stat().st_size < source_bytes
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("phone.mlpackage", "--to", "coreml"), "becomes a folder that holds model.mlpackage"),
+        (
+            ("phone", "--to", "coreml", "--max-kv-size", "8", "--prefill-step-size", "16"),
+            "--prefill-step-size must be from 2 to 4, not 16",
+        ),
+        (("phone", "--to", "coreml", "--max-kv-size", "9999"), "positions is all it knows"),
+        (("phone", "--to", "onnx", "--max-kv-size", "64"), "state --npu, too"),
+        (("phone", "--to", "coreml", "--method", "nf4"), "use --to onnx"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    target, *more = arguments
+    given = ["convert", str(GOLDEN / "llama-gqa-untied.gguf"), str(tmp_path / target), *more]
+    result = CliRunner().invoke(app, given)
+    assert message in str(result.exception)
+    assert not list(tmp_path.iterdir())
