@@ -35,6 +35,7 @@ from edge.converters.repair import repair
 from edge.devices.memory import memory_use
 from edge.devices.output import check_file, check_folder, work_folder
 from edge.errors import InputError
+from edge.formats.coreml_folder import is_coreml_folder
 from edge.formats.gguf import GGUFFile, read_gguf
 from edge.formats.gguf_writer import Planned, copy_gguf, fields_of, planned_as, write_outline
 from edge.formats.onnx_folder import is_model_folder
@@ -49,7 +50,7 @@ FORMATS = ("gguf", "onnx", "coreml", "hf")
 _IN_BLOCKS = ("Q4_0", "Q4_1", "Q8_0")  # types that blocks of ONNX Runtime and Core ML hold without rounding again
 _HELD = 8  # of the calibration text, so much is kept to measure what pruning did
 
-_OURS = {"onnx": is_model_folder, "coreml": coreml.is_coreml_folder, "hf": hf.is_ours}
+_OURS = {"onnx": is_model_folder, "coreml": is_coreml_folder, "hf": hf.is_ours}
 
 Progress = Callable[[float], None]
 Steps = Callable[[str], Progress]
@@ -128,7 +129,7 @@ def find_format(to: str | None, target: Path) -> str:
 def find_source(source: str | Path) -> Path:
     """A Hugging Face folder, or what find_model finds. Raises what it raises, and InputError for ONNX folders."""
     path = Path(source)
-    if path.is_dir() and not is_model_folder(path):
+    if path.is_dir() and not is_model_folder(path) and not is_coreml_folder(path):
         if is_folder(path):
             return path
         if is_adapter_folder(path):

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
-from conftest import GOLDEN, open_golden
+from conftest import GOLDEN, load_engine, open_golden
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from small_models import Small, random_quants, write_small
@@ -22,6 +22,7 @@ from edge.cli.commands import app
 from edge.converters.coreml.sizes import FixedSizes
 from edge.converters.coreml.weights import constant_of
 from edge.converters.coreml.writer import write_coreml
+from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.blocks import BLOCK
 from edge.model.architectures.angles import temperatures
 from edge.model.model import Model, open_model
@@ -88,6 +89,22 @@ class App:
         self.positions[slots] = positions[padding:]
         return outputs["logits"][0].astype(np.float32)
 
+    def goes_on(self, tokens: IntArray, first: int, expected: FloatArray) -> None:
+        """Run two tokens at once, then one, whose rows overwrite evicted ones. expected: logits after each."""
+        for at, size in ((0, 2), (2, 1)):
+            free = np.flatnonzero(self.positions < 0)[:size]
+            ours = self.run(tokens[at : at + size], first + at, free)
+            np.testing.assert_allclose(ours, expected[at + size - 1], rtol=0, atol=TOLERANCE)
+
+    def rotate(self, row: int, by: int) -> None:
+        """Rotate a cached key by so many positions."""
+        half = self.said["head"] // 2
+        for layer, kind in enumerate(self.said["layer_ropes"]):
+            angles = by * np.array(self.said["ropes"][kind]["frequencies"])
+            one, other = (self.keys[layer, 0, :, row, first : first + angles.size] for first in (0, half))
+            rotated = one * np.cos(angles) - other * np.sin(angles), one * np.sin(angles) + other * np.cos(angles)
+            one[:], other[:] = rotated
+
 
 def app_of(model: Model, folder: Path) -> App:
     write_coreml(model.file, model.spec, folder, FixedSizes(ROWS, CHUNK))
@@ -117,10 +134,14 @@ def test_chunks_steps_and_eviction_give_transformers_logits(tmp_path: Path, name
         expected = family.expected[at + size - 1 - (tokens.size - len(family.expected))]
         np.testing.assert_allclose(ours, expected, rtol=0, atol=TOLERANCE)
     phone.positions = np.where(np.isin(before, kept), before, -1)
-    for at, size in ((PROMPT, 2), (PROMPT + 2, 1)):
-        free = np.flatnonzero(phone.positions < 0)[:size]  # new rows overwrite evicted ones
-        ours = phone.run(tokens[at : at + size], at, free)
-        np.testing.assert_allclose(ours, family.arrays["keep_logits"][at + size - 1 - PROMPT], rtol=0, atol=TOLERANCE)
+    cache = phone.keys.copy(), phone.values.copy(), phone.positions.copy()
+    phone.goes_on(tokens[PROMPT : PROMPT + 3], PROMPT, family.arrays["keep_logits"])
+    if (closed := family.arrays.get("close_logits")) is not None:  # gaps are closed: the kept rows move to 0, 1, 2, …
+        phone.keys, phone.values, phone.positions = cache
+        for position, row in enumerate(np.argsort(phone.positions)[-kept.size :]):
+            phone.rotate(row, position - phone.positions[row])
+            phone.positions[row] = position
+        phone.goes_on(tokens[PROMPT : PROMPT + 3], kept.size, closed)
 
 
 def test_the_package_has_the_weights_that_gguf_dequantizes(tmp_path: Path) -> None:
@@ -181,6 +202,41 @@ def test_the_command_writes_a_folder_of_known_files(tmp_path: Path) -> None:
     source_bytes = open_golden("llama-gqa-untied").model.spec.weight_bytes
     assert files["model.mlpackage/Data/com.apple.CoreML/weights/weight.bin"].stat().st_size < source_bytes
     assert not list(tmp_path.glob(".*"))
+
+
+def test_a_residual_stream_beyond_float16_is_kept_within(tmp_path: Path) -> None:
+    """As that of large Gemmas: layers that add more than 65504."""
+
+    def enlarge(weights: dict[str, AnyArray]) -> None:
+        for name in weights:
+            if "post_" in name:
+                weights[name] *= 3e4
+
+    model = open_model(write_small(tmp_path / "small.gguf", Small(layers=2, architecture="gemma2", window=8), enlarge))
+    tokens = np.arange(1, CHUNK + 1, dtype=np.int32)
+    engine = load_engine(model, "reference", "f32")
+    expected = engine.forward(tokens)
+    engine.close()
+    ours = app_of(model, tmp_path / "app").run(tokens, 0, np.arange(CHUNK))
+    np.testing.assert_allclose(ours, expected, rtol=0, atol=TOLERANCE)
+
+
+def test_weights_beyond_float16_are_refused(tmp_path: Path) -> None:
+    def enlarge(weights: dict[str, AnyArray]) -> None:
+        weights["blk.0.ffn_up"][1, 2] = 1e5
+
+    model = open_model(write_small(tmp_path / "small.gguf", Small(), enlarge))
+    with pytest.raises(ModelFormatError, match=r"blk\.0\.ffn_up.*beyond 65504"):
+        write_coreml(model.file, model.spec, tmp_path / "app", FixedSizes(ROWS, CHUNK))
+    assert [path.name for path in tmp_path.iterdir()] == ["small.gguf"]
+
+
+def test_a_folder_is_not_taken_for_a_model_that_edge_runs(tmp_path: Path) -> None:
+    model = open_golden("llama-gqa-untied").model
+    write_coreml(model.file, model.spec, tmp_path / "app", FixedSizes(ROWS, CHUNK))
+    for path in (tmp_path / "app", tmp_path / "app" / "metadata.gguf"):
+        with pytest.raises(UnsupportedError, match="is a model for Core ML, which apps run"):
+            open_model(path)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from coremltools.converters.mil.mil import Function, Program, types
 
 from edge.backends.onnx.graph.layout import Layout
 from edge.converters.coreml.sizes import FixedSizes
-from edge.converters.coreml.weights import Constant, Constants
+from edge.converters.coreml.weights import Constant, Constants, residual_factor
 from edge.model.spec import ModelSpec, Recipe
 
 CHUNK, STEP = "chunk", "step"  # names of the functions
@@ -86,6 +86,7 @@ class _FunctionBuilder:
     ) -> None:
         self.weights, self.layout, self.spec, self.recipe = weights, layout, spec, recipe
         self.rows, self.tokens = rows, tokens
+        self.factor = residual_factor(layout)
         self.group = spec.heads // spec.kv_heads  # query heads that share a KV head
 
     def build(self) -> Function:
@@ -124,18 +125,18 @@ class _FunctionBuilder:
     def layer(self, layer: int, residual: Value) -> tuple[Value, Value, Value]:
         """The residual stream, and the layer's new keys and values."""
         at, by = f"blk.{layer}.", self.recipe.residual_scale
-        mixed, keys, values = self.attention(layer, self.norm(residual, f"{at}attn_norm"))
+        mixed, keys, values = self.attention(layer, self.norm(residual, f"{at}attn_norm", of_residual=True))
         mixed = self.multiply(f"{at}attn_output", self.pick(layer, mixed))
-        mixed = _scaled(self.norm_if_any(mixed, f"{at}post_attention_norm"), by)
+        mixed = _scaled(self.norm_if_any(mixed, f"{at}post_attention_norm", self.factor), by)
         residual = mb.add(x=self.pick(layer, residual), y=mixed)
-        x = self.norm(residual, f"{at}ffn_norm")
+        x = self.norm(residual, f"{at}ffn_norm", of_residual=True)
         inner = self.multiply(f"{at}ffn_up", x)
         if self.recipe.gated:
             inner = mb.mul(x=self.activate(self.multiply(f"{at}ffn_gate", x)), y=inner)
         else:
             inner = self.activate(inner)
-        down = _scaled(self.norm_if_any(self.multiply(f"{at}ffn_down", inner), f"{at}post_ffw_norm"), by)
-        return mb.add(x=residual, y=down), keys, values
+        down = self.norm_if_any(self.multiply(f"{at}ffn_down", inner), f"{at}post_ffw_norm", self.factor)
+        return mb.add(x=residual, y=_scaled(down, by)), keys, values
 
     def pick(self, layer: int, x: Value) -> Value:
         """Behind the last attention only the last token goes on."""
@@ -146,7 +147,7 @@ class _FunctionBuilder:
 
     def logits(self, x: Value) -> Value:
         head, cap = "token_embd" if self.spec.tied_head else "output", self.recipe.logit_cap
-        logits = _scaled(self.multiply(head, self.norm(x, "output_norm")), self.recipe.logit_scale)
+        logits = _scaled(self.multiply(head, self.norm(x, "output_norm", of_residual=True)), self.recipe.logit_scale)
         if cap:
             logits = mb.mul(x=mb.tanh(x=mb.real_div(x=logits, y=_half(cap))), y=_half(cap))
         return mb.reshape(x=logits, shape=[1, self.spec.vocab], name="logits")
@@ -200,22 +201,26 @@ class _FunctionBuilder:
     def activate(self, x: Value) -> Value:
         return mb.gelu(x=x, mode="TANH_APPROXIMATION") if self.recipe.activation == "gelu" else mb.silu(x=x)
 
-    def norm(self, x: Value, name: str) -> Value:
-        """RMS norm, or layer norm, over the last axis: x / m over √(mean((x / m)²) + ε / m²) for m the largest |x|."""
+    def norm(self, x: Value, name: str, factor: float = 1.0, *, of_residual: bool = False) -> Value:
+        """RMS norm, or layer norm, over the last axis: x / m over √(mean((x / m)²) + ε / m²) for m the largest |x|.
+
+        factor: of the result. of_residual: x is the residual stream, which has a factor itself.
+        """
         if self.recipe.norm == "layer":
             x = mb.sub(x=x, y=mb.reduce_mean(x=x, axes=[-1], keep_dims=True))
         largest = mb.reduce_max(x=mb.abs(x=x), axes=[-1], keep_dims=True)
         largest = mb.maximum(x=largest, y=_half(_LEAST_DIVISOR))
         small = mb.real_div(x=x, y=largest)
-        epsilon = mb.square(x=mb.real_div(x=_half(self.spec.norm_eps**0.5), y=largest))
+        root_epsilon = self.spec.norm_eps**0.5 * (self.factor if of_residual else 1.0)
+        epsilon = mb.square(x=mb.real_div(x=_half(root_epsilon), y=largest))
         mean = mb.reduce_mean(x=mb.square(x=small), axes=[-1], keep_dims=True)
-        root = mb.sqrt(x=mb.add(x=mean, y=epsilon))
+        root = _scaled(mb.sqrt(x=mb.add(x=mean, y=epsilon)), 1 / factor)
         normed = mb.mul(x=mb.real_div(x=small, y=root), y=self.weights.vector(name))
         shift = f"{name}.bias"
         return mb.add(x=normed, y=self.weights.vector(shift)) if shift in self.layout.vectors else normed
 
-    def norm_if_any(self, x: Value, name: str) -> Value:
-        return self.norm(x, name) if name in self.layout.vectors else x
+    def norm_if_any(self, x: Value, name: str, factor: float = 1.0) -> Value:
+        return self.norm(x, name, factor) if name in self.layout.vectors else x
 
 
 def _table_names(kind: int) -> tuple[str, str]:

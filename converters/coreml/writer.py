@@ -18,13 +18,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from edge.backends.onnx.graph.layout import Layout, make_layout
 from edge.converters.coreml.sizes import FixedSizes
-from edge.converters.coreml.weights import Constants, to_float16
+from edge.converters.coreml.weights import Constants, residual_factor, to_float16
 from edge.converters.onnx import write_metadata
 from edge.converters.tokenizer_file import write_tokenizer
 from edge.devices.output import check_folder, new_folder
 from edge.errors import InputError, MissingExtraError
+from edge.formats.coreml_folder import MANIFEST, is_coreml_folder
 from edge.formats.gguf import GGUFFile
 from edge.formats.onnx_folder import METADATA
 from edge.model.architectures.angles import find_angles
@@ -34,7 +37,7 @@ from edge.model.tokenizer import Tokenizer
 from edge.storage.fingerprint import hash_file
 
 FORMAT = 1
-PACKAGE, MANIFEST, TOKENIZER = "model.mlpackage", "coreml.json", "tokenizer.json"
+PACKAGE, TOKENIZER = "model.mlpackage", "tokenizer.json"
 EMBEDDINGS, POSITIONS = "embeddings.bin", "positions.bin"
 _SPECIFICATION = 9  # of iOS 18 and macOS 15, the first with int4 blocks and several functions
 
@@ -42,13 +45,12 @@ Progress = Callable[[float], None]
 
 
 def check_target(folder: Path) -> None:
-    """Raises InputError for the name of a package, which would hide the files beside it."""
+    """Raises InputError for the name of a package, which would hide the files beside it, and MissingExtraError without
+    coremltools."""
     if folder.suffix == ".mlpackage":
         raise InputError(f"{folder} becomes a folder that holds {PACKAGE}: state a name without .mlpackage")
-
-
-def is_coreml_folder(path: Path) -> bool:
-    return (path / MANIFEST).is_file()
+    if find_spec("coremltools") is None:
+        raise MissingExtraError("coremltools", "coreml")
 
 
 def planned_files(file: GGUFFile, spec: ModelSpec) -> dict[str, int | None]:
@@ -75,8 +77,7 @@ def write_coreml(
     MissingExtraError without coremltools, UnsupportedError for models whose program is not known,
     ModelFormatError for weights that are not finite in float16.
     """
-    if find_spec("coremltools") is None:
-        raise MissingExtraError("coremltools", "coreml")
+    check_target(folder)
     if file.folder is not None:
         raise InputError(f"{file.folder} is a model in ONNX already: convert what it was made of")
     layout = make_layout(file, spec)
@@ -85,7 +86,7 @@ def write_coreml(
     with new_folder(folder) as target, open(file.path, "rb") as source, _quiet():
         constants = Constants(file, source, layout)
         _write_package(constants, layout, spec, sizes, target / PACKAGE, report)
-        _write_tables(constants, spec, target)
+        _write_tables(constants, spec, residual_factor(layout), target)
         write_metadata(file, target / METADATA)
         write_tokenizer(Tokenizer(file), target / TOKENIZER)
         (target / MANIFEST).write_text(
@@ -125,15 +126,15 @@ def _write_package(
     check_package(constants, layout, package)
 
 
-def _write_tables(constants: Constants, spec: ModelSpec, target: Path) -> None:
+def _write_tables(constants: Constants, spec: ModelSpec, factor: float, target: Path) -> None:
     recipe = find_recipe(spec)
     with open(target / EMBEDDINGS, "wb") as out:
         for values in constants.table("token_embd"):
-            out.write(to_float16(values * recipe.embedding_scale, "token_embd").tobytes())
+            out.write(to_float16(values * np.float32(recipe.embedding_scale * factor), "token_embd").tobytes())
     if recipe.learned_positions:
         with open(target / POSITIONS, "wb") as out:
             for values in constants.table("position_embd"):
-                out.write(to_float16(values, "position_embd").tobytes())
+                out.write(to_float16(values * np.float32(factor), "position_embd").tobytes())
 
 
 def _manifest(file: GGUFFile, spec: ModelSpec, sizes: FixedSizes, target: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from edge.errors import InputError, MissingExtraError, ModelFormatError, UnsupportedError
+from edge.formats.coreml_folder import is_coreml_folder
 from edge.formats.onnx_folder import METADATA, is_model_folder
 from edge.storage import cache
 
@@ -147,6 +148,8 @@ def _misplaced(path: Path) -> str | None:
     if is_model_folder(folder):
         a_part = path.is_file() and (path.suffix != ".gguf" or path.name == METADATA)
         return f"{path} is a part of a model: pass its folder, {folder}" if a_part else None
+    if is_coreml_folder(folder) and (path == folder or path.name == METADATA):
+        return f"{folder} is a model for Core ML, which apps run: pass what it was made of"
     if not path.is_dir() and (not path.is_file() or path.suffix == ".gguf"):
         return None
     if (folder / "config.json").is_file():

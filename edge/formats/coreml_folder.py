@@ -1,0 +1,11 @@
+"""A folder with a model for Core ML, which apps run and edge only writes (edge/converters/coreml/writer.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+MANIFEST = "coreml.json"
+
+
+def is_coreml_folder(path: Path) -> bool:
+    return (path / MANIFEST).is_file()
