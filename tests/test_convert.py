@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ def test_pruning_says_what_it_took(tmp_path: Path, text: Path) -> None:
     assert set(said["perplexity"]) == {"before", "pruned"}
 
 
-@pytest.mark.parametrize("to", c.FORMATS)
+@pytest.mark.parametrize("to", FORMATS)
 @pytest.mark.parametrize("from_folder", [False, True])
 def test_a_dry_run_writes_nothing_and_knows_the_size(tmp_path: Path, to: str, from_folder: bool) -> None:
     source = SOURCE
@@ -195,6 +196,12 @@ STEPS = {
 }
 
 
+FORMATS = [
+    pytest.param(to, marks=pytest.mark.skipif(to == "coreml" and not find_spec("coremltools"), reason="no coremltools"))
+    for to in c.FORMATS
+]
+
+
 def interrupt(name: str) -> Callable[[float], None]:
     def step(done: float) -> None:
         if name != "reading" and done > 0.3:
@@ -203,7 +210,7 @@ def interrupt(name: str) -> Callable[[float], None]:
     return step
 
 
-@pytest.mark.parametrize("to", c.FORMATS)
+@pytest.mark.parametrize("to", FORMATS)
 def test_interrupted_nothing_is_left_and_the_old_stays(tmp_path: Path, to: str) -> None:
     target = tmp_path / ("t.gguf" if to == "gguf" else "t")
     with pytest.raises(KeyboardInterrupt):
@@ -216,7 +223,7 @@ def test_interrupted_nothing_is_left_and_the_old_stays(tmp_path: Path, to: str) 
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("to", c.FORMATS)
+@pytest.mark.parametrize("to", FORMATS)
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is noticed at the latest when the files are to be safe."""
 

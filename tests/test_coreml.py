@@ -26,6 +26,7 @@ from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.blocks import BLOCK
 from edge.model.architectures.angles import temperatures
 from edge.model.model import Model, open_model
+from edge.model.tokenizer import Tokenizer
 from edge.types import AnyArray, FloatArray, IntArray
 
 pytest.importorskip("coremltools")
@@ -142,6 +143,29 @@ def test_chunks_steps_and_eviction_give_transformers_logits(tmp_path: Path, name
             phone.rotate(row, position - phone.positions[row])
             phone.positions[row] = position
         phone.goes_on(tokens[PROMPT : PROMPT + 3], kept.size, closed)
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["smollm2-135m", "gemma3-270m"])
+def test_a_real_model_says_what_it_says_elsewhere(tmp_path: Path, name: str) -> None:
+    """Greedy tokens are llama.cpp's; logits those of the reference engine, as llama.cpp rounds activations to int8."""
+    model = open_model(name)
+    text = "The capital of France is Paris. The capital of Germany is"
+    prompt = np.array(Tokenizer(model.file).encode(text), np.int32)
+    phone = app_of(model, tmp_path / "app")
+    engines = [load_engine(model, engine, "f32") for engine in ("llamacpp", "reference")]
+    try:
+        tokens, at = prompt, 0
+        for _ in range(8):
+            ours = phone.run(tokens, at, np.arange(at, at + tokens.size))
+            theirs, exact = (engine.forward(tokens) for engine in engines)
+            assert ours.argmax() == theirs.argmax()
+            np.testing.assert_allclose(ours, exact, rtol=0, atol=0.5)
+            tokens, at = np.array([ours.argmax()], np.int32), at + tokens.size
+    finally:
+        for engine in engines:
+            engine.close()
 
 
 def test_the_package_has_the_weights_that_gguf_dequantizes(tmp_path: Path) -> None:
