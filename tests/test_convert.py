@@ -27,6 +27,11 @@ pytest.importorskip("onnx")
 SOURCE = GOLDEN / "llama-gqa-untied.gguf"
 TEXT = (Path(__file__).parent.parent / "docs" / "kv-cache.md").read_text(encoding="utf-8")
 
+FORMATS = [
+    pytest.param(to, marks=pytest.mark.skipif(to == "coreml" and not find_spec("coremltools"), reason="no coremltools"))
+    for to in c.FORMATS
+]
+
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
@@ -194,12 +199,6 @@ STEPS = {
     "coreml": Conversion("coreml"),
     "hf": Conversion("hf"),
 }
-
-
-FORMATS = [
-    pytest.param(to, marks=pytest.mark.skipif(to == "coreml" and not find_spec("coremltools"), reason="no coremltools"))
-    for to in c.FORMATS
-]
 
 
 def interrupt(name: str) -> Callable[[float], None]:
