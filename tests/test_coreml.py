@@ -48,7 +48,7 @@ class App:
         said = self.said = json.loads((folder / "coreml.json").read_text())
         assert self.spec.recipe
         self.recipe = self.spec.recipe
-        self.embeddings = np.fromfile(folder / "embeddings.bin", np.float16).reshape(-1, said["hidden"])
+        self.embeddings = np.memmap(folder / "embeddings.bin", np.uint8, "r").reshape(said["vocabulary"], -1)
         self.learned = None
         if self.recipe.learned_positions:
             self.learned = np.fromfile(folder / "positions.bin", np.float16).reshape(-1, said["hidden"])
@@ -62,7 +62,7 @@ class App:
         padding = count - tokens.size
         positions = np.concatenate([np.full(padding, -1), first + np.arange(tokens.size)])
         x = np.zeros((1, count, self.said["hidden"]), np.float16)
-        x[0, padding:] = self.embeddings[tokens]
+        x[0, padding:] = self.embed(tokens)
         if self.learned is not None:
             x[0, padding:] += self.learned[positions[padding:]]
         inputs: dict[str, AnyArray] = {"x": x}
@@ -89,6 +89,14 @@ class App:
             self.values[layer][:, :, slots] = outputs[f"value_{layer}"][:, :, padding:]
         self.positions[slots] = positions[padding:]
         return outputs["logits"][0].astype(np.float32)
+
+    def embed(self, tokens: IntArray) -> AnyArray:
+        rows, hidden = np.array(self.embeddings[tokens]), self.said["hidden"]
+        if self.said["embedding_bits"] == 16:
+            return rows.view(np.float16)
+        scales = np.repeat(rows[:, hidden:].copy().view(np.float16), BLOCK, axis=1)
+        values = rows[:, :hidden].copy().view(np.int8)
+        return np.asarray(values * scales)
 
     def goes_on(self, tokens: IntArray, first: int, expected: FloatArray) -> None:
         """Run two tokens at once, then one, whose rows overwrite evicted ones. expected: logits after each."""
@@ -193,6 +201,8 @@ def test_the_package_has_the_weights_that_gguf_dequantizes(tmp_path: Path) -> No
             error = np.abs(ours.astype(np.float32) - expected).reshape(-1, BLOCK)
             assert (error <= steps[:, None] + 2e-3 * np.abs(expected).max()).all(), name
             assert (op.op_type == "const") == (kind == "F16")
+            if name == "token_embd":
+                np.testing.assert_allclose(App(model, tmp_path / "app").embed(np.arange(len(expected))), expected, 2e-3)
             if kind in ("Q4_0", "Q4_1", "Q4_K"):
                 assert types.builtin_to_string(op.data.dtype) == ("int4" if kind == "Q4_0" else "uint4")
 

@@ -72,11 +72,9 @@ class Constants:
         pieces = [to_float16(rows.values(), rows.name) for rows in self._rows(self._layout.vectors[name])]
         return Constant(np.concatenate(pieces).reshape(shape))
 
-    def table(self, name: str) -> Iterator[FloatArray]:
-        """Rows of a matrix or of a vector of rows, float32 [some, columns], one slice behind the other."""
-        layout = self._layout
-        parts = layout.matrices[name].parts if name in layout.matrices else layout.vectors[name]
-        return (rows.values() for rows in self._rows(parts))
+    def vector_rows(self, name: str) -> Iterator[FloatArray]:
+        """A vector of rows, float32 [some, columns], one slice behind the other."""
+        return (rows.values() for rows in self._rows(self._layout.vectors[name]))
 
     def samples(self, name: str) -> Iterator[tuple[int, int, FloatArray, FloatArray]]:
         """The first, middle and last rows of every part of a matrix: where they begin, how many they are, their values

@@ -1,7 +1,7 @@
 """A model for Core ML: a folder for apps on Apple's devices.
 
 model.mlpackage                 the program (see program.py); Xcode compiles it, and so does `MLModel.compileModel`
-embeddings.bin                  float16 [vocabulary, hidden]: rows of `x`, already scaled, to be mapped into memory
+embeddings.bin                  rows of `x`, already scaled, to be mapped into memory; see `embedding_bits`
 positions.bin                   float16 [context, hidden], of models with learned positions: to be added to them
 metadata.gguf, tokenizer.json   as beside a model in ONNX
 coreml.json                     what the app that owns the cache must know: sizes, windows, the frequencies of RoPE; and
@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from edge.backends.onnx.graph.forms import Blocks
 from edge.backends.onnx.graph.layout import Layout, make_layout
 from edge.converters.coreml.sizes import FixedSizes
 from edge.converters.coreml.weights import Constants, residual_factor, to_float16
@@ -27,6 +28,7 @@ from edge.converters.onnx import write_metadata
 from edge.converters.tokenizer_file import write_tokenizer
 from edge.devices.output import check_folder, new_folder
 from edge.errors import InputError, MissingExtraError
+from edge.formats.blocks import BLOCK
 from edge.formats.coreml_folder import MANIFEST, is_coreml_folder
 from edge.formats.gguf import GGUFFile
 from edge.formats.onnx_folder import METADATA
@@ -39,6 +41,7 @@ from edge.storage.fingerprint import hash_file
 FORMAT = 1
 PACKAGE, TOKENIZER = "model.mlpackage", "tokenizer.json"
 EMBEDDINGS, POSITIONS = "embeddings.bin", "positions.bin"
+_ROWS = 4096  # of the embeddings, which are written at once
 _SPECIFICATION = 9  # of iOS 18 and macOS 15, the first with int4 blocks and several functions
 
 Progress = Callable[[float], None]
@@ -55,8 +58,9 @@ def check_target(folder: Path) -> None:
 
 def planned_files(file: GGUFFile, spec: ModelSpec) -> dict[str, int | None]:
     """Names and bytes of what would be written, None where only writing tells. Raises UnsupportedError."""
-    make_layout(file, spec)
-    found: dict[str, int | None] = {PACKAGE: None, EMBEDDINGS: spec.vocab * spec.hidden * 2}
+    bits = embedding_bits(make_layout(file, spec))
+    row = spec.hidden * bits // 8 + (spec.hidden // BLOCK * 2 if bits == 8 else 0)
+    found: dict[str, int | None] = {PACKAGE: None, EMBEDDINGS: spec.vocab * row}
     if find_recipe(spec).learned_positions:
         found[POSITIONS] = spec.context * spec.hidden * 2
     return found | dict.fromkeys((METADATA, TOKENIZER, MANIFEST))
@@ -90,7 +94,7 @@ def write_coreml(
         write_metadata(file, target / METADATA)
         write_tokenizer(Tokenizer(file), target / TOKENIZER)
         (target / MANIFEST).write_text(
-            json.dumps(_manifest(file, spec, sizes, target), indent=1) + "\n", encoding="utf-8"
+            json.dumps(_manifest(file, spec, embedding_bits(layout), sizes, target), indent=1) + "\n", encoding="utf-8"
         )
         report(1.0)
         return file_sizes(target)
@@ -99,6 +103,11 @@ def write_coreml(
 def file_sizes(folder: Path) -> dict[str, int]:
     """Bytes of all files, by their paths within the folder."""
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in _files(folder)}
+
+
+def embedding_bits(layout: Layout) -> int:
+    """8: a row is `hidden` int8 values and a float16 scale for every 32 of them; 16: it is float16 values."""
+    return 8 if isinstance(layout.matrices["token_embd"].form, Blocks) else 16
 
 
 def _write_package(
@@ -128,16 +137,21 @@ def _write_package(
 
 def _write_tables(constants: Constants, spec: ModelSpec, factor: float, target: Path) -> None:
     recipe = find_recipe(spec)
+    embeddings, scale = constants.matrix("token_embd"), np.float32(recipe.embedding_scale * factor)
     with open(target / EMBEDDINGS, "wb") as out:
-        for values in constants.table("token_embd"):
-            out.write(to_float16(values * np.float32(recipe.embedding_scale * factor), "token_embd").tobytes())
+        for first in range(0, spec.vocab, _ROWS):
+            rows = embeddings.part(first, _ROWS)
+            factors = to_float16((rows.data if rows.scales is None else rows.scales) * scale, "token_embd")
+            if rows.scales is not None:
+                factors = np.concatenate([rows.data.view(np.uint8), factors.view(np.uint8)], axis=1)
+            out.write(factors.tobytes())
     if recipe.learned_positions:
         with open(target / POSITIONS, "wb") as out:
-            for values in constants.table("position_embd"):
+            for values in constants.vector_rows("position_embd"):
                 out.write(to_float16(values * np.float32(factor), "position_embd").tobytes())
 
 
-def _manifest(file: GGUFFile, spec: ModelSpec, sizes: FixedSizes, target: Path) -> dict[str, Any]:
+def _manifest(file: GGUFFile, spec: ModelSpec, bits: int, sizes: FixedSizes, target: Path) -> dict[str, Any]:
     from edge.converters.coreml.program import MASKED
 
     recipe = find_recipe(spec)
@@ -160,6 +174,7 @@ def _manifest(file: GGUFFile, spec: ModelSpec, sizes: FixedSizes, target: Path) 
         "head": spec.head_dim,
         "hidden": spec.hidden,
         "vocabulary": spec.vocab,
+        "embedding_bits": bits,
         "masked": MASKED,
         "windows": list(recipe.windows),
         "ropes": ropes,
