@@ -153,6 +153,27 @@ def test_chunks_steps_and_eviction_give_transformers_logits(tmp_path: Path, name
         phone.goes_on(tokens[PROMPT : PROMPT + 3], kept.size, closed)
 
 
+def test_a_full_cache_streams_as_the_swift_example_does(tmp_path: Path) -> None:
+    """StreamingLLM in 32 rows and chunks of 8, as transformers: the window keeps its positions, and the keys of
+    the sinks, as they were at first, are rotated by all positions that are gone."""
+    golden, sinks, gone = open_golden("llama-gqa-tied"), 4, 0
+    write_coreml(golden.model.file, golden.model.spec, tmp_path / "app", FixedSizes(32, 8))
+    phone = App(golden.model, tmp_path / "app")
+    anchors = phone.keys
+    for at in range(0, golden.tokens.size, 8):
+        if excess := max(0, 8 - np.count_nonzero(phone.positions < 0)):
+            order = np.argsort(phone.positions)
+            anchors = anchors if gone else phone.keys.copy()
+            gone += excess
+            phone.positions[order[sinks : sinks + excess]] = -1
+            for row in order[:sinks]:
+                phone.keys[:, :, :, row] = anchors[:, :, :, row]
+                phone.rotate(row, gone)
+        ours = phone.run(golden.tokens[at : at + 8], at, np.flatnonzero(phone.positions < 0)[:8])
+        np.testing.assert_allclose(ours, golden.stream_logits[at + 7], rtol=0, atol=TOLERANCE)
+    assert gone == golden.tokens.size - 32
+
+
 @pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["smollm2-135m", "gemma3-270m"])
