@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from edge.devices.records import Subject
+from edge.model.spec import ModelSpec
 
 STEP, CHUNK = "step", "chunk"  # the two parts of a run: decode, prefill
 PARTS = (STEP, CHUNK)
@@ -37,6 +38,14 @@ def defaults(space: tuple[Field, ...]) -> Values:
 def relevant(space: tuple[Field, ...], values: Values, parts: tuple[str, ...]) -> Values:
     """Those values that change the speed of any of these parts."""
     return {field.name: values[field.name] for field in space if set(parts) & set(field.parts)}
+
+
+def model_shape(spec: ModelSpec) -> dict[str, Any]:
+    """What a subject says of a model."""
+    return {
+        "layers": spec.layers, "hidden": spec.hidden, "heads": spec.heads, "kv_heads": spec.kv_heads,
+        "head": spec.head_dim, "ffn": spec.ffn, "vocab": spec.vocab, "window": spec.window, "type": spec.weight_type,
+    }  # fmt: skip
 
 
 class Measurer(Protocol):

@@ -40,12 +40,13 @@ pytest.importorskip("tvm_ffi")
 if platform.machine() not in ("x86_64", "AMD64"):
     pytest.skip("the native engine runs on x86-64", allow_module_level=True)
 
+from edge.backends.rig import Depths, Rig
 from edge.backends.tuning import CHUNK, PARTS, STEP, Field, Setting, Values, defaults, relevant
 from edge.backends.tvm.cpu.arguments import make_scratch
 from edge.backends.tvm.engine import NativeEngine
 from edge.backends.tvm.packing.layout import Shape
 from edge.backends.tvm.targets import TARGETS, choose_target, with_tuning
-from edge.backends.tvm.tuning.host import Depths, Rig, rig_config
+from edge.backends.tvm.tuning.host import rig_config
 from edge.backends.tvm.tuning.lookup import make_subject
 from edge.backends.tvm.tuning.space import allowed, make_space
 from edge.report.tuning import chart, plot

@@ -15,6 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from edge.backends.tuning import model_shape
 from edge.backends.tvm import KV_DTYPES, versions
 from edge.backends.tvm.compiler.compiled import compile_design, install
 from edge.backends.tvm.compiler.folder import appearing, described
@@ -25,7 +26,7 @@ from edge.backends.tvm.packing.weights import pack_weights
 from edge.backends.tvm.sources import PASS, source_hash
 from edge.backends.tvm.targets import Target, choose_target, target_named, with_tuning
 from edge.backends.tvm.tuning.added import Added, note_added
-from edge.backends.tvm.tuning.lookup import find_tuned_for, model_shape
+from edge.backends.tvm.tuning.lookup import find_tuned_for
 from edge.backends.tvm.tuning.space import allowed, compiled_values
 from edge.devices.profile import DeviceProfile
 from edge.errors import InputError

@@ -7,19 +7,18 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from edge.backends.base import Tuned
-from edge.backends.tuning import CHUNK, PARTS, STEP, Field, Setting, Values
+from edge.backends.tuning import CHUNK, PARTS, STEP, Field, Setting, Values, model_shape
 from edge.backends.tvm.gpu import versions
 from edge.backends.tvm.gpu.design import Tuning
 from edge.backends.tvm.gpu.hosts import Adapter, choose_adapter
 from edge.backends.tvm.sources import source_hash
-from edge.backends.tvm.tuning.lookup import model_shape
 from edge.devices.records import Record, Subject, nearest, read_records, set_aside, user_folder
 from edge.errors import UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from edge.backends.tvm.tuning.host import Rig
+    from edge.backends.rig import Rig
 
 _CHOICES: dict[str, tuple[str, tuple[int, ...], tuple[str, ...]]] = {  # of the fields of Tuning
     "rows": ("rows of a matrix that a thread multiplies, decode", (1, 2, 4, 8), (STEP,)),
@@ -44,8 +43,9 @@ def make_space(kind: str, prompt: int) -> tuple[Field, ...]:
 
 def gpu_setting(file: GGUFFile, spec: ModelSpec, kv_dtype: str) -> Setting:
     """Tuning of a model on the GPU of `EDGE_GPU`, or on the first one."""
+    from edge.backends.rig import Depths, Rig
     from edge.backends.tvm.gpu.engine import GPUEngine
-    from edge.backends.tvm.tuning.host import Depths, Rig, rig_config
+    from edge.backends.tvm.tuning.host import rig_config
 
     adapter, depths = choose_adapter(), Depths.of(spec.context)
     space = make_space(adapter.kind, depths.prompt)

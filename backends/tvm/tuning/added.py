@@ -25,7 +25,7 @@ class Added:
 
 
 def note_added(model: str, shape: dict[str, Any], kv_dtype: str, isa: str, added: Added) -> None:
-    """Note the values of an image for a model, by its label and its sizes (`lookup.model_shape`). Raises CacheError."""
+    """Note the values of an image for a model, by its label and its sizes (`model_shape`). Raises CacheError."""
     with cache.create("kernels", _key(model, shape, kv_dtype, isa), ".json", f"tuning of {model}") as out:
         out.write_text(json.dumps(vars(added)), encoding="utf-8")
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from edge.backends.base import Tuned
+from edge.backends.tuning import model_shape
 from edge.backends.tvm.compiler.compiled import is_installed
 from edge.backends.tvm.targets import Target, choose_target, target_named
 from edge.backends.tvm.tuning.added import find_added
@@ -65,14 +65,6 @@ def make_subject(spec: ModelSpec, target: Target, kv_dtype: str) -> Subject:
     """The subject of a record that this device would make."""
     cpu = processor()
     return Subject(cpu.name, cpu.family, usable_cores(), target.name, kv_dtype, model_shape(spec))
-
-
-def model_shape(spec: ModelSpec) -> dict[str, Any]:
-    """What a subject says of a model."""
-    return {
-        "layers": spec.layers, "hidden": spec.hidden, "heads": spec.heads, "kv_heads": spec.kv_heads,
-        "head": spec.head_dim, "ffn": spec.ffn, "vocab": spec.vocab, "window": spec.window, "type": spec.weight_type,
-    }  # fmt: skip
 
 
 def _usable(record: Record, target: Target) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from edge.backends.rig import ANSWER, Depths
 from edge.backends.tuning import CHUNK, Field, Pool, Setting, Values
 from edge.backends.tvm import versions
 from edge.backends.tvm.cpu.arguments import LINE, Job, fill_table, make_scratch
@@ -25,7 +26,6 @@ from edge.backends.tvm.packing.layout import make_layout, round_up
 from edge.backends.tvm.packing.weights import open_weights
 from edge.backends.tvm.sources import source_hash
 from edge.backends.tvm.targets import Target, choose_target, target_named, with_tuning
-from edge.backends.tvm.tuning.host import ANSWER, Depths
 from edge.backends.tvm.tuning.lookup import make_subject
 from edge.backends.tvm.tuning.space import make_space
 from edge.devices.output import work_folder
