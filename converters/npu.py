@@ -49,9 +49,12 @@ def check_target(target: NpuTarget) -> tuple[DeviceProfile, Npu]:
     return profile, npu
 
 
-def plan_form(file: GGUFFile, spec: ModelSpec, target: NpuTarget) -> StaticForm:
-    """What would be compiled. Raises what `check_target` raises, InputError for impossible sizes, UnsupportedError for
-    models that the NPU does not run."""
+def plan_form(file: GGUFFile, spec: ModelSpec, target: NpuTarget, kv_dtype: str | None = None) -> StaticForm:
+    """What would be compiled. kv_dtype: of the rows; None: the usual one.
+
+    Raises what `check_target` raises, InputError for impossible sizes, UnsupportedError for models that the NPU does
+    not run.
+    """
     profile, npu = check_target(target)
     if (use := npu_use(file, spec, profile)).reasons:
         raise UnsupportedError(f"not for the NPU of {profile.name}: {use.reasons[0]}")
@@ -61,10 +64,11 @@ def plan_form(file: GGUFFile, spec: ModelSpec, target: NpuTarget) -> StaticForm:
     check_count("--prefill-step-size", target.chunk, 2, (target.rows or spec.context) // 2, " (half of the KV rows)")
     sizes = find_sizes(spec, npu.provider, elsewhere=True)
     assert sizes is not None
-    options = with_fixed_sizes(Options(max_kv_size=target.rows, prefill_step_size=target.chunk), sizes)
+    stated = Options(max_kv_size=target.rows, prefill_step_size=target.chunk, kv_dtype=kv_dtype)
+    options = with_fixed_sizes(stated, sizes)
     rows, chunk = options.max_kv_size or sizes.rows, options.prefill_step_size or sizes.chunk
     head: Place = "host" if use.head == "host" else "npu"
-    return make_form(spec, rows, chunk, sizes.kv_dtypes[0], shards=use.shards, head=head)
+    return make_form(spec, rows, chunk, options.kv_dtype or sizes.kv_dtypes[0], shards=use.shards, head=head)
 
 
 def compile_npu(

@@ -41,6 +41,12 @@ def tune(
     plot: Annotated[Path | None, o.flag("-o", "--plot", help="With --show: plot the trials (.svg).")] = None,
     force: Annotated[bool, o.flag("--force", help="Repeat the trials of earlier tunings.")] = False,
     backend: Annotated[Engine, o.flag("--backend", help="The engine: tvm runs on the CPU.")] = Engine.TVM,
+    provider: Annotated[
+        str | None, o.flag("--provider", help="Tune what an NPU runs, by the onnx engine and this execution provider.")
+    ] = None,
+    max_kv_size: Annotated[
+        int | None, o.flag("--max-kv-size", help="With --provider: KV rows of the graphs (default: 512).")
+    ] = None,
     kv_dtype: o.NativeKVDtype = "f16",
     seed: Annotated[int, o.flag("--seed", help="Order of the trials.")] = 0,
     json: o.Json = False,
@@ -52,7 +58,8 @@ def tune(
     """
     if model is None and not show:
         raise InputError("no MODEL: give one, or --show to list all records")
-    if device != "host" and tracker is None:
+    _check_provider(provider, max_kv_size, backend, tracker or key or target, show=show)
+    if device != "host" and tracker is None and provider is None:
         raise InputError(f"tuning for {device} needs the device to measure on: give --tracker HOST:PORT and --key")
     if (tracker is None) != (key is None):
         raise InputError("--tracker and --key go together")
@@ -67,6 +74,11 @@ def tune(
         return
     assert model is not None
     seconds = parse_seconds(time, "--time")
+    if provider is not None:
+        from edge.cli.tune_provider import tune_provider
+
+        tune_provider(model, provider, device, max_kv_size, kv_dtype, trials, seconds, json=json, quiet=quiet)
+        return
     result = _tune(model, device, trials, seconds, tracker, key, target, force, backend, kv_dtype, seed, quiet or json)
     if json:
         ended = {"interrupted": result.interrupted, "late": result.late, "measured": result.measured}
@@ -75,6 +87,20 @@ def tune(
         print("\n".join(_summary(result, trials, seconds)))
     if result.interrupted:
         raise KeyboardInterrupt
+
+
+def _check_provider(provider: str | None, rows: int | None, engine: Engine, remote: str | None, *, show: bool) -> None:
+    """Raises InputError for what does not go with --provider, or only with it."""
+    if provider is None:
+        if rows is not None:
+            raise InputError(f"--max-kv-size {rows} is for what an NPU runs: state --provider, too")
+        return
+    if engine is Engine.GPU:
+        raise InputError("--provider is for the onnx engine: leave --backend gpu out")
+    if remote is not None:
+        raise InputError("--tracker, --key and --target are for CPUs elsewhere: leave --provider out")
+    if show:
+        raise InputError(f"there are no tuning records of --provider {provider}: leave --show out")
 
 
 def _tune(

@@ -15,7 +15,7 @@ from edge.devices.profile import DeviceProfile, Npu
 from edge.devices.profiles import HOST
 from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
 from edge.formats.blocks import BLOCK
-from edge.formats.compiled import Compiled
+from edge.formats.compiled import Compiled, Place
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
 
@@ -69,7 +69,7 @@ def npu_use(file: GGUFFile, spec: ModelSpec, profile: DeviceProfile) -> NpuUse:
         return NpuUse(profile.name, profile.npu, reasons=(*whose, f"it has no graph for an ONNX engine ({why})"))
     layers, head = _layers(layout), layout.matrices[_HEADS[spec.tied_head]]
     reasons, on_host = [*whose, *_wide(layers)], not _fits(head)
-    context = sum(map(_nbytes, layers)) + (0 if on_host else _nbytes(head)) + _vectors(layout)
+    context = weights_bytes(layout, spec, "host" if on_host else "npu")
     shards, limit = 1, profile.value("npu_context")
     if limit is not None and context > limit:
         # The layers are as equal as they can be, and the head goes with the last ones.
@@ -88,6 +88,12 @@ def no_provider(npu: Npu) -> str:
     if npu.vendor == "Apple":
         return "ONNX Runtime does not run on it: edge convert --to coreml writes packages for Core ML"
     return f"edge knows no compiler for NPUs of {npu.vendor}"
+
+
+def weights_bytes(layout: Layout, spec: ModelSpec, head: Place) -> int:
+    """Of the weights in compiled contexts: packed, with scales, and values that were floats, in float16."""
+    nbytes = sum(map(_nbytes, _layers(layout))) + _vectors(layout)
+    return nbytes + (_nbytes(layout.matrices[_HEADS[spec.tied_head]]) if head == "npu" else 0)
 
 
 def check_npu(file: GGUFFile, spec: ModelSpec, profile: DeviceProfile, provider: str) -> NpuUse:

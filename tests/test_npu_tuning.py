@@ -1,0 +1,121 @@
+"""Tuning of static graphs: their forms, compiled for a chip that is not here, and timed on the CPU, which is."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import GOLDEN
+from typer.testing import CliRunner
+
+from edge.backends.onnx.npu.contexts import Contexts
+from edge.backends.onnx.npu.form import make_form
+from edge.backends.onnx.npu.tuning import form_of, make_space
+from edge.backends.tuning import defaults
+from edge.cli.commands import app
+from edge.converters.npu import NpuTarget
+from edge.converters.npu_child import Request
+from edge.errors import EdgeError, EngineError
+from edge.model.model import open_model
+from edge.tuning.forms import try_forms
+
+MODEL = GOLDEN / "llama-gqa-tied.gguf"
+
+
+def tune(*flags: str) -> Any:
+    return CliRunner().invoke(app, ["tune", *flags])
+
+
+@pytest.fixture(autouse=True)
+def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGE_TUNING", str(tmp_path / "records"))
+    return tmp_path / "records"
+
+
+# Forms of a chip that is not here
+
+
+def test_forms_are_compiled_and_measured(records: Path) -> None:
+    """By QNN's compiler, whose contexts hold the weights at least."""
+    pytest.importorskip("onnxruntime_qnn")
+    answer = tune(str(MODEL), "--provider", "QNN", "--trials", "2", "--max-kv-size", "64", "--json")
+    assert answer.exit_code == 0, answer.output
+    found = json.loads(answer.output)
+    assert (found["device"], found["npu"], found["limit"]) == ("galaxy-s24", "Qualcomm Hexagon v75", 3.75e9)
+    assert [(len(each["contexts"]), each["form"]["rows"]) for each in found["tried"]] == [(1, 64), (2, 64)]
+    for each in found["tried"]:
+        assert each["fits"]
+        assert each["seconds"] > 0
+        assert each["bytes"] == sum(each["contexts"]) == each["weights"] + each["beyond_weights"]
+        assert 1 < each["bytes"] / each["weights"] < 3
+    assert found["record"] is None
+    assert "no NPU is here" in found["why"]
+    assert not records.exists()
+
+
+def test_a_compiler_that_takes_longer_than_the_time_is_ended() -> None:
+    pytest.importorskip("onnxruntime_qnn")
+    model, started = open_model(MODEL), time.monotonic()
+    found = try_forms(model.file, model.spec, NpuTarget("galaxy-s25"), trials=80, seconds=0.3)
+    assert (found.tried, found.late, found.candidates) == ((), True, 20)  # 5 chunks, 2 shards, the head here or there
+    assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize("ending", [KeyboardInterrupt, EngineError("no room")])
+def test_what_was_compiled_stays(monkeypatch: pytest.MonkeyPatch, ending: BaseException) -> None:
+    pytest.importorskip("onnxruntime_qnn")
+
+    def compiling(request: Request, timeout: float) -> Contexts:
+        if request.form.head == "host":
+            raise ending
+        size = 200_000 if request.form.shards == 2 else 300_000
+        return Contexts(("npu.0.bin",), (("chunk", "step"),), "2.0", (size,), 1.5)
+
+    monkeypatch.setattr("edge.tuning.forms.compile_in_child", compiling)
+    answer = tune(str(MODEL), "--provider", "qnn", "--device", "galaxy-s25", "--trials", "3")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in answer.output.splitlines() if "|" in line]
+    assert [row[:4] for row in rows[2:4]] == [["npu", "32", "2", "1.5 s"], ["npu", "32", "1", "1.5 s"]]
+    if ending is KeyboardInterrupt:
+        assert answer.exit_code != 0
+        assert len(rows) == 4
+        assert "2 of 3 forms" in answer.output
+    else:
+        assert answer.exit_code == 0
+        assert (rows[-1][:3], rows[-1][4]) == (["host", "32", "1"], "refused")
+        assert "chunk 32, shards 1, head host: no room" in answer.output
+    assert "no record is written" in answer.output
+
+
+def test_forms_keep_to_the_model_and_to_what_the_npu_multiplies() -> None:
+    spec = open_model(MODEL).spec
+    usual = make_form(spec, 40, 16, "f32", head="host")
+    space = make_space(spec, usual)
+    assert {field.name: field.choices for field in space} == {"chunk": (8, 16), "shards": (1, 2), "host_head": (1,)}
+    assert form_of(spec, usual, defaults(space)) == usual
+    ringed = open_model(GOLDEN / "gemma3.gguf").spec
+    usual = make_form(ringed, ringed.context, 8, "f16")
+    longer = form_of(ringed, usual, defaults(make_space(ringed, usual)) | {"chunk": 32})
+    assert longer.ring_rows > usual.ring_rows  # a chunk reads rows that it overwrites
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--provider", "cpu"], "--provider cpu runs graphs of any size"),
+        (["--provider", "qnn", "--device", "raspberry-pi-5"], "its profile names no NPU"),
+        (["--provider", "qnn", "--device", "nothing"], "unknown device 'nothing'"),
+        (["--provider", "qnn", "--backend", "gpu"], "leave --backend gpu out"),
+        (["--provider", "qnn", "--tracker", "a:1", "--key", "b"], "leave --provider out"),
+        (["--provider", "qnn", "--max-kv-size", "3"], "--max-kv-size must be from 8 to"),
+        (["--provider", "qnn", "--kv-dtype", "int8"], "--kv-dtype int8: on an NPU this model is run with f16 or f32"),
+        (["--max-kv-size", "64"], "state --provider, too"),
+    ],
+)
+def test_bad_requests_are_refused(flags: list[str], said: str) -> None:
+    pytest.importorskip("onnxruntime_qnn")
+    answer = tune(str(MODEL), *flags)
+    assert said in str(answer.exception)
+    assert isinstance(answer.exception, EdgeError)
