@@ -18,9 +18,10 @@ from test_cli import edge_json
 from typer.testing import CliRunner
 
 from edge.backends.onnx.graph.forms import Blocks, Rows
+from edge.backends.onnx.graph.layout import make_layout
 from edge.cli.commands import app
 from edge.converters.coreml.sizes import FixedSizes
-from edge.converters.coreml.weights import constant_of
+from edge.converters.coreml.weights import Constants, constant_of
 from edge.converters.coreml.writer import write_coreml
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.blocks import BLOCK
@@ -33,7 +34,7 @@ pytest.importorskip("coremltools")
 from coreml_program import Package
 from coremltools.converters.mil.mil import types
 
-from edge.converters.coreml.check import read_functions
+from edge.converters.coreml.check import check_package, read_functions
 
 ROWS, CHUNK = 64, 16
 TOLERANCE = 8e-2  # of float16, where the standard deviation of logits is 3; as for llama.cpp with float16 rows
@@ -77,10 +78,10 @@ class App:
             distance = positions[:, None] - np.concatenate([self.positions, positions])
             seen = (np.concatenate([self.positions, positions]) >= 0) & (distance >= 0)
             seen &= distance < (window or np.inf)
-            inputs["window_mask" if window else "mask"] = np.where(seen, 0, self.said["masked"])[None, None]
+            inputs[f"mask_{window}" if window else "mask"] = np.where(seen, 0, self.said["masked"])[None, None]
         if self.said["temperature"]:
             assert self.recipe.temperature
-            inputs["temperature"] = temperatures(self.recipe.temperature, np.maximum(positions, 0))[None, :, None]
+            inputs["temperatures"] = temperatures(self.recipe.temperature, np.maximum(positions, 0))[None, :, None]
         for layer in range(self.said["layers"]):
             inputs[f"past_key_{layer}"], inputs[f"past_value_{layer}"] = self.keys[layer], self.values[layer]
         outputs = self.package.run(name, inputs)
@@ -284,6 +285,22 @@ def test_weights_beyond_float16_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelFormatError, match=r"blk\.0\.ffn_up.*beyond 65504"):
         write_coreml(model.file, model.spec, tmp_path / "app", FixedSizes(ROWS, CHUNK))
     assert [path.name for path in tmp_path.iterdir()] == ["small.gguf"]
+
+
+def test_a_package_whose_weights_are_damaged_is_noticed(tmp_path: Path) -> None:
+    model = open_golden("llama-gqa-untied").model
+    write_coreml(model.file, model.spec, tmp_path / "app", FixedSizes(ROWS, CHUNK))
+    package, layout = tmp_path / "app" / "model.mlpackage", make_layout(model.file, model.spec)
+    with open(model.file.path, "rb") as source:
+        constants = Constants(model.file, source, layout)
+        check_package(constants, layout, package)
+        (weights,) = package.rglob("weight.bin")
+        data = np.fromfile(weights, np.uint8)
+        for first in range(4096, data.size - 4096, 4096):  # constants have headers, which stay
+            data[first + 1024 : first + 1056] ^= 0x55
+        data.tofile(weights)
+        with pytest.raises(ModelFormatError, match=r"model\.mlpackage"):
+            check_package(constants, layout, package)
 
 
 def test_a_folder_is_not_taken_for_a_model_that_edge_runs(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from coremltools.converters.mil.frontend.milproto.load import load_mil_proto
+from coremltools.converters.mil.mil import types
 from coremltools.models.utils import load_spec
 
 from edge.backends.onnx.graph.layout import Layout
@@ -29,8 +30,12 @@ def check_package(constants: Constants, layout: Layout, package: Path) -> None:
     looked_up = {"token_embd"} if "output" in layout.matrices else set()  # by the app alone
     for name in layout.matrices.keys() - looked_up:
         written = _read(found[plain(name)])
+        if written.bits != constants.bits(name):
+            raise ModelFormatError(f"{package.name}: {name} has weights of {written.bits} bits")
         for first, count, values, slack in constants.samples(name):
-            if not (np.abs(written.part(first, count).values() - values) <= slack).all():
+            with np.errstate(invalid="ignore"):  # of damaged scales
+                error = np.abs(written.part(first, count).values() - values)
+            if not (error <= slack).all():
                 raise ModelFormatError(f"{package.name}: {name} is not as it was meant to be")
 
 
@@ -56,5 +61,5 @@ def _stored(function: Any) -> set[tuple[str, int]]:
 def _read(op: Any) -> Constant:
     if op.op_type == "const":
         return Constant(op.outputs[0].val)
-    bits = 4 if "4" in str(op.data.dtype) else 8
+    bits = int(types.builtin_to_string(op.data.dtype)[-1])  # of int4, uint4, int8
     return Constant(op.data.val, bits, op.scale.val, None if op.offset is None else op.offset.val)

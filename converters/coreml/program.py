@@ -4,8 +4,8 @@
   x             [1, n, hidden]: embeddings of the tokens; of a prompt that does not fill the chunk, behind padding
   cos, sin      [1, n, head / 2]: RoPE of the tokens' positions; of a model with two kinds of RoPE, cos_1 and sin_1, too
   mask          [1, 1, n, C + n]: 0 for what a token sees, first cached rows and then the chunk, else MASKED
-  window_mask   [1, 1, n, C + n]: the same for layers with a sliding window
-  temperature   [1, n, 1]: factors of the queries, for models that have `Recipe.temperature`
+  mask_W        [1, 1, n, C + n]: the same for layers with a sliding window of W
+  temperatures  [1, n, 1]: factors of the queries, for models that have `Recipe.temperature`
   past_key_N, past_value_N  [1, KV heads, C, head]: layer N's rows in any order, with rotated keys
 Outputs, float16: logits [1, vocabulary] of the last token; key_N and value_N [1, KV heads, n, head], the new rows
 alone, which the caller copies into free rows of its cache. The program has no state: eviction is the caller's
@@ -30,7 +30,6 @@ from edge.converters.coreml.weights import Constant, Constants, residual_factor
 from edge.model.spec import ModelSpec, Recipe
 
 CHUNK, STEP = "chunk", "step"  # names of the functions
-MASKED = -30000.0  # far below any score, and float16 holds its sum with one
 _LEAST_DIVISOR = 1e-2  # of a norm: what is smaller has squares far below epsilon · 10^4
 _DATA_TYPES = {(4, False): types.int4, (4, True): types.uint4, (8, False): types.int8, (8, True): types.uint8}
 
@@ -92,7 +91,7 @@ class _FunctionBuilder:
     def build(self) -> Function:
         with Function(self._inputs(), opset_version=target.iOS18) as function:
             self.inputs = function.inputs
-            self.masks = {name: self._grouped(value) for name, value in self.inputs.items() if name.endswith("mask")}
+            self.masks = {name: self._grouped(self.inputs[name]) for name in self._masks()}
             self.angles = {name: mb.expand_dims(x=self.inputs[name], axes=[1]) for name in self._tables()}
             x, rows = self.inputs["x"], []
             for layer in range(self.spec.layers):
@@ -106,9 +105,8 @@ class _FunctionBuilder:
         shapes: dict[str, tuple[int, ...]] = {"x": (1, n, spec.hidden)}
         shapes |= dict.fromkeys(self._tables(), (1, n, spec.head_dim // 2))
         seen = (1, 1, n, self.rows + n)
-        shapes |= {"mask": seen} if not all(self.recipe.windows) else {}
-        shapes |= {"window_mask": seen} if any(self.recipe.windows) else {}
-        shapes |= {"temperature": (1, n, 1)} if self.recipe.temperature else {}
+        shapes |= dict.fromkeys(self._masks(), seen)
+        shapes |= {"temperatures": (1, n, 1)} if self.recipe.temperature else {}
         for layer in range(spec.layers):
             for name in (f"past_key_{layer}", f"past_value_{layer}"):
                 shapes[name] = (1, spec.kv_heads, self.rows, spec.head_dim)
@@ -117,6 +115,9 @@ class _FunctionBuilder:
     def _tables(self) -> list[str]:
         kinds = [kind for kind, rope in enumerate(self.recipe.ropes) if rope.dim]
         return [name for kind in kinds for name in _table_names(kind)]
+
+    def _masks(self) -> list[str]:
+        return [_mask_name(window) for window in sorted(set(self.recipe.windows))]
 
     def _grouped(self, mask: Value) -> Value:
         """The mask of all queries that share a KV head: group after group, each with all tokens."""
@@ -162,7 +163,7 @@ class _FunctionBuilder:
         )
         q, k = self.norm_if_any(q, f"{at}attn_q_norm"), self.norm_if_any(k, f"{at}attn_k_norm")
         if self.recipe.temperature:
-            q = mb.mul(x=q, y=mb.expand_dims(x=self.inputs["temperature"], axes=[3]))
+            q = mb.mul(x=q, y=mb.expand_dims(x=self.inputs["temperatures"], axes=[3]))
         q, k, v = (mb.transpose(x=part, perm=[0, 2, 1, 3]) for part in (q, k, v))
         q, k = self.rotate(layer, _scaled(q, self.recipe.query_scale)), self.rotate(layer, k)
         keys, values = mb.identity(x=k, name=f"key_{layer}"), mb.identity(x=v, name=f"value_{layer}")
@@ -172,7 +173,7 @@ class _FunctionBuilder:
         scores = mb.concat(values=[cached, mb.matmul(x=q, y=k, transpose_y=True)], axis=-1)
         if cap := self.recipe.score_cap:
             scores = mb.mul(x=mb.tanh(x=mb.real_div(x=scores, y=_half(cap))), y=_half(cap))
-        mask = self.masks["window_mask" if self.recipe.windows[layer] else "mask"]
+        mask = self.masks[_mask_name(self.recipe.windows[layer])]
         shares = mb.softmax(x=mb.add(x=scores, y=mask), axis=-1)
         of_cached, of_new = mb.split(x=shares, split_sizes=[self.rows, n], axis=-1)
         mixed = mb.matmul(x=of_cached, y=self.inputs[f"past_value_{layer}"])
@@ -225,6 +226,10 @@ class _FunctionBuilder:
 
 def _table_names(kind: int) -> tuple[str, str]:
     return (f"cos_{kind}", f"sin_{kind}") if kind else ("cos", "sin")
+
+
+def _mask_name(window: int) -> str:
+    return f"mask_{window}" if window else "mask"
 
 
 def plain(name: str) -> str:

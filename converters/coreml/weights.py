@@ -66,6 +66,11 @@ class Constants:
         matrix = self._layout.matrices[name]
         return constant_of(self._rows(matrix.parts), (matrix.rows, matrix.columns), matrix.form)
 
+    def bits(self, name: str) -> int:
+        """Of a matrix's weights as they are stored."""
+        form = self._layout.matrices[name].form
+        return form.bits if isinstance(form, Blocks) else 16
+
     def vector(self, name: str) -> Constant:
         """Raises as `matrix`."""
         shape = self._layout.places[name].array.shape

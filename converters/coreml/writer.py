@@ -22,11 +22,11 @@ import numpy as np
 
 from edge.backends.onnx.graph.forms import Blocks
 from edge.backends.onnx.graph.layout import Layout, make_layout
-from edge.converters.coreml.sizes import FixedSizes
+from edge.converters.coreml.sizes import MASKED, FixedSizes
 from edge.converters.coreml.weights import Constants, residual_factor, to_float16
 from edge.converters.onnx import write_metadata
 from edge.converters.tokenizer_file import write_tokenizer
-from edge.devices.output import check_folder, new_folder
+from edge.devices.output import check_folder, new_folder, work_folder
 from edge.errors import InputError, MissingExtraError
 from edge.formats.blocks import BLOCK
 from edge.formats.coreml_folder import MANIFEST, is_coreml_folder
@@ -118,7 +118,6 @@ def _write_package(
 
     from edge.converters.coreml.check import check_package
     from edge.converters.coreml.program import make_program
-    from edge.devices.output import work_folder
 
     recipe = find_recipe(spec)
     program = make_program(constants, layout, spec, recipe, sizes)
@@ -152,8 +151,6 @@ def _write_tables(constants: Constants, spec: ModelSpec, factor: float, target: 
 
 
 def _manifest(file: GGUFFile, spec: ModelSpec, bits: int, sizes: FixedSizes, target: Path) -> dict[str, Any]:
-    from edge.converters.coreml.program import MASKED
-
     recipe = find_recipe(spec)
     ropes = []
     for rope in recipe.ropes:
