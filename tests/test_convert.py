@@ -237,7 +237,8 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, to: str, mon
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_size_limit_is_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("to", [each for each in FORMATS if each.values[0] in ("gguf", "coreml")])
+def test_a_file_size_limit_is_one_line(tmp_path: Path, to: str) -> None:
     """The kernel itself refuses to write more than so many bytes into a file."""
     import subprocess
     import sys
@@ -246,9 +247,9 @@ def test_a_file_size_limit_is_one_line(tmp_path: Path) -> None:
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (60000, 60000)); from edge.cli import main; main()"
     )
-    target = tmp_path / "t.gguf"
     done = subprocess.run(
-        [sys.executable, "-c", program, "convert", str(SOURCE), str(target), "--type", "q8_0"],
+        [sys.executable, "-c", program, "convert", str(SOURCE), str(tmp_path / "t"), "--to", to]
+        + (["--type", "q8_0"] if to == "gguf" else []),
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 2, done.stderr

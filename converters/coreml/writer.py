@@ -124,10 +124,14 @@ def _write_package(
     report(0.3)
     with work_folder(package) as weights:
         program._check_early_error_out_for_invalid_program()
-        model = load(program, str(weights), specification_version=_SPECIFICATION)
-        del program
-        report(0.6)
-        save_spec(model, str(package), weights_dir=str(weights))
+        try:
+            model = load(program, str(weights), specification_version=_SPECIFICATION)
+            del program
+            report(0.6)
+            save_spec(model, str(package), weights_dir=str(weights))
+        except RuntimeError as error:  # of writing files, where coremltools does not know more
+            why = str(error).splitlines()[0].rstrip(".")
+            raise InputError(f"{package.name} cannot be written ({why}): is the disk full?") from None
     for path in _files(package):
         path.chmod(0o666 & package.stat().st_mode)  # some were private, as temporary files are
     report(0.7)
