@@ -1,9 +1,9 @@
-"""What can be shown of NPUs without one: context binaries that the vendor's compiler makes, and answers of its emulator.
+"""What can be shown of NPUs without one: context binaries that the vendor's compiler makes, answers of its emulator.
 
 Contexts: seconds and bytes for each device, of chunk and step together, which share their weights, and apart. Answers:
-greedy tokens of the emulated NPU and of the CPU, behind a prompt that is longer than the cache, so that rows are evicted;
-each operator of the graphs must run on the NPU. The emulator takes some 20 s for a token of SmolLM2: a quarter of an hour
-in all. Nothing here is a speed of an NPU.
+greedy tokens of the emulated NPU and of the CPU, behind a prompt that is longer than the cache, so that rows are
+evicted; each operator of the graphs must run on the NPU. The emulator takes some 20 s for a token of SmolLM2: a quarter
+of an hour in all. Nothing here is a speed of an NPU.
 
     python benchmarks/npu.py smollm2-135m --rows 64 --steps 24
 """

@@ -35,10 +35,11 @@ from edge.converters.repair import repair
 from edge.devices.memory import memory_use
 from edge.devices.output import check_file, check_folder, work_folder
 from edge.errors import InputError
+from edge.formats.compiled import Compiled
 from edge.formats.coreml_folder import is_coreml_folder
 from edge.formats.gguf import GGUFFile, read_gguf
 from edge.formats.gguf_writer import Planned, copy_gguf, fields_of, planned_as, write_outline
-from edge.formats.onnx_folder import is_model_folder
+from edge.formats.onnx_folder import is_model_folder, read_manifest
 from edge.model.catalog import find_model
 from edge.model.lora import open_lora
 from edge.model.lora_file import LoraFile
@@ -104,7 +105,7 @@ class Report:
     """files: bytes by name. seconds: by step. peak: the process's largest resident set, bytes (measured).
 
     perplexity: around pruning, on the last eighth of the calibration text, which nothing else has seen (measured).
-    rounded: block types that the format has no grid for, rounded to 8 bits.
+    rounded: block types that the format has no grid for, rounded to 8 bits. compiled: the context binaries.
     """
 
     target: Path
@@ -116,6 +117,7 @@ class Report:
     mixture: Mixture | None = None
     quantized: Quantized | None = None
     rounded: list[str] = field(default_factory=list)
+    compiled: Compiled | None = None
 
 
 def find_format(to: str | None, target: Path) -> str:
@@ -284,6 +286,7 @@ def _write(
             method = find_method(wanted.onnx_method, file, spec, statistics)
             write_onnx(file, spec, target, method=method, npu=wanted.npu, force=force, progress=progress)
             report.rounded = [] if wanted.onnx_method else rounded_types(file, spec)
+            report.compiled = read_manifest(target).npu
         elif wanted.to == "coreml":
             coreml.write_coreml(file, spec, target, wanted.sizes.fitted(spec), force=force, progress=progress)
             report.rounded = rounded_types(file, spec)

@@ -222,6 +222,12 @@ def _show(report: Report, *, quiet: bool) -> None:
         note(f"{made.bits_per_weight:.2f} bits per weight" + "".join(f"\n{line}" for line in made.notes))
     if report.rounded:
         note(f"{', '.join(report.rounded)} weights were rounded once more, to 8 bits: the format has no such grid")
+    if npu := report.compiled:
+        form, how = npu.form, f"edge run {report.target} --provider {npu.provider}"
+        note(
+            f"compiled for the NPU of {npu.device}: {form.rows} KV rows in {form.kv_dtype}; chunks of {form.chunk} "
+            f"tokens and single ones share their weights; {how}"
+        )
     if mix := report.mixture:
         counts = Counter(mix.types.values())
         said = ", ".join(f"{count} × {kind}" for kind, count in counts.most_common())
