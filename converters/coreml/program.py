@@ -25,8 +25,9 @@ from coremltools.converters.mil.mil import Builder as mb  # noqa: N813
 from coremltools.converters.mil.mil import Function, Program, types
 
 from edge.backends.onnx.graph.layout import Layout
+from edge.backends.onnx.graph.static import residual_factor
 from edge.converters.coreml.sizes import FixedSizes
-from edge.converters.coreml.weights import Constant, Constants, residual_factor
+from edge.converters.coreml.weights import Constant, Constants
 from edge.model.spec import ModelSpec, Recipe
 
 CHUNK, STEP = "chunk", "step"  # names of the functions

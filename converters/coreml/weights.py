@@ -23,7 +23,6 @@ from edge.formats.gguf import GGUFFile
 from edge.types import AnyArray, FloatArray
 
 _EPSILON, _TINIEST = 2e-3, 1e-6  # of a row's largest weight; and of a scale below float16's normal numbers
-_HEADROOM = 1 / 16
 _LARGEST_OFFSET = 1 << 15  # beyond it, 15 steps are less than the rounding of the block's minimum to float16
 
 
@@ -99,15 +98,6 @@ class Constants:
     def _rows(self, parts: tuple[Part, ...]) -> Iterator[Rows]:
         """Slices of all parts."""
         return (rows for part in parts for rows in slices(self._file, self._source, self._layout, part))
-
-
-def residual_factor(layout: Layout) -> float:
-    """What the residual stream is multiplied by, in the embeddings as well.
-
-    Gemma's grows beyond float16 in its larger models. A factor changes nothing where all terms of the stream come from
-    norms, and only norms read it, except that their epsilon is multiplied by its square.
-    """
-    return _HEADROOM if "blk.0.post_ffw_norm" in layout.vectors else 1.0
 
 
 def constant_of(pieces: Iterable[Rows], shape: tuple[int, int], form: Form) -> Constant:

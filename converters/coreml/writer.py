@@ -22,8 +22,9 @@ import numpy as np
 
 from edge.backends.onnx.graph.forms import Blocks
 from edge.backends.onnx.graph.layout import Layout, make_layout
+from edge.backends.onnx.graph.static import residual_factor
 from edge.converters.coreml.sizes import MASKED, FixedSizes
-from edge.converters.coreml.weights import Constants, residual_factor, to_float16
+from edge.converters.coreml.weights import Constants, to_float16
 from edge.converters.onnx import write_metadata
 from edge.converters.tokenizer_file import write_tokenizer
 from edge.devices.output import check_folder, new_folder, work_folder

@@ -209,9 +209,10 @@ class Builder(Nodes):
             parts[index] = self.node("RotaryEmbedding", parts[index], cos, sin, "positions", num_heads=heads)
         return self.node("Concat", *parts, axis=-1)
 
-    def norm(self, x: str, name: str) -> str:
+    def norm(self, x: str, name: str, input_factor: float = 1.0) -> str:
+        """input_factor: what x is multiplied by already, which changes nothing but the epsilon."""
         op = "LayerNormalization" if self.recipe.norm == "layer" else "RMSNormalization"
-        return self.node(op, x, *self.scale_and_shift(name), axis=-1, epsilon=self.spec.norm_eps)
+        return self.node(op, x, *self.scale_and_shift(name), axis=-1, epsilon=self.spec.norm_eps * input_factor**2)
 
     def norm_if_any(self, x: str, name: str) -> str:
         return self.norm(x, name) if name in self.layout.vectors else x

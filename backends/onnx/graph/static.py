@@ -5,7 +5,8 @@ models are cut into shards of some layers each, and the head may be a graph of i
 fewer tokens than the graph is filled up in front, so that the newest token is always the last.
 
 Inputs of a shard of n tokens:
-  x               float32 [1, n, hidden]: the tokens' embeddings, which the host looks up, or what the shard before gave
+  x               float32 [1, n, hidden]: the tokens' embeddings times `residual_factor`, which the host looks up, or
+                  what the shard before gave
   cos, sin        float32 [1, n, head / 2], of the tokens' positions; for each kind of RoPE, as in `builder.py`
   temperatures    float32 [1, n, 1], for models that have `Recipe.temperature`
   mask, mask.W    float32 [1, 1, n, rows + n]: 0 for rows and tokens that a token sees, HIDDEN for others; mask.W is for
@@ -37,6 +38,7 @@ from edge.formats.blocks import BLOCK
 from edge.formats.compiled import StaticForm
 from edge.model.spec import ModelSpec, Recipe
 
+_HEADROOM = 1 / 16
 HIDDEN = -10000.0  # of the scores' additive mask: far below any score, and within float16
 
 
@@ -57,6 +59,15 @@ def parts_of(spec: ModelSpec, form: StaticForm, tokens: int) -> list[Part]:
     """The graphs through which so many tokens go, one for each shard, which are as equal as they can be."""
     ends = [spec.layers * index // form.shards for index in range(form.shards + 1)]
     return [Part(range(first, last), tokens, last == spec.layers) for first, last in pairwise(ends)]
+
+
+def residual_factor(layout: Layout) -> float:
+    """What the residual stream is multiplied by, the embeddings as well, to stay within float16.
+
+    Gemma's grows beyond it in larger models. A factor changes nothing where all terms of the stream come from norms,
+    and only norms read it, except that their epsilon is multiplied by its square.
+    """
+    return _HEADROOM if "blk.0.post_ffw_norm" in layout.vectors else 1.0
 
 
 HEAD = Part(range(0), 1, True)
@@ -103,6 +114,7 @@ class _Static(Builder):
         super().__init__(layout, spec, recipe, form.kv_dtype, True, data)
         self.form, self.at = form, part
         self.rows_type = KV_TYPES[form.kv_dtype]
+        self.factor = residual_factor(layout)
         self.queries: list[str] = []
 
     def build(self) -> bytes:
@@ -137,7 +149,7 @@ class _Static(Builder):
             self.node("Add", residual, mixed, output="y")
             return
         self.begin("norm")
-        x = self.norm(self.node("Add", residual, mixed), "output_norm")
+        x = self.norm(self.node("Add", residual, mixed), "output_norm", self.factor)
         if self.form.head == "npu":
             self.output("logits", Type.FLOAT, 1, 1, spec.vocab)
             self.head(x)
@@ -196,7 +208,10 @@ class _Static(Builder):
 
     def add_and_norm(self, residual: str, added: str, name: str, keep: bool = True) -> tuple[str, str]:
         total = self.node("Add", residual, added) if added else residual
-        return total, self.norm(total, name)
+        return total, self.norm(total, name, self.factor)
+
+    def norm_if_any(self, x: str, name: str) -> str:
+        return self.scaled(super().norm_if_any(x, name), self.factor)
 
     def multiply(self, name: str, x: str, output: str = "") -> str:
         """The operators of `Nodes.multiply` that NPUs have: MatMulNBits with whole blocks, a bias apart; MatMul."""

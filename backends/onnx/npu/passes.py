@@ -14,7 +14,7 @@ import numpy as np
 
 from edge.backends.head_kv import HeadKV
 from edge.backends.onnx.graph.builder import table_names
-from edge.backends.onnx.graph.static import HIDDEN, Part, mask_name, parts_of
+from edge.backends.onnx.graph.static import HIDDEN, Part, mask_name, parts_of, residual_factor
 from edge.backends.onnx.inputs import ANGLES_AHEAD, AngleTables
 from edge.backends.onnx.kv import OnnxStore
 from edge.backends.onnx.model_files import ModelFiles
@@ -168,7 +168,7 @@ class Embedding:
 
     def __init__(self, file: GGUFFile, spec: ModelSpec, recipe: Recipe, files: ModelFiles) -> None:
         path, layout = files.folder / files.data, files.layout
-        self._matrix, self._scale = layout.matrices["token_embd"], recipe.embedding_scale
+        self._matrix, self._scale = layout.matrices["token_embd"], recipe.embedding_scale * residual_factor(layout)
         names = self._matrix.form.arrays(self._matrix.rows, self._matrix.columns)
         self._arrays = {name: _mapped(path, layout.places[f"token_embd.{name}"]) for name in names}
         self._kind = file.tensors[self._matrix.parts[0].source.tensor].type
