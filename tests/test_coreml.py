@@ -20,10 +20,11 @@ from typer.testing import CliRunner
 from edge.backends.onnx.graph.forms import Blocks, Rows
 from edge.backends.onnx.graph.layout import make_layout
 from edge.cli.commands import app
+from edge.converters.convert import Conversion, convert
 from edge.converters.coreml.sizes import FixedSizes
 from edge.converters.coreml.weights import Constants, constant_of
 from edge.converters.coreml.writer import write_coreml
-from edge.errors import ModelFormatError, UnsupportedError
+from edge.errors import MissingExtraError, ModelFormatError, UnsupportedError
 from edge.formats.blocks import BLOCK
 from edge.model.architectures.angles import temperatures
 from edge.model.model import Model, open_model
@@ -301,6 +302,13 @@ def test_a_package_whose_weights_are_damaged_is_noticed(tmp_path: Path) -> None:
         data.tofile(weights)
         with pytest.raises(ModelFormatError, match=r"model\.mlpackage"):
             check_package(constants, layout, package)
+
+
+def test_without_coremltools_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge.converters.coreml.writer.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'edge-runtime\[coreml\]'"):
+        convert(GOLDEN / "llama-gqa-untied.gguf", tmp_path / "app", Conversion("coreml"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_is_not_taken_for_a_model_that_edge_runs(tmp_path: Path) -> None:
