@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from edge.devices.profile import Npu
@@ -22,6 +23,7 @@ from edge.errors import EngineError, InputError, MissingExtraError
 _SUFFIX = "ExecutionProvider"
 _PLUGINS = {"qnn": "onnxruntime_qnn"}  # packages that `--provider` may name before they are installed; extras likewise
 _STATIC = {"qnn", "cpu-static"}  # also where there is no NPU: QNN's compiler then emulates one
+_NAMES = "get_ep_names"  # a function that every plugin's package has
 _EMULATED = (57, "75")  # soc_model and htp_arch of the Snapdragon 8 Gen 3, unless another is asked for
 
 
@@ -89,13 +91,14 @@ def _short(ort_name: str) -> str:
 
 @cache
 def _plugin_names() -> dict[str, str]:
-    """Providers of the installed plugins, and the modules of these."""
+    """Providers of the installed plugins, and the modules of these. No other module is imported."""
     from importlib.metadata import packages_distributions
 
     found = {}
     for module in packages_distributions():
-        if module.startswith("onnxruntime_"):
-            for each in getattr(import_module(module), "get_ep_names", list)():
+        spec = find_spec(module) if module.startswith("onnxruntime_") else None
+        if spec and spec.origin and _NAMES in Path(spec.origin).read_text(errors="replace"):
+            for each in getattr(import_module(module), _NAMES)():
                 found[_short(each)] = module
     return found
 
@@ -106,7 +109,7 @@ def _plugin(module: str, name: str) -> Provider:
     import onnxruntime
 
     package = import_module(module)
-    ort_name = next(each for each in package.get_ep_names() if _short(each) == name)
+    ort_name = next(each for each in getattr(package, _NAMES)() if _short(each) == name)
     with explained(f"--provider {name}: ONNX Runtime cannot load the plugin"):
         onnxruntime.register_execution_provider_library(ort_name, package.get_library_path())
     devices = [each for each in onnxruntime.get_ep_devices() if each.ep_name == ort_name]
@@ -116,7 +119,7 @@ def _plugin(module: str, name: str) -> Provider:
     npus = [each for each in devices if each.device.type == kinds.NPU]
     options = {}
     if name == "qnn":
-        # Rows of float16 stay as they are on their way: without this, the CPU would convert them.
+        # Without the latter, the CPU would convert inputs and outputs.
         options = {"backend_path": package.get_qnn_htp_path(), "offload_graph_io_quantization": "0"}
     emulated = name == "qnn" and not npus
     return Provider(name, ort_name, tuple(npus or devices[:1]), options, bool(npus) or name in _STATIC, emulated)
