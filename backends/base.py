@@ -48,7 +48,7 @@ class EngineConfig:
     gpu_layers: int = 0  # llamacpp: layers whose weights are on a GPU
     adapter: str = ""  # gpu: the one that the plan is for (`GPUMemory.adapter`); empty: the engine's own choice
     resident: int = 0  # bytes of weights in memory at a time, the rest is streamed (`Footprint.least_weights`); 0: all
-    tuning: dict[str, int] = field(default_factory=dict)  # tvm: tile and task sizes that differ from the defaults
+    tuning: dict[str, int] = field(default_factory=dict)  # what `edge tune` chose, where it differs from the defaults
     lora_rank: int = 0  # the largest rank of adapters that there is room for; 0: the engine is loaded without any
     lora_bytes: int = 0  # of their files
 
@@ -109,7 +109,8 @@ class MostRows:
 class FixedSizes:
     """What graphs of fixed sizes, as NPUs want them, say of a plan. rows, chunk: the default KV rows and tokens in
     prefill; the most, if compiled: those that the model was compiled for. context: the most rows otherwise. kv_dtypes:
-    the first is the default. emulated: `EngineConfig.emulated`."""
+    the first is the default. emulated: `EngineConfig.emulated`. tuned: what was found for this device, of which `chunk`
+    is a part."""
 
     rows: int
     chunk: int
@@ -117,6 +118,7 @@ class FixedSizes:
     kv_dtypes: tuple[str, ...]
     compiled: bool
     emulated: bool
+    tuned: Tuned | None = None
 
 
 # What a pass is made of, in its order; engines name their operators as they like, but put each into one of these.
@@ -503,8 +505,10 @@ class GPUBackend(Backend, Protocol):
 class ProviderBackend(Backend, Protocol):
     """The module of an engine with `Capabilities.providers`."""
 
-    def fixed_sizes(self, spec: ModelSpec, provider: str | None, *, elsewhere: bool) -> FixedSizes | None:
-        """None for providers that run graphs of any size. elsewhere: on another device.
+    def fixed_sizes(
+        self, spec: ModelSpec, provider: str | None, kv_dtype: str | None, *, elsewhere: bool
+    ) -> FixedSizes | None:
+        """None for providers that run graphs of any size. kv_dtype: None: the usual one. elsewhere: on another device.
 
         Raises InputError for unknown providers, MissingExtraError for one that is not installed, UnsupportedError if
         the model was compiled for another.

@@ -27,11 +27,15 @@ _SETTLE_S = 0.002  # for the threads of the previous engine to fall asleep
 
 @dataclass(frozen=True)
 class Depths:
-    """Sizes that fit a model's context: tokens of the prompt, rows during each half of the answer."""
+    """Sizes that fit a model's context: tokens of the prompt, rows during each half of the answer.
+
+    times: by which the time of the prompt is multiplied, where it stands for a longer one.
+    """
 
     prompt: int
     short: int
     long: int
+    times: int = 1
 
     @classmethod
     def of(cls, context: int) -> Depths:
@@ -43,7 +47,8 @@ class Depths:
         return max(self.prompt, self.long) + _MOST_STEPS + 2
 
     def about(self) -> str:
-        return f"{self.prompt}-token prompt and {ANSWER} tokens of answer at {self.short} and {self.long} rows"
+        prompt = self.prompt * self.times
+        return f"{prompt}-token prompt and {ANSWER} tokens of answer at {self.short} and {self.long} rows"
 
 
 class TunableEngine(Engine, Protocol):
@@ -81,7 +86,7 @@ class Rig:
         if part == CHUNK:
             engine.forward(self._tokens[:2])  # warms the caches and wakes the threads
             engine.kv.truncate(0)
-            return _timed(lambda: self._prefill(engine))
+            return _timed(lambda: self._prefill(engine)) * self._depths.times
         return sum(self._decode(engine, rows) * ANSWER / 2 for rows in (self._depths.short, self._depths.long))
 
     def _prefill(self, engine: TunableEngine) -> None:

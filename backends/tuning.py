@@ -7,7 +7,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from edge.devices.records import Subject
+from edge.backends.base import Tuned
+from edge.devices.records import Record, Subject
 from edge.model.spec import ModelSpec
 
 STEP, CHUNK = "step", "chunk"  # the two parts of a run: decode, prefill
@@ -46,6 +47,16 @@ def model_shape(spec: ModelSpec) -> dict[str, Any]:
         "layers": spec.layers, "hidden": spec.hidden, "heads": spec.heads, "kv_heads": spec.kv_heads,
         "head": spec.head_dim, "ffn": spec.ffn, "vocab": spec.vocab, "window": spec.window, "type": spec.weight_type,
     }  # fmt: skip
+
+
+def tuned_by(record: Record) -> Tuned:
+    """What a record says of a run."""
+    if record.kept != "tuned":
+        return Tuned(f"default (record {record.name})", {}, None, None)
+    values = dict(record.values)
+    threads, chunk = values.pop("threads", None), values.pop("chunk", None)
+    doubt = "" if record.comparison else " (interrupted: not compared with the defaults)"
+    return Tuned(f"record {record.name}{doubt}", values, threads, chunk)
 
 
 class Measurer(Protocol):

@@ -23,7 +23,7 @@ from edge.converters.huggingface import writer as hf
 from edge.converters.huggingface.adapter import is_adapter_folder
 from edge.converters.huggingface.reader import convert_folder, is_folder, outline_folder
 from edge.converters.merge import merge_gguf, plan_merge
-from edge.converters.npu import NpuTarget, check_target, plan_form
+from edge.converters.npu import NpuTarget, check_target, find_tuned_for, plan_form
 from edge.converters.onnx import planned_files, rounded_types, write_onnx
 from edge.converters.onnx_methods import NEED_STATISTICS, find_method, planning_method
 from edge.converters.plain import fields_as
@@ -105,7 +105,8 @@ class Report:
     """files: bytes by name. seconds: by step. peak: the process's largest resident set, bytes (measured).
 
     perplexity: around pruning, on the last eighth of the calibration text, which nothing else has seen (measured).
-    rounded: block types that the format has no grid for, rounded to 8 bits. compiled: the context binaries.
+    rounded: block types that the format has no grid for, rounded to 8 bits. compiled: the context binaries. tuned: the
+    record that some of their sizes are by.
     """
 
     target: Path
@@ -118,6 +119,7 @@ class Report:
     quantized: Quantized | None = None
     rounded: list[str] = field(default_factory=list)
     compiled: Compiled | None = None
+    tuned: str | None = None
 
 
 def find_format(to: str | None, target: Path) -> str:
@@ -285,6 +287,8 @@ def _write(
         if wanted.to == "onnx":
             method = find_method(wanted.onnx_method, file, spec, statistics)
             write_onnx(file, spec, target, method=method, npu=wanted.npu, force=force, progress=progress)
+            found = find_tuned_for(spec, wanted.npu) if wanted.npu else None
+            report.tuned = found.about if found else None
             report.rounded = [] if wanted.onnx_method else rounded_types(file, spec)
             report.compiled = read_manifest(target).npu
         elif wanted.to == "coreml":

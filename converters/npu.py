@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from edge.backends.base import Tuned
 from edge.backends.onnx.graph.layout import Layout
 from edge.backends.onnx.model_files import ModelFiles
 from edge.backends.onnx.npu.contexts import compile_contexts, source_of
-from edge.backends.onnx.npu.form import find_sizes, make_form
+from edge.backends.onnx.npu.form import KV_DTYPES, find_sizes, make_form, place_of_head
+from edge.backends.onnx.npu.lookup import find_tuned
 from edge.backends.onnx.providers import find_provider
 from edge.budget import format_bytes
 from edge.devices.profile import DeviceProfile, Npu
@@ -49,8 +51,18 @@ def check_target(target: NpuTarget) -> tuple[DeviceProfile, Npu]:
     return profile, npu
 
 
-def plan_form(file: GGUFFile, spec: ModelSpec, target: NpuTarget, kv_dtype: str | None = None) -> StaticForm:
-    """What would be compiled. kv_dtype: of the rows; None: the usual one.
+def find_tuned_for(spec: ModelSpec, target: NpuTarget, kv_dtype: str = KV_DTYPES[0]) -> Tuned | None:
+    """What `edge tune` found for the NPU of the device, on a device that has it. Raises what `check_target` raises."""
+    _, npu = check_target(target)
+    assert npu.provider is not None
+    return find_tuned(spec, npu.provider, npu, kv_dtype)
+
+
+def plan_form(
+    file: GGUFFile, spec: ModelSpec, target: NpuTarget, kv_dtype: str | None = None, *, tuned: bool = True
+) -> StaticForm:
+    """What would be compiled. kv_dtype: of the rows; None: the usual one. tuned: by the record of the NPU, if there is
+    one, in what the target leaves open and the NPU can do.
 
     Raises what `check_target` raises, InputError for impossible sizes, UnsupportedError for models that the NPU does
     not run.
@@ -64,11 +76,15 @@ def plan_form(file: GGUFFile, spec: ModelSpec, target: NpuTarget, kv_dtype: str 
     check_count("--prefill-step-size", target.chunk, 2, (target.rows or spec.context) // 2, " (half of the KV rows)")
     sizes = find_sizes(spec, npu.provider, elsewhere=True)
     assert sizes is not None
+    found = find_tuned_for(spec, target, kv_dtype or sizes.kv_dtypes[0]) if tuned else None
+    values = found.values if found else {}
+    sizes = replace(sizes, chunk=found.chunk) if found and found.chunk else sizes
     stated = Options(max_kv_size=target.rows, prefill_step_size=target.chunk, kv_dtype=kv_dtype)
     options = with_fixed_sizes(stated, sizes)
-    rows, chunk = options.max_kv_size or sizes.rows, options.prefill_step_size or sizes.chunk
-    head: Place = "host" if use.head == "host" else "npu"
-    return make_form(spec, rows, chunk, options.kv_dtype or sizes.kv_dtypes[0], shards=use.shards, head=head)
+    rows, kv_dtype = options.max_kv_size or sizes.rows, options.kv_dtype or sizes.kv_dtypes[0]
+    head: Place = "host" if use.head == "host" else place_of_head(values)
+    shards = max(use.shards, min(values.get("shards", 1), spec.layers))
+    return make_form(spec, rows, options.prefill_step_size or sizes.chunk, kv_dtype, shards=shards, head=head)
 
 
 def compile_npu(

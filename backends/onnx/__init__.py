@@ -71,10 +71,10 @@ def can_repack(spec: ModelSpec) -> bool:
     return False
 
 
-def fixed_sizes(spec: ModelSpec, provider: str | None, *, elsewhere: bool) -> FixedSizes | None:
+def fixed_sizes(spec: ModelSpec, provider: str | None, kv_dtype: str | None, *, elsewhere: bool) -> FixedSizes | None:
     from edge.backends.onnx.npu.form import find_sizes
 
-    return find_sizes(spec, provider, elsewhere=elsewhere)
+    return find_sizes(spec, provider, kv_dtype, elsewhere=elsewhere)
 
 
 def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:

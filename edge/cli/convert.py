@@ -228,6 +228,8 @@ def _show(report: Report, *, quiet: bool) -> None:
             f"compiled for the NPU of {npu.device}: {form.rows} KV rows in {form.kv_dtype}; chunks of {form.chunk} "
             f"tokens and single ones share their weights; {how}"
         )
+    if report.tuned:
+        note(f"chunk, shards and head: {report.tuned}")
     if mix := report.mixture:
         counts = Counter(mix.types.values())
         said = ", ".join(f"{count} × {kind}" for kind, count in counts.most_common())

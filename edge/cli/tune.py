@@ -54,11 +54,12 @@ def tune(
 ) -> None:
     """Find the fastest settings of the native engine for this device and model; later runs use them.
 
-    Searched, then compared with the defaults end to end: if the gain is not beyond the noise, the defaults stay.
+    Searched, then compared with the defaults end to end: if the gain is not beyond the noise, the defaults stay. With
+    --provider: the sizes of an NPU's graphs; those for an NPU that is not here are compiled and listed, not timed.
     """
     if model is None and not show:
         raise InputError("no MODEL: give one, or --show to list all records")
-    _check_provider(provider, max_kv_size, backend, tracker or key or target, show=show)
+    _check_provider(provider, max_kv_size, backend, tracker or key or target, device, show=show)
     if device != "host" and tracker is None and provider is None:
         raise InputError(f"tuning for {device} needs the device to measure on: give --tracker HOST:PORT and --key")
     if (tracker is None) != (key is None):
@@ -70,16 +71,20 @@ def tune(
     if plot is not None and not (show and model):
         raise InputError("--plot goes with --show MODEL")
     if show:
-        _list(json) if model is None else _explain(model, backend, kv_dtype, plot, json)
+        _list(json) if model is None else _explain(model, backend, provider, kv_dtype, plot, json)
         return
     assert model is not None
     seconds = parse_seconds(time, "--time")
     if provider is not None:
-        from edge.cli.tune_provider import tune_provider
+        from edge.cli.tune_provider import computes_here, show_forms
 
-        tune_provider(model, provider, device, max_kv_size, kv_dtype, trials, seconds, json=json, quiet=quiet)
-        return
-    result = _tune(model, device, trials, seconds, tracker, key, target, force, backend, kv_dtype, seed, quiet or json)
+        if not computes_here(provider, device):
+            show_forms(model, provider, device, max_kv_size, kv_dtype, trials, seconds, json=json, quiet=quiet)
+            return
+    result = _tune(
+        model, device, trials, seconds, tracker, key, target, force, backend, provider, max_kv_size, kv_dtype, seed,
+        quiet or json,
+    )  # fmt: skip
     if json:
         ended = {"interrupted": result.interrupted, "late": result.late, "measured": result.measured}
         print_json({**asdict(result.record), **ended})
@@ -89,7 +94,9 @@ def tune(
         raise KeyboardInterrupt
 
 
-def _check_provider(provider: str | None, rows: int | None, engine: Engine, remote: str | None, *, show: bool) -> None:
+def _check_provider(
+    provider: str | None, rows: int | None, engine: Engine, remote: str | None, device: str, *, show: bool
+) -> None:
     """Raises InputError for what does not go with --provider, or only with it."""
     if provider is None:
         if rows is not None:
@@ -99,13 +106,13 @@ def _check_provider(provider: str | None, rows: int | None, engine: Engine, remo
         raise InputError("--provider is for the onnx engine: leave --backend gpu out")
     if remote is not None:
         raise InputError("--tracker, --key and --target are for CPUs elsewhere: leave --provider out")
-    if show:
-        raise InputError(f"there are no tuning records of --provider {provider}: leave --show out")
+    if show and device != "host":
+        raise InputError(f"--show is for records of this device: leave --device {device} out")
 
 
 def _tune(
     name: str, device: str, trials: int, seconds: float, tracker: str | None, key: str | None, target: str | None,
-    force: bool, engine: Engine, kv_dtype: str, seed: int, quiet: bool,
+    force: bool, chosen: Engine, provider: str | None, rows: int | None, kv_dtype: str, seed: int, quiet: bool,
 ) -> Result:  # fmt: skip
     from edge.backends import find_backend
     from edge.errors import UnsupportedError
@@ -113,22 +120,28 @@ def _tune(
 
     began = clock.monotonic()
     opened = open_model(name)
-    backend = find_backend(engine.value, opened.file, opened.spec)
+    engine = chosen.value if provider is None else "onnx"
+    backend = find_backend(engine, opened.file, opened.spec)
     if kv_dtype not in backend.CAPABILITIES.kv_dtypes:
         known = ", ".join(backend.CAPABILITIES.kv_dtypes)
-        raise UnsupportedError(f"the {engine.value} engine has no KV dtype {kv_dtype!r}: choose {known}")
-    from edge.backends.tvm.tuning.host import host_setting
+        raise UnsupportedError(f"the {engine} engine has no KV dtype {kv_dtype!r}: choose {known}")
     from edge.tuning.tune import tune as search
 
-    if tracker is not None and key is not None:
+    if provider is not None:
+        from edge.tuning.static import static_setting
+
+        setting = static_setting(opened.file, opened.spec, provider.lower(), rows=rows, kv_dtype=kv_dtype)
+    elif tracker is not None and key is not None:
         from edge.backends.tvm.tuning.remote import remote_setting
 
         setting = remote_setting(opened.file, opened.spec, device, kv_dtype, tracker, key, target)
-    elif engine is Engine.GPU:
+    elif chosen is Engine.GPU:
         from edge.backends.tvm.gpu.tuning import gpu_setting
 
         setting = gpu_setting(opened.file, opened.spec, kv_dtype)
     else:
+        from edge.backends.tvm.tuning.host import host_setting
+
         setting = host_setting(opened.file, opened.spec, kv_dtype)
     with progress(enabled=not quiet) as shown:
 
@@ -198,10 +211,13 @@ def _row(record: Record) -> list[str]:
     ]  # fmt: skip
 
 
-def _explain(name: str, engine: Engine, kv_dtype: str, picture: Path | None, json: bool) -> None:
+def _explain(name: str, engine: Engine, provider: str | None, kv_dtype: str, picture: Path | None, json: bool) -> None:
     """Print the record, the effect of each value, and a chart of all trials."""
+    from edge.backends.onnx.npu.lookup import find_npu
+    from edge.backends.onnx.npu.lookup import find_record as find_record_of_npu
     from edge.backends.tvm.gpu.tuning import find_record as find_record_of_gpu
     from edge.backends.tvm.tuning.lookup import find_record
+    from edge.cli.tune_provider import computes_here
     from edge.devices.records import trials_path
     from edge.report.tuning import chart, plot
     from edge.run.opening import open_model
@@ -209,9 +225,16 @@ def _explain(name: str, engine: Engine, kv_dtype: str, picture: Path | None, jso
     from edge.tuning.table import read_trials
 
     opened = open_model(name)
-    record = (find_record_of_gpu if engine is Engine.GPU else find_record)(opened.spec, kv_dtype)
+    if provider is not None:
+        if not computes_here(provider):
+            raise InputError(f"--provider {provider} emulates an NPU here, which nothing is timed on: it has no record")
+        record = find_record_of_npu(opened.spec, provider.lower(), find_npu(provider.lower()), kv_dtype)
+    else:
+        record = (find_record_of_gpu if engine is Engine.GPU else find_record)(opened.spec, kv_dtype)
     if record is None:
-        raise InputError(f"no tuning record fits {opened.spec.label} with {kv_dtype} KV here: run edge tune {name}")
+        flag = "" if provider is None else f" --provider {provider}"
+        what = f"{opened.spec.label} with {kv_dtype} KV here"
+        raise InputError(f"no tuning record fits {what}: run edge tune {name}{flag}")
     tried = read_trials(trials_path(record.name))
     usual = tried[0].against if tried else record.values  # the first race is against the defaults
     found = effects(tried, usual)

@@ -16,30 +16,39 @@ if TYPE_CHECKING:
     from edge.tuning.forms import Forms, Tried
 
 
-def tune_provider(
+def computes_here(provider: str, device: str = "host") -> bool:
+    """Whether forms can be timed: on an NPU of this device, or its processor. Raises InputError for providers that have
+    none, and for what runs here only."""
+    from edge.backends.onnx import check_installed
+    from edge.backends.onnx.npu.lookup import find_npu
+    from edge.backends.onnx.providers import find_provider, is_static
+    from edge.devices.profiles import HOST
+
+    check_installed()
+    if not is_static(provider):
+        raise InputError(f"--provider {provider} runs graphs of any size, so there is no form to choose: leave it out")
+    if device == HOST:
+        return not find_provider(provider).emulated
+    if find_npu(provider.lower()) is None:
+        raise InputError(f"--provider {provider} is this device's processor: leave --device {device} out")
+    return False
+
+
+def show_forms(
     name: str, provider: str, device: str, rows: int | None, kv_dtype: str, trials: int, seconds: float,
     *, json: bool, quiet: bool,
 ) -> None:  # fmt: skip
-    """Of an NPU that is not here: compile the forms for it, and print what each takes. Raises InputError for providers
-    that have none, and what `try_forms` raises."""
-    from edge.backends.onnx import check_installed
-    from edge.backends.onnx.providers import find_provider, is_static
+    """Of an NPU that is not here: compile the forms for it, and print what each takes. Raises what `try_forms` raises,
+    and InputError for a device that the provider does not run on."""
+    from edge.backends.onnx.providers import find_provider
     from edge.converters.npu import NpuTarget
     from edge.devices.profiles import HOST, find_profile
     from edge.plan.npu import check_npu
     from edge.run.opening import open_model
     from edge.tuning.forms import emulated_device, try_forms
 
-    began = clock.monotonic()
-    check_installed()
-    if not is_static(provider):
-        raise InputError(f"--provider {provider} runs graphs of any size, so there is no form to choose: leave it out")
-    found, opened = find_provider(provider), open_model(name)
-    if device == HOST and not found.emulated:
-        raise InputError(
-            f"--provider {provider} is not tuned: state --device NAME to see what its NPU's compiler makes"
-        )
-    device = emulated_device(found) if device == HOST else device
+    began, opened = clock.monotonic(), open_model(name)
+    device = emulated_device(find_provider(provider)) if device == HOST else device
     check_npu(opened.file, opened.spec, find_profile(device), provider)
     with progress(enabled=not (quiet or json)) as shown:
 

@@ -83,7 +83,9 @@ def find_choices(spec: ModelSpec, backend: Backend, options: Options, *, elsewhe
     """
     choices, fixed = [], None
     if backend.CAPABILITIES.providers:
-        fixed = cast(ProviderBackend, backend).fixed_sizes(spec, options.provider, elsewhere=elsewhere)
+        fixed = cast(ProviderBackend, backend).fixed_sizes(
+            spec, options.provider, options.kv_dtype, elsewhere=elsewhere
+        )
     options = with_fixed_sizes(options, fixed) if fixed else options
     on_gpu = backend.CAPABILITIES.gpu and not elsewhere
     gpu = cast(GPUBackend, backend).gpu_memory() if on_gpu else None
@@ -91,7 +93,8 @@ def find_choices(spec: ModelSpec, backend: Backend, options: Options, *, elsewhe
         check_request(spec, backend, choice.options, elsewhere=elsewhere)
         choice = replace(choice, options=_rows_for_bytes(choice), gpu=gpu, emulated=bool(fixed and fixed.emulated))
         kv_dtype = choice.options.kv_dtype or backend.CAPABILITIES.kv_dtypes[0]
-        choices.append(replace(choice, tuned=None if elsewhere else backend.tuned(spec, kv_dtype)))
+        tuned = fixed.tuned if fixed else None if elsewhere else backend.tuned(spec, kv_dtype)
+        choices.append(replace(choice, tuned=tuned))
     return choices
 
 

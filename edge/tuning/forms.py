@@ -15,18 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge.backends.onnx.model_files import ModelFiles, find_model_files
-from edge.backends.onnx.npu.tuning import form_of, make_space
 from edge.backends.onnx.providers import Provider
+from edge.backends.onnx.tuning import form_of, make_space
 from edge.backends.tuning import Field, Values, defaults
 from edge.converters.npu import NpuTarget, check_target, plan_form
 from edge.converters.npu_child import Request, compile_in_child
 from edge.devices.output import work_folder
 from edge.devices.profiles import find_profile, profile_names
-from edge.errors import EngineError, InputError
+from edge.errors import EngineError
 from edge.formats.compiled import StaticForm
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
 from edge.plan.npu import weights_bytes
+from edge.tuning.static import check_not_compiled
 
 WHY_NO_RECORD = "no NPU is here to time the forms on, and the emulator's cycles are those of this processor"
 
@@ -80,10 +81,9 @@ def try_forms(
     Raises what `plan_form` raises, and InputError for a model that is compiled already.
     """
     deadline = time.monotonic() + seconds
-    if spec.compiled:
-        raise InputError(f"{file.folder} is compiled already, and so are its sizes: tune the model that it was made of")
+    check_not_compiled(file, spec)
     profile, npu = check_target(target)
-    usual = plan_form(file, spec, target, kv_dtype)
+    usual = plan_form(file, spec, target, kv_dtype, tuned=False)
     candidates = list(itertools.islice(_candidates(make_space(spec, usual)), trials))
     tried, compilers, late, interrupted, longest = list[Tried](), set[str](), False, False, 0.0
     with work_folder() as folder:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 
 from edge.backends.base import EngineConfig, FixedSizes
+from edge.backends.onnx.npu.lookup import find_npu, find_tuned
 from edge.backends.onnx.providers import is_static
 from edge.backends.ring import LayerKinds
 from edge.devices.profile import Npu
@@ -17,13 +19,19 @@ ROWS, CHUNK = 512, 32  # unless the user says otherwise: every pass reads all ro
 _HAVE_NO_NPU = ("x86_64", "AMD64")  # machines on which QNN emulates
 
 
-def find_sizes(spec: ModelSpec, provider: str | None, *, elsewhere: bool) -> FixedSizes | None:
+def find_sizes(
+    spec: ModelSpec, provider: str | None, kv_dtype: str | None = None, *, elsewhere: bool
+) -> FixedSizes | None:
     """See `ProviderBackend.fixed_sizes`."""
     if provider is None or not is_static(provider):
         return None
     emulated = not elsewhere and provider.lower() == "qnn" and platform.machine() in _HAVE_NO_NPU
     if (compiled := spec.compiled) is None:
-        return FixedSizes(min(ROWS, spec.context), CHUNK, spec.context, KV_DTYPES, False, emulated)
+        tuned = None
+        if not (elsewhere or emulated):
+            tuned = find_tuned(spec, provider.lower(), find_npu(provider.lower()), kv_dtype or KV_DTYPES[0])
+        chunk = tuned.chunk if tuned and tuned.chunk else CHUNK
+        return FixedSizes(min(ROWS, spec.context), chunk, spec.context, KV_DTYPES, False, emulated, tuned)
     form = compiled.form
     return FixedSizes(form.rows, form.chunk, spec.context, (form.kv_dtype,), True, emulated)
 
@@ -32,7 +40,14 @@ def find_form(spec: ModelSpec, config: EngineConfig) -> StaticForm:
     """What `config` runs on a provider that is static."""
     if spec.compiled:
         return spec.compiled.form
-    return make_form(spec, config.capacity, config.chunk, config.kv_dtype)
+    tuned = config.tuning
+    shards, head = min(tuned.get("shards", 1), spec.layers), place_of_head(tuned)
+    return make_form(spec, config.capacity, config.chunk, config.kv_dtype, shards=shards, head=head)
+
+
+def place_of_head(tuning: Mapping[str, int]) -> Place:
+    """By `EngineConfig.tuning`."""
+    return "host" if tuning.get("host_head") else "npu"
 
 
 def make_form(

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from edge.backends.base import Tuned
-from edge.backends.tuning import CHUNK, PARTS, STEP, Field, Setting, Values, model_shape
+from edge.backends.tuning import CHUNK, PARTS, STEP, Field, Setting, Values, model_shape, tuned_by
 from edge.backends.tvm.gpu import versions
 from edge.backends.tvm.gpu.design import Tuning
 from edge.backends.tvm.gpu.hosts import Adapter, choose_adapter
@@ -79,14 +79,7 @@ def find_record(spec: ModelSpec, kv_dtype: str) -> Record | None:
 def find_tuned(spec: ModelSpec, kv_dtype: str) -> Tuned | None:
     """See `Backend.tuned`."""
     record = find_record(spec, kv_dtype)
-    if record is None:
-        return None
-    if record.kept != "tuned":
-        return Tuned(f"default (record {record.name})", {}, None, None)
-    values = dict(record.values)
-    chunk = values.pop("chunk", None)
-    doubt = "" if record.comparison else " (interrupted: not compared with the defaults)"
-    return Tuned(f"record {record.name}{doubt}", values, None, chunk)
+    return None if record is None else tuned_by(record)
 
 
 def _usable(record: Record, subject: Subject) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edge.backends.base import Tuned
-from edge.backends.tuning import model_shape
+from edge.backends.tuning import model_shape, tuned_by
 from edge.backends.tvm.compiler.compiled import is_installed
 from edge.backends.tvm.targets import Target, choose_target, target_named
 from edge.backends.tvm.tuning.added import find_added
@@ -45,13 +45,10 @@ def find_tuned_for(spec: ModelSpec, kv_dtype: str, device: str, isa: str) -> Tun
 
 
 def _tuned(record: Record) -> Tuned:
-    if record.kept != "tuned":
-        return Tuned(f"default (record {record.name})", {}, None, None)
-    values = dict(record.values)
-    threads, chunk = values.pop("threads", None), values.pop("chunk", None)
+    """Threads suit the processor and the cores that they were chosen for."""
+    found = tuned_by(record)
     same = (record.subject.cpu, record.subject.cores) == (processor().name, usable_cores())
-    doubt = "" if record.comparison else " (interrupted: not compared with the defaults)"
-    return Tuned(f"record {record.name}{doubt}", values, threads if same else None, chunk)
+    return found if same else replace(found, threads=None)
 
 
 def find_record(spec: ModelSpec, kv_dtype: str) -> Record | None:
