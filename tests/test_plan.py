@@ -446,8 +446,6 @@ with edge.load(model, memory=memory, threads=1, **options) as session:
     ("backend", "memory", "rows", "kv_dtype", "policy"),
     [
         ("tvm", "256MiB", 1024, "int8", "h2o"),
-        ("tvm", "256MiB", 1024, "f16", "keydiff"),
-        ("llamacpp", "256MiB", 512, "f16", "h2o"),
         ("llamacpp", "210MiB", 256, "f16", "streaming"),
         ("llamacpp", "220MiB", None, "f16", "streaming"),
         ("llamacpp", "220MiB", None, "q4_0", "streaming"),
@@ -457,6 +455,8 @@ with edge.load(model, memory=memory, threads=1, **options) as session:
         *(
             pytest.param(*each, marks=pytest.mark.exhaustive)
             for each in (
+                ("tvm", "256MiB", 1024, "f16", "keydiff"),
+                ("llamacpp", "256MiB", 512, "f16", "h2o"),
                 ("llamacpp", "400MiB", 2048, "f16", "snapkv"),
                 ("llamacpp", "300MiB", 1024, "f32", "tova"),
                 ("llamacpp", "256MiB", 512, "q8_0", "streaming"),

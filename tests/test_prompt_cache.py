@@ -281,7 +281,7 @@ with edge.load("smollm2-135m", **options) as session:
 """
 
 
-@pytest.mark.parametrize("backend", ["tvm", "llamacpp"])
+@pytest.mark.parametrize("backend", ["tvm", pytest.param("llamacpp", marks=pytest.mark.exhaustive)])
 def test_the_predicted_peak_holds(backend: str, smollm2: Model, open_session: OpenSession, tmp_path: Path) -> None:
     """While all of a long prompt is stored, and while it comes back."""
     open_session(smollm2, backend=backend, max_kv_size=1024)  # compiling is not part of the plan

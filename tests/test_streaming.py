@@ -329,7 +329,7 @@ def run(memory: int, rows: int) -> Child:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", [0.6, 0.35])
+@pytest.mark.parametrize("share", [pytest.param(0.6, marks=pytest.mark.exhaustive), 0.35])
 def test_a_budget_below_the_weights_holds_and_changes_no_token(share: float) -> None:
     run(0, 512)  # compiles, and packs
     ample = run(0, 512)

@@ -321,7 +321,7 @@ def choose(monkeypatch: pytest.MonkeyPatch, isa: str) -> None:
     ("types", "kv_dtype", "every"),
     [
         (MIXED, "f32", True),
-        (SUPER_MIXED, "f16", False),  # the best and the least
+        pytest.param(SUPER_MIXED, "f16", False, marks=pytest.mark.exhaustive),  # the best and the least
         pytest.param(SUPER_MIXED, "f16", True, marks=pytest.mark.exhaustive),
         pytest.param(MIXED, "f16", True, marks=pytest.mark.exhaustive),
         pytest.param(MIXED, "int8", True, marks=pytest.mark.exhaustive),
@@ -705,11 +705,11 @@ print('"done"')
 @pytest.mark.parametrize(
     ("small", "kv_dtype"),
     [
-        (Small(layers=2), "f16"),
-        (Small(head=256, heads=2, kv_heads=1, ffn=32), "f16"),
+        pytest.param(Small(layers=2), "f16", marks=pytest.mark.exhaustive),
+        pytest.param(Small(head=256, heads=2, kv_heads=1, ffn=32), "f16", marks=pytest.mark.exhaustive),
         (Small(head=64, heads=4, kv_heads=4, hidden=32, ffn=32, types="Q4_0", tied=False), "int8"),
         (Small(head=10, heads=7, kv_heads=1, hidden=47, ffn=65, vocab=261, window=WINDOW), "f32"),
-        (Small(head=80, heads=2, kv_heads=1, hidden=32, ffn=32), "int4"),
+        pytest.param(Small(head=80, heads=2, kv_heads=1, hidden=32, ffn=32), "int4", marks=pytest.mark.exhaustive),
     ],
     ids=["plain", "wide-heads", "int8", "window", "int4"],
 )
