@@ -328,7 +328,7 @@ def test_a_folder_is_not_taken_for_a_model_that_edge_runs(tmp_path: Path) -> Non
             "--prefill-step-size must be from 2 to 4, not 16",
         ),
         (("phone", "--to", "coreml", "--max-kv-size", "9999"), "positions is all it knows"),
-        (("phone", "--to", "onnx", "--max-kv-size", "64"), "state --npu, too"),
+        (("phone", "--to", "onnx", "--max-kv-size", "64"), "state --npu, or --to coreml"),
         (("phone", "--to", "coreml", "--method", "nf4"), "use --to onnx"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The sizes of a Core ML program, in which nothing may vary, and the value of its masks."""
+"""The sizes of a Core ML program, in which nothing may vary."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from edge.backends.onnx.npu.form import CHUNK, ROWS
 from edge.model.spec import ModelSpec
 from edge.plan.checks import check_count, least_rows
-
-MASKED = -30000.0  # of masks: far below any score, and float16 holds its sum with one
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ import numpy as np
 
 from edge.backends.onnx.graph.forms import Blocks
 from edge.backends.onnx.graph.layout import Layout, make_layout
-from edge.backends.onnx.graph.static import residual_factor
-from edge.converters.coreml.sizes import MASKED, FixedSizes
+from edge.backends.onnx.graph.static import HIDDEN, residual_factor
+from edge.converters.coreml.sizes import FixedSizes
 from edge.converters.coreml.weights import Constants, to_float16
 from edge.converters.onnx import write_metadata
 from edge.converters.tokenizer_file import write_tokenizer
@@ -177,7 +177,7 @@ def _manifest(file: GGUFFile, spec: ModelSpec, bits: int, sizes: FixedSizes, tar
         "hidden": spec.hidden,
         "vocabulary": spec.vocab,
         "embedding_bits": bits,
-        "masked": MASKED,
+        "masked": HIDDEN,
         "windows": list(recipe.windows),
         "ropes": ropes,
         "layer_ropes": [recipe.rope_of(layer) for layer in range(spec.layers)] if ropes else [],

@@ -178,7 +178,7 @@ def _npu(device: str | None, rows: int | None, chunk: int | None, *, wanted: boo
     stated = {"--device": device, "--max-kv-size": rows, "--prefill-step-size": chunk}
     if not wanted:
         if flag := next((flag for flag, value in stated.items() if value is not None), None):
-            raise InputError(f"{flag} is for what an NPU runs: state --npu, too")
+            raise InputError(f"{flag} is for what an NPU runs: state --npu, or --to coreml")
         return None
     if device is None:
         raise InputError("--npu compiles for one device: state it with --device, such as --device galaxy-s24")

@@ -39,7 +39,7 @@ from edge.formats.compiled import StaticForm
 from edge.model.spec import ModelSpec, Recipe
 
 _HEADROOM = 1 / 16
-HIDDEN = -10000.0  # of the scores' additive mask: far below any score, and within float16
+HIDDEN = -30000.0  # of masks: far below any score, and float16 holds its sum with one
 
 
 @dataclass(frozen=True)
