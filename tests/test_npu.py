@@ -112,8 +112,8 @@ def test_greedy_tokens_of_other_architectures_are_those_of_the_cpu(name: str) ->
 
 @pytest.mark.exhaustive
 def test_greedy_tokens_of_smollm2_are_those_of_the_cpu(smollm2: Model) -> None:
-    """24 steps behind two chunks, all 30 layers and the head, in a cache that evicts once: minutes."""
-    emulated, static, _ = both(smollm2, 64, 32, steps=24, prompt=40)
+    """All 30 layers and the head, in a cache that evicts: minutes. `benchmarks/npu.py` takes more steps."""
+    emulated, static, _ = both(smollm2, 40, 16, steps=8, prompt=48)
     assert emulated[0] == static[0]
 
 
