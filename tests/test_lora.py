@@ -165,7 +165,8 @@ def test_several_adapters_add_up(backend: str, tmp_path: Path, engines: Callable
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["Q4_0", pytest.param("F16", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", ["Q4_0", "F16"])
 def test_quantized_activations_serve_adapters(kind: str, tmp_path: Path, engines: Callable[[Engine], Engine]) -> None:
     """With weights of integers, A is read in 8 bits; what is lost is that of activations in 8 bits."""
     require_native()
