@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, load_engine, open_golden
+from conftest import GOLDEN, find_adapters, load_engine, open_golden
 from typer.testing import CliRunner
 
 import edge
@@ -44,6 +44,11 @@ onnx = pytest.importorskip("onnx")
 
 MODEL = GOLDEN / "llama-gqa-tied.gguf"
 ROWS, CHUNK = 32, 8
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _gpus_of_other_tests() -> None:
+    find_adapters()
 
 
 @pytest.fixture(scope="module")
