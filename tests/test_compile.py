@@ -364,6 +364,11 @@ def test_another_machine_is_named() -> None:
 # GPUs
 
 
+def test_quiet_prints_nothing(tmp_path: Path) -> None:
+    done = edge("compile", str(MODEL), "--gpu", "wgsl", "-o", str(tmp_path / "gpu"), "-q")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 @pytest.mark.slow
 def test_a_folder_for_gpus_holds_the_program_and_the_weights(tmp_path: Path) -> None:
     from edge.backends.tvm.gpu.hosts import PORTABLE

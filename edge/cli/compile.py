@@ -45,7 +45,7 @@ def compile(
                 opened.file, opened.spec, gpu, output, kv_dtype=kv_dtype, weights=weights, force=force,
                 progress=lambda part: bar(part, 1.0),
             )  # fmt: skip
-        _show(about, output, f"any GPU ({gpu})", kv_dtype, json=json)
+        _show(about, output, f"any GPU ({gpu})", kv_dtype, json=json, quiet=quiet)
         return
     assert device is not None
     profile = find_profile(device)
@@ -66,12 +66,13 @@ def compile(
             opened.file, opened.spec, profile, output, kv_dtype=kv_dtype, weights=weights, force=force,
             progress=lambda part: bar(part, 1.0),
         )  # fmt: skip
-    _show(about, output, f"{profile.name} ({about['design']['target']['name']})", kv_dtype, json=json)
+    _show(about, output, f"{profile.name} ({about['design']['target']['name']})", kv_dtype, json=json, quiet=quiet)
 
 
-def _show(about: dict[str, Any], output: Path, target: str, kv_dtype: str, *, json: bool) -> None:
+def _show(about: dict[str, Any], output: Path, target: str, kv_dtype: str, *, json: bool, quiet: bool) -> None:
     if json:
         print_json({"folder": str(output), **about})
+    if json or quiet:
         return
     rows = [[name, format_bytes(each["bytes"])] for name, each in about["files"].items()]
     print(table([str(output), "size"], rows))
