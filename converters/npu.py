@@ -9,7 +9,7 @@ from pathlib import Path
 from edge.backends.base import Tuned
 from edge.backends.onnx.graph.layout import Layout
 from edge.backends.onnx.model_files import ModelFiles
-from edge.backends.onnx.npu.contexts import compile_contexts, source_of
+from edge.backends.onnx.npu.contexts import compile_contexts
 from edge.backends.onnx.npu.form import KV_DTYPES, find_sizes, make_form, place_of_head
 from edge.backends.onnx.npu.lookup import find_tuned
 from edge.backends.onnx.providers import find_provider
@@ -17,12 +17,12 @@ from edge.budget import format_bytes
 from edge.devices.profile import DeviceProfile, Npu
 from edge.devices.profiles import find_profile, profile_names
 from edge.errors import InputError, UnsupportedError
-from edge.formats.compiled import Compiled, Place, StaticForm
+from edge.formats.compiled import Compiled, StaticForm
 from edge.formats.gguf import GGUFFile
 from edge.formats.onnx_folder import WEIGHTS
 from edge.model.spec import ModelSpec
 from edge.options import Options
-from edge.plan.checks import check_count, least_rows, with_fixed_sizes
+from edge.plan.checks import check_static_sizes, with_fixed_sizes
 from edge.plan.npu import npu_use
 
 Progress = Callable[[float], None]
@@ -70,10 +70,7 @@ def plan_form(
     profile, npu = check_target(target)
     if (use := npu_use(file, spec, profile)).reasons:
         raise UnsupportedError(f"not for the NPU of {profile.name}: {use.reasons[0]}")
-    check_count(
-        "--max-kv-size", target.rows, least_rows(0), spec.context, f" ({spec.context} positions is all it knows)"
-    )
-    check_count("--prefill-step-size", target.chunk, 2, (target.rows or spec.context) // 2, " (half of the KV rows)")
+    check_static_sizes(spec, target.rows, target.chunk)
     sizes = find_sizes(spec, npu.provider, elsewhere=True)
     assert sizes is not None
     found = find_tuned_for(spec, target, kv_dtype or sizes.kv_dtypes[0]) if tuned else None
@@ -82,9 +79,10 @@ def plan_form(
     stated = Options(max_kv_size=target.rows, prefill_step_size=target.chunk, kv_dtype=kv_dtype)
     options = with_fixed_sizes(stated, sizes)
     rows, kv_dtype = options.max_kv_size or sizes.rows, options.kv_dtype or sizes.kv_dtypes[0]
-    head: Place = "host" if use.head == "host" else place_of_head(values)
     shards = max(use.shards, min(values.get("shards", 1), spec.layers))
-    return make_form(spec, rows, options.prefill_step_size or sizes.chunk, kv_dtype, shards=shards, head=head)
+    return make_form(
+        spec, rows, options.prefill_step_size or sizes.chunk, kv_dtype, shards=shards, head=place_of_head(values)
+    )
 
 
 def compile_npu(
@@ -107,8 +105,7 @@ def compile_npu(
             f"{profile.name} addresses: lower --max-kv-size {form.rows} or --prefill-step-size {form.chunk}"
         )
     return Compiled(
-        form, npu.provider, profile.name, npu.soc, npu.arch, made.compiler, made.files, made.graphs,
-        source_of(spec, files, form),
+        form, npu.provider, profile.name, npu.soc, npu.arch, made.compiler, made.files, made.graphs, made.source
     )  # fmt: skip
 
 

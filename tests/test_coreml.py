@@ -21,7 +21,7 @@ from edge.backends.onnx.graph.forms import Blocks, Rows
 from edge.backends.onnx.graph.layout import make_layout
 from edge.cli.commands import app
 from edge.converters.convert import Conversion, convert
-from edge.converters.coreml.sizes import FixedSizes
+from edge.converters.coreml.sizes import ProgramSizes
 from edge.converters.coreml.weights import Constants, constant_of
 from edge.converters.coreml.writer import write_coreml
 from edge.errors import MissingExtraError, ModelFormatError, UnsupportedError
@@ -118,7 +118,7 @@ class App:
 
 
 def app_of(model: Model, folder: Path) -> App:
-    write_coreml(model.file, model.spec, folder, FixedSizes(ROWS, CHUNK))
+    write_coreml(model.file, model.spec, folder, ProgramSizes(ROWS, CHUNK))
     return App(model, folder)
 
 
@@ -159,7 +159,7 @@ def test_a_full_cache_streams_as_the_swift_example_does(tmp_path: Path) -> None:
     """StreamingLLM in 32 rows and chunks of 8, as transformers: the window keeps its positions, and the keys of
     the sinks, as they were at first, are rotated by all positions that are gone."""
     golden, sinks, gone = open_golden("llama-gqa-tied"), 4, 0
-    write_coreml(golden.model.file, golden.model.spec, tmp_path / "app", FixedSizes(32, 8))
+    write_coreml(golden.model.file, golden.model.spec, tmp_path / "app", ProgramSizes(32, 8))
     phone = App(golden.model, tmp_path / "app")
     anchors = phone.keys
     for at in range(0, golden.tokens.size, 8):
@@ -211,7 +211,7 @@ def test_the_package_has_the_weights_that_gguf_dequantizes(tmp_path: Path) -> No
         for name, kind in kinds.items() if kind[0] in "QI"
     }  # fmt: skip
     model = open_model(write_small(tmp_path / "small.gguf", small, raw=raw))
-    write_coreml(model.file, model.spec, tmp_path / "app", FixedSizes(ROWS, CHUNK))
+    write_coreml(model.file, model.spec, tmp_path / "app", ProgramSizes(ROWS, CHUNK))
     read = read_functions(tmp_path / "app" / "model.mlpackage", "step")["step"]
     written = {op.name: op for op in read.operations}
     for name, kind in kinds.items():
@@ -284,13 +284,13 @@ def test_weights_beyond_float16_are_refused(tmp_path: Path) -> None:
 
     model = open_model(write_small(tmp_path / "small.gguf", Small(), enlarge))
     with pytest.raises(ModelFormatError, match=r"blk\.0\.ffn_up.*beyond 65504"):
-        write_coreml(model.file, model.spec, tmp_path / "app", FixedSizes(ROWS, CHUNK))
+        write_coreml(model.file, model.spec, tmp_path / "app", ProgramSizes(ROWS, CHUNK))
     assert [path.name for path in tmp_path.iterdir()] == ["small.gguf"]
 
 
 def test_a_package_whose_weights_are_damaged_is_noticed(tmp_path: Path) -> None:
     model = open_golden("llama-gqa-untied").model
-    write_coreml(model.file, model.spec, tmp_path / "app", FixedSizes(ROWS, CHUNK))
+    write_coreml(model.file, model.spec, tmp_path / "app", ProgramSizes(ROWS, CHUNK))
     package, layout = tmp_path / "app" / "model.mlpackage", make_layout(model.file, model.spec)
     with open(model.file.path, "rb") as source:
         constants = Constants(model.file, source, layout)
@@ -313,7 +313,7 @@ def test_without_coremltools_one_line_says_what_to_install(tmp_path: Path, monke
 
 def test_a_folder_is_not_taken_for_a_model_that_edge_runs(tmp_path: Path) -> None:
     model = open_golden("llama-gqa-untied").model
-    write_coreml(model.file, model.spec, tmp_path / "app", FixedSizes(ROWS, CHUNK))
+    write_coreml(model.file, model.spec, tmp_path / "app", ProgramSizes(ROWS, CHUNK))
     for path in (tmp_path / "app", tmp_path / "app" / "metadata.gguf"):
         with pytest.raises(UnsupportedError, match="is a model for Core ML, which apps run"):
             open_model(path)

@@ -80,7 +80,7 @@ def test_what_was_compiled_stays(monkeypatch: pytest.MonkeyPatch, ending: BaseEx
         if request.form.head == "host":
             raise ending
         size = 200_000 if request.form.shards == 2 else 300_000
-        return Contexts(("npu.0.bin",), (("chunk", "step"),), "2.0", (size,), 1.5)
+        return Contexts(("npu.0.bin",), (("chunk", "step"),), "2.0", "0" * 64, (size,), 1.5)
 
     monkeypatch.setattr("edge.tuning.forms.compile_in_child", compiling)
     answer = tune(str(MODEL), "--provider", "qnn", "--device", "galaxy-s25", "--trials", "3")

@@ -51,7 +51,7 @@ class OnnxEngine:
         provider = find_provider(config.provider).compiling_for(chip_of(spec))
         files = find_model_files(file, spec, progress)
         recipe = find_recipe(spec)
-        self._form = form = find_form(spec, config) if provider.static else None
+        form = find_form(spec, config) if provider.static else None
         positions = spec.context if config.per_head else config.capacity  # gaps stay open while the context allows
         # ONNX Runtime pairs value i of a head with value i + head / 2.
         rope = CacheRope(file, recipe, positions, halves=True, head=spec.head_dim)

@@ -26,7 +26,7 @@ from coremltools.converters.mil.mil import Function, Program, types
 
 from edge.backends.onnx.graph.layout import Layout
 from edge.backends.onnx.graph.static import residual_factor
-from edge.converters.coreml.sizes import FixedSizes
+from edge.converters.coreml.sizes import ProgramSizes
 from edge.converters.coreml.weights import Constant, Constants
 from edge.model.spec import ModelSpec, Recipe
 
@@ -37,7 +37,7 @@ _DATA_TYPES = {(4, False): types.int4, (4, True): types.uint4, (8, False): types
 Value = Any  # a `Var` of coremltools, which has no types
 
 
-def make_program(constants: Constants, layout: Layout, spec: ModelSpec, recipe: Recipe, sizes: FixedSizes) -> Program:
+def make_program(constants: Constants, layout: Layout, spec: ModelSpec, recipe: Recipe, sizes: ProgramSizes) -> Program:
     """A program of both functions, whose constants are shared. Raises ModelFormatError for weights beyond float16."""
     weights = _Weights(constants, layout)
     program = Program()

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from edge.backends.onnx.npu.form import CHUNK, ROWS
 from edge.model.spec import ModelSpec
-from edge.plan.checks import check_count, least_rows
+from edge.plan.checks import check_static_sizes
 
 
 @dataclass(frozen=True)
-class FixedSizes:
+class ProgramSizes:
     """rows: of the KV cache. chunk: tokens of a prompt that run at once."""
 
     rows: int
@@ -24,13 +24,11 @@ class Sizes:
     rows: int | None = None
     chunk: int | None = None
 
-    def fitted(self, spec: ModelSpec) -> FixedSizes:
+    def fitted(self, spec: ModelSpec) -> ProgramSizes:
         """For this model. Raises InputError for impossible sizes."""
-        known = f" ({spec.context} positions is all it knows)"
-        check_count("--max-kv-size", self.rows, least_rows(0), spec.context, known)
         rows = self.rows or min(ROWS, spec.context)
-        check_count("--prefill-step-size", self.chunk, 2, rows // 2, " (half of the KV rows)")
-        return FixedSizes(rows, self.chunk or min(CHUNK, rows // 2))
+        check_static_sizes(spec, rows, self.chunk)
+        return ProgramSizes(rows, self.chunk or min(CHUNK, rows // 2))
 
 
 USUAL = Sizes()

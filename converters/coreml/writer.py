@@ -23,7 +23,7 @@ import numpy as np
 from edge.backends.onnx.graph.forms import Blocks
 from edge.backends.onnx.graph.layout import Layout, make_layout
 from edge.backends.onnx.graph.static import HIDDEN, residual_factor
-from edge.converters.coreml.sizes import FixedSizes
+from edge.converters.coreml.sizes import ProgramSizes
 from edge.converters.coreml.weights import Constants, to_float16
 from edge.converters.onnx import write_metadata
 from edge.converters.tokenizer_file import write_tokenizer
@@ -71,7 +71,7 @@ def write_coreml(
     file: GGUFFile,
     spec: ModelSpec,
     folder: Path,
-    sizes: FixedSizes,
+    sizes: ProgramSizes,
     *,
     force: bool = False,
     progress: Progress | None = None,
@@ -112,7 +112,7 @@ def embedding_bits(layout: Layout) -> int:
 
 
 def _write_package(
-    constants: Constants, layout: Layout, spec: ModelSpec, sizes: FixedSizes, package: Path, report: Progress
+    constants: Constants, layout: Layout, spec: ModelSpec, sizes: ProgramSizes, package: Path, report: Progress
 ) -> None:
     from coremltools.converters.mil.backend.mil.load import load
     from coremltools.models.utils import save_spec
@@ -155,7 +155,7 @@ def _write_tables(constants: Constants, spec: ModelSpec, factor: float, target: 
                 out.write(to_float16(values * np.float32(factor), "position_embd").tobytes())
 
 
-def _manifest(file: GGUFFile, spec: ModelSpec, bits: int, sizes: FixedSizes, target: Path) -> dict[str, Any]:
+def _manifest(file: GGUFFile, spec: ModelSpec, bits: int, sizes: ProgramSizes, target: Path) -> dict[str, Any]:
     recipe = find_recipe(spec)
     ropes = []
     for rope in recipe.ropes:

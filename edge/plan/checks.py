@@ -64,6 +64,12 @@ def check_request(spec: ModelSpec, backend: Backend, options: Options, *, elsewh
         )
 
 
+def check_static_sizes(spec: ModelSpec, rows: int | None, chunk: int | None) -> None:
+    """Of graphs that are written or compiled for this model. Raises InputError."""
+    check_count("--max-kv-size", rows, least_rows(0), spec.context, f" ({spec.context} positions is all it knows)")
+    check_count("--prefill-step-size", chunk, 2, (rows or spec.context) // 2, " (half of the KV rows)")
+
+
 def with_fixed_sizes(options: Options, fixed: FixedSizes) -> Options:
     """The options of a run whose graphs have fixed sizes. Raises InputError for more than they have, UnsupportedError
     for KV rows of another type."""

@@ -22,7 +22,6 @@ from edge.model.spec import ModelSpec
 if TYPE_CHECKING:
     from edge.backends.onnx.graph.layout import Layout, Matrix
 
-_BITS = 8  # of the widest blocks that NPUs multiply
 _HEADS = ("output", "token_embd")
 
 
@@ -68,17 +67,15 @@ def npu_use(file: GGUFFile, spec: ModelSpec, profile: DeviceProfile) -> NpuUse:
         why = str(error).removeprefix(f"{file.folder or file.path}: ").removesuffix(": use --backend tvm")
         return NpuUse(profile.name, profile.npu, reasons=(*whose, f"it has no graph for an ONNX engine ({why})"))
     layers, head = _layers(layout), layout.matrices[_HEADS[spec.tied_head]]
-    reasons, on_host = [*whose, *_wide(layers)], not _fits(head)
-    context = weights_bytes(layout, spec, "host" if on_host else "npu")
+    reasons, context = [*whose, *_wide(layers)], weights_bytes(layout, spec, "npu")
     shards, limit = 1, profile.value("npu_context")
     if limit is not None and context > limit:
         # The layers are as equal as they can be, and the head goes with the last ones.
-        least = max(sum(map(_nbytes, layers)) / spec.layers, 0 if on_host else _nbytes(head))
+        least = max(sum(map(_nbytes, layers)) / spec.layers, _nbytes(head))
         shards = next((n for n in range(2, spec.layers + 1) if context / n + least <= limit), 0)
         if not shards:
             reasons.append(f"one of its parts is larger than a context of {format_bytes(limit)}")
-    head_at = "host" if on_host else "npu"
-    return NpuUse(profile.name, profile.npu, context, shards or 1, head_at, reasons=tuple(reasons))
+    return NpuUse(profile.name, profile.npu, context, shards or 1, reasons=tuple(reasons))
 
 
 def no_provider(npu: Npu) -> str:
@@ -135,7 +132,7 @@ def _layers(layout: Layout) -> list[Matrix]:
 def _fits(matrix: Matrix) -> bool:
     from edge.backends.onnx.graph.forms import Blocks, Floats
 
-    return isinstance(matrix.form, Floats) or (isinstance(matrix.form, Blocks) and matrix.form.bits <= _BITS)
+    return isinstance(matrix.form, Floats | Blocks)
 
 
 def _wide(matrices: list[Matrix]) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,15 +31,19 @@ Progress = Callable[[float], None]
 _NO_FALLBACK = {"session.disable_cpu_ep_fallback": "1"}
 _SHARED = {"ep.share_ep_contexts": "1"}
 
+# A part of the layers, the index of its shard, that of its graph in it (0 for the chunk, 1 for the step), the graph.
+_Made = tuple[Part, int, int, bytes]
+
 
 @dataclass(frozen=True)
 class Contexts:
-    """What the compiler made. files, graphs: as `contexts` and `graphs` of `edge.formats.compiled.Compiled`. sizes:
-    bytes of the files. seconds: of compiling."""
+    """What the compiler made. files, graphs, source: as `contexts`, `graphs` and `source` of
+    `edge.formats.compiled.Compiled`. sizes: bytes of the files. seconds: of compiling."""
 
     files: tuple[str, ...]
     graphs: tuple[tuple[str, str], ...]
     compiler: str
+    source: str
     sizes: tuple[int, ...]
     seconds: float
 
@@ -53,26 +57,29 @@ def open_parts(
     multiply, ModelFormatError for contexts that are not the model's."""
     sessions: dict[Part, Any] = {}
     if compiled := spec.compiled:
-        _check(spec, files, compiled)
+        _check(spec, files, compiled)  # before graphs of these sizes are made
+    parts = _parts(spec, files, form)
+    if compiled and _source(parts) != compiled.source:
+        raise ModelFormatError(
+            f"{files.folder}: its context binaries are of another model or another version of edge: convert it again"
+        )
     if compiled and (provider.emulated or compiled.provider != provider.name):
         compiled = None
     entries = {} if provider.ort_name == CPU.ort_name else _NO_FALLBACK
-    parts = _parts(spec, form)
-    for done, (part, shard, graph) in enumerate(parts, start=1):
+    for done, (part, shard, graph, content) in enumerate(parts, start=1):
         if compiled:
             context, name = compiled.contexts[shard], compiled.graphs[shard][graph]
             recipe = find_recipe(spec)
-            content = make_context_graph(
+            around = make_context_graph(
                 files.layout, spec, recipe, form, part, context=context, name=name, compiler=compiled.compiler
             )
             place = {"ep.context_file_path": str(files.folder / "npu.onnx")}  # contexts lie beside it
             try:
-                sessions[part] = open_session(content, None, provider, threads, entries=entries | _SHARED | place)
+                sessions[part] = open_session(around, None, provider, threads, entries=entries | _SHARED | place)
             except EngineError as error:
                 made = f"made for {compiled.device} by the compiler of version {compiled.compiler}"
                 raise EngineError(f"{files.folder / context} was {made}, and cannot be loaded here: {error}") from None
         else:
-            content = _make(spec, files, form, part)
             sessions[part] = open_session(content, files.folder, provider, threads, entries=entries)
         if progress:
             progress(done / len(parts))
@@ -92,11 +99,11 @@ def compile_contexts(
     import onnx
 
     made, names, sizes, started = [], [], [], time.monotonic()
-    compiler, parts, kept = "", _parts(spec, form), []  # sessions of a context live until it is written
-    for done, (part, shard, graph) in enumerate(parts, start=1):
+    compiler, parts, kept = "", _parts(spec, files, form), []  # sessions of a context live until it is written
+    for done, (_, shard, graph, content) in enumerate(parts, start=1):
         plain = files.folder / f"npu.{shard}.{graph}.onnx"
         wrapper = plain.with_suffix(".context.onnx")
-        plain.write_bytes(_make(spec, files, form, part))
+        plain.write_bytes(content)
         entries = {"ep.context_enable": "1", "ep.context_embed_mode": "0", "ep.context_file_path": str(wrapper)}
         last = {"ep.stop_share_ep_contexts": "1"} if graph else {}
         kept.append(open_session(plain, None, provider, 1, entries=_NO_FALLBACK | _SHARED | entries | last))
@@ -115,39 +122,33 @@ def compile_contexts(
         if progress:
             progress(done / len(parts))
     graphs = tuple(zip(names[::2], names[1::2], strict=True))
-    return Contexts(tuple(made), graphs, compiler, tuple(sizes), time.monotonic() - started)
+    return Contexts(tuple(made), graphs, compiler, _source(parts), tuple(sizes), time.monotonic() - started)
 
 
 def _check(spec: ModelSpec, files: ModelFiles, compiled: Compiled) -> None:
-    """Raises ModelFormatError if these contexts do not belong to the model's graphs, as this version of edge makes
-    them, or are not the files that were written."""
+    """Raises ModelFormatError if the sizes of these contexts do not fit the model, or they are not the files that were
+    written."""
     form, manifest = compiled.form, read_manifest(files.folder)
     sizes = make_form(spec, form.rows, form.chunk, form.kv_dtype, shards=form.shards, head=form.head)
     counts = {form.shards, len(compiled.contexts), len(compiled.graphs)}
     if form != sizes or len(counts) > 1 or form.shards > spec.layers or not form.chunk < form.rows <= spec.context:
         raise ModelFormatError(f"{files.folder / MANIFEST}: the sizes of npu do not fit the model: convert it again")
-    if source_of(spec, files, form) != compiled.source:
-        raise ModelFormatError(
-            f"{files.folder}: its context binaries are of another model or another version of edge: convert it again"
-        )
     for name in compiled.contexts:
         check_content(files.folder, manifest, name, fingerprint(files.folder / name).sha256)
 
 
-def source_of(spec: ModelSpec, files: ModelFiles, form: StaticForm) -> str:
+def _source(parts: Sequence[_Made]) -> str:
     """`Compiled.source`: a hash of all graphs of the layers."""
     digest = hashlib.sha256()
-    for part, *_ in _parts(spec, form):
-        digest.update(_make(spec, files, form, part))
+    for *_, content in parts:
+        digest.update(content)
     return digest.hexdigest()
 
 
-def _parts(spec: ModelSpec, form: StaticForm) -> list[tuple[Part, int, int]]:
-    """All parts of the layers, with the index of their shard, and of their graph in it: 0 for the chunk, 1 for the
-    step."""
+def _parts(spec: ModelSpec, files: ModelFiles, form: StaticForm) -> list[_Made]:
     by_graph = (parts_of(spec, form, tokens) for tokens in (form.chunk, 1))
     return [
-        (part, shard, graph)
+        (part, shard, graph, _make(spec, files, form, part))
         for shard, pair in enumerate(zip(*by_graph, strict=True))
         for graph, part in enumerate(pair)
     ]
