@@ -13,6 +13,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
+from edge.devices.output import check_path
 from edge.errors import InputError, MissingExtraError, ModelFormatError, UnsupportedError
 from edge.formats.coreml_folder import is_coreml_folder
 from edge.formats.onnx_folder import METADATA, is_model_folder
@@ -63,6 +64,7 @@ def find_model(name: str | Path) -> Path:
 
 def find_local(name: str | Path) -> Path | None:
     """As `find_model`; None for a model that the Hub may have, and that is not here."""
+    check_path("model", name, "a path or a name")
     path = Path(name)
     try:
         if said := _misplaced(path):
@@ -83,6 +85,14 @@ def find_local(name: str | Path) -> Path | None:
 def installed_parts(name: str) -> list[Path]:
     """The files of a packaged model, in order; fewer than it has if packages are absent."""
     return [part for part in (_installed(*each) for each in PACKAGED[name].files) if part]
+
+
+def packaged_name(path: Path) -> str | None:
+    """The name of the packaged model that this file is; a model in parts is a file of the cache folder."""
+    for name, packaged in PACKAGED.items():
+        if packaged.sha256 in path.name if packaged.sha256 else path in installed_parts(name):
+            return name
+    return None
 
 
 def hub_reference(name: str) -> Reference | None:

@@ -134,7 +134,7 @@ class ChatTemplate:
             return opening
         emptied = self.family.emptied(opening)
         if emptied is None:
-            raise UnsupportedError("--think off: neither the chat template nor the model's family has a switch for it")
+            raise UnsupportedError("--think=off: neither the chat template nor the model's family has a switch for it")
         return emptied
 
     def _form(self, name: str, think: Think) -> str:
@@ -144,7 +144,7 @@ class ChatTemplate:
         if "error" in form:
             raise ModelFormatError(f"the model's chat template fails ({form['error']}): use --raw to prompt without it")
         if think.effort and f"{think.mode}/{name}" not in self._forms:
-            raise UnsupportedError(f"--think {think.effort}: the chat template knows no efforts: on, off or a budget")
+            raise UnsupportedError(f"--think={think.effort}: the chat template knows no efforts: on, off or a budget")
         return form["text"]
 
 
@@ -200,8 +200,8 @@ def _render(source: str, messages: list[dict[str, str]], **names: Any) -> dict[s
         )
         return {"text": text}
     except Exception as error:  # minijinja's own, and those of the two functions
-        first_line = str(error).partition("\n")[0][:200]
-        return {"error": "".join(filter(str.isprintable, first_line))}
+        first_line = str(error).strip().partition("\n")[0][:200]
+        return {"error": "".join(filter(str.isprintable, first_line)).strip() or "it gives no reason"}
 
 
 def _to_json(

@@ -79,8 +79,7 @@ class Adapter:
     def read(self, info: TensorInfo) -> FloatArray:
         """One matrix, float32 [rows, columns]. Raises ModelFormatError for values that are not finite."""
         data = self.file.tensor_bytes(info).reshape(info.shape[1], -1)
-        with np.errstate(all="ignore"):
-            values = dequantize(data, info.type)
+        values = dequantize(data, info.type)
         if not np.isfinite(values).all():
             raise ModelFormatError(f"{self.file.path}: {info.name} has values that are not finite")
         return values
@@ -179,14 +178,18 @@ class Lora:
     def matrices(self, source: Source) -> tuple[FloatArray, FloatArray]:
         """What the adapters add to a matrix, all factors in B: A float32 [ranks, columns], B float32 [rows, ranks].
 
-        source: a matrix that some adapter changes; of a fused one, its rows of B. Raises ModelFormatError.
+        source: a matrix that some adapter changes; of a fused one, its rows of B. Raises ModelFormatError, also for
+        products that are not finite.
         """
         lows, highs = [], []
         for adapter, scale in zip(self.adapters, self.scales, strict=True):
             if pair := adapter.pairs.get(source.tensor):
                 lows.append(adapter.read(pair.a))
-                rows = adapter.read(pair.b)[source.first : source.first + source.rows]
-                highs.append(rows * np.float32(scale * adapter.factor(pair)))
+                rows = adapter.read(pair.b)[source.index]
+                with np.errstate(over="ignore"):
+                    highs.append(rows * np.float32(scale * adapter.factor(pair)))
+                if not np.isfinite(highs[-1]).all():
+                    raise ModelFormatError(f"{adapter.file.path}: {pair.b.name} is too large for its scale: lower it")
         return np.concatenate(lows), np.concatenate(highs, axis=1)
 
 

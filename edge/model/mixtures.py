@@ -21,7 +21,7 @@ MIXTURES = {  # the type of most matrices, by name; the best first
     "MXFP4": "MXFP4",
 }  # fmt: skip
 _SMALLER_BLOCKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
-_KEPT = ("*_norm.weight", "*ffn_gate_inp.weight", "*ssm_conv1d.weight", "*shortconv.conv.weight")  # in F32
+_KEPT = ("*_norm.weight", "*ffn_gate_inp.weight", "*ssm_conv1d.weight", "*shortconv.conv.weight")
 _EMBEDDINGS = ("token_embd.weight", "per_layer_token_embd.weight")
 
 
@@ -42,7 +42,7 @@ def plan_types(tensors: Sequence[Tensor], mixture: str) -> list[Planned]:
 
 def _type(name: str, shape: Shape, mixture: str, sensitive: str | None, *, tied: bool) -> str:
     """sensitive: what the matrix is, if it gets more bits in its layer."""
-    if len(shape) < 2 or not name.endswith(".weight") or any(fnmatch(name, kept) for kept in _KEPT):
+    if len(shape) < 2 or stays_exact(name):
         return "F32"
     kind = MIXTURES[mixture]
     if kind == "F16" or name == "per_layer_model_proj.weight":
@@ -56,6 +56,11 @@ def _type(name: str, shape: Shape, mixture: str, sensitive: str | None, *, tied:
     if shape[0] % block_size(kind):
         kind = _SMALLER_BLOCKS.get(kind, kind)
     return "F16" if shape[0] % block_size(kind) else kind
+
+
+def stays_exact(name: str) -> bool:
+    """Whether a tensor keeps float32 in every mixture: engines do not multiply by it, or every bit of it counts."""
+    return not name.endswith(".weight") or any(fnmatch(name, kept) for kept in _KEPT)
 
 
 def _sensitive(name: str) -> str | None:

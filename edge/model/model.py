@@ -60,7 +60,7 @@ class Model:
         self, text: str | Iterable[str], *, system: str | None = None, raw: bool = False, think: Think = _DEFAULT
     ) -> Prompt:
         """A first prompt, through the chat template unless `raw` or there is none. Text in parts is read as its tokens
-        are needed. think: the choice of the template's form.
+        are needed. raw: control tokens are recognized, too. think: the choice of the template's form.
 
         Raises InputError for a prompt without text, also while it is being read, and UnsupportedError for a choice that
         the model does not have.
@@ -71,7 +71,7 @@ class Model:
             if system is not None or think.chosen:
                 what = "a system prompt" if system is not None else "--think"
                 raise UnsupportedError(f"{what} needs a chat template, and this prompt goes without one")
-            return Prompt(self._with_bos(self.tokenizer.encode_blocks(_some(text), special=True)))
+            return Prompt(self._with_bos(self.tokenizer.encode_blocks(_some(text), special=raw)))
         segments = self.template.first_turn(_some(text), system, think)
         return Prompt(self._with_bos(self._encode_segments(segments)), self.template.begins_thinking(think))
 
@@ -116,7 +116,7 @@ class Model:
 
     def _needed_template(self) -> ChatTemplate:
         if self.template is None:
-            raise UnsupportedError(f"{self.name} has no chat template: use edge run --raw")
+            raise UnsupportedError(f"{self.name} has no chat template: use --raw")
         return self.template
 
     def encode_prompt(

@@ -5,7 +5,7 @@ PRE_TOKENIZERS stand for what llama.cpp does under them, so that a file means th
 from the rule which the model was trained with; PUBLISHED holds the latter, for models that edge itself converts.
 
 To add one: its name and its rule. Every rule cuts between a letter and a space before a letter (`_SAFE_CUT` in
-tokenizer.py needs that), and in linear time. For apps, `edge/embed/words.py` makes tables of the expressions, and
+tokenizer.py needs that), and in linear time. For apps, `edge/exporting/words.py` makes tables of the expressions, and
 refuses syntax that it does not know; `tests/test_runtime_tokens.py` compares the words.
 """
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import replace
 from reprlib import repr as brief
 
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_fields import Header
-from edge.model.architectures import find_recipe
+from edge.model.architectures import find_network
 from edge.model.fallback import NOT_WEIGHTS, check_finite, count_tensors, is_dense, model_name, read_fallback
 from edge.model.spec import ModelSpec
 
@@ -51,7 +52,7 @@ def read_spec(file: GGUFFile) -> ModelSpec:
 
     header = Header(file, architecture)
     if architecture not in ARCHITECTURES or not is_dense(header):
-        return read_fallback(header)
+        return _with_network(header, read_fallback(header))
     embedding = file.tensors["token_embd.weight"]
     if len(embedding.shape) != 2:
         raise ModelFormatError(f"{file.path}: token_embd.weight has {len(embedding.shape)} dimensions instead of 2")
@@ -114,7 +115,14 @@ def read_spec(file: GGUFFile) -> ModelSpec:
         compiled=file.compiled,
         **count_tensors(file),
     )
-    return replace(spec, recipe=find_recipe(header, spec))
+    return replace(spec, network=find_network(header, spec))
+
+
+def _with_network(header: Header, spec: ModelSpec) -> ModelSpec:
+    """A model that llama.cpp certainly runs, with its pass if our own engines know that, too."""
+    with suppress(UnsupportedError):
+        return replace(spec, network=find_network(header, spec))
+    return spec
 
 
 def _check_hyperparameters(header: Header, layers: int) -> None:

@@ -1,93 +1,15 @@
-"""A model's architecture as data: its sizes, and what it does between its matrices.
+"""A model in figures: its sizes, and its pass as data (`layers.py`).
 
-Engines and plans work from these; `edge/model/reader.py` reads them from a header, `edge/model/architectures/` has the
-recipes.
+Engines and plans work from these; `edge/model/reader.py` reads them from a header.
 """
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Literal
 
 from edge.formats.compiled import Compiled
-
-
-@dataclass(frozen=True)
-class Rope:
-    """Rotary positions: the first `dim` values of a head are rotated, pair i by position · base^(−2i / dim).
-
-    scaling: linear divides positions by `factor`; yarn (arXiv:2309.00071) does so for long wavelengths only; longrope
-    (arXiv:2402.13753) divides by factors from the file, and has others for long texts. Factors named `rope_freqs`
-    (llama3) apply with every scaling. magnitude: a factor of all cosines and sines. dim is 0 where nothing is rotated.
-
-    Of yarn: pairs that rotate more than `beta_fast` times in the original context keep their frequency, those that
-    rotate less than `beta_slow` times are stretched. log_multiplier: by how much its own magnitude is divided again
-    (DeepSeek's `mscale_all_dim`).
-    """
-
-    dim: int
-    base: float
-    scaling: str = "none"
-    factor: float = 1.0
-    original_context: int = 0  # positions before scaling
-    magnitude: float = 1.0
-    has_long: bool = False  # the file has longrope's factors for texts beyond the original context
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    log_multiplier: float = 0.0
-
-
-UNROTATED = Rope(dim=0, base=1.0)  # of layers whose keys have no position (NoPE, arXiv:2305.19466)
-
-
-@dataclass(frozen=True)
-class Temperature:
-    """A query at position p is multiplied by 1 + slope · log(1 + ⌊p / period⌋), as in Llama 4.
-
-    p is the position that `KVCache.positions` would show, which evicted rows before it lower if gaps are closed. Keys
-    have no temperature, so rows of the cache stay as they are when their positions change.
-    """
-
-    slope: float
-    period: int
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What an architecture computes between its matrices.
-
-    ropes: none (learned positions), or one for each kind of layer. layer_ropes: which of them a layer uses, [layers];
-    empty: all use the first.
-    """
-
-    ropes: tuple[Rope, ...]
-    windows: tuple[int, ...]  # [layers]: positions that a token attends to; 0: all
-    query_scale: float
-    layer_ropes: tuple[int, ...] = ()
-    halves: bool = False  # RoPE pairs value i with value i + dim / 2, not with its neighbour
-    norm: Literal["rms", "layer"] = "rms"
-    activation: Literal["silu", "gelu"] = "silu"  # gelu in its tanh form
-    gated: bool = True
-    embedding_scale: float = 1.0
-    residual_scale: float = 1.0  # of what attention and the feed-forward network add to the hidden states
-    temperature: Temperature | None = None
-    score_cap: float = 0.0  # scores become cap · tanh(score / cap); 0: no cap
-    logit_cap: float = 0.0
-    logit_scale: float = 1.0  # before the cap
-
-    @property
-    def learned_positions(self) -> bool:
-        """Positions are rows of a table, added to the embeddings."""
-        return not self.ropes
-
-    def rope_of(self, layer: int) -> int:
-        """Which of `ropes` a layer uses."""
-        return self.layer_ropes[layer] if self.layer_ropes else 0
-
-    def rotates(self, layer: int) -> bool:
-        """Whether RoPE gives the layer's queries and keys their positions."""
-        return bool(self.ropes) and self.ropes[self.rope_of(layer)].dim > 0
+from edge.model.layers import Network
 
 
 @dataclass(frozen=True)
@@ -117,10 +39,10 @@ class ModelSpec:
     embedding_bytes: int  # of the token embedding
     weight_type: str  # the block type of most parameters of layers, such as Q4_1; the embedding may have another
     type_bytes: tuple[tuple[str, int], ...]  # bytes of weights in each block type
-    recipe: Recipe | None = None  # None: only llama.cpp runs this architecture
+    network: Network | None = None  # None: only llama.cpp runs this architecture
     proven: bool = True  # False: the header was not checked in full, so llama.cpp tries it in a process of its own
     layer_values: tuple[int, ...] = ()  # [layers]: values of K and V in a row; empty: the same in all of them
-    layer_windows: tuple[int, ...] = ()  # [layers], where there is no recipe: positions that a token sees, 0: all
+    layer_windows: tuple[int, ...] = ()  # [layers], where there is no network: positions that a token sees, 0: all
     recurrent: bool = False  # a state sums up all tokens, from which none can be taken back
     state_bytes: int = 0  # of that state, in float32, whatever the number of tokens
     experts: int = 0  # of each layer that has them, of which `experts_used` run for a token
@@ -144,7 +66,7 @@ class ModelSpec:
     @property
     def windows(self) -> tuple[int, ...]:
         """Positions that a token sees, [layers]; 0: all."""
-        return self.recipe.windows if self.recipe else self.layer_windows or (self.window,) * self.layers
+        return self.network.windows if self.network else self.layer_windows or (self.window,) * self.layers
 
     def experts_read(self, tokens: int) -> float:
         """The share of all experts that a pass needs, if the router likes them all equally."""

@@ -1,102 +1,125 @@
-"""Where our own engines find a model's tensors, whatever an architecture fuses or leaves out."""
+"""Where our own engines find a model's tensors, whatever the file fuses."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+import numpy as np
 
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.gguf import GGUFFile
-from edge.model.spec import ModelSpec, Recipe
+from edge.model.layers import Attention, Network, Tensor
+from edge.model.spec import ModelSpec
+from edge.types import AnyArray
 
-MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-NORMS = ("attn_norm", "attn_q_norm", "attn_k_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
-BIASES = tuple(f"{name}.bias" for name in ("attn_norm", "ffn_norm", *MATRICES))
-_FUSED = {"attn_qkv": MATRICES[:3], "ffn_up": MATRICES[4:6]}  # matrices that may lie in one, row behind row
-_TABLES = ("token_embd", "position_embd", "output")
+_FUSED = {  # matrices that may lie in one, row behind row
+    "attn_qkv": ("attn_q", "attn_k", "attn_v"),
+    "ffn_up": ("ffn_gate", "ffn_up"),
+}
 _FACTORS = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 
 
 @dataclass(frozen=True)
 class Source:
-    """Rows of a tensor of the file, `rows` of them from `first` on; of a vector, its values."""
+    """Rows of a tensor of the file; of a vector, its values.
+
+    The rows lie in runs: the first from row `first` on, the next `stride` rows further. rows: of all runs. run: of one;
+    0 stands for all, so that there is one.
+    """
 
     tensor: str
     first: int
     rows: int
+    run: int = 0
+    stride: int = 0
+
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        """The first row of each run, and how many it has."""
+        if not self.run:
+            return [(self.first, self.rows)]
+        return [(self.first + number * self.stride, self.run) for number in range(self.rows // self.run)]
+
+    @property
+    def index(self) -> slice | AnyArray:
+        """What selects the rows of the tensor, as an array's index."""
+        if not self.run:
+            return slice(self.first, self.first + self.rows)
+        return np.concatenate([np.arange(first, first + count) for first, count in self.runs])
 
 
-def find_recipe(spec: ModelSpec) -> Recipe:
+def find_network(spec: ModelSpec) -> Network:
     """Raises UnsupportedError for architectures that have none."""
-    if spec.recipe is None:
-        raise UnsupportedError(f"{spec.architecture} models run on llama.cpp only: use --backend llamacpp")
-    return spec.recipe
+    if spec.network is None:
+        raise UnsupportedError(f"{spec.architecture} models run on llama.cpp only: use --backend=llamacpp")
+    return spec.network
 
 
 def find_tensors(file: GGUFFile, spec: ModelSpec) -> dict[str, Source]:
     """Every tensor of the model: `blk.0.attn_q` is a matrix or norm, `blk.0.attn_q.bias` its bias.
 
-    Raises UnsupportedError if tensors are missing, unknown, or not the same in all layers; ModelFormatError if a
-    fused one has not the rows of its parts.
+    Raises UnsupportedError if tensors are missing or unknown, ModelFormatError if one has another shape than the
+    figures of the header say.
     """
-    recipe, rows = find_recipe(spec), _row_counts(spec)
-    matrices = [name for name in MATRICES if recipe.gated or name != "ffn_gate"]
+    network = find_network(spec)
+    stored = {name.removesuffix(".weight"): name for name in file.tensors}
+    if network.output_norm in stored:
+        stored["output_norm"] = stored.pop(network.output_norm)
     found: dict[str, Source] = {}
-    for layer in range(spec.layers):
+    wanted = dict(network.tensors())
+    for layer, core in enumerate(network.attention):
+        if core and core.gated:
+            found.update(_split_gate(stored, layer, core))
+    for prefix in (f"blk.{layer}" for layer in range(len(network.layers))):
         for fused, parts in _FUSED.items():
-            if f"blk.{layer}.{parts[0]}.weight" not in file.tensors and parts[0] in matrices:
-                found |= _split(file, rows, f"blk.{layer}", fused, parts)
+            if f"{prefix}.{parts[0]}" in wanted and f"{prefix}.{parts[0]}" not in stored:
+                found |= _split(file, wanted, prefix, fused, parts)
     taken = {source.tensor for source in found.values()}
-    for name, info in file.tensors.items():
-        if name not in taken:
-            found[name.removesuffix(".weight")] = Source(name, 0, info.shape[-1])
-    wanted = {"token_embd", "output_norm", *(["position_embd"] if recipe.learned_positions else [])}
-    wanted |= {f"blk.{layer}.{name}" for layer in range(spec.layers) for name in ("attn_norm", "ffn_norm", *matrices)}
-    if missing := sorted(wanted - set(found)):
-        raise UnsupportedError(f"the model has no tensor {missing[0]}.weight: use --backend llamacpp")
-    in_layers = {name for name in found if name.startswith("blk.")}
-    known = {f"blk.{layer}.{name}" for layer in range(spec.layers) for name in (*matrices, *NORMS, *BIASES)}
-    known |= wanted | {"output", "output_norm.bias", *_FACTORS}
-    if unknown := sorted(set(found) - known):
-        raise UnsupportedError(f"our engines do not know the tensor {unknown[0]}: use --backend llamacpp")
-    for name, source in found.items():
-        _check_shape(file, spec, rows, name, source)
-    first = {name.removeprefix("blk.0.") for name in in_layers if name.startswith("blk.0.")}
-    if odd := sorted(in_layers ^ {f"blk.{layer}.{name}" for layer in range(spec.layers) for name in first}):
-        raise UnsupportedError(f"only some layers have {odd[0]}: use --backend llamacpp")
+    for name, stored_name in stored.items():
+        if stored_name not in taken:
+            found[name] = Source(stored_name, 0, file.tensors[stored_name].shape[-1])
+    wanted |= {name: Tensor(name, spec.rope_dim // 2) for name in _FACTORS if name in found}
+    if missing := sorted(set(wanted) - set(found)):
+        name = missing[0] if missing[0].endswith(".bias") else f"{missing[0]}.weight"
+        raise UnsupportedError(f"the model has no tensor {name}: use --backend=llamacpp")
+    if unknown := sorted(set(found) - set(wanted)):
+        raise UnsupportedError(f"our engines do not know the tensor {unknown[0]}: use --backend=llamacpp")
+    for name, tensor in wanted.items():
+        _check_shape(file, tensor, found[name])
     return found
 
 
-def _row_counts(spec: ModelSpec) -> dict[str, int]:
-    """Rows of matrices and lengths of vectors that are not as long as a hidden state."""
-    queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    rows = {"attn_q": queries, "attn_k": keys, "attn_v": keys, "ffn_gate": spec.ffn, "ffn_up": spec.ffn}
-    rows |= {"token_embd": spec.vocab, "output": spec.vocab, "position_embd": spec.context}
-    rows |= {"attn_q_norm": spec.head_dim, "attn_k_norm": spec.head_dim}
-    return rows | dict.fromkeys(_FACTORS, spec.rope_dim // 2)
-
-
-def _check_shape(file: GGUFFile, spec: ModelSpec, rows: dict[str, int], name: str, source: Source) -> None:
-    """Engines read by the spec's figures, so each tensor must have just these."""
-    stem = name.removesuffix(".bias").rpartition(".")[2]
+def _check_shape(file: GGUFFile, tensor: Tensor, source: Source) -> None:
+    """Engines read by the description, so each tensor must have just this shape."""
     shape = file.tensors[source.tensor].shape
-    expected: tuple[int, ...] = (rows.get(stem, spec.hidden),)
-    if stem in MATRICES + _TABLES and not name.endswith(".bias"):
-        columns = {"attn_output": rows["attn_q"], "ffn_down": rows["ffn_up"]}.get(stem, spec.hidden)
-        expected = (columns, *expected)
+    expected = (tensor.columns, tensor.rows) if tensor.columns else (tensor.rows,)
     if (*shape[:-1], source.rows) != expected:
         raise ModelFormatError(f"{file.path}: {source.tensor} has shape {shape} instead of {expected}")
 
 
-def _split(file: GGUFFile, rows: dict[str, int], layer: str, fused: str, parts: tuple[str, ...]) -> dict[str, Source]:
+def _split(
+    file: GGUFFile, wanted: dict[str, Tensor], prefix: str, fused: str, parts: tuple[str, ...]
+) -> dict[str, Source]:
     found = {}
     for kind, suffix in (("weight", ""), ("bias", ".bias")):
-        name = f"{layer}.{fused}.{kind}"
+        name = f"{prefix}.{fused}.{kind}"
         if (info := file.tensors.get(name)) is None:
             continue
         first = 0
         for part in parts:
-            found[f"{layer}.{part}{suffix}"] = Source(name, first, rows[part])
-            first += rows[part]
+            rows = wanted[f"{prefix}.{part}"].rows
+            found[f"{prefix}.{part}{suffix}"] = Source(name, first, rows)
+            first += rows
         if info.shape[-1] != first:
             raise ModelFormatError(f"{file.path}: {name} has {info.shape[-1]} rows instead of {first}")
     return found
+
+
+def _split_gate(stored: dict[str, str], layer: int, core: Attention) -> Iterator[tuple[str, Source]]:
+    """Each head's rows of queries are followed by those of its gate."""
+    tensor = stored.get(f"blk.{layer}.attn_q")
+    if tensor:
+        for number, name in enumerate(("attn_q", "attn_q_gate")):
+            rows = Source(tensor, number * core.head_dim, core.width, core.head_dim, 2 * core.head_dim)
+            yield f"blk.{layer}.{name}", rows

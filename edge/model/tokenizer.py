@@ -46,8 +46,8 @@ _SAFE_CUT = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
 _SPM_CUT = re.compile(r"(?<=[A-Za-z])(?=▁[A-Za-z])")  # the same, with spaces as SentencePiece writes them
 _GEMMA4_CUT = re.compile(_SPM_CUT.pattern + r"|(?<=\n)(?!\n)|(?<!\n)(?=\n)")  # and around runs of newlines
 _REMEMBERED = 32  # characters of the longest words whose tokens are remembered
-_BLOCK = 8 << 10  # characters encoded at a time
-_LONGEST_BLOCK = 64 << 10  # text without a safe place (no spaces at all) is cut here
+BLOCK = 8 << 10  # characters encoded at a time
+LONGEST_BLOCK = 64 << 10  # text without a safe place (no spaces at all) is cut here
 
 
 class TokenizerLike(Protocol):
@@ -276,31 +276,31 @@ class Tokenizer:
         return codecs.getincrementaldecoder("utf-8")(errors="replace")
 
 
-def cut_blocks(parts: Iterable[str], longest: int = _LONGEST_BLOCK) -> Iterator[tuple[str, bool]]:
+def cut_blocks(parts: Iterable[str], longest: int = LONGEST_BLOCK) -> Iterator[tuple[str, bool]]:
     """Cut a text into blocks that can be encoded one by one; the flag marks the first.
 
     longest: characters of a block without a safe place, which is cut anywhere."""
-    rest, wanted, first = "", _BLOCK, True
+    rest, wanted, first = "", BLOCK, True
     for part in parts:
         for start in range(0, len(part), longest):  # so that cutting a long text takes linear time
             rest += part[start : start + longest]
             while len(rest) > wanted:
                 cut = _safe_cut(rest, longest)
                 if cut is None:
-                    wanted += _BLOCK  # wait for more text
+                    wanted += BLOCK  # wait for more text
                     continue
                 yield rest[:cut], first
-                rest, wanted, first = rest[cut:], _BLOCK, False
+                rest, wanted, first = rest[cut:], BLOCK, False
     if rest:
         yield rest, first
 
 
 def _safe_cut(text: str, longest: int) -> int | None:
-    """The last place below _BLOCK, or else the first one above it, where a cut changes no token."""
-    below = [match.start() for match in _SAFE_CUT.finditer(text, 1, _BLOCK)]
+    """The last place below BLOCK, or else the first one above it, where a cut changes no token."""
+    below = [match.start() for match in _SAFE_CUT.finditer(text, 1, BLOCK)]
     if below:
         return below[-1]
-    above = _SAFE_CUT.search(text, _BLOCK, longest)
+    above = _SAFE_CUT.search(text, BLOCK, longest)
     return above.start() if above else longest if len(text) > longest else None
 
 

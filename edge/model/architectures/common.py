@@ -1,9 +1,55 @@
-"""Parts that recipes share."""
+"""Parts that architectures share."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+from edge.errors import ModelFormatError
 from edge.formats.gguf_fields import Header
-from edge.model.spec import ModelSpec, Rope
+from edge.model.layers import Activation, Attention, Block, Dense, Network, Norm, Rope, Temperature
+from edge.model.spec import ModelSpec
+
+_ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
+_DENSE = ("ffn_gate", "ffn_up", "ffn_down")
+
+
+def decoder(
+    header: Header, spec: ModelSpec, *, ropes: Sequence[Rope] | None = None, windows: Sequence[int] | None = None,
+    halves: bool = False, query_scale: float = 0.0, activation: Activation = "silu", gated: bool = True,
+    norm: Norm = "rms", residual_scale: float = 1.0, temperature: Temperature | None = None, score_cap: float = 0.0,
+    embedding_scale: float = 1.0, learned_positions: bool = False, logit_scale: float = 1.0, logit_cap: float = 0.0,
+) -> Network:  # fmt: skip
+    """Layers of attention and a feed-forward network, as most architectures have them.
+
+    ropes, windows: of each layer; None: the header's, in all layers. query_scale: 0 stands for 1 / √head_dim. halves:
+    see `Rope`. Biases, norms of heads, and norms behind blocks are those that the first layer has in the file.
+    """
+    ropes = ropes or [replace(read_rope(header, spec), halves=halves)] * spec.layers
+    windows = windows or same_window(spec)
+    attention = Attention(
+        spec.heads, spec.kv_heads, spec.head_dim, query_scale or spec.head_dim**-0.5,
+        head_norms=_has(header, "attn_q_norm.weight"), biases=_biases(header, _ATTENTION, "attn_qkv"),
+        score_cap=score_cap, temperature=temperature,
+    )  # fmt: skip
+    matrices = _DENSE if gated else _DENSE[1:]
+    fused = "ffn_up" if gated and not _has(header, "ffn_gate.weight") else ""
+    dense = Dense(spec.ffn, activation, gated, _biases(header, matrices, fused))
+
+    def block(name: str, core: Attention | Dense, post_norm: str) -> Block:
+        behind = post_norm if _has(header, f"{post_norm}.weight") else None
+        return Block(name, core, behind, residual_scale, _has(header, f"{name}.bias"))
+
+    feeding = block("ffn_norm", dense, "post_ffw_norm")
+    layers = tuple(
+        (block("attn_norm", replace(attention, rope=rope, window=window), "post_attention_norm"), feeding)
+        for rope, window in zip(ropes, windows, strict=True)
+    )
+    return Network(
+        spec.hidden, spec.vocab, layers, norm, spec.norm_eps, embedding_scale,
+        spec.context if learned_positions else 0, "output_norm.bias" in header.file.tensors, tied_head=spec.tied_head,
+        logit_scale=logit_scale, logit_cap=logit_cap,
+    )  # fmt: skip
 
 
 def read_rope(header: Header, spec: ModelSpec) -> Rope:
@@ -20,6 +66,14 @@ def read_rope(header: Header, spec: ModelSpec) -> Rope:
     )
 
 
+def read_kernel(header: Header, key: str) -> int:
+    """How many tokens a causal convolution sees. Raises ModelFormatError for fewer than two."""
+    kernel = header.count(key, "head_dim")
+    if kernel < 2:
+        raise ModelFormatError(f"{header.file.path}: {header.architecture}.{key} is {kernel}: it must be 2 or more")
+    return kernel
+
+
 def read_factor(header: Header, key: str, default: float = 1.0) -> float:
     """A factor of the header; 0 means that there is none, as in llama.cpp."""
     return default if header.value(key) == 0 else header.positive(key, default, below=1e6)
@@ -33,3 +87,13 @@ def same_window(spec: ModelSpec) -> tuple[int, ...]:
 def window_but_every(period: int, spec: ModelSpec) -> tuple[int, ...]:
     """Windows in all layers except every `period`-th, which has full attention."""
     return tuple(spec.window if (layer + 1) % period else 0 for layer in range(spec.layers))
+
+
+def _has(header: Header, name: str) -> bool:
+    return f"blk.0.{name}" in header.file.tensors
+
+
+def _biases(header: Header, matrices: tuple[str, ...], fused: str) -> tuple[str, ...]:
+    """fused: the matrix that may hold all of `matrices` but the last, the output."""
+    whole = bool(fused) and _has(header, f"{fused}.weight") and _has(header, f"{fused}.bias")
+    return tuple(name for name in matrices if _has(header, f"{name}.bias") or (whole and name != matrices[-1]))

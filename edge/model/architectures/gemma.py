@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from edge.formats.gguf_fields import Header
-from edge.model.architectures import qwen2
-from edge.model.spec import ModelSpec, Recipe
+from edge.model.architectures.common import decoder
+from edge.model.layers import Network
+from edge.model.spec import ModelSpec
 
 
-def recipe(header: Header, spec: ModelSpec) -> Recipe:
-    return replace(qwen2.recipe(header, spec), activation="gelu", embedding_scale=math.sqrt(spec.hidden))
+def network(header: Header, spec: ModelSpec) -> Network:
+    return decoder(header, spec, halves=True, activation="gelu", embedding_scale=math.sqrt(spec.hidden))

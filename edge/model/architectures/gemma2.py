@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 
 from edge.formats.gguf_fields import Header
-from edge.model.architectures.common import read_rope, window_but_every
-from edge.model.spec import ModelSpec, Recipe
+from edge.model.architectures.common import decoder, window_but_every
+from edge.model.layers import Network
+from edge.model.spec import ModelSpec
 
 _LAYERS_OF_27B = 46  # only this size divides scores by √(hidden / heads); no field of the file says so
 
 
-def recipe(header: Header, spec: ModelSpec) -> Recipe:
-    return Recipe(
-        ropes=(read_rope(header, spec),),
+def network(header: Header, spec: ModelSpec) -> Network:
+    return decoder(
+        header,
+        spec,
         windows=window_but_every(header.count("attention.sliding_window_pattern", "layers", default=2), spec),
         query_scale=query_scale(spec, _LAYERS_OF_27B),
         halves=True,

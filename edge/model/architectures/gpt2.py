@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from edge.formats.gguf_fields import Header
-from edge.model.architectures.common import same_window
-from edge.model.spec import ModelSpec, Recipe
+from edge.model.architectures.common import decoder
+from edge.model.layers import UNROTATED, Network
+from edge.model.spec import ModelSpec
 
 
-def recipe(_header: Header, spec: ModelSpec) -> Recipe:
-    return Recipe(
-        ropes=(),
-        windows=same_window(spec),
-        query_scale=spec.head_dim**-0.5,
-        norm="layer",
-        activation="gelu",
-        gated=False,
-    )
+def network(header: Header, spec: ModelSpec) -> Network:
+    ropes = [UNROTATED] * spec.layers
+    return decoder(header, spec, ropes=ropes, learned_positions=True, norm="layer", activation="gelu", gated=False)

@@ -5,20 +5,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from edge.formats.gguf_fields import Header
-from edge.model.architectures import llama
-from edge.model.architectures.common import read_factor
-from edge.model.spec import UNROTATED, ModelSpec, Recipe
+from edge.model.architectures.common import decoder, read_factor
+from edge.model.layers import UNROTATED, Network
+from edge.model.spec import ModelSpec
 
 
-def recipe(header: Header, spec: ModelSpec) -> Recipe:
-    like = llama.recipe(header, spec)
-    return replace(
-        like,
-        ropes=like.ropes if header.value("rope.scaling.finetuned") in (None, True) else (UNROTATED,),
-        query_scale=read_factor(header, "attention.scale", like.query_scale),
+def network(header: Header, spec: ModelSpec) -> Network:
+    rotates = header.value("rope.scaling.finetuned") in (None, True)
+    return decoder(
+        header,
+        spec,
+        ropes=None if rotates else [UNROTATED] * spec.layers,
+        query_scale=read_factor(header, "attention.scale", 0.0),
         embedding_scale=read_factor(header, "embedding_scale"),
         residual_scale=read_factor(header, "residual_scale"),
         logit_scale=1 / header.positive("logit_scale", 1.0, below=1e6),

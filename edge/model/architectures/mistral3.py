@@ -8,14 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edge.formats.gguf_fields import Header
-from edge.model.architectures import llama
-from edge.model.architectures.common import read_factor
-from edge.model.spec import ModelSpec, Recipe, Temperature
+from edge.model.architectures.common import decoder, read_factor, read_rope
+from edge.model.layers import Network, Temperature
+from edge.model.spec import ModelSpec
 
 
-def recipe(header: Header, spec: ModelSpec) -> Recipe:
-    like = llama.recipe(header, spec)
-    (rope,) = like.ropes
+def network(header: Header, spec: ModelSpec) -> Network:
+    rope = read_rope(header, spec)
     rope = replace(
         rope,
         beta_fast=header.positive("rope.scaling.yarn_beta_fast", rope.beta_fast, below=1e6),
@@ -23,4 +22,5 @@ def recipe(header: Header, spec: ModelSpec) -> Recipe:
         log_multiplier=read_factor(header, "rope.scaling.yarn_log_multiplier", 0.0),
     )
     slope = read_factor(header, "attention.temperature_scale", 0.0)
-    return replace(like, ropes=(rope,), temperature=Temperature(slope, rope.original_context) if slope else None)
+    temperature = Temperature(slope, rope.original_context) if slope else None
+    return decoder(header, spec, ropes=[rope] * spec.layers, temperature=temperature)

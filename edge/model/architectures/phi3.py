@@ -4,8 +4,6 @@ RoPE's frequencies are divided by factors from the file: `rope_factors_short` wi
 `rope_factors_long` beyond it.
 """
 
-from __future__ import annotations
+from edge.model.architectures.qwen2 import network
 
-from edge.model.architectures.qwen2 import recipe
-
-__all__ = ["recipe"]
+__all__ = ["network"]

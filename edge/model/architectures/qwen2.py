@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from edge.formats.gguf_fields import Header
-from edge.model.architectures import llama
-from edge.model.spec import ModelSpec, Recipe
+from edge.model.architectures.common import decoder
+from edge.model.layers import Network
+from edge.model.spec import ModelSpec
 
 
-def recipe(header: Header, spec: ModelSpec) -> Recipe:
-    return replace(llama.recipe(header, spec), halves=True)
+def network(header: Header, spec: ModelSpec) -> Network:
+    return decoder(header, spec, halves=True)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from edge.formats.gguf_fields import Header
-from edge.model.architectures import llama
-from edge.model.spec import UNROTATED, ModelSpec, Recipe
+from edge.model.architectures.common import decoder, read_rope
+from edge.model.layers import UNROTATED, Network
+from edge.model.spec import ModelSpec
 
 PERIOD = 4  # no field of the file says so
 
 
-def recipe(header: Header, spec: ModelSpec) -> Recipe:
-    like = llama.recipe(header, spec)
-    kinds = tuple(int((layer + 1) % PERIOD == 0) for layer in range(spec.layers))
-    return replace(like, ropes=(*like.ropes, UNROTATED), layer_ropes=kinds)
+def network(header: Header, spec: ModelSpec) -> Network:
+    rope = read_rope(header, spec)
+    return decoder(header, spec, ropes=[rope if (layer + 1) % PERIOD else UNROTATED for layer in range(spec.layers)])

@@ -1,0 +1,372 @@
+"""A model's pass as data: layers of blocks, each around a core such as attention.
+
+A block adds to the hidden states x, [tokens, hidden]:
+
+    x += scale · post_norm(output(core(norm(x))))
+
+`norm` and `post_norm` are norms of rows, `output` is the core's last matrix. A layer is a tuple of blocks, run one
+after the other.
+
+An architecture's file (`architectures/`) turns a header into a `Network`; nothing else knows architectures. Engines,
+plans, checks of headers, and converters read these classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, TypeVar
+
+Norm = Literal["rms", "layer"]
+Activation = Literal["silu", "gelu"]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A matrix [rows, columns] or, with 0 columns, a vector of `rows` values.
+
+    name: within its layer, without `.weight`: `attn_q`, `attn_q.bias`. exact: a matrix that stays in float32.
+    """
+
+    name: str
+    rows: int
+    columns: int = 0
+    exact: bool = False
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary positions: the first `dim` values of a head are rotated, pair i by position · base^(−2i / dim).
+
+    dim is 0 where nothing is rotated. halves: value i pairs with value i + dim / 2, not with its neighbour.
+
+    scaling: linear divides positions by `factor`; yarn (arXiv:2309.00071) does so for long wavelengths only; longrope
+    (arXiv:2402.13753) divides by factors from the file, and has others for long texts. Factors named `rope_freqs`
+    (llama3) apply with every scaling. magnitude: a factor of all cosines and sines.
+
+    Of yarn: pairs that rotate more than `beta_fast` times in the original context keep their frequency, those that
+    rotate less than `beta_slow` times are stretched. log_multiplier: by how much its own magnitude is divided again
+    (DeepSeek's `mscale_all_dim`).
+    """
+
+    dim: int
+    base: float
+    halves: bool = False
+    scaling: str = "none"
+    factor: float = 1.0
+    original_context: int = 0  # positions before scaling
+    magnitude: float = 1.0
+    has_long: bool = False  # the file has longrope's factors for texts beyond the original context
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    log_multiplier: float = 0.0
+
+
+UNROTATED = Rope(dim=0, base=1.0)  # of layers whose keys have no position (NoPE, arXiv:2305.19466)
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """A query at position p is multiplied by 1 + slope · log(1 + ⌊p / period⌋), as in Llama 4.
+
+    p is the position that `KVCache.positions` shows, which decreases when gaps before it are closed. Keys have no
+    temperature, so rows of the cache stay as they are when their positions change.
+    """
+
+    slope: float
+    period: int
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Softmax attention. State: a row of keys and values for each token, those of the last `window` if there is one.
+
+    `attn_q`, `attn_k`, `attn_v` make heads of the normalised rows; a group of query heads shares a KV head.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float  # of queries
+    rope: Rope = UNROTATED
+    window: int = 0  # positions that a token attends to; 0: all
+    head_norms: bool = False  # of each head's queries and keys, before RoPE
+    biases: tuple[str, ...] = ()  # the matrices that have one
+    score_cap: float = 0.0  # scores become cap · tanh(score / cap); 0: no cap
+    temperature: Temperature | None = None
+    gated: bool = False  # the output is multiplied by the sigmoid of `attn_q_gate` · x
+
+    output = "attn_output"
+    fixed_values = 0
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Matrices that multiply the normalised rows."""
+        return ("attn_q", "attn_k", "attn_v", *(("attn_q_gate",) if self.gated else ()))
+
+    @property
+    def group(self) -> int:
+        """Query heads per KV head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def width(self) -> int:
+        """Values that the core hands to its output projection."""
+        return self.heads * self.head_dim
+
+    @property
+    def row_values(self) -> int:
+        """Values of K and V that a token adds to the cache."""
+        return 2 * self.kv_heads * self.head_dim
+
+    def tensors(self, hidden: int) -> Iterator[Tensor]:
+        rows = {"attn_q": self.width, "attn_k": self.kv_heads * self.head_dim, "attn_v": self.kv_heads * self.head_dim}
+        rows |= {"attn_q_gate": self.width} if self.gated else {}
+        yield from _with_biases((Tensor(name, count, hidden) for name, count in rows.items()), self.biases)
+        for name in ("attn_q_norm", "attn_k_norm") if self.head_norms else ():
+            yield Tensor(name, self.head_dim)
+        yield from _with_biases([Tensor(self.output, hidden, self.width)], self.biases)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A feed-forward network: activation(gate) · up, or activation(up) without a gate."""
+
+    ffn: int
+    activation: Activation = "silu"  # gelu in its tanh form
+    gated: bool = True
+    biases: tuple[str, ...] = ()
+
+    output = "ffn_down"
+    row_values, fixed_values = 0, 0
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return ("ffn_gate", "ffn_up") if self.gated else ("ffn_up",)
+
+    @property
+    def width(self) -> int:
+        return self.ffn
+
+    def tensors(self, hidden: int) -> Iterator[Tensor]:
+        yield from _with_biases((Tensor(name, self.ffn, hidden) for name in self.inputs), self.biases)
+        yield from _with_biases([Tensor(self.output, hidden, self.ffn)], self.biases)
+
+
+@dataclass(frozen=True)
+class DeltaNet:
+    """A gated delta net (arXiv:2412.06464). State: the last inputs of its convolution, and a matrix for each head.
+
+    For each token: c = SiLU(Σ_j w_j · u_{t−j}), a causal convolution over u = `attn_qkv` · x, gives queries and keys of
+    `key_heads` heads and values of `heads`. Head h uses the key head h mod key_heads. With queries and keys normalised
+    to length 1, q divided by √size, g = exp(a · softplus(α + dt)) and β = sigmoid(`ssm_beta` · x):
+
+        S ← g · S;  S += k ⊗ β (v − Sᵀ k);  o = Sᵀ q
+
+    The output is RMSNorm(o) · SiLU(z), head by head, with z = `attn_gate` · x and α = `ssm_alpha` · x. The file stores
+    a as `ssm_a`, which is negative, and dt as `ssm_dt.bias`.
+    """
+
+    heads: int
+    key_heads: int
+    size: int  # of a query or key
+    value_size: int
+    kernel: int  # tokens that the convolution sees
+
+    inputs = ("attn_qkv", "attn_gate", "ssm_beta", "ssm_alpha")
+    output, kind = "ssm_out", "gated delta nets"
+    row_values = 0
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.value_size
+
+    @property
+    def mixed(self) -> int:
+        """Channels of the convolution: queries, keys, values."""
+        return 2 * self.key_heads * self.size + self.width
+
+    @property
+    def fixed_values(self) -> int:
+        """Values of the state, float32."""
+        return (self.kernel - 1) * self.mixed + self.heads * self.size * self.value_size
+
+    def tensors(self, hidden: int) -> Iterator[Tensor]:
+        yield Tensor("attn_qkv", self.mixed, hidden)
+        yield Tensor("attn_gate", self.width, hidden)
+        yield Tensor("ssm_beta", self.heads, hidden)
+        yield Tensor("ssm_alpha", self.heads, hidden)
+        yield Tensor("ssm_conv1d", self.mixed, self.kernel, exact=True)
+        yield Tensor("ssm_dt.bias", self.heads)
+        yield Tensor("ssm_a", self.heads)
+        yield Tensor("ssm_norm", self.value_size)
+        yield Tensor(self.output, hidden, self.width)
+
+
+@dataclass(frozen=True)
+class ShortConvolution:
+    """A gated causal convolution of each channel (LFM2, arXiv:2511.23404). State: its last inputs.
+
+    With (B, C, z) = `shortconv.in_proj` · x and u = B ⊙ z, the output is y_t = C_t ⊙ Σ_j w_j ⊙ u_{t−j}.
+    """
+
+    hidden: int
+    kernel: int  # tokens that the convolution sees
+
+    inputs = ("shortconv.in_proj",)
+    output, kind = "shortconv.out_proj", "short convolutions"
+    row_values = 0
+
+    @property
+    def width(self) -> int:
+        return self.hidden
+
+    @property
+    def fixed_values(self) -> int:
+        return (self.kernel - 1) * self.hidden
+
+    def tensors(self, hidden: int) -> Iterator[Tensor]:
+        yield Tensor("shortconv.in_proj", 3 * hidden, hidden)
+        yield Tensor("shortconv.conv", hidden, self.kernel, exact=True)
+        yield Tensor(self.output, hidden, hidden)
+
+
+Core = Attention | Dense | DeltaNet | ShortConvolution
+OneCore = TypeVar("OneCore", Attention, Dense, DeltaNet, ShortConvolution)
+
+
+@dataclass(frozen=True)
+class Block:
+    """See above. norm, post_norm: tensors of the layer; post_norm: None where the core's output is added as it is."""
+
+    norm: str
+    core: Core
+    post_norm: str | None = None
+    scale: float = 1.0
+    norm_bias: bool = False
+
+    def tensors(self, hidden: int) -> Iterator[Tensor]:
+        """All tensors, in the order in which a pass reads them."""
+        yield Tensor(self.norm, hidden)
+        if self.norm_bias:
+            yield Tensor(f"{self.norm}.bias", hidden)
+        yield from self.core.tensors(hidden)
+        if self.post_norm:
+            yield Tensor(self.post_norm, hidden)
+
+
+Layer = tuple[Block, ...]
+
+
+@dataclass(frozen=True)
+class Network:
+    """The whole pass: the embedding of a token, times `embedding_scale`, through the layers, and by a last norm and the
+    output head to logits, times `logit_scale`, capped as scores are."""
+
+    hidden: int
+    vocab: int
+    layers: tuple[Layer, ...]
+    norm: Norm = "rms"
+    norm_eps: float = 1e-5
+    embedding_scale: float = 1.0
+    positions: int = 0  # learned: rows of a table that is added to the embeddings
+    output_norm_bias: bool = False
+    output_norm: str = "output_norm"  # the tensor; engines know it by this name, whatever the file calls it
+    tied_head: bool = True
+    logit_scale: float = 1.0
+    logit_cap: float = 0.0
+
+    @property
+    def learned_positions(self) -> bool:
+        return self.positions > 0
+
+    @cached_property
+    def cores(self) -> tuple[Core, ...]:
+        """In the order of the pass."""
+        return tuple(block.core for layer in self.layers for block in layer)
+
+    @cached_property
+    def attention(self) -> tuple[Attention | None, ...]:
+        """Of each layer."""
+        return tuple(next(_of_kind(layer, Attention), None) for layer in self.layers)
+
+    @cached_property
+    def ropes(self) -> tuple[Rope, ...]:
+        """The different ones, those of layers that see all tokens first; empty with learned positions."""
+        if self.learned_positions:
+            return ()
+        attention = sorted(filter(None, self.attention), key=lambda core: (core.window > 0, core.rope.dim == 0))
+        return tuple(dict.fromkeys(core.rope for core in attention))
+
+    @cached_property
+    def halves(self) -> bool:
+        """How RoPE pairs values, the same in all layers."""
+        return any(rope.halves for rope in self.ropes)
+
+    def rope_of(self, layer: int) -> int:
+        """Which of `ropes` a layer uses; 0 for layers without attention."""
+        core = self.attention[layer]
+        return self.ropes.index(core.rope) if core and self.ropes else 0
+
+    def rotates(self, layer: int) -> bool:
+        """Whether RoPE gives the layer's queries and keys their positions."""
+        core = self.attention[layer]
+        return core is not None and bool(self.ropes) and core.rope.dim > 0
+
+    @cached_property
+    def windows(self) -> tuple[int, ...]:
+        """Positions that a token attends to, [layers]; 0: all, or no attention."""
+        return tuple(core.window if core else 0 for core in self.attention)
+
+    @cached_property
+    def temperature(self) -> Temperature | None:
+        """Of queries, in all layers that have one."""
+        return next((core.temperature for core in self.attention if core and core.temperature), None)
+
+    @cached_property
+    def last_mixing(self) -> tuple[int, Block]:
+        """The last block in which tokens see others, and its layer: what is behind it can leave out tokens whose
+        logits are not wanted."""
+        blocks = ((layer, block) for layer, blocks in enumerate(self.layers) for block in blocks)
+        return [(layer, block) for layer, block in blocks if not isinstance(block.core, Dense)][-1]
+
+    @cached_property
+    def row_values(self) -> tuple[int, ...]:
+        """Values of K and V that a token adds to the cache, [layers]."""
+        return tuple(sum(block.core.row_values for block in layer) for layer in self.layers)
+
+    @property
+    def rowless(self) -> tuple[int, ...]:
+        """Layers that keep no rows."""
+        return tuple(layer for layer, values in enumerate(self.row_values) if not values)
+
+    @cached_property
+    def fixed_values(self) -> tuple[int, ...]:
+        """Values of states whose size does not depend on the number of tokens, float32, [layers]."""
+        return tuple(sum(block.core.fixed_values for block in layer) for layer in self.layers)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """All tensors by their names in the model, `blk.0.attn_q`, in the order in which a pass reads them."""
+        yield "token_embd", Tensor("token_embd", self.vocab, self.hidden)
+        if self.positions:
+            yield "position_embd", Tensor("position_embd", self.positions, self.hidden)
+        for index, layer in enumerate(self.layers):
+            for block in layer:
+                yield from ((f"blk.{index}.{tensor.name}", tensor) for tensor in block.tensors(self.hidden))
+        yield "output_norm", Tensor("output_norm", self.hidden)
+        if self.output_norm_bias:
+            yield "output_norm.bias", Tensor("output_norm.bias", self.hidden)
+        if not self.tied_head:
+            yield "output", Tensor("output", self.vocab, self.hidden)
+
+
+def _of_kind(layer: Layer, kind: type[OneCore]) -> Iterator[OneCore]:
+    return (block.core for block in layer if isinstance(block.core, kind))
+
+
+def _with_biases(matrices: Iterator[Tensor] | list[Tensor], biases: tuple[str, ...]) -> Iterator[Tensor]:
+    for matrix in matrices:
+        yield matrix
+        if matrix.name in biases:
+            yield Tensor(f"{matrix.name}.bias", matrix.rows)
