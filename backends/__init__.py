@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from importlib import import_module
 from typing import cast
 
 from edge.backends.base import Backend
-from edge.errors import InputError, MissingExtraError, UnsupportedError
+from edge.errors import InputError, MissingExtraError, UnsupportedError, worded
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
 from edge.model.tokenizer import check_known
@@ -56,8 +55,8 @@ def find_backend(name: str, file: GGUFFile, spec: ModelSpec, kv_dtype: str | Non
         try:
             backend = _usable(each, file, spec)
         except (MissingExtraError, UnsupportedError) as error:
-            how = ", more slowly" if spec.recipe else ""
-            _log.warning("%s runs this model%s: %s", last, how, str(error).removesuffix(f": use --backend {last}"))
+            how = ", more slowly" if spec.network else ""
+            _log.warning("%s runs this model%s: %s", last, how, str(error).removesuffix(_instead(last)))
             continue
         if kv_dtype in (None, *backend.CAPABILITIES.kv_dtypes):
             return backend
@@ -67,24 +66,28 @@ def find_backend(name: str, file: GGUFFile, spec: ModelSpec, kv_dtype: str | Non
     return first if first and kv_dtype not in backend.CAPABILITIES.kv_dtypes else backend
 
 
-def backend_elsewhere(name: str, file: GGUFFile, spec: ModelSpec, system: str) -> Backend:
-    """The engine with which another device would run this model, for its footprint: nothing is loaded here.
+def backend_elsewhere(name: str, file: GGUFFile, spec: ModelSpec, system: str) -> tuple[Backend, str]:
+    """The engine with which another device would run this model, for its footprint: nothing is loaded here. With why
+    `auto` does not take a faster one; empty: it does.
 
     Raises InputError for unknown names, UnsupportedError if the engine has no such model or does not run there.
     """
     if name not in ("auto", *_MODULES):
         raise InputError(f"unknown backend {name!r}: choose auto, {', '.join(_MODULES)}")
     if file.folder is not None:
-        return _usable(engines_with("folders")[0], file, spec)
+        return _usable(engines_with("folders")[0], file, spec), ""
     *better, last = _AUTO if name == "auto" else (name,)
+    why = ""
     for each in better:
-        with suppress(UnsupportedError):
+        try:
             _check_tokenizer(each, file)
             engine_named(each).check_elsewhere(file, spec, system)
-            return engine_named(each)
+            return engine_named(each), ""
+        except UnsupportedError as error:
+            why = why or str(error).removesuffix(_instead(last))
     engine_named(last).check_elsewhere(file, spec, system)
     _check_tokenizer(last, file)
-    return engine_named(last)
+    return engine_named(last), why
 
 
 def _usable(name: str, file: GGUFFile, spec: ModelSpec) -> Backend:
@@ -92,12 +95,17 @@ def _usable(name: str, file: GGUFFile, spec: ModelSpec) -> Backend:
     if file.folder is not None and not backend.CAPABILITIES.folders:
         others = engines_with("folders")[0]
         raise UnsupportedError(
-            f"{file.folder} is a model in ONNX, which the {name} engine cannot run: use --backend {others}"
+            f"{file.folder} is a model in ONNX, which the {name} engine cannot run: use --backend={others}"
         )
     _check_tokenizer(name, file)
     backend.check_installed()
     backend.check_supported(file, spec)
     return backend
+
+
+def _instead(name: str) -> str:
+    """How errors advise another engine."""
+    return worded(f": use --backend={name}")
 
 
 def _check_tokenizer(name: str, file: GGUFFile) -> None:
@@ -108,4 +116,4 @@ def _check_tokenizer(name: str, file: GGUFFile) -> None:
     try:
         check_known(file)
     except UnsupportedError as error:
-        raise UnsupportedError(f"{error}: use --backend {engines_with('any_tokenizer')[0]}") from None
+        raise UnsupportedError(f"{error}: use --backend={engines_with('any_tokenizer')[0]}") from None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from edge.backends.efficiency import Efficiency, Kind
 from edge.errors import EngineError
 from edge.formats.gguf import GGUFFile
+from edge.model.layers import Core
 from edge.model.lora import Lora
 from edge.model.spec import ModelSpec
 from edge.storage.fingerprint import fingerprint
@@ -47,6 +48,7 @@ class EngineConfig:
     emulated: bool = False  # onnx: on the CPU, which computes what an NPU would
     gpu_layers: int = 0  # llamacpp: layers whose weights are on a GPU
     adapter: str = ""  # gpu: the one that the plan is for (`GPUMemory.adapter`); empty: the engine's own choice
+    frugal: bool = False  # tvm: compile in less memory, and before weights are packed, which takes longer
     resident: int = 0  # bytes of weights in memory at a time, the rest is streamed (`Footprint.least_weights`); 0: all
     tuning: dict[str, int] = field(default_factory=dict)  # what `edge tune` chose, where it differs from the defaults
     lora_rank: int = 0  # the largest rank of adapters that there is room for; 0: the engine is loaded without any
@@ -233,6 +235,12 @@ class KVCache(Protocol):
     def earliest(self) -> int:
         """The fewest rows, but for 0, that `truncate` can leave without a saved end; 0 if it can leave any number.
         More than `length` while the tail of appended rows is missing."""
+        ...
+
+    @property
+    def foresight(self) -> int:
+        """How many of the tokens to come `expect` has to count, if there are so many, to decide for all of them; 0 once
+        it has, or where nothing depends on it."""
         ...
 
     def expect(self, count: int) -> None:
@@ -438,6 +446,10 @@ class Backend(Protocol):
     def check_elsewhere(self, file: GGUFFile, spec: ModelSpec, system: str) -> None:
         """Raise UnsupportedError if the engine cannot run this model on another device, of such a system."""
 
+    def supports(self, core: Core) -> str | None:
+        """What the engine does not run, such as "gated delta nets"; None if it runs the core."""
+        ...
+
     def weight_kind(self, weight_type: str, config: EngineConfig) -> Kind:
         """How the engine multiplies weights of a block type."""
         ...
@@ -456,6 +468,11 @@ class Backend(Protocol):
 
     def footprint(self, spec: ModelSpec, config: EngineConfig) -> Footprint:
         """Raises UnsupportedError for a configuration that the engine cannot have."""
+        ...
+
+    def first_run(self, file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> int:
+        """Bytes that a first run takes before `load` allocates what `footprint` counts, mostly in a process of its own:
+        to compile, or to try a model. 0 once the cache folder has what it makes."""
         ...
 
     def tuned(self, spec: ModelSpec, kv_dtype: str) -> Tuned | None:
@@ -491,7 +508,17 @@ class Backend(Protocol):
 
 
 class GPUBackend(Backend, Protocol):
-    """The module of an engine with `Capabilities.gpu`. Its `load` takes the GPU of `EngineConfig.adapter`."""
+    """The module of an engine with `Capabilities.gpu`. Its `load` takes the GPU of `EngineConfig.adapter`.
+
+    DRIVER_BYTES: what drivers take of the process, even to show their GPUs: `check_supported` and `gpu_memory` load
+    them.
+    """
+
+    DRIVER_BYTES: int
+
+    def most_first(self) -> int:
+        """Bytes of drivers and of `first_run`, for GPUs that no driver has shown yet."""
+        ...
 
     def gpu_memory(self) -> GPUMemory:
         """Raises UnsupportedError if there is no GPU."""

@@ -2,13 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
 
 from edge.backends.base import CapacityError, EngineConfig, KVCache, KVState
-from edge.errors import InputError
+from edge.errors import EngineError, InputError, UnsupportedError
+from edge.model.layers import Attention, Core, Dense, Network
 from edge.model.lora import Lora
 from edge.model.spec import ModelSpec
+from edge.model.tensors import find_network
 from edge.types import IntArray
+
+
+def check_cores(what: str, spec: ModelSpec, supports: Callable[[Core], str | None]) -> Network:
+    """The model's pass, if `what` can run it, such as "onnx engine". Raises UnsupportedError."""
+    network = find_network(spec)
+    for reason in filter(None, map(supports, network.cores)):
+        raise UnsupportedError(f"the {what} does not run {reason} yet: use --backend=llamacpp")
+    return network
+
+
+def check_usual(what: str, spec: ModelSpec) -> Network:
+    """As `check_cores`, for engines that run attention in every layer, with heads and temperatures that are the same
+    in all: their caches and tables have one size."""
+    network = check_cores(what, spec, usual_cores)
+    attention = {core and (core.heads, core.kv_heads, core.head_dim, core.temperature) for core in network.attention}
+    if None in attention or len(attention) > 1:
+        raise UnsupportedError("the model has layers of several forms: use --backend=llamacpp")
+    return network
+
+
+def usual_cores(core: Core) -> str | None:
+    """`Backend.supports` of engines that run attention and feed-forward networks, as most models have them."""
+    if isinstance(core, Attention):
+        return "attention with an output gate" if core.gated else None
+    return None if isinstance(core, Dense) else core.kind
 
 
 def check_tokens(tokens: IntArray, vocab: int, free: int) -> IntArray:
@@ -23,6 +53,12 @@ def check_tokens(tokens: IntArray, vocab: int, free: int) -> IntArray:
     return np.ascontiguousarray(array, dtype=np.int32)
 
 
+def check_whole(path: str | Path, size: int, mapped: int) -> None:
+    """Refuse a file that is smaller than when it was mapped: reading what is gone would end the process."""
+    if size < mapped:
+        raise EngineError(f"{path} was cut short while it was in use: restore it, and load the model again")
+
+
 def check_lora(lora: Lora | None, config: EngineConfig) -> None:
     """Refuse adapters that an engine was not loaded for. Raises InputError."""
     if lora is not None and lora.size.rank > config.lora_rank:
@@ -31,7 +67,7 @@ def check_lora(lora: Lora | None, config: EngineConfig) -> None:
 
 def check_positions(spec: ModelSpec, last: int) -> None:
     """Refuse positions beyond a table of learned ones, `last` being one behind the last. Raises CapacityError."""
-    if spec.recipe and spec.recipe.learned_positions and last > spec.context:
+    if spec.network and spec.network.learned_positions and last > spec.context:
         raise CapacityError(f"position {last - 1} is beyond the {spec.context} that this model has learned")
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from edge.backends.base import KVState, RewindError
 from edge.backends.checks import check_capacity, check_range, check_rows, check_state
+from edge.backends.fixed_state import FixedState
 from edge.backends.ring import Ring
 from edge.backends.rope import CacheRope, Rotation
 from edge.backends.row_lists import PinnedKeys, RowLists, rotated_at_once
@@ -24,7 +25,8 @@ _BASE_BYTES = 8  # a saved state begins with `RowLists.base`: its keys are rotat
 
 
 class HeadKV(Generic[Store]):
-    """HeadKVCache protocol over a `RowStore` of these layers' heads. ring: the other layers', if there are any.
+    """HeadKVCache protocol over a `RowStore` of these layers' heads. ring: of layers with windows; state: of layers
+    that keep no rows. The two, if there are any, make the tail of a saved cache, in this order.
 
     settings: `key` without what the choice of RoPE's factors adds. settle: called before attention is read or rows
     move, for engines that let queries wait.
@@ -32,10 +34,10 @@ class HeadKV(Generic[Store]):
 
     def __init__(
         self, store: Store, layers: Sequence[int], kv_heads: int, rope: CacheRope, settings: str, pinned: int,
-        ring: Ring[Store] | None = None,
+        ring: Ring[Store] | None = None, state: FixedState | None = None,
     ) -> None:  # fmt: skip
-        self.store, self.ring, self.rope, self.settings = store, ring, rope, settings
-        self.capacity, self.lengths, self.has_tail = store.capacity, store.lengths, ring is not None
+        self.store, self.ring, self.state, self.rope, self.settings = store, ring, state, rope, settings
+        self.capacity, self.lengths, self.has_tail = store.capacity, store.lengths, bool(ring or state)
         self.closed = False
         self.settle: Callable[[], None] = lambda: None
         self.layers, self._kv_heads, self._heads = layers, kv_heads, len(layers) * kv_heads
@@ -56,7 +58,7 @@ class HeadKV(Generic[Store]):
 
     @property
     def fixed(self) -> int:
-        return self.ring.store.nbytes if self.ring else 0
+        return (self.ring.store.nbytes if self.ring else 0) + (self.state.nbytes if self.state else 0)
 
     @property
     def length(self) -> int:
@@ -64,6 +66,8 @@ class HeadKV(Generic[Store]):
 
     @property
     def earliest(self) -> int:
+        if self.state:
+            return self.length + (not self.state.whole)
         if self.ring is None:
             return 0
         length, reach = self.length, self.ring.reach
@@ -142,6 +146,10 @@ class HeadKV(Generic[Store]):
             own[: rows.size] = self.store.keys(rows, head)
         return keys
 
+    @property
+    def foresight(self) -> int:
+        return self.rope.foresight(self.next_position)
+
     def expect(self, count: int) -> None:
         self._check_open()
         if not self.rope.is_outgrown_by(self.next_position + count):
@@ -159,7 +167,7 @@ class HeadKV(Generic[Store]):
     def at_once(self, count: int) -> int:
         """How many of these tokens can run one after another between a `prepare` and an `appended`, as though each had
         its own, and all but the first be truncated again."""
-        if self.rope.is_outgrown_by(self.next_position + count):
+        if self.rope.is_outgrown_by(self.next_position + count) or self.state:
             return 1
         return self.ring.at_once(count) if self.ring else count
 
@@ -167,6 +175,8 @@ class HeadKV(Generic[Store]):
         """`count` rows are about to be written behind the last physical rows."""
         if self.ring:
             self.ring.prepare(count)
+        if self.state:
+            self.state.prepare()
         self.store.prepare(count, self.next_position)
 
     def appended(self, count: int) -> None:
@@ -233,26 +243,62 @@ class HeadKV(Generic[Store]):
             self.rope.clear()
             if self.ring:
                 self.ring.clear()
+            if self.state:
+                self.state.clear()
         elif dropped:
             lengths = self.lengths[: len(self._lists)].tolist()
-            if self.ring:
-                self._rewind(self.ring, self._lists.next_without(length, dropped), end)
+            if self.has_tail:
+                self._rewind(self._lists.next_without(length, dropped), end)
             self._lists.drop(length, dropped)
             self._pinned.forget(np.arange(length, dtype=np.int32))
             self._retain([np.arange(each - dropped, dtype=np.int32) for each in lengths])
             self.store.place(self._lists)
 
-    def _rewind(self, ring: Ring[Store], position: int, end: KVState | None) -> None:
+    def _rewind(self, position: int, end: KVState | None) -> None:
         if end is None or end.tail is None:
-            if not ring.whole or position < ring.reach:
+            if self.state:
+                raise RewindError("the state of recurrent layers is gone so far back: run the tokens again")
+            assert self.ring is not None
+            if not self.ring.whole or position < self.ring.reach:
                 raise RewindError("the rows of sliding windows are gone so far back: run the tokens again")
-            ring.truncate(position)
+            self.ring.truncate(position)
             return
         base = self._lists.base
         if (end.key, _base_of(end), end.next_position) != (self.key, base, position - base):
             raise RewindError("rows were evicted since the end was saved: run the tokens again")
-        ring.check(end.tail)
-        ring.restore(end.tail, base, end.next_position)
+        self._check_tail(end.tail)
+        self._restore_tail(end.tail, base, end.next_position)
+
+    def _parts(self, tail: bytes | memoryview | None) -> tuple[memoryview | None, memoryview | None]:
+        """A tail as that of the ring, and of the fixed state behind it."""
+        if tail is None:
+            return None, None
+        view = memoryview(tail)
+        at = len(view) - (self.state.nbytes if self.state else 0)
+        return view[:at], view[at:]
+
+    def _check_tail(self, tail: bytes | memoryview) -> None:
+        """Raises InputError for a tail that is damaged, CapacityError for one that does not fit."""
+        ring, state = self._parts(tail)
+        if self.ring and ring is not None:
+            self.ring.check(ring)
+        elif ring:
+            raise InputError("the saved state is damaged")
+        if self.state and state is not None:
+            self.state.check(state)
+
+    def _restore_tail(self, tail: bytes | memoryview | None, base: int, next_position: int) -> None:
+        """None: it will come with the next rows."""
+        ring, state = self._parts(tail)
+        if self.ring:
+            self.ring.restore(ring, base, next_position)
+        if self.state:
+            self.state.restore(state)
+
+    def _save_tail(self) -> bytes | None:
+        """None if it is not whole."""
+        found = [self.ring.save() if self.ring else b"", self.state.save() if self.state else b""]
+        return None if None in found else b"".join(filter(None, found))
 
     def shrink(self, capacity: int) -> None:
         self._check_open()
@@ -271,7 +317,7 @@ class HeadKV(Generic[Store]):
         last, positions = check_range(first, last, self.length), self.positions
         next_position = int(positions[last]) if last < self.length else self.next_position
         parts = [np.int64(self._lists.base).tobytes(), *self.store.save(self._lists.physical[0, first:last])]
-        tail = self.ring.save() if self.ring and last == self.length else None
+        tail = self._save_tail() if self.has_tail and last == self.length else None
         return KVState(self.key, positions[first:last].copy(), next_position, b"".join(parts), tail)
 
     def append(self, state: KVState) -> None:
@@ -283,16 +329,16 @@ class HeadKV(Generic[Store]):
         if len(state.data) != _BASE_BYTES + count * self.store.row_bytes:
             raise InputError("the saved KV rows are damaged")
         base = _base_of(state)
-        if self.ring and state.tail is not None:
-            self.ring.check(state.tail)
+        if self.has_tail and state.tail is not None:
+            self._check_tail(state.tail)
         if not self.alike or (first and base != self._lists.base):
             raise InputError("the saved KV rows do not fit behind rows that were evicted since")
         self.store.restore(first, count, memoryview(state.data)[_BASE_BYTES:])
         self._lists.append_saved(first, state.positions, base, state.next_position)
         self.lengths[:] = first + count
         self.store.place(self._lists)
-        if self.ring and (count or state.tail is not None):
-            self.ring.restore(state.tail, base, state.next_position)
+        if self.has_tail and (count or state.tail is not None):
+            self._restore_tail(state.tail, base, state.next_position)
 
     def _rows_of(self, head: int) -> tuple[AnyArray, AnyArray]:
         """The physical rows of a head and their RoPE positions, oldest first."""

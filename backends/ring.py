@@ -7,7 +7,7 @@ into their places: the order of rows does not matter to attention, which finds o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
@@ -20,7 +20,8 @@ from edge.backends.row_store import Store
 from edge.errors import EngineError, InputError
 from edge.types import AnyArray
 
-_SLACK = 64  # rows beyond window and chunk, which are freed at once: so far back a cache can be truncated at least
+SLACK = 64  # rows beyond window and chunk, which are freed at once: so far back a cache can be truncated at least
+SPARE_SHARE = 8  # of a small ring, 1/8 is freed at once
 _ALL, _NONE = -(1 << 60), 1 << 60  # for `_first`
 _HEAD_BYTES = 8  # a saved ring begins with `_first`
 
@@ -38,16 +39,17 @@ class LayerKinds:
     window: int
 
     @classmethod
-    def of(cls, windows: Sequence[int]) -> LayerKinds:
-        """windows: [layers], 0 for none."""
-        whole = tuple(layer for layer, window in enumerate(windows) if not window)
+    def of(cls, windows: Sequence[int], rowless: Collection[int] = ()) -> LayerKinds:
+        """windows: [layers], 0 for none. rowless: layers that keep no rows, and are neither."""
+        layers = [layer for layer in range(len(windows)) if layer not in rowless]
+        whole = tuple(layer for layer in layers if not windows[layer])
         if not whole:
-            return cls(tuple(range(len(windows))), (), 0)
-        return cls(whole, tuple(layer for layer, window in enumerate(windows) if window), max(windows))
+            return cls(tuple(layers), (), 0)
+        return cls(whole, tuple(layer for layer in layers if windows[layer]), max(windows))
 
     def ring_rows(self, capacity: int, chunk: int) -> int:
         """Rows of each head of a ring, beside `capacity` rows of each other head."""
-        return min(capacity, self.window + chunk + _SLACK) if self.ringed else 0
+        return min(capacity, self.window + chunk + SLACK) if self.ringed else 0
 
 
 class Ring(Generic[Store]):
@@ -56,9 +58,9 @@ class Ring(Generic[Store]):
     def __init__(self, store: Store, layers: Sequence[int], window: int) -> None:
         self.store, self._layers = store, layers
         self._lists = RowLists(store.capacity)
-        self._saved = window - 1 + _SLACK  # the most rows of a saved ring
+        self._saved = window - 1 + SLACK  # the most rows of a saved ring
         self._before = window - 1  # earlier rows that a token sees
-        self._spare = max(1, min(_SLACK, store.capacity // 8))
+        self._spare = max(1, min(SLACK, store.capacity // SPARE_SHARE))
         self._first = _ALL  # rows from this position on are here
 
     @property

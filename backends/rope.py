@@ -12,7 +12,7 @@ import numpy as np
 
 from edge.formats.gguf import GGUFFile
 from edge.model.architectures.angles import Angles, find_angles
-from edge.model.spec import Recipe
+from edge.model.layers import Network
 from edge.types import AnyArray, FloatArray
 
 _UNROTATED = Angles(np.zeros(0), 1.0)  # of models with learned positions
@@ -65,14 +65,14 @@ class Rotation:
 
 
 def find_rotation(
-    file: GGUFFile, recipe: Recipe, *, halves: bool, head: int | None = None, long: bool = False
+    file: GGUFFile, network: Network, *, halves: bool, head: int | None = None, long: bool = False
 ) -> Rotation:
     """head: values of a head that form pairs (None: those that the model rotates). long: with LongRoPE's long factors.
 
     Raises ModelFormatError as `find_angles` does.
     """
-    angles = tuple(find_angles(file, rope, long=long) for rope in recipe.ropes) or (_UNROTATED,)
-    kinds = tuple(recipe.rope_of(layer) for layer in range(len(recipe.windows)))
+    angles = tuple(find_angles(file, rope, long=long) for rope in network.ropes) or (_UNROTATED,)
+    kinds = tuple(network.rope_of(layer) for layer in range(len(network.windows)))
     return Rotation(angles, kinds, angles[0].radians.size if head is None else head // 2, halves)
 
 
@@ -108,19 +108,25 @@ class CacheRope:
     """
 
     def __init__(
-        self, file: GGUFFile, recipe: Recipe, positions: int, *, halves: bool, head: int | None = None
+        self, file: GGUFFile, network: Network, positions: int, *, halves: bool, head: int | None = None
     ) -> None:
         """positions: the most that the cache will have. halves, head: as in `find_rotation`."""
-        original = next((rope.original_context for rope in recipe.ropes if rope.has_long), positions)
+        original = next((rope.original_context for rope in network.ropes if rope.has_long), positions)
         self._limit = original if positions > original else None
         self._short, self._long = (
-            find_rotation(file, recipe, halves=halves, head=head, long=long) for long in (False, True)
+            find_rotation(file, network, halves=halves, head=head, long=long) for long in (False, True)
         )
         self.clear()
 
     def clear(self) -> None:
         """The cache is empty: a new text begins."""
         self.rotation, self.suffix = self._short, ""
+
+    def foresight(self, next_position: int) -> int:
+        """How many of the tokens to come decide which factors they have."""
+        if self._limit is None or self.rotation is not self._short:
+            return 0
+        return max(0, self._limit + 1 - next_position)
 
     def is_outgrown_by(self, positions: int) -> bool:
         """Whether a text of this many positions needs the long factors while the cache has the short ones."""

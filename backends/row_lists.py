@@ -14,7 +14,7 @@ import numpy as np
 
 from edge.types import AnyArray, FloatArray, IntArray
 
-_ROTATED_AT_ONCE = 4  # rows, so that the memory of rotating does not grow with the number of pinned rows
+ROTATED_AT_ONCE = 4  # rows, so that the memory of rotating does not grow with the number of pinned rows
 _NONE = np.zeros(0, np.int32)
 
 
@@ -174,4 +174,4 @@ def pinned_bytes(heads: int, head: int, most: int) -> int:
 
 def rotated_at_once(count: int) -> Iterator[slice]:
     """`count` rows in the parts that are rotated together."""
-    return (slice(at, at + _ROTATED_AT_ONCE) for at in range(0, count, _ROTATED_AT_ONCE))
+    return (slice(at, at + ROTATED_AT_ONCE) for at in range(0, count, ROTATED_AT_ONCE))

@@ -10,6 +10,7 @@ from edge.backends.efficiency import FLOATS, Efficiency, Kind, Rows, Weights
 from edge.backends.llamacpp.library import is_installed, version
 from edge.errors import MissingExtraError, UnsupportedError
 from edge.formats.gguf import GGUFFile
+from edge.model.layers import Core
 from edge.model.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -63,11 +64,15 @@ def check_supported(file: GGUFFile, spec: ModelSpec) -> None:
 
         try_header(file, spec)
     if spec.architecture == "qwen3" and "blk.0.attn_output.bias" in file.tensors:
-        raise UnsupportedError(f"{file.path}: llama.cpp knows no bias of attn_output in Qwen3: use --backend tvm")
+        raise UnsupportedError(f"{file.path}: llama.cpp knows no bias of attn_output in Qwen3: use --backend=tvm")
 
 
 def check_elsewhere(file: GGUFFile, spec: ModelSpec, system: str) -> None:
     check_supported(file, spec)
+
+
+def supports(core: Core) -> str | None:
+    return None
 
 
 def weight_kind(weight_type: str, config: EngineConfig) -> Kind:
@@ -81,7 +86,7 @@ def most_rows(spec: ModelSpec, expected: int | None) -> MostRows:
     with LongRoPE unless the run is known to be longer, because llama.cpp chooses the factors by the capacity."""
     if spec.window and not _applies_window(spec) and spec.window < spec.context:
         return MostRows(spec.window, ignored_window(spec))
-    ropes = spec.recipe.ropes if spec.recipe else ()
+    ropes = spec.network.ropes if spec.network else ()
     original = next((rope.original_context for rope in ropes if rope.has_long), spec.context)
     if original < spec.context and (expected or 0) <= original:
         why = f"in a larger cache, llama.cpp rotates texts of up to {original} tokens wrongly: --backend tvm does not"
@@ -146,7 +151,7 @@ def check_observed(config: EngineConfig) -> None:
     """Raise UnsupportedError for rows whose attention llama.cpp cannot show."""
     if config.observes and config.kv_dtype.startswith("q"):
         raise UnsupportedError(
-            f"llama.cpp shows no attention to {config.kv_dtype} rows: use --kv-dtype f16 or --kv-policy streaming"
+            f"llama.cpp shows no attention to {config.kv_dtype} rows: use --kv-dtype=f16 or --kv-policy=streaming"
         )
 
 
@@ -207,6 +212,22 @@ def _conversion_bytes(spec: ModelSpec, config: EngineConfig, rows: int) -> int:
     return rounded
 
 
+def first_run(file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> int:
+    """Of a process that runs a few tokens."""
+    if spec.proven or not is_installed():
+        return 0
+    from edge.backends.llamacpp.trial import have_run
+
+    return 0 if have_run(file) else _passes_bytes(spec)
+
+
+def _passes_bytes(spec: ModelSpec) -> int:
+    from edge.backends.llamacpp.trial import CHILD_BYTES, TRIED
+
+    need = footprint(spec, TRIED)
+    return CHILD_BYTES + need.weights + need.kv + need.scratch + need.runtime
+
+
 def tuned(spec: ModelSpec, kv_dtype: str) -> Tuned | None:
     return None
 
@@ -219,7 +240,7 @@ def load(
     from edge.backends.llamacpp.trial import try_passes
 
     if not spec.proven:
-        try_passes(file)
+        try_passes(file, _passes_bytes(spec))
     return LlamaCppEngine(file, spec, config, progress)
 
 

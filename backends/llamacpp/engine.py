@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from edge.backends.base import EngineConfig
-from edge.backends.checks import check_lora, check_positions, check_tokens
+from edge.backends.checks import check_lora, check_positions, check_tokens, check_whole
 from edge.backends.interrupts import interrupts_wait
 from edge.backends.llamacpp import CAPABILITIES, allocated_rows, check_observed, ignored_window
 from edge.backends.llamacpp.clock import NodeClock
@@ -52,6 +52,8 @@ class LlamaCppEngine:
         self._clock = clock
         self._queries, self._votes = 0, False
         self._lora: list[tuple[Any, float]] = []  # adapters of the model, with their scales
+        self._file = open(file.path, "rb")  # noqa: SIM115 (it stays open: llama.cpp has mapped it)
+        self._file_size = os.fstat(self._file.fileno()).st_size
         try:
             self._load_model(file, progress)
             if 0 < spec.window < config.capacity and not self._lib.llama_model_n_swa(self._model):
@@ -140,6 +142,8 @@ class LlamaCppEngine:
             self._lib.llama_free(self._context)
         if self._model is not None:
             self._lib.llama_model_free(self._model)
+        if hasattr(self, "_file"):
+            self._file.close()
         self._batch = self._context = self._model = None
 
     def __del__(self) -> None:
@@ -173,7 +177,7 @@ class LlamaCppEngine:
         if self._lib.llama_model_n_swa(self._model) > 0:
             raise UnsupportedError(
                 "llama.cpp keeps the rows of sliding windows in a cache of its own, where no policy can look: "
-                "use --kv-policy streaming"
+                "use --kv-policy=streaming"
             )
         return Scores(self._lib, self.spec.layers, allocated_rows(self.config.capacity))
 
@@ -217,6 +221,8 @@ class LlamaCppEngine:
     def _decode(self, tokens: IntArray, *, every: bool) -> None:
         if self._batch is None:
             raise EngineError("the engine is closed")
+        if not self.config.repack:
+            check_whole(self._file.name, os.fstat(self._file.fileno()).st_size, self._file_size)
         count, position = tokens.size, self._kv.next_position
         self._tokens[:count] = tokens
         self._batch_positions[:count] = range(position, position + count)
@@ -252,8 +258,8 @@ class LlamaCppEngine:
 
     def _settle(self) -> None:
         """Make llama.cpp apply a pending shift, which it does only when it runs a token."""
-        recipe = self.spec.recipe
-        if self._kv.length == 0 or (recipe and recipe.learned_positions):  # nothing is rotated
+        network = self.spec.network
+        if self._kv.length == 0 or (network and network.learned_positions):  # nothing is rotated
             return
         queries, self._queries = self._queries, 0
         try:

@@ -53,7 +53,7 @@ class LlamaCppKV:
         self.fixed = state_bytes(spec)
         self._scores = scores
         # With LongRoPE, llama.cpp chooses the factors by the rows that it allocates. They must not change later.
-        ropes = spec.recipe.ropes if spec.recipe else ()
+        ropes = spec.network.ropes if spec.network else ()
         original = next((rope.original_context for rope in ropes if rope.has_long), allocated_rows(config.capacity))
         self._long = allocated_rows(config.capacity) > original
         self._least = original + 1 if self._long else 1
@@ -128,6 +128,10 @@ class LlamaCppKV:
             raise UnsupportedError("this engine was loaded without EngineConfig.observes")
         return self._scores
 
+    @property
+    def foresight(self) -> int:
+        return 0
+
     def expect(self, count: int) -> None:
         """Nothing: llama.cpp chooses RoPE's factors by the rows of its context, when it makes one."""
 
@@ -146,9 +150,9 @@ class LlamaCppKV:
         if not close_gaps and self._length and (rows.size == 0 or rows[-1] != self._length - 1):
             raise UnsupportedError("llama.cpp cannot leave a gap before the next token: keep the newest row")
         if close_gaps and not self._can_shift:
-            raise UnsupportedError("llama.cpp cannot shift the positions of this model: use --kv-policy full")
+            raise UnsupportedError("llama.cpp cannot shift the positions of this model: use --kv-policy=full")
         if self.has_tail and rows.size < self._length:
-            raise UnsupportedError("a recurrent state sums up all tokens: use --kv-policy full")
+            raise UnsupportedError("a recurrent state sums up all tokens: use --kv-policy=full")
         evicted = np.ones(self._length, bool)
         evicted[rows] = False
         for first, last in _runs(np.flatnonzero(evicted), np.diff(np.flatnonzero(evicted)) != 1):
@@ -220,7 +224,7 @@ class LlamaCppKV:
     def _remove(self, sequence: int, first: int, end: int) -> None:
         """Raises EngineError if llama.cpp keeps the rows after all."""
         if not self._lib.llama_memory_seq_rm(self.memory, sequence, first, end):
-            raise EngineError("llama.cpp could not evict rows of this model: use --kv-policy full")
+            raise EngineError("llama.cpp could not evict rows of this model: use --kv-policy=full")
 
     def shrink(self, capacity: int) -> None:
         """llama.cpp cannot free rows, so a new context takes over those in use. It allocates 256 at a time."""

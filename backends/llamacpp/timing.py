@@ -157,6 +157,6 @@ class Attention:
     def _window(self, place: Place) -> int | None:
         if place.phase != "attend" or place.layer is None:
             return None
-        if self._spec.recipe:
-            return self._spec.recipe.windows[place.layer]
+        if self._spec.network:
+            return self._spec.network.windows[place.layer]
         return None if self._spec.window else 0

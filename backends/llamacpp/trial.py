@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from edge.backends.base import EngineConfig
 from edge.backends.llamacpp.library import version
 from edge.devices.child import run_child
 from edge.errors import CacheError, EngineError, UnsupportedError
@@ -23,6 +24,9 @@ from edge.model.spec import ModelSpec
 from edge.storage import cache
 
 ROWS, CHUNKS = (256, 4096, 65536), (1, 16, 512)  # of the contexts that are tried
+TRIED = EngineConfig(ROWS[0], CHUNKS[1], "f16", 1)  # by `try_passes`
+CHILD_BYTES = 64 << 20  # of Python and llama.cpp in a process that tries something, measured: up to 60 MiB
+_TOKEN_BYTES = 200  # of llama.cpp's vocabulary there, measured: up to 180
 _TIMEOUT = 120.0  # seconds
 # glibc maps no block anew (see `_leave_gap` in trial_child.py).
 _CHILD = {"GGML_NO_BACKTRACE": "1", "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
@@ -68,10 +72,10 @@ class Trial:
 
 def try_header(file: GGUFFile, spec: ModelSpec) -> Trial:
     """Raises UnsupportedError for a model that llama.cpp cannot load, or with which it ends the process."""
-    key = _key(file)
+    key = _key(file, "header")
     found = _HEADERS.get(key)
     if found is None:
-        found = _trial_of(_remembered(file, key, "header"))
+        found = _trial_of(_remembered(file, key, "header", CHILD_BYTES + _TOKEN_BYTES * spec.vocab))
         found = replace(found, can_shift=found.can_shift and not shifts_wrongly(file))
         if found.recurrent and not spec.recurrent:
             raise UnsupportedError(f"{file.path}: llama.cpp keeps a recurrent state that edge does not know")
@@ -79,9 +83,14 @@ def try_header(file: GGUFFile, spec: ModelSpec) -> Trial:
     return found
 
 
-def try_passes(file: GGUFFile) -> None:
-    """Raises UnsupportedError for a model with which llama.cpp ends the process when it runs tokens."""
-    _remembered(file, f"{_key(file)}-passes", "passes")
+def try_passes(file: GGUFFile, takes: int) -> None:
+    """Raises UnsupportedError for a model with which llama.cpp ends the process when it runs tokens. takes: bytes."""
+    _remembered(file, _key(file, "passes"), "passes", takes)
+
+
+def have_run(file: GGUFFile) -> bool:
+    """Whether `try_passes` went well before."""
+    return cache.find("trials", _key(file, "passes"), ".json") is not None
 
 
 def shifts_wrongly(file: GGUFFile) -> bool:
@@ -105,20 +114,20 @@ def _trial_of(record: dict[str, Any]) -> Trial:
     return Trial(**{**record, **counted, "graph": tuple(record["graph"])})
 
 
-def _remembered(file: GGUFFile, key: str, what: str) -> dict[str, Any]:
+def _remembered(file: GGUFFile, key: str, what: str, takes: int) -> dict[str, Any]:
     def write(path: Path) -> None:
-        path.write_text(json.dumps(_ask(file, what)), encoding="ascii")
+        path.write_text(json.dumps(_ask(file, what, takes)), encoding="ascii")
 
     try:
         path = cache.find_or_make("trials", key, ".json", write, about=file.path.name)
         found: dict[str, Any] = json.loads(path.read_text(encoding="ascii"))
     except (CacheError, OSError, ValueError):  # a cache folder that cannot be used
-        found = _ask(file, what)
+        found = _ask(file, what, takes)
     return found
 
 
-def _ask(file: GGUFFile, what: str) -> dict[str, Any]:
-    """What a child process answers that tries the `header` or `passes`."""
+def _ask(file: GGUFFile, what: str, takes: int) -> dict[str, Any]:
+    """What a child process answers that tries the `header` or `passes`, in so much memory."""
     try:
         with at_full_size(file) as path:
             found: dict[str, Any] = run_child(
@@ -126,6 +135,8 @@ def _ask(file: GGUFFile, what: str) -> dict[str, Any]:
                 [what, str(path)],
                 lambda message: None,
                 failure="llama.cpp gave up",
+                takes=takes,
+                purpose="tries the model",
                 environment=_CHILD,
                 timeout=_TIMEOUT,
             )
@@ -136,8 +147,8 @@ def _ask(file: GGUFFile, what: str) -> dict[str, Any]:
     return found
 
 
-def _key(file: GGUFFile) -> str:
-    digest = hashlib.sha256(f"{version()} {file.size}".encode())
+def _key(file: GGUFFile, what: str) -> str:
+    digest = hashlib.sha256(f"{version()} {file.size} {what}".encode())
     for name in ("parameters.py", "trial.py", "trial_child.py"):
         digest.update(Path(__file__).with_name(name).read_bytes())
     with open(file.path, "rb") as data:

@@ -15,9 +15,11 @@ from edge.backends.base import (
     Tuned,
     all_positions,
 )
+from edge.backends.checks import usual_cores
 from edge.backends.efficiency import FLOATS, Efficiency, Kind, Rows, Weights
 from edge.errors import MissingExtraError
 from edge.formats.gguf import GGUFFile
+from edge.model.layers import Core
 from edge.model.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -55,6 +57,10 @@ def check_elsewhere(file: GGUFFile, spec: ModelSpec, system: str) -> None:
     check_supported(file, spec)
 
 
+def supports(core: Core) -> str | None:
+    return usual_cores(core)
+
+
 def weight_kind(weight_type: str, config: EngineConfig) -> Kind:
     return "floats" if weight_type in FLOATS else "integers"
 
@@ -81,6 +87,10 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     from edge.backends.onnx.memory import count_footprint
 
     return count_footprint(spec, config)
+
+
+def first_run(file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> int:
+    return 0
 
 
 def tuned(spec: ModelSpec, kv_dtype: str) -> Tuned | None:

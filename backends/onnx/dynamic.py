@@ -9,7 +9,7 @@ import numpy as np
 
 from edge.backends.base import EngineConfig
 from edge.backends.head_kv import HeadKV
-from edge.backends.onnx.graph.builder import table_names
+from edge.backends.onnx.graph.context import table_names
 from edge.backends.onnx.inputs import ANGLES_AHEAD, AngleTables, Windows
 from edge.backends.onnx.kv import OnnxStore
 from edge.backends.onnx.memory import MOST_AT_ONCE, MOST_OBSERVED
@@ -17,7 +17,8 @@ from edge.backends.onnx.providers import explained
 from edge.backends.onnx.rows import LARGEST
 from edge.backends.onnx.session import bind
 from edge.model.architectures.angles import temperatures
-from edge.model.spec import ModelSpec, Recipe
+from edge.model.layers import Network
+from edge.model.spec import ModelSpec
 from edge.types import FloatArray, IntArray
 
 
@@ -25,17 +26,17 @@ class DynamicPasses:
     """Passes protocol over one session, which `open` gives it."""
 
     def __init__(
-        self, spec: ModelSpec, recipe: Recipe, config: EngineConfig, kv: HeadKV[OnnxStore], windows: Windows
+        self, spec: ModelSpec, network: Network, config: EngineConfig, kv: HeadKV[OnnxStore], windows: Windows
     ) -> None:
-        self.spec, self._recipe, self._kv, self._windows = spec, recipe, kv, windows
+        self.spec, self._network, self._kv, self._windows = spec, network, kv, windows
         self.most, self.most_logits = MOST_AT_ONCE, config.logits_rows
         self.logits = np.zeros((max(config.logits_rows, 1), spec.vocab), np.float32)
         self._shows = config.observes or config.kv_dtype in LARGEST  # the graph has `observed`
         self._hidden: dict[int, FloatArray] = {}  # masks of sliding windows for the pass in progress
         self._float_type = "float16" if config.kv_dtype == "f16" else "float32"  # of tables, and of windows' masks
         table_rows = max(config.capacity, config.chunk, ANGLES_AHEAD)  # ONNX Runtime requires one for each row
-        self._angles = AngleTables(kv, recipe, table_rows, spec.head_dim, self._float_type)
-        self._temperatures = np.zeros((1, config.chunk if recipe.temperature else 0, 1), np.float32)
+        self._angles = AngleTables(kv, network, table_rows, spec.head_dim, self._float_type)
+        self._temperatures = np.zeros((1, config.chunk if network.temperature else 0, 1), np.float32)
         self._tokens = np.zeros((1, config.chunk), np.int64)
         self._positions, self._counting = np.zeros((1, config.chunk), np.int64), np.arange(config.chunk)
         self._wanted = np.zeros(max(config.logits_rows, 1), np.int64)
@@ -53,11 +54,10 @@ class DynamicPasses:
     def run(self, tokens: IntArray, wanted: int, shown: int) -> None:
         kv, count = self._kv, tokens.size
         self._tokens[0, :count] = tokens
-        first = kv.next_position if self._recipe.learned_positions else self._angles.row(count)
+        first = kv.next_position if self._network.learned_positions else self._angles.row(count)
         self._positions[0, :count] = first + self._counting[:count]
-        if self._recipe.temperature:
-            factors = temperatures(self._recipe.temperature, kv.next_position + self._counting[:count])
-            self._temperatures[0, :count, 0] = factors
+        if temperature := self._network.temperature:
+            self._temperatures[0, :count, 0] = temperatures(temperature, kv.next_position + self._counting[:count])
         self._wanted[:wanted] = self._counting[count - wanted : count]
         self._which[:shown] = self._counting[count - shown : count]
         self._rows[()], self._last[0] = kv.length + count, kv.length + count - 1
@@ -103,9 +103,9 @@ class DynamicPasses:
             bind(binding, "ring_rows", self._ring_rows)
         for kind, tables in enumerate(self._angles.tables):
             for name, table in zip(table_names(kind), tables, strict=True):
-                if self._recipe.ropes[kind].dim:
+                if self._network.ropes[kind].dim:
                     bind(binding, name, table)
-        if self._recipe.temperature:
+        if self._network.temperature:
             bind(binding, "temperatures", self._temperatures, shape=(1, count, 1))
         bind(binding, "logits", self.logits, output=True, shape=(1, wanted, self.spec.vocab))
         if self._shows:

@@ -31,10 +31,11 @@ from edge.backends.rope import CacheRope
 from edge.errors import EngineError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
-from edge.model.tensors import find_recipe
+from edge.model.tensors import find_network
 from edge.types import FloatArray, IntArray
 
 _log = logging.getLogger("edge")
+_EMULATED_PARAMETERS = 7e6  # per second: a token of SmolLM2-135M takes QNN's emulator some 20 s on two cores
 
 
 class OnnxEngine:
@@ -50,12 +51,12 @@ class OnnxEngine:
         self.spec, self.config = spec, config
         provider = find_provider(config.provider).compiling_for(chip_of(spec))
         files = find_model_files(file, spec, progress)
-        recipe = find_recipe(spec)
+        network = find_network(spec)
         form = find_form(spec, config) if provider.static else None
         positions = spec.context if config.per_head else config.capacity  # gaps stay open while the context allows
         # ONNX Runtime pairs value i of a head with value i + head / 2.
-        rope = CacheRope(file, recipe, positions, halves=True, head=spec.head_dim)
-        kinds, scales_shape = LayerKinds.of(recipe.windows), (2, spec.layers, spec.kv_heads, 1, spec.head_dim)
+        rope = CacheRope(file, network, positions, halves=True, head=spec.head_dim)
+        kinds, scales_shape = LayerKinds.of(network.windows), (2, spec.layers, spec.kv_heads, 1, spec.head_dim)
         self._scales, ring = np.ones(scales_shape, np.float32), None
         dtype, rows = config.kv_dtype, form.rows if form else None
         if kinds.ringed:
@@ -65,7 +66,7 @@ class OnnxEngine:
         store = OnnxStore(spec, dtype, config.capacity, kinds.whole, self._scales, observes=config.observes, rows=rows)
         key = f"{NAME}:{files.key}:{dtype}" + (f":{provider.name}" if form else "")
         self._kv = HeadKV(store, kinds.whole, spec.kv_heads, rope, key, config.pinned, ring)
-        self._windows = Windows(recipe.windows, spec.heads, spec.kv_heads)
+        self._windows = Windows(network.windows, spec.heads, spec.kv_heads)
         self._observed = 0
         self._observer: Observer | None = None
         if config.observes:
@@ -73,17 +74,20 @@ class OnnxEngine:
             self._kv.settle = self._observer.settle
         self._passes: DynamicPasses | StaticPasses
         if provider.emulated:
-            _log.warning("no NPU here: --provider %s emulates one, at a small part of its speed", provider.name)
+            seconds = spec.parameters / _EMULATED_PARAMETERS
+            _log.warning(
+                "no NPU here: --provider %s emulates one, where a token takes about %.2g s", provider.name, seconds
+            )
         if form:
             if self._windows.layers and config.per_head and not ring:
                 raise UnsupportedError(
                     "static graphs have one mask for all heads, and windows in all layers would need one for each: use "
-                    "--kv-policy streaming"
+                    "--kv-policy=streaming"
                 )
-            self._passes = StaticPasses(file, spec, recipe, form, self._kv, files)
+            self._passes = StaticPasses(file, spec, network, form, self._kv, files)
             self._passes.open(open_parts(spec, files, form, provider, config.threads, progress))
             return
-        self._passes = DynamicPasses(spec, recipe, config, self._kv, self._windows)
+        self._passes = DynamicPasses(spec, network, config, self._kv, self._windows)
         quantized = dtype in LARGEST
         scales = stored_scales(store, files.key) if quantized else None
         tokens = calibration_tokens(file, spec.vocab) if quantized and scales is None else None

@@ -19,7 +19,7 @@ from edge.errors import ModelFormatError
 from edge.formats.gguf import GGUFFile
 from edge.formats.onnx_folder import MANIFEST, WEIGHTS, Manifest, check_content, read_manifest
 from edge.model.spec import ModelSpec
-from edge.model.tensors import find_recipe, find_tensors
+from edge.model.tensors import find_network, find_tensors
 from edge.storage.fingerprint import fingerprint
 
 
@@ -40,7 +40,7 @@ def folder_graph(file: GGUFFile, spec: ModelSpec, layout: Layout, kv_dtype: str,
     """The graph for these rows, made here from the folder's layout and compared with the folder's. Raises
     ModelFormatError, and UnsupportedError if the folder has none."""
     folder, manifest = _opened(file)
-    graph = make_graph(layout, spec, find_recipe(spec), kv_dtype, observed, WEIGHTS)
+    graph = make_graph(layout, spec, find_network(spec), kv_dtype, observed, WEIGHTS)
     name = manifest.graph(kv_dtype, observed)
     try:
         with open(folder / name, "rb") as there:

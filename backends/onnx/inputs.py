@@ -12,7 +12,7 @@ import numpy as np
 
 from edge.backends.head_kv import HeadKV
 from edge.backends.onnx.kv import OnnxStore
-from edge.model.spec import Recipe
+from edge.model.layers import Network
 from edge.types import AnyArray, FloatArray
 
 ANGLES_AHEAD = 64  # decode steps whose angles are computed at once
@@ -53,8 +53,8 @@ class AngleTables:
     tables: for each kind of RoPE, [2, rows, head / 2]. rows: at least ANGLES_AHEAD and the longest pass.
     """
 
-    def __init__(self, kv: HeadKV[OnnxStore], recipe: Recipe, rows: int, head: int, dtype: str) -> None:
-        self.tables = [np.zeros((2, rows, head // 2), dtype) for _ in recipe.ropes]
+    def __init__(self, kv: HeadKV[OnnxStore], network: Network, rows: int, head: int, dtype: str) -> None:
+        self.tables = [np.zeros((2, rows, head // 2), dtype) for _ in network.ropes]
         self._kv, self._rotation = kv, kv.rope.rotation  # that the tables were made by
         self._from = self._known = 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from edge.backends.base import EngineConfig, Footprint
 from edge.backends.onnx.graph.matmul_nbits import bits_of, has_minimum
 from edge.backends.onnx.kv import row_bytes
-from edge.backends.onnx.npu.form import find_form
+from edge.backends.onnx.npu.form import find_form, graph_bytes
 from edge.backends.onnx.providers import is_static
 from edge.backends.onnx.rows import LARGEST
 from edge.backends.ring import LayerKinds
@@ -14,7 +14,7 @@ from edge.formats.blocks import BLOCK, BLOCK_TYPES
 from edge.formats.compiled import StaticForm
 from edge.formats.onnx_folder import FORM_TYPES
 from edge.model.spec import ModelSpec
-from edge.model.tensors import find_recipe
+from edge.model.tensors import find_network
 
 MOST_OBSERVED = 32  # queries whose attention is computed at once
 MOST_AT_ONCE = 256  # tokens: longer runs take memory and are not faster
@@ -37,7 +37,7 @@ _EMULATOR_BYTES, _EMULATED_COPIES = 176 << 20, 9
 def count_footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     if is_static(config.provider):
         return _count_static(spec, config, find_form(spec, config))
-    kinds, float_bytes = LayerKinds.of(find_recipe(spec).windows), 4
+    kinds, float_bytes = LayerKinds.of(find_network(spec).windows), 4
     rows, ring_rows = config.capacity, kinds.ring_rows(config.capacity, config.chunk)
     heads, fixed = len(kinds.whole) * spec.kv_heads, row_bytes(spec, config.kv_dtype) * len(kinds.ringed) * ring_rows
     qkv = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
@@ -47,7 +47,7 @@ def count_footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     numbers = at_once * per_token + 2 * config.logits_rows * spec.vocab + max(rows, config.chunk) * spec.head_dim
     numbers += spec.layers * MOST_OBSERVED * qkv if shows else 0
     numbers += spec.layers * MOST_OBSERVED * spec.heads * spec.head_dim if config.observes else 0
-    windowed = sum(map(bool, find_recipe(spec).windows))
+    windowed = sum(map(bool, find_network(spec).windows))
     by_heads = windowed * spec.heads * MOST_OBSERVED if config.per_head and not kinds.ringed else 0
     numbers += 3 * max(at_once, by_heads) * (ring_rows or rows) if windowed else 0
     per_row = heads * _BOOKKEEPING + spec.kv_heads * spec.head_dim * _KEY_BYTES
@@ -63,13 +63,13 @@ def count_footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
 
 
 def _count_static(spec: ModelSpec, config: EngineConfig, form: StaticForm) -> Footprint:
-    """Of the host's process. An NPU's driver keeps the context, which is as large as the weights; it is counted here,
-    since on these devices both share one memory."""
-    kinds, float_bytes = LayerKinds.of(find_recipe(spec).windows), 4
+    """Of the host's process. An NPU's driver keeps the context, the weights and the operators of two graphs; it is
+    counted here, since on these devices both share one memory."""
+    kinds, float_bytes = LayerKinds.of(find_network(spec).windows), 4
     heads, fixed = len(kinds.whole) * spec.kv_heads, row_bytes(spec, form.kv_dtype) * len(kinds.ringed) * form.ring_rows
     kv = row_bytes(spec, form.kv_dtype) * len(kinds.whole) * form.rows + fixed
     attention = float_bytes * heads * config.capacity if config.observes else 0
-    masks = len(set(find_recipe(spec).windows)) * (form.rows + form.chunk)
+    masks = len(set(find_network(spec).windows)) * (form.rows + form.chunk)
     per_token = spec.hidden + masks + spec.layers * (spec.heads + 2 * spec.kv_heads) * spec.head_dim
     numbers = 2 * form.chunk * per_token + 2 * spec.vocab
     numbers += spec.layers * MOST_OBSERVED * spec.heads * spec.head_dim if config.observes else 0
@@ -80,7 +80,7 @@ def _count_static(spec: ModelSpec, config: EngineConfig, form: StaticForm) -> Fo
         weights=weights * (_EMULATED_COPIES if config.emulated else 1),
         kv=kv + attention,
         scratch=scratch + pinned_bytes(heads, spec.head_dim, config.pinned),
-        runtime=_EMULATOR_BYTES if config.emulated else _LIBRARY_BYTES,
+        runtime=_EMULATOR_BYTES if config.emulated else _LIBRARY_BYTES + graph_bytes(spec),
         fixed_kv=fixed,
     )
 

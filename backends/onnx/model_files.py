@@ -15,7 +15,7 @@ from edge.formats import blocks
 from edge.formats.gguf import GGUFFile
 from edge.formats.onnx_folder import WEIGHTS
 from edge.model.spec import ModelSpec
-from edge.model.tensors import find_recipe
+from edge.model.tensors import find_network
 from edge.storage import cache
 from edge.storage.fingerprint import Fingerprint, fingerprint
 
@@ -54,7 +54,7 @@ def find_graph(file: GGUFFile, spec: ModelSpec, files: ModelFiles, kv_dtype: str
     another one."""
     if file.folder is not None:
         return folder_graph(file, spec, files.layout, kv_dtype, observed)
-    return make_graph(files.layout, spec, find_recipe(spec), kv_dtype, observed, files.data)
+    return make_graph(files.layout, spec, find_network(spec), kv_dtype, observed, files.data)
 
 
 def _key(file: GGUFFile, found: Fingerprint) -> str:

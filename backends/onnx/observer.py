@@ -13,7 +13,7 @@ from edge.backends.onnx.inputs import Windows
 from edge.backends.onnx.kv import OnnxStore
 from edge.backends.rope import rotate
 from edge.model.spec import ModelSpec
-from edge.model.tensors import find_recipe
+from edge.model.tensors import find_network
 from edge.types import FloatArray
 
 
@@ -21,7 +21,7 @@ class Observer:
     """At most `most` waiting queries of successive tokens. votes: as in `ObservedEngine.observe`."""
 
     def __init__(self, spec: ModelSpec, kv: HeadKV[OnnxStore], windows: Windows, most: int) -> None:
-        self._spec, self._recipe, self._kv, self._windows = spec, find_recipe(spec), kv, windows
+        self._cores, self._kv, self._windows = [core for core in find_network(spec).attention if core], kv, windows
         self._queries = np.zeros((spec.layers, most, spec.heads, spec.head_dim), np.float32)
         self._count = self._end = 0  # tokens that wait; rows in use when the last of them had run
         self._votes = False
@@ -49,9 +49,9 @@ class Observer:
         hidden = {} if kv.ring else self._windows.added(positions, count)
         tables = [rotation.tables(kind, positions[0, -count:]) for kind in range(len(rotation.angles))]
         for index, layer in enumerate(kv.layers):
-            queries = self._queries[layer, :count].swapaxes(0, 1)
+            core, queries = self._cores[layer], self._queries[layer, :count].swapaxes(0, 1)
             queries = rotate(queries, *tables[rotation.kinds[layer]], halves=rotation.halves)
-            queries = queries * np.float32(self._recipe.query_scale)
-            rows, cap = store.array[0, index, :, : self._end], self._recipe.score_cap
-            paid = attention_to(rows, store.scales[0, layer], store.dtype, queries, self._votes, cap, hidden.get(layer))
+            rows, scales = store.array[0, index, :, : self._end], store.scales[0, layer]
+            queries = queries * np.float32(core.scale)
+            paid = attention_to(rows, scales, store.dtype, queries, self._votes, core.score_cap, hidden.get(layer))
             store.paid[index, :, : self._end] += paid

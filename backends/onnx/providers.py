@@ -110,11 +110,11 @@ def _plugin(module: str, name: str) -> Provider:
 
     package = import_module(module)
     ort_name = next(each for each in getattr(package, _NAMES)() if _short(each) == name)
-    with explained(f"--provider {name}: ONNX Runtime cannot load the plugin"):
+    with explained(f"--provider={name}: ONNX Runtime cannot load the plugin"):
         onnxruntime.register_execution_provider_library(ort_name, package.get_library_path())
     devices = [each for each in onnxruntime.get_ep_devices() if each.ep_name == ort_name]
     if not devices:
-        raise EngineError(f"--provider {name}: {module} finds no device here that it could run on")
+        raise EngineError(f"--provider={name}: {module} finds no device here that it could run on")
     kinds = onnxruntime.OrtHardwareDeviceType
     npus = [each for each in devices if each.device.type == kinds.NPU]
     options = {}

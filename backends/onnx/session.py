@@ -47,7 +47,7 @@ def open_session(
         else:
             session = onnxruntime.InferenceSession(given, options, providers=[provider.ort_name])
     if session.get_providers()[0] != provider.ort_name:  # ONNX Runtime takes the CPU, then, and says nothing
-        raise EngineError(f"--provider {provider.name}: ONNX Runtime cannot use it here")
+        raise EngineError(f"--provider={provider.name}: ONNX Runtime cannot use it here")
     return session
 
 

@@ -28,7 +28,7 @@ from edge.devices.output import work_folder
 from edge.errors import EngineError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
-from edge.model.tensors import find_recipe
+from edge.model.tensors import find_network
 
 _NAME = re.compile(r"([a-z-]+)(?:\.(\d+))?/.*_kernel_time")
 _END_OF_RUN = "model_run"
@@ -123,7 +123,7 @@ def _first_shape(shapes: Sequence[Mapping[str, list[int]]]) -> list[int]:
 def _operators(
     passes: Sequence[Sequence[Node]], weights: Bytes, spec: ModelSpec, parts: Sequence[Piece]
 ) -> Iterator[Operator]:
-    windows = find_recipe(spec).windows
+    windows = find_network(spec).windows
     for key in dict.fromkeys(node.key for node in passes[0]):
         each = [[node for node in nodes if node.key == key] for nodes in passes]
         node, flops = each[0][0], sum(node.flops for node in each[0])
@@ -142,7 +142,7 @@ class Bytes:
         self._layout = make_layout(file, spec) if file.folder is None else check_folder(file, spec)
         self._head = "token_embd" if spec.tied_head else "output"
         self._row_bytes = row_bytes(spec, config.kv_dtype)
-        self._windows, self._parts = find_recipe(spec).windows, parts
+        self._windows, self._parts = find_network(spec).windows, parts
 
     def of(self, node: Node) -> int | None:
         """None for nodes that only move activations."""

@@ -15,9 +15,11 @@ from edge.backends.base import (
     Tuned,
     all_positions,
 )
+from edge.backends.checks import check_cores, usual_cores
 from edge.backends.efficiency import FLOATS, Efficiency, Kind, Rows, Weights
 from edge.errors import MissingExtraError, UnsupportedError
 from edge.formats.gguf import GGUFFile
+from edge.model.layers import Core
 from edge.model.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -43,6 +45,8 @@ _LOOKED_AT = 24
 _RUNTIME_BYTES = 6 << 20
 _REFLECTION_BYTES = 4 << 20  # for Householder reflections: numpy.random, and the rows that give the normals
 
+_PACKING_BYTES = 64 << 20  # of packing weights, beside those that are mapped then
+
 _LOADING = 0.5  # of the progress of `operators`
 
 
@@ -56,7 +60,7 @@ def check_installed() -> None:
 
 
 def check_supported(file: GGUFFile, spec: ModelSpec) -> None:
-    """The engine needs an architecture with a recipe, block types with kernels, and a CPU among its targets."""
+    """The engine needs an architecture with a network, block types with kernels, and a CPU among its targets."""
     from edge.backends.tvm.compiler.compiled import is_compiled, is_installed
     from edge.backends.tvm.design import Design
     from edge.backends.tvm.packing.layout import make_layout
@@ -77,9 +81,16 @@ def check_elsewhere(file: GGUFFile, spec: ModelSpec, system: str) -> None:
     """The engine needs block types with kernels; `export.py` checks the device's CPU."""
     from edge.backends.tvm.packing.layout import make_layout
 
-    if system not in ("linux", "android", "web"):
-        raise UnsupportedError(f"the tvm engine does not run on {system} yet: use --backend llamacpp")
+    if system not in ("linux", "android", "ios", "web"):
+        how = "runs on macos in exported apps only" if system == "macos" else f"does not run on {system} yet"
+        raise UnsupportedError(f"the tvm engine {how}: use --backend=llamacpp")
     make_layout(file, spec)
+
+
+def supports(core: Core) -> str | None:
+    from edge.backends.tvm.packing.shape import supports
+
+    return supports(core)
 
 
 def weight_kind(weight_type: str, config: EngineConfig) -> Kind:
@@ -107,21 +118,24 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     from edge.backends.tvm.cpu.streaming import packed_bytes, streaming_need
     from edge.backends.tvm.kv.regions import TILE, make_regions
     from edge.backends.tvm.kv.row_formats import FORMATS, row_bytes
-    from edge.backends.tvm.packing.layout import Shape, round_up
+    from edge.backends.tvm.packing.shape import Shape, round_up
     from edge.backends.tvm.targets import choose_target, with_tuning
-    from edge.model.tensors import find_recipe
+    from edge.model.tensors import find_network
 
     shape, target = Shape.of(spec), with_tuning(choose_target(), config.tuning)
-    kinds = LayerKinds.of(find_recipe(spec).windows)
+    network = find_network(spec)
+    if config.lora_rank:
+        check_cores("tvm engine with adapters", spec, usual_cores)
+    kinds = LayerKinds.of(network.windows, network.rowless)
     regions, rings = make_regions(kinds, shape.kv_heads, config, spec.context)
     heads, longest = len(kinds.whole) * shape.kv_heads, round_up(regions.longest, TILE)
     observed, rank = longest if config.observes else 0, padded_rank(config.lora_rank)
     scratch = make_scratch(shape, target, config.chunk, config.threads, observed, rank)
     per_row = row_bytes(shape, config.kv_dtype) // shape.kv_heads
-    fixed = rings.size * (per_row + 4)
+    fixed = rings.size * (per_row + 4) + 4 * sum(network.fixed_values)
     per_whole = per_row + 4 * (shape.windowed and not kinds.ringed) + 4 * config.observes
     logits = config.logits_rows * shape.padded_vocab
-    tables = max(1, len(find_recipe(spec).ropes))
+    tables = max(1, len(network.ropes))
     rope = tables * round_up(config.chunk, target.gemm_tokens) * 2 * shape.padded_head
     by_head = 0
     if config.per_head:  # keys are read layer by layer, and rotated head by head
@@ -139,6 +153,19 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
         least_weights=streaming.least,
         lora=adapter_bytes(shape, rank, exact=config.kv_dtype == "f32"),
     )
+
+
+def first_run(file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> int:
+    """Of the compiler, and of what this process does meanwhile."""
+    from edge.backends.tvm.compiler.compiled import FRUGAL_BYTES, QUICK_BYTES, is_compiled, is_installed
+    from edge.backends.tvm.cpu.streaming import packed_bytes
+    from edge.backends.tvm.design import Design
+    from edge.backends.tvm.packing.layout import make_layout
+
+    if not is_installed() or is_compiled(Design.here(make_layout(file, spec), config)):
+        return 0
+    meanwhile = 0 if config.frugal else packed_bytes(spec) + _PACKING_BYTES
+    return _RUNTIME_BYTES + meanwhile + (FRUGAL_BYTES if config.frugal else QUICK_BYTES)
 
 
 def tuned(spec: ModelSpec, kv_dtype: str) -> Tuned | None:

@@ -11,7 +11,8 @@ import numpy as np
 
 from edge.backends.tvm.design import low_rank_blocks
 from edge.backends.tvm.packing.blocks import BLOCKS, TILE
-from edge.backends.tvm.packing.layout import ALIGNMENT, PackedLayout, Place, Shape, round_up
+from edge.backends.tvm.packing.layout import ALIGNMENT, PackedLayout, Place
+from edge.backends.tvm.packing.shape import Shape, round_up
 from edge.backends.tvm.packing.weights import pad_rows
 from edge.errors import ModelFormatError
 from edge.formats.blocks import BLOCK, GRIDS, QuantizedMatrix, half

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextvars
+import mmap
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
@@ -12,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from edge.backends.base import EngineConfig, LoadProgress, state_key
-from edge.backends.checks import check_lora, check_positions, check_tokens
+from edge.backends.checks import check_lora, check_positions, check_tokens, check_whole
+from edge.backends.fixed_state import FixedState
 from edge.backends.head_kv import HeadKV
 from edge.backends.ring import LayerKinds
 from edge.backends.rope import CacheRope, Rotation
@@ -30,10 +33,10 @@ from edge.backends.tvm.kv.row_formats import FORMATS
 from edge.backends.tvm.kv.rows import Rows
 from edge.backends.tvm.kv.store import Arena, NativeStore, choose_normals, make_kv
 from edge.backends.tvm.memory import aligned_zeros, pointer
-from edge.backends.tvm.packing.layout import PackedLayout, make_layout, round_up
+from edge.backends.tvm.packing.layout import PackedLayout, make_layout
+from edge.backends.tvm.packing.shape import ROPE_AHEAD, rope_values, round_up
 from edge.backends.tvm.packing.weights import Ranges, open_weights
 from edge.backends.tvm.sources import source_hash
-from edge.backends.tvm.targets import choose_target, with_tuning
 from edge.errors import EngineError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.architectures.angles import temperatures
@@ -41,7 +44,7 @@ from edge.model.lora import Lora
 from edge.model.spec import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray
 
-ROPE_AHEAD = 64  # decode steps for which angles are computed at once
+_COMPILING = "compiling for this CPU (first run only)"
 
 
 class NativeEngine:
@@ -55,16 +58,18 @@ class NativeEngine:
     ) -> None:  # fmt: skip
         """timed: compiled with timestamps, whose counters are `times` (`cpu/timing.py`)."""
         self.spec, self.config = spec, config
-        target, layout = with_tuning(choose_target(), config.tuning), make_layout(file, spec)
-        design = replace(Design.of(layout, config.kv_dtype, target), timed=timed, lora=config.lora_rank > 0)
+        layout = make_layout(file, spec)
+        design = replace(Design.here(layout, config), timed=timed)
+        target = design.target
         streams = make_streams(layout, streaming_need(spec, config).kept, config.threads) if config.resident else None
-        image, self._weights = _prepare(file, layout, design, streams.resident if streams else None, progress)
+        resident = streams.resident if streams else None
+        image, self._weights = _prepare(file, layout, design, resident, progress, frugal=config.frugal)
         self._disk = Disk(streams is not None)
 
         positions = spec.context if config.per_head else config.capacity  # gaps stay open as long as the context allows
         shape = layout.shape
         # Weights are packed so that pairs are neighbours.
-        rope = CacheRope(file, layout.recipe, positions, halves=False, head=shape.padded_head)
+        rope = CacheRope(file, layout.network, positions, halves=False, head=shape.padded_head)
         self._head, self._padded_vocab = shape.padded_head, shape.padded_vocab
         key = state_key(
             f"{NAME} {source_hash('kv', 'cpu/kernels', 'cpu/phases')}",
@@ -72,14 +77,14 @@ class NativeEngine:
             spec,
             config,
         )
-        kinds = LayerKinds.of(layout.recipe.windows)
+        network = layout.network
+        kinds = LayerKinds.of(network.windows, network.rowless)
         regions, rings = make_regions(kinds, shape.kv_heads, config, spec.context)
         observed = round_up(regions.longest, TILE) if config.observes else 0
         rank = padded_rank(config.lora_rank)
         scratch = make_scratch(shape, target, config.chunk, config.threads, observed, rank)
         tokens = round_up(config.chunk, target.gemm_tokens)
-        # The last batch of a chunk may read beyond its tokens.
-        rope_size = (max(tokens, ROPE_AHEAD) + target.gemm_tokens) * 2 * self._head
+        rope_size = rope_values(tokens, target.gemm_tokens, self._head)
         table = np.array(fill_table(layout, scratch, rope_size, streams), np.int64)
         self._table = aligned_zeros(table.size, "int64")
         self._table[:] = table
@@ -89,7 +94,8 @@ class NativeEngine:
         self._integers = aligned_zeros(scratch.integers, "int32")
         at, count = scratch.offsets["normals"], shape.layers * shape.kv_heads * self._head
         normals = self._floats[at : at + count].reshape(-1, self._head)
-        self._temperature, at = layout.recipe.temperature, scratch.offsets["temperatures"]
+        self._temperature = next((core.temperature for core in network.attention if core), None)
+        at = scratch.offsets["temperatures"]
         self._temperatures = self._floats[at : at + (tokens if self._temperature else 0)]
 
         def move_rows(arrays: Iterable[AnyArray], pairs: AnyArray) -> None:
@@ -98,7 +104,9 @@ class NativeEngine:
         rows = Rows(rings.size + regions.size, shape.padded_head, config.kv_dtype, normals, move_rows)
         self._arena = Arena(shape, rows, observes=config.observes)
         self._model_key = key
-        self._kv = make_kv(self._arena, kinds, regions, rings, rope, key, config)
+        self._states = aligned_zeros(sum(network.fixed_values), "float32")
+        state = FixedState(network.fixed_values, self._states) if self._states.size else None
+        self._kv = make_kv(self._arena, kinds, regions, rings, rope, key, config, state)
         self._tokens = aligned_zeros(tokens, "int32")
         self._rotation = rope.rotation  # of the table of angles
         tables = len(self._rotation.angles)
@@ -146,7 +154,7 @@ class NativeEngine:
         for layer in range(self.spec.layers):
             found = offsets[layer] if rank else {}
             for slot in LORA_SLOTS:
-                self._table[Table.in_layer(layer, slot)] = found.get(slot, 0)
+                self._table[Table.place(layer, slot)] = found.get(slot, 0)
 
     @property
     def kv(self) -> HeadKV[NativeStore[Rows]]:
@@ -180,13 +188,19 @@ class NativeEngine:
         self._kv.closed = True
         self._arena.rows.arrays.clear()
         self._weights = self._floats = self._integers = np.zeros(0, np.uint8)
-        self._temperatures = self._adapters = np.zeros(0, np.uint8)
+        self._temperatures = self._adapters = self._states = np.zeros(0, np.uint8)
+
+    def _check_weights(self) -> None:
+        mapped = getattr(self._weights.base, "obj", None)  # None once the engine is closed
+        if isinstance(mapped, mmap.mmap):
+            check_whole("a file of packed weights in the cache folder", mapped.size(), len(mapped))
 
     def _run(self, tokens: IntArray, *, wanted: int) -> None:
         if self._workers is None:
             raise EngineError("the engine is closed")
         kv, count = self._kv, tokens.size
         check_positions(self.spec, kv.next_position + count)
+        self._check_weights()
         self._tokens[:count] = tokens
         kv.prepare(count)
         if self._temperature:
@@ -218,8 +232,7 @@ class NativeEngine:
         arrays = (
             self._weights, self._table, self._floats, self._integers, *arena.rows.arrays.values(),
             arena.lengths, arena.positions, self._tokens, self._logits, self._rope,
-            arena.paid, arena.starts, *([self.times] if self.times.size else []),
-            *([self._adapters] if self._adapters.size else []),
+            arena.paid, arena.starts, *(each for each in (self._states, self.times, self._adapters) if each.size),
         )  # fmt: skip
         return tuple(map(pointer, arrays))
 
@@ -231,12 +244,14 @@ def _angle_table(rotation: Rotation, kind: int, positions: AnyArray) -> FloatArr
 
 
 def _prepare(
-    file: GGUFFile, layout: PackedLayout, design: Design, resident: Ranges | None, progress: LoadProgress | None
-) -> tuple[Image, AnyArray]:
-    """The compiled pass and the packed weights. A child process compiles while this one packs."""
-    if is_compiled(design):
+    file: GGUFFile, layout: PackedLayout, design: Design, resident: Ranges | None, progress: LoadProgress | None, *,
+    frugal: bool,
+) -> tuple[Image, AnyArray]:  # fmt: skip
+    """The compiled pass and the packed weights. A child process compiles while this one packs, or frugal: before."""
+    if frugal or is_compiled(design):
+        compiling = progress and (lambda part: progress(part, _COMPILING))
         packing = progress and (lambda part: progress(part, "packing weights (first run only)"))
-        return compiled(design), open_weights(file, layout, packing, resident)
+        return compiled(design, compiling, frugal=frugal), open_weights(file, layout, packing, resident)
     lock, parts, stopped = threading.Lock(), {"compiled": 0.0, "packed": 0.0}, threading.Event()
 
     def note(name: str, part: float) -> None:
@@ -245,11 +260,12 @@ def _prepare(
         with lock:
             parts[name] = part
             if progress:
-                progress(sum(parts.values()) / len(parts), "compiling for this CPU (first run only)")
+                progress(sum(parts.values()) / len(parts), _COMPILING)
 
     with ThreadPoolExecutor(1) as pool:
         try:
-            weights = pool.submit(open_weights, file, layout, lambda part: note("packed", part), resident)
+            context = contextvars.copy_context()  # what is made there counts, too
+            weights = pool.submit(context.run, open_weights, file, layout, lambda part: note("packed", part), resident)
             image = compiled(design, lambda part: note("compiled", part))
             return image, weights.result()
         except BaseException:  # Ctrl-C, too

@@ -8,14 +8,16 @@ from math import prod
 
 import numpy as np
 
+from edge.backends.checks import check_usual
 from edge.backends.onnx.graph.forms import Array, Blocks, Floats, Form, Int8, NormalFloats
 from edge.backends.onnx.graph.matmul_nbits import bits_of, has_minimum, is_exact
 from edge.errors import UnsupportedError
 from edge.formats import nf4
 from edge.formats.blocks import BLOCK, FLOATS
 from edge.formats.gguf import GGUFFile
-from edge.model.spec import ModelSpec, Recipe
-from edge.model.tensors import Source, find_recipe, find_tensors
+from edge.model.layers import Attention, Core, Network
+from edge.model.spec import ModelSpec
+from edge.model.tensors import Source, find_network, find_tensors
 from edge.types import FloatArray
 
 _PAGE = 4096  # where tensors begin: mapped files are read page by page
@@ -115,15 +117,15 @@ class Layout:
         return sorted(found)
 
 
-def check_recipe(spec: ModelSpec) -> Recipe:
+def check_network(spec: ModelSpec) -> Network:
     """Raises UnsupportedError for models that the graph cannot express."""
-    recipe = find_recipe(spec)
+    network = check_usual("onnx engine", spec)
     if spec.head_dim % _HEAD_MULTIPLE:
         raise UnsupportedError(
             f"ONNX Runtime's attention wants heads of a multiple of {_HEAD_MULTIPLE} values, not {spec.head_dim}: "
-            "use --backend tvm"
+            "use --backend=tvm"
         )
-    return recipe
+    return network
 
 
 def head_order(spec: ModelSpec) -> tuple[int, ...]:
@@ -132,14 +134,21 @@ def head_order(spec: ModelSpec) -> tuple[int, ...]:
     ONNX Runtime rotates pairs of values, one in each half of the head. Conversion to GGUF makes them neighbours in
     Llama models; where RoPE is partial, values that are not rotated fill the rest of the halves.
     """
-    recipe = find_recipe(spec)
-    if not recipe.ropes:
+    network = find_network(spec)
+    if not network.ropes:
         return ()
-    pairs = recipe.ropes[0].dim // 2
-    rotated = np.arange(2 * pairs).reshape(2, pairs) if recipe.halves else np.arange(2 * pairs).reshape(pairs, 2).T
+    pairs = network.ropes[0].dim // 2
+    rotated = np.arange(2 * pairs).reshape(2, pairs) if network.halves else np.arange(2 * pairs).reshape(pairs, 2).T
     others = np.arange(2 * pairs, spec.head_dim).reshape(2, -1)
     order = tuple(np.concatenate([rotated, others], axis=1).reshape(-1).tolist())
     return () if order == tuple(range(spec.head_dim)) else order
+
+
+def products_of(core: Core) -> dict[str, tuple[str, ...]]:
+    """Matrices by the product that multiplies them: queries, keys and values have one."""
+    if isinstance(core, Attention):
+        return {"qkv": core.inputs, core.output: (core.output,)}
+    return {name: (name,) for name in (*core.inputs, core.output)}
 
 
 def form_for(kinds: Sequence[str], columns: int, *, looked_up: bool = False) -> Form:
@@ -157,23 +166,24 @@ def form_for(kinds: Sequence[str], columns: int, *, looked_up: bool = False) -> 
 
 def make_layout(file: GGUFFile, spec: ModelSpec, method: Method = AS_IT_IS) -> Layout:
     """Raises UnsupportedError, and ModelFormatError like `find_tensors`."""
-    recipe, found = check_recipe(spec), find_tensors(file, spec)
+    network, found = check_network(spec), find_tensors(file, spec)
     maker = _Maker(file, found, head_order(spec), method)
     maker.table("token_embd")
-    if recipe.learned_positions:
+    if network.learned_positions:
         maker.vector("position_embd", "position_embd")
-    for layer in range(spec.layers):
+    for layer, blocks in enumerate(network.layers):
         at = f"blk.{layer}."
-        for name in ("attn_norm", "attn_q_norm", "attn_k_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"):
-            maker.norm(at + name)
-        maker.matrix(f"{at}qkv", *(f"{at}attn_{part}" for part in "qkv"))
-        for name in ("attn_output", *(("ffn_gate",) if recipe.gated else ()), "ffn_up", "ffn_down"):
-            maker.matrix(at + name, at + name)
+        for tensor in (tensor for block in blocks for tensor in block.tensors(spec.hidden)):
+            if not tensor.columns and not tensor.name.endswith(".bias"):
+                maker.norm(at + tensor.name)
+        for block in blocks:
+            for name, parts in products_of(block.core).items():
+                maker.matrix(at + name, *(at + part for part in parts))
     maker.norm("output_norm")
     if not spec.tied_head:
         maker.matrix("output", "output")
     if unused := sorted(name for name in set(found) - maker.used if not name.startswith("rope_")):
-        raise UnsupportedError(f"the ONNX writer does not know the tensor {unused[0]}: use --backend tvm")
+        raise UnsupportedError(f"the ONNX writer does not know the tensor {unused[0]}: use --backend=tvm")
     return Layout(maker.matrices, maker.vectors, maker.places, maker.end, method)
 
 

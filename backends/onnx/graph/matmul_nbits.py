@@ -100,6 +100,7 @@ def unpack(packed: AnyArray, bits: int) -> AnyArray:
     return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
 
 
+@np.errstate(all="ignore")  # of damaged scales
 def _with_minimum(quants: AnyArray, scales: FloatArray, minima: FloatArray) -> Blocks:
     zeros = np.clip(np.rint(-minima / _no_zeros(scales)), 0, 15)
     return Blocks(quants, scales, zeros.astype(np.uint8), minima + scales * zeros)

@@ -8,7 +8,7 @@ Inputs of a shard of n tokens:
   x               float32 [1, n, hidden]: the tokens' embeddings times `residual_factor`, which the host looks up, or
                   what the shard before gave
   cos, sin        float32 [1, n, head / 2], of the tokens' positions; for each kind of RoPE, as in `builder.py`
-  temperatures    float32 [1, n, 1], for models that have `Recipe.temperature`
+  temperatures    float32 [1, n, 1], for models that have `Network.temperature`
   mask, mask.W    float32 [1, 1, n, rows + n]: 0 for rows and tokens that a token sees, HIDDEN for others; mask.W is for
                   layers with a sliding window of W, whose rows are those of the ring where there is one
   past_key.N, past_value.N  f32 or f16 [1, KV heads, rows, head]: layer N's rows, their keys rotated, in any order
@@ -25,18 +25,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
-from edge.backends.onnx.graph.builder import KV_TYPES, Builder, table_names
+from edge.backends.onnx.graph.attention import static_attention
+from edge.backends.onnx.graph.builder import CORES, Builder
+from edge.backends.onnx.graph.context import mask_name, table_names
 from edge.backends.onnx.graph.forms import Blocks, Floats
 from edge.backends.onnx.graph.layout import Layout, Matrix
 from edge.backends.onnx.graph.nodes import MS
 from edge.backends.onnx.graph.proto import Attribute, Type
-from edge.backends.ring import LayerKinds
 from edge.errors import UnsupportedError
 from edge.formats.blocks import BLOCK
 from edge.formats.compiled import StaticForm
-from edge.model.spec import ModelSpec, Recipe
+from edge.model.layers import Attention, Network
+from edge.model.spec import ModelSpec
 
 _HEADROOM = 1 / 16
 HIDDEN = -30000.0  # of masks: far below any score, and float16 holds its sum with one
@@ -61,41 +62,37 @@ def parts_of(spec: ModelSpec, form: StaticForm, tokens: int) -> list[Part]:
     return [Part(range(first, last), tokens, last == spec.layers) for first, last in pairwise(ends)]
 
 
-def residual_factor(layout: Layout) -> float:
+def residual_factor(network: Network) -> float:
     """What the residual stream is multiplied by, the embeddings as well, to stay within float16.
 
     Gemma's grows beyond it in larger models. A factor changes nothing where all terms of the stream come from norms,
     and only norms read it, except that their epsilon is multiplied by its square.
     """
-    return _HEADROOM if "blk.0.post_ffw_norm" in layout.vectors else 1.0
+    return _HEADROOM if all(block.post_norm for layer in network.layers for block in layer) else 1.0
 
 
 HEAD = Part(range(0), 1, True)
 
 
-def mask_name(window: int) -> str:
-    return f"mask.{window}" if window else "mask"
-
-
 def make_static_graph(
-    layout: Layout, spec: ModelSpec, recipe: Recipe, form: StaticForm, part: Part, data: str
+    layout: Layout, spec: ModelSpec, network: Network, form: StaticForm, part: Part, data: str
 ) -> bytes:
     """A serialized model whose weights lie in the file `data` beside it.
 
     Raises UnsupportedError for weights in a form that NPUs do not multiply.
     """
-    return _Static(layout, spec, recipe, form, part, data).build()
+    return _Static(layout, spec, network, form, part, data).build()
 
 
 def make_context_graph(
-    layout: Layout, spec: ModelSpec, recipe: Recipe, form: StaticForm, part: Part,
+    layout: Layout, spec: ModelSpec, network: Network, form: StaticForm, part: Part,
     *, context: str, name: str, compiler: str,
 ) -> bytes:  # fmt: skip
     """A graph of the same inputs and outputs whose only node runs the graph `name` of a context binary, a file.
 
     Format: https://onnxruntime.ai/docs/execution-providers/EP-Context-Design.html
     """
-    graph = _Static(layout, spec, recipe, form, part, "")
+    graph = _Static(layout, spec, network, form, part, "")
     graph.compose()
     graph.nodes.clear()
     graph.initializers.clear()
@@ -108,14 +105,13 @@ def make_context_graph(
 
 
 class _Static(Builder):
+    cores = CORES | {Attention: static_attention}
+
     def __init__(
-        self, layout: Layout, spec: ModelSpec, recipe: Recipe, form: StaticForm, part: Part, data: str
+        self, layout: Layout, spec: ModelSpec, network: Network, form: StaticForm, part: Part, data: str
     ) -> None:
-        super().__init__(layout, spec, recipe, form.kv_dtype, True, data)
-        self.form, self.at = form, part
-        self.rows_type = KV_TYPES[form.kv_dtype]
-        self.factor = residual_factor(layout)
-        self.queries: list[str] = []
+        super().__init__(layout, spec, network, form.kv_dtype, True, data, part.tokens)
+        self.form, self.at, self.factor = form, part, residual_factor(network)
 
     def build(self) -> bytes:
         self.compose()
@@ -129,16 +125,14 @@ class _Static(Builder):
             self.output("logits", Type.FLOAT, 1, 1, spec.vocab)
             self.head("x")
             return
-        for kind in sorted({self.recipe.rope_of(layer) for layer in self.at.layers if self.recipe.rotates(layer)}):
+        for kind in sorted({self.network.rope_of(layer) for layer in self.at.layers if self.network.rotates(layer)}):
             for name in table_names(kind):
                 self.input(name, Type.FLOAT, 1, tokens, spec.head_dim // 2)
-        if self.recipe.temperature:
+        if self.network.temperature:
             self.input("temperatures", Type.FLOAT, 1, tokens, 1)
-        for window in sorted({self.recipe.windows[layer] for layer in self.at.layers}):
+        for window in sorted({self.network.windows[layer] for layer in self.at.layers}):
             self.input(mask_name(window), Type.FLOAT, 1, 1, tokens, self.rows_of(window) + tokens)
-        residual, mixed = "x", ""
-        for layer in self.at.layers:
-            residual, mixed = self.layer(layer, residual, mixed)
+        residual, added = self.run(self.at.layers, "x")
         self.output("queries", Type.FLOAT, 1, len(self.queries), tokens, spec.heads * spec.head_dim)
         if len(self.queries) > 1:
             self.node("Concat", *self.queries, output="queries", axis=1)
@@ -146,10 +140,10 @@ class _Static(Builder):
             self.node("Identity", *self.queries, output="queries")
         if not self.at.last:
             self.output("y", Type.FLOAT, 1, tokens, spec.hidden)
-            self.node("Add", residual, mixed, output="y")
+            self.node("Add", residual, added, output="y")
             return
         self.begin("norm")
-        x = self.norm(self.node("Add", residual, mixed), "output_norm", self.factor)
+        x = self.norm(self.node("Add", residual, added), "output_norm", self.factor)
         if self.form.head == "npu":
             self.output("logits", Type.FLOAT, 1, 1, spec.vocab)
             self.head(x)
@@ -158,60 +152,18 @@ class _Static(Builder):
             self.node("Identity", x, output="y")
 
     def rows_of(self, window: int) -> int:
-        return self.form.ring_rows if window and LayerKinds.of(self.recipe.windows).ringed else self.form.rows
+        return self.form.ring_rows if window and self.kinds.ringed else self.form.rows
 
-    def pick(self, layer: int, x: str) -> str:
+    def pick(self, x: str) -> str:
         """Behind the last attention only the newest token goes on."""
-        if layer < self.spec.layers - 1 or self.at.tokens == 1:
-            return x
-        return self.node("Gather", x, self.constant("newest", [self.at.tokens - 1]), axis=1)
-
-    def attention(self, layer: int, x: str) -> str:
-        spec, qkv = self.spec, self.project(layer, x)
-        queries, keys, values = self.split_heads(qkv)
-        apart = self.constant("layers_apart", [1, 1, self.at.tokens, spec.heads * spec.head_dim])
-        self.queries.append(self.node("Reshape", queries, apart))
-        if self.recipe.rotates(layer):
-            tables = table_names(self.recipe.rope_of(layer))
-            queries, keys = (
-                self.node("RotaryEmbedding", each, *tables, num_heads=heads)
-                for each, heads in ((queries, spec.heads), (keys, spec.kv_heads))
-            )
-        self.begin("attend", layer)
-        window = self.recipe.windows[layer]
-        new = [self.by_head(each, spec.kv_heads) for each in (keys, values)]
-        rows = [
-            self.behind_past(f"{name}.{layer}", each, window) for name, each in zip(("key", "value"), new, strict=True)
-        ]
-        how: dict[str, Any] = {"scale": self.recipe.query_scale}
-        if self.recipe.score_cap:
-            how["softcap"] = self.recipe.score_cap
-        mixed = self.node("Attention", self.by_head(queries, spec.heads), *rows, mask_name(window), **how)
-        together = self.constant("heads_together", [1, self.at.tokens, spec.heads * spec.head_dim])
-        return self.node("Reshape", self.node("Transpose", mixed, perm=[0, 2, 1, 3]), together)
-
-    def by_head(self, x: str, heads: int) -> str:
-        """[1, n, heads · head] as [1, heads, n, head]."""
-        shape = self.constant(f"{heads} heads", [1, self.at.tokens, heads, self.spec.head_dim])
-        return self.node("Transpose", self.node("Reshape", x, shape), perm=[0, 2, 1, 3])
-
-    def behind_past(self, name: str, new: str, window: int) -> str:
-        """The rows of the cache, then the new ones, which are an output, too."""
-        heads, size = self.spec.kv_heads, self.spec.head_dim
-        self.input(f"past_{name}", self.rows_type, 1, heads, self.rows_of(window), size)
-        self.output(name, self.rows_type, 1, heads, self.at.tokens, size)
-        self.node("Cast", new, to=self.rows_type, output=name)
-        past = f"past_{name}"
-        if self.rows_type != Type.FLOAT:
-            past = self.node("Cast", past, to=Type.FLOAT)
-        return self.node("Concat", past, new, axis=2)
+        return self.node("Gather", x, self.constant("newest", [self.tokens - 1]), axis=1) if self.tokens > 1 else x
 
     def add_and_norm(self, residual: str, added: str, name: str, keep: bool = True) -> tuple[str, str]:
         total = self.node("Add", residual, added) if added else residual
         return total, self.norm(total, name, self.factor)
 
-    def norm_if_any(self, x: str, name: str) -> str:
-        return self.scaled(super().norm_if_any(x, name), self.factor)
+    def post_norm(self, x: str, name: str) -> str:
+        return self.scaled(super().post_norm(x, name), self.factor)
 
     def multiply(self, name: str, x: str, output: str = "") -> str:
         """The operators of `Nodes.multiply` that NPUs have: MatMulNBits with whole blocks, a bias apart; MatMul."""

@@ -22,7 +22,7 @@ from edge.errors import EngineError, ModelFormatError
 from edge.formats.compiled import Compiled, StaticForm
 from edge.formats.onnx_folder import MANIFEST, check_content, read_manifest
 from edge.model.spec import ModelSpec
-from edge.model.tensors import find_recipe
+from edge.model.tensors import find_network
 from edge.storage.fingerprint import fingerprint
 
 Progress = Callable[[float], None]
@@ -69,9 +69,9 @@ def open_parts(
     for done, (part, shard, graph, content) in enumerate(parts, start=1):
         if compiled:
             context, name = compiled.contexts[shard], compiled.graphs[shard][graph]
-            recipe = find_recipe(spec)
+            network = find_network(spec)
             around = make_context_graph(
-                files.layout, spec, recipe, form, part, context=context, name=name, compiler=compiled.compiler
+                files.layout, spec, network, form, part, context=context, name=name, compiler=compiled.compiler
             )
             place = {"ep.context_file_path": str(files.folder / "npu.onnx")}  # contexts lie beside it
             try:
@@ -155,4 +155,4 @@ def _parts(spec: ModelSpec, files: ModelFiles, form: StaticForm) -> list[_Made]:
 
 
 def _make(spec: ModelSpec, files: ModelFiles, form: StaticForm, part: Part) -> bytes:
-    return make_static_graph(files.layout, spec, find_recipe(spec), form, part, files.data)
+    return make_static_graph(files.layout, spec, find_network(spec), form, part, files.data)

@@ -12,10 +12,13 @@ from edge.backends.ring import LayerKinds
 from edge.devices.profile import Npu
 from edge.formats.compiled import Place, StaticForm
 from edge.model.spec import ModelSpec
-from edge.model.tensors import find_recipe
+from edge.model.tensors import find_network
 
 KV_DTYPES = ("f16", "f32")
 ROWS, CHUNK = 512, 32  # unless the user says otherwise: every pass reads all rows
+# Measured with QNN 2.51 on layers 576 and 1,536 wide: a layer's operators in a context, of both graphs together,
+# whatever the chunk.
+_LAYER_BYTES, _LAYER_BYTES_PER_WIDTH = 200 << 10, 220
 _HAVE_NO_NPU = ("x86_64", "AMD64")  # machines on which QNN emulates
 
 
@@ -53,8 +56,13 @@ def place_of_head(tuning: Mapping[str, int]) -> Place:
 def make_form(
     spec: ModelSpec, rows: int, chunk: int, kv_dtype: str, *, shards: int = 1, head: Place = "npu"
 ) -> StaticForm:
-    ring_rows = LayerKinds.of(find_recipe(spec).windows).ring_rows(rows, chunk)
+    ring_rows = LayerKinds.of(find_network(spec).windows).ring_rows(rows, chunk)
     return StaticForm(rows, ring_rows, chunk, "f32" if kv_dtype == "f32" else "f16", shards, head)
+
+
+def graph_bytes(spec: ModelSpec) -> int:
+    """Of the contexts of a model, besides weights: the operators of a chunk's graph and a step's."""
+    return spec.layers * (_LAYER_BYTES + _LAYER_BYTES_PER_WIDTH * spec.hidden)
 
 
 def chip_of(spec: ModelSpec) -> Npu | None:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from edge.backends.head_kv import HeadKV
-from edge.backends.onnx.graph.builder import table_names
-from edge.backends.onnx.graph.static import HIDDEN, Part, mask_name, parts_of, residual_factor
+from edge.backends.onnx.graph.context import mask_name, table_names
+from edge.backends.onnx.graph.static import HIDDEN, Part, parts_of, residual_factor
 from edge.backends.onnx.inputs import ANGLES_AHEAD, AngleTables
 from edge.backends.onnx.kv import OnnxStore
 from edge.backends.onnx.model_files import ModelFiles
@@ -25,7 +25,8 @@ from edge.errors import UnsupportedError
 from edge.formats.compiled import StaticForm
 from edge.formats.gguf import GGUFFile
 from edge.model.architectures.angles import temperatures
-from edge.model.spec import ModelSpec, Recipe
+from edge.model.layers import Network
+from edge.model.spec import ModelSpec
 from edge.types import AnyArray, FloatArray, IntArray
 
 
@@ -38,15 +39,15 @@ class StaticPasses:
     most_logits = 1  # a graph has no others
 
     def __init__(
-        self, file: GGUFFile, spec: ModelSpec, recipe: Recipe, form: StaticForm, kv: HeadKV[OnnxStore],
+        self, file: GGUFFile, spec: ModelSpec, network: Network, form: StaticForm, kv: HeadKV[OnnxStore],
         files: ModelFiles,
     ) -> None:  # fmt: skip
         self.most = form.chunk
         self.logits = np.zeros((1, spec.vocab), np.float32)
-        self._spec, self._recipe, self._form, self._kv = spec, recipe, form, kv
-        self._embedding = Embedding(file, spec, recipe, files)
-        self._angles = AngleTables(kv, recipe, max(form.chunk, ANGLES_AHEAD), spec.head_dim, "float32")
-        self._sizes = {tokens: _Arrays(spec, recipe, form, tokens) for tokens in (form.chunk, 1)}
+        self._spec, self._network, self._form, self._kv = spec, network, form, kv
+        self._embedding = Embedding(file, spec, network, files)
+        self._angles = AngleTables(kv, network, max(form.chunk, ANGLES_AHEAD), spec.head_dim, "float32")
+        self._sizes = {tokens: _Arrays(spec, network, form, tokens) for tokens in (form.chunk, 1)}
         self._last = self._sizes[1]
         self._sessions: Mapping[Part, Any] = {}
         self._bindings: dict[int, list[tuple[Any, Any]]] = {}
@@ -69,13 +70,13 @@ class StaticPasses:
         arrays = self._last = self._sizes[1 if count == 1 else self._form.chunk]
         new = slice(arrays.tokens - count, None)
         arrays.x[0, new] = self._embedding.look_up(tokens, kv.next_position)
-        if not self._recipe.learned_positions:
+        if not self._network.learned_positions:
             first = self._angles.row(count)
             for inputs, tables in zip(arrays.angles, self._angles.tables, strict=True):
                 inputs[:, 0, new] = tables[:, first : first + count]
-        if self._recipe.temperature:
+        if temperature := self._network.temperature:
             positions = np.arange(kv.next_position, kv.next_position + count)
-            arrays.temperatures[0, new, 0] = temperatures(self._recipe.temperature, positions)
+            arrays.temperatures[0, new, 0] = temperatures(temperature, positions)
         for window, mask in arrays.masks.items():
             length = kv.ring.length if window and kv.ring else kv.length
             fill_mask(mask[0, 0], length, count, window, kv.window_positions(count)[0] if window else None)
@@ -98,7 +99,7 @@ class StaticPasses:
         self._embedding.close()
 
     def _binding(self, part: Part, arrays: _Arrays) -> Any:
-        session, kinds = self._sessions[part], self._recipe
+        session, kinds = self._sessions[part], self._network
         binding = session.io_binding()
         bind(binding, "x", arrays.x)
         for kind in {kinds.rope_of(layer) for layer in part.layers if kinds.rotates(layer)}:
@@ -129,12 +130,12 @@ class StaticPasses:
 class _Arrays:
     """What goes into the graphs of so many tokens, and comes out. rows: new ones, [layers, 2, KV heads, n, head]."""
 
-    def __init__(self, spec: ModelSpec, recipe: Recipe, form: StaticForm, tokens: int) -> None:
+    def __init__(self, spec: ModelSpec, network: Network, form: StaticForm, tokens: int) -> None:
         self.tokens = tokens
         self.x, self.y = np.zeros((1, tokens, spec.hidden), np.float32), np.zeros((1, 1, spec.hidden), np.float32)
-        self.angles = [np.zeros((2, 1, tokens, spec.head_dim // 2), np.float32) for _ in recipe.ropes]
+        self.angles = [np.zeros((2, 1, tokens, spec.head_dim // 2), np.float32) for _ in network.ropes]
         self.temperatures = np.ones((1, tokens, 1), np.float32)
-        rows = {window: form.ring_rows if window and form.ring_rows else form.rows for window in set(recipe.windows)}
+        rows = {window: form.ring_rows if window and form.ring_rows else form.rows for window in set(network.windows)}
         self.masks = {each: np.full((1, 1, tokens, count + tokens), HIDDEN, np.float32) for each, count in rows.items()}
         shape = (spec.layers, 2, spec.kv_heads, tokens, spec.head_dim)
         self.rows: AnyArray = np.zeros(shape, NUMPY_TYPE[form.kv_dtype])
@@ -166,13 +167,13 @@ def fill_mask(mask: FloatArray, length: int, count: int, window: int, positions:
 class Embedding:
     """The tokens' embeddings, and learned positions', from the mapped file of weights."""
 
-    def __init__(self, file: GGUFFile, spec: ModelSpec, recipe: Recipe, files: ModelFiles) -> None:
+    def __init__(self, file: GGUFFile, spec: ModelSpec, network: Network, files: ModelFiles) -> None:
         path, layout = files.folder / files.data, files.layout
-        self._matrix, self._scale = layout.matrices["token_embd"], recipe.embedding_scale * residual_factor(layout)
+        self._matrix, self._scale = layout.matrices["token_embd"], network.embedding_scale * residual_factor(network)
         names = self._matrix.form.arrays(self._matrix.rows, self._matrix.columns)
         self._arrays = {name: _mapped(path, layout.places[f"token_embd.{name}"]) for name in names}
         self._kind = file.tensors[self._matrix.parts[0].source.tensor].type
-        self._positions = _mapped(path, layout.places["position_embd"]) if recipe.learned_positions else None
+        self._positions = _mapped(path, layout.places["position_embd"]) if network.learned_positions else None
 
     def look_up(self, tokens: IntArray, position: int) -> FloatArray:
         """float32 [n, hidden], of tokens from this position on."""

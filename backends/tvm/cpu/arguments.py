@@ -6,15 +6,34 @@ TVM is not needed. `generator.POINTERS` lists the arguments.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from edge.backends.ring import LayerKinds
-from edge.backends.tvm.packing.layout import GROUPS, PackedLayout, Shape, round_up
+from edge.backends.tvm.packing.layout import PackedLayout
+from edge.backends.tvm.packing.shape import GROUPS, MOST_MATRICES, Shape, groups_of, round_up
 from edge.backends.tvm.targets import Target
-from edge.model.tensors import BIASES, MATRICES, NORMS
+from edge.model.layers import Attention, DeltaNet, Dense, ShortConvolution
 
 LINE = 32  # int32 words between two threads' counters: two cache lines, since CPUs fetch neighbours together
-MOST_MATRICES = max(map(len, GROUPS.values()))  # of a phase
-LORA_SLOTS = tuple(f"{name}.{part}" for name in MATRICES for part in ("lora_a", "lora_a.scales", "lora_b"))
+_USUAL = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+_MATRICES = (
+    *_USUAL,
+    "attn_q_gate",
+    "attn_qkv",
+    "attn_gate",
+    "ssm_beta",
+    "ssm_alpha",
+    "ssm_conv1d",
+    "ssm_out",
+    "shortconv.in_proj",
+    "shortconv.conv",
+    "shortconv.out_proj",
+)
+_NORMS = (
+    "attn_norm", "attn_q_norm", "attn_k_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "ssm_norm",
+)  # fmt: skip
+_VECTORS = (*_NORMS, *(f"{name}.bias" for name in ("attn_norm", "ffn_norm", *_USUAL)), "ssm_dt.bias", "ssm_a")
+LORA_SLOTS = tuple(f"{name}.{part}" for name in _USUAL for part in ("lora_a", "lora_a.scales", "lora_b"))
 _SEES_ALL = 1 << 30  # a window that no position is beyond
 
 Blocks = tuple[int, int]  # of the packed file: the first one, and their number
@@ -45,7 +64,7 @@ class Table:
 
     NAMES = (
         "x", "normed", "queries", "query_rows", "mixed", "ffn", "work", "part_stride", "raw", "raw_stride", "normals",
-        "temperatures",
+        "temperatures", "gates", "channels", "steps",
         "words", "scales", "corrections", "sums", "half_corrections", "half_sums",
         "token_embd", "token_embd.scales", "position_embd", "position_embd.scales",
         "output_norm", "output_norm.bias", "head", "head.scales",
@@ -53,8 +72,10 @@ class Table:
         "lora_rank", "lora", "lora_parts",  # of adapters: the padded rank, A x of rows, and of threads' columns
     )  # fmt: skip
     PER_LAYER = (
-        *MATRICES, *(f"{name}.scales" for name in MATRICES), *NORMS, *BIASES,
+        *_MATRICES, *(f"{name}.scales" for name in _MATRICES), *_VECTORS,
         *GROUPS,  # the number of the layer's variant
+        "form",  # the number of `Shape.forms`
+        "state",  # where its fixed state begins
         "window",  # positions that a token sees
         "observed",  # 1 where policies look at attention: not in layers with a ring
         "angles",  # where the layer's table of rotary angles begins
@@ -71,7 +92,8 @@ class Table:
         return cls.PER_LAYER.index(name)
 
     @classmethod
-    def in_layer(cls, layer: int, name: str) -> int:
+    def place(cls, layer: Any, name: str) -> Any:
+        """The slot of a layer's number; `layer` may be an expression of TVM."""
         return len(cls.NAMES) + layer * len(cls.PER_LAYER) + cls.layer_slot(name)
 
     @classmethod
@@ -113,17 +135,24 @@ def fill_table(layout: PackedLayout, scratch: Scratch, rope_size: int, streams: 
         values |= _offsets(layout, name, name)
     values |= _offsets(layout, layout.head, "head")
     table = [values.get(name, 0) for name in Table.NAMES]
-    kinds = LayerKinds.of(layout.recipe.windows)
+    network = layout.network
+    kinds, state = LayerKinds.of(network.windows, network.rowless), 0
     for layer in range(layout.shape.layers):
         values = {
-            "window": layout.recipe.windows[layer] or _SEES_ALL,
+            "form": layout.forms[layer],
+            "state": state,
+            "window": network.windows[layer] or _SEES_ALL,
             "observed": int(layer in kinds.whole),
-            "angles": layout.recipe.rope_of(layer) * rope_size,
+            "angles": network.rope_of(layer) * rope_size,
         }
-        for name in (*MATRICES, *NORMS, *BIASES):
+        state += network.fixed_values[layer]
+        for name in (*_MATRICES, *_VECTORS):
             values |= _offsets(layout, f"blk.{layer}.{name}", name)
-        for group, variants in layout.variants.items():
-            values[group] = variants.index(layout.blocks_of(group, layer))
+        types = layout.blocks_of(layer)
+        for number in layout.shape.forms[layout.forms[layer]]:
+            for group in groups_of(layout.shape.blocks[number].core):
+                code = layout.shape.code(number, group)
+                values[group] = layout.variants[code].index(types[code])
         table += [values.get(name, 0) for name in Table.PER_LAYER]
     return table + (streams.table if streams else [0] * 4 * (layout.shape.layers + 2))
 
@@ -166,24 +195,29 @@ def make_scratch(
     """
     tokens = round_up(chunk, target.gemm_tokens)
     rows = max(tokens, threads)
+    attention = [block.core for block in shape.blocks if isinstance(block.core, Attention)]
+    delta_nets = [block.core for block in shape.blocks if isinstance(block.core, DeltaNet)]
     query_rows = round_up(tokens * shape.group, target.score_rows) + target.score_rows
-    part = work_offsets(shape, target)["size"]
+    delta_work = max((2 * core.size + core.value_size for core in delta_nets), default=0)
+    part = max(work_offsets(shape, target)["size"], round_up(delta_work, 16))
     blocks = shape.widest // 32
     floats = {
         "x": tokens * shape.padded_hidden,
         "normed": rows * shape.padded_hidden,
         "queries": shape.kv_heads * query_rows * shape.padded_head,
-        "mixed": rows * shape.padded_mixed,
-        "ffn": tokens * shape.padded_ffn,
+        "mixed": rows * max(map(shape.widths, (Attention, DeltaNet, ShortConvolution))),
+        "ffn": tokens * shape.widths(Dense),
         "work": threads * part,
         "raw": threads * observed_rows,
         "temperatures": tokens if shape.tempered else 0,
         "scales": rows * blocks,
         "sums": rows * blocks,
         "half_sums": rows * 2 * blocks,
-        "normals": shape.layers
-        * shape.kv_heads
-        * shape.padded_head,  # of reflections; zero where keys are not reflected
+        "normals": shape.layers * shape.kv_heads * shape.padded_head,  # of reflections; zeros without any
+        "gates": tokens * shape.padded_mixed if any(core.gated for core in attention) else 0,
+        "channels": tokens
+        * max([3 * shape.widths(ShortConvolution), *(core.mixed + core.width for core in delta_nets)]),
+        "steps": tokens * 2 * max((round_up(core.heads, 16) for core in delta_nets), default=0),
         "lora": rows * MOST_MATRICES * lora_rank,
         "lora_parts": threads * MOST_MATRICES * lora_rank,
     }

@@ -86,7 +86,7 @@ class Image:
             struct.pack_into("<Q", self._memory, slot, self._outside(libc, name))
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         if libc.mprotect(ctypes.c_void_p(self._address), ctypes.c_size_t(len(body)), _READ | _EXECUTE):
-            raise EngineError("this system lets no program make its memory executable: use --backend llamacpp")
+            raise EngineError("this system lets no program make its memory executable: use --backend=llamacpp")
 
     def entry(self, name: str) -> int:
         """Raises EngineError if there is no such function."""

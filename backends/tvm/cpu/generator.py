@@ -13,21 +13,20 @@ from typing import Any
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
-from edge.backends.tvm.cpu.arguments import LINE, Job
+from edge.backends.tvm.cpu.arguments import LINE, Job, Table
 from edge.backends.tvm.cpu.kernels import timing
 from edge.backends.tvm.cpu.kernels.cache import move_rows
 from edge.backends.tvm.cpu.kernels.row_formats import memory_types
 from edge.backends.tvm.cpu.kernels.threads import arrive, imports, wait
 from edge.backends.tvm.cpu.kernels.vectors import PINS, Register, Value, i64, let, loop, when
-from edge.backends.tvm.cpu.phases.adapt import adapt
-from edge.backends.tvm.cpu.phases.attend import attend_chunk, attend_step, merge_parts, observe_last
-from edge.backends.tvm.cpu.phases.builder import PassBuilder
+from edge.backends.tvm.cpu.phases import attention, delta_net, dense, short_convolution
+from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
 from edge.backends.tvm.cpu.phases.embed import embed
 from edge.backends.tvm.cpu.phases.head import head
-from edge.backends.tvm.cpu.phases.project import add, add_normed, widen
-from edge.backends.tvm.cpu.phases.qkv import qkv
 from edge.backends.tvm.cpu.phases.streaming import evict_piece
 from edge.backends.tvm.design import Design
+from edge.backends.tvm.packing.shape import Shape
+from edge.model.layers import Attention, DeltaNet, Dense, ShortConvolution
 
 POINTERS = {  # the arguments of `run`, and the types that they point to
     "job": "int64", "lines": "int32",
@@ -39,6 +38,7 @@ POINTERS = {  # the arguments of `run`, and the types that they point to
     "attention": "float32",  # that rows received from observed queries
     "starts": "int32",  # the first row of each head, [layers, KV heads]
 }  # fmt: skip
+STATES = {"states": "float32"}  # one more argument of models with fixed states
 TIMES = {"times": "int64"}  # one more argument of a timed pass: `cpu/timing.py`
 LORA = {"lora": "uint8"}  # one more argument of a pass with adapters
 
@@ -48,7 +48,7 @@ class Program:
     """The functions of a design, ready for TVM's compiler: `run` and `move`, which the engine calls, and
     the functions that `run` calls: one for every unit of a step and of a chunk, by the names of the units.
 
-    `run` of an embedded design is a unit, since the C runtime calls it by C's convention.
+    `run` of an exported design is a unit, since the C runtime calls it by C's convention.
     """
 
     entries: dict[str, Any]
@@ -60,19 +60,21 @@ class Program:
 
     def parts(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """Entries and functions to be compiled together; the parts that take longest come first."""
-        return [({}, self.units[name]) for name in _BY_SIZE] + [(self.entries, {})]
+        order = {name: number for number, name in enumerate(_BY_SIZE)}
+        names = sorted(self.units, key=lambda name: order.get(name.rstrip("_0123456789"), len(order)))
+        return [({}, self.units[name]) for name in names] + [(self.entries, {})]
 
 
 def build(design: Design) -> Program:
     """Separate functions, because LLVM takes more than twice the time for one of twice the size."""
     units = {
         name: {
-            design.symbol(_unit_name(single, name)): _unit(design, single, name)
+            design.symbol(_unit_name(single, name)): _unit(design, single, name, unit, number)
             for single in (True, False) if _unit_name(single, name) not in design.shared
         }
-        for name in UNITS
+        for name, (unit, number) in _units(design).items()
     }  # fmt: skip
-    if design.embedded:  # the runtime moves rows itself
+    if design.exported:  # the runtime moves rows itself
         return Program({}, units | {"run": {design.symbol("run"): run(design)}})
     return Program({"run": run(design), "move": move_rows(design.shape, design.kv_dtype)}, units)
 
@@ -81,18 +83,40 @@ def run(design: Design) -> Any:
     """The function that every thread calls: thread 0 once per job, waking the others; these once for all jobs, or where
     the target `returns` once per job, too."""
     with IRBuilder() as builder, T.prim_func(s_tir=True):
-        pointers, thread, _ = _declare(design, design.symbol("run") if design.embedded else "run", layered=False)
+        pointers, thread, _ = _declare(design, design.symbol("run") if design.exported else "run", layered=False)
         with _environment(design):
             _work(design, pointers, thread)
     return builder.get()
 
 
-def _unit(design: Design, single: bool, name: str) -> Any:
+def _units(design: Design) -> dict[str, tuple[Unit, int | None]]:
+    """All units by their names, those of layers with the number of their block."""
+    found: dict[str, tuple[Unit, int | None]] = {"embed": (_embed, None)}
+    for number, block in enumerate(design.shape.blocks):
+        units = CORES[type(block.core)]
+        last = list(units)[-1]
+        ends = any(form[-1] == number for form in design.shape.forms)
+        for name, unit in units.items():
+            found[design.shape.code(number, name)] = (_then_evict(unit) if ends and name == last else unit), number
+    return found | {"head": (lambda b, _layer: head(b), None)}
+
+
+def _then_evict(unit: Unit) -> Unit:
+    """The last unit of a layer."""
+
+    def run(b: PassBuilder, layer: Value) -> None:
+        unit(b, layer)
+        evict_piece(b, layer)
+
+    return run
+
+
+def _unit(design: Design, single: bool, name: str, unit: Unit, number: int | None) -> Any:
     """A unit as a function of its own, which `run` calls."""
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         pointers, thread, layer = _declare(design, design.symbol(_unit_name(single, name)), layered=True)
         with _environment(design):
-            UNITS[name](PassBuilder(design, single, pointers, thread), layer)
+            unit(PassBuilder(design, single, pointers, thread, number), layer)
     return builder.get()
 
 
@@ -104,16 +128,24 @@ def _declare(design: Design, symbol: str, *, layered: bool) -> tuple[dict[str, A
     """The function being built: its name and its arguments. The last one, of units only, is the layer."""
     T.func_name(symbol)
     T.func_attr({"global_symbol": symbol, "tirx.noalias": layered})  # the job changes while `run` waits
-    types = POINTERS | memory_types(design.kv_dtype) | (TIMES if design.timed else {}) | (LORA if design.lora else {})
+    types = pointers_of(design)
     pointers = {name: T.arg(name, T.ptr(dtype)) for name, dtype in types.items()}
     thread = T.arg("thread", T.int64())
     return pointers, thread, T.arg("layer", T.int64()) if layered else None
 
 
+def pointers_of(design: Design) -> dict[str, str]:
+    """The pointers that a design's functions take, in their order."""
+    found = POINTERS | memory_types(design.kv_dtype)
+    for wanted, more in ((design.shape.states, STATES), (design.timed, TIMES), (design.lora, LORA)):
+        found |= more if wanted else {}
+    return found
+
+
 @contextmanager
 def _environment(design: Design) -> Iterator[None]:
     """Attributes that TVM's lowering needs: the device of raw pointers, and the functions that are LLVM IR."""
-    functions = imports(design.target.machine, design.target.spins, embedded=design.embedded)
+    functions = imports(design.target.machine, design.target.spins, exported=design.exported)
     functions += timing.FUNCTIONS if design.timed else ""
     functions += PINS if design.target.machine == "wasm32" else ""
     with T.attr(0, "device_id", 0), T.attr(0, "device_type", 1), T.attr(0, "pragma_import_llvm", functions):
@@ -136,10 +168,13 @@ def run_job(design: Design, threads: int) -> Any:
         functions = imports(design.target.machine, design.target.spins)
         with T.attr(0, "pragma_import_llvm", functions), T.parallel(0, threads) as thread:
             job = T.decl_buffer((1 << 48,), POINTERS["job"], data=pointers["job"])
-            builders = {
-                single: PassBuilder(design, single, pointers, T.cast(thread, "int64")) for single in (True, False)
-            }
-            _job(design, let(job[Job.slot("kind")]), lambda single, name, layer: UNITS[name](builders[single], layer))
+            units = _units(design)
+
+            def emit(single: bool, name: str, layer: Value) -> None:
+                unit, number = units[name]
+                unit(PassBuilder(design, single, pointers, T.cast(thread, "int64"), number), layer)
+
+            _job(design, pointers, let(job[Job.slot("kind")]), emit)
     return builder.get()
 
 
@@ -168,18 +203,31 @@ def _work(design: Design, pointers: dict[str, Any], thread: Value) -> None:
                 T.call_extern("int32", design.symbol(_unit_name(single, name)), *pointers.values(), thread, layer)
             )
 
-        _job(design, kind, call)
+        _job(design, pointers, kind, call)
 
 
-def _job(design: Design, kind: Value, emit: Callable[[bool, str, Value], None]) -> None:
-    """The units of a pass in their order."""
+def _job(design: Design, pointers: dict[str, Any], kind: Value, emit: Callable[[bool, str, Value], None]) -> None:
+    """The units of a pass in their order: those of the blocks of each layer."""
+    shape, table = design.shape, T.decl_buffer((1 << 48,), POINTERS["table"], data=pointers["table"])
     for number, single in ((Job.STEP, True), (Job.CHUNK, False)):
         with when(kind == number):
             emit(single, "embed", i64(0))
-            with loop(i64(0), i64(design.shape.layers)) as layer:
-                for name in ("qkv", "attend", "output", "gate_up", "down"):
-                    emit(single, name, layer)
+            with loop(i64(0), i64(shape.layers)) as layer:
+                for index, form in enumerate(shape.forms):
+                    if len(shape.forms) == 1:
+                        _layer(shape, form, single, layer, emit)
+                        continue
+                    with when(table[Table.place(layer, "form")] == index):
+                        _layer(shape, form, single, layer, emit)
             emit(single, "head", i64(0))
+
+
+def _layer(
+    shape: Shape, form: tuple[int, ...], single: bool, layer: Value, emit: Callable[[bool, str, Value], None]
+) -> None:
+    for number in form:
+        for name in CORES[type(shape.blocks[number].core)]:
+            emit(single, shape.code(number, name), layer)
 
 
 def _embed(b: PassBuilder, _layer: Value) -> None:
@@ -188,55 +236,22 @@ def _embed(b: PassBuilder, _layer: Value) -> None:
         embed(b)
 
 
-def _qkv(b: PassBuilder, layer: Value) -> None:
-    b.normalise_chunk("attn_norm", layer, "qkv")
-    with b.phase("qkv", layer):
-        inputs = b.normalised_inputs("attn_norm", layer, "qkv")
-        adapt(b, "qkv", layer, inputs)
-        qkv(b, layer, inputs)
-
-
-def _attend(b: PassBuilder, layer: Value) -> None:
-    with b.phase("attend", layer):
-        (attend_step if b.single else attend_chunk)(b, layer)
-    with when(T.And(b.observed > 0, b.layer_at(layer, "observed") > 0)):
-        observe_last(b, layer)  # the next phase reads nothing that this changes
-
-
-def _output(b: PassBuilder, layer: Value) -> None:
-    width = b.shape.padded_mixed
-    b.quantize_chunk("mixed", width, layer, "output")
-    with b.phase("output", layer):
-        if b.single:
-            merge_parts(b)
-            b.mark("merge", layer)
-        inputs = b.quantized_inputs("mixed", width, layer, "output", private=True)
-        adapt(b, "output", layer, inputs)
-        add(b, "output", layer, inputs, "post_attention_norm")
-    add_normed(b, layer, "post_attention_norm")
-
-
-def _gate_up(b: PassBuilder, layer: Value) -> None:
-    b.normalise_chunk("ffn_norm", layer, "gate_up")
-    with b.phase("gate_up", layer):
-        inputs = b.normalised_inputs("ffn_norm", layer, "gate_up")
-        adapt(b, "gate_up", layer, inputs)
-        widen(b, layer, inputs)
-
-
-def _down(b: PassBuilder, layer: Value) -> None:
-    width = b.shape.padded_ffn
-    b.quantize_chunk("ffn", width, layer, "down")
-    with b.phase("down", layer):
-        inputs = b.quantized_inputs("ffn", width, layer, "down", private=False)
-        adapt(b, "down", layer, inputs)
-        add(b, "down", layer, inputs, "post_ffw_norm")
-    add_normed(b, layer, "post_ffw_norm")
-    evict_piece(b, layer)
-
-
-UNITS: dict[str, Callable[[PassBuilder, Value], None]] = {
-    "embed": _embed, "qkv": _qkv, "attend": _attend, "output": _output, "gate_up": _gate_up, "down": _down,
-    "head": lambda b, _layer: head(b),
+CORES: dict[type, dict[str, Unit]] = {
+    Attention: attention.UNITS, Dense: dense.UNITS, DeltaNet: delta_net.UNITS,
+    ShortConvolution: short_convolution.UNITS,
 }  # fmt: skip
-_BY_SIZE = ("qkv", "attend", "gate_up", "down", "head", "output", "embed")
+_BY_SIZE = (
+    "qkv",
+    "attend",
+    "gate_up",
+    "delta_in",
+    "down",
+    "head",
+    "delta_net",
+    "output",
+    "delta_out",
+    "conv_in",
+    "convolve",
+    "conv_out",
+    "embed",
+)

@@ -65,7 +65,7 @@ def _window(spec: ModelSpec, threads: int, worst: float, kept: int) -> int:
     layer = 1.25 * spec.largest_layer * worst * (STEPS - kept) / STEPS
     head = 2 * _head_group(threads, 64 * spec.hidden)
     looked_up = min(2 * threads * BLOCK, spec.embedding_bytes * worst)
-    learned = 4 * spec.context * spec.hidden if spec.recipe and spec.recipe.learned_positions else 0
+    learned = 4 * spec.context * spec.hidden if spec.network and spec.network.learned_positions else 0
     return int(max(layer, head, looked_up)) + BLOCK + learned
 
 

@@ -16,9 +16,10 @@ import numpy as np
 from edge.backends.base import Engine, EngineConfig, Operator
 from edge.backends.operators import Piece, attention_flops, pieces, repeat_pass
 from edge.backends.tvm.kv.row_formats import row_bytes
-from edge.backends.tvm.packing.layout import PackedLayout, Place, round_up
+from edge.backends.tvm.packing.layout import PackedLayout, Place
+from edge.backends.tvm.packing.shape import round_up
 from edge.model.spec import ModelSpec
-from edge.model.tensors import find_recipe
+from edge.model.tensors import find_network
 from edge.types import AnyArray, IntArray
 
 MARKS = {  # the parts of a pass in their order, and the phase of `backends.base.PHASES` that each belongs to
@@ -29,7 +30,14 @@ MARKS = {  # the parts of a pass in their order, and the phase of `backends.base
     "qkv": "qkv",
     "attend": "attend",
     "merge": "attend",  # in a step: of the threads' parts of each head's output
+    "delta_in": "qkv",
+    "delta_net": "attend",
+    "gate": "output",
     "quantize_mixed": "output",
+    "delta_out": "output",
+    "conv_in": "qkv",
+    "convolve": "attend",
+    "conv_out": "output",
     "output": "output",
     "post_attention_norm": "norm",
     "ffn_norm": "norm",
@@ -121,7 +129,7 @@ class Counts:
         self._layout, self._parts = layout, parts
         self._tokens = sum(part.count for part in parts)
         self._row_bytes = row_bytes(layout.shape, kv_dtype)
-        self._windows = find_recipe(spec).windows
+        self._windows = find_network(spec).windows
 
     def bytes(self, name: str, layer: int | None) -> int | None:
         """None for parts that only move activations."""

@@ -16,9 +16,11 @@ from edge.backends.base import (
     Tuned,
     all_positions,
 )
+from edge.backends.checks import usual_cores
 from edge.backends.efficiency import FLOATS, Efficiency, Kind, Rows, Weights
 from edge.errors import MissingExtraError
 from edge.formats.gguf import GGUFFile
+from edge.model.layers import Core
 from edge.model.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ CAPABILITIES = Capabilities(
 EFFICIENCY = Efficiency({"integers": Weights(0.5, 1.0), "floats": Weights(0.5, 1.0)}, {"f16": Rows(0.5, 1.0)}, 1e-4)
 
 # Python modules, the driver's library, and what its compiler takes in the first run of all; measured with lavapipe.
-_RUNTIME_BYTES = 106 << 20
+_RUNTIME_BYTES = DRIVER_BYTES = 106 << 20
 
 # Bytes on the host for each row of a head: its physical row and position, and scratch of the policy.
 _BOOKKEEPING = 12 + 36
@@ -59,7 +61,7 @@ def check_installed() -> None:
 
 
 def check_supported(file: GGUFFile, spec: ModelSpec) -> None:
-    """The engine needs an architecture with a recipe, block types with kernels, and a GPU."""
+    """The engine needs an architecture with a network, block types with kernels, and a GPU."""
     from edge.backends.tvm.gpu.hosts import choose_adapter
     from edge.backends.tvm.gpu.weights import make_weights
 
@@ -72,6 +74,10 @@ def check_elsewhere(file: GGUFFile, spec: ModelSpec, system: str) -> None:
     from edge.backends.tvm.gpu.weights import make_weights
 
     make_weights(file, spec, PORTABLE.binding)
+
+
+def supports(core: Core) -> str | None:
+    return usual_cores(core)
 
 
 def weight_kind(weight_type: str, config: EngineConfig) -> Kind:
@@ -99,16 +105,16 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
     from edge.backends.tvm.gpu.weights import packed_bytes
     from edge.backends.tvm.kv.regions import make_regions
     from edge.backends.tvm.kv.row_formats import row_bytes
-    from edge.backends.tvm.packing.layout import Shape
-    from edge.model.tensors import find_recipe
+    from edge.backends.tvm.packing.shape import Shape
+    from edge.model.tensors import find_network
 
-    shape, recipe = Shape.of(spec), find_recipe(spec)
-    layers = LayerKinds.of(recipe.windows)
+    shape, network = Shape.of(spec), find_network(spec)
+    layers = LayerKinds.of(network.windows)
     regions, rings = make_regions(layers, shape.kv_heads, config, spec.context)
     per_row = row_bytes(shape, config.kv_dtype) // shape.kv_heads + 4 * config.observes
     windowed = rings.size + (regions.size if shape.windowed and not layers.ringed else 0)
     heads = len(layers.whole) * shape.kv_heads
-    tables = Tables.of(shape.layers, shape.kv_heads, max(1, len(recipe.ropes)), config.chunk, shape.head // 2)
+    tables = Tables.of(shape.layers, shape.kv_heads, max(1, len(network.ropes)), config.chunk, shape.head // 2)
     scratch = scratch_sizes(shape, tables, config.chunk, config.logits_rows, windowed)
     by_head = 0
     if config.per_head:
@@ -127,6 +133,22 @@ def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
         fixed_kv=rings.size * per_row,
         gpu=weights + kv + on_device,
     )
+
+
+def most_first() -> int:
+    from edge.backends.tvm.gpu.compiled import COMPILER_BYTES
+
+    return DRIVER_BYTES + COMPILER_BYTES
+
+
+def first_run(file: GGUFFile, spec: ModelSpec, config: EngineConfig) -> int:
+    """Of the compiler, beside the driver that lists GPUs."""
+    from edge.backends.tvm.gpu.compiled import COMPILER_BYTES, is_made
+    from edge.backends.tvm.gpu.design import Design
+    from edge.backends.tvm.gpu.hosts import choose_adapter
+
+    design = Design.of(file, spec, config, choose_adapter(config.adapter or None))
+    return 0 if is_made(design) else COMPILER_BYTES
 
 
 def gpu_memory() -> GPUMemory:

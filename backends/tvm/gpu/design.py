@@ -9,15 +9,17 @@ from edge.backends.rope import find_rotation
 from edge.backends.tvm.gpu.hosts import Adapter
 from edge.backends.tvm.gpu.picking import found_bytes
 from edge.backends.tvm.gpu.weights import Weights, make_weights
-from edge.backends.tvm.packing.layout import Shape
+from edge.backends.tvm.packing.shape import Shape, round_up
 from edge.formats.gguf import GGUFFile
+from edge.model.layers import Attention, Block, Dense
 from edge.model.spec import ModelSpec
-from edge.model.tensors import find_recipe
+from edge.model.tensors import find_network
 
 ANGLES_AHEAD = 64  # decode steps for which angles are computed at once
 KEYS, VALUES = 1, 2  # what is moved of a row
 MOST_MOVED = 4096  # pairs of rows that are moved at once
 PICKS = 256  # ids that may be picked before the host reads them
+LANES = 16  # of which rows of the KV cache have whole multiples
 ALIGNMENT = 64  # words, between the parts of `Tables`: 256 bytes
 
 
@@ -75,11 +77,15 @@ class RowForm:
     """How rows of the KV cache lie: codes in words, and with integers a float32 scale for each key and value besides.
 
     Keys lie in tiles of 16 rows, so that 16 threads that read 16 bytes each of 16 rows read neighbours; values row by
-    row. head: values of a row, a multiple of 16.
+    row. head: values of a row, a multiple of LANES.
     """
 
     dtype: str
     head: int
+
+    @classmethod
+    def of(cls, core: Attention, dtype: str) -> RowForm:
+        return cls(dtype, round_up(core.head_dim, LANES))
 
     @property
     def per_word(self) -> int:
@@ -129,8 +135,8 @@ class Design:
     """What a program depends on.
 
     pairs: values of a head that RoPE rotates, by two; halves: value i with value i + pairs, else 2i with 2i + 1.
-    kinds: which rope each layer uses, [layers]. windows: [layers], 0 for none. observes: there are passes that add up
-    attention.
+    forms, kinds: which of `Shape.forms`, and which rope, each layer has, [layers]. windows: [layers], 0 for none.
+    observes: there are passes that add up attention.
     """
 
     shape: Shape
@@ -143,6 +149,7 @@ class Design:
     observes: bool
     pairs: int
     halves: bool
+    forms: tuple[int, ...]
     kinds: tuple[int, ...]
     windows: tuple[int, ...]
     learned: bool
@@ -150,16 +157,21 @@ class Design:
     @classmethod
     def of(cls, file: GGUFFile, spec: ModelSpec, config: EngineConfig, adapter: Adapter) -> Design:
         """Raises UnsupportedError for models that the device's kernels cannot run."""
-        recipe = find_recipe(spec)
-        rotation = find_rotation(file, recipe, halves=recipe.halves)
+        network = find_network(spec)
+        rotation = find_rotation(file, network, halves=network.halves)
         known = {field.name for field in fields(Tuning)}
         chosen = {name: value for name, value in config.tuning.items() if name in known}
         tuning = replace(Tuning.of(adapter.kind), **chosen)
+        shape, weights = Shape.of(spec), make_weights(file, spec, adapter.limits.binding)
         return cls(
-            Shape.of(spec), make_weights(file, spec, adapter.limits.binding), adapter.language, tuning, config.kv_dtype,
-            config.chunk, config.logits_rows, config.observes, rotation.pairs, recipe.halves, rotation.kinds,
-            recipe.windows, recipe.learned_positions,
+            shape, weights, adapter.language, tuning, config.kv_dtype, config.chunk, config.logits_rows,
+            config.observes, rotation.pairs, network.halves,
+            tuple(shape.form_of(layer, network) for layer in network.layers), rotation.kinds, network.windows,
+            network.learned_positions,
         )  # fmt: skip
+
+    def blocks(self, layer: int) -> list[Block]:
+        return [self.shape.blocks[number] for number in self.shape.forms[self.forms[layer]]]
 
     @property
     def tables(self) -> Tables:
@@ -183,9 +195,9 @@ def scratch_sizes(shape: Shape, tables: Tables, chunk: int, logits_rows: int, po
         "other x": shape.padded_hidden,
         "normed": chunk * shape.padded_hidden,
         "qkv": chunk * (shape.heads + 2 * shape.kv_heads) * shape.head,
-        "mixed": chunk * shape.padded_mixed,
+        "mixed": chunk * shape.widths(Attention),
         "softmax": 2 * chunk * shape.heads,
-        "ffn": chunk * shape.padded_ffn,
+        "ffn": chunk * shape.widths(Dense),
         "logits": logits_rows * shape.vocab,
     }
     return {name: 4 * size for name, size in words.items()} | {"found": found_bytes(shape.vocab)}

@@ -25,7 +25,7 @@ from edge.errors import EngineError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.architectures.angles import temperatures
 from edge.model.spec import ModelSpec
-from edge.model.tensors import find_recipe
+from edge.model.tensors import find_network
 from edge.types import AnyArray, FloatArray, IntArray
 
 _COMPILED, _PREPARED = 0.3, 0.5  # of the time of loading
@@ -40,7 +40,7 @@ class GPUEngine:
     def __init__(
         self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, progress: LoadProgress | None = None
     ) -> None:
-        self.spec, self.config, self._recipe = spec, config, find_recipe(spec)
+        self.spec, self.config, self._network = spec, config, find_network(spec)
         report = progress or (lambda _part, _doing="": None)
         adapter = choose_adapter(config.adapter or None)
         self.card = card_of(adapter)
@@ -83,10 +83,10 @@ class GPUEngine:
         self._device.read(self._buffers["tokens"], 0, 4)
 
     def _make_cache(self, file: GGUFFile) -> HeadKV[NativeStore[DeviceRows]]:
-        spec, config, shape, recipe = self.spec, self.config, self.design.shape, self._recipe
+        spec, config, shape, network = self.spec, self.config, self.design.shape, self._network
         positions = spec.context if config.per_head else config.capacity  # gaps stay open while the context allows
-        rope = CacheRope(file, recipe, positions, halves=recipe.halves)
-        kinds = LayerKinds.of(recipe.windows)
+        rope = CacheRope(file, network, positions, halves=network.halves)
+        kinds = LayerKinds.of(network.windows)
         regions, rings = make_regions(kinds, shape.kv_heads, config, spec.context)
         count = rings.size + regions.size
         rows = DeviceRows(self._device, count, shape.padded_head, config.kv_dtype, observes=config.observes)
@@ -163,10 +163,10 @@ class GPUEngine:
 
     def _steps(self, count: int) -> int:
         """How many of these tokens can run one by one in a submission."""
-        if self._recipe.temperature:
+        if self._network.temperature:
             return 1
         most = min(count, self.design.tables.angle_rows, PICKS, self._kv.at_once(count))
-        if self._recipe.learned_positions:
+        if self._network.learned_positions:
             most = min(most, self.spec.context - self._kv.next_position)
         return max(1, most)
 
@@ -226,8 +226,8 @@ class GPUEngine:
         """What kernels read: tokens, the state, the heads' rows, positions and angles."""
         kv, count, design, device = self._kv, tokens.size, self.design, self._device
         angle = self._angle_row(rows)
-        if self._recipe.temperature:
-            factors = temperatures(self._recipe.temperature, kv.next_position + np.arange(count))
+        if temperature := self._network.temperature:
+            factors = temperatures(temperature, kv.next_position + np.arange(count))
             device.write(self._buffers["tables"], 4 * design.tables.temperatures, factors.astype(np.float32))
         if (moved := np.flatnonzero(self._arena.positions != self._sent)).size:
             first, last = int(moved[0]), int(moved[-1]) + 1

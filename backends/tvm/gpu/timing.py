@@ -14,12 +14,12 @@ from edge.backends.tvm.gpu.engine import GPUEngine
 from edge.backends.tvm.gpu.program import Dispatch
 from edge.backends.tvm.gpu.weights import Matrix
 from edge.backends.tvm.kv.row_formats import row_bytes
+from edge.backends.tvm.packing.shape import groups_of
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
 from edge.types import IntArray
 
 _LOADING = 0.5  # of the progress
-_MATRICES = {"output": ("attn_output",), "down": ("ffn_down",), "qkv": ("attn_q", "attn_k", "attn_v")}
 
 
 def time_operators(
@@ -88,5 +88,8 @@ class _Counts:
         weights = self.design.weights
         if name == "head":
             return [piece.matrix for piece in weights.head]
-        names = (_MATRICES | {"gate up": self.design.shape.groups["gate_up"]}).get(name, ())
-        return [weights.layers[layer].matrix(each) for each in names] if layer is not None else []
+        if layer is None:
+            return []
+        groups = (item for block in self.design.blocks(layer) for item in groups_of(block.core).items())
+        names = (names for group, names in groups if group.replace("_", " ") == name)
+        return [weights.layers[layer].matrix(each) for each in next(names, ())]

@@ -19,18 +19,18 @@ from typing import BinaryIO
 
 import numpy as np
 
+from edge.backends.checks import check_usual
 from edge.backends.tvm.packing.blocks import BLOCKS, PART, Block, FloatBlock, IntegerBlock, bits_of
-from edge.backends.tvm.packing.layout import round_up
+from edge.backends.tvm.packing.shape import round_up
 from edge.errors import ModelFormatError, UnsupportedError
 from edge.formats.blocks import dequantize
 from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.model.spec import ModelSpec
-from edge.model.tensors import BIASES, MATRICES, NORMS, Source, find_recipe, find_tensors
+from edge.model.tensors import Source, find_network, find_tensors
 from edge.types import AnyArray
 
 _QUAD = 4  # words that are loaded at once
 _SLICE = 2 << 20  # bytes of a tensor that are read at once, which limits the memory that packing takes
-_IN_LAYERS = (*MATRICES, *NORMS, *BIASES)
 _WHOLE = ("output_norm", "output_norm.bias", "position_embd")  # tensors of `Weights.rest`
 
 Packed = tuple[str, int, AnyArray]  # a buffer's name, an offset in bytes, uint32 words
@@ -186,14 +186,18 @@ def make_weights(file: GGUFFile, spec: ModelSpec, binding_limit: int) -> Weights
 
     Raises UnsupportedError for unknown tensors, block types without kernels, and layers beyond the limit.
     """
+    network = check_usual("gpu engine", spec)
     tensors = find_tensors(file, spec)
     find = _Finder(file, tensors)
-    layers = tuple(find.layout(_IN_LAYERS, f"blk.{layer}.") for layer in range(spec.layers))
+    layers = tuple(
+        find.layout(tuple(each.name for block in blocks for each in block.tensors(spec.hidden)), f"blk.{layer}.")
+        for layer, blocks in enumerate(network.layers)
+    )
     largest = max(layer.nbytes for layer in layers)
     if largest > binding_limit:
         raise UnsupportedError(
             f"a layer has {largest >> 20} MiB of weights, kernels of this GPU see {binding_limit >> 20}: "
-            "use --backend tvm"
+            "use --backend=tvm"
         )
     embedding = find.pieces("token_embd", "embed", binding_limit)
     head = find.pieces("output", "head", binding_limit) if "output" in tensors else embedding
@@ -203,19 +207,15 @@ def make_weights(file: GGUFFile, spec: ModelSpec, binding_limit: int) -> Weights
 def packed_bytes(spec: ModelSpec) -> int:
     """At most what `make_weights` will find, from a model's figures alone."""
     exact = sum(int(size * _growth(BLOCKS[name])) for name, size in spec.type_bytes if name in BLOCKS)
-    recipe = find_recipe(spec)
-    queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    learned = spec.context if recipe.learned_positions else 0
-    from_hidden = spec.layers * (queries + 2 * keys + (1 + recipe.gated) * spec.ffn)
-    from_hidden += spec.vocab * (1 if spec.tied_head else 2) + learned
-    rows = {spec.hidden: from_hidden}  # of matrices, by their columns
-    for columns in (queries, spec.ffn):
-        rows[columns] = rows.get(columns, 0) + spec.layers * spec.hidden
     blocks = [BLOCKS[name] for name, _ in spec.type_bytes if name in BLOCKS]
-    padding = sum(count * max(_row_padding(block, columns) for block in blocks) for columns, count in rows.items())
-    vectors, values = len(NORMS) + len(BIASES), {spec.hidden, spec.head_dim, spec.ffn, queries, keys}
-    padding += spec.layers * vectors * 4 * max(-value % PART for value in values)
-    return exact + padding + 16 * _QUAD * (spec.layers * len(MATRICES) + 2)
+    tensors = [tensor for _, tensor in find_network(spec).tensors()]
+    padding = 0
+    for tensor in tensors:
+        if tensor.columns:
+            padding += tensor.rows * max(_row_padding(block, tensor.columns) for block in blocks) + 16 * _QUAD
+        else:
+            padding += 4 * (-tensor.rows % PART)
+    return exact + padding + 16 * _QUAD
 
 
 def _row_padding(block: Block, columns: int) -> int:
@@ -265,7 +265,7 @@ class _Finder:
         info = self.file.tensors[source.tensor]
         if info.type not in BLOCKS:
             raise UnsupportedError(
-                f"the gpu engine has no kernels for {info.type} ({info.name}) yet: use --backend llamacpp"
+                f"the gpu engine has no kernels for {info.type} ({info.name}) yet: use --backend=llamacpp"
             )
         if len(info.shape) == 1:
             return Vector(at, source.rows)

@@ -12,7 +12,7 @@ from edge.backends.tvm.kv.row_formats import FORMATS, decode, encode, pack_keys,
 from edge.backends.tvm.memory import aligned_zeros, release
 from edge.types import AnyArray, FloatArray, IntArray
 
-_SPARE_ROWS = 64  # after the last head: kernels compute scores for up to 4 tiles of 16 rows at once
+SPARE_ROWS = 64  # after the last head: kernels compute scores for up to 4 tiles of 16 rows at once
 
 
 class Rows:
@@ -128,7 +128,7 @@ class Rows:
 
 def with_spare(count: int, dtype: str, width: int = 1) -> AnyArray:
     """[count] zeros, followed by memory that kernels may read."""
-    return aligned_zeros(count + _SPARE_ROWS * width, dtype)[:count]
+    return aligned_zeros(count + SPARE_ROWS * width, dtype)[:count]
 
 
 def _tiles(rows: AnyArray) -> tuple[AnyArray, AnyArray, AnyArray | None]:

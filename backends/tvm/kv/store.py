@@ -8,6 +8,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 
 from edge.backends.base import EngineConfig
+from edge.backends.fixed_state import FixedState
 from edge.backends.head_kv import HeadKV
 from edge.backends.ring import LayerKinds, Ring
 from edge.backends.rope import CacheRope
@@ -17,7 +18,7 @@ from edge.backends.tvm.kv.regions import Move, Regions
 from edge.backends.tvm.kv.row_formats import row_bytes
 from edge.backends.tvm.kv.rows import Rows, with_spare
 from edge.backends.tvm.memory import aligned_zeros, release
-from edge.backends.tvm.packing.layout import Shape
+from edge.backends.tvm.packing.shape import Shape
 from edge.types import AnyArray, FloatArray, IntArray
 
 
@@ -204,15 +205,15 @@ class NativeStore(Generic[OwnRows]):
 
 def make_kv(
     arena: Arena[OwnRows], kinds: LayerKinds, regions: Regions, rings: Regions, rope: CacheRope, key: str,
-    config: EngineConfig,
+    config: EngineConfig, state: FixedState | None = None,
 ) -> HeadKV[NativeStore[OwnRows]]:  # fmt: skip
-    """The cache over an arena with these regions (`regions.make_regions`)."""
+    """The cache over an arena with these regions (`regions.make_regions`). state: of layers without rows."""
     ring, windowed = None, arena.shape.windowed and not kinds.ringed
     if kinds.ringed:
         ringed = NativeStore(arena, kinds.ringed, rings, windowed=True, observes=False)
         ring = Ring(ringed, kinds.ringed, kinds.window)
     store = NativeStore(arena, kinds.whole, regions, windowed=windowed, observes=config.observes)
-    return HeadKV(store, kinds.whole, arena.shape.kv_heads, rope, key, config.pinned, ring)
+    return HeadKV(store, kinds.whole, arena.shape.kv_heads, rope, key, config.pinned, ring, state)
 
 
 def choose_normals(kv: HeadKV[NativeStore[Rows]], run: Callable[[IntArray], object], vocab: int) -> None:

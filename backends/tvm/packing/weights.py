@@ -16,9 +16,11 @@ from typing import BinaryIO
 
 import numpy as np
 
-from edge.backends.tvm.packing.layout import PackedLayout, Place, round_up
+from edge.backends.tvm.packing.layout import PackedLayout, Place
+from edge.backends.tvm.packing.shape import round_up
 from edge.backends.tvm.sources import source_hash
 from edge.formats.gguf import GGUFFile, TensorInfo
+from edge.model.tensors import Source
 from edge.storage import cache
 from edge.storage.fingerprint import Fingerprint, fingerprint
 from edge.types import AnyArray
@@ -107,8 +109,7 @@ def _pack_tensor(source: BinaryIO, info: TensorInfo, place: Place, out: BinaryIO
     step = max(1, _SLICE // (unit * row_bytes)) * unit
     quants_at, scales_at = start + place.quants, start + place.scales
     for first in range(0, rows, step):
-        source.seek(info.offset + (place.source.first + first) * row_bytes)
-        raw = np.frombuffer(source.read(min(step, rows - first) * row_bytes), np.uint8).reshape(-1, row_bytes)
+        raw = _read_rows(source, info, place.source, first, min(step, rows - first)).reshape(-1, row_bytes)
         padded = pad_rows(raw, unit, place.interleaved)
         if place.block is None:
             out.seek(quants_at)
@@ -119,6 +120,18 @@ def _pack_tensor(source: BinaryIO, info: TensorInfo, place: Place, out: BinaryIO
             out.seek(at)
             out.write(packed.tobytes())
         quants_at, scales_at = quants_at + quants.nbytes, scales_at + scales.nbytes
+
+
+def _read_rows(file: BinaryIO, info: TensorInfo, source: Source, first: int, count: int) -> AnyArray:
+    """Bytes of rows first … first + count − 1 of a source, uint8."""
+    row_bytes, parts, at = info.nbytes // info.shape[-1], [], 0
+    for start, length in source.runs:
+        begin, end = max(first, at), min(first + count, at + length)
+        if begin < end:
+            file.seek(info.offset + (start + begin - at) * row_bytes)
+            parts.append(file.read((end - begin) * row_bytes))
+        at += length
+    return np.frombuffer(b"".join(parts), np.uint8)
 
 
 def pad_rows(raw: AnyArray, unit: int, interleaved: int) -> AnyArray:

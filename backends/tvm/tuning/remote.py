@@ -22,7 +22,9 @@ from edge.backends.tvm.cpu.arguments import LINE, Job, fill_table, make_scratch
 from edge.backends.tvm.design import Design
 from edge.backends.tvm.kv.regions import Regions
 from edge.backends.tvm.kv.row_formats import FORMATS
-from edge.backends.tvm.packing.layout import make_layout, round_up
+from edge.backends.tvm.kv.rows import SPARE_ROWS
+from edge.backends.tvm.packing.layout import make_layout
+from edge.backends.tvm.packing.shape import rope_values, round_up
 from edge.backends.tvm.packing.weights import open_weights
 from edge.backends.tvm.sources import source_hash
 from edge.backends.tvm.targets import Target, choose_target, target_named, with_tuning
@@ -36,7 +38,6 @@ from edge.model.spec import ModelSpec
 from edge.types import AnyArray
 
 _WAIT_S = 20  # for a device to become free
-_SPARE_ROWS = 64  # as in rows.py
 _STEPS = 8  # decode steps measured at once
 
 
@@ -103,8 +104,8 @@ class Remote:
         module = self._compile(Design.of(self._layout, self._kv_dtype, target), threads)
         scratch, heads = make_scratch(shape, target, chunk, threads), shape.layers * shape.kv_heads
         regions = Regions(heads, self._depths.capacity, self._depths.capacity, uneven=False)
-        rows, tokens = regions.size + _SPARE_ROWS, round_up(chunk, target.gemm_tokens)
-        rope_size = (tokens + target.gemm_tokens) * 2 * shape.padded_head
+        rows, tokens = regions.size + SPARE_ROWS, round_up(chunk, target.gemm_tokens)
+        rope_size = rope_values(tokens, target.gemm_tokens, shape.padded_head)
         types, widths = memory_types(self._kv_dtype), FORMATS[self._kv_dtype].widths(shape.padded_head)
         arrays: dict[str, AnyArray] = {
             "job": np.zeros(len(Job.NAMES), np.int64), "lines": np.zeros((threads + 1) * LINE, np.int32),
@@ -113,7 +114,7 @@ class Remote:
             **{name: np.ones(rows * widths[name], dtype) for name, dtype in types.items()},
             "lengths": np.zeros(heads, np.int32), "positions": np.zeros(rows, np.int32),
             "tokens": np.ones(tokens, np.int32), "logits": np.zeros(shape.padded_vocab, np.float32),
-            "rope": np.zeros(max(1, len(self._layout.recipe.ropes)) * rope_size, np.float32),
+            "rope": np.zeros(max(1, len(self._layout.network.ropes)) * rope_size, np.float32),
             "attention": np.zeros(64, np.float32), "starts": regions.starts,
         }  # fmt: skip
         sent = {name: self._send(array) for name, array in arrays.items()}

@@ -30,7 +30,7 @@ from edge.backends.tvm.cpu.kernels.vectors import (
     store,
 )
 from edge.backends.tvm.kv.row_formats import FORMATS, RowFormat
-from edge.backends.tvm.packing.layout import Shape
+from edge.backends.tvm.packing.shape import Shape
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.cpu.kernels.vectors import (
+    LANES,
     Buffer,
     Register,
     Value,
@@ -74,6 +75,22 @@ def _squared(x: Value) -> Value:
 
 
 # Activation functions and soft caps, of vectors.
+
+
+def sigmoid(x: Value, lanes: int = LANES) -> Value:
+    """1 / (1 + e^−x)."""
+    return floats(1, lanes) / (floats(1, lanes) + exp(floats(0, lanes) - x, lanes))
+
+
+def softplus(x: Value, lanes: int = LANES) -> Value:
+    """log(1 + e^x) = max(x, 0) + log(1 + e^−|x|); the logarithm by the series of 2 artanh(z), z = t / (2 + t) ≤ 1/3."""
+    x = let(x)
+    power = let(exp(floats(0, lanes) - T.max(x, floats(0, lanes) - x), lanes))
+    z = let(power / (floats(2, lanes) + power))
+    square, series = let(z * z), floats(1 / 15, lanes)
+    for odd in (13, 11, 9, 7, 5, 3, 1):
+        series = series * square + floats(1 / odd, lanes)
+    return T.max(x, floats(0, lanes)) + floats(2, lanes) * z * series
 
 
 def silu(x: Value) -> Value:

@@ -86,12 +86,12 @@ _RUNTIME = {
 }
 
 
-def imports(machine: str, spins: int, *, embedded: bool = False) -> str:
+def imports(machine: str, spins: int, *, exported: bool = False) -> str:
     """The functions above for a `Target.machine`.
 
-    spins: pauses before a thread sleeps; 1 is almost none. embedded: sleep and wake by functions of the C runtime.
+    spins: pauses before a thread sleeps; 1 is almost none. exported: sleep and wake by functions of the C runtime.
     """
-    words = _RUNTIME if embedded else _FUTEX
+    words = _RUNTIME if exported else _FUTEX
     words |= dict(zip(("FUTEX", "PAUSE", "CALL"), _MACHINES[machine], strict=True)) | {"SPINS": str(spins)}
     return functools.reduce(lambda text, word: text.replace(word, words[word]), words, _FUNCTIONS)
 

@@ -23,8 +23,8 @@ def adapt(b: PassBuilder, group: str, layer: Value, inputs: Inputs) -> None:
     """A x of the matrices of `group`, in a phase of its own; nothing if this layer has no adapter there."""
     if not b.design.lora:
         return
-    kind, _ = low_rank_blocks(b.design.variants[group], exact=b.design.exact)
-    names = b.shape.groups[group]
+    kind, _ = low_rank_blocks(b.variants(group), exact=b.design.exact)
+    names = b.groups[group]
     found = [let(b.layer_at(layer, f"{name}.lora_a")) for name in names]
     with when(functools.reduce(T.max, found) > 0):
         with b.phase("adapt", layer):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from tvm.tirx.script.builder import ir as T
 
 from edge.backends.tvm.cpu import timing
-from edge.backends.tvm.cpu.arguments import MOST_MATRICES, Job, Table
+from edge.backends.tvm.cpu.arguments import Job, Table
 from edge.backends.tvm.cpu.kernels.activations import Quantized, Sums, quantize
 from edge.backends.tvm.cpu.kernels.cache import Cache
 from edge.backends.tvm.cpu.kernels.functions import NORMS
@@ -23,6 +23,8 @@ from edge.backends.tvm.cpu.kernels.timing import add_time
 from edge.backends.tvm.cpu.kernels.vectors import Buffer, Register, Value, i64, let, load, loop, quotient, when
 from edge.backends.tvm.design import Design, low_rank_blocks
 from edge.backends.tvm.packing.blocks import BLOCKS, PART, IntegerBlock
+from edge.backends.tvm.packing.shape import MOST_MATRICES, Groups, groups_of
+from edge.model import layers
 
 
 class PassBuilder:
@@ -32,8 +34,11 @@ class PassBuilder:
     chunk the threads divide the rows in a phase of its own.
     """
 
-    def __init__(self, design: Design, single: bool, pointers: dict[str, Any], thread: Value) -> None:
-        self.design, self.single, self.thread = design, single, thread
+    def __init__(
+        self, design: Design, single: bool, pointers: dict[str, Any], thread: Value, number: int | None = None
+    ) -> None:
+        """number: the block that is built, of `Shape.blocks`; None: a unit outside of layers."""
+        self.design, self.single, self.thread, self._number = design, single, thread, number
         self.shape, self.target, self.isa = design.shape, design.target, ISAS[design.target.name]
         self.dealt = self.target.step_dealt if single else self.target.chunk_dealt
         # In the exact mode, a batch of 8 tokens would take half a minute to compile.
@@ -56,12 +61,34 @@ class PassBuilder:
         self.rope, self.logits = view("rope", "float32"), view("logits", "float32")
         self.attention = view("attention", "float32")
         self.positions, self.lengths = view("positions", "int32"), view("lengths", "int32")
+        self.states = view("states", "float32") if design.shape.states else None
         self._times = view("times", "int64") if design.timed else None
         self.cache = Cache(
             isa=self.isa, dtype=design.kv_dtype, starts=view("starts", "int32"), kv_heads=self.shape.kv_heads,
             head=self.shape.padded_head,
             **{name: view(name, dtype) for name, dtype in memory_types(design.kv_dtype).items()},
         )  # fmt: skip
+
+    @functools.cached_property
+    def block(self) -> layers.Block:
+        assert self._number is not None
+        return self.shape.blocks[self._number]
+
+    @functools.cached_property
+    def names(self) -> frozenset[str]:
+        """Of the block's tensors, or outside of layers of the model's norms."""
+        if self._number is None:
+            return frozenset(["output_norm"] + ["output_norm.bias"] * self.shape.output_norm_bias)
+        return frozenset(tensor.name for tensor in self.block.tensors(self.shape.hidden))
+
+    def variants(self, group: str) -> list[tuple[str, ...]]:
+        """The combinations of block types that the group's matrices have in some layer."""
+        assert self._number is not None
+        return self.design.variants[self.shape.code(self._number, group)]
+
+    @functools.cached_property
+    def groups(self) -> Groups:
+        return groups_of(self.block.core)
 
     def normalise_chunk(self, norm: str, layer: Value, group: str) -> None:
         """In a chunk, normalise and quantize rows, in a phase of its own; in a step, nothing."""
@@ -97,9 +124,7 @@ class PassBuilder:
     def norm_row(self, source: Value, row: Value, norm: str, layer: Value | None) -> None:
         shape = self.shape
         weight, bias = (
-            let(self.at(name) if layer is None else self.layer_at(layer, name))
-            if name == norm or name in self.design.vectors
-            else None
+            let(self.at(name) if layer is None else self.layer_at(layer, name)) if name in self.names else None
             for name in (norm, f"{norm}.bias")
         )
         NORMS[shape.norm](
@@ -132,10 +157,10 @@ class PassBuilder:
 
         There is code for every block type that the matrix has in some layer; each layer selects its own.
         """
-        group = next(group for group, names in self.shape.groups.items() if name in names)
+        group, index = self._place_of(name)
         types: dict[str, list[int]] = {}  # block types, and the numbers of the variants that have them
-        for number, blocks in enumerate(self.design.variants[group]):
-            types.setdefault(blocks[self.shape.groups[group].index(name)], []).append(number)
+        for number, blocks in enumerate(self.variants(group)):
+            types.setdefault(blocks[index], []).append(number)
         if len(types) == 1:
             sums = self.multiply(self.layer_matrix(layer, name, *types), tile, inputs, rows)
         else:
@@ -146,7 +171,7 @@ class PassBuilder:
                     products = self.multiply(self.layer_matrix(layer, name, block), tile, inputs, rows)
                     for each, result in zip(sums, products, strict=True):
                         each.value = result.value
-        if f"{name}.bias" in self.design.vectors:
+        if f"{name}.bias" in self.names:
             bias = let(load(self.weights.floats, self.layer_at(layer, f"{name}.bias") + tile * 16))
             for each in sums:
                 each.value = each.value + bias
@@ -158,8 +183,7 @@ class PassBuilder:
         self, name: str, layer: Value, tile: Value, rows: Sequence[Value], sums: Sequence[Register]
     ) -> None:
         """Add what an adapter adds to a product, from the A x that `adapt.py` has left."""
-        group = next(group for group, names in self.shape.groups.items() if name in names)
-        _, kind = low_rank_blocks(self.design.variants[group], exact=self.design.exact)
+        _, kind = low_rank_blocks(self.variants(self._place_of(name)[0]), exact=self.design.exact)
         matrix, rank = let(self.layer_at(layer, f"{name}.lora_b")), let(self.at("lora_rank"))
         with when(matrix > 0):
             found = [self.low_rank_at(name, row) for row in rows]
@@ -167,8 +191,12 @@ class PassBuilder:
 
     def low_rank_at(self, name: str, row: Value, of: str = "lora") -> Value:
         """Where a row of `of` has A x of a matrix; a phase has `lora_rank` values for each of its matrices."""
-        index = next(names.index(name) for names in self.shape.groups.values() if name in names)
+        _, index = self._place_of(name)
         return let(self.at(of) + (row * MOST_MATRICES + index) * self.at("lora_rank"))
+
+    def _place_of(self, name: str) -> tuple[str, int]:
+        """The group of a matrix, and its place in it."""
+        return next((group, names.index(name)) for group, names in self.groups.items() if name in names)
 
     def quantized(self) -> Quantized:
         sums = {
@@ -242,15 +270,15 @@ class PassBuilder:
         return [self.thread] if self.single else tokens
 
     def blocks(self, group: str) -> list[str]:
-        return [name for blocks in self.design.variants[group] for name in blocks]
+        return [name for blocks in self.variants(group) for name in blocks]
 
     def layer_matrix(self, layer: Value, name: str, block: str) -> Matrix:
         quants, scales = self.layer_at(layer, name), self.layer_at(layer, f"{name}.scales")
         return Matrix(BLOCKS[block], self.columns(name), let(quants), let(scales))
 
     def columns(self, name: str) -> int:
-        shape = self.shape
-        return {"attn_output": shape.heads * shape.head, "ffn_down": shape.ffn}.get(name, shape.hidden)
+        """Of a matrix of the block."""
+        return self.block.core.width if name == self.block.core.output else self.shape.hidden
 
     def matrix(self, block: str, columns: int, name: str) -> Matrix:
         return Matrix(BLOCKS[block], columns, self.at(name), self.at(f"{name}.scales"))
@@ -263,8 +291,12 @@ class PassBuilder:
         return self.table[Table.slot(name)]
 
     def layer_at(self, layer: Value, name: str) -> Value:
-        return self.table[len(Table.NAMES) + layer * len(Table.PER_LAYER) + Table.layer_slot(name)]
+        return self.table[Table.place(layer, name)]
 
     def piece_at(self, piece: Value, number: int) -> Value:
         """One of the four numbers of a piece of streamed weights."""
         return self.table[Table.first_piece(self.shape.layers) + piece * 4 + number]
+
+
+Unit = Callable[[PassBuilder, Value], None]
+"""Emits a part of a layer, whose number is an expression; it begins and ends between two phases."""

@@ -1,31 +1,30 @@
-"""The products of the feed-forward network and of attention's output."""
+"""The output projection of a core, and the norm behind it."""
 
 from __future__ import annotations
 
-from edge.backends.tvm.cpu.kernels.functions import ACTIVATIONS, rms_scale
+from edge.backends.tvm.cpu.kernels.functions import rms_scale
 from edge.backends.tvm.cpu.kernels.matmul import Inputs
 from edge.backends.tvm.cpu.kernels.vectors import Value, i64, let, load, loop, scaled, spread, store
 from edge.backends.tvm.cpu.phases.builder import PassBuilder
-from edge.backends.tvm.packing.layout import GROUPS
 
 
-def add(b: PassBuilder, group: str, layer: Value, inputs: Inputs, post_norm: str) -> None:
+def add(b: PassBuilder, layer: Value, inputs: Inputs) -> None:
     """x += matrix · inputs; if the model normalises the product first, it goes to `normed` for `add_normed`."""
-    has_norm = post_norm in b.design.vectors
+    has_norm, name = b.block.post_norm is not None, b.block.core.output
     target = "normed" if has_norm else "x"  # the normalised rows are no longer needed
 
-    (name,) = GROUPS[group]
     with b.tiles(-(-b.shape.hidden // 16)) as tile, b.batches() as tokens:
         sums = b.product(name, layer, tile, inputs, b.rows(tokens))
         for token, each in zip(tokens, sums, strict=True):
             at = let(b.at(target) + token * b.shape.padded_hidden + tile * 16)
-            product = scaled(each.value, b.shape.residual_scale)
+            product = scaled(each.value, b.block.scale)
             store(b.floats, at, each.value if has_norm else load(b.floats, at) + product)
 
 
-def add_normed(b: PassBuilder, layer: Value, post_norm: str) -> None:
+def add_normed(b: PassBuilder, layer: Value) -> None:
     """x += the RMSNorm of `normed`, in a phase of its own; nothing if the model has no such norm."""
-    if post_norm not in b.design.vectors:
+    post_norm = b.block.post_norm
+    if post_norm is None:
         return
     with b.phase(post_norm, layer):
         _add_normed(b, let(b.layer_at(layer, post_norm)))
@@ -42,18 +41,4 @@ def _add_normed(b: PassBuilder, weight: Value) -> None:
         with loop(first, last) as part:
             at = part * 16
             normed = load(b.floats, row + at) * spread(scale) * load(b.weights.floats, weight + at)
-            store(b.floats, x + at, load(b.floats, x + at) + scaled(normed, shape.residual_scale))
-
-
-def widen(b: PassBuilder, layer: Value, inputs: Inputs) -> None:
-    """activation(gate) · up, or activation(up) without a gate."""
-    shape, names = b.shape, b.shape.groups["gate_up"]
-    activation = ACTIVATIONS[shape.activation]
-    with b.tiles(-(-shape.ffn // 16)) as tile, b.batches() as tokens:
-        rows = b.rows(tokens)
-        first, *second = (b.product(name, layer, tile, inputs, rows) for name in names)
-        for index, token in enumerate(tokens):
-            value = activation(first[index].value)
-            for each in second:
-                value = value * each[index].value
-            store(b.floats, b.at("ffn") + token * shape.padded_ffn + tile * 16, value)
+            store(b.floats, x + at, load(b.floats, x + at) + scaled(normed, b.block.scale))

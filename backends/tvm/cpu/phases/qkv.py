@@ -25,7 +25,6 @@ from edge.backends.tvm.cpu.kernels.vectors import (
     total,
 )
 from edge.backends.tvm.cpu.phases.builder import PassBuilder
-from edge.backends.tvm.packing.layout import GROUPS
 
 
 def qkv(b: PassBuilder, layer: Value, inputs: Inputs) -> None:
@@ -35,9 +34,9 @@ def qkv(b: PassBuilder, layer: Value, inputs: Inputs) -> None:
     queries that is normalised or transformed. It belongs to the thread that has its first tile.
     """
     shape, parts = b.shape, b.shape.padded_head // 16
-    queries_whole = "attn_q_norm" in b.design.vectors or b.cache.form.transformed
+    queries_whole = "attn_q_norm" in b.names or b.cache.form.transformed
     before = 0
-    for name in GROUPS["qkv"]:
+    for name in ("attn_q", "attn_k", "attn_v"):
         heads = shape.heads if name == "attn_q" else shape.kv_heads
         if name == "attn_q" and not queries_whole:
             with _pieces(b, heads * parts, before, 1) as tile:
@@ -46,6 +45,10 @@ def qkv(b: PassBuilder, layer: Value, inputs: Inputs) -> None:
             with _pieces(b, heads, before, parts) as head:
                 _whole_head(b, name, layer, head, inputs)
         before += heads * parts
+    if "attn_q_gate" in b.names:
+        with b.tiles(-(-shape.heads * shape.head // 16)) as tile, b.batches() as tokens:
+            for token, each in zip(tokens, b.product("attn_q_gate", layer, tile, inputs, b.rows(tokens)), strict=True):
+                store(b.floats, b.at("gates") + token * shape.padded_mixed + tile * 16, each.value)
 
 
 @contextmanager
@@ -102,7 +105,7 @@ def _store_head(b: PassBuilder, name: str, layer: Value, head: Value, token: Val
         row = let(b.length(layer, head) + token)
         b.cache.write_value(let(b.cache.first_row(layer, head)), row, vectors)
         return
-    if f"{name}_norm" in b.design.vectors:
+    if f"{name}_norm" in b.names:
         vectors = _norm_head(b, f"{name}_norm", layer, vectors)
     vectors = [let(_rotate(b, layer, vector, token, i64(part))) for part, vector in enumerate(vectors)]
     if b.cache.form.transformed:

@@ -11,7 +11,7 @@ from functools import reduce as fold
 
 from tvm.tirx.script.builder import ir as T
 
-from edge.backends.tvm.gpu.design import RowForm, State, Tables, Tuning
+from edge.backends.tvm.gpu.design import LANES, RowForm, State, Tables, Tuning
 from edge.backends.tvm.gpu.kernels.functions import soft_cap
 from edge.backends.tvm.gpu.kernels.rows import Heads, first_row, key_unit, make_ready, rows_before, unpack, write_row
 from edge.backends.tvm.gpu.kernels.threads import (
@@ -36,7 +36,9 @@ from edge.backends.tvm.gpu.kernels.threads import (
     to_int,
     when,
 )  # fmt: skip
-from edge.backends.tvm.packing.layout import Shape
+from edge.backends.tvm.packing.blocks import PART
+from edge.backends.tvm.packing.shape import round_up
+from edge.model.layers import Attention
 
 NEVER = -1e30  # the score of a row that the query must not see
 _SCORES = 1536  # float32 of shared memory for the scores of a block
@@ -52,14 +54,14 @@ class Split:
     rows: int
 
     @classmethod
-    def of(cls, shape: Shape, threads: int) -> Split:
-        most = max(1, min(_QUERIES // shape.padded_head, _SCORES // threads))
-        at_once = next(count for count in range(min(most, shape.group), 0, -1) if shape.group % count == 0)
-        return cls(at_once, shape.group // at_once, max(1, _SCORES // (at_once * threads)) * threads)
+    def of(cls, core: Attention, threads: int) -> Split:
+        most = max(1, min(_QUERIES // round_up(core.head_dim, LANES), _SCORES // threads))
+        at_once = next(count for count in range(min(most, core.group), 0, -1) if core.group % count == 0)
+        return cls(at_once, core.group // at_once, max(1, _SCORES // (at_once * threads)) * threads)
 
 
 def attend(
-    name: str, shape: Shape, tables: Tables, tuning: Tuning, dtype: str, *, tokens: int, observes: bool = False,
+    name: str, core: Attention, tables: Tables, tuning: Tuning, dtype: str, *, tokens: int, observes: bool = False,
     heads: Heads | None = None,
 ) -> Built:  # fmt: skip
     """`mixed` float32 [tokens, padded heads · head] of the queries in `qkv`.
@@ -69,9 +71,10 @@ def attend(
     heads: the pass has a single token, whose heads are not ready, and whose row is not in the cache yet: this kernel
     does what `store_rows` does, too, and has its scalar `angles`. It attends to the row without reading it back.
     """
-    form, threads, split = RowForm(dtype, shape.padded_head), tuning.attend, Split.of(shape, tuning.attend)
+    form, threads, split = RowForm.of(core, dtype), tuning.attend, Split.of(core, tuning.attend)
     lanes = max(1, threads // form.words)  # rows that are mixed at once
     at_once = -(-form.words // threads)  # words of a row that a thread mixes
+    padded = round_up(core.width, PART)
     slots = split.at_once + 2 * (heads is not None)  # heads in shared memory: queries, the new key and value
 
     def body(scope: Scope) -> None:
@@ -79,13 +82,13 @@ def attend(
         scores = scope.shared(max(split.at_once * split.rows, slots * form.head if heads else 0))
         token = let(T.min(scope.row, to_int(scope.tables[State.COUNT]) - 1))  # the last one stands for those behind it
         kv_head, turn = let(quotient(scope.group, split.turns)), let(remainder(scope.group, split.turns))
-        first_query = let(kv_head * shape.group + turn * split.at_once)
-        head = let(scope.layer * shape.kv_heads + kv_head)
+        first_query = let(kv_head * core.group + turn * split.at_once)
+        head = let(scope.layer * core.kv_heads + kv_head)
         start, before = let(first_row(scope, tables, head)), let(rows_before(scope, tables, head))
         if heads:
             _add_row(scope, heads, scores, ready, scope.shared(slots), kv_head, turn, first_query, start + before)
         else:
-            load_queries(scope, shape, form, ready, split.at_once, token, first_query)
+            load_queries(scope, core, form, ready, split.at_once, token, first_query)
         visible = before if heads else let(before + token + 1)
         maxima = [Register(f32(NEVER)) for _ in range(split.at_once)]
         sums = [Register(f32(0.0)) for _ in range(split.at_once)]
@@ -108,7 +111,7 @@ def attend(
     ) -> None:  # fmt: skip
         def slot_of(own: Value) -> Value:
             behind = own - split.at_once  # 0: the key, 1: the value
-            return select(own < split.at_once, first_query + own, shape.heads + behind * shape.kv_heads + kv_head)
+            return select(own < split.at_once, first_query + own, core.heads + behind * core.kv_heads + kv_head)
 
         make_ready(scope, heads, slots, slot_of, i32(0), raw, ready, factors)
         for own in range(2):
@@ -127,7 +130,7 @@ def attend(
                 dot.value = dot.value + ready[number * form.head + at] * each
         word = remainder(scope.thread, form.words) if lanes > 1 else scope.thread
         for number, dot in enumerate(dots):
-            score = hold(soft_cap(dot.value, shape.score_cap))
+            score = hold(soft_cap(dot.value, core.score_cap))
             maximum = hold(T.max(maxima[number].value, score))
             correction, power = hold(T.exp(maxima[number].value - maximum)), hold(T.exp(score - maximum))
             maxima[number].value = maximum
@@ -147,7 +150,7 @@ def attend(
         with loop(0, split.rows // threads) as turn:
             place = let(turn * threads + scope.thread)
             row = let(start + T.min(before + place, visible - 1))
-            found = row_scores(scope, shape, tables, form, queries, split.at_once, row, before + place < visible, token)
+            found = row_scores(scope, core, tables, form, queries, split.at_once, row, before + place < visible, token)
             for number, score in enumerate(found):
                 store(scores, place + number * split.rows, score)
                 most[number].value = T.max(most[number].value, score)
@@ -225,7 +228,7 @@ def attend(
                 distance //= 2
             if observes:
                 with when(scope.thread == 0):
-                    at = (token * shape.heads + first_query + number) * 2
+                    at = (token * core.heads + first_query + number) * 2
                     store(scope.softmax, at, maxima[number].value)
                     store(scope.softmax, at + 1, memory[0])
             inverse = let(f32(1.0) / memory[0])
@@ -236,34 +239,34 @@ def attend(
                     barrier()
                     word = scope.thread + index * threads
                     value = let(word * form.per_word + part)
-                    with when(T.And(scope.thread < form.words, value < shape.head)):
+                    with when(T.And(scope.thread < form.words, value < core.head_dim)):
                         parts = [memory[scope.thread + lane * form.words] for lane in range(lanes)]
                         total = fold(lambda one, other: one + other, parts) * inverse
-                        at = token * shape.padded_mixed + (first_query + number) * shape.head + value
+                        at = token * padded + (first_query + number) * core.head_dim + value
                         store(scope.mixed, at, total)
 
     cache = {"keys4": "uint32x4", "values": "uint32"} | ({"row_scales": "float32"} if form.scaled else {})
     writes = {"mixed": "float32"} | ({"softmax": "float32"} if observes else {}) | (heads.rows if heads else {})
     reads = {"qkv": "float32"} | (heads.reads if heads else {"tables": "uint32"} | cache)
-    scalars = ("layer", *(["angles"] if heads else []), *(["window"] if shape.windowed else []))
-    return build(name, threads, reads, writes, scalars, body, (shape.kv_heads * split.turns, tokens), 1)
+    scalars = ("layer", *(["angles"] if heads else []), *(["window"] if core.window else []))
+    return build(name, threads, reads, writes, scalars, body, (core.kv_heads * split.turns, tokens), 1)
 
 
 def load_queries(
-    scope: Scope, shape: Shape, form: RowForm, queries: Buffer, count: int, token: Value, first: Value
+    scope: Scope, core: Attention, form: RowForm, queries: Buffer, count: int, token: Value, first: Value
 ) -> None:  # fmt: skip
     """Of a token, `count` query heads from `first` on into shared memory, [count, form.head], zeros behind each."""
-    slots = shape.heads + 2 * shape.kv_heads
+    slots = core.heads + 2 * core.kv_heads
     with strided(scope, count * form.head) as index:
         own, value = let(quotient(index, form.head)), let(remainder(index, form.head))
         store(queries, index, f32(0.0))
-        with when(value < shape.head):
-            store(queries, index, scope.qkv[(token * slots + first + own) * shape.head + value])
+        with when(value < core.head_dim):
+            store(queries, index, scope.qkv[(token * slots + first + own) * core.head_dim + value])
 
 
 def row_scores(
-    scope: Scope, shape: Shape, tables: Tables, form: RowForm, queries: Buffer, count: int, row: Value, exists: Value,
-    token: Value,
+    scope: Scope, core: Attention, tables: Tables, form: RowForm, queries: Buffer, count: int, row: Value,
+    exists: Value, token: Value,
 ) -> list[Value]:  # fmt: skip
     """The scores of a row of the arena for `count` queries of a token; `NEVER` if the row does not exist or the token
     does not see it."""
@@ -276,10 +279,10 @@ def row_scores(
             for number, dot in enumerate(dots):
                 dot.value = dot.value + queries[at + number * form.head] * value
     seen = exists
-    if shape.windowed:
+    if core.window:
         position = to_int(scope.tables[row + tables.positions])
         oldest = to_int(scope.tables[State.POSITION]) + token - scope.window
         seen = T.And(seen, T.Or(scope.window == 0, position > oldest))
     scale = let(scope.row_scales[row * 2]) if form.scaled else None
     scores = [dot.value if scale is None else dot.value * scale for dot in dots]
-    return [let(select(seen, soft_cap(score, shape.score_cap), f32(NEVER))) for score in scores]
+    return [let(select(seen, soft_cap(score, core.score_cap), f32(NEVER))) for score in scores]

@@ -28,22 +28,22 @@ from edge.backends.tvm.gpu.kernels.threads import (
     to_int,
     when,
 )  # fmt: skip
-from edge.backends.tvm.packing.layout import Shape
+from edge.model.layers import Attention
 
 _BLOCKS = 16  # workgroups for a KV head, which take blocks of rows in turn
 
 
-def observe(name: str, shape: Shape, tables: Tables, tuning: Tuning, dtype: str) -> Built:
+def observe(name: str, core: Attention, tables: Tables, tuning: Tuning, dtype: str) -> Built:
     """paid[row] += the mean over the query heads of a KV head, and the sum over the last State.OBSERVED tokens, of
     softmax(q Kᵀ). State.VOTES: += the share of query heads that pay the row more than the average of the rows instead.
 
     Reads `softmax` of `attention.attend`, and has its scalars.
     """
-    form, threads, split = RowForm(dtype, shape.padded_head), tuning.attend, Split.of(shape, tuning.attend)
+    form, threads, split = RowForm.of(core, dtype), tuning.attend, Split.of(core, tuning.attend)
 
     def body(scope: Scope) -> None:
         queries = scope.shared(split.at_once * form.head)
-        head = let(scope.layer * shape.kv_heads + scope.group)
+        head = let(scope.layer * core.kv_heads + scope.group)
         start, before = let(first_row(scope, tables, head)), let(rows_before(scope, tables, head))
         count = let(to_int(scope.tables[State.COUNT]))
         blocks = let(quotient(before + count + (threads - 1), threads))
@@ -51,19 +51,19 @@ def observe(name: str, shape: Shape, tables: Tables, tuning: Tuning, dtype: str)
             place = let((turn * _BLOCKS + scope.row) * threads + scope.thread)
             row, paid = let(start + T.min(place, before + count - 1)), Register(f32(0.0))
             with loop(count - to_int(scope.tables[State.OBSERVED]), count) as token, loop(0, split.turns) as part:
-                first = let(scope.group * shape.group + part * split.at_once)
+                first = let(scope.group * core.group + part * split.at_once)
                 barrier()  # the queries before have been read
-                load_queries(scope, shape, form, queries, split.at_once, token, first)
+                load_queries(scope, core, form, queries, split.at_once, token, first)
                 barrier()
                 visible = let(before + token + 1)
-                scores = row_scores(scope, shape, tables, form, queries, split.at_once, row, place < visible, token)
+                scores = row_scores(scope, core, tables, form, queries, split.at_once, row, place < visible, token)
                 for number, score in enumerate(scores):
                     paid.value = paid.value + _share(scope, score, token, first + number, visible)
             with when(place < before + count):
-                store(scope.paid, row, scope.paid[row] + paid.value * f32(1 / shape.group))
+                store(scope.paid, row, scope.paid[row] + paid.value * f32(1 / core.group))
 
     def _share(scope: Scope, score: Value, token: Value, query: Value, visible: Value) -> Value:
-        at = let((token * shape.heads + query) * 2)
+        at = let((token * core.heads + query) * 2)
         power = let(select(score > f32(NEVER / 2), T.exp(score - scope.softmax[at]), f32(0.0)))
         total = let(scope.softmax[at + 1])
         vote = select(power * to_float(visible) > total, f32(1.0), f32(0.0))
@@ -71,5 +71,5 @@ def observe(name: str, shape: Shape, tables: Tables, tuning: Tuning, dtype: str)
 
     reads = {"qkv": "float32", "keys4": "uint32x4", "tables": "uint32", "softmax": "float32"}
     reads |= {"row_scales": "float32"} if form.scaled else {}
-    scalars = ("layer", "window") if shape.windowed else ("layer",)
-    return build(name, threads, reads, {"paid": "float32"}, scalars, body, (shape.kv_heads, _BLOCKS))
+    scalars = ("layer", "window") if core.window else ("layer",)
+    return build(name, threads, reads, {"paid": "float32"}, scalars, body, (core.kv_heads, _BLOCKS))

@@ -45,7 +45,7 @@ from edge.backends.tvm.gpu.kernels.threads import (
 )
 from edge.backends.tvm.gpu.weights import LayerLayout, Matrix, Piece, Vector, Weights
 from edge.backends.tvm.packing.blocks import PART
-from edge.backends.tvm.packing.layout import Shape
+from edge.backends.tvm.packing.shape import Shape
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,10 @@ class Factor:
     matrix: Matrix
     bias: Vector | None = None
     at: int = 0
+
+    @classmethod
+    def of(cls, layout: LayerLayout, name: str, at: int = 0) -> Factor:
+        return cls(layout.matrix(name), layout.vector(f"{name}.bias"), at)
 
 
 @dataclass(frozen=True)
@@ -110,20 +114,6 @@ class Product:
         return [self.factors] if self.paired else [(factor,) for factor in self.factors]
 
 
-def layer_products(layout: LayerLayout, shape: Shape, number: int = 0) -> dict[str, Product]:
-    """The products of a layer by their phases. Their inputs: x, mixed, x, ffn; their outputs: qkv, x, ffn, x.
-
-    A product with a norm behind it has another output, which is added to x. number: tells kernels of different layouts
-    apart.
-    """
-    return {
-        "qkv": _qkv(layout, shape, f"edge_qkv_{number}"),
-        "output": _into_hidden(layout, shape, f"edge_output_{number}", "attn_output", "post_attention_norm"),
-        "gate-up": _gate_up(layout, shape, f"edge_gate_up_{number}"),
-        "down": _into_hidden(layout, shape, f"edge_down_{number}", "ffn_down", "post_ffw_norm"),
-    }
-
-
 def head_products(weights: Weights, shape: Shape) -> list[tuple[Piece, Product]]:
     """Of x or its normalised rows, to rows of logits."""
     epilogue = Epilogue("store", shape.vocab, shape.logit_scale, shape.logit_cap)
@@ -133,29 +123,6 @@ def head_products(weights: Weights, shape: Shape) -> list[tuple[Piece, Product]]
         factors = (Factor(piece.matrix, at=piece.first_row),)
         found.append((piece, Product(f"edge_head_{number}", factors, epilogue, norm, norm_in_rest=True)))
     return found
-
-
-def _qkv(layout: LayerLayout, shape: Shape, name: str) -> Product:
-    matrices = ("attn_q", "attn_k", "attn_v")
-    ends = list(accumulate((layout.matrix(each).rows for each in matrices), initial=0))
-    factors = tuple(_factor(layout, each, at) for each, at in zip(matrices, ends, strict=False))
-    return Product(name, factors, Epilogue("store", ends[-1]), Norm.of(layout, "attn_norm", shape))
-
-
-def _gate_up(layout: LayerLayout, shape: Shape, name: str) -> Product:
-    factors = tuple(_factor(layout, each) for each in shape.groups["gate_up"])
-    epilogue = Epilogue("activate", shape.padded_ffn, activation=shape.activation)
-    return Product(name, factors, epilogue, Norm.of(layout, "ffn_norm", shape))
-
-
-def _into_hidden(layout: LayerLayout, shape: Shape, name: str, matrix: str, after: str) -> Product:
-    norm = Norm.of(layout, after, shape)
-    epilogue = Epilogue("store" if norm else "add", shape.padded_hidden, 1.0 if norm else shape.residual_scale)
-    return Product(name, (_factor(layout, matrix),), epilogue, after=norm)
-
-
-def _factor(layout: LayerLayout, name: str, at: int = 0) -> Factor:
-    return Factor(layout.matrix(name), layout.vector(f"{name}.bias"), at)
 
 
 @dataclass(frozen=True)

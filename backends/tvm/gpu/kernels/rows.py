@@ -41,7 +41,7 @@ from edge.backends.tvm.gpu.kernels.threads import (
 )
 from edge.backends.tvm.gpu.weights import Vector
 from edge.backends.tvm.kv.regions import TILE
-from edge.backends.tvm.packing.layout import Shape
+from edge.model.layers import Attention
 
 _THREADS = 64
 
@@ -94,25 +94,26 @@ def rows_before(scope: Scope, tables: Tables, head: Value) -> Value:
 @dataclass(frozen=True)
 class Heads:
     """What becomes of a token's heads between their products and attention. A slot is a query head, or behind all of
-    these a key, or behind all keys a value. halves: see `Design`. norms: of queries and of keys, where a model has one.
+    these a key, or behind all keys a value. halves: see `Design`. norms: of queries and of keys, where a model has one,
+    with this epsilon.
     """
 
-    shape: Shape
+    core: Attention
     tables: Tables
     form: RowForm
     halves: bool
     norms: tuple[Vector | None, Vector | None]
+    epsilon: float
 
     @classmethod
-    def of(cls, design: Design, layer: int) -> Heads:
-        layout = design.weights.layers[layer]
+    def of(cls, design: Design, core: Attention, layer: int) -> Heads:
+        layout, form = design.weights.layers[layer], RowForm.of(core, design.kv_dtype)
         norms = layout.vector("attn_q_norm"), layout.vector("attn_k_norm")
-        form = RowForm(design.kv_dtype, design.shape.padded_head)
-        return cls(design.shape, design.tables, form, design.halves, norms)
+        return cls(core, design.tables, form, design.halves, norms, design.shape.norm_eps)
 
     @property
     def slots(self) -> int:
-        return self.shape.heads + 2 * self.shape.kv_heads
+        return self.core.heads + 2 * self.core.kv_heads
 
     @property
     def reads(self) -> dict[str, str]:
@@ -125,10 +126,10 @@ class Heads:
         return {"keys4": "uint32x4", "values": "uint32"} | ({"row_scales": "float32"} if self.form.scaled else {})
 
     def is_query(self, slot: Value) -> Value:
-        return slot < self.shape.heads
+        return slot < self.core.heads
 
     def is_value(self, slot: Value) -> Value:
-        return slot >= self.shape.heads + self.shape.kv_heads
+        return slot >= self.core.heads + self.core.kv_heads
 
 
 def make_ready(
@@ -139,20 +140,20 @@ def make_ready(
 
     raw: as large. factors: shared [slots]. slot_of: of the numbers 0 … slots − 1. It ends with a barrier.
     """
-    shape, head = heads.shape, heads.form.head
+    core, head = heads.core, heads.form.head
     with strided(scope, slots * head) as index:
         own, value = let(quotient(index, head)), let(remainder(index, head))
         store(raw, index, f32(0.0))
-        with when(value < shape.head):
-            store(raw, index, scope.qkv[(token * heads.slots + slot_of(own)) * shape.head + value])
+        with when(value < core.head_dim):
+            store(raw, index, scope.qkv[(token * heads.slots + slot_of(own)) * core.head_dim + value])
     barrier()
     if any(heads.norms):  # RMSNorm of each head
         with strided(scope, slots) as own:
             squares = Register(f32(0.0))
-            with loop(0, shape.head) as value:
+            with loop(0, core.head_dim) as value:
                 each = let(raw[own * head + value])
                 squares.value = squares.value + each * each
-            store(factors, own, f32(1.0) / T.sqrt(squares.value * f32(1 / shape.head) + f32(shape.norm_eps)))
+            store(factors, own, f32(1.0) / T.sqrt(squares.value * f32(1 / core.head_dim) + f32(heads.epsilon)))
         barrier()
     with strided(scope, slots * head) as index:
         own, value = let(quotient(index, head)), let(remainder(index, head))
@@ -173,17 +174,17 @@ def _rotate(
     norm: Vector | None, token: Value, *, scaled: bool,
 ) -> None:  # fmt: skip
     """RoPE: (a, b) → (a cos − b sin, b cos + a sin). scaled: as queries are."""
-    shape, tables, head = heads.shape, heads.tables, heads.form.head
+    core, tables, head = heads.core, heads.tables, heads.form.head
 
     def normed(at: Value) -> Value:
         x = raw[own * head + at]
         if norm is None:
             return x
-        weight = as_float(scope.w1[T.min(at, i32(shape.head - 1)) + norm.at])
+        weight = as_float(scope.w1[T.min(at, i32(core.head_dim - 1)) + norm.at])
         return x * factors[own] * weight
 
-    scale: Value = f32(shape.query_scale) if scaled else f32(1.0)
-    if scaled and shape.tempered:
+    scale: Value = f32(core.scale) if scaled else f32(1.0)
+    if scaled and core.temperature:
         scale = scale * as_float(scope.tables[token + tables.temperatures])
     result = Register(normed(value))
     with when(value < 2 * tables.pairs):
@@ -243,18 +244,18 @@ def store_rows(name: str, heads: Heads, *, tokens: int, observes: bool) -> Built
     Buffers: qkv float32 [tokens, slots, head]. Scalars: layer; angles, the word of `tables` where this layer's kind of
     rope begins. observes: `paid` of the new rows becomes 0.
     """
-    shape, form = heads.shape, heads.form
+    core, form = heads.core, heads.form
 
     def body(scope: Scope) -> None:
         raw, ready, factors = scope.shared(form.head), scope.shared(form.head), scope.shared(1)
         slot, exists = scope.group, scope.row < to_int(scope.tables[State.COUNT])
         token = let(T.min(scope.row, to_int(scope.tables[State.COUNT]) - 1))
         make_ready(scope, heads, 1, lambda _: slot, token, raw, ready, factors)
-        with when(T.And(exists, heads.is_query(slot))), strided(scope, shape.head) as index:
-            store(scope.qkv, (token * heads.slots + slot) * shape.head + index, ready[index])
+        with when(T.And(exists, heads.is_query(slot))), strided(scope, core.head_dim) as index:
+            store(scope.qkv, (token * heads.slots + slot) * core.head_dim + index, ready[index])
         barrier()  # `write_row` changes `ready`
-        kv_head = remainder(T.max(slot - shape.heads, i32(0)), shape.kv_heads)
-        row = let(new_row(scope, heads.tables, let(scope.layer * shape.kv_heads + kv_head)) + token)
+        kv_head = remainder(T.max(slot - core.heads, i32(0)), core.kv_heads)
+        row = let(new_row(scope, heads.tables, let(scope.layer * core.kv_heads + kv_head)) + token)
         is_row = T.And(exists, T.Not(heads.is_query(slot)))
         write_row(scope, heads, ready, 0, row, is_row, heads.is_value(slot), factors)
         if observes:

@@ -1,4 +1,4 @@
-"""Passes for apps: object files that the C runtime (edge/embed/runtime) calls, one for every instruction set."""
+"""Passes for apps: object files that the C runtime (edge/exporting/runtime) calls, one for every instruction set."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _AT_ONCE = 2  # compilers, of 300 MiB each
 _FAMILIES = {"avxvnni", "avx2"}, {"i8mm", "dotprod", "neon"}  # the same but for dot products of bytes
 
 
-def embedded_designs(
+def exported_designs(
     layout: PackedLayout, kv_dtype: str, machine: str, system: str,
     tuning: Callable[[str], Mapping[str, int]] | None = None, isas: Sequence[str] | None = None,
 ) -> list[Design]:  # fmt: skip
@@ -40,13 +40,13 @@ def embedded_designs(
         targets = [with_tuning(each, tuning(each.name)) for each in targets]
     designs = list[Design]()
     for target in reversed(targets):  # a plainer one first
-        design = replace(Design.of(layout, kv_dtype, target), embedded=True)
+        design = replace(Design.of(layout, kv_dtype, target), exported=True)
         designs.insert(0, replace(design, shared=_shared(design, designs[0] if designs else None)))
     return designs
 
 
-def embedded_objects(designs: Sequence[Design], progress: Progress | None = None) -> list[Path]:
-    """The object files of embedded designs, in their order; for Apple's systems assembly text. They lie in the cache,
+def exported_objects(designs: Sequence[Design], progress: Progress | None = None) -> list[Path]:
+    """The object files of exported designs, in their order; for Apple's systems assembly text. They lie in the cache,
     where they are made if need be, so copy them soon.
 
     Raises EngineError if TVM's compiler fails, MissingExtraError if there is none, CacheError.
@@ -59,7 +59,7 @@ def embedded_objects(designs: Sequence[Design], progress: Progress | None = None
             if progress is not None:
                 progress(sum(shares) / len(shares))
 
-        found = embedded_object(designs[number], tell)
+        found = exported_object(designs[number], tell)
         tell(1.0)
         return found
 
@@ -67,7 +67,7 @@ def embedded_objects(designs: Sequence[Design], progress: Progress | None = None
         return list(pool.map(make, range(len(designs))))
 
 
-def embedded_object(design: Design, progress: Progress | None = None) -> Path:
+def exported_object(design: Design, progress: Progress | None = None) -> Path:
     """The same for one of them."""
     make = functools.partial(compile_design, design, progress=progress)
     suffix = ".s" if design.target.is_apple else ".o"

@@ -1,0 +1,134 @@
+"""Softmax attention: ONNX Runtime's GroupQueryAttention, and in static graphs the standard's Attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edge.backends.onnx.graph.context import KV_TYPES, Context, mask_name, table_names
+from edge.backends.onnx.graph.nodes import MS
+from edge.backends.onnx.graph.proto import Type
+from edge.model.layers import Attention
+
+_ROTARY_HEADS = 16  # GroupQueryAttention rotates heads whose size is a multiple of this
+
+
+def attention(graph: Context, core: Attention, layer: int, x: str) -> str:
+    """From normalised rows, [1, n, hidden], to the heads' outputs side by side, [1, n, width]."""
+    qkv = _project(graph, core, layer, x)
+    if graph.observed:
+        graph.output(f"qkv.{layer}", Type.FLOAT, 1, "k", core.width + core.row_values)
+        graph.node("Gather", qkv, "observed", output=f"qkv.{layer}", axis=1)
+    graph.begin("attend", layer)
+    if graph.kv_dtype == "f16":
+        qkv = graph.node("Cast", qkv, to=Type.FLOAT16)
+    kind, ring = KV_TYPES[graph.kv_dtype], "ring_" if layer in graph.kinds.ringed else ""
+    shape = (1, core.kv_heads, f"{ring}capacity", core.head_dim // (2 if graph.kv_dtype == "int4" else 1))
+    for name in (f"past_key.{layer}", f"past_value.{layer}"):
+        graph.input(name, kind, *shape)
+    for name in (f"key.{layer}", f"value.{layer}"):
+        graph.output(name, kind, *shape)
+    how: dict[str, Any] = {"num_heads": core.heads, "kv_num_heads": core.kv_heads, **_scores(core)}
+    tables = ["", "", ""]
+    if graph.network.rotates(layer):
+        cos, sin = table_names(graph.network.rope_of(layer))
+        if core.head_dim % _ROTARY_HEADS:
+            graph.begin("qkv", layer)
+            qkv = _rotate_heads(graph, core, qkv, cos, sin)
+            graph.begin("attend", layer)
+        else:
+            tables, how["do_rotary"] = [cos, sin, "positions"], 1
+    hidden = ""
+    if core.window:
+        hidden = f"window.{layer}"
+        graph.input(hidden, graph.float_type, 1, f"seeing.{layer}", "n", f"{ring}seen")
+    counts = [f"{ring}last", f"{ring}rows"]
+    inputs = [qkv, "", "", f"past_key.{layer}", f"past_value.{layer}", *counts, *tables, hidden, ""]
+    if graph.quantized:
+        for name in (f"key_scales.{layer}", f"value_scales.{layer}"):
+            graph.input(name, Type.FLOAT, 1, core.kv_heads, 1, core.head_dim)
+            inputs.append(name)
+        how |= {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL"}
+        how["kv_cache_bit_width"] = int(graph.kv_dtype.removeprefix("int"))
+    mixed = f"blk.{layer}.mixed"
+    graph.emit("GroupQueryAttention", inputs, [mixed, f"key.{layer}", f"value.{layer}"], MS, **how)
+    return graph.node("Cast", mixed, to=Type.FLOAT) if graph.kv_dtype == "f16" else mixed
+
+
+def static_attention(graph: Context, core: Attention, layer: int, x: str) -> str:
+    """As `attention`, for a fixed number of tokens. Queries before RoPE go to `graph.queries`."""
+    queries, keys, values = _split_heads(graph, core, _project(graph, core, layer, x))
+    apart = graph.constant("layers_apart", [1, 1, graph.tokens, core.width])
+    graph.queries.append(graph.node("Reshape", queries, apart))
+    if graph.network.rotates(layer):
+        tables = table_names(graph.network.rope_of(layer))
+        queries, keys = (
+            graph.node("RotaryEmbedding", each, *tables, num_heads=heads)
+            for each, heads in ((queries, core.heads), (keys, core.kv_heads))
+        )
+    graph.begin("attend", layer)
+    new = [_by_head(graph, core, each, core.kv_heads) for each in (keys, values)]
+    rows = [
+        _behind_past(graph, core, f"{name}.{layer}", each) for name, each in zip(("key", "value"), new, strict=True)
+    ]
+    queries = _by_head(graph, core, queries, core.heads)
+    mixed = graph.node("Attention", queries, *rows, mask_name(core.window), **_scores(core))
+    together = graph.constant("heads_together", [1, graph.tokens, core.width])
+    return graph.node("Reshape", graph.node("Transpose", mixed, perm=[0, 2, 1, 3]), together)
+
+
+def _project(graph: Context, core: Attention, layer: int, x: str) -> str:
+    """Queries, keys and values before RoPE, side by side."""
+    at = f"blk.{layer}."
+    graph.begin("qkv", layer)
+    qkv = graph.multiply(f"{at}qkv", x)
+    if core.head_norms:
+        qkv = _norm_heads(graph, core, at, qkv)
+    if core.temperature:
+        queries, *others = _split_heads(graph, core, qkv)
+        qkv = graph.node("Concat", graph.node("Mul", queries, "temperatures"), *others, axis=-1)
+    return qkv
+
+
+def _scores(core: Attention) -> dict[str, Any]:
+    """How both operators compute scores."""
+    return {"scale": core.scale} | ({"softcap": core.score_cap} if core.score_cap else {})
+
+
+def _split_heads(graph: Context, core: Attention, qkv: str) -> list[str]:
+    """Queries, keys and values."""
+    sizes = [core.width, core.row_values // 2, core.row_values // 2]
+    parts = [f"{qkv}.{part}" for part in "qkv"]
+    graph.emit("Split", [qkv, graph.constant("qkv_sizes", sizes)], parts, axis=-1)
+    return parts
+
+
+def _norm_heads(graph: Context, core: Attention, at: str, qkv: str) -> str:
+    """Queries and keys normalised head by head."""
+    parts = _split_heads(graph, core, qkv)
+    for index, name in enumerate(("attn_q_norm", "attn_k_norm")):
+        apart = graph.node("Reshape", parts[index], graph.constant("heads_apart", [0, 0, -1, core.head_dim]))
+        parts[index] = graph.node("Reshape", graph.norm(apart, at + name), graph.constant("heads_joined", [0, 0, -1]))
+    return graph.node("Concat", *parts, axis=-1)
+
+
+def _rotate_heads(graph: Context, core: Attention, qkv: str, cos: str, sin: str) -> str:
+    """Rotate queries and keys before the attention, for heads that it does not rotate."""
+    parts = _split_heads(graph, core, qkv)
+    for index, heads in enumerate((core.heads, core.kv_heads)):
+        parts[index] = graph.node("RotaryEmbedding", parts[index], cos, sin, "positions", num_heads=heads)
+    return graph.node("Concat", *parts, axis=-1)
+
+
+def _by_head(graph: Context, core: Attention, x: str, heads: int) -> str:
+    """[1, n, heads · head] as [1, heads, n, head]."""
+    shape = graph.constant(f"{heads} heads", [1, graph.tokens, heads, core.head_dim])
+    return graph.node("Transpose", graph.node("Reshape", x, shape), perm=[0, 2, 1, 3])
+
+
+def _behind_past(graph: Context, core: Attention, name: str, new: str) -> str:
+    """The rows of the cache, then the new ones, which are an output, too."""
+    kind, past = KV_TYPES[graph.kv_dtype], f"past_{name}"
+    graph.input(past, kind, 1, core.kv_heads, graph.rows_of(core.window), core.head_dim)
+    graph.output(name, kind, 1, core.kv_heads, graph.tokens, core.head_dim)
+    graph.node("Cast", new, to=kind, output=name)
+    return graph.node("Concat", past if kind == Type.FLOAT else graph.node("Cast", past, to=Type.FLOAT), new, axis=2)

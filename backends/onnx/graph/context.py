@@ -1,0 +1,53 @@
+"""What a core finds when it adds its nodes: the model, and the parts of a graph that all blocks share."""
+
+from __future__ import annotations
+
+from edge.backends.onnx.graph.layout import Layout
+from edge.backends.onnx.graph.nodes import Nodes
+from edge.backends.onnx.graph.proto import Type
+from edge.backends.ring import LayerKinds
+from edge.model.layers import Network
+from edge.model.spec import ModelSpec
+
+KV_TYPES = {"f32": Type.FLOAT, "f16": Type.FLOAT16, "int8": Type.INT8, "int4": Type.UINT8}
+
+
+class Context(Nodes):
+    """A graph of a model. tokens: that run at once; 0: any number. queries: of layers that ran, in static graphs."""
+
+    def __init__(
+        self, layout: Layout, spec: ModelSpec, network: Network, kv_dtype: str, observed: bool, data: str,
+        tokens: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__(layout, data)
+        self.spec, self.network, self.kv_dtype, self.tokens = spec, network, kv_dtype, tokens
+        self.kinds = LayerKinds.of(network.windows)
+        self.quantized = kv_dtype in ("int8", "int4")
+        self.observed = observed or self.quantized
+        self.float_type = Type.FLOAT16 if kv_dtype == "f16" else Type.FLOAT
+        self.queries: list[str] = []
+
+    def rows_of(self, window: int) -> int | str:
+        """Rows of the cache of layers with this window, or the name of their number."""
+        return "ring_capacity" if window and self.kinds.ringed else "capacity"
+
+    def scaled(self, x: str, by: float) -> str:
+        return x if by == 1 else self.node("Mul", x, self.number(by))
+
+    def norm(self, x: str, name: str, input_factor: float = 1.0) -> str:
+        """input_factor: what x is multiplied by already, which changes nothing but the epsilon."""
+        op = "LayerNormalization" if self.network.norm == "layer" else "RMSNormalization"
+        return self.node(op, x, *self.scale_and_shift(name), axis=-1, epsilon=self.spec.norm_eps * input_factor**2)
+
+    def scale_and_shift(self, name: str) -> list[str]:
+        """A norm's weights, and its bias if it has one."""
+        return [self.weight(each) for each in (name, f"{name}.bias") if each in self.layout.vectors]
+
+
+def table_names(kind: int) -> tuple[str, str]:
+    """Cosines and sines of one of a model's kinds of RoPE."""
+    return (f"cos.{kind}", f"sin.{kind}") if kind else ("cos", "sin")
+
+
+def mask_name(window: int) -> str:
+    return f"mask.{window}" if window else "mask"

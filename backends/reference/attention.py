@@ -1,0 +1,39 @@
+"""Softmax attention."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edge.backends.reference.context import At, Context
+from edge.backends.reference.functions import sigmoid, soft_cap, softmax
+from edge.model.architectures.angles import temperatures
+from edge.model.layers import Attention
+from edge.types import FloatArray
+
+
+def attention(engine: Context, core: Attention, at: At, x: FloatArray) -> FloatArray:
+    """From normalised rows, [n, hidden], to the heads' outputs side by side, [n, width]."""
+    kv, rotation = engine.kv, engine.kv.rope.rotation
+    queries = _heads(engine, core, at, x, "attn_q")
+    kv.keys[at.layer][:, at.rows] = rotation.rotate(_heads(engine, core, at, x, "attn_k"), at.layer, at.positions)
+    kv.values[at.layer][:, at.rows] = _heads(engine, core, at, x, "attn_v")
+    keys, values = kv.keys[at.layer][:, : at.rows.stop], kv.values[at.layer][:, : at.rows.stop]
+
+    # Each KV head serves a group of query heads: [KV heads, group, n, rows].
+    queries = rotation.rotate(queries, at.layer, at.positions) * np.float32(core.scale)
+    if core.temperature:
+        queries *= temperatures(core.temperature, at.positions)[:, None]
+    queries = queries.reshape(core.kv_heads, core.heads // core.kv_heads, len(x), core.head_dim)
+    scores = soft_cap(queries @ keys[:, None].swapaxes(-1, -2), core.score_cap)
+    hidden = np.arange(at.rows.stop)[None, :] > np.arange(at.rows.start, at.rows.stop)[:, None]
+    if core.window:
+        hidden |= kv.positions[None, :] <= at.positions[:, None] - core.window
+    mixed = softmax(np.where(hidden, np.float32(-np.inf), scores)) @ values[:, None]
+    out = mixed.reshape(core.heads, len(x), core.head_dim).swapaxes(0, 1).reshape(len(x), -1)
+    return np.asarray(out * sigmoid(engine.project(x, at, "attn_q_gate")) if core.gated else out)
+
+
+def _heads(engine: Context, core: Attention, at: At, x: FloatArray, name: str) -> FloatArray:
+    """[heads, n, head_dim], each head normalised where the model does so."""
+    heads = engine.project(x, at, name).reshape(len(x), -1, core.head_dim).swapaxes(0, 1)
+    return engine.norm(heads, at.name(f"{name}_norm")) if core.head_norms and name != "attn_v" else heads

@@ -1,0 +1,38 @@
+"""What a core finds when it runs: the place in the pass, and the engine's parts that all cores share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from edge.backends.reference.kv import ReferenceKV
+from edge.model.spec import ModelSpec
+from edge.types import FloatArray, IntArray
+
+
+@dataclass(frozen=True)
+class At:
+    """A layer of a pass, and the rows and positions of the tokens that run."""
+
+    layer: int
+    rows: slice = field(default_factory=lambda: slice(0))
+    positions: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
+
+    def name(self, tensor: str) -> str:
+        return f"blk.{self.layer}.{tensor}"
+
+
+class Context(Protocol):
+    """weights: float32, by the names that `find_tensors` gives them."""
+
+    spec: ModelSpec
+    kv: ReferenceKV
+    weights: dict[str, FloatArray]
+
+    def project(self, x: FloatArray, at: At, name: str) -> FloatArray:
+        """The product with a matrix of a layer, its adapter and its bias."""
+        ...
+
+    def norm(self, x: FloatArray, name: str) -> FloatArray: ...

@@ -1,0 +1,125 @@
+"""The pass of the reference engine: a loop over layers and blocks; each core has a file of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from edge.backends.base import Capabilities, EngineConfig
+from edge.backends.checks import check_lora, check_positions, check_tokens
+from edge.backends.reference.attention import attention
+from edge.backends.reference.context import At
+from edge.backends.reference.delta_net import delta_net
+from edge.backends.reference.dense import dense
+from edge.backends.reference.functions import rms, soft_cap
+from edge.backends.reference.kv import ReferenceKV
+from edge.backends.reference.short_convolution import short_convolution
+from edge.backends.reference.weights import UNWARNED
+from edge.errors import EngineError
+from edge.formats.gguf import GGUFFile
+from edge.model.layers import Attention, Block, DeltaNet, Dense, ShortConvolution
+from edge.model.lora import Lora
+from edge.model.spec import ModelSpec
+from edge.model.tensors import Source, find_network
+from edge.types import FloatArray, IntArray
+
+NAME = "reference"
+CAPABILITIES = Capabilities("token", uneven="token", kv_dtypes=("f32",), attention=False, keys=False, lora=True)
+CORES: dict[type, Callable[..., FloatArray]] = {
+    Attention: attention, Dense: dense, DeltaNet: delta_net, ShortConvolution: short_convolution,
+}  # fmt: skip
+
+
+class ReferenceEngine:
+    """Engine protocol over plain NumPy. Calibration calls its parts, layer by layer, with `weights` of its own."""
+
+    capabilities = CAPABILITIES
+
+    def __init__(
+        self, file: GGUFFile, spec: ModelSpec, config: EngineConfig, weights: dict[str, FloatArray],
+        sources: Mapping[str, Source] | None = None,
+    ) -> None:  # fmt: skip
+        """sources: where the weights lie in the file, for adapters."""
+        self.spec, self.config = spec, config
+        self.weights, self._sources = weights, sources or {}
+        self._lora: dict[str, tuple[FloatArray, FloatArray]] = {}  # A and B of matrices that are adapted
+        self.network = find_network(spec)
+        self.kv = ReferenceKV("reference", file, spec, config)
+
+    def forward(self, tokens: IntArray) -> FloatArray:
+        return self.head(self._run(tokens)[-1:]).reshape(-1)
+
+    def forward_all(self, tokens: IntArray) -> FloatArray:
+        hidden, step = self._run(tokens), self.config.logits_rows
+        return np.concatenate([self.head(hidden[at : at + step]) for at in range(0, len(hidden), step)])
+
+    def set_lora(self, lora: Lora | None) -> None:
+        check_lora(lora, self.config)
+        changed = {name: each for name, each in self._sources.items() if lora and lora.changes(each)}
+        adapted = {name: lora.matrices(each) for name, each in changed.items()} if lora else {}
+        self.kv.truncate(0)
+        self._lora, self.kv.lora = adapted, f" {lora.key}" if lora else ""
+
+    def close(self) -> None:
+        self.weights.clear()
+        self._lora.clear()
+
+    @UNWARNED
+    def _run(self, tokens: IntArray) -> FloatArray:
+        """Final hidden states of all tokens, [n, hidden], chunk by chunk."""
+        if not self.weights:
+            raise EngineError("the engine is closed")
+        tokens = check_tokens(tokens, self.spec.vocab, self.kv.free)
+        self.kv.expect(tokens.size)
+        chunks = [tokens[at : at + self.config.chunk] for at in range(0, tokens.size, self.config.chunk)]
+        return np.concatenate([self._run_chunk(chunk) for chunk in chunks])
+
+    def _run_chunk(self, tokens: IntArray) -> FloatArray:
+        check_positions(self.spec, self.kv.next_position + tokens.size)
+        rows, positions = self.kv.reserve(tokens.size)
+        x = self.embed(tokens, positions)
+        for layer, blocks in enumerate(self.network.layers):
+            at = At(layer, rows, positions)
+            for block in blocks:
+                x = self.add(x, block, at, self.run_core(block, at, self.norm(x, at.name(block.norm))))
+        return x
+
+    def embed(self, tokens: IntArray, positions: IntArray) -> FloatArray:
+        """Hidden states before the first layer, [n, hidden]."""
+        x = self.weights["token_embd"][tokens] * np.float32(self.network.embedding_scale)
+        return np.asarray(x + self.weights["position_embd"][positions] if self.network.learned_positions else x)
+
+    def run_core(self, block: Block, at: At, x: FloatArray) -> FloatArray:
+        """From the block's normalised rows, [n, hidden], to the input of its output projection, [n, width]."""
+        return CORES[type(block.core)](self, block.core, at, x)
+
+    def add(self, x: FloatArray, block: Block, at: At, inner: FloatArray) -> FloatArray:
+        """Add what a core's output projection makes of `inner` to the hidden states."""
+        added = self.project(inner, at, block.core.output)
+        if block.post_norm:
+            added = self.norm(added, at.name(block.post_norm))
+        return np.asarray(x + added * np.float32(block.scale))
+
+    @UNWARNED
+    def head(self, x: FloatArray) -> FloatArray:
+        return self.logits(self.norm(x, "output_norm"))
+
+    def logits(self, normed: FloatArray) -> FloatArray:
+        """Of final states that are normalised, [n, hidden]."""
+        head = self.weights["token_embd" if self.network.tied_head else "output"]
+        product = np.asarray(normed @ head.T * np.float32(self.network.logit_scale))
+        return soft_cap(product, self.network.logit_cap)
+
+    def project(self, x: FloatArray, at: At, name: str) -> FloatArray:
+        product = x @ self.weights[at.name(name)].T
+        if pair := self._lora.get(at.name(name)):
+            product = product + (x @ pair[0].T) @ pair[1].T
+        bias = self.weights.get(f"{at.name(name)}.bias")
+        return np.asarray(product if bias is None else product + bias)
+
+    def norm(self, x: FloatArray, name: str) -> FloatArray:
+        if self.network.norm == "layer":
+            x = x - x.mean(axis=-1, keepdims=True)
+        scaled = rms(x, self.spec.norm_eps) * self.weights[name]
+        return np.asarray(scaled + self.weights.get(f"{name}.bias", np.float32(0)))

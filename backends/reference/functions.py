@@ -1,0 +1,44 @@
+"""Formulas that several cores use; all arrays are float32."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from edge.types import FloatArray
+
+
+def silu(x: FloatArray) -> FloatArray:
+    return np.asarray(x / (1 + np.exp(-x)))
+
+
+def sigmoid(x: FloatArray) -> FloatArray:
+    return np.asarray(1 / (1 + np.exp(-x)))
+
+
+def softplus(x: FloatArray) -> FloatArray:
+    return np.asarray(np.logaddexp(x, np.float32(0)))
+
+
+def gelu(x: FloatArray) -> FloatArray:
+    """In its tanh form."""
+    return np.asarray(x * np.float32(0.5) * (1 + np.tanh(np.float32(math.sqrt(2 / math.pi)) * (x + 0.044715 * x**3))))
+
+
+def soft_cap(x: FloatArray, cap: float) -> FloatArray:
+    return np.asarray(cap * np.tanh(x / np.float32(cap))) if cap else x
+
+
+def softmax(x: FloatArray) -> FloatArray:
+    """Over the last axis."""
+    powers = np.exp(x - x.max(axis=-1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
+
+
+def rms(x: FloatArray, eps: float) -> FloatArray:
+    """Over the last axis, without weights."""
+    return np.asarray(x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(eps)))
+
+
+ACTIVATIONS = {"silu": silu, "gelu": gelu}

@@ -1,0 +1,59 @@
+"""Softmax attention: three units, of which qkv.py and attend.py have the work."""
+
+from __future__ import annotations
+
+from tvm.tirx.script.builder import ir as T
+
+from edge.backends.tvm.cpu.kernels.functions import sigmoid
+from edge.backends.tvm.cpu.kernels.vectors import Value, i64, let, load, loop, store, when
+from edge.backends.tvm.cpu.phases.adapt import adapt
+from edge.backends.tvm.cpu.phases.attend import attend_chunk, attend_step, merge_parts, observe_last
+from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
+from edge.backends.tvm.cpu.phases.project import add, add_normed
+from edge.backends.tvm.cpu.phases.qkv import qkv
+
+
+def qkv_unit(b: PassBuilder, layer: Value) -> None:
+    norm = b.block.norm
+    b.normalise_chunk(norm, layer, "qkv")
+    with b.phase("qkv", layer):
+        inputs = b.normalised_inputs(norm, layer, "qkv")
+        adapt(b, "qkv", layer, inputs)
+        qkv(b, layer, inputs)
+
+
+def attend_unit(b: PassBuilder, layer: Value) -> None:
+    with b.phase("attend", layer):
+        (attend_step if b.single else attend_chunk)(b, layer)
+    with when(T.And(b.observed > 0, b.layer_at(layer, "observed") > 0)):
+        observe_last(b, layer)  # the next phase reads nothing that this changes
+
+
+def output_unit(b: PassBuilder, layer: Value) -> None:
+    width = b.shape.padded_mixed
+    if "attn_q_gate" in b.names and not b.single:
+        with b.phase("gate", layer), b.shared_out(b.count) as token:
+            _apply_gate(b, token, token)
+    b.quantize_chunk("mixed", width, layer, "output")
+    with b.phase("output", layer):
+        if b.single:
+            merge_parts(b)
+            if "attn_q_gate" in b.names:
+                _apply_gate(b, i64(0), b.thread)
+            b.mark("merge", layer)
+        inputs = b.quantized_inputs("mixed", width, layer, "output", private=True)
+        adapt(b, "output", layer, inputs)
+        add(b, layer, inputs)
+    add_normed(b, layer)
+
+
+UNITS: dict[str, Unit] = {"qkv": qkv_unit, "attend": attend_unit, "output": output_unit}
+
+
+def _apply_gate(b: PassBuilder, token: Value, row: Value) -> None:
+    """Row `row` of the heads' outputs times the sigmoid of a token's gate."""
+    width = b.shape.padded_mixed
+    gate, out = let(b.at("gates") + token * width), let(b.at("mixed") + row * width)
+    with loop(i64(0), i64(width // 16)) as part:
+        at = out + part * 16
+        store(b.floats, at, load(b.floats, at) * sigmoid(load(b.floats, gate + part * 16)))

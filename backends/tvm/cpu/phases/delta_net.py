@@ -1,0 +1,200 @@
+"""A gated delta net (`edge.model.layers.DeltaNet`): products; convolution and recurrence, head by head; output.
+
+The recurrence runs token by token, in a chunk, too: the state of a head stays in the second-level cache meanwhile, and
+is written in place. On CPUs this beat the chunked form (github.com/ikawrakow/ik_llama.cpp, pull request 1330).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm.tirx.script.builder import ir as T
+
+from edge.backends.tvm.cpu.kernels.functions import sigmoid, silu, softplus
+from edge.backends.tvm.cpu.kernels.matmul import Inputs
+from edge.backends.tvm.cpu.kernels.vectors import (
+    Register,
+    Value,
+    exp,
+    floats,
+    i64,
+    let,
+    load,
+    loop,
+    remainder,
+    spread,
+    store,
+    total,
+    when,
+)
+from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
+from edge.backends.tvm.cpu.phases.project import add, add_normed
+from edge.backends.tvm.packing.shape import round_up
+from edge.model.layers import DeltaNet
+
+_EPSILON = 1e-6  # of the lengths of queries and keys
+_AT_ONCE = 4  # vectors of a head's values that stay in registers while its state is read
+
+
+def products(b: PassBuilder, layer: Value) -> None:
+    """A token's row of `channels` has the inputs of the convolution, then z; of `steps` β, then α, each padded."""
+    core, norm = _core(b), b.block.norm
+    b.normalise_chunk(norm, layer, "delta_in")
+    with b.phase("delta_in", layer):
+        inputs = b.normalised_inputs(norm, layer, "delta_in")
+        heads = round_up(core.heads, 16)
+        for name, rows, start in (
+            ("attn_qkv", core.mixed, b.at("channels")),
+            ("attn_gate", core.width, b.at("channels") + core.mixed),
+            ("ssm_beta", heads, b.at("steps")),
+            ("ssm_alpha", heads, b.at("steps") + heads),
+        ):
+            stride = 2 * heads if name.startswith("ssm") else core.mixed + core.width
+            _product(b, name, layer, inputs, rows, start, stride)
+
+
+def recur(b: PassBuilder, layer: Value) -> None:
+    core = _core(b)
+    with b.phase("delta_net", layer), b.dealt_out(i64(core.heads)) as head:
+        _Head(b, core, layer, head).run()
+
+
+def output(b: PassBuilder, layer: Value) -> None:
+    width = round_up(_core(b).width, 32)
+    b.quantize_chunk("mixed", width, layer, "delta_out")
+    with b.phase("delta_out", layer):
+        _keep_inputs(b, layer)
+        add(b, layer, b.quantized_inputs("mixed", width, layer, "delta_out", private=False))
+    add_normed(b, layer)
+
+
+UNITS: dict[str, Unit] = {"delta_in": products, "delta_net": recur, "delta_out": output}
+
+
+def _core(b: PassBuilder) -> DeltaNet:
+    assert isinstance(b.block.core, DeltaNet)
+    return b.block.core
+
+
+def _product(b: PassBuilder, name: str, layer: Value, inputs: Inputs, rows: int, start: Value, stride: int) -> None:
+    with b.tiles(rows // 16) as tile, b.batches() as tokens:
+        for token, each in zip(tokens, b.product(name, layer, tile, inputs, b.rows(tokens)), strict=True):
+            store(b.floats, start + token * stride + tile * 16, each.value)
+
+
+def _keep_inputs(b: PassBuilder, layer: Value) -> None:
+    """The last inputs of the convolution become its state, the thread's share of the channels."""
+    core, state = _core(b), let(b.layer_at(layer, "state"))
+    with b.tiles(core.mixed // 16) as tile:
+        for row in range(core.kernel - 1):
+            target, token = let(state + row * core.mixed + tile * 16), let(b.count - (core.kernel - 1) + row)
+            with when(token >= 0):
+                at = b.at("channels") + token * (core.mixed + core.width) + tile * 16
+                store(b.states, target, load(b.floats, at))
+            with when(token < 0):
+                store(b.states, target, load(b.states, target + b.count * core.mixed))
+
+
+class _Head:
+    """One head of values, for all tokens of the pass."""
+
+    def __init__(self, b: PassBuilder, core: DeltaNet, layer: Value, head: Value) -> None:
+        self.b, self.core, self.layer, self.head = b, core, layer, head
+        self.state = let(b.layer_at(layer, "state"))
+        self.memory = let(self.state + (core.kernel - 1) * core.mixed + head * (core.size * core.value_size))
+        work = let(b.at("work") + b.thread * b.at("part_stride"))
+        self.query, self.key, self.value = work, let(work + core.size), let(work + 2 * core.size)
+
+    def run(self) -> None:
+        b, core = self.b, self.core
+        key_head = let(remainder(self.head, core.key_heads))
+        values_at = let(2 * core.key_heads * core.size + self.head * core.value_size)
+        with loop(i64(0), b.count) as token:
+            self._convolve(token, let(key_head * core.size), core.size, self.query)
+            self._convolve(token, let((core.key_heads + key_head) * core.size), core.size, self.key)
+            self._convolve(token, values_at, core.value_size, self.value)
+            self._normalise(self.query, core.size**-0.5)
+            self._normalise(self.key, 1.0)
+            decay, beta = self._gates(token)
+            out = let(b.at("mixed") + token * round_up(core.width, 32) + self.head * core.value_size)
+            for first in range(0, core.value_size // 16, _AT_ONCE):
+                self._step(range(first, min(first + _AT_ONCE, core.value_size // 16)), decay, beta, out)
+            self._finish(token, out)
+
+    def _convolve(self, token: Value, channel: Value, count: int, out: Value) -> None:
+        """SiLU of the convolution of `count` channels."""
+        b, core = self.b, self.core
+        taps, stride = let(b.layer_at(self.layer, "ssm_conv1d")), core.mixed + core.width
+        mixed = Register()
+        with loop(i64(0), i64(count // 16)) as part:
+            at = let(channel + part * 16)
+            weights = let(taps // 4 + at * core.kernel)  # [tiles, kernel, 16] floats
+            mixed.value = floats(0)
+            for tap in range(core.kernel):
+                weight = let(load(b.weights.floats, weights + tap * 16))
+                source = let(token + tap - (core.kernel - 1))
+                with when(source >= 0):
+                    mixed.value = mixed.value + weight * load(b.floats, b.at("channels") + source * stride + at)
+                with when(source < 0):
+                    row = source + (core.kernel - 1)
+                    mixed.value = mixed.value + weight * load(b.states, self.state + row * core.mixed + at)
+            store(b.floats, out + part * 16, silu(mixed.value))
+
+    def _normalise(self, at: Value, scale: float) -> None:
+        """To length `scale`."""
+        floats_, parts, squares = self.b.floats, self.core.size // 16, Register()
+        squares.value = floats(0)
+        with loop(i64(0), i64(parts)) as part:
+            x = let(load(floats_, at + part * 16))
+            squares.value = squares.value + x * x
+        factor = let(T.float32(scale) / T.sqrt(total(squares.value) + T.float32(_EPSILON)))
+        with loop(i64(0), i64(parts)) as part:
+            store(floats_, at + part * 16, load(floats_, at + part * 16) * spread(factor))
+
+    def _gates(self, token: Value) -> tuple[Value, Value]:
+        """The decay of the state, and β."""
+        b, heads = self.b, round_up(self.core.heads, 16)
+        row = let(b.at("steps") + token * (2 * heads) + self.head)
+        rate, bias = (b.weights.floats[b.layer_at(self.layer, name) + self.head] for name in ("ssm_a", "ssm_dt.bias"))
+        decay = let(exp(rate * softplus(b.floats[row + heads] + bias, 1), 1))
+        return decay, let(sigmoid(b.floats[row], 1))
+
+    def _step(self, parts: Sequence[int], decay: Value, beta: Value, out: Value) -> None:
+        """What the state holds for the key, the state with the new value, and what it holds for the query; of some
+        vectors of the values."""
+        b, core, states = self.b, self.core, self.b.states
+        found, sums = [Register() for _ in parts], [Register() for _ in parts]
+        for each in (*found, *sums):
+            each.value = floats(0)
+        with loop(i64(0), i64(core.size)) as row:
+            key = let(spread(b.floats[self.key + row]))
+            for each, part in zip(found, parts, strict=True):
+                each.value = each.value + key * load(states, self.memory + row * core.value_size + part * 16)
+        changes = [
+            let(spread(beta) * (load(b.floats, self.value + part * 16) - spread(decay) * each.value))
+            for each, part in zip(found, parts, strict=True)
+        ]
+        with loop(i64(0), i64(core.size)) as row:
+            key, query = let(spread(b.floats[self.key + row])), let(spread(b.floats[self.query + row]))
+            for each, change, part in zip(sums, changes, parts, strict=True):
+                at = let(self.memory + row * core.value_size + part * 16)
+                new = let(load(states, at) * spread(decay) + key * change)
+                store(states, at, new)
+                each.value = each.value + query * new
+        for each, part in zip(sums, parts, strict=True):
+            store(b.floats, out + part * 16, each.value)
+
+    def _finish(self, token: Value, out: Value) -> None:
+        """RMSNorm of the head's output, times SiLU(z)."""
+        b, core, squares = self.b, self.core, Register()
+        gate = let(b.at("channels") + token * (core.mixed + core.width) + core.mixed + self.head * core.value_size)
+        norm = let(b.layer_at(self.layer, "ssm_norm"))
+        squares.value = floats(0)
+        with loop(i64(0), i64(core.value_size // 16)) as part:
+            x = let(load(b.floats, out + part * 16))
+            squares.value = squares.value + x * x
+        mean = total(squares.value) * T.float32(1 / core.value_size)
+        scale = let(spread(T.float32(1) / T.sqrt(mean + T.float32(b.shape.norm_eps))))
+        with loop(i64(0), i64(core.value_size // 16)) as part:
+            x = load(b.floats, out + part * 16) * scale * load(b.weights.floats, norm + part * 16)
+            store(b.floats, out + part * 16, x * silu(load(b.floats, gate + part * 16)))

@@ -1,0 +1,53 @@
+"""A feed-forward network: two phases."""
+
+from __future__ import annotations
+
+from edge.backends.tvm.cpu.kernels.functions import ACTIVATIONS
+from edge.backends.tvm.cpu.kernels.matmul import Inputs
+from edge.backends.tvm.cpu.kernels.vectors import Value, store
+from edge.backends.tvm.cpu.phases.adapt import adapt
+from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
+from edge.backends.tvm.cpu.phases.project import add, add_normed
+from edge.backends.tvm.packing.shape import round_up
+from edge.model.layers import Dense
+
+
+def gate_up(b: PassBuilder, layer: Value) -> None:
+    norm = b.block.norm
+    b.normalise_chunk(norm, layer, "gate_up")
+    with b.phase("gate_up", layer):
+        inputs = b.normalised_inputs(norm, layer, "gate_up")
+        adapt(b, "gate_up", layer, inputs)
+        _widen(b, layer, inputs)
+
+
+def down(b: PassBuilder, layer: Value) -> None:
+    width = _width(b)
+    b.quantize_chunk("ffn", width, layer, "down")
+    with b.phase("down", layer):
+        inputs = b.quantized_inputs("ffn", width, layer, "down", private=False)
+        adapt(b, "down", layer, inputs)
+        add(b, layer, inputs)
+    add_normed(b, layer)
+
+
+UNITS: dict[str, Unit] = {"gate_up": gate_up, "down": down}
+
+
+def _widen(b: PassBuilder, layer: Value, inputs: Inputs) -> None:
+    """activation(gate) · up, or activation(up) without a gate."""
+    core, width = b.block.core, _width(b)
+    assert isinstance(core, Dense)
+    activation = ACTIVATIONS[core.activation]
+    with b.tiles(-(-core.ffn // 16)) as tile, b.batches() as tokens:
+        rows = b.rows(tokens)
+        first, *second = (b.product(name, layer, tile, inputs, rows) for name in core.inputs)
+        for index, token in enumerate(tokens):
+            value = activation(first[index].value)
+            for each in second:
+                value = value * each[index].value
+            store(b.floats, b.at("ffn") + token * width + tile * 16, value)
+
+
+def _width(b: PassBuilder) -> int:
+    return round_up(b.block.core.width, 32)

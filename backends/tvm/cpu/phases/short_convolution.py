@@ -1,0 +1,64 @@
+"""A gated causal convolution (`edge.model.layers.ShortConvolution`): product; convolution by channels; output."""
+
+from __future__ import annotations
+
+import itertools
+
+from edge.backends.tvm.cpu.kernels.vectors import Register, Value, floats, i64, let, load, loop, store
+from edge.backends.tvm.cpu.phases.builder import PassBuilder, Unit
+from edge.backends.tvm.cpu.phases.project import add, add_normed
+from edge.backends.tvm.packing.shape import round_up
+from edge.model.layers import ShortConvolution
+
+
+def products(b: PassBuilder, layer: Value) -> None:
+    """A token's row of `channels` has B, C and z."""
+    core, norm = _core(b), b.block.norm
+    b.normalise_chunk(norm, layer, "conv_in")
+    with b.phase("conv_in", layer):
+        inputs = b.normalised_inputs(norm, layer, "conv_in")
+        with b.tiles(3 * core.hidden // 16) as tile, b.batches() as tokens:
+            found = b.product("shortconv.in_proj", layer, tile, inputs, b.rows(tokens))
+            for token, each in zip(tokens, found, strict=True):
+                store(b.floats, b.at("channels") + token * (3 * core.hidden) + tile * 16, each.value)
+
+
+def convolve(b: PassBuilder, layer: Value) -> None:
+    """A thread has some channels, of all tokens: their last inputs move through registers."""
+    core, width = _core(b), round_up(_core(b).width, 32)
+    with b.phase("convolve", layer), b.tiles(core.hidden // 16) as tile:
+        weights = let(b.layer_at(layer, "shortconv.conv") // 4 + tile * (16 * core.kernel))  # [tiles, kernel, 16]
+        state = let(b.layer_at(layer, "state") + tile * 16)
+        taps = [let(load(b.weights.floats, weights + tap * 16)) for tap in range(core.kernel)]
+        past = [Register() for _ in range(core.kernel - 1)]
+        for row, each in enumerate(past):
+            each.value = load(b.states, state + row * core.hidden)
+        with loop(i64(0), b.count) as token:
+            at = let(b.at("channels") + token * (3 * core.hidden) + tile * 16)
+            new = let(load(b.floats, at) * load(b.floats, at + 2 * core.hidden))
+            total: Value = floats(0)
+            for tap, each in zip(taps, past, strict=False):
+                total = total + tap * each.value
+            mixed = let((total + taps[-1] * new) * load(b.floats, at + core.hidden))
+            store(b.floats, b.at("mixed") + token * width + tile * 16, mixed)
+            for each, after in itertools.pairwise(past):
+                each.value = after.value
+            past[-1].value = new
+        for row, each in enumerate(past):
+            store(b.states, state + row * core.hidden, each.value)
+
+
+def output(b: PassBuilder, layer: Value) -> None:
+    width = round_up(_core(b).width, 32)
+    b.quantize_chunk("mixed", width, layer, "conv_out")
+    with b.phase("conv_out", layer):
+        add(b, layer, b.quantized_inputs("mixed", width, layer, "conv_out", private=False))
+    add_normed(b, layer)
+
+
+UNITS: dict[str, Unit] = {"conv_in": products, "convolve": convolve, "conv_out": output}
+
+
+def _core(b: PassBuilder) -> ShortConvolution:
+    assert isinstance(b.block.core, ShortConvolution)
+    return b.block.core

@@ -1,0 +1,116 @@
+"""A pass under construction: its dispatches, and the products that lead into a core and out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from edge.backends.tvm.gpu.design import Design
+from edge.backends.tvm.gpu.kernels.norms import Norm, add_normed, normalise
+from edge.backends.tvm.gpu.kernels.products import Epilogue, Factor, Product, Residual, step
+from edge.backends.tvm.gpu.kernels.threads import Built
+from edge.backends.tvm.gpu.kernels.tiles import chunk
+from edge.backends.tvm.gpu.lowering import lower
+from edge.backends.tvm.gpu.program import Dispatch, Kernel, Slice
+from edge.backends.tvm.gpu.weights import LayerLayout
+from edge.model.layers import Block
+
+
+class Kernels:
+    """Kernels, each built once. by_name: of all that were asked for."""
+
+    def __init__(self, language: str) -> None:
+        self.by_name: dict[str, Kernel] = {}
+        self._language = language
+        self._built: dict[tuple[object, ...], Built] = {}
+
+    def find(self, key: tuple[object, ...], make: Callable[[str], Built]) -> Built:
+        """key: all that the kernel depends on, first of all its name; `make` gets one that no other kernel has."""
+        if key not in self._built:
+            alike = sum(other[0] == key[0] for other in self._built)
+            built = self._built[key] = make(f"{key[0]}_{alike}" if alike else str(key[0]))
+            self.by_name[built.name] = lower(built, self._language)
+        return self._built[key]
+
+
+class PassBuilder:
+    """Collects the dispatches of a pass. single: it runs one token. observed: attention is added up. hidden: the buffer
+    of the hidden states. residual: what shall be added to them, which is in `normed`, and the weights of its norm.
+    """
+
+    def __init__(self, design: Design, kernels: Kernels, *, single: bool = False, observed: bool = False) -> None:
+        self.design, self.dispatches, self.single, self.observed = design, list[Dispatch](), single, observed
+        self.hidden = "x"
+        self.residual: tuple[Residual, str] | None = None
+        self._kernels = kernels
+
+    def layout(self, layer: int) -> LayerLayout:
+        return self.design.weights.layers[layer]
+
+    def add(
+        self, phase: str, layer: int | None, key: tuple[object, ...], make: Callable[[str], Built],
+        buffers: Mapping[str, str], scalars: Mapping[str, int] | None = None,
+    ) -> None:  # fmt: skip
+        """key, make: as in `Kernels.find`. buffers: those of the kernel's parameters that have other names."""
+        built = self._kernels.find(key, make)
+        slices = tuple(Slice(buffers.get(name, name)) for name in built.buffers)
+        values = tuple((scalars or {})[name] for name in built.scalars)
+        self.dispatches.append(Dispatch(built.name, slices, values, built.groups, phase, layer, built.per))
+
+    def multiply_hidden(
+        self, phase: str, layer: int, block: Block, name: str, factors: tuple[Factor, ...], epilogue: Epilogue,
+        out: str,
+    ) -> None:  # fmt: skip
+        """The product of matrices and the block's normalised rows. In a step it adds a residual that waits; since every
+        workgroup reads the hidden states, it writes the sums to another buffer.
+        """
+        norm = Norm.of(self.layout(layer), block.norm, self.design.shape)
+        product, buffers = Product(name, factors, epilogue, norm), {"x": self.hidden, "out": out}
+        if norm and not self.single:
+            normalised = weights_in(f"layer.{layer}") | {"out": "normed"}
+            tokens = self.design.chunk
+            self.add("norm", layer, ("edge_norm", norm), lambda name: normalise(name, norm, tokens), normalised)
+            buffers["x"] = "normed"
+        if self.residual:
+            residual, after = self.residual
+            self.hidden, self.residual = "x" if self.hidden == "other x" else "other x", None
+            product = replace(product, residual=residual)
+            buffers |= {"raw": "normed", "residual_w4": after, "sums": self.hidden}
+        self._multiply(phase, layer, product, buffers)
+
+    def multiply_into_hidden(self, phase: str, layer: int, block: Block, name: str, source: str) -> None:
+        """The block's output projection, added to the hidden states. A norm behind it, whose result is added, is part
+        of the next product in a step, and in a chunk a dispatch of its own.
+        """
+        layout, shape = self.layout(layer), self.design.shape
+        after = Norm.of(layout, block.post_norm, shape) if block.post_norm else None
+        epilogue = Epilogue("store" if after else "add", shape.padded_hidden, 1.0 if after else block.scale)
+        product = Product(name, (Factor.of(layout, block.core.output),), epilogue, after=after)
+        self._multiply(phase, layer, product, {"x": source, "out": "normed" if after else self.hidden})
+        if after:
+            self.residual = Residual(after, block.scale), f"layer.{layer}"
+            if not self.single:
+                self.add_residual(layer)
+
+    def add_residual(self, layer: int) -> None:
+        """In a dispatch of its own, if one waits."""
+        if not self.residual:
+            return
+        (residual, weights), self.residual = self.residual, None
+        buffers, tokens = weights_in(weights) | {"x": "normed", "out": self.hidden}, self.design.chunk
+        key = ("edge_add_normed", residual)
+        self.add("norm", layer, key, lambda name: add_normed(name, residual.norm, tokens, residual.scale), buffers)
+
+    def _multiply(self, phase: str, layer: int, product: Product, buffers: dict[str, str]) -> None:
+        design = self.design
+
+        def make(name: str) -> Built:
+            named = replace(product, name=name)
+            return step(named, design.tuning) if self.single else chunk(named, design.tuning, design.chunk)
+
+        key = (product.name if self.single else f"{product.name}_chunk", product)
+        self.add(phase, layer, key, make, weights_in(f"layer.{layer}") | buffers)
+
+
+def weights_in(buffer: str) -> dict[str, str]:
+    return {"w4": buffer, "w1": buffer}

@@ -1,0 +1,16 @@
+"""A feed-forward network: two products."""
+
+from __future__ import annotations
+
+from edge.backends.tvm.gpu.kernels.products import Epilogue, Factor
+from edge.backends.tvm.gpu.phases.builder import PassBuilder
+from edge.backends.tvm.packing.blocks import PART
+from edge.backends.tvm.packing.shape import round_up
+from edge.model.layers import Block, Dense
+
+
+def dense(made: PassBuilder, core: Dense, block: Block, layer: int) -> None:
+    factors = tuple(Factor.of(made.layout(layer), name) for name in core.inputs)
+    epilogue = Epilogue("activate", round_up(core.width, PART), activation=core.activation)
+    made.multiply_hidden("gate-up", layer, block, "edge_gate_up", factors, epilogue, out="ffn")
+    made.multiply_into_hidden("down", layer, block, "edge_down", source="ffn")
