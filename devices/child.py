@@ -2,8 +2,10 @@
 
 The parent calls `run_child`, the module that it names calls `serve`. The request is one line on the child's stdin,
 which stays open: when it ends, the parent is gone, and so is the child. Linux ends it at once, whatever it is doing. On
-stdout come messages (objects of any keys), and at last {"result": ...} or {"error": its message, "type": its class in
-edge.errors}.
+stdout come messages (objects of any keys), and at last {"result": ..., "peak": bytes, its peak resident set} or
+{"error": its message, "type": its class in edge.errors}.
+
+A memory budget holds for this process and its child together: `room_for_children` states it, `run_child` keeps it.
 """
 
 from __future__ import annotations
@@ -16,19 +18,56 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from edge import errors
-from edge.errors import EdgeError, EngineError
+from edge.budget import format_bytes
+from edge.devices.memory import memory_use
+from edge.errors import BudgetError, EdgeError, EngineError
 
 Message = dict[str, Any]
 Say = Callable[[Message], None]
 
+_RESERVE = 6 << 20  # of an advised budget, for what this process does meanwhile
+
 _LAST_WORDS = 200  # characters of them
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl
+
+
+@dataclass
+class Room:
+    """The memory of this process and its children. limit: bytes, None: no budget. most: that they held together, 0: no
+    child ran."""
+
+    limit: int | None = None
+    most: int = 0
+
+
+_ROOM: ContextVar[Room | None] = ContextVar("room", default=None)
+
+
+@contextmanager
+def room_for_children(limit: int | None) -> Iterator[Room]:
+    """Children that start within this block hold at most `limit` bytes together with this process."""
+    room = Room(limit)
+    token = _ROOM.set(room)
+    try:
+        yield room
+    finally:
+        _ROOM.reset(token)
+        if outer := _ROOM.get():
+            outer.most = max(outer.most, room.most)
+
+
+def children_peak() -> int:
+    """The most that this process and its children have held together within the innermost such block; 0 without."""
+    room = _ROOM.get()
+    return room.most if room else 0
 
 
 def run_child(
@@ -37,17 +76,25 @@ def run_child(
     hear: Say,
     *,
     failure: str,
+    takes: int = 0,
+    purpose: str = "",
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
     timeout: float | None = None,
 ) -> Any:
     """What the program MODULE answers to a request that JSON can say. hear: is called with every message before.
 
-    environment: added to ours. folder: where it works (None: where we do). timeout: seconds. It imports what we import
-    and nothing from where it works, leads a session of its own (Ctrl-C is for us to handle), and is ended with all that
-    it started, however this function is left.
-    Raises the child's EdgeError; EngineError if it ended without an answer: `failure`, its status and last words.
+    takes: the most memory that it holds, bytes. purpose: what a first run starts it for. environment: added to ours.
+    folder: where it works (None: where we do). timeout: seconds. It imports what we import and nothing from where it
+    works, leads a session of its own (Ctrl-C is for us to handle), and is ended with all that it started, however this
+    function is left.
+    Raises the child's EdgeError; BudgetError if the memory budget has no room for it; EngineError if it ended without
+    an answer: `failure`, its status and last words.
     """
+    room = _ROOM.get() or Room()
+    own = memory_use().rss
+    if takes and room.limit is not None and own + takes > room.limit:
+        raise _no_room(own, takes, room.limit, purpose)
     with tempfile.TemporaryFile() as said:
         child = subprocess.Popen(
             _command(module), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True,
@@ -74,6 +121,8 @@ def run_child(
                 if "error" in message:
                     raise _error(message)
                 if "result" in message:
+                    own = max(own, memory_use().rss)
+                    room.most = max(room.most, own + message["peak"])
                     return message["result"]
                 if message:
                     hear(message)
@@ -83,6 +132,16 @@ def run_child(
         finally:
             timer.cancel()
             _end(child)
+
+
+def _no_room(own: int, takes: int, limit: int, purpose: str) -> BudgetError:
+    needed = -(-(own + takes + _RESERVE) >> 20) << 20
+    return BudgetError(
+        f"needs {format_bytes(needed)}, the memory budget is {format_bytes(limit)}: a first run {purpose} in a process "
+        f"of its own, which takes {format_bytes(takes)}: the smallest that fits is --memory {needed >> 20}MiB; later "
+        "runs need less",
+        smallest=needed,
+    )
 
 
 def _command(module: str) -> list[str]:
@@ -122,7 +181,9 @@ def serve(work: Callable[[Any, Say], object]) -> None:
     request = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     try:
-        say({"result": work(request, say)})
+        with errors.speaking("any"):
+            answer = work(request, say)
+        say({"result": answer, "peak": memory_use().peak})
     except EdgeError as error:
         say({"error": str(error), "type": type(error).__name__})
 
@@ -137,7 +198,7 @@ def _end_with_parent() -> None:
 def _error(message: Message) -> EdgeError:
     kind = getattr(errors, str(message["type"]), EngineError)
     error = EdgeError.__new__(kind if isinstance(kind, type) and issubclass(kind, EdgeError) else EngineError)
-    Exception.__init__(error, message["error"])  # not every type is made of a message alone
+    Exception.__init__(error, errors.worded(str(message["error"])))  # not every type is made of a message alone
     return error
 
 

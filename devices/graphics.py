@@ -6,6 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+from edge.devices.kernel import read_text, whole
+
 _KEYS = ("drm-resident-", "drm-memory-")  # the newer first: some drivers have both
 
 
@@ -24,17 +26,10 @@ def seen_gpus(root: Path = Path("/")) -> str:
     if sys.platform != "linux":
         return sys.platform  # they all have one
     cards = [path.parent / "device" for path in sorted(root.glob("sys/class/drm/renderD*/device"))]
-    ids = [" ".join(_text(card / name) for name in ("vendor", "device")) for card in cards]
+    ids = [" ".join(read_text(card / name) for name in ("vendor", "device")) for card in cards]
     nodes = [name for name in _NODES if (root / name).exists()]
-    driver = _text(root / "proc/driver/nvidia/version").partition("\n")[0]
+    driver = read_text(root / "proc/driver/nvidia/version").partition("\n")[0]
     return ", ".join(filter(str.strip, [*ids, *nodes, driver]))
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def resident_memory(root: Path = Path("/")) -> int | None:
@@ -49,10 +44,7 @@ def resident_memory(root: Path = Path("/")) -> int | None:
     except OSError:
         return None
     for file in files:
-        try:
-            lines = file.read_text(errors="replace").splitlines()
-        except OSError:  # closed meanwhile
-            continue
+        lines = read_text(file).splitlines()
         fields = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
         for key in _KEYS:
             sizes = [_bytes(value) for name, value in fields.items() if name.startswith(key)]
@@ -68,4 +60,4 @@ def resident_memory(root: Path = Path("/")) -> int | None:
 def _bytes(value: str) -> int:
     """Such as 124 KiB, or 124 for bytes."""
     number, _, unit = value.partition(" ")
-    return int(number) * {"KiB": 1 << 10, "MiB": 1 << 20}.get(unit, 1) if number.isdigit() else 0
+    return max(0, whole(number) or 0) * {"KiB": 1 << 10, "MiB": 1 << 20}.get(unit, 1)

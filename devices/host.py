@@ -7,6 +7,7 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
+from edge.devices.kernel import read_text, whole
 from edge.devices.memory import MemoryLimit, memory_limit, total_memory
 
 # Instruction sets that decide how fast quantized kernels run; `flags` on x86, `Features` on ARM.
@@ -85,10 +86,9 @@ def _physical_cores() -> int | None:
     """The number of physical cores; None if the system does not tell."""
     cores = set()
     for path in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology"):
-        try:
-            cores.add(((path / "physical_package_id").read_text(), (path / "core_id").read_text()))
-        except OSError:
-            continue  # a core that is off
+        names = read_text(path / "physical_package_id"), read_text(path / "core_id")
+        if all(names):  # a core that is off has none
+            cores.add(names)
     if cores:
         return len(cores)
     import psutil
@@ -103,10 +103,7 @@ def _cpuinfo(root: Path) -> tuple[str, set[str]]:
 
 
 def _cpuinfo_fields(root: Path) -> dict[str, str]:
-    try:
-        lines = (root / "proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return {}
+    lines = read_text(root / "proc/cpuinfo").splitlines()
     return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
@@ -114,12 +111,9 @@ def _caches(root: Path) -> dict[str, int]:
     """`{"L1d": 49152, "L2": …}` of the first core."""
     caches = {}
     for index in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        try:
-            level, kind = (index / "level").read_text().strip(), (index / "type").read_text().strip()
-            size = (index / "size").read_text().strip()
-        except OSError:
-            continue
+        level, kind, size = (read_text(index / name) for name in ("level", "type", "size"))
+        kib = whole(size.removesuffix("K")) if size.endswith("K") else None
         suffix = {"Data": "d", "Instruction": "i"}.get(kind, "") if level == "1" else ""
-        if size.endswith("K") and size[:-1].isdigit():
-            caches[f"L{level}{suffix}"] = int(size[:-1]) * 1024
+        if level and kib is not None and kib >= 0:
+            caches[f"L{level}{suffix}"] = kib * 1024
     return caches

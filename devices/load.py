@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from edge.devices.kernel import read_text, whole
+
 DISTURBED = 0.1  # share of the cores used by other processes that disturbs a measurement
 _BUSY = (0, 1, 2, 5, 6, 7)  # user, nice, system, interrupts; and stolen: used by other guests of the same machine
 
@@ -22,14 +24,11 @@ class Load:
 
 def read_load(root: Path = Path("/")) -> Load | None:
     """The load so far; None if the system does not tell."""
-    try:
-        name, *counts = (root / "proc/stat").read_text().partition("\n")[0].split()
-        ticks = [int(each) for each in counts]
-        second = os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, AttributeError):  # AttributeError: no sysconf on Windows
+    name, *counts = read_text(root / "proc/stat").partition("\n")[0].split() or [""]
+    ticks = [tick for tick in map(whole, counts) if tick is not None]
+    if name != "cpu" or len(ticks) < 8 or not hasattr(os, "sysconf"):  # Windows has none
         return None
-    if name != "cpu" or len(ticks) < 8:
-        return None
+    second = os.sysconf("SC_CLK_TCK")
     return Load(sum(ticks[each] for each in _BUSY) / second, sum(ticks[:8]) / second)
 
 

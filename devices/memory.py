@@ -12,6 +12,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from edge.devices.kernel import read_text, read_whole, whole
+
+_LONGEST_PATH = 4096  # PATH_MAX
 _LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")  # of cgroups, versions 2 and 1
 
 
@@ -35,11 +38,10 @@ class MemoryLimit:
 
 def memory_use(root: Path = Path("/")) -> MemoryUse:
     """Resident memory of this process, measured."""
-    try:
-        fields = _kib_fields((root / "proc/self/status").read_text())
-        return MemoryUse(fields["VmRSS"], fields["VmHWM"], fields.get("RssAnon"), fields.get("RssFile"))
-    except (OSError, KeyError):
+    fields = _kib_fields(read_text(root / "proc/self/status"))
+    if not fields.keys() >= {"VmRSS", "VmHWM"}:
         return _memory_use_elsewhere()
+    return MemoryUse(fields["VmRSS"], fields["VmHWM"], fields.get("RssAnon"), fields.get("RssFile"))
 
 
 def _memory_use_elsewhere() -> MemoryUse:
@@ -59,10 +61,9 @@ def memory_limit(root: Path = Path("/")) -> MemoryLimit:
     rss = memory_use(root).rss
     limits = [MemoryLimit(_available(root) + rss, "free memory")]
     for path in (folder / name for folder in cgroup_folders(root) for name in _LIMIT_FILES):
-        try:
-            limits.append(MemoryLimit(int(path.read_text()), "cgroup"))
-        except (OSError, ValueError):
-            continue  # no such controller, or "max"
+        limit = read_whole(path)
+        if limit is not None and limit >= 0:  # there may be no such controller, or "max"
+            limits.append(MemoryLimit(limit, "cgroup"))
     return min(limits, key=lambda limit: limit.bytes)
 
 
@@ -85,6 +86,20 @@ def release_pages(address: int, nbytes: int) -> int:
     return 0 if failed else size
 
 
+def release_code() -> None:
+    """Let go of the pages of programs and libraries that this process has run (Linux): they are read again from their
+    files when they are needed."""
+    if sys.platform != "linux":
+        return
+    madvise = ctypes.CDLL(None).madvise
+    with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
+        for line in maps.readlines():
+            span, access, _, _, inode, *_ = line.split()
+            if access == "r-xp" and inode != "0":  # never written to, and no pages of the kernel's
+                first, end = (int(each, 16) for each in span.split("-"))
+                madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_DONTNEED)
+
+
 def total_memory() -> int:
     """Bytes of memory in this device."""
     import psutil
@@ -94,10 +109,7 @@ def total_memory() -> int:
 
 def free_memory(root: Path = Path("/")) -> int | None:
     """Bytes that the system could hand out without swapping (MemAvailable); None if it does not tell."""
-    try:
-        return _kib_fields((root / "proc/meminfo").read_text())["MemAvailable"]
-    except (OSError, KeyError):
-        return None
+    return _kib_fields(read_text(root / "proc/meminfo")).get("MemAvailable")
 
 
 def _available(root: Path) -> int:
@@ -111,13 +123,11 @@ def _available(root: Path) -> int:
 
 def cgroup_folders(root: Path = Path("/")) -> list[Path]:
     """The folders of all cgroups that may limit this process: a parent's limit binds its children."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
     folders: list[Path] = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
+    for line in read_text(root / "proc/self/cgroup").splitlines():
+        controllers, _, path = line.partition(":")[2].partition(":")
+        if not path.startswith("/") or len(path) > _LONGEST_PATH:
+            continue
         if controllers == "":
             base = root / "sys/fs/cgroup"
             base = base / "unified" if (base / "unified").is_dir() else base  # where version 1 is mounted, too
@@ -127,7 +137,7 @@ def cgroup_folders(root: Path = Path("/")) -> list[Path]:
             continue
         group = base / path.lstrip("/")
         folders += [folder for folder in (group, *group.parents) if folder == base or base in folder.parents]
-    return folders
+    return list(dict.fromkeys(folders))
 
 
 def _kib_fields(text: str) -> dict[str, int]:
@@ -136,6 +146,6 @@ def _kib_fields(text: str) -> dict[str, int]:
     for line in text.splitlines():
         name, _, rest = line.partition(":")
         words = rest.split()
-        if len(words) == 2 and words[1] == "kB":
-            fields[name] = int(words[0]) * 1024
+        if len(words) == 2 and words[1] == "kB" and (kib := whole(words[0])) is not None and kib >= 0:
+            fields[name] = kib * 1024
     return fields

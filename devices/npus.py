@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from edge.devices.kernel import read_text
 from edge.devices.profile import Npu
 
 _SAYS = "the operating system"
@@ -40,7 +41,7 @@ def seen_npus(root: Path = Path("/")) -> list[SeenNpu]:
         return [SeenNpu(_APPLE, "the chip", "Core ML", True)] if platform.machine() == "arm64" else []
     found = []
     for path in sorted(root.glob("sys/class/accel/accel*")):
-        fields = dict(line.split("=", 1) for line in _text(path / "device/uevent").splitlines() if "=" in line)
+        fields = dict(line.split("=", 1) for line in read_text(path / "device/uevent").splitlines() if "=" in line)
         driver = fields.get("DRIVER", "unknown")
         npu = _ACCELERATORS.get(driver, Npu("unknown", "accelerator", _SAYS))
         found.append(_seen(npu, root, f"dev/accel/{path.name}", driver))
@@ -51,20 +52,13 @@ def seen_npus(root: Path = Path("/")) -> list[SeenNpu]:
 
 def board(root: Path = Path("/")) -> str:
     """What the device tree calls this board; empty where there is none, as on most x86 machines."""
-    return " ".join(_text(root / "proc/device-tree/model").rstrip("\0").split())
+    return " ".join(read_text(root / "proc/device-tree/model").rstrip("\0").split())
 
 
 def chips(root: Path = Path("/")) -> list[str]:
     """The device tree's names of board and chip, such as qcom,sm8650."""
-    return [name for name in _text(root / "proc/device-tree/compatible").split("\0") if name]
+    return [name for name in read_text(root / "proc/device-tree/compatible").split("\0") if name]
 
 
 def _seen(npu: Npu, root: Path, node: str, driver: str) -> SeenNpu:
     return SeenNpu(npu, f"/{node}", driver, os.access(root / node, os.R_OK | os.W_OK))
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""

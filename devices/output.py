@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from reprlib import repr as brief
 
 from edge.errors import InputError
 
@@ -27,6 +28,12 @@ _OURS = re.compile(rf"({re.escape(_TEMPORARY)}|{re.escape(_OLD)})[0-9a-f]{{8}}-(
 _NAME_BYTES = 120  # of the target's name, at its end: compilers look at endings, and file systems limit names
 _RENAME_EXCHANGE, _AT_FDCWD = 2, -100  # of Linux's renameat2
 _NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}  # kernels and file systems without it
+
+
+def check_path(name: str, value: object, what: str = "the path of a folder") -> None:
+    """Raises InputError for arguments that are no paths."""
+    if not isinstance(value, str | os.PathLike):
+        raise InputError(f"{name} must be {what}, not {brief(value)}")
 
 
 def check_parent(path: Path) -> None:

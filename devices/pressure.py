@@ -5,12 +5,14 @@ Everything is read again each time, from files below a root, since a process may
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from edge.devices.kernel import read_text, read_whole
 from edge.devices.memory import cgroup_folders, free_memory
-from edge.devices.power.base import read_text
 
+_SOME = re.compile(r"some avg10=(\d{1,9}(?:\.\d{1,9})?)(?:\s|$)", re.ASCII)
 _UNLIMITED = 1 << 60  # version 1 has a number for it
 _LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")  # beyond `high`, processes are slowed down, not killed
 
@@ -30,8 +32,8 @@ class Pressure:
 def read_pressure(root: Path = Path("/")) -> Pressure:
     """The present figures. Takes half a millisecond."""
     folders = cgroup_folders(root)
-    texts = (read_text(folder / name) for folder in folders for name in _LIMITS)
-    limits = [limit for text in texts if text.isdigit() and (limit := int(text)) < _UNLIMITED]
+    shown = (read_whole(folder / name) for folder in folders for name in _LIMITS)
+    limits = [limit for limit in shown if limit is not None and 0 <= limit < _UNLIMITED]
     stalls = [root / "proc/pressure/memory", *(folder / "memory.pressure" for folder in folders)]
     stalled = [share for path in stalls if (share := _some_avg10(read_text(path))) is not None]
     return Pressure(min(limits, default=None), free_memory(root), max(stalled, default=None))
@@ -40,10 +42,6 @@ def read_pressure(root: Path = Path("/")) -> Pressure:
 def _some_avg10(text: str) -> float | None:
     """From `some avg10=1.23 avg60=… avg300=… total=…`."""
     for line in text.splitlines():
-        kind, _, rest = line.partition(" avg10=")
-        if kind == "some" and rest:
-            try:
-                return float(rest.split()[0])
-            except ValueError:
-                return None
+        if match := _SOME.match(line):
+            return float(match[1])
     return None

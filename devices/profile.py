@@ -163,6 +163,17 @@ class DeviceProfile:
             return None
         return Power(watts, self.value("idle_watts") or 0.0, self.value("dram_pj_per_byte") or 0.0, self.name)
 
+    @property
+    def gaps(self) -> tuple[str, ...]:
+        """Figures of the CPU that `edge plan` cannot predict, because the profile lacks what they follow from."""
+        known = {
+            "memory": self.memory,
+            "decoding": self.bandwidth(1),
+            "prompts": self.value("f32_flops"),
+            "joules": self.power,
+        }
+        return tuple(name for name, value in known.items() if value is None)
+
     def bandwidth(self, threads: int) -> Bandwidth | None:
         """Of reading. Measured where it was, otherwise what follows from one core or from the bus; None if unknown."""
         all_cores, one = self.figures.get("read_bandwidth"), self.figures.get("read_bandwidth_one_core")

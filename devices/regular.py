@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """The file, to read bytes from. Raises OSError, also for other than regular files."""
     return open(path, "rb", opener=_regular)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge.devices.power.base import read_text
+from edge.devices.kernel import read_text, read_whole
 
 _MILLI = 1e-3
 _ROOT = Path("/")
@@ -38,33 +38,35 @@ def zones(root: Path = _ROOT) -> list[Zone]:
 
 def read_celsius(path: Path) -> float | None:
     """None once the sensor has vanished, or shows what no device can be."""
-    try:
-        celsius = int(path.read_text()) * _MILLI
-    except (OSError, ValueError):
-        return None
-    return celsius if -40 < celsius < 150 else None
+    milli = read_whole(path)
+    return milli * _MILLI if milli is not None and -40 < milli * _MILLI < 150 else None
 
 
 def held_back(root: Path = _ROOT) -> float | None:
     """The share of its top clock that the first core may use now; None where the system does not tell."""
     folder = root / "sys/devices/system/cpu/cpu0/cpufreq"
-    try:
-        return int((folder / "scaling_max_freq").read_text()) / int((folder / "cpuinfo_max_freq").read_text())
-    except (OSError, ValueError, ZeroDivisionError):
-        return None
+    now, most = read_whole(folder / "scaling_max_freq"), read_whole(folder / "cpuinfo_max_freq")
+    return now / most if now and most and now > 0 and most > 0 else None
 
 
 def read_hertz(root: Path = _ROOT) -> float | None:
     """The clock of the fastest core now; None where the system does not tell."""
-    clocks = []
-    for path in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_cur_freq"):
-        with contextlib.suppress(OSError, ValueError):
-            clocks.append(int(path.read_text()) * 1e3)
+    shown = map(read_whole, (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_cur_freq"))
+    clocks = [kilo * 1e3 for kilo in shown if kilo is not None and kilo > 0]
     if not clocks:
-        with contextlib.suppress(OSError, ValueError):
-            lines = (root / "proc/cpuinfo").read_text().splitlines()
-            clocks = [float(line.partition(":")[2]) * 1e6 for line in lines if line.startswith("cpu MHz")]
+        lines = read_text(root / "proc/cpuinfo").splitlines()
+        mega = [_number(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
+        clocks = [each * 1e6 for each in mega if each > 0]
     return max(clocks, default=None)
+
+
+def _number(text: str) -> float:
+    """0 for what is no finite number."""
+    try:
+        number = float(text)
+    except ValueError:
+        return 0.0
+    return number if math.isfinite(number) else 0.0
 
 
 def _trip(zone: Path) -> float | None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from edge.devices.kernel import load_text, whole
+
 MeterKind = Literal["counter", "integrated", "estimate"]
 """counter: the device counts joules. integrated: it tells watts, summed over time. estimate: nothing is measured."""
 
@@ -49,16 +51,11 @@ class Meter(Protocol):
 def read_number(path: Path) -> int:
     """A number that the kernel shows in a file. Raises Unavailable."""
     try:
-        return int(path.read_text())
+        number = whole(load_text(path))
     except PermissionError:
         raise Unavailable(f"{path} may be read by root only: sudo chmod a+r {path}") from None
     except (OSError, ValueError) as error:
-        raise Unavailable(f"{path} cannot be read ({getattr(error, 'strerror', None) or 'no number'})") from None
-
-
-def read_text(path: Path) -> str:
-    """Empty where there is nothing to read."""
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""
+        raise Unavailable(f"{path} cannot be read ({getattr(error, 'strerror', None) or 'no path'})") from None
+    if number is None:
+        raise Unavailable(f"{path} cannot be read (no number)")
+    return number

@@ -1,4 +1,5 @@
-"""Joules where no sensor measures them: from this process's work and its costs in the device's profile.
+"""Joules where no sensor measures them: from the work of this process, and of its children once they have ended, and
+its costs in the device's profile.
 
 busy core-seconds × watts of a core + seconds × idle watts + bytes read from memory × joules per byte. Costs that
 the profile lacks count as 0.
@@ -6,6 +7,7 @@ the profile lacks count as 0.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 
@@ -15,6 +17,12 @@ from edge.devices.profile import Power
 _PICO = 1e-12
 
 
+def _busy() -> float:
+    """Seconds of processors, of this process and of children that it waited for."""
+    times = os.times()
+    return time.process_time() + times.children_user + times.children_system
+
+
 class Estimate:
     kind: MeterKind = "estimate"
     scope: Scope = "process"
@@ -22,11 +30,11 @@ class Estimate:
     def __init__(
         self,
         power: Power,
-        busy: Callable[[], float] = time.process_time,
+        busy: Callable[[], float] = _busy,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._power, self._busy, self._clock = power, busy, clock
-        self.source = f"estimate by {power.profile}"
+        self.source = f"{power.profile} profile"
         self._busy_at, self._started = busy(), clock()
         self._bytes = 0
         self._last = (0.0, self._started)

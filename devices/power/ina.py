@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edge.devices.power.base import Unavailable, read_number, read_text
+from edge.devices.kernel import read_text
+from edge.devices.power.base import Unavailable, read_number
 from edge.devices.power.integrate import Integrated
 
 _INPUTS = ("VDD_IN", "VIN_SYS_5V0", "POM_5V_IN")  # rails that feed all others, by their names on Jetson boards

@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from edge.devices.power.base import Unavailable, read_text
+from edge.devices.kernel import read_text
+from edge.devices.power.base import Unavailable
 from edge.devices.power.integrate import Integrated
 
-_VALUE = re.compile(r"(\w+)_([AV])\s+(?:current|volt)\(\d+\)=([\d.]+)[AV]")
+_VALUE = re.compile(r"(\w+)_([AV])\s+(?:current|volt)\(\d+\)=(\d{1,9}(?:\.\d{1,9})?)[AV]", re.ASCII)
 _SECONDS = 1.0
 
 
@@ -46,7 +47,8 @@ def _ask(program: str) -> str:
             [program, "pmic_read_adc"],
             stdin=subprocess.DEVNULL,  # ours may hold a prompt
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=_SECONDS,
             check=True,
         ).stdout

@@ -1,0 +1,41 @@
+"""Files in which the kernel shows figures (procfs, sysfs), read as any file from outside: containers and EDGE_SENSORS
+may show other things at their places. Regular files only, of bounded length, in whatever encoding."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from edge.devices.regular import open_regular
+
+_MOST_BYTES = 16 << 20  # smaps has the longest texts: some hundred bytes a mapping
+_BLOCK = 1 << 16
+_WHOLE = re.compile(r"\s*([+-]?\d{1,19})\s*", re.ASCII)
+
+
+def read_text(path: Path) -> str:
+    """The text without space around it; empty where there is nothing to read."""
+    try:
+        return load_text(path)
+    except (OSError, ValueError):  # ValueError: a path with a zero byte
+        return ""
+
+
+def load_text(path: Path) -> str:
+    """As `read_text`, but raises OSError where there is nothing to read, and ValueError for what is no path."""
+    found = bytearray()
+    with open_regular(path) as file:
+        while len(found) < _MOST_BYTES and (block := file.read1(_BLOCK)):
+            found += block
+    return found.decode("utf-8", "replace").strip()
+
+
+def read_whole(path: Path) -> int | None:
+    """The whole number that a file shows; None if it shows none."""
+    return whole(read_text(path))
+
+
+def whole(text: str) -> int | None:
+    """The whole number that a text is; None for other texts, and for numbers of more than 19 digits."""
+    match = _WHOLE.fullmatch(text)
+    return int(match[1]) if match else None
