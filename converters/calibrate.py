@@ -12,11 +12,14 @@ from pathlib import Path
 import numpy as np
 
 from edge.backends.base import EngineConfig
-from edge.backends.reference import ReferenceEngine, read_weights
+from edge.backends.reference.context import At
+from edge.backends.reference.engine import ReferenceEngine
+from edge.backends.reference.weights import read_weights
 from edge.errors import InputError, ModelFormatError
 from edge.formats.gguf import GGUFFile
+from edge.model.layers import Block
 from edge.model.spec import ModelSpec
-from edge.model.tensors import Source, find_recipe, find_tensors
+from edge.model.tensors import Source, find_network, find_tensors
 from edge.model.tokenizer import TokenizerLike
 from edge.types import AnyArray, FloatArray, IntArray
 
@@ -82,7 +85,7 @@ def collect(
     """Statistics of the inputs of every matrix, by the names of `find_tensors` (`blk.0.attn_q`), and of the head's
     (`output`, tied or not). tokens: int32 [n].
 
-    Raises InputError for too few tokens, UnsupportedError for architectures without a recipe, ModelFormatError if
+    Raises InputError for too few tokens, UnsupportedError for architectures without a network, ModelFormatError if
     activations are not finite.
     """
     walk = Walk(file, spec, sequences(tokens))
@@ -95,6 +98,7 @@ def collect(
     return found | {"output": statistics(walk.finish())}
 
 
+@np.errstate(all="ignore")  # states of damaged weights are refused in one line
 def column_importance(
     file: GGUFFile, spec: ModelSpec, tokens: IntArray, progress: Progress | None = None
 ) -> dict[str, FloatArray]:
@@ -109,8 +113,8 @@ def column_importance(
 
 def stages(spec: ModelSpec, layer: int) -> tuple[tuple[str, ...], ...]:
     """The matrices of a layer in the order of the pass; those of a stage multiply the same inputs."""
-    up = ("ffn_gate", "ffn_up") if find_recipe(spec).gated else ("ffn_up",)
-    groups = ("attn_q", "attn_k", "attn_v"), ("attn_output",), up, ("ffn_down",)
+    cores = (block.core for block in find_network(spec).layers[layer])
+    groups = (names for core in cores for names in (core.inputs, (core.output,)))
     return tuple(tuple(f"blk.{layer}.{name}" for name in names) for names in groups)
 
 
@@ -161,19 +165,14 @@ class Walk:
         """
         for name in [name for name in self.weights if name.startswith("blk.")]:
             del self.weights[name]
-        at, engine = f"blk.{layer}.", self._engine
-        queries, output, up, down = stages(self._spec, layer)
+        at, engine, names = f"blk.{layer}.", self._engine, iter(stages(self._spec, layer))
         self.weights |= self._read(at)
-        x = engine.norm(self.hidden, f"{at}attn_norm")
-        yield queries, self._checked(x, at)
-        x = self._mix(layer, x)
-        yield output, self._checked(x, at)
-        self.hidden = engine.add(self.hidden, layer, "attn_output", x)
-        x = engine.norm(self.hidden, f"{at}ffn_norm")
-        yield up, self._checked(x, at)
-        x = self._sliced(lambda part: engine.widen(part, layer), x)
-        yield down, self._checked(x, at)
-        self.hidden = engine.add(self.hidden, layer, "ffn_down", x)
+        for block in engine.network.layers[layer]:
+            x = engine.norm(self.hidden, f"{at}{block.norm}")
+            yield next(names), self._checked(x, at)
+            x = self._run(block, layer, x)
+            yield next(names), self._checked(x, at)
+            self.hidden = engine.add(self.hidden, block, At(layer), x)
 
     def finish(self) -> FloatArray:
         """What the head multiplies, float32 [tokens, hidden]."""
@@ -187,19 +186,15 @@ class Walk:
         """After the last layer: what follows each of these tokens, float32 [n, vocab]."""
         return self._engine.head(self.hidden[tokens])
 
-    def _mix(self, layer: int, x: FloatArray) -> FloatArray:
-        """Attention within each sequence."""
+    def _run(self, block: Block, layer: int, x: FloatArray) -> FloatArray:
+        """A core, sequence by sequence."""
 
-        def mix(part: FloatArray) -> FloatArray:
+        def run(part: FloatArray) -> FloatArray:
             self._engine.kv.truncate(0)
             self._engine.kv.expect(len(part))
-            return self._engine.mix(part, layer, *self._engine.kv.reserve(len(part)))
+            return self._engine.run_core(block, At(layer, *self._engine.kv.reserve(len(part))), part)
 
-        return self._sliced(mix, x)
-
-    def _sliced(self, work: Callable[[FloatArray], FloatArray], x: FloatArray) -> FloatArray:
-        """Sequence by sequence."""
-        return np.concatenate([work(x[at : at + self._length]) for at in range(0, len(x), self._length)])
+        return np.concatenate([run(x[at : at + self._length]) for at in range(0, len(x), self._length)])
 
     def _checked(self, x: FloatArray, at: str) -> FloatArray:
         if not np.isfinite(x).all():

@@ -28,7 +28,7 @@ from edge.converters.onnx import planned_files, rounded_types, write_onnx
 from edge.converters.onnx_methods import NEED_STATISTICS, find_method, planning_method
 from edge.converters.plain import fields_as
 from edge.converters.prune import Pruned, Pruning, perplexity_on, plan_pruning, prune_gguf
-from edge.converters.quantize import CALIBRATED, Settings, mix_types, plan_types, quantize_gguf
+from edge.converters.quantize import CALIBRATED, Settings, mix_types, plan_types, quantize_gguf, quantizing_notes
 from edge.converters.quantize import Report as Quantized
 from edge.converters.quantizers.mixed import TYPES, Mixture
 from edge.converters.repair import repair
@@ -145,6 +145,7 @@ def find_source(source: str | Path) -> Path:
     return found
 
 
+@np.errstate(all="ignore")  # of damaged or huge weights: what is not finite is refused in one line where it is written
 def convert(
     source: str | Path,
     target: Path,
@@ -182,22 +183,26 @@ def convert(
     return report
 
 
-def preview(source: str | Path, target: Path, wanted: Conversion) -> tuple[dict[str, int | None], list[Planned]]:
-    """What `convert` would write: bytes of each file, None where only writing tells, and the tensors.
+def preview(
+    source: str | Path, target: Path, wanted: Conversion
+) -> tuple[dict[str, int | None], list[Planned], tuple[str, ...]]:
+    """What `convert` would write: bytes of each file, None where only writing tells; the tensors; notes on their types.
 
     No weights are read. Raises as `convert`.
     """
     path = find_source(source)
+    notes: tuple[str, ...] = ()
     with work_folder() as work:
-        outline = work / "outline.gguf"
+        outline = work / f"{path.stem}.gguf"
         file = read_gguf(path) if path.is_file() else outline_folder(path, outline, blocks=wanted.keeps_blocks)
         if lora := open_lora(wanted.lora, file, read_spec(file)):
             file = write_outline(outline, fields_of(file), plan_merge(file, lora))
         if wanted.pruning:
             file = write_outline(outline, *plan_pruning(file, read_spec(file), wanted.pruning))
         if wanted.settings:
-            types, _ = plan_types(file, read_spec(file), wanted.settings)
+            types = plan_types(file, read_spec(file), wanted.settings)
             planned = [Planned(name, info.shape, types[name]) for name, info in file.tensors.items()]
+            notes = quantizing_notes(file, read_spec(file), wanted.settings, planned)
             file = write_outline(outline, fields_as(file, wanted.settings.type), planned)
         planned = planned_as(file.tensors.values())
         if wanted.to == "onnx":
@@ -206,11 +211,11 @@ def preview(source: str | Path, target: Path, wanted: Conversion) -> tuple[dict[
             if wanted.npu:
                 form = plan_form(file, read_spec(file), wanted.npu)
                 contexts = {f"npu.{shard}.bin": None for shard in range(form.shards)}
-            return planned_files(file, read_spec(file), method) | contexts, planned
+            return planned_files(file, read_spec(file), method) | contexts, planned, notes
         if wanted.to == "coreml":
             wanted.sizes.fitted(read_spec(file))
-            return coreml.planned_files(file, read_spec(file)), planned
-        return {target.name: file.size if wanted.to == "gguf" else None}, planned
+            return coreml.planned_files(file, read_spec(file)), planned, notes
+        return {target.name: file.size if wanted.to == "gguf" else None}, planned, notes
 
 
 def _check(path: Path, target: Path, wanted: Conversion, tokens: Tokens | None, force: bool) -> None:

@@ -15,8 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from edge.backends.onnx.graph.builder import KV_TYPES, make_graph
+from edge.backends.onnx.graph.builder import make_graph
 from edge.backends.onnx.graph.check import check_graphs, check_weights
+from edge.backends.onnx.graph.context import KV_TYPES
 from edge.backends.onnx.graph.layout import AS_IT_IS, Layout, Method, make_layout
 from edge.backends.onnx.graph.weights import write_weights
 from edge.converters.npu import NpuTarget, compile_npu, plan_form
@@ -38,7 +39,7 @@ from edge.formats.onnx_folder import (
 )
 from edge.model.reader import read_spec
 from edge.model.spec import ModelSpec
-from edge.model.tensors import find_recipe
+from edge.model.tensors import find_network
 from edge.model.text import utf8_path
 from edge.model.tokenizer import Tokenizer
 from edge.storage.fingerprint import hash_file
@@ -113,7 +114,7 @@ def _graphs() -> list[tuple[str, bool]]:
 
 def _write_graphs(layout: Layout, spec: ModelSpec, target: Path) -> None:
     for kv_dtype, observed in _graphs():
-        graph = make_graph(layout, spec, find_recipe(spec), kv_dtype, observed, WEIGHTS)
+        graph = make_graph(layout, spec, find_network(spec), kv_dtype, observed, WEIGHTS)
         (target / graph_name(kv_dtype, observed)).write_bytes(graph)
 
 

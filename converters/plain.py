@@ -14,6 +14,7 @@ from edge.errors import ModelFormatError
 from edge.formats.blocks import FLOATS, block_size, dequantize, nbytes
 from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.formats.gguf_writer import Field, Planned, fields_of, write_gguf
+from edge.model.mixtures import stays_exact
 from edge.types import AnyArray, FloatArray
 
 PLAIN = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
@@ -34,7 +35,8 @@ def plan_plain(file: GGUFFile, kind: str, *, pure: bool = False) -> list[Planned
             wanted = _HEAD
         if info.shape[0] % block_size(wanted):
             wanted = _ODD
-        planned.append(Planned(info.name, info.shape, wanted if _is_matrix(info) else info.type))
+        kept = not _is_matrix(info) or stays_exact(info.name)
+        planned.append(Planned(info.name, info.shape, info.type if kept else wanted))
     return planned
 
 
@@ -88,8 +90,8 @@ def rounded(file: GGUFFile, info: TensorInfo, kind: str) -> AnyArray:
         check_finite(file, info.name, values)
         with np.errstate(over="ignore", invalid="ignore"):
             stored = quantize(values, kind)
-            if np.abs(values).max() > _LARGEST_F16 and not np.isfinite(dequantize(stored, kind)).all():
-                raise ModelFormatError(f"{file.path}: {info.name} has weights that are too large for {kind}")
+        if np.abs(values).max() > _LARGEST_F16:
+            check_encoded(file, info.name, dequantize(stored, kind), kind)
         out[start : start + step] = stored
     return out
 
@@ -98,3 +100,9 @@ def check_finite(file: GGUFFile, name: str, values: FloatArray) -> None:
     """Raises ModelFormatError."""
     if not np.isfinite(values).all():
         raise ModelFormatError(f"{file.path}: {name} has weights that are no finite numbers")
+
+
+def check_encoded(file: GGUFFile, name: str, values: FloatArray, kind: str) -> None:
+    """Raises ModelFormatError for what finite weights became in a type whose scales cannot hold them."""
+    if not np.isfinite(values).all():
+        raise ModelFormatError(f"{file.path}: {name} has weights that are too large for {kind}")

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
+from edge.backends.checks import usual_cores
 from edge.converters.calibrate import Walk, sequences
+from edge.converters.plain import check_encoded
 from edge.converters.quantizers.rtn import quantize
 from edge.errors import InputError, UnsupportedError
 from edge.formats.blocks import FLOATS, dequantize
@@ -22,6 +24,7 @@ from edge.formats.gguf import GGUFFile, TensorInfo
 from edge.formats.gguf_writer import Field, Planned, fields_of, write_gguf
 from edge.likelihood import negative_log_likelihoods
 from edge.model.spec import ModelSpec
+from edge.model.tensors import find_network
 from edge.types import AnyArray, FloatArray, IntArray
 
 _BLOCK = 32  # channels are removed in blocks, so that the rows of ffn_down can be quantized afterwards
@@ -62,8 +65,10 @@ def check_pruning(spec: ModelSpec, pruning: Pruning) -> int:
         raise InputError(f"--prune-layers {pruning.layers}: the model has {spec.layers} layers, and one must stay")
     if not 0 <= pruning.ffn < 1:
         raise InputError(f"--prune-ffn {pruning.ffn:g}: state the share of channels that go, from 0 to below 1")
-    recipe = spec.recipe
-    if pruning.layers and recipe and len({(recipe.windows[at], recipe.rope_of(at)) for at in range(spec.layers)}) > 1:
+    network = find_network(spec)
+    for reason in filter(None, map(usual_cores, network.cores)):
+        raise UnsupportedError(f"models with {reason} cannot be pruned yet")
+    if pruning.layers and len({(network.windows[at], network.rope_of(at)) for at in range(spec.layers)}) > 1:
         raise UnsupportedError(f"layers of {spec.architecture} take turns in what they see: use --prune-ffn")
     kept = round(spec.ffn * (1 - pruning.ffn) / _BLOCK) * _BLOCK
     return min(spec.ffn, max(_BLOCK, kept)) if pruning.ffn else spec.ffn
@@ -145,7 +150,9 @@ class _Cut:
             return np.asarray(data.reshape(self.source.shape[-1], -1)[self.rows])
         if self.columns is not None:
             values = dequantize(data.reshape(self.source.shape[-1], -1), self.source.type)
-            return quantize(values[:, self.columns], self.planned.type)
+            data = quantize(values[:, self.columns], self.planned.type)
+            check_encoded(file, self.source.name, dequantize(data, self.planned.type), self.planned.type)
+            return data
         return data
 
 

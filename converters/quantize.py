@@ -15,9 +15,10 @@ from typing import Literal, get_args
 import numpy as np
 
 from edge.converters.calibrate import Progress, Walk, gram, sequences, stages, statistics
-from edge.converters.plain import check_finite, fields_as, rounded
+from edge.converters.outcome import again_notes, notes_on
+from edge.converters.plain import check_encoded, check_finite, fields_as, rounded
 from edge.converters.quantizers import mixed
-from edge.converters.quantizers.awq import Folds, can_fold, find_factors
+from edge.converters.quantizers.awq import Folds, find_factors, makers
 from edge.converters.quantizers.gptq import damping, diagonal_blocks, gptq, shift
 from edge.converters.quantizers.hqq import hqq
 from edge.converters.quantizers.mixed import Mixture
@@ -29,7 +30,7 @@ from edge.formats.blocks import BLOCK, GRIDS, Grid, QuantizedMatrix, find_grid
 from edge.formats.gguf import GGUFFile
 from edge.formats.gguf_writer import Planned, write_gguf
 from edge.model.spec import ModelSpec
-from edge.model.tensors import MATRICES, find_tensors
+from edge.model.tensors import find_network, find_tensors
 from edge.types import AnyArray, FloatArray, IntArray
 
 Method = Literal["rtn", "hqq", "importance", "awq", "gptq", "best"]
@@ -60,7 +61,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Report:
-    """types: of every tensor of the file. notes: deviations from the settings, a line each."""
+    """types: of every tensor of the file. notes: what a user would not expect, a line each."""
 
     types: dict[str, str]
     nbytes: int
@@ -72,23 +73,24 @@ class Report:
         return 8 * self.nbytes / self.parameters
 
 
-def plan_types(file: GGUFFile, spec: ModelSpec, settings: Settings) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The type of every tensor, and notes on those that get another type than the settings say.
+def plan_types(file: GGUFFile, spec: ModelSpec, settings: Settings) -> dict[str, str]:
+    """The type of every tensor: F16 where rows are no whole blocks of what the settings say.
 
     Raises UnsupportedError for types and architectures that are not known here, InputError for other settings.
     """
     _check(settings)
-    matrices = {source.tensor for name, source in find_tensors(file, spec).items() if _stem(name) in MATRICES}
-    types, odd = {}, 0
+    quantized = {name for name, tensor in find_network(spec).tensors() if tensor.columns and not tensor.exact}
+    found = find_tensors(file, spec).items()
+    matrices = {source.tensor for name, source in found if name in quantized and name.startswith("blk.")}
+    types = {}
     for name, info in file.tensors.items():
         wanted = {"token_embd.weight": settings.embedding, "output.weight": settings.output}.get(name, info.type)
         wanted = settings.types.get(name, settings.type if name in matrices and len(info.shape) > 1 else wanted)
         wanted = "F16" if wanted == NF4 else wanted
         if blocks.block_size(wanted) > 1 and info.shape[0] % blocks.block_size(wanted):
-            wanted, odd = "F16", odd + 1
+            wanted = "F16"
         types[name] = wanted
-    notes = (f"{odd} tensors stay F16: their rows are no multiple of {BLOCK} values",) if odd else ()
-    return types, notes
+    return types
 
 
 def quantize_gguf(
@@ -104,7 +106,7 @@ def quantize_gguf(
     Raises InputError for missing or too few tokens and for files that cannot be written, ModelFormatError if weights or
     activations are not finite, UnsupportedError as `plan_types` does.
     """
-    types, notes = plan_types(file, spec, settings)
+    types = plan_types(file, spec, settings)
     tokens = None
     if settings.method in CALIBRATED:
         if calibration is None:
@@ -120,7 +122,16 @@ def quantize_gguf(
     write_gguf(target, fields_as(file, settings.type), planned, maker.data(tokens),
                lambda done: progress and progress(share + (1 - share) * done))  # fmt: skip
     nbytes = sum(each.nbytes for each in planned)
-    return Report(types, nbytes, sum(prod(each.shape) for each in planned), notes)
+    return Report(
+        types, nbytes, sum(prod(each.shape) for each in planned), quantizing_notes(file, spec, settings, planned)
+    )
+
+
+def quantizing_notes(
+    file: GGUFFile, spec: ModelSpec, settings: Settings, planned: Sequence[Planned]
+) -> tuple[str, ...]:
+    asked = "F16" if settings.type == NF4 else settings.type
+    return (*again_notes(spec, asked), *notes_on(file, planned, asked))
 
 
 def mix_types(
@@ -139,7 +150,7 @@ def mix_types(
     kinds: the types to choose from, the smallest first. Raises InputError if that is impossible.
     """
     found = mixed.measure(file, spec, calibration, kinds, progress)
-    types, _ = plan_types(file, spec, settings)
+    types = plan_types(file, spec, settings)
     ours = {tensor for stage in found for tensor in stage.tensors}
     others = sum(blocks.nbytes(types[name], info.elements) for name, info in file.tensors.items() if name not in ours)
     padding = 32 * len(file.tensors)
@@ -155,13 +166,20 @@ def find_folds(
     """AWQ's factors of every stage whose matrices have a grid. tokens: int32 [sequences, length]."""
     folds, walk, sources = Folds(), Walk(file, spec, tokens), find_tensors(file, spec)
     for layer in range(spec.layers):
+        at, pairs = (
+            f"blk.{layer}.",
+            (pair for block in find_network(spec).layers[layer] for pair in makers(block).items()),
+        )
+        made_by = {at + matrices[0]: at + maker for maker, matrices in pairs}
         for names, inputs in walk.layer(layer):
-            kinds = {types[sources[name].tensor] for name in names}
-            if kinds <= set(GRIDS) and can_fold(names, spec):
+            kinds, maker = {types[sources[name].tensor] for name in names}, made_by.get(names[0])
+            if kinds <= set(GRIDS) and maker:
                 weights = [walk.weights[name] for name in names]
                 grid = find_grid(types[sources[names[0]].tensor])
                 mean, hessian = statistics(inputs).mean, gram(inputs)
-                folds.add(names, spec, find_factors(names, weights, mean, hessian, spec, grid, settings.group_size))
+                folds.add(
+                    names, maker, spec, find_factors(names, weights, mean, hessian, spec, grid, settings.group_size)
+                )
         progress((layer + 1) / spec.layers)
     return folds
 
@@ -193,7 +211,11 @@ class _Maker:
             for name, (_, values) in made.items():
                 weights[name] = values
             for tensor in self._tensors(names):
-                yield np.concatenate([made[name][0] for name in self._parts[tensor]])
+                row_bytes = made[self._parts[tensor][0]][0].shape[1]
+                data = np.empty((self._file.tensors[tensor].shape[1], row_bytes), np.uint8)
+                for name in self._parts[tensor]:
+                    data[self._sources[name].index] = made[name][0]
+                yield data
 
     def _stages_with_inputs(
         self, tokens: IntArray | None
@@ -218,9 +240,12 @@ class _Maker:
             weight = nf4.dequantize(*nf4.quantize(weight))
         if kind not in GRIDS:
             data = quantize(weight, kind)
-            return data, blocks.dequantize(data, kind)
-        quantized = _quantized(weight, find_grid(kind), settings, inputs)
-        return quantized.data, quantized.values
+            values = blocks.dequantize(data, kind)
+        else:
+            quantized = _quantized(weight, find_grid(kind), settings, inputs)
+            data, values = quantized.data, quantized.values
+        check_encoded(self._file, name, values, kind)
+        return data, values
 
     @property
     def _is_plain(self) -> bool:
@@ -235,7 +260,9 @@ class _Maker:
             return rounded(self._file, info, kind)
         values = np.concatenate(list(self._read(self._parts[tensor]).values()))
         check_finite(self._file, tensor, values)
-        return quantize(values.reshape(1, -1), kind)
+        data = quantize(values.reshape(1, -1), kind)
+        check_encoded(self._file, tensor, blocks.dequantize(data, kind), kind)
+        return data
 
     def _read(self, names: tuple[str, ...] | list[str]) -> dict[str, FloatArray]:
         return self._folds.read(self._file, {name: self._sources[name] for name in names})

@@ -12,7 +12,8 @@ from coremltools.converters.mil.mil import types
 from coremltools.models.utils import load_spec
 
 from edge.backends.onnx.graph.layout import Layout
-from edge.converters.coreml.program import CHUNK, STEP, plain
+from edge.converters.coreml.context import plain
+from edge.converters.coreml.program import CHUNK, STEP
 from edge.converters.coreml.weights import Constant, Constants
 from edge.errors import ModelFormatError
 

@@ -35,7 +35,7 @@ from edge.formats.gguf import GGUFFile
 from edge.formats.onnx_folder import METADATA
 from edge.model.architectures.angles import find_angles
 from edge.model.spec import ModelSpec
-from edge.model.tensors import find_recipe
+from edge.model.tensors import find_network
 from edge.model.tokenizer import Tokenizer
 from edge.storage.fingerprint import hash_file
 
@@ -62,7 +62,7 @@ def planned_files(file: GGUFFile, spec: ModelSpec) -> dict[str, int | None]:
     bits = embedding_bits(make_layout(file, spec))
     row = spec.hidden * bits // 8 + (spec.hidden // BLOCK * 2 if bits == 8 else 0)
     found: dict[str, int | None] = {PACKAGE: None, EMBEDDINGS: spec.vocab * row}
-    if find_recipe(spec).learned_positions:
+    if find_network(spec).learned_positions:
         found[POSITIONS] = spec.context * spec.hidden * 2
     return found | dict.fromkeys((METADATA, TOKENIZER, MANIFEST))
 
@@ -91,7 +91,7 @@ def write_coreml(
     with new_folder(folder) as target, open(file.path, "rb") as source, _quiet():
         constants = Constants(file, source, layout)
         _write_package(constants, layout, spec, sizes, target / PACKAGE, report)
-        _write_tables(constants, spec, residual_factor(layout), target)
+        _write_tables(constants, spec, residual_factor(find_network(spec)), target)
         write_metadata(file, target / METADATA)
         write_tokenizer(Tokenizer(file), target / TOKENIZER)
         (target / MANIFEST).write_text(
@@ -120,8 +120,8 @@ def _write_package(
     from edge.converters.coreml.check import check_package
     from edge.converters.coreml.program import make_program
 
-    recipe = find_recipe(spec)
-    program = make_program(constants, layout, spec, recipe, sizes)
+    network = find_network(spec)
+    program = make_program(constants, layout, spec, network, sizes)
     report(0.3)
     with work_folder(package) as weights:
         program._check_early_error_out_for_invalid_program()
@@ -140,8 +140,8 @@ def _write_package(
 
 
 def _write_tables(constants: Constants, spec: ModelSpec, factor: float, target: Path) -> None:
-    recipe = find_recipe(spec)
-    embeddings, scale = constants.matrix("token_embd"), np.float32(recipe.embedding_scale * factor)
+    network = find_network(spec)
+    embeddings, scale = constants.matrix("token_embd"), np.float32(network.embedding_scale * factor)
     with open(target / EMBEDDINGS, "wb") as out:
         for first in range(0, spec.vocab, _ROWS):
             rows = embeddings.part(first, _ROWS)
@@ -149,23 +149,23 @@ def _write_tables(constants: Constants, spec: ModelSpec, factor: float, target: 
             if rows.scales is not None:
                 factors = np.concatenate([rows.data.view(np.uint8), factors.view(np.uint8)], axis=1)
             out.write(factors.tobytes())
-    if recipe.learned_positions:
+    if network.learned_positions:
         with open(target / POSITIONS, "wb") as out:
             for values in constants.vector_rows("position_embd"):
                 out.write(to_float16(values * np.float32(factor), "position_embd").tobytes())
 
 
 def _manifest(file: GGUFFile, spec: ModelSpec, bits: int, sizes: ProgramSizes, target: Path) -> dict[str, Any]:
-    recipe = find_recipe(spec)
+    network = find_network(spec)
     ropes = []
-    for rope in recipe.ropes:
+    for rope in network.ropes:
         short = find_angles(file, rope)
         said: dict[str, Any] = {"frequencies": short.radians.tolist(), "magnitude": short.magnitude}
         if rope.has_long:
             said["long_frequencies"] = find_angles(file, rope, long=True).radians.tolist()
             said["original_context"] = rope.original_context
         ropes.append(said)
-    heat = recipe.temperature
+    heat = network.temperature
     return {
         "format": FORMAT,
         "source": file.path.name,
@@ -178,9 +178,9 @@ def _manifest(file: GGUFFile, spec: ModelSpec, bits: int, sizes: ProgramSizes, t
         "vocabulary": spec.vocab,
         "embedding_bits": bits,
         "masked": HIDDEN,
-        "windows": list(recipe.windows),
+        "windows": list(network.windows),
         "ropes": ropes,
-        "layer_ropes": [recipe.rope_of(layer) for layer in range(spec.layers)] if ropes else [],
+        "layer_ropes": [network.rope_of(layer) for layer in range(spec.layers)] if ropes else [],
         "temperature": {"slope": heat.slope, "period": heat.period} if heat else None,
         "files": {
             path.relative_to(target).as_posix(): {"bytes": path.stat().st_size, "sha256": hash_file(path)}

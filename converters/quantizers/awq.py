@@ -17,8 +17,9 @@ from edge.backends.reference import read_weights
 from edge.converters.quantizers.rtn import nearest
 from edge.formats.blocks import BLOCK, Grid
 from edge.formats.gguf import GGUFFile
+from edge.model.layers import Attention, Block, Dense
 from edge.model.spec import ModelSpec
-from edge.model.tensors import Source, find_recipe
+from edge.model.tensors import Source
 from edge.types import AnyArray, FloatArray
 
 _STEPS = 20  # of α, from 0 to 1
@@ -43,19 +44,23 @@ class Folds:
                 weights[name] = weights[name] / (factors[:, None] if weights[name].ndim == 2 else factors)
         return weights
 
-    def add(self, names: Sequence[str], spec: ModelSpec, factors: FloatArray) -> None:
-        """Fold the factors of a stage's matrices."""
+    def add(self, names: Sequence[str], maker: str, spec: ModelSpec, factors: FloatArray) -> None:
+        """Fold the factors of matrices that multiply what the tensor `maker` makes."""
         self.columns |= dict.fromkeys(names, factors)
-        at, _, stem = names[0].rpartition(".")
-        before = {"attn_output": "attn_v", "ffn_down": "ffn_up", "attn_q": "attn_norm"}.get(stem, "ffn_norm")
-        if stem == "attn_output":  # query heads of a group carry the same factors
+        if names[0].endswith("attn_output"):  # query heads of a group carry the same factors
             factors = factors.reshape(spec.kv_heads, -1, spec.head_dim)[:, 0].reshape(-1)
-        self.rows |= {f"{at}.{before}": factors, f"{at}.{before}.bias": factors}
+        self.rows |= {maker: factors, f"{maker}.bias": factors}
 
 
-def can_fold(names: Sequence[str], spec: ModelSpec) -> bool:
-    """Whether the producer of a stage's inputs can be divided: not through an activation without a gate."""
-    return find_recipe(spec).gated or not names[0].endswith("ffn_down")
+def makers(block: Block) -> dict[str, tuple[str, ...]]:
+    """Tensors of a layer whose rows can be divided, and the matrices that multiply what they make. What an activation
+    without a gate makes cannot."""
+    core, before = block.core, None
+    if isinstance(core, Attention):
+        before = "attn_v"
+    elif isinstance(core, Dense) and core.gated:
+        before = "ffn_up"
+    return {block.norm: core.inputs} | ({before: (core.output,)} if before else {})
 
 
 def find_factors(

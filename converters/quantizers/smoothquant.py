@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from edge.converters.quantizers.awq import makers
 from edge.formats.blocks import dequantize
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec
-from edge.model.tensors import Source, find_recipe, find_tensors
+from edge.model.tensors import Source, find_network, find_tensors
 from edge.types import FloatArray
 
 ALPHA = 0.5  # the paper's
@@ -44,15 +45,10 @@ def smooth(
 
     Raises UnsupportedError for weights that cannot be read.
     """
-    recipe, found, smoothing = find_recipe(spec), find_tensors(file, spec), Smoothing()
-    for layer in range(spec.layers):
+    network, found, smoothing = find_network(spec), find_tensors(file, spec), Smoothing()
+    for layer, blocks in enumerate(network.layers):
         at = f"blk.{layer}."
-        makers = {
-            "attn_norm": ("attn_q", "attn_k", "attn_v"),
-            "ffn_norm": ("ffn_gate", "ffn_up") if recipe.gated else ("ffn_up",),
-            "attn_v": ("attn_output",),
-        } | ({"ffn_up": ("ffn_down",)} if recipe.gated else {})
-        for maker, names in makers.items():
+        for maker, names in (item for block in blocks for item in makers(block).items()):
             weights = np.max([_column_sizes(file, found[at + name]) for name in names], axis=0)
             inputs = largest[at + names[0]]
             if maker == "attn_v":

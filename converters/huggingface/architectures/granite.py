@@ -61,10 +61,10 @@ def _dense_fields(config: Config, sizes: Sizes) -> dict[str, Field]:
 
 
 def _described(file: GGUFFile, spec: ModelSpec) -> dict[str, Any]:
-    recipe = spec.recipe
-    if recipe is None or not recipe.rotates(0):
+    network = spec.network
+    if network is None or not (core := network.attention[0]) or not network.rotates(0):
         raise UnsupportedError(f"{file.path}: Hugging Face's granite models have RoPE, and this one has none")
-    factors = (recipe.query_scale, recipe.embedding_scale, recipe.residual_scale, 1 / recipe.logit_scale)
+    factors = (core.scale, network.embedding_scale, network.layers[0][0].scale, 1 / network.logit_scale)
     said = usual_description(spec) | described_rope(file, spec) | {"hidden_act": "silu"}
     said |= {name: short(factor) for name, factor in zip(_FACTORS.values(), factors, strict=True)}
     return said | {

@@ -45,7 +45,7 @@ def _fields(config: Config, sizes: Sizes) -> dict[str, Field]:
 def _described(file: GGUFFile, spec: ModelSpec) -> dict[str, Any]:
     """Mistral Small 3, which has neither YaRN nor a temperature, is a `mistral`."""
     said = usual_description(spec) | described_rope(file, spec) | {"hidden_act": "silu", "sliding_window": None}
-    temperature, scaling = spec.recipe and spec.recipe.temperature, said["rope_scaling"]
+    temperature, scaling = spec.network and spec.network.temperature, said["rope_scaling"]
     if temperature is None and scaling is None:
         return said | {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
     if scaling is None or scaling["rope_type"] != "yarn" or spec.window:

@@ -185,9 +185,9 @@ def _yarn_fields(rope: Config, *, bounds: bool) -> dict[str, Field]:
 
 def _described_bounds(spec: ModelSpec) -> dict[str, float]:
     """YaRN's betas and multiplier, where they are not the usual ones."""
-    if spec.recipe is None:
+    if spec.network is None:
         return {}
-    (rope, *_) = spec.recipe.ropes
+    (rope, *_) = spec.network.ropes
     found = {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow}
     said = {key: short(value) for key, value in found.items() if value != _BOUNDS[key]}
     return said | ({"mscale": 1.0, "mscale_all_dim": short(rope.log_multiplier)} if rope.log_multiplier else {})

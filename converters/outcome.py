@@ -1,0 +1,59 @@
+"""What became of the type that weights were to have, in words: other types, and a larger file."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from math import prod
+
+from edge.budget import format_bytes
+from edge.formats.blocks import FLOATS, block_size
+from edge.formats.gguf import GGUFFile
+from edge.formats.gguf_writer import Planned
+from edge.model.spec import ModelSpec
+
+_MAIN = {"IQ3_XS": "IQ3_S", "IQ3_M": "IQ3_S", "IQ2_S": "IQ2_XS", "IQ2_M": "IQ2_S"}  # of llama-quantize's mixtures
+
+
+def type_counts(types: Iterable[str]) -> str:
+    """`210 × Q4_0, 61 × F32`."""
+    return ", ".join(f"{count} × {kind}" for kind, count in Counter(types).most_common())
+
+
+def again_notes(spec: ModelSpec, asked: str) -> list[str]:
+    """A warning of weights that are quantized already."""
+    if spec.weight_type in FLOATS or asked in (*FLOATS, spec.weight_type):
+        return []
+    return [f"the weights are {spec.weight_type} already: rounding again loses more than rounding once"]
+
+
+def notes_on(file: GGUFFile, planned: Sequence[Planned], asked: str) -> list[str]:
+    """A line for each thing that a user would not expect of `file` in the type or mixture `asked`, such as Q4_K_M."""
+    before, after = (sum(each.nbytes for each in tensors) for tensors in (file.tensors.values(), planned))
+    notes = _odd_rows(planned, _MAIN.get(asked, re.sub("_K_[SML]$", "_K", asked)))
+    if asked not in FLOATS and after > before:
+        notes.append(f"the weights grow, from {format_bytes(before)} to {format_bytes(after)}: choose a smaller type")
+    return notes
+
+
+def _odd_rows(planned: Sequence[Planned], kind: str) -> list[str]:
+    """Matrices that are not of this block type because their rows are no whole blocks of it."""
+    size = block_size(kind)
+    matrices = [each for each in planned if len(each.shape) > 1 and each.name.endswith(".weight")]
+    odd = [each for each in matrices if each.shape[0] % size and each.type not in (kind, "F32")]
+    if not odd:
+        return []
+    rows = ", ".join(map(str, sorted({each.shape[0] for each in odd})))
+    missing = "" if any(each.type == kind for each in planned) else f"; no tensor is {kind}"
+    notes = [
+        f"blocks of {kind} have {size} values, and {len(odd)} of {len(matrices)} matrices have rows of {rows}, no "
+        f"multiple of that: they became {type_counts(each.type for each in odd)}{missing}"
+    ]
+    values = Counter[str]()
+    for each in matrices:
+        values[each.type] += prod(each.shape) if each.name.startswith("blk.") else 0
+    called = values.most_common(1)[0][0]
+    if called != kind:
+        notes.append(f"edge calls the model {called}, as most weights of its layers are")
+    return notes
