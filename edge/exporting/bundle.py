@@ -1,0 +1,275 @@
+"""A model as a bundle for apps: the C library that runs it, model.edge, and what a platform needs besides.
+
+    edge.h, libedge.a, libedge.so   of C; Android and iOS have layouts of their own
+    model.edge                      weights, tokenizer, chat template and plan
+    manifest.json                   plan, versions, licences, and the hash of every file; written last
+
+The same inputs give the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge.backends import tvm
+from edge.backends.checks import check_cores, usual_cores
+from edge.backends.tvm.compiler.exported import exported_designs
+from edge.backends.tvm.design import Design
+from edge.backends.tvm.engine import NativeEngine
+from edge.backends.tvm.kv.row_formats import FORMATS
+from edge.backends.tvm.packing.layout import PackedLayout, make_layout
+from edge.backends.tvm.targets import choose_target
+from edge.backends.tvm.tuning.lookup import find_tuned_for
+from edge.backends.tvm.tuning.space import compiled_values
+from edge.devices.host import usable_cores
+from edge.devices.output import check_folder, check_path, new_folder
+from edge.devices.profile import DeviceProfile, Power
+from edge.devices.profiles import HOST, find_profile, host_power
+from edge.errors import InputError, UnsupportedError
+from edge.exporting import model_file
+from edge.exporting.chat import chat_section
+from edge.exporting.model_file import Section, trusted_source, write_model
+from edge.exporting.planning import check_options, plan_bundle, prompt_rows
+from edge.exporting.platforms import write_platform
+from edge.exporting.site import describe_site
+from edge.exporting.vocabulary import tokenizer_sections
+from edge.kv.policy import Policy
+from edge.model.catalog import packaged_name
+from edge.model.model import Model, open_model
+from edge.model.tokenizer import Tokenizer
+from edge.options import Options, takes_options
+from edge.plan.plan import Plan
+from edge.storage.fingerprint import fingerprint, hash_file
+from edge.storage.versions import own_versions
+from edge.types import FloatArray
+
+MODEL, MANIFEST = "model.edge", "manifest.json"
+
+_MACHINES = {"AMD64": "x86_64", "arm64": "aarch64"}
+
+Progress = Callable[[str, float], None]
+"""Called with a step in words, and the share of it that is done."""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What a bundle is made from. prompt_rows: most rows of a system prompt that stay. tables: the sections of
+    model.edge that hold texts: tokenizer, words, chat."""
+
+    model: Model
+    profile: DeviceProfile
+    layout: PackedLayout
+    plan: Plan
+    policy: Policy
+    prompt_rows: int
+    designs: list[Design]
+    tables: dict[Section, bytes]
+
+
+@takes_options
+def export(
+    model: str | Path | Model,
+    folder: str | Path,
+    options: Options | None = None,
+    *,
+    device: str = HOST,
+    isas: str | Sequence[str] | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+    **keywords: Any,
+) -> dict[str, Any]:
+    """Make `folder` for apps on a device; returns the content of manifest.json.
+
+    device: its name in `edge devices list`. isas: instruction sets in the library, or their names with commas between
+    them (default: all of the machine that the engine has code for). force: a bundle that nothing was added to may be
+    replaced. The keywords are options of the plan, as people write them, and go before those of `options`:
+
+    OPTIONS
+
+    Raises BudgetError if nothing fits, UnsupportedError for what the C runtime lacks, InputError if the folder cannot
+    be written, MissingExtraError without TVM, EngineError if a compiler fails, and the errors of `open_model`.
+    """
+    check_path("folder", folder)
+    options, target = Options.of(options, **keywords), Path(folder)
+    profile = find_profile(device)
+    _check_target(target, force=force)
+    if isinstance(isas, str):
+        isas = [name.strip() for name in isas.split(",")]
+    bundle = prepare(model if isinstance(model, Model) else open_model(model), profile, options, isas)
+    tell, file = progress or (lambda _step, _part: None), bundle.model.file
+    found, sections = fingerprint(file.path), make_sections(bundle)
+    with new_folder(target) as made:
+        place = write_platform(
+            bundle.designs, profile.system, trusted_source(sections), made, partial(tell, "compiling")
+        )
+        write_model(
+            place / MODEL, sections, bytes.fromhex(found.sha256), file, bundle.layout,
+            partial(tell, "packing weights"),
+        )  # fmt: skip
+        found.check()
+        manifest = seal(describe(bundle, found.sha256, made))
+        (made / MANIFEST).write_text(manifest_text(manifest), encoding="utf-8")
+        _check_target(target, force=force)  # which may have changed
+    return manifest
+
+
+def prepare(model: Model, profile: DeviceProfile, options: Options, isas: Sequence[str] | None = None) -> Bundle:
+    """Plan a bundle; nothing is compiled or written. Raises as `export`."""
+    check_options(options)
+    if model.file.folder is not None:
+        raise UnsupportedError(f"{model.name} is a folder in ONNX: edge export reads GGUF files")
+    try:
+        check_cores("C runtime of apps", model.spec, usual_cores)
+        layout = make_layout(model.file, model.spec)
+    except UnsupportedError as error:
+        why = str(error).partition(": use ")[0]
+        raise UnsupportedError(f"{model.name} cannot be exported: {why}") from None
+    if not isinstance(model.tokenizer, Tokenizer):
+        raise UnsupportedError(f"the tokenizer of {model.name} is known to llama.cpp alone, and cannot be exported")
+    ids, words = tokenizer_sections(model.tokenizer)
+    tables = {Section.TOKENIZER: ids, Section.WORDS: words, Section.CHAT: chat_section(model)}
+    plan, policy = plan_bundle(profile, model.spec, options, sum(map(len, tables.values())))
+    machine = _MACHINES.get(profile.machine, profile.machine)
+    designs = exported_designs(
+        layout, plan.config.kv_dtype, machine, profile.system, _tuning(plan, model, profile), isas
+    )
+    pinned = prompt_rows(options, plan.sinks, plan.config.capacity)
+    return Bundle(model, profile, layout, plan, policy, pinned, designs, tables)
+
+
+def make_sections(bundle: Bundle) -> dict[Section, bytes]:
+    """All of model.edge but the weights."""
+    model, layout, plan = bundle.model, bundle.layout, bundle.plan
+    config = plan.config
+    sections = bundle.tables | {
+        Section.CONFIG: model_file.config_section(
+            model, layout, config, bundle.policy, plan.evict_step, chat=bool(bundle.tables[Section.CHAT]),
+            sampling=model.sampling(), power=_power(bundle.profile), kv_bytes=plan.bytes.kv,
+            scratch_bytes=plan.bytes.scratch, peak=plan.predicted_peak, pinned=bundle.prompt_rows,
+        ),
+        Section.LAYERS: model_file.layers_section(layout),
+        Section.DESIGNS: model_file.designs_section(layout, config, [each.target for each in bundle.designs]),
+        Section.ANGLES: model_file.angles_section(model, layout, config),
+        Section.STRINGS: model_file.strings_section(
+            _name(model), _license(model), plan.kv_policy.partition(":")[0], config.kv_dtype
+        ),
+    }  # fmt: skip
+    if FORMATS[config.kv_dtype].transformed:
+        sections[Section.NORMALS] = model_file.normals_section(_normals(bundle))
+    return sections
+
+
+def describe(bundle: Bundle, sha256: str, folder: Path) -> dict[str, Any]:
+    """The manifest of the files in `folder`, which follows from the inputs: no dates, no paths. sha256: of the model's
+    file."""
+    plan, model = bundle.plan, bundle.model
+    files = {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": hash_file(path)}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != MANIFEST
+    }
+    web = {}
+    if bundle.profile.system == "web":
+        web["web"] = describe_site(folder, folder / MODEL, [each.target.name for each in bundle.designs], plan)
+    return {
+        "model": {
+            "name": _name(model), "label": model.spec.label, "file": model.file.path.name,
+            "sha256": sha256,
+        },
+        "device": {"name": bundle.profile.name, "machine": bundle.profile.machine, "system": bundle.profile.system},
+        "isas": [each.target.name for each in bundle.designs],
+        "plan": {
+            "kv_policy": plan.kv_policy, "sinks": plan.sinks, "prompt_rows": bundle.prompt_rows,
+            "kv_size": plan.config.capacity, "kv_dtype": plan.config.kv_dtype,
+            "prefill_step_size": plan.config.chunk, "threads": plan.config.threads, "evict_step": plan.evict_step,
+            "tuning": {each.target.name: compiled_values(each.target) for each in bundle.designs},
+            "bytes": {
+                "runtime": plan.bytes.interpreter, "weights": plan.bytes.weights, "kv": plan.bytes.kv,
+                "scratch": plan.bytes.scratch,
+            },
+            "peak": plan.predicted_peak,
+        },
+        "licenses": {"model": _license(model), "runtime": "Apache-2.0"},
+        **web,
+        "versions": own_versions() | tvm.versions(),
+        "files": files,
+    }  # fmt: skip
+
+
+def manifest_text(manifest: dict[str, Any]) -> str:
+    return json.dumps(manifest, indent=2) + "\n"
+
+
+def seal(manifest: dict[str, Any]) -> dict[str, Any]:
+    """With the SHA-256 of the manifest's own text without it, by which a page notices damage."""
+    if "web" not in manifest:
+        return manifest
+    blank = manifest | {"web": manifest["web"] | {"sha256": ""}}
+    digest = hashlib.sha256(manifest_text(blank).encode()).hexdigest()
+    return blank | {"web": blank["web"] | {"sha256": digest}}
+
+
+def _tuning(plan: Plan, model: Model, profile: DeviceProfile) -> Callable[[str], dict[str, int]]:
+    """What records say of the device, for the instruction set that it was tuned with."""
+
+    def values(isa: str) -> dict[str, int]:
+        if profile.name == HOST:
+            return plan.config.tuning if isa == choose_target().name else {}
+        tuned = find_tuned_for(model.spec, plan.config.kv_dtype, profile.name, isa)
+        return tuned.values if tuned else {}
+
+    return values
+
+
+def _normals(bundle: Bundle) -> FloatArray:
+    """Of the reflections of keys, from a few tokens that the engine runs here."""
+    config = replace(bundle.plan.config, threads=usable_cores(), tuning={})
+    engine = NativeEngine(bundle.model.file, bundle.model.spec, config)
+    try:
+        return np.array(engine.normals)
+    finally:
+        engine.close()
+
+
+def _power(profile: DeviceProfile) -> Power:
+    return host_power() if profile.name == HOST else profile.power or Power()
+
+
+def _name(model: Model) -> str:
+    """That of the catalogue is known to users, and shorter than a file's."""
+    return packaged_name(model.path) or model.spec.name
+
+
+def _license(model: Model) -> str:
+    found = model.file.metadata.get("general.license")
+    return found if isinstance(found, str) else ""
+
+
+def _check_target(folder: Path, *, force: bool) -> None:
+    """Raises InputError if the folder is in the way. force: a bundle may be replaced, if nothing was added to it."""
+    check_folder(folder, lambda each: _listed(each) is not None, force=force)
+    listed = _listed(folder) or set()
+    added = sorted(
+        name for path in folder.rglob("*")
+        if (path.is_symlink() or not path.is_dir()) and (name := path.relative_to(folder).as_posix()) not in listed
+    )  # fmt: skip
+    if added:
+        named = ", ".join(added[:3]) + (", …" if len(added) > 3 else "")
+        raise InputError(f"{folder} holds files of others ({named}): move them, or choose a new folder")
+
+
+def _listed(folder: Path) -> set[str] | None:
+    """The files of an older bundle by its manifest; None if it has none."""
+    try:
+        files = json.loads((folder / MANIFEST).read_bytes())["files"]
+        return {MANIFEST, *files} if any(Path(name).name == MODEL for name in files) else None
+    except (OSError, ValueError, LookupError, TypeError):
+        return None

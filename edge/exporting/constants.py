@@ -1,0 +1,134 @@
+"""constants.h: the numbers and structs that the C runtime shares with Python. Each is defined once, in Python.
+
+The header is written into the folder where the runtime is compiled, and into packages that compile it elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from edge.backends import ring, row_lists
+from edge.backends.tvm.cpu.arguments import LINE, Job
+from edge.backends.tvm.kv import row_formats
+from edge.backends.tvm.kv.regions import TILE
+from edge.backends.tvm.kv.rows import SPARE_ROWS
+from edge.backends.tvm.packing.shape import ROPE_AHEAD
+from edge.exporting import chat, model_file, vocabulary, words
+from edge.exporting.model_file import Section
+from edge.model import tokenizer
+from edge.plan.candidates import EVICTED_SHARE
+from edge.plan.checks import SMALLEST_ROWS, WRITABLE_ROWS
+from edge.run import governor, meters, reclaim, sampler
+
+CONSTANTS = "constants.h"
+MOST_STOPS, LONGEST_STOP = 16, 128  # stop strings of an answer; bytes of one
+
+# Where the names differ, Python's is short because its module says the rest.
+_INTEGERS = {
+    "MODEL_VERSION": model_file.VERSION,
+    "SECTION_ALIGNMENT": model_file.ALIGNMENT,
+    "WEIGHT_ALIGNMENT": model_file.WEIGHT_ALIGNMENT,
+    "ROPE_AHEAD": ROPE_AHEAD,
+    "LINE": LINE,
+    "TILE": TILE,
+    "SPARE_ROWS": SPARE_ROWS,
+    "INT4_STEPS": row_formats.STEPS,
+    "RING_SLACK": ring.SLACK,
+    "RING_SHARE": ring.SPARE_SHARE,
+    "ROTATED_AT_ONCE": row_lists.ROTATED_AT_ONCE,
+    "EVICTED_SHARE": EVICTED_SHARE,
+    "SMALLEST_ROWS": SMALLEST_ROWS,
+    "WRITABLE_ROWS": WRITABLE_ROWS,
+    "ROWS_STEP": reclaim.ROWS_STEP,
+    "SMALLEST_CHUNK": reclaim.SMALLEST_CHUNK,
+    "PENALTY_WINDOW": sampler.PENALTY_WINDOW,
+    "MOST_STOPS": MOST_STOPS,
+    "LONGEST_STOP": LONGEST_STOP,
+    "TEXT_BLOCK": tokenizer.BLOCK,
+    "LONGEST_BLOCK": tokenizer.LONGEST_BLOCK,
+    "ADDS_SPACE": vocabulary.ADDS_SPACE,
+    "SPACE_FIRST": vocabulary.SPACE_FIRST,
+    "SPACE_ALWAYS": vocabulary.SPACE_ALWAYS,
+    "WHOLE_WORDS": vocabulary.WHOLE_WORDS,
+    "IS_CONTROL": vocabulary.IS_CONTROL,
+    "ONLY_SPECIAL": vocabulary.ONLY_SPECIAL,
+    "SWALLOWS": vocabulary.SWALLOWS,
+    "LONGEST_PIECE": vocabulary.LONGEST_PIECE,
+    "MOST_PROBES": vocabulary.MOST_PROBES,
+    "TOKEN_BITS": vocabulary.TOKEN_BITS,
+    "RANK_BITS": vocabulary.RANK_BITS,
+    "CODE_POINTS": words.CODE_POINTS,
+    "WORDS_BLOCK": words.BLOCK,
+    "WORDS_ENDS": words.ENDS,
+    "MOST_SPLITS": words.MOST_SPLITS,
+    "CHAT_ABSENT": chat.ABSENT,
+    "JOB_QUIT": Job.QUIT,
+    "JOB_STEP": Job.STEP,
+    "JOB_CHUNK": Job.CHUNK,
+    "SHORT_READINGS": governor.SHORT_READINGS,
+    "FIRST_PAID": governor.FIRST_PAID,
+    "FIRST_TIMED": governor.FIRST_TIMED,
+}
+_DOUBLES = {
+    "CREDIT_S": governor.CREDIT_S,
+    "SHORTEST_PAUSE_S": governor.SHORTEST_PAUSE_S,
+    "LONGEST_PAUSE_S": governor.LONGEST_PAUSE_S,
+    "HOPELESS_S": governor.HOPELESS_S,
+    "NO_COOLER_S": governor.NO_COOLER_S,
+    "CELSIUS_MARGIN": governor.CELSIUS_MARGIN,
+    "GAIN": governor.GAIN,
+    "INTEGRAL": governor.INTEGRAL,
+    "THERMAL_S": governor.THERMAL_S,
+    "LEAST_DUTY": governor.LEAST_DUTY,
+    "MEMORY_SLACK": governor.MEMORY_SLACK,
+    "STALLED": governor.STALLED,
+    "SETTLE_S": governor.SETTLE_S,
+    "FORGET": governor.FORGET,
+    "PRESSURE_S": meters.PRESSURE_S,
+    "COLDEST": sampler.COLDEST,
+}
+_TYPES = {"u4": "uint32_t", "u8": "uint64_t", "f8": "double"}
+
+
+@lru_cache
+def constants_header() -> str:
+    """The text of constants.h."""
+    lines = [
+        "/* Numbers and structs that Python has, too. Written by edge/exporting/constants.py. */",
+        "#pragma once\n\n#include <stddef.h>\n#include <stdint.h>\n",
+        _enum("", (f"{name} = {value}" for name, value in _INTEGERS.items())),
+        *(f"static const double {name} = {float(value)!r};" for name, value in _DOUBLES.items()),
+        f"static const float LARGEST_HALF = {row_formats.LARGEST};",
+        _enum("section_kind", [*(f"SECTION_{each.name} = {each.value}" for each in Section), "SECTIONS"]),
+        _enum("chat_part", [*(f"CHAT_{name.upper().replace(' ', '_')}" for name in chat.PARTS), "CHAT_PARTS"]),
+        _enum("", (f"POLICY_{name.upper()}" for name in model_file.POLICIES)),
+        _enum("", (f"KV_{name.upper()}" for name in model_file.KV_DTYPES)),
+        _enum("", (f"KIND_{name.upper()}" for name in vocabulary.KINDS)),
+        f"typedef struct {{ int64_t {', '.join(Job.NAMES)}; }} pass_job;",
+        *(_struct(name, fields) for name, fields in model_file.STRUCTS.items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _enum(name: str, members: Iterable[str]) -> str:
+    return f"enum {name}{' ' * bool(name)}{{\n" + "".join(f"    {each},\n" for each in members) + "};"
+
+
+def _struct(name: str, struct: np.dtype[np.void]) -> str:
+    """A struct, and that the compiler lays it out as NumPy does: `size` and offsets are those in the file."""
+    fields: Mapping[str, Any] = struct.fields or {}
+    declared = "".join(f"    {_declaration(each, kind)};\n" for each, (kind, *_) in fields.items())
+    checks = [f"sizeof({name}) == {struct.itemsize}"]
+    checks += [f"offsetof({name}, {each}) == {at}" for each, (_, at, *_) in fields.items()]
+    asserted = "".join(f'_Static_assert({check}, "layout of {name}");\n' for check in checks)
+    return f"typedef struct {{\n{declared}}} {name};\n{asserted}"
+
+
+def _declaration(name: str, kind: np.dtype[np.generic]) -> str:
+    if kind.kind in "SV":
+        return f"{'char' if kind.kind == 'S' else 'uint8_t'} {name}[{kind.itemsize}]"
+    return f"{_TYPES[kind.str[1:]]} {name}"

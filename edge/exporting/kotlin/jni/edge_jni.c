@@ -1,0 +1,357 @@
+/* edge.h for the JVM and Android: the functions of Native.kt, registered when the library is loaded.
+ *
+ * Text crosses as arrays of UTF-8 bytes, never as JNI strings, whose modified UTF-8 has no emoji. Numbers of a struct
+ * cross as one array in the order of its fields. Handles are pointers in a long, which Native.kt's callers pass only
+ * while they are open. A failed call throws EdgeException. */
+#include "constants.h"
+#include "edge.h"
+#include "jni.h"
+
+enum { MAX_NAME = 32 };
+
+static jclass exception_class, bytes_class; /* set once, in JNI_OnLoad */
+static jmethodID make_exception;
+
+static jbyteArray bytes_of(JNIEnv *env, const char *text, size_t length)
+{
+    jbyteArray bytes = (*env)->NewByteArray(env, (jsize)length);
+    if (bytes)
+        (*env)->SetByteArrayRegion(env, bytes, 0, (jsize)length, (const jbyte *)text);
+    return bytes;
+}
+
+static size_t length_of(const char *text)
+{
+    size_t length = 0;
+    while (text && text[length])
+        length++;
+    return length;
+}
+
+static void raise_error(JNIEnv *env, const edge_error *error)
+{
+    jbyteArray message = bytes_of(env, error->message, length_of(error->message));
+    jvalue arguments[2] = {{.i = error->code}, {.l = message}};
+    jobject exception = message ? (*env)->NewObjectA(env, exception_class, make_exception, arguments) : NULL;
+    if (exception)
+        (*env)->Throw(env, exception);
+}
+
+static edge_model *model_of(jlong handle) { return (edge_model *)(intptr_t)handle; }
+static edge_session *session_of(jlong handle) { return (edge_session *)(intptr_t)handle; }
+
+/* ---- models ----------------------------------------------------------------------------------------------------- */
+
+static jlong open_model(JNIEnv *env, jclass class, jbyteArray path, jint fd, jlong offset, jlong length)
+{
+    (void)class;
+    edge_error error = {.size = sizeof error};
+    edge_model *model = NULL;
+    /* The array ends with \0. */
+    jbyte *text = path ? (*env)->GetByteArrayElements(env, path, NULL) : NULL;
+    if (path && !text)
+        return 0; /* the JVM has thrown OutOfMemoryError */
+    edge_source source = {sizeof source, (const char *)text, fd, (uint64_t)offset, (uint64_t)length};
+    edge_status status = edge_open(&source, &model, &error);
+    if (text)
+        (*env)->ReleaseByteArrayElements(env, path, text, JNI_ABORT);
+    if (status < 0)
+        raise_error(env, &error);
+    return (jlong)(intptr_t)model;
+}
+
+static void close_model(JNIEnv *env, jclass class, jlong model)
+{
+    (void)class;
+    edge_error error = {.size = sizeof error};
+    if (edge_close(model_of(model), &error) < 0)
+        raise_error(env, &error);
+}
+
+static jobjectArray read_info(JNIEnv *env, jclass class, jlong model, jlongArray numbers)
+{
+    (void)class;
+    edge_error error = {.size = sizeof error};
+    edge_model_info info = {.size = sizeof info};
+    if (edge_info(model_of(model), &info, &error) < 0)
+        return raise_error(env, &error), NULL;
+    jlong values[] = {info.vocab, info.context, info.capacity, info.threads, info.chat, (jlong)info.weights,
+                      (jlong)info.kv, (jlong)info.scratch};
+    (*env)->SetLongArrayRegion(env, numbers, 0, sizeof values / sizeof *values, values);
+    const char *const texts[] = {info.name, info.license, info.policy, info.kv_dtype, info.isa};
+    jsize count = sizeof texts / sizeof *texts;
+    jobjectArray strings = (*env)->NewObjectArray(env, count, bytes_class, NULL);
+    for (jsize i = 0; strings && i < count; i++) {
+        jbyteArray bytes = bytes_of(env, texts[i], length_of(texts[i]));
+        if (!bytes)
+            return NULL;
+        (*env)->SetObjectArrayElement(env, strings, i, bytes);
+        (*env)->DeleteLocalRef(env, bytes);
+    }
+    return strings;
+}
+
+/* ---- options and readings --------------------------------------------------------------------------------------- */
+
+typedef struct { /* edge_options with room for its texts; too long ones are cut where the runtime still refuses them */
+    edge_options options;
+    char isa[MAX_NAME + 1], stops[MOST_STOPS + 1][LONGEST_STOP + 2];
+    const char *stop_pointers[MOST_STOPS + 1];
+} option_texts;
+
+static void copy_text(JNIEnv *env, jbyteArray bytes, char *to, jsize most)
+{
+    jsize length = (*env)->GetArrayLength(env, bytes);
+    length = length < most ? length : most;
+    (*env)->GetByteArrayRegion(env, bytes, 0, length, (jbyte *)to);
+    to[length] = 0;
+}
+
+static void read_options(JNIEnv *env, jlongArray integers, jdoubleArray numbers, jbyteArray isa, jobjectArray stops,
+                         option_texts *to)
+{
+    jlong i[7];
+    jdouble d[9];
+    (*env)->GetLongArrayRegion(env, integers, 0, 7, i);
+    (*env)->GetDoubleArrayRegion(env, numbers, 0, 9, d);
+    jsize count = (*env)->GetArrayLength(env, stops);
+    count = count < MOST_STOPS + 1 ? count : MOST_STOPS + 1;
+    for (jsize at = 0; at < count; at++) {
+        jbyteArray stop = (*env)->GetObjectArrayElement(env, stops, at);
+        copy_text(env, stop, to->stops[at], LONGEST_STOP + 1);
+        (*env)->DeleteLocalRef(env, stop);
+        to->stop_pointers[at] = to->stops[at];
+    }
+    if (isa)
+        copy_text(env, isa, to->isa, MAX_NAME);
+    to->options = (edge_options){
+        .size = sizeof to->options, .threads = (uint32_t)i[0], .cpu_mask = (uint64_t)i[1], .isa = isa ? to->isa : NULL,
+        .top_k = (int32_t)i[2], .seeded = (uint32_t)i[3], .seed = (uint64_t)i[4], .max_tokens = (uint32_t)i[5],
+        .ignore_eos = (uint32_t)i[6], .temperature = d[0], .top_p = d[1], .min_p = d[2], .repeat_penalty = d[3],
+        .seconds = d[4], .joules = d[5], .watts = d[6], .celsius = d[7], .headroom = d[8],
+        .stops = to->stop_pointers, .stop_count = (uint32_t)count};
+}
+
+static jlong begin_session(JNIEnv *env, jclass class, jlong model, jlongArray integers, jdoubleArray numbers,
+                           jbyteArray isa, jobjectArray stops)
+{
+    (void)class;
+    edge_error error = {.size = sizeof error};
+    edge_session *session = NULL;
+    option_texts texts;
+    read_options(env, integers, numbers, isa, stops, &texts);
+    if (edge_begin(model_of(model), &texts.options, &session, &error) < 0)
+        raise_error(env, &error);
+    return (jlong)(intptr_t)session;
+}
+
+static void set_options(JNIEnv *env, jclass class, jlong session, jlongArray integers, jdoubleArray numbers,
+                        jbyteArray isa, jobjectArray stops)
+{
+    (void)class;
+    edge_error error = {.size = sizeof error};
+    option_texts texts;
+    read_options(env, integers, numbers, isa, stops, &texts);
+    if (edge_set(session_of(session), &texts.options, &error) < 0)
+        raise_error(env, &error);
+}
+
+static void read_sensors(JNIEnv *env, jclass class, jlong session, jdouble joules, jdouble celsius, jdouble headroom,
+                         jlong available)
+{
+    (void)class;
+    edge_error error = {.size = sizeof error};
+    edge_readings readings = {sizeof readings, joules, celsius, headroom, available};
+    if (edge_read(session_of(session), &readings, &error) < 0)
+        raise_error(env, &error);
+}
+
+/* ---- conversations ---------------------------------------------------------------------------------------------- */
+
+static void end_session(JNIEnv *env, jclass class, jlong session)
+{
+    (void)env, (void)class;
+    edge_end(session_of(session));
+}
+
+static void append(JNIEnv *env, jlong session, jint role, const void *text, jsize count)
+{
+    edge_error error = {.size = sizeof error};
+    if (edge_append(session_of(session), role, text, (size_t)count, &error) < 0)
+        raise_error(env, &error);
+}
+
+static void append_text(JNIEnv *env, jclass class, jlong session, jint role, jbyteArray text)
+{
+    (void)class;
+    jbyte *bytes = (*env)->GetByteArrayElements(env, text, NULL);
+    if (!bytes)
+        return;
+    append(env, session, role, bytes, (*env)->GetArrayLength(env, text));
+    (*env)->ReleaseByteArrayElements(env, text, bytes, JNI_ABORT);
+}
+
+static void append_ids(JNIEnv *env, jclass class, jlong session, jintArray ids)
+{
+    (void)class;
+    jint *values = (*env)->GetIntArrayElements(env, ids, NULL);
+    if (!values)
+        return;
+    append(env, session, EDGE_IDS, values, (*env)->GetArrayLength(env, ids));
+    (*env)->ReleaseIntArrayElements(env, ids, values, JNI_ABORT);
+}
+
+/* Writes the text, and returns the token, the finish reason and the length in bits 32 to 63, 16 to 31 and 0 to 15. */
+static jlong next_piece(JNIEnv *env, jclass class, jlong session, jbyteArray text)
+{
+    (void)class;
+    edge_error error = {.size = sizeof error};
+    edge_piece piece = {.size = sizeof piece};
+    if (edge_next(session_of(session), &piece, &error) < 0)
+        return raise_error(env, &error), 0;
+    (*env)->SetByteArrayRegion(env, text, 0, (jsize)piece.length, (const jbyte *)piece.text);
+    return (jlong)((uint64_t)(uint32_t)piece.token << 32 | (uint64_t)(uint16_t)piece.finish << 16 |
+                   (uint16_t)piece.length);
+}
+
+static void cancel_answer(JNIEnv *env, jclass class, jlong session)
+{
+    (void)env, (void)class;
+    edge_cancel(session_of(session));
+}
+
+static void rewind_turns(JNIEnv *env, jclass class, jlong session, jint turns)
+{
+    (void)class;
+    edge_error error = {.size = sizeof error};
+    if (edge_rewind(session_of(session), (uint32_t)turns, &error) < 0)
+        raise_error(env, &error);
+}
+
+static jlong save_state(JNIEnv *env, jclass class, jlong session, jint fd, jbyteArray buffer)
+{
+    (void)class;
+    edge_error error = {.size = sizeof error};
+    edge_stream stream = {.size = sizeof stream, .fd = fd};
+    if (buffer) {
+        stream.capacity = (uint64_t)(*env)->GetArrayLength(env, buffer);
+        stream.buffer = (*env)->GetByteArrayElements(env, buffer, NULL);
+        if (!stream.buffer)
+            return 0;
+    }
+    edge_status status = edge_save(session_of(session), &stream, &error);
+    if (buffer)
+        (*env)->ReleaseByteArrayElements(env, buffer, stream.buffer, 0);
+    if (status < 0)
+        raise_error(env, &error);
+    return (jlong)stream.length;
+}
+
+static void load_state(JNIEnv *env, jclass class, jlong session, jint fd, jbyteArray buffer)
+{
+    (void)class;
+    edge_error error = {.size = sizeof error};
+    edge_stream stream = {.size = sizeof stream, .fd = fd};
+    if (buffer) {
+        stream.capacity = stream.length = (uint64_t)(*env)->GetArrayLength(env, buffer);
+        stream.buffer = (*env)->GetByteArrayElements(env, buffer, NULL);
+        if (!stream.buffer)
+            return;
+    }
+    edge_status status = edge_load(session_of(session), &stream, &error);
+    if (buffer)
+        (*env)->ReleaseByteArrayElements(env, buffer, stream.buffer, JNI_ABORT);
+    if (status < 0)
+        raise_error(env, &error);
+}
+
+static void trim_memory(JNIEnv *env, jclass class, jlong session, jint level)
+{
+    (void)class;
+    edge_error error = {.size = sizeof error};
+    if (edge_trim(session_of(session), level, &error) < 0)
+        raise_error(env, &error);
+}
+
+static void read_usage(JNIEnv *env, jclass class, jlong session, jlongArray integers, jdoubleArray numbers)
+{
+    (void)class;
+    edge_error error = {.size = sizeof error};
+    edge_usage usage = {.size = sizeof usage};
+    if (edge_use(session_of(session), &usage, &error) < 0) {
+        raise_error(env, &error);
+        return;
+    }
+    jlong i[] = {usage.rows, usage.capacity, usage.threads, (jlong)usage.weights, (jlong)usage.kv, (jlong)usage.scratch,
+                 (jlong)usage.file, (jlong)usage.tokens, (jlong)usage.evicted, usage.measured};
+    jdouble d[] = {usage.joules, usage.seconds};
+    (*env)->SetLongArrayRegion(env, integers, 0, sizeof i / sizeof *i, i);
+    (*env)->SetDoubleArrayRegion(env, numbers, 0, sizeof d / sizeof *d, d);
+}
+
+/* ids may be NULL, to count them. */
+static jlong count_tokens(JNIEnv *env, jclass class, jlong session, jbyteArray text, jint special, jintArray ids)
+{
+    (void)class;
+    edge_error error = {.size = sizeof error};
+    jbyte *bytes = (*env)->GetByteArrayElements(env, text, NULL);
+    jint *values = bytes && ids ? (*env)->GetIntArrayElements(env, ids, NULL) : NULL;
+    int64_t count = 0;
+    if (bytes && (values || !ids)) {
+        size_t length = (size_t)(*env)->GetArrayLength(env, text);
+        size_t capacity = ids ? (size_t)(*env)->GetArrayLength(env, ids) : 0;
+        count = edge_tokenize(session_of(session), (const char *)bytes, length, (uint32_t)special, values, capacity,
+                              &error);
+    }
+    if (values)
+        (*env)->ReleaseIntArrayElements(env, ids, values, 0);
+    if (bytes)
+        (*env)->ReleaseByteArrayElements(env, text, bytes, JNI_ABORT);
+    if (count < 0)
+        raise_error(env, &error);
+    return count;
+}
+
+/* ---- registration ----------------------------------------------------------------------------------------------- */
+
+#define METHOD(name, signature, function) {(char *)name, (char *)signature, (void *)(uintptr_t)function}
+static const JNINativeMethod METHODS[] = {
+    METHOD("open", "([BIJJ)J", open_model),
+    METHOD("close", "(J)V", close_model),
+    METHOD("info", "(J[J)[[B", read_info),
+    METHOD("begin", "(J[J[D[B[[B)J", begin_session),
+    METHOD("set", "(J[J[D[B[[B)V", set_options),
+    METHOD("read", "(JDDDJ)V", read_sensors),
+    METHOD("end", "(J)V", end_session),
+    METHOD("append", "(JI[B)V", append_text),
+    METHOD("appendIds", "(J[I)V", append_ids),
+    METHOD("next", "(J[B)J", next_piece),
+    METHOD("cancel", "(J)V", cancel_answer),
+    METHOD("rewind", "(JI)V", rewind_turns),
+    METHOD("save", "(JI[B)J", save_state),
+    METHOD("load", "(JI[B)V", load_state),
+    METHOD("trim", "(JI)V", trim_memory),
+    METHOD("use", "(J[J[D)V", read_usage),
+    METHOD("tokenize", "(J[BI[I)J", count_tokens),
+};
+
+EDGE_API jint JNI_OnLoad(JavaVM *vm, void *reserved);
+
+EDGE_API jint JNI_OnLoad(JavaVM *vm, void *reserved)
+{
+    (void)reserved;
+    JNIEnv *env;
+    if ((*vm)->GetEnv(vm, (void **)&env, JNI_VERSION_1_6))
+        return -1;
+    jclass native = (*env)->FindClass(env, "edge/runtime/Native");
+    jclass exception = native ? (*env)->FindClass(env, "edge/runtime/EdgeException") : NULL;
+    jclass bytes = exception ? (*env)->FindClass(env, "[B") : NULL;
+    if (!bytes)
+        return -1; /* the JVM says which class is missing */
+    exception_class = (*env)->NewGlobalRef(env, exception);
+    bytes_class = (*env)->NewGlobalRef(env, bytes);
+    make_exception = (*env)->GetMethodID(env, exception, "<init>", "(I[B)V");
+    if (!make_exception || (*env)->RegisterNatives(env, native, METHODS, sizeof METHODS / sizeof *METHODS))
+        return -1;
+    return JNI_VERSION_1_6;
+}

@@ -1,0 +1,54 @@
+package edge.runtime
+
+/** The functions of edge_jni.c. Callers pass only open handles; one thread at a time uses a session. */
+internal object Native {
+    init {
+        System.loadLibrary("edge")
+    }
+
+    /** [path] ends with a zero byte; if it is null, [fd] is an open file. */
+    @JvmStatic external fun open(path: ByteArray?, fd: Int, offset: Long, length: Long): Long
+    @JvmStatic external fun close(model: Long)
+    /** Name, license, policy, type of KV rows, instruction set; and the numbers of edge_model_info. */
+    @JvmStatic external fun info(model: Long, numbers: LongArray): Array<ByteArray>
+
+    @JvmStatic external fun begin(
+        model: Long, integers: LongArray, numbers: DoubleArray, isa: ByteArray?, stops: Array<ByteArray>,
+    ): Long
+    @JvmStatic external fun set(
+        session: Long, integers: LongArray, numbers: DoubleArray, isa: ByteArray?, stops: Array<ByteArray>,
+    )
+    @JvmStatic external fun read(session: Long, joules: Double, celsius: Double, headroom: Double, available: Long)
+    @JvmStatic external fun end(session: Long)
+    @JvmStatic external fun append(session: Long, role: Int, text: ByteArray)
+    @JvmStatic external fun appendIds(session: Long, ids: IntArray)
+    /** Token, finish reason and length of the text in bits 32 to 63, 16 to 31 and 0 to 15. */
+    @JvmStatic external fun next(session: Long, text: ByteArray): Long
+    /** From any thread. */
+    @JvmStatic external fun cancel(session: Long)
+    @JvmStatic external fun rewind(session: Long, turns: Int)
+    /** Bytes of the state. Without [buffer] they go to [fd], or are only counted if that is -1. */
+    @JvmStatic external fun save(session: Long, fd: Int, buffer: ByteArray?): Long
+    @JvmStatic external fun load(session: Long, fd: Int, buffer: ByteArray?)
+    @JvmStatic external fun trim(session: Long, level: Int)
+    @JvmStatic external fun use(session: Long, integers: LongArray, numbers: DoubleArray)
+    @JvmStatic external fun tokenize(session: Long, text: ByteArray, special: Int, ids: IntArray?): Long
+}
+
+/** Why a call failed; [Status.BAD_ARGUMENT] also stands for a call out of order. */
+enum class Status(internal val code: Int) {
+    // generated: Status
+    BAD_ARGUMENT(-1), BAD_FILE(-2), UNSUPPORTED(-3), NO_MEMORY(-4), BUSY(-5), FULL(-6), FAILED(-7)
+    // end
+    ;
+
+    internal companion object {
+        fun of(code: Int) = entries.firstOrNull { it.code == code } ?: FAILED
+    }
+}
+
+/** The message is one line that says what was wrong and what to do. */
+class EdgeException(val status: Status, message: String) : RuntimeException(message) {
+    @Suppress("unused") // made by edge_jni.c
+    private constructor(code: Int, message: ByteArray) : this(Status.of(code), message.decodeToString())
+}

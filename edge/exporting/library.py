@@ -1,0 +1,258 @@
+"""The C library of a bundle: the runtime and the compiled passes as libedge.a and libedge.so, made by a C compiler.
+
+For Android no NDK is needed: the runtime calls only functions whose ABI is the same in glibc and bionic, so any Linux
+compiler for the machine does. It links against stubs of libc.so and libm.so that have these functions and no others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge.backends.tvm.compiler.compiled import Progress
+from edge.backends.tvm.compiler.exported import exported_objects, passes_source
+from edge.backends.tvm.design import Design
+from edge.devices.host import usable_cores
+from edge.devices.output import work_folder
+from edge.errors import EngineError, InputError, UnsupportedError
+from edge.exporting.constants import CONSTANTS, constants_header
+from edge.storage import cache
+
+STATIC, SHARED = "libedge.a", "libedge.so"
+RUNTIME = Path(__file__).parent / "runtime"
+
+# The outside functions that a library may call on Android: their arguments and results are numbers and pointers, and
+# mean the same in glibc's headers and in bionic's. (sysconf's do not.)
+LIBC = (
+    "mmap", "munmap", "madvise", "open", "close", "fcntl", "read", "write", "pread", "lseek", "getpid", "memcpy",
+    "memmove", "memset", "memcmp", "memchr", "strlen", "strcmp", "pthread_create", "pthread_join", "clock_gettime",
+    "nanosleep", "sched_setaffinity", "sched_getaffinity", "getauxval",
+)  # fmt: skip
+LIBM = tuple(
+    f"{name}{kind}"
+    for name in ("exp", "log", "log1p", "cos", "sin", "sincos", "sqrt", "floor", "rint")
+    for kind in ("", "f")
+)
+
+# Floating-point operations stay apart, as in NumPy. Tables of symbols and of frames would be of use to debuggers only.
+_COMPILE = (
+    "-std=c11", "-Os", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections", "-ffp-contract=off",
+    "-fno-math-errno", "-fno-builtin-bcmp", "-fno-stack-protector", "-fno-asynchronous-unwind-tables",
+    "-U_FORTIFY_SOURCE", "-w",
+)  # fmt: skip
+_MACHINE = {  # x18 belongs to Android; atomic operations without a library
+    "aarch64": ("-ffixed-x18", "-mno-outline-atomics"),
+    "x86_64": ("-fcf-protection=none",),
+}
+_LINK = (
+    "-shared", "-nostartfiles", "-s", "-Wl,--gc-sections", "-Wl,--as-needed", "-Wl,--no-undefined",
+    "-Wl,--build-id=none", "-Wl,-z,noexecstack", "-Wl,-z,relro", "-Wl,-z,now",
+    "-Wl,-z,max-page-size=16384", "-Wl,-z,common-page-size=16384",
+)  # fmt: skip
+
+
+_GNU_LINK = ("-Wl,-z,noseparate-code",)  # as LLVM's linker does anyway: fewer segments, and less padding between them
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """compiler: of C, with what makes it choose the machine. target, version: what it says of itself."""
+
+    compiler: tuple[str, ...]
+    target: str
+    version: str
+
+    @property
+    def bionic(self) -> bool:
+        """Whether it has Android's own C library."""
+        return "android" in self.target
+
+    def compiles_for(self, machine: str, system: str) -> bool:
+        return self.target.startswith(machine) and "linux" in self.target and (system == "android" or not self.bionic)
+
+
+def find_toolchain(machine: str, system: str) -> Toolchain:
+    """A C compiler for Linux or Android on x86_64 or aarch64: $CC, the NDK's, this machine's, a cross compiler, or zig.
+
+    Raises UnsupportedError if none is found, with what to install, and InputError if $CC names none.
+    """
+    if system not in ("linux", "android"):
+        raise UnsupportedError(f"a library for {system} is built there, from the sources in the bundle")
+    for command in _compilers(machine, system):
+        toolchain = _ask(command) if shutil.which(command[0]) else None
+        if toolchain is not None and toolchain.compiles_for(machine, system):
+            return toolchain
+    package = "gcc" if machine == platform.machine() else f"gcc-{machine.replace('_', '-')}-linux-gnu"
+    raise UnsupportedError(
+        f"no C compiler for {machine}: apt-get install {package}, pip install ziglang, or set CC"
+        + (" or ANDROID_NDK_HOME" if system == "android" else "")
+    )
+
+
+def make_library(
+    designs: Sequence[Design], folder: Path, machine: str, system: str, *, tables: Mapping[str, str] | None = None,
+    more: Sequence[Path] = (), exports: Sequence[str] = (), progress: Progress | None = None,
+) -> None:  # fmt: skip
+    """Write libedge.a and libedge.so into the folder.
+
+    tables: names and texts of C files that belong to this bundle, such as trusted.c. more: further C files, such as a
+    binding's, whose folders are searched for headers. exports: functions of theirs that the shared library has beside
+    those of edge.h.
+    Raises UnsupportedError without a C compiler for the machine, EngineError if it or TVM's compiler fails, and
+    MissingExtraError without TVM.
+    """
+    toolchain = find_toolchain(machine, system)
+    objects = exported_objects(designs, progress)
+    with work_folder() as work:
+        tables = {"passes.c": passes_source(designs), **(tables or {})}
+        for name, text in tables.items():
+            (work / name).write_text(text, encoding="utf-8")
+        (work / "map").write_text(
+            f"{{ global: {' '.join(f'{each};' for each in (*exported(), *exports))} local: *; }};\n"
+        )
+        made = compile_sources(toolchain, (*_COMPILE, *_MACHINE[machine]), [work / name for name in tables], work)
+        _join(toolchain, [_runtime_object(toolchain, machine, more), *made, *objects], work / "edge.o")
+        (folder / STATIC).write_bytes(archive("edge.o", (work / "edge.o").read_bytes(), [*exported(), *exports]))
+        link: list[str | Path] = [
+            *_LINK,
+            f"-Wl,-soname,{SHARED}",
+            f"-Wl,--version-script={work / 'map'}",
+            work / "edge.o",
+        ]
+        if "clang" not in toolchain.version:
+            link += _GNU_LINK
+        if system == "android" and not toolchain.bionic:
+            link += ["-nostdlib", *_stubs(toolchain, work)]
+        else:
+            link += ["-lm", "-pthread"]
+        run_compiler(toolchain, *link, "-o", folder / SHARED)
+
+
+def exported() -> list[str]:
+    """The functions of edge.h."""
+    header = (RUNTIME / "edge.h").read_text(encoding="utf-8")
+    return re.findall(r"^EDGE_API [\w ]+?\*?(edge_\w+)\(", header, re.MULTILINE)
+
+
+def archive(name: str, member: bytes, symbols: Sequence[str]) -> bytes:
+    """An archive for linkers, of one object file that defines these symbols: the format of System V, without dates."""
+
+    def entry(title: str, content: bytes) -> bytes:
+        header = f"{title:<16}{0:<12}{0:<6}{0:<6}{'644':<8}{len(content):<10}`\n"
+        return header.encode() + content + b"\n" * (len(content) % 2)
+
+    names = b"".join(symbol.encode() + b"\0" for symbol in symbols)
+    index_size = 4 + 4 * len(symbols) + len(names)
+    place = 8 + 60 + index_size + index_size % 2  # of the member's header
+    index = len(symbols).to_bytes(4, "big") + place.to_bytes(4, "big") * len(symbols) + names
+    return b"!<arch>\n" + entry("/", index) + entry(f"{name}/", member)
+
+
+def _compilers(machine: str, system: str) -> Iterator[list[str]]:
+    if own := os.environ.get("CC", "").strip():
+        yield _named(own)
+    ndk = os.environ.get("ANDROID_NDK_HOME")
+    if ndk and system == "android":
+        for host in sorted(Path(ndk, "toolchains", "llvm", "prebuilt").glob("*")):
+            yield [str(host / "bin" / "clang"), f"--target={machine}-linux-android26"]
+    if machine == platform.machine():
+        yield from (["cc"], ["gcc"], ["clang"])
+    yield [f"{machine.replace('_', '-')}-linux-gnu-gcc"]
+    yield [f"{machine}-linux-gnu-gcc"]
+    yield [sys.executable, "-m", "ziglang", "cc", "-target", f"{machine}-linux-gnu"]
+
+
+def _named(command: str) -> list[str]:
+    """$CC in words. Raises InputError if it names no compiler."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise InputError(f"CC is not understood: {error}") from None
+    if not shutil.which(words[0]):
+        raise InputError(f"CC names the compiler {words[0]}, which is not there: correct it, or unset CC")
+    if _ask(words) is None:
+        raise InputError(
+            f"CC names {words[0]}, which does not answer as C compilers do (-dumpmachine): correct it, or unset CC"
+        )
+    return words
+
+
+def _ask(command: Sequence[str]) -> Toolchain | None:
+    """None if it does not answer."""
+    try:
+        target, version = (
+            subprocess.run([*command, option], capture_output=True, text=True, timeout=60, check=True).stdout
+            for option in ("-dumpmachine", "--version")
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return Toolchain(tuple(command), target, version) if target.strip() else None
+
+
+def compile_sources(toolchain: Toolchain, flags: Sequence[str], sources: Sequence[Path], folder: Path) -> list[Path]:
+    """Object files of C files, in `folder`, where constants.h is written. Raises EngineError if the compiler fails."""
+    (folder / CONSTANTS).write_text(constants_header(), encoding="utf-8")
+
+    def compile_one(source: Path) -> Path:
+        out = folder / f"{source.stem}.o"
+        run_compiler(toolchain, *flags, f"-I{RUNTIME}", f"-I{folder}", f"-I{source.parent}", "-c", source, "-o", out)
+        return out
+
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        return list(pool.map(compile_one, sources))
+
+
+def _join(toolchain: Toolchain, objects: Sequence[Path], out: Path) -> None:
+    """One object file of several."""
+    run_compiler(toolchain, "-r", "-nostdlib", "-Wl,--strip-debug", *objects, "-o", out)
+
+
+def _runtime_object(toolchain: Toolchain, machine: str, more: Sequence[Path]) -> Path:
+    """All of the runtime but the tables as one object file, from the cache."""
+    headers = sorted({header for folder in {RUNTIME, *(path.parent for path in more)} for header in folder.glob("*.h")})
+    sources = [*sorted(RUNTIME.glob("*.c")), *more]
+    flags = (*_COMPILE, *_MACHINE[machine])
+    digest = hashlib.sha256(repr((toolchain.version, toolchain.compiler[1:], flags, constants_header())).encode())
+    for path in (*headers, *sources):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+
+    def compile_runtime(out: Path) -> None:
+        with work_folder() as work:
+            _join(toolchain, compile_sources(toolchain, flags, sources, work), out)
+
+    return cache.find_or_make("kernels", digest.hexdigest()[:32], ".o", compile_runtime, about=f"runtime, {machine}")
+
+
+def _stubs(toolchain: Toolchain, folder: Path) -> list[Path]:
+    """Shared libraries without code that stand for Android's while we link."""
+    made = []
+    for name, functions in (("libc.so", LIBC), ("libm.so", LIBM)):
+        source = folder / f"{name}.s"
+        source.write_text("".join(f".globl {each}\n.type {each}, %function\n{each}:\n" for each in functions))
+        run_compiler(toolchain, "-shared", "-nostdlib", f"-Wl,-soname,{name}", source, "-o", folder / name)
+        made.append(folder / name)
+    return made
+
+
+def run_compiler(toolchain: Toolchain, *arguments: str | Path) -> str:
+    """What the compiler says. Raises EngineError if it fails."""
+    command = [*toolchain.compiler, *map(str, arguments)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    except OSError as error:
+        raise EngineError(f"the C compiler {toolchain.compiler[0]} cannot be run: {error.strerror}") from None
+    if done.returncode:
+        said = done.stderr.splitlines() or ["it does not say why"]
+        why = next((line for line in said if "error" in line or "undefined" in line), said[0])
+        raise EngineError(f"the C compiler {toolchain.compiler[0]} failed: {why}")
+    return done.stdout

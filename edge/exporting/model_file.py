@@ -1,0 +1,251 @@
+"""model.edge: one file with all that the C runtime needs of a model and a plan, mapped and used without a parser.
+
+Little-endian: a header, a table of sections, and the sections, each at a multiple of 64 bytes, the weights at one of
+16384. C has the same structs from `constants.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from edge.backends.base import EngineConfig
+from edge.backends.ring import LayerKinds
+from edge.backends.rope import find_rotation
+from edge.backends.tvm.cpu.arguments import fill_table, make_scratch
+from edge.backends.tvm.kv.regions import TILE
+from edge.backends.tvm.packing.layout import PackedLayout
+from edge.backends.tvm.packing.shape import rope_values, round_up
+from edge.backends.tvm.packing.weights import write_weights
+from edge.backends.tvm.targets import Target
+from edge.devices.profile import Power
+from edge.errors import UnsupportedError
+from edge.formats.gguf import GGUFFile
+from edge.kv.h2o import H2O
+from edge.kv.policy import Policy
+from edge.model.model import Model
+from edge.sampling import SamplingParams
+from edge.types import FloatArray
+
+VERSION = 1
+ALIGNMENT, WEIGHT_ALIGNMENT = 64, 16384
+
+Progress = Callable[[float], None]
+
+
+class Section(IntEnum):
+    """The content of a section; in C, SECTION_CONFIG and so on."""
+
+    CONFIG, LAYERS, DESIGNS, ANGLES, NORMALS, STRINGS, TOKENIZER, WORDS, CHAT, WEIGHTS = range(1, 11)
+
+
+_TRUSTED = (Section.CONFIG, Section.LAYERS, Section.DESIGNS, Section.ANGLES, Section.NORMALS)
+
+POLICIES = ("full", "streaming", "window", "h2o")  # in the order of POLICY_FULL …
+KV_DTYPES = ("f32", "f16", "int8", "int4")  # in the order of KV_F32 …
+
+
+def _struct(**fields: str) -> np.dtype[np.void]:
+    """A C struct of fields with these types."""
+    return np.dtype(list(fields.items()), align=True)
+
+
+# hash: SHA-256 of the model's file.
+HEADER = _struct(magic="S8", version="<u4", sections="<u4", size="<u8", hash="V32")
+# crc: CRC-32, of all sections but WEIGHTS and TOKENIZER.
+ENTRY = _struct(kind="<u4", crc="<u4", offset="<u8", size="<u8")
+CONFIG = _struct(
+    # head: padded to 16 values.
+    **dict.fromkeys(("layers", "kv_heads", "heads", "hidden", "head", "vocab", "padded_vocab", "context"), "<u4"),
+    # Of the plan. threads: at most. sinks: first rows that stay; pinned: with a system prompt, at most.
+    **dict.fromkeys(("capacity", "chunk", "threads", "evict_step", "sinks", "pinned"), "<u4"),
+    policy="<u4",  # POLICY_FULL …
+    kv_dtype="<u4",  # KV_F32 …
+    # Layers without and with a ring; rows of each head of a ring. windowed: the pass reads positions.
+    **dict.fromkeys(("whole", "ringed", "ring_rows", "ring_window", "windowed"), "<u4"),
+    rope_kinds="<u4",  # tables of angles
+    long_from="<u4",  # positions beyond which LongRoPE's long factors hold; 0: never
+    tempered="<u4",  # 1: queries have a temperature
+    temper_period="<u4",
+    temper_slope="<f8",
+    **dict.fromkeys(("recent", "aging"), "<f8"),  # of h2o
+    **dict.fromkeys(("temperature", "top_p", "min_p", "repeat_penalty"), "<f8"),  # the model's, else edge's own
+    top_k="<u4",
+    chat="<u4",  # 1 with a template
+    **dict.fromkeys(("core_watts", "idle_watts", "joules_per_byte"), "<f8"),  # of the profile, for estimates
+    weight_bytes="<u8",  # read for a token
+    **dict.fromkeys(("kv_bytes", "scratch_bytes"), "<u8"),  # of the plan
+    peak="<u8",  # bytes that a process with one session is planned to hold
+)
+LAYER = _struct(window="<u4", rope="<u4", ringed="<u4", reserved="<u4")  # section LAYERS: one for each layer
+DESIGN = _struct(
+    isa="S16",
+    # tokens: rows of a chunk. rope_size: values of a table of angles. observed: rows with attention sums, or 0.
+    **dict.fromkeys(("gemm_tokens", "tokens", "rope_size", "observed"), "<u4"),
+    **dict.fromkeys(("floats", "integers"), "<u8"),  # elements of the scratch arrays
+    **dict.fromkeys(("normals", "temperatures"), "<u8"),  # where these begin in `floats`
+    **dict.fromkeys(("table", "numbers"), "<u8"),  # the table's offset in the section, and its int64 numbers
+)
+ANGLES = _struct(pairs="<u4", reserved="<u4", magnitude="<f8")  # then float64 radians[head / 2]
+STRUCTS = {  # by their names in C
+    "file_header": HEADER, "file_section": ENTRY, "edge_config": CONFIG, "layer_config": LAYER,
+    "design_config": DESIGN, "angles_config": ANGLES,
+}  # fmt: skip
+
+
+def config_section(
+    model: Model, layout: PackedLayout, config: EngineConfig, policy: Policy, evict_step: int, *,
+    chat: bool, sampling: SamplingParams, power: Power, kv_bytes: int, scratch_bytes: int, peak: int, pinned: int = 0,
+) -> bytes:  # fmt: skip
+    """Shape, plan and what the model recommends. chat: there is a section CHAT. pinned: rows of a system prompt that
+    stay, at most.
+
+    Raises UnsupportedError for policies that C does not have.
+    """
+    if policy.name not in POLICIES:
+        raise UnsupportedError(f"an exported model has no KV policy {policy.name}: choose {', '.join(POLICIES)}")
+    spec, shape, network = model.spec, layout.shape, layout.network
+    kinds = LayerKinds.of(network.windows)
+    heavy = policy if isinstance(policy, H2O) else H2O()
+    temper, sinks = network.temperature, getattr(policy, "sinks", 0)
+    values = {
+        "layers": shape.layers, "kv_heads": shape.kv_heads, "heads": shape.heads, "hidden": shape.hidden,
+        "head": shape.padded_head, "vocab": shape.vocab, "padded_vocab": shape.padded_vocab, "context": spec.context,
+        "capacity": config.capacity, "chunk": config.chunk, "threads": config.threads, "evict_step": evict_step,
+        "sinks": sinks, "pinned": max(sinks, pinned), "policy": POLICIES.index(policy.name),
+        "kv_dtype": KV_DTYPES.index(config.kv_dtype),
+        "whole": len(kinds.whole), "ringed": len(kinds.ringed),
+        "ring_rows": kinds.ring_rows(config.capacity, config.chunk), "ring_window": kinds.window,
+        "windowed": shape.windowed, "rope_kinds": max(1, len(network.ropes)), "long_from": _long_from(model, config),
+        "tempered": temper is not None, "temper_period": temper.period if temper else 0,
+        "temper_slope": temper.slope if temper else 0.0, "recent": heavy.recent, "aging": heavy.aging,
+        "temperature": sampling.temperature, "top_p": sampling.top_p, "min_p": sampling.min_p,
+        "repeat_penalty": sampling.repeat_penalty, "top_k": min(sampling.top_k, shape.vocab),
+        "chat": chat, "core_watts": power.core_watts, "idle_watts": power.idle_watts,
+        "joules_per_byte": power.dram_pj_per_byte * 1e-12, "weight_bytes": spec.weight_bytes,
+        "kv_bytes": kv_bytes, "scratch_bytes": scratch_bytes, "peak": peak,
+    }  # fmt: skip
+    return _filled(CONFIG, values)
+
+
+def layers_section(layout: PackedLayout) -> bytes:
+    network = layout.network
+    ringed = set(LayerKinds.of(network.windows).ringed)
+    rows = [
+        {"window": window, "rope": network.rope_of(layer), "ringed": layer in ringed}
+        for layer, window in enumerate(network.windows)
+    ]
+    return b"".join(_filled(LAYER, each) for each in rows)
+
+
+def designs_section(layout: PackedLayout, config: EngineConfig, targets: Sequence[Target]) -> bytes:
+    """Scratch sizes and tables of the passes for these instruction sets, the best first."""
+    head = np.array([len(targets), 0], "<u4").tobytes()
+    at, rows, tables = round_up(len(head) + len(targets) * DESIGN.itemsize, ALIGNMENT), [], b""
+    for target in targets:
+        observed = round_up(config.capacity, TILE) if config.observes else 0
+        scratch = make_scratch(layout.shape, target, config.chunk, config.threads, observed)
+        tokens = round_up(config.chunk, target.gemm_tokens)
+        rope_size = rope_values(tokens, target.gemm_tokens, layout.shape.padded_head)
+        table = np.array(fill_table(layout, scratch, rope_size), "<i8").tobytes()
+        values = {
+            "isa": target.name.encode(), "gemm_tokens": target.gemm_tokens, "tokens": tokens, "rope_size": rope_size,
+            "observed": observed, "floats": scratch.floats, "integers": scratch.integers,
+            "normals": scratch.offsets["normals"], "temperatures": scratch.offsets["temperatures"],
+            "table": at + len(tables), "numbers": len(table) // 8,
+        }  # fmt: skip
+        rows.append(_filled(DESIGN, values))
+        tables += _padded(table, ALIGNMENT)
+    return _padded(head + b"".join(rows), ALIGNMENT) + tables
+
+
+def angles_section(model: Model, layout: PackedLayout, config: EngineConfig) -> bytes:
+    """Radians per position of each kind of layers, with the short factors and, if texts may need them, the long."""
+    head, parts = layout.shape.padded_head, []
+    for long in (False, True) if _long_from(model, config) else (False,):
+        rotation = find_rotation(model.file, layout.network, halves=False, head=head, long=long)
+        for angles in rotation.angles:
+            radians = np.zeros(head // 2, "<f8")
+            radians[: angles.radians.size] = angles.radians
+            parts.append(_filled(ANGLES, {"pairs": angles.radians.size, "magnitude": angles.magnitude}))
+            parts.append(radians.tobytes())
+    return b"".join(parts)
+
+
+def normals_section(normals: FloatArray) -> bytes:
+    """normals: of the Householder reflections of keys, float32 [heads of all layers, head]."""
+    return normals.astype("<f4").tobytes()
+
+
+def strings_section(name: str, license: str, policy: str, kv_dtype: str) -> bytes:
+    return b"".join(text.replace("\0", " ").encode() + b"\0" for text in (name, license, policy, kv_dtype))
+
+
+def trusted_source(sections: Mapping[Section, bytes]) -> str:
+    """trusted.c: the hash of the sections by which compiled code works, unchecked. The library takes no others."""
+    digest = hashlib.sha256(b"".join(sections.get(each, b"") for each in _TRUSTED)).digest()
+    numbers = ", ".join(map(str, digest))
+    return (
+        "/* The model.edge that this library is for. Written by edge export. */\n"
+        f'#include "internal.h"\n\nconst uint8_t EDGE_TRUSTED[32] = {{{numbers}}};\n'
+    )
+
+
+def write_model(
+    path: Path, sections: Mapping[Section, bytes], model_hash: bytes, file: GGUFFile, layout: PackedLayout,
+    progress: Progress | None = None,
+) -> None:  # fmt: skip
+    """Write the file: these sections in the order of their numbers, then the packed weights.
+
+    model_hash: SHA-256 of the model's file.
+    """
+    kinds = sorted(each for each in sections if sections[each])
+    at = round_up(HEADER.itemsize + (len(kinds) + 1) * ENTRY.itemsize, ALIGNMENT)
+    entries, places = [], {}
+    for kind in kinds:
+        places[kind], size = at, len(sections[kind])
+        crc = 0 if kind == Section.TOKENIZER else zlib.crc32(sections[kind])
+        entries.append(_filled(ENTRY, {"kind": kind, "crc": crc, "offset": at, "size": size}))
+        at = round_up(at + size, ALIGNMENT)
+    weights = round_up(at, WEIGHT_ALIGNMENT)
+    entries.append(_filled(ENTRY, {"kind": Section.WEIGHTS, "offset": weights, "size": layout.nbytes}))
+    header = {
+        "magic": b"EDGEMDL1", "version": VERSION, "sections": len(entries), "size": weights + layout.nbytes,
+        "hash": np.void(model_hash),
+    }  # fmt: skip
+    with open(path, "wb") as out:
+        out.write(_filled(HEADER, header) + b"".join(entries))
+        for kind, place in places.items():
+            _write_at(out, place, sections[kind])
+        write_weights(file, layout, out, weights, progress)
+
+
+def _long_from(model: Model, config: EngineConfig) -> int:
+    """Positions beyond which LongRoPE's long factors hold; 0 if this cache never gets there. As `CacheRope`."""
+    network = model.spec.network
+    original = next((rope.original_context for rope in network.ropes if rope.has_long), 0) if network else 0
+    positions = model.spec.context if config.per_head else config.capacity
+    return original if original and positions > original else 0
+
+
+def _filled(struct: np.dtype[np.void], values: Mapping[str, object]) -> bytes:
+    """A struct with these fields; the others, and the bytes between them, are 0."""
+    row = np.zeros(1, struct)
+    for name, value in values.items():
+        row[name] = value
+    return row.tobytes()
+
+
+def _padded(data: bytes, alignment: int) -> bytes:
+    return data + bytes(-len(data) % alignment)
+
+
+def _write_at(out: BinaryIO, place: int, data: bytes) -> None:
+    out.seek(place)
+    out.write(data)

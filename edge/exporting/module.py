@@ -1,0 +1,128 @@
+"""The WebAssembly modules of a site: the runtime and one compiled pass each, linked by zig.
+
+A module imports its memory, which threads share, and a clock and random bits; see web/c/web.h.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from edge.backends.tvm.compiler.compiled import Progress
+from edge.backends.tvm.compiler.exported import exported_objects, passes_source
+from edge.backends.tvm.design import Design
+from edge.devices.output import work_folder
+from edge.errors import MissingExtraError
+from edge.exporting.constants import constants_header
+from edge.exporting.library import RUNTIME, Toolchain, compile_sources, run_compiler
+from edge.storage import cache
+
+PAGE = 65536  # bytes, in which WebAssembly counts memory
+MOST_PAGES = 65535  # whose size in bytes is a number of 32 bits
+
+_SOURCES = Path(__file__).parent / "web" / "c"
+_NATIVE = ("platform.c", "cpu.c")  # of the runtime; _SOURCES has its own platform.c
+
+_FEATURES = "-mcpu=generic+simd128+atomics+bulk_memory+nontrapping_fptoint+sign_ext"
+# WASI for its headers alone. Floating-point operations stay apart, as in NumPy.
+_COMPILE = (
+    "-target", "wasm32-wasi", _FEATURES, "-std=c11", "-O2", "-ffp-contract=off", "-fno-math-errno",
+    "-fno-builtin-bcmp", "-fno-sanitize=all", "-w",
+)  # fmt: skip
+_LINK = (
+    "-target", "wasm32-freestanding", _FEATURES, "-O2", "-fno-sanitize=all", "-Wl,--no-entry", "-Wl,--import-memory",
+    "-Wl,--shared-memory", f"-Wl,--max-memory={MOST_PAGES * PAGE}", "-Wl,--export=__stack_pointer", "-Wl,-s",
+    f"-Wl,-z,stack-size={1 << 17}",
+)  # fmt: skip
+
+
+def find_zig() -> Toolchain:
+    """Raises MissingExtraError without zig, which has a C compiler and a linker for WebAssembly."""
+    command = (sys.executable, "-m", "ziglang")
+    try:
+        version = subprocess.run([*command, "version"], capture_output=True, text=True, timeout=60, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        raise MissingExtraError("ziglang", "web") from None
+    return Toolchain((*command, "cc"), "wasm32", version.strip())
+
+
+def make_modules(
+    designs: Sequence[Design], folder: Path, *, tables: Mapping[str, str], progress: Progress | None = None
+) -> list[Path]:
+    """Write edge-<instruction set>.wasm for every design; returns the files.
+
+    tables: names and texts of C files that belong to this bundle, such as trusted.c.
+    Raises MissingExtraError without zig or TVM, and EngineError if one of their compilers fails.
+    """
+    zig = find_zig()
+    passes = exported_objects(designs, progress)
+    made = list[Path]()
+    with work_folder() as work:
+        runtime = _runtime_objects(zig, work)
+        for design, compiled in zip(designs, passes, strict=True):
+            sources = []
+            for name, text in {"passes.c": passes_source([design]), **tables}.items():
+                sources.append(work / name)
+                sources[-1].write_text(text, encoding="utf-8")
+            out = folder / f"edge-{design.target.name}.wasm"
+            run_compiler(zig, *_LINK, *runtime, *compile_sources(zig, _COMPILE, sources, work), compiled, "-o", out)
+            out.chmod(0o644)  # the linker takes it for a program
+            made.append(out)
+    return made
+
+
+def initial_pages(module: bytes) -> int:
+    """Pages of memory that a module must have from the start: its data, and the first thread's stack."""
+    at = 8  # behind the magic number and the version
+    while at < len(module):
+        kind, at = module[at], at + 1
+        size, at = _number(module, at)
+        if kind == 2:  # imports
+            return _memory_pages(module, at)
+        at += size
+    raise ValueError("the module imports no memory")
+
+
+def _memory_pages(module: bytes, at: int) -> int:
+    count, at = _number(module, at)
+    for _ in range(count):
+        for _name in range(2):  # of the module, of the import
+            size, at = _number(module, at)
+            at += size
+        kind, at = module[at], at + 1
+        if kind == 2:  # memory: flags, then its limits
+            return _number(module, at + 1)[0]
+        if kind != 0:  # a function: its type
+            raise ValueError("the module imports more than functions and memory")
+        _, at = _number(module, at)
+    raise ValueError("the module imports no memory")
+
+
+def _number(module: bytes, at: int) -> tuple[int, int]:
+    """An unsigned LEB128 number, and where the next one begins."""
+    value = shift = 0
+    while True:
+        byte, at = module[at], at + 1
+        value |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            return value, at
+
+
+def _runtime_objects(zig: Toolchain, folder: Path) -> list[Path]:
+    """All of the runtime but the tables as object files, from the cache."""
+    sources = [each for each in sorted(RUNTIME.glob("*.c")) if each.name not in _NATIVE] + sorted(_SOURCES.glob("*.c"))
+    digest = hashlib.sha256(repr((zig.version, _COMPILE, constants_header())).encode())
+    for path in (*sorted(RUNTIME.glob("*.h")), *sorted(_SOURCES.glob("*.h")), *sources):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+
+    def compile_runtime(out: Path) -> None:
+        with work_folder() as work:
+            objects = compile_sources(zig, _COMPILE, sources, work)
+            run_compiler(replace(zig, compiler=(*zig.compiler[:-1], "wasm-ld")), "-r", *objects, "-o", out)
+
+    return [cache.find_or_make("kernels", digest.hexdigest()[:32], ".o", compile_runtime, about="runtime, wasm32")]

@@ -1,0 +1,128 @@
+"""The plan of a bundle: the native engine's, in a process without Python."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
+
+from edge.backends import backend_elsewhere, tvm
+from edge.backends.base import Backend, EngineConfig, Footprint
+from edge.backends.checks import check_cores, usual_cores
+from edge.budget import format_bytes
+from edge.devices.profile import DeviceProfile
+from edge.devices.profiles import HOST
+from edge.errors import BudgetError, InputError, UnsupportedError
+from edge.exporting.model_file import POLICIES
+from edge.formats.gguf import GGUFFile
+from edge.kv import make_policy
+from edge.kv.policy import Policy
+from edge.model.spec import ModelSpec
+from edge.options import AUTO, Options
+from edge.plan.checks import least_rows
+from edge.plan.device import MODULE_MOST, RUNTIME_BYTES, for_device
+from edge.plan.plan import Plan, make_plan
+
+# Of a WebAssembly module, whose memory counts whether it is used or not: stacks, and the tokenizer's room; and what the
+# sampler has for each token of the vocabulary.
+MODULE_BYTES, _SAMPLER_BYTES = 10 << 20, 12
+
+_TABLES, _TABLES_BYTES = 33, 64 << 10  # of a token of the vocabulary; measured: 23 of SmolLM2, 33 of Gemma 3; the rest
+
+_PROMPT_ROWS = 256  # pinned at most: in f16, each key takes as much as its row, since it is kept in float32, too
+
+
+def plan_bundle(profile: DeviceProfile, spec: ModelSpec, options: Options, tables: int) -> tuple[Plan, Policy]:
+    """The plan for a device, and its KV policy. tables: bytes of model.edge besides the weights.
+
+    Raises BudgetError if nothing fits, UnsupportedError for what the C runtime lacks, and InputError.
+    """
+    try:
+        return _plan_bundle(profile, spec, options, tables)
+    except BudgetError as error:
+        if profile.system != "web" or error.smallest is None or error.smallest <= MODULE_MOST:
+            raise
+        raise BudgetError(
+            f"needs {format_bytes(error.smallest)}, and a WebAssembly module has less than 4 GiB: take a smaller "
+            "model, or fewer KV rows with --max-kv-size"
+        ) from None
+
+
+def plan_app(profile: DeviceProfile, file: GGUFFile, spec: ModelSpec, options: Options) -> Plan | None:
+    """As `plan_bundle` plans for a page or a phone, of a model whose tokenizer has no tables yet: they are estimated.
+
+    None for systems that run models without an export, and for options and models of other engines on a phone.
+    Raises what `plan_bundle` raises; for pages also UnsupportedError and InputError for what no export can have.
+    """
+    if profile.system not in ("web", "android", "ios"):
+        return None
+    try:
+        check_options(replace(options, time=None, energy=None, power=None, max_temp=None))  # an app states them
+        backend_elsewhere(tvm.NAME, file, spec, profile.system)
+        check_cores("C runtime of apps", spec, usual_cores)
+    except (UnsupportedError, InputError):
+        if profile.system == "web":
+            raise
+        return None
+    plan, _ = plan_bundle(profile, spec, options, _TABLES * spec.vocab + _TABLES_BYTES)
+    chosen = f"{tvm.NAME} is assumed, in an app that edge export makes" if profile.system != "web" else ""
+    return replace(plan, chosen=chosen if options.backend == AUTO else "")
+
+
+def _plan_bundle(profile: DeviceProfile, spec: ModelSpec, options: Options, tables: int) -> tuple[Plan, Policy]:
+    options = replace(options, backend=tvm.NAME)
+    engine, process = _engine(options), _own_bytes(profile, spec) + tables
+    if profile.name == HOST:
+        plan = make_plan(spec, engine, options, process=process)
+    else:
+        options, limit = for_device(profile, options)
+        plan = make_plan(spec, engine, options, elsewhere=limit, process=process)
+    return plan, make_policy(plan.kv_policy, options.sinks, options.keep or 0)
+
+
+def _own_bytes(profile: DeviceProfile, spec: ModelSpec) -> int:
+    return MODULE_BYTES + _SAMPLER_BYTES * spec.vocab if profile.system == "web" else RUNTIME_BYTES
+
+
+def prompt_rows(options: Options, sinks: int, capacity: int) -> int:
+    """Most rows of a system prompt that are pinned: 0 by a policy without sinks, and where --keep says which are."""
+    if options.keep is not None or not sinks:
+        return 0
+    return max(0, min(_PROMPT_ROWS, (capacity - least_rows(0)) // 2))
+
+
+def check_options(options: Options) -> None:
+    """Raises UnsupportedError and InputError for options that no bundle can have."""
+    check_engine(options)
+    name = options.kv_policy.partition(":")[0]
+    if name not in (AUTO, *POLICIES):
+        make_policy(options.kv_policy)  # an unknown name is another error
+        raise UnsupportedError(f"an exported model has no KV policy {name}: choose auto, {', '.join(POLICIES)}")
+    for name in ("time", "energy", "power", "max_temp"):
+        if getattr(options, name) is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise InputError(f"a bundle has no {flag}: an app states it for each answer, in edge_options")
+    for flag, value in (
+        ("--lora", options.lora), ("--provider", options.provider), ("--gpu-layers", options.gpu_layers),
+        ("--gpu-memory", options.gpu_memory), ("--prompt-cache", options.prompt_cache),
+    ):  # fmt: skip
+        if value is not None:
+            raise UnsupportedError(f"an exported model cannot have {flag}: leave it out")
+
+
+def check_engine(options: Options) -> None:
+    """Raises InputError for another engine than a bundle has."""
+    if options.backend not in (AUTO, tvm.NAME):
+        raise InputError(f"--backend={options.backend}: edge export compiles with the {tvm.NAME} engine")
+
+
+def _engine(options: Options) -> Backend:
+    """The native engine, but for what it takes. The weights are mapped, and never streamed: on other devices the system
+    pages them as it likes. Room is kept for the keys of a system prompt."""
+
+    def footprint(spec: ModelSpec, config: EngineConfig) -> Footprint:
+        pinned = max(config.pinned, prompt_rows(options, config.pinned, config.capacity))
+        need = tvm.footprint(spec, replace(config, pinned=pinned))
+        return replace(need, runtime=0, streamed=0, least_weights=None)
+
+    return cast(Backend, SimpleNamespace(**(vars(tvm) | {"footprint": footprint})))

@@ -1,0 +1,85 @@
+"""What a bundle holds besides model.edge, for each system: the library or its sources, and the files for people."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from edge.backends.tvm.compiler.exported import exported_objects, passes_source
+from edge.backends.tvm.design import Design
+from edge.exporting.constants import CONSTANTS, constants_header
+from edge.exporting.library import SHARED, make_library
+from edge.exporting.site import write_site
+
+_HERE = Path(__file__).parent
+_RUNTIME = _HERE / "runtime"
+_ABIS = {"aarch64": "arm64-v8a", "x86_64": "x86_64"}  # as Android calls machines
+
+Tell = Callable[[float], None]
+
+
+def write_platform(designs: Sequence[Design], system: str, trusted: str, folder: Path, tell: Tell) -> Path:
+    """Write the files of a system. Returns the folder, in `folder`, where model.edge belongs.
+
+    trusted: trusted.c. tell: is called with the share that is done.
+    Raises EngineError if a compiler fails, MissingExtraError without TVM, UnsupportedError without a C compiler.
+    """
+    if system == "web":
+        return write_site(designs, trusted, folder, tell)
+    write = {"android": _write_android, "ios": _write_apple, "macos": _write_apple}.get(system, _write_c)
+    return write(designs, {"trusted.c": trusted}, folder, tell)
+
+
+def _write_c(designs: Sequence[Design], tables: dict[str, str], folder: Path, tell: Tell) -> Path:
+    """edge.h and both libraries beside an example."""
+    make_library(designs, folder, designs[0].target.machine, "linux", tables=tables, progress=tell)
+    _copy(_RUNTIME / "edge.h", folder)
+    _copy(_HERE / "c", folder)
+    return folder
+
+
+def _write_android(designs: Sequence[Design], tables: dict[str, str], folder: Path, tell: Tell) -> Path:
+    """edge/: a library module of Gradle; c/: for native code; sample/."""
+    kotlin, module, native = _HERE / "kotlin", folder / "edge", folder / "c"
+    main, machine = module / "src" / "main", designs[0].target.machine
+    native.mkdir()
+    make_library(
+        designs, native, machine, "android", tables=tables, more=[kotlin / "jni" / "edge_jni.c"],
+        exports=["JNI_OnLoad"], progress=tell,
+    )  # fmt: skip
+    _copy(_RUNTIME / "edge.h", native)
+    _copy(kotlin / "README.md", folder)
+    _copy(kotlin / "sample", folder / "sample")
+    _copy(kotlin / "src", main / "kotlin")
+    _copy(kotlin / "AndroidManifest.xml", main)
+    for name in ("build.gradle.kts", "consumer-rules.pro"):
+        _copy(kotlin / name, module)
+    libraries = main / "jniLibs" / _ABIS[machine]
+    libraries.mkdir(parents=True)
+    (native / SHARED).rename(libraries / SHARED)
+    assets = main / "assets"
+    assets.mkdir()
+    return assets
+
+
+def _write_apple(designs: Sequence[Design], tables: dict[str, str], folder: Path, tell: Tell) -> Path:
+    """A Swift package, in which Xcode compiles the runtime and assembles the passes: so they fit any of its SDKs."""
+    _copy(_HERE / "swift", folder)
+    sources = folder / "Sources" / "CEdge"
+    for path in _RUNTIME.iterdir():
+        _copy(path, sources / "include" if path.name == "edge.h" else sources)
+    for name, text in {"passes.c": passes_source(designs), CONSTANTS: constants_header(), **tables}.items():
+        (sources / name).write_text(text, encoding="utf-8")
+    for design, path in zip(designs, exported_objects(designs, tell), strict=True):
+        shutil.copy(path, sources / f"pass_{design.target.name}{path.suffix}")
+    return folder / "Sources" / "EdgeKit"
+
+
+def _copy(source: Path, folder: Path) -> None:
+    """A file into a folder, or the content of one folder into another."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, folder, dirs_exist_ok=True)
+    else:
+        shutil.copyfile(source, folder / source.name)

@@ -1,0 +1,258 @@
+/* The conversation: its rows in the KV cache, and its tokens that have not been run. A port of edge/run/context.py, of
+ * the loop over a prompt in edge/run/session.py, and of edge/run/reclaim.py. */
+#include <string.h>
+
+#include "session.h"
+
+void context_reset(edge_session *s)
+{
+    kv_clear(s->rows);
+    policy_pin(s->policy, 0, kv_capacity(s->rows));
+    s->first = s->waiting = s->turns = 0;
+    s->evicted = 0;
+    context_settle(s);
+}
+
+void context_settle(edge_session *s)
+{
+    s->started = false;
+    s->stopped = s->finish = EDGE_GOING;
+    s->text_at = s->text_end = 0;
+}
+
+static bool make_room(edge_session *s, uint32_t count)
+{
+    uint64_t before = s->evicted;
+    bool fits = policy_make_room(s->policy, s->rows, count, &s->evicted);
+    s->all_evicted += s->evicted - before;
+    return fits;
+}
+
+/* ---- giving memory back ----------------------------------------------------------------------------------------- */
+
+static uint32_t fewest_rows(const edge_session *s)
+{
+    uint32_t capacity = kv_capacity(s->rows), least = least_rows(policy_pinned(s->policy));
+    if (least < SMALLEST_ROWS)
+        least = SMALLEST_ROWS;
+    uint32_t used = capacity - kv_free(s->rows);
+    if (!policy_evicts(s->policy) && least < used)
+        least = used;
+    return least < capacity ? least : capacity;
+}
+
+double context_spare(const edge_session *s)
+{
+    uint64_t capacity = kv_capacity(s->rows), rows = capacity - fewest_rows(s);
+    return (double)(rows * kv_bytes(s->rows) / capacity);
+}
+
+static void give_rows(edge_session *s, double bytes)
+{
+    uint64_t before = kv_bytes(s->rows);
+    for (;;) {
+        uint64_t capacity = kv_capacity(s->rows), now = kv_bytes(s->rows), floor = fewest_rows(s);
+        double lacking = bytes - (double)(before - now);
+        if (!(lacking > 0) || capacity <= floor)
+            break;
+        uint64_t less = lacking < (double)now ? ((uint64_t)lacking * capacity + now - 1) / now : capacity;
+        uint64_t rows = less < capacity ? (capacity - less) / ROWS_STEP * ROWS_STEP : 0;
+        if (rows < floor)
+            rows = floor;
+        if (policy_evicts(s->policy) && capacity - kv_free(s->rows) > rows) {
+            uint64_t kept = rows - evicted_share((uint32_t)rows);
+            uint32_t gone = policy_shrink(s->policy, s->rows, (uint32_t)kept);
+            s->evicted += gone;
+            s->all_evicted += gone;
+        }
+        kv_shrink(s->rows, (uint32_t)rows);
+        if (kv_capacity(s->rows) >= capacity)
+            break;
+    }
+    s->needed -= (double)(before - kv_bytes(s->rows));
+}
+
+void context_give(edge_session *s, double bytes)
+{
+    bool in_prompt = s->started && s->waiting && !s->generated;
+    if (bytes > 0 && in_prompt && s->chunk > SMALLEST_CHUNK)
+        s->chunk = s->chunk / 2 > SMALLEST_CHUNK ? s->chunk / 2 : SMALLEST_CHUNK; /* memory is checked again sooner */
+    give_rows(s, bytes);
+}
+
+/* ---- running ----------------------------------------------------------------------------------------------------- */
+
+/* Tokens that are run at once when `count` are to come. */
+static uint32_t chunk_for(const edge_session *s, uint32_t count)
+{
+    uint32_t capacity = kv_capacity(s->rows);
+    if (count > kv_free(s->rows) && s->chunk > capacity / 2) /* the plan expected no eviction: one must leave most */
+        return evicted_share(capacity);
+    return s->chunk;
+}
+
+/* Before each pass: waits, gives memory back or stops, as budgets, the device and the app want it. */
+static edge_finish look_around(edge_session *s, uint32_t tokens)
+{
+    double give = 0;
+    edge_finish reason = watch_look(&s->watch, tokens, &s->cancelled, s->needed, context_spare(s), &give);
+    if (give > 0)
+        context_give(s, give);
+    return __atomic_load_n(&s->cancelled, __ATOMIC_RELAXED) ? EDGE_CANCELLED : reason;
+}
+
+static bool run(edge_session *s, uint32_t count)
+{
+    s->logits = pass_run(s->pass, s->ids + s->first, count, policy_observes(s->policy) ? count : 0);
+    if (!s->logits)
+        return false;
+    double rows = (double)kv_length(s->rows) / (double)kv_capacity(s->rows);
+    watch_bytes(&s->watch, (double)s->model->config->weight_bytes + (double)kv_fixed(s->rows) +
+                           (double)kv_bytes(s->rows) * rows);
+    s->first += count;
+    s->waiting -= count;
+    s->ran += count;
+    return true;
+}
+
+static void start(edge_session *s)
+{
+    s->started = true;
+    s->options = s->next_options;
+    if (s->new_stops) {
+        stops *before = s->stops;
+        s->stops = s->next_stops;
+        s->next_stops = before;
+        s->new_stops = false;
+    }
+    s->last = 0;
+    s->generated = 0;
+    s->failed = false;
+    s->pass_size = chunk_for(s, s->waiting);
+    watch_start(&s->watch, s->model->config, &s->options, &s->readings);
+}
+
+/* One pass of the prompt; all has been run if nothing waits any more. */
+static edge_finish run_chunk(edge_session *s)
+{
+    if (!s->started)
+        start(s);
+    edge_finish reason = look_around(s, s->last);
+    uint32_t left = s->waiting, size = chunk_for(s, left);
+    s->last = 0;
+    if (reason || !left)
+        return reason;
+    if (s->pass_size > size)
+        s->pass_size = size;
+    int64_t count = watch_affordable(&s->watch, s->pass_size < left ? s->pass_size : left);
+    if (count <= 0)
+        return EDGE_ENERGY;
+    if (!pass_reaches(s->pass, (uint32_t)count))
+        return EDGE_CAPACITY;
+    if (!make_room(s, (uint32_t)count))
+        return EDGE_MEMORY; /* rows that it was planned to have were given back */
+    kv_expect(s->rows, left);
+    if (!run(s, (uint32_t)count)) {
+        s->failed = true;
+        return EDGE_CANCELLED;
+    }
+    s->last = (uint32_t)count;
+    return EDGE_GOING;
+}
+
+edge_finish context_prompt(edge_session *s)
+{
+    if (!s->started) /* an answer that ends before its first pass takes time, too */
+        start(s);
+    while (!s->stopped) {
+        bool all = !s->waiting;
+        s->stopped = run_chunk(s);
+        if (all) /* budgets have been asked after the last pass, too */
+            break;
+    }
+    return s->stopped;
+}
+
+edge_finish context_step(edge_session *s)
+{
+    edge_finish reason = look_around(s, 1);
+    if (reason)
+        return reason;
+    if (!pass_reaches(s->pass, 1))
+        return EDGE_CAPACITY;
+    if (!make_room(s, 1))
+        return kv_capacity(s->rows) == s->model->config->capacity ? EDGE_CAPACITY : EDGE_MEMORY;
+    if (run(s, 1))
+        return EDGE_GOING;
+    s->failed = true;
+    return EDGE_CANCELLED;
+}
+
+/* Tokens that decisions about the next chunk depend on, as `_read_ahead` of edge/run/session.py reads them. */
+static uint32_t tokens_ahead(const edge_session *s)
+{
+    uint32_t held = s->model->config->capacity + s->model->config->chunk, wanted = kv_foresight(s->rows);
+    return held > wanted ? held : wanted;
+}
+
+bool context_push(edge_session *s, const int32_t *ids, size_t count)
+{
+    if (!policy_evicts(s->policy) && count + s->waiting + s->reserved > kv_free(s->rows)) {
+        s->full = true;
+        return false;
+    }
+    while (count) {
+        while (s->waiting >= tokens_ahead(s) && !s->stopped)
+            s->stopped = run_chunk(s);
+        if (s->stopped)
+            return false;
+        if (s->first) {
+            memmove(s->ids, s->ids + s->first, s->waiting * sizeof *ids);
+            s->first = 0;
+        }
+        size_t part = count < s->room - s->waiting ? count : s->room - s->waiting;
+        memcpy(s->ids + s->waiting, ids, part * sizeof *ids);
+        s->waiting += (uint32_t)part;
+        ids += part;
+        count -= part;
+    }
+    return true;
+}
+
+/* ---- taking turns back ------------------------------------------------------------------------------------------- */
+
+turn_mark context_mark(const edge_session *s)
+{
+    turn_mark mark = {.evicted = s->evicted, .rows = kv_length(s->rows), .count = s->waiting};
+    if (mark.count <= MOST_LEFT) {
+        memcpy(mark.left, s->ids + s->first, mark.count * sizeof *s->ids);
+    } else { /* an earlier conversation that has not been run */
+        mark.rows += mark.count;
+        mark.count = 0;
+    }
+    return mark;
+}
+
+bool context_rewind(edge_session *s, const turn_mark *mark)
+{
+    uint32_t length = kv_length(s->rows);
+    if (mark->evicted != s->evicted)
+        return false;
+    if (length <= mark->rows) { /* what goes has not been run */
+        uint64_t left = (uint64_t)mark->rows - length + mark->count;
+        if (left > s->waiting)
+            return false;
+        s->waiting = (uint32_t)left;
+        return true;
+    }
+    if (mark->rows && (policy_observes(s->policy) || !kv_can_truncate(s->rows, mark->rows)))
+        return false;
+    if (mark->rows)
+        kv_truncate(s->rows, mark->rows);
+    else
+        kv_clear(s->rows);
+    s->first = 0;
+    s->waiting = mark->count;
+    memcpy(s->ids, mark->left, mark->count * sizeof *s->ids);
+    return true;
+}

@@ -1,0 +1,199 @@
+/* edge: a language model inside an app, within stated budgets.
+ *
+ *     edge_source source = {sizeof source, "model.edge", -1};
+ *     edge_options options = EDGE_OPTIONS;
+ *     edge_error error = {sizeof error};
+ *     edge_model *model;
+ *     edge_session *session;
+ *     if (edge_open(&source, &model, &error) || edge_begin(model, &options, &session, &error) ||
+ *         edge_append(session, EDGE_USER, "Why is the sky blue?", 20, &error))
+ *         return fprintf(stderr, "%s\n", error.message), 1;
+ *     for (edge_piece piece = {sizeof piece}; !edge_next(session, &piece, &error) && !piece.finish;)
+ *         fwrite(piece.text, 1, piece.length, stdout);
+ *
+ * A model may be used by several threads; a session by one at a time, but for edge_cancel. A forked child can use the
+ * models that its parent has opened, and of its parent's sessions edge_end: other calls are EDGE_BUSY. Nothing is
+ * allocated after edge_begin, nothing aborts, nothing is global. Every struct begins with its size in bytes, which the
+ * caller sets, so that later versions can add fields. Text is UTF-8; bytes that are not become U+FFFD. Functions that
+ * return edge_status set *error, which may be NULL, if they return less than 0.
+ */
+#ifndef EDGE_H
+#define EDGE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define EDGE_ABI 1 /* grows when a program has to be compiled again */
+
+#if defined(_WIN32)
+#define EDGE_API
+#else
+#define EDGE_API __attribute__((visibility("default")))
+#endif
+
+typedef struct edge_model edge_model;
+typedef struct edge_session edge_session;
+
+typedef int32_t edge_status;
+enum {
+    /* generated: Status */
+    EDGE_OK = 0,
+    EDGE_BAD_ARGUMENT = -1, /* A value that the function does not take, or a call out of order. */
+    EDGE_BAD_FILE = -2, /* model.edge or a saved state is unreadable, damaged, cut short, or of another version. */
+    EDGE_UNSUPPORTED = -3, /* This CPU, model or policy cannot do that. */
+    EDGE_NO_MEMORY = -4,
+    EDGE_BUSY = -5, /* Another thread or process uses the session, or sessions of the model are open. */
+    EDGE_FULL = -6, /* The text has more tokens than there are free rows, and the policy evicts none. */
+    EDGE_FAILED = -7, /* The model computed no number (NaN). */
+    /* end */
+};
+
+typedef struct {
+    uint32_t size;
+    edge_status code;
+    char message[248]; /* one line that says what was wrong and what to do; ends with \0 */
+} edge_error;
+
+typedef struct { /* where model.edge is: a path, or an open file, such as an asset of an app */
+    uint32_t size;
+    const char *path; /* NULL: fd */
+    int32_t fd;
+    uint64_t offset, length; /* of the file within fd; 0, 0: all of it */
+} edge_source;
+
+typedef struct { /* strings belong to the model */
+    uint32_t size, abi;
+    const char *name, *license, *policy, *kv_dtype, *isa; /* isa: the best of this CPU */
+    uint32_t vocab, context, capacity, threads, chat; /* capacity: KV rows; threads: at most; chat: has a template */
+    uint64_t weights, kv, scratch; /* bytes, planned for a session */
+} edge_model_info;
+
+typedef struct { /* EDGE_OPTIONS leaves everything to the model and its bundle */
+    uint32_t size;
+    uint32_t threads;  /* 0: the cores of the fastest cluster, as far as the bundle has room for them */
+    uint64_t cpu_mask; /* bit i: threads may run on CPU i; 0: on all */
+    const char *isa;   /* NULL: the best of this CPU; read by edge_begin only */
+    /* Sampling as in `edge run`; less than 0: as the model recommends. temperature 0 is greedy. */
+    double temperature, top_p, min_p, repeat_penalty;
+    int32_t top_k;
+    uint32_t seeded; /* 0: a new seed for every answer */
+    uint64_t seed;
+    uint32_t max_tokens; /* of an answer; 0: no limit */
+    uint32_t ignore_eos;
+    const char *const *stops; /* texts before which an answer ends; copied */
+    uint32_t stop_count;      /* at most 16, of at most 128 bytes */
+    /* Budgets of an answer and the prompt before it; 0: none. They need readings (edge_read), but for seconds; without
+     * them joules are estimated. */
+    double seconds, joules, watts, celsius, headroom;
+} edge_options;
+#define EDGE_OPTIONS {sizeof(edge_options), 0, 0, NULL, -1, -1, -1, -1, -1, 0, 0, 0, 0, NULL, 0, 0, 0, 0, 0, 0}
+
+typedef struct { /* what the app measures; less than 0: not read */
+    uint32_t size;
+    double joules;    /* since a fixed moment. Read them before a prompt, too: what is spent since is estimated */
+    double celsius;
+    double headroom;  /* Android's getThermalHeadroom: 1 is where the system throttles */
+    int64_t available; /* bytes that this process may still take, such as os_proc_available_memory's */
+} edge_readings;
+#define EDGE_READINGS {sizeof(edge_readings), -1, -1, -1, -1}
+
+typedef int32_t edge_role;
+enum {
+    /* generated: Role */
+    EDGE_SYSTEM = 0, /* Before the first turn. Its KV rows stay when others are evicted, as far as the plan has room. */
+    EDGE_USER = 1, /* A turn. Its text never becomes a control token. */
+    EDGE_ASSISTANT = 2, /* An answer from an earlier conversation. */
+    EDGE_RAW = 3, /* Text without the chat template, in which control tokens are recognized. */
+    EDGE_IDS = 4, /* Token ids, int32_t; count is their number. */
+    /* end */
+};
+
+typedef int32_t edge_finish;
+enum {
+    /* generated: Finish */
+    EDGE_GOING, EDGE_EOS, EDGE_STOP, EDGE_LENGTH, EDGE_CAPACITY, EDGE_CANCELLED, EDGE_TIME, EDGE_ENERGY, EDGE_POWER,
+    EDGE_HEAT, EDGE_MEMORY
+    /* end */
+};
+
+typedef struct {
+    uint32_t size;
+    int32_t token;      /* the one just generated; -1: none, this is the rest of a text */
+    edge_finish finish; /* EDGE_GOING, or why the answer has ended */
+    uint32_t length;    /* of text in bytes; may be 0 */
+    char text[256];     /* whole characters, without \0 at the end; what does not fit comes next */
+} edge_piece;
+
+typedef struct {
+    uint32_t size, rows, capacity, threads; /* rows: of the KV cache, in use */
+    uint64_t weights, kv, scratch, file;    /* bytes; file: mapped of model.edge */
+    uint64_t tokens, evicted;               /* that ran since edge_begin; rows that the policy evicted */
+    double joules, seconds;                 /* of the last answer and its prompt */
+    uint32_t measured;                      /* joules: 1 by the app, 0 estimated */
+} edge_usage;
+
+typedef struct { /* where a saved state goes or comes from: a buffer or an open file */
+    uint32_t size;
+    int32_t fd; /* -1: buffer */
+    void *buffer;
+    uint64_t capacity; /* of the buffer */
+    uint64_t length;   /* set by edge_save: bytes that the state has, also when the buffer is too small or NULL */
+} edge_stream;
+
+typedef int32_t edge_trim_level;
+enum {
+    /* generated: Trim */
+    EDGE_TRIM_SOFT = 0, /* What costs nothing. */
+    EDGE_TRIM_HALF = 1, /* Half of what can be spared. */
+    EDGE_TRIM_ALL = 2, /* All of it. */
+    /* end */
+};
+
+/* Maps model.edge and checks it. Weights are read from the file while it is open, so replace it by renaming another one
+ * over it, never in place. Once it was cut short, calls are EDGE_BAD_FILE from the next pass on; in the middle of a pass,
+ * the system ends the process (SIGBUS), as for any mapped file. */
+EDGE_API edge_status edge_open(const edge_source *source, edge_model **model, edge_error *error);
+/* EDGE_BUSY while sessions of it are open. NULL is fine. */
+EDGE_API edge_status edge_close(edge_model *model, edge_error *error);
+EDGE_API edge_status edge_info(const edge_model *model, edge_model_info *info, edge_error *error);
+
+/* Allocates all that a session will need. options: NULL for EDGE_OPTIONS. */
+EDGE_API edge_status edge_begin(edge_model *model, const edge_options *options, edge_session **session, edge_error *error);
+/* NULL is fine. No other call may be running. */
+EDGE_API void edge_end(edge_session *session);
+/* Other options, from the next answer on. */
+EDGE_API edge_status edge_set(edge_session *session, const edge_options *options, edge_error *error);
+/* What sensors say, between two calls of edge_next. */
+EDGE_API edge_status edge_read(edge_session *session, const edge_readings *readings, edge_error *error);
+/* Adds text to the conversation. Most of the work is done by the next edge_next. A text longer than the cache is run
+ * meanwhile, chunk by chunk; if a budget or edge_cancel ends that, edge_next says so, and the rest of the text is lost.
+ * An answer that was not read to its end, ends. count: bytes, or ids. */
+EDGE_API edge_status edge_append(edge_session *session, edge_role role, const void *text, size_t count, edge_error *error);
+/* Blocks until the next piece of the answer, of one token at most. Another call after the end of an answer is
+ * EDGE_BAD_ARGUMENT. */
+EDGE_API edge_status edge_next(edge_session *session, edge_piece *piece, edge_error *error);
+/* From any thread: the answer ends before its next token, also while its prompt runs. Between answers nothing happens. */
+EDGE_API void edge_cancel(edge_session *session);
+/* Forgets the last turns, each a question with its answer; UINT32_MAX: all, with the system's text. EDGE_UNSUPPORTED
+ * where their rows cannot be taken back, as after evictions: then rewind all and append the conversation again. */
+EDGE_API edge_status edge_rewind(edge_session *session, uint32_t turns, edge_error *error);
+/* The conversation with its KV rows, for edge_load in a session of the same bundle. */
+EDGE_API edge_status edge_save(edge_session *session, edge_stream *stream, edge_error *error);
+EDGE_API edge_status edge_load(edge_session *session, const edge_stream *stream, edge_error *error);
+/* Memory is short: gives back what can be spared, for good. Not while an answer is generated on another thread. */
+EDGE_API edge_status edge_trim(edge_session *session, edge_trim_level level, edge_error *error);
+EDGE_API edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error *error);
+
+/* Token ids of a text. special: recognize control tokens. Returns their number, of which at most `capacity` were written,
+ * or an edge_status. */
+EDGE_API int64_t edge_tokenize(edge_session *session, const char *text, size_t length, uint32_t special, int32_t *ids,
+                               size_t capacity, edge_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

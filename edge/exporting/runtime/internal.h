@@ -1,0 +1,354 @@
+/* What the files of the runtime know of each other, from the ground up:
+ *
+ *     platform.c   cpu.c             memory, files, clocks and threads of the system; instruction sets and cores
+ *     error.c                        messages
+ *     model.c      hash.c            model.edge: sections, checked once
+ *     utf8.c       words.c           characters; words, as pre-tokenizers cut them
+ *     vocabulary.c  tokenizer.c      tables of tokens; text to ids and back
+ *     chat.c                         the chat template as data
+ *     sampler.c    stops.c           ids from logits; stop strings
+ *     governor.c   watch.c           budgets: the decisions of edge/run/governor.py, and its readings
+ *     rows.c  kv.c  policy.c         what a KV row looks like; which rows there are; which stay
+ *     pass.c                         threads that run the compiled pass
+ *     context.c  turns.c             the conversation and its tokens; the loop of answers
+ *     state.c                        saved conversations
+ *     open.c     session.c           the functions of edge.h: of models, of sessions
+ *
+ * constants.h is written when the runtime is compiled: numbers and structs that Python has, too (exporting/constants.py).
+ * Every part has a struct, and `x_layout` that takes the memory for it from an arena: called once without memory, to
+ * count, and once with it. Functions that can fail take `edge_error *` last and return edge_status.
+ */
+#ifndef EDGE_INTERNAL_H
+#define EDGE_INTERNAL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "constants.h"
+#include "edge.h"
+
+#ifdef __clang__ /* in packages that others compile; GCC has -ffp-contract=off, and warns of this */
+#pragma STDC FP_CONTRACT OFF /* products and sums round apart, as NumPy's do */
+#endif
+
+#ifdef __SANITIZE_ADDRESS__
+void __asan_poison_memory_region(const volatile void *at, size_t size);
+void __asan_unpoison_memory_region(const volatile void *at, size_t size);
+#endif
+
+/* ---- error.c --------------------------------------------------------------------------------------------------- */
+
+/* Sets *error (unless NULL), shortened to what fits, and returns code. Knows %s (const char *), %d (int64_t). */
+edge_status edge_fail(edge_error *error, edge_status code, const char *form, ...);
+
+/* ---- hash.c ---------------------------------------------------------------------------------------------------- */
+
+typedef struct { uint32_t state[8]; uint64_t length; uint8_t block[64]; } hasher; /* SHA-256 */
+void hash_start(hasher *h);
+void hash_add(hasher *h, const void *data, uint64_t size);
+void hash_end(hasher *h, uint8_t digest[32]);
+
+/* ---- platform.c ------------------------------------------------------------------------------------------------ */
+
+/* Without malloc, stdio, errno and thread-local variables, whose ABIs differ between C libraries. */
+void *map_memory(uint64_t size);                   /* zeros, whose pages become resident when they are written; NULL */
+void unmap_memory(void *memory, uint64_t size);
+void release_memory(void *memory, size_t size);   /* whole pages become zeros and are given back */
+void forget_memory(const void *memory, size_t size); /* whole pages of a mapped file are given back until next read */
+/* fd: of the file, its own; end: where `data` ends in it. */
+typedef struct { const uint8_t *data; uint64_t size; void *base; size_t mapped; int32_t fd; uint64_t end; } mapping;
+edge_status map_file(const edge_source *source, mapping *file, edge_error *error);
+bool file_is_whole(const mapping *file);          /* false: it was cut short; reading what is gone ends the process */
+void unmap_file(mapping *file);
+int64_t read_fd(int32_t fd, void *to, uint64_t size);      /* bytes, less than `size` at the end of a file; -1 */
+int64_t write_fd(int32_t fd, const void *from, uint64_t size);
+double now_seconds(void);                         /* monotonic */
+double cpu_seconds(void);                         /* of this process */
+void sleep_seconds(double seconds);
+uint64_t random_seed(void);
+int64_t process_id(void);
+typedef struct { uint64_t handle; void *(*work)(void *); void *argument; uint64_t cpu_mask; } worker; /* stays put */
+bool start_worker(worker *thread, void *(*work)(void *), void *argument, uint64_t cpu_mask); /* mask 0: any CPU */
+void join_worker(worker *thread);
+/* Binds the calling thread to CPUs; false: it is where it was. Otherwise `unbind_thread` takes it back there. */
+typedef struct { uint64_t bits[16]; } cpu_binding;
+bool bind_thread(uint64_t cpu_mask, cpu_binding *before);
+void unbind_thread(const cpu_binding *before);
+/* Called by compiled passes: sleep while *word == value (may return early), and wake all who sleep there. The word is the
+ * first of a line that was zero and prepared. */
+void prepare_line(int32_t line[LINE]);
+int32_t edge_doze(int32_t *word, int32_t value);
+int32_t edge_wake(int32_t *word);
+
+/* ---- cpu.c ------------------------------------------------------------------------------------------------------ */
+
+uint32_t fastest_cores(void);                     /* of the cluster of the highest clock, at least 1 */
+bool runs_isa(const char *name);                  /* avx512vnni, avxvnni, avx2, i8mm, dotprod, neon */
+
+/* ---- an arena --------------------------------------------------------------------------------------------------- */
+
+typedef struct { uint8_t *memory; uint64_t used; } arena; /* memory NULL: only counts, also what no memory could hold */
+/* 64-byte aligned zeros; NULL while counting. Sanitizers see what lies between two parts as out of bounds. */
+static inline void *take(arena *from, uint64_t size)
+{
+    uint64_t at = (from->used + 63) / 64 * 64;
+    from->used = at + size;
+#ifdef __SANITIZE_ADDRESS__
+    from->used += 64;
+    if (from->memory)
+        __asan_poison_memory_region(from->memory + at + size, 64);
+#endif
+    return from->memory ? from->memory + at : NULL;
+}
+
+/* ---- model.c: model.edge ---------------------------------------------------------------------------------------- */
+
+/* Little-endian. A header, the sections' table, and the sections, each at a multiple of 64 bytes, WEIGHTS of 16384. The
+ * structs are in constants.h, their fields explained in edge/exporting/model_file.py, which writes them. */
+/* Section DESIGNS: uint32 count, uint32 0, then the designs, then their tables. The pass reads `table` (its numbers are
+ * offsets into weights and scratch); they are for CONFIG.threads threads, and hold for fewer. */
+/* Section ANGLES: for the short, then (if long_from) the long factors, for every kind of layers an angles_config and
+ * double radians[head / 2].
+ * Section NORMALS: float[layers * kv_heads * head] of reflections, if kv_dtype is int4.
+ * Section STRINGS: of name, license, policy, kv_dtype, each ends with \0. */
+
+struct edge_model {
+    mapping file;
+    edge_config settings; /* read also when the file is gone */
+    const edge_config *config;
+    const layer_config *layers;
+    const uint8_t *sections[SECTIONS];
+    uint64_t sizes[SECTIONS]; /* 0: absent */
+    const char *name, *license, *policy, *kv_dtype;
+    volatile int32_t sessions; /* open */
+};
+
+/* Maps the file into *model and checks all sections but TOKENIZER, WORDS and CHAT, which their owners check. */
+edge_status model_map(const edge_source *source, edge_model *model, edge_error *error);
+edge_status model_is_whole(const edge_model *model, edge_error *error); /* before the file is read */
+uint32_t model_designs(const edge_model *model, const design_config **designs); /* their number, the best first */
+edge_status find_design(const edge_model *model, const char *isa, const design_config **design, edge_error *error);
+/* Checks that the angles are there; radians[head / 2]. */
+const angles_config *find_angles(const edge_model *model, uint32_t kind, bool lengthened);
+
+/* ---- tokenizer.c ------------------------------------------------------------------------------------------------ */
+
+typedef struct tokenizer tokenizer; /* tables in model.edge, and working memory */
+tokenizer *tokenizer_layout(arena *from, const edge_model *model);
+edge_status tokenizer_check(const edge_model *model, edge_error *error); /* at edge_open, in constant time */
+/* Encodes a text block by block, as Tokenizer.encode_blocks: ids go to `out` until it returns false. start: the text
+ * opens a prompt. special: control tokens are recognized. Returns false if `out` did. */
+typedef bool (*ids_out)(void *to, const int32_t *ids, size_t count);
+bool tokenizer_encode(tokenizer *t, const char *text, size_t length, bool special, bool start, ids_out out, void *to);
+/* The bytes that a token adds to a text, valid as long as the model. *length: at most 1024, may be 0. */
+const char *tokenizer_piece(const tokenizer *t, int32_t token, size_t *length);
+bool tokenizer_ends(const tokenizer *t, int32_t token); /* a turn */
+uint32_t tokenizer_banned(const tokenizer *t, const int32_t **ids); /* never generated */
+uint32_t tokenizer_end_ids(const tokenizer *t, const int32_t **ids);
+int32_t tokenizer_bos(const tokenizer *t); /* -1 if prompts do not begin with it */
+
+/* ---- words.c ----------------------------------------------------------------------------------------------------- */
+
+typedef struct { /* the rules of a pre-tokenizer: expressions that are applied one after the other */
+    const uint16_t *blocks;
+    const uint8_t *classes;
+    const uint16_t *moves[MOST_SPLITS];
+    uint32_t class_count, splits;
+} words;
+edge_status words_find(const edge_model *model, words *found, edge_error *error); /* checks the whole section */
+typedef struct { const words *rules; const uint8_t *text; size_t left[MOST_SPLITS + 1]; } word_cutter;
+void words_begin(word_cutter *cutter, const words *rules, const uint8_t *text, size_t count); /* valid UTF-8 */
+size_t words_next(word_cutter *cutter, const uint8_t **word); /* the bytes of the next word; 0: no more */
+
+/* ---- utf8.c ------------------------------------------------------------------------------------------------------ */
+
+enum { UTF8_REPLACEMENT = 0xFFFD };
+/* One character from `count` bytes, at least 1. Returns its bytes; *point is U+FFFD for bytes that are none. *whole:
+ * false if more bytes could make them one. */
+size_t utf8_read(const uint8_t *bytes, size_t count, uint32_t *point, bool *whole);
+size_t utf8_write(uint32_t point, uint8_t *out); /* at most 4 bytes */
+/* Joins the bytes of tokens to whole characters (invalid bytes become U+FFFD). Returns the bytes written. */
+typedef struct { uint8_t held[4]; uint32_t count; } utf8_joiner;
+size_t utf8_feed(utf8_joiner *joiner, const char *bytes, size_t length, char *out); /* out: 3 * length + 12 bytes */
+
+/* ---- chat.c ------------------------------------------------------------------------------------------------------ */
+
+/* The parts around texts of people, as ids: enum chat_part. Section CHAT: chat_header, then the ids, part by part; a count
+ * of CHAT_ABSENT: the template has none.
+ *
+ *     CHAT_FIRST          before the first user's text
+ *     CHAT_SYSTEM         the same, up to the system prompt's text
+ *     CHAT_AFTER_SYSTEM   from there to the first user's text
+ *     CHAT_OPENING        from the user's text to the answer
+ *     CHAT_PAST           the same in an answered turn, whose answer is appended
+ *     CHAT_NEXT           from the end of an answer to the next user's text */
+typedef struct { int32_t counts[CHAT_PARTS]; uint32_t starts, reserved; } chat_header; /* starts: bit i, see below */
+edge_status chat_check(const edge_model *model, edge_error *error);
+const int32_t *chat_ids(const edge_model *model, enum chat_part part, uint32_t *count); /* NULL: the template has none */
+bool chat_starts(const edge_model *model, enum chat_part part); /* the text after this part opens the prompt */
+
+/* ---- sampler.c, stops.c ------------------------------------------------------------------------------------------ */
+
+typedef struct sampler sampler;
+sampler *sampler_layout(arena *from, uint32_t vocab);
+typedef struct { double temperature, top_p, min_p, repeat_penalty; uint32_t top_k; uint64_t seed; } sampling;
+void sampler_start(sampler *s, const sampling *params, const int32_t *banned, uint32_t banned_count,
+                   const int32_t *more, uint32_t more_count);
+/* The next token of logits [vocab], which it changes; -1 for NaN. As edge/run/sampler.py, token by token. */
+int32_t sampler_next(sampler *s, float *logits);
+
+typedef struct stops stops;
+stops *stops_layout(arena *from);
+/* Those of before stay if one of them is refused. */
+edge_status stops_set(stops *s, const char *const *texts, uint32_t count, edge_error *error);
+void stops_start(stops *s);
+/* The text that may be shown, in `out` (length + LONGEST_STOP bytes). *met: a stop string was found. */
+size_t stops_feed(stops *s, const char *text, size_t length, char *out, bool *met);
+size_t stops_rest(stops *s, char *out);
+
+/* ---- governor.c --------------------------------------------------------------------------------------------------- */
+
+/* A port of decide and affordable (edge/run/governor.py); NAN: None. */
+typedef struct { double deadline, energy, power, celsius; } run_limits;
+typedef struct { double needed, spare, priv, limit, available, stalled; } memory_reading;
+typedef struct { double time, joules, celsius; bool has_memory; memory_reading memory; } sample;
+typedef struct {
+    sample last;
+    double token, each, pace, debt, idle, duty, rest, error, corrected_at, paused, coolest, cooled_at, gave_at;
+    int64_t ran;
+    int32_t shorts;
+} governor_state;
+enum cause { CAUSE_NONE, CAUSE_LIMIT, CAUSE_FREE, CAUSE_PRESSURE };
+typedef struct { edge_finish stop; double pause, give; enum cause cause; } decision;
+void governor_init(governor_state *state, double time);
+decision governor_decide(const run_limits *limits, governor_state *state, const sample *now, int64_t tokens);
+int64_t governor_affordable(const run_limits *limits, const governor_state *state, int64_t tokens, double now,
+                            double spent);
+
+/* ---- watch.c ------------------------------------------------------------------------------------------------------- */
+
+typedef struct { /* the budgets of one answer: a port of Watch (edge/run/meters.py) */
+    run_limits limits;
+    governor_state state;
+    edge_readings readings;   /* the newest, by the app */
+    double read_at, first_joules, joules, estimated; /* at the newest: joules of the answer; the estimate's then */
+    double celsius_limit, headroom_limit, started, paused, bytes, celsius_at, memory_at;
+    const edge_config *config;
+    bool measured, memory_is_new;
+} watch;
+void watch_start(watch *w, const edge_config *config, const edge_options *options, const edge_readings *readings);
+void watch_read(watch *w, const edge_readings *readings, bool answering);
+void watch_bytes(watch *w, double bytes); /* read from memory, for estimates */
+double watch_joules(const watch *w);
+/* Why the answer must end, EDGE_GOING to go on; waits as long as limits want it, unless *cancelled. tokens: run since.
+ * *give: bytes to return to the system. needed, spare: of the process, in bytes. */
+edge_finish watch_look(watch *w, int64_t tokens, const volatile int32_t *cancelled, double needed, double spare,
+                       double *give);
+int64_t watch_affordable(const watch *w, int64_t tokens);
+
+/* ---- rows.c ------------------------------------------------------------------------------------------------------- */
+
+/* Keys, values and scales of all heads' rows in one arena, in the layout of backends/tvm/kv/rows.py. */
+typedef struct {
+    uint32_t dtype, head, count;       /* head: values; count: rows */
+    uint8_t *arrays[4];                /* keys, values, key scales, value scales */
+    uint32_t widths[4], item[4];       /* elements of a row, bytes of an element */
+    const float *normals;              /* [layers * kv_heads][head], NULL without reflections */
+    float *work;                       /* [head] */
+} kv_rows;
+void rows_layout(arena *from, kv_rows *rows, const edge_model *model, uint32_t count);
+void rows_move(kv_rows *rows, uint32_t source, uint32_t target);
+void rows_shift(kv_rows *rows, uint32_t source, uint32_t target, uint32_t count); /* neighbours, in whole tiles */
+void rows_release(kv_rows *rows, uint32_t first);                                 /* all from this one on, a tile's first */
+void rows_key(const kv_rows *rows, uint32_t row, uint32_t head, float *key);      /* head: of all layers' */
+void rows_set_key(kv_rows *rows, uint32_t row, uint32_t head, float *key);        /* may change the key */
+size_t rows_bytes(const kv_rows *rows);                                            /* of one row */
+void rows_save(const kv_rows *rows, uint32_t row, uint8_t *out);
+void rows_restore(kv_rows *rows, uint32_t row, const uint8_t *saved);
+
+/* ---- kv.c ---------------------------------------------------------------------------------------------------------- */
+
+/* Which rows there are: HeadKV, RowLists, PinnedKeys, Ring and Regions of backends/. Lists are one for all heads until a
+ * policy keeps different rows in them; all heads keep equally many. */
+typedef struct kv kv;
+kv *kv_layout(arena *from, const edge_model *model);
+void kv_clear(kv *k);
+uint32_t kv_length(const kv *k);   /* rows in use */
+uint32_t kv_free(const kv *k);
+uint32_t kv_capacity(const kv *k);
+int64_t kv_next_position(const kv *k);
+int64_t kv_next_rope_position(const kv *k);
+bool kv_lengthened(const kv *k);                   /* whether LongRoPE's long factors hold now */
+uint32_t kv_foresight(const kv *k);                /* tokens to come that kv_expect has to count; 0 once it has */
+void kv_expect(kv *k, uint32_t count);             /* so many tokens are about to come: chooses the factors */
+void kv_prepare(kv *k, uint32_t count);            /* at most a chunk, and kv_free: fills starts, lengths, positions,
+                                                      attention for a pass */
+void kv_appended(kv *k, uint32_t count);           /* the pass has written them */
+void kv_keep(kv *k, const int32_t *rows, uint32_t count);  /* the same of all heads, ascending; closes gaps */
+/* Others in each head, whose `count` rows `choose` writes, ascending. rows: room for them. */
+typedef void (*kv_choice)(void *from, uint32_t head, int32_t *rows);
+void kv_keep_heads(kv *k, uint32_t count, kv_choice choose, void *from, int32_t *rows);
+void kv_renumber(kv *k);
+bool kv_can_truncate(const kv *k, uint32_t length);
+void kv_truncate(kv *k, uint32_t length);
+void kv_shrink(kv *k, uint32_t capacity);
+uint64_t kv_bytes(const kv *k);                    /* of the rows that policies evict, at the present capacity */
+uint64_t kv_fixed(const kv *k);                    /* bytes of rings */
+/* For policies that observe: of a head of the layers without a ring, by logical row, attention and ages [length]. */
+uint32_t kv_heads(const kv *k);
+void kv_attention(const kv *k, uint32_t head, float *paid, int32_t *ages);
+/* The pass's arguments, in the order of generator.POINTERS from "keys" on. */
+typedef struct { void *keys, *values, *key_scales, *value_scales; int32_t *lengths, *positions; float *paid; int32_t *starts; } kv_pointers;
+kv_pointers kv_arguments(kv *k);
+uint64_t kv_saved_bytes(const kv *k);
+bool kv_save(const kv *k, bool (*out)(void *to, const void *bytes, size_t size), void *to);
+edge_status kv_load(kv *k, bool (*in)(void *from, void *bytes, size_t size), void *from, edge_error *error);
+
+/* ---- policy.c ------------------------------------------------------------------------------------------------------- */
+
+typedef struct policy policy;
+policy *policy_layout(arena *from, const edge_model *model);
+bool policy_evicts(const policy *p);
+bool policy_observes(const policy *p); /* every query: h2o */
+/* Pins the first `count` rows of a conversation, as far as the plan and a cache of `capacity` rows have room for them, and
+ * at least the sinks. */
+void policy_pin(policy *p, uint32_t count, uint32_t capacity);
+uint32_t policy_pinned(const policy *p);
+uint32_t evicted_share(uint32_t rows); /* that a full cache frees at once */
+uint32_t least_rows(uint32_t pinned); /* of a cache: the pinned ones, as many recent ones, and a few to write to */
+/* Evicts until no more than `budget` rows are left. Returns how many went. */
+uint32_t policy_shrink(policy *p, kv *k, uint32_t budget);
+/* Evicts until `count` more fit, as Context.make_room. False if it may not evict and they do not fit. */
+bool policy_make_room(policy *p, kv *k, uint32_t count, uint64_t *evicted);
+
+/* ---- pass.c --------------------------------------------------------------------------------------------------------- */
+
+typedef struct pass pass;
+/* design: of the instruction set that will run. */
+pass *pass_layout(arena *from, const edge_model *model, const design_config *design, kv *rows);
+/* Starts threads, of which one is the caller's, or changes their number. Cannot fail for one thread. */
+edge_status pass_start(pass *p, uint32_t threads, uint64_t cpu_mask, edge_error *error);
+void pass_stop(pass *p);
+uint32_t pass_threads(const pass *p);
+/* Runs tokens and appends their rows, for which there is room; calls kv_expect, kv_prepare and kv_appended. observed: the
+ * last so many are observed. Returns the logits [vocab] after the last token, which are valid until the next call and may be
+ * changed. NULL, and nothing has changed: more than a chunk or than there is room for, no token of the vocabulary, a
+ * position beyond those that the model has learned, or a file that was cut short. */
+float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observed);
+bool pass_reaches(const pass *p, uint32_t count); /* false: the model has learned fewer positions */
+uint64_t pass_bytes(const pass *p); /* scratch */
+
+/* The compiled pass of an instruction set (backends/tvm/cpu/generator.py). Every thread calls it until it has done the job
+ * QUIT. It returns to thread 0 after each job; to the others after QUIT, or in WebAssembly, where a function that runs is
+ * not replaced by a faster version of it, after each job, too. */
+typedef void compiled_run(int64_t *job, int32_t *lines, const uint8_t *weights, const int64_t *table, float *floats,
+                          int32_t *integers, void *keys, void *values, void *key_scales, void *value_scales,
+                          const int32_t *lengths, const int32_t *positions, const int32_t *tokens, float *logits,
+                          const float *rope, float *attention, const int32_t *starts, int64_t thread);
+typedef struct { const char *isa; compiled_run *run; } compiled_pass;
+extern const compiled_pass EDGE_PASSES[]; /* passes.c, written at export: the best first; ends with NULL */
+/* SHA-256 of the sections CONFIG, LAYERS, DESIGNS, ANGLES and NORMALS, one behind the other: trusted.c, from export. */
+extern const uint8_t EDGE_TRUSTED[32];
+
+#endif

@@ -1,0 +1,329 @@
+/* Which rows there are: a port of backends/head_kv.py, row_lists.py and ring.py, and of the bookkeeping in
+ * backends/tvm/kv/store.py, for heads that keep equally many rows.
+ *
+ * A logical row is a row's place among those in use, oldest first; its physical row is its place in memory. Rows from the
+ * end move into the holes that evicted ones leave. The RoPE position of a key is `base` and the position in its list:
+ * closing a gap rotates the few keys before it forward and raises `base`, so RoPE positions only grow.
+ */
+#include "kv.h"
+
+#include <string.h>
+
+static uint32_t tiles_of(uint32_t count)
+{
+    return (count + TILE - 1) / TILE * TILE;
+}
+
+/* ---- layout ----------------------------------------------------------------------------------------------------- */
+
+static void lay_out(arena *from, kv *k, kv_part *p, bool ringed, uint32_t capacity, uint32_t start, uint32_t lists)
+{
+    const edge_config *config = k->model->config;
+    uint32_t *of = take(from, sizeof *of * config->layers * config->kv_heads);
+    *p = (kv_part){.start = start, .even = tiles_of(capacity), .capacity = capacity, .longest = capacity, .lists = 1};
+    for (uint32_t layer = 0; layer < config->layers; layer++)
+        for (uint32_t head = 0; head < config->kv_heads && (k->model->layers[layer].ringed != 0) == ringed; head++, p->heads++)
+            if (of)
+                of[p->heads] = layer * config->kv_heads + head;
+    uint64_t count = p->heads ? (uint64_t)(lists ? lists : p->heads) * capacity : 0;
+    p->physical = take(from, sizeof(int32_t) * count);
+    p->positions = take(from, sizeof(int32_t) * count);
+    p->of = of;
+}
+
+kv *kv_layout(arena *from, const edge_model *model)
+{
+    const edge_config *config = model->config;
+    bool observed = config->policy == POLICY_H2O, ringed;
+    kv counted = {0}, *taken = take(from, sizeof *taken), *k = taken ? taken : &counted;
+    k->model = model;
+    lay_out(from, k, &k->ring, true, config->ring_rows, 0, 1);
+    ringed = k->ring.heads > 0;
+    lay_out(from, k, &k->whole, false, config->capacity, k->ring.heads * k->ring.even, observed ? 0 : 1);
+    k->ring.windowed = true, k->whole.windowed = config->windowed && !ringed, k->whole.observed = observed;
+    k->before = config->ring_window ? config->ring_window - 1 : 0;
+    k->spare = k->ring.capacity / RING_SHARE < 1 ? 1
+        : k->ring.capacity / RING_SHARE > RING_SLACK ? RING_SLACK : k->ring.capacity / RING_SHARE;
+    k->first = ALL;
+
+    uint32_t heads = config->layers * config->kv_heads, rows = k->whole.start + k->whole.heads * k->whole.even;
+    rows_layout(from, &k->rows, model, rows);
+    k->starts = take(from, sizeof(int32_t) * heads);
+    k->lengths = take(from, sizeof(int32_t) * heads);
+    k->positions = take(from, config->windowed ? sizeof(int32_t) * (rows + 4ull * TILE) : 0);
+    k->paid = take(from, observed ? sizeof(float) * (rows + 4ull * TILE) : 0);
+    k->pinned = config->policy == POLICY_STREAMING || config->policy == POLICY_WINDOW ? config->pinned : 0;
+    k->pinned_keys = take(from, (uint64_t)sizeof(float) * k->whole.heads * k->pinned * config->head);
+    k->pinned_positions = take(from, sizeof(int64_t) * k->pinned);
+    k->angles = take(from, sizeof(float) * config->rope_kinds * config->head);
+    k->key = take(from, sizeof(float) * config->head);
+    k->occupied = take(from, config->capacity > config->ring_rows ? config->capacity : config->ring_rows);
+    return taken;
+}
+
+/* ---- lists of rows ------------------------------------------------------------------------------------------------ */
+
+/* Keeps these logical rows of a list, ascending (NULL: those from `first` on); rows beyond the new length move into
+ * holes. */
+static void retain(kv *k, kv_part *p, uint32_t list, const int32_t *rows, uint32_t first, uint32_t count)
+{
+    int32_t *physical = p->physical + (size_t)list * p->longest, *positions = p->positions + (size_t)list * p->longest;
+    uint32_t hole = 0;
+    memset(k->occupied, 0, count);
+    for (uint32_t at = 0; at < count; at++) {
+        uint32_t kept = rows ? (uint32_t)rows[at] : first + at;
+        physical[at] = physical[kept], positions[at] = positions[kept];
+        if ((uint32_t)physical[at] < count)
+            k->occupied[physical[at]] = 1;
+    }
+    for (uint32_t at = 0; at < count; at++) {
+        if ((uint32_t)physical[at] < count)
+            continue;
+        while (k->occupied[hole])
+            hole++;
+        for (uint32_t head = list; head < heads_of(p, list); head++) {
+            uint32_t start = p->start + head * p->even, source = start + (uint32_t)physical[at];
+            rows_move(&k->rows, source, start + hole);
+            if (p->observed)
+                k->paid[start + hole] = k->paid[source];
+        }
+        physical[at] = (int32_t)hole++;
+    }
+}
+
+/* Notes the positions of rows, for sliding windows. */
+void kv_place(kv *k, const kv_part *p)
+{
+    for (uint32_t head = 0; p->windowed && head < p->heads; head++)
+        for (uint32_t row = 0; row < p->length; row++)
+            k->positions[row_of(p, head, row)] = *position_of(p, head, row);
+}
+
+/* The ring's rows keep their distances to the next token, whose position may be another one. */
+static void follow(kv *k)
+{
+    kv_part *ring = &k->ring;
+    int64_t by = k->whole.base + k->whole.next - ring->base - ring->next, shift = k->whole.next - ring->next;
+    for (uint32_t row = 0; row < ring->length; row++) {
+        if (by)
+            kv_rotate_row(k, ring, 0, row, by, kv_factors(k));
+        ring->positions[row] += (int32_t)shift;
+    }
+    k->first += k->first == ALL ? 0 : shift;
+    ring->base = k->whole.base, ring->next = k->whole.next;
+    kv_place(k, ring);
+}
+
+/* Gives the rows of the only list positions 0 … count − 1. */
+static void close_gaps(kv *k)
+{
+    kv_part *p = &k->whole;
+    uint32_t moved = 0, rows[ROTATED_AT_ONCE];
+    int64_t before[ROTATED_AT_ONCE], after[ROTATED_AT_ONCE], base = p->base;
+    p->base = p->length ? base + p->positions[p->length - 1] - (p->length - 1) : 0;
+    p->next = p->length;
+    for (uint32_t row = 0; row < p->length; row++) {
+        if (base + p->positions[row] != p->base + row) {
+            rows[moved] = row, before[moved] = base + p->positions[row], after[moved] = p->base + row;
+            moved++;
+        }
+        p->positions[row] = (int32_t)row;
+        if (moved == ROTATED_AT_ONCE || (moved && row == p->length - 1)) {
+            kv_move_keys(k, rows, before, after, moved);
+            moved = 0;
+        }
+    }
+}
+
+void kv_keep(kv *k, const int32_t *rows, uint32_t count)
+{
+    kv_part *p = &k->whole;
+    uint32_t same = 0;
+    while (same < k->known && same < count && rows[same] == (int32_t)same)
+        same++;
+    k->known = same; /* keys that are still those of the first rows */
+    retain(k, p, 0, rows, 0, count);
+    p->length = count;
+    close_gaps(k);
+    kv_place(k, p);
+    follow(k);
+}
+
+void kv_keep_heads(kv *k, uint32_t count, kv_choice choose, void *from, int32_t *rows)
+{
+    kv_part *p = &k->whole;
+    if (p->lists == 1) {
+        for (uint32_t head = 1; head < p->heads; head++) {
+            memcpy(p->physical + (size_t)head * p->longest, p->physical, sizeof(int32_t) * p->length);
+            memcpy(p->positions + (size_t)head * p->longest, p->positions, sizeof(int32_t) * p->length);
+        }
+        p->lists = p->heads;
+    }
+    k->known = 0;
+    for (uint32_t head = 0; head < p->heads; head++) {
+        choose(from, head, rows);
+        retain(k, p, head, rows, 0, count);
+    }
+    p->length = count;
+    kv_place(k, p);
+    follow(k);
+}
+
+void kv_renumber(kv *k)
+{
+    kv_part *p = &k->whole;
+    for (uint32_t list = 0; list < p->lists; list++)
+        for (uint32_t row = 0; row < p->length; row++) {
+            int32_t *position = position_of(p, list, row);
+            int64_t found = *position;
+            float younger = (float)((double)(p->length - row) / (double)(p->next - found));
+            for (uint32_t head = list; p->observed && head < heads_of(p, list); head++)
+                k->paid[row_of(p, head, row)] *= younger;
+            if (p->base + found != row)
+                kv_rotate_row(k, p, list, row, row - p->base - found, kv_factors(k));
+            *position = (int32_t)row;
+        }
+    p->base = 0, p->next = p->length;
+    k->known = 0;
+    kv_place(k, p);
+    follow(k);
+}
+
+/* ---- rows that come and go ---------------------------------------------------------------------------------------- */
+
+void kv_clear(kv *k)
+{
+    for (kv_part *p = &k->whole; p; p = p == &k->whole ? &k->ring : NULL)
+        p->lists = 1, p->length = 0, p->base = p->next = 0;
+    k->known = 0, k->lengthened = false, k->first = ALL;
+}
+
+uint32_t kv_length(const kv *k) { return k->whole.length; }
+uint32_t kv_free(const kv *k) { return k->whole.capacity - k->whole.length; }
+uint32_t kv_capacity(const kv *k) { return k->whole.capacity; }
+int64_t kv_next_position(const kv *k) { return k->whole.next; }
+int64_t kv_next_rope_position(const kv *k) { return k->whole.base + k->whole.next; }
+bool kv_lengthened(const kv *k) { return k->lengthened; }
+
+static void prepare(kv *k, const kv_part *p, uint32_t count)
+{
+    for (uint32_t head = 0; head < p->heads; head++) {
+        uint32_t start = p->start + head * p->even, end = start + p->length;
+        k->starts[p->of[head]] = (int32_t)start, k->lengths[p->of[head]] = (int32_t)p->length;
+        for (uint32_t row = 0; p->windowed && row < count; row++)
+            k->positions[end + row] = (int32_t)(p->next + row);
+        for (uint32_t row = 0; p->observed && row < count; row++)
+            k->paid[end + row] = 0;
+    }
+}
+
+void kv_prepare(kv *k, uint32_t count)
+{
+    kv_part *ring = &k->ring;
+    if (ring->heads && count > ring->capacity - ring->length) { /* the oldest rows are forgotten, a few dozen at a time */
+        uint32_t more = count > k->spare ? count : k->spare, kept = ring->capacity - more;
+        k->first = ring->next - kept;
+        retain(k, ring, 0, NULL, ring->length - kept, kept);
+        ring->length = kept;
+        kv_place(k, ring);
+    }
+    prepare(k, ring, count);
+    prepare(k, &k->whole, count);
+}
+
+void kv_appended(kv *k, uint32_t count)
+{
+    for (kv_part *p = &k->whole; p; p = p == &k->whole ? &k->ring : NULL) {
+        for (uint32_t list = 0; p->heads && list < p->lists; list++)
+            for (uint32_t row = p->length; row < p->length + count; row++) {
+                p->physical[(size_t)list * p->longest + row] = (int32_t)row;
+                *position_of(p, list, row) = (int32_t)(p->next + row - p->length);
+            }
+        p->next += count;
+        p->length += p->heads ? count : 0;
+    }
+}
+
+/* The next position when `length` rows stay. Different lists share their newest rows. */
+static int64_t next_without(const kv_part *p, uint32_t length)
+{
+    return p->lists > 1 ? p->next - (p->length - length) : (int64_t)p->positions[length - 1] + 1;
+}
+
+bool kv_can_truncate(const kv *k, uint32_t length)
+{
+    const kv_part *p = &k->whole;
+    if (!length || length >= p->length)
+        return length <= p->length;
+    return !k->ring.heads || next_without(p, length) >= k->first + k->before;
+}
+
+void kv_truncate(kv *k, uint32_t length)
+{
+    kv_part *p = &k->whole, *ring = &k->ring;
+    if (!length)
+        kv_clear(k);
+    if (length >= p->length)
+        return;
+    int64_t next = next_without(p, length), gone = ring->next - next;
+    uint32_t kept = ring->length > gone ? (uint32_t)(ring->length - gone) : 0;
+    if (ring->heads)
+        retain(k, ring, 0, NULL, 0, kept);
+    ring->length = kept, ring->next = next;
+    kv_place(k, ring);
+    for (uint32_t list = 0; list < p->lists; list++)
+        retain(k, p, list, NULL, 0, length);
+    p->length = length, p->next = next;
+    k->known = k->known < length ? k->known : length;
+    kv_place(k, p);
+}
+
+void kv_shrink(kv *k, uint32_t capacity)
+{
+    kv_part *p = &k->whole;
+    uint32_t before = p->even, least = p->length ? p->length : 1;
+    capacity = capacity > least ? capacity : least;
+    if (capacity >= p->capacity)
+        return;
+    p->capacity = capacity, p->even = tiles_of(capacity);
+    for (uint32_t head = 0; head < p->heads; head++) {
+        uint32_t source = p->start + head * before, target = p->start + head * p->even;
+        rows_shift(&k->rows, source, target, tiles_of(p->length));
+        if (p->observed)
+            memmove(k->paid + target, k->paid + source, sizeof(float) * p->length);
+    }
+    uint32_t end = p->start + p->heads * p->even;
+    rows_release(&k->rows, end);
+    if (p->observed)
+        release_memory(k->paid + end, sizeof(float) * (k->rows.count - end));
+    if (k->model->config->windowed)
+        release_memory(k->positions + end, sizeof(int32_t) * (k->rows.count - end));
+    kv_place(k, p);
+}
+
+static uint64_t bytes_of(const kv *k, const kv_part *p)
+{
+    return (uint64_t)p->heads * p->even * (rows_bytes(&k->rows) + sizeof(int32_t) * (p->windowed + p->observed));
+}
+
+uint64_t kv_bytes(const kv *k) { return bytes_of(k, &k->whole); }
+uint64_t kv_fixed(const kv *k) { return bytes_of(k, &k->ring); }
+
+kv_pointers kv_arguments(kv *k)
+{
+    uint8_t **arrays = k->rows.arrays;
+    return (kv_pointers){arrays[0], arrays[1], arrays[2], arrays[3], k->lengths, k->positions, k->paid, k->starts};
+}
+
+/* ---- what policies look at ---------------------------------------------------------------------------------------- */
+
+uint32_t kv_heads(const kv *k) { return k->whole.heads; }
+
+void kv_attention(const kv *k, uint32_t head, float *paid, int32_t *ages)
+{
+    const kv_part *p = &k->whole;
+    for (uint32_t row = 0; row < p->length; row++) {
+        paid[row] = k->paid[row_of(p, head, row)];
+        ages[row] = (int32_t)(p->next - *position_of(p, head, row));
+    }
+}

@@ -1,0 +1,156 @@
+/* Saves the rows of a cache and loads them: all that the next token depends on, in the order of memory, so that a text
+ * goes on exactly as it would have. Rows come first, in blocks, so that the rows of more tokens leave the bytes before
+ * them as they were: who saves often has to write only what changed.
+ */
+#include "kv.h"
+
+#include <string.h>
+
+typedef struct {
+    uint32_t rows, lists, ring, lengthened, known, row_bytes, heads, ring_heads;
+    int64_t base, next, first;
+} kv_header;
+
+enum {
+    MOST_POSITIONS = 1 << 30,
+    MOST_BYTES = 8192, /* of a row of the widest head in float32 */
+    BLOCK = 16         /* rows of each head that are saved together */
+};
+
+static kv_header header_of(const kv *k)
+{
+    const kv_part *whole = &k->whole, *ring = &k->ring;
+    return (kv_header){whole->length, whole->lists, ring->length, k->lengthened, k->known, (uint32_t)rows_bytes(&k->rows),
+                       whole->heads, ring->heads, whole->base, whole->next, k->first};
+}
+
+static uint64_t part_bytes(const kv *k, const kv_part *p)
+{
+    uint64_t lists = p->heads ? p->lists : 0;
+    return p->length * (lists * 2 * sizeof(int32_t) + p->heads * (rows_bytes(&k->rows) + sizeof(float) * p->observed));
+}
+
+uint64_t kv_saved_bytes(const kv *k)
+{
+    uint64_t pinned = k->known * (sizeof(int64_t) + sizeof(float) * k->whole.heads * k->rows.head);
+    return sizeof(kv_header) + part_bytes(k, &k->whole) + part_bytes(k, &k->ring) + pinned;
+}
+
+typedef bool (*bytes_out)(void *to, const void *bytes, size_t size);
+typedef bool (*bytes_in)(void *from, void *bytes, size_t size);
+
+static bool save_rows(const kv *k, const kv_part *p, bytes_out out, void *to)
+{
+    uint8_t row[MOST_BYTES];
+    for (uint32_t block = 0; block < p->length; block += BLOCK)
+        for (uint32_t head = 0; head < p->heads; head++)
+            for (uint32_t at = block; at < p->length && at < block + BLOCK; at++) {
+                rows_save(&k->rows, p->start + head * p->even + at, row);
+                if (!out(to, row, rows_bytes(&k->rows)))
+                    return false;
+            }
+    return true;
+}
+
+static bool save_lists(const kv *k, const kv_part *p, bytes_out out, void *to)
+{
+    bool fine = true;
+    for (uint32_t list = 0; fine && p->heads && list < p->lists; list++)
+        fine = out(to, p->physical + (size_t)list * p->longest, sizeof(int32_t) * p->length) &&
+               out(to, p->positions + (size_t)list * p->longest, sizeof(int32_t) * p->length);
+    for (uint32_t head = 0; fine && p->observed && head < p->heads; head++)
+        fine = out(to, k->paid + p->start + head * p->even, sizeof(float) * p->length);
+    return fine;
+}
+
+bool kv_save(const kv *k, bytes_out out, void *to)
+{
+    kv_header header = header_of(k);
+    bool fine = out(to, &header, sizeof header) && save_rows(k, &k->ring, out, to) && save_rows(k, &k->whole, out, to) &&
+                save_lists(k, &k->ring, out, to) && save_lists(k, &k->whole, out, to);
+    if (k->known)
+        fine = fine && out(to, k->pinned_positions, sizeof(int64_t) * k->known);
+    for (uint32_t head = 0; fine && k->known && head < k->whole.heads; head++)
+        fine = out(to, k->pinned_keys + (size_t)head * k->pinned * k->rows.head, sizeof(float) * k->known * k->rows.head);
+    return fine;
+}
+
+/* Whether a list names each of the first rows once, and its positions grow up to those before `next`. */
+static bool list_is_whole(kv *k, const kv_part *p, uint32_t list)
+{
+    const int32_t *physical = p->physical + (size_t)list * p->longest, *positions = position_of(p, list, 0);
+    memset(k->occupied, 0, p->length);
+    for (uint32_t row = 0; row < p->length; row++) {
+        if (physical[row] < 0 || (uint32_t)physical[row] >= p->length || k->occupied[physical[row]]++)
+            return false;
+        if (positions[row] <= -MOST_POSITIONS || positions[row] >= p->next || (row && positions[row] <= positions[row - 1]))
+            return false;
+    }
+    return true;
+}
+
+static bool load_rows(kv *k, const kv_part *p, bytes_in in, void *from)
+{
+    uint8_t row[MOST_BYTES];
+    for (uint32_t block = 0; block < p->length; block += BLOCK)
+        for (uint32_t head = 0; head < p->heads; head++)
+            for (uint32_t at = block; at < p->length && at < block + BLOCK; at++) {
+                if (!in(from, row, rows_bytes(&k->rows)))
+                    return false;
+                rows_restore(&k->rows, p->start + head * p->even + at, row);
+            }
+    return true;
+}
+
+static bool load_lists(kv *k, kv_part *p, bytes_in in, void *from)
+{
+    bool fine = true;
+    for (uint32_t list = 0; fine && p->heads && list < p->lists; list++)
+        fine = in(from, p->physical + (size_t)list * p->longest, sizeof(int32_t) * p->length) &&
+               in(from, p->positions + (size_t)list * p->longest, sizeof(int32_t) * p->length) &&
+               list_is_whole(k, p, list);
+    for (uint32_t head = 0; fine && p->observed && head < p->heads; head++)
+        fine = in(from, k->paid + p->start + head * p->even, sizeof(float) * p->length);
+    if (fine)
+        kv_place(k, p);
+    return fine;
+}
+
+static bool header_is_possible(const kv *k, const kv_header *h)
+{
+    const kv_part *whole = &k->whole, *ring = &k->ring;
+    bool same = h->row_bytes == rows_bytes(&k->rows) && h->heads == whole->heads && h->ring_heads == ring->heads;
+    bool lists = h->lists == 1 || (h->lists == whole->heads && whole->observed);
+    int64_t most = (int64_t)1 << 50; /* far more than a text has */
+    return same && lists && h->ring <= ring->capacity && h->known <= k->pinned && h->known <= h->rows &&
+           h->lengthened <= (k->model->config->long_from > 0) && h->next >= 0 && h->next <= MOST_POSITIONS &&
+           h->base >= 0 && h->base <= most && (h->first == ALL || (h->first >= -most && h->first <= h->next));
+}
+
+edge_status kv_load(kv *k, bytes_in in, void *from, edge_error *error)
+{
+    kv_header h;
+    kv_part *whole = &k->whole, *ring = &k->ring;
+    kv_clear(k);
+    bool fine = in(from, &h, sizeof h) && header_is_possible(k, &h);
+    if (fine && h.rows > whole->capacity)
+        return edge_fail(error, EDGE_FULL, "the saved state has %d KV rows, and this session room for %d",
+                         (int64_t)h.rows, (int64_t)whole->capacity);
+    if (fine) {
+        whole->length = h.rows, whole->lists = h.lists, ring->length = h.ring;
+        whole->base = ring->base = h.base, whole->next = ring->next = h.next;
+        k->first = h.first, k->lengthened = h.lengthened;
+        fine = load_rows(k, ring, in, from) && load_rows(k, whole, in, from) && load_lists(k, ring, in, from) &&
+               load_lists(k, whole, in, from) &&
+               (!h.known || in(from, k->pinned_positions, sizeof(int64_t) * h.known));
+    }
+    for (uint32_t row = 0; fine && row < h.known; row++)
+        fine = k->pinned_positions[row] >= 0 && k->pinned_positions[row] <= h.base + h.next;
+    for (uint32_t head = 0; fine && h.known && head < whole->heads; head++)
+        fine = in(from, k->pinned_keys + (size_t)head * k->pinned * k->rows.head, sizeof(float) * h.known * k->rows.head);
+    k->known = fine ? h.known : 0;
+    if (fine)
+        return EDGE_OK;
+    kv_clear(k);
+    return edge_fail(error, EDGE_BAD_FILE, "the saved state is damaged, or of another model: run the conversation again");
+}

@@ -1,0 +1,90 @@
+/* edge_open, edge_close and edge_info. */
+#include <string.h>
+
+#include "internal.h"
+
+/* Compiled code works by these sections and checks nothing: they are those that it was exported with. */
+static edge_status check_trusted(const edge_model *model, edge_error *error)
+{
+    static const enum section_kind trusted[] = {
+        SECTION_CONFIG, SECTION_LAYERS, SECTION_DESIGNS, SECTION_ANGLES, SECTION_NORMALS,
+    };
+    hasher h;
+    hash_start(&h);
+    for (size_t i = 0; i < sizeof trusted / sizeof *trusted; i++)
+        hash_add(&h, model->sections[trusted[i]], model->sizes[trusted[i]]);
+    uint8_t digest[32];
+    hash_end(&h, digest);
+    if (memcmp(digest, EDGE_TRUSTED, sizeof digest))
+        return edge_fail(error, EDGE_BAD_FILE, "this model.edge belongs to another library: export both together");
+    return EDGE_OK;
+}
+
+edge_status edge_open(const edge_source *source, edge_model **model, edge_error *error)
+{
+    if (!source || !model || source->size < sizeof *source)
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "edge_open needs an edge_source with its size, and a place for the "
+                         "model");
+    *model = NULL;
+    if (source->path ? !*source->path : source->fd < 0)
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "edge_open needs a path or an open file");
+    edge_model *made = map_memory(sizeof *made);
+    if (!made)
+        return edge_fail(error, EDGE_NO_MEMORY, "no memory is left to open a model");
+    edge_status status = model_map(source, made, error);
+    if (!status) {
+        status = check_trusted(made, error);
+        if (!status)
+            status = tokenizer_check(made, error);
+        if (!status)
+            status = chat_check(made, error);
+        if (status)
+            unmap_file(&made->file);
+    }
+    if (status) {
+        unmap_memory(made, sizeof *made);
+        return status;
+    }
+    *model = made;
+    return EDGE_OK;
+}
+
+edge_status edge_close(edge_model *model, edge_error *error)
+{
+    if (!model)
+        return EDGE_OK;
+    int32_t open = __atomic_load_n(&model->sessions, __ATOMIC_ACQUIRE);
+    if (open)
+        return edge_fail(error, EDGE_BUSY, "the model has open sessions (%d): end them first", (int64_t)open);
+    unmap_file(&model->file);
+    unmap_memory(model, sizeof *model);
+    return EDGE_OK;
+}
+
+/* The best instruction set of this CPU that the file has tables for; "" if there is none. */
+static const char *best_isa(const edge_model *model)
+{
+    const design_config *designs;
+    uint32_t count = model_designs(model, &designs);
+    for (uint32_t i = 0; i < count; i++)
+        if (runs_isa(designs[i].isa))
+            return designs[i].isa;
+    return "";
+}
+
+edge_status edge_info(const edge_model *model, edge_model_info *info, edge_error *error)
+{
+    if (!model || !info || info->size < sizeof *info)
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "edge_info needs a model, and an edge_model_info whose size is set");
+    edge_status status = model_is_whole(model, error);
+    if (status)
+        return status;
+    const edge_config *c = model->config;
+    *info = (edge_model_info){
+        .size = info->size, .abi = EDGE_ABI, .name = model->name, .license = model->license, .policy = model->policy,
+        .kv_dtype = model->kv_dtype, .isa = best_isa(model), .vocab = c->vocab, .context = c->context,
+        .capacity = c->capacity, .threads = c->threads, .chat = c->chat, .weights = model->sizes[SECTION_WEIGHTS],
+        .kv = c->kv_bytes, .scratch = c->scratch_bytes,
+    };
+    return EDGE_OK;
+}

@@ -1,0 +1,236 @@
+/* Tokens in, logits out, by one call of compiled code per step or chunk: a port of backends/tvm/engine.py and
+ * cpu/workers.py. */
+#include <math.h>
+#include <string.h>
+
+#include "internal.h"
+
+typedef struct { pass *pass; int64_t number; worker thread; } member;
+
+struct pass {
+    const edge_model *model;
+    const design_config *design;
+    kv *rows;
+    compiled_run *run;
+    pass_job *job;
+    const int64_t *table;                          /* of the design */
+    int32_t *lines;                                /* LINE words of each thread, and of the job */
+    float *floats;                                 /* scratch */
+    int32_t *integers;
+    int32_t *tokens;
+    float *logits;
+    float *rope;                                   /* a table of angles for each kind of layers: see fill_angles */
+    member *members;                               /* 0 is the thread that calls */
+    kv_pointers cache;
+    uint64_t cpu_mask, bytes;
+    int64_t first_angle;                           /* the position of the tables' first row */
+    uint32_t threads, angles;                      /* running; rows in the tables */
+    bool lengthened;                               /* the tables have LongRoPE's long factors */
+    bool learned;                                  /* positions are rows of a table, one for each of the context */
+};
+
+/* Nothing is rotated. */
+static bool has_learned_positions(const edge_model *model)
+{
+    for (uint32_t kind = 0; kind < model->config->rope_kinds; kind++)
+        if (find_angles(model, kind, false)->pairs)
+            return false;
+    return true;
+}
+
+pass *pass_layout(arena *from, const edge_model *model, const design_config *design, kv *rows)
+{
+    const edge_config *c = model->config;
+    pass *p = take(from, sizeof *p);
+    uint64_t before = from->used;
+    pass_job *job = take(from, sizeof *job);
+    int32_t *lines = take(from, (c->threads + 1) * LINE * sizeof *lines);
+    float *floats = take(from, design->floats * sizeof *floats);
+    int32_t *integers = take(from, design->integers * sizeof *integers);
+    int32_t *tokens = take(from, design->tokens * sizeof *tokens);
+    float *logits = take(from, c->padded_vocab * sizeof *logits);
+    float *rope = take(from, (uint64_t)c->rope_kinds * design->rope_size * sizeof *rope);
+    member *members = take(from, c->threads * sizeof *members);
+    if (!from->memory)
+        return NULL;
+    *p = (pass){.model = model, .design = design, .rows = rows, .job = job, .lines = lines, .floats = floats,
+                .integers = integers, .tokens = tokens, .logits = logits, .rope = rope, .members = members,
+                .cache = kv_arguments(rows), .bytes = from->used - before,
+                .table = (const int64_t *)(model->sections[SECTION_DESIGNS] + design->table),
+                .learned = has_learned_positions(model)};
+    if (model->sizes[SECTION_NORMALS])
+        memcpy(floats + design->normals, model->sections[SECTION_NORMALS],
+               (size_t)model->sizes[SECTION_NORMALS]);
+    return p;
+}
+
+uint64_t pass_bytes(const pass *p)
+{
+    return p->bytes;
+}
+
+/* ---- threads ----------------------------------------------------------------------------------------------------- */
+
+static void run_compiled(pass *p, int64_t number)
+{
+    const kv_pointers *cache = &p->cache;
+    p->run((int64_t *)p->job, p->lines, p->model->sections[SECTION_WEIGHTS], p->table, p->floats, p->integers,
+           cache->keys, cache->values, cache->key_scales, cache->value_scales, cache->lengths, cache->positions,
+           p->tokens, p->logits, p->rope, cache->paid, cache->starts, number);
+}
+
+static void *work(void *argument)
+{
+    const member *own = argument;
+    run_compiled(own->pass, own->number);
+#ifdef __wasm__ /* where it returns after every job */
+    while (__atomic_load_n(&own->pass->job->kind, __ATOMIC_RELAXED) != JOB_QUIT)
+        run_compiled(own->pass, own->number);
+#endif
+    return NULL;
+}
+
+/* Ends the first `count` threads. */
+static void end_threads(pass *p, uint32_t count)
+{
+    p->job->kind = JOB_QUIT;
+    run_compiled(p, 0);
+    for (uint32_t i = 1; i < count; i++)
+        join_worker(&p->members[i].thread);
+    p->threads = 0;
+}
+
+edge_status pass_start(pass *p, uint32_t threads, uint64_t cpu_mask, edge_error *error)
+{
+    uint32_t most = p->model->config->threads;
+    const compiled_pass *found = EDGE_PASSES;
+    while (found->isa && strcmp(found->isa, p->design->isa))
+        found++;
+    if (!found->isa)
+        return edge_fail(error, EDGE_UNSUPPORTED, "the library has no code for %s: export it together with model.edge",
+                         p->design->isa);
+    if (!threads || threads > most)
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "threads must be a number from 1 to %d, for which the bundle has "
+                         "memory", (int64_t)most);
+    pass_stop(p);
+    p->run = found->run;
+    p->cpu_mask = cpu_mask;
+    memset(p->lines, 0, (most + 1) * LINE * sizeof *p->lines); /* every thread begins to count at 0 */
+    for (uint32_t i = 0; i <= threads; i++)
+        prepare_line(p->lines + i * LINE);
+    *p->job = (pass_job){.threads = threads};
+    for (uint32_t i = 1; i < threads; i++) {
+        p->members[i] = (member){.pass = p, .number = i};
+        if (!start_worker(&p->members[i].thread, work, p->members + i, cpu_mask)) {
+            end_threads(p, i);
+            return edge_fail(error, EDGE_NO_MEMORY, "the system starts only %d of %d threads: set fewer", (int64_t)i,
+                             (int64_t)threads);
+        }
+    }
+    p->threads = threads;
+    return EDGE_OK;
+}
+
+void pass_stop(pass *p)
+{
+    if (p->threads)
+        end_threads(p, p->threads);
+}
+
+uint32_t pass_threads(const pass *p)
+{
+    return p->threads;
+}
+
+/* ---- a pass ------------------------------------------------------------------------------------------------------ */
+
+/* One table, [positions, 2, head]: the cosines of all dimensions, then -sin and +sin of each pair. Pairs that the model
+ * does not rotate have cosine 1 and sine 0. */
+static void fill_angles(float *table, const angles_config *angles, uint32_t head, int64_t first, uint32_t positions)
+{
+    const double *radians = (const double *)(angles + 1);
+    for (uint32_t i = 0; i < positions; i++) {
+        double position = (double)(first + i);
+        float *cosines = table + (size_t)i * 2 * head, *sines = cosines + head;
+        for (uint32_t pair = 0; pair < head / 2; pair++) {
+            bool rotated = pair < angles->pairs;
+            float cosine = rotated ? (float)(angles->magnitude * cos(position * radians[pair])) : 1;
+            float sine = rotated ? (float)(angles->magnitude * sin(position * radians[pair])) : 0;
+            cosines[2 * pair] = cosines[2 * pair + 1] = cosine;
+            sines[2 * pair] = -sine;
+            sines[2 * pair + 1] = sine;
+        }
+    }
+}
+
+/* The row at which the tables have the angles of the next `count` positions. */
+static int64_t angle_row(pass *p, uint32_t count)
+{
+    int64_t first = kv_next_rope_position(p->rows);
+    bool lengthened = kv_lengthened(p->rows);
+    bool there = p->angles && lengthened == p->lengthened && p->first_angle <= first
+        && first + count <= p->first_angle + p->angles;
+    if (!there) {
+        p->first_angle = first;
+        p->angles = count > ROPE_AHEAD ? count : ROPE_AHEAD;
+        p->lengthened = lengthened;
+        for (uint32_t kind = 0; kind < p->model->config->rope_kinds; kind++)
+            fill_angles(p->rope + (size_t)kind * p->design->rope_size, find_angles(p->model, kind, lengthened),
+                        p->model->config->head, first, p->angles);
+    }
+    return first - p->first_angle;
+}
+
+/* Factors of the queries: temperatures of edge/model/architectures/angles.py. */
+static void fill_temperatures(pass *p, int64_t position, uint32_t count)
+{
+    const edge_config *c = p->model->config;
+    for (uint32_t i = 0; i < count && c->tempered; i++) {
+        double periods = (double)((position + i) / c->temper_period);
+        p->floats[p->design->temperatures + i] = (float)(1 + c->temper_slope * log1p(periods));
+    }
+}
+
+bool pass_reaches(const pass *p, uint32_t count)
+{
+    return !p->learned || kv_next_position(p->rows) + count <= p->model->config->context;
+}
+
+/* Whether compiled code, which checks nothing, may have them. */
+static bool can_run(const pass *p, const int32_t *tokens, uint32_t count)
+{
+    const edge_config *c = p->model->config;
+    if (!p->threads || !count || count > c->chunk || count > kv_free(p->rows)
+        || !pass_reaches(p, count) || !file_is_whole(&p->model->file))
+        return false;
+    for (uint32_t i = 0; i < count; i++)
+        if (tokens[i] < 0 || (uint32_t)tokens[i] >= c->vocab)
+            return false;
+    return true;
+}
+
+float *pass_run(pass *p, const int32_t *tokens, uint32_t count, uint32_t observed)
+{
+    if (!can_run(p, tokens, count))
+        return NULL;
+    kv_expect(p->rows, count);
+    kv_prepare(p->rows, count);
+    memcpy(p->tokens, tokens, count * sizeof *tokens);
+    int64_t position = kv_next_position(p->rows);
+    fill_temperatures(p, position, count);
+    uint32_t seen = observed < count ? observed : count;
+    pass_job *job = p->job; /* kind and threads are read between jobs, too: they are never QUIT and 0 for a moment */
+    job->kind = count == 1 ? JOB_STEP : JOB_CHUNK;
+    job->count = count;
+    job->position = position;
+    job->angle = angle_row(p, count);
+    job->wanted = 1;
+    job->observed = p->design->observed ? seen : 0;
+    cpu_binding before;
+    bool bound = bind_thread(p->cpu_mask, &before);
+    run_compiled(p, 0);
+    if (bound)
+        unbind_thread(&before);
+    kv_appended(p->rows, count);
+    return p->logits;
+}

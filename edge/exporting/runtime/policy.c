@@ -1,0 +1,127 @@
+/* Which rows stay when the cache is full: a port of edge/kv/{full,streaming,window,h2o,policy}.py and of shrink and
+ * make_room in edge/run/context.py.
+ */
+#include "internal.h"
+
+#include <math.h>
+#include <string.h>
+
+struct policy {
+    const edge_config *config;
+    int32_t *rows, *ages; /* [capacity] */
+    float *paid;
+    uint32_t *ranks, pinned;
+};
+
+typedef struct { policy *policy; const kv *cache; uint32_t length, budget; } eviction;
+
+policy *policy_layout(arena *from, const edge_model *model)
+{
+    const edge_config *config = model->config;
+    uint32_t observed = config->policy == POLICY_H2O ? config->capacity : 0;
+    policy counted = {0}, *taken = take(from, sizeof *taken), *p = taken ? taken : &counted;
+    p->config = config;
+    p->rows = take(from, sizeof *p->rows * config->capacity);
+    p->ages = take(from, sizeof *p->ages * observed);
+    p->paid = take(from, sizeof *p->paid * observed);
+    p->ranks = take(from, sizeof *p->ranks * observed);
+    p->pinned = config->sinks;
+    return taken;
+}
+
+static uint32_t smaller(uint32_t one, uint32_t other) { return one < other ? one : other; }
+
+bool policy_evicts(const policy *p) { return p->config->policy != POLICY_FULL; }
+bool policy_observes(const policy *p) { return p->config->policy == POLICY_H2O; }
+
+uint32_t policy_pinned(const policy *p) { return p->pinned; }
+uint32_t evicted_share(uint32_t rows) { return rows / EVICTED_SHARE ? rows / EVICTED_SHARE : 1; }
+uint32_t least_rows(uint32_t pinned) { return 2 * pinned + WRITABLE_ROWS; }
+
+void policy_pin(policy *p, uint32_t count, uint32_t capacity)
+{
+    uint32_t most = capacity > least_rows(0) ? (capacity - least_rows(0)) / 2 : 0;
+    count = smaller(count, smaller(most, p->config->pinned));
+    p->pinned = count > p->config->sinks ? count : p->config->sinks;
+}
+
+/* A score as a number that is smaller for better rows. */
+static uint32_t rank(float score)
+{
+    uint32_t bits;
+    score = 0 - score; /* and no −0 */
+    memcpy(&bits, &score, 4);
+    return score != score ? UINT32_MAX : bits >> 31 ? ~bits : bits | 0x80000000;
+}
+
+/* The rank of the row that comes at `count`: its bytes, from the first, by how many ranks begin with less. */
+static uint32_t rank_at(const uint32_t *ranks, uint32_t length, uint32_t count, uint32_t *below)
+{
+    uint32_t found = 0, mask = 0;
+    *below = 0;
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        uint32_t counts[256] = {0}, byte = 0;
+        for (uint32_t row = 0; row < length; row++)
+            if ((ranks[row] & mask) == found)
+                counts[ranks[row] >> shift & 255]++;
+        while (*below + counts[byte] < count)
+            *below += counts[byte++];
+        found |= byte << shift, mask |= 255u << shift;
+    }
+    return found;
+}
+
+/* The pinned rows, the last ones, and of the rest those with the most attention for their age; of equal ones
+ * the oldest. */
+static void choose_heavy(void *from, uint32_t head, int32_t *rows)
+{
+    const eviction *e = from;
+    policy *p = e->policy;
+    uint32_t first = smaller(p->pinned, e->budget), below, kept = 0;
+    uint32_t last = smaller((uint32_t)(p->config->recent * e->budget), e->budget - first);
+    float aging = (float)p->config->aging;
+    kv_attention(e->cache, head, p->paid, p->ages);
+    for (uint32_t row = 0; row < e->length; row++) {
+        float age = (float)(p->ages[row] > 1 ? p->ages[row] : 1);
+        float divisor = aging == 1 ? age : (float)exp((double)aging * log((double)age));
+        bool protected = row < first || row >= e->length - last;
+        p->ranks[row] = protected ? rank(INFINITY) : rank(p->paid[row] / divisor);
+    }
+    if (!e->budget)
+        return;
+    uint32_t worst = rank_at(p->ranks, e->length, e->budget, &below);
+    uint32_t equal = e->budget - below; /* rows of this rank that stay */
+    for (uint32_t row = 0; row < e->length && kept < e->budget; row++)
+        if (p->ranks[row] < worst || (p->ranks[row] == worst && equal && equal--))
+            rows[kept++] = (int32_t)row;
+}
+
+uint32_t policy_shrink(policy *p, kv *k, uint32_t budget)
+{
+    uint32_t length = kv_length(k), pinned = smaller(p->pinned, budget);
+    if (length <= budget || !policy_evicts(p))
+        return 0;
+    if (policy_observes(p)) {
+        eviction e = {p, k, length, budget};
+        kv_keep_heads(k, budget, choose_heavy, &e, p->rows);
+        if (kv_next_position(k) + kv_free(k) > p->config->context) /* gaps stay open as long as the context allows */
+            kv_renumber(k);
+    } else {
+        for (uint32_t row = 0; row < budget; row++)
+            p->rows[row] = (int32_t)(row < pinned ? row : row + length - budget);
+        kv_keep(k, p->rows, budget);
+    }
+    return length - kv_length(k);
+}
+
+bool policy_make_room(policy *p, kv *k, uint32_t count, uint64_t *evicted)
+{
+    uint32_t capacity = kv_capacity(k);
+    if (count <= kv_free(k))
+        return true;
+    if (!policy_evicts(p) || count > capacity)
+        return false;
+    uint32_t step = smaller(p->config->evict_step, evicted_share(capacity));
+    *evicted += policy_shrink(p, k, capacity - (count > step ? count : step));
+    return true;
+}

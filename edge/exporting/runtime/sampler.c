@@ -1,0 +1,346 @@
+/* From logits to the next token: a port of edge/run/sampler.py, and of the parts of NumPy that it draws with
+ * (SeedSequence, PCG64, Generator.choice, the pairwise sum), so that equal seeds draw equal tokens. */
+#include <math.h>
+#include <string.h>
+
+#include "internal.h"
+
+enum {
+    BLOCK = 64,          /* logits that are compared at once */
+    POOL = 4             /* words of a SeedSequence */
+};
+static const double MARGIN = 1e-6;   /* of a bound for logits: log, exp and a float round */
+
+typedef unsigned __int128 uint128;
+typedef struct { uint128 state, step; } generator;
+
+struct sampler {
+    sampling params;
+    generator random;
+    const int32_t *banned[2];
+    uint32_t banned_count[2], vocab, drawn; /* drawn: tokens so far, if a penalty needs them */
+    int32_t recent[PENALTY_WINDOW];
+    /* [vocab], of which the pages beyond top-k stay untouched: */
+    int32_t *tokens; /* of the largest logits */
+    double *powers;
+    uint64_t *keys;  /* in the memory of `powers`, before these are known */
+};
+
+/* ---- NumPy's generator ------------------------------------------------------------------------------------------- */
+
+static uint32_t hashed(uint32_t value, uint32_t *constant, uint32_t factor)
+{
+    value ^= *constant;
+    *constant *= factor;
+    value *= *constant;
+    return value ^ value >> 16;
+}
+
+static uint32_t mixed(uint32_t one, uint32_t other)
+{
+    uint32_t value = 0xca01f9ddu * one - 0x4973f715u * other;
+    return value ^ value >> 16;
+}
+
+/* numpy.random.SeedSequence(seed).generate_state(4, numpy.uint64) */
+static void spread_seed(uint64_t seed, uint64_t state[4])
+{
+    uint32_t pool[POOL] = {(uint32_t)seed, (uint32_t)(seed >> 32), 0, 0}, constant = 0x43b0d7e5u;
+    for (int i = 0; i < POOL; i++)
+        pool[i] = hashed(pool[i], &constant, 0x931e8875u);
+    for (int from = 0; from < POOL; from++)
+        for (int to = 0; to < POOL; to++)
+            if (from != to)
+                pool[to] = mixed(pool[to], hashed(pool[from], &constant, 0x931e8875u));
+    constant = 0x8b51f9ddu;
+    for (int i = 0; i < 4; i++) {
+        uint64_t low = hashed(pool[2 * i % POOL], &constant, 0x58f38dedu);
+        state[i] = low | (uint64_t)hashed(pool[(2 * i + 1) % POOL], &constant, 0x58f38dedu) << 32;
+    }
+}
+
+static void advance(generator *random)
+{
+    const uint128 factor = (uint128)2549297995355413924u << 64 | 4865540595714422341u;
+    random->state = random->state * factor + random->step;
+}
+
+static void seed_generator(generator *random, uint64_t seed)
+{
+    uint64_t numbers[4];
+    spread_seed(seed, numbers);
+    random->step = ((uint128)numbers[2] << 64 | numbers[3]) << 1 | 1;
+    random->state = random->step;
+    random->state += (uint128)numbers[0] << 64 | numbers[1];
+    advance(random);
+}
+
+/* From 0 up to 1: PCG64 (XSL-RR), of which the upper 53 bits count. */
+static double next_uniform(generator *random)
+{
+    advance(random);
+    uint64_t value = (uint64_t)(random->state >> 64) ^ (uint64_t)random->state;
+    uint32_t turn = (uint32_t)(random->state >> 122);
+    value = value >> turn | value << (-turn & 63);
+    return (double)(value >> 11) * (1.0 / 9007199254740992.0);
+}
+
+/* ---- the largest logits ------------------------------------------------------------------------------------------- */
+
+typedef float lanes __attribute__((vector_size(16), aligned(4), may_alias));
+typedef int32_t masks __attribute__((vector_size(16)));
+
+/* The first index from `at` on whose logit is greater than `bound`, or NaN; `count` if there is none. */
+static uint32_t next_above(const float *logits, uint32_t at, uint32_t count, float bound)
+{
+    const lanes bounds = {bound, bound, bound, bound};
+    for (; at + BLOCK <= count; at += BLOCK) {
+        masks below = {-1, -1, -1, -1};
+        for (uint32_t i = 0; i < BLOCK; i += 4)
+            below &= *(const lanes *)(logits + at + i) <= bounds;
+        if ((below[0] & below[1] & below[2] & below[3]) == 0)
+            break;
+    }
+    while (at < count && logits[at] <= bound)
+        at++;
+    return at;
+}
+
+/* The most likely token; -1 for NaN. */
+static int32_t greedy(const float *logits, uint32_t count)
+{
+    uint32_t best = 0;
+    for (uint32_t at = 0; at < count; at = next_above(logits, at + 1, count, logits[best])) {
+        best = at;
+        if (isnan(logits[best]))
+            return -1;
+    }
+    return (int32_t)best;
+}
+
+/* Keys are greater, the earlier a token comes: larger logits first, equal ones by their ids. */
+static uint64_t key_of(const float *logits, uint32_t token)
+{
+    float logit = logits[token] + 0.0f; /* not -0 */
+    uint32_t bits;
+    memcpy(&bits, &logit, sizeof bits);
+    bits ^= bits >> 31 ? UINT32_MAX : 1u << 31;
+    return (uint64_t)bits << 32 | ~token;
+}
+
+static uint32_t token_of(uint64_t key)
+{
+    return ~(uint32_t)key;
+}
+
+/* Moves a key down to its place in a heap, whose top is the least. */
+static void sink(uint64_t *heap, uint32_t count, uint32_t at)
+{
+    uint64_t key = heap[at];
+    for (uint32_t child; (child = 2 * at + 1) < count; at = child) {
+        child += child + 1 < count && heap[child + 1] < heap[child];
+        if (key <= heap[child])
+            break;
+        heap[at] = heap[child];
+    }
+    heap[at] = key;
+}
+
+/* The k largest in `heap`, largest first; none is NaN. */
+static void top_k(const float *logits, uint32_t count, uint64_t *heap, uint32_t k)
+{
+    for (uint32_t at = 0; at < k; at++)
+        heap[at] = key_of(logits, at);
+    for (uint32_t at = k / 2; at-- > 0;)
+        sink(heap, k, at);
+    for (uint32_t at = k; (at = next_above(logits, at, count, logits[token_of(heap[0])])) < count; at++) {
+        heap[0] = key_of(logits, at);
+        sink(heap, k, 0);
+    }
+    for (uint32_t left = k; left-- > 1;) {
+        uint64_t last = heap[0];
+        heap[0] = heap[left];
+        heap[left] = last;
+        sink(heap, left, 0);
+    }
+}
+
+/* ---- a draw --------------------------------------------------------------------------------------------------------- */
+
+/* NumPy's sum: rounding depends on the order. */
+static double pairwise_sum(const double *values, uint32_t count)
+{
+    double sum = 0, parts[8];
+    uint32_t at = 0;
+    if (count > 128) {
+        uint32_t half = count / 2 / 8 * 8;
+        return pairwise_sum(values, half) + pairwise_sum(values + half, count - half);
+    }
+    if (count >= 8) {
+        memcpy(parts, values, sizeof parts);
+        for (at = 8; at + 8 <= count; at += 8)
+            for (uint32_t i = 0; i < 8; i++)
+                parts[i] += values[at + i];
+        sum = ((parts[0] + parts[1]) + (parts[2] + parts[3])) + ((parts[4] + parts[5]) + (parts[6] + parts[7]));
+    }
+    for (; at < count; at++)
+        sum += values[at];
+    return sum;
+}
+
+/* probabilities[i] of the logits divided by the temperature; that of 1 is exact. largest: of the logits. */
+static void softmax(const float *logits, const int32_t *tokens, uint32_t count, double largest, double temperature,
+                    double *out)
+{
+    for (uint32_t i = 0; i < count; i++)
+        out[i] = exp(((double)logits[tokens[i]] - largest) / temperature);
+    double sum = pairwise_sum(out, count);
+    for (uint32_t i = 0; i < count; i++)
+        out[i] /= sum;
+}
+
+/* The number of the sorted probabilities that make up at least top_p, and are at least min_p times the largest. */
+static uint32_t cut(const double *probabilities, uint32_t count, double top, double least)
+{
+    double sum = 0;
+    uint32_t keep = 0;
+    while (keep < count && probabilities[keep] >= least * probabilities[0] && (top >= 1 || sum < top))
+        sum += probabilities[keep++];
+    return keep ? keep : 1;
+}
+
+/* As `cut`, of all tokens: these are sorted as far as they are kept. Writes them to s->tokens, the likeliest first. */
+static uint32_t cut_all(sampler *s, const float *logits, int32_t likeliest)
+{
+    const double largest = logits[likeliest], top = s->params.top_p, least = s->params.min_p;
+    double total = 1, sum = 0;
+    if (top < 1) {
+        for (uint32_t i = 0; i < s->vocab; i++)
+            s->powers[i] = exp((double)logits[i] - largest);
+        total = pairwise_sum(s->powers, s->vocab);
+    }
+    const double least_logit = least > 0 ? largest + log(least) : -INFINITY;
+    const float bound = (float)(least_logit - MARGIN * (1 + fabs(least_logit)));
+    uint32_t held = 0, kept = 0;
+    for (uint32_t at = 0; (at = next_above(logits, at, s->vocab, bound)) < s->vocab; at++)
+        s->keys[held++] = ~key_of(logits, at); /* the top of the heap is the likeliest */
+    for (uint32_t at = held / 2; at-- > 0;)
+        sink(s->keys, held, at);
+    while (held && (top >= 1 || sum < top)) {
+        uint32_t token = token_of(~s->keys[0]);
+        double probability = exp((double)logits[token] - largest) / total;
+        if (probability < least / total)
+            break;
+        sum += probability;
+        s->tokens[kept++] = (int32_t)token;
+        s->keys[0] = s->keys[--held];
+        sink(s->keys, held, 0);
+    }
+    s->tokens[0] = likeliest;
+    return kept ? kept : 1;
+}
+
+/* Generator.choice(count, p=probabilities) */
+static uint32_t choose(generator *random, const double *probabilities, uint32_t count)
+{
+    double sum = 0, all = 0, drawn = next_uniform(random);
+    for (uint32_t i = 0; i < count; i++)
+        all += probabilities[i];
+    for (uint32_t i = 0; i < count; i++) {
+        sum += probabilities[i];
+        if (sum / all > drawn)
+            return i;
+    }
+    return count - 1;
+}
+
+/* The tokens that top-k, top-p and min-p leave, in s->tokens. Only without any cut they are not sorted. */
+static uint32_t cut_tokens(sampler *s, const float *logits, int32_t likeliest)
+{
+    const sampling *params = &s->params;
+    if (!params->top_k && (params->top_p < 1 || params->min_p > 0))
+        return cut_all(s, logits, likeliest);
+    if (!params->top_k) {
+        for (uint32_t i = 0; i < s->vocab; i++)
+            s->tokens[i] = (int32_t)i;
+        return s->vocab;
+    }
+    uint32_t count = params->top_k < s->vocab ? params->top_k : s->vocab;
+    top_k(logits, s->vocab, s->keys, count);
+    for (uint32_t i = 0; i < count; i++)
+        s->tokens[i] = (int32_t)token_of(s->keys[i]);
+    softmax(logits, s->tokens, count, logits[likeliest], 1, s->powers);
+    return cut(s->powers, count, params->top_p, params->min_p);
+}
+
+static int32_t draw(sampler *s, const float *logits)
+{
+    const double temperature = s->params.temperature > COLDEST ? s->params.temperature : COLDEST;
+    int32_t likeliest = greedy(logits, s->vocab);
+    if (likeliest < 0 || !isfinite(logits[likeliest]))
+        return -1;
+    uint32_t count = cut_tokens(s, logits, likeliest);
+    softmax(logits, s->tokens, count, logits[likeliest], temperature, s->powers);
+    return s->tokens[choose(&s->random, s->powers, count)];
+}
+
+/* ---- the sampler ------------------------------------------------------------------------------------------------------ */
+
+sampler *sampler_layout(arena *from, uint32_t vocab)
+{
+    sampler *s = take(from, sizeof *s);
+    int32_t *tokens = take(from, vocab * sizeof *tokens);
+    double *powers = take(from, vocab * sizeof *powers);
+    if (s) {
+        s->vocab = vocab;
+        s->tokens = tokens;
+        s->powers = powers;
+        s->keys = (uint64_t *)(void *)powers;
+    }
+    return s;
+}
+
+void sampler_start(sampler *s, const sampling *params, const int32_t *banned, uint32_t banned_count,
+                   const int32_t *more, uint32_t more_count)
+{
+    s->params = *params;
+    s->banned[0] = banned;
+    s->banned[1] = more;
+    s->banned_count[0] = banned_count;
+    s->banned_count[1] = more_count;
+    s->drawn = 0;
+    seed_generator(&s->random, params->seed);
+}
+
+static void ban(const sampler *s, float *logits)
+{
+    for (int list = 0; list < 2; list++)
+        for (uint32_t i = 0; i < s->banned_count[list]; i++)
+            if ((uint32_t)s->banned[list][i] < s->vocab)
+                logits[s->banned[list][i]] = -INFINITY;
+}
+
+/* Makes recent tokens less likely, each once (CTRL, arXiv:1909.05858). */
+static void penalize(const sampler *s, float *logits)
+{
+    const float penalty = (float)s->params.repeat_penalty;
+    uint32_t count = s->drawn < PENALTY_WINDOW ? s->drawn : PENALTY_WINDOW;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t earlier = 0;
+        while (s->recent[earlier] != s->recent[i])
+            earlier++;
+        float *logit = logits + s->recent[i];
+        if (earlier == i)
+            *logit = *logit > 0 ? *logit / penalty : *logit * penalty;
+    }
+}
+
+int32_t sampler_next(sampler *s, float *logits)
+{
+    ban(s, logits);
+    penalize(s, logits);
+    int32_t token = s->params.temperature > 0 ? draw(s, logits) : greedy(logits, s->vocab);
+    if (s->params.repeat_penalty != 1 && token >= 0)
+        s->recent[s->drawn++ % PENALTY_WINDOW] = token;
+    return token;
+}

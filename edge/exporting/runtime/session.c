@@ -1,0 +1,299 @@
+/* Sessions: beginning and end, options, readings, memory. */
+#include <math.h>
+#include <string.h>
+
+#include "session.h"
+
+/* ---- one thread at a time --------------------------------------------------------------------------------------- */
+
+edge_status enter(edge_session *s, edge_error *error)
+{
+    if (!s)
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "the session is NULL: edge_begin makes one");
+    if (s->process != process_id())
+        return edge_fail(error, EDGE_BUSY, "the session belongs to process %d, and a forked child has none of its "
+                         "threads: begin one in the child", s->process);
+    edge_status status = model_is_whole(s->model, error);
+    if (status)
+        return status;
+    if (__atomic_exchange_n(&s->busy, 1, __ATOMIC_ACQUIRE))
+        return edge_fail(error, EDGE_BUSY, "another thread uses this session: call edge_cancel, and wait for it");
+    return EDGE_OK;
+}
+
+edge_status leave(edge_session *s, edge_status status)
+{
+    __atomic_store_n(&s->busy, 0, __ATOMIC_RELEASE);
+    return status;
+}
+
+/* ---- options ---------------------------------------------------------------------------------------------------- */
+
+/* range: from `low` to `high`, in words. */
+static edge_status check_range(const char *name, double value, double low, double high, const char *range,
+                               edge_error *error)
+{
+    if (value < 0 || (value >= low && value <= high)) /* which NaN is not */
+        return EDGE_OK;
+    return edge_fail(error, EDGE_BAD_ARGUMENT, "%s must be %s, or less than 0 for the model's own", name, range);
+}
+
+static edge_status check_limit(const char *name, double value, edge_error *error)
+{
+    if (value >= 0 && value < 1e18)
+        return EDGE_OK;
+    return edge_fail(error, EDGE_BAD_ARGUMENT, "%s must be more than 0, or 0 for no limit", name);
+}
+
+static edge_status check_options(const edge_model *model, const edge_options *options, edge_error *error)
+{
+    edge_status status;
+    if (options->size < sizeof *options)
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "edge_options.size is %d: begin with EDGE_OPTIONS",
+                         (int64_t)options->size);
+    if (options->threads > model->config->threads)
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "threads must be at most %d, for which the model was exported",
+                         (int64_t)model->config->threads);
+    if ((status = check_range("temperature", options->temperature, 0, 100, "from 0 to 100", error)) ||
+        (status = check_range("top_p", options->top_p, 0, 1, "from 0 to 1", error)) ||
+        (status = check_range("min_p", options->min_p, 0, 1, "from 0 to 1", error)) ||
+        (status = check_range("repeat_penalty", options->repeat_penalty, 0.01, 100, "from 0.01 to 100", error)))
+        return status;
+    const double limits[] = {options->seconds, options->joules, options->watts, options->celsius, options->headroom};
+    const char *const names[] = {"seconds", "joules", "watts", "celsius", "headroom"};
+    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
+        if ((status = check_limit(names[i], limits[i], error)))
+            return status;
+    if (options->stop_count > MOST_STOPS || (options->stop_count && !options->stops))
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "stops must be at most %d texts", (int64_t)MOST_STOPS);
+    return EDGE_OK;
+}
+
+/* As many threads as the options say, or as there are fast cores. */
+static edge_status start_threads(edge_session *s, const edge_options *options, edge_error *error)
+{
+    uint32_t threads = options->threads ? options->threads : fastest_cores(), allowed = 0;
+    for (uint64_t mask = options->cpu_mask; mask; mask &= mask - 1)
+        allowed++;
+    if (!options->threads && allowed && threads > allowed)
+        threads = allowed;
+    if (threads > s->model->config->threads)
+        threads = s->model->config->threads;
+    return pass_start(s->pass, threads, options->cpu_mask, error);
+}
+
+/* For the next answer, but for threads, which change at once. If it fails, threads may run, and nothing else changes. */
+static edge_status take_options(edge_session *s, const edge_options *options, edge_error *error)
+{
+    edge_status status = start_threads(s, options, error);
+    if (!status)
+        status = stops_set(s->next_stops, options->stops, options->stop_count, error);
+    if (status)
+        return status;
+    s->new_stops = true;
+    memcpy(&s->next_options, options, sizeof s->next_options);
+    s->next_options.stops = NULL; /* copied, and the app's own may go */
+    s->next_options.isa = NULL;
+    return EDGE_OK;
+}
+
+edge_status edge_set(edge_session *s, const edge_options *options, edge_error *error)
+{
+    const edge_options as_exported = EDGE_OPTIONS;
+    edge_status status = enter(s, error);
+    if (status)
+        return status;
+    options = options ? options : &as_exported;
+    status = check_options(s->model, options, error);
+    if (!status) {
+        pass_stop(s->pass);
+        status = take_options(s, options, error);
+        if (status && start_threads(s, &s->next_options, NULL))
+            pass_start(s->pass, 1, 0, NULL); /* which needs no other thread */
+    }
+    return leave(s, status);
+}
+
+/* ---- beginning and end ------------------------------------------------------------------------------------------ */
+
+static bool same_text(const char *one, const char *other)
+{
+    size_t length = strlen(one);
+    return length == strlen(other) && !memcmp(one, other, length);
+}
+
+/* The first of the compiled passes, of which the best come first, that this CPU runs. */
+static edge_status choose_design(const edge_model *model, const char *isa, const design_config **design,
+                                 edge_error *error)
+{
+    for (const compiled_pass *each = EDGE_PASSES; each->isa; each++)
+        if ((!isa || same_text(isa, each->isa)) && runs_isa(each->isa) &&
+            find_design(model, each->isa, design, NULL) == EDGE_OK)
+            return EDGE_OK;
+    return edge_fail(error, EDGE_UNSUPPORTED, "this CPU runs no code of the bundle%s%s: export it for this device",
+                     isa ? " for " : "", isa ? isa : "");
+}
+
+static void lay_out(arena *from, edge_session *s, edge_model *model, const design_config *design)
+{
+    const edge_config *config = model->config;
+    s->tokenizer = tokenizer_layout(from, model);
+    s->sampler = sampler_layout(from, config->vocab);
+    s->stops = stops_layout(from);
+    s->next_stops = stops_layout(from);
+    s->room = config->capacity + config->chunk + config->long_from + 4096; /* tokens_ahead, and a text's last block */
+    s->ids = take(from, s->room * sizeof *s->ids);
+    s->system = take(from, config->capacity * sizeof *s->system);
+    s->rows = kv_layout(from, model);
+    s->policy = policy_layout(from, model);
+    s->pass = pass_layout(from, model, design, s->rows);
+}
+
+edge_status edge_begin(edge_model *model, const edge_options *options, edge_session **session, edge_error *error)
+{
+    const edge_options as_exported = EDGE_OPTIONS;
+    const design_config *design;
+    edge_status status;
+    if (!model || !session)
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "edge_begin needs a model and a place for the session");
+    *session = NULL;
+    options = options ? options : &as_exported;
+    if ((status = model_is_whole(model, error)) || (status = check_options(model, options, error)) ||
+        (status = choose_design(model, options->isa, &design, error)))
+        return status;
+    edge_session counted;
+    arena count = {NULL, 0};
+    take(&count, sizeof counted);
+    lay_out(&count, &counted, model, design);
+    arena memory = {map_memory(count.used), 0};
+    if (!memory.memory)
+        return edge_fail(error, EDGE_NO_MEMORY, "a session needs %d KiB: end others, or export with fewer KV rows",
+                         (int64_t)(count.used >> 10));
+    edge_session *s = take(&memory, sizeof *s);
+    lay_out(&memory, s, model, design);
+    s->model = model;
+    s->process = process_id();
+    s->turn = TURN_NEW;
+    s->memory = memory.memory;
+    s->size = count.used;
+    s->chunk = model->config->chunk;
+    s->needed = (double)model->config->peak;
+    s->readings = (edge_readings)EDGE_READINGS;
+    context_reset(s);
+    if ((status = take_options(s, options, error))) {
+        pass_stop(s->pass);
+        unmap_memory(s->memory, s->size);
+        return status;
+    }
+    __atomic_fetch_add(&model->sessions, 1, __ATOMIC_RELAXED);
+    *session = s;
+    return EDGE_OK;
+}
+
+void edge_end(edge_session *s)
+{
+    if (!s)
+        return;
+    edge_model *model = s->model;
+    if (s->process == process_id()) /* a forked child would wait for threads that it has not */
+        pass_stop(s->pass);
+    unmap_memory(s->memory, s->size);
+    __atomic_fetch_sub(&model->sessions, 1, __ATOMIC_RELEASE);
+}
+
+/* ---- between answers -------------------------------------------------------------------------------------------- */
+
+/* Less than 0 if it is not a quantity. */
+static double reading_of(double value)
+{
+    return value >= 0 && value < 1e18 ? value : -1;
+}
+
+edge_status edge_read(edge_session *s, const edge_readings *readings, edge_error *error)
+{
+    edge_status status = enter(s, error);
+    if (status)
+        return status;
+    if (!readings || readings->size < sizeof *readings)
+        return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "edge_readings must begin with EDGE_READINGS"));
+    s->readings = (edge_readings){
+        sizeof s->readings, reading_of(readings->joules), reading_of(readings->celsius), reading_of(readings->headroom),
+        readings->available,
+    };
+    watch_read(&s->watch, &s->readings, s->started);
+    return leave(s, EDGE_OK);
+}
+
+edge_status edge_trim(edge_session *s, edge_trim_level level, edge_error *error)
+{
+    edge_status status = enter(s, error);
+    if (status)
+        return status;
+    if (level < EDGE_TRIM_SOFT || level > EDGE_TRIM_ALL)
+        return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "%d is not an edge_trim_level", (int64_t)level));
+    context_give(s, rint((double)level / (double)EDGE_TRIM_ALL * context_spare(s)));
+    return leave(s, EDGE_OK);
+}
+
+edge_status edge_use(const edge_session *session, edge_usage *usage, edge_error *error)
+{
+    edge_session *s = (edge_session *)session; /* which only `busy` changes in */
+    edge_status status = enter(s, error);
+    if (status)
+        return status;
+    if (!usage || usage->size < sizeof *usage)
+        return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "edge_use needs an edge_usage whose size is set"));
+    *usage = (edge_usage){
+        .size = usage->size,
+        .rows = kv_length(s->rows),
+        .capacity = kv_capacity(s->rows),
+        .threads = pass_threads(s->pass),
+        .weights = s->model->sizes[SECTION_WEIGHTS],
+        .kv = kv_bytes(s->rows) + kv_fixed(s->rows),
+        .scratch = pass_bytes(s->pass),
+        .file = s->model->file.size,
+        .tokens = s->ran,
+        .evicted = s->all_evicted,
+        .joules = s->started ? watch_joules(&s->watch) : s->joules,
+        .seconds = s->started ? now_seconds() - s->watch.started : s->seconds,
+        .measured = s->watch.measured,
+    };
+    return leave(s, EDGE_OK);
+}
+
+edge_status check_length(size_t count, size_t size, edge_error *error)
+{
+    if (count <= PTRDIFF_MAX / size)
+        return EDGE_OK;
+    return edge_fail(error, EDGE_BAD_ARGUMENT, "the text has more bytes than there can be: check its length");
+}
+
+typedef struct { int32_t *ids; size_t capacity, count; } id_list;
+
+static bool list_ids(void *to, const int32_t *ids, size_t count)
+{
+    id_list *list = to;
+    if (list->count < list->capacity) {
+        size_t fits = list->capacity - list->count < count ? list->capacity - list->count : count;
+        memcpy(list->ids + list->count, ids, fits * sizeof *ids);
+    }
+    list->count += count;
+    return true;
+}
+
+int64_t edge_tokenize(edge_session *s, const char *text, size_t length, uint32_t special, int32_t *ids, size_t capacity,
+                      edge_error *error)
+{
+    edge_status status = enter(s, error);
+    if (status)
+        return status;
+    if ((length && !text) || (capacity && !ids))
+        return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "edge_tokenize needs a text, and room for ids"));
+    if ((status = check_length(length, 1, error)))
+        return leave(s, status);
+    id_list list = {ids, capacity, 0};
+    if (length)
+        tokenizer_encode(s->tokenizer, text, length, special != 0, true, list_ids, &list);
+    leave(s, EDGE_OK);
+    return (int64_t)list.count;
+}

@@ -1,0 +1,92 @@
+/* What session.c, turns.c, context.c and state.c know of a session. */
+#ifndef EDGE_SESSION_H
+#define EDGE_SESSION_H
+
+#include "internal.h"
+
+enum {
+    MOST_MARKS = 64,                                   /* turns that can be taken back */
+    MOST_LEFT = 4,                                     /* tokens that a mark remembers */
+    LONGEST_TEXT = 3 * LONGEST_PIECE + 12,             /* of a token with what was held back of a character */
+    TEXT_ROOM = LONGEST_TEXT + 2 * LONGEST_STOP        /* and of a stop string */
+};
+
+enum turn {
+    TURN_NEW,       /* nothing has been said */
+    TURN_SYSTEM,    /* but the system's text */
+    TURN_ASKED,     /* a user's text waits for its answer, and for the opening of it */
+    TURN_TEXT,      /* text without the template waits for its answer */
+    TURN_ANSWERING,
+    TURN_ANSWERED
+};
+
+/* Where the conversation was when a turn began: rows, and the tokens that had not been run. */
+typedef struct { uint64_t evicted; uint32_t rows, count; int32_t left[MOST_LEFT]; } turn_mark;
+
+struct edge_session {
+    edge_model *model;
+    void *memory;
+    uint64_t size;
+    volatile int32_t busy, cancelled;
+    int64_t process; /* that began it, and has its threads */
+
+    tokenizer *tokenizer;
+    sampler *sampler;
+    stops *stops, *next_stops; /* of this answer; of the next, if new_stops */
+    bool new_stops;
+    utf8_joiner joiner;
+
+    /* The conversation: see context.c. */
+    kv *rows;
+    policy *policy;
+    pass *pass;
+    int32_t *ids;             /* [room]: tokens that have not been run: `waiting` from `first` on */
+    uint32_t room, first, waiting;
+    int32_t *system;          /* [capacity]: the beginning of a conversation with a system's text */
+    uint32_t system_count, turns;
+    uint64_t evicted;         /* rows, of this conversation */
+    turn_mark marks[MOST_MARKS];
+    enum turn turn;
+    uint32_t chunk;           /* most tokens of a prompt that run at once */
+    double needed;            /* the planned peak of the process, in bytes */
+    uint64_t ran, all_evicted; /* since edge_begin */
+
+    /* The answer, and the prompt before it. */
+    edge_options options, next_options;
+    edge_readings readings;
+    watch watch;
+    bool started;             /* its budgets count */
+    uint32_t pass_size, last; /* tokens of a prompt that run at once; that ran in the last pass */
+    uint32_t reserved;        /* rows that an opening will need */
+    bool full;                /* a text does not fit */
+    edge_finish stopped;      /* why the prompt did not run to its end */
+    edge_finish finish;
+    bool failed;              /* no number came out */
+    uint32_t generated;
+    int32_t token;
+    float *logits;
+    double seconds, joules;   /* that it took, once it has ended */
+    uint32_t text_at, text_end;
+    char text[TEXT_ROOM], fed[LONGEST_TEXT];
+};
+
+/* A call begins, unless another thread is in one; and ends, with `status`. */
+edge_status enter(edge_session *s, edge_error *error);
+edge_status leave(edge_session *s, edge_status status);
+/* Refuses lengths that no text has, such as (size_t)-1. size: of one of `count`, in bytes. */
+edge_status check_length(size_t count, size_t size, edge_error *error);
+
+/* ---- context.c -------------------------------------------------------------------------------------------------- */
+
+void context_reset(edge_session *s);         /* forgets all but the system's text */
+void context_settle(edge_session *s);        /* an answer is over */
+/* Adds tokens that wait to run. False: they do not fit, or the prompt was stopped. */
+bool context_push(edge_session *s, const int32_t *ids, size_t count);
+edge_finish context_prompt(edge_session *s); /* runs all that wait; sets `logits` */
+edge_finish context_step(edge_session *s);   /* runs the token that was generated */
+void context_give(edge_session *s, double bytes);
+double context_spare(const edge_session *s); /* bytes that can be given back */
+turn_mark context_mark(const edge_session *s);
+bool context_rewind(edge_session *s, const turn_mark *mark);
+
+#endif

@@ -1,0 +1,175 @@
+/* Saved conversations: a header, the KV rows, tokens that have not been run, the system's text and marks, with the SHA-256
+ * of all of it at the end. Only a session of the same bundle takes them. */
+#include <string.h>
+
+#include "session.h"
+
+enum { STATE_VERSION = 3 };
+
+typedef struct {
+    char magic[8]; /* "EDGESTA1" */
+    uint32_t version, pinned;
+    uint8_t model[32], bundle[32]; /* hashes: of the weights' file, of the sections that the library trusts */
+    uint64_t length, evicted;
+    uint32_t turn, turns, waiting, system;
+} state_header;
+
+typedef struct { const edge_stream *stream; uint64_t at; hasher sum; } state_stream;
+enum { DIGEST = 32 };
+
+static bool put(void *to, const void *bytes, size_t size)
+{
+    state_stream *own = to;
+    const edge_stream *stream = own->stream;
+    hash_add(&own->sum, bytes, size);
+    if (stream->fd >= 0) {
+        if (write_fd(stream->fd, bytes, size) != (int64_t)size)
+            return false;
+    } else {
+        if (size > stream->capacity - own->at)
+            return false;
+        memcpy((uint8_t *)stream->buffer + own->at, bytes, size);
+    }
+    own->at += size;
+    return true;
+}
+
+static bool get(void *from, void *bytes, size_t size)
+{
+    state_stream *own = from;
+    const edge_stream *stream = own->stream;
+    if (stream->fd >= 0) {
+        if (read_fd(stream->fd, bytes, size) != (int64_t)size)
+            return false;
+    } else {
+        if (size > stream->capacity - own->at)
+            return false;
+        memcpy(bytes, (const uint8_t *)stream->buffer + own->at, size);
+    }
+    hash_add(&own->sum, bytes, size);
+    own->at += size;
+    return true;
+}
+
+static uint32_t held_marks(const edge_session *s)
+{
+    return s->turns < MOST_MARKS ? s->turns : MOST_MARKS;
+}
+
+static state_header header_of(const edge_session *s)
+{
+    state_header header = {
+        .magic = {'E', 'D', 'G', 'E', 'S', 'T', 'A', '1'},
+        .version = STATE_VERSION,
+        .pinned = policy_pinned(s->policy),
+        .length = sizeof header + (s->waiting + (uint64_t)s->system_count) * sizeof(int32_t) +
+                  held_marks(s) * sizeof(turn_mark) + kv_saved_bytes(s->rows) + DIGEST,
+        .evicted = s->evicted,
+        .turn = s->turn,
+        .turns = s->turns,
+        .waiting = s->waiting,
+        .system = s->system_count,
+    };
+    memcpy(header.model, ((const file_header *)(const void *)s->model->file.data)->hash, sizeof header.model);
+    memcpy(header.bundle, EDGE_TRUSTED, sizeof header.bundle);
+    return header;
+}
+
+static edge_status check_stream(const edge_session *s, const edge_stream *stream, edge_error *error)
+{
+    if (!stream || stream->size < sizeof *stream)
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "a state needs an edge_stream whose size is set");
+    if (s->turn == TURN_ANSWERING)
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "an answer is being generated: let it end, or cancel it, first");
+    return EDGE_OK;
+}
+
+edge_status edge_save(edge_session *s, edge_stream *stream, edge_error *error)
+{
+    edge_status status = enter(s, error);
+    if (status)
+        return status;
+    if ((status = check_stream(s, stream, error)))
+        return leave(s, status);
+    state_header header = header_of(s);
+    stream->length = header.length;
+    if (stream->fd < 0 && !stream->buffer) /* only asks for the length */
+        return leave(s, EDGE_OK);
+    if (stream->fd < 0 && stream->capacity < header.length)
+        return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "the state has %d bytes, and the buffer fewer: see length",
+                                  (int64_t)header.length));
+    state_stream to = {.stream = stream};
+    uint8_t digest[DIGEST];
+    hash_start(&to.sum);
+    bool written = put(&to, &header, sizeof header) && kv_save(s->rows, put, &to) &&
+                   put(&to, s->ids + s->first, s->waiting * sizeof *s->ids) &&
+                   put(&to, s->system, s->system_count * sizeof *s->system) &&
+                   put(&to, s->marks, held_marks(s) * sizeof *s->marks);
+    hash_end(&to.sum, digest);
+    written = written && put(&to, digest, sizeof digest) && to.at == header.length;
+    return leave(s, written ? EDGE_OK : edge_fail(error, EDGE_BAD_FILE, "the state could not be written"));
+}
+
+static bool are_ids(const edge_session *s, const int32_t *ids, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (ids[i] < 0 || (uint32_t)ids[i] >= s->model->config->vocab)
+            return false;
+    return true;
+}
+
+/* Leaves a session without a conversation if it fails. */
+static edge_status load(edge_session *s, const edge_stream *stream, edge_error *error)
+{
+    state_stream from = {.stream = stream};
+    uint8_t digest[DIGEST], stored[DIGEST];
+    hash_start(&from.sum);
+    state_header header, ours = header_of(s);
+    if (!get(&from, &header, sizeof header) || memcmp(header.magic, ours.magic, sizeof header.magic))
+        return edge_fail(error, EDGE_BAD_FILE, "this is not a saved state");
+    if (header.version != ours.version || memcmp(header.model, ours.model, sizeof header.model) ||
+        memcmp(header.bundle, ours.bundle, sizeof header.bundle))
+        return edge_fail(error, EDGE_BAD_FILE, "the state was saved with another bundle or version of it");
+    bool right = header.waiting <= s->room && header.system <= s->model->config->capacity &&
+                 header.turn <= TURN_ANSWERED && header.turn != TURN_ANSWERING;
+    edge_status status = right ? kv_load(s->rows, get, &from, error) : EDGE_OK;
+    if (status)
+        return status;
+    if (right) {
+        s->turns = header.turns;
+        right = get(&from, s->ids, header.waiting * sizeof *s->ids) && are_ids(s, s->ids, header.waiting) &&
+                get(&from, s->system, header.system * sizeof *s->system) && are_ids(s, s->system, header.system) &&
+                get(&from, s->marks, held_marks(s) * sizeof *s->marks);
+    }
+    for (uint32_t i = 0; right && i < held_marks(s); i++)
+        right = s->marks[i].count <= MOST_LEFT && are_ids(s, s->marks[i].left, s->marks[i].count);
+    hash_end(&from.sum, digest);
+    if (!right || !get(&from, stored, sizeof stored) || memcmp(stored, digest, sizeof digest) || from.at != header.length)
+        return edge_fail(error, EDGE_BAD_FILE, "the saved state is damaged");
+    policy_pin(s->policy, header.pinned, kv_capacity(s->rows));
+    s->waiting = header.waiting;
+    s->system_count = header.system;
+    s->evicted = header.evicted;
+    s->turn = (enum turn)header.turn;
+    return EDGE_OK;
+}
+
+edge_status edge_load(edge_session *s, const edge_stream *stream, edge_error *error)
+{
+    edge_status status = enter(s, error);
+    if (status)
+        return status;
+    if (!(status = check_stream(s, stream, error)) && stream->fd < 0 && !stream->buffer)
+        status = edge_fail(error, EDGE_BAD_ARGUMENT, "a state needs a file or a buffer");
+    if (status)
+        return leave(s, status);
+    context_reset(s);
+    s->system_count = 0;
+    s->turn = TURN_NEW;
+    if ((status = load(s, stream, error))) {
+        context_reset(s);
+        s->system_count = 0;
+        s->turn = TURN_NEW;
+    }
+    return leave(s, status);
+}

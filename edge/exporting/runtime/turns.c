@@ -1,0 +1,337 @@
+/* A conversation: text to tokens that wait, answers piece by piece, turns taken back. The loop is that of
+ * edge/run/session.py. */
+#include <string.h>
+
+#include "session.h"
+
+/* ---- text to tokens that wait ----------------------------------------------------------------------------------- */
+
+typedef struct { edge_session *session; int32_t bos; } appending; /* bos: -1, or if the prompt must begin with it */
+
+static bool push_ids(void *to, const int32_t *ids, size_t count)
+{
+    appending *own = to;
+    int32_t bos = own->bos;
+    own->bos = -1;
+    if (bos >= 0 && (!count || ids[0] != bos) && !context_push(own->session, &bos, 1))
+        return false;
+    return context_push(own->session, ids, count);
+}
+
+static bool push_system(void *to, const int32_t *ids, size_t count)
+{
+    edge_session *s = ((appending *)to)->session;
+    if (count > s->model->config->capacity - s->system_count)
+        return false;
+    memcpy(s->system + s->system_count, ids, count * sizeof *ids);
+    s->system_count += (uint32_t)count;
+    return true;
+}
+
+static bool push_part(edge_session *s, enum chat_part part, ids_out out)
+{
+    uint32_t count;
+    const int32_t *ids = chat_ids(s->model, part, &count);
+    appending to = {s, -1};
+    return out(&to, ids, count);
+}
+
+static bool has_part(const edge_session *s, enum chat_part part)
+{
+    uint32_t count;
+    return chat_ids(s->model, part, &count) != NULL;
+}
+
+static edge_status append_system(edge_session *s, const char *text, size_t count, edge_error *error)
+{
+    if (s->turn != TURN_NEW && s->turn != TURN_SYSTEM)
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "the system's text comes first: rewind all turns before it");
+    if (!has_part(s, CHAT_SYSTEM))
+        return edge_fail(error, EDGE_UNSUPPORTED, "the model's chat template takes no system prompt");
+    appending to = {s, -1};
+    s->system_count = 0;
+    s->turn = TURN_NEW;
+    bool fits = push_part(s, CHAT_SYSTEM, push_system) &&
+                tokenizer_encode(s->tokenizer, text, count, false, chat_starts(s->model, CHAT_SYSTEM), push_system, &to) &&
+                push_part(s, CHAT_AFTER_SYSTEM, push_system);
+    if (!fits) {
+        s->system_count = 0;
+        return edge_fail(error, EDGE_FULL, "the system's text has more tokens than the KV cache has rows (%d)",
+                         (int64_t)s->model->config->capacity);
+    }
+    s->turn = TURN_SYSTEM;
+    return EDGE_OK;
+}
+
+static edge_status append_ids(edge_session *s, const int32_t *ids, size_t count, edge_error *error)
+{
+    for (size_t i = 0; i < count; i++)
+        if (ids[i] < 0 || (uint32_t)ids[i] >= s->model->config->vocab)
+            return edge_fail(error, EDGE_BAD_ARGUMENT, "%d is not a token: the model has %d", (int64_t)ids[i],
+                             (int64_t)s->model->config->vocab);
+    context_push(s, ids, count);
+    return EDGE_OK;
+}
+
+/* What comes before a text of `role`, and whether the text may come now. */
+static edge_status before_text(edge_session *s, edge_role role, edge_error *error)
+{
+    bool asked = s->turn == TURN_ASKED, waits = asked || s->turn == TURN_TEXT;
+    if (role == EDGE_USER || role == EDGE_ASSISTANT) {
+        if (!s->model->config->chat)
+            return edge_fail(error, EDGE_UNSUPPORTED, "the model has no chat template: append EDGE_RAW");
+        if (role == EDGE_ASSISTANT && !asked)
+            return edge_fail(error, EDGE_BAD_ARGUMENT, "an earlier answer must follow a user's text");
+        if (role == EDGE_USER && waits)
+            return edge_fail(error, EDGE_BAD_ARGUMENT, "the text before this one waits for its answer: call edge_next");
+        if (role == EDGE_USER && s->turn == TURN_ANSWERED && !has_part(s, CHAT_NEXT))
+            return edge_fail(error, EDGE_UNSUPPORTED,
+                             "the model's chat template cannot continue a conversation: rewind all turns");
+    } else if (s->turn == TURN_SYSTEM) {
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "a system's text needs a chat: append EDGE_USER");
+    }
+    if (role == EDGE_ASSISTANT) {
+        push_part(s, CHAT_PAST, push_ids);
+    } else if (role == EDGE_USER) {
+        appending to = {s, -1};
+        if (s->turn == TURN_SYSTEM) {
+            policy_pin(s->policy, s->system_count, kv_capacity(s->rows));
+            push_ids(&to, s->system, s->system_count);
+        } else {
+            push_part(s, s->turn == TURN_NEW ? CHAT_FIRST : CHAT_NEXT, push_ids);
+        }
+        chat_ids(s->model, CHAT_OPENING, &s->reserved);
+    } else if (asked) { /* the beginning of the answer */
+        push_part(s, CHAT_OPENING, push_ids);
+    }
+    return EDGE_OK;
+}
+
+static bool starts_text(const edge_session *s, edge_role role)
+{
+    if (role == EDGE_RAW)
+        return s->turn == TURN_NEW;
+    if (role != EDGE_USER || s->turn == TURN_SYSTEM)
+        return role == EDGE_USER && chat_starts(s->model, CHAT_AFTER_SYSTEM);
+    return chat_starts(s->model, s->turn == TURN_NEW ? CHAT_FIRST : CHAT_NEXT);
+}
+
+static edge_status append(edge_session *s, edge_role role, const void *text, size_t count, edge_error *error)
+{
+    bool opens = s->turn == TURN_NEW || s->turn == TURN_SYSTEM || s->turn == TURN_ANSWERED;
+    turn_mark mark = context_mark(s);
+    uint32_t waiting = s->waiting, at = kv_length(s->rows);
+    uint64_t ran = s->ran;
+    s->full = false;
+    edge_status status = before_text(s, role, error);
+    if (status)
+        return status;
+    appending to = {s, role == EDGE_RAW && s->turn == TURN_NEW ? tokenizer_bos(s->tokenizer) : -1};
+    if (role == EDGE_IDS)
+        status = append_ids(s, text, count, error);
+    else
+        tokenizer_encode(s->tokenizer, text, count, role == EDGE_RAW, starts_text(s, role), push_ids, &to);
+    if (!status && !s->full && to.bos >= 0)
+        push_ids(&to, NULL, 0);
+    s->reserved = 0;
+    if (!status && s->full)
+        status = edge_fail(error, EDGE_FULL,
+                           "the text does not fit into the %d KV rows that are free, and the policy %s evicts none: "
+                           "rewind, or export with more rows", (int64_t)(kv_capacity(s->rows) - at), s->model->policy);
+    if (status && s->ran == ran) { /* as though it had not been appended */
+        s->waiting = waiting;
+        return status;
+    }
+    if (opens)
+        s->marks[s->turns++ % MOST_MARKS] = mark;
+    s->turn = role == EDGE_USER ? TURN_ASKED : role == EDGE_ASSISTANT ? TURN_ANSWERED : TURN_TEXT;
+    return status;
+}
+
+/* The end of an answer, however it came about. */
+static void end_answer(edge_session *s)
+{
+    s->seconds = now_seconds() - s->watch.started;
+    s->joules = watch_joules(&s->watch);
+    s->turn = TURN_ANSWERED;
+    context_settle(s);
+}
+
+edge_status edge_append(edge_session *s, edge_role role, const void *text, size_t count, edge_error *error)
+{
+    edge_status status = enter(s, error);
+    if (status)
+        return status;
+    if (role < EDGE_SYSTEM || role > EDGE_IDS)
+        return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "%d is not an edge_role", (int64_t)role));
+    if ((count && !text) || (!count && role != EDGE_SYSTEM && role != EDGE_ASSISTANT))
+        return leave(s, edge_fail(error, EDGE_BAD_ARGUMENT, "the text is empty"));
+    if ((status = check_length(count, role == EDGE_IDS ? sizeof(int32_t) : 1, error)))
+        return leave(s, status);
+    if (s->turn == TURN_ANSWERING) /* the app has broken it off */
+        end_answer(s);
+    if (!s->started)
+        __atomic_store_n(&s->cancelled, 0, __ATOMIC_RELAXED);
+    text = text ? text : "";
+    status = role == EDGE_SYSTEM ? append_system(s, text, count, error) : append(s, role, text, count, error);
+    return leave(s, status);
+}
+
+/* ---- the answer ------------------------------------------------------------------------------------------------- */
+
+static void start_sampler(edge_session *s)
+{
+    const edge_config *model = s->model->config;
+    const edge_options *own = &s->options;
+    sampling params = {
+        own->temperature < 0 ? model->temperature : own->temperature,
+        own->top_p < 0 ? model->top_p : own->top_p,
+        own->min_p < 0 ? model->min_p : own->min_p,
+        own->repeat_penalty < 0 ? model->repeat_penalty : own->repeat_penalty,
+        own->top_k < 0 ? model->top_k : (uint32_t)own->top_k,
+        own->seeded ? own->seed : random_seed(),
+    };
+    const int32_t *banned, *ends;
+    uint32_t banned_count = tokenizer_banned(s->tokenizer, &banned), end_count = tokenizer_end_ids(s->tokenizer, &ends);
+    sampler_start(s->sampler, &params, banned, banned_count, ends, own->ignore_eos ? end_count : 0);
+}
+
+/* Runs the prompt. */
+static void start_answer(edge_session *s)
+{
+    s->full = false;
+    if (s->turn == TURN_ASKED)
+        push_part(s, CHAT_OPENING, push_ids);
+    if (s->full || !s->waiting) /* rows were given back since; a text without a token */
+        s->stopped = s->full ? EDGE_MEMORY : EDGE_CAPACITY;
+    s->turn = TURN_ANSWERING;
+    s->joiner = (utf8_joiner){{0}, 0};
+    s->finish = context_prompt(s);
+    stops_start(s->stops);
+    start_sampler(s);
+}
+
+/* The text that a token adds. */
+static void show(edge_session *s, int32_t token, bool *met)
+{
+    size_t length;
+    const char *bytes = tokenizer_piece(s->tokenizer, token, &length);
+    length = utf8_feed(&s->joiner, bytes, length, s->fed);
+    s->text_end = (uint32_t)stops_feed(s->stops, s->fed, length, s->text, met);
+}
+
+/* Chooses the next token from the logits. */
+static void choose(edge_session *s)
+{
+    bool met = false;
+    int32_t token = sampler_next(s->sampler, s->logits);
+    s->failed = token < 0;
+    if (s->failed)
+        return;
+    if (tokenizer_ends(s->tokenizer, token)) {
+        s->finish = EDGE_EOS;
+        return;
+    }
+    s->token = token;
+    s->generated++;
+    s->first = 0;
+    s->waiting = 1;
+    s->ids[0] = token;
+    show(s, token, &met);
+    s->finish = met ? EDGE_STOP : s->generated == s->options.max_tokens ? EDGE_LENGTH : EDGE_GOING;
+}
+
+/* As much text as fits into a piece, whole characters. */
+static void fill(edge_session *s, edge_piece *piece)
+{
+    uint32_t left = s->text_end - s->text_at, length = left;
+    if (length > sizeof piece->text) {
+        length = sizeof piece->text;
+        while (length && ((uint8_t)s->text[s->text_at + length] & 0xC0) == 0x80)
+            length--;
+    }
+    memcpy(piece->text, s->text + s->text_at, length);
+    piece->length = length;
+    piece->token = s->token;
+    piece->finish = length == left ? s->finish : EDGE_GOING;
+    s->token = -1;
+    s->text_at += length;
+}
+
+static edge_status next_piece(edge_session *s, edge_piece *piece, edge_error *error)
+{
+    edge_status status;
+    bool going = s->turn == TURN_ANSWERING;
+    if (!going && s->turn != TURN_ASKED && s->turn != TURN_TEXT)
+        return edge_fail(error, EDGE_BAD_ARGUMENT, "there is nothing to answer: call edge_append first");
+    if (!going || s->text_at == s->text_end) {
+        s->text_at = s->text_end = 0;
+        s->token = -1;
+        if (going)
+            s->finish = context_step(s);
+        else
+            start_answer(s);
+        if (!s->finish)
+            choose(s);
+        if (s->failed) {
+            end_answer(s);
+            if ((status = model_is_whole(s->model, error)))
+                return status;
+            return edge_fail(error, EDGE_FAILED, "the model computed no number (NaN): its file may be damaged");
+        }
+        if (s->finish && s->finish != EDGE_STOP) /* what may have become a stop string; half a character is lost */
+            s->text_end += (uint32_t)stops_rest(s->stops, s->text + s->text_end);
+    }
+    fill(s, piece);
+    if (piece->finish)
+        end_answer(s);
+    return EDGE_OK;
+}
+
+edge_status edge_next(edge_session *s, edge_piece *piece, edge_error *error)
+{
+    edge_status status = enter(s, error);
+    if (status)
+        return status;
+    if (!piece || piece->size < sizeof *piece)
+        status = edge_fail(error, EDGE_BAD_ARGUMENT, "edge_next needs an edge_piece whose size is set");
+    else
+        status = next_piece(s, piece, error);
+    return leave(s, status);
+}
+
+void edge_cancel(edge_session *s)
+{
+    if (s)
+        __atomic_store_n(&s->cancelled, 1, __ATOMIC_RELAXED);
+}
+
+/* ---- turns taken back ------------------------------------------------------------------------------------------- */
+
+static edge_status rewind_turns(edge_session *s, uint32_t turns, edge_error *error)
+{
+    if (s->turn == TURN_ANSWERING)
+        end_answer(s);
+    if (!turns)
+        return EDGE_OK;
+    if (turns >= s->turns) {
+        if (turns == UINT32_MAX)
+            s->system_count = 0;
+        context_reset(s);
+        s->turn = s->system_count ? TURN_SYSTEM : TURN_NEW;
+        return EDGE_OK;
+    }
+    if (turns > MOST_MARKS || !context_rewind(s, &s->marks[(s->turns - turns) % MOST_MARKS]))
+        return edge_fail(error, EDGE_UNSUPPORTED, "the KV rows of these turns cannot be taken back: rewind all, and "
+                         "append the conversation again");
+    s->turns -= turns;
+    s->turn = TURN_ANSWERED;
+    context_settle(s);
+    return EDGE_OK;
+}
+
+edge_status edge_rewind(edge_session *s, uint32_t turns, edge_error *error)
+{
+    edge_status status = enter(s, error);
+    return status ? status : leave(s, rewind_turns(s, turns, error));
+}

@@ -1,0 +1,57 @@
+"""A bundle for web pages: a static folder with a chat page, a JavaScript package, and WebAssembly modules.
+
+index.html page.js page.css sw.js …   the page
+edge/                                 the package, and a module for each instruction set
+model.edge                            weights, tokenizer, chat template and plan
+manifest.json                         with "web": see `describe_site`
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from edge.backends.tvm.design import Design
+from edge.exporting.module import PAGE, initial_pages, make_modules
+from edge.plan.plan import Plan
+
+_WEB = Path(__file__).parent / "web"
+_PACKAGE, _MODULE = "edge", "edge-{}.wasm"
+PIECE = 4 << 20  # bytes of model.edge that are fetched and checked at once
+
+
+def write_site(designs: Sequence[Design], trusted: str, folder: Path, tell: Callable[[float], None]) -> Path:
+    """Write all files but model.edge and manifest.json. Returns the folder where model.edge belongs.
+
+    Raises EngineError if a compiler fails, MissingExtraError without TVM or a linker.
+    """
+    shutil.copytree(_WEB / "page", folder, dirs_exist_ok=True)
+    package = folder / _PACKAGE
+    shutil.copytree(_WEB / "package", package)
+    make_modules(designs, package, tables={"trusted.c": trusted}, progress=tell)
+    return folder
+
+
+def describe_site(folder: Path, model: Path, isas: Sequence[str], plan: Plan) -> dict[str, Any]:
+    """What the package reads of the manifest: the model's file, its bytes, and SHA-256 of its pieces of `piece` bytes;
+    the module of each instruction set, the best first; the engine's memory in pages of 64 KiB; and room for the hash
+    of the manifest's own text (`seal`).
+    """
+    modules = {isa: f"{_PACKAGE}/{_MODULE.format(isa)}" for isa in isas}
+    with model.open("rb") as file:
+        pieces = [hashlib.sha256(piece).hexdigest() for piece in iter(lambda: file.read(PIECE), b"")]
+    return {
+        "model": model.relative_to(folder).as_posix(),
+        "bytes": model.stat().st_size,
+        "piece": PIECE,
+        "pieces": pieces,
+        "modules": modules,
+        "sha256": "",
+        "memory": {
+            "initial": max(initial_pages((folder / path).read_bytes()) for path in modules.values()),
+            "maximum": (plan.bytes.total + plan.bytes.reserve) // PAGE,
+        },
+    }

@@ -1,0 +1,120 @@
+/** A language model in a web page, on the device, within a memory bound. */
+
+export interface Progress {
+  /** download: bytes come from the network; load: they go from this device's storage into memory; ready: the end. */
+  step: "download" | "load" | "ready";
+  loaded: number;
+  total: number;
+}
+
+export interface OpenOptions {
+  /** The most that the engine's memory may become: bytes, or a text such as "256MiB". A site that may need more, by its
+   * manifest, is refused. Default: as exported. */
+  memory?: number | string;
+  /** Default: as many as the bundle has memory for and the device has cores; 1 where the page is not isolated. */
+  threads?: number;
+  /** One of the manifest's instruction sets, for tests; default: the best that this browser has. */
+  isa?: string;
+  onProgress?: (progress: Progress) => void;
+  /** Aborts the download. What has come stays in storage. */
+  signal?: AbortSignal;
+}
+
+export interface SamplingOptions {
+  temperature?: number;
+  topP?: number;
+  minP?: number;
+  topK?: number;
+  repeatPenalty?: number;
+  /** Default: another one for every answer. */
+  seed?: number | bigint;
+  maxTokens?: number;
+  ignoreEos?: boolean;
+  /** Texts before which an answer ends. */
+  stop?: string[];
+  /** Budgets of an answer; joules are estimated in a page. */
+  time?: number;
+  energy?: number;
+}
+
+export interface StreamOptions extends SamplingOptions {
+  signal?: AbortSignal;
+  /** Default: "user". "raw": without the chat template. */
+  role?: "user" | "raw";
+}
+
+export interface Info {
+  name: string;
+  license: string;
+  policy: string;
+  kvDtype: string;
+  isa: string;
+  context: number;
+  /** KV rows. */
+  capacity: number;
+  threads: number;
+  chat: boolean;
+  /** Whether the model is in this device's storage, for the next visit. */
+  stored: boolean;
+  /** Whether the page may use threads: it is cross-origin isolated. */
+  isolated: boolean;
+  /** Bytes: of the plan; of the engine's memory now; bound: the most that it can become. */
+  bytes: { weights: number; kv: number; scratch: number; now: number; bound: number };
+}
+
+export interface Report {
+  // generated: Finish
+  finish: "eos" | "stop" | "length" | "capacity" | "cancelled" | "time" | "energy" | "power" | "heat" | "memory";
+  // end
+  promptTokens: number;
+  tokens: number;
+  /** Of the prompt, until the first token; and of all tokens after it. Measured. */
+  promptSeconds: number;
+  seconds: number;
+  tokensPerSecond: number;
+  joules: number;
+  /** false: the joules are estimated from the time. */
+  measured: boolean;
+  /** Bytes of the engine's memory now, and its bound. */
+  memory: { bytes: number; bound: number };
+  rows: number;
+  evicted: number;
+}
+
+export class EdgeError extends Error {
+  /** bad-argument, bad-file, unsupported, no-memory, busy, full, failed, network, missing, cancelled, closed. */
+  readonly code: string;
+}
+
+/** Made by `Edge.open`. */
+export class Session {
+  private constructor();
+  readonly info: Info;
+  /** Of the last answer, or of the one that runs; null before the first. */
+  readonly report: Report | null;
+  /** The answer, piece by piece. Leaving the loop early cancels it, as `signal` does; then the loop ends as usual. */
+  stream(text: string, options?: StreamOptions): AsyncIterableIterator<string>;
+  /** A whole answer. */
+  ask(text: string, options?: StreamOptions): Promise<string>;
+  /** Text before the first turn. */
+  system(text: string): Promise<void>;
+  /** An answer of an earlier conversation. */
+  past(question: string, answer: string): Promise<void>;
+  /** Forget the last turns; without a number, all. */
+  rewind(turns?: number): Promise<void>;
+  /** The conversation with its KV rows, for `load` with the same bundle. The states of successive turns begin with the
+   * same bytes, but for a header, so who saves each needs to write only the pieces that changed. */
+  save(): Promise<Uint8Array>;
+  load(state: Uint8Array): Promise<void>;
+  tokenize(text: string, special?: boolean): Promise<Int32Array>;
+  close(): Promise<void>;
+}
+
+export class Edge {
+  /** Fetch a bundle's model, unless this device has it, and make it ready. url: of the folder with manifest.json. */
+  static open(url: string | URL, options?: OpenOptions): Promise<Session>;
+  /** Bytes of this bundle's model that this device stores already. */
+  static stored(url: string | URL): Promise<number>;
+  /** Delete them. */
+  static forget(url: string | URL): Promise<void>;
+}

@@ -1,0 +1,230 @@
+/**
+ * A language model in a web page, on the device, within a memory bound.
+ *
+ *     const session = await Edge.open("./", { onProgress: console.log });
+ *     for await (const piece of session.stream("Why is the sky blue?")) document.body.append(piece);
+ *
+ * The types, with their documentation, are in index.d.ts.
+ */
+import { fetchManifest } from "./manifest.js";
+import { EdgeError } from "./module.js";
+import { forget, storageName, storedBytes } from "./store.js";
+
+export { EdgeError };
+
+const UNITS = { "": 1, b: 1, kb: 1e3, mb: 1e6, gb: 1e9, kib: 2 ** 10, mib: 2 ** 20, gib: 2 ** 30 };
+
+/** A worker, of which every call has one answer, and may have events before it. */
+class Remote {
+  #worker = new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
+  /** @type {Map<number, {resolve: (value: any) => void, reject: (error: Error) => void, tell: (event: any) => void}>} */
+  #open = new Map();
+  #next = 1;
+  /** @type {EdgeError | null} */
+  #ended = null;
+
+  constructor() {
+    this.#worker.addEventListener("message", ({ data: { id, result, error, event } }) => {
+      const call = this.#open.get(id);
+      if (!call) return;
+      if (event) return call.tell(event);
+      this.#open.delete(id);
+      if (error) call.reject(new EdgeError(error.code, error.message));
+      else call.resolve(result);
+    });
+    this.#worker.addEventListener("error", (event) => {
+      event.preventDefault?.();
+      this.end(new EdgeError("failed", `the engine stopped (${event.message || "its worker cannot be loaded"}): open the model again`));
+    });
+  }
+
+  /** @param {string} call @param {any} [values] @param {(event: any) => void} [tell] @returns {Promise<any>} */
+  call(call, values, tell = () => {}) {
+    if (this.#ended) return Promise.reject(this.#ended);
+    const id = this.#next++;
+    return new Promise((resolve, reject) => {
+      this.#open.set(id, { resolve, reject, tell });
+      this.#worker.postMessage({ id, call, values });
+    });
+  }
+
+  /** @param {EdgeError} why */
+  end(why) {
+    this.#ended ??= why;
+    this.#worker.terminate();
+    for (const { reject } of this.#open.values()) reject(this.#ended);
+    this.#open.clear();
+  }
+}
+
+export class Session {
+  /** @type {Remote} */
+  #remote;
+  /** @type {{memory: WebAssembly.Memory, cancelled: number} | null} */
+  #shared;
+  #busy = false;
+
+  /** @param {Remote} remote @param {any} opened */
+  constructor(remote, { info, shared }) {
+    this.#remote = remote;
+    this.#shared = shared;
+    this.info = info;
+    /** @type {any} */
+    this.report = null;
+  }
+
+  /** @param {string} text @param {any} [options] */
+  async *stream(text, { signal, role = "user", ...options } = {}) {
+    this.#claim();
+    /** @type {string[]} */
+    const pieces = [];
+    let wake = () => {};
+    let ended = false;
+    /** @type {any} */
+    let failure = null;
+    const cancel = () => this.#cancel();
+    signal?.addEventListener("abort", cancel, { once: true });
+    const answer = this.#remote
+      .call("answer", { text, role, options: this.#named(options) }, ({ piece, report }) => {
+        this.report = report;
+        if (piece) pieces.push(piece);
+        wake();
+      })
+      .catch((error) => (failure = error))
+      .finally(() => ((ended = true), wake()));
+    if (signal?.aborted) cancel();
+    try {
+      for (;;) {
+        while (pieces.length) yield /** @type {string} */ (pieces.shift());
+        if (ended) break;
+        await new Promise((/** @type {(value?: any) => void} */ done) => ((wake = done), (ended || pieces.length) && done()));
+      }
+      if (failure) throw failure;
+    } finally {
+      signal?.removeEventListener("abort", cancel);
+      if (!ended) cancel();
+      await answer;
+      this.#busy = false;
+    }
+  }
+
+  /** @param {string} text @param {any} [options] */
+  async ask(text, options) {
+    let answer = "";
+    for await (const piece of this.stream(text, options)) answer += piece;
+    return answer;
+  }
+
+  /** @param {string} text */
+  async system(text) {
+    await this.#call("append", { role: "system", text });
+  }
+
+  /** @param {string} question @param {string} answer */
+  async past(question, answer) {
+    await this.#call("append", { role: "user", text: question });
+    await this.#call("append", { role: "assistant", text: answer });
+  }
+
+  /** @param {number} [turns] */
+  rewind(turns) {
+    return this.#call("rewind", turns);
+  }
+
+  /** @returns {Promise<Uint8Array>} */
+  save() {
+    return this.#call("save");
+  }
+
+  /** @param {Uint8Array} state */
+  load(state) {
+    return this.#call("load", state);
+  }
+
+  /** @param {string} text @param {boolean} [special] */
+  tokenize(text, special = false) {
+    return this.#call("tokenize", { text, special });
+  }
+
+  async close() {
+    this.#remote.end(new EdgeError("closed", "the session is closed"));
+  }
+
+  #claim() {
+    if (this.#busy) throw new EdgeError("busy", "an answer is being generated: wait for it, or cancel it");
+    this.#busy = true;
+  }
+
+  /** @param {string} name @param {any} [values] */
+  async #call(name, values) {
+    this.#claim();
+    try {
+      return await this.#remote.call(name, values);
+    } finally {
+      this.#busy = false;
+    }
+  }
+
+  #cancel() {
+    if (this.#shared) {
+      Atomics.store(new Int32Array(this.#shared.memory.buffer), this.#shared.cancelled / 4, 1);
+    }
+    this.#remote.call("cancel").catch(() => {});
+  }
+
+  /** Options with numbers, of which those of the session's own come first. @param {any} options */
+  #named(options) {
+    return { threads: this.info.threads, ...options };
+  }
+}
+
+export class Edge {
+  /** @param {string | URL} url @param {any} [options] */
+  static async open(url, { onProgress, signal, memory, ...options } = {}) {
+    signal?.throwIfAborted();
+    const remote = new Remote();
+    const abort = () => remote.call("abort").catch(() => {});
+    signal?.addEventListener("abort", abort, { once: true });
+    try {
+      const request = { url: folder(url), options: { ...options, memory: bytesOf(memory) } };
+      return new Session(remote, await remote.call("open", request, (event) => onProgress?.(event)));
+    } catch (error) {
+      remote.end(new EdgeError("closed", "the session is closed"));
+      throw signal?.aborted ? signal.reason : error;
+    } finally {
+      signal?.removeEventListener("abort", abort);
+    }
+  }
+
+  /** @param {string | URL} url */
+  static async stored(url) {
+    return storedBytes(await modelOf(url));
+  }
+
+  /** @param {string | URL} url */
+  static async forget(url) {
+    await forget(await modelOf(url));
+  }
+}
+
+/** The address of a folder. @param {string | URL} url */
+function folder(url) {
+  const { href } = new URL(url, document.baseURI);
+  return href.endsWith("/") ? href : `${href}/`;
+}
+
+/** Its name in storage. @param {string | URL} url */
+async function modelOf(url) {
+  const { files, web } = await fetchManifest(folder(url));
+  return storageName(new URL(web.model, folder(url)).href, files[web.model].sha256);
+}
+
+/** @param {number | string | undefined} memory */
+function bytesOf(memory) {
+  if (memory === undefined) return undefined;
+  const found = /^\s*([\d.]+)\s*([a-z]*)\s*$/i.exec(String(memory));
+  const unit = UNITS[/** @type {"mib"} */ (found?.[2].toLowerCase() ?? "none")];
+  const bytes = found && unit ? Number(found[1]) * unit : NaN;
+  if (!(bytes > 0)) throw new EdgeError("bad-argument", `memory ${memory}: give bytes, or a text such as "256MiB"`);
+  return bytes;
+}

@@ -1,0 +1,326 @@
+/**
+ * A WebAssembly module of edge: its exports (web.h) as methods. Nothing of a browser's page, so that Node can use it.
+ */
+
+/** @typedef {(memory: WebAssembly.Memory, address: number, size: number) => number} Transfer */
+
+/** Statuses of edge.h, as codes of EdgeError. */
+const CODES = {
+  // generated: Status
+  [-1]: "bad-argument", [-2]: "bad-file", [-3]: "unsupported", [-4]: "no-memory", [-5]: "busy", [-6]: "full",
+  [-7]: "failed"
+  // end
+};
+
+/** edge_finish, by its numbers. */
+export const FINISHES = [
+  // generated: Finish
+  "going", "eos", "stop", "length", "capacity", "cancelled", "time", "energy", "power", "heat", "memory"
+  // end
+];
+
+/** edge_role. */
+export const ROLES = {
+  // generated: Role
+  system: 0, user: 1, assistant: 2, raw: 3, ids: 4
+  // end
+};
+
+const ALL = 0xffffffff; // turns
+
+/** Options in the order of web_option; missing ones are left to the model. */
+const OPTIONS = [
+  ["threads", 0], ["temperature", -1], ["topP", -1], ["minP", -1], ["repeatPenalty", -1], ["topK", -1], ["seeded", 0],
+  ["seedLow", 0], ["seedHigh", 0], ["maxTokens", 0], ["ignoreEos", 0], ["time", 0], ["energy", 0], ["power", 0],
+];
+
+export class EdgeError extends Error {
+  /**
+   * @param {string} code
+   * @param {string} message one line that says what was wrong and what to do
+   */
+  constructor(code, message) {
+    super(message);
+    this.name = "EdgeError";
+    this.code = code;
+  }
+}
+
+/**
+ * The instruction set that this engine runs best, of those that a site has modules for.
+ *
+ * A relaxed dot product may take its second operand as signed or not, and may saturate: which of these it does tells how
+ * the browser computes it. One that computes small numbers wrongly (Node 20) is not used.
+ *
+ * @param {string[]} isas
+ * @returns {string}
+ */
+export function chooseIsa(isas) {
+  const relaxed = probe();
+  const order = relaxed === "wide" ? ["relaxed", "relaxed16", "simd"] : relaxed ? ["relaxed16", "simd"] : ["simd"];
+  const found = order.find((isa) => isas.includes(isa));
+  if (!found || !WebAssembly.validate(SIMD)) {
+    throw new EdgeError("unsupported", "this browser has no WebAssembly SIMD: use a newer one");
+  }
+  return found;
+}
+
+/** "wide": dot products in 32 bits are instructions of this CPU; "narrow": of 16 bits; "": there are none. */
+function probe() {
+  if (!WebAssembly.validate(RELAXED)) return "";
+  const dot = /** @type {(a: number, b: number) => number} */ (
+    new WebAssembly.Instance(new WebAssembly.Module(RELAXED)).exports.dot
+  );
+  for (const [a, b] of [[0x817f03fe, 0x7f017f0a], [0x80ff7f01, 0x00107f7f]]) {
+    let expected = a | 0; // what it adds to
+    for (let at = 0; at < 32; at += 8) expected += ((a << (24 - at)) >> 24) * ((b >>> at) & 255);
+    if (dot(a, b) !== (expected | 0)) return "narrow";
+  }
+  return dot(0x7f7f7f7f, -1) === 0x7f7f7f7f + 2 * 32767 ? "narrow" : "wide"; // saturated: a multiplication in 16 bits
+}
+
+/** A function `dot(a, b)`: Σ of the 4 products of bytes, plus a; and a module with an instruction of SIMD. */
+const HEAD = [0, 97, 115, 109, 1, 0, 0, 0, 1, 7, 1, 96, 2, 127, 127, 1, 127, 3, 2, 1, 0, 7, 7, 1, 3, 100, 111, 116, 0, 0];
+const SPLATS = [32, 0, 253, 17, 32, 1, 253, 17];
+const RELAXED = body([...SPLATS, 32, 0, 253, 17, 253, 147, 2, 253, 27, 0, 11]);
+const SIMD = body([...SPLATS, 253, 174, 1, 253, 27, 0, 11]);
+
+/** @param {number[]} code */
+function body(code) {
+  return new Uint8Array([...HEAD, 10, code.length + 3, 1, code.length + 1, 0, ...code]);
+}
+
+/**
+ * A module's instance for one thread.
+ *
+ * @param {WebAssembly.Module} module
+ * @param {WebAssembly.Memory} memory
+ * @param {{write: Transfer, read: Transfer}} [state] which only the first thread needs
+ */
+export async function instantiate(module, memory, state) {
+  const env = {
+    memory,
+    now: () => performance.now() / 1000,
+    random: () => crypto.getRandomValues(new Int32Array(1))[0],
+    write: (/** @type {number} */ from, /** @type {number} */ size) => state?.write(memory, from >>> 0, size >>> 0) ?? -1,
+    read: (/** @type {number} */ to, /** @type {number} */ size) => state?.read(memory, to >>> 0, size >>> 0) ?? 0,
+  };
+  const instance = await WebAssembly.instantiate(module, { env });
+  return /** @type {any} */ (instance.exports);
+}
+
+/** The bytes of a saved conversation, on their way out of a module or into it. */
+class State {
+  at = 0;
+
+  /** @param {Uint8Array} [bytes] */
+  constructor(bytes = new Uint8Array(0)) {
+    this.bytes = bytes;
+  }
+
+  /** @param {WebAssembly.Memory} memory @param {number} from @param {number} size */
+  write(memory, from, size) {
+    if (size > this.bytes.length - this.at) return -1;
+    this.bytes.set(new Uint8Array(memory.buffer, from, size), this.at);
+    this.at += size;
+    return size;
+  }
+
+  /** @param {WebAssembly.Memory} memory @param {number} to @param {number} size */
+  read(memory, to, size) {
+    const bytes = this.bytes.subarray(this.at, this.at + size);
+    new Uint8Array(memory.buffer).set(bytes, to);
+    this.at += bytes.length;
+    return bytes.length;
+  }
+}
+
+/** The model and the session of a module. */
+export class Engine {
+  /** @type {State} */
+  #state = new State();
+  /** @type {[number, number] | null} */
+  #file = null;
+
+  /**
+   * @param {WebAssembly.Module} module
+   * @param {WebAssembly.Memory} memory
+   */
+  constructor(module, memory) {
+    this.module = module;
+    this.memory = memory;
+    this.exports = /** @type {any} */ (null);
+  }
+
+  /**
+   * @param {WebAssembly.Module} module
+   * @param {WebAssembly.Memory} memory
+   */
+  static async make(module, memory) {
+    const engine = new Engine(module, memory);
+    engine.exports = await instantiate(module, memory, {
+      write: (...all) => engine.#state.write(...all),
+      read: (...all) => engine.#state.read(...all),
+    });
+    return engine;
+  }
+
+  /** The stack of thread `number`, for its own instance. @param {number} number */
+  stack(number) {
+    const stack = this.exports.web_stack(number) >>> 0;
+    if (!stack) throw new EdgeError("no-memory", "no memory is left for a thread's stack");
+    return stack;
+  }
+
+  /** Threads that wait for work. */
+  get threads() {
+    return this.exports.web_threads();
+  }
+
+  /** Room for model.edge. @param {number} bytes @returns {number} its address */
+  reserve(bytes) {
+    const address = this.exports.web_take(bytes) >>> 0;
+    if (!address) throw new EdgeError("no-memory", "the bound of the memory has no room for the model");
+    this.#file = [address, bytes];
+    return address;
+  }
+
+  /** Opens the model that was written to the reserved place. */
+  open() {
+    const [address, bytes] = /** @type {[number, number]} */ (this.#file);
+    this.#check(this.exports.web_open(address, bytes));
+  }
+
+  get info() {
+    return JSON.parse(this.#text(this.exports.web_info()));
+  }
+
+  get use() {
+    return JSON.parse(this.#text(this.exports.web_use()));
+  }
+
+  /** Starts the session. @param {Record<string, any>} options */
+  begin(options) {
+    this.#choose(options, (stops, count) => this.exports.web_begin(stops, count));
+  }
+
+  /** Other options, for the next answer. @param {Record<string, any>} options */
+  set(options) {
+    this.#choose(options, (stops, count) => this.exports.web_set(stops, count));
+  }
+
+  end() {
+    this.exports.web_end();
+  }
+
+  /** @param {keyof typeof ROLES} role @param {string} text */
+  append(role, text) {
+    const bytes = new TextEncoder().encode(text);
+    this.#lend(bytes, (address) => this.#check(this.exports.web_append(ROLES[role], address, bytes.length)));
+  }
+
+  /** The next piece of the answer: bytes are copied. @returns {{text: Uint8Array, token: number, finish: number}} */
+  next() {
+    const finish = this.#check(this.exports.web_next());
+    const from = this.exports.web_piece() >>> 0;
+    const text = new Uint8Array(this.memory.buffer).slice(from, from + this.exports.web_piece_length());
+    return { text, token: this.exports.web_piece_token(), finish };
+  }
+
+  /** The address of the int32 that cancels an answer. */
+  get cancelled() {
+    return this.exports.web_cancelled() >>> 0;
+  }
+
+  /** @param {number} [turns] */
+  rewind(turns = ALL) {
+    this.#check(this.exports.web_rewind(turns));
+  }
+
+  /** @returns {Uint8Array} */
+  save() {
+    const size = this.#check(Number(this.exports.web_state()));
+    try {
+      this.#state = new State(new Uint8Array(size));
+    } catch {
+      throw new EdgeError("no-memory", "no memory is left for the conversation's state");
+    }
+    return this.#transfer(() => this.exports.web_save());
+  }
+
+  /** @param {Uint8Array} bytes */
+  load(bytes) {
+    this.#state = new State(bytes);
+    this.#transfer(() => this.exports.web_load());
+  }
+
+  /** @param {() => number} call @returns {Uint8Array} */
+  #transfer(call) {
+    const { bytes } = this.#state;
+    try {
+      this.#check(call());
+      return bytes;
+    } finally {
+      this.#state = new State();
+    }
+  }
+
+  /** @param {string} text @param {boolean} special */
+  tokenize(text, special) {
+    const bytes = new TextEncoder().encode(text);
+    const room = bytes.length + 8;
+    return this.#lend(bytes, (address) =>
+      this.#lend(new Uint8Array(4 * room), (ids) => {
+        const count = this.#check(this.exports.web_tokenize(address, bytes.length, special ? 1 : 0, ids, room));
+        return new Int32Array(this.memory.buffer, ids, count).slice();
+      }),
+    );
+  }
+
+  /** @param {Record<string, any>} options @param {(stops: number, count: number) => number} call */
+  #choose(options, call) {
+    /** @type {Record<string, any>} */
+    const values = { ...options };
+    if (values.seed !== undefined) {
+      const seed = BigInt.asUintN(64, BigInt(values.seed));
+      Object.assign(values, { seeded: 1, seedLow: Number(seed & 0xffffffffn), seedHigh: Number(seed >> 32n) });
+    }
+    const all = new Float64Array(this.memory.buffer, this.exports.web_options() >>> 0, OPTIONS.length);
+    OPTIONS.forEach(([name, otherwise], index) => (all[index] = Number(values[name] ?? otherwise)));
+    const stops = values.stop ?? [];
+    const texts = new TextEncoder().encode(stops.map((/** @type {string} */ each) => `${each}\0`).join(""));
+    this.#lend(texts, (address) => this.#check(call(address, stops.length)));
+  }
+
+  /**
+   * Calls `work` with the address of a copy of these bytes in the module's memory.
+   *
+   * @template T
+   * @param {Uint8Array} bytes
+   * @param {(address: number) => T} work
+   */
+  #lend(bytes, work) {
+    const size = Math.max(1, bytes.length);
+    const address = this.exports.web_take(size) >>> 0;
+    if (!address) throw new EdgeError("no-memory", "the bound of the memory has no room for this text");
+    new Uint8Array(this.memory.buffer, address, bytes.length).set(bytes);
+    try {
+      return work(address);
+    } finally {
+      this.exports.web_give(address, size);
+    }
+  }
+
+  /** @param {number} status */
+  #check(status) {
+    if (status < 0) throw new EdgeError(CODES[/** @type {-1} */ (status)] ?? "failed", this.#text(this.exports.web_message()));
+    return status;
+  }
+
+  /** Up to a \0. Decoders take no shared memory, so it is copied. @param {number} address */
+  #text(address) {
+    const all = new Uint8Array(this.memory.buffer);
+    const from = address >>> 0;
+    return new TextDecoder().decode(all.slice(from, all.indexOf(0, from)));
+  }
+}

@@ -1,0 +1,248 @@
+/**
+ * A bundle's model in this device's storage (the origin private file system), fetched piece by piece.
+ *
+ * A piece has its SHA-256 in the manifest. It is checked when it comes from the network and when it comes from storage, so
+ * an interrupted download goes on where it stopped, and a damaged piece is fetched again. One tab downloads, others wait.
+ * For workers, since only these have synchronous handles.
+ */
+import { digest } from "./manifest.js";
+import { EdgeError } from "./module.js";
+
+const FOLDER = "edge";
+const TRIES = 5; // of a piece, or without any progress
+const WAIT = 250; // ms before the second try; doubled each time
+
+/**
+ * @typedef {{url: string, name: string, bytes: number, piece: number, pieces: string[]}} Source
+ * url: of model.edge. name: under which it is stored. pieces: SHA-256 of its pieces of `piece` bytes.
+ */
+
+/**
+ * A model's name in storage, which all sites of a host share: its address's, and its own.
+ *
+ * @param {string} url
+ * @param {string} sha256
+ */
+export async function storageName(url, sha256) {
+  const site = (await digest(new TextEncoder().encode(url))).slice(0, 16);
+  return `${site}-${sha256}`;
+}
+
+/**
+ * Writes the model to `target`, from storage or from the network.
+ *
+ * @param {Source} source
+ * @param {Uint8Array} target in memory that may be shared
+ * @param {(step: "download" | "load", loaded: number) => void} tell
+ * @param {AbortSignal} signal
+ * @returns {Promise<boolean>} whether the model is in storage now
+ */
+export async function loadModel(source, target, tell, signal) {
+  const work = async () => {
+    const file = await openFile(source);
+    try {
+      const missing = await loadStored(source, target, file, tell, signal);
+      if (missing.length) await download(source, target, file, missing, tell, signal);
+      return file.stored;
+    } finally {
+      file.close();
+    }
+  };
+  if (!navigator.locks) return work();
+  return navigator.locks.request(`edge ${source.name}`, { signal }, work);
+}
+
+/**
+ * The file in storage, or nothing where there is none: an old browser, a private window, no space.
+ *
+ * @param {Source} source
+ */
+async function openFile(source) {
+  /** @type {any} */
+  let handle = null;
+  try {
+    const folder = await (await navigator.storage.getDirectory()).getDirectoryHandle(FOLDER, { create: true });
+    const file = /** @type {any} */ (await folder.getFileHandle(source.name, { create: true }));
+    handle = await file.createSyncAccessHandle();
+  } catch {
+    handle = null;
+  }
+  return {
+    get stored() {
+      return handle !== null;
+    },
+    get size() {
+      return handle ? handle.getSize() : 0;
+    },
+    /** @param {Uint8Array} to @param {number} at */
+    read: (to, at) => (handle ? handle.read(to, { at }) : 0),
+    /** @param {Uint8Array} from @param {number} at */
+    write(from, at) {
+      try {
+        if (handle && handle.write(from, { at }) !== from.length) throw new Error("no space");
+      } catch {
+        this.close(); // the model stays in memory alone
+        handle = null;
+      }
+    },
+    close() {
+      if (!handle) return;
+      handle.flush();
+      handle.close();
+    },
+  };
+}
+
+/**
+ * Reads the pieces that are stored. Returns the numbers of those that are missing or damaged.
+ *
+ * @param {Source} source
+ * @param {Uint8Array} target
+ * @param {Awaited<ReturnType<typeof openFile>>} file
+ * @param {(step: "download" | "load", loaded: number) => void} tell
+ * @param {AbortSignal} signal
+ */
+async function loadStored(source, target, file, tell, signal) {
+  const missing = [];
+  const buffer = new Uint8Array(source.piece); // for all pieces: a browser may be late to free what each would leave
+  let loaded = 0;
+  for (let number = 0; number < source.pieces.length; number++) {
+    signal.throwIfAborted();
+    const [start, end] = bounds(source, number);
+    const bytes = buffer.subarray(0, end - start);
+    if (file.size >= end && file.read(bytes, start) === bytes.length && (await digest(bytes)) === source.pieces[number]) {
+      target.set(bytes, start);
+      loaded += bytes.length;
+      tell("load", loaded);
+    } else {
+      missing.push(number);
+    }
+  }
+  return missing;
+}
+
+/**
+ * @param {Source} source
+ * @param {Uint8Array} target
+ * @param {Awaited<ReturnType<typeof openFile>>} file
+ * @param {number[]} missing
+ * @param {(step: "download" | "load", loaded: number) => void} tell
+ * @param {AbortSignal} signal
+ */
+async function download(source, target, file, missing, tell, signal) {
+  const left = [...missing];
+  let loaded = source.bytes - left.reduce((sum, each) => sum + bounds(source, each)[1] - bounds(source, each)[0], 0);
+  /** @type {EdgeError | null} */
+  let failure = null;
+  for (let tries = 0; left.length && tries < TRIES; tries++) {
+    if (tries) await sleep(WAIT * 2 ** (tries - 1), signal);
+    try {
+      // One request for neighbours; the answer is cut into pieces.
+      let count = 1;
+      while (count < left.length && left[count] === left[0] + count) count++;
+      for await (const bytes of fetchPieces(source, left[0], left[0] + count, signal, (part) => tell("download", loaded + part))) {
+        const number = left[0];
+        if ((await digest(bytes)) !== source.pieces[number]) {
+          throw new EdgeError("bad-file", `${source.url} is damaged at byte ${bounds(source, number)[0]}: upload the site again`);
+        }
+        target.set(bytes, bounds(source, number)[0]);
+        file.write(bytes, bounds(source, number)[0]);
+        left.shift();
+        loaded += bytes.length;
+        tell("download", loaded);
+        tries = 0; // it goes on
+        failure = null;
+      }
+    } catch (error) {
+      signal.throwIfAborted();
+      failure = error instanceof EdgeError ? error : new EdgeError("network", `${source.url} cannot be fetched: check the connection`);
+      if (failure.code === "missing") break;
+    }
+  }
+  if (left.length) throw failure ?? new EdgeError("network", `${source.url} ended early: check the connection`);
+}
+
+/**
+ * Whole pieces from number `first` on, up to `last`, as they come. Each is valid until the next one.
+ *
+ * @param {Source} source
+ * @param {number} first
+ * @param {number} last
+ * @param {AbortSignal} signal
+ * @param {(bytes: number) => void} tell bytes of the next piece so far
+ */
+async function* fetchPieces(source, first, last, signal, tell) {
+  const from = bounds(source, first)[0];
+  const to = bounds(source, last - 1)[1];
+  const headers = { Range: `bytes=${from}-${to - 1}` };
+  const response = await fetch(source.url, { headers, signal, cache: "no-store" });
+  if (!response.ok || !response.body) {
+    const code = response.status === 404 ? "missing" : "network";
+    throw new EdgeError(code, `${source.url} cannot be fetched: the server says ${response.status}`);
+  }
+  let skip = response.status === 206 ? 0 : from; // servers without ranges send everything
+  let number = first;
+  const buffer = new Uint8Array(source.piece);
+  let filled = 0;
+  const reader = response.body.getReader();
+  try {
+    while (number < last) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      let chunk = value;
+      const skipped = Math.min(skip, chunk.length);
+      skip -= skipped;
+      chunk = chunk.subarray(skipped);
+      while (chunk.length && number < last) {
+        const [start, end] = bounds(source, number);
+        const count = Math.min(chunk.length, end - start - filled);
+        buffer.set(chunk.subarray(0, count), filled);
+        filled += count;
+        chunk = chunk.subarray(count);
+        if (filled < end - start) continue;
+        yield buffer.subarray(0, filled);
+        number++;
+        filled = 0;
+      }
+      tell(filled);
+    }
+  } finally {
+    await reader.cancel().catch(() => {});
+  }
+}
+
+/** Bytes of this model in storage. @param {string} name */
+export async function storedBytes(name) {
+  try {
+    const folder = await (await navigator.storage.getDirectory()).getDirectoryHandle(FOLDER);
+    return (await (await folder.getFileHandle(name)).getFile()).size;
+  } catch {
+    return 0;
+  }
+}
+
+/** Deletes this model, or the others of its site. @param {string} name @param {{others?: boolean}} [which] */
+export async function forget(name, { others = false } = {}) {
+  const [site] = name.split("-");
+  try {
+    const folder = /** @type {any} */ (await (await navigator.storage.getDirectory()).getDirectoryHandle(FOLDER));
+    for await (const each of folder.keys()) {
+      if (others ? each !== name && each.startsWith(`${site}-`) : each === name) await folder.removeEntry(each);
+    }
+  } catch {
+    // there is none, or another tab uses it
+  }
+}
+
+/** @param {Source} source @param {number} number @returns {[number, number]} */
+function bounds(source, number) {
+  return [number * source.piece, Math.min(source.bytes, (number + 1) * source.piece)];
+}
+
+/** @param {number} ms @param {AbortSignal} signal */
+function sleep(ms, signal) {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(resolve, ms);
+    signal.addEventListener("abort", () => (clearTimeout(timer), reject(signal.reason)), { once: true });
+  });
+}

@@ -1,0 +1,171 @@
+/**
+ * The engine of a session, in a worker of its own: it fetches the model, runs the module, and answers `index.js`.
+ *
+ * Messages to it: {id, call, values}; from it: {id, result} or {id, error}, and {id, event} meanwhile.
+ */
+import { fetchFile, fetchManifest } from "./manifest.js";
+import { chooseIsa, EdgeError, Engine, FINISHES } from "./module.js";
+import { forget, loadModel, storageName } from "./store.js";
+
+const PAGE = 65536;
+const THREADS_WAIT = 5000; // ms
+const USED_EVERY = 250; // ms between two looks at the engine's memory
+
+/** @type {Engine} */
+let engine;
+/** @type {Worker[]} */
+let workers = [];
+let bound = 0;
+let cancelled = false; // by a message; threads have a flag in memory besides
+/** @type {AbortController} */
+let opening;
+
+const calls = {
+  /** @param {{url: string, options: any}} request @param {(event: any) => void} tell */
+  async open({ url, options }, tell) {
+    opening = new AbortController();
+    const manifest = await fetchManifest(url, opening.signal);
+    const { web } = manifest;
+    const isa = options.isa ?? chooseIsa(Object.keys(web.modules));
+    if (!web.modules[isa]) throw new EdgeError("bad-argument", `isa ${isa}: choose ${Object.keys(web.modules).join(", ")}`);
+    bound = web.memory.maximum * PAGE;
+    if (options.memory !== undefined && options.memory < bound) {
+      const mib = (/** @type {number} */ bytes) => `${Math.ceil(bytes / 2 ** 20)} MiB`;
+      throw new EdgeError("no-memory", `needs ${mib(bound)}, memory is ${mib(options.memory)}: export with --memory`);
+    }
+    const file = new URL(web.model, url).href;
+    const source = { ...web, url: file, name: await storageName(file, manifest.files[web.model].sha256) };
+    const memory = makeMemory(web.memory);
+    const module = await compile(url, manifest, web.modules[isa], opening.signal);
+    engine = await Engine.make(module, memory);
+    const isolated = globalThis.crossOriginIsolated === true;
+    const count = Math.min(options.threads ?? navigator.hardwareConcurrency ?? 1, manifest.plan.threads);
+    const threads = isolated ? await startThreads(Math.max(1, count)) : 1;
+    const address = engine.reserve(web.bytes);
+    const stored = await loadModel(
+      source, new Uint8Array(memory.buffer, address, web.bytes),
+      (step, loaded) => tell({ step, loaded, total: web.bytes }), opening.signal,
+    );
+    if (stored) await forget(source.name, { others: true });
+    engine.open();
+    engine.begin({ threads });
+    tell({ step: "ready", loaded: web.bytes, total: web.bytes });
+    const { kv_dtype, weights, kv, scratch, vocab, chat, ...info } = engine.info;
+    return {
+      info: { ...info, kvDtype: kv_dtype, chat: Boolean(chat), threads, isolated, stored, bytes: { weights, kv, scratch, now: engine.use.memory, bound } },
+      shared: isolated ? { memory, cancelled: engine.cancelled } : null,
+    };
+  },
+
+  abort() {
+    opening?.abort(new EdgeError("cancelled", "the download was cancelled"));
+  },
+
+  cancel() {
+    cancelled = true;
+  },
+
+  /** @param {{text: string, role: any, options: any}} request @param {(event: any) => void} tell */
+  async answer({ text, role, options }, tell) {
+    cancelled = false;
+    engine.set(options);
+    const before = engine.use;
+    const began = performance.now();
+    engine.append(role, text);
+    const decoder = new TextDecoder();
+    /** @type {any} */
+    let report = { finish: null, promptTokens: 0, tokens: 0, promptSeconds: 0, seconds: 0, tokensPerSecond: 0 };
+    let first = 0;
+    let looked = 0;
+    for (;;) {
+      const { text: bytes, token, finish } = engine.next();
+      const now = performance.now();
+      if (token >= 0) report.tokens++;
+      if (!first) {
+        first = now;
+        report.promptSeconds = (now - began) / 1000;
+      }
+      report.seconds = (now - first) / 1000;
+      report.tokensPerSecond = report.tokens > 1 ? (report.tokens - 1) / report.seconds : 0;
+      if (finish || now - looked > USED_EVERY) {
+        looked = now;
+        const use = engine.use;
+        report = {
+          ...report, joules: use.joules, measured: Boolean(use.measured), memory: { bytes: use.memory, bound },
+          rows: use.rows, evicted: use.evicted - before.evicted,
+          promptTokens: report.promptTokens || use.tokens - before.tokens,
+        };
+      }
+      if (finish) report.finish = FINISHES[finish];
+      tell({ piece: decoder.decode(bytes, { stream: true }), report });
+      if (finish) return report;
+      await turn(); // a message may cancel it
+      if (cancelled) new Int32Array(engine.memory.buffer, engine.cancelled, 1)[0] = 1;
+    }
+  },
+
+  /** @param {{role: any, text: string}} request */
+  append: ({ role, text }) => engine.append(role, text),
+  /** @param {number | undefined} turns */
+  rewind: (turns) => engine.rewind(turns),
+  save: () => engine.save(),
+  /** @param {Uint8Array} state */
+  load: (state) => engine.load(state),
+  /** @param {{text: string, special: boolean}} request */
+  tokenize: ({ text, special }) => engine.tokenize(text, special),
+};
+
+addEventListener("message", async ({ data: { id, call, values } }) => {
+  try {
+    const result = await /** @type {Record<string, any>} */ (calls)[call](values, (/** @type {any} */ event) => postMessage({ id, event }));
+    postMessage({ id, result }, { transfer: result instanceof Uint8Array ? [result.buffer] : [] });
+  } catch (error) {
+    const { code = "failed", message } = /** @type {any} */ (error);
+    postMessage({ id, error: { code: typeof code === "string" ? code : "failed", message } });
+  }
+});
+
+/** @param {{initial: number, maximum: number}} pages */
+function makeMemory({ initial, maximum }) {
+  try {
+    return new WebAssembly.Memory({ initial, maximum, shared: true });
+  } catch {
+    const mib = Math.ceil((maximum * PAGE) / 2 ** 20);
+    throw new EdgeError("no-memory", `this browser has no ${mib} MiB for a page: export with a smaller --memory`);
+  }
+}
+
+/** @param {string} url @param {any} manifest @param {string} name @param {AbortSignal} signal */
+async function compile(url, manifest, name, signal) {
+  const bytes = await fetchFile(url, manifest, name, signal);
+  try {
+    return await WebAssembly.compile(bytes);
+  } catch {
+    throw new EdgeError("unsupported", `${name} is no module that this browser can run: use a newer one`);
+  }
+}
+
+/** Starts all threads but this one; returns how many there are. @param {number} count */
+async function startThreads(count) {
+  for (let number = 1; number < count; number++) {
+    const worker = new Worker(new URL("./thread.js", import.meta.url), { type: "module" });
+    worker.postMessage({ module: engine.module, memory: engine.memory, number, stack: engine.stack(number) });
+    workers.push(worker);
+  }
+  const until = performance.now() + THREADS_WAIT;
+  while (engine.threads < count - 1 && performance.now() < until) await new Promise((done) => setTimeout(done, 2));
+  return engine.threads + 1;
+}
+
+const channel = new MessageChannel();
+/** @type {(() => void)[]} */
+const waiting = [];
+channel.port1.onmessage = () => waiting.shift()?.();
+
+/** Resolves when messages that have come by now were handled: sooner than a timer. */
+function turn() {
+  return new Promise((/** @type {(value?: any) => void} */ done) => {
+    waiting.push(done);
+    channel.port2.postMessage(0);
+  });
+}
