@@ -17,8 +17,6 @@ TYPE_CHECKING = False  # what type checkers take for true; to import typing take
 if TYPE_CHECKING:
     from typing import Any
 
-    from edge.embed.export import export
-    from edge.embed.serve import serve_site
     from edge.errors import (
         BudgetError,
         BusyError,
@@ -29,6 +27,8 @@ if TYPE_CHECKING:
         ModelFormatError,
         UnsupportedError,
     )  # fmt: skip
+    from edge.exporting.bundle import export
+    from edge.exporting.serve import serve_site
     from edge.inventory import models
     from edge.model.model import Model
     from edge.options import Options
@@ -45,16 +45,18 @@ if TYPE_CHECKING:
     from edge.run.session import Session, load
     from edge.sampling import SamplingParams
 
+    __version__: str
+
 _HOMES = {
     "BudgetError": "errors", "BusyError": "errors", "Conversation": "run.conversation", "DownloadError": "errors",
     "EdgeError": "errors", "InputError": "errors", "MissingExtraError": "errors", "Model": "model.model",
     "ModelFormatError": "errors",
     "Options": "options", "Plan": "plan.plan", "PromptCache": "prompt_cache.cache", "RunReport": "run.report",
     "SamplingParams": "sampling", "Session": "run.session", "UnsupportedError": "errors",
-    "divergence": "quality.windows", "export": "embed.export", "fits": "prediction.fits",
+    "divergence": "quality.windows", "export": "exporting.bundle", "fits": "prediction.fits",
     "forecast": "prediction.forecast", "load": "run.session", "make_plan": "plan.plan", "models": "inventory",
     "open_model": "run.opening", "perplexity": "quality.perplexity", "pull": "pulling",
-    "serve_site": "embed.serve",
+    "serve_site": "exporting.serve",
 }  # fmt: skip
 
 __all__ = [
@@ -66,10 +68,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return import_module("edge.storage.versions").edge_version()
     if name not in _HOMES:
         raise AttributeError(f"module 'edge' has no attribute {name!r}")
     return getattr(import_module(f"edge.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, "__version__"]

@@ -1,4 +1,7 @@
-"""What a run may spend: `"256MiB"`, `"20s"`, `"30J"` … parsed once, into bytes, seconds, joules, watts and °C."""
+"""What a run may spend: `"256MiB"`, `"20s"`, `"30J"` … parsed once, into bytes, seconds, joules, watts and °C.
+
+Text states its unit, but for large numbers of bytes; a number is bytes, seconds, joules, watts or °C.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +19,25 @@ for _power, _letter in enumerate("kmgt", start=1):
 
 _FEWEST_BARE = 1 << 16  # of a smaller number without a unit, MiB were meant: no cache or process has so few bytes
 
-_JOULES = {"": 1.0, "j": 1.0, "mj": 1e-3, "kj": 1e3, "wh": 3600.0, "mwh": 3.6, "MJ": 1e6, "MWh": 3.6e9}
-_WATTS = {"": 1.0, "w": 1.0, "mw": 1e-3, "MW": 1e6}
-_CELSIUS = {"": 1.0, "c": 1.0, "°c": 1.0}
-_SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0, "min": 60.0, "h": 3600.0}
+_JOULES = {"j": 1.0, "mj": 1e-3, "kj": 1e3, "wh": 3600.0, "mwh": 3.6, "MJ": 1e6, "MWh": 3.6e9}
+_WATTS = {"w": 1.0, "mw": 1e-3, "MW": 1e6}
+_CELSIUS = {"c": 1.0, "°c": 1.0}
+_SECONDS = {"s": 1.0, "ms": 1e-3, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
-def _parse(text: str, units: dict[str, int] | dict[str, float], what: str, example: str) -> float:
+def _parse(value: str | float, units: dict[str, int] | dict[str, float], what: str, example: str) -> float:
+    """Text needs a unit, unless `units` has none for it; a number is in the base unit."""
+    text, units = str(value), units if isinstance(value, str) else {**units, "": 1}
     match = _QUANTITY.fullmatch(text)
     unit = None if match is None else units.get(match[2], units.get(match[2].lower()))  # MJ are no mJ
+    if match is not None and not match[2] and unit is None:
+        raise InputError(f"{what} {text.strip()} has no unit: write it like {example}")
     if match is None or unit is None:
         raise InputError(f"{what} {text!r} is not understood: write it like {example}")
-    value = float(match[1]) * unit
-    if not math.isfinite(value) or value <= 0:
+    amount = float(match[1]) * unit
+    if not math.isfinite(amount) or amount <= 0:
         raise InputError(f"{what} {text!r} must be greater than zero")
-    return value
+    return amount
 
 
 def parse_bytes(value: str | int, what: str = "memory") -> int:
@@ -39,7 +46,7 @@ def parse_bytes(value: str | int, what: str = "memory") -> int:
     Raises InputError if it is not a positive amount of memory, or a number without a unit that cannot be meant as
     bytes.
     """
-    count = int(_parse(str(value), _BYTES, what, "256MiB"))
+    count = int(_parse(value, _BYTES, what, "256MiB"))
     if 0 < count < _FEWEST_BARE and not str(value).rstrip()[-1].isalpha():
         raise InputError(f"{what} {count} is a number of bytes: did you mean {count}MiB?")
     if count == 0:
@@ -49,22 +56,22 @@ def parse_bytes(value: str | int, what: str = "memory") -> int:
 
 def parse_seconds(value: str | float, what: str = "time") -> float:
     """`"20s"`, `"1.5m"`, `"2h"`, `"500ms"` or a number of seconds, as seconds. Raises InputError."""
-    return _parse(str(value), _SECONDS, what, "20s")
+    return _parse(value, _SECONDS, what, "20s")
 
 
 def parse_joules(value: str | float, what: str = "energy") -> float:
     """`"30J"`, `"500mJ"`, `"0.1Wh"` or a number of joules, as joules. Raises InputError."""
-    return _parse(str(value), _JOULES, what, "30J")
+    return _parse(value, _JOULES, what, "30J")
 
 
 def parse_watts(value: str | float, what: str = "power") -> float:
     """`"3W"`, `"800mW"` or a number of watts, as watts. Raises InputError."""
-    return _parse(str(value), _WATTS, what, "3W")
+    return _parse(value, _WATTS, what, "3W")
 
 
 def parse_celsius(value: str | float, what: str = "temperature") -> float:
     """`"70C"` or a number of degrees, as °C. Raises InputError."""
-    return _parse(str(value), _CELSIUS, what, "70C")
+    return _parse(value, _CELSIUS, what, "70C")
 
 
 def format_bytes(count: float) -> str:

@@ -1,12 +1,61 @@
-"""Error types: every failure that a user can cause has one, with a one-line message that says what to do."""
+"""Error types: every failure that a user can cause has one, with a one-line message that says what to do.
+
+Messages are written with flags, and a value that is a word behind `=`: `use --kv-policy=streaming`. Who called reads
+his own language: a program `use kv_policy="streaming"`, a terminal `use --kv-policy streaming`. What follows the name
+of a command, as in `edge run --raw`, stays.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
 
 _ECHOED = 200  # characters of foreign text that a message quotes
 _MOST = 2000  # of any message
 _LONG = re.compile(rf"(?<!\w)'[^']{{{_ECHOED},}}'(?!\w)|(?<!\w)\"[^\"]{{{_ECHOED},}}\"(?!\w)|\S{{{_ECHOED + 1},}}")
+
+
+KEYWORDS: dict[str, str] = {}
+"""Keywords of the Python API by their flags; `edge.flags` fills it in."""
+
+_MENTION = re.compile(
+    r"(?P<command>\bedge [a-z][a-z-]*\b[^,;:()]*)"
+    r"|(?<![\w-])(?P<flag>--[a-z][a-z-]*)"
+    r"(?:=(?P<word>\S+?)(?=[,.:;)]*(?:\s|$))|[ ](?P<number>-?\d[\w.]*(?:[ ](?:[KMGT]iB|m?J)\b)?))?"
+)
+Language = Literal["keywords", "flags", "any"]
+_language: Language = "keywords"
+
+
+@contextmanager
+def speaking(language: Language) -> Iterator[None]:
+    """Errors that are made meanwhile, by any thread, are for programs, for the command line, or, in any language, for a
+    process that words them."""
+    global _language
+    before, _language = _language, language
+    try:
+        yield
+    finally:
+        _language = before
+
+
+def worded(message: str) -> str:
+    """The message in the language of the caller."""
+    return message if _language == "any" else _MENTION.sub(_mention, message)
+
+
+def _mention(found: re.Match[str]) -> str:
+    flag, word, number = found["flag"], found["word"], found["number"]
+    if flag not in KEYWORDS:
+        return found[0]
+    value = word or number
+    if _language == "flags":
+        return flag if value is None else f"{flag} {value}"
+    if value is None:
+        return KEYWORDS[flag]
+    return f"{KEYWORDS[flag]}={value}" if re.fullmatch(r"-?[\d.]+", value) else f'{KEYWORDS[flag]}="{value}"'
 
 
 def shortened(message: str) -> str:
@@ -25,7 +74,7 @@ class EdgeError(Exception):
     exit_code = 2
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(shortened(message))
+        super().__init__(shortened(worded(message)))
 
 
 class InputError(EdgeError):
@@ -60,7 +109,12 @@ class CacheError(EdgeError):
 
 
 class DownloadError(EdgeError):
-    """A model cannot be downloaded: no connection, no such repository, no access, or not what the Hub lists."""
+    """A model cannot be downloaded: no connection, no such repository, no access, or not what the Hub lists. reached:
+    whether a server was."""
+
+    def __init__(self, message: str, *, reached: bool = True) -> None:
+        super().__init__(message)
+        self.reached = reached
 
 
 class OutputError(EdgeError):

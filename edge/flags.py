@@ -8,11 +8,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
+
+from edge.errors import KEYWORDS
 
 PROMPT, BUDGETS, CACHE, SAMPLING, ENGINE, OUTPUT = "Prompt", "Budgets", "KV cache", "Sampling", "Engine", "Output"
 GROUPS = (PROMPT, BUDGETS, CACHE, SAMPLING, ENGINE, OUTPUT)
 """Groups of options in the help of commands, in their order."""
+
+KEYWORDS.update({
+    "--at": "contexts", "--device": "device", "--force": "force=True", "--host": "host", "--max-tokens": "max_tokens",
+    "--port": "port", "--quant": "quant", "--raw": "raw=True", "--stop": "stop", "--system": "system",
+    "--think": "think", "--tokens": "max_tokens",
+})  # fmt: skip
+"""Flags whose Python twins are no options, but keywords of single functions."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -51,6 +62,12 @@ def option(default: Any, *names: str, help: str, unset: bool = False, **more: An
     flag = Flag(names, help, default=None if unset else default, **more)
     value = flag.parse(default) if flag.parse and default is not None else default
     return field(default=value, metadata={"flag": flag})
+
+
+def named_in_errors(kind: type[T]) -> type[T]:
+    """A dataclass whose fields are options: errors call them by flags or by keywords (`edge.errors.worded`)."""
+    KEYWORDS.update({flag.name: name for name, flag in flags_of(kind).items() if flag.names})
+    return kind
 
 
 def flags_of(kind: Any) -> dict[str, Flag]:

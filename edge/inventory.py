@@ -135,9 +135,8 @@ def _packaged() -> Iterator[LocalModel]:
             continue
         size = sum(part.stat().st_size for part in parts)
         path = parts[0] if len(parts) == 1 else cache.find("models", packaged.sha256, ".gguf")
-        if path is None:
-            joined = Summary(reason=f"in {len(parts)} parts, which its first run joins")
-            yield LocalModel(name, "package", None, size, parts[0].stat().st_mtime, "written", joined)
+        if path is None:  # the first part has the header
+            yield LocalModel(name, "package", None, size, parts[0].stat().st_mtime, "written", _summary(parts[0], size))
         else:
             yield _local(name, "package", path, size if len(parts) == 1 else 2 * size)
 
@@ -176,26 +175,26 @@ def _name(cached: CachedFile) -> str:
     return next((str(each) for each in candidates if find_cached(each) == cached.path), str(cached.path))
 
 
-def _summary(path: Path) -> Summary:
-    """Remembered, or read from the header."""
+def _summary(path: Path, size: int | None = None) -> Summary:
+    """Remembered, or read from the header. size: bytes of a model whose first part `path` is."""
     depends = (FileState.of(path.stat()), edge_version(), _installed_engines())
     key = hashlib.sha256(repr(depends).encode()).hexdigest()[:32]
     made: list[Summary] = []
 
     def write(target: Path) -> None:
-        made.append(_read(path))
+        made.append(_read(path, size))
         target.write_text(json.dumps(asdict(made[0])), encoding="utf-8")
 
     with suppress(CacheError, OSError, ValueError):  # without a cache folder it is read each time
         found = cache.find_or_make("headers", key, ".json", write, about=f"summary of {path.name}")
         return made[0] if made else parse(Summary, json.loads(found.read_text(encoding="utf-8")))
-    return made[0] if made else _read(path)
+    return made[0] if made else _read(path, size)
 
 
-def _read(path: Path) -> Summary:
+def _read(path: Path, size: int | None) -> Summary:
     """Never raises: what is wrong with a file is its reason."""
     try:
-        file = read_gguf(path)
+        file = read_gguf(path, size)
     except (EdgeError, OSError) as error:
         return Summary(reason=_plain(error, path))
     known = Summary(

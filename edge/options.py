@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from edge.budget import parse_bytes, parse_celsius, parse_joules, parse_seconds, parse_watts
 from edge.errors import InputError
-from edge.flags import BUDGETS, CACHE, ENGINE, flags_of, option
+from edge.flags import BUDGETS, CACHE, ENGINE, flags_of, named_in_errors, option
 from edge.model.lora_file import LoraFile, LoraSize, parse_lora
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ AUTO = "auto"
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+@named_in_errors
 @dataclass(frozen=True)
 class Options:
     """What a run may spend, and what the user fixed of it; None leaves the choice to the plan.
@@ -73,7 +74,7 @@ class Options:
     sinks: int = option(4, "--sinks", group=CACHE, help="First rows that streaming never evicts.")
     keep: int | None = option(
         None, "--keep", group=CACHE,
-        help="First rows that no policy ever evicts (default: those of the system prompt).",
+        help="First rows that no policy ever evicts (default: in edge chat, those of the system prompt).",
     )  # fmt: skip
     kv_dtype: str | None = option(
         None, "--kv-dtype", group=CACHE,

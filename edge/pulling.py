@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.budget import format_bytes
+from edge.devices.output import check_path
 from edge.devices.profiles import HOST, find_profile
 from edge.errors import BudgetError, EdgeError, InputError, MissingExtraError, UnsupportedError
 from edge.formats.gguf import GGUFFile
@@ -87,6 +88,7 @@ def pull(
 
 def offer(model: str, options: Options, *, quant: str | None = None, device: str = HOST) -> Offer:
     """What `pull` would download: asks the Hub, and reads headers. Raises as `pull`."""
+    check_path("model", model, "a path or a name")
     reference = hub_reference(model)
     if reference is None:
         near = get_close_matches(model.lower(), known_models(), 2) if ":" in model else []

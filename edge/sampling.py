@@ -10,11 +10,12 @@ from numbers import Integral, Real
 from typing import Any
 
 from edge.errors import InputError, ModelFormatError
-from edge.flags import SAMPLING, flags_of, option
+from edge.flags import SAMPLING, flags_of, named_in_errors, option
 
 _STATE_IT = "state it, as in --temp 0.7"
 
 
+@named_in_errors
 @dataclass(frozen=True)
 class SamplingParams:
     """temperature 0 is greedy: the same answer every time. 0, 1 and 0 switch top_k, top_p and min_p off."""

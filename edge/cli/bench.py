@@ -80,7 +80,7 @@ def bench(
 
 def _print(rows: list[BenchRow], output: Format) -> None:
     if output is Format.md:
-        headings = ["model", "size", "params", "backend", "threads", "test", "t/s"]
+        headings = ["model", "size", "params", "backend", "threads", "test", "tok/s"]
         if rows[0].joules is not None:
             headings.append(f"energy/token ({certainty(rows[0].energy_kind)})")
         print(table(headings, [_cells(row) for row in rows]))
@@ -102,7 +102,7 @@ def _cells(row: BenchRow) -> list[str]:
         row.backend,
         str(row.threads),
         row.test,
-        f"{row.speed:.2f} ± {row.sd:.2f}",
+        f"{row.speed:,.2f} ± {row.sd:,.2f}",
         *energy,
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -11,20 +12,32 @@ import typer
 
 from edge.budget import format_bytes
 from edge.cli import options as o
+from edge.cli.help import Group
 from edge.cli.show import print_json, table
 from edge.errors import InputError
 
 if TYPE_CHECKING:
-    from edge.storage.cache import EntryKind
+    from edge.storage.cache import Entry, EntryKind
 
 _HISTORY = "history"  # of runs: one file, without a completion record
 
-cache = typer.Typer(help="Look into the cache folder, or empty it.")
+cache = typer.Typer(cls=Group, help="Look into the cache folder, or empty it.", invoke_without_command=True)
+
+
+@cache.callback()
+def show(context: typer.Context, json: o.Json = False) -> None:
+    """List the contents of the cache folder, empty it, or install compiled kernels."""
+    if context.invoked_subcommand is None:
+        _list(json=json)
 
 
 @cache.command("list")
 def list_entries(json: o.Json = False) -> None:
     """List the contents of the cache folder, last used first."""
+    _list(json=json)
+
+
+def _list(*, json: bool) -> None:
     from edge.run.history import history_size
     from edge.storage.cache import cache_folder, cache_limit, entries
 
@@ -46,11 +59,7 @@ def list_entries(json: o.Json = False) -> None:
         )
         return
     if found:
-        cells = [
-            [e.kind, e.about, e.key[:12], _moment(e.last_used).astimezone().strftime("%Y-%m-%d %H:%M"),
-             format_bytes(e.bytes)] for e in found
-        ]  # fmt: skip
-        print(table(["kind", "about", "key", "last used", "size"], cells, left=4))
+        print(table(["kind", "about", "last used", "entries", "size"], _rows(found), left=3))
     print(f"{folder}: {format_bytes(total)} of at most {format_bytes(limit)}")
     if runs:
         print(
@@ -102,6 +111,19 @@ def add(
     print(f"added: {design.shape.layers} layers, {design.kv_dtype} KV, {design.target.name}")
     if design.target.name != isa:
         print(f"this CPU has {isa}, which is better: EDGE_ISA={design.target.name} selects the added image")
+
+
+def _rows(found: Sequence[Entry]) -> list[list[str]]:
+    """Entries of one kind about the same thing in a row. A file of the cache itself goes by its model's name."""
+    names = {entry.path.name: entry.about for entry in found if entry.kind == "models"}
+    groups: dict[tuple[str, str], list[Entry]] = {}
+    for entry in found:
+        *before, file = entry.about.split(" ")
+        groups.setdefault((entry.kind, " ".join([*before, names.get(file, file)])), []).append(entry)
+    return [
+        [kind, about, _moment(those[0].last_used).astimezone().strftime("%Y-%m-%d %H:%M"), f"{len(those):,}",
+         format_bytes(sum(entry.bytes for entry in those))] for (kind, about), those in groups.items()
+    ]  # fmt: skip
 
 
 def _kind(name: str) -> EntryKind:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from edge.cli import options as o
-from edge.cli.show import Progress, ThoughtView, note, print_json, progress
+from edge.cli.show import Progress, ThoughtView, note, print_json, progress, width
 from edge.options import Options
 
 if TYPE_CHECKING:
@@ -33,19 +33,21 @@ def chat(
     """
     from edge.cli.chat_commands import Chat, Settings, is_command, obey, warn_unpinned
     from edge.cli.chat_lines import is_terminal, turns
-    from edge.cli.prompts import answer_limit
     from edge.cli.pull import fetch_missing
     from edge.cli.signals import Terminated
+    from edge.devices.child import room_for_children
     from edge.errors import EdgeError, UnsupportedError
     from edge.model.thinking import Think
+    from edge.run.arguments import check_limit
     from edge.run.conversation import Conversation
     from edge.run.opening import open_model
     from edge.run.session import load
 
-    limit, system, think = answer_limit(answer.max_tokens), answer.system, Think.parse(answer.think)
+    limit, system, think = check_limit(answer.max_tokens), answer.system, Think.parse(answer.think)
     with progress(enabled=not quiet) as shown:
         fetch_missing(model, options, shown, quiet=quiet)
-    opened = open_model(model)
+    with room_for_children(options.memory):
+        opened = open_model(model)
     if opened.template is None:
         raise UnsupportedError(f"{opened.name} has no chat template: use edge run --raw")
     settings = Settings(limit, opened.sampling(**sampling), tuple(answer.stop or ()), think)
@@ -61,7 +63,7 @@ def chat(
         thoughts = ThoughtView(not quiet and not json, shown)
         chat = Chat(Conversation(session, system=system), settings, shown.step("prefill"), thoughts.show)
         if typed and not quiet:
-            note(f"{opened.spec.label}, {session.plan.config.capacity} KV rows. /help lists commands, Ctrl-D leaves")
+            note(f"{opened.spec.label}, {session.plan.config.capacity:,} KV rows. /help lists commands, Ctrl-D leaves")
             warn_unpinned(chat.talk)
         for line in lines:
             text = line.text
@@ -97,17 +99,18 @@ def _answer(
 ) -> None:
     """Print an answer as it is generated, and notices about it. Ctrl-C ends the answer, not the conversation."""
     from edge.cli.signals import Terminated, ended_by_signals
+    from edge.cli.wrap import WordWrap
     from edge.errors import BudgetError
 
     session = talk.session
-    before, unanswered = session.report, None
+    before, unanswered, words = session.report, None, WordWrap(width)
     try:
         with ended_by_signals(session):
             for piece in pieces:
                 shown.clear()
                 thoughts.end()
                 if not json:
-                    print(piece, end="", flush=True)
+                    words.write(piece)
     except Terminated:
         raise
     except KeyboardInterrupt:
@@ -115,6 +118,7 @@ def _answer(
     except BudgetError as error:
         unanswered = error
     finally:
+        words.end()
         pieces.close()
         shown.clear()
         thoughts.end()

@@ -145,9 +145,9 @@ def _set(chat: Chat, argument: str) -> None:
         change: dict[str, Any] = {field: _number(name, value, parse)}
         settings.sampling = replace(settings.sampling, **change)
     elif name in ("n", "max-tokens"):
-        from edge.cli.prompts import answer_limit
+        from edge.run.arguments import check_limit
 
-        settings.max_tokens = answer_limit(int(_number(name, value, int) or 0))
+        settings.max_tokens = check_limit(int(_number(name, value, int) or 0))
     elif name == "stop":
         settings.stop = (_text(value),) if value else ()
     elif name:

@@ -14,7 +14,7 @@ from edge.cli.convert import convert
 from edge.cli.devices import devices
 from edge.cli.evaluate import evaluate
 from edge.cli.export import export
-from edge.cli.help import Command, help
+from edge.cli.help import Command, Group, help
 from edge.cli.inspect import inspect
 from edge.cli.models import models
 from edge.cli.plan import plan
@@ -24,9 +24,11 @@ from edge.cli.quantize import quantize
 from edge.cli.run import run
 from edge.cli.serve_site import serve_site
 from edge.cli.tune import tune
+from edge.errors import speaking
 
 app = typer.Typer(
     name="edge",
+    cls=Group,
     help="Run language models on this device, inside a stated budget.",
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -58,5 +60,6 @@ def _options(
     ] = False,
 ) -> None:
     """Run language models on this device, inside a stated budget."""
+    context.with_resource(speaking("flags"))
     if context.invoked_subcommand is None:
         print(context.get_help())

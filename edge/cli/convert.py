@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -138,7 +138,7 @@ def convert(
     if texts and not wanted.calibrated:
         raise InputError("--calibration is of no use here: state --type, a --method that goes by it, or pruning")
     if dry_run:
-        _show_preview(target, *c.preview(source, target, wanted), json=json)
+        _show_preview(target, *c.preview(source, target, wanted), json=json, quiet=quiet)
         return
     with progress(enabled=not quiet) as shown:
 
@@ -203,23 +203,38 @@ def _settings(kind: str | None, method: str | None, group_size: int, embedding: 
     return Settings(type=kind, method=named, embedding=embedding, output=embedding, group_size=group_size)
 
 
-def _show_preview(target: Path, files: dict[str, int | None], tensors: list[Planned], *, json: bool) -> None:
+def _show_preview(
+    target: Path,
+    files: dict[str, int | None],
+    tensors: list[Planned],
+    notes: Sequence[str],
+    *,
+    json: bool,
+    quiet: bool,
+) -> None:
     if json:
         listed = [{"name": t.name, "shape": t.shape, "type": t.type, "bytes": t.nbytes} for t in tensors]
-        print_json({"target": str(target), "written": False, "files": files, "tensors": listed})
+        print_json({"target": str(target), "written": False, "files": files, "tensors": listed, "notes": notes})
         return
     rows = [[each.name, "×".join(map(str, each.shape)), each.type, format_bytes(each.nbytes)] for each in tensors]
     print(table(["tensor", "shape", "type", "size"], rows, left=3))
     sizes = [[name, "known when written" if size is None else format_bytes(size)] for name, size in files.items()]
     print("\n" + table([f"{target} (not written)", "size"], sizes))
+    if not quiet:
+        for line in notes:
+            note(line)
 
 
 def _show(report: Report, *, quiet: bool) -> None:
+    from edge.converters.outcome import type_counts
+
     print(table([str(report.target), "size"], [[name, format_bytes(size)] for name, size in report.files.items()]))
     if quiet:
         return
     if made := report.quantized:
-        note(f"{made.bits_per_weight:.2f} bits per weight" + "".join(f"\n{line}" for line in made.notes))
+        note(
+            "\n".join([f"{type_counts(made.types.values())}; {made.bits_per_weight:.2f} bits per weight", *made.notes])
+        )
     if report.rounded:
         note(f"{', '.join(report.rounded)} weights were rounded once more, to 8 bits: the format has no such grid")
     if npu := report.compiled:
@@ -231,9 +246,7 @@ def _show(report: Report, *, quiet: bool) -> None:
     if report.tuned:
         note(f"chunk, shards and head: {report.tuned}")
     if mix := report.mixture:
-        counts = Counter(mix.types.values())
-        said = ", ".join(f"{count} × {kind}" for kind, count in counts.most_common())
-        note(f"{said}; {mix.kl:.3f} nats are lost by plain rounding (estimated)")
+        note(f"{type_counts(mix.types.values())}; {mix.kl:.3f} nats are lost by plain rounding (estimated)")
     if cut := report.pruned:
         layers = f"layers {', '.join(map(str, cut.layers))} went" if cut.layers else "all layers stay"
         before, after = cut.parameters

@@ -11,6 +11,7 @@ import typer
 
 from edge.budget import format_bytes
 from edge.cli import options as o
+from edge.cli.help import Group
 from edge.cli.show import note, print_json, printable, progress, table
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from edge.devices.npus import SeenNpu
     from edge.devices.profile import DeviceProfile, Npu
 
-devices = typer.Typer(help="This device, its sensors, and the devices known by name.")
+devices = typer.Typer(cls=Group, help="This device, its sensors, and the devices known by name.")
 
 _Name = Annotated[str, typer.Argument(metavar="DEVICE", help="A name of edge devices list.")]
 
@@ -86,10 +87,10 @@ def known(json: o.Json = False) -> None:
         except InputError as error:
             damaged[name] = str(error)
     if json:
-        print_json({"devices": [asdict(profile) for profile in profiles], "damaged": damaged})
+        print_json({"devices": [_as_json(profile) for profile in profiles], "damaged": damaged})
         return
-    rows = [[each.name, each.description, each.isa or _own_code(each)] for each in profiles]
-    print(table(["device", "what it is", "compiled for"], rows, left=3))
+    rows = [[each.name, each.description, each.isa or _own_code(each), _gaps(each)] for each in profiles]
+    print(table(["device", "what it is", "compiled for", "not predicted"], rows, left=4))
     for said in damaged.values():
         note(f"left out: {said}: correct that file or delete it")
 
@@ -313,7 +314,17 @@ def _npu(npu: Npu) -> str:
 
 
 def _as_json(profile: DeviceProfile) -> dict[str, object]:
-    return asdict(profile) | {"cores": profile.cores, "memory": profile.memory}
+    return asdict(profile) | {"cores": profile.cores, "memory": profile.memory, "not_predicted": profile.gaps}
+
+
+def _gaps(profile: DeviceProfile) -> str:
+    """What edge plan does not predict of a device; of this one, before it is measured."""
+    from edge.devices.profiles import HOST
+
+    if profile.name != HOST:
+        return ", ".join(profile.gaps)
+    gaps = [each for each in profile.gaps if each != "joules"]  # estimated by a class of processors
+    return ", ".join(gaps) + (" (edge devices probe measures them)" if gaps else "")
 
 
 def _own_code(profile: DeviceProfile) -> str:

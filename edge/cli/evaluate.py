@@ -10,7 +10,7 @@ import typer
 
 from edge.cli import options as o
 from edge.cli.evaluate_kv import kv
-from edge.cli.help import Command
+from edge.cli.help import Command, Group
 from edge.cli.show import print_json, progress, table
 from edge.errors import InputError
 from edge.options import Options
@@ -20,7 +20,15 @@ if TYPE_CHECKING:
     from edge.quality.windows import Windows
     from edge.types import IntArray
 
-evaluate = typer.Typer(help="Measure a model's quality.")
+evaluate = typer.Typer(cls=Group, help="Measure a model's quality.", invoke_without_command=True)
+
+
+@evaluate.callback()
+def show(context: typer.Context) -> None:
+    """Measure a model's quality: perplexity, divergence from a reference, the loss through a small KV cache."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
 
 _Context = Annotated[
     int | None, o.flag("--context", min=2, help="Tokens in a window; each window starts with an empty cache.")
@@ -96,7 +104,7 @@ def kl(
         ["ratio", f"{found.ratio:.5f} ± {found.ratio_stderr:.5f}"],
     ]
     print(table([opened.spec.label, f"against {base.spec.label}"], rows))
-    print(f"\nKL in nats, {found.tokens} predictions {windows.words}; all measured")
+    print(f"\nKL in nats, {found.tokens:,} predictions {windows.words}; all measured")
 
 
 evaluate.command(cls=Command)(kv)
@@ -154,7 +162,7 @@ def perplexity(
         where = "" if windows is None else f" {windows.words}"
         print(
             f"perplexity {found.perplexity:.4f} (nll {found.nll:.5f} ± {found.stderr:.5f}) "
-            f"over {found.tokens} tokens{where}, KV {kv_policy}, {capacity} rows"
+            f"over {found.tokens:,} tokens{where}, KV {kv_policy}, {capacity:,} rows"
         )
 
 

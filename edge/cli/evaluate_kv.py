@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from edge.cli import options as o
 from edge.cli.options import parse_numbers
-from edge.cli.show import progress
+from edge.cli.show import progress, width
 from edge.errors import InputError
 from edge.options import Options
 
@@ -46,8 +46,13 @@ def kv(
         int | None, o.flag("--length", min=1, help="Tokens that a key is hidden in (default: 2048).")
     ] = None,
     prefill_step_size: Annotated[
-        int, o.flag("--prefill-step-size", min=1, help="Tokens run at once, and so evicted for.")
-    ] = 64,
+        int | None,
+        o.flag(
+            "--prefill-step-size",
+            min=1,
+            help="Tokens run at once, and so evicted for (default: 64, or fewer in a small cache).",
+        ),
+    ] = None,
     *,
     options: Annotated[Options, o.only("sinks", "backend", "threads")],
     seed: Annotated[int, o.flag("--seed", min=0, help="Of the keys, and where they lie.")] = 0,
@@ -73,7 +78,8 @@ def kv(
     from edge.quality.material import Amounts, Setup, make_material, possible_tasks, settings_of
     from edge.quality.matrix import open_journal, run_matrix
     from edge.quality.summary import make_rows, to_json
-    from edge.report.kv import kv_report, kv_text
+    from edge.report.document import terminal
+    from edge.report.kv import kv_report, kv_text, reasons_of
     from edge.report.page import render
     from edge.run.opening import open_model
 
@@ -97,11 +103,15 @@ def kv(
         except KeyboardInterrupt:
             pass
     rows = make_rows(measured)
+    if complete and len(cells) > 1 and not any(row.figures for row in rows[1:]):
+        raise InputError(f"nothing was measured besides the full cache: {'; '.join(reasons_of(rows))}")
     if rows:
+        kind, columns = ".json" if json else ".md", width()
         report, data = kv_report(rows, settings, model, complete=complete), to_json(rows, settings, complete=complete)
         if output is not None:
             write_whole(output, render(output.suffix, report if output.suffix == ".html" else kv_text(report), data))
-        print(render(".json" if json else ".md", kv_text(report), data), end="", flush=True)
+        said = terminal(kv_text(report), columns) if columns and not json else render(kind, kv_text(report), data)
+        print(said, end="", flush=True)
     if not complete:
         raise KeyboardInterrupt
 

@@ -39,8 +39,8 @@ def export(
     For Android the folder is a library module in Kotlin, for iOS a Swift package, for web a site with a chat page and a
     JavaScript package, else it is for C and C++. Of the KV policies, apps have streaming, window, full and h2o.
     """
-    from edge.embed.export import MANIFEST
-    from edge.embed.export import export as make
+    from edge.exporting.bundle import MANIFEST
+    from edge.exporting.bundle import export as make
 
     with progress(enabled=not quiet) as shown:
         manifest = make(

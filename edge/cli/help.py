@@ -13,6 +13,7 @@ from edge.cli.show import table
 from edge.flags import GROUPS, OUTPUT
 
 ENVIRONMENT = "environment"
+_WHOLE = 1000  # characters, more than any sentence has
 _ADVICE = re.compile(r": (?:use|choose another) (--[a-z-]+)[^:,]*$")
 
 # Variables without an option: folders, the instruction set, and the GPU.
@@ -42,6 +43,16 @@ class Command(typer.core.TyperCommand):
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records)
+
+
+class Group(typer.core.TyperGroup):
+    """Lists commands with the whole first sentence of each, which click would cut."""
+
+    def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
+        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        shown = [(name, each.get_short_help_str(limit=_WHOLE)) for name, each in commands.items() if each]
+        with formatter.section("Commands"):
+            formatter.write_dl(shown)
 
 
 def help(

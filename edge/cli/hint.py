@@ -22,5 +22,5 @@ def suggest_tuning(model: str, spec: ModelSpec, plan: Plan) -> None:
     stamp = cache_folder() / "hints" / hashlib.sha256(subject.encode()).hexdigest()[:16]
     with suppress(OSError):  # without that file, no hint
         make_private_folder(stamp.parent)
-        stamp.touch(exist_ok=False)
+        stamp.touch(0o600, exist_ok=False)
         note(f"edge tune {model} looks for settings that run this model faster on this device (once, about 5 minutes)")

@@ -43,7 +43,7 @@ def inspect(
         return
     print(table(["model", printable(str(found.path))], _about(found), left=2))
     types = [
-        [each.type, str(each.tensors), str(each.parameters), format_bytes(each.bytes), f"{100 * each.share:.1f} %"]
+        [each.type, f"{each.tensors:,}", f"{each.parameters:,}", format_bytes(each.bytes), f"{100 * each.share:.1f} %"]
         for each in found.types
     ]
     print("\n" + table(["type", "tensors", "parameters", "size", "share"], types))
@@ -67,11 +67,13 @@ def inspect(
     if found.template is not None:
         text = printable(found.template)
         thinks = ", of a model that thinks (--think)" if found.thinks else ""
-        print(f"\nchat template, {len(found.template)} characters{thinks}:\n{text if template else _beginning(text)}")
+        print(f"\nchat template, {len(found.template):,} characters{thinks}:\n{text if template else _beginning(text)}")
+    elif found.adapter is None:
+        print("\nno chat template: a base model, which continues texts; edge chat cannot run it")
 
 
 def _by_dtype(sizes: dict[str, int]) -> str:
-    return ", ".join(f"{dtype} {size}" for dtype, size in sizes.items())
+    return ", ".join(f"{dtype} {size:,}" for dtype, size in sizes.items())
 
 
 def _line(text: str) -> str:
@@ -113,18 +115,18 @@ def _adapter(found: AdapterInfo) -> list[list[str]]:
 
 
 def _shape(spec: ModelSpec) -> list[list[str]]:
-    recipe = spec.recipe
+    network = spec.network
     positions = "; ".join(
         f"{rope.dim} of {spec.head_dim} values, base {rope.base:,.0f}"
         + (f", {rope.scaling} × {rope.factor:g}" if rope.factor != 1 else "")
-        for rope in (recipe.ropes if recipe else ())
+        for rope in (network.ropes if network else ())
         if rope.dim
     )
-    if recipe is None:
+    if network is None:
         positions = f"base {spec.rope_base:,.0f}"
-    elif recipe.learned_positions:
+    elif network.learned_positions:
         positions = "learned positions"
-    elif rotated := sum(map(recipe.rotates, range(spec.layers))):
+    elif rotated := sum(map(network.rotates, range(spec.layers))):
         where = "" if rotated == spec.layers else f", in {rotated} of {spec.layers} layers"
         positions = f"RoPE of {positions}{where}"
     else:

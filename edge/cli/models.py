@@ -12,6 +12,7 @@ import typer
 
 from edge.budget import format_bytes, format_joules
 from edge.cli import options as o
+from edge.cli.help import Group
 from edge.cli.show import note, print_json, printable, progress, table
 from edge.errors import InputError
 from edge.model.spec import format_count
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 _ABOUT = "List the models on this device, remove one, or say which of today's would run on a device."
 
-models = typer.Typer(help=_ABOUT, invoke_without_command=True)
+models = typer.Typer(cls=Group, help=_ABOUT, invoke_without_command=True)
 
 
 @models.callback()
@@ -93,7 +94,7 @@ def _list(*, json: bool) -> None:
         note("no models here: edge models --fits shows which would run, edge pull downloads one")
         return
     rows = [
-        [printable(each.name), each.place, _runs_on(each), _abilities(each), _moment(each), _kind(each),
+        [printable(each.name), _place(each), _runs_on(each), _abilities(each), _moment(each), _kind(each),
          format_bytes(each.bytes)]
         for each in found
     ]  # fmt: skip
@@ -111,6 +112,10 @@ def _kind(model: LocalModel) -> str:
     return " ".join(filter(None, [printable(known.architecture), size, known.type]))
 
 
+def _place(model: LocalModel) -> str:
+    return model.place if model.path else f"{model.place}, in parts"  # which the first run joins
+
+
 def _runs_on(model: LocalModel) -> str:
     return ", ".join(model.summary.engines) or printable(model.summary.reason or "nothing", but="")
 
@@ -118,7 +123,7 @@ def _runs_on(model: LocalModel) -> str:
 def _abilities(model: LocalModel) -> str:
     known = model.summary
     able = (["chat"] if known.chat else []) + (["thinking"] if known.thinks else [])
-    return ", ".join([*able, *([f"{known.context} tokens"] if known.context else [])])
+    return ", ".join([*able, *([f"{known.context:,} tokens"] if known.context else [])])
 
 
 def _moment(model: LocalModel) -> str:
@@ -135,14 +140,14 @@ def _show_fits(options: Options, device: str, tokens: int | None, *, json: bool)
         print_json({"device": device, "tokens": tokens or TOKENS, "models": [asdict(each) for each in found]})
         return
     here = "this device" if device == "host" else device
-    note(f"models for {here}, best first; {tokens or TOKENS} tokens of prompt and answer; all figures are estimated")
+    note(f"models for {here}, best first; {tokens or TOKENS:,} tokens of prompt and answer; all figures are estimated")
     fitting = [(each, each.best) for each in found if each.best]
     if fitting:
         print(_table(fitting, options))
     others = [each for each in found if each.best is None]
     if others:
         cells = [[each.name, format_count(each.parameters), each.why or ""] for each in others]
-        print("\n" + table(["does not run", "parameters", "because"], cells, left=3))
+        print("\n" + table(["does not run", "params", "because"], cells, left=3))
     note(f"order: those of at least {READABLE:g} tok/s by parameters, slower ones, those whose weights do not all fit")
     whole = [best for _, best in fitting if not best.streamed]
     for what in ("tok_s", "joules"):
@@ -155,7 +160,7 @@ def _show_fits(options: Options, device: str, tokens: int | None, *, json: bool)
 
 def _table(fitting: Sequence[tuple[Fit, Try]], options: Options) -> str:
     energy = ["tokens for " + format_joules(options.energy)] if options.energy else []
-    headings = ["model", "licence", "type", "why no better type", "parameters", "memory", "tok/s", "J/token", *energy]
+    headings = ["model", "licence", "type", "why no better type", "params", "memory", "tok/s", "J/token", *energy]
     rows = []
     for fit, best in fitting:
         bought = [_figure(best.energy_tokens, ".0f")] if options.energy else []

@@ -102,8 +102,9 @@ class Answer:
     max_tokens: int = option(512, "-n", "--max-tokens", group=PROMPT, help="Tokens to generate; -1 has no limit.")
     system: str | None = option(None, "--system", group=PROMPT, help="System prompt.")
     raw: bool = option(
-        False, "--raw", group=PROMPT, twin=False, help="Continue the prompt as it is, without a chat template."
-    )
+        False, "--raw", group=PROMPT, twin=False,
+        help="Continue the prompt as it is, without a chat template; control tokens in it are recognized.",
+    )  # fmt: skip
     stop: list[str] | None = option(None, "--stop", group=PROMPT, help="Stop before this text; may be repeated.")
     ignore_eos: bool = option(False, "--ignore-eos", group=PROMPT, help="Never end the turn; go on.")
     think: str | None = option(

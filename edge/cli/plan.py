@@ -74,7 +74,7 @@ def plan(
         return
     if offered is not None:
         print(f"not here yet: {offered}\n")
-    print(_bytes(made, web=find_profile(device).system == "web", npu=found.npu is not None))
+    print(_bytes(made, system=find_profile(device).system, npu=found.npu is not None))
     print(
         f"\n{spec.label} on {made.backend}, {_processor(made, found.npu)}, KV policy {made.kv_policy}"
         + (f" with {made.sinks} sinks" if made.sinks else "")
@@ -95,25 +95,30 @@ def _processor(made: Plan, npu: NpuUse | None) -> str:
     return str(npu.npu) if npu else made.config.adapter or f"{made.config.threads} threads"
 
 
-def _bytes(made: Plan, *, web: bool, npu: bool) -> str:
-    count, config = made.bytes, made.config
-    own = (
-        ("module", "stacks, tokenizer and sampler")
-        if web
-        else ("interpreter", "this process and the engine's libraries")
-    )
+_OWN = {
+    "web": ("module", "stacks, tokenizer and sampler"),
+    "android": ("library", "the engine's code, stacks, tokenizer"),
+    "ios": ("library", "the engine's code, stacks, tokenizer"),
+}
+"""The first row of a plan, on systems without an interpreter."""
+
+
+def _bytes(made: Plan, *, system: str, npu: bool) -> str:
+    count, config, web = made.bytes, made.config, system == "web"
+    own = _OWN.get(system, ("interpreter", "this process and the engine's libraries"))
     rows: list[tuple[str, str, int]] = [
         (*own, count.interpreter),
         ("weights", "in the module's memory" if web else "for the NPU" if npu else _weights(made), count.weights),
-        ("KV cache", f"{config.capacity} rows{_fixed(count.fixed_kv)}, {config.kv_dtype}", count.kv),
+        ("KV cache", f"{config.capacity:,} rows{_fixed(count.fixed_kv)}, {config.kv_dtype}", count.kv),
         ("scratch", f"prefill chunk of {config.chunk} tokens", count.scratch),
         *([("adapters", f"rank {config.lora_rank}", count.lora)] if count.lora else []),
         ("predicted peak", "estimated", made.predicted_peak),
+        *([("first run", "with a process that compiles, once", made.first_run)] if made.first_run else []),
         ("limit", made.limit_source, made.limit),
         *([("on the GPU", _on_gpu(made), count.gpu)] if count.gpu else []),
         *([("its limit", made.gpu_limit_source, made.gpu_limit)] if made.gpu_limit is not None else []),
     ]
-    return table(["what", "how", "bytes", "size"], [[a, b, str(n), format_bytes(n)] for a, b, n in rows], left=2)
+    return table(["what", "how", "bytes", "size"], [[a, b, f"{n:,}", format_bytes(n)] for a, b, n in rows], left=2)
 
 
 def _rows(prediction: Prediction, options: Options) -> list[list[str]]:
@@ -123,21 +128,21 @@ def _rows(prediction: Prediction, options: Options) -> list[list[str]]:
         if guess is not None:
             rows.append([what, text.format(guess.value), guess.source])
 
-    say(f"a prompt of {prediction.prompt} tokens", prediction.prefill_tok_s, "{:.4g} tok/s")
+    say(f"a prompt of {prediction.prompt:,} tokens", prediction.prefill_tok_s, "{:,.4g} tok/s")
     say("its first token", prediction.ttft_s, "after {:.3g} s")
     for each in prediction.decode:
-        say(f"a token at {each.context} rows", each.tok_s, "{:.4g} tok/s")
+        say(f"a token at {each.context:,} rows", each.tok_s, "{:,.4g} tok/s")
         if each.joules is not None:
             say("", each.joules, f"{format_joules(each.joules.value)} per token")
     say("it draws", prediction.watts, "{:.3g} W")
     if options.power is not None:
         slow = prediction.limited_tok_s is not None and not prediction.limited_tok_s.value
-        said = "cannot be: it draws more while it waits" if slow else "{:.4g} tok/s"
+        said = "cannot be: it draws more while it waits" if slow else "{:,.4g} tok/s"
         say(f"paced to {options.power:g} W", prediction.limited_tok_s, said)
     if options.energy is not None:
-        say(f"{format_joules(options.energy)} buy", prediction.energy_tokens, "{:.0f} tokens behind that prompt")
+        say(f"{format_joules(options.energy)} buy", prediction.energy_tokens, "{:,.0f} tokens behind that prompt")
     if options.time is not None:
-        say(f"in {options.time:g} s", prediction.time_tokens, "{:.0f} tokens behind that prompt")
+        say(f"in {options.time:g} s", prediction.time_tokens, "{:,.0f} tokens behind that prompt")
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Sources of prompts, and the limit of answers."""
+"""Sources of prompts."""
 
 from __future__ import annotations
 
@@ -18,13 +18,6 @@ PATIENCE_S = 2.0  # for the first byte of a pipe
 _BLOCK = 64 << 10  # characters read at a time: a prompt of any length is tokenized while it is read
 
 
-def answer_limit(max_tokens: int) -> int | None:
-    """-n for the session: None is no limit. Raises InputError."""
-    if max_tokens == 0 or max_tokens < -1:
-        raise InputError(f"--max-tokens must be at least 1, or -1 for no limit, not {max_tokens}")
-    return None if max_tokens == -1 else max_tokens
-
-
 def read_prompt(given: Sequence[str], file: Path | None) -> str | Iterator[str]:
     """The prompt: in blocks if it comes from a file or from stdin. Raises InputError.
 
@@ -41,7 +34,7 @@ def read_prompt(given: Sequence[str], file: Path | None) -> str | Iterator[str]:
     if stdin is None or stdin.isatty():
         if prompts and len(given) == 1:
             return prompts[0]
-        raise InputError("no prompt: give one after MODEL, with --file, or on stdin")
+        raise InputError("no prompt: give one after MODEL, with --file, or on stdin; edge chat holds a conversation")
     if not prompts:
         return _blocks(stdin.buffer, "the prompt on stdin")
     if prompts[0] and ("-" in given or _has_text(stdin)):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +12,7 @@ import typer
 from edge.budget import format_bytes
 from edge.cli import options as o
 from edge.cli.show import Progress, note, print_json, progress
+from edge.errors import DownloadError
 from edge.options import Options
 
 _EVENT_S = 1.0  # between two events of progress
@@ -44,7 +46,8 @@ def pull(
     """
     from edge.pulling import offer, take
 
-    chosen = offer(model, options, quant=quant, device=device)
+    with _names_of_models_here():
+        chosen = offer(model, options, quant=quant, device=device)
     was_here = chosen.is_here
     if json:
         plan = {"predicted_peak": chosen.plan.predicted_peak, "limit": chosen.plan.limit}
@@ -67,8 +70,23 @@ def fetch_missing(model: str, options: Options, shown: Progress, *, quiet: bool)
     if find_local(model) is None:
         from edge.pulling import ensure
 
-        ensure(model, options, progress=transfer(shown, model), notice=(lambda line: None) if quiet else note)
+        with _names_of_models_here():
+            ensure(model, options, progress=transfer(shown, model), notice=(lambda line: None) if quiet else note)
         shown.clear()
+
+
+@contextmanager
+def _names_of_models_here() -> Iterator[None]:
+    """Without a connection, the error names the models that need none."""
+    try:
+        yield
+    except DownloadError as error:
+        if error.reached:
+            raise
+        from edge.inventory import models
+
+        here = ", ".join(each.name for each in models() if each.summary.engines) or "none"
+        raise DownloadError(f"{error}; models here: {here}", reached=False) from None
 
 
 def transfer(shown: Progress, name: str) -> Callable[[int, int], None]:

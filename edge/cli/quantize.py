@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -12,9 +11,6 @@ from edge.budget import format_bytes
 from edge.cli import options as o
 from edge.cli.show import note, print_json, progress, table
 from edge.errors import InputError, UnsupportedError
-
-if TYPE_CHECKING:
-    from edge.formats.gguf_writer import Planned
 
 
 def quantize(
@@ -49,6 +45,7 @@ def quantize(
     from edge.converters.calibrate import calibration_tokens as read_tokens
     from edge.converters.calibrate import check_texts, column_importance
     from edge.converters.ggml import HAVE_NO_CHOICE, TRAINED, find_ftype, quantize_with_llamacpp
+    from edge.converters.outcome import again_notes, notes_on, type_counts
     from edge.converters.plain import PLAIN, plan_plain, write_plain
     from edge.devices.output import check_file
     from edge.plan.checks import check_threads
@@ -69,9 +66,9 @@ def quantize(
         raise InputError(f"{target} is IN: write to another file")
     if not dry_run:
         check_file(target, force=force)
-    again = opened.spec.weight_type not in ("F32", "F16", "BF16")
+    again = again_notes(opened.spec, kind)
     if again and not quiet:
-        note(f"{opened.name} is {opened.spec.weight_type} already: rounding again loses more than rounding once")
+        note(again[0])
     if kind in TRAINED and not quiet:
         note(f"{kind} is for models that were trained with such weights: others become noise")
     with progress(enabled=not quiet) as shown:
@@ -91,15 +88,17 @@ def quantize(
         else:
             tensors = write_plain(file, target, kind, pure=pure, progress=lambda part: bar(part, 1.0))
     before = {name: info.type for name, info in file.tensors.items()}
+    notes = notes_on(file, tensors, kind)
     total, values = sum(each.nbytes for each in tensors), opened.spec.parameters
     if json:
         print_json({
-            "file": str(target), "type": kind, "written": not dry_run, "requantized": again, "bytes": total,
+            "file": str(target), "type": kind, "written": not dry_run, "requantized": bool(again), "bytes": total,
             "bits_per_weight": 8 * total / values, "peak_rss": _peak(),
             "tensors": [
                 {"name": each.name, "shape": each.shape, "from": before[each.name], "type": each.type,
                  "bytes": each.nbytes} for each in tensors
             ],
+            "notes": notes,
         })  # fmt: skip
         return
     if dry_run:
@@ -108,11 +107,13 @@ def quantize(
             for each in tensors
         ]
         print(table(["tensor", "shape", "from", "to", "size"], rows, left=4))
-    print(f"{target}{' (not written)' if dry_run else ''}: {_summary(tensors)}")
+    print(f"{target}{' (not written)' if dry_run else ''}: {type_counts(each.type for each in tensors)}")
     print(
         f"{format_bytes(total)}, {8 * total / values:.2f} bits per weight, was {format_bytes(opened.spec.weight_bytes)}"
         + ("" if dry_run else f", memory peak {format_bytes(_peak())} (measured)")
     )
+    if notes and not quiet:
+        note("\n".join(notes))
 
 
 def _peak() -> int:
@@ -122,8 +123,3 @@ def _peak() -> int:
     from edge.devices.memory import memory_use
 
     return max(memory_use().peak, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10)
-
-
-def _summary(tensors: list[Planned]) -> str:
-    counts = Counter(each.type for each in tensors)
-    return ", ".join(f"{count} × {kind}" for kind, count in counts.most_common())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time as clock
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +9,7 @@ from typing import Annotated
 import typer
 
 from edge.cli import options as o
-from edge.cli.show import ThoughtView, note, print_json, progress
+from edge.cli.show import ThoughtView, note, print_json, progress, width
 from edge.flags import PROMPT
 from edge.options import Options
 
@@ -27,7 +26,7 @@ def run(
     file: Annotated[Path | None, o.flag("-f", "--file", group=PROMPT, help="Read the prompt from a file.")] = None,
     *,
     answer: o.Answer,
-    options: Annotated[Options, o.without("keep")],
+    options: Options,
     sampling: o.Sampling,
     json: o.Json = False,
     quiet: o.Quiet = False,
@@ -42,7 +41,7 @@ def run(
 
     Options can be set in the environment, too: edge help environment.
     """
-    from edge.cli.prompts import answer_limit, read_prompt
+    from edge.cli.prompts import read_prompt
 
     said = read_prompt([each for each in (text, prompt) if each is not None], file)
     from edge.cli.pull import fetch_missing
@@ -52,17 +51,24 @@ def run(
     started = clock.perf_counter()
     from edge.cli.hint import suggest_tuning
     from edge.cli.signals import Terminated, ended_by_signals
+    from edge.cli.wrap import WordWrap
+    from edge.devices.child import room_for_children
     from edge.devices.power import find_meter
     from edge.errors import BudgetError
     from edge.model.thinking import Think
+    from edge.run.arguments import check_limit
     from edge.run.opening import open_model
     from edge.run.session import load
+    from edge.storage.making import account
 
-    limit, think = answer_limit(answer.max_tokens), Think.parse(answer.think)
+    limit, think = check_limit(answer.max_tokens), Think.parse(answer.think)
     meter = find_meter()
-    with progress(enabled=not quiet) as shown:
-        opened = open_model(model)
+    with progress(enabled=not quiet) as shown, account(lambda: meter.read().joules) as made:
+        with room_for_children(options.memory):
+            opened = open_model(model)
         sampled = opened.sampling(**sampling)
+        if opened.template is None and not answer.raw and not quiet:
+            note(f"{opened.name} has no chat template: it continues texts, and answers no questions (--raw: no note)")
         asked = opened.prompt(said, system=answer.system, raw=answer.raw, think=think)
         thoughts = ThoughtView(not quiet and not json, shown)
         shown.message("reading the prompt")
@@ -78,6 +84,7 @@ def run(
         def on_load(part: float, doing: str = "") -> None:
             shown.step(doing or f"loading {opened.name}")(part, 1.0)
 
+        words = WordWrap(width)
         with load(opened, options, expected_tokens=expected, meter=meter, on_load=on_load) as session:
             try:
                 pieces = session.stream(
@@ -88,7 +95,7 @@ def run(
                     ignore_eos=answer.ignore_eos,
                     think=think,
                     time_spent=clock.perf_counter() - started,
-                    energy_spent=meter.read().joules,
+                    energy_spent=max(0.0, meter.read().joules - made.joules),
                     keep_text=json,
                     on_prefill=shown.step(f"prefill, {asked.size} tokens"),
                     on_thought=thoughts.show,
@@ -98,9 +105,9 @@ def run(
                         shown.clear()
                         thoughts.end()
                         if not json:
-                            sys.stdout.write(piece)
-                            sys.stdout.flush()
+                            words.write(piece)
             finally:
+                words.end()
                 pieces.close()  # an interrupted run reports, too
                 shown.clear()
                 thoughts.end()

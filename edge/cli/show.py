@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from edge.cli.wrap import WordWrap
 from edge.model.text import well_formed
 
 
@@ -104,19 +105,24 @@ class ThoughtView:
         plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
         self._dim, self._normal = ("", "") if plain else ("\x1b[2m", "\x1b[22m")
         self._shown = ""
+        self._words = WordWrap(lambda: shutil.get_terminal_size().columns, self._write)
 
     def show(self, text: str) -> None:
         """A piece of thoughts."""
         if self._enabled:
             self._progress.clear()
-            print(self._dim + printable(text) + self._normal, end="", file=sys.stderr, flush=True)
+            self._words.write(printable(text))
             self._shown = (self._shown + text)[-2:]
 
     def end(self) -> None:
         """Before the answer, and at the end of a run."""
         if self._shown:
+            self._words.end()
             print("\n" * (2 - self._shown.count("\n")), end="", file=sys.stderr, flush=True)
             self._shown = ""
+
+    def _write(self, text: str) -> None:
+        print(self._dim + text + self._normal, end="", file=sys.stderr, flush=True)
 
 
 @contextmanager

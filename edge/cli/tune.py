@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 from edge.budget import parse_seconds
 from edge.cli import options as o
 from edge.cli.show import print_json, progress, table
-from edge.errors import InputError
+from edge.errors import BudgetError, InputError
 
 if TYPE_CHECKING:
     from edge.devices.records import Record
@@ -85,6 +85,11 @@ def tune(
         model, device, trials, seconds, tracker, key, target, force, backend, provider, max_kv_size, kv_dtype, seed,
         quiet or json,
     )  # fmt: skip
+    if result.late and not result.record.trials:
+        raise BudgetError(
+            f"{result.record.model}: no trial within --time {seconds:g}s, which must do for compiling, for measuring "
+            f"the defaults and for comparing with them: {_more(seconds)}"
+        )
     if json:
         ended = {"interrupted": result.interrupted, "late": result.late, "measured": result.measured}
         print_json({**asdict(result.record), **ended})
@@ -167,21 +172,22 @@ def _summary(result: Result, trials: int, seconds: float) -> list[str]:
         else ""
     )
     tried = f"{record.trials} of at most {trials} trials" if result.late else f"{record.trials} trials"
-    more = f"give --time {max(5, 2 * math.ceil(seconds / 60))}m"
     done = f"{tried}, {result.measured} of them new, {record.seconds:.0f} s"
     if result.late and not compared and record.kept == "default":
-        return [f"{record.model}: {done}: not enough to say whether anything is faster; {more}"]
+        return [f"{record.model}: {done}: not enough to say whether anything is faster; {_more(seconds)}"]
     if record.kept == "default":
         found = f"the best candidate came to {compared.median:.3f} × ({spread})" if compared else "nothing was faster"
         lines = [f"{record.model}: the defaults stay, {found}; {done}"]
     else:
-        sure = (
-            spread
-            or f"not compared with the defaults yet: {f'no time was left, {more}' if result.late else 'interrupted'}"
-        )
+        why = f"no time was left, {_more(seconds)}" if result.late else "interrupted"
+        sure = spread or f"not compared with the defaults yet: {why}"
         lines = [f"{record.model}: {record.gain:.3f} × as fast as the defaults ({sure}); {done}"]
         lines.append("chosen: " + ", ".join(f"{name} {value}" for name, value in record.values.items()))
-    return [*lines, f"record: {user_folder() / record.name}.json"]
+    return [*lines, f"record: {user_folder() / record.name}.json"] if record.trials else lines
+
+
+def _more(seconds: float) -> str:
+    return f"give --time {max(5, 2 * math.ceil(seconds / 60))}m"
 
 
 def _list(json: bool) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from edge.budget import format_bytes
 from edge.cli.show import note, print_json, progress, table
-from edge.errors import InputError
+from edge.errors import BudgetError, InputError
 
 if TYPE_CHECKING:
     from edge.backends.tuning import Values
@@ -60,6 +60,11 @@ def show_forms(
             opened.file, opened.spec, NpuTarget(device, rows), kv_dtype=kv_dtype, trials=trials,
             seconds=began + seconds - clock.monotonic(), on_trial=on_trial,
         )  # fmt: skip
+    if forms.late and not forms.tried:
+        raise BudgetError(
+            f"{opened.spec.label}: no form was compiled within --time {seconds:g}s: give --time "
+            f"{max(5, 2 * math.ceil(seconds / 60))}m"
+        )
     _show(opened.spec.label, forms, seconds, json=json, quiet=quiet)
     if forms.interrupted:
         raise KeyboardInterrupt

@@ -1,7 +1,8 @@
 """Block formats of weights: their sizes, the values that a block can take, and its bytes.
 
 This is the one definition: readers, converters and engines take sizes, code tables and layouts from here. All bytes are
-those that llama.cpp and the `gguf` package read and write.
+those that llama.cpp and the `gguf` package read and write. Damaged scales give values that are not finite, without
+NumPy's warnings: callers refuse them in one line.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ def nbytes(kind: str, values: int) -> int:
     return values // block * size
 
 
+@np.errstate(all="ignore")
 def dequantize(data: AnyArray, kind: str) -> FloatArray:
     """uint8 [rows, bytes] to float32 [rows, n], a view of the bytes if they are float32. Raises UnsupportedError."""
     if kind == "F32":
@@ -75,15 +77,16 @@ class Grid:
     def bits(self) -> int:
         return int(len(self.levels) - 1).bit_length()
 
+    @np.errstate(all="ignore")
     def codes(self, values: FloatArray, scales: FloatArray, minima: FloatArray | None = None) -> AnyArray:
         """The codes of the nearest levels, uint8; scales and minima as values or broadcast to them."""
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            inverse = np.where(scales == 0, np.float32(0), np.float32(1) / scales)
+        inverse = np.where(scales == 0, np.float32(0), np.float32(1) / scales)
         x = (values if minima is None else values - minima) * inverse
         if self.uniform:
             return np.asarray(np.clip(np.rint(x) - self.levels[0], 0, len(self.levels) - 1), np.uint8)
         return np.asarray(_NEAREST_IQ4_NL[np.clip(np.floor(x + x), -254, 254).astype(np.int16) + 254])
 
+    @np.errstate(all="ignore")
     def values(self, codes: AnyArray, scales: FloatArray, minima: FloatArray | None = None) -> FloatArray:
         """What codes stand for, float32."""
         levels = codes.astype(np.float32) + self.levels[0] if self.uniform else self.levels[codes]
@@ -152,6 +155,7 @@ class Unpacked:
     minima: FloatArray | None = None
 
 
+@np.errstate(all="ignore")
 def unpack(raw: AnyArray, kind: str) -> Unpacked:
     """Rows of one of the types of GRIDS or of Q4_K, uint8 [rows, row bytes]."""
     if kind == "Q4_K":
@@ -185,11 +189,13 @@ def _unpack_q4_k(raw: AnyArray) -> Unpacked:
     )
 
 
+@np.errstate(over="ignore")
 def half(values: FloatArray) -> FloatArray:
-    """The nearest float16 values, in float32."""
+    """The nearest float16 values, in float32; infinite beyond them."""
     return values.astype(np.float16).astype(np.float32)
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def zero_scale(scales: FloatArray, levels: int) -> FloatArray:
     """The nearest scales whose multiples up to `levels` are float16 values all, so that −scale · zero is exact."""
     fraction, exponent = np.frexp(scales)

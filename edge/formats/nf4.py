@@ -21,6 +21,7 @@ LEVELS = np.array(
 _BETWEEN = (LEVELS[:-1] + LEVELS[1:]) / 2
 
 
+@np.errstate(all="ignore")  # of values that are not finite, or whose scales are not
 def quantize(values: FloatArray) -> tuple[AnyArray, FloatArray]:
     """float32 [rows, n]: numbers of levels, uint8 [rows, n], and scales, float32 [rows, blocks]; a row's last block may
     be shorter."""
@@ -30,6 +31,7 @@ def quantize(values: FloatArray) -> tuple[AnyArray, FloatArray]:
     return np.searchsorted(_BETWEEN, values / spread).astype(np.uint8), scales
 
 
+@np.errstate(all="ignore")
 def dequantize(codes: AnyArray, scales: FloatArray) -> FloatArray:
     """The inverse of `quantize`."""
     return np.asarray(LEVELS[codes] * np.repeat(scales, BLOCK, axis=1)[:, : codes.shape[1]], np.float32)

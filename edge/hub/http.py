@@ -12,13 +12,13 @@ import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPException, HTTPResponse, InvalidURL
 from typing import IO, Any, TypeVar
 from urllib.error import HTTPError, URLError
-from urllib.parse import urljoin, urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from edge.errors import DownloadError
+from edge.hub.address import parse_address
 from edge.hub.settings import is_offline, token_for
 from edge.storage.versions import edge_version
 
@@ -46,7 +46,7 @@ class RefusedError(Exception):
     """The server's answer is an error that will not pass. code: the Hub's own word for it, such as GatedRepo."""
 
     def __init__(self, status: int, code: str, url: str) -> None:
-        super().__init__(f"{urlsplit(url).netloc} answers {status} for {url[:300]}")
+        super().__init__(f"{parse_address(url).netloc} answers {status} for {url[:300]}")
         self.status, self.code = status, code
 
 
@@ -57,7 +57,7 @@ def opened(url: str, start: int = 0, stop: int | None = None) -> Iterator[HTTPRe
     Raises CutError, RefusedError, DownloadError.
     """
     if is_offline():
-        raise DownloadError("HF_HUB_OFFLINE forbids downloads: unset it, or use a model that is here")
+        raise DownloadError("HF_HUB_OFFLINE forbids downloads: unset it, or use a model that is here", reached=False)
     request = Request(url, headers={"User-Agent": f"edge-runtime/{edge_version()}", "Accept-Encoding": "identity"})
     if start or stop is not None:
         request.add_header("Range", f"bytes={start}-{'' if stop is None else stop - 1}")
@@ -90,7 +90,7 @@ def get_json(url: str) -> tuple[Any, str | None]:
                 if len(body) > _MOST_JSON:
                     raise DownloadError(f"{url[:300]} answers more than {_MOST_JSON >> 20} MiB")
             following = _NEXT.search(response.headers.get("Link") or "")
-            return bytes(body), urljoin(url, following[1]) if following else None
+            return bytes(body), parse_address(following[1], url).geturl() if following else None
 
     body, following = patiently(once)
     try:
@@ -118,7 +118,7 @@ def patiently(
             if failures >= most or cut.wait > _LONGEST_PAUSE_S:
                 asked = f", and asks to wait {cut.wait:.0f} s" if cut.wait > _LONGEST_PAUSE_S else ""
                 kept = "; what came is kept, and the next edge pull goes on from there" if done() else ""
-                raise DownloadError(f"{cut}{asked} ({failures} attempts){kept}") from None
+                raise DownloadError(f"{cut}{asked} ({failures} attempts){kept}", reached=cut.reached) from None
             pause = max(cut.wait, _FIRST_PAUSE_S * 2 ** (failures - 1))
             if pause >= _NOTICED_S:
                 notice(f"{cut}: trying again in {pause:.0f} s")
@@ -126,15 +126,23 @@ def patiently(
 
 
 class _Redirects(HTTPRedirectHandler):
-    """Follows to https, and to http only from http; the token stays with the endpoint's host."""
+    """Follows to https, and to http only from http; the token stays with the endpoint's host. Python 3.10 knows no
+    308."""
 
     max_redirections = 6
-    http_error_308 = HTTPRedirectHandler.http_error_302  # Python 3.10 has none
+
+    def http_error_302(self, req: Request, fp: IO[bytes], code: int, msg: str, headers: Any) -> HTTPResponse | None:
+        for stated in (headers.get("Location"), headers.get("URI")):
+            if stated is not None:
+                parse_address(stated, req.full_url)
+        return super().http_error_302(req, fp, code, msg, headers)
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
     def redirect_request(
         self, req: Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
     ) -> Request | None:
-        old, new = urlsplit(req.full_url), urlsplit(newurl)
+        old, new = parse_address(req.full_url), parse_address(newurl)
         if new.scheme != "https" and (new.scheme, old.scheme) != ("http", "http"):
             raise DownloadError(
                 f"{old.netloc} redirects to {new.scheme}://{new.netloc}, which is not encrypted: refused"
@@ -148,7 +156,7 @@ class _Redirects(HTTPRedirectHandler):
 @contextmanager
 def _explained(url: str) -> Iterator[None]:
     """Turn the errors of a request into CutError, RefusedError or DownloadError."""
-    host = urlsplit(url).netloc
+    host = parse_address(url).netloc
     try:
         yield
     except HTTPError as error:
@@ -160,11 +168,15 @@ def _explained(url: str) -> Iterator[None]:
         reason = error.reason
         if isinstance(reason, ssl.SSLCertVerificationError):
             raise DownloadError(f"{host} has a certificate that is not trusted: {reason.verify_message}") from None
+        if not isinstance(reason, OSError):  # such as the scheme of a proxy
+            raise DownloadError(f"{host} cannot be asked ({reason})") from None
         why = getattr(reason, "strerror", None) or reason
         raise CutError(f"{host} cannot be reached ({why})", reached=False) from None
     except TimeoutError:
         raise CutError(f"{host} sent nothing for {_TIMEOUT_S:.0f} s") from None
-    except (HTTPException, OSError, ValueError) as error:
+    except (InvalidURL, ValueError) as error:  # of a proxy, or a name that no host can have
+        raise DownloadError(f"{host} cannot be asked ({error!s:.200})") from None
+    except (HTTPException, OSError) as error:
         raise CutError(f"{host} ended the connection ({getattr(error, 'strerror', None) or error!r:.80})") from None
 
 

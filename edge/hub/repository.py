@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from edge.errors import DownloadError, InputError
+from edge.hub.address import parse_address
 from edge.hub.http import RefusedError, get_json
 from edge.hub.names import Reference, check_path, is_commit
 from edge.hub.settings import endpoint, token_for
@@ -71,7 +72,9 @@ def explained(repository: str, revision: str = "main", near: Sequence[str] = ())
         if error.status in (401, 404):  # the Hub answers 401 for what may be private
             known = f" (did you mean {' or '.join(near)}?)" if near else ""
             rejected = "or HF_TOKEN is not valid" if token_for(page) else "or it is private and needs HF_TOKEN"
-            raise InputError(f"{urlsplit(page).netloc} has no repository {repository}{known}, {rejected}") from None
+            raise InputError(
+                f"{parse_address(page).netloc} has no repository {repository}{known}, {rejected}"
+            ) from None
         raise DownloadError(str(error)) from None
 
 
@@ -86,7 +89,7 @@ def _files(url: str) -> Iterator[RemoteFile]:
             count += 1
             if isinstance(entry, dict) and entry.get("type") == "file":
                 yield _file(entry, url)
-        if after is None or urlsplit(after)[:2] != urlsplit(url)[:2]:
+        if after is None or parse_address(after)[:2] != parse_address(url)[:2]:
             return
         following = after
         if count > _MOST_FILES:

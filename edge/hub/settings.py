@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from edge.errors import InputError
+from edge.errors import DownloadError, InputError
+from edge.hub.address import parse_address
 
 _ENDPOINT = "https://huggingface.co"
 _YES = {"1", "ON", "YES", "TRUE"}
@@ -21,10 +21,13 @@ _LONGEST_TOKEN = 4096  # bytes of a token's file
 def endpoint() -> str:
     """HF_ENDPOINT, or the Hub, without a slash at the end. Raises InputError for what is no address."""
     chosen = (os.environ.get("HF_ENDPOINT") or _ENDPOINT).rstrip("/")
-    parts = urlsplit(chosen)
-    if parts.scheme not in ("https", "http") or not parts.hostname or parts.query or parts.username:
+    try:
+        parts = parse_address(chosen)
+    except DownloadError:
+        parts = None
+    if parts is None or parts.query or parts.fragment:
         raise InputError(f"HF_ENDPOINT {chosen[:200]!r} is no address: write https://HOST")
-    return chosen
+    return parts.geturl()
 
 
 def token_for(url: str) -> str | None:
@@ -32,9 +35,9 @@ def token_for(url: str) -> str | None:
 
     It goes to the endpoint alone, and never unencrypted over a network.
     """
-    parts = urlsplit(url)
+    parts = parse_address(url)
     secret = parts.scheme == "https" or parts.hostname in _LOOPBACK
-    return _token() if secret and (parts.scheme, parts.netloc) == urlsplit(endpoint())[:2] else None
+    return _token() if secret and (parts.scheme, parts.netloc) == parse_address(endpoint())[:2] else None
 
 
 def hub_cache() -> Path:

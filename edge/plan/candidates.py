@@ -113,7 +113,7 @@ def _alternatives(spec: ModelSpec, backend: Backend, options: Options) -> list[C
         if options.kv_policy in (AUTO, Options.kv_policy):
             return [Choice(spec, backend, replace(options, kv_policy="full"), forced=reason)]
         if options.kv_policy != "full":
-            raise UnsupportedError(f"--kv-policy {options.kv_policy} cannot run this model ({reason}): use full")
+            raise UnsupportedError(f"--kv-policy={options.kv_policy} cannot run this model ({reason}): use full")
     if options.kv_policy != AUTO:
         return [Choice(spec, backend, options)]
     plain = Choice(spec, backend, replace(options, kv_policy="streaming"))
@@ -148,7 +148,7 @@ def _rows_read(choice: Choice) -> int:
     """More rows change nothing: a policy that evicts leaves at least a window's, and no layer reads older ones. Of
     models with windows in all layers; others read all rows."""
     spec, options = choice.spec, choice.options
-    windows = spec.recipe.windows if spec.recipe else ()
+    windows = spec.network.windows if spec.network else ()
     if not windows or not all(windows) or not options.policy.evicts:
         return _ALL_ROWS
     recent = max(windows) + pinned(options)

@@ -18,6 +18,7 @@ from edge.options import AUTO, Options
 from edge.types import GRANULARITIES
 
 SMALLEST_ROWS = 256  # below this a chat model cannot follow its own template
+WRITABLE_ROWS = 8  # of the smallest cache, beside the pinned and the recent ones
 
 
 def check_request(spec: ModelSpec, backend: Backend, options: Options, *, elsewhere: bool) -> None:
@@ -26,20 +27,20 @@ def check_request(spec: ModelSpec, backend: Backend, options: Options, *, elsewh
     has = backend.CAPABILITIES
     if missing := _missing(options.policy.needs, has):
         raise UnsupportedError(
-            f"--kv-policy {options.kv_policy} {missing}, and {backend.NAME} is none: use --kv-policy streaming"
+            f"--kv-policy={options.kv_policy} {missing}, and {backend.NAME} is none: use --kv-policy=streaming"
         )
     if options.provider is not None and not has.providers:
         other = engines_with("providers")[0]
-        raise UnsupportedError(f"--provider is for the {other} engine, not for {backend.NAME}: use --backend {other}")
+        raise UnsupportedError(f"--provider is for the {other} engine, not for {backend.NAME}: use --backend={other}")
     if options.lora and not has.lora:
         others = " or ".join(engines_with("lora"))
-        raise UnsupportedError(f"the {backend.NAME} engine runs no LoRA adapters: use --backend {others}")
+        raise UnsupportedError(f"the {backend.NAME} engine runs no LoRA adapters: use --backend={others}")
     if options.gpu_layers is not None and not has.gpu_layers:
         other = engines_with("gpu_layers")[0]
-        raise UnsupportedError(f"--gpu-layers is for the {other} engine, not for {backend.NAME}: use --backend {other}")
+        raise UnsupportedError(f"--gpu-layers is for the {other} engine, not for {backend.NAME}: use --backend={other}")
     if options.gpu_memory is not None and not has.gpu and options.backend != AUTO:
         other = engines_with("gpu")[0]
-        raise UnsupportedError(f"--gpu-memory is for the {other} engine, not for {backend.NAME}: use --backend {other}")
+        raise UnsupportedError(f"--gpu-memory is for the {other} engine, not for {backend.NAME}: use --backend={other}")
     if options.kv_dtype is not None and options.kv_dtype not in has.kv_dtypes:
         raise UnsupportedError(
             f"the {backend.NAME} engine has no KV dtype {options.kv_dtype!r}: choose {', '.join(has.kv_dtypes)}"
@@ -59,7 +60,7 @@ def check_request(spec: ModelSpec, backend: Backend, options: Options, *, elsewh
         check_threads(options.threads)
     if has.granularity == "token" and not _keeps_newest(options):
         raise UnsupportedError(
-            f"--kv-policy {options.kv_policy} may evict the newest row, from which positions go on in {backend.NAME}: "
+            f"--kv-policy={options.kv_policy} may evict the newest row, from which positions go on in {backend.NAME}: "
             "give recent a larger share"
         )
 
@@ -85,7 +86,7 @@ def with_fixed_sizes(options: Options, fixed: FixedSizes) -> Options:
     if options.kv_dtype not in (None, *fixed.kv_dtypes):
         there = "compiled for" if fixed.compiled else "run with"
         raise UnsupportedError(
-            f"--kv-dtype {options.kv_dtype}: on an NPU this model is {there} {' or '.join(fixed.kv_dtypes)}"
+            f"--kv-dtype={options.kv_dtype}: on an NPU this model is {there} {' or '.join(fixed.kv_dtypes)}"
         )
     rows = options.max_kv_size
     if rows is None and options.kv_memory is None:
@@ -125,7 +126,7 @@ def pinned(options: Options) -> int:
 
 def least_rows(pinned: int) -> int:
     """The pinned rows, as many recent ones, and a few to write to."""
-    return 2 * pinned + 8
+    return 2 * pinned + WRITABLE_ROWS
 
 
 def _check_sinks(spec: ModelSpec, options: Options) -> None:

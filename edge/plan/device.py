@@ -18,12 +18,18 @@ from edge.plan.npu import check_npu
 from edge.plan.plan import Plan, make_plan
 
 MODULE_MOST = 65535 << 16  # bytes of a WebAssembly module's memory, which has whole pages and addresses of 32 bits
+# The tokenizer's room for the longest word (MOST_SYMBOLS in tokenizer.c), which any text may have: for each of its
+# 4 × 64 Ki bytes a byte, and six numbers while symbols are merged.
+_WORD_BYTES = (4 * 64 << 10) * (1 + 6 * 4)
+RUNTIME_BYTES = (3 << 20) + _WORD_BYTES  # of an app without Python: the C runtime, its code and stacks; measured
 TOKENIZER_BYTES = 82  # of a token of the vocabulary; measured: 68 of SmolLM2, 82 of Gemma 3
+_PHONES = ("android", "ios")  # no Python runs there: models run in apps
 _CORES = 4  # of a device whose profile does not say
 
 
 def plan_for(profile: DeviceProfile, file: GGUFFile, spec: ModelSpec, options: Options, more: int = 0) -> Plan:
     """As `make_plan`, with the engine that the device would have. more: bytes of a tokenizer that is not made yet.
+    `Plan.chosen` says why the engine is not the one that `auto` prefers. Phones have no interpreter.
 
     An execution provider other than `cpu` stands for the device's NPU, and the sizes of its graphs are fixed.
 
@@ -32,11 +38,13 @@ def plan_for(profile: DeviceProfile, file: GGUFFile, spec: ModelSpec, options: O
     if profile.name == HOST:
         return plan_here(file, spec, options, more)[1]
     options = with_engine(options)
-    engine = backend_elsewhere(options.backend, file, spec, profile.system)
+    engine, why = backend_elsewhere(options.backend, file, spec, profile.system)
     if options.provider is not None and options.provider.lower() != "cpu" and engine.CAPABILITIES.providers:
         check_npu(file, spec, profile, options.provider)
     options, limit = for_device(profile, options)
-    return make_plan(spec, engine, options, elsewhere=limit, more=more)
+    process = RUNTIME_BYTES + more if profile.system in _PHONES else None
+    plan = make_plan(spec, engine, options, elsewhere=limit, more=more, process=process)
+    return replace(plan, chosen=f"{engine.NAME} is assumed: {why}") if why else plan
 
 
 def for_device(profile: DeviceProfile, options: Options) -> tuple[Options, MemoryLimit]:
@@ -49,7 +57,7 @@ def for_device(profile: DeviceProfile, options: Options) -> tuple[Options, Memor
         raise InputError(f"--memory {format_bytes(options.memory)}: a WebAssembly module has less than 4 GiB")
     if profile.memory is None and options.memory is None:
         raise InputError(
-            f"the profile of {profile.name} does not say how much memory it has: say --memory, such as --memory 4GiB"
+            f"the profile of {profile.name} does not say how much memory it has: say --memory, such as --memory=4GiB"
         )
     if options.threads and profile.cores and options.threads > profile.cores:
         raise InputError(f"--threads {options.threads} is more than the {profile.cores} cores of {profile.name}")

@@ -10,12 +10,14 @@ import json
 import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import cast
 
 from edge.backends import engine_named, engines_with, find_backend
 from edge.backends.base import Backend, GPUBackend
 from edge.devices.graphics import VARIABLE, is_off, seen_gpus
 from edge.devices.host import processor, usable_cores
+from edge.devices.memory import MemoryLimit, memory_use
 from edge.errors import BudgetError, InputError, MissingExtraError, UnsupportedError
 from edge.formats.gguf import GGUFFile
 from edge.model.spec import ModelSpec, model_key
@@ -74,12 +76,25 @@ def plan_here(file: GGUFFile, spec: ModelSpec, options: Options, more: int = 0) 
     may, race = may_use_gpu(file, options), None
     if may and (race := find_race(spec)) and race.is_gpu_faster and (rival := gpu_rival(file, spec, options)):
         with suppress(BudgetError, UnsupportedError, InputError):
-            plan = make_plan(spec, rival, options, more=more)
+            plan = make_plan(spec, rival, options, more=more, first_run=partial(rival.first_run, file, spec))
             if plan.config.adapter == race.adapter:
                 return rival, replace(plan, chosen=race.about())
+    if options.backend == ON_GPU and options.memory is not None and not _has_room(options):
+        return _unseen(spec, options, more)
     backend = find_backend(options.backend, file, spec, options.kv_dtype)
-    plan = make_plan(spec, backend, options, more=more)
+    plan = make_plan(spec, backend, options, more=more, first_run=partial(backend.first_run, file, spec))
     return backend, replace(plan, chosen=(race.about() if race else _NOT_TIMED) if may else "")
+
+
+def _unseen(spec: ModelSpec, options: Options, more: int) -> tuple[Backend, Plan]:
+    """Raises BudgetError for a GPU that no driver has shown yet: as one that shares main memory, since a card needs
+    less of it."""
+    engine = cast(GPUBackend, engine_named(ON_GPU))
+    engine.check_installed()
+    options, limit = replace(options, gpu_memory=None), MemoryLimit(options.memory or 0, "budget")
+    return engine, make_plan(
+        spec, engine, options, elsewhere=limit, more=more, first_run=lambda config: engine.most_first()
+    )
 
 
 def with_engine(options: Options) -> Options:
@@ -92,9 +107,15 @@ def with_engine(options: Options) -> Options:
 def may_use_gpu(file: GGUFFile, options: Options) -> bool:
     """Whether `auto` may choose a GPU: there may be one, and no option is for another engine. Loads no driver."""
     others = (options.lora, options.provider, options.gpu_layers, file.folder)
-    if options.backend != AUTO or is_off() or any(each is not None for each in others):
+    if options.backend != AUTO or is_off() or any(each is not None for each in others) or not _has_room(options):
         return False
     return bool(os.environ.get(VARIABLE) or seen_gpus())
+
+
+def _has_room(options: Options) -> bool:
+    """Whether the budget has room for drivers of GPUs, which even a refusal would load."""
+    driver = cast(GPUBackend, engine_named(ON_GPU)).DRIVER_BYTES
+    return options.memory is None or memory_use().rss + driver <= options.memory
 
 
 def gpu_rival(file: GGUFFile, spec: ModelSpec, options: Options) -> GPUBackend | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from edge.budget import format_bytes
 from edge.devices.profile import DeviceProfile, Npu
 from edge.devices.profiles import HOST
-from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError
+from edge.errors import EdgeError, InputError, ModelFormatError, UnsupportedError, worded
 from edge.formats.blocks import BLOCK
 from edge.formats.compiled import Compiled, Place
 from edge.formats.gguf import GGUFFile
@@ -24,10 +24,13 @@ if TYPE_CHECKING:
 
 _HEADS = ("output", "token_embd")
 
+_MORE_FOR_MINIMA = 2  # bytes of a block in a context, beyond its zero point; measured with QNN 2.51
+
 
 @dataclass(frozen=True)
 class NpuUse:
-    """device: the profile's name. npu: None if the device has none. context: bytes of compiled weights; 0: unknown.
+    """device: the profile's name. npu: None if the device has none. context: bytes of the compiled weights and of the
+    graphs over them, a chunk's and a step's; 0: unknown.
     shards: contexts that they are cut into. head: what multiplies by the last matrix, "npu" or "host". compiled: the
     model's folder has the contexts; otherwise their size is estimated. reasons: why the NPU does not run the model;
     empty: it does."""
@@ -55,6 +58,7 @@ def npu_use(file: GGUFFile, spec: ModelSpec, profile: DeviceProfile) -> NpuUse:
     """Of a model that is not loaded. Raises ModelFormatError for a folder that lacks its contexts."""
     from edge.backends.onnx.folders import check_folder  # here: most plans are for other processors
     from edge.backends.onnx.graph.layout import make_layout
+    from edge.backends.onnx.npu.form import graph_bytes
 
     if profile.npu is None:
         return NpuUse(profile.name, None, reasons=(_no_npu(profile),))
@@ -64,14 +68,15 @@ def npu_use(file: GGUFFile, spec: ModelSpec, profile: DeviceProfile) -> NpuUse:
     try:
         layout = make_layout(file, spec) if file.folder is None else check_folder(file, spec)
     except EdgeError as error:
-        why = str(error).removeprefix(f"{file.folder or file.path}: ").removesuffix(": use --backend tvm")
+        why = str(error).removeprefix(f"{file.folder or file.path}: ").removesuffix(worded(": use --backend=tvm"))
         return NpuUse(profile.name, profile.npu, reasons=(*whose, f"it has no graph for an ONNX engine ({why})"))
     layers, head = _layers(layout), layout.matrices[_HEADS[spec.tied_head]]
-    reasons, context = [*whose, *_wide(layers)], weights_bytes(layout, spec, "npu")
+    graphs = graph_bytes(spec) + sum(map(_for_minima, layers))
+    reasons, context = [*whose, *_wide(layers)], weights_bytes(layout, spec, "npu") + graphs
     shards, limit = 1, profile.value("npu_context")
     if limit is not None and context > limit:
         # The layers are as equal as they can be, and the head goes with the last ones.
-        least = max(sum(map(_nbytes, layers)) / spec.layers, _nbytes(head))
+        least = max((sum(map(_nbytes, layers)) + graphs) / spec.layers, _nbytes(head))
         shards = next((n for n in range(2, spec.layers + 1) if context / n + least <= limit), 0)
         if not shards:
             reasons.append(f"one of its parts is larger than a context of {format_bytes(limit)}")
@@ -98,8 +103,8 @@ def check_npu(file: GGUFFile, spec: ModelSpec, profile: DeviceProfile, provider:
     model."""
     if profile.npu_named(provider) is None:
         found = f"its NPU is {profile.npu}" if profile.npu else _no_npu(profile)
-        other = f": use --provider {profile.npu.provider}" if profile.npu and profile.npu.provider else ""
-        raise InputError(f"--provider {provider} does not run on {profile.name}, {found}{other}")
+        other = f": use --provider={profile.npu.provider}" if profile.npu and profile.npu.provider else ""
+        raise InputError(f"--provider={provider} does not run on {profile.name}, {found}{other}")
     use = npu_use(file, spec, profile)
     if use.reasons:
         raise UnsupportedError(f"not for the NPU of {profile.name}: {use.reasons[0]}")
@@ -154,6 +159,12 @@ def _nbytes(matrix: Matrix) -> int:
     if isinstance(matrix.form, Blocks):
         return values * matrix.form.bits // 8 + values // BLOCK * (2 + matrix.form.minima)
     return 2 * values
+
+
+def _for_minima(matrix: Matrix) -> int:
+    """Compiled: what products with the means of blocks take."""
+    has_minima = getattr(matrix.form, "minima", False)
+    return _MORE_FOR_MINIMA * matrix.rows * matrix.columns // BLOCK if has_minima else 0
 
 
 def _vectors(layout: Layout) -> int:

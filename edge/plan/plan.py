@@ -6,7 +6,7 @@ A plan takes the first configuration that fits the limit (`edge/plan/candidates.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -79,6 +79,7 @@ class Plan:
     gpu_limit: int | None = None
     gpu_limit_source: str = ""  # as limit_source
     chosen: str = ""  # what was known of CPU and GPU, if the engine was chosen by that
+    first_run: int = 0  # bytes of this process and a child that compiles, before the run; 0: nothing is left to compile
     tuned: str = "default"  # or "record NAME": where threads, chunk and sizes of pieces of work come from
 
     def to_dict(self) -> dict[str, Any]:
@@ -93,10 +94,12 @@ def make_plan(
     elsewhere: MemoryLimit | None = None,
     more: int = 0,
     process: int | None = None,
+    first_run: Callable[[EngineConfig], int] = lambda config: 0,
 ) -> Plan:
     """Choose how to run `spec` within `options.memory`, or within what the system grants. elsewhere: the memory of
     another device, if the plan is for that one: then nothing counts that was tuned on this. process: bytes that the
-    process holds before the engine is loaded; None: those of this one, which will hold `more` besides.
+    process holds before the engine is loaded; None: those of this one, which will hold `more` besides. first_run:
+    `Backend.first_run` of the model's file.
 
     Raises BudgetError, naming the smallest budget that would do; InputError for impossible options;
     UnsupportedError for what the engine lacks.
@@ -109,9 +112,14 @@ def make_plan(
     card = gpu_limit(options, choices[0].gpu)
     release_free_memory()  # what building the tokenizer left behind would otherwise be counted twice
     use = memory_use()
-    before = _Before(use.rss + more, 0 if elsewhere else use.peak) if process is None else _Before(process, 0)
+    resident, peak = (use.rss + more, 0 if elsewhere else use.peak) if process is None else (process, 0)
+    before = _Before(resident, peak, first_run)
     for choice, config, counted in before.count(choices):
         if before.needs(counted) <= limit.bytes and (card is None or counted.gpu <= card.bytes):
+            config = replace(config, frugal=before.needs_first(config) > limit.bytes)
+            if before.needs_first(config) > limit.bytes:
+                card = None  # it is the process that has no room
+                break
             return _plan(choice, config, counted, limit, card, before)
     raise _too_small(options, choices, limit, card, before, elsewhere=elsewhere is not None)
 
@@ -144,10 +152,11 @@ def plan_with_lora(plan: Plan, spec: ModelSpec, backend: Backend, size: LoraSize
 
 @dataclass(frozen=True)
 class _Before:
-    """The process before anything is loaded: bytes, now and at most."""
+    """The process before anything is loaded: bytes, now and at most; and what a first run takes then."""
 
     resident: int
     peak: int
+    first_run: Callable[[EngineConfig], int]
 
     def count(self, choices: Sequence[Choice]) -> Iterator[tuple[Choice, EngineConfig, PlanBytes]]:
         """All configurations of all choices, the best first."""
@@ -174,6 +183,11 @@ class _Before:
         """The smallest limit that a configuration fits."""
         return max(counted.total + counted.reserve, self.peak)
 
+    def needs_first(self, config: EngineConfig) -> int:
+        """The smallest limit for what comes before loading; 0: nothing does."""
+        takes = self.first_run(config)
+        return self.resident + takes + _RESERVE + -self.resident % _GRAIN if takes else 0
+
 
 def _plan(
     choice: Choice, config: EngineConfig, counted: PlanBytes, limit: MemoryLimit, card: MemoryLimit | None,
@@ -194,6 +208,7 @@ def _plan(
         predicted_peak=max(counted.total, before.peak),
         limit=limit.bytes,
         limit_source=limit.source,
+        first_run=max(0, before.needs_first(config) - _RESERVE),
         gpu_limit=card.bytes if card and counted.gpu else None,
         gpu_limit_source=card.source if card and counted.gpu else "",
         tuned=tuned.about if tuned else "default",
@@ -212,10 +227,14 @@ def _too_small(
         return _card_too_small(choices, card, before)
     how = f"{config.capacity} KV rows{', weights streamed' if config.resident else ''}"
     stated = "the memory budget is" if limit.source == "budget" else f"the {limit.source} limit is"
+    first = -(-before.needs_first(replace(config, frugal=True)) >> 20) << 20
     message = (
-        f"needs {format_bytes(needed.total + needed.reserve)}, {stated} {format_bytes(limit.bytes)}: the smallest that "
-        f"fits is --memory {smallest >> 20}MiB ({how})"
+        f"needs {format_bytes(max(first, needed.total + needed.reserve))}, {stated} {format_bytes(limit.bytes)}: the "
+        "smallest that fits is "
     )
+    if first > smallest:
+        message += f"--memory {first >> 20}MiB in a first run, which compiles or tries the model; later runs fit in "
+    message += f"--memory {smallest >> 20}MiB ({how})"
     rows = min(spec.context, max(least_rows(pinned(last)), 2 * (options.prefill_step_size or 0)))
     policy = "streaming" if options.kv_policy == "full" else options.kv_policy
     fewest = replace(options, max_kv_size=rows, kv_memory=None, kv_policy=policy)
@@ -223,9 +242,9 @@ def _too_small(
         least, _ = _smallest(find_choices(spec, backend, fewest, elsewhere=elsewhere), before)
         if least < smallest:
             message += f", or --memory {least >> 20}MiB with --max-kv-size {rows}"
-            message += f" --kv-policy {policy}" if policy != options.kv_policy else ""
+            message += f" --kv-policy={policy}" if policy != options.kv_policy else ""
             message += " instead of --kv-memory" if options.kv_memory is not None else ""
-    return BudgetError(message, smallest=smallest)
+    return BudgetError(message, smallest=max(first, smallest))
 
 
 def _card_too_small(choices: Sequence[Choice], card: MemoryLimit, before: _Before) -> BudgetError:

@@ -112,7 +112,8 @@ def fits(
     with work_folder() as folder, _quiet():
         for model in chosen:
             progress(len(found), len(chosen))
-            found.append(_judge(model, profile, options, folder / "outline.gguf"))
+            outline = folder / f"{model.name.replace(':', '-')}.gguf"
+            found.append(_judge(model, profile, options, outline))
     progress(len(chosen), len(chosen))
     return sorted(found, key=_order)
 

@@ -12,8 +12,8 @@ from edge.devices.memory import memory_limit
 from edge.devices.power import find_meter, memory_root
 from edge.devices.profile import DeviceProfile
 from edge.devices.profiles import HOST, find_profile, host_power
-from edge.embed.planning import plan_page
 from edge.errors import InputError
+from edge.exporting.planning import plan_app
 from edge.formats.gguf import GGUFFile
 from edge.model.catalog import find_local
 from edge.model.lora import open_lora
@@ -89,9 +89,8 @@ def look_ahead(
     """As `forecast`. began: process time at which preparations began. outline: `file` has a model's header, but no
     vocabulary and no weights: its tokenizer is estimated, and what streaming costs remains unknown."""
     open_lora(options.lora or (), file, spec)  # checks them
-    if profile.system == "web":
-        plan = plan_page(profile, file, spec, options)
-    else:
+    plan = plan_app(profile, file, spec, options)
+    if plan is None:
         plan = plan_for(profile, file, spec, options, TOKENIZER_BYTES * spec.vocab if outline else 0)
     # Core-seconds that a run takes, too, before it starts.
     prepared = 0.0 if began is None else time.process_time() - began

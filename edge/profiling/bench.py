@@ -58,7 +58,7 @@ class BenchRow:
     energy_source: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """With llama-bench's column names."""
+        """With llama-bench's column names, but for its t/s."""
         energy = {} if self.joules is None else {"J/token": round(self.joules, 6), "energy": self.energy_kind}
         return {
             "model": self.model,
@@ -67,7 +67,7 @@ class BenchRow:
             "backend": self.backend,
             "threads": self.threads,
             "test": self.test,
-            "t/s": round(self.speed, 2),
+            "tok/s": round(self.speed, 2),
             "sd": round(self.sd, 2),
             **energy,
         }

@@ -21,6 +21,7 @@ import numpy as np
 
 from edge.backends.base import CapacityError, KVCache, KVState
 from edge.budget import parse_bytes
+from edge.devices.output import check_path
 from edge.errors import EdgeError, InputError
 from edge.prompt_cache.disk import BlockFiles
 from edge.prompt_cache.tree import BLOCK, Block, PrefixTree, prefix_name, root_name
@@ -44,6 +45,8 @@ class PromptCache:
     ) -> None:
         if folder is None and memory is None:
             raise InputError("a prompt cache needs a folder, or memory")
+        if folder is not None:
+            check_path("folder", folder)
         self.memory = 0 if memory is None else parse_bytes(memory, "the prompt cache's memory")
         limit = parse_bytes(size, "--prompt-cache-size")
         self._tree = PrefixTree(self.memory)
@@ -120,7 +123,10 @@ class PromptCache:
                     hold(parent)
                 if kv.has_tail and kv.length == tokens.size and tokens.size and tokens.size % BLOCK == 0:
                     self._store_tail(kv, _tail_name(before), part, tiers)
-        except (OSError, EdgeError) as error:
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            _log.warning("the prompt cache could not be written: %s%s", where, error.strerror or error)
+        except EdgeError as error:
             _log.warning("the prompt cache could not be written: %s", error)
 
     def shrink(self, memory: int) -> None:

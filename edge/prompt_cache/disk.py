@@ -92,7 +92,8 @@ class BlockFiles:
             self._kept = set()
             for each in os.listdir(self.folder):  # the folder is locked, so these are left over from crashes
                 if _TEMPORARY.fullmatch(each):
-                    (self.folder / each).unlink(missing_ok=True)
+                    with contextlib.suppress(OSError):  # such as a folder, which is not ours
+                        (self.folder / each).unlink()
             yield
 
     def put(self, block: Block) -> bool:
@@ -146,7 +147,8 @@ class BlockFiles:
         if not is_private_file(status):
             _log.warning("ignored a file of the prompt cache that others may have written: %s", path)
             return None
-        block = _parse(_content(path, status.st_size), match["parent"])
+        sound = _is_sound(_content(path, _HEAD.size), status.st_size)  # before as much memory is taken
+        block = _parse(_content(path, status.st_size), match["parent"]) if sound else None
         if block is None or block.name != match["name"]:
             if status_of(path) is not None:  # otherwise another process has just removed it
                 _log.warning("ignored a damaged file of the prompt cache: %s", path)
@@ -173,14 +175,20 @@ class BlockFiles:
 
 def _parse(content: bytes, parent: str) -> Block | None:
     """The block that a file holds; None unless every length and the checksum are right."""
-    if len(content) < _HEAD.size:
+    if not _is_sound(content, len(content)):
         return None
-    magic, checksum, count, size = _HEAD.unpack_from(content)
+    _, checksum, count, _ = _HEAD.unpack_from(content)
     start = _HEAD.size + 4 * count
-    if magic != _MAGIC or not 1 <= count <= BLOCK or len(content) != start + size:
-        return None
     block = Block(parent, np.frombuffer(content, np.int32, count, _HEAD.size), memoryview(content)[start:])
     return block if _checksum(block) == checksum else None
+
+
+def _is_sound(head: bytes, length: int) -> bool:
+    """Whether a file that begins with `head` and has `length` bytes has the lengths that it states."""
+    if len(head) < _HEAD.size:
+        return False
+    magic, _, count, size = _HEAD.unpack_from(head)
+    return bool(magic == _MAGIC and 1 <= count <= BLOCK and length == _HEAD.size + 4 * count + size)
 
 
 def _checksum(block: Block) -> bytes:

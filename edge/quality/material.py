@@ -24,15 +24,17 @@ from edge.types import IntArray
 
 TASK_NAMES = ("perplexity", "retrieval", "repeat")
 REPEATS = 4
+LONGEST_CHUNK = 64  # of the default
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What all cells share. chunk: tokens that run at once in a cell's own cache."""
+    """What all cells share. chunk: tokens that run at once in a cell's own cache; None: as many as the plan of a cell
+    takes, up to `LONGEST_CHUNK`."""
 
     model: Model
     backend: str
-    chunk: int = 64
+    chunk: int | None = None
     sinks: int = DEFAULT_SINKS
     threads: int | None = None
 

@@ -12,8 +12,9 @@ from edge.budget import format_bytes
 from edge.errors import EdgeError
 from edge.kv import make_policy
 from edge.options import AUTO, Options
+from edge.plan.engines import plan_here
 from edge.quality.journal import Journal, are_numbers
-from edge.quality.material import TASK_NAMES, Material, Setup
+from edge.quality.material import LONGEST_CHUNK, TASK_NAMES, Material, Setup
 from edge.quality.perplexity import LOGITS_ROWS, Advance, Repeated, Streamed, measure_repeats, stream_documents
 from edge.quality.retrieval import Retrieved, recall_compressed, recall_streamed
 from edge.run.session import Session, load
@@ -182,4 +183,7 @@ def open_cell(setup: Setup, cell: Cell, tokens: int) -> Session:
         expected_tokens=tokens,
         logits_rows=LOGITS_ROWS,
     )
+    if setup.chunk is None:
+        _, planned = plan_here(setup.model.file, setup.model.spec, options)
+        options = replace(options, prefill_step_size=min(LONGEST_CHUNK, planned.config.chunk))
     return load(setup.model, options)

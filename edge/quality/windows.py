@@ -242,5 +242,5 @@ def _check_room(source: Session | Engine, windows: Windows) -> None:
     if longest > capacity and not (isinstance(source, Session) and source.may_evict):
         raise InputError(
             f"a window has {longest} tokens to read, and the KV cache {capacity} rows: raise --max-kv-size, use "
-            f"--kv-policy streaming, or shorten windows with --context"
+            f"--kv-policy=streaming, or shorten windows with --context"
         )

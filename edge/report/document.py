@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 KINDS = (".html", ".md", ".json")
 NONE = "–"  # a figure that nothing tells
-_LEAST = 12  # characters that a column of text keeps when a table has to become narrower
+_LEAST = (12, 6)  # characters that a column of text keeps when a table has to become narrower: if possible, at least
 
 
 @dataclass(frozen=True)
@@ -117,13 +117,26 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1,
     """
     widths = [max(1, *(len(row[i]) for row in [headings, *rows])) for i in range(len(headings))]
     if width is not None:
-        least = [_LEAST if i < left else max((len(row[i]) for row in rows), default=1) for i in range(len(headings))]
-        widths = _narrowed(widths, least, width - 3 * len(widths) - 1)
+        widths = _fitted(headings, rows, left, widths, width - 3 * len(widths) - 1)
     rule = ["-" * w if i < left else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
     lines = [*_lines(headings, widths), rule, *(line for row in rows for line in _lines(row, widths))]
     cells = [[c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
              for row in lines]  # fmt: skip
     return "\n".join("| " + " | ".join(row) + " |" for row in cells)
+
+
+def _fitted(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], left: int, widths: Sequence[int], room: int
+) -> list[int]:
+    """Widths for this room, if they can be: columns of text give way, then more so, then the words of headings."""
+    figures = [max((len(row[i]) for row in rows), default=1) for i in range(len(headings))]
+    words = [max(len(word) for word in (*heading.split(), "")) for heading in headings]
+    for text, word in ((_LEAST[0], True), (_LEAST[1], True), (_LEAST[1], False)):
+        least = [text if i < left else max(figures[i], words[i] if word else 1) for i in range(len(headings))]
+        narrow = _narrowed(widths, least, room)
+        if sum(narrow) <= room:
+            break
+    return narrow
 
 
 def _narrowed(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from edge.quality.choice import Choice, choices, figure_words, title
+from edge.quality.material import LONGEST_CHUNK
 from edge.quality.perplexity import BLOCK
 from edge.quality.summary import Figure, Row
 from edge.report.chart import INK, Axis, Chart, colour
@@ -101,9 +102,10 @@ def _notes(rows: Sequence[Row], settings: dict[str, Any]) -> list[str]:
     first, texts = rows[0].figures if rows else {}, settings["documents"]
     notes = ["All figures are measured; allocated: the bytes of all arrays of the cache; ±: standard error."]
     if "ratio" in first:
+        chunk = settings["chunk"] or f"{LONGEST_CHUNK}, or fewer in a small cache"
         notes.append(
             f"perplexity: {first['perplexity'].over:,} tokens of {len(texts)} document(s), streamed through the "
-            f"cache in chunks of {settings['chunk']}. × full: against the first row, token by token; its error from "
+            f"cache in chunks of {chunk}. × full: against the first row, token by token; its error from "
             f"the differences of {BLOCK}-token means. tok/s: of this run, with the loss of every token; measured once."
         )
     if "known" in first:

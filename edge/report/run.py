@@ -5,7 +5,9 @@ from __future__ import annotations
 from math import inf
 
 from edge.budget import format_bytes, format_joules
-from edge.run.report import Action, AdapterUse, Heat, Memory, RunReport, Thoughts, Timings
+from edge.run.report import Action, AdapterUse, Energy, Heat, Memory, RunReport, Thoughts, Timings
+
+_TOLD_S = 0.1  # of preparing a model; less is no first run, but a list of its tokens
 
 
 def report_line(report: RunReport) -> list[str]:
@@ -13,13 +15,12 @@ def report_line(report: RunReport) -> list[str]:
     tokens, timings, memory, energy = report.tokens, report.timings, report.memory, report.energy
     thoughts = report.thoughts
     said = [
-        f"{tokens.generated} tokens{_at(timings.decode_tok_s)}",
+        f"{tokens.generated:,} tokens{_at(timings.decode_tok_s)}",
         "" if thoughts is None else f"{thoughts.tokens} of them thoughts" + (", then cut" if thoughts.cut else ""),
         f"first after {_seconds(timings.ttft_s)}" if timings.ttft_s is not None else "",
         f"peak {format_bytes(memory.peak_rss)}" + (f" of {format_bytes(memory.budget)}" if memory.budget else ""),
-        format_joules(energy.joules)
-        + (f" of {format_joules(energy.budget)}" if energy.budget else "")
-        + f" ({energy.certainty})",
+        format_joules(energy.joules) + _of_budget(energy) + f" ({energy.certainty})",
+        _prepared(report),
         f"{tokens.reused + tokens.ran} of {tokens.prompt_words} prompt tokens run" if tokens.cut else "",
         "memory was given back" if report.actions else "",
         f"stopped: {report.stop_reason}",
@@ -38,7 +39,7 @@ def report_lines(report: RunReport) -> list[str]:
     speed = _at(timings.prefill_tok_s)
     prompt = f"prompt {', '.join([f'{tokens.prompt_words} tokens', *said])}{',' if said and speed else ''}{speed}"
     return [
-        f"{prompt} · generated {tokens.generated}"
+        f"{prompt} · generated {tokens.generated:,}"
         f"{_at(timings.decode_tok_s)} · first token {_seconds(timings.ttft_s)} · load {_seconds(timings.load_s)}"
         f"{_time(timings)} · stopped: {report.stop_reason}",
         f"memory peak {format_bytes(memory.peak_rss)}{budget} (measured)"
@@ -48,9 +49,10 @@ def report_lines(report: RunReport) -> list[str]:
         + " (counted)"
         + _gpu_part(memory)
         + (f" · {format_bytes(memory.streamed)} of weights streamed per token" if memory.streamed else ""),
-        f"KV {kv.policy} {kv.dtype}: {kv.rows} of {kv.capacity} rows, {kv.evicted} evicted",
+        f"KV {kv.policy} {kv.dtype}: {kv.rows:,} of {kv.capacity:,} rows, {kv.evicted:,} evicted",
         *([f"LoRA {', '.join(map(_adapter, report.lora))}"] if report.lora else []),
         _energy_line(report),
+        *([_prepared(report)] if _prepared(report) else []),
         *([_thoughts_line(report.thoughts, energy.certainty)] if report.thoughts else []),
         *([f"for want of memory: {', '.join(map(_action, report.actions))}"] if report.actions else []),
     ]
@@ -106,8 +108,7 @@ def _energy_line(report: RunReport) -> str:
     energy, heat = report.energy, report.heat
     return (
         f"energy {format_joules(energy.joules)}"
-        + (f" + {format_joules(energy.before)} for the start," if energy.before and energy.budget is not None else "")
-        + (f" of {format_joules(energy.budget)}" if energy.budget is not None else "")
+        + _of_budget(energy)
         + (f", {format_joules(energy.per_token)} per token" if energy.per_token is not None else "")
         + f" ({energy.certainty}: {energy.source}, the whole {energy.scope})"
         + (f" · {energy.watts:.2g} W of {energy.watts_limit:g} W" if energy.watts_limit is not None else "")
@@ -115,6 +116,22 @@ def _energy_line(report: RunReport) -> str:
         + (f" · {_heat(heat)}" if heat and heat.highest is not None else "")
         + (" · the start alone takes more than the budget" if energy.before > (energy.budget or inf) else "")
     )
+
+
+def _of_budget(energy: Energy) -> str:
+    if energy.budget is None:
+        return ""
+    start = f" + {format_joules(energy.before)} for the start," if energy.before else ""
+    return f"{start} of {format_joules(energy.budget)}"
+
+
+def _prepared(report: RunReport) -> str:
+    """What is made once is no part of a budget of joules, but of one of seconds, in which people wait."""
+    seconds, energy = report.timings.prepared_s, report.energy
+    if seconds < _TOLD_S:
+        return ""
+    besides = f", besides the {format_joules(energy.budget)}" if energy.budget is not None else ""
+    return f"first run: {format_joules(energy.prepared)} in {seconds:.1f} s to prepare the model, once{besides}"
 
 
 def _time(timings: Timings) -> str:
@@ -132,7 +149,7 @@ def _heat(heat: Heat) -> str:
 def _at(speed: float | None) -> str:
     if speed is None:
         return ""
-    return f" at {speed:.0f} tok/s" if speed >= 1 else f" at {speed:.2g} tok/s"
+    return f" at {speed:,.0f} tok/s" if speed >= 1 else f" at {speed:.2g} tok/s"
 
 
 def _seconds(value: float | None) -> str:

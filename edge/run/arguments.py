@@ -10,7 +10,6 @@ import numpy as np
 
 from edge.errors import InputError
 from edge.model.prompt import Prompt
-from edge.plan.checks import check_count
 from edge.sampling import SamplingParams
 from edge.types import IntArray
 
@@ -18,14 +17,13 @@ _PROMPT = "the prompt must be text, pieces of text or an array of token ids"
 
 
 def check_stream(
-    prompt: object, max_tokens: object, sampling: object, *, stop: object, system: object, **numbers: object
+    prompt: object, sampling: object, *, stop: object, system: object, **numbers: object
 ) -> str | Iterable[str] | IntArray | Prompt:
     """The prompt of `Session.stream`. Raises InputError for arguments of the wrong type."""
-    check_count("max_tokens", max_tokens)
     if not isinstance(sampling, SamplingParams | None):
         raise InputError(f"sampling must be SamplingParams, not {sampling!r:.60}")
     check_texts("stop", stop)
-    check_texts("system", [] if system is None else [system])
+    check_text("system", system)
     for name, value in numbers.items():
         check_number(name, value)
     return prompt if isinstance(prompt, Prompt) else check_prompt(prompt)
@@ -57,6 +55,22 @@ def check_number(name: str, value: object) -> None:
         return
     if not isinstance(value, int | float | np.number) or isinstance(value, bool) or not 0 <= value < 1e18:
         raise InputError(f"{name} must be a number, at least 0, not {brief(value)}")
+
+
+def check_text(name: str, value: object) -> None:
+    """None, or a text. Raises InputError."""
+    if value is not None and not isinstance(value, str):
+        raise InputError(f"{name} must be text, not {brief(value)}")
+
+
+def check_limit(max_tokens: object) -> int | None:
+    """Tokens of an answer at most; None for -1 and None, which are no limit. Raises InputError."""
+    if max_tokens is None or (max_tokens == -1 and not isinstance(max_tokens, float)):
+        return None
+    if not isinstance(max_tokens, int | np.integer) or isinstance(max_tokens, bool) or max_tokens < 1:
+        wanted = "a whole number, at least 1, or -1 for no limit"
+        raise InputError(f"--max-tokens must be {wanted}, not {brief(max_tokens)}")
+    return int(max_tokens)
 
 
 def check_texts(name: str, value: object) -> None:

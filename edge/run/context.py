@@ -17,6 +17,7 @@ from edge.kv import make_policy
 from edge.kv.policy import EVERY
 from edge.model.lora import Lora
 from edge.model.prompt import Prompt, joined
+from edge.plan.candidates import EVICTED_SHARE
 from edge.plan.plan import Plan
 from edge.prompt_cache.cache import PromptCache
 from edge.run.eviction import keep_heads, observe, queries_to_observe, rows_per_head, view_for
@@ -87,8 +88,8 @@ class Context:
             raise InputError("the prompt is empty")
         if not self.policy.evicts and prompt.waiting + held > free:
             raise InputError(
-                f"the prompt has {prompt.size} tokens, but --kv-policy "
-                f"{self.policy.name} has {free - held} free KV rows: raise --max-kv-size or use --kv-policy streaming"
+                f"the prompt has {prompt.size} tokens, but --kv-policy="
+                f"{self.policy.name} has {free - held} free KV rows: raise --max-kv-size or use --kv-policy=streaming"
             )
 
     def begin(self, prompt: Prompt, *, follow_up: bool) -> Prompt:
@@ -155,7 +156,7 @@ class Context:
             return True
         if not self.policy.evicts or count > kv.capacity:
             return False
-        self.shrink(kv.capacity - max(count, min(self._plan.evict_step, max(1, kv.capacity // 8))))
+        self.shrink(kv.capacity - max(count, min(self._plan.evict_step, max(1, kv.capacity // EVICTED_SHARE))))
         return True
 
     def shrink(self, budget: int) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 from edge.errors import InputError, UnsupportedError
 from edge.model.prompt import Prompt
 from edge.model.thinking import Think
+from edge.run.arguments import check_text
 from edge.run.context import Mark
 from edge.run.report import RunReport
 from edge.run.session import Session
@@ -52,8 +53,11 @@ class Conversation:
     """
 
     def __init__(self, session: Session, *, system: str | None = None) -> None:
+        if not hasattr(session, "model"):
+            raise InputError(f"session must be edge.Session, not {session!r:.60}")
+        check_text("system", system)
         if session.model.template is None:
-            raise UnsupportedError(f"{session.model.name} has no chat template: use edge run --raw")
+            raise UnsupportedError(f"{session.model.name} has no chat template: use --raw")
         self.session = session
         self.evicted = 0  # rows that the last turn made the policy evict
         self._system = system
@@ -84,6 +88,7 @@ class Conversation:
 
     @system.setter
     def system(self, text: str | None) -> None:
+        check_text("system", text)
         if text != self._system:
             self._system, self._held = text, False
 
@@ -93,6 +98,8 @@ class Conversation:
         The turn is part of the conversation once it has begun to run, whatever ends it: an interrupted answer stays,
         as far as it was generated. Thoughts are no part of it.
         """
+        if not isinstance(text, str):
+            raise InputError(f"the prompt must be text, not {text!r:.60}")
         session, fresh = self.session, not self._turns
         think = Think.parse(options.get("think"))
         before, prompt = Mark(), text  # type: Mark, str | Prompt

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import StringIO
+from math import ceil, floor, log10
 
 from edge.budget import format_joules
 from edge.devices.memory import memory_use
@@ -14,15 +15,16 @@ from edge.options import Options
 from edge.plan.plan import Plan
 from edge.run.meters import Watch
 from edge.run.report import Energy, Memory, RunReport, StopReason, Timings, Tokens
+from edge.storage.making import Made
 
 _MOST_HELD = 0.1  # of the time of decoding; more, and its speed is the caller's rather than the model's
-_TELLING = 4  # the first tokens of a prompt cost more than the others, so estimates need a quarter of it
+_AMPLE = 1.5  # × the expected cost suffices
 
 
 @dataclass
 class Generation:
     """Times are seconds on `time.perf_counter`, None before the event. budget: joules, of which `before` were spent
-    when the generation began; time_budget, time_before: likewise in seconds."""
+    when the generation began; time_budget, time_before: likewise in seconds. prepared: what was made once before."""
 
     prompt: Prompt
     started: float
@@ -31,6 +33,7 @@ class Generation:
     before: float = 0.0
     time_budget: float | None = None
     time_before: float = 0.0
+    prepared: Made = field(default_factory=Made)
     reused: int = 0
     ran: int = 0  # tokens of the prompt, the last of them at `ran_at`
     generated: int = 0
@@ -63,6 +66,7 @@ class Generation:
             total_s=time.perf_counter() - self.started,
             before_s=self.time_before,
             budget_s=self.time_budget,
+            prepared_s=self.prepared.seconds,
         )
 
     def energy(self) -> Energy:
@@ -81,20 +85,24 @@ class Generation:
             samples=reading.samples - self.watch.first.samples,
             watts=joules / (time.perf_counter() - self.started),
             watts_limit=self.watch.watts_limit,
+            prepared=self.prepared.joules,
         )
 
 
 def why_unanswered(report: RunReport, options: Options) -> str:
     """Why a budget left no answer, and an estimate of the budget that would suffice."""
     tokens, timings, energy, reason = report.tokens, report.timings, report.energy, report.stop_reason
-    needed = _needed if report.thoughts is None else _started
+
+    def start_and_need(before: float, once: float, spent: float, words: Callable[[float], str]) -> str:
+        return _started(before, words) if report.thoughts else _needed(tokens, before, once, spent, words)
+
     if reason == "time" and timings.budget_s is not None:
         took = timings.before_s + timings.total_s
         why = f"--time {_seconds(timings.budget_s)} was over after {_seconds(took)}"
-        why += needed(tokens, timings.before_s, timings.total_s, _seconds)
+        why += start_and_need(timings.before_s, timings.prepared_s, timings.total_s, _seconds)
     elif reason == "energy" and energy.budget is not None:
         why = f"--energy {format_joules(energy.budget)} is spent ({energy.certainty})"
-        why += needed(tokens, energy.before, energy.joules, format_joules)
+        why += start_and_need(energy.before, 0.0, energy.joules, format_joules)
     elif reason == "power":
         why = f"--power {options.power:g}W cannot be held: the device draws {energy.watts:.2g} W ({energy.certainty})"
     elif reason == "thermal" and report.heat and report.heat.highest is not None:
@@ -108,30 +116,42 @@ def why_unanswered(report: RunReport, options: Options) -> str:
     return f"stopped before the first token of the answer; {why}"
 
 
-def _started(tokens: Tokens, before: float, spent: float, words: Callable[[float], str]) -> str:
+def _started(before: float, words: Callable[[float], str]) -> str:
     """The cost of the start alone, where nothing tells how long the model would have thought."""
     return f", {words(before)} of it by the start" if before else ""
 
 
-def _needed(tokens: Tokens, before: float, spent: float, words: Callable[[float], str]) -> str:
-    """The cost of the start, and the budget that prompt and answer need: estimated from the prompt's tokens that ran,
-    or double the cost so far where too few ran."""
-    start = _started(tokens, before, spent, words)
-    if tokens.ran * _TELLING < tokens.prompt:
-        return f"{start}: state {words(2 * (before + spent))} or more"
-    needed = before + spent * (tokens.prompt + 1) / tokens.ran
-    return f"{start}: state {words(needed)} or more (estimated)"
+def _needed(tokens: Tokens, before: float, once: float, spent: float, words: Callable[[float], str]) -> str:
+    """The cost of the start, and a budget that suffices for prompt and answer in the next run: by the prompt's tokens
+    that ran, the first of which cost most. once: of `before`, what no later run takes.
+
+    Half as much is added: the last tokens of a budget run one at a time, and no two runs cost the same.
+    """
+    start = _started(before, words)
+    if not tokens.ran:
+        least = words(_rounded_up(_AMPLE * (before - once + spent)))
+        return f"{start}: state {least} and what the prompt's {tokens.prompt_words} tokens take"
+    needed = _AMPLE * (before - once + spent * (tokens.prompt + 1) / tokens.ran)
+    beginning = f"for the first {tokens.prompt} tokens " if tokens.unread else ""
+    return f"{start}: {beginning}state {words(_rounded_up(needed))} or more (estimated)"
+
+
+def _rounded_up(value: float) -> float:
+    """To two digits, so that no other rounding makes it less."""
+    step = 10.0 ** (floor(log10(max(value, 1e-9))) - 1)
+    return ceil(value / step) * step
 
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:.0f}s" if seconds >= 10 else f"{seconds:.2g}s" if seconds >= 0.1 else f"{seconds * 1e3:.2g}ms"
 
 
-def memory_of(plan: Plan, kv_bytes: int, options: Options, gpu_used: int | None) -> Memory:
-    """The measured memory of this process beside the plan's figures. gpu_used: bytes, by the system's word."""
+def memory_of(plan: Plan, kv_bytes: int, options: Options, gpu_used: int | None, with_children: int) -> Memory:
+    """The measured memory of this process beside the plan's figures. gpu_used: bytes, by the system's word.
+    with_children: bytes that this process and a child held together while the model was loaded."""
     use, counted = memory_use(), plan.bytes
     return Memory(
-        peak_rss=use.peak,
+        peak_rss=max(use.peak, with_children),
         budget=options.memory,
         weights=counted.weights,
         kv=kv_bytes,

@@ -20,22 +20,22 @@ from typing import Literal
 Stop = Literal["time", "memory", "energy", "power", "thermal"]
 Cause = Literal["limit", "free memory", "pressure"]
 
-_CREDIT_S = 0.5  # seconds of allowed power that may be saved up and spent at once
-_SHORTEST_PAUSE_S = 1e-3  # shorter ones are saved up
-_LONGEST_PAUSE_S = 0.25  # then readings are taken again
-_HOPELESS_S = 5.0  # of consecutive pauses that did not lower the power
-_NO_COOLER_S = 15.0  # at the least share of work without a lower temperature: sensors show whole degrees
-_MARGIN = 1.5  # °C below the limit: sensors show whole degrees
-_GAIN, _INTEGRAL = 0.1, 0.004  # share of time per °C, and per °C and second
-_THERMAL_S = 0.2  # between two corrections
-_LEAST_DUTY = 0.02
-_SLACK = 6 << 20  # bytes kept free beyond the need, as in plans
-_STALLED = 10.0  # per cent of the time: half of the spare memory is then returned …
-_SETTLE_S = 10.0  # … and again no sooner than a step can be seen in an average over 10 s
-_SHORT_READINGS = 2  # consecutive ones with too little free memory: other programs come and go
+CREDIT_S = 0.5  # seconds of allowed power that may be saved up and spent at once
+SHORTEST_PAUSE_S = 1e-3  # shorter ones are saved up
+LONGEST_PAUSE_S = 0.25  # then readings are taken again
+HOPELESS_S = 5.0  # of consecutive pauses that did not lower the power
+NO_COOLER_S = 15.0  # at the least share of work without a lower temperature: sensors show whole degrees
+CELSIUS_MARGIN = 1.5  # °C below the limit: sensors show whole degrees
+GAIN, INTEGRAL = 0.1, 0.004  # share of time per °C, and per °C and second
+THERMAL_S = 0.2  # between two corrections
+LEAST_DUTY = 0.02
+MEMORY_SLACK = 6 << 20  # bytes kept free beyond the need, as in plans
+STALLED = 10.0  # per cent of the time: half of the spare memory is then returned …
+SETTLE_S = 10.0  # … and again no sooner than a step can be seen in an average over 10 s
+SHORT_READINGS = 2  # consecutive ones with too little free memory: other programs come and go
 # Tokens of a prompt that run first, before the cost of a token in joules and in seconds is known.
-_FIRST_PAID, _FIRST_TIMED = 1, 32
-_FORGET = 0.9  # factor for the cost of the costliest token at each step: a disturbed one loses its weight
+FIRST_PAID, FIRST_TIMED = 1, 32
+FORGET = 0.9  # factor for the cost of the costliest token at each step: a disturbed one loses its weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class State:
     coolest: float = inf
     cooled_at: float = 0.0
     short: int = 0
-    gave_at: float = -_SETTLE_S
+    gave_at: float = -SETTLE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +125,14 @@ def decide(limits: RunLimits, state: State, now: Sample, tokens: int) -> tuple[D
         rest = max(0.0, state.rest + elapsed * (1 / duty - 1) if tokens else state.rest - elapsed)
     debt = 0.0
     if limits.power is not None:
-        debt = max(-limits.power * _CREDIT_S, state.debt + spent - limits.power * elapsed)
+        debt = max(-limits.power * CREDIT_S, state.debt + spent - limits.power * elapsed)
     coolest, cooled_at = _coolest(state, duty, now)
     short = _short(state, now.memory)
     give, cause = _give(state, now, short)
     counted = tokens if now.joules is not None else 0
     state = State(
         last=_newest(last, now),
-        token=max(spent / tokens, state.token * _FORGET) if counted else state.token,
+        token=max(spent / tokens, state.token * FORGET) if counted else state.token,
         ran=counted or state.ran,
         each=spent / tokens if counted else state.each,
         pace=elapsed / tokens if tokens else state.pace,
@@ -151,7 +151,7 @@ def decide(limits: RunLimits, state: State, now: Sample, tokens: int) -> tuple[D
     pause = max(_pause_for_power(limits, state), rest)
     if stop := _stop(limits, state, now, pause):
         return Decision(stop), state
-    pause = 0.0 if pause <= _SHORTEST_PAUSE_S else min(pause, _LONGEST_PAUSE_S)
+    pause = 0.0 if pause <= SHORTEST_PAUSE_S else min(pause, LONGEST_PAUSE_S)
     return Decision(pause=pause, give=give, cause=cause) if pause or give else _GO_ON, state
 
 
@@ -162,11 +162,11 @@ def affordable(limits: RunLimits, state: State, tokens: int, now: float, spent: 
     token. A pass may take half of the energy left, since its true cost is known only afterwards.
     """
     if limits.deadline is not None:
-        tokens = min(tokens, max(1, int((limits.deadline - now) / state.pace)) if state.pace else _FIRST_TIMED)
+        tokens = min(tokens, max(1, int((limits.deadline - now) / state.pace)) if state.pace else FIRST_TIMED)
     if limits.energy is None:
         return tokens
     if not state.token:
-        return min(tokens, _FIRST_PAID)
+        return min(tokens, FIRST_PAID)
     left = limits.energy - spent
     half = int(left / 2 / state.each) if state.each else tokens
     if half < state.ran:
@@ -198,10 +198,10 @@ def _give(state: State, now: Sample, short: int) -> tuple[int, Cause | None]:
         return 0, None
     lacking = 0 if memory.limit is None else memory.needed - memory.limit
     if lacking > 0:
-        return min(memory.spare, lacking + _SLACK), "limit"
-    if short >= _SHORT_READINGS and memory.available is not None:
-        return min(memory.spare, memory.needed - memory.available + _SLACK), "free memory"
-    if (memory.stalled or 0.0) >= _STALLED and now.time - state.gave_at >= _SETTLE_S:
+        return min(memory.spare, lacking + MEMORY_SLACK), "limit"
+    if short >= SHORT_READINGS and memory.available is not None:
+        return min(memory.spare, memory.needed - memory.available + MEMORY_SLACK), "free memory"
+    if (memory.stalled or 0.0) >= STALLED and now.time - state.gave_at >= SETTLE_S:
         return -(-memory.spare // 2), "pressure"
     return 0, None
 
@@ -215,19 +215,19 @@ def _pause_for_power(limits: RunLimits, state: State) -> float:
 def _duty(limits: RunLimits, state: State, now: Sample) -> tuple[float, float | None, float]:
     """The share of time, the distance to the limit (°C), and when they were corrected; unchanged once the sensor has
     vanished."""
-    if limits.celsius is None or now.celsius is None or now.time - state.corrected_at < _THERMAL_S:
+    if limits.celsius is None or now.celsius is None or now.time - state.corrected_at < THERMAL_S:
         return state.duty, state.error, state.corrected_at
-    error = limits.celsius - _MARGIN - now.celsius
+    error = limits.celsius - CELSIUS_MARGIN - now.celsius
     if state.error is None:
-        change = _GAIN * min(0.0, error)  # a device that is too hot from the start
+        change = GAIN * min(0.0, error)  # a device that is too hot from the start
     else:
-        change = _GAIN * (error - state.error) + _INTEGRAL * error * (now.time - state.corrected_at)
-    return min(1.0, max(_LEAST_DUTY, state.duty + change)), error, now.time
+        change = GAIN * (error - state.error) + INTEGRAL * error * (now.time - state.corrected_at)
+    return min(1.0, max(LEAST_DUTY, state.duty + change)), error, now.time
 
 
 def _coolest(state: State, duty: float, now: Sample) -> tuple[float, float]:
     """The lowest temperature at the smallest share of work, and when it was first read."""
-    if duty > _LEAST_DUTY:
+    if duty > LEAST_DUTY:
         return inf, now.time
     if now.celsius is not None and now.celsius < state.coolest:
         return now.celsius, now.time
@@ -239,9 +239,9 @@ def _about_to_be_killed(memory: MemoryReading, short: int) -> bool:
     weights, which is slow but no reason to stop.)"""
     if memory.spare or memory.private is None:
         return False
-    available = memory.available if short >= _SHORT_READINGS else None
+    available = memory.available if short >= SHORT_READINGS else None
     bounds = [bound for bound in (memory.limit, available) if bound is not None]
-    return bool(bounds) and memory.private + _SLACK > min(bounds)
+    return bool(bounds) and memory.private + MEMORY_SLACK > min(bounds)
 
 
 def _stop(limits: RunLimits, state: State, now: Sample, pause: float) -> Stop | None:
@@ -254,10 +254,10 @@ def _stop(limits: RunLimits, state: State, now: Sample, pause: float) -> Stop | 
     joules = state.last.joules
     if limits.energy is not None and joules is not None and joules + state.token > limits.energy:
         return "energy"  # the next token would exceed it
-    if limits.power is not None and state.paused > _HOPELESS_S and state.idle >= limits.power:
+    if limits.power is not None and state.paused > HOPELESS_S and state.idle >= limits.power:
         return "power"  # the device draws more even in pauses
     hot = state.last.celsius
     too_hot = limits.celsius is not None and hot is not None and hot > limits.celsius + 2
-    if too_hot and now.time - state.cooled_at > _NO_COOLER_S:
+    if too_hot and now.time - state.cooled_at > NO_COOLER_S:
         return "thermal"  # pauses do not cool it
     return None

@@ -11,13 +11,12 @@ from edge.devices.memory import memory_use
 from edge.devices.power.base import Reading
 from edge.devices.pressure import read_pressure
 from edge.devices.thermal import read_celsius
-from edge.run.governor import MemoryReading, RunLimits, Sample, State, Stop, affordable, decide
+from edge.run.governor import THERMAL_S, MemoryReading, RunLimits, Sample, State, Stop, affordable, decide
 
 _COST = 200  # a reading may take 1/200 of the time: 0.5 %
 _UNREAD = 0.05  # of the energy left may be spent between two readings, or that of a single token
 _STEPS_PER_PEAK = 32  # reading VmHWM takes 40 µs
-_THERMAL_S = 0.2
-_PRESSURE_S = 0.5
+PRESSURE_S = 0.5
 
 
 class EnergyMeter(Protocol):
@@ -73,8 +72,8 @@ class Watch:
         self._clock, self._sleep, self._read_peak = clock, sleep, read_peak
         self.first = self.reading = meter.read()
         self._read_at, self._interval, self._unread = clock(), 0.0, 0
-        self._celsius_at = -_THERMAL_S
-        self._memory_at, self._memory_interval = -_PRESSURE_S, _PRESSURE_S
+        self._celsius_at = -THERMAL_S
+        self._memory_at, self._memory_interval = -PRESSURE_S, PRESSURE_S
         self._steps = 0
         self.paused = 0.0  # seconds
         self.hottest: float | None = None  # °C
@@ -98,6 +97,12 @@ class Watch:
             self._sleep(decision.pause)
             self.paused += decision.pause
             worked = False
+
+    def pay(self) -> None:
+        """Wait until the last tokens, too, are within the power limit."""
+        if self._limits.power is not None:
+            self._interval = 0.0  # the meter is read at once
+            self.stop_reason()
 
     def spent(self) -> Stop | None:
         """The budget that is spent, if one is. For calls between tokens: it never waits."""
@@ -156,11 +161,11 @@ class Watch:
             None if pressure.free is None else pressure.free + use.rss,
             pressure.stalled,
         )
-        self._memory_interval = max(_PRESSURE_S, _COST * (self._clock() - now))
+        self._memory_interval = max(PRESSURE_S, _COST * (self._clock() - now))
         return memory
 
     def _read_celsius(self, now: float) -> float | None:
-        if self._thermometer is None or now - self._celsius_at < _THERMAL_S:
+        if self._thermometer is None or now - self._celsius_at < THERMAL_S:
             return None
         self._celsius_at = now
         celsius = read_celsius(self._thermometer)

@@ -51,12 +51,16 @@ def settle_race(
         return
     try:
         usual = find_backend(options.backend, file, spec, options.kv_dtype)
-        entries = [(engine, make_plan(spec, engine, options, more=more)) for engine in (usual, rival)]
+        entries = [(engine, _planned(file, spec, engine, options, more)) for engine in (usual, rival)]
     except (BudgetError, UnsupportedError, InputError):
         return  # only one of them can run this, which its own plan will say
     cpu, gpu = race(file, spec, entries, progress)
     with suppress(CacheError):
         keep_race(spec, Race(entries[1][1].config.adapter, usual.NAME, cpu, gpu))
+
+
+def _planned(file: GGUFFile, spec: ModelSpec, engine: Backend, options: Options, more: int) -> Plan:
+    return make_plan(spec, engine, options, more=more, first_run=partial(engine.first_run, file, spec))
 
 
 def race(file: GGUFFile, spec: ModelSpec, entries: Sequence[Entry], progress: LoadProgress | None = None) -> list[Pace]:

@@ -12,14 +12,15 @@ from collections.abc import Callable
 
 from edge.backends.base import KVCache
 from edge.devices.memory import release_free_memory
+from edge.plan.candidates import EVICTED_SHARE
 from edge.plan.checks import SMALLEST_ROWS, least_rows
 from edge.plan.plan import Plan
 from edge.prompt_cache.cache import PromptCache
 from edge.run.generation import Generation
 from edge.run.report import Action, Given
 
-_STEP = 64  # KV rows
-_SMALLEST_CHUNK = 16  # tokens
+ROWS_STEP = 64  # KV rows
+SMALLEST_CHUNK = 16  # tokens
 
 
 class Reclaimer:
@@ -47,8 +48,8 @@ class Reclaimer:
 
     def give(self, nbytes: int, cause: str) -> None:
         """Return about `nbytes` to the system, or all that can be spared."""
-        if nbytes > 0 and self.run is not None and self.run.tokens.cut and self.chunk > _SMALLEST_CHUNK:
-            self.chunk = max(_SMALLEST_CHUNK, self.chunk // 2)  # and memory is checked again sooner
+        if nbytes > 0 and self.run is not None and self.run.tokens.cut and self.chunk > SMALLEST_CHUNK:
+            self.chunk = max(SMALLEST_CHUNK, self.chunk // 2)  # and memory is checked again sooner
             self._note("chunk", 0, self.chunk, cause)
         nbytes -= self._give_cached(nbytes, cause)
         self._give_rows(nbytes, cause)
@@ -66,9 +67,9 @@ class Reclaimer:
         kv, before, floor = self._kv, self._kv.nbytes, self._floor()
         while (lacking := nbytes - (before - kv.nbytes)) > 0 and kv.capacity > floor:  # llama.cpp: 256 rows or none
             rows = kv.capacity - -(-lacking * kv.capacity // (kv.nbytes - kv.fixed))
-            rows = max(floor, rows // _STEP * _STEP)
+            rows = max(floor, rows // ROWS_STEP * ROWS_STEP)
             if self._evict and kv.capacity - kv.free > rows:
-                self._evict(rows - max(1, rows // 8))
+                self._evict(rows - max(1, rows // EVICTED_SHARE))
             kv.shrink(rows)
         if kv.nbytes < before:
             self._note("shrink", before - kv.nbytes, kv.capacity, cause)

@@ -44,7 +44,8 @@ class Tokens:
 class Timings:
     """Seconds and tokens per second, measured. None where nothing was measured (no second token, say).
 
-    total_s: of this generation. budget_s: stated, of which loading and the like took `before_s`.
+    total_s: of this generation. budget_s: stated, of which loading and the like took `before_s`, `prepared_s` of it
+    once, in a first run.
     """
 
     load_s: float
@@ -55,11 +56,13 @@ class Timings:
     total_s: float = 0.0
     before_s: float = 0.0
     budget_s: float | None = None
+    prepared_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes. peak_rss, anonymous and file are measured on this process; the others are counted by the plan.
+    """Bytes. peak_rss, anonymous and file are measured on this process, peak_rss together with processes that compiled
+    for it; the others are counted by the plan.
 
     weights: resident at a time; streamed: read anew from the file by every pass, where they are more than that. lora:
     adapters. gpu: of weights, kv and scratch, what lies in buffers of a GPU; on_card: in memory of its own, none of the
@@ -110,7 +113,7 @@ class Energy:
 
     kind: "counter" (the device counts joules), "integrated" (it tells watts) or "estimate" (nothing is measured).
     samples: distinct values that the sensor showed. budget: joules, of which loading and the like took `before`.
-    watts: on average.
+    prepared: what a first run took once, to compile and the like, which is no part of the budget. watts: on average.
     """
 
     joules: float
@@ -125,6 +128,7 @@ class Energy:
     before: float = 0.0
     watts: float = 0.0
     watts_limit: float | None = None
+    prepared: float = 0.0
 
     @property
     def certainty(self) -> Certainty:

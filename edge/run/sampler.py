@@ -1,7 +1,7 @@
 """From logits to the next token: small pure functions over a logits array, composed into one sampler.
 
-The order is llama.cpp's: repetition penalty, top-k, top-p, min-p, temperature. Top-k comes first among the cuts
-and is done by blocks, so that drawing from 49k or 262k logits costs little more than reading them.
+The order is llama.cpp's: repetition penalty, top-k, top-p, min-p, temperature. The largest logits are found by blocks,
+so that drawing from 49k or 262k of them costs little more than reading them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from edge.sampling import SamplingParams
 from edge.types import AnyArray, FloatArray, IntArray
 
 PENALTY_WINDOW = 64  # recent tokens that a repetition penalty looks at, as in llama.cpp
-_COLDEST = 1e-30  # lower temperatures are this one: to divide by less overflows
+COLDEST = 1e-30  # lower temperatures are this one: to divide by less overflows
 _BLOCK = 64  # logits per block in top_k
+_FEW = 256  # tokens that are sorted without top-k, if no more are left by the other cuts
 
 
 class Sampler:
@@ -86,8 +87,13 @@ def greedy(logits: FloatArray) -> int:
 def draw(logits: FloatArray, params: SamplingParams, rng: np.random.Generator) -> int:
     """One random token: top-k, then top-p, then min-p, then temperature."""
     _check_finite(logits)
-    tokens = top_k(logits, params.top_k or logits.size)
-    return _draw_sorted(tokens, logits[tokens], params, rng)
+    if params.top_k:
+        tokens = top_k(logits, params.top_k)
+        return _draw_sorted(tokens, logits[tokens], params, rng)
+    if params.top_p < 1 or params.min_p > 0:
+        tokens = _cut_all(logits, params)
+        return _choose(tokens, logits[tokens].astype(np.float64), params, rng)
+    return _choose(np.arange(logits.size, dtype=np.int32), logits.astype(np.float64), params, rng)
 
 
 def _check_finite(logits: FloatArray) -> None:
@@ -95,13 +101,34 @@ def _check_finite(logits: FloatArray) -> None:
         raise EngineError(NOT_FINITE)
 
 
+def _cut_all(logits: FloatArray, params: SamplingParams) -> IntArray:
+    """The tokens that top-p and min-p leave of all, likeliest first. All are sorted only if a few are not enough."""
+    largest, total, count = np.float64(logits.max()), 1.0, _FEW
+    if params.top_p < 1:
+        total = np.exp(logits.astype(np.float64) - largest).sum()
+    while True:
+        tokens = top_k(logits, count)
+        keep = _cut(np.exp(logits[tokens].astype(np.float64) - largest) / total, params)
+        if keep < tokens.size or tokens.size == logits.size:
+            return tokens[:keep]
+        count = logits.size
+
+
 def _draw_sorted(tokens: IntArray, logits: FloatArray, params: SamplingParams, rng: np.random.Generator) -> int:
     """One of these tokens, of which the likeliest come first."""
     kept = logits.astype(np.float64)
-    probabilities = softmax(kept)
-    keep = max(1, min(top_p(probabilities, params.top_p), min_p(probabilities, params.min_p)))
-    scaled = (kept[:keep] - kept[0]) / max(params.temperature, _COLDEST)
-    return int(tokens[rng.choice(keep, p=softmax(scaled))])
+    keep = _cut(softmax(kept), params)
+    return _choose(tokens[:keep], kept[:keep], params, rng)
+
+
+def _cut(probabilities: AnyArray, params: SamplingParams) -> int:
+    """How many of the sorted probabilities top-p and min-p leave."""
+    return max(1, min(top_p(probabilities, params.top_p), min_p(probabilities, params.min_p)))
+
+
+def _choose(tokens: IntArray, logits: AnyArray, params: SamplingParams, rng: np.random.Generator) -> int:
+    scaled = (logits - logits.max()) / max(params.temperature, COLDEST)
+    return int(tokens[rng.choice(tokens.size, p=softmax(scaled))])
 
 
 def top_k(logits: FloatArray, k: int) -> IntArray:

@@ -16,6 +16,7 @@ import numpy as np
 
 from edge.backends.base import AdaptedEngine, Backend, CardEngine, GPUBackend, LoadProgress
 from edge.budget import format_bytes
+from edge.devices.child import children_peak, room_for_children
 from edge.devices.memory import memory_use, release_free_memory
 from edge.devices.power import find_meter, measure_card, memory_root, sensors_root
 from edge.devices.thermal import Zone, zones
@@ -30,7 +31,7 @@ from edge.options import Options, takes_options
 from edge.plan.engines import plan_here
 from edge.plan.plan import Plan, plan_with_lora
 from edge.prompt_cache.cache import PromptCache
-from edge.run.arguments import check_stream
+from edge.run.arguments import check_limit, check_stream
 from edge.run.context import Context, Mark
 from edge.run.generation import Generation, memory_of, why_unanswered
 from edge.run.governor import RunLimits
@@ -46,6 +47,7 @@ from edge.run.scheduler import Scheduler, stepwise
 from edge.run.stop_strings import StopStrings
 from edge.run.thoughts import Thinking
 from edge.sampling import SamplingParams
+from edge.storage.making import Made, account
 from edge.storage.versions import own_versions
 from edge.types import FloatArray, IntArray
 
@@ -82,9 +84,13 @@ def load(
     if cache is not None and not isinstance(cache, PromptCache):
         options = replace(options, prompt_cache=PromptCache(cache, size=f"{options.prompt_cache_size}B"))
     opened = model if isinstance(model, Model) else _open(model, options)
-    settle_race(opened.file, opened.spec, options, on_load, more=_still_to_come())
-    backend, plan = plan_here(opened.file, opened.spec, options, _still_to_come())
-    return Session(opened, backend, plan, options, on_load, meter)
+    meter = _checked(meter or find_meter())
+    with room_for_children(options.memory), account(lambda: meter.read().joules) as made:
+        settle_race(opened.file, opened.spec, options, on_load, more=_still_to_come())
+        backend, plan = plan_here(opened.file, opened.spec, options, _still_to_come())
+        session = Session(opened, backend, plan, options, on_load, meter)
+    session.prepared = made
+    return session
 
 
 _OPEN: WeakSet[Session] = WeakSet()
@@ -119,9 +125,8 @@ class Session:
         meter: EnergyMeter | None = None,
     ) -> None:
         """options: their limits and their PromptCache; what else they say is in the plan."""
-        self._meter = meter or find_meter()
-        if not all(hasattr(self._meter, name) for name in ("read", "add_bytes")):
-            raise InputError(f"meter must count joules, as edge.devices.power.app_meter's does, not be {meter!r:.60}")
+        self._meter = _checked(meter or find_meter())
+        self.prepared = Made()  # before the first generation, once for this model
         self._zone = _find_zone(options)
         self.model, self.spec, self.tokenizer = model, model.spec, model.tokenizer
         self.plan, self.options = plan, options
@@ -130,12 +135,13 @@ class Session:
         self._process, self._closed = os.getpid(), False
         self._other_rows = False  # whether the rows of the conversation were those of another adapter
         started = time.perf_counter()
+        self._with_children = children_peak()
         self._load_engine(plan, open_lora(options.lora or (), model.file, model.spec), on_load)
         self._load_s = time.perf_counter() - started
         _OPEN.add(self)
         self.steps = Scheduler(self._give_back)
         self.terminated = self._interrupted = False
-        peak = memory_use().peak
+        peak = max(memory_use().peak, self._with_children)
         if options.memory is not None and peak > options.memory:
             self.close()
             raise BudgetError(
@@ -144,7 +150,9 @@ class Session:
             )
 
     def _load_engine(self, plan: Plan, lora: Lora | None, on_load: LoadProgress | None = None) -> None:
-        engine = self._backend.load(self.model.file, self.spec, plan.config, on_load)
+        with room_for_children(self.options.memory) as room:
+            engine = self._backend.load(self.model.file, self.spec, plan.config, on_load)
+        self._with_children = max(self._with_children, room.most)
         try:
             if lora is not None:
                 cast(AdaptedEngine, engine).set_lora(lora)
@@ -248,7 +256,7 @@ class Session:
         *,
         max_tokens: int | None = DEFAULT_MAX_TOKENS,
         sampling: SamplingParams | None = None,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = None,
         ignore_eos: bool = False,
         system: str | None = None,
         raw: bool = False,
@@ -264,9 +272,10 @@ class Session:
     ) -> Generator[str, None, None]:
         """Pieces of the answer as they are generated, whole characters only.
 
-        prompt: text (goes through the chat template unless `raw`) or token ids, int [n]; text in parts and a Prompt are
-        read while they are run, so that they may be longer than what fits in memory. max_tokens: None goes on until
-        something else stops it. stop: a text before which the answer ends, or several. follow_up: continue the
+        prompt: text (goes through the chat template unless `raw`, which parses control tokens instead) or token ids,
+        int [n]; text in parts and a Prompt are read while they are run, so that they may be longer than what fits in
+        memory. max_tokens: None or -1 goes on until something else stops it. stop: a text before which the answer
+        ends, or several. follow_up: continue the
         conversation in the cache instead of starting anew. think: whether and how long the model thinks before it
         answers: True, False, 256 (tokens), "5J", "low" …; a Prompt has been rendered with it already. Thoughts count in
         max_tokens, are not searched for `stop`, and go to `report.thoughts` and, piece by piece, to on_thought, which
@@ -280,8 +289,9 @@ class Session:
         answer.
         """
         started = time.perf_counter()
+        max_tokens = check_limit(max_tokens)
         prompt = check_stream(
-            prompt, max_tokens, sampling, stop=stop, system=system,
+            prompt, sampling, stop=stop, system=system,
             time_limit=time_limit, energy_limit=energy_limit, time_spent=time_spent, energy_spent=energy_spent,
         )  # fmt: skip
         sampling = (sampling or self.model.sampling()).with_seed()
@@ -315,7 +325,8 @@ class Session:
             self._context.check_fits(asked)
         asked = self._context.begin(asked, follow_up=follow_up)
         text = StringIO() if keep_text else None
-        run = Generation(asked, started, watch, joules, energy_spent, limit, time_spent, text=text)
+        run = Generation(asked, started, watch, joules, energy_spent, limit, time_spent, self.prepared, text=text)
+        self.prepared = Made()
         self._reclaimer.run = run
         try:
             if not stopped and not follow_up:
@@ -332,6 +343,8 @@ class Session:
                     shown = time.perf_counter()
                     yield piece
                     run.held += time.perf_counter() - shown
+                if self._ended_by() is None:
+                    run.watch.pay()
         except EngineError:
             run.stop_reason = "failed"
             raise
@@ -401,11 +414,13 @@ class Session:
         return "terminated" if self.terminated else "interrupted" if self._interrupted else None
 
     def _read_ahead(self, prompt: Prompt, watch: Watch) -> StopReason | None:
-        """Read as much of a prompt as decisions about its next chunk depend on: what the cache holds, and a chunk.
+        """Read as much of a prompt as decisions about its next chunk depend on: what the cache holds, and a chunk, or
+        all that RoPE's factors depend on.
 
         Returns why it was not read, if a budget ended first: making tokens of a long text takes time and joules, too.
         """
-        wanted = self.engine.kv.capacity + self.plan.config.chunk
+        kv = self.engine.kv
+        wanted = max(kv.capacity + self.plan.config.chunk, kv.foresight)
         while prompt.waiting < wanted and prompt.read():
             if prompt.known > _READ_UNASKED and (reason := self._ended_by() or watch.spent()):
                 return reason
@@ -543,7 +558,7 @@ class Session:
             tokens=run.tokens,
             timings=run.timings(self._load_s),
             stop_reason=run.stop_reason,
-            memory=memory_of(self.plan, kv.nbytes, self.options, self._gpu_used()),
+            memory=memory_of(self.plan, kv.nbytes, self.options, self._gpu_used(), self._with_children),
             kv=KVUse(context.policy.name, kv.capacity, kv.length, self.plan.config.kv_dtype, context.evicted),
             plan=self.plan.to_dict(),
             versions=versions,
@@ -564,6 +579,12 @@ class Session:
         lora = self.lora
         pairs = zip(lora.adapters, lora.scales, strict=True) if lora else ()
         return tuple(AdapterUse(each.name, each.rank, scale, each.sha256) for each, scale in pairs)
+
+
+def _checked(meter: EnergyMeter) -> EnergyMeter:
+    if not all(hasattr(meter, name) for name in ("read", "add_bytes")):
+        raise InputError(f"meter must count joules, as edge.devices.power.app_meter's does, not be {meter!r:.60}")
+    return meter
 
 
 def _find_zone(options: Options) -> Zone | None:

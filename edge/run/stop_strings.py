@@ -10,9 +10,9 @@ from edge.model.text import well_formed
 class StopStrings:
     """Feed it text as it comes; it gives back what may be shown and remembers whether a stop string was met."""
 
-    def __init__(self, stops: str | Sequence[str]) -> None:
-        """stops: one string, or several."""
-        self._stops = [well_formed(stop) for stop in ([stops] if isinstance(stops, str) else stops) if stop]
+    def __init__(self, stops: str | Sequence[str] | None) -> None:
+        """stops: one string, several, or none."""
+        self._stops = [well_formed(stop) for stop in ([stops] if isinstance(stops, str) else stops or ()) if stop]
         self._held = ""
         self.met = False
 

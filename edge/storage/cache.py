@@ -31,6 +31,7 @@ from edge.devices.private import distrust, make_private_folder
 from edge.errors import CacheError
 from edge.storage.completion import complete, is_whole, make_temporary, read_completion, record_path, status_of
 from edge.storage.lock import file_lock
+from edge.storage.making import making
 
 EntryKind = Literal["models", "weights", "kernels", "hashes", "tokenizers", "trials", "headers", "races"]
 ENTRY_KINDS: tuple[EntryKind, ...] = get_args(EntryKind)
@@ -98,6 +99,7 @@ def create(kind: EntryKind, key: str, suffix: str, about: str = "", expected: in
     path = _place(kind, key, suffix)
     with _explained():
         _make_folder(path.parent)
+        _refuse_folders(path, record_path(path))
         _check_room(path.parent, expected)
         temporary = make_temporary(path)
     try:
@@ -118,7 +120,9 @@ def lock(kind: EntryKind, key: str) -> Iterator[None]:
     with contextlib.ExitStack() as held:
         with _explained():
             _make_folder(path.parent)
-            held.enter_context(file_lock(path.with_name(f".{path.name}")))
+            path = path.with_name(f".{path.name}")
+            _refuse_folders(path)
+            held.enter_context(file_lock(path))
         yield
 
 
@@ -131,14 +135,18 @@ def find_or_make(
     """
     if path := find(kind, key, suffix):
         return path
-    with lock(kind, key):
+    with making(), lock(kind, key):
         if path := find(kind, key, suffix):
             return path
         with create(kind, key, suffix, about, expected) as temporary:
             write(temporary)
+            size = temporary.stat().st_size
         if path := find(kind, key, suffix):
             return path
-    raise CacheError(f"{_place(kind, key, suffix)} was removed at once: EDGE_CACHE_LIMIT is too small, or try again")
+    raise CacheError(
+        f"{_place(kind, key, suffix)}, of {format_bytes(size)}, was removed or changed by another process as soon as "
+        f"it was made (EDGE_CACHE_LIMIT is {format_bytes(cache_limit())}): try again"
+    )
 
 
 def entries(kind: EntryKind | None = None) -> list[Entry]:
@@ -206,6 +214,14 @@ def _make_folder(folder: Path) -> None:
     make_private_folder(folder)
     if not _is_folder(folder):  # nothing of ours leaves the cache folder through a link
         raise OSError(errno.ELOOP, f"{folder.name} is a link")
+
+
+def _refuse_folders(*files: Path) -> None:
+    """Raises CacheError for a folder in the place of a file, before any work: what it holds is not ours to remove."""
+    for path in files:
+        status = status_of(path)
+        if status is not None and stat.S_ISDIR(status.st_mode):
+            raise CacheError(f"{path} is a folder, where a file of the cache belongs: remove it")
 
 
 def _check_room(folder: Path, expected: int) -> None:

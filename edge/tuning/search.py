@@ -39,8 +39,8 @@ class Trial:
     the predicted time of prompt and answer / that of the defaults. fate: better, no better, died or failed.
     """
 
-    changes: Values
-    against: Values
+    changes: dict[str, int | bool]  # as they are checked when a table is read
+    against: dict[str, int | bool]
     parts: tuple[str, ...]
     fate: str
     pairs: int

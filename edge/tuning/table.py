@@ -11,6 +11,10 @@ from pathlib import Path
 from edge.devices.private import make_private_folder
 from edge.devices.regular import read_regular
 from edge.tuning.search import Trial
+from edge.values import parse
+
+_MOST_BYTES = 16 << 20  # a trial takes half a kilobyte
+_TOO_LARGE = 1e9  # of a ratio of times
 
 
 @dataclass(frozen=True)
@@ -41,13 +45,21 @@ class Table:
 
 
 def read_trials(path: Path, key: str | None = None) -> list[Trial]:
-    """All trials of a table (if it has this key). A last line that was cut off is left out."""
+    """All trials of a table (if it has this key), up to a line that is none: the last one may have been cut off."""
     found: list[Trial] = []
-    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-        head, *lines = read_regular(path).decode().splitlines()
+    with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
+        head, *lines = read_regular(path, _MOST_BYTES).decode().splitlines()
         if key is not None and json.loads(head)["key"] != key:
             return []
         for line in lines:
-            fields = json.loads(line)
-            found.append(Trial(**fields | {"parts": tuple(fields["parts"])}))
+            trial = parse(Trial, json.loads(line))
+            if not _is_sound(trial) or (found and trial.against.keys() != found[0].against.keys()):
+                break
+            found.append(trial)
     return found
+
+
+def _is_sound(trial: Trial) -> bool:
+    """Whether each value raced against another, and times are times."""
+    ratios = (trial.ratio, trial.score, *trial.part_ratios.values())
+    return trial.changes.keys() <= trial.against.keys() and all(r is None or 0 < r < _TOO_LARGE for r in ratios)

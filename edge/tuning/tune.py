@@ -91,7 +91,7 @@ def tune(
             if comparison and not is_gain(comparison):
                 table.distrust(found.trials)
             record = _record(name, device, setting, model, found, comparison, time.monotonic() - started)
-            if comparison or not (interrupted or late) or _is_worth_more(record):
+            if comparison or not (interrupted or late) or (found.trials and _is_worth_more(record)):
                 write_record(record)
     except OSError as error:
         if error.filename is not None and not str(error.filename).startswith(str(table.path.parent)):
